@@ -1,0 +1,151 @@
+//! The custom resource `ParameterServerJob`: its spec, its status, the names of what it owns, and
+//! the CustomResourceDefinition that `crdgen` writes. Field texts here are what
+//! `kubectl explain psjob.spec` shows; rules here are what the API server and `psjobs validate`
+//! both enforce.
+
+pub mod names;
+mod policy;
+mod schema;
+mod status;
+
+use k8s_openapi::api::core::v1::PodTemplateSpec;
+use kube::{CustomResource, KubeSchema};
+use serde::{Deserialize, Serialize};
+
+pub use policy::{CleanPodPolicy, FailurePolicy, RestartPolicy, RunPolicy};
+pub use schema::definition;
+pub use status::{
+    ConditionType, JobCondition, LastFailure, ModelMetric, ParameterServerJobStatus, Phase, Progress, RoleStatus,
+};
+
+use crate::training::Training;
+
+/// API group of the resource.
+pub const GROUP: &str = "psjobs.dev";
+/// Version of the resource.
+pub const VERSION: &str = "v1alpha1";
+/// Kind of the resource.
+pub const KIND: &str = "ParameterServerJob";
+
+/// A training job: parameter servers, and trainers that push gradients to them and pull
+/// parameters back. `spec.trainer.template` is the one field that must be written.
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "psjobs.dev",
+    version = "v1alpha1",
+    kind = "ParameterServerJob",
+    plural = "parameterserverjobs",
+    shortname = "psjob",
+    shortname = "psjobs",
+    category = "all",
+    namespaced,
+    cel,
+    derive = "PartialEq",
+    status = "ParameterServerJobStatus",
+    printcolumn = r#"{"name":"State","type":"string","jsonPath":".status.phase"}"#,
+    printcolumn = r#"{"name":"Servers","type":"string","jsonPath":".status.ps.summary"}"#,
+    printcolumn = r#"{"name":"Trainers","type":"string","jsonPath":".status.trainer.summary"}"#,
+    printcolumn = r#"{"name":"Progress","type":"string","jsonPath":".status.progress.summary"}"#,
+    printcolumn = r#"{"name":"Restarts","type":"integer","jsonPath":".status.restarts"}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
+    printcolumn = r#"{"name":"Step","type":"integer","jsonPath":".status.progress.step","priority":1}"#,
+    printcolumn = r#"{"name":"Examples/s","type":"number","jsonPath":".status.progress.examplesPerSecond","priority":1}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.reason","priority":1}"#,
+    validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')")
+        .message("metadata.name must start with a letter and hold only a-z, 0-9 and '-', because services are named after it; for example mnist-1"),
+    validation = Rule::new("size(self.metadata.name) <= 50")
+        .message("metadata.name must be at most 50 characters long, so that pod names such as NAME-trainer-4095 fit 63; shorten it"),
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("self.training == oldSelf.training || (has(oldSelf.suspend) && oldSelf.suspend)")
+        .message("spec.training cannot change while the job runs; set spec.suspend to true first, or create a new job"),
+    validation = Rule::new("self.ps == oldSelf.ps || (has(oldSelf.suspend) && oldSelf.suspend)")
+        .message("spec.ps cannot change while the job runs; set spec.suspend to true first, or create a new job"),
+    validation = Rule::new("self.trainer == oldSelf.trainer || (has(oldSelf.suspend) && oldSelf.suspend)")
+        .message("spec.trainer cannot change while the job runs; set spec.suspend to true first, or create a new job"),
+)]
+pub struct ParameterServerJobSpec {
+    /// Stop all pods of the job and keep the job itself; false starts it again, from the
+    /// beginning. Default false.
+    #[serde(default)]
+    pub suspend: bool,
+    /// How the job trains: consistency, optimizer, batch size and seed.
+    #[serde(default)]
+    #[x_kube(
+        validation = Rule::new("!self.optimizer.nesterov || self.optimizer.momentum > 0.0")
+            .message("spec.training.optimizer.nesterov needs momentum; set momentum above 0, for example 0.9, or remove nesterov"),
+        validation = Rule::new("self.optimizer.type != 'Adam' || (self.optimizer.momentum == 0.0 && !self.optimizer.nesterov)")
+            .message("spec.training.optimizer: Adam has no momentum argument; remove momentum and nesterov, or use type SGD"),
+    )]
+    pub training: Training,
+    /// The parameter servers.
+    #[serde(default)]
+    pub ps: ServerSpec,
+    /// The trainers.
+    pub trainer: TrainerSpec,
+    /// What happens when pods fail.
+    #[serde(default)]
+    pub failure_policy: FailurePolicy,
+    /// Deadlines and cleaning up.
+    #[serde(default)]
+    pub run_policy: RunPolicy,
+}
+
+/// The parameter servers: they hold the parameters and run the optimizer.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServerSpec {
+    /// Number of servers, 1 to 128; the parameters are spread evenly over them. Default 1.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 128))]
+    pub replicas: i32,
+    /// Pod template of the servers. Default: the operator's worker image with the argument
+    /// `serve`. The first container is the server; it gets the job's environment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("has(self.spec) && size(self.spec.containers) >= 1")
+        .message("spec.ps.template.spec.containers needs a container; remove the template to use the default one"))]
+    pub template: Option<PodTemplateSpec>,
+}
+
+/// The trainers: they read the data, compute gradients and exchange them with the servers.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TrainerSpec {
+    /// Number of trainers, 1 to 4096. Default 1.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 4096))]
+    pub replicas: i32,
+    /// GPUs for each trainer; set as a limit of the first container. Default 0: train on CPU.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 64))]
+    pub gpus: i32,
+    /// Name of the GPU resource, for MIG slices or other vendors. Default nvidia.com/gpu.
+    #[serde(default = "default_gpu_resource")]
+    #[schemars(length(min = 1, max = 253))]
+    pub gpu_resource_name: String,
+    /// When a trainer that ended is started again. OnFailure (default): if it failed. Never: not
+    /// at all, the first failure fails the job. ExitCode: if it was killed by a signal
+    /// (exit code 128 and above); codes 1 to 127 fail the job.
+    #[serde(default)]
+    pub restart_policy: RestartPolicy,
+    /// Pod template of the trainers. The first container is the trainer; its args say what to
+    /// train, for example [train, mnist, --epochs, "3"].
+    #[x_kube(validation = Rule::new("has(self.spec) && size(self.spec.containers) >= 1")
+        .message("spec.trainer.template.spec.containers needs a container; write for example [{name: trainer, image: psjobs-worker:0.1.0, args: [train, mnist]}]"))]
+    pub template: PodTemplateSpec,
+}
+
+impl Default for ServerSpec {
+    fn default() -> Self {
+        Self { replicas: one(), template: None }
+    }
+}
+
+fn one() -> i32 {
+    1
+}
+
+fn default_gpu_resource() -> String {
+    "nvidia.com/gpu".into()
+}

@@ -1,0 +1,49 @@
+//! Names and labels of what a job owns. Pod names are a function of job, role and index, so that
+//! creating a pod twice is refused by the API server.
+
+use crate::env::Role;
+
+/// Label with the job's name.
+pub const LABEL_JOB: &str = "psjobs.dev/job-name";
+/// Label with the role, `ps` or `trainer`.
+pub const LABEL_ROLE: &str = "psjobs.dev/role";
+/// Label with the index in the role.
+pub const LABEL_INDEX: &str = "psjobs.dev/index";
+/// Annotation with the number of earlier pods of this replica.
+pub const ANNOTATION_INCARNATION: &str = "psjobs.dev/incarnation";
+/// Value of `app.kubernetes.io/managed-by`.
+pub const MANAGED_BY: &str = "psjobs";
+
+/// `mnist-trainer-0`.
+#[must_use]
+pub fn pod(job: &str, role: Role, index: u32) -> String {
+    format!("{job}-{role}-{index}")
+}
+
+/// Name of the headless service that gives the pods their host names: the job's name.
+#[must_use]
+pub fn service(job: &str) -> String {
+    job.to_owned()
+}
+
+/// `mnist-ps-0.mnist.default.svc`: resolvable in any cluster domain.
+#[must_use]
+pub fn host(job: &str, namespace: &str, role: Role, index: u32) -> String {
+    format!("{}.{}.{namespace}.svc", pod(job, role, index), service(job))
+}
+
+/// Label selector of the pods of one role.
+#[must_use]
+pub fn selector(job: &str, role: Role) -> String {
+    format!("{LABEL_JOB}={job},{LABEL_ROLE}={role}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_name_fits_a_host_label() {
+        assert_eq!(pod(&"x".repeat(50), Role::Trainer, 4095).len(), 63);
+    }
+}

@@ -1,0 +1,197 @@
+//! What the operator reports about a job.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What the operator knows of the job. Written by the operator alone.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ParameterServerJobStatus {
+    /// The generation of the spec that this status describes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Pending, Running, Restarting, Suspended, Completing, Succeeded or Failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<Phase>,
+    /// Short reason of the phase, one word; conditions hold the sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// When the job became active; a resumed job starts anew.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<Time>,
+    /// When the job succeeded or failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub completion_time: Option<Time>,
+    /// The job's conditions, one of each type.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<JobCondition>,
+    /// Pods that were replaced, whatever the cause.
+    #[serde(default)]
+    pub restarts: i32,
+    /// Pods that were replaced and count towards failurePolicy.maxRestarts.
+    #[serde(default)]
+    pub restarts_counted: i32,
+    /// The servers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ps: Option<RoleStatus>,
+    /// The trainers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trainer: Option<RoleStatus>,
+    /// The failure that the job's trouble began with: the first, not the last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_failure: Option<LastFailure>,
+    /// How far training is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Progress>,
+}
+
+/// Where the job is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub enum Phase {
+    /// Pods are being made or not all are ready yet.
+    Pending,
+    /// Servers and trainers run.
+    Running,
+    /// A lost pod is being replaced.
+    Restarting,
+    /// Stopped by spec.suspend.
+    Suspended,
+    /// The trainers are done; the servers are ending.
+    Completing,
+    /// Finished well. Final.
+    Succeeded,
+    /// Finished badly; lastFailure tells why. Final.
+    Failed,
+}
+
+impl Phase {
+    /// Succeeded or Failed: nothing is created any more.
+    #[must_use]
+    pub const fn is_final(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed)
+    }
+}
+
+/// The types of a job's conditions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub enum ConditionType {
+    /// All children were created.
+    Created,
+    /// All servers are ready.
+    ServersReady,
+    /// All trainers run.
+    Running,
+    /// A pod is being replaced.
+    Restarting,
+    /// The job is suspended.
+    Suspended,
+    /// The trainers are done; the servers are ending.
+    Completing,
+    /// The job finished well.
+    Succeeded,
+    /// The job finished badly.
+    Failed,
+}
+
+/// One observation about the job; the fields are those of every Kubernetes condition.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct JobCondition {
+    /// Type of the condition.
+    #[serde(rename = "type")]
+    pub type_: ConditionType,
+    /// "True", "False" or "Unknown".
+    pub status: String,
+    /// One word, for programs.
+    pub reason: String,
+    /// A sentence, for people.
+    #[serde(default)]
+    pub message: String,
+    /// When `status` last changed.
+    pub last_transition_time: Time,
+    /// The generation of the spec that this was seen with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+}
+
+/// The pods of one role.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RoleStatus {
+    /// Pods that should exist.
+    pub desired: i32,
+    /// Pods that are ready.
+    pub ready: i32,
+    /// Pods that exist and have not ended.
+    pub active: i32,
+    /// Replicas that ended well.
+    pub succeeded: i32,
+    /// Replicas that failed and were not replaced.
+    pub failed: i32,
+    /// Pods that were replaced.
+    pub restarts: i32,
+    /// `ready/desired`, for kubectl's columns; of trainers the finished ones count as ready.
+    pub summary: String,
+    /// Label selector of the pods.
+    pub selector: String,
+}
+
+/// A failed pod, as it was when it failed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LastFailure {
+    /// Name of the pod.
+    pub pod: String,
+    /// `ps` or `trainer`.
+    pub role: String,
+    /// Rank of the pod in the job.
+    pub rank: i32,
+    /// Exit code of the main container, if it ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i32>,
+    /// One word: Error, OOMKilled, Evicted, ...
+    pub reason: String,
+    /// A sentence: what happened, and what to do where that is known.
+    pub message: String,
+    /// The last lines of the main container's log.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub log_tail: String,
+    /// When it was seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<Time>,
+}
+
+/// How far training is, as server 0 tells.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Progress {
+    /// Steps done, summed over the trainers.
+    pub step: i64,
+    /// Steps to do, summed over the trainers; 0 while unknown.
+    pub total_steps: i64,
+    /// step of totalSteps, 0 to 100.
+    pub percent: i32,
+    /// `42%`, for kubectl's columns.
+    pub summary: String,
+    /// Examples a second over all trainers, lately.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub examples_per_second: Option<f64>,
+    /// Seconds until totalSteps at that rate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub estimated_remaining_seconds: Option<i64>,
+    /// Metrics that the trainers report, for example accuracy; at most 32.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub metrics: Vec<ModelMetric>,
+}
+
+/// A named number.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ModelMetric {
+    /// Name, for example accuracy.
+    pub name: String,
+    /// Value.
+    pub value: f64,
+}

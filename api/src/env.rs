@@ -1,0 +1,343 @@
+//! The environment contract: what the operator and `psjobs run` tell each process of a job, and
+//! how a process reads it. The torch names (`MASTER_ADDR`, `RANK`, ...) are the ones users know;
+//! ours carry the prefix `PSJOB_`.
+
+use std::fmt;
+
+use crate::training::{Training, TrainingError};
+
+/// Host of server 0.
+pub const MASTER_ADDR: &str = "MASTER_ADDR";
+/// Port of server 0.
+pub const MASTER_PORT: &str = "MASTER_PORT";
+/// Servers plus trainers.
+pub const WORLD_SIZE: &str = "WORLD_SIZE";
+/// Rank in the job: servers 0..S-1, trainers S..S+N-1.
+pub const RANK: &str = "RANK";
+/// Rank among the job's processes on this machine; 0 in a pod.
+pub const LOCAL_RANK: &str = "LOCAL_RANK";
+/// Name of the job.
+pub const PSJOB_NAME: &str = "PSJOB_NAME";
+/// Namespace of the job; `default` outside a cluster.
+pub const PSJOB_NAMESPACE: &str = "PSJOB_NAMESPACE";
+/// Unique id of the job; processes of different jobs refuse each other by it.
+pub const PSJOB_UID: &str = "PSJOB_UID";
+/// `ps` or `trainer`.
+pub const PSJOB_ROLE: &str = "PSJOB_ROLE";
+/// Index within the role, from 0.
+pub const PSJOB_INDEX: &str = "PSJOB_INDEX";
+/// All servers in order, `host:port,host:port`.
+pub const PSJOB_SERVERS: &str = "PSJOB_SERVERS";
+/// Number of trainers.
+pub const PSJOB_TRAINERS: &str = "PSJOB_TRAINERS";
+/// `spec.training` as JSON.
+pub const PSJOB_TRAINING: &str = "PSJOB_TRAINING";
+/// How often this replica was started before: 0, 1, ...
+pub const PSJOB_INCARNATION: &str = "PSJOB_INCARNATION";
+/// File that takes the [`ReplicaResult`](crate::ReplicaResult) at the end.
+pub const PSJOB_RESULT_FILE: &str = "PSJOB_RESULT_FILE";
+
+/// What a replica does in its job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    /// A parameter server.
+    Server,
+    /// A trainer.
+    Trainer,
+}
+
+impl Role {
+    /// `ps` or `trainer`, as in pod names, labels and `PSJOB_ROLE`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Server => "ps",
+            Self::Trainer => "trainer",
+        }
+    }
+
+    /// The reverse of [`Role::as_str`].
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "ps" => Some(Self::Server),
+            "trainer" => Some(Self::Trainer),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Everything a process is told about its job and its own place in it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Environment {
+    /// Name of the job.
+    pub name: String,
+    /// Namespace of the job.
+    pub namespace: String,
+    /// Unique id of the job.
+    pub uid: String,
+    /// What this process does.
+    pub role: Role,
+    /// Index within the role, below the number of replicas of that role.
+    pub index: u32,
+    /// `host:port` of every server, in order; at least one.
+    pub servers: Vec<String>,
+    /// Number of trainers, at least one.
+    pub trainers: u32,
+    /// `spec.training`.
+    pub training: Training,
+    /// How often this replica was started before.
+    pub incarnation: u32,
+    /// Rank among the job's processes on this machine.
+    pub local_rank: u32,
+    /// Where the result goes, if anybody wants it.
+    pub result_file: Option<String>,
+}
+
+/// A variable of the contract that is missing or cannot be right; the text says what to set.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum EnvironmentError {
+    /// The variable is not set.
+    #[error("{0} is not set; the operator and `psjobs run` set it, by hand use the flags that --help lists")]
+    Missing(&'static str),
+    /// The variable is set to something that cannot be read.
+    #[error("{name} is {value:?}; expected {expected}")]
+    Invalid {
+        /// Name of the variable.
+        name: &'static str,
+        /// What it holds.
+        value: String,
+        /// What it should hold.
+        expected: String,
+    },
+    /// `PSJOB_TRAINING` holds values that cannot work.
+    #[error("{PSJOB_TRAINING} is not usable: {0}")]
+    Training(TrainingError),
+}
+
+impl Environment {
+    /// Servers plus trainers.
+    #[must_use]
+    pub fn world_size(&self) -> u32 {
+        self.servers.len() as u32 + self.trainers
+    }
+
+    /// Rank in the job: servers first.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        match self.role {
+            Role::Server => self.index,
+            Role::Trainer => self.servers.len() as u32 + self.index,
+        }
+    }
+
+    /// Role and index of a rank in a job of `servers` servers; `None` past `world_size`.
+    #[must_use]
+    pub fn place(rank: u32, servers: u32, world_size: u32) -> Option<(Role, u32)> {
+        match rank {
+            r if r >= world_size => None,
+            r if r < servers => Some((Role::Server, r)),
+            r => Some((Role::Trainer, r - servers)),
+        }
+    }
+
+    /// The variables to start this process with, sorted by name.
+    ///
+    /// # Panics
+    /// If `servers` is empty: a job has at least one.
+    #[must_use]
+    pub fn to_vars(&self) -> Vec<(&'static str, String)> {
+        let (host, port) = self.servers[0].rsplit_once(':').expect("servers are host:port");
+        let mut vars = vec![
+            (MASTER_ADDR, host.to_owned()),
+            (MASTER_PORT, port.to_owned()),
+            (WORLD_SIZE, self.world_size().to_string()),
+            (RANK, self.rank().to_string()),
+            (LOCAL_RANK, self.local_rank.to_string()),
+            (PSJOB_NAME, self.name.clone()),
+            (PSJOB_NAMESPACE, self.namespace.clone()),
+            (PSJOB_UID, self.uid.clone()),
+            (PSJOB_ROLE, self.role.to_string()),
+            (PSJOB_INDEX, self.index.to_string()),
+            (PSJOB_SERVERS, self.servers.join(",")),
+            (PSJOB_TRAINERS, self.trainers.to_string()),
+            (PSJOB_TRAINING, serde_json::to_string(&self.training).expect("training serializes")),
+            (PSJOB_INCARNATION, self.incarnation.to_string()),
+        ];
+        vars.extend(self.result_file.clone().map(|file| (PSJOB_RESULT_FILE, file)));
+        vars.sort_unstable();
+        vars
+    }
+
+    /// Reads the contract through `lookup` (in a process: `|name| std::env::var(name).ok()`).
+    /// `Ok(None)` if `PSJOB_ROLE` is not set: nobody started this process as part of a job.
+    ///
+    /// # Errors
+    /// The first variable that is missing or cannot be right.
+    pub fn from_vars(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, EnvironmentError> {
+        if lookup(PSJOB_ROLE).is_none() {
+            return Ok(None);
+        }
+        let vars = Lookup(&lookup);
+        let role = vars.text(PSJOB_ROLE)?;
+        let role = Role::parse(&role).ok_or_else(|| invalid(PSJOB_ROLE, &role, "ps or trainer"))?;
+        let servers = vars.text(PSJOB_SERVERS)?;
+        let servers: Vec<String> = servers.split(',').map(|s| parse_address(s.trim())).collect::<Result<_, _>>()?;
+        let trainers = vars.number(PSJOB_TRAINERS)?;
+        if trainers == 0 {
+            return Err(invalid(PSJOB_TRAINERS, "0", "at least 1"));
+        }
+        let index = vars.number(PSJOB_INDEX)?;
+        let replicas = if role == Role::Server { servers.len() as u32 } else { trainers };
+        if index >= replicas {
+            let expected = format!("a number below {replicas}, the job's {role} count");
+            return Err(invalid(PSJOB_INDEX, &index.to_string(), &expected));
+        }
+        let environment = Self {
+            name: vars.text(PSJOB_NAME)?,
+            namespace: vars.text(PSJOB_NAMESPACE)?,
+            uid: vars.text(PSJOB_UID)?,
+            role,
+            index,
+            servers,
+            trainers,
+            training: parse_training(&vars.text(PSJOB_TRAINING)?)?,
+            incarnation: vars.number_or(PSJOB_INCARNATION, 0)?,
+            local_rank: vars.number_or(LOCAL_RANK, 0)?,
+            result_file: lookup(PSJOB_RESULT_FILE).filter(|file| !file.is_empty()),
+        };
+        for (name, want) in [(RANK, environment.rank()), (WORLD_SIZE, environment.world_size())] {
+            let found = vars.number_or(name, want)?;
+            if found != want {
+                let expected = format!(
+                    "{want} for {role} {index} of {} servers and {trainers} trainers",
+                    environment.servers.len()
+                );
+                return Err(invalid(name, &found.to_string(), &expected));
+            }
+        }
+        Ok(Some(environment))
+    }
+}
+
+struct Lookup<'a, F>(&'a F);
+
+impl<F: Fn(&str) -> Option<String>> Lookup<'_, F> {
+    fn text(&self, name: &'static str) -> Result<String, EnvironmentError> {
+        (self.0)(name).ok_or(EnvironmentError::Missing(name))
+    }
+
+    fn number(&self, name: &'static str) -> Result<u32, EnvironmentError> {
+        let text = self.text(name)?;
+        text.trim().parse().map_err(|_| invalid(name, &text, "a whole number from 0"))
+    }
+
+    fn number_or(&self, name: &'static str, default: u32) -> Result<u32, EnvironmentError> {
+        if (self.0)(name).is_none() { Ok(default) } else { self.number(name) }
+    }
+}
+
+fn parse_address(text: &str) -> Result<String, EnvironmentError> {
+    let ok =
+        text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0));
+    if ok {
+        Ok(text.to_owned())
+    } else {
+        Err(invalid(PSJOB_SERVERS, text, "host:port for every server, separated by commas"))
+    }
+}
+
+fn parse_training(json: &str) -> Result<Training, EnvironmentError> {
+    let training: Training = serde_json::from_str(json)
+        .map_err(|e| invalid(PSJOB_TRAINING, json, &format!("spec.training as JSON ({e})")))?;
+    training.validate().map_err(EnvironmentError::Training)?;
+    Ok(training)
+}
+
+fn invalid(name: &'static str, value: &str, expected: &str) -> EnvironmentError {
+    EnvironmentError::Invalid { name, value: value.to_owned(), expected: expected.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn trainer() -> Environment {
+        Environment {
+            name: "mnist".into(),
+            namespace: "default".into(),
+            uid: "0b6c".into(),
+            role: Role::Trainer,
+            index: 1,
+            servers: vec!["mnist-ps-0.mnist.default.svc:29500".into(), "mnist-ps-1.mnist.default.svc:29500".into()],
+            trainers: 3,
+            training: Training::default(),
+            incarnation: 2,
+            local_rank: 0,
+            result_file: Some("/dev/termination-log".into()),
+        }
+    }
+
+    fn read(vars: &BTreeMap<&str, String>) -> Result<Option<Environment>, EnvironmentError> {
+        Environment::from_vars(|name| vars.get(name).cloned())
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let vars = trainer().to_vars().into_iter().collect::<BTreeMap<_, _>>();
+        assert_eq!(vars[RANK], "3", "trainers come after the two servers");
+        assert_eq!(vars[WORLD_SIZE], "5");
+        assert_eq!(vars[MASTER_ADDR], "mnist-ps-0.mnist.default.svc");
+        assert_eq!(vars[MASTER_PORT], "29500");
+        assert_eq!(read(&vars), Ok(Some(trainer())));
+    }
+
+    #[test]
+    fn a_process_outside_a_job_has_no_environment() {
+        assert_eq!(read(&BTreeMap::new()), Ok(None));
+    }
+
+    #[test]
+    fn a_wrong_variable_is_named() {
+        let rows = [
+            (PSJOB_ROLE, "worker", "ps or trainer"),
+            (PSJOB_INDEX, "3", "below 3"),
+            (PSJOB_INDEX, "x", "whole number"),
+            (PSJOB_SERVERS, "nohost", "host:port"),
+            (PSJOB_SERVERS, "a:99999", "host:port"),
+            (PSJOB_TRAINERS, "0", "at least 1"),
+            (PSJOB_TRAINING, "{", "JSON"),
+            (PSJOB_TRAINING, r#"{"optimizer":{"momentum":7}}"#, "momentum"),
+            (RANK, "0", "3 for trainer 1"),
+            (WORLD_SIZE, "4", "5 for trainer 1"),
+        ];
+        for (name, value, want) in rows {
+            let mut vars = trainer().to_vars().into_iter().collect::<BTreeMap<_, _>>();
+            vars.insert(name, value.into());
+            let error = read(&vars).expect_err(name).to_string();
+            assert!(error.contains(name) && error.contains(want), "{name}={value}: {error}");
+        }
+    }
+
+    #[test]
+    fn ranks_map_to_places() {
+        let rows = [
+            (0, Some((Role::Server, 0))),
+            (1, Some((Role::Server, 1))),
+            (2, Some((Role::Trainer, 0))),
+            (4, Some((Role::Trainer, 2))),
+            (5, None),
+        ];
+        for (rank, want) in rows {
+            assert_eq!(Environment::place(rank, 2, 5), want, "rank {rank}");
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! The contract between psjobs' parts: what a job looks like to Kubernetes ([`crd`], behind the
+//! `crd` feature), what every process of a job is told ([`env`]), what the job trains with
+//! ([`training`]) and what a process leaves behind when it ends ([`result`]). No I/O.
+#![deny(missing_docs)]
+
+#[cfg(feature = "crd")]
+pub mod crd;
+pub mod env;
+pub mod result;
+pub mod training;
+
+pub use env::{Environment, Role};
+pub use result::ReplicaResult;
+pub use training::Training;
+
+/// The port that server 0 listens on unless told otherwise; PyTorch's default master port.
+pub const DEFAULT_PORT: u16 = 29500;
+/// The port of `/metrics`, `/healthz` and `/readyz` in a pod.
+pub const METRICS_PORT: u16 = 9464;

@@ -1,0 +1,76 @@
+//! What a process of a job leaves behind when it ends: one JSON object, written to the file that
+//! `PSJOB_RESULT_FILE` names. In a pod that is the termination message, so it is bounded to 4 KiB.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// A server's or a trainer's last words after it did its work. A process that fails leaves the
+/// file empty: its last log lines tell more.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplicaResult {
+    /// Steps done: by this trainer, or on a server the sum over all trainers.
+    pub steps: u64,
+    /// Examples read by this trainer, or on a server the sum over all trainers.
+    pub examples: u64,
+    /// Seconds from the first step to the last.
+    pub seconds: f64,
+    /// Trainer only: seconds of `seconds` spent waiting for servers, other trainers and the network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting_seconds: Option<f64>,
+    /// Final metrics by name, for instance `accuracy` and `loss`. On a server: what the trainers
+    /// reported when they left; of trainers that report the same name the one of lowest index counts.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub metrics: BTreeMap<String, f64>,
+}
+
+impl ReplicaResult {
+    /// Longest file that Kubernetes keeps as a termination message.
+    pub const MAX_BYTES: usize = 4096;
+
+    /// Reads a result; `None` where the text is not one (an empty file, a log tail).
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        serde_json::from_str(text).ok()
+    }
+
+    /// The JSON to write, at most [`Self::MAX_BYTES`]: metrics are dropped from the end if need be.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let mut result = self.clone();
+        loop {
+            let json = serde_json::to_string(&result).expect("numbers and strings serialize");
+            if json.len() <= Self::MAX_BYTES || result.metrics.pop_last().is_none() {
+                return json;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_survives_the_round_trip_and_a_log_tail_is_none() {
+        let result = ReplicaResult {
+            steps: 938,
+            examples: 30_016,
+            seconds: 31.5,
+            waiting_seconds: Some(1.25),
+            metrics: [("accuracy".to_owned(), 0.981)].into(),
+        };
+        assert_eq!(ReplicaResult::parse(&result.to_json()), Some(result));
+        assert_eq!(ReplicaResult::parse("Error: no such file"), None);
+        assert_eq!(ReplicaResult::parse(""), None);
+    }
+
+    #[test]
+    fn many_metrics_are_cut_to_what_a_termination_message_holds() {
+        let metrics = (0..500).map(|i| (format!("metric-{i:03}"), f64::from(i))).collect();
+        let json = ReplicaResult { metrics, ..ReplicaResult::default() }.to_json();
+        assert!(json.len() <= ReplicaResult::MAX_BYTES);
+        assert!(json.contains("metric-000"));
+    }
+}
