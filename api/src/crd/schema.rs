@@ -19,12 +19,16 @@ pub fn definition() -> CustomResourceDefinition {
 }
 
 /// Drops the descriptions inside pod templates (`kubectl explain pod.spec` has them) and the
-/// number formats that Kubernetes does not know.
+/// number formats that Kubernetes does not know; joins the lines of a comment, because `kubectl
+/// explain` breaks them anew.
 fn tidy(value: &mut Value, in_template: bool) {
     match value {
         Value::Object(object) => {
             if in_template && object.get("description").is_some_and(Value::is_string) {
                 object.remove("description");
+            }
+            if let Some(Value::String(text)) = object.get_mut("description") {
+                *text = text.replace("\n\n", "\0").replace('\n', " ").replace('\0', "\n\n");
             }
             if object.get("format").and_then(Value::as_str).is_some_and(|format| format.starts_with("uint")) {
                 object.remove("format");
