@@ -27,15 +27,14 @@ fn tidy(value: &mut Value, in_template: bool) {
             if in_template && object.get("description").is_some_and(Value::is_string) {
                 object.remove("description");
             }
-            if let Some(Value::String(text)) = object.get_mut("description") {
-                *text = text.replace("\n\n", "\0").replace('\n', " ").replace('\0', "\n\n");
-            }
+            join_lines(object);
             if object.get("format").and_then(Value::as_str).is_some_and(|format| format.starts_with("uint")) {
                 object.remove("format");
             }
             for (key, child) in object.iter_mut() {
                 match child {
                     Value::Object(schema) if key == "template" => {
+                        join_lines(schema);
                         // The template's own description stays, only what is below it goes.
                         schema.values_mut().for_each(|below| tidy(below, true));
                     }
@@ -45,6 +44,13 @@ fn tidy(value: &mut Value, in_template: bool) {
         }
         Value::Array(items) => items.iter_mut().for_each(|item| tidy(item, in_template)),
         _ => {}
+    }
+}
+
+/// Paragraphs stay apart.
+fn join_lines(schema: &mut serde_json::Map<String, Value>) {
+    if let Some(Value::String(text)) = schema.get_mut("description") {
+        *text = text.split("\n\n").map(|paragraph| paragraph.replace('\n', " ")).collect::<Vec<_>>().join("\n\n");
     }
 }
 
