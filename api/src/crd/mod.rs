@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 pub use policy::{CleanPodPolicy, FailurePolicy, RestartPolicy, RunPolicy};
 pub use schema::definition;
 pub use status::{
-    ConditionType, JobCondition, LastFailure, ModelMetric, ParameterServerJobStatus, Phase, Progress, RoleStatus,
+    ConditionType, JobCondition, LastFailure, ModelMetric, ParameterServerJobStatus, Phase, Progress, ReplicaGroup,
+    RoleStatus,
 };
 
 use crate::training::Training;

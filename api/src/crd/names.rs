@@ -11,6 +11,8 @@ pub const LABEL_ROLE: &str = "psjobs.dev/role";
 pub const LABEL_INDEX: &str = "psjobs.dev/index";
 /// Annotation with the number of earlier pods of this replica.
 pub const ANNOTATION_INCARNATION: &str = "psjobs.dev/incarnation";
+/// Annotation with the number of earlier pods of this replica that failed.
+pub const ANNOTATION_FAILURES: &str = "psjobs.dev/failures";
 /// Value of `app.kubernetes.io/managed-by`.
 pub const MANAGED_BY: &str = "psjobs";
 

@@ -30,9 +30,13 @@ pub struct ParameterServerJobStatus {
     /// Pods that were replaced, whatever the cause.
     #[serde(default)]
     pub restarts: i32,
-    /// Pods that were replaced and count towards failurePolicy.maxRestarts.
+    /// Pods that failed and were given another start; failurePolicy.maxRestarts bounds it.
     #[serde(default)]
     pub restarts_counted: i32,
+    /// The incarnation that replicas start from since the job was last resumed; a resumed job
+    /// has new processes, and none of them may pass for an old one.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub first_incarnation: i32,
     /// The servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ps: Option<RoleStatus>,
@@ -136,6 +140,30 @@ pub struct RoleStatus {
     pub summary: String,
     /// Label selector of the pods.
     pub selector: String,
+    /// What is known of each replica, also of those whose pod is gone; equal ones are one entry.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub replicas: Vec<ReplicaGroup>,
+}
+
+/// Replicas of one role that had the same fate so far.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplicaGroup {
+    /// Indexes of the replicas, for example `0-2,5`.
+    pub indexes: String,
+    /// Incarnation of their newest pod.
+    pub incarnation: i32,
+    /// How often they failed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub failures: i32,
+    /// Their work is done; they are not started again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub succeeded: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &i32) -> bool {
+    *number == 0
 }
 
 /// A failed pod, as it was when it failed.
