@@ -1,0 +1,130 @@
+//! Carries decisions out. Creating is safe to repeat, because names follow from the job, and deleting
+//! is, because a delete names the uid that it means.
+
+use futures::stream::{self, StreamExt as _, TryStreamExt as _};
+use k8s_openapi::api::core::v1::{Pod, Service};
+use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::core::Status;
+use kube::{Api, Client, Resource, ResourceExt as _};
+use psjobs_api::crd::ParameterServerJob;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::decide::{Child, Deletion, Refusal, World};
+use super::dereference::is_owned;
+use super::observe::observe;
+use super::validate::ValidJob;
+use super::{ReconcileError, build};
+
+/// Requests of one job under way at once: enough to hide the latency, few enough to leave the API
+/// server to others.
+const REQUESTS: usize = 32;
+
+/// What became of a child that was to be created.
+enum Outcome<K> {
+    Exists(Box<K>),
+    Refused(Refusal),
+}
+
+/// Creates children at once, and tells the world what became of them.
+pub async fn create(
+    client: &Client,
+    job: &ValidJob,
+    children: &[Child],
+    worker_image: &str,
+    world: &mut World,
+) -> Result<(), ReconcileError> {
+    let pods = Api::<Pod>::namespaced(client.clone(), &job.namespace);
+    let services = Api::<Service>::namespaced(client.clone(), &job.namespace);
+    if children.contains(&Child::Service) {
+        match create_one(&services, &build::service(job), &job.uid).await? {
+            Outcome::Exists(_) => world.service = true,
+            Outcome::Refused(refusal) => world.refused.push(refusal),
+        }
+    }
+    let mut requests = Vec::new();
+    for child in children {
+        if let Child::Pod { replica, incarnation, failures } = *child {
+            let pod = build::pod(job, replica, incarnation, failures, worker_image);
+            let pods = &pods;
+            requests.push(async move { create_one(pods, &pod, &job.uid).await });
+        }
+    }
+    let outcomes = stream::iter(requests).buffered(REQUESTS).try_collect::<Vec<_>>().await?;
+    for outcome in outcomes {
+        match outcome {
+            Outcome::Exists(pod) => world.pods.extend(observe(&pod)),
+            Outcome::Refused(refusal) => world.refused.push(refusal),
+        }
+    }
+    Ok(())
+}
+
+/// Creates an object, or finds that it exists: our cache may be a moment behind our own writes.
+async fn create_one<K>(api: &Api<K>, object: &K, owner: &str) -> Result<Outcome<K>, ReconcileError>
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
+{
+    let name = object.name_any();
+    let child = format!("{} {name}", K::kind(&()).to_lowercase());
+    let refused = |message| Ok(Outcome::Refused(Refusal { child: child.clone(), message }));
+    match api.create(&PostParams::default(), object).await {
+        Ok(created) => Ok(Outcome::Exists(created.into())),
+        Err(kube::Error::Api(status)) if status.is_already_exists() => match api.get_opt(&name).await {
+            Ok(Some(existing)) if is_owned(&existing, owner) => Ok(Outcome::Exists(existing.into())),
+            Ok(Some(existing)) if existing.meta().deletion_timestamp.is_some() => {
+                refused(format!("an earlier {child} is still being deleted"))
+            }
+            Ok(Some(_)) => refused(format!(
+                "there is another {child} that does not belong to this job; delete it or give the job another name"
+            )),
+            Ok(None) => refused(format!("an earlier {child} was just deleted")),
+            Err(source) => Err(ReconcileError::Api { what: format!("read {child}"), source: Box::new(source) }),
+        },
+        Err(kube::Error::Api(status)) if !is_passing(&status) => refused(status.message.clone()),
+        Err(source) => Err(ReconcileError::Api { what: format!("create {child}"), source: Box::new(source) }),
+    }
+}
+
+/// The API server has no time now; that says nothing about the object.
+fn is_passing(status: &Status) -> bool {
+    matches!(status.code, 429 | 503 | 504)
+}
+
+/// Deletes pods; one that is gone, or whose name another pod has by now, is none to delete.
+pub async fn delete(client: &Client, namespace: &str, deletions: &[Deletion]) -> Result<(), ReconcileError> {
+    let pods = Api::<Pod>::namespaced(client.clone(), namespace);
+    let mut requests = Vec::new();
+    for deletion in deletions {
+        requests.push(delete_one(&pods, deletion));
+    }
+    stream::iter(requests).buffer_unordered(REQUESTS).try_collect().await
+}
+
+async fn delete_one(pods: &Api<Pod>, deletion: &Deletion) -> Result<(), ReconcileError> {
+    let mut params = DeleteParams::default().preconditions(only(&deletion.uid));
+    if deletion.force {
+        params = params.grace_period(0);
+    }
+    settled(pods.delete(&deletion.name, &params).await.map(drop), || format!("delete pod {}", deletion.name))
+}
+
+/// Deletes the job itself; its children follow it as owned objects do.
+pub async fn delete_job(client: &Client, job: &ParameterServerJob) -> Result<(), ReconcileError> {
+    let jobs = Api::<ParameterServerJob>::namespaced(client.clone(), &job.namespace().unwrap_or_default());
+    let params = DeleteParams::background().preconditions(only(&job.uid().unwrap_or_default()));
+    settled(jobs.delete(&job.name_any(), &params).await.map(drop), || "delete the job after its ttl".into())
+}
+
+fn only(uid: &str) -> Preconditions {
+    Preconditions { uid: Some(uid.to_owned()), resource_version: None }
+}
+
+fn settled(result: kube::Result<()>, what: impl FnOnce() -> String) -> Result<(), ReconcileError> {
+    match result {
+        // 404: it is gone. 409: the uid is another one's.
+        Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+        Err(source) => Err(ReconcileError::Api { what: what(), source: Box::new(source) }),
+        Ok(()) => Ok(()),
+    }
+}

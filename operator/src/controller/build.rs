@@ -1,0 +1,176 @@
+//! The children of a job as objects: the headless service and the pods. Names follow from the job, so
+//! that the API server itself refuses a second pod of one rank.
+
+mod defaults;
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{
+    Container, ContainerPort, EnvVar, GRPCAction, Pod, PodSpec, PodTemplateSpec, Probe, ResourceRequirements, Service,
+    ServicePort, ServiceSpec,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use psjobs_api::crd::names;
+use psjobs_api::{DEFAULT_PORT, Environment, METRICS_PORT, Role};
+
+use super::observe::Replica;
+use super::validate::ValidJob;
+
+/// Where Kubernetes looks for a container's last words unless its template says otherwise.
+const TERMINATION_LOG: &str = "/dev/termination-log";
+
+/// The headless service that gives every pod its host name, from the moment that it has an address:
+/// servers and trainers look for each other before they are ready.
+pub fn service(job: &ValidJob) -> Service {
+    let port = |name: &str, port: u16, protocol: &str| ServicePort {
+        name: Some(name.into()),
+        port: port.into(),
+        target_port: Some(IntOrString::Int(port.into())),
+        app_protocol: Some(protocol.into()),
+        ..ServicePort::default()
+    };
+    Service {
+        metadata: ObjectMeta {
+            name: Some(names::service(&job.name)),
+            namespace: Some(job.namespace.clone()),
+            labels: Some(job_labels(job)),
+            owner_references: Some(vec![job.owner.clone()]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(ServiceSpec {
+            cluster_ip: Some("None".into()),
+            publish_not_ready_addresses: Some(true),
+            selector: Some([(names::LABEL_JOB.to_owned(), job.name.clone())].into()),
+            ports: Some(vec![port("grpc", DEFAULT_PORT, "kubernetes.io/h2c"), port("metrics", METRICS_PORT, "http")]),
+            ..ServiceSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// The pod of a replica: the user's template, the job's environment in its first container, and
+/// defaults where the template is silent.
+pub fn pod(job: &ValidJob, replica: Replica, incarnation: u32, failures: u32, worker_image: &str) -> Pod {
+    let spec = &job.object.spec;
+    let template = match (replica.role, &spec.ps.template) {
+        (Role::Trainer, _) => spec.trainer.template.clone(),
+        (Role::Server, Some(template)) => template.clone(),
+        (Role::Server, None) => default_server(worker_image),
+    };
+    let PodTemplateSpec { metadata, spec: pod_spec } = template;
+    let metadata = metadata.unwrap_or_default();
+    let mut pod_spec = pod_spec.unwrap_or_default();
+    let name = names::pod(&job.name, replica.role, replica.index);
+
+    pod_spec.hostname = Some(name.clone());
+    pod_spec.subdomain = Some(names::service(&job.name));
+    // The operator starts pods again, so that counts and causes are the job's.
+    pod_spec.restart_policy = Some("Never".into());
+    if let Some(main) = pod_spec.containers.first_mut() {
+        inject(main, job, replica, incarnation);
+    }
+    defaults::apply(&mut pod_spec);
+
+    let mut labels = metadata.labels.unwrap_or_default();
+    labels.extend(job_labels(job));
+    labels.insert(names::LABEL_ROLE.into(), replica.role.to_string());
+    labels.insert(names::LABEL_INDEX.into(), replica.index.to_string());
+    labels.insert("app.kubernetes.io/component".into(), replica.role.to_string());
+    let mut annotations = metadata.annotations.unwrap_or_default();
+    annotations.insert(names::ANNOTATION_INCARNATION.into(), incarnation.to_string());
+    annotations.insert(names::ANNOTATION_FAILURES.into(), failures.to_string());
+    Pod {
+        metadata: ObjectMeta {
+            name: Some(name),
+            namespace: Some(job.namespace.clone()),
+            labels: Some(labels),
+            annotations: Some(annotations),
+            owner_references: Some(vec![job.owner.clone()]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(pod_spec),
+        status: None,
+    }
+}
+
+fn job_labels(job: &ValidJob) -> BTreeMap<String, String> {
+    [
+        (names::LABEL_JOB, job.name.as_str()),
+        ("app.kubernetes.io/name", "parameterserverjob"),
+        ("app.kubernetes.io/instance", job.name.as_str()),
+        ("app.kubernetes.io/managed-by", names::MANAGED_BY),
+    ]
+    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+    .into()
+}
+
+/// Environment, GPUs and termination message of the container that judges the pod.
+fn inject(main: &mut Container, job: &ValidJob, replica: Replica, incarnation: u32) {
+    let server = |index| format!("{}:{DEFAULT_PORT}", names::host(&job.name, &job.namespace, Role::Server, index));
+    let result_file = main.termination_message_path.clone().unwrap_or_else(|| TERMINATION_LOG.into());
+    let environment = Environment {
+        name: job.name.clone(),
+        namespace: job.namespace.clone(),
+        uid: job.uid.clone(),
+        role: replica.role,
+        index: replica.index,
+        servers: (0..job.servers).map(server).collect(),
+        trainers: job.trainers,
+        training: job.object.spec.training.clone(),
+        incarnation,
+        local_rank: 0,
+        result_file: Some(result_file),
+    };
+    let ours = environment.to_vars();
+    let var = |(name, value): &(&str, String)| EnvVar {
+        name: (*name).to_owned(),
+        value: Some(value.clone()),
+        value_from: None,
+    };
+    // Ours come first, so that the user's may refer to them as $(RANK); of equal names ours stays.
+    let mut env = ours.iter().map(var).collect::<Vec<_>>();
+    let theirs = main.env.take().unwrap_or_default();
+    env.extend(theirs.into_iter().filter(|theirs| ours.iter().all(|(name, _)| *name != theirs.name)));
+    main.env = Some(env);
+
+    if main.termination_message_policy.is_none() {
+        main.termination_message_policy = Some("FallbackToLogsOnError".into());
+    }
+    let trainer = &job.object.spec.trainer;
+    if replica.role == Role::Trainer && trainer.gpus > 0 {
+        let limits = main.resources.get_or_insert_default().limits.get_or_insert_default();
+        limits.insert(trainer.gpu_resource_name.clone(), Quantity(trainer.gpus.to_string()));
+    }
+}
+
+/// The servers' template where the user gives none.
+fn default_server(image: &str) -> PodTemplateSpec {
+    let port = |name: &str, port: u16| ContainerPort {
+        name: Some(name.into()),
+        container_port: port.into(),
+        ..ContainerPort::default()
+    };
+    let requests = [("cpu", "100m"), ("memory", "128Mi")];
+    let requests = requests.map(|(name, quantity)| (name.to_owned(), Quantity(quantity.to_owned())));
+    let container = Container {
+        name: "server".into(),
+        image: Some(image.into()),
+        args: Some(vec!["serve".into()]),
+        ports: Some(vec![port("grpc", DEFAULT_PORT), port("metrics", METRICS_PORT)]),
+        readiness_probe: Some(Probe {
+            grpc: Some(GRPCAction { port: DEFAULT_PORT.into(), service: None }),
+            period_seconds: Some(1),
+            timeout_seconds: Some(2),
+            failure_threshold: Some(10),
+            ..Probe::default()
+        }),
+        resources: Some(ResourceRequirements { requests: Some(requests.into()), ..ResourceRequirements::default() }),
+        ..Container::default()
+    };
+    PodTemplateSpec { metadata: None, spec: Some(PodSpec { containers: vec![container], ..PodSpec::default() }) }
+}
+
+#[cfg(test)]
+mod tests;

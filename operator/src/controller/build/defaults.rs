@@ -1,0 +1,73 @@
+//! What a pod gets where its template is silent: no rights that training does not need. A template
+//! that sets a field keeps what it set.
+
+use k8s_openapi::api::core::v1::{
+    Capabilities, Container, EmptyDirVolumeSource, PodSecurityContext, PodSpec, SeccompProfile, SecurityContext,
+    Volume, VolumeMount,
+};
+
+/// User and group that own no file of an image.
+pub(super) const NOBODY: i64 = 65_532;
+
+/// The writable folder next to a read-only root file system.
+const SCRATCH: (&str, &str) = ("psjobs-tmp", "/tmp");
+
+/// Fills in what the template leaves open.
+pub fn apply(spec: &mut PodSpec) {
+    spec.enable_service_links.get_or_insert(false);
+    spec.automount_service_account_token.get_or_insert(false);
+    secure_pod(spec);
+
+    let mut scratch = false;
+    let init = spec.init_containers.iter_mut().flatten();
+    for container in spec.containers.iter_mut().chain(init) {
+        secure_container(container);
+        scratch |= add_scratch(container);
+    }
+    let volumes = spec.volumes.get_or_insert_default();
+    if scratch && volumes.iter().all(|volume| volume.name != SCRATCH.0) {
+        let empty_dir = Some(EmptyDirVolumeSource::default());
+        volumes.push(Volume { name: SCRATCH.0.into(), empty_dir, ..Volume::default() });
+    }
+}
+
+fn secure_pod(spec: &mut PodSpec) {
+    // A container that asks for root keeps it: the rule would only keep its pod from starting.
+    let all = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    let root = |context: Option<i64>| context == Some(0);
+    let asks_for_root = all.flat_map(|c| &c.security_context).any(|context| root(context.run_as_user))
+        || spec.security_context.as_ref().is_some_and(|context| root(context.run_as_user));
+    let context: &mut PodSecurityContext = spec.security_context.get_or_insert_default();
+    if !asks_for_root {
+        context.run_as_non_root.get_or_insert(true);
+    }
+    context.run_as_user.get_or_insert(NOBODY);
+    context.run_as_group.get_or_insert(NOBODY);
+    context.fs_group.get_or_insert(NOBODY);
+    context.fs_group_change_policy.get_or_insert_with(|| "OnRootMismatch".into());
+    context
+        .seccomp_profile
+        .get_or_insert_with(|| SeccompProfile { type_: "RuntimeDefault".into(), ..Default::default() });
+}
+
+fn secure_container(container: &mut Container) {
+    let context: &mut SecurityContext = container.security_context.get_or_insert_default();
+    // The API server refuses a privileged container that may not escalate.
+    let escalates = context.privileged == Some(true);
+    context.allow_privilege_escalation.get_or_insert(escalates);
+    context.read_only_root_filesystem.get_or_insert(true);
+    context
+        .capabilities
+        .get_or_insert_with(|| Capabilities { drop: Some(vec!["ALL".into()]), ..Capabilities::default() });
+}
+
+/// Whether the container was given the scratch folder.
+fn add_scratch(container: &mut Container) -> bool {
+    let read_only = container.security_context.as_ref().is_some_and(|c| c.read_only_root_filesystem == Some(true));
+    let mounts = container.volume_mounts.get_or_insert_default();
+    let taken = mounts.iter().any(|mount| mount.mount_path == SCRATCH.1);
+    if read_only && !taken {
+        mounts.push(VolumeMount { name: SCRATCH.0.into(), mount_path: SCRATCH.1.into(), ..VolumeMount::default() });
+    }
+    read_only && !taken
+}

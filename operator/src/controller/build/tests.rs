@@ -1,0 +1,145 @@
+use super::defaults::NOBODY;
+use super::*;
+use crate::controller::fixtures::{replica, valid_job};
+
+const IMAGE: &str = "psjobs-worker:0.1.0";
+
+fn build(spec: &str, who: &str) -> Pod {
+    pod(&valid_job(spec), replica(who), 2, 1, IMAGE)
+}
+
+fn main_container(pod: &Pod) -> Container {
+    pod.spec.clone().expect("a spec").containers[0].clone()
+}
+
+fn value(pod: &Pod, name: &str) -> String {
+    let env = main_container(pod).env.expect("an environment");
+    let found = env.iter().filter(|var| var.name == name).collect::<Vec<_>>();
+    assert_eq!(found.len(), 1, "{name} is set once");
+    found[0].value.clone().expect("a plain value")
+}
+
+#[test]
+fn pods_know_their_place() {
+    let pod = build("ps: {replicas: 2}", "trainer-1");
+    for (name, want) in [
+        ("RANK", "3"),
+        ("WORLD_SIZE", "4"),
+        ("MASTER_ADDR", "mnist-ps-0.mnist.team.svc"),
+        ("MASTER_PORT", "29500"),
+        ("PSJOB_SERVERS", "mnist-ps-0.mnist.team.svc:29500,mnist-ps-1.mnist.team.svc:29500"),
+        ("PSJOB_ROLE", "trainer"),
+        ("PSJOB_INDEX", "1"),
+        ("PSJOB_INCARNATION", "2"),
+        ("PSJOB_UID", "0b6c"),
+        ("PSJOB_RESULT_FILE", "/dev/termination-log"),
+    ] {
+        assert_eq!(value(&pod, name), want, "{name}");
+    }
+    let environment = Environment::from_vars(|name| {
+        let env = main_container(&pod).env?;
+        env.into_iter().find(|var| var.name == name)?.value
+    });
+    assert!(environment.expect("readable").is_some(), "the worker can read what the operator writes");
+
+    let spec = pod.spec.as_ref().expect("a spec");
+    assert_eq!((spec.hostname.as_deref(), spec.subdomain.as_deref()), (Some("mnist-trainer-1"), Some("mnist")));
+    assert_eq!(spec.restart_policy.as_deref(), Some("Never"));
+    let owner = &pod.metadata.owner_references.as_ref().expect("owned")[0];
+    assert_eq!((owner.uid.as_str(), owner.controller, owner.block_owner_deletion), ("0b6c", Some(true), Some(true)));
+}
+
+#[test]
+fn what_is_built_is_what_is_observed() {
+    let (who, pod) = super::super::observe::observe(&build("", "trainer-1")).expect("labels are right");
+    assert_eq!(who, replica("trainer-1"));
+    assert_eq!((pod.incarnation, pod.failures), (2, 1));
+}
+
+#[test]
+fn of_equal_variables_the_jobs_stays() {
+    let template = "
+  replicas: 2
+  template: {spec: {containers: [{name: t, image: i, env: [{name: RANK, value: '9'}, {name: MY, value: 'r$(RANK)'}]}]}}";
+    let pod = pod(&crate::controller::fixtures::valid_job_with_trainer(template), replica("trainer-0"), 0, 0, IMAGE);
+    assert_eq!(value(&pod, "RANK"), "1");
+    assert_eq!(value(&pod, "MY"), "r$(RANK)");
+    let env = main_container(&pod).env.expect("an environment");
+    assert_eq!(env.last().map(|var| var.name.as_str()), Some("MY"), "it can refer to the job's");
+}
+
+#[test]
+fn gpus_are_a_limit_of_the_trainers_only() {
+    let trainer = "
+  gpus: 2
+  gpuResourceName: example.com/gpu
+  template: {spec: {containers: [{name: t, image: i, resources: {limits: {memory: 1Gi}}}]}}";
+    let job = crate::controller::fixtures::valid_job_with_trainer(trainer);
+    let limits = |who| main_container(&pod(&job, replica(who), 0, 0, IMAGE)).resources.and_then(|r| r.limits);
+    let trainer = limits("trainer-0").expect("limits");
+    assert_eq!(trainer["example.com/gpu"].0, "2");
+    assert_eq!(trainer["memory"].0, "1Gi", "other limits stay");
+    assert_eq!(limits("ps-0"), None);
+}
+
+#[test]
+fn servers_without_a_template_serve_the_worker_image() {
+    let server = main_container(&build("", "ps-0"));
+    assert_eq!((server.image.as_deref(), server.args), (Some(IMAGE), Some(vec!["serve".to_owned()])));
+    let probe = server.readiness_probe.expect("a probe");
+    assert_eq!((probe.grpc.map(|grpc| grpc.port), probe.period_seconds), (Some(29500), Some(1)));
+}
+
+#[test]
+fn pods_have_no_rights_that_training_does_not_need() {
+    for who in ["ps-0", "trainer-0"] {
+        let pod = build("", who);
+        let container = main_container(&pod);
+        let spec = pod.spec.expect("a spec");
+        let context = spec.security_context.expect("a context");
+        assert_eq!((context.run_as_non_root, context.run_as_user), (Some(true), Some(NOBODY)), "{who}");
+        assert_eq!(context.seccomp_profile.expect("set").type_, "RuntimeDefault");
+        assert_eq!((spec.automount_service_account_token, spec.enable_service_links), (Some(false), Some(false)));
+        let context = container.security_context.expect("a context");
+        assert_eq!(context.allow_privilege_escalation, Some(false));
+        assert_eq!(context.read_only_root_filesystem, Some(true));
+        assert_eq!(context.capabilities.and_then(|c| c.drop), Some(vec!["ALL".to_owned()]));
+        assert_eq!(container.volume_mounts.expect("mounts")[0].mount_path, "/tmp");
+        assert!(spec.volumes.expect("volumes")[0].empty_dir.is_some());
+        assert_eq!(container.termination_message_policy.as_deref(), Some("FallbackToLogsOnError"));
+    }
+}
+
+#[test]
+fn what_a_template_sets_it_keeps() {
+    let trainer = "
+  template:
+    metadata: {labels: {team: vision, psjobs.dev/index: '7'}}
+    spec:
+      automountServiceAccountToken: true
+      containers:
+        - name: t
+          image: i
+          terminationMessagePath: /tmp/last-words
+          securityContext: {runAsUser: 0, readOnlyRootFilesystem: false}";
+    let pod = pod(&crate::controller::fixtures::valid_job_with_trainer(trainer), replica("trainer-0"), 0, 0, IMAGE);
+    let labels = pod.metadata.labels.clone().expect("labels");
+    assert_eq!((labels["team"].as_str(), labels["psjobs.dev/index"].as_str()), ("vision", "0"));
+    assert_eq!(value(&pod, "PSJOB_RESULT_FILE"), "/tmp/last-words");
+    let container = main_container(&pod);
+    let spec = pod.spec.expect("a spec");
+    assert_eq!(spec.automount_service_account_token, Some(true));
+    assert_eq!(spec.security_context.expect("a context").run_as_non_root, None, "a container asks for root");
+    assert_eq!(container.security_context.expect("a context").read_only_root_filesystem, Some(false));
+    assert_eq!(container.volume_mounts, Some(vec![]), "a writable root needs no scratch folder");
+}
+
+#[test]
+fn the_service_names_pods_before_they_are_ready() {
+    let service = service(&valid_job(""));
+    let spec = service.spec.expect("a spec");
+    assert_eq!(spec.cluster_ip.as_deref(), Some("None"));
+    assert_eq!(spec.publish_not_ready_addresses, Some(true));
+    let ports = spec.ports.expect("ports").iter().map(|port| port.port).collect::<Vec<_>>();
+    assert_eq!(ports, [29500, 9464]);
+}

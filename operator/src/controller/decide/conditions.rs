@@ -1,0 +1,91 @@
+//! The job's conditions: one of each type, and a time that moves only when the status does.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use psjobs_api::crd::{ConditionType, JobCondition, ParameterServerJobStatus};
+
+/// What a condition says: its status, one word for programs, a sentence for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    pub holds: bool,
+    pub reason: String,
+    pub message: String,
+}
+
+impl Verdict {
+    pub fn yes(reason: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { holds: true, reason: reason.into(), message: message.into() }
+    }
+
+    pub fn no(reason: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { holds: false, reason: reason.into(), message: message.into() }
+    }
+}
+
+/// The condition of a type, if the status has it.
+pub fn find(status: &ParameterServerJobStatus, type_: ConditionType) -> Option<&JobCondition> {
+    status.conditions.iter().find(|condition| condition.type_ == type_)
+}
+
+/// Whether the condition is there and true.
+pub fn holds(status: &ParameterServerJobStatus, type_: ConditionType) -> bool {
+    find(status, type_).is_some_and(|condition| condition.status == "True")
+}
+
+/// Since when the condition is true.
+pub fn since(status: &ParameterServerJobStatus, type_: ConditionType) -> Option<Timestamp> {
+    find(status, type_).filter(|condition| condition.status == "True").map(|condition| condition.last_transition_time.0)
+}
+
+/// Sets a condition. Its transition time stays if its status does.
+pub fn set(status: &mut ParameterServerJobStatus, type_: ConditionType, verdict: Verdict, now: Timestamp) {
+    let generation = status.observed_generation;
+    let new = JobCondition {
+        type_,
+        status: if verdict.holds { "True" } else { "False" }.into(),
+        reason: verdict.reason,
+        message: verdict.message,
+        last_transition_time: Time(now),
+        observed_generation: generation,
+    };
+    match status.conditions.iter_mut().find(|condition| condition.type_ == type_) {
+        Some(old) if old.status == new.status => {
+            *old = JobCondition { last_transition_time: old.last_transition_time.clone(), ..new };
+        }
+        Some(old) => *old = new,
+        None => {
+            status.conditions.push(new);
+            status.conditions.sort_by_key(|condition| condition.type_);
+        }
+    }
+}
+
+/// Sets a condition that is only worth showing once it has been true.
+pub fn clear(status: &mut ParameterServerJobStatus, type_: ConditionType, reason: &str, now: Timestamp) {
+    if find(status, type_).is_some() {
+        set(status, type_, Verdict::no(reason, ""), now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_condition_moves_only_with_its_status() {
+        let at = |second| Timestamp::from_second(second).expect("in range");
+        let mut status = ParameterServerJobStatus::default();
+        for (second, verdict, want) in [
+            (1, Verdict::no("Waiting", "for one"), 1),
+            (2, Verdict::no("Waiting", "for another"), 1),
+            (3, Verdict::yes("Up", ""), 3),
+            (4, Verdict::yes("Up", "still"), 3),
+        ] {
+            set(&mut status, ConditionType::Running, verdict, at(second));
+            let condition = find(&status, ConditionType::Running).expect("set");
+            assert_eq!(condition.last_transition_time.0, at(want), "after second {second}");
+        }
+        assert_eq!(status.conditions.len(), 1);
+        assert_eq!(since(&status, ConditionType::Running), Some(at(3)));
+    }
+}

@@ -1,0 +1,101 @@
+//! The end of a job. Completing waits for the servers; Succeeded and Failed are final: the condition
+//! is written first, then pods are cleaned up, and nothing is ever created again.
+
+use psjobs_api::Role;
+use psjobs_api::crd::{CleanPodPolicy, ConditionType, Phase};
+
+use super::conditions::{self, Verdict};
+use super::{Draft, Notice, counted};
+use crate::controller::observe::Life;
+
+impl Draft<'_> {
+    /// The trainers are done: let the servers end by themselves, for as long as they may take.
+    pub(super) fn complete(&mut self) {
+        self.ledger.observe(self.pods(), |_, _| false);
+        self.out.status.observed_generation = self.job.generation;
+        self.out.status.start_time = self.prev.start_time.clone().or(self.time());
+        self.count();
+        self.report_results();
+
+        let since = conditions::since(self.prev, ConditionType::Completing);
+        let deadline = self.after(since.unwrap_or(self.now), self.job.server_drain);
+        let servers_ended = self.pods_of(Role::Server).all(|(_, pod)| pod.ended() || !pod.alive);
+        if servers_ended || deadline <= self.now {
+            return self.succeed(servers_ended);
+        }
+        self.wake_at(deadline);
+        if since.is_none() {
+            self.notice("Completing", "All trainers are done; waiting for the servers to end");
+        }
+        self.out.status.phase = Some(Phase::Completing);
+        self.out.status.reason = Some("WaitingForServers".into());
+        let seconds = self.job.server_drain.as_secs();
+        let message = format!("all trainers are done; the servers have {seconds} s to end");
+        self.set(ConditionType::Completing, Verdict::yes("TrainersSucceeded", message));
+        self.set(ConditionType::Running, Verdict::no("TrainersSucceeded", "all trainers are done"));
+        conditions::clear(&mut self.out.status, ConditionType::Restarting, "TrainersSucceeded", self.now);
+    }
+
+    fn succeed(&mut self, servers_ended: bool) {
+        let trouble = self.pods_of(Role::Server).find_map(|(replica, pod)| match &pod.life {
+            Life::Failed(failure) => Some(format!("; {replica} {} at the end", failure.what)),
+            _ => None,
+        });
+        let trouble = match trouble {
+            _ if !servers_ended => {
+                "; the servers did not end within spec.runPolicy.serverDrainSeconds and were stopped".into()
+            }
+            trouble => trouble.unwrap_or_default(),
+        };
+        let message = format!("{} ended well{trouble}", counted(self.job.trainers, "trainer"));
+        self.finish(Phase::Succeeded, ConditionType::Succeeded, "TrainersSucceeded", &message);
+    }
+
+    pub(super) fn fail(&mut self, reason: &str, message: &str) {
+        self.count();
+        self.finish(Phase::Failed, ConditionType::Failed, reason, message);
+    }
+
+    fn finish(&mut self, phase: Phase, condition: ConditionType, reason: &str, message: &str) {
+        self.out.status.phase = Some(phase);
+        self.out.status.reason = Some(reason.into());
+        self.out.status.completion_time = self.time();
+        for type_ in [ConditionType::ServersReady, ConditionType::Running] {
+            self.set(type_, Verdict::no(reason, "the job is finished"));
+        }
+        for type_ in [ConditionType::Restarting, ConditionType::Completing] {
+            conditions::clear(&mut self.out.status, type_, reason, self.now);
+        }
+        self.set(condition, Verdict::yes(reason, message));
+        let note = format!("The job has {}: {message}", if phase == Phase::Failed { "failed" } else { "succeeded" });
+        let warning = phase == Phase::Failed;
+        self.out.notices.push(Notice { warning, reason: format!("{phase:?}"), note, pod: None });
+        self.wake = None;
+        self.clean_up();
+    }
+
+    /// After the end: stop what still runs, and delete the job when its time is over.
+    pub(super) fn clean_up(&mut self) {
+        for (replica, pod) in &self.world.pods {
+            let unwanted = match self.job.clean_pod_policy {
+                CleanPodPolicy::All => true,
+                CleanPodPolicy::Running => pod.alive,
+                CleanPodPolicy::None => pod.alive && replica.role == Role::Server,
+            };
+            if pod.gone_by.is_some() {
+                self.delete_by_force_if_overdue(pod);
+            } else if unwanted {
+                self.delete(pod);
+            }
+        }
+        self.count_what_is_left();
+        let end = self.out.status.completion_time.as_ref().map(|time| time.0);
+        if let (Some(end), Some(ttl)) = (end, self.job.ttl_after_finished) {
+            let due = self.after(end, ttl);
+            self.out.delete_job = due <= self.now;
+            if !self.out.delete_job {
+                self.wake_at(due);
+            }
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! What the status remembers of each replica. Everything here only grows, and a pod carries the same
+//! numbers in its annotations, so reading a pod twice, or reading an old status, changes nothing.
+
+use std::collections::BTreeMap;
+
+use psjobs_api::Role;
+use psjobs_api::crd::{ParameterServerJobStatus, ReplicaGroup};
+
+use crate::controller::observe::{Life, ObservedPod, Replica};
+
+/// The newest pod that a replica had, how many of its pods failed, and whether its work is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Record {
+    pub incarnation: u32,
+    pub failures: u32,
+    pub succeeded: bool,
+}
+
+/// A record for every replica whose pod has existed since the job was last resumed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Ledger {
+    records: BTreeMap<Replica, Record>,
+    /// Incarnation of first pods.
+    first: u32,
+}
+
+impl Ledger {
+    pub fn read(status: &ParameterServerJobStatus) -> Self {
+        let mut records = BTreeMap::new();
+        for (role, of_role) in [(Role::Server, &status.ps), (Role::Trainer, &status.trainer)] {
+            for group in of_role.iter().flat_map(|of_role| &of_role.replicas) {
+                let record = Record {
+                    incarnation: group.incarnation.unsigned_abs(),
+                    failures: group.failures.unsigned_abs(),
+                    succeeded: group.succeeded,
+                };
+                records.extend(indexes(&group.indexes).map(|index| (Replica { role, index }, record)));
+            }
+        }
+        Self { records, first: status.first_incarnation.unsigned_abs() }
+    }
+
+    /// Takes in what the pods tell: each numbers its incarnation, and carries the failures before it.
+    pub fn observe<'a>(
+        &mut self,
+        pods: impl IntoIterator<Item = (Replica, &'a ObservedPod)>,
+        failed: impl Fn(Replica, &ObservedPod) -> bool,
+    ) {
+        for (replica, pod) in pods {
+            let record = self.records.entry(replica).or_default();
+            record.incarnation = record.incarnation.max(pod.incarnation);
+            record.failures = record.failures.max(pod.failures + u32::from(failed(replica, pod)));
+            record.succeeded |= replica.role == Role::Trainer && matches!(pod.life, Life::Succeeded { .. });
+        }
+    }
+
+    pub fn get(&self, replica: Replica) -> Option<Record> {
+        self.records.get(&replica).copied()
+    }
+
+    /// Replicas of a role that could have a pod: one more than the highest index.
+    pub fn count(&self, role: Role) -> u32 {
+        self.of(role).next_back().map_or(0, |(replica, _)| replica.index + 1)
+    }
+
+    pub fn succeeded(&self, replica: Replica) -> bool {
+        self.get(replica).is_some_and(|record| record.succeeded)
+    }
+
+    /// Incarnation of the next pod of a replica that has none: never one that existed before.
+    pub fn next_incarnation(&self, replica: Replica) -> u32 {
+        self.get(replica).map_or(self.first, |record| (record.incarnation + 1).max(self.first))
+    }
+
+    /// Higher than every incarnation so far.
+    pub fn after_all(&self) -> u32 {
+        let newest = self.records.values().map(|record| record.incarnation + 1).max();
+        newest.unwrap_or(0).max(self.first)
+    }
+
+    /// Pods of a role that were started in place of another since `before`.
+    pub fn replaced_since(&self, before: &Self, role: Role) -> u32 {
+        let base = |replica| before.get(replica).map_or(self.first, |record| record.incarnation.max(self.first));
+        self.of(role).map(|(replica, record)| record.incarnation.saturating_sub(base(replica))).sum()
+    }
+
+    /// Pods of all roles that failed since `before`.
+    pub fn failed_since(&self, before: &Self) -> u32 {
+        let base = |replica| before.get(replica).map_or(0, |record| record.failures);
+        self.records.iter().map(|(&replica, record)| record.failures.saturating_sub(base(replica))).sum()
+    }
+
+    /// As the status holds it: equal records together, with their indexes as ranges.
+    pub fn groups(&self, role: Role) -> Vec<ReplicaGroup> {
+        let mut groups = BTreeMap::<Record, Vec<u32>>::new();
+        for (replica, &record) in self.of(role) {
+            groups.entry(record).or_default().push(replica.index);
+        }
+        let group = |(record, members): (Record, Vec<u32>)| ReplicaGroup {
+            indexes: ranges(&members),
+            incarnation: record.incarnation.cast_signed(),
+            failures: record.failures.cast_signed(),
+            succeeded: record.succeeded,
+        };
+        groups.into_iter().map(group).collect()
+    }
+
+    fn of(&self, role: Role) -> impl DoubleEndedIterator<Item = (Replica, &Record)> {
+        self.records.iter().filter(move |(replica, _)| replica.role == role).map(|(&replica, record)| (replica, record))
+    }
+}
+
+/// `[0, 1, 2, 5]` as `0-2,5`; `members` is sorted.
+fn ranges(members: &[u32]) -> String {
+    let runs = members.chunk_by(|a, b| a + 1 == *b);
+    let text = runs.map(|run| match run {
+        [one] => one.to_string(),
+        [first, .., last] => format!("{first}-{last}"),
+        [] => unreachable!("chunk_by yields no empty run"),
+    });
+    text.collect::<Vec<_>>().join(",")
+}
+
+/// The reverse of [`ranges`]; what is not a range, or past any possible index, is left out.
+fn indexes(text: &str) -> impl Iterator<Item = u32> {
+    const LAST: u32 = 4095;
+    text.split(',').flat_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        match (first.parse::<u32>(), last.parse::<u32>()) {
+            (Ok(first), Ok(last)) => first..last.min(LAST) + 1,
+            _ => 0..0,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn indexes_are_written_as_ranges() {
+        for (members, text) in [(vec![], ""), (vec![3], "3"), (vec![0, 1, 2, 5], "0-2,5"), (vec![0, 2, 3], "0,2-3")] {
+            assert_eq!(ranges(&members), text);
+            assert_eq!(indexes(text).collect::<Vec<_>>(), members);
+        }
+        assert_eq!(indexes("x,7,9-y,2-999999999").count(), 1 + 4094, "garbage is left out, ranges are bounded");
+    }
+
+    proptest! {
+        #[test]
+        fn a_ledger_survives_the_way_through_the_status(
+            records in prop::collection::btree_map(0_u32..300, (0_u32..4, 0_u32..3, any::<bool>()), 0..200),
+            first in 0_u32..3,
+        ) {
+            let records = records.into_iter().map(|(index, (incarnation, failures, succeeded))| {
+                (Replica::trainer(index), Record { incarnation, failures, succeeded })
+            });
+            let ledger = Ledger { records: records.collect(), first };
+            let mut status = ParameterServerJobStatus { first_incarnation: first.cast_signed(), ..Default::default() };
+            status.trainer.get_or_insert_default().replicas = ledger.groups(Role::Trainer);
+            prop_assert_eq!(Ledger::read(&status), ledger);
+        }
+    }
+}

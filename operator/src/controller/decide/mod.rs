@@ -1,0 +1,235 @@
+//! What to do about a job: a pure function of the job, its status so far, the world and the time.
+//! It holds no client and no clock, so every behaviour is a row in a table of tests.
+//!
+//! Three promises, kept by a property test over random histories: there are never two pods of one
+//! rank, nothing is created once the job has succeeded or failed, and counters only grow. A decision
+//! repeated on its own result asks for nothing.
+
+mod active;
+pub mod conditions;
+mod finish;
+mod ledger;
+mod report;
+mod suspend;
+
+use std::collections::BTreeMap;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use psjobs_api::Role;
+use psjobs_api::crd::{ConditionType, ParameterServerJobStatus, Phase};
+
+use self::conditions::Verdict;
+pub use self::ledger::Ledger;
+use super::observe::{Life, ObservedPod, Replica};
+use super::validate::{SpecError, ValidJob};
+
+/// Everything outside the job's own object that a decision looks at.
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    /// The job's pods; Kubernetes itself allows one of a name, hence one of a rank.
+    pub pods: BTreeMap<Replica, ObservedPod>,
+    /// The headless service exists.
+    pub service: bool,
+    /// Children that the API server just refused to create, in its words.
+    pub refused: Vec<Refusal>,
+    /// What server 0 told last.
+    pub progress: Option<ProgressReport>,
+}
+
+/// A child that could not be created.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub child: String,
+    pub message: String,
+}
+
+/// How far training is, from server 0.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ProgressReport {
+    pub step: u64,
+    pub total_steps: u64,
+    pub examples_per_second: f64,
+    pub metrics: BTreeMap<String, f64>,
+}
+
+/// What to do now. The order matters: create, then write the status, then delete and tell; so that
+/// a failure is on record before its evidence goes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Decision {
+    pub create: Vec<Child>,
+    pub status: ParameterServerJobStatus,
+    pub delete: Vec<Deletion>,
+    /// The job's time after its end is over.
+    pub delete_job: bool,
+    pub notices: Vec<Notice>,
+    /// Look again then, even if nothing changes.
+    pub requeue: Option<SignedDuration>,
+}
+
+/// A child to create.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Child {
+    Service,
+    Pod { replica: Replica, incarnation: u32, failures: u32 },
+}
+
+/// A pod to delete: this one, not one that has its name by then.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Deletion {
+    pub name: String,
+    pub uid: String,
+    /// Do not wait for its node, which does not answer.
+    pub force: bool,
+}
+
+/// An event: a sentence about the job, and the pod it is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    pub warning: bool,
+    pub reason: String,
+    pub note: String,
+    pub pod: Option<(String, String)>,
+}
+
+/// Decides about a job that [`validate`](super::validate::validate) let through.
+pub fn decide(job: &ValidJob, prev: &ParameterServerJobStatus, world: &World, now: Timestamp) -> Decision {
+    let mut draft = Draft::new(job, prev, world, now);
+    if prev.phase.is_some_and(Phase::is_final) {
+        draft.clean_up();
+    } else if draft.trainers_are_done() {
+        draft.complete();
+    } else if job.suspended {
+        draft.suspend();
+    } else {
+        draft.run();
+    }
+    draft.into_decision()
+}
+
+/// Decides about a job that cannot be run: say why, leave its pods alone, wait for a change.
+pub fn refuse(error: &SpecError, prev: &ParameterServerJobStatus, generation: Option<i64>, now: Timestamp) -> Decision {
+    let mut status = prev.clone();
+    let mut notices = Vec::new();
+    if !prev.phase.is_some_and(Phase::is_final) {
+        const REASON: &str = "InvalidSpec";
+        status.observed_generation = generation;
+        status.phase = status.phase.or(Some(Phase::Pending));
+        status.reason = Some(REASON.into());
+        conditions::set(&mut status, ConditionType::Created, Verdict::no(REASON, error.to_string()), now);
+        if status != *prev {
+            notices.push(Notice { warning: true, reason: REASON.into(), note: error.to_string(), pod: None });
+        }
+    }
+    Decision { status, notices, ..Decision::default() }
+}
+
+/// A decision in the making.
+struct Draft<'a> {
+    job: &'a ValidJob,
+    prev: &'a ParameterServerJobStatus,
+    world: &'a World,
+    now: Timestamp,
+    /// The ledger as the status has it, and with what the pods tell.
+    before: Ledger,
+    ledger: Ledger,
+    out: Decision,
+    wake: Option<Timestamp>,
+}
+
+impl<'a> Draft<'a> {
+    fn new(job: &'a ValidJob, prev: &'a ParameterServerJobStatus, world: &'a World, now: Timestamp) -> Self {
+        let before = Ledger::read(prev);
+        let out = Decision { status: prev.clone(), ..Decision::default() };
+        Self { job, prev, world, now, ledger: before.clone(), before, out, wake: None }
+    }
+
+    fn into_decision(mut self) -> Decision {
+        self.out.requeue = self.wake.map(|at| at.duration_since(self.now).max(SignedDuration::ZERO));
+        self.out
+    }
+
+    /// Success so far: every trainer's main container has ended well, now or earlier.
+    fn trainers_are_done(&self) -> bool {
+        (0..self.job.trainers).map(Replica::trainer).all(|trainer| {
+            let ended_well = |pod| matches!(pod, &ObservedPod { life: Life::Succeeded { .. }, .. });
+            self.before.succeeded(trainer) || self.current(trainer).is_some_and(ended_well)
+        })
+    }
+
+    /// Pods that count: of a rank that the job has, and made since it was last resumed.
+    fn pods(&self) -> impl Iterator<Item = (Replica, &'a ObservedPod)> + use<'a> {
+        let (servers, trainers) = (self.job.servers, self.job.trainers);
+        let first = self.prev.first_incarnation.unsigned_abs();
+        let counts = move |(replica, pod): &(Replica, &ObservedPod)| {
+            let replicas = if replica.role == Role::Server { servers } else { trainers };
+            replica.index < replicas && pod.incarnation >= first
+        };
+        self.world.pods.iter().map(|(&replica, pod)| (replica, pod)).filter(counts)
+    }
+
+    fn pods_of(&self, role: Role) -> impl Iterator<Item = (Replica, &'a ObservedPod)> + use<'a> {
+        self.pods().filter(move |(replica, _)| replica.role == role)
+    }
+
+    fn current(&self, replica: Replica) -> Option<&'a ObservedPod> {
+        let pod = self.world.pods.get(&replica)?;
+        (pod.incarnation >= self.prev.first_incarnation.unsigned_abs()).then_some(pod)
+    }
+
+    fn delete(&mut self, pod: &ObservedPod) {
+        if pod.gone_by.is_none() {
+            self.out.delete.push(Deletion { name: pod.name.clone(), uid: pod.uid.clone(), force: false });
+        }
+    }
+
+    /// A pod that should be gone and is not: its node is lost, so nobody will confirm the end.
+    fn delete_by_force_if_overdue(&mut self, pod: &ObservedPod) {
+        const PATIENCE: SignedDuration = SignedDuration::from_secs(30);
+        let Some(gone_by) = pod.gone_by else { return };
+        let overdue = gone_by.saturating_add(PATIENCE).expect("a few seconds fit");
+        if overdue <= self.now {
+            self.out.delete.push(Deletion { name: pod.name.clone(), uid: pod.uid.clone(), force: true });
+        } else {
+            self.wake_at(overdue);
+        }
+    }
+
+    /// Looks again at `at`, or earlier if something else wants that.
+    fn wake_at(&mut self, at: Timestamp) {
+        self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
+    }
+
+    fn after(&self, since: Timestamp, duration: SignedDuration) -> Timestamp {
+        since.saturating_add(duration).unwrap_or(Timestamp::MAX)
+    }
+
+    fn set(&mut self, type_: ConditionType, verdict: Verdict) {
+        conditions::set(&mut self.out.status, type_, verdict, self.now);
+    }
+
+    fn notice(&mut self, reason: &str, note: impl Into<String>) {
+        self.out.notices.push(Notice { warning: false, reason: reason.into(), note: note.into(), pod: None });
+    }
+
+    fn warning(&mut self, reason: &str, note: impl Into<String>, pod: Option<&ObservedPod>) {
+        let pod = pod.map(|pod| (pod.name.clone(), pod.uid.clone()));
+        self.out.notices.push(Notice { warning: true, reason: reason.into(), note: note.into(), pod });
+    }
+
+    /// `1 server and 2 trainers`.
+    fn members(&self) -> String {
+        format!("{} and {}", counted(self.job.servers, "server"), counted(self.job.trainers, "trainer"))
+    }
+
+    fn time(&self) -> Option<Time> {
+        Some(Time(self.now))
+    }
+}
+
+fn counted(number: u32, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,47 @@
+//! A suspended job has no pods. It starts again from the beginning, with incarnations that none of
+//! its earlier pods had.
+
+use psjobs_api::crd::{ConditionType, Phase};
+
+use super::conditions::{self, Verdict};
+use super::{Draft, Ledger};
+
+impl Draft<'_> {
+    pub(super) fn suspend(&mut self) {
+        self.ledger.observe(self.pods(), |_, _| false);
+        self.count();
+        for pod in self.world.pods.values() {
+            self.delete(pod);
+            self.delete_by_force_if_overdue(pod);
+        }
+
+        const REASON: &str = "Suspended";
+        let first = self.ledger.after_all();
+        self.ledger = Ledger::default();
+        let status = &mut self.out.status;
+        status.observed_generation = self.job.generation;
+        status.phase = Some(Phase::Suspended);
+        status.reason = Some(REASON.into());
+        status.start_time = None;
+        status.progress = None;
+        status.first_incarnation = first.cast_signed();
+        for of_role in [&mut status.ps, &mut status.trainer].into_iter().flatten() {
+            of_role.replicas = Vec::new();
+            of_role.succeeded = 0;
+        }
+        for type_ in [
+            ConditionType::Created,
+            ConditionType::ServersReady,
+            ConditionType::Running,
+            ConditionType::Restarting,
+            ConditionType::Completing,
+        ] {
+            conditions::clear(status, type_, REASON, self.now);
+        }
+        let message = "spec.suspend is true; set it to false to start the job again";
+        self.set(ConditionType::Suspended, Verdict::yes(REASON, message));
+        if self.prev.phase != Some(Phase::Suspended) {
+            self.notice(REASON, "The job is suspended; its pods are deleted");
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Gathers what a decision looks at from the caches that the watches fill. Nothing here asks the API
+//! server: what a cache does not have yet, creating it again finds out (see `apply`).
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Pod, Service};
+use kube::core::PartialObjectMeta;
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Resource, ResourceExt as _};
+use psjobs_api::Role;
+use psjobs_api::crd::{ParameterServerJobStatus, names};
+
+use super::decide::{Ledger, ProgressReport, World};
+use super::observe::observe;
+use super::validate::ValidJob;
+
+/// The caches of what jobs own.
+#[derive(Clone)]
+pub struct Children {
+    pub pods: Store<Pod>,
+    pub services: Store<PartialObjectMeta<Service>>,
+}
+
+impl Children {
+    /// Waits for the lists that the caches start with.
+    pub async fn wait_until_ready(&self) {
+        // An error means that the watch is gone, and with it the controller that calls this.
+        let _ = self.pods.wait_until_ready().await;
+        let _ = self.services.wait_until_ready().await;
+    }
+}
+
+/// The world as the caches know it.
+pub fn dereference(
+    job: &ValidJob,
+    status: &ParameterServerJobStatus,
+    children: &Children,
+    progress: Option<ProgressReport>,
+) -> World {
+    // By name, not by search: with thousands of pods in the cache, a look at all of them for every
+    // reconcile would be most of the operator's work.
+    let pods = [Role::Server, Role::Trainer].into_iter().flat_map(|role| {
+        let highest = job.count(role).max(Ledger::read(status).count(role));
+        (0..highest).map(move |index| names::pod(&job.name, role, index))
+    });
+    let pods = pods.filter_map(|name| children.pods.get(&ObjectRef::new(&name).within(&job.namespace)));
+    let pods = pods.filter(|pod| is_owned(&**pod, &job.uid)).filter_map(|pod: Arc<Pod>| observe(&pod)).collect();
+    let service = ObjectRef::new(&names::service(&job.name)).within(&job.namespace);
+    let service = children.services.get(&service).is_some_and(|service| is_owned(&*service, &job.uid));
+    World { pods, service, refused: Vec::new(), progress }
+}
+
+/// Whether an object's controller is the job with this uid.
+pub fn is_owned<K: Resource>(object: &K, uid: &str) -> bool {
+    object.owner_references().iter().any(|owner| owner.uid == uid && owner.controller == Some(true))
+}

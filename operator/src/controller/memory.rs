@@ -1,0 +1,123 @@
+//! What the operator remembers of a job between reconciles. Losing it costs a little time, never a
+//! decision: all that matters is in the job's status.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use kube::ResourceExt as _;
+use psjobs_api::crd::ParameterServerJob;
+
+use super::decide::ProgressReport;
+
+/// Delay before the first retry of a reconcile that failed, and the longest.
+const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+
+/// By uid of the job.
+#[derive(Default)]
+pub struct Memory(Mutex<HashMap<String, Entry>>);
+
+#[derive(Default)]
+struct Entry {
+    /// The job as our last write left it; the watch may bring it later than the next reconcile.
+    written: Option<Arc<ParameterServerJob>>,
+    /// Reconciles that failed since the last that did not.
+    failed: u32,
+    progress: Option<ProgressReport>,
+}
+
+impl Memory {
+    /// The newer of what the cache has and what we wrote.
+    pub fn newest(&self, cached: Arc<ParameterServerJob>) -> Arc<ParameterServerJob> {
+        let mut entries = self.lock();
+        let Some(entry) = entries.get_mut(&cached.uid().unwrap_or_default()) else { return cached };
+        match entry.written.take() {
+            Some(written) if version(&written) > version(&cached) => {
+                entry.written = Some(written.clone());
+                written
+            }
+            _ => cached,
+        }
+    }
+
+    pub fn wrote(&self, job: ParameterServerJob) {
+        let uid = job.uid().unwrap_or_default();
+        self.lock().entry(uid).or_default().written = Some(job.into());
+    }
+
+    pub fn succeeded(&self, uid: &str) {
+        if let Some(entry) = self.lock().get_mut(uid) {
+            entry.failed = 0;
+        }
+    }
+
+    /// How long to wait before the next try: doubles with every failure in a row.
+    pub fn failed(&self, uid: &str) -> Duration {
+        let mut entries = self.lock();
+        let entry = entries.entry(uid.to_owned()).or_default();
+        let delay = RETRY.0 * 2_u32.pow(entry.failed.min(10));
+        entry.failed += 1;
+        delay.min(RETRY.1)
+    }
+
+    pub fn progress(&self, uid: &str) -> Option<ProgressReport> {
+        self.lock().get(uid)?.progress.clone()
+    }
+
+    /// Keeps a report. Whether it tells anything new.
+    pub fn report(&self, uid: &str, report: ProgressReport) -> bool {
+        let mut entries = self.lock();
+        let progress = &mut entries.entry(uid.to_owned()).or_default().progress;
+        let new = progress.as_ref() != Some(&report);
+        *progress = Some(report);
+        new
+    }
+
+    /// Forgets every job that is not in `jobs`.
+    pub fn retain(&self, jobs: &[Arc<ParameterServerJob>]) {
+        let uids = jobs.iter().filter_map(|job| job.metadata.uid.as_deref()).collect::<std::collections::HashSet<_>>();
+        self.lock().retain(|uid, _| uids.contains(uid.as_str()));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
+        // Every change above is complete before anything can panic.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Resource versions of one resource are numbers that grow. One that is not a number counts as
+/// oldest, so the cache wins.
+fn version(job: &ParameterServerJob) -> u64 {
+    job.resource_version().and_then(|version| version.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::fixtures::job;
+
+    fn version(version: &str) -> ParameterServerJob {
+        let mut job = job("");
+        job.metadata.resource_version = Some(version.into());
+        job
+    }
+
+    #[test]
+    fn a_cache_behind_our_own_write_does_not_take_it_back() {
+        let memory = Memory::default();
+        memory.wrote(version("100"));
+        for (cached, want) in [("99", "100"), ("100", "100"), ("99", "99"), ("101", "101")] {
+            let newest = memory.newest(version(cached).into());
+            assert_eq!(newest.resource_version().as_deref(), Some(want), "the cache has {cached}");
+        }
+    }
+
+    #[test]
+    fn retries_wait_longer_until_one_works() {
+        let memory = Memory::default();
+        let waits = (0..12).map(|_| memory.failed("a").as_millis()).collect::<Vec<_>>();
+        assert_eq!((waits[0], waits[1], waits[2], waits[11]), (200, 400, 800, 30_000));
+        memory.succeeded("a");
+        assert_eq!(memory.failed("a").as_millis(), 200);
+    }
+}

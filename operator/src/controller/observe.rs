@@ -1,0 +1,247 @@
+//! What a pod means for its job: the main container judges it, and whatever Kubernetes did to it is
+//! told apart from what it did itself. The rest of the operator sees pods only through this.
+
+use std::fmt;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
+use kube::ResourceExt as _;
+use psjobs_api::crd::names;
+use psjobs_api::{ReplicaResult, Role};
+
+/// A place in a job: one rank. Servers sort before trainers, as ranks do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Replica {
+    pub role: Role,
+    pub index: u32,
+}
+
+impl Replica {
+    pub const fn server(index: u32) -> Self {
+        Self { role: Role::Server, index }
+    }
+
+    pub const fn trainer(index: u32) -> Self {
+        Self { role: Role::Trainer, index }
+    }
+}
+
+impl fmt::Display for Replica {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let role = if self.role == Role::Server { "server" } else { "trainer" };
+        write!(f, "{role} {}", self.index)
+    }
+}
+
+/// A pod of the job, reduced to what decisions need.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ObservedPod {
+    pub name: String,
+    pub uid: String,
+    /// From its annotations: how many pods this replica had before, and how many of them failed.
+    pub incarnation: u32,
+    pub failures: u32,
+    pub life: Life,
+    /// All readiness probes pass.
+    pub ready: bool,
+    /// Some container may still run, even if the main one has ended.
+    pub alive: bool,
+    /// It is being deleted and should be gone by then.
+    pub gone_by: Option<Timestamp>,
+    /// Why it does not start, if Kubernetes says so.
+    pub obstacle: Option<Obstacle>,
+    pub ip: Option<String>,
+}
+
+/// The main container's way.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Life {
+    Pending,
+    Running,
+    Succeeded { at: Timestamp, result: Option<ReplicaResult> },
+    Failed(Failure),
+}
+
+/// Why a pod ended badly.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Failure {
+    /// Kubernetes took the pod away; its program is not to blame.
+    pub disruption: bool,
+    pub exit_code: Option<i32>,
+    /// One word.
+    pub reason: String,
+    /// Continues a sentence that begins with the replica, for example `ended with exit code 1`.
+    pub what: String,
+    pub log_tail: String,
+    pub at: Timestamp,
+}
+
+/// What keeps a pod from starting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Obstacle {
+    pub reason: String,
+    pub message: String,
+}
+
+impl ObservedPod {
+    /// The main container has ended, well or badly.
+    pub fn ended(&self) -> bool {
+        matches!(self.life, Life::Succeeded { .. } | Life::Failed(_))
+    }
+}
+
+/// Reads a pod. `None` if it lacks the labels of a job's pod.
+pub fn observe(pod: &Pod) -> Option<(Replica, ObservedPod)> {
+    let role = Role::parse(pod.labels().get(names::LABEL_ROLE)?)?;
+    let index = pod.labels().get(names::LABEL_INDEX)?.parse().ok()?;
+    let number = |annotation| pod.annotations().get(annotation).and_then(|n| n.parse().ok()).unwrap_or(0);
+    let status = pod.status.clone().unwrap_or_default();
+    let observed = ObservedPod {
+        name: pod.name_any(),
+        uid: pod.uid().unwrap_or_default(),
+        incarnation: number(names::ANNOTATION_INCARNATION),
+        failures: number(names::ANNOTATION_FAILURES),
+        life: life(pod, &status),
+        ready: condition(&status, "Ready").is_some_and(|(value, ..)| value == "True"),
+        alive: is_alive(pod, &status),
+        gone_by: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
+        obstacle: obstacle(&status),
+        ip: status.pod_ip.clone(),
+    };
+    Some((Replica { role, index }, observed))
+}
+
+/// The phase follows the end of the last container a moment later, so the containers count too.
+fn is_alive(pod: &Pod, status: &PodStatus) -> bool {
+    let containers = pod.spec.as_ref().map_or(0, |spec| spec.containers.len());
+    let ended = status.container_statuses.iter().flatten().filter_map(terminated).count();
+    ended < containers && !matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"))
+}
+
+fn life(pod: &Pod, status: &PodStatus) -> Life {
+    let main = main_container(pod, status);
+    let ended = main.and_then(terminated);
+    let phase = status.phase.as_deref();
+    match ended {
+        Some(end) if end.exit_code == 0 => {
+            let result = end.message.as_deref().and_then(ReplicaResult::parse);
+            Life::Succeeded { at: finished_at(end, pod), result }
+        }
+        Some(_) => Life::Failed(failure(pod, status)),
+        None if phase == Some("Failed") => Life::Failed(failure(pod, status)),
+        None if phase == Some("Succeeded") => Life::Succeeded { at: last_seen(pod), result: None },
+        None if main.and_then(|c| c.state.as_ref()).is_some_and(|state| state.running.is_some()) => Life::Running,
+        None => Life::Pending,
+    }
+}
+
+fn failure(pod: &Pod, status: &PodStatus) -> Failure {
+    let culprit = culprit(pod, status);
+    let end = culprit.and_then(terminated);
+    let at = end.map_or_else(|| last_seen(pod), |end| finished_at(end, pod));
+    let exit_code = end.map(|end| end.exit_code);
+    let log_tail = end.and_then(|end| end.message.clone()).unwrap_or_default();
+    let told = |disruption, reason: &str, what| {
+        let log_tail = log_tail.trim_end().to_owned();
+        Failure { disruption, exit_code, reason: reason.to_owned(), what, log_tail, at }
+    };
+
+    if let Some((_, reason, message)) = condition(status, "DisruptionTarget").filter(|(value, ..)| *value == "True") {
+        return told(true, reason, format!("was taken away by Kubernetes ({reason}: {message})"));
+    }
+    if pod.metadata.deletion_timestamp.is_some() {
+        return told(true, "PodDeleted", "was deleted".into());
+    }
+    match (end, culprit) {
+        (Some(end), Some(container)) if end.reason.as_deref() == Some("OOMKilled") => {
+            told(false, "OOMKilled", out_of_memory(pod, &container.name))
+        }
+        (Some(end), Some(container)) => {
+            let reason = end.reason.as_deref().unwrap_or("Error");
+            told(false, reason, exit_sentence(pod, container, end.exit_code))
+        }
+        _ => {
+            // The kubelet refused or evicted it before its containers could end by themselves.
+            let reason = status.reason.as_deref().unwrap_or("PodFailed");
+            let message = status.message.as_deref().unwrap_or("Kubernetes gave no message");
+            told(true, reason, format!("was stopped by its node ({reason}: {message})"))
+        }
+    }
+}
+
+fn out_of_memory(pod: &Pod, container: &str) -> String {
+    let limit = pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.containers.iter().chain(spec.init_containers.iter().flatten()))
+        .find(|c| c.name == container)
+        .and_then(|c| c.resources.as_ref()?.limits.as_ref()?.get("memory"));
+    match limit {
+        Some(limit) => format!(
+            "needed more memory than the limit of {} and was killed (OOMKilled); raise resources.limits.memory of container {container}, or lower the batch size",
+            limit.0
+        ),
+        None => format!(
+            "was killed because its node ran out of memory (OOMKilled); set resources.requests.memory and resources.limits.memory of container {container}"
+        ),
+    }
+}
+
+fn exit_sentence(pod: &Pod, container: &ContainerStatus, code: i32) -> String {
+    let main = pod.spec.as_ref().and_then(|spec| spec.containers.first()).is_some_and(|c| c.name == container.name);
+    let whose = if main { String::new() } else { format!("could not start, init container {} ", container.name) };
+    match code {
+        129..=159 => format!("{whose}was killed by signal {} (exit code {code})", code - 128),
+        _ => format!("{whose}ended with exit code {code}"),
+    }
+}
+
+/// The container whose end explains the pod's: the main one, or the init container that kept it from starting.
+fn culprit<'a>(pod: &Pod, status: &'a PodStatus) -> Option<&'a ContainerStatus> {
+    let failed = |c: &&ContainerStatus| terminated(c).is_some_and(|end| end.exit_code != 0);
+    let init = status.init_container_statuses.iter().flatten().find(failed);
+    main_container(pod, status).filter(failed).or(init)
+}
+
+fn main_container<'a>(pod: &Pod, status: &'a PodStatus) -> Option<&'a ContainerStatus> {
+    let name = &pod.spec.as_ref()?.containers.first()?.name;
+    status.container_statuses.iter().flatten().find(|c| c.name == *name)
+}
+
+fn terminated(container: &ContainerStatus) -> Option<&ContainerStateTerminated> {
+    container.state.as_ref()?.terminated.as_ref()
+}
+
+fn finished_at(end: &ContainerStateTerminated, pod: &Pod) -> Timestamp {
+    end.finished_at.as_ref().map_or_else(|| last_seen(pod), |time| time.0)
+}
+
+/// The newest time that the pod itself tells; no clock is asked, so that it stays the same when read again.
+fn last_seen(pod: &Pod) -> Timestamp {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let transitions = conditions.filter_map(|c| c.last_transition_time.as_ref());
+    let created = pod.metadata.creation_timestamp.as_ref();
+    transitions.chain(created).map(|time| time.0).max().unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+/// Status, reason and message of a pod condition.
+fn condition<'a>(status: &'a PodStatus, type_: &str) -> Option<(&'a str, &'a str, &'a str)> {
+    let condition = status.conditions.iter().flatten().find(|c| c.type_ == type_)?;
+    let text = |field: &'a Option<String>| field.as_deref().unwrap_or_default();
+    Some((&condition.status, text(&condition.reason), text(&condition.message)))
+}
+
+fn obstacle(status: &PodStatus) -> Option<Obstacle> {
+    if let Some(("False", reason @ "Unschedulable", message)) = condition(status, "PodScheduled") {
+        return Some(Obstacle { reason: reason.into(), message: message.into() });
+    }
+    let containers = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
+    containers.filter_map(|c| c.state.as_ref()?.waiting.as_ref()).find_map(|waiting| {
+        // These two are on the way to a start.
+        let reason = waiting.reason.clone().filter(|r| r != "ContainerCreating" && r != "PodInitializing")?;
+        Some(Obstacle { reason, message: waiting.message.clone().unwrap_or_default() })
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,151 @@
+//! From the stored object to a job that the rest of the operator can rely on. The schema and its
+//! rules have refused nearly everything already; this stands behind them, because an object may have
+//! been stored under an older definition.
+
+use std::sync::Arc;
+
+use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::{Resource as _, ResourceExt as _};
+use psjobs_api::Role;
+use psjobs_api::crd::{CleanPodPolicy, ParameterServerJob, RestartPolicy};
+use psjobs_api::training::TrainingError;
+
+use super::observe::Replica;
+
+/// A job whose every value can be used.
+#[derive(Clone, Debug)]
+pub struct ValidJob {
+    pub name: String,
+    pub namespace: String,
+    pub uid: String,
+    pub generation: Option<i64>,
+    pub owner: OwnerReference,
+    pub suspended: bool,
+    pub servers: u32,
+    pub trainers: u32,
+    pub restart_policy: RestartPolicy,
+    pub max_restarts: u32,
+    pub clean_pod_policy: CleanPodPolicy,
+    pub ttl_after_finished: Option<SignedDuration>,
+    pub active_deadline: Option<SignedDuration>,
+    pub server_drain: SignedDuration,
+    /// The object itself, for its templates and spec.training.
+    pub object: Arc<ParameterServerJob>,
+}
+
+/// Why a stored job cannot be run; the text names the field and what to write.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum SpecError {
+    #[error("metadata.{0} is missing; the API server sets it on every stored object")]
+    Metadata(&'static str),
+    #[error("{field} is {value}; write a number from {low} to {high}")]
+    Range { field: &'static str, value: i64, low: i64, high: i64 },
+    #[error("{0}.template.spec.containers is empty; write at least one container, the first is the {0}'s program")]
+    NoContainer(&'static str),
+    #[error(transparent)]
+    Training(#[from] TrainingError),
+}
+
+impl ValidJob {
+    /// Every replica that the job wants, in the order of ranks.
+    pub fn replicas(&self) -> impl Iterator<Item = Replica> + use<> {
+        (0..self.servers).map(Replica::server).chain((0..self.trainers).map(Replica::trainer))
+    }
+
+    pub fn count(&self, role: Role) -> u32 {
+        if role == Role::Server { self.servers } else { self.trainers }
+    }
+
+    /// Rank of a replica in the job.
+    pub fn rank(&self, replica: Replica) -> u32 {
+        if replica.role == Role::Server { replica.index } else { self.servers + replica.index }
+    }
+}
+
+/// Checks a stored job.
+pub fn validate(object: Arc<ParameterServerJob>) -> Result<ValidJob, SpecError> {
+    let spec = &object.spec;
+    spec.training.validate()?;
+    if !has_container(Some(&spec.trainer.template)) {
+        return Err(SpecError::NoContainer("spec.trainer"));
+    }
+    if spec.ps.template.is_some() && !has_container(spec.ps.template.as_ref()) {
+        return Err(SpecError::NoContainer("spec.ps"));
+    }
+    let policy = &spec.run_policy;
+    Ok(ValidJob {
+        name: object.name_any(),
+        namespace: object.namespace().ok_or(SpecError::Metadata("namespace"))?,
+        uid: object.uid().ok_or(SpecError::Metadata("uid"))?,
+        generation: object.metadata.generation,
+        owner: OwnerReference {
+            // So that deleting the job in the foreground waits for its pods.
+            block_owner_deletion: Some(true),
+            ..object.controller_owner_ref(&()).ok_or(SpecError::Metadata("uid"))?
+        },
+        suspended: spec.suspend,
+        servers: number("spec.ps.replicas", spec.ps.replicas, 1, 128)?,
+        trainers: number("spec.trainer.replicas", spec.trainer.replicas, 1, 4096)?,
+        restart_policy: spec.trainer.restart_policy,
+        max_restarts: number("spec.failurePolicy.maxRestarts", spec.failure_policy.max_restarts, 0, 10_000)?,
+        clean_pod_policy: policy.clean_pod_policy,
+        ttl_after_finished: policy
+            .ttl_seconds_after_finished
+            .map(|seconds| duration("spec.runPolicy.ttlSecondsAfterFinished", seconds))
+            .transpose()?,
+        active_deadline: policy
+            .active_deadline_seconds
+            .map(|seconds| duration("spec.runPolicy.activeDeadlineSeconds", seconds))
+            .transpose()?,
+        server_drain: duration("spec.runPolicy.serverDrainSeconds", policy.server_drain_seconds)?,
+        object,
+    })
+}
+
+fn has_container(template: Option<&k8s_openapi::api::core::v1::PodTemplateSpec>) -> bool {
+    template.and_then(|template| template.spec.as_ref()).is_some_and(|spec| !spec.containers.is_empty())
+}
+
+fn number(field: &'static str, value: i32, low: u32, high: u32) -> Result<u32, SpecError> {
+    let wrong = SpecError::Range { field, value: value.into(), low: low.into(), high: high.into() };
+    u32::try_from(value).ok().filter(|value| (low..=high).contains(value)).ok_or(wrong)
+}
+
+fn duration(field: &'static str, seconds: i64) -> Result<SignedDuration, SpecError> {
+    const TEN_YEARS: i64 = 315_360_000;
+    if (0..=TEN_YEARS).contains(&seconds) {
+        Ok(SignedDuration::from_secs(seconds))
+    } else {
+        Err(SpecError::Range { field, value: seconds, low: 0, high: TEN_YEARS })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::fixtures::job;
+
+    #[test]
+    fn a_minimal_job_gets_the_documented_defaults() {
+        let job = validate(job("").into()).expect("valid");
+        assert_eq!((job.servers, job.trainers, job.max_restarts), (1, 2, 3));
+        assert_eq!(job.server_drain, SignedDuration::from_secs(60));
+        assert_eq!(job.rank(Replica::trainer(1)), 2);
+    }
+
+    #[test]
+    fn what_an_older_definition_let_through_is_refused_with_the_field() {
+        let rows = [
+            ("ps: {replicas: 0}", "spec.ps.replicas is 0; write a number from 1 to 128"),
+            ("ps: {template: {spec: {containers: []}}}", "spec.ps.template.spec.containers is empty"),
+            ("failurePolicy: {maxRestarts: -1}", "spec.failurePolicy.maxRestarts is -1"),
+            ("runPolicy: {activeDeadlineSeconds: -5}", "spec.runPolicy.activeDeadlineSeconds is -5"),
+            ("training: {optimizer: {nesterov: true}}", "nesterov"),
+        ];
+        for (spec, want) in rows {
+            let error = validate(job(spec).into()).expect_err(spec).to_string();
+            assert!(error.contains(want), "{spec}: {error}");
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Leader election: of several operators one works, the others stand by. The lease is short, so that
+//! one that dies is replaced within seconds, and it is given back on a clean exit.
+
+use kube::Client;
+use kube_lease_manager::{LeaseManager, LeaseManagerBuilder, LeaseManagerError};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tracing::warn;
+
+/// Name of the lease, one for each installation's namespace.
+const LEASE: &str = "psjobs-operator";
+/// How long a dead leader is waited for, at most.
+const DURATION_SECONDS: u64 = 8;
+/// The leader renews this long before the lease runs out; operators' clocks may differ by as much.
+const GRACE_SECONDS: u64 = 4;
+
+/// A candidate: knows at any time whether it leads.
+pub struct Candidate {
+    leads: watch::Receiver<bool>,
+    campaign: JoinHandle<Result<LeaseManager, LeaseManagerError>>,
+}
+
+impl Candidate {
+    /// Enters the election in `namespace` as `identity`.
+    pub async fn enter(client: Client, namespace: &str, identity: &str) -> Result<Self, LeaseManagerError> {
+        let builder = LeaseManagerBuilder::new(client, LEASE).with_namespace(namespace).with_identity(identity);
+        let manager = builder.with_duration(DURATION_SECONDS).with_grace(GRACE_SECONDS).build().await?;
+        let (leads, campaign) = manager.watch().await;
+        Ok(Self { leads, campaign })
+    }
+
+    /// Waits until this operator leads (or does not, if `leads` is false).
+    pub async fn until(&mut self, leads: bool) {
+        if self.leads.wait_for(|now| *now == leads).await.is_err() && leads {
+            // The campaign has ended, so this one never leads again.
+            std::future::pending().await
+        }
+    }
+
+    /// Leaves the election, and gives the lease back if it is held.
+    pub async fn leave(self) {
+        drop(self.leads);
+        match self.campaign.await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => warn!("the lease could not be given back, it runs out by itself: {error}"),
+            Err(error) => warn!("the election ended badly: {error}"),
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The operator's process from start to end: wait for the cluster, be elected, work, leave in order.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use futures::channel::mpsc;
+use kube::api::ListParams;
+use kube::runtime::events::{Recorder, Reporter};
+use kube::{Api, Client};
+use prometheus_client::registry::Registry;
+use psjobs_api::crd::ParameterServerJob;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::controller::memory::Memory;
+use crate::controller::{self, Context, Watches};
+use crate::http::{self, Readiness};
+use crate::leader::Candidate;
+use crate::metrics::Metrics;
+use crate::progress::{PENDING_REPORTS, Poller};
+use crate::settings::Settings;
+
+/// Name of the operator in events and as field manager.
+const NAME: &str = "psjobs-operator";
+/// Between two looks for a definition that is not installed yet.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// Works until `stop`, then leaves in order.
+///
+/// # Errors
+/// Only what waiting cannot mend: an address in use, a lease that may not be written.
+pub async fn operate(settings: Settings, config: kube::Config, stop: CancellationToken) -> anyhow::Result<()> {
+    let listener = TcpListener::bind(settings.metrics_addr)
+        .await
+        .with_context(|| format!("cannot listen on {}; choose another --metrics-addr", settings.metrics_addr))?;
+    let mut registry = Registry::default();
+    let metrics = Metrics::new(&mut registry);
+    let readiness = Readiness::default();
+    let serving = tokio::spawn(http::serve(listener, registry, readiness.clone(), stop.clone()));
+
+    let own_namespace = config.default_namespace.clone();
+    let client = Client::try_from(config).context("the cluster's address or credentials cannot be used")?;
+    let operator = Operator { settings, client, own_namespace, metrics };
+    tokio::select! {
+        () = operator.wait_until_installed(&readiness) => operator.take_part(&stop).await?,
+        () = stop.cancelled() => {}
+    }
+    serving.await.context("the HTTP server ended badly")?.context("the HTTP server failed")
+}
+
+struct Operator {
+    settings: Settings,
+    client: Client,
+    own_namespace: String,
+    metrics: Metrics,
+}
+
+impl Operator {
+    fn namespace(&self) -> Option<&str> {
+        self.settings.namespace.as_deref()
+    }
+
+    fn identity(&self) -> String {
+        let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+        let own = || host().map_or_else(|| NAME.to_owned(), |host| host.trim().to_owned());
+        self.settings.identity.clone().unwrap_or_else(own)
+    }
+
+    /// An operator may be installed before its definition. Waiting is better than a crash loop, whose
+    /// back-off would go on for minutes after the definition is there.
+    async fn wait_until_installed(&self, readiness: &Readiness) {
+        let jobs: Api<ParameterServerJob> = match self.namespace() {
+            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
+            None => Api::all(self.client.clone()),
+        };
+        loop {
+            let why = match jobs.list_metadata(&ListParams::default().limit(1)).await {
+                Ok(_) => return readiness.set(Ok(())),
+                Err(kube::Error::Api(status)) if status.is_not_found() => {
+                    "the definition of ParameterServerJob is not installed; run kubectl apply --server-side \
+                     -f crds/parameterserverjobs.psjobs.dev.yaml, or install the chart with crds.install=true"
+                        .to_owned()
+                }
+                Err(kube::Error::Api(status)) => format!("jobs cannot be listed: {}", status.message),
+                Err(error) => format!("the API server does not answer: {}", crate::chain(&error)),
+            };
+            warn!("{why}; looking again in {} s", LOOK_AGAIN.as_secs());
+            readiness.set(Err(why));
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// Works whenever this operator leads.
+    async fn take_part(&self, stop: &CancellationToken) -> anyhow::Result<()> {
+        if !self.settings.leader_elect {
+            self.lead(stop.child_token()).await;
+            return Ok(());
+        }
+        let namespace = self.settings.lease_namespace.as_ref().unwrap_or(&self.own_namespace);
+        let mut candidate = Candidate::enter(self.client.clone(), namespace, &self.identity())
+            .await
+            .with_context(|| format!("cannot take part in the election in namespace {namespace}; the operator needs get, create and patch on leases there"))?;
+        while !stop.is_cancelled() {
+            tokio::select! {
+                () = candidate.until(true) => {}
+                () = stop.cancelled() => break,
+            }
+            info!("this operator leads");
+            tokio::select! {
+                () = self.lead(stop.child_token()) => {}
+                // Dropped at once: another one may work already.
+                () = candidate.until(false) => warn!("the lease is lost; another operator leads"),
+            }
+            self.metrics.leads(false);
+        }
+        candidate.leave().await;
+        Ok(())
+    }
+
+    /// Runs the controller and the poller until `stop`.
+    async fn lead(&self, stop: CancellationToken) {
+        self.metrics.leads(true);
+        let (reports, reported) = mpsc::channel(PENDING_REPORTS);
+        let watches = Watches::new(&self.client, self.namespace(), reported);
+        let memory = Arc::new(Memory::default());
+        let poller = Poller {
+            jobs: watches.jobs(),
+            children: watches.children(),
+            memory: memory.clone(),
+            metrics: self.metrics.clone(),
+            reports,
+        };
+        let reporter = Reporter { controller: NAME.into(), instance: Some(self.identity()) };
+        let context = Context {
+            client: self.client.clone(),
+            children: watches.children(),
+            memory,
+            recorder: Recorder::new(self.client.clone(), reporter),
+            metrics: self.metrics.clone(),
+            worker_image: self.settings.worker_image.clone(),
+        };
+        tokio::select! {
+            () = controller::run(watches, Arc::new(context), stop.cancelled_owned()) => {}
+            () = poller.run() => {}
+        }
+    }
+}
