@@ -1,1 +1,12 @@
+//! The parameter server: who owns which parameters ([`layout`]), how they change ([`optimizer`]),
+//! when ([`consistency`]), the process that holds them ([`server`]) and what a trainer talks to it
+//! with ([`client`]). Knows neither libtorch nor Kubernetes.
+#![deny(missing_docs)]
 
+pub mod client;
+pub mod consistency;
+pub mod layout;
+pub mod optimizer;
+pub mod proto;
+pub mod server;
+mod simd;

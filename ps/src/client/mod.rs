@@ -1,0 +1,119 @@
+//! What a trainer talks to the servers with. [`Session`] is synchronous, because a training loop
+//! is; behind it a runtime of its own keeps the streams and sends heartbeats while the trainer computes.
+
+mod link;
+mod session;
+
+use std::time::Duration;
+
+use psjobs_api::Environment;
+use tonic::Status;
+
+pub use session::Session;
+
+use crate::layout::LayoutError;
+pub use crate::layout::TensorSpec;
+use crate::proto;
+
+/// What a trainer says about itself.
+#[derive(Clone, Debug)]
+pub struct SessionConfig {
+    /// The job; servers of another one refuse this trainer.
+    pub job_uid: String,
+    /// Index among the trainers.
+    pub trainer: u32,
+    /// How often this trainer was replaced.
+    pub incarnation: u32,
+    /// `host:port` of every server, in order.
+    pub servers: Vec<String>,
+    /// The model's parameters, in the order of the flat space.
+    pub tensors: Vec<TensorSpec>,
+    /// Steps that this trainer is going to do.
+    pub total_steps: u64,
+    /// How long to wait for a server that does not answer, at the start and after it was lost.
+    pub connect_timeout: Duration,
+}
+
+impl SessionConfig {
+    /// The configuration of a trainer in `environment`.
+    #[must_use]
+    pub fn new(environment: &Environment, tensors: Vec<TensorSpec>, total_steps: u64) -> Self {
+        Self {
+            job_uid: environment.uid.clone(),
+            trainer: environment.index,
+            incarnation: environment.incarnation,
+            servers: environment.servers.clone(),
+            tensors,
+            total_steps,
+            connect_timeout: Duration::from_secs(120),
+        }
+    }
+
+    pub(crate) fn id(&self) -> proto::TrainerId {
+        proto::TrainerId { job_uid: self.job_uid.clone(), index: self.trainer, incarnation: self.incarnation }
+    }
+}
+
+/// Why a trainer cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The model has no parameters, or too many.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// The initial values do not fit the tensors.
+    #[error("the model has {tensors} parameters, {values} initial values were given")]
+    InitialValues {
+        /// Elements of all tensors.
+        tensors: usize,
+        /// Values given.
+        values: usize,
+    },
+    /// An address that is none.
+    #[error("{0:?} is not the address of a server; write host:port")]
+    Address(String),
+    /// A server did not answer in time.
+    #[error("server {address} did not answer for {seconds} s ({reason}); see whether it runs and its port is open")]
+    Unreachable {
+        /// The server.
+        address: String,
+        /// How long it was tried.
+        seconds: u64,
+        /// What the last try said.
+        reason: String,
+    },
+    /// A server said no, and would say so again.
+    #[error("server {address} refused: {reason}")]
+    Refused {
+        /// The server.
+        address: String,
+        /// Its words.
+        reason: String,
+    },
+    /// A server computes another layout; one of the two is of another version or has other settings.
+    #[error(
+        "server {address} is server {found} of a job with {servers} servers, expected server {want} of {ours}; check the order and number of server addresses"
+    )]
+    Misplaced {
+        /// The server.
+        address: String,
+        /// Its index.
+        found: u32,
+        /// Its count of servers.
+        servers: u32,
+        /// Index expected.
+        want: u32,
+        /// Count expected.
+        ours: u32,
+    },
+    /// No thread or runtime could be had.
+    #[error("cannot start the network thread; raise the process limits of this machine")]
+    Runtime(#[source] std::io::Error),
+}
+
+/// Whether a server may well say yes the next time.
+pub(crate) fn is_retryable(status: &Status) -> bool {
+    !matches!(
+        status.code(),
+        tonic::Code::InvalidArgument | tonic::Code::FailedPrecondition | tonic::Code::Unimplemented
+    )
+}

@@ -1,0 +1,156 @@
+//! The flat parameter space: tensors one behind the other, cut into blocks of equal length, the
+//! blocks dealt out to the servers in turn. Everybody computes it from the same few numbers.
+
+use std::ops::Range;
+
+/// Elements of a block: 1 MiB of f32, small enough to overlap sending with computing, large enough
+/// that a frame's overhead does not count.
+pub const BLOCK_ELEMENTS: usize = 256 * 1024;
+
+/// A dense parameter tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Name, unique in the model.
+    pub name: String,
+    /// Length of each dimension; empty for a scalar.
+    pub shape: Vec<u64>,
+}
+
+impl TensorSpec {
+    /// Number of elements; `None` if it does not fit the address space.
+    #[must_use]
+    pub fn elements(&self) -> Option<usize> {
+        self.shape.iter().try_fold(1_usize, |product, n| product.checked_mul(usize::try_from(*n).ok()?))
+    }
+}
+
+/// Why tensors cannot be laid out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LayoutError {
+    /// Nothing to train.
+    #[error("the model has no parameters; give it at least one trainable tensor")]
+    Empty,
+    /// More elements than memory has addresses.
+    #[error("tensor {name} of shape {shape:?} is too large; check its shape")]
+    TooLarge {
+        /// The tensor that went over.
+        name: String,
+        /// Its shape.
+        shape: Vec<u64>,
+    },
+}
+
+/// Which elements form which block and which server owns it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    elements: usize,
+    block_elements: usize,
+    servers: usize,
+}
+
+impl Layout {
+    /// Lays `tensors` out over `servers`. A model smaller than one full block a server is cut into
+    /// one block for each server, so that every server has work.
+    ///
+    /// # Errors
+    /// If there are no elements, or too many.
+    pub fn new(tensors: &[TensorSpec], servers: usize) -> Result<Self, LayoutError> {
+        let mut elements = 0_usize;
+        for tensor in tensors {
+            elements = tensor
+                .elements()
+                .and_then(|n| elements.checked_add(n))
+                .filter(|n| *n < (1 << 48))
+                .ok_or_else(|| LayoutError::TooLarge { name: tensor.name.clone(), shape: tensor.shape.clone() })?;
+        }
+        if elements == 0 {
+            return Err(LayoutError::Empty);
+        }
+        let servers = servers.max(1);
+        let block_elements = elements.div_ceil(servers).clamp(1, BLOCK_ELEMENTS);
+        Ok(Self { elements, block_elements, servers })
+    }
+
+    /// Elements of the whole space.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.elements
+    }
+
+    /// Elements of every block but perhaps the last.
+    #[must_use]
+    pub fn block_elements(&self) -> usize {
+        self.block_elements
+    }
+
+    /// Number of blocks.
+    #[must_use]
+    pub fn blocks(&self) -> u32 {
+        self.elements.div_ceil(self.block_elements) as u32
+    }
+
+    /// The elements of a block; empty past the end.
+    #[must_use]
+    pub fn range(&self, block: u32) -> Range<usize> {
+        let start = (block as usize).saturating_mul(self.block_elements).min(self.elements);
+        start..(start + self.block_elements).min(self.elements)
+    }
+
+    /// The server that owns a block.
+    #[must_use]
+    pub fn owner(&self, block: u32) -> u32 {
+        block % self.servers as u32
+    }
+
+    /// The blocks of a server, ascending.
+    pub fn owned_by(&self, server: u32) -> impl DoubleEndedIterator<Item = u32> + use<> {
+        let (blocks, servers) = (self.blocks(), self.servers as u32);
+        (server..blocks).step_by(servers as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn tensor(shape: &[u64]) -> TensorSpec {
+        TensorSpec { name: "w".into(), shape: shape.to_vec() }
+    }
+
+    #[test]
+    fn small_models_reach_every_server() {
+        let layout = Layout::new(&[tensor(&[10, 10])], 3).expect("fits");
+        assert_eq!((layout.blocks(), layout.block_elements()), (3, 34));
+        assert_eq!(layout.range(2), 68..100);
+    }
+
+    #[test]
+    fn impossible_models_are_named() {
+        assert_eq!(Layout::new(&[], 1), Err(LayoutError::Empty));
+        assert_eq!(Layout::new(&[tensor(&[0])], 1), Err(LayoutError::Empty));
+        let huge = Layout::new(&[tensor(&[u64::MAX, 3])], 1).expect_err("too large").to_string();
+        assert!(huge.contains("tensor w"), "{huge}");
+    }
+
+    proptest! {
+        #[test]
+        fn every_element_is_in_one_block_of_one_server(n in 1_u64..3_000_000, servers in 1_usize..20) {
+            let layout = Layout::new(&[tensor(&[n])], servers).expect("fits");
+            let mut next = 0;
+            for block in 0..layout.blocks() {
+                let range = layout.range(block);
+                prop_assert_eq!(range.start, next);
+                prop_assert!(!range.is_empty());
+                next = range.end;
+            }
+            prop_assert_eq!(next, n as usize);
+            let dealt: usize = (0..servers as u32).map(|s| layout.owned_by(s).count()).sum();
+            prop_assert_eq!(dealt, layout.blocks() as usize);
+            for server in 0..servers as u32 {
+                prop_assert!(layout.owned_by(server).all(|b| layout.owner(b) == server));
+            }
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Stochastic gradient descent as `torch.optim.SGD` defines it (dampening 0): `g += decay·w;
+//! m = momentum·m + g (m = g in the first step); w -= lr·m`, or with Nesterov `w -= lr·(g + momentum·m)`.
+
+use super::Rule;
+
+/// Arguments, named as in `torch.optim.SGD`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sgd {
+    /// Share of the last update that is added to the next.
+    pub momentum: f64,
+    /// Look ahead along the momentum.
+    pub nesterov: bool,
+    /// L2 penalty.
+    pub weight_decay: f64,
+}
+
+impl Rule for Sgd {
+    fn slots(&self) -> usize {
+        usize::from(self.momentum != 0.0)
+    }
+
+    // m starts from zeros, so the first step gives m = g without a case of its own.
+    fn update(&self, weights: &mut [f32], gradient: &[[u8; 4]], slots: &mut [Vec<f32>], rate: f64, _step: u64) {
+        let [rate, decay, momentum] = [rate, self.weight_decay, self.momentum].map(|v| v as f32);
+        match slots.first_mut() {
+            None => crate::simd::run(plain, (weights, gradient, [rate, decay])),
+            Some(m) if self.nesterov => crate::simd::run(nesterov, (weights, gradient, m, [rate, decay, momentum])),
+            Some(m) => crate::simd::run(heavy_ball, (weights, gradient, m, [rate, decay, momentum])),
+        }
+    }
+}
+
+#[inline(always)]
+fn plain((weights, gradient, [rate, decay]): (&mut [f32], &[[u8; 4]], [f32; 2])) {
+    for (w, g) in weights.iter_mut().zip(gradient) {
+        let g = f32::from_le_bytes(*g) + decay * *w;
+        *w -= rate * g;
+    }
+}
+
+#[inline(always)]
+fn heavy_ball((weights, gradient, m, [rate, decay, momentum]): (&mut [f32], &[[u8; 4]], &mut Vec<f32>, [f32; 3])) {
+    for ((w, g), m) in weights.iter_mut().zip(gradient).zip(m) {
+        let g = f32::from_le_bytes(*g) + decay * *w;
+        *m = momentum * *m + g;
+        *w -= rate * *m;
+    }
+}
+
+#[inline(always)]
+fn nesterov((weights, gradient, m, [rate, decay, momentum]): (&mut [f32], &[[u8; 4]], &mut Vec<f32>, [f32; 3])) {
+    for ((w, g), m) in weights.iter_mut().zip(gradient).zip(m) {
+        let g = f32::from_le_bytes(*g) + decay * *w;
+        *m = momentum * *m + g;
+        *w -= rate * (g + momentum * *m);
+    }
+}

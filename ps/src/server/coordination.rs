@@ -1,0 +1,69 @@
+//! The `Coordination` service: members and progress.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tonic::{Request, Response, Status};
+
+use super::shared::{Shared, trainer};
+use crate::layout::{Layout, TensorSpec};
+use crate::proto;
+
+pub struct Coordination(pub Arc<Shared>);
+
+#[tonic::async_trait]
+impl proto::coordination_server::Coordination for Coordination {
+    async fn join(&self, request: Request<proto::JoinRequest>) -> Result<Response<proto::JoinReply>, Status> {
+        let request = request.into_inner();
+        let id = trainer(request.trainer)?;
+        let tensors: Vec<TensorSpec> =
+            request.tensors.into_iter().map(|t| TensorSpec { name: t.name, shape: t.shape }).collect();
+        let config = &self.0.config;
+        let layout = Layout::new(&tensors, config.servers as usize)
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        self.0.members().join(&id, tensors.clone(), request.total_steps, Instant::now())?;
+        let store = self.0.store_for(layout, &tensors);
+        let (next_step, empty_blocks) = store.next_step(id.index).await?;
+        tracing::info!(trainer = id.index, incarnation = id.incarnation, next_step, "joined");
+        Ok(Response::new(proto::JoinReply {
+            next_step,
+            block_elements: store.layout().block_elements() as u64,
+            server: config.index,
+            servers: config.servers,
+            empty_blocks,
+            shared_memory_socket: String::new(),
+        }))
+    }
+
+    async fn leave(&self, request: Request<proto::LeaveRequest>) -> Result<Response<proto::LeaveReply>, Status> {
+        let request = request.into_inner();
+        let id = trainer(request.trainer.clone())?;
+        let done = {
+            let mut members = self.0.members();
+            members.leave(&request, &id, Instant::now())?;
+            members.done()
+        };
+        tracing::info!(trainer = id.index, incarnation = id.incarnation, finished = request.finished, "left");
+        if request.finished {
+            self.0.store()?.finish(id.index).await;
+        }
+        if done {
+            self.0.done.notify_one();
+        }
+        Ok(Response::new(proto::LeaveReply {}))
+    }
+
+    async fn heartbeat(
+        &self,
+        request: Request<proto::HeartbeatRequest>,
+    ) -> Result<Response<proto::HeartbeatReply>, Status> {
+        let request = request.into_inner();
+        let id = trainer(request.trainer)?;
+        self.0.members().report(&id, request.examples, request.metrics, Instant::now())?;
+        Ok(Response::new(proto::HeartbeatReply {}))
+    }
+
+    async fn status(&self, _: Request<proto::StatusRequest>) -> Result<Response<proto::StatusReply>, Status> {
+        Ok(Response::new(self.0.members().status(Instant::now())))
+    }
+}

@@ -1,0 +1,374 @@
+//! Who takes part in the job and how far everybody is: a state machine without I/O or clock. Every
+//! method takes the time; the services call it under a short lock.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::layout::TensorSpec;
+use crate::proto;
+
+/// When silence becomes worth a word.
+#[derive(Clone, Debug)]
+pub struct Patience {
+    /// A trainer that has not joined after this long is named.
+    pub join: Duration,
+    /// A trainer that has been silent for this long is taken for lost, and named.
+    pub silence: Duration,
+    /// The server gives up when no trainer has been active for this long.
+    pub abandon: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { join: Duration::from_secs(60), silence: Duration::from_secs(30), abandon: Duration::from_secs(600) }
+    }
+}
+
+/// Why a trainer is not let in, or no longer. None of these passes by waiting.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// A process of another job, most likely an old one at a reused address.
+    #[error(
+        "this server belongs to job {want}, the trainer to job {found}; check the address and start both from one job"
+    )]
+    OtherJob {
+        /// Uid of the server's job.
+        want: String,
+        /// Uid that the trainer named.
+        found: String,
+    },
+    /// A rank beyond the job's size.
+    #[error("trainer {found} is beyond this job's {trainers} trainers; check rank and world size")]
+    NoSuchTrainer {
+        /// Index that the trainer named.
+        found: u32,
+        /// Number of trainers of the job.
+        trainers: u32,
+    },
+    /// Its successor has joined.
+    #[error("trainer {trainer} incarnation {found} was replaced by incarnation {current}; this process can end")]
+    Replaced {
+        /// Index of the trainer.
+        trainer: u32,
+        /// Incarnation that asks.
+        found: u32,
+        /// Incarnation that has joined.
+        current: u32,
+    },
+    /// It must join before anything else.
+    #[error("trainer {trainer} incarnation {incarnation} has not joined; call Join first")]
+    NotJoined {
+        /// Index of the trainer.
+        trainer: u32,
+        /// Incarnation that asks.
+        incarnation: u32,
+    },
+    /// The trainers do not train the same model.
+    #[error(
+        "trainer {trainer} has another model than the job: {difference}; start all trainers with the same arguments"
+    )]
+    OtherModel {
+        /// Index of the trainer.
+        trainer: u32,
+        /// The first tensor that differs, with both shapes.
+        difference: String,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Presence {
+    Awaited,
+    Active,
+    Lost,
+    Left,
+    Finished,
+}
+
+#[derive(Clone, Debug)]
+struct Member {
+    presence: Presence,
+    incarnation: Option<u32>,
+    heard: Instant,
+    steps: u64,
+    total_steps: u64,
+    /// Examples of earlier incarnations, and of this one.
+    examples: (u64, u64),
+    rate: f64,
+    metrics: BTreeMap<String, f64>,
+}
+
+/// The trainers of one job, as one server sees them.
+#[derive(Debug)]
+pub struct Membership {
+    job_uid: String,
+    patience: Patience,
+    members: Vec<Member>,
+    tensors: Vec<TensorSpec>,
+    started: Instant,
+    /// Last time that anybody was active.
+    company: Instant,
+    training: Option<(Instant, Instant)>,
+}
+
+/// Seconds over which the rate of examples is smoothed.
+const RATE_WINDOW: f64 = 10.0;
+
+impl Membership {
+    /// A job of `trainers` trainers, all awaited.
+    #[must_use]
+    pub fn new(job_uid: String, trainers: u32, patience: Patience, now: Instant) -> Self {
+        let member = Member {
+            presence: Presence::Awaited,
+            incarnation: None,
+            heard: now,
+            steps: 0,
+            total_steps: 0,
+            examples: (0, 0),
+            rate: 0.0,
+            metrics: BTreeMap::new(),
+        };
+        let members = vec![member; trainers as usize];
+        Self { job_uid, patience, members, tensors: Vec::new(), started: now, company: now, training: None }
+    }
+
+    /// Lets a trainer in. The first one's tensors become the job's.
+    ///
+    /// # Errors
+    /// If it belongs elsewhere, was replaced, or has another model.
+    pub fn join(
+        &mut self,
+        id: &proto::TrainerId,
+        tensors: Vec<TensorSpec>,
+        total_steps: u64,
+        now: Instant,
+    ) -> Result<(), Refusal> {
+        self.place(id)?;
+        if !self.tensors.is_empty() {
+            if let Some(difference) = difference(&self.tensors, &tensors) {
+                return Err(Refusal::OtherModel { trainer: id.index, difference });
+            }
+        }
+        let member = &mut self.members[id.index as usize];
+        if let Some(current) = member.incarnation.filter(|current| *current > id.incarnation) {
+            return Err(Refusal::Replaced { trainer: id.index, found: id.incarnation, current });
+        }
+        if member.incarnation != Some(id.incarnation) {
+            member.examples = (member.examples.0 + member.examples.1, 0);
+            member.rate = 0.0;
+        }
+        member.incarnation = Some(id.incarnation);
+        member.presence = Presence::Active;
+        member.heard = now;
+        member.total_steps = total_steps;
+        self.company = now;
+        self.tensors = tensors;
+        Ok(())
+    }
+
+    /// A member spoke.
+    ///
+    /// # Errors
+    /// If it is not, or no longer, a member.
+    pub fn hear(&mut self, id: &proto::TrainerId, now: Instant) -> Result<(), Refusal> {
+        self.place(id)?;
+        let member = &mut self.members[id.index as usize];
+        match member.incarnation {
+            Some(current) if current == id.incarnation => {}
+            Some(current) if current > id.incarnation => {
+                return Err(Refusal::Replaced { trainer: id.index, found: id.incarnation, current });
+            }
+            _ => return Err(Refusal::NotJoined { trainer: id.index, incarnation: id.incarnation }),
+        }
+        member.heard = now;
+        if member.presence == Presence::Lost {
+            member.presence = Presence::Active;
+        }
+        if member.presence == Presence::Active {
+            self.company = now;
+        }
+        Ok(())
+    }
+
+    /// A member gave its gradient of `step`.
+    pub fn gave(&mut self, trainer: u32, step: u64, now: Instant) {
+        let member = &mut self.members[trainer as usize];
+        member.steps = member.steps.max(step + 1);
+        self.training = Some((self.training.map_or(now, |(first, _)| first), now));
+    }
+
+    /// A member reports examples read so far and its metrics.
+    ///
+    /// # Errors
+    /// As [`Membership::hear`].
+    pub fn report(
+        &mut self,
+        id: &proto::TrainerId,
+        examples: u64,
+        metrics: BTreeMap<String, f64>,
+        now: Instant,
+    ) -> Result<(), Refusal> {
+        self.place(id)?;
+        let before = self.members[id.index as usize].heard;
+        self.hear(id, now)?;
+        let member = &mut self.members[id.index as usize];
+        let seconds = now.saturating_duration_since(before).as_secs_f64();
+        if seconds > 0.0 && examples >= member.examples.1 {
+            let rate = (examples - member.examples.1) as f64 / seconds;
+            let weight = if member.rate == 0.0 { 1.0 } else { 1.0 - (-seconds / RATE_WINDOW).exp() };
+            member.rate += weight * (rate - member.rate);
+        }
+        member.examples.1 = examples;
+        member.metrics.extend(metrics.into_iter().filter(|(_, value)| value.is_finite()));
+        Ok(())
+    }
+
+    /// A member goes, its work done (`finished`) or expecting to be replaced.
+    ///
+    /// # Errors
+    /// As [`Membership::hear`].
+    pub fn leave(&mut self, request: &proto::LeaveRequest, id: &proto::TrainerId, now: Instant) -> Result<(), Refusal> {
+        self.report(id, request.examples, request.metrics.clone(), now)?;
+        let member = &mut self.members[id.index as usize];
+        member.rate = 0.0;
+        member.presence = if request.finished { Presence::Finished } else { Presence::Left };
+        Ok(())
+    }
+
+    /// Whether every trainer has left well.
+    #[must_use]
+    pub fn done(&self) -> bool {
+        self.members.iter().all(|member| member.presence == Presence::Finished)
+    }
+
+    /// Marks who has been silent too long as lost; sentences about what is new since the last call.
+    pub fn look(&mut self, now: Instant) -> Vec<String> {
+        let silence = self.patience.silence;
+        let mut news = Vec::new();
+        for (index, member) in self.members.iter_mut().enumerate() {
+            let quiet = now.saturating_duration_since(member.heard);
+            if member.presence == Presence::Active && quiet >= silence {
+                member.presence = Presence::Lost;
+                member.rate = 0.0;
+                news.push(lost(index, member, quiet));
+            }
+        }
+        news
+    }
+
+    /// What is wrong right now, in sentences.
+    #[must_use]
+    pub fn warnings(&self, now: Instant) -> Vec<String> {
+        let waited = now.saturating_duration_since(self.started);
+        let describe = |(index, member): (usize, &Member)| match member.presence {
+            Presence::Awaited if waited >= self.patience.join => Some(format!(
+                "trainer {index} has not joined after {} s; see whether it was started and can reach this server",
+                waited.as_secs()
+            )),
+            Presence::Lost => Some(lost(index, member, now.saturating_duration_since(member.heard))),
+            _ => None,
+        };
+        self.members.iter().enumerate().filter_map(describe).collect()
+    }
+
+    /// Says why the server should give up, once nobody has been active for too long.
+    #[must_use]
+    pub fn abandoned(&self, now: Instant) -> Option<String> {
+        let alone = now.saturating_duration_since(self.company);
+        let active = self.members.iter().any(|member| member.presence == Presence::Active);
+        if active || self.done() || alone < self.patience.abandon {
+            return None;
+        }
+        let missing: Vec<String> = (self.members.iter().enumerate())
+            .filter(|(_, member)| member.presence != Presence::Finished)
+            .map(|(index, member)| match member.presence {
+                Presence::Awaited => format!("{index} (never joined)"),
+                Presence::Left => format!("{index} (left to be replaced)"),
+                _ => format!("{index} (lost)"),
+            })
+            .collect();
+        Some(format!("no trainer was active for {} s; missing: trainer {}", alone.as_secs(), missing.join(", ")))
+    }
+
+    /// Metrics of all trainers; of those that report the same name the one of lowest index counts.
+    #[must_use]
+    pub fn metrics(&self) -> BTreeMap<String, f64> {
+        self.members.iter().rev().flat_map(|member| member.metrics.clone()).collect()
+    }
+
+    /// What this server leaves behind.
+    #[must_use]
+    pub fn result(&self) -> psjobs_api::ReplicaResult {
+        psjobs_api::ReplicaResult {
+            steps: self.members.iter().map(|member| member.steps).sum(),
+            examples: self.members.iter().map(|member| member.examples.0 + member.examples.1).sum(),
+            seconds: self.training.map_or(0.0, |(first, last)| (last - first).as_secs_f64()),
+            waiting_seconds: None,
+            metrics: self.metrics(),
+        }
+    }
+
+    /// The answer to `Status`.
+    #[must_use]
+    pub fn status(&self, now: Instant) -> proto::StatusReply {
+        let phase = match () {
+            () if self.done() => proto::JobPhase::Done,
+            () if self.members.iter().any(|member| member.presence == Presence::Awaited) => proto::JobPhase::Waiting,
+            () => proto::JobPhase::Training,
+        };
+        let trainers = self.members.iter().enumerate().map(|(index, member)| proto::TrainerStatus {
+            index: index as u32,
+            incarnation: member.incarnation.unwrap_or(0),
+            state: match member.presence {
+                Presence::Awaited => proto::TrainerState::Awaited,
+                Presence::Active => proto::TrainerState::Active,
+                Presence::Lost => proto::TrainerState::Lost,
+                Presence::Left => proto::TrainerState::Left,
+                Presence::Finished => proto::TrainerState::Finished,
+            }
+            .into(),
+            step: member.steps,
+            total_steps: member.total_steps,
+            examples_per_second: member.rate,
+            silent_seconds: now.saturating_duration_since(member.heard).as_secs_f64(),
+            metrics: member.metrics.clone(),
+        });
+        let total = |steps: fn(&Member) -> u64| self.members.iter().map(steps).sum();
+        let known = self.members.iter().all(|member| member.total_steps > 0);
+        proto::StatusReply {
+            phase: phase.into(),
+            step: total(|member| member.steps),
+            total_steps: if known { total(|member| member.total_steps) } else { 0 },
+            examples_per_second: self.members.iter().map(|member| member.rate).sum(),
+            metrics: self.metrics(),
+            trainers: trainers.collect(),
+            warnings: self.warnings(now),
+        }
+    }
+
+    fn place(&self, id: &proto::TrainerId) -> Result<(), Refusal> {
+        if id.job_uid != self.job_uid {
+            return Err(Refusal::OtherJob { want: self.job_uid.clone(), found: id.job_uid.clone() });
+        }
+        if id.index as usize >= self.members.len() {
+            return Err(Refusal::NoSuchTrainer { found: id.index, trainers: self.members.len() as u32 });
+        }
+        Ok(())
+    }
+}
+
+fn lost(index: usize, member: &Member, quiet: Duration) -> String {
+    format!(
+        "trainer {index} has been silent for {} s, after step {}; it is taken for lost until it joins again",
+        quiet.as_secs(),
+        member.steps
+    )
+}
+
+fn difference(want: &[TensorSpec], found: &[TensorSpec]) -> Option<String> {
+    let show = |tensor: Option<&TensorSpec>| {
+        tensor.map_or_else(|| "nothing".to_owned(), |tensor| format!("{} {:?}", tensor.name, tensor.shape))
+    };
+    (0..want.len().max(found.len()))
+        .find(|i| want.get(*i) != found.get(*i))
+        .map(|i| format!("tensor {i} is {} in the job and {} in the trainer", show(want.get(i)), show(found.get(i))))
+}

@@ -1,0 +1,200 @@
+//! The parameter server process: takes a bound listener and runs until every trainer has left, or
+//! it is told to stop. `coordination` and `exchange` are the services, `membership` knows the
+//! trainers, `store` and `block` hold the parameters.
+
+mod block;
+mod coordination;
+mod exchange;
+mod membership;
+mod metrics;
+mod peer;
+mod shared;
+mod store;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use psjobs_api::{Environment, ReplicaResult, Training};
+use tokio::net::TcpListener;
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::TcpListenerStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Server;
+
+pub use block::encode;
+pub use membership::Patience;
+
+use crate::proto;
+use proto::coordination_server::CoordinationServer;
+use proto::parameter_server_server::ParameterServerServer;
+use shared::Shared;
+
+/// What one server is told.
+#[derive(Debug)]
+pub struct ServerConfig {
+    /// The job; trainers of another one are refused.
+    pub job_uid: String,
+    /// Place of this server among the job's servers.
+    pub index: u32,
+    /// Number of servers.
+    pub servers: u32,
+    /// Number of trainers.
+    pub trainers: u32,
+    /// Consistency, optimizer and seed.
+    pub training: Training,
+    /// When a missing trainer is named, and when the server gives up.
+    pub patience: Patience,
+    /// Where `/metrics`, `/healthz` and `/readyz` are served, if anywhere.
+    pub metrics: Option<TcpListener>,
+}
+
+impl ServerConfig {
+    /// The configuration of a server in `environment`.
+    #[must_use]
+    pub fn new(environment: &Environment) -> Self {
+        Self {
+            job_uid: environment.uid.clone(),
+            index: environment.index,
+            servers: environment.servers.len() as u32,
+            trainers: environment.trainers,
+            training: environment.training.clone(),
+            patience: Patience::default(),
+            metrics: None,
+        }
+    }
+}
+
+/// Why a server ended before its work was done.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The gRPC service broke.
+    #[error("the gRPC service ended")]
+    Transport(#[source] tonic::transport::Error),
+    /// The descriptors that are part of this program are damaged.
+    #[error("gRPC reflection cannot be served")]
+    Reflection(#[source] tonic_reflection::server::Error),
+    /// Nobody is left to train.
+    #[error("gave up: {0}; see their logs, then start the job again")]
+    Abandoned(String),
+    /// It was told to stop before every trainer had finished.
+    #[error("stopped before all trainers had finished")]
+    Stopped,
+}
+
+/// How often the server looks for trainers that are missing.
+const LOOK: Duration = Duration::from_secs(1);
+/// How long open connections may take to close at the end.
+const DRAIN: Duration = Duration::from_secs(5);
+/// Receive window of one stream: several blocks, so that a trainer never waits for a window update.
+const WINDOW: u32 = 8 * 1024 * 1024;
+/// Largest message: a block and its envelope, with room for layouts of other block sizes.
+const MAX_MESSAGE: usize = 8 * 1024 * 1024;
+
+/// Serves on `listener` until all trainers have left well, or `shutdown` resolves.
+///
+/// # Errors
+/// If the service breaks, the trainers abandon the server, or it is stopped early.
+pub async fn run(
+    listener: TcpListener,
+    mut config: ServerConfig,
+    shutdown: impl Future<Output = ()>,
+) -> Result<ReplicaResult, ServerError> {
+    let metrics = config.metrics.take();
+    let shared = Shared::new(config);
+    let stop = CancellationToken::new();
+    let stopped = |stop: &CancellationToken| stop.clone().cancelled_owned();
+    if let Some(listener) = metrics {
+        let (shared, stop) = (shared.clone(), stopped(&stop));
+        tokio::spawn(async move {
+            if let Err(error) = metrics::serve(listener, shared, stop).await {
+                tracing::warn!(%error, "the metrics service ended");
+            }
+        });
+    }
+    let serving = serve_grpc(listener, &shared, stopped(&stop));
+    tokio::pin!(serving);
+    let outcome = tokio::select! {
+        served = &mut serving => return served.and(Err(ServerError::Stopped)),
+        () = shared.done.notified() => Ok(()),
+        why = abandoned(&shared) => Err(ServerError::Abandoned(why)),
+        () = shutdown => Err(ServerError::Stopped),
+    };
+    stop.cancel();
+    shared.close_streams();
+    if tokio::time::timeout(DRAIN, serving).await.is_err() {
+        tracing::debug!("closed connections that trainers kept open");
+    }
+    outcome.map(|()| {
+        let result = shared.members().result();
+        tracing::info!(steps = result.steps, examples = result.examples, "every trainer has left; done");
+        result
+    })
+}
+
+async fn serve_grpc(
+    listener: TcpListener,
+    shared: &Arc<Shared>,
+    stop: impl Future<Output = ()>,
+) -> Result<(), ServerError> {
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_serving::<CoordinationServer<coordination::Coordination>>().await;
+    health.set_serving::<ParameterServerServer<exchange::Exchange>>().await;
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
+        .build_v1()
+        .map_err(ServerError::Reflection)?;
+    let incoming = TcpListenerStream::new(listener).map(|stream| {
+        // Answers are written whole; waiting to fill packets would only delay them.
+        stream.inspect(|stream| drop(stream.set_nodelay(true)))
+    });
+    Server::builder()
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(2 * WINDOW)
+        .max_frame_size(256 * 1024)
+        .http2_keepalive_interval(Some(Duration::from_secs(10)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(20)))
+        .add_service(health_service)
+        .add_service(reflection)
+        .add_service(CoordinationServer::new(coordination::Coordination(shared.clone())))
+        .add_service(
+            ParameterServerServer::new(exchange::Exchange(shared.clone()))
+                .max_decoding_message_size(MAX_MESSAGE)
+                .max_encoding_message_size(MAX_MESSAGE),
+        )
+        .serve_with_incoming_shutdown(incoming, stop)
+        .await
+        .map_err(ServerError::Transport)
+}
+
+/// Names missing trainers as time passes; resolves when the server should give up.
+async fn abandoned(shared: &Shared) -> String {
+    let mut ticks = tokio::time::interval(LOOK);
+    let mut told: Vec<u32> = Vec::new();
+    loop {
+        ticks.tick().await;
+        let now = Instant::now();
+        let (news, status, why) = {
+            let mut members = shared.members();
+            (members.look(now), members.status(now), members.abandoned(now))
+        };
+        for sentence in news {
+            tracing::warn!("{sentence}");
+        }
+        // Each trainer that never came is named once.
+        for trainer in status.trainers.iter().filter(|t| t.state() == proto::TrainerState::Awaited) {
+            if status.warnings.iter().any(|w| w.starts_with(&format!("trainer {} ", trainer.index)))
+                && !told.contains(&trainer.index)
+            {
+                told.push(trainer.index);
+                tracing::warn!(
+                    trainer = trainer.index,
+                    "has not joined; see whether it was started and can reach this server"
+                );
+            }
+        }
+        if let Some(why) = why {
+            return why;
+        }
+    }
+}

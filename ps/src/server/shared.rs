@@ -1,0 +1,107 @@
+//! What the services of one server share: the members, the blocks once the model is known, and the
+//! open streams.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::Status;
+
+use super::ServerConfig;
+use super::membership::{Membership, Refusal};
+use super::metrics::Metrics;
+use super::store::Store;
+use crate::layout::{Layout, TensorSpec};
+use crate::proto;
+
+/// Shared by the services; the locks are held for a few assignments, never across an await.
+pub struct Shared {
+    pub config: ServerConfig,
+    pub metrics: Metrics,
+    pub tasks: TaskTracker,
+    /// Rung when the last trainer has left.
+    pub done: Notify,
+    membership: Mutex<Membership>,
+    store: OnceLock<Store>,
+    streams: Mutex<HashMap<u32, CancellationToken>>,
+}
+
+impl Shared {
+    pub fn new(config: ServerConfig) -> Arc<Self> {
+        let membership =
+            Membership::new(config.job_uid.clone(), config.trainers, config.patience.clone(), Instant::now());
+        Arc::new(Self {
+            config,
+            metrics: Metrics::default(),
+            tasks: TaskTracker::new(),
+            done: Notify::new(),
+            membership: Mutex::new(membership),
+            store: OnceLock::new(),
+            streams: Mutex::default(),
+        })
+    }
+
+    pub fn members(&self) -> MutexGuard<'_, Membership> {
+        // A panic under this lock leaves counters behind, nothing half-written that matters.
+        self.membership.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The blocks; an error for whoever comes before the first Join.
+    pub fn store(&self) -> Result<&Store, Status> {
+        self.store.get().ok_or_else(|| Status::failed_precondition("no trainer has joined yet; call Join first"))
+    }
+
+    /// The blocks, made from the first trainer's tensors.
+    pub fn store_for(&self, layout: Layout, tensors: &[TensorSpec]) -> &Store {
+        self.store.get_or_init(|| {
+            let config = &self.config;
+            tracing::info!(
+                tensors = tensors.len(),
+                parameters = layout.elements(),
+                blocks = layout.owned_by(config.index).count(),
+                "the first trainer has told the model"
+            );
+            Store::start(layout, config.index, config.trainers, &config.training, &self.tasks)
+        })
+    }
+
+    /// A trainer opens a stream: ends the one that it, or an earlier incarnation, had before.
+    pub fn open_stream(&self, trainer: u32) -> CancellationToken {
+        let token = CancellationToken::new();
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(before) = streams.insert(trainer, token.clone()) {
+            before.cancel();
+        }
+        token
+    }
+
+    /// Ends all streams.
+    pub fn close_streams(&self) {
+        for token in self.streams.lock().unwrap_or_else(PoisonError::into_inner).values() {
+            token.cancel();
+        }
+    }
+}
+
+/// The one table from refusals to gRPC status.
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Self {
+        let text = refusal.to_string();
+        match refusal {
+            Refusal::OtherJob { .. } | Refusal::NoSuchTrainer { .. } | Refusal::OtherModel { .. } => {
+                Self::invalid_argument(text)
+            }
+            Refusal::Replaced { .. } => Self::failed_precondition(text),
+            // The server may have been restarted: the trainer joins again and goes on.
+            Refusal::NotJoined { .. } => Self::aborted(text),
+        }
+    }
+}
+
+/// The trainer of a message, or what is missing.
+pub fn trainer(id: Option<proto::TrainerId>) -> Result<proto::TrainerId, Status> {
+    id.ok_or_else(|| Status::invalid_argument("the message has no trainer; set job_uid, index and incarnation"))
+}

@@ -1,0 +1,110 @@
+//! Servers and trainers of one small job, over real sockets.
+#![allow(dead_code)] // Each test file uses a part.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use psjobs_api::ReplicaResult;
+use psjobs_api::training::{Consistency, ConsistencyMode, Optimizer, Training};
+use psjobs_ps::client::{Session, SessionConfig, TensorSpec};
+use psjobs_ps::server::{self, Patience, ServerConfig, ServerError};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+pub const UID: &str = "job-1";
+
+pub fn training(mode: ConsistencyMode) -> Training {
+    Training {
+        consistency: Consistency { mode },
+        optimizer: Optimizer { learning_rate: 0.125, momentum: 0.5, ..Optimizer::default() },
+        ..Training::default()
+    }
+}
+
+pub fn tensors() -> Vec<TensorSpec> {
+    vec![
+        TensorSpec { name: "fc.bias".into(), shape: vec![7] },
+        // More than two full blocks, so that several blocks and both servers take part.
+        TensorSpec { name: "fc.weight".into(), shape: vec![600_000] },
+    ]
+}
+
+pub fn elements() -> usize {
+    tensors().iter().map(|t| t.elements().expect("small")).sum()
+}
+
+/// A gradient that differs in every element, trainer and step, with values whose sum depends on the order.
+pub fn gradient(trainer: u32, step: u64, elements: usize) -> Vec<f32> {
+    (0..elements)
+        .map(|i| ((i as f32 * 0.37 + step as f32).sin() + 1e-7 * trainer as f32) * (1.0 + 1e3 * (i % 3) as f32))
+        .collect()
+}
+
+pub struct Server {
+    pub address: SocketAddr,
+    pub stop: CancellationToken,
+    pub ended: JoinHandle<Result<ReplicaResult, ServerError>>,
+}
+
+pub fn config(index: u32, servers: u32, trainers: u32, mode: ConsistencyMode) -> ServerConfig {
+    ServerConfig {
+        job_uid: UID.into(),
+        index,
+        servers,
+        trainers,
+        training: training(mode),
+        patience: Patience::default(),
+        metrics: None,
+    }
+}
+
+pub async fn listen() -> TcpListener {
+    TcpListener::bind("127.0.0.1:0").await.expect("a free port")
+}
+
+pub async fn start(config: ServerConfig) -> Server {
+    start_on(listen().await, config)
+}
+
+pub fn start_on(listener: TcpListener, config: ServerConfig) -> Server {
+    let address = listener.local_addr().expect("bound");
+    let stop = CancellationToken::new();
+    let ended = tokio::spawn(server::run(listener, config, stop.clone().cancelled_owned()));
+    Server { address, stop, ended }
+}
+
+pub async fn start_all(servers: u32, trainers: u32, mode: ConsistencyMode) -> Vec<Server> {
+    let mut all = Vec::new();
+    for index in 0..servers {
+        all.push(start(config(index, servers, trainers, mode)).await);
+    }
+    all
+}
+
+pub fn addresses(servers: &[Server]) -> Vec<String> {
+    servers.iter().map(|server| server.address.to_string()).collect()
+}
+
+pub fn session_config(trainer: u32, servers: Vec<String>) -> SessionConfig {
+    SessionConfig {
+        job_uid: UID.into(),
+        trainer,
+        incarnation: 0,
+        servers,
+        tensors: tensors(),
+        total_steps: 10,
+        connect_timeout: Duration::from_secs(20),
+    }
+}
+
+/// Trains `steps` steps from the session's next one; its final parameters.
+pub fn train(mut session: Session, trainer: u32, until: u64) -> (Session, Vec<f32>) {
+    for step in session.next_step()..until {
+        let values = gradient(trainer, step, elements());
+        session.gradients_mut().copy_from_slice(&values);
+        session.exchange(step).expect("the servers answer");
+    }
+    let parameters = session.parameters().to_vec();
+    (session, parameters)
+}
