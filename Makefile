@@ -1,0 +1,88 @@
+# The commands of this repository; `make` lists them. CONTRIBUTING.md says when to use which.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+CARGO ?= cargo
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+IMAGES := psjobs-operator:$(VERSION) psjobs-worker:$(VERSION)
+CLUSTER ?= psjobs
+CRD := parameterserverjobs.psjobs.dev.yaml
+# Before a command that links libtorch; the script fetches it if need be, and says so.
+WITH_LIBTORCH = export LIBTORCH=$$(scripts/libtorch.sh);
+# One selection of packages for each profile: cargo unites their features, so that a dependency is
+# compiled once and not once more for each package.
+PROGRAMS := -p psjobs -p psjobs-worker -p psjobs-operator
+TESTED := --workspace --exclude psjobs-e2e
+
+.PHONY: help
+help: ## list the commands
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{ printf "  make %-16s %s\n", $$1, $$2 }'
+
+.PHONY: run
+run: build mnist ## train MNIST on this machine: one server, two trainers
+	$(TARGET)/release/psjobs run examples/mnist.yaml
+
+.PHONY: build
+build: ## compile psjobs, psjobs-worker and psjobs-operator for use
+	$(WITH_LIBTORCH) $(CARGO) build --locked --release $(PROGRAMS)
+
+.PHONY: test
+test: mnist ## run every test that needs no cluster
+	$(WITH_LIBTORCH) $(CARGO) build --locked $(TESTED) --bins --tests
+	$(WITH_LIBTORCH) PSJOBS_WORKER=$(abspath $(TARGET))/debug/psjobs-worker $(CARGO) test --locked $(TESTED)
+	$(MAKE) --no-print-directory chart
+
+.PHONY: chart
+chart: ## check the Helm chart, where helm is installed
+	if command -v helm >/dev/null; then helm lint --strict charts/psjobs; else echo "chart: not checked, helm is not installed"; fi
+
+.PHONY: lint
+lint: ## check format, lints and, where cargo-deny is installed, licences and advisories
+	$(CARGO) fmt --all --check
+	$(WITH_LIBTORCH) $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	if command -v cargo-deny >/dev/null; then $(CARGO) deny --locked check; else echo "lint: licences not checked, cargo-deny is not installed"; fi
+
+.PHONY: generate
+generate: ## write crds/ and the chart's copy from the Rust types
+	$(CARGO) run --locked --quiet -p psjobs-api --features crd --bin crdgen > $(TARGET)/$(CRD)
+	cp $(TARGET)/$(CRD) crds/$(CRD)
+	cp $(TARGET)/$(CRD) charts/psjobs/crds/$(CRD)
+
+.PHONY: check-generated
+check-generated: generate ## fail if `make generate` changes a file
+	git diff --exit-code --stat -- crds charts || { echo "generated files were out of date; commit what make generate wrote" >&2; exit 1; }
+
+.PHONY: libtorch
+libtorch: ## print the folder of libtorch 2.11, fetched if need be
+	@scripts/libtorch.sh
+
+.PHONY: mnist
+mnist: ## fetch MNIST into the cache, if it is not there
+	@scripts/mnist.sh
+
+.PHONY: images
+images: ## build both images, and print their sizes
+	scripts/images.sh
+
+.PHONY: e2e
+e2e: images ## run the tests on a real cluster: KUBECONFIG's, or a new one of kind
+	$(CARGO) test --locked --workspace --test e2e -- $(ARGS)
+
+.PHONY: kind-up
+kind-up: ## make a cluster with kind, if it is not there
+	kind get clusters 2>/dev/null | grep -qx $(CLUSTER) || kind create cluster --name $(CLUSTER)
+
+.PHONY: deploy
+deploy: images kind-up ## install the operator in kind's cluster
+	kind load docker-image $(IMAGES) --name $(CLUSTER)
+	helm upgrade --install psjobs charts/psjobs --kube-context kind-$(CLUSTER) --namespace psjobs-system --create-namespace --wait
+
+.PHONY: bench
+bench: build mnist ## measure, against a limit taken in the same run
+	$(TARGET)/release/psjobs bench mnist
+
+.PHONY: clean
+clean: ## delete what was built; the cache of libtorch and MNIST stays
+	$(CARGO) clean
