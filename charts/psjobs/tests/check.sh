@@ -1,0 +1,55 @@
+#!/bin/bash
+# Checks of the chart that need no cluster. Usage: charts/psjobs/tests/check.sh (helm on the PATH)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+failures=0
+
+fail() { echo "FAIL: $1" >&2; failures=$((failures + 1)); }
+render() { helm template psjobs . --namespace psjobs-system "$@"; }
+# expect LABEL PATTERN [helm arguments]: the rendered release has the pattern.
+expect() { if render "${@:3}" | grep -q -- "$2"; then echo "ok: $1"; else fail "$1: no $2"; fi; }
+# forbid LABEL PATTERN [helm arguments]: it does not have it.
+forbid() { if render "${@:3}" | grep -q -- "$2"; then fail "$1: found $2"; else echo "ok: $1"; fi; }
+# refuse LABEL PATTERN [helm arguments]: the values are refused, and the message has the pattern.
+refuse() {
+  local message
+  if message=$(render "${@:3}" 2>&1); then fail "$1: accepted"
+  elif grep -q -- "$2" <<<"$message"; then echo "ok: $1"
+  else fail "$1: the message does not name $2: $message"; fi
+}
+
+if helm lint --strict . >/dev/null; then echo "ok: helm lint"; else fail "helm lint"; fi
+
+if cmp -s files/parameterserverjobs.psjobs.dev.yaml ../../crds/parameterserverjobs.psjobs.dev.yaml
+then echo "ok: the chart's definition is the one in crds/"
+else fail "files/ differs from crds/; run make generate"; fi
+expect "uninstalling keeps the definition" 'helm.sh/resource-policy: keep'
+expect "the definition comes with the release" 'kind: CustomResourceDefinition'
+forbid "crds.install=false leaves it out" 'kind: CustomResourceDefinition' --set crds.install=false
+
+expect "cluster-wide by default" 'kind: ClusterRole$'
+forbid "one namespace needs no cluster role" 'kind: ClusterRole' --set watchNamespace=team
+expect "one namespace has its role there" 'namespace: team' --set watchNamespace=team
+expect "the operator is told its namespace" 'name: PSJOBS_NAMESPACE' --set watchNamespace=team
+forbid "rbac.create=false makes no roles" 'kind: Role' --set rbac.create=false
+forbid "no wildcard in any role" "'\*'\|\[\"\*\"\]"
+
+forbid "no ServiceMonitor unless asked" 'kind: ServiceMonitor'
+expect "a ServiceMonitor when asked" 'kind: ServiceMonitor' --set metrics.serviceMonitor.enabled=true
+
+expect "images follow the appVersion" "image: \"psjobs-operator:$(sed -n 's/^appVersion: //p' Chart.yaml)\""
+expect "servers' image follows it too" "value: \"psjobs-worker:$(sed -n 's/^appVersion: //p' Chart.yaml)\""
+expect "the image can be set" 'image: "registry.example/op:7"' --set image.repository=registry.example/op --set-string image.tag=7
+expect "without an election no two operators overlap" 'type: Recreate' --set leaderElection.enabled=false
+forbid "without an election no lease" 'leases' --set leaderElection.enabled=false
+for line in 'runAsNonRoot: true' 'readOnlyRootFilesystem: true' 'drop: \[ALL\]' 'path: /readyz' 'path: /healthz'; do
+  expect "the operator's pod has $line" "$line"
+done
+
+refuse "a misspelt value is refused" 'replicaCuont' --set replicaCuont=2
+refuse "a wrong pull policy is refused" 'pullPolicy' --set image.pullPolicy=Sometimes
+refuse "a wrong log format is refused" 'format' --set log.format=xml
+refuse "a wrong type is refused" 'replicaCount' --set replicaCount=two
+refuse "a wrong namespace is refused" 'watchNamespace' --set watchNamespace=Team_1
+
+if [ "$failures" -gt 0 ]; then echo "$failures check(s) failed" >&2; exit 1; fi
