@@ -7,9 +7,13 @@ failures=0
 fail() { echo "FAIL: $1" >&2; failures=$((failures + 1)); }
 render() { helm template psjobs . --namespace psjobs-system "$@"; }
 # expect LABEL PATTERN [helm arguments]: the rendered release has the pattern.
-expect() { if render "${@:3}" | grep -q -- "$2"; then echo "ok: $1"; else fail "$1: no $2"; fi; }
+expect() { if grep -q -- "$2" <<<"$(render "${@:3}")"; then echo "ok: $1"; else fail "$1: no $2"; fi; }
 # forbid LABEL PATTERN [helm arguments]: it does not have it.
-forbid() { if render "${@:3}" | grep -q -- "$2"; then fail "$1: found $2"; else echo "ok: $1"; fi; }
+forbid() {
+  local rendered
+  rendered=$(render "${@:3}") || { fail "$1: it does not render"; return; }
+  if grep -q -- "$2" <<<"$rendered"; then fail "$1: found $2"; else echo "ok: $1"; fi
+}
 # refuse LABEL PATTERN [helm arguments]: the values are refused, and the message has the pattern.
 refuse() {
   local message
