@@ -1,1 +1,10 @@
+//! What runs in a job's pods: trainers and servers on libtorch. Models, data sets and the training
+//! loop live here; the parameter server itself is `psjobs-ps`, and nothing here knows Kubernetes.
 
+pub mod cli;
+pub mod data;
+pub mod device;
+pub mod libtorch;
+pub mod model;
+pub mod train;
+pub mod workload;

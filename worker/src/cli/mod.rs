@@ -1,0 +1,116 @@
+//! The command line of `psjobs-worker`: what each role is told, and how it ends.
+
+pub mod logging;
+pub mod optimizer;
+pub mod place;
+pub mod result_file;
+pub mod serve;
+pub mod signals;
+pub mod train;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use psjobs_api::env::PSJOB_RESULT_FILE;
+use psjobs_api::{Environment, ReplicaResult};
+
+use logging::LogFormat;
+use signals::Signal;
+
+/// Parameter servers and trainers of a psjobs job.
+///
+/// The operator and `psjobs run` start both with their place in the job in the environment. By hand,
+/// start each in a terminal of its own:
+///
+///   psjobs-worker serve
+///
+///   psjobs-worker train mnist
+///
+/// and with more processes, one --rank each: servers come first, then trainers.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "psjobs-worker", version, verbatim_doc_comment)]
+pub struct Cli {
+    /// How to log to standard error; RUST_LOG sets the level
+    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Human)]
+    log_format: LogFormat,
+    /// File that takes the result as JSON when this process has done its work
+    #[arg(long, global = true, value_name = "FILE", env = PSJOB_RESULT_FILE)]
+    result_file: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum Command {
+    /// Runs a parameter server until every trainer has left
+    Serve(serve::ServeArgs),
+    /// Trains a workload
+    Train(train::TrainCommand),
+}
+
+/// How a command ended when it did not do its work.
+#[derive(Debug)]
+pub enum Failure {
+    /// What it was given cannot work: exit code 2.
+    Input(anyhow::Error),
+    /// It failed at its work: exit code 1.
+    Work(anyhow::Error),
+    /// A signal ended it: exit code 128 and the signal's number.
+    Signal(Signal),
+}
+
+impl Failure {
+    pub fn input(error: impl Into<anyhow::Error>) -> Self {
+        Self::Input(error.into())
+    }
+
+    pub fn work(error: impl Into<anyhow::Error>) -> Self {
+        Self::Work(error.into())
+    }
+}
+
+/// Parses the command line, does what it says, and says why when that fails.
+#[must_use]
+pub fn main() -> ExitCode {
+    let Cli { log_format, result_file, command } = Cli::parse();
+    logging::start(log_format);
+    let done = match command {
+        Command::Serve(args) => serve::run(&args),
+        Command::Train(command) => train::run(&command),
+    };
+    let written = done.and_then(|result| write_result(result_file, &result));
+    let (error, code) = match written {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(Failure::Signal(signal)) => return ExitCode::from(signal.exit_code()),
+        Err(Failure::Input(error)) => (error, 2),
+        Err(Failure::Work(error)) => (error, 1),
+    };
+    eprintln!("psjobs-worker: {error:#}");
+    ExitCode::from(code)
+}
+
+fn write_result(file: Option<PathBuf>, result: &ReplicaResult) -> Result<(), Failure> {
+    let Some(file) = file else { return Ok(()) };
+    result_file::write(&file, result).map_err(|e| {
+        Failure::work(anyhow::Error::new(e).context(format!("cannot write the result to {}", file.display())))
+    })
+}
+
+/// An environment variable of this process, if it is set and readable.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// The log's first line: who this is.
+fn log_place(environment: &Environment) {
+    tracing::info!(
+        job = environment.name,
+        role = %environment.role,
+        index = environment.index,
+        rank = environment.rank(),
+        world_size = environment.world_size(),
+        servers = environment.servers.join(","),
+        "started"
+    );
+}

@@ -1,0 +1,158 @@
+//! `psjobs-worker serve`.
+
+use std::io;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use clap::{Args, ValueEnum};
+use psjobs_api::training::ConsistencyMode;
+use psjobs_api::{Environment, METRICS_PORT, ReplicaResult, Role};
+use psjobs_ps::server::{self, Patience, ServerConfig};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{info, warn};
+
+use super::optimizer::OptimizerArgs;
+use super::place::{self, PlaceArgs};
+use super::signals::Signals;
+use super::{Failure, log_place, variable};
+
+/// Arguments of `serve`.
+#[derive(Clone, Debug, Args)]
+pub struct ServeArgs {
+    /// Port to listen on, where it is not the one of this server's address
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    port: Option<u16>,
+    /// Port of /metrics, /healthz and /readyz [default: 9464 in a job, none by hand]
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    metrics_port: Option<u16>,
+    /// When gradients take effect: sync, all trainers' at once, or async, each on arrival [default: async]
+    #[arg(long, value_name = "MODE")]
+    consistency: Option<Mode>,
+    /// Seconds after which a trainer that has not joined is named in the log and in Status
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    join_timeout: u64,
+    /// Seconds without a sign of life after which a trainer counts as lost
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    silence_timeout: u64,
+    /// Seconds without any trainer after which this server gives up
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    abandon_timeout: u64,
+    #[command(flatten)]
+    place: PlaceArgs,
+    #[command(flatten)]
+    optimizer: OptimizerArgs,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Mode {
+    Sync,
+    Async,
+}
+
+/// Serves until every trainer has left, and returns what they did together.
+///
+/// # Errors
+/// See [`Failure`].
+pub fn run(args: &ServeArgs) -> Result<ReplicaResult, Failure> {
+    let signals = Signals::listen().map_err(Failure::work)?;
+    let environment = args.environment()?;
+    log_place(&environment);
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::work)?;
+    runtime.block_on(args.serve(&environment, &signals))
+}
+
+impl ServeArgs {
+    /// This server's job, with the flags' values over the job's.
+    fn environment(&self) -> Result<Environment, Failure> {
+        let mut environment = self.place.resolve(Role::Server, variable).map_err(Failure::input)?;
+        let training = &mut environment.training;
+        self.optimizer.apply(&mut training.optimizer);
+        if let Some(mode) = self.consistency {
+            training.consistency.mode = match mode {
+                Mode::Sync => ConsistencyMode::Sync,
+                Mode::Async => ConsistencyMode::Async,
+            };
+        }
+        training.validate().map_err(Failure::input)?;
+        Ok(environment)
+    }
+
+    async fn serve(&self, environment: &Environment, signals: &Signals) -> Result<ReplicaResult, Failure> {
+        let (host, port) = place::split(&environment.servers[environment.index as usize]);
+        let port = match self.port {
+            Some(port) => port,
+            None => port.parse().map_err(Failure::input)?,
+        };
+        let listener = listen(host, port).await.map_err(|e| Failure::Input(cannot_listen(port, e, "--port")))?;
+        let seconds = Duration::from_secs;
+        let config = ServerConfig {
+            patience: Patience {
+                join: seconds(self.join_timeout),
+                silence: seconds(self.silence_timeout),
+                abandon: seconds(self.abandon_timeout),
+            },
+            metrics: self.metrics(host).await?,
+            ..ServerConfig::new(environment)
+        };
+        let optimizer = &environment.training.optimizer;
+        info!(port, trainers = environment.trainers, ?optimizer, consistency = ?environment.training.consistency.mode, "serving");
+
+        signals.defer();
+        let mut terminate = signal(SignalKind::terminate()).map_err(Failure::work)?;
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::work)?;
+        let shutdown = async move {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        let outcome = server::run(listener, config, shutdown).await;
+        if let Some(signal) = signals.heard() {
+            return Err(Failure::Signal(signal));
+        }
+        let result = outcome.map_err(Failure::work)?;
+        info!(steps = result.steps, seconds = result.seconds, metrics = ?result.metrics, "every trainer has left");
+        Ok(result)
+    }
+
+    async fn metrics(&self, host: &str) -> Result<Option<TcpListener>, Failure> {
+        if let Some(port) = self.metrics_port {
+            let listener = listen(host, port).await;
+            return listener.map(Some).map_err(|e| Failure::Input(cannot_listen(port, e, "--metrics-port")));
+        }
+        if variable(psjobs_api::env::PSJOB_ROLE).is_none() {
+            return Ok(None);
+        }
+        // In a pod the port is always free; on one machine only the first server of all has it.
+        match listen(host, METRICS_PORT).await {
+            Ok(listener) => Ok(Some(listener)),
+            Err(error) => {
+                warn!(port = METRICS_PORT, %error, "no metrics are served; --metrics-port chooses another port");
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// Listens for other machines, unless `host`, by which this server is known, is this machine only.
+async fn listen(host: &str, port: u16) -> io::Result<TcpListener> {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    let loopback = bare == "localhost" || bare.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    if loopback {
+        return TcpListener::bind((bare, port)).await;
+    }
+    match TcpListener::bind(("::", port)).await {
+        // Both versions through one socket, where the machine has both.
+        Err(e) if e.kind() != io::ErrorKind::AddrInUse => TcpListener::bind(("0.0.0.0", port)).await,
+        listener => listener,
+    }
+}
+
+fn cannot_listen(port: u16, error: io::Error, flag: &str) -> anyhow::Error {
+    if error.kind() == io::ErrorKind::AddrInUse {
+        return anyhow!("port {port} is in use; end the process that has it, or choose another port with {flag}");
+    }
+    anyhow::Error::new(error).context(format!("cannot listen on port {port}; choose another port with {flag}"))
+}

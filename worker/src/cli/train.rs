@@ -1,0 +1,213 @@
+//! `psjobs-worker train WORKLOAD`.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use clap::{Args, Subcommand};
+use psjobs_api::env::PSJOB_ROLE;
+use psjobs_api::{Environment, ReplicaResult, Role, Training};
+use psjobs_ps::client::SessionConfig;
+use tch::{Cuda, Device, nn};
+use tracing::info;
+
+use super::optimizer::OptimizerArgs;
+use super::place::PlaceArgs;
+use super::signals::{Signal, Signals};
+use super::{Failure, log_place, variable};
+use crate::data::mnist::{self, Mnist};
+use crate::device::{self, DeviceChoice};
+use crate::libtorch::{self, Libtorch};
+use crate::model::convnet::ConvNet;
+use crate::model::mlp::Mlp;
+use crate::train::flat::Flat;
+use crate::train::local::Local;
+use crate::train::remote::Remote;
+use crate::train::{Outcome, Plan, TrainError, train};
+use crate::workload::Workload;
+use crate::workload::digits::Digits;
+
+/// Arguments of `train`.
+#[derive(Clone, Debug, Args)]
+pub struct TrainCommand {
+    #[command(subcommand)]
+    workload: WorkloadCommand,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum WorkloadCommand {
+    /// A convolutional network on MNIST, 1.2 million parameters
+    Mnist(TrainArgs),
+    /// A perceptron with one hidden layer, 784-256-10, on MNIST
+    Mlp(TrainArgs),
+}
+
+/// Flags that every workload has.
+#[derive(Clone, Debug, Args)]
+struct TrainArgs {
+    /// Passes over the training set, of all trainers together
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    epochs: u64,
+    /// End after this many steps, even if the epochs are not over
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    max_steps: Option<u64>,
+    /// Examples this trainer reads in one step [default: the job's batch.base, 32]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    batch_size: Option<u32>,
+    /// Seed of initial parameters, order of the data and dropout [default: the job's seed, 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=u64::from(u32::MAX)))]
+    seed: Option<u64>,
+    /// Folder of the data set [env: PSJOB_DATA] [default: where `make mnist` puts it]
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// auto (CUDA where there is a device), cpu, cuda, or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Auto)]
+    device: DeviceChoice,
+    /// CUDA devices that the trainers on this machine share [default: all; 0: none]
+    #[arg(long, value_name = "N")]
+    num_gpus: Option<u32>,
+    /// Threads for computing on the CPU [default: OMP_NUM_THREADS, or all cores]
+    #[arg(long, value_name = "N")]
+    threads: Option<NonZeroUsize>,
+    /// Steps between two lines in the log
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
+    log_every: u64,
+    /// Seconds that a server may be away before this trainer gives up
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    connect_timeout: u64,
+    /// Train in this process alone, with libtorch's own optimizer and no server
+    #[arg(
+        long,
+        conflicts_with_all = ["world_size", "rank", "servers", "master_addr", "master_port", "server_addrs"]
+    )]
+    local: bool,
+    #[command(flatten)]
+    place: PlaceArgs,
+    #[command(flatten)]
+    optimizer: OptimizerArgs,
+}
+
+/// Trains, and returns what this trainer did.
+///
+/// # Errors
+/// See [`Failure`].
+pub fn run(command: &TrainCommand) -> Result<ReplicaResult, Failure> {
+    let signals = Signals::listen().map_err(Failure::work)?;
+    match &command.workload {
+        WorkloadCommand::Mnist(args) => args.digits(&signals, ConvNet::new),
+        WorkloadCommand::Mlp(args) => args.digits(&signals, Mlp::new),
+    }
+}
+
+impl TrainArgs {
+    fn digits<M: nn::ModuleT>(&self, signals: &Signals, build: fn(&nn::Path) -> M) -> Result<ReplicaResult, Failure> {
+        let environment = self.environment()?;
+        let device = self.device(environment.as_ref())?;
+        let folder = self.data.clone().map_or_else(mnist::default_folder, Ok).map_err(Failure::input)?;
+        let data = Mnist::open(&folder, device).map_err(Failure::input)?;
+        self.train(signals, environment, device, &Digits::new(data, build))
+    }
+
+    fn train<W: Workload>(
+        &self,
+        signals: &Signals,
+        environment: Option<Environment>,
+        device: Device,
+        workload: &W,
+    ) -> Result<ReplicaResult, Failure> {
+        let plan = self.plan(environment.as_ref(), device);
+        info!(device = ?device, threads = tch::get_num_threads(), examples = workload.examples(), "data is loaded");
+        let connect_timeout = Duration::from_secs(self.connect_timeout);
+        let ready = || signals.defer();
+        let stop = || signals.heard().is_some();
+        let outcome = match &environment {
+            Some(environment) => {
+                let join = |flat: Flat, steps| {
+                    let config = SessionConfig::new(environment, flat.specs(), steps);
+                    Remote::join(SessionConfig { connect_timeout, ..config }, flat, device)
+                };
+                train(workload, &plan, join, ready, stop)
+            }
+            None => {
+                let mut training = Training::default();
+                self.optimizer.apply(&mut training.optimizer);
+                training.validate().map_err(Failure::input)?;
+                train(workload, &plan, |flat, _| Ok(Local::new(&flat, &training.optimizer)?), ready, stop)
+            }
+        };
+        match (outcome.map_err(classify)?, signals.heard()) {
+            (Outcome::Finished(result), _) => {
+                info!(steps = result.steps, seconds = result.seconds, metrics = ?result.metrics, "finished");
+                Ok(result)
+            }
+            (Outcome::Stopped, signal) => Err(Failure::Signal(signal.unwrap_or(Signal(15)))),
+        }
+    }
+
+    fn plan(&self, environment: Option<&Environment>, device: Device) -> Plan {
+        let training = environment.map_or_else(Training::default, |environment| environment.training.clone());
+        Plan {
+            epochs: self.epochs,
+            max_steps: self.max_steps,
+            batch: self.batch_size.unwrap_or(training.batch.base) as usize,
+            seed: self.seed.unwrap_or(training.seed),
+            trainer: environment.map_or(0, |environment| environment.index as usize),
+            trainers: environment.map_or(1, |environment| environment.trainers as usize),
+            device,
+            log_every: self.log_every,
+        }
+    }
+
+    /// This trainer's place in its job; `None` where it trains alone.
+    fn environment(&self) -> Result<Option<Environment>, Failure> {
+        if !self.local {
+            if self.optimizer.given() {
+                return Err(Failure::Input(anyhow!(
+                    "the optimizer runs on the servers: give its flags to `serve`, or write them in \
+                     spec.training.optimizer"
+                )));
+            }
+            let environment = self.place.resolve(Role::Trainer, variable).map_err(Failure::input)?;
+            log_place(&environment);
+            return Ok(Some(environment));
+        }
+        if variable(PSJOB_ROLE).is_some() {
+            return Err(Failure::Input(anyhow!(
+                "--local trains alone, but this process is part of a job; leave it out"
+            )));
+        }
+        Ok(None)
+    }
+
+    fn device(&self, environment: Option<&Environment>) -> Result<Device, Failure> {
+        let Libtorch { without_cuda } = libtorch::load().map_err(Failure::input)?;
+        let visible = Cuda::device_count().max(0) as u32;
+        let local_rank = environment.map_or(0, |environment| environment.local_rank);
+        let device = device::choose(self.device, self.num_gpus, visible, local_rank).map_err(|error| {
+            let error = anyhow::Error::new(error);
+            Failure::Input(match without_cuda {
+                Some(reason) => error.context(format!("libtorch has no CUDA ({reason})")),
+                None => error,
+            })
+        })?;
+        let threads = match (self.threads, variable("OMP_NUM_THREADS")) {
+            (Some(threads), _) => Some(threads),
+            (None, Some(_)) => None,
+            (None, None) => thread::available_parallelism().ok(),
+        };
+        if let Some(threads) = threads {
+            tch::set_num_threads(i32::try_from(threads.get()).unwrap_or(i32::MAX));
+        }
+        Ok(device)
+    }
+}
+
+/// What the user can put right is bad input.
+fn classify(error: TrainError) -> Failure {
+    match error {
+        TrainError::TooFewExamples(_) | TrainError::Begin(_) => Failure::input(error),
+        TrainError::Update { .. } | TrainError::Leave(_) | TrainError::Diverged { .. } => Failure::work(error),
+    }
+}

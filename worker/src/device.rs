@@ -1,0 +1,113 @@
+//! Where a trainer computes: `--device` and `--num-gpus`, resolved against what the machine has.
+
+use std::fmt;
+use std::str::FromStr;
+
+use tch::Device;
+
+/// The value of `--device`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// CUDA where there is a device, else the CPU.
+    Auto,
+    Cpu,
+    /// The device with this index, or the one that the local rank selects.
+    Cuda(Option<u32>),
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let unknown = || format!("{text:?} is no device; write auto, cpu, cuda or cuda:0");
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(None)),
+            _ => {
+                let index = text.strip_prefix("cuda:").ok_or_else(unknown)?;
+                index.parse().map(|index| Self::Cuda(Some(index))).map_err(|_| unknown())
+            }
+        }
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(None) => f.write_str("cuda"),
+            Self::Cuda(Some(index)) => write!(f, "cuda:{index}"),
+        }
+    }
+}
+
+/// The machine does not have what was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    #[error("--num-gpus is {asked}, but this process sees {visible} CUDA devices; lower it, or use --device cpu")]
+    TooMany { asked: u32, visible: u32 },
+    #[error("--device {asked} needs more than the {usable} CUDA devices that this process may use; use --device auto")]
+    Unavailable { asked: DeviceChoice, usable: u32 },
+}
+
+/// The device of the process with this local rank. Processes on one machine take turns through the
+/// first `num_gpus` of its `visible` devices, all of them if no number is given.
+///
+/// # Errors
+/// If more devices are asked for than there are.
+pub fn choose(
+    choice: DeviceChoice,
+    num_gpus: Option<u32>,
+    visible: u32,
+    local_rank: u32,
+) -> Result<Device, DeviceError> {
+    let usable = match num_gpus {
+        Some(asked) if asked > visible => return Err(DeviceError::TooMany { asked, visible }),
+        Some(asked) => asked,
+        None => visible,
+    };
+    match choice {
+        DeviceChoice::Cpu => Ok(Device::Cpu),
+        DeviceChoice::Auto if usable == 0 => Ok(Device::Cpu),
+        DeviceChoice::Cuda(Some(index)) if index < usable => Ok(Device::Cuda(index as usize)),
+        DeviceChoice::Auto | DeviceChoice::Cuda(None) if usable > 0 => Ok(Device::Cuda((local_rank % usable) as usize)),
+        asked => Err(DeviceError::Unavailable { asked, usable }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_follows_from_the_choice_the_limit_and_the_machine() {
+        let missing = |asked, usable| Err(DeviceError::Unavailable { asked, usable });
+        let rows = [
+            ("auto", None, 0, 0, Ok(Device::Cpu)),
+            ("auto", None, 2, 3, Ok(Device::Cuda(1))),
+            ("auto", Some(0), 2, 0, Ok(Device::Cpu)),
+            ("auto", Some(1), 2, 1, Ok(Device::Cuda(0))),
+            ("auto", Some(3), 2, 0, Err(DeviceError::TooMany { asked: 3, visible: 2 })),
+            ("cpu", None, 2, 0, Ok(Device::Cpu)),
+            ("cuda", None, 2, 1, Ok(Device::Cuda(1))),
+            ("cuda", None, 0, 0, missing(DeviceChoice::Cuda(None), 0)),
+            ("cuda:1", None, 2, 0, Ok(Device::Cuda(1))),
+            ("cuda:2", None, 2, 0, missing(DeviceChoice::Cuda(Some(2)), 2)),
+            ("cuda:1", Some(1), 2, 0, missing(DeviceChoice::Cuda(Some(1)), 1)),
+        ];
+        for (text, num_gpus, visible, local_rank, want) in rows {
+            let choice: DeviceChoice = text.parse().expect(text);
+            assert_eq!(choice.to_string(), text);
+            assert_eq!(choose(choice, num_gpus, visible, local_rank), want, "{text} {num_gpus:?} of {visible}");
+        }
+    }
+
+    #[test]
+    fn a_misspelt_device_is_refused_with_the_right_spellings() {
+        for text in ["gpu", "cuda:", "cuda:x", "CPU"] {
+            assert!(text.parse::<DeviceChoice>().expect_err(text).contains("cuda:0"), "{text}");
+        }
+    }
+}

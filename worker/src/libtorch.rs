@@ -1,0 +1,62 @@
+//! What has to happen before the first call into libtorch: check that the library found at start is
+//! the version this binary was built against, and load its CUDA half where there is one.
+
+// The dynamic linker can only be asked through unsafe calls; each says why it is sound.
+#![allow(unsafe_code)]
+
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+
+/// The libtorch this binary was compiled against, `MAJOR.MINOR.PATCH`.
+pub const BUILT_AGAINST: &str = env!("PSJOBS_LIBTORCH_VERSION");
+
+/// libtorch, ready for use.
+#[derive(Clone, Debug)]
+pub struct Libtorch {
+    /// Why there is no CUDA; `None` where its library was loaded.
+    pub without_cuda: Option<String>,
+}
+
+/// The libtorch that was found cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "this psjobs-worker needs libtorch {BUILT_AGAINST} but found {found}; put the right one first on LD_LIBRARY_PATH, \
+     or build again with LIBTORCH set to the one you have"
+)]
+pub struct WrongVersion {
+    found: String,
+}
+
+/// Checks the version and loads CUDA support. Call it once, before anything of `tch`: libtorch
+/// looks for CUDA at its first call and remembers the answer.
+///
+/// # Errors
+/// [`WrongVersion`] if the library is not of the release this binary was built against.
+pub fn load() -> Result<Libtorch, WrongVersion> {
+    let found = abi_version();
+    match &found {
+        Some(version) if version == BUILT_AGAINST => {}
+        _ => return Err(WrongVersion { found: found.unwrap_or_else(|| "one before 2.9".into()) }),
+    }
+    // SAFETY: loading runs the library's initializers. libtorch_cuda is part of the libtorch checked
+    // above; registering its kernels is all that its initializers do, and no thread uses libtorch yet.
+    match unsafe { Library::open(Some("libtorch_cuda.so"), RTLD_NOW | RTLD_GLOBAL) } {
+        Ok(cuda) => {
+            // Registered kernels point into the library: it must stay until the process ends.
+            std::mem::forget(cuda);
+            Ok(Libtorch { without_cuda: None })
+        }
+        Err(error) => Ok(Libtorch { without_cuda: Some(error.to_string()) }),
+    }
+}
+
+/// `aoti_torch_abi_version` is a plain C function, so it can be asked in any libtorch that has it.
+fn abi_version() -> Option<String> {
+    let process = Library::this();
+    // SAFETY: libtorch declares it as `uint64_t aoti_torch_abi_version()`, without side effects.
+    let packed = unsafe {
+        let version = process.get::<unsafe extern "C" fn() -> u64>(b"aoti_torch_abi_version\0").ok()?;
+        version()
+    };
+    let [major, minor, patch, ..] = packed.to_be_bytes();
+    Some(format!("{major}.{minor}.{patch}"))
+}

@@ -1,0 +1,83 @@
+//! A model's trainable tensors as one flat space: sorted by name, one behind the other, so that every
+//! trainer of a job sees the same element at the same place.
+
+use std::ops::Range;
+
+use psjobs_ps::client::TensorSpec;
+use tch::{Kind, Tensor, nn};
+
+/// One tensor and its place. The tensor is the model's own, not a copy.
+#[derive(Debug)]
+pub struct Parameter {
+    pub name: String,
+    pub tensor: Tensor,
+    /// Its elements in the flat space.
+    pub range: Range<usize>,
+}
+
+/// All trainable tensors of a model, f32.
+#[derive(Debug)]
+pub struct Flat {
+    parameters: Vec<Parameter>,
+    elements: usize,
+}
+
+impl Flat {
+    /// The trainable variables of `store`.
+    ///
+    /// # Panics
+    /// If one is not f32: servers keep master values in f32.
+    #[must_use]
+    pub fn of(store: &nn::VarStore) -> Self {
+        let mut variables: Vec<_> =
+            store.variables().into_iter().filter(|(_, tensor)| tensor.requires_grad()).collect();
+        variables.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        let mut elements = 0;
+        let place = |(name, tensor): (String, Tensor)| {
+            assert_eq!(tensor.kind(), Kind::Float, "parameter {name}");
+            let range = elements..elements + tensor.numel();
+            elements = range.end;
+            Parameter { name, tensor, range }
+        };
+        let parameters = variables.into_iter().map(place).collect();
+        Self { parameters, elements }
+    }
+
+    #[must_use]
+    pub fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    pub(super) fn parameters_mut(&mut self) -> &mut [Parameter] {
+        &mut self.parameters
+    }
+
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.elements
+    }
+
+    /// Names and shapes, in order.
+    #[must_use]
+    pub fn specs(&self) -> Vec<TensorSpec> {
+        let shape = |tensor: &Tensor| tensor.size().into_iter().map(|size| size as u64).collect();
+        self.parameters.iter().map(|p| TensorSpec { name: p.name.clone(), shape: shape(&p.tensor) }).collect()
+    }
+
+    /// A copy of the current values.
+    #[must_use]
+    pub fn values(&self) -> Vec<f32> {
+        let mut values = vec![0.0; self.elements];
+        for parameter in &self.parameters {
+            parameter.tensor.copy_data(&mut values[parameter.range.clone()], parameter.range.len());
+        }
+        values
+    }
+
+    /// The gradient of `loss` by every parameter, in order; undefined where it does not depend on one.
+    #[must_use]
+    pub fn gradients(&self, loss: &Tensor) -> Vec<Tensor> {
+        let parameters: Vec<&Tensor> = self.parameters.iter().map(|p| &p.tensor).collect();
+        Tensor::run_backward(&[loss], &parameters, false, false)
+    }
+}

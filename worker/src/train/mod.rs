@@ -1,0 +1,164 @@
+//! Training: one loop for every workload, with its parameters on servers ([`remote`]) or in this
+//! process alone ([`local`]).
+
+pub mod flat;
+pub mod local;
+pub mod progress;
+pub mod remote;
+pub mod resident;
+
+use std::time::{Duration, Instant};
+
+use psjobs_api::ReplicaResult;
+use psjobs_ps::client::ClientError;
+use tch::{Device, TchError, Tensor, nn};
+
+use crate::data::sampler::{Split, TooFewExamples};
+use crate::workload::{Metrics, Workload};
+use flat::Flat;
+use progress::Progress;
+
+/// How long and on what this trainer trains.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Passes of all trainers together over the training set.
+    pub epochs: u64,
+    /// Ends earlier, after this many steps.
+    pub max_steps: Option<u64>,
+    /// Examples this trainer reads in one step.
+    pub batch: usize,
+    /// Seed of initial parameters, order of the data and dropout.
+    pub seed: u64,
+    /// This trainer's index, and how many there are.
+    pub trainer: usize,
+    pub trainers: usize,
+    pub device: Device,
+    /// Steps between two lines in the log.
+    pub log_every: u64,
+}
+
+/// How training ended, short of an error.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    Finished(ReplicaResult),
+    /// Asked to stop before the last step.
+    Stopped,
+}
+
+/// Training failed.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    #[error(transparent)]
+    TooFewExamples(#[from] TooFewExamples),
+    #[error("this trainer cannot begin")]
+    Begin(#[source] UpdateError),
+    #[error("this trainer cannot go on at step {step}")]
+    Update { step: u64, source: UpdateError },
+    #[error("this trainer is done, but cannot say so")]
+    Leave(#[source] UpdateError),
+    #[error(
+        "the loss is {loss} at step {step}: training has diverged; lower the learning rate, or use consistency Sync"
+    )]
+    Diverged { step: u64, loss: f64 },
+}
+
+/// The parameters could not be updated.
+#[derive(Debug, thiserror::Error)]
+pub enum UpdateError {
+    #[error(transparent)]
+    Servers(#[from] ClientError),
+    #[error(transparent)]
+    Libtorch(#[from] TchError),
+}
+
+/// Where the parameters are kept and updated.
+pub trait Updater {
+    /// The first step to do.
+    fn next_step(&self) -> u64;
+
+    /// Updates the model's parameters by the gradient of `loss`.
+    ///
+    /// # Errors
+    /// If the servers cannot be reached or refuse.
+    fn update(&mut self, step: u64, loss: &Tensor) -> Result<(), UpdateError>;
+
+    /// Tells how far this trainer is.
+    fn report(&mut self, examples: u64, metrics: &Metrics);
+
+    /// Time spent in [`Updater::update`] waiting for others.
+    fn waiting(&self) -> Duration;
+
+    /// The last words: whether all steps are done, examples read, final metrics.
+    ///
+    /// # Errors
+    /// If the servers cannot be told.
+    fn leave(self, finished: bool, examples: u64, metrics: &Metrics) -> Result<(), UpdateError>;
+}
+
+/// Trains `workload` as `plan` says. `connect` gets the model's parameters and the number of steps;
+/// `ready` is called when the first step is about to begin; `stop` is asked before each step.
+///
+/// # Errors
+/// See [`TrainError`].
+pub fn train<W: Workload, U: Updater>(
+    workload: &W,
+    plan: &Plan,
+    connect: impl FnOnce(Flat, u64) -> Result<U, UpdateError>,
+    ready: impl FnOnce(),
+    stop: impl Fn() -> bool,
+) -> Result<Outcome, TrainError> {
+    let split = Split { examples: workload.examples(), batch: plan.batch, trainers: plan.trainers, seed: plan.seed };
+    let total = plan.total_steps(split.steps_per_epoch()?);
+    let mut sampler = split.sampler(plan.trainer)?;
+
+    // The values are drawn on the CPU: a device has a generator of its own, and all trainers must
+    // begin with the same values.
+    tch::manual_seed(plan.seed as i64);
+    let mut store = nn::VarStore::new(Device::Cpu);
+    let model = workload.model(&store.root());
+    store.set_device(plan.device);
+
+    let mut updater = connect(Flat::of(&store), total).map_err(TrainError::Begin)?;
+    let first = updater.next_step();
+    tch::manual_seed(dropout_seed(plan, first));
+    ready();
+
+    let mut progress = Progress::new(first, total, plan.batch, plan.log_every, Instant::now());
+    for step in first..total {
+        if stop() {
+            updater.leave(false, progress.examples(), &progress.metrics()).map_err(TrainError::Leave)?;
+            return Ok(Outcome::Stopped);
+        }
+        let loss = workload.loss(&model, sampler.batch(step));
+        let updated = updater.update(step, &loss);
+        // Read late, so that a GPU need not be waited for twice. Servers refuse the gradient of a loss
+        // that is not finite; that it is not finite says more.
+        let loss = loss.double_value(&[]);
+        if !loss.is_finite() {
+            return Err(TrainError::Diverged { step, loss });
+        }
+        updated.map_err(|source| TrainError::Update { step, source })?;
+        if progress.step(loss, updater.waiting(), Instant::now()) {
+            updater.report(progress.examples(), &progress.metrics());
+        }
+    }
+    let mut result = progress.result(updater.waiting());
+    if plan.trainer == 0 {
+        result.metrics.extend(tch::no_grad(|| workload.evaluate(&model)));
+    }
+    updater.leave(true, result.examples, &result.metrics).map_err(TrainError::Leave)?;
+    Ok(Outcome::Finished(result))
+}
+
+impl Plan {
+    fn total_steps(&self, per_epoch: u64) -> u64 {
+        let total = self.epochs.saturating_mul(per_epoch);
+        self.max_steps.map_or(total, |most| most.min(total))
+    }
+}
+
+/// Each trainer drops other units, and one that was restarted does not repeat what it dropped before.
+fn dropout_seed(plan: &Plan, first_step: u64) -> i64 {
+    let place = (plan.trainer as u64 + 1) << 40 | first_step;
+    (plan.seed ^ place.wrapping_mul(0x9e37_79b9_7f4a_7c15)) as i64
+}

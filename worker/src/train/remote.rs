@@ -1,0 +1,67 @@
+//! Training with the parameters on servers: gradients go up, parameters come back.
+
+use std::fmt;
+use std::time::Duration;
+
+use psjobs_ps::client::{Session, SessionConfig};
+use tch::{Device, Tensor};
+
+use super::flat::Flat;
+use super::resident::Resident;
+use super::{UpdateError, Updater};
+use crate::workload::Metrics;
+
+/// A trainer's connection to its job.
+pub struct Remote {
+    resident: Resident,
+    session: Session,
+}
+
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Remote").field("resident", &self.resident).finish_non_exhaustive()
+    }
+}
+
+impl Remote {
+    /// Joins the job that `config` names with a model whose parameters, on `device`, are `flat`.
+    ///
+    /// # Errors
+    /// If a server cannot be reached, or refuses this trainer or its model.
+    #[allow(unsafe_code)]
+    pub fn join(config: SessionConfig, flat: Flat, device: Device) -> Result<Self, UpdateError> {
+        let session = Session::join(config, &flat.values())?;
+        // SAFETY: a session's memory never moves, and `leave` and the order of the fields drop the
+        // resident before the session. The session writes to it in `exchange` only, when the loss that
+        // was computed from the old parameters has given its gradients.
+        let resident = unsafe { Resident::new(flat, device, session.parameters()) };
+        Ok(Self { resident, session })
+    }
+}
+
+impl Updater for Remote {
+    fn next_step(&self) -> u64 {
+        self.session.next_step()
+    }
+
+    fn update(&mut self, step: u64, loss: &Tensor) -> Result<(), UpdateError> {
+        self.resident.put_gradients(loss, self.session.gradients_mut());
+        self.session.exchange(step)?;
+        self.resident.take(self.session.parameters());
+        Ok(())
+    }
+
+    fn report(&mut self, examples: u64, metrics: &Metrics) {
+        self.session.report(examples, metrics);
+    }
+
+    fn waiting(&self) -> Duration {
+        self.session.waiting()
+    }
+
+    fn leave(self, finished: bool, examples: u64, metrics: &Metrics) -> Result<(), UpdateError> {
+        let Self { resident, session } = self;
+        drop(resident);
+        Ok(session.leave(finished, examples, metrics.clone())?)
+    }
+}

@@ -1,0 +1,77 @@
+//! The servers' optimizers against libtorch's own, fed the same gradients for 100 steps.
+
+use psjobs_api::training::{self, OptimizerKind};
+use psjobs_ps::optimizer::Optimizer;
+use psjobs_worker::train::Updater;
+use psjobs_worker::train::flat::Flat;
+use psjobs_worker::train::local::Local;
+use tch::nn::VarStore;
+use tch::{Device, Kind, Tensor};
+
+const ELEMENTS: i64 = 1000;
+const STEPS: u64 = 100;
+
+/// A gradient that depends on the weights and the step, without randomness.
+fn gradient(weights: &Tensor, step: u64) -> Tensor {
+    let phase = Tensor::arange(ELEMENTS, (Kind::Float, Device::Cpu)) * 0.37 + step as f64 * 0.11;
+    phase.sin() * 0.5 + weights.detach() * 0.3
+}
+
+fn floats(tensor: &Tensor) -> Vec<f32> {
+    Vec::try_from(tensor).expect("one dimension")
+}
+
+fn with_libtorch(spec: &training::Optimizer) -> Vec<f32> {
+    let store = VarStore::new(Device::Cpu);
+    let weights = store.root().var_copy("weights", &start());
+    let mut local = Local::new(&Flat::of(&store), spec).expect("libtorch takes the arguments");
+    for step in 0..STEPS {
+        // A loss whose gradient is the one wanted.
+        let loss = (&weights * gradient(&weights, step)).sum(Kind::Float);
+        local.update(step, &loss).expect("updated");
+    }
+    floats(&weights.detach())
+}
+
+fn with_servers(spec: &training::Optimizer) -> Vec<f32> {
+    let optimizer = Optimizer::new(spec);
+    let mut weights = floats(&start());
+    let mut state = optimizer.state(weights.len());
+    for step in 0..STEPS {
+        let gradient = floats(&gradient(&Tensor::from_slice(&weights), step));
+        let bytes: Vec<[u8; 4]> = gradient.iter().map(|value| value.to_le_bytes()).collect();
+        optimizer.apply(&mut weights, &bytes, &mut state);
+    }
+    weights
+}
+
+fn start() -> Tensor {
+    Tensor::linspace(-2.0, 2.0, ELEMENTS, (Kind::Float, Device::Cpu))
+}
+
+#[test]
+fn updates_equal_libtorchs_over_100_steps() {
+    let sgd = training::Optimizer { learning_rate: 0.05, ..Default::default() };
+    let adam = training::Optimizer { kind: OptimizerKind::Adam, learning_rate: 0.01, ..Default::default() };
+    let rows = [
+        ("sgd", sgd.clone()),
+        ("sgd, weight decay", training::Optimizer { weight_decay: 0.01, ..sgd.clone() }),
+        ("sgd, momentum", training::Optimizer { momentum: 0.9, ..sgd.clone() }),
+        ("sgd, momentum, weight decay", training::Optimizer { momentum: 0.5, weight_decay: 0.01, ..sgd.clone() }),
+        ("sgd, nesterov", training::Optimizer { momentum: 0.9, nesterov: true, ..sgd.clone() }),
+        (
+            "sgd, nesterov, weight decay",
+            training::Optimizer { momentum: 0.9, nesterov: true, weight_decay: 0.01, ..sgd },
+        ),
+        ("adam", adam.clone()),
+        ("adam, weight decay", training::Optimizer { weight_decay: 0.01, ..adam.clone() }),
+        ("adam, betas, epsilon", training::Optimizer { beta1: 0.8, beta2: 0.99, epsilon: 1e-4, ..adam }),
+    ];
+    for (label, spec) in rows {
+        let (want, found) = (with_libtorch(&spec), with_servers(&spec));
+        for (place, (want, found)) in want.iter().zip(&found).enumerate() {
+            let error = (want - found).abs() / want.abs().max(1.0);
+            assert!(error <= 1e-6, "{label}: element {place} is {found}, libtorch has {want}");
+        }
+    }
+}

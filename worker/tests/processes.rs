@@ -1,0 +1,208 @@
+//! The binary as people start it: roles by hand, one process each.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use psjobs_api::ReplicaResult;
+
+/// A worker process that does not outlive its test.
+struct Worker(Child);
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // It has usually ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The command `psjobs-worker ARGS...`, without what the test's own environment might tell it.
+fn command(args: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_psjobs-worker"));
+    command.args(args.split_whitespace());
+    for (name, _) in std::env::vars() {
+        let ours = ["PSJOB_", "MASTER_", "LD_LIBRARY_PATH"].iter().any(|prefix| name.starts_with(prefix));
+        if ours || ["RANK", "WORLD_SIZE", "LOCAL_RANK", "RUST_LOG"].contains(&name.as_str()) {
+            command.env_remove(name);
+        }
+    }
+    command.env("OMP_NUM_THREADS", "1");
+    command
+}
+
+fn start(args: &str, result: &Path) -> Worker {
+    let mut command = command(args);
+    command.arg("--result-file").arg(result).stderr(Stdio::piped());
+    Worker(command.spawn().expect("the binary starts"))
+}
+
+/// Waits for the end; the exit code and what was logged.
+fn end(mut worker: Worker) -> (Option<i32>, String) {
+    let mut log = String::new();
+    worker.0.stderr.take().expect("piped").read_to_string(&mut log).expect("text");
+    (worker.0.wait().expect("it ends").code(), log)
+}
+
+fn run(command: &mut Command) -> (Option<i32>, String) {
+    let Output { status, stderr, .. } = command.output().expect("the binary starts");
+    (status.code(), String::from_utf8(stderr).expect("text"))
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port").port()
+}
+
+fn read(result: &Path) -> ReplicaResult {
+    let text = std::fs::read_to_string(result).expect("a result file");
+    ReplicaResult::parse(&text).expect("a result")
+}
+
+#[test]
+fn one_server_and_two_trainers_train_mnist() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let place = format!("--world-size 3 --master-port {}", free_port());
+    let result = |name: &str| folder.path().join(name);
+    let server = start(&format!("serve {place} --learning-rate 0.01 --momentum 0.9"), &result("server"));
+    let trainers = [1, 2].map(|rank| {
+        let args = format!("train mnist {place} --rank {rank} --max-steps 120 --log-every 40 --device cpu");
+        start(&args, &result(&format!("trainer-{rank}")))
+    });
+    for trainer in trainers {
+        let (code, log) = end(trainer);
+        assert_eq!(code, Some(0), "{log}");
+        assert!(log.contains("training step=120 total_steps=120 loss="), "{log}");
+    }
+    let (code, log) = end(server);
+    assert_eq!(code, Some(0), "{log}");
+
+    let first = read(&result("trainer-1"));
+    assert!(first.metrics["accuracy"] >= 0.9, "{first:?}");
+    assert!(first.metrics["loss"].is_finite() && first.waiting_seconds.is_some(), "{first:?}");
+    let second = read(&result("trainer-2"));
+    assert!(!second.metrics.contains_key("accuracy"), "only the first trainer evaluates: {second:?}");
+    let server = read(&result("server"));
+    assert_eq!((server.steps, server.examples), (240, 240 * 32));
+    assert_eq!(server.metrics["accuracy"], first.metrics["accuracy"]);
+}
+
+#[test]
+fn a_trainer_alone_needs_no_server() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let result = folder.path().join("result");
+    let (code, log) = end(start("train mlp --local --learning-rate 0.1 --max-steps 1000", &result));
+    assert_eq!(code, Some(0), "{log}");
+    let result = read(&result);
+    assert_eq!((result.steps, result.examples), (1000, 32_000));
+    assert!(result.metrics["accuracy"] >= 0.9, "{result:?}");
+}
+
+#[test]
+fn sigterm_ends_a_trainer_after_its_step_and_a_server_at_once() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let port = free_port();
+    let result = folder.path().join("result");
+    let server = start(&format!("serve --master-port {port}"), &result);
+    let mut trainer =
+        start(&format!("train mlp --master-port {port} --epochs 1000000 --log-every 1 --log-format json"), &result);
+    let mut lines = BufReader::new(trainer.0.stderr.take().expect("piped")).lines();
+    let training = lines.by_ref().find(|line| line.as_ref().expect("text").contains(r#""message":"training""#));
+    assert!(training.is_some(), "the trainer logs its steps");
+
+    terminate(&trainer);
+    assert_eq!(lines.map(|line| line.expect("text")).filter(|line| line.contains("panick")).count(), 0);
+    assert_eq!(trainer.0.wait().expect("it ends").code(), Some(143));
+
+    terminate(&server);
+    let (code, log) = end(server);
+    assert_eq!(code, Some(143), "{log}");
+    assert!(!result.exists(), "neither did its work");
+}
+
+fn terminate(worker: &Worker) {
+    let pid = rustix::process::Pid::from_child(&worker.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
+}
+
+#[test]
+fn what_cannot_work_is_one_sentence_and_exit_code_2() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let taken_port = taken.local_addr().expect("bound").port();
+    let unused = free_port();
+    let empty = tempfile::tempdir().expect("temporary folder");
+    let empty = empty.path().display();
+    let rows = [
+        ("train mnist --world-size 1".to_owned(), "at least 2"),
+        ("train mnist --world-size 3 --rank 7".into(), "the ranks are 0 to 2"),
+        ("train mnist --world-size 3".into(), "give --rank"),
+        ("train mnist --rank 0".into(), "psjobs-worker serve"),
+        ("serve --rank 1".into(), "psjobs-worker train"),
+        ("serve --momentum 7".into(), "momentum"),
+        ("serve --nesterov".into(), "momentum"),
+        (format!("serve --master-port {taken_port}"), "is in use"),
+        (format!("serve --master-port {unused} --metrics-port {taken_port}"), "--metrics-port"),
+        ("serve --master-addr 127.0.0.1 --server-addrs nowhere".into(), "host:port"),
+        (format!("train mlp --master-port {unused} --connect-timeout 1"), "did not answer"),
+        ("train mlp --master-addr no.such.host.invalid --connect-timeout 1".into(), "no.such.host.invalid"),
+        (format!("train mlp --data {empty}"), "make mnist"),
+        ("train mlp --batch-size 60000 --world-size 3 --rank 1".into(), "120000"),
+        ("train mlp --momentum 0.9".into(), "give its flags to `serve`"),
+        ("train mlp --local --momentum 7".into(), "momentum"),
+        ("train mlp --local --rank 1".into(), "cannot be used with"),
+        ("train mlp --device tpu".into(), "cuda:0"),
+        ("train mlp --num-gpus 99".into(), "--num-gpus is 99"),
+        ("train nothing".into(), "unrecognized subcommand"),
+    ];
+    for (args, want) in rows {
+        let (code, said) = run(&mut command(&args));
+        assert_eq!(code, Some(2), "{args}: {said}");
+        let last =
+            said.lines().filter(|line| line.starts_with("psjobs-worker: ") || line.starts_with("error: ")).count();
+        assert_eq!(last, 1, "one sentence for {args}: {said}");
+        assert!(said.contains(want) && !said.contains("panicked"), "{args}: {said}");
+    }
+}
+
+#[test]
+fn damaged_data_is_named() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    std::fs::write(folder.path().join("train-images-idx3-ubyte"), b"<html>not found</html>").expect("written");
+    let (code, said) = run(command("train mlp --local --data").arg(folder.path()));
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("train-images-idx3-ubyte is damaged: it begins with 3c68746d"), "{said}");
+}
+
+#[test]
+fn flags_against_the_jobs_environment_are_refused() {
+    let vars = [
+        ("PSJOB_NAME", "mnist"),
+        ("PSJOB_NAMESPACE", "default"),
+        ("PSJOB_UID", "1"),
+        ("PSJOB_ROLE", "trainer"),
+        ("PSJOB_INDEX", "1"),
+        ("PSJOB_SERVERS", "localhost:1"),
+        ("PSJOB_TRAINERS", "2"),
+        ("PSJOB_TRAINING", "{}"),
+    ];
+    let rows = [
+        ("train mlp --rank 1", "--rank is 1, but the environment of job mnist says 2"),
+        ("serve", "start it with `psjobs-worker train`"),
+        ("train mlp --local", "leave it out"),
+    ];
+    for (args, want) in rows {
+        let (code, said) = run(command(args).envs(vars));
+        assert_eq!(code, Some(2), "{args}: {said}");
+        assert!(said.contains(want), "{args}: {said}");
+    }
+    let (code, said) = run(command("train mlp").envs(vars).env("PSJOB_INDEX", "2"));
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("PSJOB_INDEX is \"2\"; expected a number below 2"), "{said}");
+}
+
+#[test]
+fn a_diverged_training_fails_with_exit_code_1() {
+    let (code, said) = run(&mut command("train mlp --local --learning-rate 1000 --max-steps 200"));
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("lower the learning rate"), "{said}");
+}
