@@ -36,7 +36,7 @@ test: mnist ## run every test that needs no cluster
 
 .PHONY: chart
 chart: ## check the Helm chart, where helm is installed
-	if command -v helm >/dev/null; then helm lint --strict charts/psjobs; else echo "chart: not checked, helm is not installed"; fi
+	if command -v helm >/dev/null; then charts/psjobs/tests/check.sh; else echo "chart: not checked, helm is not installed"; fi
 
 .PHONY: lint
 lint: ## check format, lints and, where cargo-deny is installed, licences and advisories
@@ -48,7 +48,7 @@ lint: ## check format, lints and, where cargo-deny is installed, licences and ad
 generate: ## write crds/ and the chart's copy from the Rust types
 	$(CARGO) run --locked --quiet -p psjobs-api --features crd --bin crdgen > $(TARGET)/$(CRD)
 	cp $(TARGET)/$(CRD) crds/$(CRD)
-	cp $(TARGET)/$(CRD) charts/psjobs/crds/$(CRD)
+	cp $(TARGET)/$(CRD) charts/psjobs/files/$(CRD)
 
 .PHONY: check-generated
 check-generated: generate ## fail if `make generate` changes a file
