@@ -12,9 +12,8 @@ CRD := parameterserverjobs.psjobs.dev.yaml
 # Before a command that links libtorch; the script fetches it if need be, and says so.
 WITH_LIBTORCH = export LIBTORCH=$$(scripts/libtorch.sh);
 # One selection of packages for each profile: cargo unites their features, so that a dependency is
-# compiled once and not once more for each package.
+# compiled once and not once more for each package. Tests always select the whole workspace.
 PROGRAMS := -p psjobs -p psjobs-worker -p psjobs-operator
-TESTED := --workspace --exclude psjobs-e2e
 
 .PHONY: help
 help: ## list the commands
@@ -30,8 +29,8 @@ build: ## compile psjobs, psjobs-worker and psjobs-operator for use
 
 .PHONY: test
 test: mnist ## run every test that needs no cluster
-	$(WITH_LIBTORCH) $(CARGO) build --locked $(TESTED) --bins --tests
-	$(WITH_LIBTORCH) PSJOBS_WORKER=$(abspath $(TARGET))/debug/psjobs-worker $(CARGO) test --locked $(TESTED)
+	$(WITH_LIBTORCH) $(CARGO) build --locked --workspace --bins --tests
+	$(WITH_LIBTORCH) PSJOBS_WORKER=$(abspath $(TARGET))/debug/psjobs-worker $(CARGO) test --locked --workspace
 	$(MAKE) --no-print-directory chart
 
 .PHONY: chart
@@ -42,6 +41,7 @@ chart: ## check the Helm chart, where helm is installed
 lint: ## check format, lints and, where cargo-deny is installed, licences and advisories
 	$(CARGO) fmt --all --check
 	$(WITH_LIBTORCH) $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --locked --workspace --test e2e -- -D warnings
 	if command -v cargo-deny >/dev/null; then $(CARGO) deny --locked check; else echo "lint: licences not checked, cargo-deny is not installed"; fi
 
 .PHONY: generate

@@ -1,0 +1,167 @@
+//! The cluster under test: found or made, with this checkout's images and chart in it.
+
+use std::env;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+
+use crate::command::{run, run_with_input};
+
+/// The repository's root; commands run there.
+pub const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+/// Namespace of the operator.
+pub const SYSTEM: &str = "psjobs-system";
+/// Helm release.
+const RELEASE: &str = "psjobs";
+/// Clusters of kind that are used when KUBECONFIG names none; the last is made when none is there.
+const KIND_CLUSTERS: [&str; 2] = ["psjobs", "psjobs-e2e"];
+
+/// A cluster that is ready for jobs.
+pub struct Cluster {
+    pub client: Client,
+    pub context: String,
+    /// Whether the chart was not there before.
+    installed: bool,
+}
+
+/// Which cluster to use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Choice {
+    /// KUBECONFIG's current context.
+    Current,
+    /// A cluster of kind that is there.
+    Kind(&'static str),
+    /// A new cluster of kind.
+    New(&'static str),
+}
+
+/// Without KUBECONFIG the current context of the user's own configuration is left alone: it may well be
+/// a cluster that matters.
+fn choose(kubeconfig_is_set: bool, of_kind: &[&str]) -> Choice {
+    if kubeconfig_is_set {
+        return Choice::Current;
+    }
+    match KIND_CLUSTERS.into_iter().find(|name| of_kind.contains(name)) {
+        Some(name) => Choice::Kind(name),
+        None => Choice::New(KIND_CLUSTERS[1]),
+    }
+}
+
+impl Cluster {
+    /// Finds or makes a cluster, loads the images and installs the chart.
+    ///
+    /// # Errors
+    /// If one of the programs for it fails.
+    pub async fn prepare() -> Result<Self> {
+        env::set_current_dir(ROOT).with_context(|| format!("cannot work in {ROOT}"))?;
+        let context = context().await?;
+        let options = KubeConfigOptions { context: Some(context.clone()), ..KubeConfigOptions::default() };
+        let config = Config::from_kubeconfig(&options).await.context("cannot read the cluster's configuration")?;
+        let client = Client::try_from(config)?;
+        let version = client.apiserver_version().await.with_context(|| format!("{context} does not answer"))?;
+        println!("cluster: {context}, Kubernetes {}", version.git_version);
+        load_images(&context).await?;
+        let installed = install(&context).await?;
+        Ok(Self { client, context, installed })
+    }
+
+    /// What `kubectl` says.
+    ///
+    /// # Errors
+    /// If it fails; the text holds what it said.
+    pub async fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        self.kubectl_with_input(arguments, "").await
+    }
+
+    /// As [`Cluster::kubectl`], with `input` as standard input.
+    ///
+    /// # Errors
+    /// As [`Cluster::kubectl`].
+    pub async fn kubectl_with_input(&self, arguments: &[&str], input: &str) -> Result<String> {
+        let arguments: Vec<&str> = ["--context", &self.context].into_iter().chain(arguments.iter().copied()).collect();
+        run_with_input("kubectl", &arguments, input).await
+    }
+
+    /// Takes the chart away again, if [`Cluster::prepare`] brought it.
+    ///
+    /// # Errors
+    /// If helm fails.
+    pub async fn clean_up(&self) -> Result<()> {
+        if self.installed {
+            let in_context = ["--kube-context", &self.context, "--namespace", SYSTEM];
+            run("helm", &[&["uninstall", RELEASE, "--wait"], &in_context[..]].concat()).await?;
+        }
+        Ok(())
+    }
+}
+
+async fn context() -> Result<String> {
+    let kubeconfig_is_set = env::var_os("KUBECONFIG").is_some_and(|value| !value.is_empty());
+    let of_kind = if kubeconfig_is_set { String::new() } else { run("kind", &["get", "clusters"]).await? };
+    match choose(kubeconfig_is_set, &of_kind.lines().collect::<Vec<_>>()) {
+        Choice::Current => {
+            let file = Kubeconfig::read().context("cannot read KUBECONFIG")?;
+            file.current_context.context("KUBECONFIG has no current context; set one with kubectl config use-context")
+        }
+        Choice::Kind(name) => Ok(format!("kind-{name}")),
+        Choice::New(name) => {
+            println!("cluster: making one with kind; `kind delete cluster --name {name}` removes it");
+            run("kind", &["create", "cluster", "--name", name, "--wait", "180s"]).await?;
+            Ok(format!("kind-{name}"))
+        }
+    }
+}
+
+/// `psjobs-worker:0.1.0`.
+#[must_use]
+pub fn image(program: &str) -> String {
+    format!("{program}:{}", env!("CARGO_PKG_VERSION"))
+}
+
+async fn load_images(context: &str) -> Result<()> {
+    let (operator, worker) = (image("psjobs-operator"), image("psjobs-worker"));
+    match context.strip_prefix("kind-") {
+        Some(name) => {
+            run("kind", &["load", "docker-image", &operator, &worker, "--name", name]).await?;
+            println!("images: loaded {operator} and {worker}");
+        }
+        None => println!("images: {operator} and {worker} are expected on the nodes of {context}"),
+    }
+    Ok(())
+}
+
+/// Whether the chart was not there before.
+async fn install(context: &str) -> Result<bool> {
+    let in_context = ["--kube-context", context, "--namespace", SYSTEM];
+    let installed = run("helm", &[&["status", RELEASE], &in_context[..]].concat()).await.is_err();
+    // The tag stays the same from build to build; the annotation makes the operator's pod follow its image.
+    let id = run("docker", &["image", "inspect", "--format", "{{.Id}}", &image("psjobs-operator")]).await;
+    let annotation = format!("podAnnotations.image={}", id.as_deref().unwrap_or("unknown").trim());
+    let chart = Path::new("charts").join("psjobs");
+    let upgrade = ["upgrade", "--install", RELEASE, &chart.to_string_lossy(), "--create-namespace", "--wait"];
+    let upgrade = [&upgrade[..], &["--timeout", "180s", "--set-string", &annotation], &in_context];
+    run("helm", &upgrade.concat()).await?;
+    println!("chart: {} in {SYSTEM}", if installed { "installed" } else { "upgraded" });
+    Ok(installed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_users_own_context_is_never_chosen_unasked() {
+        let rows: [(&str, bool, &[&str], Choice); 5] = [
+            ("asked", true, &["psjobs"], Choice::Current),
+            ("the developer's", false, &["other", "psjobs-e2e", "psjobs"], Choice::Kind("psjobs")),
+            ("an earlier run's", false, &["psjobs-e2e"], Choice::Kind("psjobs-e2e")),
+            ("others only", false, &["other"], Choice::New("psjobs-e2e")),
+            ("none", false, &[], Choice::New("psjobs-e2e")),
+        ];
+        for (label, kubeconfig, of_kind, want) in rows {
+            assert_eq!(choose(kubeconfig, of_kind), want, "{label}");
+        }
+    }
+}

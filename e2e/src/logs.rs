@@ -1,0 +1,41 @@
+//! Log lines of pods, with the time at which the node wrote them.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use futures::{AsyncBufReadExt, TryStreamExt};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, LogParams};
+
+use crate::wait::within;
+
+/// A line of a log.
+#[derive(Clone, Debug)]
+pub struct Line {
+    pub at: Timestamp,
+    pub text: String,
+}
+
+/// The first line of a running or finished pod that holds all of `words`; waits for it.
+///
+/// # Errors
+/// If the pod ends or `limit` passes without such a line.
+pub async fn line(pods: &Api<Pod>, pod: &str, words: &[&str], limit: Duration) -> Result<Line> {
+    let parameters = LogParams { follow: true, timestamps: true, ..LogParams::default() };
+    let found = async {
+        let mut lines = pods.log_stream(pod, &parameters).await?.lines();
+        while let Some(line) = lines.try_next().await? {
+            if words.iter().all(|word| line.contains(word)) {
+                return parse(&line);
+            }
+        }
+        Err(anyhow!("{pod} ended without a log line that has {words:?}"))
+    };
+    within(limit, &format!("{pod} to log {words:?}"), found).await
+}
+
+fn parse(line: &str) -> Result<Line> {
+    let (at, text) = line.split_once(' ').context("a log line begins with its time")?;
+    Ok(Line { at: at.parse()?, text: text.to_owned() })
+}

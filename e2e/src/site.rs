@@ -1,0 +1,112 @@
+//! One test's place in the cluster: a namespace of its own, and what tests do in it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, ListParams, ObjectMeta, PostParams};
+use psjobs_api::Role;
+use psjobs_api::crd::{ParameterServerJob, ParameterServerJobStatus, Phase, names};
+
+use crate::cluster::Cluster;
+use crate::wait::{SHORT, until};
+
+/// A namespace for one test.
+pub struct Site {
+    pub cluster: Arc<Cluster>,
+    pub namespace: String,
+}
+
+impl Site {
+    /// An empty namespace named after the test; one of an earlier run is deleted first.
+    ///
+    /// # Errors
+    /// If the cluster refuses.
+    pub async fn prepare(cluster: Arc<Cluster>, test: &str) -> Result<Self> {
+        let site = Self { cluster, namespace: format!("e2e-{}", test.replace('_', "-")) };
+        let namespaces: Api<Namespace> = Api::all(site.cluster.client.clone());
+        site.remove().await?;
+        let what = format!("namespace {} of an earlier run to go", site.namespace);
+        until(&namespaces, &site.namespace, SHORT, &what, |now| now.is_none()).await?;
+        let metadata = ObjectMeta { name: Some(site.namespace.clone()), ..ObjectMeta::default() };
+        namespaces.create(&PostParams::default(), &Namespace { metadata, ..Namespace::default() }).await?;
+        Ok(site)
+    }
+
+    /// Deletes the namespace; does not wait for its end.
+    ///
+    /// # Errors
+    /// If the cluster refuses.
+    pub async fn remove(&self) -> Result<()> {
+        let namespaces: Api<Namespace> = Api::all(self.cluster.client.clone());
+        match namespaces.delete(&self.namespace, &DeleteParams::default()).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    #[must_use]
+    pub fn jobs(&self) -> Api<ParameterServerJob> {
+        Api::namespaced(self.cluster.client.clone(), &self.namespace)
+    }
+
+    #[must_use]
+    pub fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.cluster.client.clone(), &self.namespace)
+    }
+
+    /// What `kubectl` says in this namespace.
+    ///
+    /// # Errors
+    /// If it fails.
+    pub async fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        self.cluster.kubectl(&[&["--namespace", &self.namespace], arguments].concat()).await
+    }
+
+    /// Applies a job as a user does.
+    ///
+    /// # Errors
+    /// If kubectl or the API server refuses; the text holds their words.
+    pub async fn apply(&self, job: &ParameterServerJob) -> Result<String> {
+        self.apply_text(&serde_yaml::to_string(job)?).await
+    }
+
+    /// As [`Site::apply`], for text that need not be a job.
+    ///
+    /// # Errors
+    /// As [`Site::apply`].
+    pub async fn apply_text(&self, manifest: &str) -> Result<String> {
+        let arguments = ["--namespace", &self.namespace, "apply", "--filename", "-"];
+        self.cluster.kubectl_with_input(&arguments, manifest).await
+    }
+
+    /// The job's status when it is in `phase`.
+    ///
+    /// # Errors
+    /// If that takes longer than `limit`, or the job has ended in another phase.
+    pub async fn phase(&self, job: &str, phase: Phase, limit: Duration) -> Result<ParameterServerJobStatus> {
+        let of = |job: Option<&ParameterServerJob>| job.and_then(|job| job.status.as_ref()?.phase);
+        let there = |now: Option<&ParameterServerJob>| of(now).is_some_and(|now| now == phase || now.is_final());
+        let job = until(&self.jobs(), job, limit, &format!("{job} to be {phase:?}"), there).await?;
+        let status = job.and_then(|job| job.status).context("a job in a phase has a status")?;
+        match (status.phase, &status.last_failure) {
+            (Some(now), _) if now == phase => Ok(status),
+            (now, Some(failure)) => bail!("the job is {now:?} instead of {phase:?}: {}", failure.message),
+            (now, None) => bail!("the job is {now:?} instead of {phase:?}"),
+        }
+    }
+
+    /// The job's pods of one role, by name.
+    ///
+    /// # Errors
+    /// If the cluster does not answer.
+    pub async fn pods_of(&self, job: &str, role: Role) -> Result<Vec<Pod>> {
+        let selected = ListParams::default().labels(&names::selector(job, role));
+        let mut pods = self.pods().list(&selected).await?.items;
+        pods.sort_by_key(ResourceExt::name_any);
+        Ok(pods)
+    }
+}

@@ -1,0 +1,76 @@
+//! Waiting: by watch, with a deadline, and a sentence for when it passes.
+
+use std::fmt::Debug;
+use std::future::Future;
+use std::pin::pin;
+use std::time::Duration;
+
+use anyhow::{Result, anyhow};
+use futures::StreamExt;
+use kube::api::{Api, ListParams};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::watch_object;
+use kube::{Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+
+/// For everything short of training.
+pub const SHORT: Duration = Duration::from_secs(90);
+/// For a job from its first step to its last, on a small and busy machine.
+pub const TRAINING: Duration = Duration::from_secs(420);
+
+/// What `future` yields, if it does so in time.
+///
+/// # Errors
+/// Its own, or that `what` did not happen within `limit`.
+pub async fn within<T>(limit: Duration, what: &str, future: impl Future<Output = Result<T>>) -> Result<T> {
+    let late = |_| anyhow!("waited {} s in vain for {what}", limit.as_secs());
+    tokio::time::timeout(limit, future).await.map_err(late)?
+}
+
+/// The object, as soon as `is` holds for it (`None`: it does not exist).
+///
+/// # Errors
+/// If that takes longer than `limit`.
+pub async fn until<K>(
+    api: &Api<K>,
+    name: &str,
+    limit: Duration,
+    what: &str,
+    is: impl Fn(Option<&K>) -> bool,
+) -> Result<Option<K>>
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    // A watch that breaks off is begun again: only the deadline ends this.
+    let watch = watch_object(api.clone(), name).default_backoff();
+    let seen = async {
+        let mut watch = pin!(watch);
+        while let Some(event) = watch.next().await {
+            match event {
+                Ok(object) if is(object.as_ref()) => return Ok(object),
+                Ok(_) => {}
+                Err(error) => eprintln!("watching {name}: {error}"),
+            }
+        }
+        Err(anyhow!("the watch of {name} ended"))
+    };
+    within(limit, what, seen).await
+}
+
+/// Returns when no object that `parameters` select is left.
+///
+/// # Errors
+/// If that takes longer than `limit`.
+pub async fn until_none<K>(api: &Api<K>, parameters: &ListParams, limit: Duration, what: &str) -> Result<()>
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let gone = async {
+        while let Some(object) = api.list_metadata(parameters).await?.items.first() {
+            let (name, uid) = (object.name_any(), object.uid());
+            until(api, &name, limit, what, |now| now.is_none_or(|now| now.uid() != uid)).await?;
+        }
+        Ok(())
+    };
+    within(limit, what, gone).await
+}

@@ -1,0 +1,39 @@
+//! A job that cannot work says why.
+
+use anyhow::{Context, Result, ensure};
+use psjobs_api::Role;
+use psjobs_api::crd::{ConditionType, Phase};
+use psjobs_e2e::manifest::with_trainer;
+use psjobs_e2e::site::Site;
+use psjobs_e2e::wait::SHORT;
+
+const LAST_WORDS: &str = "the disk with the data is not there";
+
+pub async fn is_told(site: &Site) -> Result<()> {
+    let script = format!("echo {LAST_WORDS} >&2; exit 1");
+    let mut job = with_trainer(|trainer| {
+        trainer.command = Some(["sh", "-c", &script].map(str::to_owned).into());
+        trainer.args = None;
+    })?;
+    job.spec.failure_policy.max_restarts = 1;
+    site.apply(&job).await?;
+    let status = site.phase("mnist", Phase::Failed, SHORT).await?;
+
+    let cause = status.last_failure.context("a failed job has a lastFailure")?;
+    println!("    {}", cause.message);
+    ensure!(cause.exit_code == Some(1), "the exit code is {:?}", cause.exit_code);
+    ensure!(cause.role == "trainer" && [1, 2].contains(&cause.rank), "it names {} of rank {}", cause.role, cause.rank);
+    ensure!(cause.log_tail.contains(LAST_WORDS), "the log's tail is {:?}", cause.log_tail);
+    let failed = status.conditions.iter().find(|condition| condition.type_ == ConditionType::Failed);
+    let failed = failed.context("a failed job has the condition Failed")?;
+    ensure!(failed.reason == "MaxRestartsExceeded", "the reason is {}: {}", failed.reason, failed.message);
+    ensure!(status.restarts_counted <= 1, "{} restarts, of 1", status.restarts_counted);
+    ensure!(status.completion_time.is_some(), "a failed job has a completionTime");
+
+    for server in site.pods_of("mnist", Role::Server).await? {
+        ensure!(server.metadata.deletion_timestamp.is_some(), "a server outlives its job");
+    }
+    let events = site.kubectl(&["get", "events", "--field-selector", "involvedObject.kind=ParameterServerJob"]).await?;
+    ensure!(events.contains("Failed") && events.contains("exit code 1"), "the job's events are\n{events}");
+    Ok(())
+}

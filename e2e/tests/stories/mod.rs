@@ -1,0 +1,8 @@
+//! What users do, and what they must see. One story a function.
+
+pub mod failure;
+pub mod invalid;
+pub mod mnist;
+pub mod recovery;
+pub mod speed;
+pub mod suspend;
