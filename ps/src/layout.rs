@@ -3,12 +3,14 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 /// Elements of a block: 1 MiB of f32, small enough to overlap sending with computing, large enough
 /// that a frame's overhead does not count.
 pub const BLOCK_ELEMENTS: usize = 256 * 1024;
 
 /// A dense parameter tensor.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorSpec {
     /// Name, unique in the model.
     pub name: String,

@@ -3,6 +3,7 @@
 //! with ([`client`]). Knows neither libtorch nor Kubernetes.
 #![deny(missing_docs)]
 
+pub mod checkpoint;
 pub mod client;
 pub mod consistency;
 pub mod layout;

@@ -1,0 +1,323 @@
+//! What is in a checkpoint. A part is a safetensors file (8 bytes header length, JSON header, data)
+//! that holds the blocks of one server, ascending and without gaps, and describes itself. The
+//! manifest binds the parts together and holds their checksums. Pure: bytes in, bytes out.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::BlockState;
+use crate::layout::{Layout, LayoutError, TensorSpec};
+
+/// Version of the format; readers refuse any other.
+pub const FORMAT: u32 = 1;
+/// Longest header that is read. That of a model with 100,000 tensors has about 10 MB.
+pub const MAX_HEADER: u64 = 64 << 20;
+/// Longest manifest that is read.
+pub const MAX_MANIFEST: u64 = 1 << 20;
+/// Name of the manifest.
+pub const MANIFEST: &str = "manifest.json";
+/// Bytes in front of a header, which hold its length.
+pub const PREFIX: usize = 8;
+/// Key of the description in the header's metadata.
+const KEY: &str = "psjobs";
+/// More servers, trainers or slots than any job has: a description that claims so is damaged.
+const MAX_REPLICAS: u32 = 1 << 16;
+const MAX_SLOTS: usize = 16;
+
+/// What a part says about itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Description {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Unique id of the job that wrote it.
+    pub job: String,
+    /// Steps done: in Sync those of every trainer, otherwise their mean.
+    pub step: u64,
+    /// Server that wrote it, and servers of the job.
+    pub server: u32,
+    /// Servers of the job: the number of parts.
+    pub servers: u32,
+    /// Trainers of the job.
+    pub trainers: u32,
+    /// Elements of a full block.
+    pub block_elements: usize,
+    /// Slots of optimizer state for each element.
+    pub slots: usize,
+    /// `spec.training` as the job had it: optimizer, schedule, consistency, seed.
+    pub training: serde_json::Value,
+    /// The model's tensors in the order of the flat space.
+    pub tensors: Vec<TensorSpec>,
+}
+
+impl Description {
+    /// Type of the optimizer whose state the slots hold, for instance `Adam`.
+    #[must_use]
+    pub fn optimizer(&self) -> &str {
+        self.training.pointer("/optimizer/type").and_then(serde_json::Value::as_str).unwrap_or("unknown")
+    }
+
+    /// How the model was cut.
+    ///
+    /// # Errors
+    /// If the tensors cannot be laid out.
+    pub fn layout(&self) -> Result<Layout, LayoutError> {
+        Layout::new(&self.tensors, self.servers as usize)
+    }
+}
+
+/// Marks a checkpoint as complete.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Unique id of the job that wrote it.
+    pub job: String,
+    /// Steps done.
+    pub step: u64,
+    /// One for each server, in order.
+    pub parts: Vec<PartEntry>,
+}
+
+/// How to recognise the part that belongs to a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartEntry {
+    /// Name of the file, beside the manifest.
+    pub file: String,
+    /// Its length.
+    pub bytes: u64,
+    /// CRC-32 of the header and the tables. The tables hold the checksums of the blocks.
+    pub crc32: u32,
+}
+
+/// File name of a part.
+#[must_use]
+pub fn part_name(server: u32, servers: u32) -> String {
+    format!("ps-{server:05}-of-{servers:05}.safetensors")
+}
+
+/// A header that does not say what it must; the text says what is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct HeaderError(String);
+
+/// Key of the metadata in a header.
+const METADATA: &str = "__metadata__";
+
+/// A safetensors header.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Header {
+    #[serde(rename = "__metadata__", default, skip_serializing_if = "BTreeMap::is_empty")]
+    metadata: BTreeMap<String, String>,
+    #[serde(flatten)]
+    tensors: BTreeMap<String, Entry>,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Entry {
+    dtype: Dtype,
+    shape: Vec<u64>,
+    data_offsets: [u64; 2],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+enum Dtype {
+    U64,
+    F32,
+    U32,
+}
+
+impl Dtype {
+    fn bytes(self) -> u64 {
+        match self {
+            Self::U64 => 8,
+            Self::F32 | Self::U32 => 4,
+        }
+    }
+}
+
+/// Length prefix and header as they stand in a file, padded so that the data begins at a multiple of 8.
+fn encode(header: &Header) -> Vec<u8> {
+    let mut json = serde_json::to_vec(header).expect("a header is JSON");
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
+    bytes.append(&mut json);
+    bytes
+}
+
+/// Header entries of tensors that lie one behind the other in this order.
+fn entries(tensors: Vec<(String, Dtype, Vec<u64>)>) -> BTreeMap<String, Entry> {
+    let mut start = 0;
+    let place = |(name, dtype, shape): (String, Dtype, Vec<u64>)| {
+        let end = start + shape.iter().product::<u64>() * dtype.bytes();
+        let entry = Entry { dtype, shape, data_offsets: [start, end] };
+        start = end;
+        (name, entry)
+    };
+    tensors.into_iter().map(place).collect()
+}
+
+/// Length prefix and header of a safetensors file that holds a model: the flat space follows as it is.
+///
+/// # Errors
+/// If two tensors have one name, or one has a name that the format keeps for itself.
+pub fn model_header(tensors: &[TensorSpec]) -> Result<Vec<u8>, HeaderError> {
+    // Loaders of other projects ask for the framework.
+    let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+    let list = tensors.iter().map(|tensor| (tensor.name.clone(), Dtype::F32, tensor.shape.clone()));
+    let header = Header { metadata, tensors: entries(list.collect()) };
+    if header.tensors.len() < tensors.len() || header.tensors.contains_key(METADATA) {
+        return Err(HeaderError(format!("tensors need names of their own, other than {METADATA:?}, to be exported")));
+    }
+    Ok(encode(&header))
+}
+
+/// Where everything stands in a part: tables, then values and slots, then the checksums of the
+/// blocks. All of it follows from the description.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PartPlan {
+    layout: Layout,
+    /// The blocks in the part, ascending.
+    blocks: Vec<u32>,
+    elements: u64,
+    trainers: u64,
+    slots: u64,
+    /// Length prefix and header.
+    header: Vec<u8>,
+}
+
+impl PartPlan {
+    /// The part of `description.server`.
+    ///
+    /// # Errors
+    /// If the description contradicts itself, or is of another version.
+    pub fn new(description: &Description) -> Result<Self, HeaderError> {
+        let Description { format, server, servers, trainers, slots, .. } = *description;
+        let error = |text: String| Err(HeaderError(text));
+        if format != FORMAT {
+            return error(format!("it has format {format}, this version reads format {FORMAT}"));
+        }
+        if server >= servers || servers > MAX_REPLICAS || trainers > MAX_REPLICAS || slots > MAX_SLOTS {
+            return error(format!(
+                "it claims to be of server {server} of {servers}, with {trainers} trainers and {slots} slots"
+            ));
+        }
+        let layout = description.layout().map_err(|e| HeaderError(e.to_string()))?;
+        if layout.block_elements() != description.block_elements {
+            let (found, want) = (description.block_elements, layout.block_elements());
+            return error(format!("its blocks have {found} elements, this version cuts {want}"));
+        }
+        let blocks: Vec<u32> = layout.owned_by(server).collect();
+        let elements = blocks.iter().map(|block| layout.range(*block).len() as u64).sum();
+        let mut plan =
+            Self { layout, blocks, elements, trainers: trainers.into(), slots: slots as u64, header: Vec::new() };
+        let metadata = serde_json::to_string(description).expect("a description is JSON");
+        plan.header = encode(&Header { metadata: BTreeMap::from([(KEY.into(), metadata)]), tensors: plan.sections() });
+        Ok(plan)
+    }
+
+    /// Reads the header of a file of `file_bytes`, without its length prefix: what the part says about
+    /// itself, and its plan.
+    ///
+    /// # Errors
+    /// If it is not the header that this version writes for such a part.
+    pub fn parse(json: &[u8], file_bytes: u64) -> Result<(Description, Self), HeaderError> {
+        let error = |text: &str| HeaderError(text.to_owned());
+        let header: Header =
+            serde_json::from_slice(json).map_err(|e| HeaderError(format!("its header cannot be read: {e}")))?;
+        let text = header.metadata.get(KEY).ok_or_else(|| error("it is not a part of a checkpoint"))?;
+        let description: Description =
+            serde_json::from_str(text).map_err(|e| HeaderError(format!("its description cannot be read: {e}")))?;
+        // The plan takes memory for each block: the file must be long enough to have them.
+        let layout = description.layout().map_err(|e| HeaderError(e.to_string()))?;
+        let least = (layout.elements() / description.servers.max(1) as usize).saturating_sub(layout.block_elements());
+        if least as u64 > file_bytes / 4 {
+            return Err(error("it describes more parameters than it has bytes"));
+        }
+        let plan = Self::new(&description)?;
+        if plan.header[PREFIX..] != *json {
+            return Err(error("its tensors are not those that its description tells"));
+        }
+        Ok((description, plan))
+    }
+
+    /// Length prefix and header.
+    #[must_use]
+    pub fn header(&self) -> &[u8] {
+        &self.header
+    }
+
+    /// How the model was cut.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The blocks in the part, ascending.
+    #[must_use]
+    pub fn blocks(&self) -> &[u32] {
+        &self.blocks
+    }
+
+    /// Whether the state has the lengths of the block at `position`.
+    #[must_use]
+    pub fn fits(&self, position: usize, state: &BlockState) -> bool {
+        let elements = self.layout.range(self.blocks[position]).len();
+        state.values.len() == elements
+            && state.slots.len() as u64 == self.slots
+            && state.slots.iter().all(|slot| slot.len() == elements)
+            && state.next_steps.len() as u64 == self.trainers
+    }
+
+    /// Length of the file.
+    #[must_use]
+    pub fn file_bytes(&self) -> u64 {
+        self.checksums_at() + self.checksum_bytes()
+    }
+
+    /// Offset in the file of the tables: versions, updates and next steps of every block.
+    #[must_use]
+    pub fn tables_at(&self) -> u64 {
+        self.header.len() as u64
+    }
+
+    /// Length of the tables.
+    #[must_use]
+    pub fn table_bytes(&self) -> u64 {
+        8 * self.blocks.len() as u64 * (2 + self.trainers)
+    }
+
+    /// Offset in the file of one block's values (`column` 0) or of a slot (from 1); `position` counts
+    /// the blocks of the part.
+    #[must_use]
+    pub fn data_at(&self, position: usize, column: usize) -> u64 {
+        let before = column as u64 * self.elements + (position * self.layout.block_elements()) as u64;
+        self.tables_at() + self.table_bytes() + 4 * before
+    }
+
+    /// Offset in the file of the checksums: for each block that of its values, then of its slots.
+    #[must_use]
+    pub fn checksums_at(&self) -> u64 {
+        self.tables_at() + self.table_bytes() + 4 * self.elements * (1 + self.slots)
+    }
+
+    /// Length of the checksums.
+    #[must_use]
+    pub fn checksum_bytes(&self) -> u64 {
+        4 * self.blocks.len() as u64 * (1 + self.slots)
+    }
+
+    /// The part's tensors, each behind the one before.
+    fn sections(&self) -> BTreeMap<String, Entry> {
+        let blocks = self.blocks.len() as u64;
+        let mut sections = vec![
+            ("versions".to_owned(), Dtype::U64, vec![blocks]),
+            ("updates".to_owned(), Dtype::U64, vec![blocks]),
+            ("next_steps".to_owned(), Dtype::U64, vec![blocks, self.trainers]),
+            ("values".to_owned(), Dtype::F32, vec![self.elements]),
+        ];
+        sections.extend((0..self.slots).map(|slot| (format!("slot.{slot}"), Dtype::F32, vec![self.elements])));
+        sections.push(("checksums".to_owned(), Dtype::U32, vec![blocks, 1 + self.slots]));
+        entries(sections)
+    }
+}

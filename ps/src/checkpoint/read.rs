@@ -1,0 +1,268 @@
+//! Reading a checkpoint. Nothing in a file is believed: lengths are compared before memory is
+//! taken for them, and every byte that is used has passed a checksum.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::BlockState;
+use super::format::{
+    Description, FORMAT, HeaderError, MANIFEST, MAX_HEADER, MAX_MANIFEST, Manifest, PREFIX, PartEntry, PartPlan,
+    part_name,
+};
+use super::write::table_checksum;
+use crate::layout::Layout;
+
+/// Why a checkpoint cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Damage {
+    /// A file is not there or cannot be read.
+    #[error("cannot read {}", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// The system's words.
+        source: io::Error,
+    },
+    /// A file is shorter or longer than it was when it was written.
+    #[error("{} has {found} bytes instead of {expected}: it was cut short or replaced", file.display())]
+    Length {
+        /// The file.
+        file: PathBuf,
+        /// Length that it must have.
+        expected: u64,
+        /// Its length.
+        found: u64,
+    },
+    /// Bytes are not what was written.
+    #[error("{} is damaged: {what}", file.display())]
+    Bytes {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with which bytes.
+        what: String,
+    },
+    /// A part is of another program, or of another version.
+    #[error("{} is not usable", file.display())]
+    Header {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong.
+        source: HeaderError,
+    },
+    /// The manifest is not one, or does not fit the parts.
+    #[error("{} is not usable: {problem}", file.display())]
+    Manifest {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+/// A complete checkpoint whose descriptions and tables are whole. Blocks are verified when read.
+#[derive(Debug)]
+pub struct Checkpoint {
+    folder: PathBuf,
+    manifest: Manifest,
+    parts: Vec<Part>,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint in `folder`.
+    ///
+    /// # Errors
+    /// The first thing that is wrong with it.
+    pub fn open(folder: &Path) -> Result<Self, Damage> {
+        let manifest = read_manifest(&folder.join(MANIFEST))?;
+        let parts = manifest.parts.iter().map(|entry| Part::open(&folder.join(&entry.file), entry));
+        let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        let checkpoint = Self { folder: folder.to_owned(), manifest, parts };
+        checkpoint.check()?;
+        Ok(checkpoint)
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// What it is a checkpoint of; `server` is 0.
+    #[must_use]
+    pub fn description(&self) -> &Description {
+        &self.parts[0].description
+    }
+
+    /// How the model was cut when it was written.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        self.parts[0].plan.layout()
+    }
+
+    /// The state of the elements `range` of the flat space, whatever blocks they were in. Where they
+    /// were in several, the furthest of them decides about versions and steps, so that no gradient is
+    /// applied twice.
+    ///
+    /// # Errors
+    /// If what was read does not match its checksum.
+    ///
+    /// # Panics
+    /// If the model has fewer elements.
+    pub fn read(&self, range: Range<usize>) -> Result<BlockState, Damage> {
+        let layout = self.layout();
+        assert!(range.end <= layout.elements(), "{range:?} of {} elements", layout.elements());
+        let first = range.start / layout.block_elements();
+        let last = range.end.div_ceil(layout.block_elements());
+        let mut state = BlockState::default();
+        for block in first as u32..last as u32 {
+            let part = &self.parts[layout.owner(block) as usize];
+            let whole = layout.range(block);
+            let wanted = range.start.max(whole.start) - whole.start..range.end.min(whole.end) - whole.start;
+            state.append(part.read(block)?, wanted);
+        }
+        Ok(state)
+    }
+
+    /// The parts must be of one checkpoint, and all of it.
+    fn check(&self) -> Result<(), Damage> {
+        let Manifest { job, step, parts, .. } = &self.manifest;
+        for (server, part) in self.parts.iter().enumerate() {
+            let want = Description {
+                job: job.clone(),
+                step: *step,
+                server: server as u32,
+                servers: parts.len() as u32,
+                ..self.parts[0].description.clone()
+            };
+            if part.description != want {
+                return Err(self.not_usable(format!("{} is a part of another checkpoint", parts[server].file)));
+            }
+        }
+        Ok(())
+    }
+
+    fn not_usable(&self, problem: String) -> Damage {
+        Damage::Manifest { file: self.folder.join(MANIFEST), problem }
+    }
+}
+
+impl BlockState {
+    fn append(&mut self, other: Self, range: Range<usize>) {
+        let furthest = |a: &mut u64, b: u64| *a = (*a).max(b);
+        self.values.extend_from_slice(&other.values[range.clone()]);
+        self.slots.resize(other.slots.len(), Vec::new());
+        self.slots.iter_mut().zip(other.slots).for_each(|(slot, more)| slot.extend_from_slice(&more[range.clone()]));
+        furthest(&mut self.updates, other.updates);
+        furthest(&mut self.version, other.version);
+        self.next_steps.resize(other.next_steps.len(), 0);
+        self.next_steps.iter_mut().zip(other.next_steps).for_each(|(step, more)| furthest(step, more));
+    }
+}
+
+/// Reads a manifest, at most [`MAX_MANIFEST`] of it.
+fn read_manifest(file: &Path) -> Result<Manifest, Damage> {
+    let not_usable = |problem| Damage::Manifest { file: file.to_owned(), problem };
+    let (handle, bytes) = open(file)?;
+    if bytes > MAX_MANIFEST {
+        return Err(not_usable(format!("it has {bytes} bytes, more than any manifest")));
+    }
+    let json = read_at(&handle, file, 0, bytes)?;
+    let manifest: Manifest = serde_json::from_slice(&json).map_err(|e| not_usable(e.to_string()))?;
+    if manifest.format != FORMAT {
+        return Err(not_usable(format!("it has format {}, this version reads format {FORMAT}", manifest.format)));
+    }
+    let servers = manifest.parts.len() as u32;
+    let named_right = (0..servers).zip(&manifest.parts).all(|(server, part)| part.file == part_name(server, servers));
+    if servers == 0 || !named_right {
+        return Err(not_usable("its parts are not those of servers 0 to n".into()));
+    }
+    Ok(manifest)
+}
+
+/// One server's file.
+#[derive(Debug)]
+struct Part {
+    path: PathBuf,
+    file: File,
+    description: Description,
+    plan: PartPlan,
+    /// Versions and updates by position, then the next steps.
+    tables: Vec<u64>,
+    checksums: Vec<u32>,
+}
+
+impl Part {
+    fn open(path: &Path, entry: &PartEntry) -> Result<Self, Damage> {
+        let (file, found) = open(path)?;
+        let length = |expected| Damage::Length { file: path.to_owned(), expected, found };
+        if found != entry.bytes || found < PREFIX as u64 {
+            return Err(length(entry.bytes));
+        }
+        let mut prefix = [0; PREFIX];
+        prefix.copy_from_slice(&read_at(&file, path, 0, PREFIX as u64)?);
+        let header_bytes = u64::from_le_bytes(prefix);
+        if header_bytes > MAX_HEADER.min(found - PREFIX as u64) {
+            let what = format!("a header of {header_bytes} bytes in a file of {found}");
+            return Err(Damage::Bytes { file: path.to_owned(), what });
+        }
+        let header = read_at(&file, path, 0, PREFIX as u64 + header_bytes)?;
+        let (description, plan) = PartPlan::parse(&header[PREFIX..], found)
+            .map_err(|source| Damage::Header { file: path.to_owned(), source })?;
+        if plan.file_bytes() != found {
+            return Err(length(plan.file_bytes()));
+        }
+        let tables = read_at(&file, path, plan.tables_at(), plan.table_bytes())?;
+        let checksums = read_at(&file, path, plan.checksums_at(), plan.checksum_bytes())?;
+        if table_checksum(&header, &tables, &checksums) != entry.crc32 {
+            return Err(Damage::Bytes {
+                file: path.to_owned(),
+                what: "its header or its tables do not match their checksum".into(),
+            });
+        }
+        let tables = tables.as_chunks::<8>().0.iter().map(|n| u64::from_le_bytes(*n)).collect();
+        let checksums = checksums.as_chunks::<4>().0.iter().map(|n| u32::from_le_bytes(*n)).collect();
+        Ok(Self { path: path.to_owned(), file, description, plan, tables, checksums })
+    }
+
+    fn read(&self, block: u32) -> Result<BlockState, Damage> {
+        let (blocks, trainers) = (self.plan.blocks().len(), self.description.trainers as usize);
+        let position = self.plan.blocks().binary_search(&block).expect("the part's server owns the block");
+        let elements = self.plan.layout().range(block).len();
+        let column = |column: usize| {
+            let bytes = read_at(&self.file, &self.path, self.plan.data_at(position, column), 4 * elements as u64)?;
+            if crc32fast::hash(&bytes) != self.checksums[position * (1 + self.description.slots) + column] {
+                let what = if column == 0 { "the values".to_owned() } else { format!("slot {}", column - 1) };
+                return Err(Damage::Bytes {
+                    file: self.path.clone(),
+                    what: format!("{what} of block {block} do not match their checksum"),
+                });
+            }
+            Ok(bytes.as_chunks::<4>().0.iter().map(|n| f32::from_le_bytes(*n)).collect())
+        };
+        let next_steps = &self.tables[2 * blocks + position * trainers..][..trainers];
+        Ok(BlockState {
+            values: column(0)?,
+            slots: (1..=self.description.slots).map(column).collect::<Result<_, _>>()?,
+            version: self.tables[position],
+            updates: self.tables[blocks + position],
+            next_steps: next_steps.to_vec(),
+        })
+    }
+}
+
+fn open(path: &Path) -> Result<(File, u64), Damage> {
+    let read = |source| Damage::Read { file: path.to_owned(), source };
+    let file = File::open(path).map_err(read)?;
+    let bytes = file.metadata().map_err(read)?.len();
+    Ok((file, bytes))
+}
+
+/// `bytes` must not exceed the file's length.
+fn read_at(file: &File, path: &Path, offset: u64, bytes: u64) -> Result<Vec<u8>, Damage> {
+    let mut buffer = vec![0; bytes as usize];
+    file.read_exact_at(&mut buffer, offset).map_err(|source| Damage::Read { file: path.to_owned(), source })?;
+    Ok(buffer)
+}

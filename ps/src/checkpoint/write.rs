@@ -1,0 +1,215 @@
+//! Writing a checkpoint so that a crash at any moment leaves the one before it untouched: each file
+//! goes to a temporary name, is flushed and renamed, its folder is flushed; the manifest comes last.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::BlockState;
+use super::format::{Description, HeaderError, MANIFEST, Manifest, PartEntry, PartPlan, part_name};
+
+/// A file of a checkpoint could not be written. What was there before is untouched.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// The volume is full.
+    #[error("no space left for {}; enlarge the volume or keep fewer checkpoints", file.display())]
+    Full {
+        /// What was being written.
+        file: PathBuf,
+        /// The system's words.
+        source: io::Error,
+    },
+    /// Anything else.
+    #[error("cannot write {}; check that the checkpoint folder is mounted and writable", file.display())]
+    Io {
+        /// What was being written.
+        file: PathBuf,
+        /// The system's words.
+        source: io::Error,
+    },
+    /// The description cannot be written.
+    #[error(transparent)]
+    Description(#[from] HeaderError),
+}
+
+/// Gives an I/O error the file's name.
+fn at(file: &Path) -> impl FnOnce(io::Error) -> WriteError + '_ {
+    move |source| match source.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
+            WriteError::Full { file: file.to_owned(), source }
+        }
+        _ => WriteError::Io { file: file.to_owned(), source },
+    }
+}
+
+/// Writes one server's part, block by block. Dropped before [`PartWriter::finish`] it leaves nothing.
+#[derive(Debug)]
+pub struct PartWriter {
+    plan: PartPlan,
+    name: String,
+    target: Temporary,
+    tables: Tables,
+    scratch: Vec<u8>,
+}
+
+/// What is small and written when all blocks are there.
+#[derive(Debug, Default)]
+struct Tables {
+    versions: Vec<u64>,
+    updates: Vec<u64>,
+    next_steps: Vec<u64>,
+    checksums: Vec<u32>,
+}
+
+impl PartWriter {
+    /// Begins the part of `description.server` in `folder`, which is made if need be.
+    ///
+    /// # Errors
+    /// If the file cannot be made.
+    pub fn create(folder: &Path, description: &Description) -> Result<Self, WriteError> {
+        let plan = PartPlan::new(description)?;
+        create_folder(folder)?;
+        let name = part_name(description.server, description.servers);
+        let target = Temporary::create(folder, &name)?;
+        target.write_at(plan.header(), 0)?;
+        Ok(Self { plan, name, target, tables: Tables::default(), scratch: Vec::new() })
+    }
+
+    /// The blocks to put, in this order.
+    #[must_use]
+    pub fn blocks(&self) -> &[u32] {
+        self.plan.blocks()
+    }
+
+    /// Writes the next block.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    ///
+    /// # Panics
+    /// If there are more blocks than the part has, or the state has not the lengths that the
+    /// description tells.
+    pub fn put(&mut self, state: &BlockState) -> Result<(), WriteError> {
+        let Self { plan, target, tables, scratch, .. } = self;
+        let position = tables.versions.len();
+        assert!(plan.fits(position, state), "block {} is as the description tells", plan.blocks()[position]);
+        for (column, values) in std::iter::once(&state.values).chain(&state.slots).enumerate() {
+            scratch.resize(values.len() * 4, 0);
+            for (bytes, value) in scratch.as_chunks_mut::<4>().0.iter_mut().zip(values) {
+                *bytes = value.to_le_bytes();
+            }
+            tables.checksums.push(crc32fast::hash(scratch));
+            target.write_at(scratch, plan.data_at(position, column))?;
+        }
+        tables.versions.push(state.version);
+        tables.updates.push(state.updates);
+        tables.next_steps.extend(&state.next_steps);
+        Ok(())
+    }
+
+    /// Makes the part durable, under its own name.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    ///
+    /// # Panics
+    /// If blocks are missing.
+    pub fn finish(self) -> Result<PartEntry, WriteError> {
+        let Self { plan, name, target, tables, .. } = self;
+        assert_eq!(tables.versions.len(), plan.blocks().len(), "every block of the part was put");
+        let [versions, updates, next_steps] = [&tables.versions, &tables.updates, &tables.next_steps];
+        let steps: Vec<u8> =
+            [versions, updates, next_steps].into_iter().flatten().flat_map(|n| n.to_le_bytes()).collect();
+        let checksums: Vec<u8> = tables.checksums.iter().flat_map(|n| n.to_le_bytes()).collect();
+        target.write_at(&steps, plan.tables_at())?;
+        target.write_at(&checksums, plan.checksums_at())?;
+        target.keep()?;
+        Ok(PartEntry { file: name, bytes: plan.file_bytes(), crc32: table_checksum(plan.header(), &steps, &checksums) })
+    }
+}
+
+/// The checksum in a part's [`PartEntry`].
+pub(super) fn table_checksum(header: &[u8], tables: &[u8], checksums: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    [header, tables, checksums].into_iter().for_each(|bytes| hasher.update(bytes));
+    hasher.finalize()
+}
+
+/// Marks the checkpoint in `folder` as complete: its parts are durable.
+///
+/// # Errors
+/// If the manifest cannot be written.
+pub fn commit(folder: &Path, manifest: &Manifest) -> Result<(), WriteError> {
+    let mut json = serde_json::to_vec_pretty(manifest).expect("a manifest is JSON");
+    json.push(b'\n');
+    let target = Temporary::create(folder, MANIFEST)?;
+    target.write_at(&json, 0)?;
+    target.keep()
+}
+
+/// Takes back an earlier [`commit`], so that parts can be written anew.
+///
+/// # Errors
+/// If there is a manifest that cannot be removed.
+pub fn revoke(folder: &Path) -> Result<(), WriteError> {
+    let manifest = folder.join(MANIFEST);
+    match fs::remove_file(&manifest) {
+        Ok(()) => flush_folder(folder),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(at(&manifest)(error)),
+    }
+}
+
+/// A file that appears under its name when it is complete and durable, or never.
+#[derive(Debug)]
+pub(super) struct Temporary {
+    file: File,
+    folder: PathBuf,
+    name: String,
+    kept: bool,
+}
+
+impl Temporary {
+    pub fn create(folder: &Path, name: &str) -> Result<Self, WriteError> {
+        let path = temporary_path(folder, name);
+        let file = OpenOptions::new().write(true).create(true).truncate(true).open(&path).map_err(at(&path))?;
+        Ok(Self { file, folder: folder.to_owned(), name: name.to_owned(), kept: false })
+    }
+
+    pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), WriteError> {
+        self.file.write_all_at(bytes, offset).map_err(|error| at(&self.folder.join(&self.name))(error))
+    }
+
+    /// Flushes the file, gives it its name, and flushes that.
+    pub fn keep(mut self) -> Result<(), WriteError> {
+        let path = self.folder.join(&self.name);
+        self.file.sync_all().map_err(at(&path))?;
+        fs::rename(temporary_path(&self.folder, &self.name), &path).map_err(at(&path))?;
+        self.kept = true;
+        flush_folder(&self.folder)
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if !self.kept {
+            // Left behind it would only take space; the catalog removes it with its checkpoint.
+            drop(fs::remove_file(temporary_path(&self.folder, &self.name)));
+        }
+    }
+}
+
+fn temporary_path(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}.tmp"))
+}
+
+/// Makes `folder`, durably.
+fn create_folder(folder: &Path) -> Result<(), WriteError> {
+    fs::create_dir_all(folder).map_err(at(folder))?;
+    folder.parent().filter(|parent| !parent.as_os_str().is_empty()).map_or(Ok(()), flush_folder)
+}
+
+fn flush_folder(folder: &Path) -> Result<(), WriteError> {
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(at(folder))
+}
