@@ -25,7 +25,7 @@ use super::observe::{Life, ObservedPod, Replica};
 use super::validate::{SpecError, ValidJob};
 
 /// Everything outside the job's own object that a decision looks at.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct World {
     /// The job's pods; Kubernetes itself allows one of a name, hence one of a rank.
     pub pods: BTreeMap<Replica, ObservedPod>,

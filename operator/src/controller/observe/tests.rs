@@ -1,1 +1,182 @@
+//! Pods as kubelets report them, and what they mean.
 
+use super::*;
+
+/// A trainer pod with a memory limit; `status` and `metadata` are YAML in braces.
+fn observe_pod(metadata: &str, status: &str) -> ObservedPod {
+    let yaml = format!(
+        r"
+metadata:
+  name: mnist-trainer-1
+  uid: u1
+  creationTimestamp: 2026-01-01T00:00:00Z
+  labels: {{psjobs.dev/role: trainer, psjobs.dev/index: '1'}}
+  annotations: {{psjobs.dev/incarnation: '2', psjobs.dev/failures: '1'}}
+  {metadata}
+spec:
+  initContainers: [{{name: fetch, image: i}}]
+  containers:
+    - {{name: trainer, image: i, resources: {{limits: {{memory: 512Mi}}}}}}
+    - {{name: sidecar, image: i}}
+status: {status}"
+    );
+    let pod: Pod = serde_yaml::from_str(&yaml).expect("a pod");
+    let (replica, observed) = observe(&pod).expect("labelled");
+    assert_eq!(replica, Replica::trainer(1));
+    observed
+}
+
+fn failure_of(metadata: &str, status: &str) -> Failure {
+    match observe_pod(metadata, status).life {
+        Life::Failed(failure) => failure,
+        life => panic!("{status}: {life:?}"),
+    }
+}
+
+const RUNS: &str = "state: {running: {}}";
+
+fn ended(code: i32, more: &str) -> String {
+    format!("state: {{terminated: {{exitCode: {code}, finishedAt: 2026-01-01T00:01:00Z{more}}}}}")
+}
+
+fn containers(phase: &str, trainer: &str, sidecar: &str) -> String {
+    let common = "image: i, imageID: i, ready: true, restartCount: 0";
+    format!(
+        "{{phase: {phase}, containerStatuses: [{{name: sidecar, {common}, {sidecar}}}, {{name: trainer, {common}, {trainer}}}]}}"
+    )
+}
+
+fn time(text: &str) -> Timestamp {
+    text.parse().expect("a time")
+}
+
+#[test]
+fn the_main_container_judges_the_pod() {
+    let rows = [
+        ("both run", containers("Running", RUNS, RUNS), "Running", true),
+        ("the sidecar goes on", containers("Running", &ended(0, ""), RUNS), "Succeeded", true),
+        ("the sidecar goes on after a failure", containers("Running", &ended(1, ""), RUNS), "Failed", true),
+        ("the sidecar failed", containers("Failed", &ended(0, ""), &ended(1, "")), "Succeeded", false),
+        ("only the sidecar ended", containers("Running", RUNS, &ended(1, "")), "Running", true),
+        ("both ended, the phase is late", containers("Running", &ended(0, ""), &ended(0, "")), "Succeeded", false),
+        ("not scheduled yet", "{phase: Pending}".into(), "Pending", true),
+        ("containers unknown, phase final", "{phase: Succeeded}".into(), "Succeeded", false),
+        ("nothing known", "{}".into(), "Pending", true),
+    ];
+    for (label, status, want, alive) in rows {
+        let pod = observe_pod("", &status);
+        let life = format!("{:?}", pod.life);
+        assert!(life.starts_with(want), "{label}: {life}");
+        assert_eq!(pod.alive, alive, "{label}");
+        assert_eq!((pod.incarnation, pod.failures), (2, 1), "{label}");
+    }
+}
+
+#[test]
+fn a_result_is_read_from_the_termination_message() {
+    let message = r#", message: '{"steps":9,"examples":288,"seconds":1.5,"metrics":{"accuracy":0.98}}'"#;
+    let Life::Succeeded { at, result } = observe_pod("", &containers("Succeeded", &ended(0, message), RUNS)).life
+    else {
+        panic!("it succeeded")
+    };
+    assert_eq!(at, time("2026-01-01T00:01:00Z"));
+    assert_eq!(result.expect("parsed").metrics["accuracy"], 0.98);
+}
+
+#[test]
+fn a_failure_says_what_happened() {
+    let oom = ended(137, ", reason: OOMKilled");
+    let log = ended(2, ", reason: Error, message: \"step 3\\nError: no such file\\n\"");
+    let rows = [
+        (containers("Failed", &log, RUNS), Some(2), "Error", "ended with exit code 2"),
+        (containers("Failed", &ended(139, ", reason: Error"), RUNS), Some(139), "Error", "killed by signal 11"),
+        (containers("Failed", &oom, RUNS), Some(137), "OOMKilled", "more memory than the limit of 512Mi"),
+    ];
+    for (status, code, reason, what) in rows {
+        let failure = failure_of("", &status);
+        assert!(!failure.disruption, "{reason}");
+        assert_eq!((failure.exit_code, failure.reason.as_str()), (code, reason));
+        assert!(failure.what.contains(what), "{}", failure.what);
+        assert_eq!(failure.at, time("2026-01-01T00:01:00Z"));
+    }
+    assert_eq!(failure_of("", &containers("Failed", &log, RUNS)).log_tail, "step 3\nError: no such file");
+}
+
+#[test]
+fn an_init_container_that_failed_is_named() {
+    let common = "image: i, imageID: i, ready: false, restartCount: 0";
+    let status = format!(
+        "{{phase: Failed, initContainerStatuses: [{{name: fetch, {common}, {}}}], \
+         containerStatuses: [{{name: trainer, {common}, state: {{waiting: {{reason: PodInitializing}}}}}}]}}",
+        ended(4, ", message: no route to host")
+    );
+    let failure = failure_of("", &status);
+    assert_eq!((failure.disruption, failure.exit_code), (false, Some(4)));
+    assert_eq!(failure.what, "could not start, init container fetch ended with exit code 4");
+    assert_eq!(failure.log_tail, "no route to host");
+}
+
+#[test]
+fn what_kubernetes_did_is_a_disruption() {
+    let killed = ended(143, ", reason: Error");
+    let target =
+        "conditions: [{type: DisruptionTarget, status: 'True', reason: PreemptionByScheduler, message: make room}]";
+    let preempted = containers("Failed", &killed, RUNS).replacen("{phase", &format!("{{{target}, phase"), 1);
+    let rows = [
+        ("", preempted, "PreemptionByScheduler", "taken away by Kubernetes (PreemptionByScheduler: make room)"),
+        ("deletionTimestamp: 2026-01-01T00:00:30Z", containers("Failed", &killed, RUNS), "PodDeleted", "was deleted"),
+        ("", "{phase: Failed, reason: Evicted, message: out of disk}".into(), "Evicted", "(Evicted: out of disk)"),
+        (
+            "",
+            "{phase: Failed, reason: UnexpectedAdmissionError}".into(),
+            "UnexpectedAdmissionError",
+            "stopped by its node",
+        ),
+    ];
+    for (metadata, status, reason, what) in rows {
+        let failure = failure_of(metadata, &status);
+        assert!(failure.disruption, "{reason}");
+        assert_eq!(failure.reason, reason);
+        assert!(failure.what.contains(what), "{}", failure.what);
+    }
+}
+
+#[test]
+fn a_deleted_pod_is_known_by_its_deadline() {
+    let pod = observe_pod("deletionTimestamp: 2026-01-01T00:00:30Z", &containers("Running", RUNS, RUNS));
+    assert_eq!(pod.gone_by, Some(time("2026-01-01T00:00:30Z")));
+    assert_eq!(pod.life, Life::Running);
+}
+
+#[test]
+fn obstacles_are_those_that_time_alone_does_not_remove() {
+    let common = "name: trainer, image: i, imageID: i, ready: false, restartCount: 0";
+    let waits = |reason: &str| {
+        format!(
+            "{{phase: Pending, containerStatuses: [{{{common}, state: {{waiting: {{reason: {reason}, message: why}}}}}}]}}"
+        )
+    };
+    let unschedulable = "{phase: Pending, conditions: \
+                         [{type: PodScheduled, status: 'False', reason: Unschedulable, message: why}]}";
+    let rows = [
+        (waits("ContainerCreating"), None),
+        (waits("PodInitializing"), None),
+        (waits("ImagePullBackOff"), Some("ImagePullBackOff")),
+        (waits("CreateContainerConfigError"), Some("CreateContainerConfigError")),
+        (unschedulable.to_owned(), Some("Unschedulable")),
+        ("{phase: Pending}".to_owned(), None),
+    ];
+    for (status, want) in rows {
+        let obstacle = observe_pod("", &status).obstacle;
+        let want = want.map(|reason| Obstacle { reason: reason.into(), message: "why".into() });
+        assert_eq!(obstacle, want, "{status}");
+    }
+}
+
+#[test]
+fn readiness_comes_from_the_probes() {
+    for (value, ready) in [("'True'", true), ("'False'", false)] {
+        let status = format!("{{phase: Running, conditions: [{{type: Ready, status: {value}}}]}}");
+        assert_eq!(observe_pod("", &status).ready, ready);
+    }
+}

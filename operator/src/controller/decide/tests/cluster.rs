@@ -1,0 +1,162 @@
+//! A cluster for one job: it carries decisions out as the API server and the kubelet would.
+
+use super::*;
+
+pub struct Cluster {
+    pub job: ValidJob,
+    pub status: ParameterServerJobStatus,
+    pub world: World,
+    pub now: Timestamp,
+    /// The API server refuses to create pods, with these words.
+    pub refuse: Option<String>,
+    /// Events so far.
+    pub told: Vec<String>,
+    pub requeue: Option<SignedDuration>,
+    /// Every pod that was ever created: replica and incarnation.
+    pub history: Vec<(Replica, u32)>,
+}
+
+impl Cluster {
+    pub fn new(spec: &str) -> Self {
+        Self::of(valid_job(spec))
+    }
+
+    pub fn of(job: ValidJob) -> Self {
+        Self {
+            job,
+            status: ParameterServerJobStatus::default(),
+            world: World::default(),
+            now: at(0),
+            refuse: None,
+            told: Vec::new(),
+            requeue: None,
+            history: Vec::new(),
+        }
+    }
+
+    /// One reconcile with a cache that is up to date.
+    pub fn reconcile(&mut self) -> Decision {
+        self.reconcile_on(self.world.clone())
+    }
+
+    /// One reconcile with the cache as given.
+    pub fn reconcile_on(&mut self, mut cache: World) -> Decision {
+        let mut decision = decide(&self.job, &self.status, &cache, self.now);
+        if !decision.create.is_empty() {
+            self.create(&decision.create, &mut cache);
+            decision = decide(&self.job, &self.status, &cache, self.now);
+        }
+        self.status = decision.status.clone();
+        for deletion in &decision.delete {
+            self.delete(deletion);
+        }
+        self.told.extend(decision.notices.iter().map(|notice| format!("{}: {}", notice.reason, notice.note)));
+        self.requeue = decision.requeue;
+        decision
+    }
+
+    /// Reconciles, and lets deleted pods go, until nothing changes.
+    pub fn settle(&mut self) {
+        for _ in 0..10 {
+            let before = (self.status.clone(), self.world.clone());
+            self.reconcile();
+            self.world.pods.retain(|_, pod| pod.gone_by.is_none());
+            if before == (self.status.clone(), self.world.clone()) {
+                return;
+            }
+        }
+        panic!("the job does not settle: {:#?}", self.status);
+    }
+
+    fn create(&mut self, children: &[Child], cache: &mut World) {
+        for child in children {
+            match (*child, &self.refuse) {
+                (Child::Service, _) => self.world.service = true,
+                (Child::Pod { replica, .. }, _) if self.world.pods.contains_key(&replica) => {}
+                (Child::Pod { replica, .. }, Some(message)) => {
+                    let child = format!("pod {}", pod(replica).name);
+                    cache.refused.push(Refusal { child, message: message.clone() });
+                }
+                (Child::Pod { replica, incarnation, failures }, None) => {
+                    self.history.push((replica, incarnation));
+                    self.world.pods.insert(replica, pod(replica).incarnation(incarnation, failures));
+                }
+            }
+            if let Child::Pod { replica, .. } = child {
+                cache.pods.extend(self.world.pods.get(replica).map(|pod| (*replica, pod.clone())));
+            }
+            cache.service = self.world.service;
+        }
+    }
+
+    /// A pod that has ended goes at once, one that runs takes its time.
+    fn delete(&mut self, deletion: &Deletion) {
+        let Some((&replica, pod)) = self.world.pods.iter().find(|(_, pod)| pod.uid == deletion.uid) else { return };
+        if deletion.force {
+            self.world.pods.remove(&replica);
+        } else {
+            let pod = pod.clone();
+            let gone_by = self.now.checked_add(SignedDuration::from_secs(30)).expect("in range");
+            self.world.pods.insert(replica, ObservedPod { gone_by: Some(gone_by), ..pod });
+        }
+    }
+
+    pub fn edit(&mut self, who: &str, change: impl FnOnce(ObservedPod) -> ObservedPod) {
+        let pod = self.world.pods.remove(&replica(who)).expect("the pod exists");
+        self.world.pods.insert(replica(who), change(pod));
+    }
+
+    pub fn run_all(&mut self) {
+        let starts = |pod: &&mut ObservedPod| pod.life == Life::Pending && pod.gone_by.is_none();
+        for pod in self.world.pods.values_mut().filter(starts) {
+            *pod = pod.clone().running();
+        }
+    }
+
+    pub fn succeed(&mut self, who: &str) {
+        let second = self.second();
+        self.edit(who, |pod| pod.succeeded(second));
+    }
+
+    pub fn fail(&mut self, who: &str, code: i32) {
+        let second = self.second();
+        self.edit(who, |pod| pod.failed(second, code));
+    }
+
+    pub fn vanish(&mut self, who: &str) {
+        self.world.pods.remove(&replica(who));
+    }
+
+    pub fn suspend(&mut self, suspend: bool) {
+        self.job.suspended = suspend;
+    }
+
+    pub fn pass(&mut self, seconds: i64) {
+        self.now = at(self.second() + seconds);
+    }
+
+    fn second(&self) -> i64 {
+        self.now.duration_since(at(0)).as_secs()
+    }
+
+    pub fn phase(&self) -> Phase {
+        self.status.phase.expect("decided")
+    }
+
+    pub fn message(&self, condition: ConditionType) -> String {
+        conditions::find(&self.status, condition).expect("set").message.clone()
+    }
+
+    pub fn incarnation(&self, who: &str) -> u32 {
+        self.world.pods[&replica(who)].incarnation
+    }
+
+    pub fn pods(&self) -> Vec<String> {
+        self.world.pods.keys().map(|r| format!("{}-{}", r.role, r.index)).collect()
+    }
+
+    pub fn deleting(&self) -> Vec<String> {
+        let deleting = self.world.pods.iter().filter(|(_, pod)| pod.gone_by.is_some());
+        deleting.map(|(r, _)| format!("{}-{}", r.role, r.index)).collect()
+    }
+}

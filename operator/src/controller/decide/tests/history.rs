@@ -1,0 +1,150 @@
+//! Random histories of pods, users and clocks. Whatever happens, the promises of `decide` hold.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Something that happens to the job from outside.
+#[derive(Clone, Debug)]
+enum Happening {
+    Run,
+    Succeed(usize),
+    Fail(usize, i32),
+    Disrupt(usize),
+    /// A user or an autoscaler deletes the pod; it takes its time.
+    Delete(usize),
+    Vanish(usize),
+    /// Deleted pods are gone.
+    Collect,
+    DeleteService,
+    Refuse(bool),
+    Suspend(bool),
+    Pass(i64),
+    Reconcile,
+    /// A reconcile on a cache as it was before the last happenings.
+    ReconcileOnOldCache,
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    let pod = 0_usize..5;
+    prop_oneof![
+        4 => Just(Happening::Run),
+        2 => pod.clone().prop_map(Happening::Succeed),
+        2 => (pod.clone(), prop_oneof![Just(1), Just(137)]).prop_map(|(pod, code)| Happening::Fail(pod, code)),
+        1 => pod.clone().prop_map(Happening::Disrupt),
+        1 => pod.clone().prop_map(Happening::Delete),
+        1 => pod.prop_map(Happening::Vanish),
+        3 => Just(Happening::Collect),
+        1 => Just(Happening::DeleteService),
+        1 => any::<bool>().prop_map(Happening::Refuse),
+        1 => prop::bool::weighted(0.3).prop_map(Happening::Suspend),
+        2 => (0_i64..100).prop_map(Happening::Pass),
+        8 => Just(Happening::Reconcile),
+        2 => Just(Happening::ReconcileOnOldCache),
+    ]
+}
+
+/// Servers, trainers, restarts, restart policy, clean pod policy.
+type Shape = (u32, u32, u32, &'static str, &'static str);
+
+fn shape() -> impl Strategy<Value = Shape> {
+    let policy = prop_oneof![Just("OnFailure"), Just("Never"), Just("ExitCode")];
+    let clean = prop_oneof![Just("Running"), Just("All"), Just("None")];
+    (1_u32..3, 1_u32..4, 0_u32..5, policy, clean)
+}
+
+fn job_of((servers, trainers, restarts, policy, clean): Shape) -> ValidJob {
+    let job = valid_job(&format!(
+        "runPolicy: {{cleanPodPolicy: {clean}, activeDeadlineSeconds: 900}}\nfailurePolicy: {{maxRestarts: {restarts}}}"
+    ));
+    let restart_policy = serde_json::from_value(policy.into()).expect("a policy");
+    ValidJob { servers, trainers, restart_policy, ..job }
+}
+
+/// What must never shrink.
+fn counters(status: &ParameterServerJobStatus) -> [i32; 3] {
+    [status.restarts, status.restarts_counted, status.first_incarnation]
+}
+
+/// Lets it happen. Whether it left the world as the last decision saw it.
+fn happen(cluster: &mut Cluster, happening: &Happening, old: &mut World) -> bool {
+    let nth = |cluster: &Cluster, n: usize| {
+        let pods = cluster.pods();
+        (!pods.is_empty()).then(|| pods[n % pods.len()].clone())
+    };
+    let running = |cluster: &Cluster, n: usize| {
+        nth(cluster, n).filter(|who| cluster.world.pods[&replica(who)].life == Life::Running)
+    };
+    match *happening {
+        Happening::Run => cluster.run_all(),
+        Happening::Succeed(n) => running(cluster, n).iter().for_each(|who| cluster.succeed(who)),
+        Happening::Fail(n, code) => running(cluster, n).iter().for_each(|who| cluster.fail(who, code)),
+        Happening::Disrupt(n) => {
+            let second = cluster.now.duration_since(at(0)).as_secs();
+            nth(cluster, n).iter().for_each(|who| cluster.edit(who, |pod| pod.disrupted(second)));
+        }
+        Happening::Delete(n) => {
+            let second = cluster.now.duration_since(at(0)).as_secs() + 30;
+            nth(cluster, n).iter().for_each(|who| cluster.edit(who, |pod| pod.deleted(second)));
+        }
+        Happening::Vanish(n) => nth(cluster, n).iter().for_each(|who| cluster.vanish(who)),
+        Happening::Collect => cluster.world.pods.retain(|_, pod| pod.gone_by.is_none()),
+        Happening::DeleteService => cluster.world.service = false,
+        Happening::Refuse(refuse) => cluster.refuse = refuse.then(|| "exceeded quota".to_owned()),
+        Happening::Suspend(suspend) => cluster.suspend(suspend),
+        Happening::Pass(seconds) => cluster.pass(seconds),
+        Happening::Reconcile => {
+            let decision = cluster.reconcile();
+            *old = cluster.world.clone();
+            return cluster.refuse.is_none() && decision.delete.iter().all(|deletion| !deletion.force);
+        }
+        Happening::ReconcileOnOldCache => {
+            // Caches are per watch and never go back behind what the status was decided on.
+            cluster.reconcile_on(old.clone());
+        }
+    }
+    false
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+    #[test]
+    fn promises_hold_in_every_history(shape in shape(), history in prop::collection::vec(happening(), 1..120)) {
+        let mut cluster = Cluster::of(job_of(shape));
+        let mut old = World::default();
+        for happening in &history {
+            let before = (cluster.status.clone(), cluster.history.len());
+            let decided = happen(&mut cluster, happening, &mut old);
+            let created = &cluster.history[before.1..];
+
+            let was_final = before.0.phase.is_some_and(Phase::is_final);
+            prop_assert!(!was_final || created.is_empty(), "created after the end: {created:?}");
+            prop_assert!(!was_final || cluster.status.phase == before.0.phase, "the end is not final");
+            for (i, (replica, incarnation)) in created.iter().enumerate() {
+                let earlier = cluster.history[..before.1 + i].iter();
+                let highest = earlier.filter(|(other, _)| other == replica).map(|(_, incarnation)| incarnation).max();
+                prop_assert!(highest < Some(incarnation), "{replica}: incarnation {incarnation} after {highest:?}");
+            }
+            let (now, then) = (counters(&cluster.status), counters(&before.0));
+            prop_assert!(now.iter().zip(then).all(|(now, then)| *now >= then), "{then:?} became {now:?}");
+            prop_assert!(cluster.status.restarts_counted.unsigned_abs() <= cluster.job.max_restarts);
+
+            if decided {
+                let again = decide(&cluster.job, &cluster.status, &cluster.world, cluster.now);
+                prop_assert_eq!((again.create, again.delete, again.notices), (vec![], vec![], vec![]));
+            }
+        }
+        // Left alone with pods that run, the job comes to rest, and a decision on that does nothing.
+        cluster.refuse = None;
+        cluster.suspend(false);
+        for _ in 0..8 {
+            cluster.pass(70);
+            cluster.settle();
+            cluster.run_all();
+        }
+        cluster.settle();
+        let rest = decide(&cluster.job, &cluster.status, &cluster.world, cluster.now);
+        prop_assert_eq!(&rest.status, &cluster.status);
+        prop_assert!(rest.create.is_empty() && rest.delete.is_empty() && rest.notices.is_empty());
+    }
+}
