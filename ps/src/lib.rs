@@ -10,4 +10,5 @@ pub mod layout;
 pub mod optimizer;
 pub mod proto;
 pub mod server;
+pub mod shm;
 mod simd;

@@ -80,6 +80,7 @@ async fn bad_frames_end_the_stream_with_a_reason_and_change_nothing() {
     let mut client = ParameterServerClient::connect(url).await.expect("connects");
     let id = proto::TrainerId { job_uid: UID.into(), index: 0, incarnation: 0 };
     let open = Message::Open(proto::Open { trainer: Some(id.clone()), shared_memory_token: 0 });
+    let shared = Message::Open(proto::Open { trainer: Some(id.clone()), shared_memory_token: 77 });
     let gradient = |block, codec: i32, payload: Vec<u8>| {
         Message::Gradient(proto::GradientBlock { step: 0, block, codec, payload: payload.into() })
     };
@@ -93,6 +94,7 @@ async fn bad_frames_end_the_stream_with_a_reason_and_change_nothing() {
         ("cut", vec![open.clone(), gradient(0, 1, vec![0; 12])], "the payload 12"),
         ("unknown codec", vec![open.clone(), gradient(0, 77, vec![0; full])], "codec 77"),
         ("not finite", vec![open.clone(), gradient(0, 1, nan)], "NaN or infinity"),
+        ("unknown shared memory", vec![shared, gradient(0, 1, vec![])], "token is not known"),
         ("opened twice", vec![open.clone(), open.clone()], "Open comes once"),
     ];
     for (label, messages, want) in rows {

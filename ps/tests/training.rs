@@ -29,11 +29,13 @@ fn local(trainers: u32, steps: u64) -> Vec<f32> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sync_is_bit_equal_to_one_process_that_adds_in_trainer_order() {
-    for (servers, trainers) in [(1, 1), (1, 3), (2, 2), (3, 2)] {
+    for (servers, trainers, shared) in [(1, 1, true), (1, 3, false), (2, 2, true), (2, 2, false), (3, 2, true)] {
         let running = start_all(servers, trainers, ConsistencyMode::Sync).await;
         let threads: Vec<_> = (0..trainers)
             .map(|trainer| {
-                let config = session_config(trainer, addresses(&running));
+                let mut config = session_config(trainer, addresses(&running));
+                // One trainer over TCP beside others in shared memory must make no difference.
+                config.shared_memory = shared && trainer != 1;
                 std::thread::spawn(move || {
                     let session = Session::join(config, &vec![1.0; elements()]).expect("joins");
                     let (session, parameters) = train(session, trainer, 10);
@@ -47,7 +49,10 @@ async fn sync_is_bit_equal_to_one_process_that_adds_in_trainer_order() {
         let want = local(trainers, 10);
         for thread in threads {
             let parameters = tokio::task::spawn_blocking(|| thread.join().expect("no panic")).await.expect("runs");
-            assert!(parameters == want, "{servers} servers, {trainers} trainers: parameters differ");
+            assert!(
+                parameters == want,
+                "{servers} servers, {trainers} trainers, shared memory {shared}: parameters differ"
+            );
         }
         for server in running {
             let result = server.ended.await.expect("no panic").expect("ends well");
@@ -112,10 +117,18 @@ async fn a_replaced_trainer_goes_on_where_the_servers_are() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_comes_back_empty_is_filled_by_the_trainer() {
+    for shared in [false, true] {
+        come_back_empty(shared).await;
+    }
+}
+
+async fn come_back_empty(shared: bool) {
     let mut running = start_all(2, 1, ConsistencyMode::Async).await;
     let servers = addresses(&running);
     let (session, _) = tokio::task::spawn_blocking(move || {
-        let session = Session::join(session_config(0, servers), &vec![1.0; elements()]).expect("joins");
+        let mut config = session_config(0, servers);
+        config.shared_memory = shared;
+        let session = Session::join(config, &vec![1.0; elements()]).expect("joins");
         train(session, 0, 3)
     })
     .await

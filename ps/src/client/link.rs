@@ -16,6 +16,7 @@ use crate::proto::coordination_client::CoordinationClient;
 use crate::proto::parameter_server_client::ParameterServerClient;
 use crate::proto::{self, exchange_request::Message};
 use crate::server::encode;
+use crate::shm::{self, Mapping};
 
 /// What comes from a server.
 pub enum Event {
@@ -29,6 +30,8 @@ pub enum Event {
 pub struct Link {
     pub generation: u64,
     pub next_step: u64,
+    /// Payloads stay in memory that this server has mapped.
+    pub shares_memory: bool,
     gradients: mpsc::Sender<proto::ExchangeRequest>,
     channel: Channel,
 }
@@ -44,21 +47,21 @@ const WINDOW: u32 = 8 * 1024 * 1024;
 const MAX_MESSAGE: usize = 8 * 1024 * 1024;
 
 impl Link {
-    /// Joins `server` and opens the stream, trying until `config.connect_timeout`. `parameters`
-    /// become the values of blocks that have none.
+    /// Joins `server` and opens the stream, trying until `config.connect_timeout`. The
+    /// parameters in `memory` become the values of blocks that have none.
     pub async fn open(
         config: &SessionConfig,
         layout: &Layout,
         server: u32,
         generation: u64,
-        parameters: &[f32],
+        memory: &Mapping,
         events: &std_mpsc::Sender<Event>,
     ) -> Result<Self, ClientError> {
         let address = &config.servers[server as usize];
         let start = Instant::now();
         let (mut pause, mut told) = (FIRST_PAUSE, false);
         loop {
-            let attempt = Self::attempt(config, layout, server, generation, parameters, events);
+            let attempt = Self::attempt(config, layout, server, generation, memory, events);
             let status = match tokio::time::timeout(TRY, attempt).await {
                 Ok(Ok(link)) => return Ok(link),
                 Ok(Err(Failure::Final(error))) => return Err(error),
@@ -86,7 +89,7 @@ impl Link {
         layout: &Layout,
         server: u32,
         generation: u64,
-        parameters: &[f32],
+        memory: &Mapping,
         events: &std_mpsc::Sender<Event>,
     ) -> Result<Self, Failure> {
         let address = &config.servers[server as usize];
@@ -106,12 +109,13 @@ impl Link {
             .max_decoding_message_size(MAX_MESSAGE)
             .max_encoding_message_size(MAX_MESSAGE);
         if !reply.empty_blocks.is_empty() {
-            fill(&mut client, config, layout, &reply.empty_blocks, parameters).await?;
+            fill(&mut client, config, layout, &reply.empty_blocks, memory.parameters()).await?;
         }
         let blocks = layout.owned_by(server).count();
         // The whole step fits, so that the training thread never waits to hand over a block.
         let (gradients, outgoing) = mpsc::channel(blocks + 1);
-        let open = proto::Open { trainer: Some(config.id()), shared_memory_token: 0 };
+        let shared_memory_token = share(config, memory, &reply.shared_memory_socket);
+        let open = proto::Open { trainer: Some(config.id()), shared_memory_token };
         send(&gradients, Message::Open(open));
         let mut incoming = client.exchange(ReceiverStream::new(outgoing)).await?.into_inner();
         let events = events.clone();
@@ -130,13 +134,15 @@ impl Link {
             // If the session is gone nobody needs to know.
             drop(events.send(Event::Broken { server, generation, status }));
         });
-        Ok(Self { generation, next_step: reply.next_step, gradients, channel })
+        let shares_memory = shared_memory_token != 0;
+        Ok(Self { generation, next_step: reply.next_step, shares_memory, gradients, channel })
     }
 
     /// Sends one gradient block. A broken link drops it: its `Broken` event follows.
     pub fn gradient(&self, step: u64, block: u32, values: &[f32]) {
+        let payload = if self.shares_memory { Bytes::new() } else { encode(values) };
         let codec = proto::Codec::F32.into();
-        send(&self.gradients, Message::Gradient(proto::GradientBlock { step, block, codec, payload: encode(values) }));
+        send(&self.gradients, Message::Gradient(proto::GradientBlock { step, block, codec, payload }));
     }
 
     /// A client for members and progress on this link's connection.
@@ -195,6 +201,17 @@ async fn connect(address: &str) -> Result<Channel, Failure> {
         .keep_alive_timeout(Duration::from_secs(20))
         .keep_alive_while_idle(true);
     endpoint.connect().await.map_err(|error| Failure::Status(Status::from_error(error.into())))
+}
+
+/// Hands the memory to a server that offers to share it and is within reach; the token, 0 for none.
+fn share(config: &SessionConfig, memory: &Mapping, socket: &str) -> u64 {
+    if !config.shared_memory || socket.is_empty() {
+        return 0;
+    }
+    shm::accept(socket, memory).unwrap_or_else(|error| {
+        tracing::debug!(%error, "no shared memory with this server; using TCP");
+        0
+    })
 }
 
 async fn join(config: &SessionConfig, channel: Channel) -> Result<proto::JoinReply, Status> {

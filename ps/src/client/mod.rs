@@ -32,6 +32,8 @@ pub struct SessionConfig {
     pub total_steps: u64,
     /// How long to wait for a server that does not answer, at the start and after it was lost.
     pub connect_timeout: Duration,
+    /// Exchange blocks through shared memory with servers of this host that offer it.
+    pub shared_memory: bool,
 }
 
 impl SessionConfig {
@@ -46,6 +48,7 @@ impl SessionConfig {
             tensors,
             total_steps,
             connect_timeout: Duration::from_secs(120),
+            shared_memory: true,
         }
     }
 
@@ -104,6 +107,14 @@ pub enum ClientError {
         want: u32,
         /// Count expected.
         ours: u32,
+    },
+    /// No memory for parameters and gradients.
+    #[error("cannot get memory for {elements} parameters and their gradients; give this process more memory")]
+    Memory {
+        /// Number of parameters.
+        elements: usize,
+        /// What the system said.
+        source: std::io::Error,
     },
     /// No thread or runtime could be had.
     #[error("cannot start the network thread; raise the process limits of this machine")]

@@ -13,6 +13,7 @@ use super::link::{Event, Link};
 use super::{ClientError, SessionConfig, is_retryable};
 use crate::layout::Layout;
 use crate::proto;
+use crate::shm::Mapping;
 
 /// How often a trainer says that it lives.
 const HEARTBEAT: Duration = Duration::from_secs(2);
@@ -25,8 +26,7 @@ pub struct Session {
     config: SessionConfig,
     layout: Layout,
     links: Vec<Link>,
-    parameters: Box<[f32]>,
-    gradients: Box<[f32]>,
+    memory: Mapping,
     /// Blocks of the step in flight that were not answered yet.
     owed: Vec<bool>,
     next_step: u64,
@@ -56,6 +56,9 @@ impl Session {
         if initial.len() != layout.elements() {
             return Err(ClientError::InitialValues { tensors: layout.elements(), values: initial.len() });
         }
+        let mut memory =
+            Mapping::new(initial.len()).map_err(|source| ClientError::Memory { elements: initial.len(), source })?;
+        memory.parameters_mut().copy_from_slice(initial);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("psjobs-net")
@@ -65,8 +68,7 @@ impl Session {
         let (sender, events) = mpsc::channel();
         let mut session = Self {
             links: Vec::new(),
-            parameters: initial.into(),
-            gradients: vec![0.0; layout.elements()].into(),
+            memory,
             owed: vec![false; layout.blocks() as usize],
             next_step: 0,
             waiting: Duration::ZERO,
@@ -100,12 +102,12 @@ impl Session {
     /// All parameters, flat, as of the last exchange.
     #[must_use]
     pub fn parameters(&self) -> &[f32] {
-        &self.parameters
+        self.memory.parameters()
     }
 
     /// All gradients, flat, to be filled before [`Session::exchange`].
     pub fn gradients_mut(&mut self) -> &mut [f32] {
-        &mut self.gradients
+        self.memory.gradients_mut()
     }
 
     /// Time spent in [`Session::exchange`] so far: waiting for servers, other trainers and the network.
@@ -167,7 +169,7 @@ impl Session {
 
     fn send(&self, step: u64, block: u32) {
         let link = &self.links[self.layout.owner(block) as usize];
-        link.gradient(step, block, &self.gradients[self.layout.range(block)]);
+        link.gradient(step, block, &self.memory.gradients()[self.layout.range(block)]);
     }
 
     /// Takes answers until no block is owed; makes broken links anew and sends again what they owe.
@@ -194,18 +196,21 @@ impl Session {
     /// Takes a block's values; false if they were not owed.
     fn take(&mut self, block: &proto::ParameterBlock) -> bool {
         let range = self.layout.range(block.block);
-        if range.is_empty() || block.payload.len() != range.len() * 4 || !self.owed[block.block as usize] {
+        let shared = block.payload.is_empty() && self.links[self.layout.owner(block.block) as usize].shares_memory;
+        if range.is_empty() || !(shared || block.payload.len() == range.len() * 4) || !self.owed[block.block as usize] {
             return false;
         }
         self.owed[block.block as usize] = false;
-        copy(&mut self.parameters[range], &block.payload);
+        if !shared {
+            copy(&mut self.memory.parameters_mut()[range], &block.payload);
+        }
         true
     }
 
     fn open(&mut self, server: u32) -> Result<Link, ClientError> {
         self.generation += 1;
         let (config, layout) = (&self.config, &self.layout);
-        self.runtime.block_on(Link::open(config, layout, server, self.generation, &self.parameters, &self.sender))
+        self.runtime.block_on(Link::open(config, layout, server, self.generation, &self.memory, &self.sender))
     }
 
     fn reopen(&mut self, server: u32, status: &Status) -> Result<(), ClientError> {

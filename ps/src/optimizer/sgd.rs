@@ -38,8 +38,11 @@ fn plain((weights, gradient, [rate, decay]): (&mut [f32], &[[u8; 4]], [f32; 2]))
     }
 }
 
+/// Weights, gradient, momentum, and rate, decay and share of the momentum.
+type Arguments<'a> = (&'a mut [f32], &'a [[u8; 4]], &'a mut Vec<f32>, [f32; 3]);
+
 #[inline(always)]
-fn heavy_ball((weights, gradient, m, [rate, decay, momentum]): (&mut [f32], &[[u8; 4]], &mut Vec<f32>, [f32; 3])) {
+fn heavy_ball((weights, gradient, m, [rate, decay, momentum]): Arguments) {
     for ((w, g), m) in weights.iter_mut().zip(gradient).zip(m) {
         let g = f32::from_le_bytes(*g) + decay * *w;
         *m = momentum * *m + g;
@@ -48,7 +51,7 @@ fn heavy_ball((weights, gradient, m, [rate, decay, momentum]): (&mut [f32], &[[u
 }
 
 #[inline(always)]
-fn nesterov((weights, gradient, m, [rate, decay, momentum]): (&mut [f32], &[[u8; 4]], &mut Vec<f32>, [f32; 3])) {
+fn nesterov((weights, gradient, m, [rate, decay, momentum]): Arguments) {
     for ((w, g), m) in weights.iter_mut().zip(gradient).zip(m) {
         let g = f32::from_le_bytes(*g) + decay * *w;
         *m = momentum * *m + g;

@@ -9,10 +9,9 @@ use psjobs_api::training::ConsistencyMode;
 use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
 
-use super::peer::Peer;
+use super::peer::{Answer, Gradient, Peer};
 use crate::consistency::{Rule, Verdict};
 use crate::optimizer::{Optimizer, State};
-use crate::proto;
 
 /// What a block's task is asked to do.
 pub enum Command {
@@ -22,8 +21,8 @@ pub enum Command {
         peer: Peer,
         /// The trainer's step.
         step: u64,
-        /// Little-endian f32 of the block's length; checked by the sender of the command.
-        payload: Bytes,
+        /// The values, of the block's length.
+        gradient: Gradient,
     },
     /// Values for a block that has none; answers whether it took them.
     Initialize(Bytes, oneshot::Sender<bool>),
@@ -37,8 +36,10 @@ pub enum Command {
 
 /// What a block is made of.
 pub struct Plan {
-    /// Number of the block in the flat space.
+    /// Number of the block.
     pub block: u32,
+    /// Its first element in the flat space.
+    pub start: usize,
     /// When gradients take effect.
     pub mode: ConsistencyMode,
     /// Trainers of the job.
@@ -72,7 +73,7 @@ struct Round {
     /// Sum of the gradients added so far, in trainer order; empty before the first.
     sum: Vec<[u8; 4]>,
     /// Gradients that came before their turn.
-    early: BTreeMap<u32, Bytes>,
+    early: BTreeMap<u32, Gradient>,
     /// Who is answered when the round closes.
     waiting: Vec<(Peer, u64)>,
 }
@@ -94,7 +95,7 @@ impl Block {
     fn handle(&mut self, command: Command) {
         // A caller that has gone away no longer wants its answer: failed sends are fine.
         match command {
-            Command::Gradient { peer, step, payload } => self.gradient(peer, step, payload),
+            Command::Gradient { peer, step, gradient } => self.gradient(peer, step, gradient),
             Command::Initialize(payload, reply) => {
                 let _ = reply.send(self.initialize(&payload));
             }
@@ -120,13 +121,13 @@ impl Block {
         true
     }
 
-    fn gradient(&mut self, peer: Peer, step: u64, payload: Bytes) {
+    fn gradient(&mut self, peer: Peer, step: u64, gradient: Gradient) {
         let block = self.plan.block;
         if self.values.is_empty() {
             return peer
                 .refuse(Status::failed_precondition(format!("block {block} has no values yet; push them first")));
         }
-        if !finite(&payload) {
+        if !finite(gradient.values()) {
             return peer.refuse(Status::invalid_argument(format!(
                 "the gradient of trainer {}, step {step}, block {block} holds NaN or infinity; nothing of it was applied: lower the learning rate or look at the loss",
                 peer.trainer()
@@ -134,13 +135,13 @@ impl Block {
         }
         match self.rule.offer(peer.trainer(), step) {
             Verdict::Apply => {
-                self.update(payload.as_chunks::<4>().0);
+                self.update(gradient.values());
                 self.answer(&peer, step);
             }
             Verdict::Answer => self.answer(&peer, step),
             Verdict::Join => self.round.waiting.push((peer, step)),
             Verdict::Hold => {
-                self.round.early.insert(peer.trainer(), payload);
+                self.round.early.insert(peer.trainer(), gradient);
                 self.round.waiting.push((peer, step));
                 self.advance();
             }
@@ -150,7 +151,7 @@ impl Block {
     /// Adds what is in its turn; closes the round if it is complete.
     fn advance(&mut self) {
         while let Some(first) = self.round.early.first_entry().filter(|first| self.rule.in_turn(*first.key())) {
-            add(&mut self.round.sum, first.remove().as_chunks::<4>().0);
+            add(&mut self.round.sum, first.remove().values());
         }
         let Some(contributors) = self.rule.close_round() else { return };
         let mut round = std::mem::take(&mut self.round);
@@ -171,14 +172,9 @@ impl Block {
     }
 
     fn answer(&mut self, peer: &Peer, step: u64) {
-        let payload = self.encode();
-        peer.answer(proto::ParameterBlock {
-            step,
-            block: self.plan.block,
-            codec: proto::Codec::F32.into(),
-            version: self.version,
-            payload,
-        });
+        let Self { plan, values, version, encoded, .. } = self;
+        let answer = Answer { step, block: plan.block, version: *version, start: plan.start, values };
+        peer.answer(&answer, || encoded.get_or_insert_with(|| encode(values)).clone());
     }
 
     fn encode(&mut self) -> Bytes {
@@ -202,8 +198,8 @@ fn any_exponent_full(values: &[[u8; 4]]) -> bool {
     values.iter().fold(0, |any, v| any | u32::from(u32::from_le_bytes(*v) & EXPONENT == EXPONENT)) != 0
 }
 
-fn finite(payload: &[u8]) -> bool {
-    !crate::simd::run(any_exponent_full, payload.as_chunks::<4>().0)
+fn finite(gradient: &[[u8; 4]]) -> bool {
+    !crate::simd::run(any_exponent_full, gradient)
 }
 
 /// `sum += gradient`; the first gradient is the sum, so that no zero is added to it.

@@ -31,7 +31,11 @@ impl proto::coordination_server::Coordination for Coordination {
             server: config.index,
             servers: config.servers,
             empty_blocks,
-            shared_memory_socket: String::new(),
+            shared_memory_socket: self
+                .0
+                .shared_memory
+                .as_ref()
+                .map_or_else(String::new, |offer| offer.name().to_owned()),
         }))
     }
 

@@ -97,8 +97,9 @@ async fn read_gradients(
     };
     let id = trainer(open.trainer)?;
     shared.members().hear(&id, Instant::now())?;
+    let memory = shared.memory(open.shared_memory_token, store.layout().elements())?;
     let end = shared.open_stream(id.index);
-    let peer = Peer::new(id.index, answers, end.clone());
+    let peer = Peer::new(id.index, answers, memory, end.clone());
     loop {
         let message = tokio::select! {
             message = stream.message() => message?,

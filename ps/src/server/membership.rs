@@ -143,10 +143,10 @@ impl Membership {
         now: Instant,
     ) -> Result<(), Refusal> {
         self.place(id)?;
-        if !self.tensors.is_empty() {
-            if let Some(difference) = difference(&self.tensors, &tensors) {
-                return Err(Refusal::OtherModel { trainer: id.index, difference });
-            }
+        if !self.tensors.is_empty()
+            && let Some(difference) = difference(&self.tensors, &tensors)
+        {
+            return Err(Refusal::OtherModel { trainer: id.index, difference });
         }
         let member = &mut self.members[id.index as usize];
         if let Some(current) = member.incarnation.filter(|current| *current > id.incarnation) {

@@ -45,6 +45,8 @@ pub struct ServerConfig {
     pub training: Training,
     /// When a missing trainer is named, and when the server gives up.
     pub patience: Patience,
+    /// Exchange blocks through shared memory with trainers of this host.
+    pub shared_memory: bool,
     /// Where `/metrics`, `/healthz` and `/readyz` are served, if anywhere.
     pub metrics: Option<TcpListener>,
 }
@@ -60,6 +62,7 @@ impl ServerConfig {
             trainers: environment.trainers,
             training: environment.training.clone(),
             patience: Patience::default(),
+            shared_memory: true,
             metrics: None,
         }
     }

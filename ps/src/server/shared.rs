@@ -16,6 +16,7 @@ use super::metrics::Metrics;
 use super::store::Store;
 use crate::layout::{Layout, TensorSpec};
 use crate::proto;
+use crate::shm::{self, Mapping, Offer};
 
 /// Shared by the services; the locks are held for a few assignments, never across an await.
 pub struct Shared {
@@ -24,6 +25,8 @@ pub struct Shared {
     pub tasks: TaskTracker,
     /// Rung when the last trainer has left.
     pub done: Notify,
+    /// Where trainers of this host hand over their memory.
+    pub shared_memory: Option<Arc<Offer>>,
     membership: Mutex<Membership>,
     store: OnceLock<Store>,
     streams: Mutex<HashMap<u32, CancellationToken>>,
@@ -33,7 +36,11 @@ impl Shared {
     pub fn new(config: ServerConfig) -> Arc<Self> {
         let membership =
             Membership::new(config.job_uid.clone(), config.trainers, config.patience.clone(), Instant::now());
+        let shared_memory = config.shared_memory.then(shm::offer).and_then(|offer| {
+            offer.inspect_err(|error| tracing::warn!(%error, "no shared memory; trainers of this host use TCP")).ok()
+        });
         Arc::new(Self {
+            shared_memory,
             config,
             metrics: Metrics::default(),
             tasks: TaskTracker::new(),
@@ -66,6 +73,24 @@ impl Shared {
             );
             Store::start(layout, config.index, config.trainers, &config.training, &self.tasks)
         })
+    }
+
+    /// What a stream's trainer shares: nothing for token 0.
+    pub fn memory(&self, token: u64, elements: usize) -> Result<Option<Arc<Mapping>>, Status> {
+        if token == 0 {
+            return Ok(None);
+        }
+        let memory =
+            self.shared_memory.as_ref().and_then(|offer| offer.take(token)).ok_or_else(|| {
+                Status::aborted("the shared memory token is not known here; hand the memory over again")
+            })?;
+        if memory.elements() != elements {
+            return Err(Status::invalid_argument(format!(
+                "the shared memory holds {} parameters, the model has {elements}",
+                memory.elements()
+            )));
+        }
+        Ok(Some(memory))
     }
 
     /// A trainer opens a stream: ends the one that it, or an earlier incarnation, had before.

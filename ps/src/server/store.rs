@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 use tonic::Status;
 
 use super::block::{self, Command};
-use super::peer::Peer;
+use super::peer::{Gradient, Peer};
 use crate::layout::Layout;
 use crate::optimizer::Optimizer;
 use crate::proto;
@@ -33,7 +33,13 @@ impl Store {
         let optimizer = Arc::new(Optimizer::new(&training.optimizer));
         let blocks = layout.owned_by(server).map(|block| {
             let (sender, receiver) = mpsc::channel(QUEUE);
-            let plan = block::Plan { block, mode: training.consistency.mode, trainers, optimizer: optimizer.clone() };
+            let plan = block::Plan {
+                block,
+                start: layout.range(block).start,
+                mode: training.consistency.mode,
+                trainers,
+                optimizer: optimizer.clone(),
+            };
             tasks.spawn(block::own(plan, receiver));
             (block, sender)
         });
@@ -53,9 +59,22 @@ impl Store {
     }
 
     /// Hands a trainer's gradient to its block.
-    pub async fn gradient(&self, peer: &Peer, gradient: proto::GradientBlock) -> Result<(), Status> {
-        let sender = self.check(gradient.block, gradient.codec, gradient.payload.len())?;
-        let command = Command::Gradient { peer: peer.clone(), step: gradient.step, payload: gradient.payload };
+    pub async fn gradient(&self, peer: &Peer, frame: proto::GradientBlock) -> Result<(), Status> {
+        let (sender, gradient) = match peer.memory() {
+            None => {
+                let sender = self.check(frame.block, frame.codec, frame.payload.len())?;
+                (sender, Gradient::Wire(frame.payload))
+            }
+            Some(memory) if frame.payload.is_empty() => {
+                (self.owned(frame.block)?, Gradient::Shared(memory.clone(), self.layout.range(frame.block)))
+            }
+            Some(_) => {
+                return Err(Status::invalid_argument(
+                    "a stream with shared memory carries no payloads; leave them empty",
+                ));
+            }
+        };
+        let command = Command::Gradient { peer: peer.clone(), step: frame.step, gradient };
         sender.send(command).await.map_err(|_| ended())
     }
 

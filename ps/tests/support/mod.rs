@@ -55,6 +55,7 @@ pub fn config(index: u32, servers: u32, trainers: u32, mode: ConsistencyMode) ->
         trainers,
         training: training(mode),
         patience: Patience::default(),
+        shared_memory: true,
         metrics: None,
     }
 }
@@ -95,6 +96,7 @@ pub fn session_config(trainer: u32, servers: Vec<String>) -> SessionConfig {
         tensors: tensors(),
         total_steps: 10,
         connect_timeout: Duration::from_secs(20),
+        shared_memory: true,
     }
 }
 

@@ -1,0 +1,162 @@
+//! How a memory file gets from trainer to server: over a Unix socket with an abstract name, which
+//! only processes of the same network namespace can reach. The trainer sends the number of elements
+//! with the file; the server answers a token, by which the trainer's stream names the mapping. Both
+//! sides must run as the same user.
+
+use std::collections::HashMap;
+use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+
+use super::Mapping;
+
+/// Either side gives up on a peer that says nothing for this long.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Mappings that wait for their stream; more means that somebody only knocks.
+const WAITING: usize = 4096;
+
+/// A server's socket, and the mappings whose streams have not been opened yet.
+#[derive(Debug)]
+pub struct Offer {
+    name: String,
+    waiting: Mutex<HashMap<u64, Arc<Mapping>>>,
+}
+
+impl Offer {
+    /// The socket's name, for `JoinReply.shared_memory_socket`.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The mapping of a token; a token is good for one stream.
+    #[must_use]
+    pub fn take(&self, token: u64) -> Option<Arc<Mapping>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&token)
+    }
+}
+
+/// Offers shared memory: takes files on a thread of its own as long as the returned value lives.
+///
+/// # Errors
+/// If no socket can be bound.
+pub fn offer() -> io::Result<Arc<Offer>> {
+    let name = format!("psjobs-{:032x}", rand::random::<u128>());
+    let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?;
+    let offer = Arc::new(Offer { name, waiting: Mutex::default() });
+    let weak = Arc::downgrade(&offer);
+    std::thread::Builder::new().name("psjobs-shm".into()).spawn(move || {
+        for stream in listener.incoming() {
+            let Some(offer) = weak.upgrade() else { return };
+            if let Err(error) = stream.and_then(|stream| receive(&offer, stream)) {
+                tracing::debug!(%error, "a shared memory handshake failed; that trainer uses TCP");
+            }
+        }
+    })?;
+    Ok(offer)
+}
+
+impl Drop for Offer {
+    fn drop(&mut self) {
+        // Wakes the thread, which then sees that nobody wants its mappings any more.
+        if let Ok(address) = SocketAddr::from_abstract_name(&self.name) {
+            let _ = UnixStream::connect_addr(&address);
+        }
+    }
+}
+
+/// Hands `mapping` to the server behind the socket `name`; the token, or why there is none.
+///
+/// # Errors
+/// If the socket is not of this host and namespace, or the server does not want the file.
+pub fn accept(name: &str, mapping: &Mapping) -> io::Result<u64> {
+    let mut stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let files = [mapping.file()];
+    ancillary.push(SendAncillaryMessage::ScmRights(&files));
+    let elements = (mapping.elements() as u64).to_le_bytes();
+    sendmsg(&stream, &[IoSlice::new(&elements)], &mut ancillary, SendFlags::NOSIGNAL)?;
+    let mut token = [0; 8];
+    stream.read_exact(&mut token)?;
+    Ok(u64::from_le_bytes(token))
+}
+
+fn receive(offer: &Offer, mut stream: UnixStream) -> io::Result<()> {
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    let peer = rustix::net::sockopt::socket_peercred(stream.as_fd())?;
+    if peer.uid != rustix::process::geteuid() {
+        return Err(io::Error::other(format!("process {:?} belongs to another user", peer.pid)));
+    }
+    let (elements, file) = receive_file(&stream)?;
+    let mapping = Mapping::receive(file, elements)?;
+    let token = rand::random_range(1..=u64::MAX);
+    {
+        let mut waiting = offer.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.len() >= WAITING {
+            return Err(io::Error::other("too many mappings wait for their streams"));
+        }
+        waiting.insert(token, Arc::new(mapping));
+    }
+    stream.write_all(&token.to_le_bytes())
+}
+
+fn receive_file(stream: &UnixStream) -> io::Result<(usize, OwnedFd)> {
+    let mut elements = [0; 8];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let received = recvmsg(stream, &mut [IoSliceMut::new(&mut elements)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    let file = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+        _ => None,
+    });
+    match file {
+        Some(file) if received.bytes == elements.len() => Ok((u64::from_le_bytes(elements) as usize, file)),
+        _ => Err(io::Error::other("expected a number of elements and a memory file")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_handed_over_is_found_by_its_token_once() {
+        let offer = offer().expect("binds");
+        let mut mapping = Mapping::new(100).expect("a memory file");
+        let token = accept(offer.name(), &mapping).expect("is taken");
+        let server = offer.take(token).expect("waits");
+        mapping.gradients_mut()[99] = 4.0;
+        assert_eq!(server.gradients()[99], 4.0);
+        assert!(offer.take(token).is_none());
+    }
+
+    #[test]
+    fn a_socket_that_is_not_there_is_an_error() {
+        let mapping = Mapping::new(1).expect("a memory file");
+        assert!(accept("psjobs-nobody", &mapping).is_err());
+    }
+
+    #[test]
+    fn nonsense_is_not_answered() {
+        let offer = offer().expect("binds");
+        let mut stream =
+            UnixStream::connect_addr(&SocketAddr::from_abstract_name(offer.name()).expect("a name")).expect("connects");
+        stream.write_all(&[1; 8]).expect("sends");
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).expect("closes");
+        assert!(answer.is_empty(), "no file, no token");
+    }
+}
