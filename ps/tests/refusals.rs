@@ -31,7 +31,8 @@ async fn drop_session(session: Session) {
 async fn a_trainer_that_does_not_belong_is_told_why() {
     let servers = start_all(1, 2, ConsistencyMode::Async).await;
     let first = join(session_config(0, addresses(&servers))).await.expect("joins");
-    let rows: [(&str, fn(&mut SessionConfig), &[&str]); 4] = [
+    type Change = fn(&mut SessionConfig);
+    let rows: [(&str, Change, &[&str]); 4] = [
         ("other job", |c| c.job_uid = "job-2".into(), &["job-1", "job-2"]),
         ("rank too high", |c| c.trainer = 5, &["trainer 5", "2 trainers"]),
         ("other model", |c| c.tensors[1].shape = vec![10, 10], &["[600000]", "[10, 10]", "fc.weight"]),
