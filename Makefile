@@ -8,6 +8,8 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 IMAGES := psjobs-operator:$(VERSION) psjobs-worker:$(VERSION)
 CLUSTER ?= psjobs
+# More arguments for `run`, `bench` and `e2e`, for example ARGS=--json.
+ARGS ?=
 CRD := parameterserverjobs.psjobs.dev.yaml
 # Before a command that links libtorch; the script fetches it if need be, and says so.
 WITH_LIBTORCH = export LIBTORCH=$$(scripts/libtorch.sh);
@@ -21,7 +23,7 @@ help: ## list the commands
 
 .PHONY: run
 run: build mnist ## train MNIST on this machine: one server, two trainers
-	$(TARGET)/release/psjobs run examples/mnist.yaml
+	$(TARGET)/release/psjobs run examples/mnist.yaml $(ARGS)
 
 .PHONY: build
 build: ## compile psjobs, psjobs-worker and psjobs-operator for use
@@ -81,7 +83,7 @@ deploy: images kind-up ## install the operator in kind's cluster
 
 .PHONY: bench
 bench: build mnist ## measure, against a limit taken in the same run
-	$(TARGET)/release/psjobs bench mnist
+	$(TARGET)/release/psjobs bench mnist $(ARGS)
 
 .PHONY: clean
 clean: ## delete what was built; the cache of libtorch and MNIST stays

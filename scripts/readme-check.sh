@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Runs every command of README.md's sh blocks, in order, and stops at the first that fails.
+#
+#   scripts/readme-check.sh [--done COMMAND]...
+#
+# Not run are the commands that --done names, because the caller has just run them, and the making of a
+# cluster that is there. A command that watches is stopped when it has shown that the job succeeded.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+done=()
+while [[ ${1-} == --done ]]; do done+=("$2"); shift 2; done
+limit=600 # seconds for a job to succeed
+
+# Cluster and namespace of the README, whatever the user's own are.
+if kind get clusters 2>/dev/null | grep -qx psjobs; then kubectl config use-context kind-psjobs >/dev/null; fi
+
+was_done() {
+  local command
+  for command in "${done[@]}"; do [[ $command != "$1" ]] || return 0; done
+  return 1
+}
+
+# watch COMMAND: shows what it prints until a line says Succeeded.
+watch() {
+  local line
+  coproc shown { exec timeout "$limit" bash -c "$1"; }
+  # shellcheck disable=SC2154 # coproc sets it
+  local pid=$shown_PID
+  while IFS= read -r line <&"${shown[0]}"; do
+    echo "$line"
+    [[ $line != *Failed* ]] || break
+    if [[ $line == *Succeeded* ]]; then kill "$pid"; wait "$pid" 2>/dev/null || true; return 0; fi
+  done
+  kill "$pid" 2>/dev/null || true
+  return 1
+}
+
+commands=$(awk '/^```sh$/ { inside = 1; next } /^```/ { inside = 0 } inside && NF' README.md)
+[[ -n $commands ]] || { echo "README.md has no sh block" >&2; exit 1; }
+while IFS= read -r command <&3; do
+  if was_done "$command"; then
+    echo "\$ $command    # done before"
+  elif [[ $command == "kind create cluster --name psjobs" ]] && kind get clusters 2>/dev/null | grep -qx psjobs; then
+    echo "\$ $command    # there already"
+  else
+    echo "\$ $command"
+    case $command in
+      *--watch) watch "$command" ;;
+      *) bash -euo pipefail -c "$command" ;;
+    esac || { echo "README.md: this command failed: $command" >&2; exit 1; }
+  fi
+done 3<<<"$commands"
+echo "README.md: every command works"
