@@ -1,5 +1,6 @@
 //! Finds libtorch as torch-sys does, so that the binary finds it too when it starts: the run path
-//! names the folder it was built against, and `../lib` beside it for images.
+//! names the folder it was built against, and `../lib` beside it for images. And generates the gRPC
+//! code from `proto/`, with a protoc that comes as a crate.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
@@ -9,13 +10,27 @@ const PYTORCH_FOLDER: &str = "import os, torch; print(os.path.dirname(torch.__fi
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=proto");
     for variable in ["LIBTORCH", "LIBTORCH_LIB", "LIBTORCH_INCLUDE", "LIBTORCH_USE_PYTORCH"] {
         println!("cargo::rerun-if-env-changed={variable}");
     }
-    if let Err(message) = build() {
+    let done = build().and_then(|()| generate().map_err(|error| format!("cannot generate the gRPC code: {error}")));
+    if let Err(message) = done {
         println!("cargo::error={message}");
         exit(1);
     }
+}
+
+fn generate() -> Result<(), Box<dyn std::error::Error>> {
+    let mut config = tonic_prost_build::Config::new();
+    config.protoc_executable(protoc_bin_vendored::protoc_bin_path()?);
+    let descriptors = PathBuf::from(env::var("OUT_DIR")?).join("descriptors.bin");
+    tonic_prost_build::configure().bytes(".").file_descriptor_set_path(descriptors).compile_with_config(
+        config,
+        &["proto/psjobs/v1/remote.proto"],
+        &["proto"],
+    )?;
+    Ok(())
 }
 
 fn build() -> Result<(), String> {

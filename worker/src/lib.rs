@@ -6,5 +6,6 @@ pub mod data;
 pub mod device;
 pub mod libtorch;
 pub mod model;
+pub mod remote;
 pub mod train;
 pub mod workload;

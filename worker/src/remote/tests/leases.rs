@@ -1,0 +1,76 @@
+use std::time::Duration;
+
+use super::super::{Endpoint, RRef, Settings, Stats};
+use super::{Job, LEASE, eventually, pair};
+
+fn held(endpoint: &Endpoint) -> (usize, u64) {
+    let Stats { objects, references, .. } = endpoint.stats();
+    (objects, references)
+}
+
+#[test]
+fn an_object_is_freed_with_its_last_reference() {
+    let (_job, server, client) = pair();
+    let object = client.peer("ps-0").remote("counter", 0).expect("made");
+    let clone = object.clone();
+    assert_eq!(held(&server), (1, 1));
+    drop(object);
+    assert_eq!(clone.rpc_sync("add", 1), Ok(1_i64));
+    drop(clone);
+    eventually("freed", || held(&server) == (0, 0));
+}
+
+#[test]
+fn a_reference_that_another_process_keeps_keeps_the_object() {
+    let mut job = Job::new();
+    let (first, first_address) = job.server("ps-0");
+    let (second, second_address) = job.server("ps-1");
+    second.connect("ps-0", &first_address, super::PATIENCE).expect("it is up");
+    let client = job.client("trainer-0", &[("ps-0", &first_address), ("ps-1", &second_address)]);
+    let object = client.peer("ps-0").remote("counter", 0).expect("made");
+    let keeper = client.peer("ps-1").remote("counter", 0).expect("made");
+    keeper.rpc_sync::<()>("keep", Some(&object).cloned()).expect("kept");
+    drop(object);
+    std::thread::sleep(3 * LEASE);
+    let object: Option<RRef> = keeper.rpc_sync("kept", ()).expect("it has it");
+    assert_eq!(object.expect("it has it").rpc_sync("add", 1), Ok(1_i64));
+    keeper.rpc_sync::<()>("keep", None::<RRef>).expect("dropped");
+    eventually("freed", || held(&first) == (0, 0));
+    drop(keeper);
+    eventually("freed", || held(&second) == (0, 0));
+}
+
+#[test]
+fn what_a_departed_process_held_is_freed() {
+    let (_job, server, client) = pair();
+    let object = client.peer("ps-0").remote("counter", 0).expect("made");
+    client.shutdown();
+    eventually("freed", || held(&server) == (0, 0));
+    let error = object.rpc_sync::<i64>("add", 1).expect_err("it has ended").to_string();
+    assert!(error.contains("cannot reach ps-0: trainer-0 is ending"), "{error}");
+    let error = server.peer("trainer-0").rpc_sync::<i64>("echo", 1).expect_err("it has ended").to_string();
+    assert_eq!(error, "function `echo` cannot reach trainer-0: trainer-0 has ended");
+}
+
+#[test]
+fn a_silent_process_loses_what_it_held() {
+    let mut job = Job::new();
+    let (server, address) = job.server("ps-0");
+    // With a lease of its own this long it sends no heartbeat in time.
+    let silent = job.start(Settings { lease: Duration::from_secs(3600), ..Settings::new("trainer-0", "test") });
+    silent.connect("ps-0", &address, super::PATIENCE).expect("it is up");
+    let object = silent.peer("ps-0").remote("counter", 0).expect("made");
+    eventually("freed", || held(&server) == (0, 0));
+    // It connects again, but what it held stays gone.
+    let error = object.rpc_sync::<i64>("add", 1).expect_err("freed").to_string();
+    assert!(error.contains("is not here any more") || error.contains("broke"), "{error}");
+    assert_eq!(silent.peer("ps-0").rpc_sync("echo", 1), Ok(1_i64));
+}
+
+#[test]
+fn an_idle_process_keeps_what_it_holds() {
+    let (_job, _, client) = pair();
+    let object = client.peer("ps-0").remote("counter", 0).expect("made");
+    std::thread::sleep(3 * LEASE);
+    assert_eq!(object.rpc_sync("add", 1), Ok(1_i64));
+}

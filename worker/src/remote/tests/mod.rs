@@ -1,0 +1,129 @@
+//! Endpoints of one process that talk over real connections.
+
+mod autograd;
+mod calls;
+mod leases;
+
+use std::time::{Duration, Instant};
+
+use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Runtime};
+
+use super::{Call, Endpoint, Methods, Pending, RRef, Registry, RemoteError, RemoteObject, Settings, Values};
+
+const LEASE: Duration = Duration::from_millis(400);
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A few processes of one job.
+struct Job {
+    runtime: Runtime,
+    endpoints: Vec<Endpoint>,
+}
+
+impl Job {
+    fn new() -> Self {
+        let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+        Self { runtime, endpoints: Vec::new() }
+    }
+
+    /// A process that others can connect to, and its address.
+    fn server(&mut self, name: &str) -> (Endpoint, String) {
+        let endpoint = self.start(Settings { lease: LEASE, ..Settings::new(name, "test") });
+        let address = self.serve(&endpoint);
+        (endpoint, address)
+    }
+
+    fn serve(&self, endpoint: &Endpoint) -> String {
+        let listener = self.runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("a free port");
+        let address = listener.local_addr().expect("it is bound").to_string();
+        endpoint.serve(listener);
+        address
+    }
+
+    /// A process that connects to others.
+    fn client(&mut self, name: &str, servers: &[(&str, &str)]) -> Endpoint {
+        let endpoint = self.start(Settings { lease: LEASE, ..Settings::new(name, "test") });
+        for (server, address) in servers {
+            endpoint.connect(server, address, PATIENCE).expect("the server is up");
+        }
+        endpoint
+    }
+
+    fn start(&mut self, settings: Settings) -> Endpoint {
+        let endpoint = Endpoint::start(settings, registry(), self.runtime.handle().clone());
+        self.endpoints.push(endpoint.clone());
+        endpoint
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for endpoint in &self.endpoints {
+            endpoint.shutdown();
+        }
+    }
+}
+
+/// One server and one client.
+fn pair() -> (Job, Endpoint, Endpoint) {
+    let mut job = Job::new();
+    let (server, address) = job.server("ps-0");
+    let client = job.client("trainer-0", &[("ps-0", &address)]);
+    (job, server, client)
+}
+
+/// Waits for something that happens on other threads.
+fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::yield_now();
+    }
+}
+
+fn registry() -> Registry {
+    let mut registry = Registry::default();
+    registry.object("counter", |_, (start,): (i64,)| Ok(Counter { sum: start, kept: None }));
+    registry.function("echo", |_, values: Values| Ok(values));
+    registry.function("whose", |_, (reference,): (RRef,)| Ok(reference.owner().to_owned()));
+    autograd::offer(&mut registry);
+    registry
+}
+
+struct Counter {
+    sum: i64,
+    kept: Option<RRef>,
+}
+
+impl Counter {
+    fn add(&mut self, n: i64) -> i64 {
+        self.sum += n;
+        self.sum
+    }
+
+    /// Calls another object while this call is being waited for.
+    fn ask(&mut self, other: &RRef, n: i64) -> Result<i64, RemoteError> {
+        let pending: Pending<i64> = other.rpc_async("add", n)?;
+        pending.wait()
+    }
+}
+
+impl RemoteObject for Counter {
+    fn methods(methods: &mut Methods<Self>) {
+        methods
+            .add("add", |counter, _, n: i64| Ok(counter.add(n)))
+            .add("ask", |counter, _, (other, n): (RRef, i64)| counter.ask(&other, n))
+            .add("keep", |counter, _, other: Option<RRef>| {
+                counter.kept = other;
+                Ok(())
+            })
+            .add("kept", |counter, _, ()| Ok(counter.kept.clone()))
+            .add("fail", |_, _, ()| Err::<(), _>(RemoteError::new("the disk is full")))
+            .add("panic", |_, _, ()| -> Result<(), _> { panic!("index 3 is out of range") })
+            .add("caller", |_, call: &Call, ()| Ok(call.caller.to_string()))
+            .add("sleep", |_, _, ms: i64| {
+                std::thread::sleep(Duration::from_millis(ms.unsigned_abs()));
+                Ok(())
+            });
+    }
+}
