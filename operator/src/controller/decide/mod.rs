@@ -7,8 +7,10 @@
 
 mod active;
 pub mod conditions;
+mod failure;
 mod finish;
 mod ledger;
+mod phase;
 mod report;
 mod suspend;
 
@@ -153,28 +155,29 @@ impl<'a> Draft<'a> {
     fn trainers_are_done(&self) -> bool {
         (0..self.job.trainers).map(Replica::trainer).all(|trainer| {
             let ended_well = |pod| matches!(pod, &ObservedPod { life: Life::Succeeded { .. }, .. });
-            self.before.succeeded(trainer) || self.current(trainer).is_some_and(ended_well)
+            self.before.succeeded(trainer) || self.pod(trainer).is_some_and(ended_well)
         })
     }
 
-    /// Pods that count: of a rank that the job has, and made since it was last resumed.
-    fn pods(&self) -> impl Iterator<Item = (Replica, &'a ObservedPod)> + use<'a> {
-        let (servers, trainers) = (self.job.servers, self.job.trainers);
+    /// A pod that counts: of a rank that the job has, and made since it was last resumed.
+    fn is_current(&self, replica: Replica, pod: &ObservedPod) -> bool {
         let first = self.prev.first_incarnation.unsigned_abs();
-        let counts = move |(replica, pod): &(Replica, &ObservedPod)| {
-            let replicas = if replica.role == Role::Server { servers } else { trainers };
-            replica.index < replicas && pod.incarnation >= first
-        };
-        self.world.pods.iter().map(|(&replica, pod)| (replica, pod)).filter(counts)
+        replica.index < self.job.count(replica.role) && pod.incarnation >= first
+    }
+
+    /// The pod of a replica, if it has one that counts.
+    fn pod(&self, replica: Replica) -> Option<&'a ObservedPod> {
+        self.world.pods.get(&replica).filter(|pod| self.is_current(replica, pod))
+    }
+
+    /// All pods that count.
+    fn pods(&self) -> Vec<(Replica, &'a ObservedPod)> {
+        let all = self.world.pods.iter().map(|(&replica, pod)| (replica, pod));
+        all.filter(|(replica, pod)| self.is_current(*replica, pod)).collect()
     }
 
     fn pods_of(&self, role: Role) -> impl Iterator<Item = (Replica, &'a ObservedPod)> + use<'a> {
-        self.pods().filter(move |(replica, _)| replica.role == role)
-    }
-
-    fn current(&self, replica: Replica) -> Option<&'a ObservedPod> {
-        let pod = self.world.pods.get(&replica)?;
-        (pod.incarnation >= self.prev.first_incarnation.unsigned_abs()).then_some(pod)
+        self.pods().into_iter().filter(move |(replica, _)| replica.role == role)
     }
 
     fn delete(&mut self, pod: &ObservedPod) {

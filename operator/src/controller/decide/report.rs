@@ -76,7 +76,7 @@ impl Draft<'_> {
     pub(super) fn report_results(&mut self) {
         self.report_progress();
         let known = self.out.status.progress.clone().unwrap_or_default();
-        let result = |replica| match &self.current(replica)?.life {
+        let result = |replica| match &self.pod(replica)?.life {
             Life::Succeeded { result, .. } => result.as_ref(),
             _ => None,
         };

@@ -1,0 +1,137 @@
+//! Failures: which pods failed, whether the job gives up over them, and which one it began with.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use psjobs_api::Role;
+use psjobs_api::crd::{ConditionType, LastFailure, RestartPolicy};
+
+use super::{Draft, Ledger, conditions};
+use crate::controller::observe::{Failure, Life, ObservedPod, Replica};
+
+/// A server that ended well while trainers still run is taken for failed after this long. Normally
+/// the trainers' own end, which it waited for, is a moment away.
+pub(super) const EARLY_SERVER_END: SignedDuration = SignedDuration::from_secs(30);
+
+/// How long the last log lines in the status may be.
+const LOG_TAIL_BYTES: usize = 2048;
+
+/// A failed pod, and what made it fail.
+pub(super) struct Failed<'a> {
+    pub replica: Replica,
+    pub pod: &'a ObservedPod,
+    pub failure: Failure,
+}
+
+impl<'a> Draft<'a> {
+    pub(super) fn failed(&self) -> Vec<Failed<'a>> {
+        let failed = |(replica, pod)| Some(Failed { replica, pod, failure: failure(replica, pod, self.now)? });
+        self.pods().into_iter().filter_map(failed).collect()
+    }
+
+    /// Reason and sentence, if the job's policy or deadline ends it.
+    pub(super) fn reason_to_give_up(&mut self, failed: &[Failed<'_>]) -> Option<(String, String)> {
+        let own = || failed.iter().filter(|failed| !failed.failure.disruption);
+        let fatal = own().find(|failed| failed.replica.role == Role::Trainer && self.is_fatal(&failed.failure));
+        if let Some(Failed { replica, pod, failure }) = fatal {
+            let policy = format!("{:?}", self.job.restart_policy);
+            let message = format!(
+                "{replica} (pod {}) {}, and spec.trainer.restartPolicy is {policy}, which ends the job",
+                pod.name, failure.what
+            );
+            return Some(("TrainerFailed".into(), message));
+        }
+        let counted = self.prev.restarts_counted.unsigned_abs() + self.ledger.failed_since(&self.before);
+        if counted > self.job.max_restarts {
+            let Failed { replica, pod, failure } = own().min_by_key(|failed| failed.failure.at)?;
+            let message = format!(
+                "{replica} (pod {}) {}, and all {} restarts of spec.failurePolicy.maxRestarts are used up",
+                pod.name, failure.what, self.job.max_restarts
+            );
+            return Some(("MaxRestartsExceeded".into(), message));
+        }
+        self.out.status.restarts_counted = counted.cast_signed();
+
+        let deadline = self.job.active_deadline?;
+        let start = self.out.status.start_time.as_ref()?.0;
+        let end = self.after(start, deadline);
+        if end <= self.now {
+            let message = format!(
+                "the job was active for {} s, as long as spec.runPolicy.activeDeadlineSeconds allows",
+                deadline.as_secs()
+            );
+            return Some(("DeadlineExceeded".into(), message));
+        }
+        self.wake_at(end);
+        None
+    }
+
+    fn is_fatal(&self, failure: &Failure) -> bool {
+        match self.job.restart_policy {
+            RestartPolicy::OnFailure => false,
+            RestartPolicy::Never => true,
+            RestartPolicy::ExitCode => failure.exit_code.is_some_and(|code| (1..128).contains(&code)),
+        }
+    }
+
+    /// The first failure since the job last ran well is the one that the trouble began with.
+    pub(super) fn record_last_failure(&mut self, failed: &[Failed<'_>]) {
+        let own = failed.iter().filter(|failed| !failed.failure.disruption);
+        let Some(first) = own.min_by_key(|failed| (failed.failure.at, failed.replica)) else { return };
+        let earlier = self.prev.last_failure.as_ref().filter(|_| !conditions::holds(self.prev, ConditionType::Running));
+        let is_later = |known: &LastFailure| known.time.as_ref().is_some_and(|time| time.0 <= first.failure.at);
+        if earlier.is_some_and(is_later) {
+            return;
+        }
+        let Failed { replica, pod, failure } = first;
+        self.out.status.last_failure = Some(LastFailure {
+            pod: pod.name.clone(),
+            role: replica.role.to_string(),
+            rank: self.job.rank(*replica).cast_signed(),
+            exit_code: failure.exit_code,
+            reason: failure.reason.clone(),
+            message: format!("{replica} {}", failure.what),
+            log_tail: tail(&failure.log_tail, LOG_TAIL_BYTES),
+            time: Some(Time(failure.at)),
+        });
+    }
+
+    /// One warning for each failure that this decision counts.
+    pub(super) fn tell_failures(&mut self, failed: &[Failed<'_>]) {
+        for Failed { replica, pod, failure } in failed {
+            let failures = |ledger: &Ledger| ledger.get(*replica).map_or(0, |record| record.failures);
+            if failures(&self.ledger) > failures(&self.before) {
+                let note = format!(
+                    "{replica} {}; it is started again (restart {} of {})",
+                    failure.what, self.out.status.restarts_counted, self.job.max_restarts
+                );
+                self.warning("PodFailed", note, Some(pod));
+            }
+        }
+    }
+}
+
+/// Whether and why a pod failed, as seen while the job is active.
+pub(super) fn failure(replica: Replica, pod: &ObservedPod, now: Timestamp) -> Option<Failure> {
+    match &pod.life {
+        Life::Failed(failure) => Some(failure.clone()),
+        Life::Succeeded { at, .. } if replica.role == Role::Server && *at + EARLY_SERVER_END <= now => Some(Failure {
+            disruption: false,
+            exit_code: Some(0),
+            reason: "EndedEarly".into(),
+            what: "ended with exit code 0 although trainers still run; a server must run until they are done".into(),
+            log_tail: String::new(),
+            at: *at,
+        }),
+        _ => None,
+    }
+}
+
+/// The last `bytes` of a text, from the start of a line where there is one.
+fn tail(text: &str, bytes: usize) -> String {
+    let cut = text.ceil_char_boundary(text.len().saturating_sub(bytes));
+    let tail = &text[cut..];
+    match tail.split_once('\n') {
+        Some((_, lines)) if cut > 0 => lines.to_owned(),
+        _ => tail.to_owned(),
+    }
+}

@@ -1,0 +1,148 @@
+//! What an active job's conditions say, and the phase that sums them up.
+
+use jiff::{SignedDuration, Timestamp};
+use psjobs_api::Role;
+use psjobs_api::crd::{ConditionType, Phase};
+
+use super::Draft;
+use super::conditions::{self, Verdict};
+use super::failure::Failed;
+use crate::controller::observe::{Life, ObservedPod, Obstacle, Replica};
+
+impl<'a> Draft<'a> {
+    pub(super) fn report_created(&mut self) {
+        let exists = |replica| self.ledger.get(replica).is_some();
+        let verdict = if let Some(refusal) = self.world.refused.first() {
+            let again = "; it is tried again until it works";
+            Verdict::no("Refused", format!("creating {} was refused: {}{again}", refusal.child, refusal.message))
+        } else if self.world.service && self.job.replicas().all(exists) {
+            Verdict::yes("Created", "the service and all pods were created")
+        } else {
+            Verdict::no("Creating", "")
+        };
+        let known = conditions::find(self.prev, ConditionType::Created);
+        if verdict.holds && !conditions::holds(self.prev, ConditionType::Created) {
+            self.notice("Created", format!("Created the service and the pods of {}", self.members()));
+        }
+        if verdict.reason == "Refused" {
+            if known.is_none_or(|known| known.message != verdict.message) {
+                self.warning("Refused", verdict.message.clone(), None);
+            }
+            let since = known.filter(|known| known.reason == "Refused").map(|known| known.last_transition_time.0);
+            self.retry_refused(since.unwrap_or(self.now));
+        }
+        self.set(ConditionType::Created, verdict);
+    }
+
+    /// As long again as it has been refused for: a short hiccup costs a second, a full quota a try a minute.
+    fn retry_refused(&mut self, since: Timestamp) {
+        let (least, most) = (SignedDuration::from_secs(1), SignedDuration::from_mins(1));
+        let wait = self.now.duration_since(since).clamp(least, most);
+        self.wake_at(self.after(self.now, wait));
+    }
+
+    pub(super) fn report_running(&mut self, failed: &[Failed<'_>]) {
+        let waits_for = self.waits_for(failed);
+        let obstacle = waits_for.iter().find_map(|&replica| Some((replica, self.live(replica)?.obstacle.as_ref()?)));
+        let servers_ready = self.servers_are_ready();
+        // Once the job runs, a server whose probe fails for a moment does not take that back.
+        let was_running = self.prev.phase == Some(Phase::Running);
+        let running = waits_for.is_empty() && (servers_ready || was_running);
+        let lost = waits_for.iter().copied().find(|&replica| self.is_being_replaced(replica));
+
+        let phase = match lost {
+            _ if running => Phase::Running,
+            Some(_) => Phase::Restarting,
+            None => Phase::Pending,
+        };
+        self.out.status.phase = Some(phase);
+        self.set(ConditionType::ServersReady, servers_verdict(servers_ready, obstacle));
+        self.set(ConditionType::Running, running_verdict(running, obstacle, waits_for.first().copied()));
+        match lost {
+            Some(replica) => self.report_restarting(replica, failed),
+            None => conditions::clear(&mut self.out.status, ConditionType::Restarting, "Running", self.now),
+        }
+        self.out.status.reason = self.reason(phase, obstacle.is_some());
+        if running && !was_running {
+            self.notice("Running", format!("Running: {}", self.members()));
+        }
+    }
+
+    /// Replicas that neither run nor are done.
+    fn waits_for(&self, failed: &[Failed<'_>]) -> Vec<Replica> {
+        let has_failed = |replica| failed.iter().any(|failed| failed.replica == replica);
+        let runs = |pod: &ObservedPod| matches!(pod.life, Life::Running | Life::Succeeded { .. });
+        let is_up = |replica| self.live(replica).is_some_and(runs) && !has_failed(replica);
+        self.job.replicas().filter(|&replica| !is_up(replica) && !self.ledger.succeeded(replica)).collect()
+    }
+
+    fn servers_are_ready(&self) -> bool {
+        let ready = |pod: &ObservedPod| pod.ready && pod.life == Life::Running;
+        (0..self.job.servers).map(Replica::server).all(|server| self.live(server).is_some_and(ready))
+    }
+
+    /// The pod of a replica, unless it is being deleted.
+    fn live(&self, replica: Replica) -> Option<&'a ObservedPod> {
+        self.pod(replica).filter(|pod| pod.gone_by.is_none())
+    }
+
+    /// The word for the phase: that of the condition which explains it best.
+    fn reason(&self, phase: Phase, obstacle: bool) -> Option<String> {
+        let condition = |type_| conditions::find(&self.out.status, type_);
+        let refused = condition(ConditionType::Created).filter(|created| created.reason == "Refused");
+        let best = match phase {
+            Phase::Restarting if !obstacle => condition(ConditionType::Restarting),
+            Phase::Running => None,
+            _ => refused,
+        };
+        best.or_else(|| condition(ConditionType::Running)).map(|condition| condition.reason.clone())
+    }
+
+    /// It had a pod before, and the one that takes its place does not run yet.
+    fn is_being_replaced(&self, replica: Replica) -> bool {
+        let first = self.prev.first_incarnation.unsigned_abs();
+        match self.pod(replica) {
+            Some(pod) => pod.ended() || pod.gone_by.is_some() || pod.incarnation > first,
+            None => self.ledger.get(replica).is_some(),
+        }
+    }
+
+    fn report_restarting(&mut self, lost: Replica, failed: &[Failed<'_>]) {
+        let known = conditions::holds(self.prev, ConditionType::Restarting);
+        let failure = failed.iter().find(|failed| failed.replica == lost).map(|failed| &failed.failure);
+        let verdict = match failure {
+            Some(failure) => {
+                Verdict::yes(failure.reason.clone(), format!("{lost} {}; it is started again", failure.what))
+            }
+            // What began it was seen before; the new pod only has to start.
+            None if known => return,
+            None => Verdict::yes("PodLost", format!("the pod of {lost} was deleted or lost; it is started again")),
+        };
+        // A failure of its own was told when it was counted.
+        if !known && failure.is_none_or(|failure| failure.disruption) {
+            self.warning("PodLost", verdict.message.clone(), None);
+        }
+        self.set(ConditionType::Restarting, verdict);
+    }
+}
+
+fn servers_verdict(ready: bool, obstacle: Option<(Replica, &Obstacle)>) -> Verdict {
+    match obstacle.filter(|(replica, _)| replica.role == Role::Server) {
+        _ if ready => Verdict::yes("ServersReady", "all servers are ready"),
+        Some((server, why)) => told(server, why),
+        None => Verdict::no("WaitingForServers", "not all servers are ready"),
+    }
+}
+
+fn running_verdict(running: bool, obstacle: Option<(Replica, &Obstacle)>, waits_for: Option<Replica>) -> Verdict {
+    match (obstacle, waits_for) {
+        _ if running => Verdict::yes("Running", "all servers and trainers run"),
+        (Some((replica, why)), _) => told(replica, why),
+        (None, Some(replica)) => Verdict::no("WaitingForPods", format!("waiting for {replica} to run")),
+        (None, None) => Verdict::no("WaitingForServers", "waiting for the servers to be ready"),
+    }
+}
+
+fn told(replica: Replica, why: &Obstacle) -> Verdict {
+    Verdict::no(why.reason.clone(), format!("{replica} cannot start: {}", why.message))
+}
