@@ -40,11 +40,11 @@ chart: ## check the Helm chart, where helm is installed
 	if command -v helm >/dev/null; then charts/psjobs/tests/check.sh; else echo "chart: not checked, helm is not installed"; fi
 
 .PHONY: lint
-lint: ## check format, lints and, where cargo-deny is installed, licences and advisories
+lint: ## check format, lints and, where cargo-deny is installed, licences and sources
 	$(CARGO) fmt --all --check
 	$(WITH_LIBTORCH) $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --locked --workspace --test e2e -- -D warnings
-	if command -v cargo-deny >/dev/null; then $(CARGO) deny --locked check; else echo "lint: licences not checked, cargo-deny is not installed"; fi
+	if command -v cargo-deny >/dev/null; then $(CARGO) deny --locked check licenses bans sources; else echo "lint: licences not checked, cargo-deny is not installed"; fi
 
 .PHONY: generate
 generate: ## write crds/ and the chart's copy from the Rust types
