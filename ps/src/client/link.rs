@@ -57,31 +57,7 @@ impl Link {
         memory: &Mapping,
         events: &std_mpsc::Sender<Event>,
     ) -> Result<Self, ClientError> {
-        let address = &config.servers[server as usize];
-        let start = Instant::now();
-        let (mut pause, mut told) = (FIRST_PAUSE, false);
-        loop {
-            let attempt = Self::attempt(config, layout, server, generation, memory, events);
-            let status = match tokio::time::timeout(TRY, attempt).await {
-                Ok(Ok(link)) => return Ok(link),
-                Ok(Err(Failure::Final(error))) => return Err(error),
-                Ok(Err(Failure::Status(status))) if !is_retryable(&status) => {
-                    return Err(ClientError::Refused { address: address.clone(), reason: status.message().to_owned() });
-                }
-                Ok(Err(Failure::Status(status))) => reason(&status),
-                Err(_) => "no answer".to_owned(),
-            };
-            if start.elapsed() + pause >= config.connect_timeout {
-                let seconds = config.connect_timeout.as_secs();
-                return Err(ClientError::Unreachable { address: address.clone(), seconds, reason: status });
-            }
-            if !told && start.elapsed() >= QUIET {
-                tracing::info!(%address, reason = %status, "waiting for server {server}");
-                told = true;
-            }
-            tokio::time::sleep(pause.mul_f64(rand::random_range(0.5..1.0))).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
+        persist(config, server, || Self::attempt(config, layout, server, generation, memory, events)).await
     }
 
     async fn attempt(
@@ -92,19 +68,7 @@ impl Link {
         memory: &Mapping,
         events: &std_mpsc::Sender<Event>,
     ) -> Result<Self, Failure> {
-        let address = &config.servers[server as usize];
-        let channel = connect(address).await?;
-        let reply = join(config, channel.clone()).await?;
-        let ours = config.servers.len() as u32;
-        if (reply.server, reply.servers) != (server, ours) {
-            return Err(Failure::Final(ClientError::Misplaced {
-                address: address.clone(),
-                found: reply.server,
-                servers: reply.servers,
-                want: server,
-                ours,
-            }));
-        }
+        let (channel, reply) = enter(config, server).await?;
         let mut client = ParameterServerClient::new(channel.clone())
             .max_decoding_message_size(MAX_MESSAGE)
             .max_encoding_message_size(MAX_MESSAGE);
@@ -163,7 +127,57 @@ impl Link {
     }
 }
 
-enum Failure {
+/// Tries until `config.connect_timeout`, unless a server says what it would say again.
+pub(super) async fn persist<T, A: Future<Output = Result<T, Failure>>>(
+    config: &SessionConfig,
+    server: u32,
+    attempt: impl Fn() -> A,
+) -> Result<T, ClientError> {
+    let address = &config.servers[server as usize];
+    let start = Instant::now();
+    let (mut pause, mut told) = (FIRST_PAUSE, false);
+    loop {
+        let status = match tokio::time::timeout(TRY, attempt()).await {
+            Ok(Ok(done)) => return Ok(done),
+            Ok(Err(Failure::Final(error))) => return Err(error),
+            Ok(Err(Failure::Status(status))) if !is_retryable(&status) => {
+                return Err(ClientError::Refused { address: address.clone(), reason: status.message().to_owned() });
+            }
+            Ok(Err(Failure::Status(status))) => reason(&status),
+            Err(_) => "no answer".to_owned(),
+        };
+        if start.elapsed() + pause >= config.connect_timeout {
+            let seconds = config.connect_timeout.as_secs();
+            return Err(ClientError::Unreachable { address: address.clone(), seconds, reason: status });
+        }
+        if !told && start.elapsed() >= QUIET {
+            tracing::info!(%address, reason = %status, "waiting for server {server}");
+            told = true;
+        }
+        tokio::time::sleep(pause.mul_f64(rand::random_range(0.5..1.0))).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Connects to a server and joins.
+pub(super) async fn enter(config: &SessionConfig, server: u32) -> Result<(Channel, proto::JoinReply), Failure> {
+    let address = &config.servers[server as usize];
+    let channel = connect(address).await?;
+    let reply = join(config, channel.clone()).await?;
+    let ours = config.servers.len() as u32;
+    if (reply.server, reply.servers) != (server, ours) {
+        return Err(Failure::Final(ClientError::Misplaced {
+            address: address.clone(),
+            found: reply.server,
+            servers: reply.servers,
+            want: server,
+            ours,
+        }));
+    }
+    Ok((channel, reply))
+}
+
+pub(super) enum Failure {
     Status(Status),
     Final(ClientError),
 }

@@ -2,6 +2,7 @@
 //! is; behind it a runtime of its own keeps the streams and sends heartbeats while the trainer computes.
 
 mod link;
+mod member;
 mod session;
 
 use std::time::Duration;
@@ -9,6 +10,7 @@ use std::time::Duration;
 use psjobs_api::Environment;
 use tonic::Status;
 
+pub use member::Member;
 pub use session::Session;
 
 use crate::layout::LayoutError;

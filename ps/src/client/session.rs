@@ -16,9 +16,9 @@ use crate::proto;
 use crate::shm::Mapping;
 
 /// How often a trainer says that it lives.
-const HEARTBEAT: Duration = Duration::from_secs(2);
+pub(super) const HEARTBEAT: Duration = Duration::from_secs(2);
 /// How long a server may take to note that a trainer leaves.
-const LEAVE: Duration = Duration::from_secs(10);
+pub(super) const LEAVE: Duration = Duration::from_secs(10);
 
 /// A trainer's place in its job. Holds the flat parameters and gradients; their memory does not
 /// move while the session lives.
@@ -252,7 +252,7 @@ impl Session {
             loop {
                 ticks.tick().await;
                 let Report { examples, metrics } = report.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                let request = proto::HeartbeatRequest { trainer: Some(id.clone()), examples, metrics };
+                let request = proto::HeartbeatRequest { trainer: Some(id.clone()), examples, metrics, step: 0 };
                 // A failed heartbeat shows as a broken stream too, and that is dealt with there.
                 if let Err(status) = client.heartbeat(request).await {
                     tracing::debug!(reason = status.message(), "heartbeat failed");

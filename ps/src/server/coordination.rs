@@ -19,6 +19,12 @@ impl proto::coordination_server::Coordination for Coordination {
         let tensors: Vec<TensorSpec> =
             request.tensors.into_iter().map(|t| TensorSpec { name: t.name, shape: t.shape }).collect();
         let config = &self.0.config;
+        if tensors.is_empty() {
+            self.0.members().join(&id, tensors, request.total_steps, Instant::now())?;
+            tracing::info!(trainer = id.index, incarnation = id.incarnation, "joined, without parameters of its own");
+            let (server, servers) = (config.index, config.servers);
+            return Ok(Response::new(proto::JoinReply { server, servers, ..Default::default() }));
+        }
         let layout = Layout::new(&tensors, config.servers as usize)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
         self.0.members().join(&id, tensors.clone(), request.total_steps, Instant::now())?;
@@ -48,8 +54,10 @@ impl proto::coordination_server::Coordination for Coordination {
             members.done()
         };
         tracing::info!(trainer = id.index, incarnation = id.incarnation, finished = request.finished, "left");
-        if request.finished {
-            self.0.store()?.finish(id.index).await;
+        if request.finished
+            && let Ok(store) = self.0.store()
+        {
+            store.finish(id.index).await;
         }
         if done {
             self.0.done.notify_one();
@@ -63,7 +71,11 @@ impl proto::coordination_server::Coordination for Coordination {
     ) -> Result<Response<proto::HeartbeatReply>, Status> {
         let request = request.into_inner();
         let id = trainer(request.trainer)?;
-        self.0.members().report(&id, request.examples, request.metrics, Instant::now())?;
+        let (mut members, now) = (self.0.members(), Instant::now());
+        members.report(&id, request.examples, request.metrics, now)?;
+        if request.step > 0 {
+            members.gave(id.index, request.step - 1, now);
+        }
         Ok(Response::new(proto::HeartbeatReply {}))
     }
 

@@ -20,6 +20,7 @@ use tokio::net::TcpListener;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
 use tonic::transport::Server;
 
 pub use block::encode;
@@ -49,6 +50,10 @@ pub struct ServerConfig {
     pub shared_memory: bool,
     /// Where `/metrics`, `/healthz` and `/readyz` are served, if anywhere.
     pub metrics: Option<TcpListener>,
+    /// Further gRPC services on the same port.
+    pub services: Routes,
+    /// Cancelled when the server begins to end, so that those services end their streams.
+    pub ending: CancellationToken,
 }
 
 impl ServerConfig {
@@ -64,6 +69,8 @@ impl ServerConfig {
             patience: Patience::default(),
             shared_memory: true,
             metrics: None,
+            services: Routes::default(),
+            ending: CancellationToken::new(),
         }
     }
 }
@@ -104,8 +111,9 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
 ) -> Result<ReplicaResult, ServerError> {
     let metrics = config.metrics.take();
+    let stop = config.ending.clone();
+    let services = std::mem::take(&mut config.services);
     let shared = Shared::new(config);
-    let stop = CancellationToken::new();
     let stopped = |stop: &CancellationToken| stop.clone().cancelled_owned();
     if let Some(listener) = metrics {
         let (shared, stop) = (shared.clone(), stopped(&stop));
@@ -115,7 +123,7 @@ pub async fn run(
             }
         });
     }
-    let serving = serve_grpc(listener, &shared, stopped(&stop));
+    let serving = serve_grpc(listener, &shared, services, stopped(&stop));
     tokio::pin!(serving);
     let outcome = tokio::select! {
         served = &mut serving => return served.and(Err(ServerError::Stopped)),
@@ -138,6 +146,7 @@ pub async fn run(
 async fn serve_grpc(
     listener: TcpListener,
     shared: &Arc<Shared>,
+    services: Routes,
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServerError> {
     let (health, health_service) = tonic_health::server::health_reporter();
@@ -157,6 +166,7 @@ async fn serve_grpc(
         .max_frame_size(256 * 1024)
         .http2_keepalive_interval(Some(Duration::from_secs(10)))
         .http2_keepalive_timeout(Some(Duration::from_secs(20)))
+        .add_routes(services)
         .add_service(health_service)
         .add_service(reflection)
         .add_service(CoordinationServer::new(coordination::Coordination(shared.clone())))

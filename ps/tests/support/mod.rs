@@ -11,6 +11,7 @@ use psjobs_ps::server::{self, Patience, ServerConfig, ServerError};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
 
 pub const UID: &str = "job-1";
 
@@ -57,6 +58,8 @@ pub fn config(index: u32, servers: u32, trainers: u32, mode: ConsistencyMode) ->
         patience: Patience::default(),
         shared_memory: true,
         metrics: None,
+        services: Routes::default(),
+        ending: CancellationToken::new(),
     }
 }
 
