@@ -10,8 +10,8 @@
 set -euo pipefail
 
 version=2.11.0
-# The tags of this version's wheels and of those they name.
-platforms=(manylinux_2_28 manylinux_2_27 manylinux_2_25 manylinux2014 manylinux_2_17)
+# The tags that this version's wheels, and those they name, may have: pip takes no range.
+platforms=(manylinux2014 manylinux_2_{17..28})
 # What libtorch_cpu.so needs besides on 64-bit ARM.
 arm_libraries=('libarm_compute*' 'libnvpl_*' 'libgfortran*' 'libopenblas*')
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/psjobs
