@@ -89,7 +89,7 @@ impl Poller {
     }
 
     async fn poll(&mut self, due: Vec<(SocketAddr, Arc<ParameterServerJob>)>) {
-        let answers = due.into_iter().map(async |(server, job)| (ask(server).await, job));
+        let answers = due.into_iter().map(|(server, job)| async move { (ask(server).await, job) });
         let mut answers = stream::iter(answers).buffer_unordered(CONCURRENCY);
         while let Some((answer, job)) = answers.next().await {
             self.metrics.polled(answer.is_ok());

@@ -99,6 +99,13 @@ impl ObservedPod {
         Self { life: Life::Failed(failure), ready: false, alive: false, ..self }
     }
 
+    /// As `observe` tells a failed pod that is being deleted.
+    pub fn failed_and_deleted(self, second: i64) -> Self {
+        let pod = self.disrupted(second).deleted(second + 30);
+        let Life::Failed(failure) = pod.life else { unreachable!("disrupted pods have failed") };
+        Self { life: Life::Failed(Failure { reason: "PodDeleted".into(), ..failure }), ..pod }
+    }
+
     pub fn deleted(self, gone_by: i64) -> Self {
         Self { gone_by: Some(at(gone_by)), ..self }
     }

@@ -44,7 +44,7 @@ impl<'a> Draft<'a> {
         if counted > self.job.max_restarts {
             let Failed { replica, pod, failure } = own().min_by_key(|failed| failed.failure.at)?;
             let message = format!(
-                "{replica} (pod {}) {}, and all {} restarts of spec.failurePolicy.maxRestarts are used up",
+                "{replica} (pod {}) {}; spec.failurePolicy.maxRestarts is {}, so it is not started again",
                 pod.name, failure.what, self.job.max_restarts
             );
             return Some(("MaxRestartsExceeded".into(), message));

@@ -110,16 +110,19 @@ impl<'a> Draft<'a> {
     fn report_restarting(&mut self, lost: Replica, failed: &[Failed<'_>]) {
         let known = conditions::holds(self.prev, ConditionType::Restarting);
         let failure = failed.iter().find(|failed| failed.replica == lost).map(|failed| &failed.failure);
+        let own = failure.is_some_and(|failure| !failure.disruption);
+        if known && !own {
+            // What began it was seen before: our own delete, or a new pod that only has to start.
+            return;
+        }
         let verdict = match failure {
             Some(failure) => {
                 Verdict::yes(failure.reason.clone(), format!("{lost} {}; it is started again", failure.what))
             }
-            // What began it was seen before; the new pod only has to start.
-            None if known => return,
             None => Verdict::yes("PodLost", format!("the pod of {lost} was deleted or lost; it is started again")),
         };
-        // A failure of its own was told when it was counted.
-        if !known && failure.is_none_or(|failure| failure.disruption) {
+        if !own {
+            // A failure of its own was told when it was counted.
             self.warning("PodLost", verdict.message.clone(), None);
         }
         self.set(ConditionType::Restarting, verdict);

@@ -10,7 +10,6 @@ use psjobs_api::crd::{ConditionType, Phase};
 use self::cluster::Cluster;
 use super::*;
 use crate::controller::fixtures::{at, job, pod, replica, valid_job};
-use crate::controller::observe::Failure;
 use crate::controller::validate::validate;
 
 /// A cluster whose job runs.
@@ -201,6 +200,9 @@ fn a_failed_trainer_comes_back_with_its_rank_and_the_next_incarnation() {
     assert_eq!(cluster.phase(), Phase::Restarting);
     assert_eq!(cluster.status.restarts_counted, 1, "on record before the pod is deleted");
     assert_eq!(cluster.deleting(), ["trainer-1"]);
+    cluster.edit("trainer-1", |pod| pod.failed_and_deleted(0));
+    cluster.reconcile();
+    assert_eq!(cluster.status.reason.as_deref(), Some("Error"), "our own delete is not the cause");
     cluster.settle();
     assert_eq!((cluster.incarnation("trainer-1"), cluster.incarnation("trainer-0")), (1, 0));
     assert_eq!(cluster.status.restarts, 1);
@@ -247,8 +249,8 @@ fn the_job_fails_when_its_restarts_are_used_up() {
     assert_eq!(cluster.status.reason.as_deref(), Some("MaxRestartsExceeded"));
     assert_eq!(
         cluster.message(ConditionType::Failed),
-        "trainer 1 (pod mnist-trainer-1) ended with exit code 3, and all 1 restarts of \
-         spec.failurePolicy.maxRestarts are used up"
+        "trainer 1 (pod mnist-trainer-1) ended with exit code 3; spec.failurePolicy.maxRestarts is 1, \
+         so it is not started again"
     );
     assert_eq!(cluster.status.restarts_counted, 1, "the last failure was given no other start");
     assert_eq!(cluster.deleting(), ["ps-0", "trainer-0"], "the failed pod stays for its logs");
@@ -300,11 +302,7 @@ fn disruptions_are_replaced_without_counting() {
         ("evicted", |cluster| cluster.edit("trainer-1", |pod| pod.disrupted(0))),
         ("deleted", |cluster| cluster.edit("trainer-1", |pod| pod.deleted(30))),
         ("deleted, and killed by that", |cluster| {
-            cluster.edit("trainer-1", |pod| {
-                let pod = pod.failed(0, 143).deleted(30);
-                let Life::Failed(failure) = pod.life.clone() else { unreachable!() };
-                ObservedPod { life: Life::Failed(Failure { disruption: true, ..failure }), ..pod }
-            });
+            cluster.edit("trainer-1", |pod| pod.failed_and_deleted(0));
         }),
         ("gone without a trace", |cluster| cluster.vanish("trainer-1")),
     ];
