@@ -5,6 +5,7 @@
 
 pub mod checkpoint;
 pub mod client;
+pub mod codec;
 pub mod consistency;
 pub mod layout;
 pub mod optimizer;

@@ -40,7 +40,7 @@ fn with_servers(spec: &training::Optimizer) -> Vec<f32> {
     for step in 0..STEPS {
         let gradient = floats(&gradient(&Tensor::from_slice(&weights), step));
         let bytes: Vec<[u8; 4]> = gradient.iter().map(|value| value.to_le_bytes()).collect();
-        optimizer.apply(&mut weights, &bytes, &mut state);
+        optimizer.apply(&mut weights, &bytes, &mut state, 1.0);
     }
     weights
 }
@@ -53,6 +53,8 @@ fn start() -> Tensor {
 fn updates_equal_libtorchs_over_100_steps() {
     let sgd = training::Optimizer { learning_rate: 0.05, ..Default::default() };
     let adam = training::Optimizer { kind: OptimizerKind::Adam, learning_rate: 0.01, ..Default::default() };
+    let adamw = training::Optimizer { kind: OptimizerKind::AdamW, weight_decay: 0.01, ..adam.clone() };
+    let rmsprop = training::Optimizer { kind: OptimizerKind::RmsProp, epsilon: 1e-4, ..adam.clone() };
     let rows = [
         ("sgd", sgd.clone()),
         ("sgd, weight decay", training::Optimizer { weight_decay: 0.01, ..sgd.clone() }),
@@ -65,7 +67,16 @@ fn updates_equal_libtorchs_over_100_steps() {
         ),
         ("adam", adam.clone()),
         ("adam, weight decay", training::Optimizer { weight_decay: 0.01, ..adam.clone() }),
-        ("adam, betas, epsilon", training::Optimizer { beta1: 0.8, beta2: 0.99, epsilon: 1e-4, ..adam }),
+        ("adam, betas, epsilon", training::Optimizer { beta1: 0.8, beta2: 0.99, epsilon: 1e-4, ..adam.clone() }),
+        ("adam, amsgrad", training::Optimizer { amsgrad: true, ..adam.clone() }),
+        ("adamw", adamw.clone()),
+        ("adamw, no decay", training::Optimizer { weight_decay: 0.0, ..adamw.clone() }),
+        ("adamw, amsgrad", training::Optimizer { amsgrad: true, ..adamw }),
+        ("rmsprop", rmsprop.clone()),
+        ("rmsprop, weight decay", training::Optimizer { weight_decay: 0.01, ..rmsprop.clone() }),
+        ("rmsprop, momentum", training::Optimizer { momentum: 0.9, ..rmsprop.clone() }),
+        ("rmsprop, centered", training::Optimizer { centered: true, ..rmsprop.clone() }),
+        ("rmsprop, all", training::Optimizer { centered: true, momentum: 0.5, weight_decay: 0.01, ..rmsprop }),
     ];
     for (label, spec) in rows {
         let (want, found) = (with_libtorch(&spec), with_servers(&spec));

@@ -76,8 +76,22 @@ pub struct ParameterServerJobSpec {
     #[x_kube(
         validation = Rule::new("!self.optimizer.nesterov || self.optimizer.momentum > 0.0")
             .message("spec.training.optimizer.nesterov needs momentum; set momentum above 0, for example 0.9, or remove nesterov"),
-        validation = Rule::new("self.optimizer.type != 'Adam' || (self.optimizer.momentum == 0.0 && !self.optimizer.nesterov)")
-            .message("spec.training.optimizer: Adam has no momentum argument; remove momentum and nesterov, or use type SGD"),
+        validation = Rule::new("self.optimizer.type in ['SGD', 'RMSprop'] || self.optimizer.momentum == 0.0")
+            .message("spec.training.optimizer.momentum is an argument of SGD and RMSprop; remove it, or use one of these types"),
+        validation = Rule::new("self.optimizer.type == 'SGD' || !self.optimizer.nesterov")
+            .message("spec.training.optimizer.nesterov is an argument of SGD; remove it, or use type SGD"),
+        validation = Rule::new("self.optimizer.type != 'FTRL' || self.optimizer.weightDecay == 0.0")
+            .message("spec.training.optimizer: FTRL has no weightDecay; write l2 instead"),
+        validation = Rule::new("self.optimizer.type in ['Adam', 'AdamW'] || (self.optimizer.beta1 == 0.9 && self.optimizer.beta2 == 0.999 && !self.optimizer.amsgrad)")
+            .message("spec.training.optimizer: beta1, beta2 and amsgrad are arguments of Adam and AdamW; remove them, or use one of these types"),
+        validation = Rule::new("!(self.optimizer.type in ['SGD', 'FTRL']) || self.optimizer.epsilon == 1e-8")
+            .message("spec.training.optimizer: SGD and FTRL have no epsilon; remove it"),
+        validation = Rule::new("self.optimizer.type == 'RMSprop' || (self.optimizer.alpha == 0.99 && !self.optimizer.centered)")
+            .message("spec.training.optimizer: alpha and centered are arguments of RMSprop; remove them, or use type RMSprop"),
+        validation = Rule::new("self.optimizer.type == 'Adagrad' || (self.optimizer.learningRateDecay == 0.0 && self.optimizer.initialAccumulator == 0.0)")
+            .message("spec.training.optimizer: learningRateDecay and initialAccumulator are arguments of Adagrad; remove them, or use type Adagrad"),
+        validation = Rule::new("self.optimizer.type == 'FTRL' || (self.optimizer.beta == 1.0 && self.optimizer.l1 == 0.0 && self.optimizer.l2 == 0.0)")
+            .message("spec.training.optimizer: beta, l1 and l2 are arguments of FTRL; remove them, or use type FTRL"),
     )]
     pub training: Training,
     /// The parameter servers.

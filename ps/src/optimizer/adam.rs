@@ -1,5 +1,7 @@
 //! Adam (Kingma and Ba, ICLR 2015, algorithm 1) as `torch.optim.Adam` computes it: the gradient
-//! carries the L2 weight decay, the root is corrected for its bias before eps is added.
+//! carries the L2 weight decay, the root is corrected for its bias before eps is added. AdamW
+//! (Loshchilov and Hutter, ICLR 2019): the weights decay by themselves, `w *= 1 - lr·decay`.
+//! AMSGrad (Reddi et al., ICLR 2018): the root is of the largest mean of squares so far.
 
 use super::Rule;
 
@@ -12,20 +14,26 @@ pub struct Adam {
     pub beta2: f64,
     /// Added to the root.
     pub epsilon: f64,
-    /// L2 penalty.
+    /// L2 penalty, or AdamW's decay.
     pub weight_decay: f64,
+    /// AdamW: decay the weights and not through the gradient.
+    pub decoupled: bool,
+    /// Remember the largest mean of squares.
+    pub amsgrad: bool,
 }
 
 impl Rule for Adam {
     fn slots(&self) -> usize {
-        2
+        2 + usize::from(self.amsgrad)
     }
 
     fn update(&self, weights: &mut [f32], gradient: &[[u8; 4]], slots: &mut [Vec<f32>], rate: f64, step: u64) {
-        let [mean, square] = slots else { unreachable!("Adam keeps two slots") };
         let correct = |beta: f64| 1.0 - beta.powf(step as f64);
+        let (penalty, keep) =
+            if self.decoupled { (0.0, 1.0 - rate * self.weight_decay) } else { (self.weight_decay, 1.0) };
         let factors = [
-            self.weight_decay,
+            penalty,
+            keep,
             self.beta1,
             1.0 - self.beta1,
             self.beta2,
@@ -33,19 +41,39 @@ impl Rule for Adam {
             rate / correct(self.beta1),
             1.0 / correct(self.beta2).sqrt(),
             self.epsilon,
-        ];
-        crate::simd::run(kernel, (weights, gradient, mean, square, factors.map(|v| v as f32)));
+        ]
+        .map(|v| v as f32);
+        match slots {
+            [mean, square] => crate::simd::run(plain, (weights, gradient, mean, square, factors)),
+            [mean, square, largest] => {
+                crate::simd::run(amsgrad, (weights, gradient, mean, (square, largest), factors));
+            }
+            _ => unreachable!("Adam keeps two or three slots"),
+        }
     }
 }
 
-type Arguments<'a> = (&'a mut [f32], &'a [[u8; 4]], &'a mut Vec<f32>, &'a mut Vec<f32>, [f32; 8]);
+type Arguments<'a, S> = (&'a mut [f32], &'a [[u8; 4]], &'a mut Vec<f32>, S, [f32; 9]);
 
 #[inline(always)]
-fn kernel((weights, gradient, mean, square, [decay, b1, c1, b2, c2, rate, root, eps]): Arguments) {
+fn plain((weights, gradient, mean, square, factors): Arguments<&mut Vec<f32>>) {
+    let [penalty, keep, b1, c1, b2, c2, rate, root, eps] = factors;
     for (((w, g), m), v) in weights.iter_mut().zip(gradient).zip(mean).zip(square) {
-        let g = f32::from_le_bytes(*g) + decay * *w;
+        let g = f32::from_le_bytes(*g) + penalty * *w;
         *m = b1 * *m + c1 * g;
         *v = b2 * *v + c2 * g * g;
-        *w -= rate * *m / (v.sqrt() * root + eps);
+        *w = keep * *w - rate * *m / (v.sqrt() * root + eps);
+    }
+}
+
+#[inline(always)]
+fn amsgrad((weights, gradient, mean, (square, largest), factors): Arguments<(&mut Vec<f32>, &mut Vec<f32>)>) {
+    let [penalty, keep, b1, c1, b2, c2, rate, root, eps] = factors;
+    for ((((w, g), m), v), largest) in weights.iter_mut().zip(gradient).zip(mean).zip(square).zip(largest) {
+        let g = f32::from_le_bytes(*g) + penalty * *w;
+        *m = b1 * *m + c1 * g;
+        *v = b2 * *v + c2 * g * g;
+        *largest = largest.max(*v);
+        *w = keep * *w - rate * *m / (largest.sqrt() * root + eps);
     }
 }

@@ -166,7 +166,7 @@ impl Block {
     }
 
     fn update(&mut self, gradient: &[[u8; 4]]) {
-        self.plan.optimizer.apply(&mut self.values, gradient, &mut self.state);
+        self.plan.optimizer.apply(&mut self.values, gradient, &mut self.state, 1.0);
         self.version += 1;
         self.encoded = None;
     }

@@ -21,10 +21,19 @@ impl Local {
     /// # Errors
     /// If libtorch refuses the arguments.
     pub fn new(flat: &Flat, arguments: &Optimizer) -> Result<Self, TchError> {
-        let &Optimizer { learning_rate, momentum, nesterov, weight_decay, beta1, beta2, epsilon, .. } = arguments;
+        let &Optimizer { learning_rate, momentum, nesterov, weight_decay, beta1, beta2, epsilon, amsgrad, .. } = arguments;
+        let &Optimizer { alpha, centered, .. } = arguments;
         let mut optimizer = match arguments.kind {
             OptimizerKind::Sgd => COptimizer::sgd(learning_rate, momentum, 0.0, weight_decay, nesterov)?,
-            OptimizerKind::Adam => COptimizer::adam(learning_rate, beta1, beta2, weight_decay, epsilon, false)?,
+            OptimizerKind::Adam => COptimizer::adam(learning_rate, beta1, beta2, weight_decay, epsilon, amsgrad)?,
+            OptimizerKind::AdamW => COptimizer::adamw(learning_rate, beta1, beta2, weight_decay, epsilon, amsgrad)?,
+            OptimizerKind::RmsProp => {
+                COptimizer::rms_prop(learning_rate, alpha, epsilon, weight_decay, momentum, centered)?
+            }
+            kind @ (OptimizerKind::Adagrad | OptimizerKind::Ftrl) => {
+                let name = kind.name();
+                return Err(TchError::Torch(format!("no {name} in one process; use servers, or another optimizer")));
+            }
         };
         for parameter in flat.parameters() {
             optimizer.add_parameters(&parameter.tensor, 0)?;

@@ -119,7 +119,7 @@ fn apply(
     let (mut weights, mut bytes) = (vec![0.0; elements], vec![0; 4 * elements]);
     parameter.f_copy_data(&mut weights, elements)?;
     gradient.f_copy_data_u8(&mut bytes, elements)?;
-    optimizer.apply(&mut weights, bytes.as_chunks().0, state);
+    optimizer.apply(&mut weights, bytes.as_chunks().0, state, 1.0);
     Ok(Tensor::f_from_slice(&weights)?.f_view(parameter.size().as_slice())?.f_to_device(parameter.device())?)
 }
 

@@ -1,0 +1,162 @@
+//! `spec.training`: what every process of a job must agree on. The operator and `psjobs run` hand
+//! it to servers and trainers as JSON in `PSJOB_TRAINING`; flags can override single values when a
+//! role is started by hand.
+
+mod optimizer;
+
+use std::fmt::Display;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use optimizer::{Optimizer, OptimizerKind};
+
+/// How the job trains: consistency, optimizer, batch size and seed. Every process of the job gets
+/// the same values. Example: `{consistency: {mode: Sync}, optimizer: {type: Adam, learningRate: 0.001}}`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Training {
+    /// When a server applies a gradient and answers the trainer.
+    #[serde(default)]
+    pub consistency: Consistency,
+    /// The rule that turns gradients into parameter updates. It runs on the servers.
+    #[serde(default)]
+    pub optimizer: Optimizer,
+    /// How many examples a trainer reads in one step.
+    #[serde(default)]
+    pub batch: Batch,
+    /// Seed of the initial parameters, of the shuffling of the data and of dropout. Two Sync runs
+    /// with one seed give equal parameters. Default 1.
+    #[serde(default = "default_seed")]
+    #[schemars(range(min = 0, max = 4_294_967_295_u64))]
+    pub seed: u64,
+}
+
+/// When a gradient takes effect.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Consistency {
+    /// Async (default): each gradient is applied when it arrives and answered at once, so a slow
+    /// trainer delays nobody. Sync: a step is applied when the gradients of all trainers are in,
+    /// as one mean, summed in the order of the trainers.
+    #[serde(default)]
+    pub mode: ConsistencyMode,
+}
+
+/// The consistency model; names as in the literature (Li et al., OSDI 2014).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ConsistencyMode {
+    /// Bulk synchronous: one update a step, the mean over all trainers.
+    Sync,
+    /// Asynchronous: one update for each gradient, on arrival.
+    #[default]
+    Async,
+}
+
+/// Examples a step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Batch {
+    /// Examples that one trainer reads in one step. Default 32.
+    #[serde(default = "default_batch")]
+    #[schemars(range(min = 1, max = 65_536))]
+    pub base: u32,
+}
+
+/// A value of `spec.training` that cannot work; the text names the field and what to write.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("spec.training.{field}: {problem}; {advice}")]
+pub struct TrainingError {
+    field: &'static str,
+    problem: String,
+    advice: String,
+}
+
+impl Training {
+    /// Checks the ranges that the schema states and the rules between fields, for values that
+    /// reach a process without passing an API server.
+    ///
+    /// # Errors
+    /// The first field that cannot work.
+    pub fn validate(&self) -> Result<(), TrainingError> {
+        self.optimizer.validate()?;
+        in_range("batch.base", self.batch.base, 1, 65_536, "32")
+    }
+}
+
+impl TrainingError {
+    /// `advice` says what to write instead.
+    fn refuse<T>(field: &'static str, problem: impl Into<String>, advice: impl Into<String>) -> Result<T, Self> {
+        Err(Self { field, problem: problem.into(), advice: advice.into() })
+    }
+}
+
+/// Refuses a number that is not from `low` to `high`, or not a number at all.
+fn in_range<T: PartialOrd + Display>(
+    field: &'static str,
+    value: T,
+    low: T,
+    high: T,
+    example: &str,
+) -> Result<(), TrainingError> {
+    if (&low..=&high).contains(&&value) {
+        return Ok(());
+    }
+    let advice = format!("write a number from {low} to {high}, for example {example}");
+    TrainingError::refuse(field, format!("{value} is out of range"), advice)
+}
+
+fn default_seed() -> u64 {
+    1
+}
+fn default_batch() -> u32 {
+    32
+}
+
+impl Default for Training {
+    fn default() -> Self {
+        Self {
+            consistency: Consistency::default(),
+            optimizer: Optimizer::default(),
+            batch: Batch::default(),
+            seed: default_seed(),
+        }
+    }
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self { base: default_batch() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn empty_json_gives_the_documented_defaults() {
+        let training: Training = serde_json::from_str("{}").expect("all fields have defaults");
+        assert_eq!(training.seed, 1);
+        assert_eq!(training.batch.base, 32);
+        assert_eq!(training.consistency.mode, ConsistencyMode::Async);
+        assert_eq!(training.optimizer, Optimizer::default());
+        training.validate().expect("the defaults are valid");
+    }
+
+    #[test]
+    fn impossible_values_are_refused_with_the_field() {
+        let rows = [(r#"{"batch":{"base":0}}"#, "batch.base")];
+        for (json, field) in rows {
+            let training: Training = serde_json::from_str(json).expect("parses");
+            let error = training.validate().expect_err(json).to_string();
+            assert!(error.contains(field), "{json}: {error}");
+        }
+    }
+
+    #[test]
+    fn unknown_fields_are_refused() {
+        let error = serde_json::from_str::<Training>(r#"{"optimiser":{}}"#).expect_err("typo");
+        assert!(error.to_string().contains("optimiser"), "{error}");
+    }
+}
