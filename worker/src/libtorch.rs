@@ -4,6 +4,10 @@
 // The dynamic linker can only be asked through unsafe calls; each says why it is sound.
 #![allow(unsafe_code)]
 
+use std::env;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 /// The libtorch this binary was compiled against, `MAJOR.MINOR.PATCH`.
@@ -47,6 +51,21 @@ pub fn load() -> Result<Libtorch, WrongVersion> {
         }
         Err(error) => Ok(Libtorch { without_cuda: Some(error.to_string()) }),
     }
+}
+
+/// Makes threads of libtorch that have nothing to do sleep instead of spin. On cores that are shared with
+/// servers and other trainers, spinning takes the time that those would work in: a trainer with two
+/// threads is several times slower. libgomp reads the variable when it is loaded, before `main`, so
+/// the process starts itself once more, as the same process.
+pub fn wait_passively() {
+    const VARIABLE: &str = "OMP_WAIT_POLICY";
+    if env::var_os(VARIABLE).is_some() {
+        return;
+    }
+    let Ok(program) = env::current_exe() else { return };
+    // Comes back only if it fails; then threads spin.
+    let error = Command::new(program).args(env::args_os().skip(1)).env(VARIABLE, "passive").exec();
+    tracing::debug!(%error, "cannot set {VARIABLE}");
 }
 
 /// `aoti_torch_abi_version` is a plain C function, so it can be asked in any libtorch that has it.

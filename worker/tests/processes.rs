@@ -206,3 +206,17 @@ fn a_diverged_training_fails_with_exit_code_1() {
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("lower the learning rate"), "{said}");
 }
+
+#[test]
+fn a_libtorch_of_another_version_is_refused() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let (source, library) = (folder.path().join("other.c"), folder.path().join("libother.so"));
+    // Stands before libtorch and says that it is 2.10.1.
+    let code = "unsigned long long aoti_torch_abi_version(void) { return 0x020a010000000000ULL; }";
+    std::fs::write(&source, code).expect("written");
+    let compiled = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status();
+    assert!(compiled.expect("a C compiler").success());
+    let (code, said) = run(command("train mlp --local").env("LD_PRELOAD", &library));
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("found 2.10.1") && said.contains("LIBTORCH"), "{said}");
+}

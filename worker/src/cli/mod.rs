@@ -8,9 +8,11 @@ pub mod serve;
 pub mod signals;
 pub mod train;
 
+use std::panic::{self, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::anyhow;
 use clap::{Parser, Subcommand};
 use psjobs_api::env::PSJOB_RESULT_FILE;
 use psjobs_api::{Environment, ReplicaResult};
@@ -32,10 +34,10 @@ use signals::Signal;
 #[command(name = "psjobs-worker", version, verbatim_doc_comment)]
 pub struct Cli {
     /// How to log to standard error; RUST_LOG sets the level
-    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Human)]
+    #[arg(long, global = true, help_heading = "Output", value_enum, default_value_t = LogFormat::Human)]
     log_format: LogFormat,
     /// File that takes the result as JSON when this process has done its work
-    #[arg(long, global = true, value_name = "FILE", env = PSJOB_RESULT_FILE)]
+    #[arg(long, global = true, help_heading = "Output", value_name = "FILE", env = PSJOB_RESULT_FILE)]
     result_file: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
@@ -75,10 +77,12 @@ impl Failure {
 pub fn main() -> ExitCode {
     let Cli { log_format, result_file, command } = Cli::parse();
     logging::start(log_format);
-    let done = match command {
+    logging::log_panics();
+    let run = || match command {
         Command::Serve(args) => serve::run(&args),
         Command::Train(command) => train::run(&command),
     };
+    let done = panic::catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(Failure::Work(anyhow!(PANICKED))));
     let written = done.and_then(|result| write_result(result_file, &result));
     let (error, code) = match written {
         Ok(()) => return ExitCode::SUCCESS,
@@ -89,6 +93,9 @@ pub fn main() -> ExitCode {
     eprintln!("psjobs-worker: {error:#}");
     ExitCode::from(code)
 }
+
+const PANICKED: &str =
+    "libtorch, or this program, came to a point where it could not go on; the log's last line says which";
 
 fn write_result(file: Option<PathBuf>, result: &ReplicaResult) -> Result<(), Failure> {
     let Some(file) = file else { return Ok(()) };

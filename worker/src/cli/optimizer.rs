@@ -5,7 +5,6 @@ use psjobs_api::training::{Optimizer, OptimizerKind};
 
 /// Each overrides its field of spec.training.optimizer.
 #[derive(Clone, Debug, Default, PartialEq, clap::Args)]
-#[command(next_help_heading = "Optimizer")]
 pub struct OptimizerArgs {
     /// The optimizer, defined as in PyTorch [default: sgd]
     #[arg(long, value_name = "NAME")]

@@ -41,7 +41,7 @@ pub struct ServeArgs {
     abandon_timeout: u64,
     #[command(flatten)]
     place: PlaceArgs,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Optimizer")]
     optimizer: OptimizerArgs,
 }
 

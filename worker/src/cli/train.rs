@@ -59,8 +59,8 @@ struct TrainArgs {
     /// Seed of initial parameters, order of the data and dropout [default: the job's seed, 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=u64::from(u32::MAX)))]
     seed: Option<u64>,
-    /// Folder of the data set [env: PSJOB_DATA] [default: where `make mnist` puts it]
-    #[arg(long, value_name = "DIR")]
+    /// Folder of the data set [default: where `make mnist` puts it]
+    #[arg(long, value_name = "DIR", env = mnist::DATA_VARIABLE)]
     data: Option<PathBuf>,
     /// auto (CUDA where there is a device), cpu, cuda, or cuda:N
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Auto)]
@@ -85,7 +85,7 @@ struct TrainArgs {
     local: bool,
     #[command(flatten)]
     place: PlaceArgs,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Optimizer, with --local")]
     optimizer: OptimizerArgs,
 }
 
@@ -94,6 +94,7 @@ struct TrainArgs {
 /// # Errors
 /// See [`Failure`].
 pub fn run(command: &TrainCommand) -> Result<ReplicaResult, Failure> {
+    libtorch::wait_passively();
     let signals = Signals::listen().map_err(Failure::work)?;
     match &command.workload {
         WorkloadCommand::Mnist(args) => args.digits(&signals, ConvNet::new),
