@@ -21,7 +21,8 @@ impl Local {
     /// # Errors
     /// If libtorch refuses the arguments.
     pub fn new(flat: &Flat, arguments: &Optimizer) -> Result<Self, TchError> {
-        let &Optimizer { learning_rate, momentum, nesterov, weight_decay, beta1, beta2, epsilon, amsgrad, .. } = arguments;
+        let &Optimizer { learning_rate, momentum, nesterov, weight_decay, beta1, beta2, epsilon, amsgrad, .. } =
+            arguments;
         let &Optimizer { alpha, centered, .. } = arguments;
         let mut optimizer = match arguments.kind {
             OptimizerKind::Sgd => COptimizer::sgd(learning_rate, momentum, 0.0, weight_decay, nesterov)?,
