@@ -1,0 +1,61 @@
+//! Looks at the machine: cores, GPUs, free ports, and where `psjobs-worker` is.
+
+use std::env;
+use std::fs;
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use anyhow::Context as _;
+
+use super::plan::Machine;
+use crate::BadInput;
+
+const WORKER: &str = "psjobs-worker";
+
+/// What a run with `servers` servers gets. `results` takes the result files.
+pub fn look(servers: u32, worker: Option<&Path>, data: Option<&Path>, results: PathBuf) -> anyhow::Result<Machine> {
+    if let Some(data) = data
+        && !data.is_dir()
+    {
+        return Err(BadInput::new(format!("--data {}: there is no such folder", data.display())).into());
+    }
+    Ok(Machine {
+        cores: thread::available_parallelism().map_or(1, |cores| cores.get() as u32),
+        gpus: gpus(),
+        worker: find_worker(worker)?,
+        data: data.map(Path::to_owned),
+        threads_are_set: env::var_os("OMP_NUM_THREADS").is_some(),
+        servers: free_addresses(servers).context("no free port on 127.0.0.1 for a server")?,
+        results,
+        uid: format!("{:032x}", rand::random::<u128>()),
+    })
+}
+
+/// The worker that was named, or the one beside this program, or the one on PATH.
+pub fn find_worker(named: Option<&Path>) -> Result<Option<PathBuf>, BadInput> {
+    if let Some(named) = named {
+        let missing = || BadInput::new(format!("--worker {}: there is no such file", named.display()));
+        return fs::canonicalize(named).map(Some).map_err(|_| missing());
+    }
+    let beside = env::current_exe().ok().and_then(|program| Some(program.parent()?.to_owned()));
+    let path = env::var_os("PATH").unwrap_or_default();
+    let folders = beside.into_iter().chain(env::split_paths(&path));
+    Ok(folders.map(|folder| folder.join(WORKER)).find(|program| program.is_file()))
+}
+
+/// Those that the user makes visible, else all that the driver shows.
+fn gpus() -> Vec<String> {
+    if let Ok(visible) = env::var("CUDA_VISIBLE_DEVICES") {
+        return visible.split(',').map(str::trim).filter(|gpu| !gpu.is_empty()).map(str::to_owned).collect();
+    }
+    let count = fs::read_dir("/proc/driver/nvidia/gpus").map_or(0, Iterator::count);
+    (0..count).map(|gpu| gpu.to_string()).collect()
+}
+
+/// Addresses that are free now. All ports are held until the last is found, so that no two are equal.
+fn free_addresses(count: u32) -> io::Result<Vec<String>> {
+    let held: Vec<_> = (0..count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect::<Result<_, _>>()?;
+    held.iter().map(|listener| Ok(listener.local_addr()?.to_string())).collect()
+}

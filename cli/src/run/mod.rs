@@ -1,0 +1,180 @@
+//! `psjobs run`: a job's servers and trainers as processes of this machine, with the environment that
+//! the operator gives to pods.
+
+mod expand;
+pub mod guard;
+mod lifecycle;
+mod log;
+pub mod machine;
+mod plan;
+mod process;
+mod signals;
+mod status;
+mod summary;
+mod supervise;
+mod view;
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use clap::Args;
+use psjobs_api::ReplicaResult;
+use psjobs_api::crd::ParameterServerJob;
+
+use crate::{BadInput, validate};
+use lifecycle::Outcome;
+use plan::Plan;
+use signals::Signals;
+pub use summary::{State, Summary};
+use supervise::{Ending, Supervisor, log_file};
+use view::View;
+pub use view::{Progress, Wish};
+
+/// Run a job's servers and trainers on this machine
+///
+/// Starts them as local processes, with the environment that the operator gives to pods. A container
+/// that names a command runs it; one that does not runs psjobs-worker with its args. Image, volumes and
+/// resources mean nothing here.
+///
+/// Exit code: 0 the job succeeded, 1 it failed, 2 the manifest or a flag is wrong, 130 after Ctrl-C.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Manifest with one ParameterServerJob; - reads standard input
+    file: PathBuf,
+    /// Print the summary as one JSON object
+    #[arg(long)]
+    json: bool,
+    /// The psjobs-worker to run [default: the one beside psjobs, or on PATH]
+    #[arg(long, value_name = "PATH", env = "PSJOBS_WORKER")]
+    worker: Option<PathBuf>,
+    /// Folder of the data set, handed to the processes as PSJOB_DATA
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Keep what the processes write in this folder [default: a temporary one, kept if the job fails]
+    #[arg(long, value_name = "DIR")]
+    log_dir: Option<PathBuf>,
+    /// Show every line that the processes write
+    #[arg(long, short)]
+    verbose: bool,
+    /// Plain lines instead of bars, on a terminal too
+    #[arg(long)]
+    no_progress: bool,
+    /// Only warnings and the summary
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+/// What a run needs beside the job.
+#[derive(Debug)]
+pub struct Options {
+    pub worker: Option<PathBuf>,
+    pub data: Option<PathBuf>,
+    pub log_dir: Option<PathBuf>,
+    pub wish: Wish,
+}
+
+impl RunArgs {
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let job = validate::only_job(&self.file)?;
+        let progress = match (self.quiet, self.no_progress) {
+            (true, _) => Progress::None,
+            (false, true) => Progress::Lines,
+            (false, false) => Progress::Fitting,
+        };
+        let options = Options {
+            worker: self.worker,
+            data: self.data,
+            log_dir: self.log_dir,
+            wish: Wish { progress, output: self.verbose },
+        };
+        let (summary, signal) = execute(&job, &options)?;
+        let text = if self.json { serde_json::to_string(&summary)? } else { summary.to_string() };
+        // A reader that has gone away wants no summary.
+        writeln!(std::io::stdout(), "{text}").ok();
+        Ok(match (summary.state, signal) {
+            (_, Some(signal)) => ExitCode::from(128 + signal as u8),
+            (State::Succeeded, None) => ExitCode::SUCCESS,
+            (State::Failed | State::Interrupted, None) => ExitCode::FAILURE,
+        })
+    }
+}
+
+/// Runs a job to its end. The number is that of the signal that ended it.
+pub fn execute(job: &ParameterServerJob, options: &Options) -> anyhow::Result<(Summary, Option<i32>)> {
+    let mut scratch = tempfile::Builder::new().prefix("psjobs-").tempdir().context("cannot make a temporary folder")?;
+    let logs = match &options.log_dir {
+        Some(folder) => folder.clone(),
+        None => scratch.path().to_owned(),
+    };
+    fs::create_dir_all(&logs).with_context(|| format!("cannot make the folder {} for logs", logs.display()))?;
+    let servers = job.spec.ps.replicas.unsigned_abs();
+    let results = scratch.path().to_owned();
+    let machine = machine::look(servers, options.worker.as_deref(), options.data.as_deref(), results)?;
+    let plan = Plan::new(job, machine).map_err(|error| BadInput::new(error.to_string()))?;
+
+    let mut view = View::new(options.wish, &plan);
+    greet(&view, &plan, &logs, options.wish.output);
+    let began = Instant::now();
+    // One thread: it only waits, and leaves the machine to the job.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (ending, restarts) = runtime.block_on(async {
+        let mut signals = Signals::listen()?;
+        let mut supervisor = Supervisor::new(&plan, &mut view, &logs)?;
+        let ending = supervisor.run(&mut signals).await;
+        anyhow::Ok((ending, supervisor.restarts()))
+    })?;
+    drop(view);
+    let summary = Summary::new(&plan, &ending, restarts, &read_results(&plan), began.elapsed());
+    match ending {
+        Ending::Over(Outcome::Succeeded) => Ok((summary, None)),
+        Ending::Interrupted(signal) => Ok((summary, Some(signal))),
+        Ending::Over(Outcome::Failed { reason, cause }) => {
+            if options.log_dir.is_none() {
+                // The logs are in it.
+                scratch.disable_cleanup(true);
+            }
+            lament(&plan, &reason, cause.as_ref(), &logs);
+            Ok((summary, None))
+        }
+    }
+}
+
+fn greet(view: &View, plan: &Plan, logs: &Path, verbose: bool) {
+    let plural = |count: u32, noun: &str| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
+    let (servers, trainers) = (plural(plan.servers, "server"), plural(plan.trainers, "trainer"));
+    view.say(&format!("{}: {servers} and {trainers} on this machine; logs in {}", plan.name, logs.display()));
+    let ignored = plan.ignored.iter().filter(|_| verbose);
+    plan.notes.iter().chain(ignored).for_each(|note| view.say(&format!("note: {note}")));
+}
+
+fn lament(plan: &Plan, reason: &str, cause: Option<&lifecycle::Failure>, logs: &Path) {
+    let mut text = format!("error: job {} failed: {reason}\n", plan.name);
+    if let Some(cause) = cause {
+        let log = log_file(logs, cause.replica);
+        let what = format!("{} (rank {})", cause.replica, plan.rank(cause.replica));
+        text += &match cause.tail.as_slice() {
+            [] => format!("the first to fail was {what}, which {} and wrote nothing\n", cause.exit),
+            tail => {
+                let tail: String = tail.iter().map(|line| format!("  {line}\n")).collect();
+                format!("the first to fail was {what}, which {}; its last lines:\n{tail}", cause.exit)
+            }
+        };
+        if log.exists() {
+            text += &format!("all of them: {}\n", log.display());
+        }
+    }
+    std::io::stderr().write_all(text.as_bytes()).ok();
+}
+
+/// A process that failed has written none, and its replica's is missing.
+fn read_results(plan: &Plan) -> summary::Results {
+    let read = |replica| {
+        let text = fs::read_to_string(plan.result_file(replica)).ok()?;
+        Some((replica, ReplicaResult::parse(&text)?))
+    };
+    plan.replicas().filter_map(read).collect()
+}

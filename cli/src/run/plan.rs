@@ -1,0 +1,314 @@
+//! From a job to the processes of this machine: pure, so that every translation of a pod template is a
+//! row in a table of tests.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec};
+use psjobs_api::crd::{ParameterServerJob, RestartPolicy};
+use psjobs_api::{Environment, Role, Training};
+
+use super::expand::expand;
+
+/// Names the folder of a data set to `psjobs-worker`.
+const DATA_VARIABLE: &str = "PSJOB_DATA";
+const THREADS_VARIABLE: &str = "OMP_NUM_THREADS";
+const GPUS_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
+
+/// Time to end after SIGTERM where the template sets none.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// One member of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Replica {
+    pub role: Role,
+    pub index: u32,
+}
+
+impl fmt::Display for Replica {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let role = if self.role == Role::Server { "server" } else { "trainer" };
+        write!(f, "{role} {}", self.index)
+    }
+}
+
+/// What a job gets from the machine that runs it.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    pub cores: u32,
+    /// Names of the GPUs, as `CUDA_VISIBLE_DEVICES` takes them.
+    pub gpus: Vec<String>,
+    /// The program of containers that name no command.
+    pub worker: Option<PathBuf>,
+    /// Folder of the data set, if the user names one.
+    pub data: Option<PathBuf>,
+    /// The user has set `OMP_NUM_THREADS`.
+    pub threads_are_set: bool,
+    /// One address for each server.
+    pub servers: Vec<String>,
+    /// Takes the result files.
+    pub results: PathBuf,
+    /// Random and unique to this run.
+    pub uid: String,
+}
+
+/// How to start one process.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Launch {
+    pub program: PathBuf,
+    pub args: Vec<String>,
+    /// Variables beside the inherited ones.
+    pub env: BTreeMap<String, String>,
+    pub result_file: PathBuf,
+}
+
+/// The job's rules that outlive the start of its processes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rules {
+    pub restart_policy: RestartPolicy,
+    pub max_restarts: u32,
+    pub active_deadline: Option<Duration>,
+    pub server_drain: Duration,
+}
+
+/// A job, ready to be started here.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub name: String,
+    pub rules: Rules,
+    pub servers: u32,
+    pub trainers: u32,
+    server: Program,
+    trainer: Program,
+    training: Training,
+    namespace: String,
+    machine: Machine,
+    /// What the user should know before it starts.
+    pub notes: Vec<String>,
+    /// What of the templates has no meaning here.
+    pub ignored: Vec<String>,
+}
+
+/// The first container of a role.
+#[derive(Clone, Debug)]
+struct Program {
+    program: PathBuf,
+    /// What follows the program's name, before references are expanded.
+    args: Vec<String>,
+    env: Vec<(String, String)>,
+    gpus: u32,
+    grace: Duration,
+}
+
+/// Why a valid job cannot run here.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum PlanError {
+    #[error("job {0} is suspended, so nothing was started; set spec.suspend to false to run it")]
+    Suspended(String),
+    #[error(
+        "spec.{0} names no command, so it needs psjobs-worker, which was not found beside psjobs or on PATH; \
+         build it with `make worker`, or name it with --worker"
+    )]
+    NoWorker(&'static str),
+}
+
+impl Plan {
+    /// # Errors
+    /// If the job is suspended or needs a program that is not there.
+    pub fn new(job: &ParameterServerJob, machine: Machine) -> Result<Self, PlanError> {
+        let spec = &job.spec;
+        let name = job.metadata.name.clone().unwrap_or_default();
+        if spec.suspend {
+            return Err(PlanError::Suspended(name));
+        }
+        let mut notes = Vec::new();
+        let gpus = spec.trainer.gpus.unsigned_abs();
+        let server = Program::new("ps", spec.ps.template.as_ref(), 0, &machine, &mut notes)?;
+        let trainer = Program::new("trainer", Some(&spec.trainer.template), gpus, &machine, &mut notes)?;
+        let trainers = spec.trainer.replicas.unsigned_abs();
+        notes.extend(note_on_gpus(gpus, trainers, machine.gpus.len() as u32));
+        let ignored = [("ps", spec.ps.template.as_ref()), ("trainer", Some(&spec.trainer.template))];
+        let ignored = ignored.into_iter().filter_map(|(role, template)| ignored_parts(role, template?.spec.as_ref()?));
+        let policy = &spec.run_policy;
+        Ok(Self {
+            name,
+            rules: Rules {
+                restart_policy: spec.trainer.restart_policy,
+                max_restarts: spec.failure_policy.max_restarts.unsigned_abs(),
+                active_deadline: policy
+                    .active_deadline_seconds
+                    .map(|seconds| Duration::from_secs(seconds.unsigned_abs())),
+                server_drain: Duration::from_secs(policy.server_drain_seconds.unsigned_abs()),
+            },
+            servers: machine.servers.len() as u32,
+            trainers,
+            server,
+            trainer,
+            training: spec.training.clone(),
+            namespace: job.metadata.namespace.clone().unwrap_or_else(|| "default".into()),
+            machine,
+            notes,
+            ignored: ignored.collect(),
+        })
+    }
+
+    /// All members in the order of their ranks.
+    pub fn replicas(&self) -> impl Iterator<Item = Replica> + use<> {
+        let of = |role, count| (0..count).map(move |index| Replica { role, index });
+        of(Role::Server, self.servers).chain(of(Role::Trainer, self.trainers))
+    }
+
+    pub fn rank(&self, replica: Replica) -> u32 {
+        if replica.role == Role::Server { replica.index } else { self.servers + replica.index }
+    }
+
+    /// Address of server 0, which knows the whole job.
+    pub fn coordinator(&self) -> &str {
+        &self.machine.servers[0]
+    }
+
+    /// How long the processes may take to end when they are asked to.
+    pub fn grace(&self) -> Duration {
+        self.server.grace.max(self.trainer.grace)
+    }
+
+    pub fn result_file(&self, replica: Replica) -> PathBuf {
+        self.machine.results.join(format!("{}-{}.json", replica.role, replica.index))
+    }
+
+    /// How to start a member for the `incarnation`th time.
+    pub fn launch(&self, replica: Replica, incarnation: u32) -> Launch {
+        let program = if replica.role == Role::Server { &self.server } else { &self.trainer };
+        let gpus = self.gpus_of(replica, program);
+        // A process that sees only its own GPUs is, as in a pod, the first one there.
+        let local_rank = if gpus.as_deref().is_some_and(|gpus| !gpus.is_empty()) { 0 } else { self.rank(replica) };
+        let result_file = self.result_file(replica);
+        let contract = Environment {
+            name: self.name.clone(),
+            namespace: self.namespace.clone(),
+            uid: self.machine.uid.clone(),
+            role: replica.role,
+            index: replica.index,
+            servers: self.machine.servers.clone(),
+            trainers: self.trainers,
+            training: self.training.clone(),
+            incarnation,
+            local_rank,
+            result_file: Some(result_file.display().to_string()),
+        };
+        let contract: BTreeMap<_, _> =
+            contract.to_vars().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+
+        let mut env = contract.clone();
+        env.extend(gpus.map(|gpus| (GPUS_VARIABLE.to_owned(), gpus)));
+        if replica.role == Role::Trainer && !self.machine.threads_are_set {
+            let threads = (self.machine.cores / self.trainers).max(1);
+            env.insert(THREADS_VARIABLE.into(), threads.to_string());
+        }
+        env.extend(self.machine.data.as_deref().map(|data| (DATA_VARIABLE.to_owned(), text(data))));
+        // In the order written: each may refer to those before it. The contract is not theirs to change.
+        for (name, value) in &program.env {
+            if !contract.contains_key(name) {
+                let value = expand(value, &env);
+                env.insert(name.clone(), value);
+            }
+        }
+        let expanded = |argument: &String| expand(argument, &env);
+        Launch {
+            program: expand(&text(&program.program), &env).into(),
+            args: program.args.iter().map(expanded).collect(),
+            env,
+            result_file,
+        }
+    }
+
+    /// The GPUs that a process may see: its share, or none. `None` where there is none to hide.
+    fn gpus_of(&self, replica: Replica, program: &Program) -> Option<String> {
+        let all = &self.machine.gpus;
+        if all.is_empty() {
+            return None;
+        }
+        let share = (0..program.gpus).map(|nth| (replica.index * program.gpus + nth) as usize % all.len());
+        let mut share: Vec<_> = share.collect();
+        share.dedup();
+        Some(share.into_iter().take(all.len()).map(|gpu| all[gpu].as_str()).collect::<Vec<_>>().join(","))
+    }
+}
+
+impl Program {
+    fn new(
+        role: &'static str,
+        template: Option<&PodTemplateSpec>,
+        gpus: u32,
+        machine: &Machine,
+        notes: &mut Vec<String>,
+    ) -> Result<Self, PlanError> {
+        let pod = template.and_then(|template| template.spec.as_ref());
+        let container = pod.and_then(|pod| pod.containers.first());
+        let given =
+            |list: fn(&Container) -> &Option<Vec<String>>| container.and_then(|c| list(c).clone()).unwrap_or_default();
+        let (command, mut args) = (given(|c| &c.command), given(|c| &c.args));
+        if command.is_empty() && container.is_none() {
+            args = vec!["serve".into()];
+        }
+        let (program, args) = match command.split_first() {
+            Some((program, rest)) => (program.into(), rest.iter().cloned().chain(args).collect()),
+            None => (machine.worker.clone().ok_or(PlanError::NoWorker(role))?, args),
+        };
+        let variables = container.and_then(|container| container.env.as_deref()).unwrap_or_default();
+        for variable in variables.iter().filter(|variable| variable.value_from.is_some()) {
+            notes.push(format!(
+                "the {role}'s variable {} takes its value from the cluster, so it is not set here",
+                variable.name
+            ));
+        }
+        let env = variables.iter().filter(|variable| variable.value_from.is_none());
+        Ok(Self {
+            program,
+            args,
+            env: env.map(|variable| (variable.name.clone(), variable.value.clone().unwrap_or_default())).collect(),
+            gpus,
+            grace: pod
+                .and_then(|pod| pod.termination_grace_period_seconds)
+                .map_or(GRACE, |seconds| Duration::from_secs(seconds.unsigned_abs())),
+        })
+    }
+}
+
+/// What of a pod has no meaning without a cluster.
+fn ignored_parts(role: &str, pod: &PodSpec) -> Option<String> {
+    let main = pod.containers.first()?;
+    let parts = [
+        (main.image.is_some(), "image"),
+        (main.resources.is_some(), "resources"),
+        (pod.volumes.is_some() || main.volume_mounts.is_some(), "volumes"),
+        (main.env_from.is_some(), "envFrom"),
+        (main.working_dir.is_some(), "workingDir"),
+        (pod.init_containers.is_some(), "init containers"),
+        (pod.containers.len() > 1, "containers after the first"),
+    ];
+    let ignored: Vec<_> = parts.into_iter().filter(|(there, _)| *there).map(|(_, part)| part).collect();
+    (!ignored.is_empty()).then(|| format!("of spec.{role}.template, these mean nothing here: {}", ignored.join(", ")))
+}
+
+fn note_on_gpus(each: u32, trainers: u32, there: u32) -> Option<String> {
+    match (each * trainers, there) {
+        (0, _) => None,
+        (asked, 0) => {
+            Some(format!("the job asks for {asked} GPUs and none was found, so trainers choose for themselves"))
+        }
+        (asked, there) if asked > there => {
+            Some(format!("the job asks for {asked} GPUs and there are {there}, so trainers share them"))
+        }
+        _ => None,
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+use super::*;
+use crate::manifest;
+
+fn job(spec: &str) -> ParameterServerJob {
+    let head = "apiVersion: psjobs.dev/v1alpha1\nkind: ParameterServerJob\nmetadata: {name: job}\nspec: ";
+    let mut jobs = manifest::check(&format!("{head}{spec}")).expect(spec).jobs;
+    jobs.remove(0)
+}
+
+fn machine() -> Machine {
+    Machine {
+        cores: 8,
+        gpus: Vec::new(),
+        worker: Some("/bin/worker".into()),
+        data: None,
+        threads_are_set: false,
+        servers: vec!["127.0.0.1:4001".into(), "127.0.0.1:4002".into()],
+        results: "/results".into(),
+        uid: "f00".into(),
+    }
+}
+
+fn plan(spec: &str, machine: Machine) -> Plan {
+    Plan::new(&job(spec), machine).expect(spec)
+}
+
+const SERVER: Replica = Replica { role: Role::Server, index: 1 };
+const TRAINER: Replica = Replica { role: Role::Trainer, index: 1 };
+
+const TWO: &str = "{ps: {replicas: 2}, trainer: {replicas: 2, template: {spec: {containers: [\
+                   {name: t, image: i, args: [train, mlp]}]}}}}";
+
+#[test]
+fn containers_without_a_command_run_the_worker() {
+    let plan = plan(TWO, machine());
+    let server = plan.launch(SERVER, 0);
+    assert_eq!((server.program, server.args), ("/bin/worker".into(), vec!["serve".into()]));
+    let trainer = plan.launch(TRAINER, 2);
+    assert_eq!((trainer.program, trainer.args), ("/bin/worker".into(), vec!["train".into(), "mlp".into()]));
+    let want = [("RANK", "3"), ("PSJOB_INCARNATION", "2"), ("PSJOB_RESULT_FILE", "/results/trainer-1.json")];
+    for (name, value) in want {
+        assert_eq!(trainer.env[name], value, "{name}");
+    }
+    let read = Environment::from_vars(|name| trainer.env.get(name).cloned()).expect("complete").expect("in a job");
+    assert_eq!((read.index, read.trainers, read.servers), (1, 2, machine().servers));
+}
+
+#[test]
+fn a_command_runs_as_it_is_with_references_expanded() {
+    let plan = plan(
+        "{trainer: {template: {spec: {containers: [{name: t, command: [sh, -c], args: ['echo $(RANK) $(B)'], env: [\
+         {name: A, value: 'a$(PSJOB_INDEX)'}, {name: B, value: '$(A)b'}, {name: RANK, value: '7'},\
+         {name: SECRET, valueFrom: {secretKeyRef: {name: s, key: k}}}]}]}}}}",
+        Machine { servers: vec!["127.0.0.1:1".into()], ..machine() },
+    );
+    let trainer = plan.launch(Replica { role: Role::Trainer, index: 0 }, 0);
+    assert_eq!((trainer.program, trainer.args), ("sh".into(), vec!["-c".into(), "echo 1 a0b".into()]));
+    assert_eq!(trainer.env["RANK"], "1", "the contract is not the manifest's to change");
+    assert!(!trainer.env.contains_key("SECRET"));
+    assert!(plan.notes.iter().any(|note| note.contains("SECRET")), "{:?}", plan.notes);
+}
+
+#[test]
+fn trainers_share_the_cores_unless_told_otherwise() {
+    let threads = |plan: &Plan| plan.launch(TRAINER, 0).env.get("OMP_NUM_THREADS").cloned();
+    assert_eq!(threads(&plan(TWO, machine())).as_deref(), Some("4"));
+    assert_eq!(threads(&plan(TWO, Machine { cores: 1, ..machine() })).as_deref(), Some("1"));
+    assert_eq!(threads(&plan(TWO, Machine { threads_are_set: true, ..machine() })), None);
+    let set = TWO.replace("image: i", "image: i, env: [{name: OMP_NUM_THREADS, value: '3'}]");
+    assert_eq!(threads(&plan(&set, machine())).as_deref(), Some("3"));
+}
+
+#[test]
+fn gpus_are_split_over_the_trainers_and_hidden_from_the_rest() {
+    let with = |gpus: u32, there: &[&str]| {
+        let spec = TWO.replace("trainer: {", &format!("trainer: {{gpus: {gpus}, "));
+        plan(&spec, Machine { gpus: there.iter().map(ToString::to_string).collect(), ..machine() })
+    };
+    let seen = |plan: &Plan, replica| {
+        let env = plan.launch(replica, 0).env;
+        (env.get("CUDA_VISIBLE_DEVICES").cloned(), env["LOCAL_RANK"].clone())
+    };
+    let some = |gpus: &str, rank: &str| (Some(gpus.to_owned()), rank.to_owned());
+    let rows = [
+        (0, &[][..], (None, "3".into()), 0),
+        (1, &[][..], (None, "3".into()), 1),
+        (0, &["0"][..], some("", "3"), 0),
+        (1, &["0", "1"][..], some("1", "0"), 0),
+        (2, &["a", "b", "c", "d"][..], some("c,d", "0"), 0),
+        (1, &["0"][..], some("0", "0"), 1),
+        (3, &["0", "1"][..], some("1,0", "0"), 1),
+    ];
+    for (gpus, there, want, notes) in rows {
+        let plan = with(gpus, there);
+        assert_eq!(seen(&plan, TRAINER), want, "{gpus} of {there:?}");
+        let told = plan.notes.iter().filter(|note| note.contains("GPUs")).count();
+        assert_eq!(told, notes, "{gpus} of {there:?}: {:?}", plan.notes);
+    }
+    assert_eq!(seen(&with(1, &["0", "1"]), SERVER), some("", "1"), "servers see none");
+}
+
+#[test]
+fn what_cannot_run_here_is_told() {
+    let suspended = TWO.replace("{ps:", "{suspend: true, ps:");
+    let no_worker = Machine { worker: None, ..machine() };
+    for (spec, machine, want) in
+        [(suspended.as_str(), machine(), "set spec.suspend to false"), (TWO, no_worker, "--worker")]
+    {
+        let error = Plan::new(&job(spec), machine).expect_err(spec).to_string();
+        assert!(error.contains(want), "{error}");
+    }
+    assert_eq!(plan(TWO, machine()).ignored, ["of spec.trainer.template, these mean nothing here: image"]);
+}

@@ -1,0 +1,188 @@
+//! Starts the processes of a plan, does what the [`Lifecycle`] decides, and leaves no process behind.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use psjobs_ps::proto::StatusReply;
+use rustix::process::{Pid, Signal};
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{sleep_until, timeout_at};
+
+use super::guard::Guard;
+use super::lifecycle::{Action, Exit, Lifecycle, Outcome};
+use super::plan::{Plan, Replica};
+use super::process::{self, Process};
+use super::signals::Signals;
+use super::status;
+use super::view::View;
+
+/// How a run ended.
+#[derive(Debug)]
+pub enum Ending {
+    Over(Outcome),
+    /// A signal ended it.
+    Interrupted(i32),
+}
+
+/// A job while it runs.
+#[derive(Debug)]
+pub struct Supervisor<'a> {
+    plan: &'a Plan,
+    view: &'a mut View,
+    logs: &'a Path,
+    lifecycle: Lifecycle,
+    guard: Guard,
+    running: BTreeMap<Replica, Pid>,
+    ended: JoinSet<(Replica, Exit, Vec<String>)>,
+    began: Instant,
+}
+
+impl<'a> Supervisor<'a> {
+    pub fn new(plan: &'a Plan, view: &'a mut View, logs: &'a Path) -> std::io::Result<Self> {
+        Ok(Self {
+            plan,
+            view,
+            logs,
+            lifecycle: Lifecycle::new(plan.rules.clone(), plan.replicas()),
+            guard: Guard::start()?,
+            running: BTreeMap::new(),
+            ended: JoinSet::new(),
+            began: Instant::now(),
+        })
+    }
+
+    /// Restarts so far.
+    pub fn restarts(&self) -> u32 {
+        self.lifecycle.restarts()
+    }
+
+    /// Runs the job to its end. No process of it is left when this returns.
+    pub async fn run(&mut self, signals: &mut Signals) -> Ending {
+        let (sender, mut statuses) = watch::channel(None);
+        let poll = tokio::spawn(status::poll(self.plan.coordinator().to_owned(), sender));
+        let _poll = AbortOnDrop(poll.abort_handle());
+        let ending = self.until_over(&mut statuses, signals).await;
+        self.stop(signals).await;
+        ending
+    }
+
+    async fn until_over(
+        &mut self,
+        statuses: &mut watch::Receiver<Option<StatusReply>>,
+        signals: &mut Signals,
+    ) -> Ending {
+        let mut actions = VecDeque::from(self.lifecycle.start());
+        loop {
+            while let Some(action) = actions.pop_front() {
+                match action {
+                    Action::Tell(text) => self.view.warn(&text),
+                    Action::Start { replica, incarnation } => actions.extend(self.start(replica, incarnation)),
+                    Action::End(outcome) => return Ending::Over(outcome),
+                }
+            }
+            let wake = self.lifecycle.wake_at().map(|wake| self.began + wake);
+            tokio::select! {
+                Some(Ok((replica, exit, tail))) = self.ended.join_next() => {
+                    self.gone(replica, exit);
+                    actions.extend(self.lifecycle.exited(replica, exit, tail, self.now()));
+                    if self.lifecycle.is_draining() {
+                        self.view.draining();
+                    }
+                }
+                () = sleep_until(wake.unwrap_or_else(far_away).into()) => {
+                    actions.extend(self.lifecycle.tick(self.now()));
+                }
+                Ok(()) = statuses.changed() => {
+                    if let Some(status) = statuses.borrow_and_update().as_ref() {
+                        self.view.progress(status);
+                    }
+                }
+                signal = signals.next() => {
+                    self.view.warn("stopping every process; Ctrl-C again kills them at once");
+                    return Ending::Interrupted(signal);
+                }
+            }
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// Starts a process. What follows at once if that does not work comes back.
+    fn start(&mut self, replica: Replica, incarnation: u32) -> Vec<Action> {
+        let launch = self.plan.launch(replica, incarnation);
+        match Process::start(&launch, &log_file(self.logs, replica), self.view.watcher(replica)) {
+            Ok(process) => {
+                self.running.insert(replica, process.group);
+                if self.guard.watch(process.group).is_err() {
+                    self.view.warn("the guard process is gone; if psjobs is killed, the job's processes stay");
+                }
+                self.view.started(replica, incarnation);
+                self.ended.spawn(async move {
+                    let (exit, tail) = process.wait().await;
+                    (replica, exit, tail)
+                });
+                Vec::new()
+            }
+            Err(error) => {
+                let tail = vec![format!("{}: {error}", launch.program.display())];
+                self.lifecycle.exited(replica, Exit::NotStarted, tail, self.now())
+            }
+        }
+    }
+
+    fn gone(&mut self, replica: Replica, exit: Exit) {
+        if let Some(group) = self.running.remove(&replica) {
+            // If the guard is gone, that was told when the process started.
+            self.guard.forget(group).ok();
+        }
+        self.view.ended(replica, exit);
+    }
+
+    /// Asks what still runs to end, and makes it end when its time is over or the user insists.
+    async fn stop(&mut self, signals: &mut Signals) {
+        self.signal_all(Signal::TERM);
+        let deadline = tokio::time::Instant::now() + self.plan.grace();
+        while !self.running.is_empty() {
+            let ended = tokio::select! {
+                ended = timeout_at(deadline, self.ended.join_next()) => ended,
+                _ = signals.next() => break,
+            };
+            match ended {
+                Ok(Some(Ok((replica, exit, _)))) => self.gone(replica, exit),
+                Ok(Some(Err(_))) => {}
+                Ok(None) | Err(_) => break,
+            }
+        }
+        self.signal_all(Signal::KILL);
+        while let Some(ended) = self.ended.join_next().await {
+            if let Ok((replica, exit, _)) = ended {
+                self.gone(replica, exit);
+            }
+        }
+    }
+
+    fn signal_all(&self, signal: Signal) {
+        self.running.values().for_each(|&group| process::signal(group, signal));
+    }
+}
+
+/// The log of a member, all incarnations in one file.
+pub fn log_file(logs: &Path, replica: Replica) -> PathBuf {
+    logs.join(format!("{}-{}.log", replica.role, replica.index))
+}
+
+fn far_away() -> Instant {
+    Instant::now() + Duration::from_secs(86_400)
+}
+
+struct AbortOnDrop(AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

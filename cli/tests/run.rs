@@ -1,0 +1,325 @@
+//! `psjobs run` over containers that are shell scripts: what happens to processes, whatever they do.
+//! Waits are for events (a file, a line, an exit), each with a deadline.
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// A server that lives until it is asked to end, and a trainer that does what the test says.
+struct Job {
+    folder: TempDir,
+}
+
+/// What came out of a run.
+struct Report {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Job {
+    /// Both scripts find the folder of the test in `$DIR`.
+    fn new(server: &str, trainer: &str, spec: &str) -> Self {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let container = |name: &str, script: &str| {
+            let script = serde_json::to_string(script).expect("text");
+            let dir = folder.path().display();
+            format!(
+                "template: {{spec: {{terminationGracePeriodSeconds: 2, containers: [{{name: {name}, \
+                 command: [sh, -c, {script}], env: [{{name: DIR, value: '{dir}'}}]}}]}}}}"
+            )
+        };
+        let text = format!(
+            "apiVersion: psjobs.dev/v1alpha1\nkind: ParameterServerJob\nmetadata: {{name: job}}\nspec:\n  {spec}\n  \
+             ps: {{{}}}\n  trainer: {{replicas: 2, {}}}\n",
+            container("server", server),
+            container("trainer", trainer)
+        );
+        fs::write(folder.path().join("job.yaml"), text).expect("written");
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_psjobs"));
+        command.arg("run").arg(self.path("job.yaml")).args(args);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.env("TMPDIR", self.folder.path());
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Report {
+        Report::of(self.command(args).spawn().expect("psjobs starts"))
+    }
+
+    /// The process id that a script wrote with `echo $$ > $DIR/name`.
+    fn pid(&self, name: &str) -> Pid {
+        let number = || fs::read_to_string(self.path(name)).ok()?.trim().parse().ok();
+        Pid::from_raw(wait_for(name, number)).expect("a process id")
+    }
+}
+
+impl Report {
+    fn of(child: Child) -> Self {
+        let output = child.wait_with_output().expect("psjobs ends");
+        Self {
+            code: output.status.code().or(output.status.signal()),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+/// Asks until there is an answer. The period is how often, not how long it takes.
+fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(began.elapsed() < DEADLINE, "waited in vain for {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A process whose parent does not wait for it stays as a zombie, which runs no more.
+fn is_gone(pid: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+    let state = stat.rsplit_once(") ").map(|(_, rest)| rest.chars().next());
+    test_kill_process(pid).is_err() || state == Some(Some('Z'))
+}
+
+fn wait_until_gone(pid: Pid, who: &str) {
+    wait_for(&format!("the end of {who}"), || is_gone(pid).then_some(()));
+}
+
+/// Ends well once both trainers have written their files, as a real server does.
+const SERVER: &str = "until [ -e $DIR/done-0 ] && [ -e $DIR/done-1 ]; do sleep 0.02; done";
+/// Writes its process id, starts a child that writes its own, and waits for ever.
+const STUCK: &str =
+    "echo $$ > $DIR/$PSJOB_ROLE-$PSJOB_INDEX; sleep 1000 & echo $! > $DIR/$PSJOB_ROLE-$PSJOB_INDEX-child; wait";
+
+const ALL: [&str; 6] = ["ps-0", "ps-0-child", "trainer-0", "trainer-0-child", "trainer-1", "trainer-1-child"];
+
+#[test]
+fn a_good_run_ends_with_one_json_object_of_the_results() {
+    let trainer = r#"
+        echo "{\"steps\": 100, \"examples\": 3200, \"seconds\": 5$PSJOB_INDEX, \"waitingSeconds\": 10.1,
+               \"metrics\": {\"accuracy\": 0.97$PSJOB_INDEX}}" > $PSJOB_RESULT_FILE
+        touch $DIR/done-$PSJOB_INDEX"#;
+    let job = Job::new(SERVER, trainer, "");
+    let report = job.run(&["--json"]);
+    assert_eq!(report.code, Some(0), "{}", report.stderr);
+    let summary: Value = serde_json::from_str(&report.stdout).expect("one JSON object");
+    assert_eq!((&summary["state"], &summary["name"]), (&"Succeeded".into(), &"job".into()));
+    assert_eq!((&summary["trainers"], &summary["servers"]), (&2.into(), &1.into()));
+    for (key, want) in [
+        ("accuracy", 0.97),
+        ("seconds", 51.0),
+        ("steps_per_second", 200.0 / 51.0),
+        ("examples_per_second", 6400.0 / 51.0),
+        ("waiting_share", 20.2 / 101.0),
+    ] {
+        let found = summary[key].as_f64().unwrap_or_else(|| panic!("{key} in {summary}"));
+        assert!((found - want).abs() < 1e-9, "{key}: {found}, want {want}");
+    }
+    let left: Vec<_> =
+        fs::read_dir(job.folder.path()).expect("folder").flatten().map(|entry| entry.file_name()).collect();
+    let scratch = left.iter().find(|name| name.to_string_lossy().starts_with("psjobs-"));
+    assert_eq!(scratch, None, "the temporary folder is gone");
+}
+
+#[test]
+fn every_process_is_told_its_place_and_all_output_is_logged() {
+    let told = "echo role=$PSJOB_ROLE rank=$RANK of $WORLD_SIZE threads=${OMP_NUM_THREADS:-none}; ";
+    let trainer = format!("{told} touch $DIR/done-$PSJOB_INDEX");
+    let job = Job::new(&format!("{told} {SERVER}"), &trainer, "");
+    let logs = job.path("logs");
+    let mut command = job.command(&["--verbose", "--log-dir", &logs.display().to_string()]);
+    let report = Report::of(command.env("OMP_NUM_THREADS", "7").spawn().expect("starts"));
+    assert_eq!(report.code, Some(0), "{}", report.stderr);
+    for (file, who, want) in [
+        ("ps-0.log", "server 0", "role=ps rank=0 of 3 threads=7"),
+        ("trainer-0.log", "trainer 0", "role=trainer rank=1 of 3 threads=7"),
+        ("trainer-1.log", "trainer 1", "role=trainer rank=2 of 3 threads=7"),
+    ] {
+        let log = fs::read_to_string(logs.join(file)).expect(file);
+        assert_eq!(log.trim(), want, "{file}");
+        assert!(report.stderr.contains(&format!("{who} | {want}")), "{}", report.stderr);
+    }
+}
+
+#[test]
+fn a_dying_trainer_fails_the_job_with_its_last_lines_and_ends_all_others() {
+    let trainer = format!(
+        "if [ $PSJOB_INDEX = 1 ]; then until [ -e $DIR/trainer-0-child ]; do sleep 0.02; done; \
+         for i in $(seq 30); do echo line $i; done; echo no such data >&2; exit 3; fi; {STUCK}"
+    );
+    let job = Job::new(STUCK, &trainer, "failurePolicy: {maxRestarts: 0}");
+    let report = job.run(&["--json"]);
+    assert_eq!(report.code, Some(1), "{}", report.stderr);
+    let err = &report.stderr;
+    for want in
+        ["job job failed: trainer 1 ended with exit code 3", "trainer 1 (rank 2)", "  line 30\n  no such data\n"]
+    {
+        assert!(err.contains(want), "{want:?} is not in {err}");
+    }
+    assert!(!err.contains("line 11\n") && err.contains("line 12\n"), "the last 20 lines: {err}");
+    let log = err.lines().find_map(|line| line.strip_prefix("all of them: ")).expect("the log is named");
+    assert!(fs::read_to_string(log).expect("the log is kept").contains("line 1\n"));
+    let summary: Value = serde_json::from_str(&report.stdout).expect("one JSON object");
+    assert_eq!(summary["state"], "Failed");
+    assert_eq!((&summary["failure"]["exit_code"], &summary["failure"]["rank"]), (&3.into(), &2.into()));
+    for name in &ALL[..4] {
+        wait_until_gone(job.pid(name), name);
+    }
+}
+
+#[test]
+fn a_failed_trainer_is_started_again_with_a_higher_incarnation() {
+    let trainer = "if [ $PSJOB_INDEX = 0 ] && [ $PSJOB_INCARNATION = 0 ]; then kill -9 $$; fi; \
+                   echo $PSJOB_INCARNATION > $DIR/done-$PSJOB_INDEX";
+    let job = Job::new(SERVER, trainer, "failurePolicy: {maxRestarts: 1}");
+    let report = job.run(&["--json"]);
+    assert_eq!(report.code, Some(0), "{}", report.stderr);
+    assert!(report.stderr.contains("trainer 0 was killed by signal 9 (SIGKILL)"), "{}", report.stderr);
+    assert!(report.stderr.contains("(restart 1 of 1)"), "{}", report.stderr);
+    let incarnation = |index| fs::read_to_string(job.path(&format!("done-{index}"))).expect("written");
+    assert_eq!((incarnation(0).trim(), incarnation(1).trim()), ("1", "0"));
+    let summary: Value = serde_json::from_str(&report.stdout).expect("one JSON object");
+    assert_eq!(summary["restarts"], 1);
+}
+
+#[test]
+fn ctrl_c_ends_every_process_and_their_children() {
+    let job = Job::new(STUCK, STUCK, "");
+    let child = job.command(&["--json"]).spawn().expect("starts");
+    let pids = ALL.map(|name| job.pid(name));
+    kill_process(Pid::from_child(&child), Signal::INT).expect("sent");
+    let report = Report::of(child);
+    assert_eq!(report.code, Some(130), "{}", report.stderr);
+    for (pid, name) in pids.into_iter().zip(ALL) {
+        assert!(is_gone(pid), "{name} is left");
+    }
+    let summary: Value = serde_json::from_str(&report.stdout).expect("one JSON object");
+    assert_eq!(summary["state"], "Interrupted");
+}
+
+#[test]
+fn processes_that_ignore_sigterm_are_killed_after_their_grace_period() {
+    let deaf = format!("trap '' TERM; {STUCK}; while :; do sleep 1; done");
+    let job = Job::new(&deaf, &deaf, "");
+    let child = job.command(&[]).spawn().expect("starts");
+    let pids = ALL.map(|name| job.pid(name));
+    let began = Instant::now();
+    kill_process(Pid::from_child(&child), Signal::TERM).expect("sent");
+    assert_eq!(Report::of(child).code, Some(143));
+    assert!(began.elapsed() >= Duration::from_secs(2), "they had their time");
+    assert!(pids.into_iter().all(is_gone));
+}
+
+#[test]
+fn a_second_ctrl_c_kills_at_once() {
+    let deaf = format!("trap '' TERM; {STUCK}; while :; do sleep 1; done");
+    let job = Job::new(&deaf, &deaf, "");
+    let manifest = fs::read_to_string(job.path("job.yaml")).expect("readable");
+    fs::write(job.path("job.yaml"), manifest.replace("PeriodSeconds: 2", "PeriodSeconds: 3600")).expect("written");
+    let mut child = job.command(&[]).spawn().expect("starts");
+    let pids = ALL.map(|name| job.pid(name));
+    let psjobs = Pid::from_child(&child);
+    let mut lines = BufReader::new(child.stderr.take().expect("piped")).lines();
+    kill_process(psjobs, Signal::INT).expect("sent");
+    let heard = lines.any(|line| line.expect("text").contains("Ctrl-C again"));
+    assert!(heard, "the first was heard");
+    kill_process(psjobs, Signal::INT).expect("sent");
+    assert_eq!(Report::of(child).code, Some(130));
+    assert!(pids.into_iter().all(is_gone));
+}
+
+#[test]
+fn no_process_survives_psjobs_even_if_it_is_killed() {
+    let job = Job::new(STUCK, STUCK, "");
+    let mut child = job.command(&[]).spawn().expect("starts");
+    let pids = ALL.map(|name| job.pid(name));
+    child.kill().expect("killed");
+    child.wait().expect("gone");
+    for (pid, name) in pids.into_iter().zip(ALL) {
+        wait_until_gone(pid, name);
+    }
+}
+
+#[test]
+fn servers_that_do_not_end_are_stopped_and_it_is_said() {
+    let job = Job::new(STUCK, "exit 0", "runPolicy: {serverDrainSeconds: 1}");
+    let report = job.run(&[]);
+    assert_eq!(report.code, Some(0), "{}", report.stderr);
+    assert!(report.stderr.contains("the servers did not end within 1 s"), "{}", report.stderr);
+    wait_until_gone(job.pid("ps-0"), "the server");
+}
+
+#[test]
+fn the_active_deadline_ends_the_job() {
+    let job = Job::new(STUCK, STUCK, "runPolicy: {activeDeadlineSeconds: 1}");
+    let report = job.run(&[]);
+    assert_eq!(report.code, Some(1), "{}", report.stderr);
+    assert!(report.stderr.contains("activeDeadlineSeconds"), "{}", report.stderr);
+}
+
+#[test]
+fn bad_input_is_one_sentence_and_exit_code_2() {
+    let worker_job = Job::new(SERVER, "exit 0", "suspend: true");
+    let plain = |text: &str| {
+        let job = Job::new(SERVER, "exit 0", "");
+        fs::write(job.path("job.yaml"), text).expect("written");
+        job
+    };
+    let invalid = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/manifests/nesterov.yaml"));
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/mlp.yaml");
+    let example = fs::read_to_string(example).expect("readable");
+    let rows = [
+        (worker_job, &[][..], "job job is suspended"),
+        (plain(&invalid.expect("readable")), &[][..], "nesterov needs momentum"),
+        (plain(&format!("{example}\n---\n{example}")), &[][..], "holds 2 jobs"),
+        (plain(&example), &["--worker", "/no/such/worker"][..], "--worker /no/such/worker: there is no such file"),
+        (plain(&example), &["--data", "/no/such/folder"][..], "--data /no/such/folder: there is no such folder"),
+    ];
+    for (job, args, want) in rows {
+        let report = job.run(args);
+        assert!(report.stderr.contains(want), "{want:?} is not in {}", report.stderr);
+        assert_eq!((report.code, report.stderr.lines().count()), (Some(2), 1), "{}", report.stderr);
+        assert_eq!(report.stdout, "");
+    }
+}
+
+#[test]
+fn a_command_that_does_not_exist_fails_the_job_at_once() {
+    let job = Job::new(STUCK, "exit 0", "");
+    let manifest = fs::read_to_string(job.path("job.yaml")).expect("readable");
+    let (servers, trainers) = manifest.split_once("trainer: {").expect("in the manifest");
+    let manifest = format!("{servers}trainer: {{{}", trainers.replace("[sh, -c,", "[no-such-program,"));
+    fs::write(job.path("job.yaml"), manifest).expect("written");
+    let report = job.run(&[]);
+    assert_eq!(report.code, Some(1), "{}", report.stderr);
+    assert!(report.stderr.contains("no-such-program: No such file"), "{}", report.stderr);
+}
+
+#[test]
+fn a_reader_that_goes_away_does_not_stop_the_run() {
+    let job = Job::new(SERVER, "touch $DIR/done-$PSJOB_INDEX", "");
+    let mut command = job.command(&["--verbose"]);
+    let status = command.stdout(File::create("/dev/full").expect("there")).status().expect("runs");
+    assert_eq!(status.code(), Some(0));
+}
