@@ -1,0 +1,243 @@
+//! The operator against a real API server, with pods played by the test. Each story has a namespace.
+
+mod support;
+
+use k8s_openapi::api::core::v1::{Pod, ResourceQuota, Service};
+use kube::ResourceExt as _;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use psjobs_api::crd::{ConditionType, ParameterServerJob, ParameterServerJobStatus, Phase};
+use psjobs_operator::controller::ReconcileError;
+use psjobs_operator::controller::update_status::update_status;
+use serde_json::json;
+use support::{ApiServer, Team, install_definition};
+
+/// The rest of a test needs an API server; without one it says so and ends.
+macro_rules! team {
+    ($name:literal) => {
+        match Team::new($name).await {
+            Some(team) => team,
+            None => return,
+        }
+    };
+}
+
+const PODS: [&str; 3] = ["mnist-ps-0", "mnist-trainer-0", "mnist-trainer-1"];
+
+fn message(status: &ParameterServerJobStatus, type_: ConditionType) -> String {
+    let condition = status.conditions.iter().find(|condition| condition.type_ == type_);
+    condition.map(|condition| condition.message.clone()).unwrap_or_default()
+}
+
+#[tokio::test]
+async fn a_job_runs_from_apply_to_succeeded() {
+    let team = team!("happy");
+    let _operator = team.operator();
+    let job = team.apply("").await;
+    team.status(|status| status.conditions.iter().any(|c| c.type_ == ConditionType::Created && c.status == "True"))
+        .await;
+    assert_eq!(team.pods().await, PODS);
+    let service = team.until("mnist", |service: Option<&Service>| service.is_some()).await.expect("it exists");
+    assert_eq!(service.owner_references()[0].uid, job.uid().expect("stored"));
+
+    let running = team.run_all().await;
+    assert_eq!(running.ps.map(|ps| ps.summary).as_deref(), Some("1/1"));
+    let result = r#"{"steps":40,"examples":1280,"seconds":4.0,"metrics":{"accuracy":0.981}}"#;
+    team.end("mnist-trainer-0", 0, result).await;
+    team.end("mnist-trainer-1", 0, result).await;
+    team.phase(Phase::Completing).await;
+    team.end("mnist-ps-0", 0, "").await;
+    let done = team.phase(Phase::Succeeded).await;
+    let progress = done.progress.expect("told");
+    assert_eq!((progress.summary.as_str(), progress.metrics[0].name.as_str()), ("100%", "accuracy"));
+    assert_eq!(progress.metrics[0].value, 0.981);
+    assert_eq!((done.restarts, done.last_failure), (0, None));
+    assert_eq!(team.pods().await, PODS, "finished pods stay for their logs");
+    for reason in ["Created", "Running", "Completing", "Succeeded"] {
+        assert!(!team.event(reason).await.is_empty(), "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn a_failure_ends_the_job_with_its_cause_and_nothing_comes_after() {
+    let team = team!("failure");
+    let _operator = team.operator();
+    team.apply("failurePolicy: {maxRestarts: 1}").await;
+    team.run_all().await;
+    team.end("mnist-trainer-1", 3, "step 7\nError: no such file").await;
+    team.pod("mnist-trainer-1", 1).await;
+    team.run_all().await;
+    team.end("mnist-trainer-1", 3, "step 9\nError: no such file").await;
+    let failed = team.phase(Phase::Failed).await;
+    let cause = failed.last_failure.expect("a cause");
+    assert_eq!((cause.pod.as_str(), cause.rank, cause.exit_code), ("mnist-trainer-1", 2, Some(3)));
+    assert_eq!(cause.log_tail, "step 9\nError: no such file");
+    assert!(team.event("Failed").await.contains("exit code 3"));
+    for pod in ["mnist-ps-0", "mnist-trainer-0"] {
+        team.until(pod, |pod: Option<&Pod>| pod.is_none()).await;
+    }
+
+    // The end is final: a change to the job or its children makes nothing new.
+    team.delete_service("mnist").await;
+    team.delete_pod("mnist-trainer-1").await;
+    team.patch(json!({"runPolicy": {"ttlSecondsAfterFinished": 2}})).await;
+    team.until("mnist", |job: Option<&ParameterServerJob>| job.is_none()).await;
+    assert_eq!(team.pods().await, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_deleted_pod_is_replaced_with_a_higher_incarnation_even_while_no_operator_runs() {
+    let team = team!("replaced");
+    let operator = team.operator();
+    team.apply("failurePolicy: {maxRestarts: 0}").await;
+    team.run_all().await;
+    team.delete_pod("mnist-trainer-0").await;
+    let pod = team.pod("mnist-trainer-0", 1).await;
+    let env = pod.spec.expect("a spec").containers[0].env.clone().expect("an environment");
+    let incarnation = env.iter().find(|var| var.name == "PSJOB_INCARNATION").and_then(|var| var.value.as_deref());
+    assert_eq!(incarnation, Some("1"));
+    team.run_all().await;
+
+    drop(operator);
+    team.delete_pod("mnist-trainer-0").await;
+    let _operator = team.operator();
+    team.pod("mnist-trainer-0", 2).await;
+    let status = team.run_all().await;
+    assert_eq!((status.restarts, status.restarts_counted), (2, 0));
+}
+
+#[tokio::test]
+async fn a_full_quota_is_told_and_the_job_recovers() {
+    let team = team!("quota");
+    // The test plays the quota controller too.
+    let hard = |pods: &str| json!({"spec": {"hard": {"pods": pods}}});
+    let quota = serde_json::from_value(json!({"metadata": {"name": "few"}})).expect("a quota");
+    let quotas = team.api::<ResourceQuota>();
+    quotas.create(&PostParams::default(), &quota).await.expect("a quota can be made");
+    let set = async |limit: &str, used: &str| {
+        let params = PatchParams::default();
+        quotas.patch("few", &params, &Patch::Merge(hard(limit))).await.expect("the quota changes");
+        let status = json!({"status": {"hard": {"pods": limit}, "used": {"pods": used}}});
+        quotas.patch_status("few", &params, &Patch::Merge(status)).await.expect("the quota's use changes");
+    };
+    set("0", "0").await;
+
+    let _operator = team.operator();
+    team.apply("").await;
+    let refused = team.status(|status| status.reason.as_deref() == Some("Refused")).await;
+    let words = message(&refused, ConditionType::Created);
+    assert!(words.contains("exceeded quota: few") && words.contains("mnist-ps-0"), "{words}");
+    assert!(team.event("Refused").await.contains("exceeded quota"));
+    set("10", "0").await;
+    let status = team.run_all().await;
+    assert_eq!(status.restarts, 0);
+}
+
+#[tokio::test]
+async fn a_service_of_somebody_else_is_named_and_left_alone() {
+    let team = team!("foreign");
+    let theirs = json!({"metadata": {"name": "mnist"}, "spec": {"ports": [{"port": 80}]}});
+    let theirs = serde_json::from_value(theirs).expect("a service");
+    team.api::<Service>().create(&PostParams::default(), &theirs).await.expect("a service can be made");
+    let _operator = team.operator();
+    team.apply("").await;
+    let refused = team.status(|status| status.reason.as_deref() == Some("Refused")).await;
+    let words = message(&refused, ConditionType::Created);
+    assert!(words.contains("another service mnist that does not belong to this job"), "{words}");
+    team.delete_service("mnist").await;
+    team.run_all().await;
+    let ours = team.api::<Service>().get("mnist").await.expect("made by now");
+    assert_eq!(ours.owner_references().len(), 1);
+}
+
+#[tokio::test]
+async fn a_job_is_deleted_after_its_time() {
+    let team = team!("ttl");
+    let _operator = team.operator();
+    team.apply("runPolicy: {ttlSecondsAfterFinished: 1}").await;
+    team.run_all().await;
+    for pod in PODS {
+        team.end(pod, 0, "").await;
+    }
+    team.until("mnist", |job: Option<&ParameterServerJob>| job.is_none()).await;
+}
+
+#[tokio::test]
+async fn a_suspended_job_has_no_pods_and_can_be_changed_and_resumed() {
+    let team = team!("suspend");
+    let _operator = team.operator();
+    team.apply("").await;
+    team.run_all().await;
+    team.patch(json!({"suspend": true})).await;
+    team.phase(Phase::Suspended).await;
+    for pod in PODS {
+        team.until(pod, |pod: Option<&Pod>| pod.is_none()).await;
+    }
+    team.patch(json!({"trainer": {"replicas": 3}})).await;
+    team.patch(json!({"suspend": false})).await;
+    team.pod("mnist-trainer-2", 1).await;
+    team.run("mnist-trainer-2").await;
+    let status = team.run_all().await;
+    assert_eq!((status.restarts, status.trainer.map(|trainer| trainer.desired)), (0, Some(3)));
+}
+
+#[tokio::test]
+async fn of_two_operators_one_works_and_the_other_takes_over() {
+    let team = team!("leader");
+    let start = |identity| {
+        team.operator_with(&["--leader-elect", "--lease-namespace", &team.namespace, "--identity", identity])
+    };
+    let first = start("first");
+    let leads = async |who: &str| {
+        let who = who.to_owned();
+        let is = move |lease: Option<&k8s_openapi::api::coordination::v1::Lease>| {
+            let holder = lease.and_then(|lease| lease.spec.as_ref()?.holder_identity.clone());
+            holder.as_deref() == Some(who.as_str())
+        };
+        team.until("psjobs-operator", is).await;
+    };
+    leads("first").await;
+    let second = start("second");
+    team.apply("").await;
+    team.run_all().await;
+
+    drop(first);
+    team.delete_pod("mnist-trainer-0").await;
+    leads("second").await;
+    team.pod("mnist-trainer-0", 1).await;
+    let status = team.run_all().await;
+    assert_eq!((status.restarts, team.pods().await.len()), (1, 3));
+
+    // One that is asked to end gives the lease back.
+    let _third = start("third");
+    second.terminate().await;
+    leads("third").await;
+}
+
+#[tokio::test]
+async fn an_operator_waits_for_its_definition() {
+    let Some(server) = ApiServer::start().await else { return };
+    let team = Team::on(&server, "early").await;
+    let _operator = team.operator();
+    // It must have looked at least once before: what it finds then is no definition.
+    let jobs = team.api::<ParameterServerJob>();
+    assert!(jobs.list(&Default::default()).await.is_err());
+    install_definition(&team.client).await;
+    team.apply("").await;
+    team.run_all().await;
+}
+
+#[tokio::test]
+async fn a_status_is_written_only_on_top_of_what_was_read() {
+    let team = team!("status");
+    let old = team.apply("").await;
+    let with = |step: i32| ParameterServerJobStatus { restarts: step, ..Default::default() };
+    let stored = update_status(&team.client, &old, &with(1)).await.expect("written").expect("changed");
+    assert_eq!(stored.status, Some(with(1)));
+    let again = update_status(&team.client, &stored, &with(1)).await.expect("nothing to do");
+    assert!(again.is_none(), "an equal status is not written");
+    let late = update_status(&team.client, &old, &with(2)).await;
+    assert!(matches!(late, Err(ReconcileError::OutOfDate)), "{late:?}");
+    team.api::<ParameterServerJob>().delete("mnist", &DeleteParams::default()).await.expect("deleted");
+    let gone = update_status(&team.client, &stored, &with(3)).await;
+    assert!(matches!(gone, Ok(None)), "{gone:?}");
+}

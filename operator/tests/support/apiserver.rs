@@ -1,0 +1,140 @@
+//! A bare control plane: etcd and kube-apiserver as plain processes, no nodes. Tests play the kubelet.
+
+use std::fs;
+use std::io::Write as _;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use tempfile::TempDir;
+
+/// A cluster's configuration, and the processes behind it if they are ours.
+pub struct ApiServer {
+    pub config: kube::Config,
+    _processes: Vec<Supervised>,
+    _folder: Option<TempDir>,
+}
+
+/// Ends with its standard input, hence also when this process is killed.
+struct Supervised(Child);
+
+impl Drop for Supervised {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+const SKIPPED: &str = "SKIPPED: these tests need an API server; set PSJOBS_TEST_KUBECONFIG, \
+                       or put etcd, kube-apiserver and openssl on the PATH";
+
+const TOKEN: &str = "admin-of-a-server-on-loopback";
+
+impl ApiServer {
+    /// The cluster of `PSJOBS_TEST_KUBECONFIG`, else a control plane of our own, else `None`.
+    pub async fn find() -> Option<Self> {
+        match std::env::var_os("PSJOBS_TEST_KUBECONFIG") {
+            Some(path) => {
+                let kubeconfig = Kubeconfig::read_from(path).expect("PSJOBS_TEST_KUBECONFIG names a kubeconfig");
+                Some(Self { config: config(kubeconfig).await, _processes: Vec::new(), _folder: None })
+            }
+            None => Self::start().await,
+        }
+    }
+
+    /// A control plane of our own, `None` where its programs are not installed.
+    pub async fn start() -> Option<Self> {
+        let installed = |program: &&str| {
+            let probe = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+            probe.is_ok()
+        };
+        if ["etcd", "kube-apiserver", "openssl"].iter().filter(|p| !installed(p)).count() > 0 {
+            // Past the capture of the test harness, so that nobody takes a skipped test for one that passed.
+            let _ = writeln!(std::io::stderr(), "{SKIPPED}");
+            return None;
+        }
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let [client, peer, api] = free_ports();
+        let processes = vec![etcd(folder.path(), client, peer), apiserver(folder.path(), client, api)];
+        let config = config(kubeconfig(api)).await;
+        wait_until_ready(&config, folder.path()).await;
+        Some(Self { config, _processes: processes, _folder: Some(folder) })
+    }
+
+    pub fn client(&self) -> kube::Client {
+        kube::Client::try_from(self.config.clone()).expect("a usable configuration")
+    }
+}
+
+fn etcd(folder: &Path, client: u16, peer: u16) -> Supervised {
+    let (client, peer) = (format!("http://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
+    let mut command = supervise("etcd", &folder.join("etcd.log"));
+    command.arg("--unsafe-no-fsync").arg("--data-dir").arg(folder.join("etcd"));
+    command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+    command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+    command.arg(format!("--initial-cluster=default={peer}"));
+    Supervised(command.spawn().expect("etcd starts"))
+}
+
+fn apiserver(folder: &Path, etcd: u16, port: u16) -> Supervised {
+    let key = folder.join("sa.key");
+    let made = Command::new("openssl").args(["genrsa", "-out"]).arg(&key).stderr(Stdio::null()).status();
+    assert!(made.is_ok_and(|status| status.success()), "openssl makes a key");
+    let tokens = folder.join("tokens.csv");
+    fs::write(&tokens, format!("{TOKEN},admin,admin,system:masters\n")).expect("the folder is writable");
+    let mut command = supervise("kube-apiserver", &folder.join("apiserver.log"));
+    command.arg(format!("--etcd-servers=http://127.0.0.1:{etcd}")).arg(format!("--secure-port={port}"));
+    command.args(["--bind-address=127.0.0.1", "--service-cluster-ip-range=10.96.0.0/16", "--authorization-mode=RBAC"]);
+    command.arg("--disable-admission-plugins=ServiceAccount").arg("--cert-dir").arg(folder.join("certs"));
+    command.arg("--token-auth-file").arg(tokens);
+    command.arg("--service-account-key-file").arg(&key).arg("--service-account-signing-key-file").arg(&key);
+    command.arg("--service-account-issuer=https://kubernetes.default.svc");
+    Supervised(command.spawn().expect("kube-apiserver starts"))
+}
+
+fn supervise(program: &str, log: &Path) -> Command {
+    let log = fs::File::create(log).expect("the folder is writable");
+    let mut command = Command::new("sh");
+    command.args(["-c", r#""$@" </dev/null & cat >/dev/null; kill $!; wait $!"#, "sh", program]);
+    command.stdin(Stdio::piped()).stdout(log.try_clone().expect("a second handle")).stderr(log);
+    command
+}
+
+fn free_ports<const N: usize>() -> [u16; N] {
+    // All are held until all are known, so that they differ.
+    let listeners: [TcpListener; N] = std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").expect("a free port"));
+    listeners.map(|listener| listener.local_addr().expect("bound").port())
+}
+
+fn kubeconfig(port: u16) -> Kubeconfig {
+    let yaml = format!(
+        r#"
+current-context: test
+clusters: [{{name: test, cluster: {{server: "https://127.0.0.1:{port}", insecure-skip-tls-verify: true}}}}]
+users: [{{name: test, user: {{token: {TOKEN}}}}}]
+contexts: [{{name: test, context: {{cluster: test, user: test}}}}]"#
+    );
+    Kubeconfig::from_yaml(&yaml).expect("it is a kubeconfig")
+}
+
+async fn config(kubeconfig: Kubeconfig) -> kube::Config {
+    let options = KubeConfigOptions::default();
+    kube::Config::from_custom_kubeconfig(kubeconfig, &options).await.expect("a usable kubeconfig")
+}
+
+async fn wait_until_ready(config: &kube::Config, folder: &Path) {
+    let client = kube::Client::try_from(config.clone()).expect("a usable configuration");
+    let mut looks = tokio::time::interval(Duration::from_millis(200));
+    for _ in 0..300 {
+        looks.tick().await;
+        let request = http::Request::get("/readyz").body(Vec::new()).expect("a request");
+        if client.request_text(request).await.is_ok() {
+            return;
+        }
+    }
+    let log = fs::read_to_string(folder.join("apiserver.log")).unwrap_or_default();
+    let tail = log.lines().rev().take(5).collect::<Vec<_>>();
+    panic!("the API server is not ready after a minute; its last lines, newest first: {tail:#?}");
+}
