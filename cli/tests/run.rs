@@ -32,7 +32,8 @@ impl Job {
     fn new(server: &str, trainer: &str, spec: &str) -> Self {
         let folder = tempfile::tempdir().expect("temporary folder");
         let container = |name: &str, script: &str| {
-            let script = serde_json::to_string(script).expect("text");
+            // In a manifest $$ stands for one $.
+            let script = serde_json::to_string(&script.replace("$$", "$$$$")).expect("text");
             let dir = folder.path().display();
             format!(
                 "template: {{spec: {{terminationGracePeriodSeconds: 2, containers: [{{name: {name}, \

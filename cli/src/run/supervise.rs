@@ -86,8 +86,9 @@ impl<'a> Supervisor<'a> {
             tokio::select! {
                 Some(Ok((replica, exit, tail))) = self.ended.join_next() => {
                     self.gone(replica, exit);
+                    let was_draining = self.lifecycle.is_draining();
                     actions.extend(self.lifecycle.exited(replica, exit, tail, self.now()));
-                    if self.lifecycle.is_draining() {
+                    if self.lifecycle.is_draining() && !was_draining && actions.is_empty() {
                         self.view.draining();
                     }
                 }
