@@ -19,5 +19,5 @@ cp "$program" "$folder/bin/"
 cp -al "$libtorch/lib/." "$folder/lib/" 2>/dev/null || cp -a "$libtorch/lib/." "$folder/lib/"
 cp -a "$libtorch/licenses/." "$folder/licenses/"
 for file in train-images-idx3-ubyte train-labels-idx1-ubyte t10k-images-idx3-ubyte t10k-labels-idx1-ubyte; do
-  gzip -9nc "$PSJOB_DATA/$file" >"$folder/data/mnist/$file.gz"
+  gzip -nc "$PSJOB_DATA/$file" >"$folder/data/mnist/$file.gz"
 done
