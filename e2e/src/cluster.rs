@@ -141,7 +141,8 @@ async fn install(context: &str) -> Result<bool> {
     let annotation = format!("podAnnotations.image={}", id.as_deref().unwrap_or("unknown").trim());
     let chart = Path::new("charts").join("psjobs");
     let upgrade = ["upgrade", "--install", RELEASE, &chart.to_string_lossy(), "--create-namespace", "--wait"];
-    let upgrade = [&upgrade[..], &["--timeout", "180s", "--set-string", &annotation], &in_context];
+    // The definition may be there from `kubectl apply` or from a release of another name.
+    let upgrade = [&upgrade[..], &["--take-ownership", "--timeout", "180s", "--set-string", &annotation], &in_context];
     run("helm", &upgrade.concat()).await?;
     println!("chart: {} in {SYSTEM}", if installed { "installed" } else { "upgraded" });
     Ok(installed)
