@@ -97,7 +97,7 @@ fn apiserver(folder: &Path, etcd: u16, port: u16) -> Supervised {
 fn supervise(program: &str, log: &Path) -> Command {
     let log = fs::File::create(log).expect("the folder is writable");
     let mut command = Command::new("sh");
-    command.args(["-c", r#""$@" </dev/null & cat >/dev/null; kill $!; wait $!"#, "sh", program]);
+    command.args(["-c", r#""$@" </dev/null & cat >/dev/null; kill -KILL $!; wait $!"#, "sh", program]);
     command.stdin(Stdio::piped()).stdout(log.try_clone().expect("a second handle")).stderr(log);
     command
 }
