@@ -1,5 +1,6 @@
 //! The user's command: runs, checks and measures ParameterServerJobs on this machine.
 
+mod bench;
 mod manifest;
 mod run;
 mod validate;
@@ -21,6 +22,7 @@ struct Cli {
 enum Command {
     Run(run::RunArgs),
     Validate(validate::ValidateArgs),
+    Bench(bench::BenchArgs),
     /// Ends what `run` leaves behind if it is killed
     #[command(name = run::guard::COMMAND, hide = true)]
     Guard,
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => args.run(),
         Command::Validate(args) => args.run(),
+        Command::Bench(args) => args.run(),
         Command::Guard => Ok(run::guard::main()),
     };
     done.unwrap_or_else(|error| {
