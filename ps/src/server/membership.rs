@@ -89,6 +89,8 @@ struct Member {
     presence: Presence,
     incarnation: Option<u32>,
     heard: Instant,
+    /// When it last said how many examples it has read; gradients in between say nothing about that.
+    reported: Instant,
     steps: u64,
     total_steps: u64,
     /// Examples of earlier incarnations, and of this one.
@@ -121,6 +123,7 @@ impl Membership {
             presence: Presence::Awaited,
             incarnation: None,
             heard: now,
+            reported: now,
             steps: 0,
             total_steps: 0,
             examples: (0, 0),
@@ -159,6 +162,7 @@ impl Membership {
         member.incarnation = Some(id.incarnation);
         member.presence = Presence::Active;
         member.heard = now;
+        member.reported = now;
         member.total_steps = total_steps;
         self.company = now;
         self.tensors = tensors;
@@ -207,11 +211,10 @@ impl Membership {
         metrics: BTreeMap<String, f64>,
         now: Instant,
     ) -> Result<(), Refusal> {
-        self.place(id)?;
-        let before = self.members[id.index as usize].heard;
         self.hear(id, now)?;
         let member = &mut self.members[id.index as usize];
-        let seconds = now.saturating_duration_since(before).as_secs_f64();
+        let seconds = now.saturating_duration_since(member.reported).as_secs_f64();
+        member.reported = now;
         if seconds > 0.0 && examples >= member.examples.1 {
             let rate = (examples - member.examples.1) as f64 / seconds;
             let weight = if member.rate == 0.0 { 1.0 } else { 1.0 - (-seconds / RATE_WINDOW).exp() };
@@ -371,4 +374,24 @@ fn difference(want: &[TensorSpec], found: &[TensorSpec]) -> Option<String> {
     (0..want.len().max(found.len()))
         .find(|i| want.get(*i) != found.get(*i))
         .map(|i| format!("tensor {i} is {} in the job and {} in the trainer", show(want.get(i)), show(found.get(i))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_is_that_of_the_reports_whatever_comes_in_between() {
+        let start = Instant::now();
+        let at = |seconds: f64| start + Duration::from_secs_f64(seconds);
+        let id = proto::TrainerId { job_uid: "job".into(), index: 0, incarnation: 0 };
+        let mut members = Membership::new("job".into(), 1, Patience::default(), start);
+        members.join(&id, Vec::new(), 100, start).expect("joins");
+        for (now, examples) in [(2.0, 640), (4.0, 1280)] {
+            members.hear(&id, at(now - 0.001)).expect("a gradient just before the heartbeat");
+            members.report(&id, examples, BTreeMap::new(), at(now)).expect("reports");
+            let rate = members.status(at(now)).examples_per_second;
+            assert!((rate - 320.0).abs() < 1e-6, "{rate} examples/s at {now} s");
+        }
+    }
 }
