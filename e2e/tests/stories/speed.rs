@@ -11,7 +11,8 @@ use psjobs_e2e::site::Site;
 use psjobs_e2e::wait::{SHORT, until};
 
 pub async fn is_measured(site: &Site) -> Result<()> {
-    let job = training(&["train", "mlp", "--max-steps", "50", "--log-every", "1"])?;
+    // Some seconds of training, so that the job is seen Running.
+    let job = training(&["train", "mlp", "--max-steps", "3000", "--log-every", "1"])?;
     let applied = Timestamp::now();
     site.apply(&job).await?;
     site.phase("mnist", Phase::Running, SHORT).await?;
