@@ -99,6 +99,17 @@ impl Site {
         }
     }
 
+    /// Waits until a pod has ended well or is gone. A pod's phase follows its containers by a second.
+    ///
+    /// # Errors
+    /// If it is still there after a short while.
+    pub async fn ended(&self, pod: &str) -> Result<()> {
+        let phase = |pod: &Pod| pod.status.as_ref()?.phase.clone();
+        let ended = |pod: Option<&Pod>| pod.is_none_or(|pod| phase(pod).as_deref() == Some("Succeeded"));
+        until(&self.pods(), pod, SHORT, &format!("{pod} to end"), ended).await?;
+        Ok(())
+    }
+
     /// The job's pods of one role, by name.
     ///
     /// # Errors

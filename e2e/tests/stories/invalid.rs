@@ -13,7 +13,7 @@ const WRONG: [(&str, &str, &[&str]); 8] = [
     ("replicas: 1", "replicas: many", &["spec.ps.replicas", "integer"]),
     ("mode: Async", "mode: Eventually", &["spec.training.consistency.mode", "supported values", "Async"]),
     ("momentum: 0.9", "nesterov: true", &["nesterov needs momentum", "set momentum above 0"]),
-    ("type: SGD", "type: Adam", &["Adam has no momentum", "use type SGD"]),
+    ("type: SGD", "type: Adam", &["momentum is an argument of SGD", "remove it"]),
     ("name: mnist", "name: 1st-try", &["metadata.name must start with a letter"]),
     (
         "name: mnist",

@@ -41,8 +41,7 @@ pub async fn trains(site: &Site) -> Result<()> {
     ensure!(status.restarts == 0, "{} pods were replaced though nothing happened to them", status.restarts);
 
     for server in site.pods_of(JOB, Role::Server).await? {
-        let phase = server.status.as_ref().and_then(|status| status.phase.as_deref());
-        ensure!(phase == Some("Succeeded"), "{} is {phase:?} after the job", server.name_any());
+        site.ended(&server.name_any()).await?;
     }
     nothing_is_left_after_delete(site).await
 }

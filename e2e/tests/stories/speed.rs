@@ -8,7 +8,7 @@ use psjobs_api::crd::Phase;
 use psjobs_e2e::logs::line;
 use psjobs_e2e::manifest::training;
 use psjobs_e2e::site::Site;
-use psjobs_e2e::wait::{SHORT, until};
+use psjobs_e2e::wait::SHORT;
 
 pub async fn is_measured(site: &Site) -> Result<()> {
     // Some seconds of training, so that the job is seen Running.
@@ -28,10 +28,7 @@ pub async fn is_measured(site: &Site) -> Result<()> {
     };
     let (first_step, done, succeeded) =
         tokio::try_join!(lines(&["training", "step=1 "]), lines(&["finished"]), succeeded)?;
-    until(&pods, "mnist-ps-0", SHORT, "the server to be gone", |pod| {
-        pod.is_none_or(|pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Succeeded"))
-    })
-    .await?;
+    site.ended("mnist-ps-0").await?;
     let gone = Timestamp::now();
 
     let seconds = |from: Timestamp, to: Timestamp| to.duration_since(from).as_secs_f64();
