@@ -87,6 +87,8 @@ enum Presence {
 #[derive(Clone, Debug)]
 struct Member {
     presence: Presence,
+    /// It was said that this trainer has not come.
+    missed: bool,
     incarnation: Option<u32>,
     heard: Instant,
     /// When it last said how many examples it has read; gradients in between say nothing about that.
@@ -121,6 +123,7 @@ impl Membership {
     pub fn new(job_uid: String, trainers: u32, patience: Patience, now: Instant) -> Self {
         let member = Member {
             presence: Presence::Awaited,
+            missed: false,
             incarnation: None,
             heard: now,
             reported: now,
@@ -245,14 +248,21 @@ impl Membership {
 
     /// Marks who has been silent too long as lost; sentences about what is new since the last call.
     pub fn look(&mut self, now: Instant) -> Vec<String> {
-        let silence = self.patience.silence;
+        let waited = now.saturating_duration_since(self.started);
         let mut news = Vec::new();
         for (index, member) in self.members.iter_mut().enumerate() {
             let quiet = now.saturating_duration_since(member.heard);
-            if member.presence == Presence::Active && quiet >= silence {
-                member.presence = Presence::Lost;
-                member.rate = 0.0;
-                news.push(lost(index, member, quiet));
+            match member.presence {
+                Presence::Active if quiet >= self.patience.silence => {
+                    member.presence = Presence::Lost;
+                    member.rate = 0.0;
+                    news.push(lost(index, member, quiet));
+                }
+                Presence::Awaited if waited >= self.patience.join && !member.missed => {
+                    member.missed = true;
+                    news.push(awaited(index, waited));
+                }
+                _ => {}
             }
         }
         news
@@ -263,10 +273,7 @@ impl Membership {
     pub fn warnings(&self, now: Instant) -> Vec<String> {
         let waited = now.saturating_duration_since(self.started);
         let describe = |(index, member): (usize, &Member)| match member.presence {
-            Presence::Awaited if waited >= self.patience.join => Some(format!(
-                "trainer {index} has not joined after {} s; see whether it was started and can reach this server",
-                waited.as_secs()
-            )),
+            Presence::Awaited if waited >= self.patience.join => Some(awaited(index, waited)),
             Presence::Lost => Some(lost(index, member, now.saturating_duration_since(member.heard))),
             _ => None,
         };
@@ -359,6 +366,11 @@ impl Membership {
     }
 }
 
+fn awaited(index: usize, waited: Duration) -> String {
+    let waited = waited.as_secs();
+    format!("trainer {index} has not joined after {waited} s; see whether it was started and can reach this server")
+}
+
 fn lost(index: usize, member: &Member, quiet: Duration) -> String {
     format!(
         "trainer {index} has been silent for {} s, after step {}; it is taken for lost until it joins again",
@@ -379,6 +391,17 @@ fn difference(want: &[TensorSpec], found: &[TensorSpec]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_trainer_that_never_came_is_news_once_and_a_warning_for_good() {
+        let start = Instant::now();
+        let mut members = Membership::new("job".into(), 1, Patience::default(), start);
+        for (second, news, warnings) in [(59, 0, 0), (60, 1, 1), (61, 0, 1)] {
+            let now = start + Duration::from_secs(second);
+            assert_eq!(members.look(now).len(), news, "news at {second} s");
+            assert_eq!(members.warnings(now).len(), warnings, "warnings at {second} s");
+        }
+    }
 
     #[test]
     fn the_rate_is_that_of_the_reports_whatever_comes_in_between() {

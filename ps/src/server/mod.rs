@@ -183,28 +183,15 @@ async fn serve_grpc(
 /// Names missing trainers as time passes; resolves when the server should give up.
 async fn abandoned(shared: &Shared) -> String {
     let mut ticks = tokio::time::interval(LOOK);
-    let mut told: Vec<u32> = Vec::new();
     loop {
         ticks.tick().await;
         let now = Instant::now();
-        let (news, status, why) = {
+        let (news, why) = {
             let mut members = shared.members();
-            (members.look(now), members.status(now), members.abandoned(now))
+            (members.look(now), members.abandoned(now))
         };
         for sentence in news {
             tracing::warn!("{sentence}");
-        }
-        // Each trainer that never came is named once.
-        for trainer in status.trainers.iter().filter(|t| t.state() == proto::TrainerState::Awaited) {
-            if status.warnings.iter().any(|w| w.starts_with(&format!("trainer {} ", trainer.index)))
-                && !told.contains(&trainer.index)
-            {
-                told.push(trainer.index);
-                tracing::warn!(
-                    trainer = trainer.index,
-                    "has not joined; see whether it was started and can reach this server"
-                );
-            }
         }
         if let Some(why) = why {
             return why;
