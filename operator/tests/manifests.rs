@@ -1,0 +1,296 @@
+//! What a user reads when a manifest cannot work: one row for each rule, judged by a real API server
+//! as `kubectl apply` asks it to. A rule without a row fails the last test here.
+
+#[expect(dead_code, reason = "the other test programs use the rest")]
+mod support;
+
+use std::fmt::Write as _;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use serde_json::{Value, json};
+use support::Team;
+
+/// A manifest that every rule lets through; the rows change it.
+const GOOD: &str = r#"
+apiVersion: psjobs.dev/v1alpha1
+kind: ParameterServerJob
+metadata: {name: mnist}
+spec:
+  trainer:
+    replicas: 2
+    template: {spec: {containers: [{name: trainer, image: "psjobs-worker:0.1.0", args: [train, mnist]}]}}
+"#;
+
+/// A change to the manifest as a merge patch in YAML (`null` removes), and the sentence it leads to.
+type Row = (&'static str, &'static str);
+
+/// What the schema says about a field: its type, its range, whether it must be there.
+const SCHEMA: &[Row] = &[
+    ("spec: {trainer: null}", "spec.trainer: Required value"),
+    ("spec: {trainer: {template: null}}", "spec.trainer.template: Required value"),
+    ("spec: {trainer: {replica: 2}}", r#"strict decoding error: unknown field "spec.trainer.replica""#),
+    ("spec: {optimizer: {}}", r#"strict decoding error: unknown field "spec.optimizer""#),
+    (
+        "spec: {trainer: {replicas: 0}}",
+        "spec.trainer.replicas: Invalid value: 0: spec.trainer.replicas in body should be greater than or equal to 1",
+    ),
+    (
+        "spec: {trainer: {replicas: 4097}}",
+        "spec.trainer.replicas: Invalid value: 4097: spec.trainer.replicas in body should be less than or equal to 4096",
+    ),
+    (
+        "spec: {trainer: {replicas: two}}",
+        r#"spec.trainer.replicas: Invalid value: "string": spec.trainer.replicas in body must be of type integer: "string""#,
+    ),
+    ("spec: {trainer: {gpus: -1}}", "spec.trainer.gpus in body should be greater than or equal to 0"),
+    ("spec: {trainer: {gpus: 65}}", "spec.trainer.gpus in body should be less than or equal to 64"),
+    ("spec: {trainer: {gpuResourceName: ''}}", "spec.trainer.gpuResourceName in body should be at least 1 chars long"),
+    (
+        "spec: {trainer: {restartPolicy: Always}}",
+        r#"spec.trainer.restartPolicy: Unsupported value: "Always": supported values: "OnFailure", "Never", "ExitCode""#,
+    ),
+    ("spec: {ps: {replicas: 0}}", "spec.ps.replicas in body should be greater than or equal to 1"),
+    ("spec: {ps: {replicas: 129}}", "spec.ps.replicas in body should be less than or equal to 128"),
+    (
+        "spec: {failurePolicy: {maxRestarts: -1}}",
+        "spec.failurePolicy.maxRestarts in body should be greater than or equal to 0",
+    ),
+    (
+        "spec: {runPolicy: {cleanPodPolicy: Some}}",
+        r#"spec.runPolicy.cleanPodPolicy: Unsupported value: "Some": supported values: "All", "Running", "None""#,
+    ),
+    (
+        "spec: {runPolicy: {ttlSecondsAfterFinished: -1}}",
+        "spec.runPolicy.ttlSecondsAfterFinished in body should be greater than or equal to 0",
+    ),
+    (
+        "spec: {runPolicy: {activeDeadlineSeconds: 0}}",
+        "spec.runPolicy.activeDeadlineSeconds in body should be greater than or equal to 1",
+    ),
+    (
+        "spec: {runPolicy: {serverDrainSeconds: 86401}}",
+        "spec.runPolicy.serverDrainSeconds in body should be less than or equal to 86400",
+    ),
+    (
+        "spec: {training: {consistency: {mode: Eventually}}}",
+        r#"spec.training.consistency.mode: Unsupported value: "Eventually": supported values: "Sync", "#,
+    ),
+    (
+        "spec: {training: {optimizer: {learningRate: -1}}}",
+        "spec.training.optimizer.learningRate in body should be greater than or equal to 0",
+    ),
+    ("spec: {training: {batch: {base: 0}}}", "spec.training.batch.base in body should be greater than or equal to 1"),
+    ("spec: {training: {seed: -1}}", "spec.training.seed in body should be greater than or equal to 0"),
+];
+
+/// What the rules between fields say.
+const RULES: &[Row] = &[
+    (
+        "metadata: {name: 1st-try}",
+        "metadata.name must start with a letter and hold only a-z, 0-9 and '-', because services are named after it; for example mnist-1",
+    ),
+    (
+        "metadata: {name: this-name-is-so-long-that-its-pods-names-do-not-fit}",
+        "metadata.name must be at most 50 characters long, so that pod names such as NAME-trainer-4095 fit 63; shorten it",
+    ),
+    (
+        "spec: {trainer: {template: {spec: {containers: []}}}}",
+        "spec.trainer.template.spec.containers needs a container; write for example [{name: trainer, image: psjobs-worker:0.1.0, args: [train, mnist]}]",
+    ),
+    (
+        "spec: {trainer: {template: {spec: null}}}",
+        "spec.trainer.template.spec.containers needs a container; write for example [{name: trainer, image: psjobs-worker:0.1.0, args: [train, mnist]}]",
+    ),
+    (
+        "spec: {ps: {template: {spec: {containers: []}}}}",
+        "spec.ps.template.spec.containers needs a container; remove the template to use the default one",
+    ),
+    (
+        "spec: {training: {optimizer: {nesterov: true}}}",
+        "spec.training.optimizer.nesterov needs momentum; set momentum above 0, for example 0.9, or remove nesterov",
+    ),
+    (
+        "spec: {training: {optimizer: {type: Adam, momentum: 0.9}}}",
+        "spec.training.optimizer.momentum is an argument of SGD and RMSprop; remove it, or use one of these types",
+    ),
+    (
+        "spec: {training: {optimizer: {type: RMSprop, momentum: 0.9, nesterov: true}}}",
+        "spec.training.optimizer.nesterov is an argument of SGD; remove it, or use type SGD",
+    ),
+    (
+        "spec: {training: {optimizer: {type: FTRL, weightDecay: 0.1}}}",
+        "spec.training.optimizer: FTRL has no weightDecay; write l2 instead",
+    ),
+    (
+        "spec: {training: {optimizer: {type: SGD, beta1: 0.8}}}",
+        "spec.training.optimizer: beta1, beta2 and amsgrad are arguments of Adam and AdamW; remove them, or use one of these types",
+    ),
+    (
+        "spec: {training: {optimizer: {type: FTRL, epsilon: 0.1}}}",
+        "spec.training.optimizer: SGD and FTRL have no epsilon; remove it",
+    ),
+    (
+        "spec: {training: {optimizer: {type: Adam, centered: true}}}",
+        "spec.training.optimizer: alpha and centered are arguments of RMSprop; remove them, or use type RMSprop",
+    ),
+    (
+        "spec: {training: {optimizer: {type: Adam, initialAccumulator: 0.1}}}",
+        "spec.training.optimizer: learningRateDecay and initialAccumulator are arguments of Adagrad; remove them, or use type Adagrad",
+    ),
+    (
+        "spec: {training: {optimizer: {type: Adagrad, l1: 0.1}}}",
+        "spec.training.optimizer: beta, l1 and l2 are arguments of FTRL; remove them, or use type FTRL",
+    ),
+];
+
+/// Changes to a stored job that runs: the change, and the sentence.
+const CHANGES: &[Row] = &[
+    (
+        "spec: {training: {optimizer: {learningRate: 0.5}}}",
+        "spec.training cannot change while the job runs; set spec.suspend to true first, or create a new job",
+    ),
+    (
+        "spec: {ps: {replicas: 2}}",
+        "spec.ps cannot change while the job runs; set spec.suspend to true first, or create a new job",
+    ),
+    (
+        "spec: {trainer: {replicas: 3}}",
+        "spec.trainer cannot change while the job runs; set spec.suspend to true first, or create a new job",
+    ),
+    (
+        "spec: {trainer: {template: {metadata: {labels: {team: blue}}}}}",
+        "spec.trainer cannot change while the job runs; set spec.suspend to true first, or create a new job",
+    ),
+];
+
+/// Manifests on the right side of a rule's edge.
+const ACCEPTED: &[&str] = &[
+    "{}",
+    "metadata: {name: x23456789-123456789-123456789-123456789-123456789}",
+    "spec: {suspend: true, ps: {replicas: 128}, trainer: {replicas: 4096, gpus: 64}}",
+    "spec: {failurePolicy: {maxRestarts: 0}, runPolicy: {ttlSecondsAfterFinished: 0, serverDrainSeconds: 0}}",
+    "spec: {training: {optimizer: {type: SGD, momentum: 0.9, nesterov: true}}}",
+    "spec: {training: {optimizer: {type: FTRL, l1: 0.1, l2: 0.1}}}",
+];
+
+/// Changes that a running job takes.
+const ACCEPTED_CHANGES: &[&str] = &[
+    "spec: {suspend: true}",
+    "spec: {failurePolicy: {maxRestarts: 9}}",
+    "spec: {runPolicy: {activeDeadlineSeconds: 9}}",
+];
+
+#[tokio::test]
+async fn manifests_that_cannot_work_are_refused_with_a_sentence() {
+    let Some(team) = Team::new("manifests").await else { return };
+    let mut wrong = String::new();
+    for &(change, sentence) in SCHEMA.iter().chain(RULES) {
+        expect_refusal(&mut wrong, change, create(&team, change).await, sentence);
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[tokio::test]
+async fn manifests_at_the_edge_of_a_rule_are_accepted() {
+    let Some(team) = Team::new("edges").await else { return };
+    for change in ACCEPTED {
+        create(&team, change).await.unwrap_or_else(|said| panic!("{change} was refused: {said}"));
+    }
+}
+
+#[tokio::test]
+async fn changes_that_a_running_job_cannot_follow_are_refused_until_it_is_suspended() {
+    let Some(team) = Team::new("changes").await else { return };
+    team.apply("").await;
+    let mut wrong = String::new();
+    for &(change, sentence) in CHANGES {
+        expect_refusal(&mut wrong, change, update(&team, change).await, sentence);
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+    for change in ACCEPTED_CHANGES {
+        update(&team, change).await.unwrap_or_else(|said| panic!("{change} was refused: {said}"));
+    }
+    team.patch(json!({"suspend": true})).await;
+    for &(change, _) in CHANGES {
+        update(&team, change).await.unwrap_or_else(|said| panic!("{change} of a suspended job was refused: {said}"));
+    }
+}
+
+#[test]
+fn every_rule_has_a_row() {
+    let text = include_str!("../../crds/parameterserverjobs.psjobs.dev.yaml");
+    let definition: CustomResourceDefinition = serde_yaml::from_str(text).expect("crds/ holds a definition");
+    let mut rules = Vec::new();
+    messages(&serde_json::to_value(definition).expect("a definition is JSON"), &mut rules);
+    assert!(rules.len() >= 16, "rules are found: {rules:?}");
+    let rows = RULES.iter().chain(CHANGES).map(|(_, sentence)| *sentence).collect::<Vec<_>>();
+    let missing = rules.iter().filter(|rule| !rows.contains(&rule.as_str())).collect::<Vec<_>>();
+    assert!(missing.is_empty(), "no row provokes {missing:#?}");
+}
+
+/// Collects what the rules of a definition say.
+fn messages(schema: &Value, found: &mut Vec<String>) {
+    if let Some(rules) = schema.get("x-kubernetes-validations").and_then(Value::as_array) {
+        found.extend(rules.iter().filter_map(|rule| Some(rule.get("message")?.as_str()?.to_owned())));
+    }
+    match schema {
+        Value::Object(fields) => fields.values().for_each(|field| messages(field, found)),
+        Value::Array(items) => items.iter().for_each(|item| messages(item, found)),
+        _ => {}
+    }
+}
+
+fn expect_refusal(wrong: &mut String, change: &str, answer: Result<(), String>, sentence: &str) {
+    match answer {
+        Ok(()) => writeln!(wrong, "{change}\n  was accepted\n").expect("a String takes all text"),
+        Err(said) if said.contains(sentence) => {}
+        Err(said) => writeln!(wrong, "{change}\n  {said}\n").expect("a String takes all text"),
+    }
+}
+
+/// What the API server says to the changed manifest; nothing is stored.
+async fn create(team: &Team, change: &str) -> Result<(), String> {
+    let mut job: Value = serde_yaml::from_str(GOOD).expect("the manifest is YAML");
+    merge(&mut job, &serde_yaml::from_str(change).expect("the change is YAML"));
+    send(team, http::Method::POST, "", "application/json", &job).await
+}
+
+/// What it says to a change of the stored job `mnist`; nothing is stored.
+async fn update(team: &Team, change: &str) -> Result<(), String> {
+    let change: Value = serde_yaml::from_str(change).expect("the change is YAML");
+    send(team, http::Method::PATCH, "/mnist", "application/merge-patch+json", &change).await
+}
+
+async fn send(team: &Team, method: http::Method, name: &str, content: &str, body: &Value) -> Result<(), String> {
+    let jobs = format!("/apis/psjobs.dev/v1alpha1/namespaces/{}/parameterserverjobs", team.namespace);
+    let request = http::Request::builder()
+        .method(method)
+        .uri(format!("{jobs}{name}?dryRun=All&fieldValidation=Strict"))
+        .header(http::header::CONTENT_TYPE, content)
+        .body(body.to_string().into_bytes())
+        .expect("a request");
+    match team.client.request_text(request).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) => Err(status.message.clone()),
+        Err(error) => panic!("the API server does not answer: {error}"),
+    }
+}
+
+/// RFC 7396.
+fn merge(target: &mut Value, patch: &Value) {
+    let Value::Object(changes) = patch else {
+        *target = patch.clone();
+        return;
+    };
+    if !target.is_object() {
+        *target = json!({});
+    }
+    let fields = target.as_object_mut().expect("made one above");
+    for (name, change) in changes {
+        if change.is_null() {
+            fields.remove(name);
+        } else {
+            merge(fields.entry(name).or_insert(Value::Null), change);
+        }
+    }
+}
