@@ -4,6 +4,7 @@
 
 use std::fmt;
 
+use crate::checkpoint::CheckpointPolicy;
 use crate::training::{Training, TrainingError};
 
 /// Host of server 0.
@@ -34,6 +35,10 @@ pub const PSJOB_TRAINERS: &str = "PSJOB_TRAINERS";
 pub const PSJOB_TRAINING: &str = "PSJOB_TRAINING";
 /// How often this replica was started before: 0, 1, ...
 pub const PSJOB_INCARNATION: &str = "PSJOB_INCARNATION";
+/// Folder of the job's checkpoints; all servers see the same one.
+pub const PSJOB_CHECKPOINT_DIR: &str = "PSJOB_CHECKPOINT_DIR";
+/// How often and how many, as JSON.
+pub const PSJOB_CHECKPOINT: &str = "PSJOB_CHECKPOINT";
 /// File that takes the [`ReplicaResult`](crate::ReplicaResult) at the end.
 pub const PSJOB_RESULT_FILE: &str = "PSJOB_RESULT_FILE";
 
@@ -98,6 +103,17 @@ pub struct Environment {
     pub local_rank: u32,
     /// Where the result goes, if anybody wants it.
     pub result_file: Option<String>,
+    /// Where the servers keep the job's state, if anywhere.
+    pub checkpoint: Option<Checkpoint>,
+}
+
+/// Where and how the servers keep the job's state.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Checkpoint {
+    /// Folder that all servers share.
+    pub folder: String,
+    /// How often and how many.
+    pub policy: CheckpointPolicy,
 }
 
 /// A variable of the contract that is missing or cannot be right; the text says what to set.
@@ -170,6 +186,10 @@ impl Environment {
             (PSJOB_TRAINING, serde_json::to_string(&self.training).expect("training serializes")),
             (PSJOB_INCARNATION, self.incarnation.to_string()),
         ];
+        if let Some(Checkpoint { folder, policy }) = &self.checkpoint {
+            vars.push((PSJOB_CHECKPOINT_DIR, folder.clone()));
+            vars.push((PSJOB_CHECKPOINT, serde_json::to_string(policy).expect("a policy serializes")));
+        }
         vars.extend(self.result_file.clone().map(|file| (PSJOB_RESULT_FILE, file)));
         vars.sort_unstable();
         vars
@@ -211,6 +231,7 @@ impl Environment {
             incarnation: vars.number_or(PSJOB_INCARNATION, 0)?,
             local_rank: vars.number_or(LOCAL_RANK, 0)?,
             result_file: lookup(PSJOB_RESULT_FILE).filter(|file| !file.is_empty()),
+            checkpoint: parse_checkpoint(lookup(PSJOB_CHECKPOINT_DIR), lookup(PSJOB_CHECKPOINT))?,
         };
         for (name, want) in [(RANK, environment.rank()), (WORLD_SIZE, environment.world_size())] {
             let found = vars.number_or(name, want)?;
@@ -260,6 +281,17 @@ fn parse_training(json: &str) -> Result<Training, EnvironmentError> {
     Ok(training)
 }
 
+fn parse_checkpoint(folder: Option<String>, policy: Option<String>) -> Result<Option<Checkpoint>, EnvironmentError> {
+    let Some(folder) = folder.filter(|folder| !folder.is_empty()) else { return Ok(None) };
+    let json = policy.unwrap_or_else(|| "{}".into());
+    let policy: CheckpointPolicy = serde_json::from_str(&json)
+        .map_err(|e| invalid(PSJOB_CHECKPOINT, &json, &format!("intervalSeconds, keep and resume as JSON ({e})")))?;
+    if policy.interval_seconds == 0 || policy.keep == 0 {
+        return Err(invalid(PSJOB_CHECKPOINT, &json, "intervalSeconds and keep of at least 1"));
+    }
+    Ok(Some(Checkpoint { folder, policy }))
+}
+
 fn invalid(name: &'static str, value: &str, expected: &str) -> EnvironmentError {
     EnvironmentError::Invalid { name, value: value.to_owned(), expected: expected.to_owned() }
 }
@@ -283,6 +315,7 @@ mod tests {
             incarnation: 2,
             local_rank: 0,
             result_file: Some("/dev/termination-log".into()),
+            checkpoint: Some(Checkpoint { folder: "/checkpoints".into(), policy: CheckpointPolicy::default() }),
         }
     }
 
@@ -316,6 +349,7 @@ mod tests {
             (PSJOB_TRAINERS, "0", "at least 1"),
             (PSJOB_TRAINING, "{", "JSON"),
             (PSJOB_TRAINING, r#"{"optimizer":{"momentum":7}}"#, "momentum"),
+            (PSJOB_CHECKPOINT, r#"{"keep":0}"#, "at least 1"),
             (RANK, "0", "3 for trainer 1"),
             (WORLD_SIZE, "4", "5 for trainer 1"),
         ];

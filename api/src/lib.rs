@@ -1,8 +1,9 @@
 //! The contract between psjobs' parts: what a job looks like to Kubernetes ([`crd`], behind the
 //! `crd` feature), what every process of a job is told ([`env`]), what the job trains with
-//! ([`training`]) and what a process leaves behind when it ends ([`result`]). No I/O.
+//! ([`training`], [`checkpoint`]) and what a process leaves behind when it ends ([`result`]). No I/O.
 #![deny(missing_docs)]
 
+pub mod checkpoint;
 #[cfg(feature = "crd")]
 pub mod crd;
 pub mod env;

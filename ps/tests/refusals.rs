@@ -80,10 +80,10 @@ async fn bad_frames_end_the_stream_with_a_reason_and_change_nothing() {
     let url = format!("http://{}", servers[0].address);
     let mut client = ParameterServerClient::connect(url).await.expect("connects");
     let id = proto::TrainerId { job_uid: UID.into(), index: 0, incarnation: 0 };
-    let open = Message::Open(proto::Open { trainer: Some(id.clone()), shared_memory_token: 0 });
-    let shared = Message::Open(proto::Open { trainer: Some(id.clone()), shared_memory_token: 77 });
+    let open = Message::Open(proto::Open { trainer: Some(id.clone()), shared_memory_token: 0, epoch: 0 });
+    let shared = Message::Open(proto::Open { trainer: Some(id.clone()), shared_memory_token: 77, epoch: 0 });
     let gradient = |block, codec: i32, payload: Vec<u8>| {
-        Message::Gradient(proto::GradientBlock { step: 0, block, codec, payload: payload.into() })
+        Message::Gradient(proto::GradientBlock { step: 0, block, codec, version: 0, payload: payload.into() })
     };
     let full = 262_144 * 4;
     let mut nan = vec![0; full];
@@ -92,7 +92,7 @@ async fn bad_frames_end_the_stream_with_a_reason_and_change_nothing() {
         ("no open", vec![gradient(0, 1, vec![0; full])], "must be Open"),
         ("unknown block", vec![open.clone(), gradient(99, 1, vec![])], "block 99 does not exist"),
         ("another server's block", vec![open.clone(), gradient(1, 1, vec![])], "belongs to server 1"),
-        ("cut", vec![open.clone(), gradient(0, 1, vec![0; 12])], "the payload 12"),
+        ("cut", vec![open.clone(), gradient(0, 1, vec![0; 12])], "found 12"),
         ("unknown codec", vec![open.clone(), gradient(0, 77, vec![0; full])], "codec 77"),
         ("not finite", vec![open.clone(), gradient(0, 1, nan)], "NaN or infinity"),
         ("unknown shared memory", vec![shared, gradient(0, 1, vec![])], "token is not known"),

@@ -68,7 +68,7 @@ fn one_process(workload: &Net, mut samplers: Vec<Sampler>) -> Vec<f32> {
 /// Two trainers in Sync mode, each in a thread, with `servers` real servers.
 fn with_servers(workload: &Net, servers: u32) -> Vec<Vec<f32>> {
     let training = Training {
-        consistency: Consistency { mode: ConsistencyMode::Sync },
+        consistency: Consistency { mode: ConsistencyMode::Sync, ..Consistency::default() },
         optimizer: Optimizer { learning_rate: LEARNING_RATE, ..Optimizer::default() },
         ..Training::default()
     };

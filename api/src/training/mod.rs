@@ -2,14 +2,20 @@
 //! it to servers and trainers as JSON in `PSJOB_TRAINING`; flags can override single values when a
 //! role is started by hand.
 
+mod compression;
+mod consistency;
 mod optimizer;
+mod schedule;
 
 use std::fmt::Display;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use compression::{Codec, Compression};
+pub use consistency::{Consistency, ConsistencyMode, NonFinite, Staleness, StalenessPolicy};
 pub use optimizer::{Optimizer, OptimizerKind};
+pub use schedule::{Schedule, ScheduleKind};
 
 /// How the job trains: consistency, optimizer, batch size and seed. Every process of the job gets
 /// the same values. Example: `{consistency: {mode: Sync}, optimizer: {type: Adam, learningRate: 0.001}}`.
@@ -22,6 +28,19 @@ pub struct Training {
     /// The rule that turns gradients into parameter updates. It runs on the servers.
     #[serde(default)]
     pub optimizer: Optimizer,
+    /// The learning rate over time.
+    #[serde(default)]
+    pub schedule: Schedule,
+    /// What the learning rate does about stale gradients.
+    #[serde(default)]
+    pub staleness: Staleness,
+    /// How gradients and parameters are coded on the network.
+    #[serde(default)]
+    pub compression: Compression,
+    /// What a server does with a gradient that holds NaN or infinity: Refuse (default) ends the
+    /// trainer with an error, Skip leaves it out, Pass applies it.
+    #[serde(default)]
+    pub non_finite: NonFinite,
     /// How many examples a trainer reads in one step.
     #[serde(default)]
     pub batch: Batch,
@@ -30,27 +49,6 @@ pub struct Training {
     #[serde(default = "default_seed")]
     #[schemars(range(min = 0, max = 4_294_967_295_u64))]
     pub seed: u64,
-}
-
-/// When a gradient takes effect.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Consistency {
-    /// Async (default): each gradient is applied when it arrives and answered at once, so a slow
-    /// trainer delays nobody. Sync: a step is applied when the gradients of all trainers are in,
-    /// as one mean, summed in the order of the trainers.
-    #[serde(default)]
-    pub mode: ConsistencyMode,
-}
-
-/// The consistency model; names as in the literature (Li et al., OSDI 2014).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum ConsistencyMode {
-    /// Bulk synchronous: one update a step, the mean over all trainers.
-    Sync,
-    /// Asynchronous: one update for each gradient, on arrival.
-    #[default]
-    Async,
 }
 
 /// Examples a step.
@@ -79,7 +77,11 @@ impl Training {
     /// # Errors
     /// The first field that cannot work.
     pub fn validate(&self) -> Result<(), TrainingError> {
+        self.consistency.validate()?;
         self.optimizer.validate()?;
+        self.schedule.validate()?;
+        self.staleness.validate(self.consistency.mode)?;
+        self.compression.validate()?;
         in_range("batch.base", self.batch.base, 1, 65_536, "32")
     }
 }
@@ -118,6 +120,10 @@ impl Default for Training {
         Self {
             consistency: Consistency::default(),
             optimizer: Optimizer::default(),
+            schedule: Schedule::default(),
+            staleness: Staleness::default(),
+            compression: Compression::default(),
+            non_finite: NonFinite::default(),
             batch: Batch::default(),
             seed: default_seed(),
         }
@@ -146,7 +152,14 @@ mod tests {
 
     #[test]
     fn impossible_values_are_refused_with_the_field() {
-        let rows = [(r#"{"batch":{"base":0}}"#, "batch.base")];
+        let rows = [
+            (r#"{"batch":{"base":0}}"#, "batch.base"),
+            (r#"{"consistency":{"mode":"Async","backupTrainers":1}}"#, "consistency.backupTrainers"),
+            (r#"{"consistency":{"mode":"Sync","staleness":3}}"#, "consistency.staleness"),
+            (r#"{"consistency":{"mode":"Sync"},"staleness":{"policy":"Damped"}}"#, "staleness.policy"),
+            (r#"{"schedule":{"type":"Cosine"}}"#, "schedule.totalSteps"),
+            (r#"{"compression":{"codec":"BF16","density":0.5}}"#, "compression.density"),
+        ];
         for (json, field) in rows {
             let training: Training = serde_json::from_str(json).expect("parses");
             let error = training.validate().expect_err(json).to_string();

@@ -2,6 +2,8 @@
 //! benchmark. Machines are noisy, so a case and its limit take turns and the medians count.
 
 mod mnist;
+mod optimizers;
+mod wire;
 
 use std::fmt;
 use std::io::{IsTerminal as _, Write as _};
@@ -29,6 +31,8 @@ pub struct BenchArgs {
 #[derive(Debug, Subcommand)]
 enum Bench {
     Mnist(mnist::MnistArgs),
+    Wire(wire::WireArgs),
+    Optimizers(optimizers::OptimizersArgs),
 }
 
 /// One line of the report.
@@ -80,6 +84,8 @@ impl BenchArgs {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let cases = match self.bench {
             Bench::Mnist(args) => args.measure(self.runs)?,
+            Bench::Wire(args) => args.measure(self.runs)?,
+            Bench::Optimizers(args) => args.measure(self.runs),
         };
         let text = if self.json {
             cases.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>()?.join("\n")

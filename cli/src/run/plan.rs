@@ -197,6 +197,7 @@ impl Plan {
             incarnation,
             local_rank,
             result_file: Some(result_file.display().to_string()),
+            checkpoint: None,
         };
         let contract: BTreeMap<_, _> =
             contract.to_vars().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();

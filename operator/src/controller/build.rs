@@ -122,6 +122,7 @@ fn inject(main: &mut Container, job: &ValidJob, replica: Replica, incarnation: u
         incarnation,
         local_rank: 0,
         result_file: Some(result_file),
+        checkpoint: None,
     };
     let ours = environment.to_vars();
     let var = |(name, value): &(&str, String)| EnvVar {

@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
+use super::call::call;
 use super::{ClientError, SessionConfig, is_retryable};
+use crate::codec::Codec;
 use crate::layout::Layout;
 use crate::proto::coordination_client::CoordinationClient;
-use crate::proto::parameter_server_client::ParameterServerClient;
 use crate::proto::{self, exchange_request::Message};
-use crate::server::encode;
 use crate::shm::{self, Mapping};
+use crate::wire::{Buffers, Outgoing, frame};
 
 /// What comes from a server.
 pub enum Event {
@@ -30,10 +30,26 @@ pub enum Event {
 pub struct Link {
     pub generation: u64,
     pub next_step: u64,
+    /// Counts the times that the servers went back to a checkpoint.
+    pub epoch: u64,
     /// Payloads stay in memory that this server has mapped.
     pub shares_memory: bool,
-    gradients: mpsc::Sender<proto::ExchangeRequest>,
+    gradients: mpsc::Sender<Result<Bytes, Status>>,
     channel: Channel,
+}
+
+/// What a link is opened with.
+pub struct Opening<'a> {
+    pub config: &'a SessionConfig,
+    pub layout: &'a Layout,
+    pub server: u32,
+    pub generation: u64,
+    /// A server that is behind this epoch is about to follow: it is waited for.
+    pub epoch: u64,
+    /// Its parameters become the values of blocks that have none.
+    pub memory: &'a Mapping,
+    pub buffers: &'a Buffers,
+    pub events: &'a std_mpsc::Sender<Event>,
 }
 
 /// Pause before the second try; it doubles up to [`LONGEST_PAUSE`].
@@ -43,45 +59,30 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 const TRY: Duration = Duration::from_secs(10);
 /// After this long without an answer the log says who is waited for.
 const QUIET: Duration = Duration::from_secs(3);
-const WINDOW: u32 = 8 * 1024 * 1024;
-const MAX_MESSAGE: usize = 8 * 1024 * 1024;
+const WINDOW: u32 = 4 * 1024 * 1024;
 
 impl Link {
-    /// Joins `server` and opens the stream, trying until `config.connect_timeout`. The
-    /// parameters in `memory` become the values of blocks that have none.
-    pub async fn open(
-        config: &SessionConfig,
-        layout: &Layout,
-        server: u32,
-        generation: u64,
-        memory: &Mapping,
-        events: &std_mpsc::Sender<Event>,
-    ) -> Result<Self, ClientError> {
-        persist(config, server, || Self::attempt(config, layout, server, generation, memory, events)).await
+    /// Joins a server and opens the stream, trying until `config.connect_timeout`.
+    pub async fn open(opening: &Opening<'_>) -> Result<Self, ClientError> {
+        persist(opening.config, opening.server, || Self::attempt(opening)).await
     }
 
-    async fn attempt(
-        config: &SessionConfig,
-        layout: &Layout,
-        server: u32,
-        generation: u64,
-        memory: &Mapping,
-        events: &std_mpsc::Sender<Event>,
-    ) -> Result<Self, Failure> {
+    async fn attempt(opening: &Opening<'_>) -> Result<Self, Failure> {
+        let &Opening { config, layout, server, generation, epoch, memory, buffers, events } = opening;
         let (channel, reply) = enter(config, server).await?;
-        let mut client = ParameterServerClient::new(channel.clone())
-            .max_decoding_message_size(MAX_MESSAGE)
-            .max_encoding_message_size(MAX_MESSAGE);
-        if !reply.empty_blocks.is_empty() {
-            fill(&mut client, config, layout, &reply.empty_blocks, memory.parameters()).await?;
+        if reply.epoch < epoch {
+            return Err(Status::unavailable("it has yet to go back to the checkpoint that the others hold").into());
         }
-        let blocks = layout.owned_by(server).count();
+        if !reply.empty_blocks.is_empty() {
+            fill(channel.clone(), opening, &reply.empty_blocks).await?;
+        }
         // The whole step fits, so that the training thread never waits to hand over a block.
-        let (gradients, outgoing) = mpsc::channel(blocks + 1);
+        let (gradients, outgoing) = mpsc::channel(layout.owned_by(server).count() + 1);
         let shared_memory_token = share(config, memory, &reply.shared_memory_socket);
-        let open = proto::Open { trainer: Some(config.id()), shared_memory_token };
-        send(&gradients, Message::Open(open));
-        let mut incoming = client.exchange(ReceiverStream::new(outgoing)).await?.into_inner();
+        let open = proto::Open { trainer: Some(config.id()), shared_memory_token, epoch: reply.epoch };
+        let open = frame::message(&proto::ExchangeRequest { message: Some(Message::Open(open)) });
+        drop(gradients.try_send(Ok(open)));
+        let mut incoming = call(channel.clone(), "Exchange", Outgoing::request(outgoing), buffers).await?;
         let events = events.clone();
         tokio::spawn(async move {
             let status = loop {
@@ -98,33 +99,37 @@ impl Link {
             // If the session is gone nobody needs to know.
             drop(events.send(Event::Broken { server, generation, status }));
         });
-        let shares_memory = shared_memory_token != 0;
-        Ok(Self { generation, next_step: reply.next_step, shares_memory, gradients, channel })
+        let (next_step, epoch, shares_memory) = (reply.next_step, reply.epoch, shared_memory_token != 0);
+        Ok(Self { generation, next_step, epoch, shares_memory, gradients, channel })
     }
 
-    /// Sends one gradient block. A broken link drops it: its `Broken` event follows.
-    pub fn gradient(&self, step: u64, block: u32, values: &[f32]) {
-        let payload = if self.shares_memory { Bytes::new() } else { encode(values) };
-        let codec = proto::Codec::F32.into();
-        send(&self.gradients, Message::Gradient(proto::GradientBlock { step, block, codec, payload }));
+    /// Sends one message. A broken link drops it: its `Broken` event follows.
+    pub fn send(&self, message: Bytes) {
+        drop(self.gradients.try_send(Ok(message)));
     }
 
-    /// A client for members and progress on this link's connection.
-    pub fn coordination(&self) -> CoordinationClient<Channel> {
-        CoordinationClient::new(self.channel.clone())
+    /// This link's connection.
+    pub fn channel(&self) -> Channel {
+        self.channel.clone()
     }
 
     /// Current values of the server's blocks.
-    pub async fn pull(&self, config: &SessionConfig) -> Result<Vec<proto::ParameterBlock>, Status> {
-        let mut client = ParameterServerClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE);
+    pub async fn pull(&self, config: &SessionConfig, buffers: &Buffers) -> Result<Vec<proto::ParameterBlock>, Status> {
         let request = proto::PullRequest { trainer: Some(config.id()), blocks: Vec::new() };
-        let mut stream = client.pull(request).await?.into_inner();
+        let mut stream = call(self.channel(), "Pull", once(frame::message(&request)), buffers).await?;
         let mut blocks = Vec::new();
         while let Some(block) = stream.message().await? {
             blocks.push(block);
         }
         Ok(blocks)
     }
+}
+
+/// A request of one message.
+fn once(message: Bytes) -> Outgoing {
+    let (sender, receiver) = mpsc::channel(1);
+    drop(sender.try_send(Ok(message)));
+    Outgoing::request(receiver)
 }
 
 /// Tries until `config.connect_timeout`, unless a server says what it would say again.
@@ -146,6 +151,9 @@ pub(super) async fn persist<T, A: Future<Output = Result<T, Failure>>>(
             Ok(Err(Failure::Status(status))) => reason(&status),
             Err(_) => "no answer".to_owned(),
         };
+        if config.interrupted() {
+            return Err(ClientError::Interrupted);
+        }
         if start.elapsed() + pause >= config.connect_timeout {
             let seconds = config.connect_timeout.as_secs();
             return Err(ClientError::Unreachable { address: address.clone(), seconds, reason: status });
@@ -186,11 +194,6 @@ impl From<Status> for Failure {
     fn from(status: Status) -> Self {
         Self::Status(status)
     }
-}
-
-fn send(gradients: &mpsc::Sender<proto::ExchangeRequest>, message: Message) {
-    // Full only if the server takes nothing, closed only if the link is broken: both end the link.
-    drop(gradients.try_send(proto::ExchangeRequest { message: Some(message) }));
 }
 
 fn reason(status: &Status) -> String {
@@ -236,25 +239,28 @@ async fn join(config: &SessionConfig, channel: Channel) -> Result<proto::JoinRep
 }
 
 /// Gives values to blocks that have none. Several trainers may do so at once: the first one's stay.
-async fn fill(
-    client: &mut ParameterServerClient<Channel>,
-    config: &SessionConfig,
-    layout: &Layout,
-    blocks: &[u32],
-    parameters: &[f32],
-) -> Result<(), Status> {
-    let pushes: Vec<_> = blocks
-        .iter()
-        .map(|block| (*block, encode(&parameters[layout.range(*block)])))
-        .enumerate()
-        .map(|(i, (block, payload)): (usize, (u32, Bytes))| proto::PushRequest {
-            trainer: (i == 0).then(|| config.id()),
-            block,
-            codec: proto::Codec::F32.into(),
-            payload,
-        })
-        .collect();
-    let reply = client.push(tokio_stream::iter(pushes)).await?.into_inner();
-    tracing::debug!(blocks = blocks.len(), taken = reply.initialized, "gave values to empty blocks");
+async fn fill(channel: Channel, opening: &Opening<'_>, blocks: &[u32]) -> Result<(), Status> {
+    let &Opening { config, layout, memory, buffers, .. } = opening;
+    let (sender, receiver) = mpsc::channel(1);
+    let send = async {
+        for (i, block) in blocks.iter().enumerate() {
+            let payload = bytemuck::cast_slice(&memory.parameters()[layout.range(*block)]);
+            let push = proto::PushRequest {
+                trainer: (i == 0).then(|| config.id()),
+                block: *block,
+                codec: Codec::F32.number(),
+                payload: Bytes::copy_from_slice(payload),
+            };
+            if sender.send(Ok(frame::message(&push))).await.is_err() {
+                break; // The call has ended; its status says why.
+            }
+        }
+        drop(sender);
+        Ok::<_, Status>(())
+    };
+    let take = async { call(channel, "Push", Outgoing::request(receiver), buffers).await?.message().await };
+    let ((), reply) = tokio::try_join!(send, take)?;
+    let taken = reply.map_or(0, |reply: proto::PushReply| reply.initialized);
+    tracing::debug!(blocks = blocks.len(), taken, "gave values to empty blocks");
     Ok(())
 }

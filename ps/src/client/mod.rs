@@ -1,13 +1,20 @@
 //! What a trainer talks to the servers with. [`Session`] is synchronous, because a training loop
 //! is; behind it a runtime of its own keeps the streams and sends heartbeats while the trainer computes.
 
+mod attendance;
+mod call;
+mod coder;
 mod link;
 mod member;
 mod session;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use psjobs_api::Environment;
+use psjobs_api::training::Compression;
+use tokio::runtime::Runtime;
 use tonic::Status;
 
 pub use member::Member;
@@ -36,6 +43,10 @@ pub struct SessionConfig {
     pub connect_timeout: Duration,
     /// Exchange blocks through shared memory with servers of this host that offer it.
     pub shared_memory: bool,
+    /// How gradients are coded where they travel.
+    pub compression: Compression,
+    /// Set, from a signal handler for instance, to give up whatever is being waited for.
+    pub interrupt: Arc<AtomicBool>,
 }
 
 impl SessionConfig {
@@ -51,7 +62,13 @@ impl SessionConfig {
             total_steps,
             connect_timeout: Duration::from_secs(120),
             shared_memory: true,
+            compression: environment.training.compression.clone(),
+            interrupt: Arc::default(),
         }
+    }
+
+    pub(crate) fn interrupted(&self) -> bool {
+        self.interrupt.load(Ordering::Relaxed)
     }
 
     pub(crate) fn id(&self) -> proto::TrainerId {
@@ -118,6 +135,9 @@ pub enum ClientError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// [`SessionConfig::interrupt`] was set.
+    #[error("told to stop while waiting for the servers")]
+    Interrupted,
     /// No thread or runtime could be had.
     #[error("cannot start the network thread; raise the process limits of this machine")]
     Runtime(#[source] std::io::Error),
@@ -129,4 +149,10 @@ pub(crate) fn is_retryable(status: &Status) -> bool {
         status.code(),
         tonic::Code::InvalidArgument | tonic::Code::FailedPrecondition | tonic::Code::Unimplemented
     )
+}
+
+/// What serves a session's connections: one thread, as one connection is never faster on two.
+fn network() -> Result<Runtime, ClientError> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(1).thread_name("psjobs-net").enable_all().build().map_err(ClientError::Runtime)
 }

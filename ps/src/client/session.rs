@@ -1,24 +1,29 @@
 //! One trainer's session with all servers of its job.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
-use tokio::task::JoinHandle;
 use tonic::Status;
 
-use super::link::{Event, Link};
-use super::{ClientError, SessionConfig, is_retryable};
+use super::attendance::{Attendance, Report};
+use super::coder::Coder;
+use super::link::{Event, Link, Opening};
+use super::{ClientError, SessionConfig, is_retryable, network};
+use crate::codec::Codec;
 use crate::layout::Layout;
 use crate::proto;
 use crate::shm::Mapping;
+use crate::wire::Buffers;
 
-/// How often a trainer says that it lives.
-pub(super) const HEARTBEAT: Duration = Duration::from_secs(2);
-/// How long a server may take to note that a trainer leaves.
-pub(super) const LEAVE: Duration = Duration::from_secs(10);
+/// Gradient blocks that a server may owe an answer for, where payloads travel: enough to keep the
+/// network busy, few enough that memory does not grow with the model. All trainers send their blocks in
+/// one order, so that a round never waits for a block that somebody holds back.
+const WINDOW: usize = 16;
+
+/// How soon an interrupt is seen by a trainer that waits.
+const INTERRUPTIBLE: Duration = Duration::from_millis(100);
 
 /// A trainer's place in its job. Holds the flat parameters and gradients; their memory does not
 /// move while the session lives.
@@ -27,22 +32,30 @@ pub struct Session {
     layout: Layout,
     links: Vec<Link>,
     memory: Mapping,
+    coder: Coder,
+    buffers: Buffers,
+    /// Updates of each block that the parameters contain.
+    versions: Vec<u64>,
     /// Blocks of the step in flight that were not answered yet.
     owed: Vec<bool>,
+    /// By server: blocks of the step that are still to be sent, and those sent and not answered.
+    to_send: Vec<VecDeque<u32>>,
+    in_flight: Vec<usize>,
     next_step: u64,
     waiting: Duration,
-    report: Arc<Mutex<Report>>,
-    heartbeats: Vec<JoinHandle<()>>,
+    attendance: Attendance,
     events: mpsc::Receiver<Event>,
     sender: mpsc::Sender<Event>,
     generation: u64,
     runtime: Runtime,
 }
 
-#[derive(Clone, Debug, Default)]
-struct Report {
-    examples: u64,
-    metrics: BTreeMap<String, f64>,
+/// How a step ended.
+enum Settled {
+    /// Every block was answered.
+    Done,
+    /// The servers have gone back to a checkpoint.
+    Rewound,
 }
 
 impl Session {
@@ -59,37 +72,28 @@ impl Session {
         let mut memory =
             Mapping::new(initial.len()).map_err(|source| ClientError::Memory { elements: initial.len(), source })?;
         memory.parameters_mut().copy_from_slice(initial);
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name("psjobs-net")
-            .enable_all()
-            .build()
-            .map_err(ClientError::Runtime)?;
         let (sender, events) = mpsc::channel();
+        let (blocks, servers, buffers) = (layout.blocks() as usize, config.servers.len(), Buffers::default());
         let mut session = Self {
             links: Vec::new(),
             memory,
-            owed: vec![false; layout.blocks() as usize],
+            coder: Coder::new(&config.compression, buffers.clone()),
+            buffers,
+            versions: vec![0; blocks],
+            owed: vec![false; blocks],
+            to_send: vec![VecDeque::new(); servers],
+            in_flight: vec![0; servers],
             next_step: 0,
             waiting: Duration::ZERO,
-            report: Arc::default(),
-            heartbeats: Vec::new(),
+            attendance: Attendance::default(),
             events,
             sender,
             generation: 0,
-            runtime,
+            runtime: network()?,
             layout,
             config,
         };
-        for server in 0..session.config.servers.len() as u32 {
-            let link = session.open(server)?;
-            session.links.push(link);
-            let heartbeat = session.beat(server);
-            session.heartbeats.push(heartbeat);
-        }
-        // Every server has at least one block of most models; one that has none says u64::MAX.
-        session.next_step = session.links.iter().map(|link| link.next_step).min().unwrap_or(0);
-        session.pull()?;
+        session.enter()?;
         Ok(session)
     }
 
@@ -116,154 +120,197 @@ impl Session {
         self.waiting
     }
 
-    /// Sends the gradients of `step`, back blocks first, and returns when the parameters of every
-    /// block have come back. A lost server is waited for, up to `connect_timeout`.
+    /// Sends the gradients of `step`, back blocks first, and returns the next step to do when the
+    /// parameters of every block have come back. That is `step + 1`, or an earlier one if the servers
+    /// had to go back to a checkpoint. A lost server is waited for, up to `connect_timeout`.
     ///
     /// # Errors
-    /// If a server stays away, or refuses a gradient.
-    pub fn exchange(&mut self, step: u64) -> Result<(), ClientError> {
+    /// If a server stays away, or refuses a gradient, or the wait is interrupted; the last words can be
+    /// said all the same.
+    pub fn exchange(&mut self, step: u64) -> Result<u64, ClientError> {
         let start = Instant::now();
         self.owed.fill(true);
-        for block in (0..self.layout.blocks()).rev() {
-            self.send(step, block);
+        for server in 0..self.links.len() {
+            self.to_send[server] = self.layout.owned_by(server as u32).rev().collect();
+            self.in_flight[server] = 0;
+            self.send(step, server);
         }
-        let outcome = self.settle(step);
+        self.next_step = match self.settle(step)? {
+            Settled::Done => step + 1,
+            Settled::Rewound => {
+                self.enter()?;
+                tracing::warn!(step = self.next_step, "the servers went back to a checkpoint; going on from there");
+                self.next_step
+            }
+        };
         self.waiting += start.elapsed();
-        outcome
+        Ok(self.next_step)
     }
 
     /// What the next heartbeats say: examples read by this process so far, and metrics.
     pub fn report(&self, examples: u64, metrics: &BTreeMap<String, f64>) {
-        let mut report = self.report.lock().unwrap_or_else(PoisonError::into_inner);
-        *report = Report { examples, metrics: metrics.clone() };
+        self.attendance.report(Report { step: 0, examples, metrics: metrics.clone() });
     }
 
     /// Leaves every server: `finished` says that the work is done, false that a replacement will come.
     ///
     /// # Errors
     /// If a server does not answer; the others have been told all the same.
-    pub fn leave(mut self, finished: bool, examples: u64, metrics: BTreeMap<String, f64>) -> Result<(), ClientError> {
-        self.heartbeats.drain(..).for_each(|heartbeat| heartbeat.abort());
-        let request = proto::LeaveRequest {
-            trainer: Some(self.config.id()),
-            finished,
-            examples,
-            metrics: metrics.into_iter().collect(),
-        };
-        let mut outcome = Ok(());
-        // Server 0 last: it speaks for the job, and should not be done before the others.
-        for server in (0..self.links.len()).rev() {
-            let mut client = self.links[server].coordination();
-            let request = request.clone();
-            let told = self.runtime.block_on(async { tokio::time::timeout(LEAVE, client.leave(request)).await });
-            let reason = match told {
-                Ok(Ok(_)) => continue,
-                Ok(Err(status)) => status.message().to_owned(),
-                Err(_) => "no answer".to_owned(),
-            };
-            let (address, seconds) = (self.config.servers[server].clone(), LEAVE.as_secs());
-            outcome = Err(ClientError::Unreachable { address, seconds, reason });
-        }
-        outcome
+    pub fn leave(self, finished: bool, examples: u64, metrics: BTreeMap<String, f64>) -> Result<(), ClientError> {
+        let Self { config, attendance, runtime, .. } = self;
+        attendance.report(Report { step: 0, examples, metrics });
+        attendance.leave(&runtime, &config, finished)
     }
 
-    fn send(&self, step: u64, block: u32) {
-        let link = &self.links[self.layout.owner(block) as usize];
-        link.gradient(step, block, &self.memory.gradients()[self.layout.range(block)]);
+    /// Joins all servers, which must agree on what they hold, and pulls it.
+    fn enter(&mut self) -> Result<(), ClientError> {
+        self.links.clear();
+        let mut epoch = 0;
+        while self.links.len() < self.config.servers.len() {
+            let link = self.open(self.links.len() as u32, epoch)?;
+            if link.epoch > epoch {
+                // The servers before this one are about to go back to the same checkpoint.
+                epoch = link.epoch;
+                let servers = self.links.len() as u32;
+                self.links.clear();
+                for server in 0..servers {
+                    let link = self.open(server, epoch)?;
+                    self.links.push(link);
+                }
+            }
+            self.links.push(link);
+        }
+        // Every server has at least one block of most models; one that has none says u64::MAX.
+        self.next_step = self.links.iter().map(|link| link.next_step).min().unwrap_or(0);
+        self.pull()
+    }
+
+    /// Sends what the window of `server` lets through.
+    fn send(&mut self, step: u64, server: usize) {
+        let link = &self.links[server];
+        while (link.shares_memory || self.in_flight[server] < WINDOW)
+            && let Some(block) = self.to_send[server].pop_front()
+        {
+            let version = self.versions[block as usize];
+            let message = if link.shares_memory {
+                Coder::notice(step, block, version)
+            } else {
+                self.coder.message(step, block, version, &self.memory.gradients()[self.layout.range(block)])
+            };
+            self.in_flight[server] += 1;
+            link.send(message);
+        }
     }
 
     /// Takes answers until no block is owed; makes broken links anew and sends again what they owe.
-    fn settle(&mut self, step: u64) -> Result<(), ClientError> {
+    fn settle(&mut self, step: u64) -> Result<Settled, ClientError> {
         let mut owed = self.owed.len();
         while owed > 0 {
-            match self.events.recv().expect("the session holds a sender") {
-                Event::Block(block) if block.step == step && self.take(&block) => owed -= 1,
+            match self.next_event()? {
+                Event::Block(block) if block.step == step && self.take(&block) => {
+                    owed -= 1;
+                    let server = self.layout.owner(block.block) as usize;
+                    self.in_flight[server] = self.in_flight[server].saturating_sub(1);
+                    self.send(step, server);
+                }
                 Event::Block(_) => {} // A second answer to a gradient that was sent again.
                 Event::Broken { server, generation, status } => {
                     if self.links[server as usize].generation != generation {
                         continue;
                     }
-                    self.reopen(server, &status)?;
-                    let unanswered: Vec<u32> =
-                        self.layout.owned_by(server).rev().filter(|block| self.owed[*block as usize]).collect();
-                    unanswered.into_iter().for_each(|block| self.send(step, block));
+                    if let Settled::Rewound = self.reopen(server, &status)? {
+                        return Ok(Settled::Rewound);
+                    }
+                    let unanswered = self.layout.owned_by(server).rev().filter(|block| self.owed[*block as usize]);
+                    self.to_send[server as usize] = unanswered.collect();
+                    self.in_flight[server as usize] = 0;
+                    self.send(step, server as usize);
                 }
             }
         }
-        Ok(())
+        Ok(Settled::Done)
+    }
+
+    fn next_event(&self) -> Result<Event, ClientError> {
+        loop {
+            match self.events.recv_timeout(INTERRUPTIBLE) {
+                Ok(event) => return Ok(event),
+                Err(_) if self.config.interrupted() => return Err(ClientError::Interrupted),
+                Err(_) => {} // Nothing yet: the session holds a sender.
+            }
+        }
     }
 
     /// Takes a block's values; false if they were not owed.
     fn take(&mut self, block: &proto::ParameterBlock) -> bool {
+        let number = block.block as usize;
         let range = self.layout.range(block.block);
-        let shared = block.payload.is_empty() && self.links[self.layout.owner(block.block) as usize].shares_memory;
-        if range.is_empty() || !(shared || block.payload.len() == range.len() * 4) || !self.owed[block.block as usize] {
+        if range.is_empty() || !self.owed[number] {
             return false;
         }
-        self.owed[block.block as usize] = false;
-        if !shared {
-            copy(&mut self.memory.parameters_mut()[range], &block.payload);
+        let shared = block.payload.is_empty() && self.links[self.layout.owner(block.block) as usize].shares_memory;
+        let taken = shared
+            || Codec::from_number(block.codec)
+                .is_some_and(|codec| codec.decode(&block.payload, &mut self.memory.parameters_mut()[range]).is_ok());
+        if taken {
+            self.owed[number] = false;
+            self.versions[number] = block.version;
+            self.coder.answered(block.block);
         }
-        true
+        taken
     }
 
-    fn open(&mut self, server: u32) -> Result<Link, ClientError> {
+    fn open(&mut self, server: u32, epoch: u64) -> Result<Link, ClientError> {
         self.generation += 1;
-        let (config, layout) = (&self.config, &self.layout);
-        self.runtime.block_on(Link::open(config, layout, server, self.generation, &self.memory, &self.sender))
+        let opening = Opening {
+            config: &self.config,
+            layout: &self.layout,
+            server,
+            generation: self.generation,
+            epoch,
+            memory: &self.memory,
+            buffers: &self.buffers,
+            events: &self.sender,
+        };
+        let link = self.runtime.block_on(Link::open(&opening))?;
+        self.attendance.attend(&self.runtime, &self.config, server, link.channel());
+        Ok(link)
     }
 
-    fn reopen(&mut self, server: u32, status: &Status) -> Result<(), ClientError> {
+    fn reopen(&mut self, server: u32, status: &Status) -> Result<Settled, ClientError> {
         let address = self.config.servers[server as usize].clone();
         if !is_retryable(status) {
             return Err(ClientError::Refused { address, reason: status.message().to_owned() });
         }
         tracing::warn!(%address, reason = status.message(), "lost server {server}; connecting again");
-        self.links[server as usize] = self.open(server)?;
-        let heartbeat = self.beat(server);
-        std::mem::replace(&mut self.heartbeats[server as usize], heartbeat).abort();
+        let epoch = self.links[server as usize].epoch;
+        let link = self.open(server, epoch)?;
         tracing::info!(%address, "server {server} is back");
-        Ok(())
+        let rewound = link.epoch > epoch;
+        self.links[server as usize] = link;
+        Ok(if rewound { Settled::Rewound } else { Settled::Done })
     }
 
     fn pull(&mut self) -> Result<(), ClientError> {
         for server in 0..self.links.len() as u32 {
             let blocks = loop {
-                match self.runtime.block_on(self.links[server as usize].pull(&self.config)) {
+                match self.runtime.block_on(self.links[server as usize].pull(&self.config, &self.buffers)) {
                     Ok(blocks) => break blocks,
-                    Err(status) => self.reopen(server, &status)?,
+                    Err(status) => {
+                        if let Settled::Rewound = self.reopen(server, &status)? {
+                            return self.enter();
+                        }
+                    }
                 }
             };
             for block in blocks {
-                self.owed[block.block as usize] = true;
-                self.take(&block);
+                if let Some(owed) = self.owed.get_mut(block.block as usize) {
+                    *owed = true;
+                    self.take(&block);
+                }
             }
         }
         self.owed.fill(false);
         Ok(())
-    }
-
-    fn beat(&self, server: u32) -> JoinHandle<()> {
-        let mut client = self.links[server as usize].coordination();
-        let (report, id) = (self.report.clone(), self.config.id());
-        self.runtime.spawn(async move {
-            let mut ticks = tokio::time::interval(HEARTBEAT);
-            ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-            loop {
-                ticks.tick().await;
-                let Report { examples, metrics } = report.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                let request = proto::HeartbeatRequest { trainer: Some(id.clone()), examples, metrics, step: 0 };
-                // A failed heartbeat shows as a broken stream too, and that is dealt with there.
-                if let Err(status) = client.heartbeat(request).await {
-                    tracing::debug!(reason = status.message(), "heartbeat failed");
-                }
-            }
-        })
-    }
-}
-
-fn copy(values: &mut [f32], payload: &[u8]) {
-    for (value, bytes) in values.iter_mut().zip(payload.as_chunks::<4>().0) {
-        *value = f32::from_le_bytes(*bytes);
     }
 }

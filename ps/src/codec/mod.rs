@@ -21,7 +21,11 @@ pub mod topk;
 
 use std::fmt;
 
+use psjobs_api::training;
+
 pub use feedback::Feedback;
+
+use crate::proto;
 
 /// The form of a payload. Decoding needs nothing else: chunk sizes are fixed, and top-k's number
 /// of elements follows from the payload's length.
@@ -77,6 +81,62 @@ pub enum CodecError {
 }
 
 impl Codec {
+    /// The codec of gradients that a job asks for.
+    #[must_use]
+    pub fn of_gradients(spec: training::Codec) -> Self {
+        match spec {
+            training::Codec::F32 => Self::F32,
+            training::Codec::BF16 => Self::Bf16,
+            training::Codec::FP16 => Self::Fp16,
+            training::Codec::INT8 => Self::Int8,
+            training::Codec::OneBit => Self::OneBit,
+            training::Codec::TopK => Self::TopK,
+        }
+    }
+
+    /// The codec of parameters in a job whose gradients are coded so: they have no error feedback, so
+    /// no codec that loses more than a rounding.
+    #[must_use]
+    pub fn of_parameters(spec: training::Codec) -> Self {
+        if spec == training::Codec::F32 { Self::F32 } else { Self::Bf16 }
+    }
+
+    /// The codec's number in messages.
+    #[must_use]
+    pub fn number(self) -> i32 {
+        self.wire().into()
+    }
+
+    fn wire(self) -> proto::Codec {
+        match self {
+            Self::F32 => proto::Codec::F32,
+            Self::Bf16 => proto::Codec::Bf16,
+            Self::Fp16 => proto::Codec::Fp16,
+            Self::Int8 => proto::Codec::Int8,
+            Self::OneBit => proto::Codec::OneBit,
+            Self::TopK => proto::Codec::TopK,
+        }
+    }
+
+    /// The codec with this number in messages.
+    #[must_use]
+    pub fn from_number(number: i32) -> Option<Self> {
+        let all = [Self::F32, Self::Bf16, Self::Fp16, Self::Int8, Self::OneBit, Self::TopK];
+        all.into_iter().find(|codec| codec.number() == number)
+    }
+
+    /// Writes `values` to `payload`, without error feedback.
+    ///
+    /// # Panics
+    /// If the codec needs error feedback, or the payload has another length.
+    pub fn write(self, values: &[f32], payload: &mut [u8]) {
+        match self {
+            Self::F32 => payload.copy_from_slice(bytemuck::cast_slice(values)),
+            Self::Bf16 => bf16::encode(values, payload),
+            _ => panic!("{self} is not a codec of parameters"),
+        }
+    }
+
     /// Checks that `payload` can be decoded into a block of `elements`.
     ///
     /// # Errors

@@ -44,6 +44,18 @@ impl State {
     pub fn step(&self) -> u64 {
         self.step
     }
+
+    /// The slots, each of the block's length.
+    #[must_use]
+    pub fn slots(&self) -> &[Vec<f32>] {
+        &self.slots
+    }
+
+    /// What a checkpoint kept.
+    #[must_use]
+    pub fn restored(slots: Vec<Vec<f32>>, step: u64) -> Self {
+        Self { slots, step }
+    }
 }
 
 impl Optimizer {
@@ -80,6 +92,12 @@ impl Optimizer {
             OptimizerKind::Ftrl => Box::new(Ftrl { beta: spec.beta, l1: spec.l1, l2: spec.l2 }),
         };
         Self { rule, rate: spec.learning_rate }
+    }
+
+    /// Slots of state for each element.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.rule.slots()
     }
 
     /// Fresh state for a block of `elements`.

@@ -4,14 +4,17 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
-use psjobs_api::training::ConsistencyMode;
+use psjobs_api::training::NonFinite;
 use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
 
+use super::metrics::Metrics;
 use super::peer::{Answer, Gradient, Peer};
+use super::recipe::Recipe;
+use crate::checkpoint::BlockState;
 use crate::consistency::{Rule, Verdict};
-use crate::optimizer::{Optimizer, State};
+use crate::optimizer::State;
+use crate::wire::buffers::Buffer;
 
 /// What a block's task is asked to do.
 pub enum Command {
@@ -21,17 +24,25 @@ pub enum Command {
         peer: Peer,
         /// The trainer's step.
         step: u64,
+        /// Version of the block that it was computed from.
+        version: u64,
         /// The values, of the block's length.
         gradient: Gradient,
     },
     /// Values for a block that has none; answers whether it took them.
-    Initialize(Bytes, oneshot::Sender<bool>),
+    Initialize(Vec<f32>, oneshot::Sender<bool>),
     /// The version and the current values, `None` if the block has none.
-    Read(oneshot::Sender<Option<(u64, Bytes)>>),
+    Read(oneshot::Sender<Option<(u64, Vec<f32>)>>),
     /// The first step that the block does not have from a trainer, and whether it has values.
     NextStep(u32, oneshot::Sender<(u64, bool)>),
     /// A trainer has finished: no round waits for it.
     Finish(u32),
+    /// Everything, at the version named or now; `None` if the block is past it, or has no values.
+    Snapshot(Option<u64>, oneshot::Sender<Option<BlockState>>),
+    /// The version, `None` if the block has no values.
+    Version(oneshot::Sender<Option<u64>>),
+    /// The block goes to another state, in an epoch of its own; `None` is a block without values.
+    Restore(u64, Option<BlockState>, oneshot::Sender<()>),
 }
 
 /// What a block is made of.
@@ -40,12 +51,14 @@ pub struct Plan {
     pub block: u32,
     /// Its first element in the flat space.
     pub start: usize,
-    /// When gradients take effect.
-    pub mode: ConsistencyMode,
     /// Trainers of the job.
     pub trainers: u32,
-    /// How they take effect.
-    pub optimizer: Arc<Optimizer>,
+    /// How the job trains.
+    pub recipe: Arc<Recipe>,
+    /// The server's epoch when the block was made.
+    pub epoch: u64,
+    /// Counts what happens.
+    pub metrics: Arc<Metrics>,
 }
 
 /// Owns the block until every sender is gone.
@@ -62,45 +75,56 @@ struct Block {
     values: Vec<f32>,
     state: State,
     version: u64,
-    /// The values as they go out, made once a version however many trainers wait.
-    encoded: Option<Bytes>,
+    /// Only trainers of this epoch are heard: the others' gradients belong to a state that is gone.
+    epoch: u64,
     round: Round,
+    /// Applied, but its trainer is too far ahead to be answered.
+    ahead: Vec<(Peer, u64)>,
+    /// Snapshots of versions to come.
+    snapshots: Vec<(u64, oneshot::Sender<Option<BlockState>>)>,
 }
 
 /// The gradients of a step whose round is open.
 #[derive(Default)]
 struct Round {
-    /// Sum of the gradients added so far, in trainer order; empty before the first.
-    sum: Vec<[u8; 4]>,
-    /// Gradients that came before their turn.
-    early: BTreeMap<u32, Gradient>,
+    /// Sum of the gradients added so far, in trainer order.
+    sum: Option<Buffer>,
+    /// How many those are.
+    added: usize,
+    /// Gradients that came before their turn; `None` for one that is left out.
+    early: BTreeMap<u32, Option<Gradient>>,
+    /// The highest step that was given.
+    step: u64,
     /// Who is answered when the round closes.
     waiting: Vec<(Peer, u64)>,
 }
 
 impl Block {
     fn new(plan: Plan) -> Self {
-        let rule = Rule::new(plan.mode, plan.trainers);
+        let rule = Rule::new(plan.recipe.consistency.clone(), plan.trainers);
+        let epoch = plan.epoch;
         Self {
             plan,
             rule,
             values: Vec::new(),
             state: State::default(),
             version: 0,
-            encoded: None,
+            epoch,
             round: Round::default(),
+            ahead: Vec::new(),
+            snapshots: Vec::new(),
         }
     }
 
     fn handle(&mut self, command: Command) {
         // A caller that has gone away no longer wants its answer: failed sends are fine.
         match command {
-            Command::Gradient { peer, step, gradient } => self.gradient(peer, step, gradient),
-            Command::Initialize(payload, reply) => {
-                let _ = reply.send(self.initialize(&payload));
+            Command::Gradient { peer, step, version, gradient } => self.gradient(peer, step, version, gradient),
+            Command::Initialize(values, reply) => {
+                let _ = reply.send(self.initialize(values));
             }
             Command::Read(reply) => {
-                let _ = reply.send((!self.values.is_empty()).then(|| (self.version, self.encode())));
+                let _ = reply.send((!self.values.is_empty()).then(|| (self.version, self.values.clone())));
             }
             Command::NextStep(trainer, reply) => {
                 let _ = reply.send((self.rule.next_step(trainer), !self.values.is_empty()));
@@ -108,40 +132,71 @@ impl Block {
             Command::Finish(trainer) => {
                 self.rule.finish(trainer);
                 self.advance();
+                self.release();
+            }
+            Command::Snapshot(at, reply) => self.snapshot(at, reply),
+            Command::Version(reply) => {
+                let _ = reply.send((!self.values.is_empty()).then_some(self.version));
+            }
+            Command::Restore(epoch, state, reply) => {
+                self.epoch = epoch;
+                self.restore(state);
+                let _ = reply.send(());
             }
         }
     }
 
-    fn initialize(&mut self, payload: &[u8]) -> bool {
+    fn initialize(&mut self, values: Vec<f32>) -> bool {
         if !self.values.is_empty() {
             return false;
         }
-        self.values = payload.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-        self.state = self.plan.optimizer.state(self.values.len());
+        self.values = values;
+        self.state = self.plan.recipe.optimizer.state(self.values.len());
         true
     }
 
-    fn gradient(&mut self, peer: Peer, step: u64, gradient: Gradient) {
+    fn gradient(&mut self, peer: Peer, step: u64, version: u64, gradient: Gradient) {
         let block = self.plan.block;
+        if peer.epoch() != self.epoch {
+            return;
+        }
         if self.values.is_empty() {
             return peer
                 .refuse(Status::failed_precondition(format!("block {block} has no values yet; push them first")));
         }
-        if !finite(gradient.values()) {
-            return peer.refuse(Status::invalid_argument(format!(
-                "the gradient of trainer {}, step {step}, block {block} holds NaN or infinity; nothing of it was applied: lower the learning rate or look at the loss",
-                peer.trainer()
-            )));
-        }
-        match self.rule.offer(peer.trainer(), step) {
-            Verdict::Apply => {
-                self.update(gradient.values());
-                self.answer(&peer, step);
+        let mut gradient = Some(gradient);
+        if self.plan.recipe.non_finite != NonFinite::Pass
+            && !gradient.as_ref().is_some_and(|gradient| gradient.with_values(self.values.len(), finite))
+        {
+            self.plan.metrics.not_finite();
+            if self.plan.recipe.non_finite == NonFinite::Refuse {
+                return peer.refuse(not_finite(peer.trainer(), step, block));
             }
-            Verdict::Answer => self.answer(&peer, step),
+            gradient = None;
+        }
+        match self.rule.offer(peer.trainer(), step, version < self.version) {
+            Verdict::Apply => {
+                let staleness = self.version.saturating_sub(version);
+                self.plan.metrics.staleness(staleness);
+                if let Some(gradient) = gradient {
+                    let factor = self.plan.recipe.factor(step, staleness);
+                    gradient.with_values(self.values.len(), |gradient| self.update(gradient, factor));
+                }
+                self.ahead.push((peer, step));
+                self.release();
+            }
+            Verdict::Answer => {
+                self.ahead.push((peer, step));
+                self.release();
+            }
+            Verdict::Drop => {
+                self.plan.metrics.late();
+                self.answer(&[(peer, step)]);
+            }
             Verdict::Join => self.round.waiting.push((peer, step)),
             Verdict::Hold => {
                 self.round.early.insert(peer.trainer(), gradient);
+                self.round.step = self.round.step.max(step);
                 self.round.waiting.push((peer, step));
                 self.advance();
             }
@@ -151,45 +206,107 @@ impl Block {
     /// Adds what is in its turn; closes the round if it is complete.
     fn advance(&mut self) {
         while let Some(first) = self.round.early.first_entry().filter(|first| self.rule.in_turn(*first.key())) {
-            add(&mut self.round.sum, first.remove().values());
+            let gradient = first.remove();
+            self.add(gradient);
         }
-        let Some(contributors) = self.rule.close_round() else { return };
-        let mut round = std::mem::take(&mut self.round);
-        scale(&mut round.sum, contributors.len() as f32);
-        self.update(&round.sum);
-        for (peer, step) in round.waiting.drain(..) {
-            self.answer(&peer, step);
+        if self.rule.close_round().is_none() {
+            return;
         }
-        // The sum's memory serves the next round.
-        round.sum.clear();
-        self.round = round;
+        while let Some((_, gradient)) = self.round.early.pop_first() {
+            self.add(gradient);
+        }
+        let Round { sum, added, step, waiting, .. } = std::mem::take(&mut self.round);
+        if let Some(mut sum) = sum {
+            let sum = sum.bytes_mut().as_chunks_mut().0;
+            scale(sum, added as f32);
+            self.update(sum, self.plan.recipe.factor(step, 0));
+        }
+        self.answer(&waiting);
+        self.take_due_snapshots();
     }
 
-    fn update(&mut self, gradient: &[[u8; 4]]) {
-        self.plan.optimizer.apply(&mut self.values, gradient, &mut self.state, 1.0);
+    /// `sum += gradient`; the first gradient is the sum, so that no zero is added to it.
+    fn add(&mut self, gradient: Option<Gradient>) {
+        let Some(gradient) = gradient else { return };
+        let elements = self.values.len();
+        let Round { sum, added, .. } = &mut self.round;
+        gradient.with_values(elements, |gradient| match sum {
+            Some(sum) => add(sum.bytes_mut().as_chunks_mut().0, gradient),
+            None => {
+                let mut first = self.plan.recipe.buffers.take(elements * 4);
+                first.bytes_mut().copy_from_slice(gradient.as_flattened());
+                *sum = Some(first);
+            }
+        });
+        *added += 1;
+    }
+
+    fn update(&mut self, gradient: &[[u8; 4]], factor: f64) {
+        self.plan.recipe.optimizer.apply(&mut self.values, gradient, &mut self.state, factor);
         self.version += 1;
-        self.encoded = None;
     }
 
-    fn answer(&mut self, peer: &Peer, step: u64) {
-        let Self { plan, values, version, encoded, .. } = self;
-        let answer = Answer { step, block: plan.block, version: *version, start: plan.start, values };
-        peer.answer(&answer, || encoded.get_or_insert_with(|| encode(values)).clone());
+    /// Answers those of whom nobody is too far behind.
+    fn release(&mut self) {
+        let may = self.ahead.extract_if(.., |(peer, _)| self.rule.may_go_on(peer.trainer())).collect::<Vec<_>>();
+        self.answer(&may);
     }
 
-    fn encode(&mut self) -> Bytes {
-        let values = &self.values;
-        self.encoded.get_or_insert_with(|| encode(values)).clone()
+    /// Sends the current values; those who wait for the same step share one copy.
+    fn answer(&self, peers: &[(Peer, u64)]) {
+        let Self { plan, values, version, .. } = self;
+        let mut last = None;
+        for (peer, step) in peers {
+            let answer = Answer { step: *step, block: plan.block, version: *version, start: plan.start, values };
+            peer.answer(&answer, &plan.recipe, &mut last);
+        }
+    }
+
+    fn snapshot(&mut self, at: Option<u64>, reply: oneshot::Sender<Option<BlockState>>) {
+        match at {
+            Some(at) if at > self.version && !self.values.is_empty() => self.snapshots.push((at, reply)),
+            Some(at) if at < self.version => drop(reply.send(None)),
+            _ => drop(reply.send(self.capture())),
+        }
+    }
+
+    fn take_due_snapshots(&mut self) {
+        let version = self.version;
+        for (_, reply) in self.snapshots.extract_if(.., |(at, _)| *at <= version).collect::<Vec<_>>() {
+            drop(reply.send(self.capture()));
+        }
+    }
+
+    fn capture(&self) -> Option<BlockState> {
+        if self.values.is_empty() {
+            return None;
+        }
+        Some(BlockState {
+            values: self.values.clone(),
+            slots: self.state.slots().to_vec(),
+            updates: self.state.step(),
+            version: self.version,
+            next_steps: (0..self.plan.trainers).map(|trainer| self.rule.settled(trainer)).collect(),
+        })
+    }
+
+    fn restore(&mut self, state: Option<BlockState>) {
+        let BlockState { values, slots, updates, version, next_steps } = state.unwrap_or_default();
+        self.values = values;
+        self.state = State::restored(slots, updates);
+        self.version = version;
+        self.rule.restore(&next_steps);
+        self.round = Round::default();
+        self.ahead.clear();
+        self.snapshots.clear();
     }
 }
 
-/// Little-endian bytes of `values`.
-pub fn encode(values: &[f32]) -> Bytes {
-    let mut bytes = BytesMut::zeroed(values.len() * 4);
-    for (bytes, value) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(values) {
-        *bytes = value.to_le_bytes();
-    }
-    bytes.freeze()
+fn not_finite(trainer: u32, step: u64, block: u32) -> Status {
+    Status::invalid_argument(format!(
+        "the gradient of trainer {trainer}, step {step}, block {block} holds NaN or infinity; nothing of it was \
+         applied: lower the learning rate or look at the loss"
+    ))
 }
 
 #[inline(always)]
@@ -202,19 +319,14 @@ fn finite(gradient: &[[u8; 4]]) -> bool {
     !crate::simd::run(any_exponent_full, gradient)
 }
 
-/// `sum += gradient`; the first gradient is the sum, so that no zero is added to it.
-fn add(sum: &mut Vec<[u8; 4]>, gradient: &[[u8; 4]]) {
+fn add(sum: &mut [[u8; 4]], gradient: &[[u8; 4]]) {
     #[inline(always)]
     fn kernel((sum, gradient): (&mut [[u8; 4]], &[[u8; 4]])) {
         for (sum, g) in sum.iter_mut().zip(gradient) {
             *sum = (f32::from_le_bytes(*sum) + f32::from_le_bytes(*g)).to_le_bytes();
         }
     }
-    if sum.is_empty() {
-        sum.extend_from_slice(gradient);
-    } else {
-        crate::simd::run(kernel, (sum.as_mut_slice(), gradient));
-    }
+    crate::simd::run(kernel, (sum, gradient));
 }
 
 /// `sum /= contributors`.

@@ -19,6 +19,10 @@ impl proto::coordination_server::Coordination for Coordination {
         let tensors: Vec<TensorSpec> =
             request.tensors.into_iter().map(|t| TensorSpec { name: t.name, shape: t.shape }).collect();
         let config = &self.0.config;
+        let epoch = self.0.recovery.epoch();
+        if config.checkpoint.is_some() && epoch == 0 {
+            return Err(Status::unavailable("the servers are looking for the newest checkpoint"));
+        }
         if tensors.is_empty() {
             self.0.members().join(&id, tensors, request.total_steps, Instant::now())?;
             tracing::info!(trainer = id.index, incarnation = id.incarnation, "joined, without parameters of its own");
@@ -42,6 +46,7 @@ impl proto::coordination_server::Coordination for Coordination {
                 .shared_memory
                 .as_ref()
                 .map_or_else(String::new, |offer| offer.name().to_owned()),
+            epoch,
         }))
     }
 
@@ -59,6 +64,7 @@ impl proto::coordination_server::Coordination for Coordination {
         {
             store.finish(id.index).await;
         }
+        self.0.left.notify_waiters();
         if done {
             self.0.done.notify_one();
         }

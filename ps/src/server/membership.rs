@@ -172,6 +172,39 @@ impl Membership {
         Ok(())
     }
 
+    /// The model's tensors; none before the first trainer has told them.
+    #[must_use]
+    pub fn tensors(&self) -> &[TensorSpec] {
+        &self.tensors
+    }
+
+    /// Takes the model from a checkpoint.
+    ///
+    /// # Errors
+    /// The first tensor that is another one in the job.
+    pub fn adopt(&mut self, tensors: &[TensorSpec]) -> Result<(), String> {
+        if self.tensors.is_empty() {
+            self.tensors = tensors.to_vec();
+        }
+        match difference(&self.tensors, tensors) {
+            Some(difference) => Err(difference.replace("the trainer", "the checkpoint")),
+            None => Ok(()),
+        }
+    }
+
+    /// The job goes back, or on, to where each trainer's next step is the one in `steps`.
+    pub fn rewind(&mut self, steps: &[u64]) {
+        for (member, step) in self.members.iter_mut().zip(steps) {
+            member.steps = *step;
+        }
+    }
+
+    /// Whether a trainer is at work.
+    #[must_use]
+    pub fn active(&self) -> bool {
+        self.members.iter().any(|member| member.presence == Presence::Active)
+    }
+
     /// A member spoke.
     ///
     /// # Errors
@@ -234,6 +267,9 @@ impl Membership {
     /// As [`Membership::hear`].
     pub fn leave(&mut self, request: &proto::LeaveRequest, id: &proto::TrainerId, now: Instant) -> Result<(), Refusal> {
         self.report(id, request.examples, request.metrics.clone(), now)?;
+        if request.step > 0 {
+            self.gave(id.index, request.step - 1, now);
+        }
         let member = &mut self.members[id.index as usize];
         member.rate = 0.0;
         member.presence = if request.finished { Presence::Finished } else { Presence::Left };
@@ -284,8 +320,7 @@ impl Membership {
     #[must_use]
     pub fn abandoned(&self, now: Instant) -> Option<String> {
         let alone = now.saturating_duration_since(self.company);
-        let active = self.members.iter().any(|member| member.presence == Presence::Active);
-        if active || self.done() || alone < self.patience.abandon {
+        if self.active() || self.done() || alone < self.patience.abandon {
             return None;
         }
         let missing: Vec<String> = (self.members.iter().enumerate())

@@ -3,8 +3,8 @@
 
 use std::fmt::Write as _;
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use axum::Router;
@@ -13,12 +13,16 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 
 use super::shared::Shared;
+use crate::staleness::Histogram;
 
 /// Counters of the data plane.
 #[derive(Debug, Default)]
 pub struct Metrics {
     gradients: AtomicU64,
     gradient_bytes: AtomicU64,
+    late: AtomicU64,
+    not_finite: AtomicU64,
+    staleness: Mutex<Histogram>,
 }
 
 impl Metrics {
@@ -26,6 +30,25 @@ impl Metrics {
     pub fn gradient(&self, bytes: usize) {
         self.gradients.fetch_add(1, Relaxed);
         self.gradient_bytes.fetch_add(bytes as u64, Relaxed);
+    }
+
+    /// Counts a gradient that came after its round had closed without it.
+    pub fn late(&self) {
+        self.late.fetch_add(1, Relaxed);
+    }
+
+    /// Counts a gradient with NaN or infinity.
+    pub fn not_finite(&self) {
+        self.not_finite.fetch_add(1, Relaxed);
+    }
+
+    /// Counts an update by its staleness.
+    pub fn staleness(&self, staleness: u64) {
+        self.histogram().record(staleness);
+    }
+
+    fn histogram(&self) -> MutexGuard<'_, Histogram> {
+        self.staleness.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -57,6 +80,9 @@ fn render(shared: &Shared) -> String {
     let counter = |value: &AtomicU64| one(value.load(Relaxed) as f64);
     family("gradient_blocks_total", "counter", "Gradient blocks received.", &counter(&shared.metrics.gradients));
     family("gradient_bytes_total", "counter", "Bytes of gradients received.", &counter(&shared.metrics.gradient_bytes));
+    let (late, not_finite) = (counter(&shared.metrics.late), counter(&shared.metrics.not_finite));
+    family("late_gradients_total", "counter", "Gradients dropped because their round had closed.", &late);
+    family("not_finite_gradients_total", "counter", "Gradients with NaN or infinity.", &not_finite);
     family(
         "examples_per_second",
         "gauge",
@@ -69,5 +95,22 @@ fn render(shared: &Shared) -> String {
     family("trainer_steps", "gauge", "Last step a trainer gave a gradient for.", &by_trainer(|t| t.step as f64));
     family("trainer_silent_seconds", "gauge", "Seconds since a trainer was heard.", &by_trainer(|t| t.silent_seconds));
     family("warnings", "gauge", "Things that are wrong; Status tells them.", &one(status.warnings.len() as f64));
+    histogram(&mut text, &shared.metrics.histogram());
     text
+}
+
+/// The staleness of updates, in Prometheus' cumulative buckets.
+fn histogram(text: &mut String, staleness: &Histogram) {
+    const NAME: &str = "psjobs_ps_staleness";
+    // Writing to a String cannot fail.
+    let _ =
+        writeln!(text, "# HELP {NAME} Updates of a block between its pull and the gradient.\n# TYPE {NAME} histogram");
+    let mut below = 0;
+    for (bound, count) in Histogram::BOUNDS.iter().zip(staleness.counts()) {
+        below += count;
+        let _ = writeln!(text, "{NAME}_bucket{{le=\"{bound}\"}} {below}");
+    }
+    let total = staleness.total();
+    let _ =
+        writeln!(text, "{NAME}_bucket{{le=\"+Inf\"}} {total}\n{NAME}_sum {}\n{NAME}_count {total}", staleness.sum());
 }

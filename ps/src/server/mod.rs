@@ -8,6 +8,8 @@ mod exchange;
 mod membership;
 mod metrics;
 mod peer;
+mod recipe;
+mod recovery;
 mod shared;
 mod store;
 
@@ -23,12 +25,12 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::transport::Server;
 
-pub use block::encode;
 pub use membership::Patience;
+pub use recovery::CheckpointConfig;
 
 use crate::proto;
 use proto::coordination_server::CoordinationServer;
-use proto::parameter_server_server::ParameterServerServer;
+use proto::recovery_server::RecoveryServer;
 use shared::Shared;
 
 /// What one server is told.
@@ -48,6 +50,8 @@ pub struct ServerConfig {
     pub patience: Patience,
     /// Exchange blocks through shared memory with trainers of this host.
     pub shared_memory: bool,
+    /// Where the job's state is kept, if anywhere.
+    pub checkpoint: Option<CheckpointConfig>,
     /// Where `/metrics`, `/healthz` and `/readyz` are served, if anywhere.
     pub metrics: Option<TcpListener>,
     /// Further gRPC services on the same port.
@@ -68,6 +72,7 @@ impl ServerConfig {
             training: environment.training.clone(),
             patience: Patience::default(),
             shared_memory: true,
+            checkpoint: CheckpointConfig::new(environment),
             metrics: None,
             services: Routes::default(),
             ending: CancellationToken::new(),
@@ -87,6 +92,9 @@ pub enum ServerError {
     /// Nobody is left to train.
     #[error("gave up: {0}; see their logs, then start the job again")]
     Abandoned(String),
+    /// The checkpoint folder holds another job's state.
+    #[error("{0}")]
+    Checkpoint(String),
     /// It was told to stop before every trainer had finished.
     #[error("stopped before all trainers had finished")]
     Stopped,
@@ -96,10 +104,10 @@ pub enum ServerError {
 const LOOK: Duration = Duration::from_secs(1);
 /// How long open connections may take to close at the end.
 const DRAIN: Duration = Duration::from_secs(5);
+/// How long trainers may take to leave after the server was told to stop.
+const GOODBYE: Duration = Duration::from_secs(8);
 /// Receive window of one stream: several blocks, so that a trainer never waits for a window update.
-const WINDOW: u32 = 8 * 1024 * 1024;
-/// Largest message: a block and its envelope, with room for layouts of other block sizes.
-const MAX_MESSAGE: usize = 8 * 1024 * 1024;
+const WINDOW: u32 = 4 * 1024 * 1024;
 
 /// Serves on `listener` until all trainers have left well, or `shutdown` resolves.
 ///
@@ -124,13 +132,38 @@ pub async fn run(
         });
     }
     let serving = serve_grpc(listener, &shared, services, stopped(&stop));
-    tokio::pin!(serving);
-    let outcome = tokio::select! {
-        served = &mut serving => return served.and(Err(ServerError::Stopped)),
-        () = shared.done.notified() => Ok(()),
-        why = abandoned(&shared) => Err(ServerError::Abandoned(why)),
-        () = shutdown => Err(ServerError::Stopped),
+    let training_over = CancellationToken::new();
+    let recovering = recovery::run(&shared, training_over.clone());
+    tokio::pin!(serving, recovering);
+    let mut kept = false;
+    let ended = async {
+        tokio::select! {
+            () = shared.done.notified() => Ok(()),
+            why = abandoned(&shared) => Err(ServerError::Abandoned(why)),
+            () = shutdown => {
+                goodbye(&shared).await;
+                Err(ServerError::Stopped)
+            }
+        }
     };
+    tokio::pin!(ended);
+    let outcome = loop {
+        tokio::select! {
+            served = &mut serving => return served.and(Err(ServerError::Stopped)),
+            recovered = &mut recovering, if !kept => match recovered {
+                Ok(()) => kept = true,
+                Err(error) => break Err(error),
+            },
+            outcome = &mut ended => break outcome,
+        }
+    };
+    training_over.cancel();
+    if !kept && !matches!(outcome, Err(ServerError::Checkpoint(_))) {
+        tokio::select! {
+            served = &mut serving => return served.and(Err(ServerError::Stopped)),
+            recovered = &mut recovering => recovered?,
+        }
+    }
     stop.cancel();
     shared.close_streams();
     if tokio::time::timeout(DRAIN, serving).await.is_err() {
@@ -151,7 +184,7 @@ async fn serve_grpc(
 ) -> Result<(), ServerError> {
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<CoordinationServer<coordination::Coordination>>().await;
-    health.set_serving::<ParameterServerServer<exchange::Exchange>>().await;
+    health.set_serving::<exchange::Service>().await;
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
         .build_v1()
@@ -169,15 +202,32 @@ async fn serve_grpc(
         .add_routes(services)
         .add_service(health_service)
         .add_service(reflection)
+        .add_service(RecoveryServer::new(recovery::Service(shared.clone())))
         .add_service(CoordinationServer::new(coordination::Coordination(shared.clone())))
-        .add_service(
-            ParameterServerServer::new(exchange::Exchange(shared.clone()))
-                .max_decoding_message_size(MAX_MESSAGE)
-                .max_encoding_message_size(MAX_MESSAGE),
-        )
+        .add_service(exchange::Service::new(shared.clone()))
         .serve_with_incoming_shutdown(incoming, stop)
         .await
         .map_err(ServerError::Transport)
+}
+
+/// Waits, not long, for the trainers to end their steps and leave: then the last checkpoint holds whole
+/// steps.
+async fn goodbye(shared: &Shared) {
+    if shared.config.checkpoint.is_none() {
+        return;
+    }
+    let all_left = async {
+        loop {
+            let left = shared.left.notified();
+            if !shared.members().active() {
+                return;
+            }
+            left.await;
+        }
+    };
+    if tokio::time::timeout(GOODBYE, all_left).await.is_err() {
+        tracing::warn!("trainers are still at work; keeping what they have given so far");
+    }
 }
 
 /// Names missing trainers as time passes; resolves when the server should give up.

@@ -1,6 +1,7 @@
 //! The server's end of one trainer's `Exchange` stream, as the blocks see it: where gradients lie
 //! and answers go, over the wire or in memory shared with the trainer, and a way to end the stream.
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,23 +10,36 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
+use super::recipe::Recipe;
+use crate::codec::{Codec, Encoder};
 use crate::proto;
 use crate::shm::Mapping;
+use crate::wire::frame;
 
-/// A gradient, wherever it lies; checked to have its block's length.
+/// A gradient, wherever it lies; checked to fit its block.
 pub enum Gradient {
     /// It came in the frame.
-    Wire(Bytes),
+    Wire(Codec, Bytes),
     /// The trainer left it in shared memory, and leaves it alone until it is answered.
     Shared(Arc<Mapping>, Range<usize>),
 }
 
+thread_local! {
+    /// Where coded gradients are decoded: one block at a time on each thread.
+    static DECODED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
 impl Gradient {
-    /// Little-endian f32.
-    pub fn values(&self) -> &[[u8; 4]] {
+    /// Calls `use_values` with the little-endian f32 of a block of `elements`.
+    pub fn with_values<R>(&self, elements: usize, use_values: impl FnOnce(&[[u8; 4]]) -> R) -> R {
         match self {
-            Self::Wire(payload) => payload.as_chunks().0,
-            Self::Shared(memory, range) => memory.gradient_bytes(range.clone()),
+            Self::Wire(Codec::F32, payload) => use_values(payload.as_chunks().0),
+            Self::Wire(codec, payload) => DECODED.with_borrow_mut(|values| {
+                values.resize(elements, 0.0);
+                codec.decode(payload, values).expect("the payload was checked when it came in");
+                use_values(bytemuck::cast_slice(values))
+            }),
+            Self::Shared(memory, range) => use_values(memory.gradient_bytes(range.clone())),
         }
     }
 }
@@ -44,11 +58,27 @@ pub struct Answer<'a> {
     pub values: &'a [f32],
 }
 
+impl Answer<'_> {
+    /// The message, with the values as the job sends parameters.
+    #[must_use]
+    pub fn encode(&self, recipe: &Recipe) -> Bytes {
+        let head = self.head(recipe.parameters);
+        let payload = Encoder::new(recipe.parameters, 1.0).payload_len(self.values.len());
+        frame::parameters(&recipe.buffers, &head, payload, |payload| recipe.parameters.write(self.values, payload))
+    }
+
+    fn head(&self, codec: Codec) -> proto::ParameterBlock {
+        let &Self { step, block, version, .. } = self;
+        proto::ParameterBlock { step, block, codec: codec.number(), version, payload: Bytes::new() }
+    }
+}
+
 /// Where a trainer's answers go. Cheap to clone.
 #[derive(Clone)]
 pub struct Peer {
     trainer: u32,
-    answers: mpsc::Sender<Result<proto::ParameterBlock, Status>>,
+    epoch: u64,
+    answers: mpsc::Sender<Result<Bytes, Status>>,
     memory: Option<Arc<Mapping>>,
     end: CancellationToken,
 }
@@ -60,11 +90,18 @@ impl Peer {
     #[must_use]
     pub fn new(
         trainer: u32,
-        answers: mpsc::Sender<Result<proto::ParameterBlock, Status>>,
+        epoch: u64,
+        answers: mpsc::Sender<Result<Bytes, Status>>,
         memory: Option<Arc<Mapping>>,
         end: CancellationToken,
     ) -> Self {
-        Self { trainer, answers, memory, end }
+        Self { trainer, epoch, answers, memory, end }
+    }
+
+    /// The servers' epoch when the stream was opened.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
     }
 
     /// Index of the trainer.
@@ -79,19 +116,18 @@ impl Peer {
         self.memory.as_ref()
     }
 
-    /// Answers a trainer; `encode` gives the values as they travel. Ends the stream of a trainer
-    /// that does not read its answers.
-    pub fn answer(&self, answer: &Answer, encode: impl FnOnce() -> Bytes) {
-        let payload = match &self.memory {
-            None => encode(),
-            Some(memory) => {
+    /// Answers a trainer. `last` is the message that another one just got with these values, by its
+    /// step. Ends the stream of a trainer that does not read its answers.
+    pub fn answer(&self, answer: &Answer, recipe: &Recipe, last: &mut Option<(u64, Bytes)>) {
+        let message = match (&self.memory, last) {
+            (Some(memory), _) => {
                 memory.write_parameters(answer.start, answer.values);
-                Bytes::new()
+                frame::message(&answer.head(Codec::F32))
             }
+            (None, Some((step, message))) if *step == answer.step => message.clone(),
+            (None, last) => last.insert((answer.step, answer.encode(recipe))).1.clone(),
         };
-        let &Answer { step, block, version, .. } = answer;
-        let block = proto::ParameterBlock { step, block, codec: proto::Codec::F32.into(), version, payload };
-        if let Err(mpsc::error::TrySendError::Full(_)) = self.answers.try_send(Ok(block)) {
+        if let Err(mpsc::error::TrySendError::Full(_)) = self.answers.try_send(Ok(message)) {
             tracing::warn!(trainer = self.trainer, "disconnected: it sends gradients but reads no answers");
             self.end.cancel();
         }

@@ -13,6 +13,8 @@ use tonic::Status;
 use super::ServerConfig;
 use super::membership::{Membership, Refusal};
 use super::metrics::Metrics;
+use super::recipe::Recipe;
+use super::recovery::Recovery;
 use super::store::Store;
 use crate::layout::{Layout, TensorSpec};
 use crate::proto;
@@ -21,10 +23,14 @@ use crate::shm::{self, Mapping, Offer};
 /// Shared by the services; the locks are held for a few assignments, never across an await.
 pub struct Shared {
     pub config: ServerConfig,
-    pub metrics: Metrics,
+    pub metrics: Arc<Metrics>,
+    pub recipe: Arc<Recipe>,
     pub tasks: TaskTracker,
     /// Rung when the last trainer has left.
     pub done: Notify,
+    /// Rung when a trainer leaves.
+    pub left: Notify,
+    pub recovery: Recovery,
     /// Where trainers of this host hand over their memory.
     pub shared_memory: Option<Arc<Offer>>,
     membership: Mutex<Membership>,
@@ -39,12 +45,16 @@ impl Shared {
         let shared_memory = config.shared_memory.then(shm::offer).and_then(|offer| {
             offer.inspect_err(|error| tracing::warn!(%error, "no shared memory; trainers of this host use TCP")).ok()
         });
+        let recovery = Recovery::new(config.servers);
         Arc::new(Self {
             shared_memory,
+            recipe: Arc::new(Recipe::new(&config.training)),
             config,
-            metrics: Metrics::default(),
+            metrics: Arc::default(),
             tasks: TaskTracker::new(),
             done: Notify::new(),
+            left: Notify::new(),
+            recovery,
             membership: Mutex::new(membership),
             store: OnceLock::new(),
             streams: Mutex::default(),
@@ -71,7 +81,15 @@ impl Shared {
                 blocks = layout.owned_by(config.index).count(),
                 "the first trainer has told the model"
             );
-            Store::start(layout, config.index, config.trainers, &config.training, &self.tasks)
+            Store::start(
+                layout,
+                config.index,
+                config.trainers,
+                self.recovery.epoch(),
+                &self.recipe,
+                &self.metrics,
+                &self.tasks,
+            )
         })
     }
 

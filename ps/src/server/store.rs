@@ -5,20 +5,31 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use psjobs_api::Training;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 use tonic::Status;
 
 use super::block::{self, Command};
+use super::metrics::Metrics;
 use super::peer::{Gradient, Peer};
+use super::recipe::Recipe;
+use crate::checkpoint::BlockState;
+use crate::codec::Codec;
 use crate::layout::Layout;
-use crate::optimizer::Optimizer;
 use crate::proto;
 
 /// Commands that wait for one block. Every trainer has at most one gradient for it in flight, so
 /// this many trainers can hand theirs over without waiting for each other.
 const QUEUE: usize = 64;
+
+/// How far training is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Highest version of a block: in Sync the rounds that have closed.
+    pub version: u64,
+    /// Mean over the trainers of the steps that all blocks have.
+    pub mean_step: u64,
+}
 
 /// The blocks of one server.
 pub struct Store {
@@ -29,16 +40,24 @@ pub struct Store {
 impl Store {
     /// Starts a task for each block that `server` owns; they end when the store is dropped.
     #[must_use]
-    pub fn start(layout: Layout, server: u32, trainers: u32, training: &Training, tasks: &TaskTracker) -> Self {
-        let optimizer = Arc::new(Optimizer::new(&training.optimizer));
+    pub fn start(
+        layout: Layout,
+        server: u32,
+        trainers: u32,
+        epoch: u64,
+        recipe: &Arc<Recipe>,
+        metrics: &Arc<Metrics>,
+        tasks: &TaskTracker,
+    ) -> Self {
         let blocks = layout.owned_by(server).map(|block| {
             let (sender, receiver) = mpsc::channel(QUEUE);
             let plan = block::Plan {
                 block,
                 start: layout.range(block).start,
-                mode: training.consistency.mode,
                 trainers,
-                optimizer: optimizer.clone(),
+                recipe: recipe.clone(),
+                epoch,
+                metrics: metrics.clone(),
             };
             tasks.spawn(block::own(plan, receiver));
             (block, sender)
@@ -60,13 +79,14 @@ impl Store {
 
     /// Hands a trainer's gradient to its block.
     pub async fn gradient(&self, peer: &Peer, frame: proto::GradientBlock) -> Result<(), Status> {
+        let proto::GradientBlock { step, version, block, codec, payload } = frame;
         let (sender, gradient) = match peer.memory() {
             None => {
-                let sender = self.check(frame.block, frame.codec, frame.payload.len())?;
-                (sender, Gradient::Wire(frame.payload))
+                let (sender, codec) = self.check(block, codec, &payload)?;
+                (sender, Gradient::Wire(codec, payload))
             }
-            Some(memory) if frame.payload.is_empty() => {
-                (self.owned(frame.block)?, Gradient::Shared(memory.clone(), self.layout.range(frame.block)))
+            Some(memory) if payload.is_empty() => {
+                (self.owned(block)?, Gradient::Shared(memory.clone(), self.layout.range(block)))
             }
             Some(_) => {
                 return Err(Status::invalid_argument(
@@ -74,18 +94,20 @@ impl Store {
                 ));
             }
         };
-        let command = Command::Gradient { peer: peer.clone(), step: frame.step, gradient };
+        let command = Command::Gradient { peer: peer.clone(), step, version, gradient };
         sender.send(command).await.map_err(|_| ended())
     }
 
     /// Gives a block its first values; false if it has some.
     pub async fn initialize(&self, block: u32, codec: i32, payload: Bytes) -> Result<bool, Status> {
-        let sender = self.check(block, codec, payload.len())?;
-        ask(sender, |reply| Command::Initialize(payload, reply)).await
+        let (sender, codec) = self.check(block, codec, &payload)?;
+        let mut values = vec![0.0; self.layout.range(block).len()];
+        codec.decode(&payload, &mut values).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        ask(sender, |reply| Command::Initialize(values, reply)).await
     }
 
     /// Version and values of a block, `None` if it has none.
-    pub async fn read(&self, block: u32) -> Result<Option<(u64, Bytes)>, Status> {
+    pub async fn read(&self, block: u32) -> Result<Option<(u64, Vec<f32>)>, Status> {
         ask(self.owned(block)?, Command::Read).await
     }
 
@@ -101,6 +123,34 @@ impl Store {
         }
         // A server without blocks holds nobody back.
         Ok((next, empty))
+    }
+
+    /// A block's state at `version`, or now; `None` if it is past that, or has no values.
+    pub async fn snapshot(&self, block: u32, version: Option<u64>) -> Option<BlockState> {
+        ask(self.owned(block).ok()?, |reply| Command::Snapshot(version, reply)).await.ok()?
+    }
+
+    /// Takes a block back to `state`; gradients of streams from before `epoch` no longer reach it.
+    pub async fn restore(&self, block: u32, epoch: u64, state: Option<BlockState>) {
+        if let Ok(sender) = self.owned(block) {
+            // A block that has ended needs no state.
+            let _ = ask(sender, |reply| Command::Restore(epoch, state, reply)).await;
+        }
+    }
+
+    /// How far training is here; `None` while blocks are without values.
+    pub async fn progress(&self, trainers: u32) -> Option<Progress> {
+        let mut progress = Progress { version: 0, mean_step: 0 };
+        for sender in self.blocks.values() {
+            progress.version = progress.version.max(ask(sender, Command::Version).await.ok()??);
+        }
+        let mut steps = 0;
+        for trainer in 0..trainers {
+            let (step, _) = self.next_step(trainer).await.ok()?;
+            steps += if step == u64::MAX { 0 } else { step };
+        }
+        progress.mean_step = steps / u64::from(trainers.max(1));
+        Some(progress)
     }
 
     /// Tells every block that a trainer has finished.
@@ -127,18 +177,15 @@ impl Store {
         })
     }
 
-    fn check(&self, block: u32, codec: i32, bytes: usize) -> Result<&mpsc::Sender<Command>, Status> {
+    fn check(&self, block: u32, codec: i32, payload: &[u8]) -> Result<(&mpsc::Sender<Command>, Codec), Status> {
         let sender = self.owned(block)?;
-        if codec != i32::from(proto::Codec::F32) {
-            return Err(Status::invalid_argument(format!("codec {codec} is not known here; use CODEC_F32 (1)")));
-        }
-        let want = self.layout.range(block).len() * 4;
-        if bytes != want {
-            return Err(Status::invalid_argument(format!(
-                "block {block} has {want} bytes of f32, the payload {bytes}; trainer and server must have one layout"
-            )));
-        }
-        Ok(sender)
+        let codec = Codec::from_number(codec).ok_or_else(|| {
+            Status::invalid_argument(format!("codec {codec} is not known here; CODEC_F32 (1) always works"))
+        })?;
+        codec
+            .check(payload, self.layout.range(block).len())
+            .map_err(|error| Status::invalid_argument(format!("block {block}: {error}")))?;
+        Ok((sender, codec))
     }
 }
 

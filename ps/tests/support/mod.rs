@@ -2,10 +2,11 @@
 #![allow(dead_code)] // Each test file uses a part.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use psjobs_api::ReplicaResult;
-use psjobs_api::training::{Consistency, ConsistencyMode, Optimizer, Training};
+use psjobs_api::training::{Compression, Consistency, ConsistencyMode, Optimizer, Training};
 use psjobs_ps::client::{Session, SessionConfig, TensorSpec};
 use psjobs_ps::server::{self, Patience, ServerConfig, ServerError};
 use tokio::net::TcpListener;
@@ -17,7 +18,7 @@ pub const UID: &str = "job-1";
 
 pub fn training(mode: ConsistencyMode) -> Training {
     Training {
-        consistency: Consistency { mode },
+        consistency: Consistency { mode, ..Consistency::default() },
         optimizer: Optimizer { learning_rate: 0.125, momentum: 0.5, ..Optimizer::default() },
         ..Training::default()
     }
@@ -57,6 +58,7 @@ pub fn config(index: u32, servers: u32, trainers: u32, mode: ConsistencyMode) ->
         training: training(mode),
         patience: Patience::default(),
         shared_memory: true,
+        checkpoint: None,
         metrics: None,
         services: Routes::default(),
         ending: CancellationToken::new(),
@@ -100,15 +102,18 @@ pub fn session_config(trainer: u32, servers: Vec<String>) -> SessionConfig {
         total_steps: 10,
         connect_timeout: Duration::from_secs(20),
         shared_memory: true,
+        compression: Compression::default(),
+        interrupt: Arc::default(),
     }
 }
 
 /// Trains `steps` steps from the session's next one; its final parameters.
 pub fn train(mut session: Session, trainer: u32, until: u64) -> (Session, Vec<f32>) {
-    for step in session.next_step()..until {
+    let mut step = session.next_step();
+    while step < until {
         let values = gradient(trainer, step, elements());
         session.gradients_mut().copy_from_slice(&values);
-        session.exchange(step).expect("the servers answer");
+        step = session.exchange(step).expect("the servers answer");
     }
     let parameters = session.parameters().to_vec();
     (session, parameters)

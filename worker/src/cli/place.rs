@@ -133,6 +133,7 @@ impl PlaceArgs {
             incarnation: 0,
             local_rank: index,
             result_file: None,
+            checkpoint: None,
         })
     }
 

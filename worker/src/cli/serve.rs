@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::{Args, ValueEnum};
+use psjobs_api::env::Checkpoint;
 use psjobs_api::training::ConsistencyMode;
 use psjobs_api::{Environment, METRICS_PORT, ReplicaResult, Role};
 use psjobs_ps::server::{self, Patience, ServerConfig};
@@ -27,9 +28,22 @@ pub struct ServeArgs {
     /// Port of /metrics, /healthz and /readyz [default: 9464 in a job, none by hand]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     metrics_port: Option<u16>,
-    /// When gradients take effect: sync, all trainers' at once, or async, each on arrival [default: async]
+    /// When gradients take effect: sync, all trainers' at once; bounded, each on arrival, no trainer far
+    /// ahead; or async, each on arrival [default: async]
     #[arg(long, value_name = "MODE")]
     consistency: Option<Mode>,
+    /// Bounded: steps that a trainer may be ahead of the slowest [default: 8]
+    #[arg(long, value_name = "STEPS")]
+    staleness: Option<u32>,
+    /// Sync: trainers that a step does not wait for [default: 0]
+    #[arg(long, value_name = "N")]
+    backup_trainers: Option<u32>,
+    /// Folder where the job's state is kept, the same for all servers [default: nothing is kept]
+    #[arg(long, value_name = "DIR")]
+    checkpoint_dir: Option<String>,
+    /// Seconds between two checkpoints [default: 60]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), requires = "checkpoint_dir")]
+    checkpoint_interval: Option<u64>,
     /// Seconds after which a trainer that has not joined is named in the log and in Status
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     join_timeout: u64,
@@ -48,6 +62,7 @@ pub struct ServeArgs {
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Mode {
     Sync,
+    Bounded,
     Async,
 }
 
@@ -72,10 +87,18 @@ impl ServeArgs {
         if let Some(mode) = self.consistency {
             training.consistency.mode = match mode {
                 Mode::Sync => ConsistencyMode::Sync,
+                Mode::Bounded => ConsistencyMode::Bounded,
                 Mode::Async => ConsistencyMode::Async,
             };
         }
+        training.consistency.staleness = self.staleness.unwrap_or(training.consistency.staleness);
+        training.consistency.backup_trainers = self.backup_trainers.unwrap_or(training.consistency.backup_trainers);
         training.validate().map_err(Failure::input)?;
+        if let Some(folder) = &self.checkpoint_dir {
+            let mut policy = environment.checkpoint.take().map(|checkpoint| checkpoint.policy).unwrap_or_default();
+            policy.interval_seconds = self.checkpoint_interval.unwrap_or(policy.interval_seconds);
+            environment.checkpoint = Some(Checkpoint { folder: folder.clone(), policy });
+        }
         Ok(environment)
     }
 

@@ -24,6 +24,8 @@ impl Signal {
 pub struct Signals {
     /// A signal now ends the process.
     deadly: Arc<AtomicBool>,
+    /// A signal was heard.
+    stop: Arc<AtomicBool>,
     /// The last signal heard, 0 before the first.
     heard: Arc<AtomicUsize>,
 }
@@ -34,11 +36,12 @@ impl Signals {
     /// # Errors
     /// If the handlers cannot be installed.
     pub fn listen() -> io::Result<Self> {
-        let signals = Self { deadly: Arc::new(AtomicBool::new(true)), heard: Arc::default() };
+        let signals = Self { deadly: Arc::new(AtomicBool::new(true)), stop: Arc::default(), heard: Arc::default() };
         for number in [SIGTERM, SIGINT] {
             // Handlers run in this order: a signal that finds the way open makes the next one deadly.
             flag::register_conditional_shutdown(number, 128 + number, Arc::clone(&signals.deadly))?;
             flag::register(number, Arc::clone(&signals.deadly))?;
+            flag::register(number, Arc::clone(&signals.stop))?;
             flag::register_usize(number, Arc::clone(&signals.heard), number as usize)?;
         }
         Ok(signals)
@@ -47,6 +50,12 @@ impl Signals {
     /// From now on the first signal is only noted, for [`Signals::heard`].
     pub fn defer(&self) {
         self.deadly.store(false, Ordering::SeqCst);
+    }
+
+    /// Becomes true with the first signal.
+    #[must_use]
+    pub fn stop(&self) -> Arc<AtomicBool> {
+        self.stop.clone()
     }
 
     /// The signal that asked to stop, if one did.

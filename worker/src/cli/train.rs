@@ -127,7 +127,7 @@ impl TrainArgs {
             Some(environment) => {
                 let join = |flat: Flat, steps| {
                     let config = SessionConfig::new(environment, flat.specs(), steps);
-                    Remote::join(SessionConfig { connect_timeout, ..config }, flat, device)
+                    Remote::join(SessionConfig { connect_timeout, interrupt: signals.stop(), ..config }, flat, device)
                 };
                 train(workload, &plan, join, ready, stop)
             }

@@ -48,10 +48,11 @@ impl Updater for Local {
         0
     }
 
-    fn update(&mut self, _step: u64, loss: &Tensor) -> Result<(), UpdateError> {
+    fn update(&mut self, step: u64, loss: &Tensor) -> Result<u64, UpdateError> {
         self.optimizer.zero_grad()?;
         loss.f_backward()?;
-        Ok(self.optimizer.step()?)
+        self.optimizer.step()?;
+        Ok(step + 1)
     }
 
     fn report(&mut self, _examples: u64, _metrics: &Metrics) {}

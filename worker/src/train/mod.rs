@@ -76,11 +76,12 @@ pub trait Updater {
     /// The first step to do.
     fn next_step(&self) -> u64;
 
-    /// Updates the model's parameters by the gradient of `loss`.
+    /// Updates the model's parameters by the gradient of `loss`; the next step to do, which is an
+    /// earlier one if the servers had to go back to a checkpoint.
     ///
     /// # Errors
     /// If the servers cannot be reached or refuse.
-    fn update(&mut self, step: u64, loss: &Tensor) -> Result<(), UpdateError>;
+    fn update(&mut self, step: u64, loss: &Tensor) -> Result<u64, UpdateError>;
 
     /// Tells how far this trainer is.
     fn report(&mut self, examples: u64, metrics: &Metrics);
@@ -120,25 +121,29 @@ pub fn train<W: Workload, U: Updater>(
 
     let mut updater = connect(Flat::of(&store), total).map_err(TrainError::Begin)?;
     let first = updater.next_step();
-    tch::manual_seed(dropout_seed(plan, first));
     ready();
 
-    let mut progress = Progress::new(first, total, plan.batch, plan.log_every, Instant::now());
-    for step in first..total {
+    let mut progress = Progress::new(total, plan.batch, plan.log_every, Instant::now());
+    let mut step = first;
+    while step < total {
         if stop() {
             updater.leave(false, progress.examples(), &progress.metrics()).map_err(TrainError::Leave)?;
             return Ok(Outcome::Stopped);
         }
+        tch::manual_seed(dropout_seed(plan, step));
         let loss = workload.loss(&model, sampler.batch(step));
         let updated = updater.update(step, &loss);
+        if let Err(UpdateError::Servers(ClientError::Interrupted)) = updated {
+            continue; // The loop asks `stop` and leaves.
+        }
         // Read late, so that a GPU need not be waited for twice. Servers refuse the gradient of a loss
         // that is not finite; that it is not finite says more.
         let loss = loss.double_value(&[]);
         if !loss.is_finite() {
             return Err(TrainError::Diverged { step, loss });
         }
-        updated.map_err(|source| TrainError::Update { step, source })?;
-        if progress.step(loss, updater.waiting(), Instant::now()) {
+        step = updated.map_err(|source| TrainError::Update { step, source })?;
+        if progress.step(step, loss, updater.waiting(), Instant::now()) {
             updater.report(progress.examples(), &progress.metrics());
         }
     }
@@ -157,8 +162,9 @@ impl Plan {
     }
 }
 
-/// Each trainer drops other units, and one that was restarted does not repeat what it dropped before.
-fn dropout_seed(plan: &Plan, first_step: u64) -> i64 {
-    let place = (plan.trainer as u64 + 1) << 40 | first_step;
+/// Each trainer drops other units at each step, and the same ones when it has to do a step again: so a
+/// job that was resumed goes the way of one that was not disturbed.
+fn dropout_seed(plan: &Plan, step: u64) -> i64 {
+    let place = (plan.trainer as u64 + 1) << 40 | step;
     (plan.seed ^ place.wrapping_mul(0x9e37_79b9_7f4a_7c15)) as i64
 }

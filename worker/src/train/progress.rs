@@ -14,7 +14,6 @@ const REPORT_EVERY: Duration = Duration::from_secs(1);
 /// Counts this process's steps.
 #[derive(Clone, Debug)]
 pub struct Progress {
-    first: u64,
     total: u64,
     batch: usize,
     log_every: u64,
@@ -47,23 +46,22 @@ impl Window {
 }
 
 impl Progress {
-    /// Steps `first..total` of `batch` examples are to be done from `now` on.
+    /// Steps of `batch` examples are done from `now` on, until step `total`.
     #[must_use]
-    pub fn new(first: u64, total: u64, batch: usize, log_every: u64, now: Instant) -> Self {
+    pub fn new(total: u64, batch: usize, log_every: u64, now: Instant) -> Self {
         let window = Window::new(now, Duration::ZERO);
-        Self { first, total, batch, log_every, steps: 0, started: now, window, reported: now, loss: None, last: now }
+        Self { total, batch, log_every, steps: 0, started: now, window, reported: now, loss: None, last: now }
     }
 
-    /// A step is done: its loss, the time spent waiting so far in all, and the time. Logs when it is
+    /// A step is done: the next one, its loss, the time spent waiting so far in all, and the time. Logs when it is
     /// time to; true when it is time to report.
-    pub fn step(&mut self, loss: f64, waiting: Duration, now: Instant) -> bool {
+    pub fn step(&mut self, next: u64, loss: f64, waiting: Duration, now: Instant) -> bool {
         self.steps += 1;
         self.last = now;
         self.window.steps += 1;
         self.window.loss += loss;
-        let done = self.first + self.steps;
-        if self.window.steps == self.log_every || done == self.total {
-            self.log(done, waiting, now);
+        if self.window.steps >= self.log_every || next == self.total {
+            self.log(next, waiting, now);
             self.loss = Some(self.window.mean_loss());
             self.window = Window::new(now, waiting);
         }
@@ -127,10 +125,10 @@ mod tests {
     #[test]
     fn the_loss_is_the_mean_of_the_last_full_window() {
         let start = Instant::now();
-        let mut progress = Progress::new(10, 100, 32, 2, start);
+        let mut progress = Progress::new(100, 32, 2, start);
         assert!(progress.metrics().is_empty());
-        for (loss, want) in [(4.0, 4.0), (2.0, 3.0), (9.0, 3.0), (1.0, 5.0)] {
-            progress.step(loss, Duration::ZERO, start);
+        for (next, loss, want) in [(11, 4.0, 4.0), (12, 2.0, 3.0), (13, 9.0, 3.0), (14, 1.0, 5.0)] {
+            progress.step(next, loss, Duration::ZERO, start);
             assert_eq!(progress.metrics()["loss"], want, "after {loss}");
         }
         assert_eq!(progress.examples(), 128);
@@ -139,9 +137,9 @@ mod tests {
     #[test]
     fn reports_are_due_once_a_second() {
         let start = Instant::now();
-        let mut progress = Progress::new(0, 100, 1, 10, start);
+        let mut progress = Progress::new(100, 1, 10, start);
         let due: Vec<bool> = [300, 900, 1100, 1500, 2100, 2200]
-            .map(|ms| progress.step(1.0, Duration::ZERO, start + Duration::from_millis(ms)))
+            .map(|ms| progress.step(1, 1.0, Duration::ZERO, start + Duration::from_millis(ms)))
             .into();
         assert_eq!(due, [false, false, true, false, true, false]);
     }
@@ -149,9 +147,9 @@ mod tests {
     #[test]
     fn the_result_spans_the_first_step_to_the_last() {
         let start = Instant::now();
-        let mut progress = Progress::new(5, 7, 4, 10, start);
-        progress.step(1.0, Duration::from_millis(20), start + Duration::from_millis(100));
-        progress.step(0.5, Duration::from_millis(50), start + Duration::from_millis(200));
+        let mut progress = Progress::new(7, 4, 10, start);
+        progress.step(6, 1.0, Duration::from_millis(20), start + Duration::from_millis(100));
+        progress.step(7, 0.5, Duration::from_millis(50), start + Duration::from_millis(200));
         let result = progress.result(Duration::from_millis(50));
         assert_eq!((result.steps, result.examples, result.seconds), (2, 8, 0.2));
         assert_eq!(result.waiting_seconds, Some(0.05));

@@ -44,11 +44,11 @@ impl Updater for Remote {
         self.session.next_step()
     }
 
-    fn update(&mut self, step: u64, loss: &Tensor) -> Result<(), UpdateError> {
+    fn update(&mut self, step: u64, loss: &Tensor) -> Result<u64, UpdateError> {
         self.resident.put_gradients(loss, self.session.gradients_mut());
-        self.session.exchange(step)?;
+        let next = self.session.exchange(step)?;
         self.resident.take(self.session.parameters());
-        Ok(())
+        Ok(next)
     }
 
     fn report(&mut self, examples: u64, metrics: &Metrics) {

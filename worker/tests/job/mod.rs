@@ -30,6 +30,7 @@ impl Job {
             incarnation: 0,
             local_rank: 0,
             result_file: None,
+            checkpoint: None,
         };
         let servers = listeners
             .into_iter()

@@ -1,0 +1,137 @@
+//! `spec.training.consistency` and `spec.training.staleness`: when a gradient takes effect, and how
+//! strongly.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{TrainingError, in_range};
+
+/// When a gradient takes effect.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Consistency {
+    /// Async (default): each gradient is applied when it arrives and answered at once, so a slow
+    /// trainer delays nobody. Bounded: as Async, but a trainer waits while it is more than
+    /// `staleness` steps ahead of the slowest. Sync: a step is applied when the gradients of all
+    /// trainers are in, as one mean, summed in the order of the trainers.
+    #[serde(default)]
+    pub mode: ConsistencyMode,
+    /// Bounded only: steps that a trainer may be ahead of the slowest one. 0 keeps them in step.
+    /// Default 8.
+    #[serde(default = "default_staleness")]
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub staleness: u32,
+    /// Sync only: how many of the trainers a step does not wait for (Chen et al., 2016). With 10
+    /// trainers and 2 backup trainers a step is the mean of the first 8 gradients; the late ones are
+    /// dropped and counted. Less than the number of trainers. Default 0.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 4095))]
+    pub backup_trainers: u32,
+}
+
+/// The consistency model; names as in the literature (Li et al., OSDI 2014).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ConsistencyMode {
+    /// Bulk synchronous: one update a step, the mean over all trainers.
+    Sync,
+    /// Stale synchronous (Ho et al., NIPS 2013): as Async with a bound on how far trainers drift apart.
+    Bounded,
+    /// Asynchronous: one update for each gradient, on arrival.
+    #[default]
+    Async,
+}
+
+/// What the learning rate does about a gradient's staleness: the updates its block got since the
+/// trainer pulled it. Not with Sync, where nothing is stale.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Staleness {
+    /// None (default): nothing. Damped: the learning rate is divided by 1 + coefficient x
+    /// staleness. Inverse: it is divided by the staleness (Zhang et al., IJCAI 2016), which lets
+    /// dozens of asynchronous trainers use the learning rate of one.
+    #[serde(default)]
+    pub policy: StalenessPolicy,
+    /// Damped only: how strongly. Default 0.1.
+    #[serde(default = "default_coefficient")]
+    #[schemars(range(min = 0.0, max = 1000.0))]
+    pub coefficient: f64,
+}
+
+/// How the learning rate falls with staleness.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum StalenessPolicy {
+    /// Not at all.
+    #[default]
+    None,
+    /// lr / (1 + coefficient x staleness).
+    Damped,
+    /// lr / staleness, where that is above 1.
+    Inverse,
+}
+
+/// What a server does with a gradient that holds NaN or infinity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum NonFinite {
+    /// The trainer gets an error that names it, the block and the step; nothing is applied.
+    #[default]
+    Refuse,
+    /// That block's gradient is left out, counted, and training goes on.
+    Skip,
+    /// It is applied like any other.
+    Pass,
+}
+
+impl Consistency {
+    pub(super) fn validate(&self) -> Result<(), TrainingError> {
+        in_range("consistency.staleness", self.staleness, 0, 1_000_000, "8")?;
+        in_range("consistency.backupTrainers", self.backup_trainers, 0, 4095, "1")?;
+        if self.mode != ConsistencyMode::Sync && self.backup_trainers > 0 {
+            return TrainingError::refuse(
+                "consistency.backupTrainers",
+                "only Sync waits for trainers",
+                "remove it, or set mode to Sync",
+            );
+        }
+        if self.mode != ConsistencyMode::Bounded && self.staleness != default_staleness() {
+            return TrainingError::refuse(
+                "consistency.staleness",
+                "only Bounded has a bound",
+                "remove it, or set mode to Bounded",
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Staleness {
+    pub(super) fn validate(&self, mode: ConsistencyMode) -> Result<(), TrainingError> {
+        in_range("staleness.coefficient", self.coefficient, 0.0, 1000.0, "0.1")?;
+        if mode == ConsistencyMode::Sync && self.policy != StalenessPolicy::None {
+            return TrainingError::refuse(
+                "staleness.policy",
+                "nothing is stale in Sync",
+                "remove it, or set consistency.mode to Bounded or Async",
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Default for Consistency {
+    fn default() -> Self {
+        Self { mode: ConsistencyMode::default(), staleness: default_staleness(), backup_trainers: 0 }
+    }
+}
+
+impl Default for Staleness {
+    fn default() -> Self {
+        Self { policy: StalenessPolicy::default(), coefficient: default_coefficient() }
+    }
+}
+
+fn default_staleness() -> u32 {
+    8
+}
+fn default_coefficient() -> f64 {
+    0.1
+}

@@ -1,0 +1,163 @@
+//! What the wire costs: a step that sends all gradients, applies them by SGD and brings all parameters
+//! back, over raw TCP that sends as many bytes of f32 and receives as many, in turn.
+
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow};
+use clap::Args;
+use psjobs_api::training::{Codec, Compression, Optimizer, OptimizerKind};
+use psjobs_api::{Environment, Role, Training};
+use psjobs_ps::client::{Session, SessionConfig, TensorSpec};
+use psjobs_ps::server::{self, ServerConfig};
+use tokio::runtime::Runtime;
+
+use super::{Case, say};
+
+/// Steps/s of a model without its computing, over raw TCP in turn
+#[derive(Debug, Args)]
+pub struct WireArgs {
+    /// Size of the parameters in MB (10^6 bytes of f32)
+    #[arg(long, value_name = "MB", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    megabytes: u32,
+    /// Steps of each run
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    steps: u32,
+}
+
+/// One way to exchange.
+struct Way {
+    case: &'static str,
+    trainers: u32,
+    shared_memory: bool,
+    codec: Codec,
+}
+
+const WAYS: [Way; 4] = [
+    Way { case: "tcp-f32", trainers: 1, shared_memory: false, codec: Codec::F32 },
+    Way { case: "shm-f32", trainers: 1, shared_memory: true, codec: Codec::F32 },
+    Way { case: "tcp-bf16", trainers: 1, shared_memory: false, codec: Codec::BF16 },
+    Way { case: "tcp-f32-2-trainers", trainers: 2, shared_memory: false, codec: Codec::F32 },
+];
+
+/// Steps before the clock starts: connections grow, memory is touched.
+const WARM_UP: u32 = 2;
+
+impl WireArgs {
+    pub fn measure(&self, runs: u32) -> anyhow::Result<Vec<Case>> {
+        WAYS.iter().map(|way| self.case(way, runs)).collect()
+    }
+
+    fn case(&self, way: &Way, runs: u32) -> anyhow::Result<Case> {
+        let (mut values, mut limits) = (Vec::new(), Vec::new());
+        for run in 1..=runs {
+            say(&format!("wire {}: run {run} of {runs}", way.case));
+            limits.push(self.raw()?);
+            values.push(self.exchange(way)?);
+        }
+        Ok(Case::new("wire", way.case, "steps/s", &values, &limits))
+    }
+
+    fn elements(&self) -> usize {
+        self.megabytes as usize * 250_000
+    }
+
+    /// Steps/s of all trainers together.
+    fn exchange(&self, way: &Way) -> anyhow::Result<f64> {
+        let runtime = Runtime::new().context("cannot start a runtime")?;
+        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).context("no free port")?;
+        let environment = Environment {
+            name: "bench-wire".into(),
+            namespace: "default".into(),
+            uid: "bench-wire".into(),
+            role: Role::Server,
+            index: 0,
+            servers: vec![listener.local_addr().context("bound")?.to_string()],
+            trainers: way.trainers,
+            training: Training {
+                optimizer: Optimizer { kind: OptimizerKind::Sgd, ..Optimizer::default() },
+                compression: Compression { codec: way.codec, ..Compression::default() },
+                ..Training::default()
+            },
+            incarnation: 0,
+            local_rank: 0,
+            result_file: None,
+            checkpoint: None,
+        };
+        let server = runtime.spawn(server::run(listener, ServerConfig::new(&environment), std::future::pending()));
+        let barrier = Arc::new(Barrier::new(way.trainers as usize));
+        let trainers: Vec<_> = (0..way.trainers)
+            .map(|index| {
+                let place = Environment { role: Role::Trainer, index, ..environment.clone() };
+                let (barrier, shared_memory) = (barrier.clone(), way.shared_memory);
+                let (elements, steps) = (self.elements(), self.steps);
+                thread::spawn(move || train(&place, elements, steps, shared_memory, &barrier))
+            })
+            .collect();
+        let mut slowest = Duration::ZERO;
+        for trainer in trainers {
+            slowest = slowest.max(trainer.join().map_err(|_| anyhow!("a trainer panicked"))??);
+        }
+        runtime.block_on(server).context("the server panicked")??;
+        Ok(f64::from(self.steps * way.trainers) / slowest.as_secs_f64())
+    }
+
+    /// Steps/s of plain sockets.
+    fn raw(&self) -> anyhow::Result<f64> {
+        let bytes = self.elements() * 4;
+        let listener = TcpListener::bind("127.0.0.1:0").context("no free port")?;
+        let address = listener.local_addr().context("bound")?;
+        let rounds = WARM_UP + self.steps;
+        let echo = thread::spawn(move || -> std::io::Result<()> {
+            let (mut stream, _) = listener.accept()?;
+            stream.set_nodelay(true)?;
+            let mut buffer = vec![0; bytes];
+            for _ in 0..rounds {
+                stream.read_exact(&mut buffer)?;
+                stream.write_all(&buffer)?;
+            }
+            Ok(())
+        });
+        let mut stream = TcpStream::connect(address).context("cannot connect to this machine")?;
+        stream.set_nodelay(true)?;
+        let mut buffer = vec![1; bytes];
+        let mut start = Instant::now();
+        for round in 0..rounds {
+            if round == WARM_UP {
+                start = Instant::now();
+            }
+            stream.write_all(&buffer)?;
+            stream.read_exact(&mut buffer)?;
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        echo.join().map_err(|_| anyhow!("the echo panicked"))??;
+        Ok(f64::from(self.steps) / seconds)
+    }
+}
+
+fn train(
+    place: &Environment,
+    elements: usize,
+    steps: u32,
+    shared_memory: bool,
+    barrier: &Barrier,
+) -> anyhow::Result<Duration> {
+    let tensors = vec![TensorSpec { name: "weight".into(), shape: vec![elements as u64] }];
+    let config = SessionConfig { shared_memory, ..SessionConfig::new(place, tensors, u64::from(WARM_UP + steps)) };
+    let mut session = Session::join(config, &vec![1.0; elements])?;
+    session.gradients_mut().iter_mut().zip(0_u32..).for_each(|(g, i)| *g = (i % 1000) as f32 * 1e-3);
+    let mut start = Instant::now();
+    for step in 0..WARM_UP + steps {
+        if step == WARM_UP {
+            barrier.wait();
+            start = Instant::now();
+        }
+        session.exchange(step.into())?;
+    }
+    let elapsed = start.elapsed();
+    session.leave(true, 0, Default::default())?;
+    Ok(elapsed)
+}

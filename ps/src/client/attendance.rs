@@ -1,0 +1,95 @@
+//! A trainer's presence at its servers: heartbeats while it trains, and the last words.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
+use tokio::time::MissedTickBehavior;
+use tonic::transport::Channel;
+
+use super::{ClientError, SessionConfig};
+use crate::proto;
+use crate::proto::coordination_client::CoordinationClient;
+
+/// How often a trainer says that it lives.
+const HEARTBEAT: Duration = Duration::from_secs(2);
+/// How long a server may take to note that a trainer leaves.
+const LEAVE: Duration = Duration::from_secs(10);
+
+/// What a trainer tells about itself.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Steps done, by a trainer that exchanges no gradients; of others the servers count them.
+    pub step: u64,
+    /// Examples read by this process.
+    pub examples: u64,
+    /// Latest values.
+    pub metrics: BTreeMap<String, f64>,
+}
+
+/// Heartbeats to every server.
+#[derive(Default)]
+pub struct Attendance {
+    servers: BTreeMap<u32, (CoordinationClient<Channel>, JoinHandle<()>)>,
+    report: Arc<Mutex<Report>>,
+}
+
+impl Attendance {
+    /// Sends heartbeats to `server` over `channel` from now on, and over none it had before.
+    pub fn attend(&mut self, runtime: &Runtime, config: &SessionConfig, server: u32, channel: Channel) {
+        let client = CoordinationClient::new(channel);
+        let (mut beating, report, id) = (client.clone(), self.report.clone(), config.id());
+        let heartbeats = runtime.spawn(async move {
+            let mut ticks = tokio::time::interval(HEARTBEAT);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                ticks.tick().await;
+                let Report { step, examples, metrics } = read(&report);
+                let request = proto::HeartbeatRequest { trainer: Some(id.clone()), examples, metrics, step };
+                // One that is lost is followed by others; whether the server lives shows elsewhere.
+                if let Err(status) = beating.heartbeat(request).await {
+                    tracing::debug!(reason = status.message(), "heartbeat failed");
+                }
+            }
+        });
+        if let Some((_, before)) = self.servers.insert(server, (client, heartbeats)) {
+            before.abort();
+        }
+    }
+
+    /// What the next heartbeats say.
+    pub fn report(&self, report: Report) {
+        *self.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
+    }
+
+    /// Leaves every server with what was reported last: `finished` says that the work is done, false
+    /// that a replacement will come.
+    ///
+    /// # Errors
+    /// If a server does not answer; the others have been told all the same.
+    pub fn leave(self, runtime: &Runtime, config: &SessionConfig, finished: bool) -> Result<(), ClientError> {
+        self.servers.values().for_each(|(_, heartbeats)| heartbeats.abort());
+        let Report { step, examples, metrics } = read(&self.report);
+        let request = proto::LeaveRequest { trainer: Some(config.id()), finished, examples, metrics, step };
+        let mut outcome = Ok(());
+        // Server 0 last: it speaks for the job, and should not be done before the others.
+        for (server, (mut client, _)) in self.servers.into_iter().rev() {
+            let request = request.clone();
+            let told = runtime.block_on(async { tokio::time::timeout(LEAVE, client.leave(request)).await });
+            let reason = match told {
+                Ok(Ok(_)) => continue,
+                Ok(Err(status)) => status.message().to_owned(),
+                Err(_) => "no answer".to_owned(),
+            };
+            let (address, seconds) = (config.servers[server as usize].clone(), LEAVE.as_secs());
+            outcome = Err(ClientError::Unreachable { address, seconds, reason });
+        }
+        outcome
+    }
+}
+
+fn read(report: &Mutex<Report>) -> Report {
+    report.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}

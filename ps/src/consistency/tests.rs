@@ -1,0 +1,126 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn rule(mode: ConsistencyMode, trainers: u32) -> Rule {
+    Rule::new(Consistency { mode, ..Consistency::default() }, trainers)
+}
+
+#[test]
+fn an_asynchronous_gradient_is_applied_once() {
+    let mut rule = rule(ConsistencyMode::Async, 2);
+    for (trainer, step, want) in [
+        (0, 0, Verdict::Apply),
+        (0, 0, Verdict::Answer),
+        (1, 0, Verdict::Apply),
+        (0, 1, Verdict::Apply),
+        (0, 0, Verdict::Answer),
+        (1, 7, Verdict::Apply),
+        (1, 6, Verdict::Answer),
+    ] {
+        assert_eq!(rule.offer(trainer, step, true), want, "trainer {trainer}, step {step}");
+    }
+    assert_eq!((rule.next_step(0), rule.next_step(1), rule.next_step(2)), (2, 8, 0));
+}
+
+#[test]
+fn a_round_closes_when_all_members_gave() {
+    let mut rule = rule(ConsistencyMode::Sync, 3);
+    assert_eq!(rule.offer(2, 0, false), Verdict::Hold);
+    assert!(!rule.in_turn(2), "0 and 1 come first");
+    assert_eq!(rule.offer(0, 0, false), Verdict::Hold);
+    assert!(rule.in_turn(0));
+    assert_eq!(rule.offer(0, 0, false), Verdict::Join, "a resent gradient waits with the first");
+    assert_eq!(rule.close_round(), None);
+    assert_eq!((rule.next_step(0), rule.settled(0)), (1, 0), "the open round is not in the values");
+    assert_eq!(rule.offer(1, 0, false), Verdict::Hold);
+    assert!(rule.in_turn(1) && rule.in_turn(2));
+    assert_eq!(rule.close_round(), Some([0, 1, 2].into()));
+    assert_eq!(rule.settled(0), 1);
+    assert_eq!(rule.offer(1, 0, false), Verdict::Answer);
+}
+
+#[test]
+fn a_finished_trainer_is_not_waited_for() {
+    let mut rule = rule(ConsistencyMode::Sync, 2);
+    assert_eq!(rule.offer(0, 4, false), Verdict::Hold);
+    assert_eq!(rule.close_round(), None);
+    rule.finish(1);
+    assert_eq!(rule.close_round(), Some([0].into()));
+    assert_eq!(rule.close_round(), None, "an empty round does not close");
+}
+
+#[test]
+fn a_round_with_backups_closes_without_the_late_ones() {
+    let consistency = Consistency { mode: ConsistencyMode::Sync, backup_trainers: 1, ..Consistency::default() };
+    let mut rule = Rule::new(consistency, 3);
+    assert_eq!(rule.offer(2, 0, false), Verdict::Hold);
+    assert!(!rule.in_turn(2), "who else will be in the round shows at its end");
+    assert_eq!(rule.close_round(), None);
+    assert_eq!(rule.offer(0, 0, false), Verdict::Hold);
+    assert_eq!(rule.close_round(), Some([0, 2].into()));
+    assert_eq!(rule.offer(1, 0, true), Verdict::Drop);
+    assert_eq!(rule.offer(1, 1, false), Verdict::Hold, "it has pulled since");
+    rule.finish(0);
+    assert_eq!(rule.close_round(), Some([1].into()), "one of the two left is enough");
+}
+
+#[test]
+fn a_bounded_trainer_waits_for_the_slowest() {
+    let consistency = Consistency { mode: ConsistencyMode::Bounded, staleness: 2, ..Consistency::default() };
+    let mut rule = Rule::new(consistency, 2);
+    for (step, may) in [(0, true), (1, true), (2, false)] {
+        assert_eq!(rule.offer(0, step, false), Verdict::Apply);
+        assert_eq!(rule.may_go_on(0), may, "after step {step}");
+    }
+    assert_eq!(rule.offer(1, 0, true), Verdict::Apply);
+    assert!(rule.may_go_on(0) && rule.may_go_on(1));
+    assert_eq!(rule.offer(0, 3, false), Verdict::Apply);
+    assert!(!rule.may_go_on(0));
+    rule.finish(1);
+    assert!(rule.may_go_on(0), "nobody is slower any more");
+}
+
+fn consistency() -> impl Strategy<Value = Consistency> {
+    let mode = prop_oneof![Just(ConsistencyMode::Sync), Just(ConsistencyMode::Bounded), Just(ConsistencyMode::Async)];
+    (mode, 0_u32..4, 0_u32..3).prop_map(|(mode, staleness, backups)| {
+        let backup_trainers = if mode == ConsistencyMode::Sync { backups } else { 0 };
+        Consistency { mode, staleness, backup_trainers }
+    })
+}
+
+proptest! {
+    /// Whatever arrives in whatever order, with repeats: each (trainer, step) is taken once.
+    #[test]
+    fn nothing_is_applied_twice(consistency in consistency(), offers in prop::collection::vec((0_u32..4, 0_u64..6, any::<bool>()), 0..200)) {
+        let backups = consistency.backup_trainers as usize;
+        let mut rule = Rule::new(consistency, 4);
+        let mut taken = BTreeSet::new();
+        for (trainer, step, stale) in offers {
+            let before = rule.next_step(trainer);
+            match rule.offer(trainer, step, stale) {
+                Verdict::Apply | Verdict::Hold | Verdict::Drop => prop_assert!(taken.insert((trainer, step))),
+                Verdict::Answer | Verdict::Join => prop_assert!(step < before),
+            }
+            prop_assert!(rule.next_step(trainer) >= before);
+            prop_assert!(rule.settled(trainer) <= rule.next_step(trainer));
+            if let Some(round) = rule.close_round() {
+                prop_assert!(round.len() >= 4 - backups);
+            }
+        }
+    }
+
+    /// Trainers that go on when they may never drift further apart than the bound, and one always may.
+    #[test]
+    fn bounded_trainers_stay_together_and_never_all_wait(staleness in 0_u32..4, picks in prop::collection::vec(0_u32..4, 1..300)) {
+        let consistency = Consistency { mode: ConsistencyMode::Bounded, staleness, ..Consistency::default() };
+        let mut rule = Rule::new(consistency, 4);
+        for trainer in picks {
+            if rule.may_go_on(trainer) {
+                prop_assert_eq!(rule.offer(trainer, rule.next_step(trainer), false), Verdict::Apply);
+            }
+            prop_assert!(rule.lead(trainer) <= u64::from(staleness) + 1);
+            prop_assert!((0..4).any(|trainer| rule.may_go_on(trainer)));
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! What server 0 does for the job: brings every server that starts to one state, has checkpoints
+//! written as time passes, and the last one and the model when training has ended.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use futures::future::try_join_all;
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+use psjobs_api::training::ConsistencyMode;
+
+use super::part::on_disk;
+use super::{CheckpointConfig, LastCheckpoint};
+use crate::checkpoint::format::{FORMAT, PartEntry};
+use crate::checkpoint::{Catalog, Checkpoint, Manifest, export, write};
+use crate::proto;
+use crate::proto::recovery_client::RecoveryClient;
+use crate::server::ServerError;
+use crate::server::shared::Shared;
+
+/// Pause between two tries to reach a server.
+const PAUSE: Duration = Duration::from_millis(200);
+/// After this long without an answer the log says who is waited for, again and again.
+const QUIET: Duration = Duration::from_secs(10);
+/// A checkpoint that is not written by then is given up; the next one follows.
+const WRITE: Duration = Duration::from_secs(120);
+/// How soon it is looked again whether there is something to keep.
+const SOON: Duration = Duration::from_millis(250);
+/// Steps ahead of the current one for which a synchronous checkpoint is asked: time for the question to
+/// reach every server before the step does.
+const AHEAD: u64 = 2;
+
+/// Leads until `training` ends, then writes the last checkpoint and the model.
+///
+/// # Errors
+/// If there is a checkpoint that this job cannot go on from: beginning anew would overwrite it.
+pub async fn lead(
+    shared: &Arc<Shared>,
+    config: &CheckpointConfig,
+    training: CancellationToken,
+) -> Result<(), ServerError> {
+    let mut arrivals = shared.recovery.arrivals();
+    let mut leader = Leader { shared, config, instances: BTreeMap::new(), margin: AHEAD };
+    let mut resume = config.resume;
+    let mut ticks = tokio::time::interval(config.interval);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    tokio::select! {
+        recovered = leader.recover(resume) => recovered?,
+        () = training.cancelled() => return Ok(()),
+    }
+    loop {
+        // What this job has written is always its own to go on from.
+        resume |= shared.recovery.newest().is_some();
+        tokio::select! {
+            Some(newcomer) = arrivals.recv() => {
+                if leader.instances.get(&newcomer.server) != Some(&newcomer.instance) {
+                    tracing::warn!("server {} has started anew; all servers go back to the newest checkpoint", newcomer.server);
+                    tokio::select! {
+                        recovered = leader.recover(resume) => recovered?,
+                        () = training.cancelled() => return Ok(()),
+                    }
+                }
+                // One that has died meanwhile asks again.
+                let _ = newcomer.done.send(());
+            }
+            _ = ticks.tick() => {
+                let kept = tokio::select! {
+                    kept = leader.keep(false) => kept,
+                    // The step that was to be kept may never come.
+                    () = training.cancelled() => break,
+                };
+                if let Err(status) = kept {
+                    if status.code() == Code::FailedPrecondition || status.code() == Code::OutOfRange {
+                        ticks.reset_after(SOON);
+                    } else {
+                        tracing::warn!(reason = status.message(), "no checkpoint was written; training goes on, the next try follows");
+                    }
+                }
+            }
+            () = training.cancelled() => break,
+        }
+    }
+    match leader.keep(true).await {
+        Ok(()) => leader.export().await,
+        Err(status) if status.code() == Code::FailedPrecondition => {}
+        Err(status) => tracing::error!(reason = status.message(), "the last checkpoint could not be written"),
+    }
+    Ok(())
+}
+
+struct Leader<'a> {
+    shared: &'a Arc<Shared>,
+    config: &'a CheckpointConfig,
+    /// The process of each server that holds the current state.
+    instances: BTreeMap<u32, u64>,
+    margin: u64,
+}
+
+impl Leader<'_> {
+    /// Brings all servers to the newest checkpoint that is whole, waiting for those that are away.
+    async fn recover(&mut self, resume: bool) -> Result<(), ServerError> {
+        let mut damaged = Vec::new();
+        loop {
+            let step = if resume { self.newest(&damaged).await } else { None };
+            let epoch =
+                SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |age| age.as_micros() as u64);
+            let request = proto::RestoreRequest { job_uid: self.shared.config.job_uid.clone(), epoch, step };
+            let restored = (0..).zip(&self.config.servers).map(|(server, address)| {
+                let request = request.clone();
+                async move { restore(server, address, request).await.map(|instance| (server, instance)) }
+            });
+            match try_join_all(restored).await {
+                Ok(instances) => {
+                    self.instances = instances.into_iter().collect();
+                    return Ok(());
+                }
+                Err(status) if status.code() == Code::InvalidArgument => {
+                    return Err(ServerError::Checkpoint(status.message().to_owned()));
+                }
+                Err(status) => {
+                    tracing::error!(reason = status.message(), "a checkpoint cannot be used; trying the one before");
+                    damaged.extend(step);
+                }
+            }
+        }
+    }
+
+    /// Step of the newest complete checkpoint that opens and is not in `damaged`.
+    async fn newest(&self, damaged: &[u64]) -> Option<u64> {
+        let (catalog, damaged) = (Catalog::new(&self.config.folder), damaged.to_vec());
+        on_disk(move || {
+            let steps = catalog
+                .complete()
+                .inspect_err(|error| tracing::error!(%error, folder = %catalog.folder().display(), "cannot look for checkpoints"))
+                .unwrap_or_default();
+            steps.into_iter().rev().filter(|step| !damaged.contains(step)).find(|step| {
+                Checkpoint::open(&catalog.path(*step))
+                    .inspect_err(|damage| tracing::error!(%damage, step, "a checkpoint is damaged; trying the one before"))
+                    .is_ok()
+            })
+        })
+        .await
+    }
+
+    /// Has every server write its part, and marks the checkpoint as complete.
+    async fn keep(&mut self, last: bool) -> Result<(), Status> {
+        let started = Instant::now();
+        let (shared, config) = (self.shared, self.config);
+        let progress = shared.store()?.progress(shared.config.trainers).await;
+        let Some(progress) = progress else { return Err(Status::failed_precondition("not all blocks have values")) };
+        let sync = shared.config.training.consistency.mode == ConsistencyMode::Sync;
+        let version = (sync && !last && progress.version > 0).then_some(progress.version + self.margin);
+        let now = if sync { progress.version } else { progress.mean_step };
+        let step = version.unwrap_or(now);
+        let newest = shared.recovery.newest().map(|newest| newest.step);
+        if newest == Some(now) && !last {
+            return Ok(()); // Nothing has happened since.
+        }
+        let done = newest == Some(step);
+        let catalog = Catalog::new(&config.folder);
+        if !done {
+            let folder = catalog.path(step);
+            on_disk(move || write::revoke(&folder)).await.map_err(internal)?;
+        }
+        let request = proto::SnapshotRequest {
+            job_uid: shared.config.job_uid.clone(),
+            epoch: shared.recovery.epoch(),
+            step,
+            version,
+            last,
+        };
+        let parts = config.servers.iter().map(|address| {
+            let request = request.clone();
+            async move { Ok::<_, Status>(client(address)?.snapshot(request).await?.into_inner()) }
+        });
+        let parts = tokio::time::timeout(WRITE, try_join_all(parts)).await;
+        let parts = parts.map_err(|_| Status::deadline_exceeded("a server did not write its part in time"))?;
+        let parts = parts.inspect_err(|status| {
+            // The question came too late: the next one is asked earlier.
+            if status.code() == Code::OutOfRange {
+                self.margin = (self.margin * 2).min(64);
+            }
+        })?;
+        let parts = parts.into_iter().map(|p| PartEntry { file: p.file, bytes: p.bytes, crc32: p.crc32 }).collect();
+        let manifest = Manifest { format: FORMAT, job: shared.config.job_uid.clone(), step, parts };
+        let (path, keep) = (catalog.path(step), config.keep);
+        on_disk({
+            let path = path.clone();
+            move || {
+                write::commit(&path, &manifest)?;
+                if let Err(error) = catalog.prune(keep) {
+                    tracing::warn!(%error, "old checkpoints could not be removed");
+                }
+                Ok(())
+            }
+        })
+        .await
+        .map_err(internal)?;
+        shared.recovery.set_newest(LastCheckpoint { step, path: path.clone() });
+        tracing::info!(step, path = %path.display(), seconds = started.elapsed().as_secs_f64(), "wrote a checkpoint");
+        Ok(())
+    }
+
+    /// Writes the model, from the last checkpoint, if every trainer has finished.
+    async fn export(&self) {
+        let Some(newest) = self.shared.recovery.newest().filter(|_| self.shared.members().done()) else { return };
+        let folder: PathBuf = self.config.folder.clone();
+        let exported = on_disk(move || {
+            let checkpoint = Checkpoint::open(&newest.path).map_err(export::ExportError::from)?;
+            export::export(&checkpoint, &folder)
+        });
+        match exported.await {
+            Ok(path) => tracing::info!(path = %path.display(), "wrote the model"),
+            Err(error) => tracing::error!(%error, "the model could not be written; the checkpoint holds it"),
+        }
+    }
+}
+
+/// Restores one server, waiting for it if it is away; its instance.
+async fn restore(server: u32, address: &str, request: proto::RestoreRequest) -> Result<u64, Status> {
+    insist(&format!("server {server}"), || {
+        let request = request.clone();
+        async move {
+            match client(address)?.restore(request).await {
+                Ok(reply) => Ok(Ok(reply.into_inner().instance)),
+                Err(status) if is_final(&status) => Ok(Err(status)),
+                Err(status) => Err(status),
+            }
+        }
+    })
+    .await
+}
+
+/// Whether asking again would give the same answer.
+fn is_final(status: &Status) -> bool {
+    matches!(status.code(), Code::DataLoss | Code::InvalidArgument)
+}
+
+/// Tries until there is an answer.
+pub(super) async fn insist<T, F: Future<Output = Result<T, Status>>>(who: &str, attempt: impl Fn() -> F) -> T {
+    let mut told = Instant::now();
+    loop {
+        match attempt().await {
+            Ok(answer) => return answer,
+            Err(status) if told.elapsed() >= QUIET => {
+                tracing::info!(reason = status.message(), "waiting for {who}");
+                told = Instant::now();
+            }
+            Err(_) => {}
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// A client that connects at its first call.
+pub(super) fn client(address: &str) -> Result<RecoveryClient<Channel>, Status> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|_| Status::invalid_argument(format!("{address:?} is not the address of a server")))?;
+    Ok(RecoveryClient::new(endpoint.connect_timeout(Duration::from_secs(5)).connect_lazy()))
+}
+
+fn internal(error: write::WriteError) -> Status {
+    Status::internal(error.to_string())
+}

@@ -1,0 +1,253 @@
+//! Keeps a job's state over the death of its servers. Every server writes its own [`part`] of a
+//! checkpoint and goes back to one; server 0 [`lead`]s: it says when to write and to what to go back,
+//! so that all servers always hold one state. Without a checkpoint folder none of this runs, and a
+//! restarted server is filled from a trainer's parameters.
+
+mod lead;
+mod part;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use psjobs_api::Environment;
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+use super::ServerError;
+use super::shared::Shared;
+use crate::checkpoint::WriteError;
+use crate::proto;
+
+use lead::lead;
+
+/// How long server 0 may take to ask for the last part.
+const LAST: Duration = Duration::from_secs(30);
+
+/// Where and how often a job's state is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckpointConfig {
+    /// Folder that all servers of the job share.
+    pub folder: PathBuf,
+    /// Time between two checkpoints.
+    pub interval: Duration,
+    /// Complete checkpoints to keep.
+    pub keep: usize,
+    /// Begin from the newest checkpoint in the folder, if there is one.
+    pub resume: bool,
+    /// `host:port` of every server, in order.
+    pub servers: Vec<String>,
+}
+
+/// The newest checkpoint of this job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LastCheckpoint {
+    /// Step that it was taken at.
+    pub step: u64,
+    /// Its folder.
+    pub path: PathBuf,
+}
+
+/// Why a server could not write or read its part.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoveryError {
+    /// The part could not be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// The checkpoint is of another model or optimizer.
+    #[error("the checkpoint in {} is of another job: {why}", folder.display())]
+    Mismatch {
+        /// Its folder.
+        folder: PathBuf,
+        /// Both sides, and what to do.
+        why: String,
+    },
+    /// The checkpoint is damaged.
+    #[error("the checkpoint in {} cannot be used: {why}", folder.display())]
+    Unusable {
+        /// Its folder.
+        folder: PathBuf,
+        /// What is wrong, and what to do.
+        why: String,
+    },
+    /// A block is past the version asked for.
+    #[error("this server is past version {0}")]
+    Past(u64),
+    /// No trainer has told the model, or given its values, yet.
+    #[error("there is nothing to keep yet")]
+    Empty,
+}
+
+/// A server that has started and asks to be brought to the others' state.
+pub struct Newcomer {
+    server: u32,
+    instance: u64,
+    done: oneshot::Sender<()>,
+}
+
+/// This server's side of the job's recovery.
+pub struct Recovery {
+    /// Drawn at random by this process.
+    instance: u64,
+    /// Restores so far, by the leader's count; 0 before the first.
+    epoch: AtomicU64,
+    /// Rung when the last checkpoint is written.
+    last_written: Notify,
+    /// Held while a part goes to disk.
+    writing: Arc<tokio::sync::Mutex<()>>,
+    newest: Mutex<Option<LastCheckpoint>>,
+    newcomers: mpsc::Sender<Newcomer>,
+    arrivals: Mutex<Option<mpsc::Receiver<Newcomer>>>,
+}
+
+impl Recovery {
+    /// As yet nothing is restored.
+    #[must_use]
+    pub fn new(servers: u32) -> Self {
+        let (newcomers, arrivals) = mpsc::channel(servers as usize + 1);
+        Self {
+            instance: rand::random(),
+            epoch: AtomicU64::new(0),
+            last_written: Notify::new(),
+            writing: Arc::default(),
+            newest: Mutex::default(),
+            newcomers,
+            arrivals: Mutex::new(Some(arrivals)),
+        }
+    }
+
+    /// Restores so far.
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// The newest checkpoint, as far as this server knows.
+    pub fn newest(&self) -> Option<LastCheckpoint> {
+        self.newest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Servers that ask to be recovered; for the one task that leads.
+    fn arrivals(&self) -> mpsc::Receiver<Newcomer> {
+        let arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).take();
+        arrivals.expect("only one task leads")
+    }
+
+    fn set_newest(&self, checkpoint: LastCheckpoint) {
+        *self.newest.lock().unwrap_or_else(PoisonError::into_inner) = Some(checkpoint);
+    }
+}
+
+impl CheckpointConfig {
+    /// The settings in `environment`; `None` if nothing is to be kept.
+    #[must_use]
+    pub fn new(environment: &Environment) -> Option<Self> {
+        let checkpoint = environment.checkpoint.as_ref()?;
+        Some(Self {
+            folder: checkpoint.folder.clone().into(),
+            interval: Duration::from_secs(checkpoint.policy.interval_seconds),
+            keep: checkpoint.policy.keep as usize,
+            resume: checkpoint.policy.resume,
+            servers: environment.servers.clone(),
+        })
+    }
+}
+
+/// This server's part in keeping the job's state, until that of the end of `training` is kept.
+///
+/// # Errors
+/// On server 0, if there is a checkpoint that this job cannot go on from.
+pub async fn run(shared: &Arc<Shared>, training: CancellationToken) -> Result<(), ServerError> {
+    let Some(config) = &shared.config.checkpoint else { return Ok(()) };
+    if shared.config.index == 0 {
+        return lead(shared, config, training).await;
+    }
+    let last = shared.recovery.last_written.notified();
+    tokio::select! {
+        () = follow(shared, config) => training.cancelled().await,
+        () = training.cancelled() => {}
+    }
+    if tokio::time::timeout(LAST, last).await.is_err() {
+        tracing::warn!("server 0 did not ask for the last checkpoint in time; the one before stays the newest");
+    }
+    Ok(())
+}
+
+/// Waits until this server holds what the others do: asks server 0 until it has said so.
+async fn follow(shared: &Shared, config: &CheckpointConfig) {
+    let (recovery, server) = (&shared.recovery, shared.config.index);
+    let request = proto::RecoverRequest { job_uid: shared.config.job_uid.clone(), server, instance: recovery.instance };
+    lead::insist("server 0", || async {
+        let mut client = lead::client(&config.servers[0])?;
+        client.recover(request.clone()).await.map(drop)
+    })
+    .await;
+}
+
+/// The service.
+pub struct Service(pub Arc<Shared>);
+
+#[tonic::async_trait]
+impl proto::recovery_server::Recovery for Service {
+    async fn recover(&self, request: Request<proto::RecoverRequest>) -> Result<Response<proto::RecoverReply>, Status> {
+        let request = request.into_inner();
+        self.of_this_job(&request.job_uid)?;
+        let (done, answer) = oneshot::channel();
+        let newcomer = Newcomer { server: request.server, instance: request.instance, done };
+        let leading = || Status::unavailable("this server does not lead yet");
+        self.0.recovery.newcomers.send(newcomer).await.map_err(|_| leading())?;
+        answer.await.map_err(|_| leading())?;
+        Ok(Response::new(proto::RecoverReply {}))
+    }
+
+    async fn restore(&self, request: Request<proto::RestoreRequest>) -> Result<Response<proto::RestoreReply>, Status> {
+        let request = request.into_inner();
+        self.of_this_job(&request.job_uid)?;
+        part::restore(&self.0, request.epoch, request.step).await.map_err(status)?;
+        Ok(Response::new(proto::RestoreReply { instance: self.0.recovery.instance }))
+    }
+
+    async fn snapshot(
+        &self,
+        request: Request<proto::SnapshotRequest>,
+    ) -> Result<Response<proto::SnapshotReply>, Status> {
+        let request = request.into_inner();
+        self.of_this_job(&request.job_uid)?;
+        if request.epoch != self.0.recovery.epoch() {
+            return Err(Status::aborted("this server has gone back to another checkpoint since"));
+        }
+        let part = part::write(&self.0, request.step, request.version).await.map_err(status);
+        if request.last {
+            self.0.recovery.last_written.notify_one();
+        }
+        let part = part?;
+        Ok(Response::new(proto::SnapshotReply { file: part.file, bytes: part.bytes, crc32: part.crc32 }))
+    }
+}
+
+impl Service {
+    fn of_this_job(&self, uid: &str) -> Result<(), Status> {
+        let want = &self.0.config.job_uid;
+        if uid != want {
+            let text = format!("this server belongs to job {want}, the caller to job {uid}; check the addresses");
+            return Err(Status::invalid_argument(text));
+        }
+        if self.0.config.checkpoint.is_none() {
+            return Err(Status::failed_precondition(
+                "this server has no checkpoint folder, the caller has; start all servers with the same settings",
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn status(error: RecoveryError) -> Status {
+    match error {
+        RecoveryError::Past(_) => Status::out_of_range(error.to_string()),
+        RecoveryError::Empty => Status::failed_precondition(error.to_string()),
+        RecoveryError::Mismatch { .. } => Status::invalid_argument(error.to_string()),
+        RecoveryError::Unusable { .. } => Status::data_loss(error.to_string()),
+        RecoveryError::Write(_) => Status::internal(error.to_string()),
+    }
+}

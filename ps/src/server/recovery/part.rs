@@ -1,0 +1,148 @@
+//! One server's part: written from the blocks while they train on, and read back into them.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use futures::future::join_all;
+
+use super::{LastCheckpoint, RecoveryError};
+use crate::checkpoint::format::{FORMAT, PartEntry};
+use crate::checkpoint::{BlockState, Catalog, Checkpoint, Description, PartWriter, WriteError};
+use crate::layout::Layout;
+use crate::server::shared::Shared;
+
+/// Writes this server's part of the checkpoint of `step`: the blocks at `version`, or as they are.
+pub async fn write(shared: &Shared, step: u64, version: Option<u64>) -> Result<PartEntry, RecoveryError> {
+    let config = shared.config.checkpoint.as_ref().expect("only called where checkpoints are kept");
+    let store = shared.store().map_err(|_| RecoveryError::Empty)?;
+    // All blocks are asked at once, so that each is copied as soon as it is there.
+    let states = join_all(store.numbers().map(|block| store.snapshot(block, version))).await;
+    let past = || version.map_or(RecoveryError::Empty, RecoveryError::Past);
+    let states: Vec<BlockState> = states.into_iter().collect::<Option<_>>().ok_or_else(past)?;
+    let description = describe(shared, step, store.layout());
+    let folder = Catalog::new(&config.folder).path(step);
+    // A leader that has given up on a part may ask for it again while it is still being written.
+    let writing = shared.recovery.writing.clone().lock_owned().await;
+    on_disk(move || {
+        let _writing = writing;
+        write_part(&folder, &description, &states)
+    })
+    .await
+    .map_err(RecoveryError::from)
+}
+
+fn write_part(folder: &Path, description: &Description, states: &[BlockState]) -> Result<PartEntry, WriteError> {
+    let mut writer = PartWriter::create(folder, description)?;
+    for state in states {
+        writer.put(state)?;
+    }
+    writer.finish()
+}
+
+fn describe(shared: &Shared, step: u64, layout: &Layout) -> Description {
+    let config = &shared.config;
+    Description {
+        format: FORMAT,
+        job: config.job_uid.clone(),
+        step,
+        server: config.index,
+        servers: config.servers,
+        trainers: config.trainers,
+        block_elements: layout.block_elements(),
+        slots: shared.recipe.optimizer.slots(),
+        training: serde_json::to_value(&config.training).expect("training is JSON"),
+        tensors: shared.members().tensors().to_vec(),
+    }
+}
+
+/// Ends the training streams and goes to the checkpoint of `step`, or back to nothing.
+pub async fn restore(shared: &Shared, epoch: u64, step: Option<u64>) -> Result<(), RecoveryError> {
+    let config = shared.config.checkpoint.as_ref().expect("only called where checkpoints are kept");
+    if epoch <= shared.recovery.epoch() {
+        return Ok(()); // A message that was overtaken.
+    }
+    match step {
+        None => rewind(shared, epoch, None).await,
+        Some(step) => {
+            let folder = Catalog::new(&config.folder).path(step);
+            let opened = folder.clone();
+            let checkpoint = on_disk(move || Checkpoint::open(&opened)).await;
+            let checkpoint = checkpoint.map_err(|damage| unusable(&folder, damage.to_string()))?;
+            fits(shared, &checkpoint)?;
+            rewind(shared, epoch, Some(checkpoint)).await
+        }
+    }
+}
+
+/// A checkpoint can be restored with other servers or another learning rate, not with another
+/// model or optimizer.
+fn fits(shared: &Shared, checkpoint: &Checkpoint) -> Result<(), RecoveryError> {
+    let (description, want) = (checkpoint.description(), shared.recipe.optimizer.slots());
+    let kind = serde_json::to_value(shared.config.training.optimizer.kind).expect("an optimizer's name is JSON");
+    let kind = kind.as_str().unwrap_or_default();
+    if description.slots != want || description.optimizer() != kind {
+        let why = format!(
+            "it holds the state of optimizer {} ({} slots), the job has {kind} ({want} slots); choose the same \
+             optimizer, or another checkpoint folder",
+            description.optimizer(),
+            description.slots
+        );
+        return Err(mismatch(checkpoint.folder(), why));
+    }
+    shared.members().adopt(&description.tensors).map_err(|difference| {
+        let why = format!(
+            "it is of another model: {difference}; start the job with the same model, or another checkpoint folder"
+        );
+        mismatch(checkpoint.folder(), why)
+    })
+}
+
+async fn rewind(shared: &Shared, epoch: u64, checkpoint: Option<Checkpoint>) -> Result<(), RecoveryError> {
+    // From here on nobody joins, and what is still on its way to a block is ignored there.
+    shared.recovery.epoch.store(0, Ordering::Release);
+    shared.close_streams();
+    let Some(checkpoint) = checkpoint else {
+        if let Ok(store) = shared.store() {
+            join_all(store.numbers().map(|block| store.restore(block, epoch, None))).await;
+        }
+        return finish(shared, epoch, None);
+    };
+    let description = checkpoint.description();
+    let layout = Layout::new(&description.tensors, shared.config.servers as usize)
+        .map_err(|error| unusable(checkpoint.folder(), error.to_string()))?;
+    let store = shared.store_for(layout, &description.tensors);
+    let checkpoint = std::sync::Arc::new(checkpoint);
+    let mut steps = Vec::new();
+    for block in store.numbers() {
+        let (reading, range) = (checkpoint.clone(), store.layout().range(block));
+        let state = on_disk(move || reading.read(range)).await;
+        let state = state.map_err(|damage| unusable(checkpoint.folder(), damage.to_string()))?;
+        steps.clone_from(&state.next_steps);
+        store.restore(block, epoch, Some(state)).await;
+    }
+    shared.members().rewind(&steps);
+    let (step, path) = (checkpoint.description().step, checkpoint.folder().to_owned());
+    tracing::info!(step, path = %path.display(), "restored from a checkpoint");
+    finish(shared, epoch, Some(LastCheckpoint { step, path }))
+}
+
+fn finish(shared: &Shared, epoch: u64, newest: Option<LastCheckpoint>) -> Result<(), RecoveryError> {
+    if let Some(newest) = newest {
+        shared.recovery.set_newest(newest);
+    }
+    shared.recovery.epoch.store(epoch, Ordering::Release);
+    Ok(())
+}
+
+fn mismatch(folder: &Path, why: String) -> RecoveryError {
+    RecoveryError::Mismatch { folder: folder.to_owned(), why }
+}
+
+fn unusable(folder: &Path, why: String) -> RecoveryError {
+    RecoveryError::Unusable { folder: folder.to_owned(), why }
+}
+
+/// Runs `work` where waiting for a disk delays nobody.
+pub async fn on_disk<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.expect("disk work does not panic and is not cancelled")
+}

@@ -1,0 +1,20 @@
+//! How blocks travel: gRPC messages written and read by hand over the HTTP/2 bodies of tonic. The
+//! bytes are those that generated code would write, so any gRPC client can take part; but a payload
+//! is copied once on its way out and once on its way in, into memory that is used again
+//! ([`buffers`]). [`frame`] writes messages, [`Reader`] takes them out of a body, [`Outgoing`] is the
+//! body that carries them.
+
+pub mod buffers;
+pub mod frame;
+mod outgoing;
+mod reader;
+
+pub use buffers::Buffers;
+pub use outgoing::Outgoing;
+pub use reader::Reader;
+
+/// Longest message that is read: a block and its envelope, with room for larger blocks.
+pub const MAX_MESSAGE: usize = 8 * 1024 * 1024;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,94 @@
+//! A body made of messages that tasks hand in.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
+use http_body::{Body, Frame};
+use tokio::sync::mpsc;
+use tonic::Status;
+
+/// Messages shorter than this leave together with those that are ready behind them.
+const SMALL: usize = 4 * 1024;
+
+/// The sending side of one direction of a call. A server's ends with a status; a client's just ends.
+#[derive(Debug)]
+pub struct Outgoing {
+    messages: mpsc::Receiver<Result<Bytes, Status>>,
+    /// Taken from the channel, to leave after what is sent now.
+    next: Option<Result<Bytes, Status>>,
+    trailers: bool,
+    ended: bool,
+}
+
+impl Outgoing {
+    /// What a client sends: ends when the channel does, or at an error.
+    #[must_use]
+    pub fn request(messages: mpsc::Receiver<Result<Bytes, Status>>) -> Self {
+        Self { messages, next: None, trailers: false, ended: false }
+    }
+
+    /// What a server answers: ends with OK when the channel does, or with the first error.
+    #[must_use]
+    pub fn response(messages: mpsc::Receiver<Result<Bytes, Status>>) -> Self {
+        Self { messages, next: None, trailers: true, ended: false }
+    }
+
+    fn end(&mut self, status: &Status) -> Option<Result<Frame<Bytes>, Infallible>> {
+        self.ended = true;
+        let mut trailers = HeaderMap::new();
+        self.messages.close();
+        if !self.trailers || status.add_header(&mut trailers).is_err() {
+            return None;
+        }
+        Some(Ok(Frame::trailers(trailers)))
+    }
+}
+
+impl Body for Outgoing {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = self.get_mut();
+        if this.ended {
+            return Poll::Ready(None);
+        }
+        let first = match this.next.take() {
+            Some(first) => Some(first),
+            None => ready!(this.messages.poll_recv(cx)),
+        };
+        let first = match first {
+            Some(Ok(first)) => first,
+            Some(Err(status)) => return Poll::Ready(this.end(&status)),
+            None => return Poll::Ready(this.end(&Status::ok(""))),
+        };
+        if first.len() >= SMALL {
+            return Poll::Ready(Some(Ok(Frame::data(first))));
+        }
+        let mut together = BytesMut::new();
+        while together.len() + first.len() < SMALL {
+            match this.messages.try_recv() {
+                Ok(Ok(more)) if more.len() < SMALL => together.extend_from_slice(&more),
+                Ok(other) => {
+                    this.next = Some(other);
+                    break;
+                }
+                Err(_) => break,
+            }
+        }
+        if together.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(first))));
+        }
+        let mut all = BytesMut::with_capacity(first.len() + together.len());
+        all.extend_from_slice(&first);
+        all.extend_from_slice(&together);
+        Poll::Ready(Some(Ok(Frame::data(all.freeze()))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended
+    }
+}

@@ -1,0 +1,102 @@
+//! Takes messages out of a body, whatever pieces they come in.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+
+use bytes::{Buf as _, Bytes};
+use http_body::Body as _;
+use prost::Message;
+use tonic::Status;
+use tonic::body::Body;
+
+use super::frame::PREFIX;
+use super::{Buffers, MAX_MESSAGE};
+
+/// Reads the messages of one direction of a call.
+#[derive(Debug)]
+pub struct Reader {
+    body: Body,
+    /// Received, not read yet.
+    piece: Bytes,
+    buffers: Buffers,
+}
+
+impl Reader {
+    /// Reads `body`; payloads lie in memory of `buffers`.
+    #[must_use]
+    pub fn new(body: Body, buffers: Buffers) -> Self {
+        Self { body, piece: Bytes::new(), buffers }
+    }
+
+    /// The next message; `None` at a good end. A payload in it is a view of the received message.
+    /// After an error, or if the future is dropped before it is ready, the stream cannot be read on.
+    ///
+    /// # Errors
+    /// What the other side said at its end, or what is wrong with its message.
+    pub async fn message<M: Message + Default>(&mut self) -> Result<Option<M>, Status> {
+        let mut prefix = [0; PREFIX];
+        if !self.fill(&mut prefix).await? {
+            return Ok(None);
+        }
+        let [compressed, length @ ..] = prefix;
+        if compressed != 0 {
+            return Err(Status::unimplemented("compressed messages are not read here; send them plain"));
+        }
+        let length = u32::from_be_bytes(length) as usize;
+        if length > MAX_MESSAGE {
+            return Err(Status::invalid_argument(format!(
+                "a message of {length} bytes is longer than {MAX_MESSAGE}; send one block a message"
+            )));
+        }
+        let mut buffer = self.buffers.take(length);
+        if !self.fill(buffer.bytes_mut()).await? && length > 0 {
+            return Err(cut());
+        }
+        let message = M::decode(buffer.freeze());
+        message.map(Some).map_err(|error| {
+            Status::invalid_argument(format!("a message is no protobuf of this service: {error}; nothing was applied"))
+        })
+    }
+
+    /// Fills `target`; false if the body ends before its first byte.
+    async fn fill(&mut self, target: &mut [u8]) -> Result<bool, Status> {
+        let mut done = 0;
+        while done < target.len() {
+            if self.piece.is_empty() {
+                match self.next_piece().await? {
+                    Some(piece) => self.piece = piece,
+                    None if done == 0 => return Ok(false),
+                    None => return Err(cut()),
+                }
+            }
+            let n = self.piece.len().min(target.len() - done);
+            target[done..done + n].copy_from_slice(&self.piece[..n]);
+            self.piece.advance(n);
+            done += n;
+        }
+        Ok(true)
+    }
+
+    /// The next bytes; the trailers' status, if it is an error.
+    async fn next_piece(&mut self) -> Result<Option<Bytes>, Status> {
+        loop {
+            let frame = poll_fn(|context| Pin::new(&mut self.body).poll_frame(context)).await;
+            let Some(frame) = frame.transpose()? else { return Ok(None) };
+            match frame.into_data() {
+                Ok(piece) if piece.is_empty() => {}
+                Ok(piece) => return Ok(Some(piece)),
+                Err(frame) => {
+                    let trailers = frame.into_trailers().unwrap_or_default();
+                    match Status::from_header_map(&trailers) {
+                        Some(status) if status.code() != tonic::Code::Ok => return Err(status),
+                        _ => return Ok(None),
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn cut() -> Status {
+    Status::invalid_argument("the stream ended within a message; nothing of it was applied")
+}

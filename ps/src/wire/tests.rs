@@ -1,0 +1,143 @@
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body as _, Frame};
+use proptest::prelude::*;
+use prost::Message as _;
+use tokio::sync::mpsc;
+use tonic::body::Body;
+use tonic::{Code, Status};
+
+use super::*;
+use crate::proto::{self, exchange_request::Message};
+
+/// A body that comes in these pieces.
+struct Pieces(std::vec::IntoIter<Bytes>);
+
+impl http_body::Body for Pieces {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(self.0.next().map(|piece| Ok(Frame::data(piece))))
+    }
+}
+
+fn reader(pieces: Vec<Bytes>) -> Reader {
+    Reader::new(Body::new(Pieces(pieces.into_iter())), Buffers::default())
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().build().expect("a runtime")
+}
+
+fn block(payload: usize) -> proto::GradientBlock {
+    let payload = (0..payload).map(|i| i as u8).collect::<Vec<_>>().into();
+    proto::GradientBlock { step: 300, block: 7, codec: 2, version: 1 << 40, payload }
+}
+
+proptest! {
+    /// Messages written by hand are, byte for byte, what a generated client writes.
+    #[test]
+    fn frames_are_those_of_generated_code(payload in 0_usize..70_000, cuts in prop::collection::vec(0_usize..70_100, 0..8)) {
+        let (gradient, buffers) = (block(payload), Buffers::default());
+        let head = proto::GradientBlock { payload: Bytes::new(), ..gradient.clone() };
+        let frame = frame::gradient(&buffers, &head, payload, |bytes| bytes.copy_from_slice(&gradient.payload));
+        let request = proto::ExchangeRequest { message: Some(Message::Gradient(gradient.clone())) };
+        prop_assert_eq!(frame.len() - frame::PREFIX, request.encoded_len());
+        prop_assert_eq!(&proto::ExchangeRequest::decode(frame.slice(frame::PREFIX..)).expect("protobuf"), &request);
+
+        let proto::GradientBlock { step, block, codec, version, payload: bytes } = gradient;
+        let answer = proto::ParameterBlock { step, block, codec, version, payload: bytes.clone() };
+        let head = proto::ParameterBlock { payload: Bytes::new(), ..answer.clone() };
+        let parameters = frame::parameters(&buffers, &head, payload, |target| target.copy_from_slice(&bytes));
+        prop_assert_eq!(&parameters[..], &frame::message(&answer)[..]);
+
+        // However the bytes are cut, the reader finds both messages.
+        let mut stream = [frame, frame::message(&request)].concat();
+        let mut cuts: Vec<usize> = cuts.into_iter().filter(|cut| *cut <= stream.len()).collect();
+        cuts.sort_unstable();
+        let mut pieces = Vec::new();
+        for cut in cuts.into_iter().rev() {
+            pieces.push(Bytes::from(stream.split_off(cut)));
+        }
+        pieces.push(stream.into());
+        pieces.reverse();
+        let mut reader = reader(pieces);
+        runtime().block_on(async {
+            for _ in 0..2 {
+                let found: proto::ExchangeRequest = reader.message().await.expect("reads").expect("a message");
+                prop_assert_eq!(&found, &request);
+            }
+            prop_assert!(reader.message::<proto::ExchangeRequest>().await.expect("a good end").is_none());
+            Ok(())
+        })?;
+    }
+
+    /// Whatever bytes come, the reader answers with a message, an end or an error.
+    #[test]
+    fn nonsense_is_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let mut reader = reader(vec![bytes.into()]);
+        runtime().block_on(async {
+            while let Ok(Some(_)) = reader.message::<proto::ExchangeRequest>().await {}
+        });
+    }
+}
+
+#[test]
+fn bad_messages_are_named() {
+    let huge = [&[0][..], &(MAX_MESSAGE as u32 + 1).to_be_bytes()].concat();
+    for (label, bytes, code, words) in [
+        ("cut within the prefix", vec![0, 0, 0], Code::InvalidArgument, "within a message"),
+        ("cut within the message", vec![0, 0, 0, 0, 5, 1], Code::InvalidArgument, "within a message"),
+        ("cut before the message", vec![0, 0, 0, 0, 5], Code::InvalidArgument, "within a message"),
+        ("compressed", vec![1, 0, 0, 0, 0], Code::Unimplemented, "plain"),
+        ("too long", huge, Code::InvalidArgument, "longer than"),
+        ("no protobuf", vec![0, 0, 0, 0, 2, 0xff, 0xff], Code::InvalidArgument, "no protobuf"),
+    ] {
+        let mut reader = reader(vec![bytes.into()]);
+        let status = runtime().block_on(reader.message::<proto::ExchangeRequest>()).expect_err(label);
+        assert_eq!(status.code(), code, "{label}");
+        assert!(status.message().contains(words), "{label}: {}", status.message());
+    }
+}
+
+#[test]
+fn small_messages_leave_together_and_in_order() {
+    let (sender, receiver) = mpsc::channel(10);
+    let large = Bytes::from(vec![9; 10_000]);
+    for message in [Bytes::from("a"), Bytes::from("b"), large.clone(), Bytes::from("c")] {
+        sender.try_send(Ok(message)).expect("fits");
+    }
+    sender.try_send(Err(Status::aborted("enough"))).expect("fits");
+    sender.try_send(Ok(Bytes::from("never sent"))).expect("fits");
+    let mut body = Outgoing::response(receiver);
+    let mut next = || {
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        match Pin::new(&mut body).poll_frame(&mut context) {
+            Poll::Ready(frame) => frame.map(|frame| frame.expect("cannot fail")),
+            Poll::Pending => panic!("all messages are there"),
+        }
+    };
+    let data = |frame: Option<Frame<Bytes>>| frame.expect("a frame").into_data().expect("data");
+    assert_eq!(data(next()), "ab");
+    assert_eq!(data(next()), large);
+    assert_eq!(data(next()), "c");
+    let trailers = next().expect("a frame").into_trailers().expect("trailers");
+    assert_eq!(Status::from_header_map(&trailers).expect("a status").message(), "enough");
+    assert!(next().is_none());
+}
+
+#[test]
+fn a_buffer_is_used_again_when_all_views_of_it_are_gone() {
+    let buffers = Buffers::default();
+    let mut buffer = buffers.take(10_000);
+    buffer.bytes_mut().fill(1);
+    let address = buffer.as_ref().as_ptr();
+    let view = buffer.freeze().slice(5..10);
+    assert_ne!(buffers.take(10_000).as_ref().as_ptr(), address, "it is still looked at");
+    drop(view);
+    assert_eq!(buffers.take(8_000).as_ref().as_ptr(), address);
+}
