@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures::channel::mpsc;
 use futures::stream::{self, StreamExt as _};
+use jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::runtime::reflector::{ObjectRef, Store};
 use psjobs_api::crd::{ParameterServerJob, Phase, names};
@@ -108,7 +109,7 @@ impl Poller {
 
 fn is_running(job: &ParameterServerJob) -> bool {
     let phase = job.status.as_ref().and_then(|status| status.phase);
-    matches!(phase, Some(Phase::Running | Phase::Restarting))
+    matches!(phase, Some(Phase::Running | Phase::Restarting | Phase::Stalled))
 }
 
 async fn ask(server: SocketAddr) -> Result<ProgressReport, PollError> {
@@ -118,5 +119,6 @@ async fn ask(server: SocketAddr) -> Result<ProgressReport, PollError> {
     let mut client = proto::coordination_client::CoordinationClient::new(channel);
     let reply = client.status(proto::StatusRequest {}).await.map_err(|e| PollError::Status(Box::new(e)))?;
     let proto::StatusReply { step, total_steps, examples_per_second, metrics, .. } = reply.into_inner();
-    Ok(ProgressReport { step, total_steps, examples_per_second, metrics: metrics.into_iter().collect() })
+    let metrics = metrics.into_iter().collect();
+    Ok(ProgressReport { step, total_steps, examples_per_second, metrics, at: Some(Timestamp::now()) })
 }

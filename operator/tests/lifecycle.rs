@@ -214,6 +214,57 @@ async fn of_two_operators_one_works_and_the_other_takes_over() {
 }
 
 #[tokio::test]
+async fn an_upgrade_of_the_operator_does_not_touch_running_pods() {
+    let team = team!("upgrade");
+    let operator = team.operator();
+    team.apply("").await;
+    team.run_all().await;
+    let uids = async || {
+        let pods = team.api::<Pod>().list(&Default::default()).await.expect("pods can be listed");
+        pods.iter().filter_map(|pod| pod.uid()).collect::<Vec<_>>()
+    };
+    let before = uids().await;
+    operator.terminate().await;
+
+    let _newer = team.operator_with(&["--worker-image", "psjobs-worker:9.9.9"]);
+    // Once it tells the new generation it has decided about the job as it is.
+    team.patch(json!({"failurePolicy": {"maxRestarts": 9}})).await;
+    let generation = team.job().await.metadata.generation;
+    let status = team.status(|status| status.observed_generation == generation).await;
+    assert_eq!((status.phase, status.restarts), (Some(Phase::Running), 0));
+    assert_eq!(uids().await, before);
+}
+
+#[tokio::test]
+async fn a_job_that_another_controller_manages_is_left_alone() {
+    let team = team!("managed");
+    let mut ours = team.apply("managedBy: kueue.x-k8s.io/multikueue").await;
+    let _operator = team.operator();
+    ours.metadata = kube::core::ObjectMeta { name: Some("ours".into()), ..Default::default() };
+    ours.spec.managed_by = None;
+    team.api().create(&PostParams::default(), &ours).await.expect("the job is accepted");
+    team.pod("ours-trainer-1", 0).await;
+    team.until("ours", |job: Option<&ParameterServerJob>| job.is_some_and(|job| job.status.is_some())).await;
+    assert_eq!(team.pods().await, ["ours-ps-0", "ours-trainer-0", "ours-trainer-1"]);
+    assert_eq!(team.job().await.status, None);
+}
+
+#[tokio::test]
+async fn all_pods_start_again_together_when_the_strategy_says_so() {
+    let team = team!("recreate");
+    let _operator = team.operator();
+    team.apply("failurePolicy: {restartStrategy: RecreateAll, maxRestarts: 1}").await;
+    team.run_all().await;
+    team.end("mnist-trainer-1", 1, "lost the others").await;
+    for pod in PODS {
+        team.pod(pod, 1).await;
+    }
+    let status = team.run_all().await;
+    assert_eq!((status.restarts, status.restarts_counted), (3, 1));
+    assert!(team.event("JobRestarted").await.contains("restart 1 of 1"));
+}
+
+#[tokio::test]
 async fn an_operator_waits_for_its_definition() {
     let Some(server) = ApiServer::start().await else { return };
     let team = Team::on(&server, "early").await;

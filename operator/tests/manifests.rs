@@ -7,6 +7,7 @@ mod support;
 use std::fmt::Write as _;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use support::Team;
 
@@ -72,6 +73,59 @@ const SCHEMA: &[Row] = &[
         "spec.runPolicy.serverDrainSeconds in body should be less than or equal to 86400",
     ),
     (
+        "spec: {runPolicy: {startupDeadlineSeconds: 0}}",
+        "spec.runPolicy.startupDeadlineSeconds in body should be greater than or equal to 1",
+    ),
+    (
+        "spec: {runPolicy: {progressDeadlineSeconds: 0}}",
+        "spec.runPolicy.progressDeadlineSeconds in body should be greater than or equal to 1",
+    ),
+    (
+        "spec: {runPolicy: {forceDeleteAfterSeconds: -1}}",
+        "spec.runPolicy.forceDeleteAfterSeconds in body should be greater than or equal to 0",
+    ),
+    (
+        "spec: {startupPolicy: TrainersFirst}",
+        r#"spec.startupPolicy: Unsupported value: "TrainersFirst": supported values: "AnyOrder", "ServersReady""#,
+    ),
+    (
+        "spec: {successPolicy: {operator: Most}}",
+        r#"spec.successPolicy.operator: Unsupported value: "Most": supported values: "All", "Any", "RankZero""#,
+    ),
+    (
+        "spec: {ps: {restartPolicy: Always}}",
+        r#"spec.ps.restartPolicy: Unsupported value: "Always": supported values: "OnFailure", "Never", "ExitCode""#,
+    ),
+    (
+        "spec: {failurePolicy: {restartStrategy: Everything}}",
+        r#"spec.failurePolicy.restartStrategy: Unsupported value: "Everything": supported values: "FailedPod", "RecreateAll""#,
+    ),
+    (
+        "spec: {failurePolicy: {rules: [{name: a, action: Retry}]}}",
+        r#"spec.failurePolicy.rules[0].action: Unsupported value: "Retry": supported values: "FailJob", "RestartPod", "RestartJob", "Ignore""#,
+    ),
+    (
+        "spec: {failurePolicy: {rules: [{name: a, action: Ignore}, {name: a, action: FailJob}]}}",
+        r#"spec.failurePolicy.rules[1]: Duplicate value: {"name":"a"}"#,
+    ),
+    ("spec: {failurePolicy: {rules: [{action: Ignore}]}}", "spec.failurePolicy.rules[0].name: Required value"),
+    (
+        "spec: {failurePolicy: {rules: [{name: a, action: Ignore, onExitCodes: [0]}]}}",
+        "spec.failurePolicy.rules[0].onExitCodes[0] in body should be greater than or equal to 1",
+    ),
+    (
+        "spec: {failurePolicy: {rules: [{name: a, action: Ignore, onExitCodes: [256]}]}}",
+        "spec.failurePolicy.rules[0].onExitCodes[0] in body should be less than or equal to 255",
+    ),
+    (
+        "spec: {failurePolicy: {rules: [{name: a, action: Ignore, targetRoles: [workers]}]}}",
+        r#"spec.failurePolicy.rules[0].targetRoles[0]: Unsupported value: "workers": supported values: "ps", "trainer""#,
+    ),
+    (
+        "spec: {schedulingPolicy: {scheduleTimeoutSeconds: 0}}",
+        "spec.schedulingPolicy.scheduleTimeoutSeconds in body should be greater than or equal to 1",
+    ),
+    (
         "spec: {training: {consistency: {mode: Eventually}}}",
         r#"spec.training.consistency.mode: Unsupported value: "Eventually": supported values: "Sync", "#,
     ),
@@ -104,6 +158,18 @@ const RULES: &[Row] = &[
     (
         "spec: {ps: {template: {spec: {containers: []}}}}",
         "spec.ps.template.spec.containers needs a container; remove the template to use the default one",
+    ),
+    (
+        "spec: {failurePolicy: {backoff: {initialSeconds: 61}}}",
+        "spec.failurePolicy.backoff.initialSeconds is above maxSeconds; write a smaller one, or raise maxSeconds",
+    ),
+    (
+        "spec: {successPolicy: {minSucceeded: 1}}",
+        "spec.successPolicy.minSucceeded is for the operator Any; remove it, or set operator to Any",
+    ),
+    (
+        "spec: {successPolicy: {operator: Any, minSucceeded: 3}}",
+        "spec.successPolicy.minSucceeded is above spec.trainer.replicas, so the job could never succeed; write a smaller one",
     ),
     (
         "spec: {training: {optimizer: {nesterov: true}}}",
@@ -154,6 +220,10 @@ const CHANGES: &[Row] = &[
         "spec.ps cannot change while the job runs; set spec.suspend to true first, or create a new job",
     ),
     (
+        "spec: {schedulingPolicy: {queue: team-a}}",
+        "spec.schedulingPolicy cannot change while the job runs; set spec.suspend to true first, or create a new job",
+    ),
+    (
         "spec: {trainer: {replicas: 3}}",
         "spec.trainer cannot change while the job runs; set spec.suspend to true first, or create a new job",
     ),
@@ -163,12 +233,21 @@ const CHANGES: &[Row] = &[
     ),
 ];
 
+/// Changes that are refused even while the job is suspended.
+const NEVER: &[Row] =
+    &[("spec: {managedBy: kueue.x-k8s.io/multikueue}", "spec.managedBy cannot change; create a new job")];
+
 /// Manifests on the right side of a rule's edge.
 const ACCEPTED: &[&str] = &[
     "{}",
     "metadata: {name: x23456789-123456789-123456789-123456789-123456789}",
     "spec: {suspend: true, ps: {replicas: 128}, trainer: {replicas: 4096, gpus: 64}}",
     "spec: {failurePolicy: {maxRestarts: 0}, runPolicy: {ttlSecondsAfterFinished: 0, serverDrainSeconds: 0}}",
+    "spec: {managedBy: kueue.x-k8s.io/multikueue, startupPolicy: ServersReady}",
+    "spec: {successPolicy: {operator: Any, minSucceeded: 2}}",
+    "spec: {successPolicy: {operator: RankZero}, ps: {restartPolicy: ExitCode}}",
+    "spec: {schedulingPolicy: {scheduleTimeoutSeconds: 60, priorityClassName: high, topologyKey: zone, queue: team-a}}",
+    "spec: {failurePolicy: {restartStrategy: RecreateAll, backoff: {initialSeconds: 60}, rules: [{name: a, action: FailJob, onExitCodes: [1, 255], targetRoles: [ps, trainer]}, {name: b, action: Ignore, onReasons: [Evicted], countsTowardsMax: false}]}}",
     "spec: {training: {optimizer: {type: SGD, momentum: 0.9, nesterov: true}}}",
     "spec: {training: {optimizer: {type: FTRL, l1: 0.1, l2: 0.1}}}",
 ];
@@ -203,7 +282,7 @@ async fn changes_that_a_running_job_cannot_follow_are_refused_until_it_is_suspen
     let Some(team) = Team::new("changes").await else { return };
     team.apply("").await;
     let mut wrong = String::new();
-    for &(change, sentence) in CHANGES {
+    for &(change, sentence) in CHANGES.iter().chain(NEVER) {
         expect_refusal(&mut wrong, change, update(&team, change).await, sentence);
     }
     assert!(wrong.is_empty(), "{wrong}");
@@ -214,6 +293,26 @@ async fn changes_that_a_running_job_cannot_follow_are_refused_until_it_is_suspen
     for &(change, _) in CHANGES {
         update(&team, change).await.unwrap_or_else(|said| panic!("{change} of a suspended job was refused: {said}"));
     }
+    for &(change, sentence) in NEVER {
+        expect_refusal(&mut wrong, change, update(&team, change).await, sentence);
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[tokio::test]
+async fn kubectl_scale_changes_the_trainers_of_a_suspended_job() {
+    let Some(team) = Team::new("scale").await else { return };
+    team.apply("").await;
+    let three = Patch::Merge(json!({"spec": {"replicas": 3}}));
+    let jobs = team.api::<psjobs_api::crd::ParameterServerJob>();
+    let params = PatchParams::default();
+    let set = || jobs.patch_scale("mnist", &params, &three);
+    let Err(kube::Error::Api(refused)) = set().await else { panic!("a running job was scaled") };
+    assert!(refused.message.contains("spec.trainer cannot change while the job runs"), "{}", refused.message);
+    team.patch(json!({"suspend": true})).await;
+    let scale = set().await.expect("a suspended job can be scaled");
+    assert_eq!(scale.spec.and_then(|spec| spec.replicas), Some(3));
+    assert_eq!(team.job().await.spec.trainer.replicas, 3);
 }
 
 #[test]
@@ -222,8 +321,8 @@ fn every_rule_has_a_row() {
     let definition: CustomResourceDefinition = serde_yaml::from_str(text).expect("crds/ holds a definition");
     let mut rules = Vec::new();
     messages(&serde_json::to_value(definition).expect("a definition is JSON"), &mut rules);
-    assert!(rules.len() >= 16, "rules are found: {rules:?}");
-    let rows = RULES.iter().chain(CHANGES).map(|(_, sentence)| *sentence).collect::<Vec<_>>();
+    assert!(rules.len() > 20, "rules are found: {rules:?}");
+    let rows = RULES.iter().chain(CHANGES).chain(NEVER).map(|(_, sentence)| *sentence).collect::<Vec<_>>();
     let missing = rules.iter().filter(|rule| !rows.contains(&rule.as_str())).collect::<Vec<_>>();
     assert!(missing.is_empty(), "no row provokes {missing:#?}");
 }

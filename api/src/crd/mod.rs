@@ -3,8 +3,10 @@
 //! `kubectl explain psjob.spec` shows; rules here are what the API server and `psjobs validate`
 //! both enforce.
 
+mod failure;
 pub mod names;
 mod policy;
+mod reference;
 mod schema;
 mod status;
 
@@ -12,7 +14,11 @@ use k8s_openapi::api::core::v1::PodTemplateSpec;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
-pub use policy::{CleanPodPolicy, FailurePolicy, RestartPolicy, RunPolicy};
+pub use failure::{Backoff, FailureAction, FailurePolicy, FailureRule, RestartStrategy, TargetRole};
+pub use policy::{
+    CleanPodPolicy, RestartPolicy, RunPolicy, SchedulingPolicy, StartupPolicy, SuccessOperator, SuccessPolicy,
+};
+pub use reference::reference;
 pub use schema::definition;
 pub use status::{
     ConditionType, JobCondition, LastFailure, ModelMetric, ParameterServerJobStatus, Phase, Progress, ReplicaGroup,
@@ -25,6 +31,8 @@ use crate::training::Training;
 pub const GROUP: &str = "psjobs.dev";
 /// Version of the resource.
 pub const VERSION: &str = "v1alpha1";
+/// Value of spec.managedBy that means this operator, as its absence does.
+pub const MANAGER: &str = "psjobs.dev/operator";
 /// Kind of the resource.
 pub const KIND: &str = "ParameterServerJob";
 
@@ -43,6 +51,11 @@ pub const KIND: &str = "ParameterServerJob";
     cel,
     derive = "PartialEq",
     status = "ParameterServerJobStatus",
+    scale(
+        spec_replicas_path = ".spec.trainer.replicas",
+        status_replicas_path = ".status.trainer.active",
+        label_selector_path = ".status.trainer.selector"
+    ),
     printcolumn = r#"{"name":"State","type":"string","jsonPath":".status.phase"}"#,
     printcolumn = r#"{"name":"Servers","type":"string","jsonPath":".status.ps.summary"}"#,
     printcolumn = r#"{"name":"Trainers","type":"string","jsonPath":".status.trainer.summary"}"#,
@@ -50,7 +63,9 @@ pub const KIND: &str = "ParameterServerJob";
     printcolumn = r#"{"name":"Restarts","type":"integer","jsonPath":".status.restarts"}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
     printcolumn = r#"{"name":"Step","type":"integer","jsonPath":".status.progress.step","priority":1}"#,
+    printcolumn = r#"{"name":"Loss","type":"number","jsonPath":".status.progress.metrics[?(@.name==\"loss\")].value","priority":1}"#,
     printcolumn = r#"{"name":"Examples/s","type":"number","jsonPath":".status.progress.examplesPerSecond","priority":1}"#,
+    printcolumn = r#"{"name":"Queue","type":"string","jsonPath":".spec.schedulingPolicy.queue","priority":1}"#,
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.reason","priority":1}"#,
     validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')")
         .message("metadata.name must start with a letter and hold only a-z, 0-9 and '-', because services are named after it; for example mnist-1"),
@@ -65,12 +80,25 @@ pub const KIND: &str = "ParameterServerJob";
         .message("spec.ps cannot change while the job runs; set spec.suspend to true first, or create a new job"),
     validation = Rule::new("self.trainer == oldSelf.trainer || (has(oldSelf.suspend) && oldSelf.suspend)")
         .message("spec.trainer cannot change while the job runs; set spec.suspend to true first, or create a new job"),
+    validation = Rule::new("has(self.schedulingPolicy) == has(oldSelf.schedulingPolicy) && (!has(self.schedulingPolicy) || self.schedulingPolicy == oldSelf.schedulingPolicy) || (has(oldSelf.suspend) && oldSelf.suspend)")
+        .message("spec.schedulingPolicy cannot change while the job runs; set spec.suspend to true first, or create a new job"),
+    validation = Rule::new("has(self.managedBy) == has(oldSelf.managedBy) && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)")
+        .message("spec.managedBy cannot change; create a new job"),
+    validation = Rule::new("self.successPolicy.operator == 'Any' || !has(self.successPolicy.minSucceeded)")
+        .message("spec.successPolicy.minSucceeded is for the operator Any; remove it, or set operator to Any"),
+    validation = Rule::new("!has(self.successPolicy.minSucceeded) || self.successPolicy.minSucceeded <= self.trainer.replicas")
+        .message("spec.successPolicy.minSucceeded is above spec.trainer.replicas, so the job could never succeed; write a smaller one"),
 )]
 pub struct ParameterServerJobSpec {
     /// Stop all pods of the job and keep the job itself; false starts it again, from the
     /// beginning. Default false.
     #[serde(default)]
     pub suspend: bool,
+    /// Who takes care of the job. Default: this operator; it leaves a job alone that names anything
+    /// but psjobs.dev/operator here, for example kueue.x-k8s.io/multikueue. It cannot change.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63))]
+    pub managed_by: Option<String>,
     /// How the job trains: consistency, optimizer, batch size and seed.
     #[serde(default)]
     #[x_kube(
@@ -99,12 +127,22 @@ pub struct ParameterServerJobSpec {
     pub ps: ServerSpec,
     /// The trainers.
     pub trainer: TrainerSpec,
+    /// When the trainers' pods are created: AnyOrder (default), together with the servers', or
+    /// ServersReady, when all servers are ready.
+    #[serde(default)]
+    pub startup_policy: StartupPolicy,
+    /// When the job has succeeded.
+    #[serde(default)]
+    pub success_policy: SuccessPolicy,
     /// What happens when pods fail.
     #[serde(default)]
     pub failure_policy: FailurePolicy,
     /// Deadlines and cleaning up.
     #[serde(default)]
     pub run_policy: RunPolicy,
+    /// What the scheduler is told about the job's pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduling_policy: Option<SchedulingPolicy>,
 }
 
 /// The parameter servers: they hold the parameters and run the optimizer.
@@ -115,6 +153,9 @@ pub struct ServerSpec {
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 128))]
     pub replicas: i32,
+    /// When a server that failed is started again, as for trainers. Default OnFailure.
+    #[serde(default)]
+    pub restart_policy: RestartPolicy,
     /// Pod template of the servers. Default: the operator's worker image with the argument
     /// `serve`. The first container is the server; it gets the job's environment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -153,7 +194,7 @@ pub struct TrainerSpec {
 
 impl Default for ServerSpec {
     fn default() -> Self {
-        Self { replicas: one(), template: None }
+        Self { replicas: one(), restart_policy: RestartPolicy::default(), template: None }
     }
 }
 

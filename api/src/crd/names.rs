@@ -13,6 +13,8 @@ pub const LABEL_INDEX: &str = "psjobs.dev/index";
 pub const ANNOTATION_INCARNATION: &str = "psjobs.dev/incarnation";
 /// Annotation with the number of earlier pods of this replica that failed.
 pub const ANNOTATION_FAILURES: &str = "psjobs.dev/failures";
+/// Annotation with the number of earlier pods of this replica that ended before their time, in a row.
+pub const ANNOTATION_FAILURES_IN_A_ROW: &str = "psjobs.dev/failures-in-a-row";
 /// Value of `app.kubernetes.io/managed-by`.
 pub const MANAGED_BY: &str = "psjobs";
 

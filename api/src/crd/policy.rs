@@ -1,12 +1,13 @@
-//! What the job does about failures, deadlines and leftovers.
+//! When the job's pods start, when the job has succeeded, how long things may take, what is left at
+//! the end, and what the scheduler is told.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// When a trainer that ended is started again.
+/// When a pod that ended badly is started again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum RestartPolicy {
-    /// Start a failed trainer again, up to failurePolicy.maxRestarts.
+    /// Start a failed pod again, up to failurePolicy.maxRestarts.
     #[default]
     OnFailure,
     /// The first failure fails the job.
@@ -15,15 +16,40 @@ pub enum RestartPolicy {
     ExitCode,
 }
 
-/// What happens when pods fail. A disruption (eviction, preemption, a lost node, a deleted pod)
-/// is replaced without counting.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+/// When the trainers' pods are created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum StartupPolicy {
+    /// All pods at once; trainers wait for the servers themselves.
+    #[default]
+    AnyOrder,
+    /// Trainers when all servers are ready, so that no GPU waits for a server's image.
+    ServersReady,
+}
+
+/// When the job has succeeded. What still runs then is stopped.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct FailurePolicy {
-    /// Failed pods that are replaced before the job fails, over the whole job. Default 3.
-    #[serde(default = "three")]
-    #[schemars(range(min = 0, max = 10_000))]
-    pub max_restarts: i32,
+pub struct SuccessPolicy {
+    /// All (default): when every trainer ended well. Any: when minSucceeded of them did. RankZero:
+    /// when trainer 0 did.
+    #[serde(default)]
+    pub operator: SuccessOperator,
+    /// With Any: how many trainers must end well. Default 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 4096))]
+    pub min_succeeded: Option<i32>,
+}
+
+/// Whose success is the job's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum SuccessOperator {
+    /// That of all trainers.
+    #[default]
+    All,
+    /// That of any minSucceeded trainers.
+    Any,
+    /// That of trainer 0.
+    RankZero,
 }
 
 /// Which pods are deleted when the job is finished. Servers always stop.
@@ -54,6 +80,23 @@ pub struct RunPolicy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 315_360_000))]
     pub active_deadline_seconds: Option<i64>,
+    /// Fail the job when it does not run this many seconds after it started, for example because an
+    /// image does not exist; the condition Failed says what it waited for. Default: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 315_360_000))]
+    pub startup_deadline_seconds: Option<i64>,
+    /// When a running job makes no step for this many seconds it is Stalled, and all its pods are
+    /// started again, as after a failure with the reason Stalled: failurePolicy.rules can say
+    /// otherwise. Choose it longer than the longest pause between two steps, for example an
+    /// evaluation. Default: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 315_360_000))]
+    pub progress_deadline_seconds: Option<i64>,
+    /// A pod that is still there this long after it should have been gone, because its node does
+    /// not answer, is deleted by force, so that it can be replaced. Default 30.
+    #[serde(default = "thirty")]
+    #[schemars(range(min = 0, max = 86_400))]
+    pub force_delete_after_seconds: i64,
     /// How long servers may take to end by themselves after the last trainer is done; then they
     /// are deleted. Default 60.
     #[serde(default = "sixty")]
@@ -61,10 +104,29 @@ pub struct RunPolicy {
     pub server_drain_seconds: i64,
 }
 
-impl Default for FailurePolicy {
-    fn default() -> Self {
-        Self { max_restarts: three() }
-    }
+/// What the scheduler is told about the job's pods.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SchedulingPolicy {
+    /// When some pod finds no node for this many seconds, all pods are deleted, so that others can
+    /// use what they hold; they are created again after as long. Default: wait for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 86_400))]
+    pub schedule_timeout_seconds: Option<i64>,
+    /// Priority class of pods whose template names none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub priority_class_name: Option<String>,
+    /// Label of nodes whose value all pods of the job must share, for example
+    /// topology.kubernetes.io/zone: they run close to each other. Default: anywhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 316))]
+    pub topology_key: Option<String>,
+    /// Local queue of Kueue, which then admits the job's pods all together (its integration
+    /// `pod` must be on). Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63))]
+    pub queue: Option<String>,
 }
 
 impl Default for RunPolicy {
@@ -73,13 +135,16 @@ impl Default for RunPolicy {
             clean_pod_policy: CleanPodPolicy::default(),
             ttl_seconds_after_finished: None,
             active_deadline_seconds: None,
+            startup_deadline_seconds: None,
+            progress_deadline_seconds: None,
+            force_delete_after_seconds: thirty(),
             server_drain_seconds: sixty(),
         }
     }
 }
 
-fn three() -> i32 {
-    3
+fn thirty() -> i64 {
+    30
 }
 
 fn sixty() -> i64 {

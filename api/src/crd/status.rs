@@ -11,7 +11,7 @@ pub struct ParameterServerJobStatus {
     /// The generation of the spec that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Pending, Running, Restarting, Suspended, Completing, Succeeded or Failed.
+    /// Pending, Running, Restarting, Stalled, Suspended, Completing, Succeeded or Failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
     /// Short reason of the phase, one word; conditions hold the sentence.
@@ -31,8 +31,12 @@ pub struct ParameterServerJobStatus {
     #[serde(default)]
     pub restarts: i32,
     /// Pods that failed and were given another start; failurePolicy.maxRestarts bounds it.
-    #[serde(default)]
+    #[serde(default, rename = "restartsCountTowardsMax")]
     pub restarts_counted: i32,
+    /// Times in a row that all pods were started again, without a healthy while between; the next
+    /// time waits accordingly.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub recreations_in_a_row: i32,
     /// The incarnation that replicas start from since the job was last resumed; a resumed job
     /// has new processes, and none of them may pass for an old one.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -52,7 +56,7 @@ pub struct ParameterServerJobStatus {
 }
 
 /// Where the job is in its life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum Phase {
     /// Pods are being made or not all are ready yet.
     Pending,
@@ -60,6 +64,8 @@ pub enum Phase {
     Running,
     /// A lost pod is being replaced.
     Restarting,
+    /// Runs, but makes no step; spec.runPolicy.progressDeadlineSeconds is over.
+    Stalled,
     /// Stopped by spec.suspend.
     Suspended,
     /// The trainers are done; the servers are ending.
@@ -91,6 +97,8 @@ pub enum ConditionType {
     Restarting,
     /// The job is suspended.
     Suspended,
+    /// The job makes no step.
+    Stalled,
     /// The trainers are done; the servers are ending.
     Completing,
     /// The job finished well.
@@ -156,6 +164,9 @@ pub struct ReplicaGroup {
     /// How often they failed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub failures: i32,
+    /// Ends before their time in a row; the next pod waits accordingly.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub failures_in_a_row: i32,
     /// Their work is done; they are not started again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub succeeded: bool,
@@ -203,6 +214,9 @@ pub struct Progress {
     pub percent: i32,
     /// `42%`, for kubectl's columns.
     pub summary: String,
+    /// When `step` last grew; noted if spec.runPolicy.progressDeadlineSeconds is set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_step_time: Option<Time>,
     /// Examples a second over all trainers, lately.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub examples_per_second: Option<f64>,

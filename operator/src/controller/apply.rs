@@ -14,11 +14,12 @@ use super::decide::{Child, Deletion, Refusal, World};
 use super::dereference::is_owned;
 use super::observe::observe;
 use super::validate::ValidJob;
-use super::{ReconcileError, build};
+use super::{Context, ReconcileError, build};
 
-/// Requests of one job under way at once: enough to hide the latency, few enough to leave the API
-/// server to others.
-const REQUESTS: usize = 32;
+/// Requests under way at once, of one job and of all together: enough to hide the latency, few enough to
+/// leave the API server to others (it takes 200 writes at once by default). Each is a connection.
+const REQUESTS_OF_JOB: usize = 32;
+pub const REQUESTS: usize = 64;
 
 /// What became of a child that was to be created.
 enum Outcome<K> {
@@ -28,29 +29,36 @@ enum Outcome<K> {
 
 /// Creates children at once, and tells the world what became of them.
 pub async fn create(
-    client: &Client,
+    context: &Context,
     job: &ValidJob,
     children: &[Child],
-    worker_image: &str,
     world: &mut World,
 ) -> Result<(), ReconcileError> {
+    let Context { client, worker_image, .. } = context;
     let pods = Api::<Pod>::namespaced(client.clone(), &job.namespace);
     let services = Api::<Service>::namespaced(client.clone(), &job.namespace);
-    if children.contains(&Child::Service) {
-        match create_one(&services, &build::service(job), &job.uid).await? {
-            Outcome::Exists(_) => world.service = true,
-            Outcome::Refused(refusal) => world.refused.push(refusal),
+    let service = async {
+        match children.contains(&Child::Service) {
+            true => create_one(context, &services, &build::service(job), &job.uid).await.map(Some),
+            false => Ok(None),
         }
-    }
+    };
     let mut requests = Vec::new();
     for child in children {
-        if let Child::Pod { replica, incarnation, failures } = *child {
-            let pod = build::pod(job, replica, incarnation, failures, worker_image);
+        if let Child::Pod(new) = child {
             let pods = &pods;
-            requests.push(async move { create_one(pods, &pod, &job.uid).await });
+            // Built when its turn comes, so that a thousand of them need not exist at once.
+            requests
+                .push(async move { create_one(context, pods, &build::pod(job, new, worker_image), &job.uid).await });
         }
     }
-    let outcomes = stream::iter(requests).buffered(REQUESTS).try_collect::<Vec<_>>().await?;
+    let requests = stream::iter(requests).buffered(REQUESTS_OF_JOB).try_collect::<Vec<_>>();
+    let (service, outcomes) = futures::try_join!(service, requests)?;
+    match service {
+        Some(Outcome::Exists(_)) => world.service = true,
+        Some(Outcome::Refused(refusal)) => world.refused.push(refusal),
+        None => {}
+    }
     for outcome in outcomes {
         match outcome {
             Outcome::Exists(pod) => world.pods.extend(observe(&pod)),
@@ -61,12 +69,13 @@ pub async fn create(
 }
 
 /// Creates an object, or finds that it exists: our cache may be a moment behind our own writes.
-async fn create_one<K>(api: &Api<K>, object: &K, owner: &str) -> Result<Outcome<K>, ReconcileError>
+async fn create_one<K>(context: &Context, api: &Api<K>, object: &K, owner: &str) -> Result<Outcome<K>, ReconcileError>
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
 {
     let name = object.name_any();
     let child = format!("{} {name}", K::kind(&()).to_lowercase());
+    let _slot = context.slot().await;
     let refused = |message| Ok(Outcome::Refused(Refusal { child: child.clone(), message }));
     match api.create(&PostParams::default(), object).await {
         Ok(created) => Ok(Outcome::Exists(created.into())),
@@ -92,16 +101,17 @@ fn is_passing(status: &Status) -> bool {
 }
 
 /// Deletes pods; one that is gone, or whose name another pod has by now, is none to delete.
-pub async fn delete(client: &Client, namespace: &str, deletions: &[Deletion]) -> Result<(), ReconcileError> {
-    let pods = Api::<Pod>::namespaced(client.clone(), namespace);
+pub async fn delete(context: &Context, namespace: &str, deletions: &[Deletion]) -> Result<(), ReconcileError> {
+    let pods = Api::<Pod>::namespaced(context.client.clone(), namespace);
     let mut requests = Vec::new();
     for deletion in deletions {
-        requests.push(delete_one(&pods, deletion));
+        requests.push(delete_one(context, &pods, deletion));
     }
-    stream::iter(requests).buffer_unordered(REQUESTS).try_collect().await
+    stream::iter(requests).buffer_unordered(REQUESTS_OF_JOB).try_collect().await
 }
 
-async fn delete_one(pods: &Api<Pod>, deletion: &Deletion) -> Result<(), ReconcileError> {
+async fn delete_one(context: &Context, pods: &Api<Pod>, deletion: &Deletion) -> Result<(), ReconcileError> {
+    let _slot = context.slot().await;
     let mut params = DeleteParams::default().preconditions(only(&deletion.uid));
     if deletion.force {
         params = params.grace_period(0);

@@ -2,6 +2,7 @@
 //! that the API server itself refuses a second pod of one rank.
 
 mod defaults;
+mod scheduling;
 
 use std::collections::BTreeMap;
 
@@ -15,6 +16,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use psjobs_api::crd::names;
 use psjobs_api::{DEFAULT_PORT, Environment, METRICS_PORT, Role};
 
+use super::decide::NewPod;
 use super::observe::Replica;
 use super::validate::ValidJob;
 
@@ -52,7 +54,8 @@ pub fn service(job: &ValidJob) -> Service {
 
 /// The pod of a replica: the user's template, the job's environment in its first container, and
 /// defaults where the template is silent.
-pub fn pod(job: &ValidJob, replica: Replica, incarnation: u32, failures: u32, worker_image: &str) -> Pod {
+pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
+    let NewPod { replica, incarnation, failures, failures_in_a_row } = *new;
     let spec = &job.object.spec;
     let template = match (replica.role, &spec.ps.template) {
         (Role::Trainer, _) => spec.trainer.template.clone(),
@@ -74,13 +77,17 @@ pub fn pod(job: &ValidJob, replica: Replica, incarnation: u32, failures: u32, wo
     defaults::apply(&mut pod_spec);
 
     let mut labels = metadata.labels.unwrap_or_default();
+    let mut annotations = metadata.annotations.unwrap_or_default();
+    if let Some(policy) = &spec.scheduling_policy {
+        scheduling::apply(job, policy, &mut pod_spec, &mut labels, &mut annotations);
+    }
     labels.extend(job_labels(job));
     labels.insert(names::LABEL_ROLE.into(), replica.role.to_string());
     labels.insert(names::LABEL_INDEX.into(), replica.index.to_string());
     labels.insert("app.kubernetes.io/component".into(), replica.role.to_string());
-    let mut annotations = metadata.annotations.unwrap_or_default();
     annotations.insert(names::ANNOTATION_INCARNATION.into(), incarnation.to_string());
     annotations.insert(names::ANNOTATION_FAILURES.into(), failures.to_string());
+    annotations.insert(names::ANNOTATION_FAILURES_IN_A_ROW.into(), failures_in_a_row.to_string());
     Pod {
         metadata: ObjectMeta {
             name: Some(name),

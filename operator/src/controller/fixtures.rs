@@ -52,6 +52,7 @@ pub fn pod(replica: Replica) -> ObservedPod {
         name,
         incarnation: 0,
         failures: 0,
+        failures_in_a_row: 0,
         life: Life::Pending,
         ready: false,
         alive: true,
@@ -62,13 +63,13 @@ pub fn pod(replica: Replica) -> ObservedPod {
 }
 
 impl ObservedPod {
-    pub fn incarnation(mut self, incarnation: u32, failures: u32) -> Self {
+    pub fn born(mut self, incarnation: u32, failures: u32, failures_in_a_row: u32) -> Self {
         self.uid = format!("uid-of-{}-{incarnation}", self.name);
-        Self { incarnation, failures, ..self }
+        Self { incarnation, failures, failures_in_a_row, ..self }
     }
 
     pub fn running(self) -> Self {
-        Self { life: Life::Running, ready: true, ..self }
+        Self { life: Life::Running, ready: true, obstacle: None, ..self }
     }
 
     pub fn succeeded(self, second: i64) -> Self {
@@ -82,6 +83,8 @@ impl ObservedPod {
             reason: "Error".into(),
             what: format!("ended with exit code {code}"),
             log_tail: "Error: no such file".into(),
+            conditions: Vec::new(),
+            started: Some(at(second - 1)),
             at: at(second),
         };
         Self { life: Life::Failed(failure), ready: false, alive: false, ..self }
@@ -94,6 +97,8 @@ impl ObservedPod {
             reason: "Evicted".into(),
             what: "was stopped by its node".into(),
             log_tail: String::new(),
+            conditions: vec!["DisruptionTarget".into()],
+            started: Some(at(second - 1)),
             at: at(second),
         };
         Self { life: Life::Failed(failure), ready: false, alive: false, ..self }

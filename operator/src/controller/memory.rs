@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kube::ResourceExt as _;
 use psjobs_api::crd::ParameterServerJob;
@@ -12,6 +12,9 @@ use super::decide::ProgressReport;
 
 /// Delay before the first retry of a reconcile that failed, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+
+/// How long the details of a status may wait for others: pods start and end in groups.
+const GATHER: Duration = Duration::from_secs(2);
 
 /// By uid of the job.
 #[derive(Default)]
@@ -24,6 +27,8 @@ struct Entry {
     /// Reconciles that failed since the last that did not.
     failed: u32,
     progress: Option<ProgressReport>,
+    /// When the details of the status first differed from what is written.
+    details_since: Option<Instant>,
 }
 
 impl Memory {
@@ -43,6 +48,25 @@ impl Memory {
     pub fn wrote(&self, job: ParameterServerJob) {
         let uid = job.uid().unwrap_or_default();
         self.lock().entry(uid).or_default().written = Some(job.into());
+    }
+
+    /// How long the details of a status may still wait; `None` if they are to be written now.
+    pub fn gather(&self, uid: &str, now: Instant) -> Option<Duration> {
+        let mut entries = self.lock();
+        let since = &mut entries.entry(uid.to_owned()).or_default().details_since;
+        let waited = now.duration_since(*since.get_or_insert(now));
+        let wait = GATHER.checked_sub(waited).filter(|wait| !wait.is_zero());
+        if wait.is_none() {
+            *since = None;
+        }
+        wait
+    }
+
+    /// Nothing of the status waits any more.
+    pub fn gathered(&self, uid: &str) {
+        if let Some(entry) = self.lock().get_mut(uid) {
+            entry.details_since = None;
+        }
     }
 
     pub fn succeeded(&self, uid: &str) {
@@ -68,7 +92,7 @@ impl Memory {
     pub fn report(&self, uid: &str, report: ProgressReport) -> bool {
         let mut entries = self.lock();
         let progress = &mut entries.entry(uid.to_owned()).or_default().progress;
-        let new = progress.as_ref() != Some(&report);
+        let new = progress.as_ref().is_none_or(|known| ProgressReport { at: report.at, ..known.clone() } != report);
         *progress = Some(report);
         new
     }
@@ -110,6 +134,17 @@ mod tests {
             let newest = memory.newest(version(cached).into());
             assert_eq!(newest.resource_version().as_deref(), Some(want), "the cache has {cached}");
         }
+    }
+
+    #[test]
+    fn details_wait_for_others_but_not_for_long() {
+        let memory = Memory::default();
+        let begin = Instant::now();
+        let at = |ms| memory.gather("u", begin + Duration::from_millis(ms));
+        assert_eq!((at(0), at(500)), (Some(GATHER), Some(GATHER - Duration::from_millis(500))));
+        assert_eq!((at(2000), at(2001)), (None, Some(GATHER)), "written at 2000; what differs after that waits anew");
+        memory.gathered("u");
+        assert_eq!(at(3000), Some(GATHER));
     }
 
     #[test]

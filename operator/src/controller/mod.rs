@@ -21,13 +21,14 @@ pub mod validate;
 mod watch;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use kube::runtime::controller::Action;
 use kube::runtime::events::Recorder;
 use kube::{Client, ResourceExt as _};
-use psjobs_api::crd::ParameterServerJob;
+use psjobs_api::crd::{MANAGER, ParameterServerJob};
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tracing::{Instrument as _, debug, info_span, warn};
 
 pub use self::watch::{Watches, run};
@@ -35,6 +36,7 @@ pub use self::watch::{Watches, run};
 use self::decide::{Decision, decide, refuse};
 use self::dereference::{Children, dereference};
 use self::memory::Memory;
+use self::update_status::{Difference, difference};
 use self::validate::{ValidJob, validate};
 use crate::metrics::Metrics;
 
@@ -45,8 +47,20 @@ pub struct Context {
     pub memory: Arc<Memory>,
     pub recorder: Recorder,
     pub metrics: Metrics,
+    /// Writes under way at once.
+    pub requests: Semaphore,
     /// Image of servers whose job has no template for them.
     pub worker_image: String,
+}
+
+impl Context {
+    /// Waits for its turn to write.
+    async fn slot(&self) -> SemaphorePermit<'_> {
+        self.metrics.write_waits(1);
+        let slot = self.requests.acquire().await.expect("nobody closes it");
+        self.metrics.write_waits(-1);
+        slot
+    }
 }
 
 /// Why a reconcile has to be tried again.
@@ -80,17 +94,20 @@ async fn reconcile_one(cached: Arc<ParameterServerJob>, context: &Context) -> Re
         // Its children are being deleted with it; anything done now would only be in the way.
         return Ok(Action::await_change());
     }
+    if object.spec.managed_by.as_deref().is_some_and(|manager| manager != MANAGER) {
+        // Another controller takes care of it; it cannot become ours.
+        return Ok(Action::await_change());
+    }
     let now = Timestamp::now();
     let decision = match validate(object.clone()) {
         Ok(job) => decide_and_create(&job, &object, context, now).await?,
         Err(error) => refuse(&error, &object.status.clone().unwrap_or_default(), object.metadata.generation, now),
     };
-    settle(&object, &decision, context).await?;
-    Ok(match decision.requeue {
-        // A little late rather than a little early: the condition must hold by then.
-        Some(wait) => Action::requeue(Duration::try_from(wait).unwrap_or_default() + Duration::from_millis(10)),
-        None => Action::await_change(),
-    })
+    let gathering = settle(&object, &decision, context).await?;
+    // A little late rather than a little early: the condition must hold by then.
+    let margin = Duration::from_millis(10);
+    let wait = decision.requeue.map(|wait| Duration::try_from(wait).unwrap_or_default() + margin);
+    Ok(wait.into_iter().chain(gathering).min().map_or_else(Action::await_change, Action::requeue))
 }
 
 async fn decide_and_create(
@@ -100,34 +117,59 @@ async fn decide_and_create(
     now: Timestamp,
 ) -> Result<Decision, ReconcileError> {
     let status = object.status.clone().unwrap_or_default();
-    let mut world = dereference(job, &status, &context.children, context.memory.progress(&job.uid));
-    let decision = decide(job, &status, &world, now);
+    let looking = async {
+        let world = dereference(job, &status, &context.children, context.memory.progress(&job.uid));
+        (decide(job, &status, &world, now), world)
+    };
+    let (decision, mut world) = context.metrics.step("decide", looking).await;
     if decision.create.is_empty() {
         return Ok(decision);
     }
     debug!(children = decision.create.len(), "creating");
-    apply::create(&context.client, job, &decision.create, &context.worker_image, &mut world).await?;
+    context.metrics.step("create", apply::create(context, job, &decision.create, &mut world)).await?;
     let refused = world.refused.len();
     context.metrics.created(decision.create.len() - refused, refused);
     Ok(decide(job, &status, &world, now))
 }
 
 /// Writes the status, then deletes and tells: the failure is on record before its evidence goes.
-async fn settle(object: &ParameterServerJob, decision: &Decision, context: &Context) -> Result<(), ReconcileError> {
+/// How long the status still waits to be written, if it does.
+async fn settle(
+    object: &ParameterServerJob,
+    decision: &Decision,
+    context: &Context,
+) -> Result<Option<Duration>, ReconcileError> {
     // What is still to be created was refused just now, or will be created in the next reconcile.
     let Decision { create: _, status, delete, delete_job, notices, requeue: _ } = decision;
-    if let Some(stored) = update_status::update_status(&context.client, object, status).await? {
-        context.metrics.wrote_status();
-        context.memory.wrote(stored);
+    let uid = object.metadata.uid.as_deref().unwrap_or_default();
+    let before = object.status.clone().unwrap_or_default();
+    let difference = difference(&before, status);
+    let gathering = match difference {
+        Difference::Details if delete.is_empty() && notices.is_empty() => context.memory.gather(uid, Instant::now()),
+        _ => {
+            context.memory.gathered(uid);
+            None
+        }
+    };
+    if difference != Difference::None && gathering.is_none() {
+        let writing = update_status::update_status(&context.client, object, status);
+        if let Some(stored) = context.metrics.step("status", writing).await? {
+            context.metrics.wrote(&before, status);
+            context.memory.wrote(stored);
+        }
     }
     let namespace = object.namespace().unwrap_or_default();
-    apply::delete(&context.client, &namespace, delete).await?;
+    if !delete.is_empty() {
+        context.metrics.step("delete", apply::delete(context, &namespace, delete)).await?;
+    }
     context.metrics.deleted(delete.len());
-    events::publish(&context.recorder, object, notices).await;
+    if !notices.is_empty() {
+        context.metrics.step("tell", events::publish(&context.recorder, object, notices)).await;
+    }
     if *delete_job {
         apply::delete_job(&context.client, object).await?;
     }
-    Ok(())
+    Ok(gathering)
 }
 
 fn retry(job: Arc<ParameterServerJob>, error: &ReconcileError, context: Arc<Context>) -> Action {

@@ -4,7 +4,9 @@
 use std::fmt;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
+use k8s_openapi::api::core::v1::{
+    Container, ContainerStateTerminated, ContainerStatus, Pod, PodSpec, PodStatus, ResourceRequirements,
+};
 use kube::ResourceExt as _;
 use psjobs_api::crd::names;
 use psjobs_api::{ReplicaResult, Role};
@@ -41,6 +43,8 @@ pub struct ObservedPod {
     /// From its annotations: how many pods this replica had before, and how many of them failed.
     pub incarnation: u32,
     pub failures: u32,
+    /// From its annotations: how many of them ended before their time, in a row.
+    pub failures_in_a_row: u32,
     pub life: Life,
     /// All readiness probes pass.
     pub ready: bool,
@@ -73,6 +77,10 @@ pub struct Failure {
     /// Continues a sentence that begins with the replica, for example `ended with exit code 1`.
     pub what: String,
     pub log_tail: String,
+    /// Types of the pod's conditions that are True.
+    pub conditions: Vec<String>,
+    /// When its program began, if it did.
+    pub started: Option<Timestamp>,
     pub at: Timestamp,
 }
 
@@ -81,6 +89,8 @@ pub struct Failure {
 pub struct Obstacle {
     pub reason: String,
     pub message: String,
+    /// Since when no node fits the pod.
+    pub unschedulable_since: Option<Timestamp>,
 }
 
 impl ObservedPod {
@@ -101,6 +111,7 @@ pub fn observe(pod: &Pod) -> Option<(Replica, ObservedPod)> {
         uid: pod.uid().unwrap_or_default(),
         incarnation: number(names::ANNOTATION_INCARNATION),
         failures: number(names::ANNOTATION_FAILURES),
+        failures_in_a_row: number(names::ANNOTATION_FAILURES_IN_A_ROW),
         life: life(pod, &status),
         ready: condition(&status, "Ready").is_some_and(|(value, ..)| value == "True"),
         alive: is_alive(pod, &status),
@@ -109,6 +120,53 @@ pub fn observe(pod: &Pod) -> Option<(Replica, ObservedPod)> {
         ip: status.pod_ip.clone(),
     };
     Some((Replica { role, index }, observed))
+}
+
+/// Cuts a pod down to what [`observe`], an owner's check and the poller read: the cache holds every pod of
+/// every job, and the rest is nine tenths of each.
+pub fn slim(pod: &mut Pod) {
+    pod.metadata.managed_fields = None;
+    let ours = |key: &String| key.starts_with("psjobs.dev/");
+    pod.labels_mut().retain(|key, _| ours(key));
+    pod.annotations_mut().retain(|key, _| ours(key));
+    if let Some(spec) = pod.spec.take() {
+        pod.spec = Some(PodSpec {
+            containers: slim_containers(spec.containers),
+            init_containers: spec.init_containers.map(slim_containers),
+            ..PodSpec::default()
+        });
+    }
+    if let Some(status) = pod.status.take() {
+        pod.status = Some(PodStatus {
+            phase: status.phase,
+            reason: status.reason,
+            message: status.message,
+            conditions: status.conditions,
+            container_statuses: status.container_statuses.map(slim_statuses),
+            init_container_statuses: status.init_container_statuses.map(slim_statuses),
+            pod_ip: status.pod_ip,
+            ..PodStatus::default()
+        });
+    }
+}
+
+fn slim_containers(mut containers: Vec<Container>) -> Vec<Container> {
+    for container in &mut containers {
+        let limits = container.resources.take().and_then(|resources| resources.limits);
+        let resources = limits.map(|limits| ResourceRequirements { limits: Some(limits), ..Default::default() });
+        *container = Container { name: std::mem::take(&mut container.name), resources, ..Container::default() };
+    }
+    containers.shrink_to_fit();
+    containers
+}
+
+fn slim_statuses(mut statuses: Vec<ContainerStatus>) -> Vec<ContainerStatus> {
+    for status in &mut statuses {
+        let (name, state) = (std::mem::take(&mut status.name), status.state.take());
+        *status = ContainerStatus { name, state, ..ContainerStatus::default() };
+    }
+    statuses.shrink_to_fit();
+    statuses
 }
 
 /// The phase follows the end of the last container a moment later, so the containers count too.
@@ -141,9 +199,10 @@ fn failure(pod: &Pod, status: &PodStatus) -> Failure {
     let at = end.map_or_else(|| last_seen(pod), |end| finished_at(end, pod));
     let exit_code = end.map(|end| end.exit_code);
     let log_tail = end.and_then(|end| end.message.clone()).unwrap_or_default();
+    let started = end.and_then(|end| end.started_at.as_ref()).map(|time| time.0);
     let told = |disruption, reason: &str, what| {
-        let log_tail = log_tail.trim_end().to_owned();
-        Failure { disruption, exit_code, reason: reason.to_owned(), what, log_tail, at }
+        let (reason, log_tail) = (reason.to_owned(), log_tail.trim_end().to_owned());
+        Failure { disruption, exit_code, reason, what, log_tail, conditions: true_conditions(status), started, at }
     };
 
     if let Some((_, reason, message)) = condition(status, "DisruptionTarget").filter(|(value, ..)| *value == "True") {
@@ -231,15 +290,25 @@ fn condition<'a>(status: &'a PodStatus, type_: &str) -> Option<(&'a str, &'a str
     Some((&condition.status, text(&condition.reason), text(&condition.message)))
 }
 
+fn true_conditions(status: &PodStatus) -> Vec<String> {
+    let holds = status.conditions.iter().flatten().filter(|condition| condition.status == "True");
+    holds.map(|condition| condition.type_.clone()).collect()
+}
+
 fn obstacle(status: &PodStatus) -> Option<Obstacle> {
-    if let Some(("False", reason @ "Unschedulable", message)) = condition(status, "PodScheduled") {
-        return Some(Obstacle { reason: reason.into(), message: message.into() });
+    if let Some(("False", reason @ ("Unschedulable" | "SchedulingGated"), message)) = condition(status, "PodScheduled")
+    {
+        let since = status.conditions.iter().flatten().find(|c| c.type_ == "PodScheduled");
+        let since = since.and_then(|c| c.last_transition_time.as_ref()).map(|time| time.0);
+        let unschedulable_since = since.filter(|_| reason == "Unschedulable");
+        return Some(Obstacle { reason: reason.into(), message: message.into(), unschedulable_since });
     }
     let containers = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
     containers.filter_map(|c| c.state.as_ref()?.waiting.as_ref()).find_map(|waiting| {
         // These two are on the way to a start.
         let reason = waiting.reason.clone().filter(|r| r != "ContainerCreating" && r != "PodInitializing")?;
-        Some(Obstacle { reason, message: waiting.message.clone().unwrap_or_default() })
+        let message = waiting.message.clone().unwrap_or_default();
+        Some(Obstacle { reason, message, unschedulable_since: None })
     })
 }
 

@@ -8,7 +8,10 @@ use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource as _, ResourceExt as _};
 use psjobs_api::Role;
-use psjobs_api::crd::{CleanPodPolicy, ParameterServerJob, RestartPolicy};
+use psjobs_api::crd::{
+    CleanPodPolicy, FailurePolicy, ParameterServerJob, ParameterServerJobSpec, RestartPolicy, StartupPolicy,
+    SuccessOperator,
+};
 use psjobs_api::training::TrainingError;
 
 use super::observe::Replica;
@@ -24,14 +27,32 @@ pub struct ValidJob {
     pub suspended: bool,
     pub servers: u32,
     pub trainers: u32,
+    pub server_restart_policy: RestartPolicy,
     pub restart_policy: RestartPolicy,
+    pub startup_policy: StartupPolicy,
+    pub success: Success,
     pub max_restarts: u32,
+    /// Strategy, rules and back-off.
+    pub failure_policy: FailurePolicy,
     pub clean_pod_policy: CleanPodPolicy,
     pub ttl_after_finished: Option<SignedDuration>,
     pub active_deadline: Option<SignedDuration>,
+    pub startup_deadline: Option<SignedDuration>,
+    pub progress_deadline: Option<SignedDuration>,
+    pub schedule_timeout: Option<SignedDuration>,
+    pub force_delete_after: SignedDuration,
     pub server_drain: SignedDuration,
     /// The object itself, for its templates and spec.training.
     pub object: Arc<ParameterServerJob>,
+}
+
+/// Whose success is the job's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Success {
+    All,
+    /// Of so many trainers.
+    Any(u32),
+    RankZero,
 }
 
 /// Why a stored job cannot be run; the text names the field and what to write.
@@ -74,6 +95,8 @@ pub fn validate(object: Arc<ParameterServerJob>) -> Result<ValidJob, SpecError> 
         return Err(SpecError::NoContainer("spec.ps"));
     }
     let policy = &spec.run_policy;
+    let optional = |field, seconds: Option<i64>| seconds.map(|seconds| duration(field, seconds)).transpose();
+    let trainers = number("spec.trainer.replicas", spec.trainer.replicas, 1, 4096)?;
     Ok(ValidJob {
         name: object.name_any(),
         namespace: object.namespace().ok_or(SpecError::Metadata("namespace"))?,
@@ -86,20 +109,37 @@ pub fn validate(object: Arc<ParameterServerJob>) -> Result<ValidJob, SpecError> 
         },
         suspended: spec.suspend,
         servers: number("spec.ps.replicas", spec.ps.replicas, 1, 128)?,
-        trainers: number("spec.trainer.replicas", spec.trainer.replicas, 1, 4096)?,
+        trainers,
+        server_restart_policy: spec.ps.restart_policy,
         restart_policy: spec.trainer.restart_policy,
+        startup_policy: spec.startup_policy,
+        success: success(spec, trainers)?,
         max_restarts: number("spec.failurePolicy.maxRestarts", spec.failure_policy.max_restarts, 0, 10_000)?,
+        failure_policy: spec.failure_policy.clone(),
         clean_pod_policy: policy.clean_pod_policy,
-        ttl_after_finished: policy
-            .ttl_seconds_after_finished
-            .map(|seconds| duration("spec.runPolicy.ttlSecondsAfterFinished", seconds))
-            .transpose()?,
-        active_deadline: policy
-            .active_deadline_seconds
-            .map(|seconds| duration("spec.runPolicy.activeDeadlineSeconds", seconds))
-            .transpose()?,
+        ttl_after_finished: optional("spec.runPolicy.ttlSecondsAfterFinished", policy.ttl_seconds_after_finished)?,
+        active_deadline: optional("spec.runPolicy.activeDeadlineSeconds", policy.active_deadline_seconds)?,
+        startup_deadline: optional("spec.runPolicy.startupDeadlineSeconds", policy.startup_deadline_seconds)?,
+        progress_deadline: optional("spec.runPolicy.progressDeadlineSeconds", policy.progress_deadline_seconds)?,
+        schedule_timeout: optional(
+            "spec.schedulingPolicy.scheduleTimeoutSeconds",
+            spec.scheduling_policy.as_ref().and_then(|policy| policy.schedule_timeout_seconds),
+        )?,
+        force_delete_after: duration("spec.runPolicy.forceDeleteAfterSeconds", policy.force_delete_after_seconds)?,
         server_drain: duration("spec.runPolicy.serverDrainSeconds", policy.server_drain_seconds)?,
         object,
+    })
+}
+
+fn success(spec: &ParameterServerJobSpec, trainers: u32) -> Result<Success, SpecError> {
+    let policy = &spec.success_policy;
+    Ok(match policy.operator {
+        SuccessOperator::All => Success::All,
+        SuccessOperator::RankZero => Success::RankZero,
+        SuccessOperator::Any => {
+            let enough = policy.min_succeeded.unwrap_or(1);
+            Success::Any(number("spec.successPolicy.minSucceeded", enough, 1, trainers)?)
+        }
     })
 }
 
@@ -141,6 +181,10 @@ mod tests {
             ("ps: {template: {spec: {containers: []}}}", "spec.ps.template.spec.containers is empty"),
             ("failurePolicy: {maxRestarts: -1}", "spec.failurePolicy.maxRestarts is -1"),
             ("runPolicy: {activeDeadlineSeconds: -5}", "spec.runPolicy.activeDeadlineSeconds is -5"),
+            (
+                "successPolicy: {operator: Any, minSucceeded: 3}",
+                "spec.successPolicy.minSucceeded is 3; write a number from 1 to 2",
+            ),
             ("training: {optimizer: {nesterov: true}}", "nesterov"),
         ];
         for (spec, want) in rows {

@@ -15,6 +15,7 @@ use psjobs_api::crd::{ParameterServerJob, names};
 use tracing::{debug, warn};
 
 use super::dereference::Children;
+use super::observe::slim;
 use super::{Context, reconcile, retry};
 
 /// Reconciles under way at once. Each is mostly waiting for the API server; more would only queue there.
@@ -39,8 +40,7 @@ impl Watches {
 
         let pod_watch = watcher(api::<Pod>(client, namespace), of_jobs())
             .default_backoff()
-            // Who set which field is half of a pod's size, and nobody here asks.
-            .modify(|pod| pod.managed_fields_mut().clear())
+            .modify(slim)
             .reflect(pod_writer)
             .touched_objects();
         let service_watch = watcher(api::<PartialObjectMeta<Service>>(client, namespace), of_jobs())

@@ -13,6 +13,9 @@ use tempfile::TempDir;
 /// A cluster's configuration, and the processes behind it if they are ours.
 pub struct ApiServer {
     pub config: kube::Config,
+    /// What other programs need to reach it.
+    #[allow(dead_code, reason = "of the programs that share this file, only the benchmark starts another one")]
+    pub kubeconfig: Kubeconfig,
     _processes: Vec<Supervised>,
     _folder: Option<TempDir>,
 }
@@ -38,7 +41,12 @@ impl ApiServer {
         match std::env::var_os("PSJOBS_TEST_KUBECONFIG") {
             Some(path) => {
                 let kubeconfig = Kubeconfig::read_from(path).expect("PSJOBS_TEST_KUBECONFIG names a kubeconfig");
-                Some(Self { config: config(kubeconfig).await, _processes: Vec::new(), _folder: None })
+                Some(Self {
+                    config: config(kubeconfig.clone()).await,
+                    kubeconfig,
+                    _processes: Vec::new(),
+                    _folder: None,
+                })
             }
             None => Self::start().await,
         }
@@ -46,6 +54,11 @@ impl ApiServer {
 
     /// A control plane of our own, `None` where its programs are not installed.
     pub async fn start() -> Option<Self> {
+        Self::start_with(&[]).await
+    }
+
+    /// The same with more flags for kube-apiserver.
+    pub async fn start_with(flags: &[String]) -> Option<Self> {
         let installed = |program: &&str| {
             let probe = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
             probe.is_ok()
@@ -57,10 +70,11 @@ impl ApiServer {
         }
         let folder = tempfile::tempdir().expect("a temporary folder");
         let [client, peer, api] = free_ports();
-        let processes = vec![etcd(folder.path(), client, peer), apiserver(folder.path(), client, api)];
-        let config = config(kubeconfig(api)).await;
+        let processes = vec![etcd(folder.path(), client, peer), apiserver(folder.path(), client, api, flags)];
+        let kubeconfig = kubeconfig(api);
+        let config = config(kubeconfig.clone()).await;
         wait_until_ready(&config, folder.path()).await;
-        Some(Self { config, _processes: processes, _folder: Some(folder) })
+        Some(Self { config, kubeconfig, _processes: processes, _folder: Some(folder) })
     }
 
     pub fn client(&self) -> kube::Client {
@@ -78,7 +92,7 @@ fn etcd(folder: &Path, client: u16, peer: u16) -> Supervised {
     Supervised(command.spawn().expect("etcd starts"))
 }
 
-fn apiserver(folder: &Path, etcd: u16, port: u16) -> Supervised {
+fn apiserver(folder: &Path, etcd: u16, port: u16, flags: &[String]) -> Supervised {
     let key = folder.join("sa.key");
     let made = Command::new("openssl").args(["genrsa", "-out"]).arg(&key).stderr(Stdio::null()).status();
     assert!(made.is_ok_and(|status| status.success()), "openssl makes a key");
@@ -90,7 +104,7 @@ fn apiserver(folder: &Path, etcd: u16, port: u16) -> Supervised {
     command.arg("--disable-admission-plugins=ServiceAccount").arg("--cert-dir").arg(folder.join("certs"));
     command.arg("--token-auth-file").arg(tokens);
     command.arg("--service-account-key-file").arg(&key).arg("--service-account-signing-key-file").arg(&key);
-    command.arg("--service-account-issuer=https://kubernetes.default.svc");
+    command.arg("--service-account-issuer=https://kubernetes.default.svc").args(flags);
     Supervised(command.spawn().expect("kube-apiserver starts"))
 }
 

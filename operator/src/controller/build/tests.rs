@@ -5,7 +5,12 @@ use crate::controller::fixtures::{replica, valid_job};
 const IMAGE: &str = "psjobs-worker:0.1.0";
 
 fn build(spec: &str, who: &str) -> Pod {
-    pod(&valid_job(spec), replica(who), 2, 1, IMAGE)
+    pod(&valid_job(spec), &NewPod { replica: replica(who), incarnation: 2, failures: 1, failures_in_a_row: 3 }, IMAGE)
+}
+
+/// The first pod of a replica.
+fn first(who: &str) -> NewPod {
+    NewPod { replica: replica(who), incarnation: 0, failures: 0, failures_in_a_row: 0 }
 }
 
 fn main_container(pod: &Pod) -> Container {
@@ -53,7 +58,7 @@ fn pods_know_their_place() {
 fn what_is_built_is_what_is_observed() {
     let (who, pod) = super::super::observe::observe(&build("", "trainer-1")).expect("labels are right");
     assert_eq!(who, replica("trainer-1"));
-    assert_eq!((pod.incarnation, pod.failures), (2, 1));
+    assert_eq!((pod.incarnation, pod.failures, pod.failures_in_a_row), (2, 1, 3));
 }
 
 #[test]
@@ -61,7 +66,7 @@ fn of_equal_variables_the_jobs_stays() {
     let template = "
   replicas: 2
   template: {spec: {containers: [{name: t, image: i, env: [{name: RANK, value: '9'}, {name: MY, value: 'r$(RANK)'}]}]}}";
-    let pod = pod(&crate::controller::fixtures::valid_job_with_trainer(template), replica("trainer-0"), 0, 0, IMAGE);
+    let pod = pod(&crate::controller::fixtures::valid_job_with_trainer(template), &first("trainer-0"), IMAGE);
     assert_eq!(value(&pod, "RANK"), "1");
     assert_eq!(value(&pod, "MY"), "r$(RANK)");
     let env = main_container(&pod).env.expect("an environment");
@@ -75,7 +80,7 @@ fn gpus_are_a_limit_of_the_trainers_only() {
   gpuResourceName: example.com/gpu
   template: {spec: {containers: [{name: t, image: i, resources: {limits: {memory: 1Gi}}}]}}";
     let job = crate::controller::fixtures::valid_job_with_trainer(trainer);
-    let limits = |who| main_container(&pod(&job, replica(who), 0, 0, IMAGE)).resources.and_then(|r| r.limits);
+    let limits = |who| main_container(&pod(&job, &first(who), IMAGE)).resources.and_then(|r| r.limits);
     let trainer = limits("trainer-0").expect("limits");
     assert_eq!(trainer["example.com/gpu"].0, "2");
     assert_eq!(trainer["memory"].0, "1Gi", "other limits stay");
@@ -122,7 +127,7 @@ fn what_a_template_sets_it_keeps() {
           image: i
           terminationMessagePath: /tmp/last-words
           securityContext: {runAsUser: 0, readOnlyRootFilesystem: false}";
-    let pod = pod(&crate::controller::fixtures::valid_job_with_trainer(trainer), replica("trainer-0"), 0, 0, IMAGE);
+    let pod = pod(&crate::controller::fixtures::valid_job_with_trainer(trainer), &first("trainer-0"), IMAGE);
     let labels = pod.metadata.labels.clone().expect("labels");
     assert_eq!((labels["team"].as_str(), labels["psjobs.dev/index"].as_str()), ("vision", "0"));
     assert_eq!(value(&pod, "PSJOB_RESULT_FILE"), "/tmp/last-words");
@@ -142,4 +147,31 @@ fn the_service_names_pods_before_they_are_ready() {
     assert_eq!(spec.publish_not_ready_addresses, Some(true));
     let ports = spec.ports.expect("ports").iter().map(|port| port.port).collect::<Vec<_>>();
     assert_eq!(ports, [29500, 9464]);
+}
+
+#[test]
+fn the_scheduler_is_told_of_priority_nearness_and_queue() {
+    let policy = "{priorityClassName: high, topologyKey: zone, queue: team-a}";
+    for who in ["ps-0", "trainer-1"] {
+        let pod = build(&format!("schedulingPolicy: {policy}"), who);
+        let (labels, annotations) =
+            (pod.metadata.labels.expect("labels"), pod.metadata.annotations.expect("annotations"));
+        assert_eq!(
+            (labels["kueue.x-k8s.io/queue-name"].as_str(), labels["kueue.x-k8s.io/pod-group-name"].as_str()),
+            ("team-a", "0b6c")
+        );
+        assert_eq!(annotations["kueue.x-k8s.io/pod-group-total-count"], "3", "1 server and 2 trainers");
+        let spec = pod.spec.expect("a spec");
+        assert_eq!(spec.priority_class_name.as_deref(), Some("high"));
+        let near = spec
+            .affinity
+            .and_then(|a| a.pod_affinity)
+            .and_then(|a| a.required_during_scheduling_ignored_during_execution);
+        let near = near.expect("near the others");
+        assert_eq!(near[0].topology_key, "zone");
+        let selector = near[0].label_selector.clone().and_then(|selector| selector.match_labels).expect("by label");
+        assert_eq!(selector["psjobs.dev/job-name"], "mnist");
+    }
+    let plain = build("", "trainer-0");
+    assert_eq!(plain.spec.map(|spec| (spec.affinity, spec.priority_class_name)), Some((None, None)));
 }

@@ -1,19 +1,21 @@
 //! A job that runs or is on its way there: create what is missing, replace what failed, and give up
 //! when the job's policy says so.
 
-use jiff::SignedDuration;
+use jiff::Timestamp;
 use psjobs_api::Role;
-use psjobs_api::crd::{ConditionType, Phase};
+use psjobs_api::crd::{ConditionType, Phase, StartupPolicy};
 
-use super::failure::{EARLY_SERVER_END, Failed, failure};
-use super::{Child, Draft, conditions};
+use super::conditions::Verdict;
+use super::failure::{EARLY_SERVER_END, Failed};
+use super::judge::back_off;
+use super::{Child, Draft, NewPod, conditions};
 use crate::controller::observe::{Life, ObservedPod, Replica};
 
 impl Draft<'_> {
     pub(super) fn run(&mut self) {
-        self.ledger.observe(self.pods(), |replica, pod| {
-            failure(replica, pod, self.now).is_some_and(|failure| !failure.disruption)
-        });
+        let tolls =
+            self.pods().into_iter().map(|(replica, pod)| (replica, pod, self.toll(replica, pod))).collect::<Vec<_>>();
+        self.ledger.observe(tolls);
         if self.prev.phase == Some(Phase::Suspended) {
             self.notice("Resumed", "The job is started again, from the beginning");
         }
@@ -25,6 +27,12 @@ impl Draft<'_> {
         self.record_last_failure(&failed);
         if let Some((reason, message)) = self.reason_to_give_up(&failed) {
             return self.fail(&reason, &message);
+        }
+        if self.handle_stall() || self.handle_restart_of_all(&failed) {
+            return;
+        }
+        if self.stands_back() {
+            return self.wait_for_nodes();
         }
         self.tell_failures(&failed);
         self.heal(&failed);
@@ -42,16 +50,43 @@ impl Draft<'_> {
         }
         for replica in self.job.replicas() {
             match self.world.pods.get(&replica) {
-                None if self.ledger.succeeded(replica) => {}
-                None => self.out.create.push(Child::Pod {
-                    replica,
-                    incarnation: self.ledger.next_incarnation(replica),
-                    failures: self.ledger.get(replica).map_or(0, |record| record.failures),
-                }),
+                None if self.ledger.succeeded(replica) || self.waits_for_servers(replica) => {}
+                None => {
+                    let record = self.ledger.get(replica).unwrap_or_default();
+                    self.out.create.push(Child::Pod(NewPod {
+                        replica,
+                        incarnation: self.ledger.next_incarnation(replica),
+                        failures: record.failures,
+                        failures_in_a_row: record.failures_in_a_row,
+                    }));
+                }
                 Some(pod) if self.is_current(replica, pod) => self.make_way(replica, pod, failed),
                 Some(_) => {}
             }
         }
+    }
+
+    /// A trainer that is not to be created yet.
+    pub(super) fn waits_for_servers(&self, replica: Replica) -> bool {
+        let in_order = self.job.startup_policy == StartupPolicy::ServersReady && replica.role == Role::Trainer;
+        // Once created it is replaced like any other, whatever the servers do at that moment.
+        in_order && self.ledger.get(replica).is_none() && !self.servers_are_ready()
+    }
+
+    /// No pods until the next try.
+    fn wait_for_nodes(&mut self) {
+        self.count();
+        for pod in self.world.pods.values() {
+            self.delete(pod);
+            self.delete_by_force_if_overdue(pod);
+        }
+        self.forget_replicas();
+        let created = conditions::find(&self.out.status, ConditionType::Created);
+        let why = created.map(|created| (created.reason.clone(), created.message.clone())).unwrap_or_default();
+        self.out.status.phase = Some(Phase::Pending);
+        self.out.status.reason = Some(why.0.clone());
+        conditions::clear(&mut self.out.status, ConditionType::ServersReady, &why.0, self.now);
+        self.set(ConditionType::Running, Verdict::no(why.0, why.1));
     }
 
     /// Deletes a failed pod after its back-off; until then it stays, and so do its logs.
@@ -59,7 +94,7 @@ impl Draft<'_> {
         if pod.gone_by.is_some() {
             self.delete_by_force_if_overdue(pod);
         } else if let Some(failed) = failed.iter().find(|failed| failed.replica == replica) {
-            let due = self.after(failed.failure.at, back_off(pod.incarnation));
+            let due = self.due(failed);
             if due <= self.now {
                 self.delete(pod);
             } else {
@@ -68,6 +103,12 @@ impl Draft<'_> {
         } else if let (Role::Server, Life::Succeeded { at, .. }) = (replica.role, &pod.life) {
             self.wake_at(self.after(*at, EARLY_SERVER_END));
         }
+    }
+
+    /// When a failed pod makes way for the next.
+    pub(super) fn due(&self, failed: &Failed<'_>) -> Timestamp {
+        let in_a_row = self.ledger.get(failed.replica).map_or(0, |record| record.failures_in_a_row);
+        self.after(failed.failure.at, back_off(&self.job.failure_policy.backoff, in_a_row))
     }
 
     /// Pods that the job no longer wants: of a rank it does not have, or from before it was suspended.
@@ -79,10 +120,4 @@ impl Draft<'_> {
             }
         }
     }
-}
-
-/// Before the pod after incarnation `n` of a replica: 0, 1, 2, 4, ... 60 s.
-fn back_off(incarnation: u32) -> SignedDuration {
-    let seconds = incarnation.checked_sub(1).map_or(0, |doublings| 1_i64 << doublings.min(6));
-    SignedDuration::from_secs(seconds.min(60))
 }

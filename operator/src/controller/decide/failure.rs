@@ -3,8 +3,10 @@
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use psjobs_api::Role;
-use psjobs_api::crd::{ConditionType, LastFailure, RestartPolicy};
+use psjobs_api::crd::{ConditionType, LastFailure};
 
+use super::judge::{Judgement, Remedy, judge, toll};
+use super::ledger::Toll;
 use super::{Draft, Ledger, conditions};
 use crate::controller::observe::{Failure, Life, ObservedPod, Replica};
 
@@ -15,34 +17,44 @@ pub(super) const EARLY_SERVER_END: SignedDuration = SignedDuration::from_secs(30
 /// How long the last log lines in the status may be.
 const LOG_TAIL_BYTES: usize = 2048;
 
-/// A failed pod, and what made it fail.
+/// A failed pod, what made it fail, and what that leads to.
 pub(super) struct Failed<'a> {
     pub replica: Replica,
     pub pod: &'a ObservedPod,
     pub failure: Failure,
+    pub judgement: Judgement,
 }
 
 impl<'a> Draft<'a> {
     pub(super) fn failed(&self) -> Vec<Failed<'a>> {
-        let failed = |(replica, pod)| Some(Failed { replica, pod, failure: failure(replica, pod, self.now)? });
+        let failed = |(replica, pod): (Replica, &'a ObservedPod)| {
+            let failure = failure(replica, pod, self.now)?;
+            let judgement = judge(self.job, Some(replica.role), &failure);
+            Some(Failed { replica, pod, failure, judgement })
+        };
         self.pods().into_iter().filter_map(failed).collect()
     }
 
-    /// Reason and sentence, if the job's policy or deadline ends it.
+    /// What a pod's end adds to its replica's record, nothing if it did not end badly.
+    pub(super) fn toll(&self, replica: Replica, pod: &ObservedPod) -> Toll {
+        failure(replica, pod, self.now).map(|failure| toll(self.job, replica.role, pod, &failure)).unwrap_or_default()
+    }
+
+    /// Reason and sentence, if the job's policy or a deadline ends it.
     pub(super) fn reason_to_give_up(&mut self, failed: &[Failed<'_>]) -> Option<(String, String)> {
-        let own = || failed.iter().filter(|failed| !failed.failure.disruption);
-        let fatal = own().find(|failed| failed.replica.role == Role::Trainer && self.is_fatal(&failed.failure));
-        if let Some(Failed { replica, pod, failure }) = fatal {
-            let policy = format!("{:?}", self.job.restart_policy);
-            let message = format!(
-                "{replica} (pod {}) {}, and spec.trainer.restartPolicy is {policy}, which ends the job",
-                pod.name, failure.what
-            );
-            return Some(("TrainerFailed".into(), message));
+        let fatal = failed.iter().find_map(|failed| match &failed.judgement.remedy {
+            Remedy::FailJob(reason, because) => Some((failed, reason, because)),
+            _ => None,
+        });
+        if let Some((Failed { replica, pod, failure, .. }, reason, because)) = fatal {
+            let message = format!("{replica} (pod {}) {}, and {because}", pod.name, failure.what);
+            return Some(((*reason).into(), message));
         }
         let counted = self.prev.restarts_counted.unsigned_abs() + self.ledger.failed_since(&self.before);
-        if counted > self.job.max_restarts {
-            let Failed { replica, pod, failure } = own().min_by_key(|failed| failed.failure.at)?;
+        let whole_job = failed.iter().any(|f| f.judgement.counts && f.judgement.remedy == Remedy::RestartJob);
+        if counted + u32::from(whole_job) > self.job.max_restarts {
+            let own = failed.iter().filter(|failed| failed.judgement.counts);
+            let Failed { replica, pod, failure, .. } = own.min_by_key(|failed| failed.failure.at)?;
             let message = format!(
                 "{replica} (pod {}) {}; spec.failurePolicy.maxRestarts is {}, so it is not started again",
                 pod.name, failure.what, self.job.max_restarts
@@ -50,27 +62,7 @@ impl<'a> Draft<'a> {
             return Some(("MaxRestartsExceeded".into(), message));
         }
         self.out.status.restarts_counted = counted.cast_signed();
-
-        let deadline = self.job.active_deadline?;
-        let start = self.out.status.start_time.as_ref()?.0;
-        let end = self.after(start, deadline);
-        if end <= self.now {
-            let message = format!(
-                "the job was active for {} s, as long as spec.runPolicy.activeDeadlineSeconds allows",
-                deadline.as_secs()
-            );
-            return Some(("DeadlineExceeded".into(), message));
-        }
-        self.wake_at(end);
-        None
-    }
-
-    fn is_fatal(&self, failure: &Failure) -> bool {
-        match self.job.restart_policy {
-            RestartPolicy::OnFailure => false,
-            RestartPolicy::Never => true,
-            RestartPolicy::ExitCode => failure.exit_code.is_some_and(|code| (1..128).contains(&code)),
-        }
+        self.missed_deadline()
     }
 
     /// The first failure since the job last ran well is the one that the trouble began with.
@@ -79,14 +71,16 @@ impl<'a> Draft<'a> {
         let Some(first) = own.min_by_key(|failed| (failed.failure.at, failed.replica)) else { return };
         let earlier = self.prev.last_failure.as_ref().filter(|_| !conditions::holds(self.prev, ConditionType::Running));
         let is_later = |known: &LastFailure| known.time.as_ref().is_some_and(|time| time.0 <= first.failure.at);
-        if earlier.is_some_and(is_later) {
-            return;
+        if !earlier.is_some_and(is_later) {
+            self.blame(first.replica, &first.pod.name, &first.failure);
         }
-        let Failed { replica, pod, failure } = first;
+    }
+
+    pub(super) fn blame(&mut self, replica: Replica, pod: &str, failure: &Failure) {
         self.out.status.last_failure = Some(LastFailure {
-            pod: pod.name.clone(),
+            pod: pod.to_owned(),
             role: replica.role.to_string(),
-            rank: self.job.rank(*replica).cast_signed(),
+            rank: self.job.rank(replica).cast_signed(),
             exit_code: failure.exit_code,
             reason: failure.reason.clone(),
             message: format!("{replica} {}", failure.what),
@@ -97,7 +91,7 @@ impl<'a> Draft<'a> {
 
     /// One warning for each failure that this decision counts.
     pub(super) fn tell_failures(&mut self, failed: &[Failed<'_>]) {
-        for Failed { replica, pod, failure } in failed {
+        for Failed { replica, pod, failure, .. } in failed {
             let failures = |ledger: &Ledger| ledger.get(*replica).map_or(0, |record| record.failures);
             if failures(&self.ledger) > failures(&self.before) {
                 let note = format!(
@@ -120,6 +114,8 @@ pub(super) fn failure(replica: Replica, pod: &ObservedPod, now: Timestamp) -> Op
             reason: "EndedEarly".into(),
             what: "ended with exit code 0 although trainers still run; a server must run until they are done".into(),
             log_tail: String::new(),
+            conditions: Vec::new(),
+            started: None,
             at: *at,
         }),
         _ => None,

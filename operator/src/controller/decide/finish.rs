@@ -6,16 +6,17 @@ use psjobs_api::crd::{CleanPodPolicy, ConditionType, Phase};
 
 use super::conditions::{self, Verdict};
 use super::{Draft, Notice, counted};
-use crate::controller::observe::Life;
+use crate::controller::observe::{Life, ObservedPod, Replica};
 
 impl Draft<'_> {
     /// The trainers are done: let the servers end by themselves, for as long as they may take.
     pub(super) fn complete(&mut self) {
-        self.ledger.observe(self.pods(), |_, _| false);
+        self.ledger.observe(self.pods_without_toll());
         self.out.status.observed_generation = self.job.generation;
         self.out.status.start_time = self.prev.start_time.clone().or(self.time());
         self.count();
         self.report_results();
+        self.stop_the_rest();
 
         let since = conditions::since(self.prev, ConditionType::Completing);
         let deadline = self.after(since.unwrap_or(self.now), self.job.server_drain);
@@ -36,6 +37,22 @@ impl Draft<'_> {
         conditions::clear(&mut self.out.status, ConditionType::Restarting, "TrainersSucceeded", self.now);
     }
 
+    /// Trainers whose success is not waited for, and then the servers, which wait for all of them.
+    fn stop_the_rest(&mut self) {
+        let rest = |(replica, pod): &(Replica, &ObservedPod)| {
+            replica.role == Role::Trainer && pod.alive && !matches!(pod.life, Life::Succeeded { .. })
+        };
+        if self.ledger.done(Role::Trainer) >= self.job.trainers {
+            return;
+        }
+        let trainers = self.pods().into_iter().filter(rest).map(|(_, pod)| pod).collect::<Vec<_>>();
+        let servers = self.pods_of(Role::Server).map(|(_, pod)| pod).filter(|pod| pod.alive).collect();
+        for pod in if trainers.is_empty() { servers } else { trainers } {
+            self.delete(pod);
+            self.delete_by_force_if_overdue(pod);
+        }
+    }
+
     fn succeed(&mut self, servers_ended: bool) {
         let trouble = self.pods_of(Role::Server).find_map(|(replica, pod)| match &pod.life {
             Life::Failed(failure) => Some(format!("; {replica} {} at the end", failure.what)),
@@ -47,7 +64,7 @@ impl Draft<'_> {
             }
             trouble => trouble.unwrap_or_default(),
         };
-        let message = format!("{} ended well{trouble}", counted(self.job.trainers, "trainer"));
+        let message = format!("{} ended well{trouble}", counted(self.ledger.done(Role::Trainer), "trainer"));
         self.finish(Phase::Succeeded, ConditionType::Succeeded, "TrainersSucceeded", &message);
     }
 
@@ -63,7 +80,7 @@ impl Draft<'_> {
         for type_ in [ConditionType::ServersReady, ConditionType::Running] {
             self.set(type_, Verdict::no(reason, "the job is finished"));
         }
-        for type_ in [ConditionType::Restarting, ConditionType::Completing] {
+        for type_ in [ConditionType::Restarting, ConditionType::Stalled, ConditionType::Completing] {
             conditions::clear(&mut self.out.status, type_, reason, self.now);
         }
         self.set(condition, Verdict::yes(reason, message));

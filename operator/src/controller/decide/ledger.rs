@@ -13,7 +13,18 @@ use crate::controller::observe::{Life, ObservedPod, Replica};
 pub struct Record {
     pub incarnation: u32,
     pub failures: u32,
+    /// Ends before their time since one of its pods was healthy for a while.
+    pub failures_in_a_row: u32,
     pub succeeded: bool,
+}
+
+/// What a pod's end adds to its replica's record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Toll {
+    /// It counts towards failurePolicy.maxRestarts.
+    pub counts: bool,
+    /// If it ended badly: ends before their time in a row, this one included.
+    pub in_a_row: Option<u32>,
 }
 
 /// A record for every replica whose pod has existed since the job was last resumed.
@@ -32,6 +43,7 @@ impl Ledger {
                 let record = Record {
                     incarnation: group.incarnation.unsigned_abs(),
                     failures: group.failures.unsigned_abs(),
+                    failures_in_a_row: group.failures_in_a_row.unsigned_abs(),
                     succeeded: group.succeeded,
                 };
                 records.extend(indexes(&group.indexes).map(|index| (Replica { role, index }, record)));
@@ -41,17 +53,33 @@ impl Ledger {
     }
 
     /// Takes in what the pods tell: each numbers its incarnation, and carries the failures before it.
-    pub fn observe<'a>(
-        &mut self,
-        pods: impl IntoIterator<Item = (Replica, &'a ObservedPod)>,
-        failed: impl Fn(Replica, &ObservedPod) -> bool,
-    ) {
-        for (replica, pod) in pods {
+    pub fn observe<'a>(&mut self, pods: impl IntoIterator<Item = (Replica, &'a ObservedPod, Toll)>) {
+        for (replica, pod, toll) in pods {
             let record = self.records.entry(replica).or_default();
+            if pod.incarnation >= record.incarnation {
+                let so_far = record.failures_in_a_row.max(pod.failures_in_a_row);
+                record.failures_in_a_row = toll.in_a_row.unwrap_or(so_far);
+            }
             record.incarnation = record.incarnation.max(pod.incarnation);
-            record.failures = record.failures.max(pod.failures + u32::from(failed(replica, pod)));
+            record.failures = record.failures.max(pod.failures + u32::from(toll.counts));
             record.succeeded |= replica.role == Role::Trainer && matches!(pod.life, Life::Succeeded { .. });
         }
+    }
+
+    /// Replicas of a role that had a pod.
+    pub fn started(&self, role: Role) -> u32 {
+        u32::try_from(self.of(role).count()).unwrap_or(u32::MAX)
+    }
+
+    /// Replicas of a role whose work is done.
+    pub fn done(&self, role: Role) -> u32 {
+        u32::try_from(self.of(role).filter(|(_, record)| record.succeeded).count()).unwrap_or(u32::MAX)
+    }
+
+    /// The same, as if nobody's work were done.
+    pub fn without_successes(mut self) -> Self {
+        self.records.values_mut().for_each(|record| record.succeeded = false);
+        self
     }
 
     pub fn get(&self, replica: Replica) -> Option<Record> {
@@ -100,6 +128,7 @@ impl Ledger {
             indexes: ranges(&members),
             incarnation: record.incarnation.cast_signed(),
             failures: record.failures.cast_signed(),
+            failures_in_a_row: record.failures_in_a_row.cast_signed(),
             succeeded: record.succeeded,
         };
         groups.into_iter().map(group).collect()
@@ -151,11 +180,11 @@ mod tests {
     proptest! {
         #[test]
         fn a_ledger_survives_the_way_through_the_status(
-            records in prop::collection::btree_map(0_u32..300, (0_u32..4, 0_u32..3, any::<bool>()), 0..200),
+            records in prop::collection::btree_map(0_u32..300, (0_u32..4, 0_u32..3, 0_u32..3, any::<bool>()), 0..200),
             first in 0_u32..3,
         ) {
-            let records = records.into_iter().map(|(index, (incarnation, failures, succeeded))| {
-                (Replica::trainer(index), Record { incarnation, failures, succeeded })
+            let records = records.into_iter().map(|(index, (incarnation, failures, failures_in_a_row, succeeded))| {
+                (Replica::trainer(index), Record { incarnation, failures, failures_in_a_row, succeeded })
             });
             let ledger = Ledger { records: records.collect(), first };
             let mut status = ParameterServerJobStatus { first_incarnation: first.cast_signed(), ..Default::default() };

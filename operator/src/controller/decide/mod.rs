@@ -3,14 +3,17 @@
 //!
 //! Three promises, kept by a property test over random histories: there are never two pods of one
 //! rank, nothing is created once the job has succeeded or failed, and counters only grow. A decision
-//! repeated on its own result asks for nothing.
+//! repeated on its own result asks for nothing, unless it asked to be repeated at once.
 
 mod active;
 pub mod conditions;
+mod deadline;
 mod failure;
 mod finish;
+mod judge;
 mod ledger;
 mod phase;
+mod recreate;
 mod report;
 mod suspend;
 
@@ -23,8 +26,9 @@ use psjobs_api::crd::{ConditionType, ParameterServerJobStatus, Phase};
 
 use self::conditions::Verdict;
 pub use self::ledger::Ledger;
+use self::ledger::Toll;
 use super::observe::{Life, ObservedPod, Replica};
-use super::validate::{SpecError, ValidJob};
+use super::validate::{SpecError, Success, ValidJob};
 
 /// Everything outside the job's own object that a decision looks at.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -53,6 +57,8 @@ pub struct ProgressReport {
     pub total_steps: u64,
     pub examples_per_second: f64,
     pub metrics: BTreeMap<String, f64>,
+    /// When it was told.
+    pub at: Option<Timestamp>,
 }
 
 /// What to do now. The order matters: create, then write the status, then delete and tell; so that
@@ -73,7 +79,16 @@ pub struct Decision {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Child {
     Service,
-    Pod { replica: Replica, incarnation: u32, failures: u32 },
+    Pod(NewPod),
+}
+
+/// A pod to create, and the history of its replica that it carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NewPod {
+    pub replica: Replica,
+    pub incarnation: u32,
+    pub failures: u32,
+    pub failures_in_a_row: u32,
 }
 
 /// A pod to delete: this one, not one that has its name by then.
@@ -151,12 +166,18 @@ impl<'a> Draft<'a> {
         self.out
     }
 
-    /// Success so far: every trainer's main container has ended well, now or earlier.
+    /// Success so far: the main containers of as many trainers as the job asks for have ended well, now or
+    /// earlier. A job that completes goes on completing.
     fn trainers_are_done(&self) -> bool {
-        (0..self.job.trainers).map(Replica::trainer).all(|trainer| {
-            let ended_well = |pod| matches!(pod, &ObservedPod { life: Life::Succeeded { .. }, .. });
-            self.before.succeeded(trainer) || self.pod(trainer).is_some_and(ended_well)
-        })
+        let ended_well = |pod| matches!(pod, &ObservedPod { life: Life::Succeeded { .. }, .. });
+        let is_done = |trainer| self.before.succeeded(trainer) || self.pod(trainer).is_some_and(ended_well);
+        let mut trainers = (0..self.job.trainers).map(Replica::trainer);
+        match self.job.success {
+            _ if self.prev.phase == Some(Phase::Completing) => true,
+            Success::All => trainers.all(is_done),
+            Success::RankZero => is_done(Replica::trainer(0)),
+            Success::Any(enough) => trainers.filter(|&trainer| is_done(trainer)).count() >= enough as usize,
+        }
     }
 
     /// A pod that counts: of a rank that the job has, and made since it was last resumed.
@@ -176,6 +197,11 @@ impl<'a> Draft<'a> {
         all.filter(|(replica, pod)| self.is_current(*replica, pod)).collect()
     }
 
+    /// All pods that count, where their failures do not.
+    fn pods_without_toll(&self) -> Vec<(Replica, &'a ObservedPod, Toll)> {
+        self.pods().into_iter().map(|(replica, pod)| (replica, pod, Toll::default())).collect()
+    }
+
     fn pods_of(&self, role: Role) -> impl Iterator<Item = (Replica, &'a ObservedPod)> + use<'a> {
         self.pods().into_iter().filter(move |(replica, _)| replica.role == role)
     }
@@ -188,9 +214,8 @@ impl<'a> Draft<'a> {
 
     /// A pod that should be gone and is not: its node is lost, so nobody will confirm the end.
     fn delete_by_force_if_overdue(&mut self, pod: &ObservedPod) {
-        const PATIENCE: SignedDuration = SignedDuration::from_secs(30);
         let Some(gone_by) = pod.gone_by else { return };
-        let overdue = gone_by.saturating_add(PATIENCE).expect("a few seconds fit");
+        let overdue = self.after(gone_by, self.job.force_delete_after);
         if overdue <= self.now {
             self.out.delete.push(Deletion { name: pod.name.clone(), uid: pod.uid.clone(), force: true });
         } else {

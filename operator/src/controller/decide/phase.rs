@@ -17,6 +17,11 @@ impl<'a> Draft<'a> {
             Verdict::no("Refused", format!("creating {} was refused: {}{again}", refusal.child, refusal.message))
         } else if self.world.service && self.job.replicas().all(exists) {
             Verdict::yes("Created", "the service and all pods were created")
+        } else if let Some(waiting) = self.job.replicas().find(|&replica| self.waits_for_servers(replica)) {
+            Verdict::no(
+                "WaitingForServers",
+                format!("{waiting} and the other trainers are created when all servers are ready (spec.startupPolicy)"),
+            )
         } else {
             Verdict::no("Creating", "")
         };
@@ -49,17 +54,20 @@ impl<'a> Draft<'a> {
         let was_running = self.prev.phase == Some(Phase::Running);
         let running = waits_for.is_empty() && (servers_ready || was_running);
         let lost = waits_for.iter().copied().find(|&replica| self.is_being_replaced(replica));
+        let restarts = lost.is_some() || (!running && conditions::holds(self.prev, ConditionType::Restarting));
 
-        let phase = match lost {
+        let phase = match restarts {
             _ if running => Phase::Running,
-            Some(_) => Phase::Restarting,
-            None => Phase::Pending,
+            true => Phase::Restarting,
+            false => Phase::Pending,
         };
         self.out.status.phase = Some(phase);
         self.set(ConditionType::ServersReady, servers_verdict(servers_ready, obstacle));
         self.set(ConditionType::Running, running_verdict(running, obstacle, waits_for.first().copied()));
         match lost {
             Some(replica) => self.report_restarting(replica, failed),
+            // All of them are: what began it is told already.
+            None if restarts => {}
             None => conditions::clear(&mut self.out.status, ConditionType::Restarting, "Running", self.now),
         }
         self.out.status.reason = self.reason(phase, obstacle.is_some());
@@ -76,7 +84,7 @@ impl<'a> Draft<'a> {
         self.job.replicas().filter(|&replica| !is_up(replica) && !self.ledger.succeeded(replica)).collect()
     }
 
-    fn servers_are_ready(&self) -> bool {
+    pub(super) fn servers_are_ready(&self) -> bool {
         let ready = |pod: &ObservedPod| pod.ready && pod.life == Life::Running;
         (0..self.job.servers).map(Replica::server).all(|server| self.live(server).is_some_and(ready))
     }
@@ -107,6 +115,12 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// ` at 2026-01-01T00:00:08Z`, if that is still to come.
+    fn when(&self, lost: Replica, failed: &[Failed<'_>]) -> String {
+        let due = failed.iter().find(|failed| failed.replica == lost).map(|failed| self.due(failed));
+        due.filter(|&due| due > self.now).map(|due| format!(" at {due}")).unwrap_or_default()
+    }
+
     fn report_restarting(&mut self, lost: Replica, failed: &[Failed<'_>]) {
         let known = conditions::holds(self.prev, ConditionType::Restarting);
         let failure = failed.iter().find(|failed| failed.replica == lost).map(|failed| &failed.failure);
@@ -116,9 +130,10 @@ impl<'a> Draft<'a> {
             return;
         }
         let verdict = match failure {
-            Some(failure) => {
-                Verdict::yes(failure.reason.clone(), format!("{lost} {}; it is started again", failure.what))
-            }
+            Some(failure) => Verdict::yes(
+                failure.reason.clone(),
+                format!("{lost} {}; it is started again{}", failure.what, self.when(lost, failed)),
+            ),
             None => Verdict::yes("PodLost", format!("the pod of {lost} was deleted or lost; it is started again")),
         };
         if !own {

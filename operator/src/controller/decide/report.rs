@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use psjobs_api::crd::{ModelMetric, Progress, RoleStatus, names};
 use psjobs_api::{ReplicaResult, Role};
 
@@ -67,8 +68,16 @@ impl Draft<'_> {
             let seconds = (examples as f64 / report.examples_per_second).ceil();
             let known = report.total_steps > 0 && seconds.is_finite();
             let estimated_remaining_seconds = known.then_some(seconds as i64);
-            self.out.status.progress = Some(Progress { estimated_remaining_seconds, ..progress(report) });
+            let last_step_time = self.job.progress_deadline.and_then(|_| self.step_time(report));
+            self.out.status.progress =
+                Some(Progress { estimated_remaining_seconds, last_step_time, ..progress(report) });
         }
+    }
+
+    /// When the step that a report tells was first told.
+    fn step_time(&self, report: &ProgressReport) -> Option<Time> {
+        let known = self.prev.progress.as_ref().filter(|known| known.step == report.step.cast_signed());
+        known.map_or_else(|| self.time(), |known| known.last_step_time.clone().or(self.time()))
     }
 
     /// Takes over what the replicas left behind when they ended: server 0 speaks for the whole job,
@@ -97,6 +106,7 @@ impl Draft<'_> {
             total_steps: step,
             examples_per_second: speed.or(known.examples_per_second).unwrap_or(0.0),
             metrics,
+            at: None,
         };
         let progress = progress(&report);
         self.out.status.progress =
@@ -105,7 +115,7 @@ impl Draft<'_> {
 }
 
 fn progress(report: &ProgressReport) -> Progress {
-    let ProgressReport { step, total_steps, examples_per_second, ref metrics } = *report;
+    let ProgressReport { step, total_steps, examples_per_second, ref metrics, at: _ } = *report;
     let percent = (step.min(total_steps) * 100).checked_div(total_steps);
     // A diverged loss is no number that JSON could hold.
     let finite = metrics.iter().filter(|(_, value)| value.is_finite());
@@ -118,6 +128,7 @@ fn progress(report: &ProgressReport) -> Progress {
         examples_per_second: (examples_per_second > 0.0 && examples_per_second.is_finite())
             .then(|| (examples_per_second * 10.0).round() / 10.0),
         estimated_remaining_seconds: None,
+        last_step_time: None,
         metrics,
     }
 }

@@ -7,8 +7,19 @@ use super::conditions::{self, Verdict};
 use super::{Draft, Ledger};
 
 impl Draft<'_> {
+    /// The job begins anew: the next pods of all replicas are new ones, whatever these did.
+    pub(super) fn forget_replicas(&mut self) {
+        self.out.status.first_incarnation = self.ledger.after_all().cast_signed();
+        self.ledger = Ledger::default();
+        let status = &mut self.out.status;
+        for of_role in [&mut status.ps, &mut status.trainer].into_iter().flatten() {
+            of_role.replicas = Vec::new();
+            of_role.succeeded = 0;
+        }
+    }
+
     pub(super) fn suspend(&mut self) {
-        self.ledger.observe(self.pods(), |_, _| false);
+        self.ledger.observe(self.pods_without_toll());
         self.count();
         for pod in self.world.pods.values() {
             self.delete(pod);
@@ -16,24 +27,20 @@ impl Draft<'_> {
         }
 
         const REASON: &str = "Suspended";
-        let first = self.ledger.after_all();
-        self.ledger = Ledger::default();
+        self.forget_replicas();
         let status = &mut self.out.status;
         status.observed_generation = self.job.generation;
         status.phase = Some(Phase::Suspended);
         status.reason = Some(REASON.into());
         status.start_time = None;
         status.progress = None;
-        status.first_incarnation = first.cast_signed();
-        for of_role in [&mut status.ps, &mut status.trainer].into_iter().flatten() {
-            of_role.replicas = Vec::new();
-            of_role.succeeded = 0;
-        }
+        status.recreations_in_a_row = 0;
         for type_ in [
             ConditionType::Created,
             ConditionType::ServersReady,
             ConditionType::Running,
             ConditionType::Restarting,
+            ConditionType::Stalled,
             ConditionType::Completing,
         ] {
             conditions::clear(status, type_, REASON, self.now);

@@ -3,6 +3,7 @@
 
 mod cluster;
 mod history;
+mod policies;
 
 use psjobs_api::ReplicaResult;
 use psjobs_api::crd::{ConditionType, Phase};
@@ -84,6 +85,7 @@ fn what_keeps_a_pod_from_starting_is_told_in_its_words() {
     let obstacle = crate::controller::observe::Obstacle {
         reason: "Unschedulable".into(),
         message: "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.".into(),
+        unschedulable_since: Some(at(0)),
     };
     cluster.edit("trainer-1", |pod| ObservedPod { life: Life::Pending, obstacle: Some(obstacle.clone()), ..pod });
     cluster.reconcile();
@@ -184,6 +186,7 @@ fn progress_comes_from_server_0() {
         total_steps: 1000,
         examples_per_second: 58.04,
         metrics: [("loss".to_owned(), 0.25)].into(),
+        at: None,
     });
     cluster.reconcile();
     let progress = cluster.status.progress.clone().expect("told");

@@ -11,7 +11,7 @@ metadata:
   uid: u1
   creationTimestamp: 2026-01-01T00:00:00Z
   labels: {{psjobs.dev/role: trainer, psjobs.dev/index: '1'}}
-  annotations: {{psjobs.dev/incarnation: '2', psjobs.dev/failures: '1'}}
+  annotations: {{other: text, psjobs.dev/incarnation: '2', psjobs.dev/failures: '1'}}
   {metadata}
 spec:
   initContainers: [{{name: fetch, image: i}}]
@@ -22,6 +22,9 @@ status: {status}"
     );
     let pod: Pod = serde_yaml::from_str(&yaml).expect("a pod");
     let (replica, observed) = observe(&pod).expect("labelled");
+    let mut slimmed = pod.clone();
+    slim(&mut slimmed);
+    assert_eq!(observe(&slimmed), Some((replica, observed.clone())), "the cache keeps all that is read");
     assert_eq!(replica, Replica::trainer(1));
     observed
 }
@@ -168,7 +171,8 @@ fn obstacles_are_those_that_time_alone_does_not_remove() {
     ];
     for (status, want) in rows {
         let obstacle = observe_pod("", &status).obstacle;
-        let want = want.map(|reason| Obstacle { reason: reason.into(), message: "why".into() });
+        let want =
+            want.map(|reason| Obstacle { reason: reason.into(), message: "why".into(), unschedulable_since: None });
         assert_eq!(obstacle, want, "{status}");
     }
 }

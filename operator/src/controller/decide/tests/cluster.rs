@@ -72,17 +72,18 @@ impl Cluster {
         for child in children {
             match (*child, &self.refuse) {
                 (Child::Service, _) => self.world.service = true,
-                (Child::Pod { replica, .. }, _) if self.world.pods.contains_key(&replica) => {}
-                (Child::Pod { replica, .. }, Some(message)) => {
+                (Child::Pod(NewPod { replica, .. }), _) if self.world.pods.contains_key(&replica) => {}
+                (Child::Pod(NewPod { replica, .. }), Some(message)) => {
                     let child = format!("pod {}", pod(replica).name);
                     cache.refused.push(Refusal { child, message: message.clone() });
                 }
-                (Child::Pod { replica, incarnation, failures }, None) => {
+                (Child::Pod(NewPod { replica, incarnation, failures, failures_in_a_row }), None) => {
                     self.history.push((replica, incarnation));
-                    self.world.pods.insert(replica, pod(replica).incarnation(incarnation, failures));
+                    let pod = pod(replica).born(incarnation, failures, failures_in_a_row);
+                    self.world.pods.insert(replica, pod);
                 }
             }
-            if let Child::Pod { replica, .. } = child {
+            if let Child::Pod(NewPod { replica, .. }) = child {
                 cache.pods.extend(self.world.pods.get(replica).map(|pod| (*replica, pod.clone())));
             }
             cache.service = self.world.service;

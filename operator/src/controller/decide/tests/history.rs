@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::controller::observe::Obstacle;
 
 /// Something that happens to the job from outside.
 #[derive(Clone, Debug)]
@@ -21,6 +22,10 @@ enum Happening {
     Suspend(bool),
     Pass(i64),
     Reconcile,
+    /// Server 0 tells its step.
+    Report(u64),
+    /// The scheduler finds no node for a pod.
+    Unschedulable(usize),
     /// A reconcile on a cache as it was before the last happenings.
     ReconcileOnOldCache,
 }
@@ -30,12 +35,14 @@ fn happening() -> impl Strategy<Value = Happening> {
     prop_oneof![
         4 => Just(Happening::Run),
         2 => pod.clone().prop_map(Happening::Succeed),
-        2 => (pod.clone(), prop_oneof![Just(1), Just(137)]).prop_map(|(pod, code)| Happening::Fail(pod, code)),
+        2 => (pod.clone(), prop_oneof![Just(1), Just(2), Just(42), Just(137)]).prop_map(|(pod, code)| Happening::Fail(pod, code)),
         1 => pod.clone().prop_map(Happening::Disrupt),
         1 => pod.clone().prop_map(Happening::Delete),
         1 => pod.prop_map(Happening::Vanish),
         3 => Just(Happening::Collect),
         1 => Just(Happening::DeleteService),
+        1 => (0_u64..4).prop_map(Happening::Report),
+        1 => (0_usize..5).prop_map(Happening::Unschedulable),
         1 => any::<bool>().prop_map(Happening::Refuse),
         1 => prop::bool::weighted(0.3).prop_map(Happening::Suspend),
         2 => (0_i64..100).prop_map(Happening::Pass),
@@ -44,20 +51,46 @@ fn happening() -> impl Strategy<Value = Happening> {
     ]
 }
 
-/// Servers, trainers, restarts, restart policy, clean pod policy.
-type Shape = (u32, u32, u32, &'static str, &'static str);
-
-fn shape() -> impl Strategy<Value = Shape> {
-    let policy = prop_oneof![Just("OnFailure"), Just("Never"), Just("ExitCode")];
-    let clean = prop_oneof![Just("Running"), Just("All"), Just("None")];
-    (1_u32..3, 1_u32..4, 0_u32..5, policy, clean)
+/// The numbers of a job and its policies.
+#[derive(Clone, Debug)]
+struct Shape {
+    servers: u32,
+    trainers: u32,
+    restarts: u32,
+    restart_policy: &'static str,
+    clean: &'static str,
+    strategy: &'static str,
+    success: &'static str,
+    startup: &'static str,
+    rules: &'static str,
 }
 
-fn job_of((servers, trainers, restarts, policy, clean): Shape) -> ValidJob {
+fn shape() -> impl Strategy<Value = Shape> {
+    let one_of = |words: &'static [&'static str]| prop::sample::select(words);
+    let rules = "[{name: a, action: FailJob, onExitCodes: [2]}, {name: b, action: Ignore, onExitCodes: [42]}, \
+                 {name: c, action: RestartJob, onExitCodes: [137], targetRoles: [ps]}]";
+    let policies = (
+        one_of(&["OnFailure", "Never", "ExitCode"]),
+        one_of(&["Running", "All", "None"]),
+        one_of(&["FailedPod", "RecreateAll"]),
+        one_of(&["{}", "{operator: Any}", "{operator: RankZero}"]),
+        one_of(&["AnyOrder", "ServersReady"]),
+        prop_oneof![Just("[]"), Just(rules)],
+    );
+    (1_u32..3, 1_u32..4, 0_u32..5, policies).prop_map(|(servers, trainers, restarts, policies)| {
+        let (restart_policy, clean, strategy, success, startup, rules) = policies;
+        Shape { servers, trainers, restarts, restart_policy, clean, strategy, success, startup, rules }
+    })
+}
+
+fn job_of(shape: &Shape) -> ValidJob {
+    let &Shape { servers, trainers, restarts, restart_policy, clean, strategy, success, startup, rules } = shape;
     let job = valid_job(&format!(
-        "runPolicy: {{cleanPodPolicy: {clean}, activeDeadlineSeconds: 900}}\nfailurePolicy: {{maxRestarts: {restarts}}}"
+        "runPolicy: {{cleanPodPolicy: {clean}, activeDeadlineSeconds: 900, progressDeadlineSeconds: 90}}\n\
+         failurePolicy: {{maxRestarts: {restarts}, restartStrategy: {strategy}, rules: {rules}}}\n\
+         successPolicy: {success}\nstartupPolicy: {startup}\nschedulingPolicy: {{scheduleTimeoutSeconds: 20}}"
     ));
-    let restart_policy = serde_json::from_value(policy.into()).expect("a policy");
+    let restart_policy = serde_json::from_value(restart_policy.into()).expect("a policy");
     ValidJob { servers, trainers, restart_policy, ..job }
 }
 
@@ -93,10 +126,26 @@ fn happen(cluster: &mut Cluster, happening: &Happening, old: &mut World) -> bool
         Happening::Refuse(refuse) => cluster.refuse = refuse.then(|| "exceeded quota".to_owned()),
         Happening::Suspend(suspend) => cluster.suspend(suspend),
         Happening::Pass(seconds) => cluster.pass(seconds),
+        Happening::Report(step) => {
+            let at = Some(cluster.now);
+            cluster.world.progress = Some(ProgressReport { step, total_steps: 4, at, ..ProgressReport::default() });
+        }
+        Happening::Unschedulable(n) => {
+            let obstacle = Obstacle {
+                reason: "Unschedulable".into(),
+                message: "no node".into(),
+                unschedulable_since: Some(cluster.now),
+            };
+            let pending = nth(cluster, n).filter(|who| cluster.world.pods[&replica(who)].life == Life::Pending);
+            pending.iter().for_each(|who| {
+                cluster.edit(who, |pod| ObservedPod { obstacle: Some(obstacle.clone()), ..pod });
+            });
+        }
         Happening::Reconcile => {
             let decision = cluster.reconcile();
             *old = cluster.world.clone();
-            return cluster.refuse.is_none() && decision.delete.iter().all(|deletion| !deletion.force);
+            let is_rest = decision.requeue != Some(SignedDuration::ZERO);
+            return is_rest && cluster.refuse.is_none() && decision.delete.iter().all(|deletion| !deletion.force);
         }
         Happening::ReconcileOnOldCache => {
             // Caches are per watch and never go back behind what the status was decided on.
@@ -110,7 +159,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
     #[test]
     fn promises_hold_in_every_history(shape in shape(), history in prop::collection::vec(happening(), 1..120)) {
-        let mut cluster = Cluster::of(job_of(shape));
+        let mut cluster = Cluster::of(job_of(&shape));
         let mut old = World::default();
         for happening in &history {
             let before = (cluster.status.clone(), cluster.history.len());

@@ -1,0 +1,45 @@
+//! What spec.schedulingPolicy adds to a pod: a priority, a place near the others, a queue.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{PodAffinityTerm, PodSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use psjobs_api::crd::{SchedulingPolicy, names};
+
+use crate::controller::validate::ValidJob;
+
+/// What Kueue's integration for groups of plain pods reads.
+const QUEUE: &str = "kueue.x-k8s.io/queue-name";
+const GROUP: &str = "kueue.x-k8s.io/pod-group-name";
+const GROUP_SIZE: &str = "kueue.x-k8s.io/pod-group-total-count";
+
+/// Adds it where the template is silent.
+pub fn apply(
+    job: &ValidJob,
+    policy: &SchedulingPolicy,
+    spec: &mut PodSpec,
+    labels: &mut BTreeMap<String, String>,
+    annotations: &mut BTreeMap<String, String>,
+) {
+    let SchedulingPolicy { schedule_timeout_seconds: _, priority_class_name, topology_key, queue } = policy;
+    if spec.priority_class_name.is_none() {
+        spec.priority_class_name.clone_from(priority_class_name);
+    }
+    if let Some(key) = topology_key {
+        let own = [(names::LABEL_JOB.to_owned(), job.name.clone())].into();
+        let near = PodAffinityTerm {
+            topology_key: key.clone(),
+            label_selector: Some(LabelSelector { match_labels: Some(own), ..LabelSelector::default() }),
+            ..PodAffinityTerm::default()
+        };
+        // The scheduler lets the first pod of a group that is near itself go anywhere.
+        let affinity = spec.affinity.get_or_insert_default().pod_affinity.get_or_insert_default();
+        affinity.required_during_scheduling_ignored_during_execution.get_or_insert_default().push(near);
+    }
+    if let Some(queue) = queue {
+        labels.insert(QUEUE.into(), queue.clone());
+        // The uid tells a job from an earlier one of its name, whose group may still be known.
+        labels.insert(GROUP.into(), job.uid.clone());
+        annotations.insert(GROUP_SIZE.into(), (job.servers + job.trainers).to_string());
+    }
+}

@@ -1,0 +1,280 @@
+//! What the policies of the spec make of success, failure, start and silence.
+
+use super::*;
+use crate::controller::observe::Obstacle;
+
+const ALL_PODS: [&str; 3] = ["ps-0", "trainer-0", "trainer-1"];
+
+#[test]
+fn the_success_policy_says_whose_success_is_the_jobs() {
+    // Trainers that end well, and whether that is enough.
+    let rows: [(&str, &[&str], bool); 7] = [
+        ("{}", &["trainer-0"], false),
+        ("{}", &["trainer-0", "trainer-1"], true),
+        ("{operator: RankZero}", &["trainer-1"], false),
+        ("{operator: RankZero}", &["trainer-0"], true),
+        ("{operator: Any}", &["trainer-1"], true),
+        ("{operator: Any, minSucceeded: 2}", &["trainer-1"], false),
+        ("{operator: Any, minSucceeded: 2}", &["trainer-0", "trainer-1"], true),
+    ];
+    for (policy, done, enough) in rows {
+        let mut cluster = running(&format!("successPolicy: {policy}"));
+        done.iter().for_each(|who| cluster.succeed(who));
+        cluster.reconcile();
+        assert_eq!(cluster.phase() == Phase::Completing, enough, "{policy} with {done:?}");
+    }
+}
+
+#[test]
+fn what_still_runs_at_success_is_stopped_trainers_first() {
+    let mut cluster = running("successPolicy: {operator: RankZero}");
+    cluster.succeed("trainer-0");
+    cluster.reconcile();
+    assert_eq!(cluster.deleting(), ["trainer-1"]);
+    // It goes on completing even if what was stopped ended badly, or is gone.
+    cluster.edit("trainer-1", |pod| pod.failed_and_deleted(0));
+    cluster.reconcile();
+    assert_eq!(
+        (cluster.phase(), cluster.deleting()),
+        (Phase::Completing, vec!["ps-0".to_owned(), "trainer-1".to_owned()])
+    );
+    cluster.settle();
+    assert_eq!(cluster.phase(), Phase::Succeeded);
+    assert_eq!(cluster.message(ConditionType::Succeeded), "1 trainer ended well");
+    assert_eq!((cluster.status.restarts_counted, cluster.history.len()), (0, 3), "nothing was started again");
+}
+
+#[test]
+fn trainers_start_when_the_servers_are_ready_if_the_policy_says_so() {
+    let mut cluster = Cluster::new("startupPolicy: ServersReady");
+    cluster.settle();
+    assert_eq!(cluster.pods(), ["ps-0"]);
+    assert!(cluster.message(ConditionType::Created).contains("trainer 0 and the other trainers are created when"));
+    cluster.run_all();
+    cluster.reconcile();
+    assert_eq!(cluster.pods(), ALL_PODS);
+    assert!(conditions::holds(&cluster.status, ConditionType::Created));
+    cluster.run_all();
+    cluster.reconcile();
+    assert_eq!(cluster.phase(), Phase::Running);
+    // A trainer that is lost later is replaced whatever the servers do at that moment.
+    cluster.edit("ps-0", |pod| ObservedPod { ready: false, ..pod });
+    cluster.vanish("trainer-0");
+    cluster.settle();
+    assert_eq!(cluster.incarnation("trainer-0"), 1);
+}
+
+#[test]
+fn all_pods_start_again_after_a_failure_and_that_counts_once() {
+    let mut cluster = running("failurePolicy: {restartStrategy: RecreateAll, maxRestarts: 2}");
+    cluster.succeed("trainer-0");
+    cluster.fail("ps-0", 1);
+    cluster.fail("trainer-1", 1);
+    cluster.reconcile();
+    assert_eq!(cluster.phase(), Phase::Restarting);
+    assert_eq!(cluster.deleting(), ALL_PODS);
+    assert_eq!((cluster.status.restarts, cluster.status.restarts_counted), (3, 1));
+    cluster.settle();
+    for who in ALL_PODS {
+        assert_eq!(cluster.incarnation(who), 1, "{who}, also the one that was done");
+    }
+    assert_eq!((cluster.phase(), cluster.status.restarts), (Phase::Restarting, 3));
+    assert_eq!(cluster.status.last_failure.as_ref().map(|cause| cause.pod.as_str()), Some("mnist-ps-0"));
+    cluster.run_all();
+    cluster.settle();
+    assert_eq!(cluster.phase(), Phase::Running);
+    assert!(!conditions::holds(&cluster.status, ConditionType::Restarting));
+
+    // The second time in a row waits, and the third is one too many.
+    cluster.fail("trainer-1", 1);
+    cluster.reconcile();
+    assert_eq!((cluster.deleting().len(), cluster.requeue), (0, Some(SignedDuration::from_secs(1))));
+    assert!(cluster.message(ConditionType::Restarting).contains("all pods are started again at 20"));
+    cluster.pass(1);
+    cluster.settle();
+    assert_eq!((cluster.incarnation("ps-0"), cluster.status.restarts_counted), (2, 2));
+    cluster.run_all();
+    cluster.settle();
+    cluster.fail("trainer-1", 1);
+    cluster.settle();
+    assert_eq!((cluster.phase(), cluster.status.restarts_counted), (Phase::Failed, 2));
+    assert_eq!(cluster.status.reason.as_deref(), Some("MaxRestartsExceeded"));
+}
+
+#[test]
+fn a_rule_ends_the_job_or_restarts_it_or_looks_away() {
+    let rules = "
+failurePolicy:
+  maxRestarts: 0
+  rules:
+    - {name: usage, action: FailJob, onExitCodes: [2]}
+    - {name: flaky, action: Ignore, onExitCodes: [42]}
+    - {name: together, action: RestartJob, countsTowardsMax: false, onExitCodes: [43]}";
+    let mut cluster = running(rules);
+    cluster.fail("trainer-0", 42);
+    cluster.settle();
+    assert_eq!((cluster.phase(), cluster.status.restarts_counted, cluster.status.restarts), (Phase::Restarting, 0, 1));
+    cluster.run_all();
+    cluster.settle();
+    cluster.fail("trainer-0", 43);
+    cluster.settle();
+    assert_eq!((cluster.incarnation("ps-0"), cluster.status.restarts_counted), (2, 0), "higher than all before");
+    cluster.run_all();
+    cluster.settle();
+    cluster.fail("trainer-0", 2);
+    cluster.settle();
+    assert_eq!((cluster.phase(), cluster.status.reason.as_deref()), (Phase::Failed, Some("FailurePolicyRule")));
+    let message = cluster.message(ConditionType::Failed);
+    assert_eq!(
+        message,
+        "trainer 0 (pod mnist-trainer-0) ended with exit code 2, and rule usage of spec.failurePolicy says FailJob"
+    );
+}
+
+#[test]
+fn a_job_that_does_not_start_in_time_fails_with_what_it_waited_for() {
+    let mut cluster = Cluster::new("runPolicy: {startupDeadlineSeconds: 40}");
+    cluster.reconcile();
+    let message = "Back-off pulling image \"psjobs-wroker:0.1.0\"".to_owned();
+    let obstacle = Obstacle { reason: "ImagePullBackOff".into(), message, unschedulable_since: None };
+    cluster.edit("trainer-1", |pod| ObservedPod { obstacle: Some(obstacle), ..pod });
+    cluster.pass(39);
+    cluster.reconcile();
+    assert_eq!((cluster.phase(), cluster.requeue), (Phase::Pending, Some(SignedDuration::from_secs(1))));
+    assert_eq!(cluster.status.reason.as_deref(), Some("ImagePullBackOff"));
+    cluster.pass(1);
+    cluster.reconcile();
+    assert_eq!((cluster.phase(), cluster.status.reason.as_deref()), (Phase::Failed, Some("StartupDeadlineExceeded")));
+    let message = cluster.message(ConditionType::Failed);
+    assert!(message.contains("trainer 1 cannot start: Back-off pulling image"), "{message}");
+
+    // Once it has run, restarts take as long as they take.
+    let mut cluster = running("runPolicy: {startupDeadlineSeconds: 40}");
+    cluster.pass(10);
+    cluster.vanish("trainer-0");
+    cluster.settle();
+    cluster.pass(100);
+    cluster.settle();
+    assert_eq!(cluster.phase(), Phase::Restarting);
+}
+
+#[test]
+fn long_pending_pods_free_what_the_others_hold_and_try_again() {
+    let mut cluster = Cluster::new("schedulingPolicy: {scheduleTimeoutSeconds: 30}");
+    cluster.reconcile();
+    cluster.run_all();
+    let message = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.".to_owned();
+    let unschedulable_since = Some(at(5));
+    let obstacle = Obstacle { reason: "Unschedulable".into(), message, unschedulable_since };
+    cluster.edit("trainer-1", |pod| ObservedPod { life: Life::Pending, obstacle: Some(obstacle), ..pod });
+    cluster.reconcile();
+    assert_eq!(cluster.requeue, Some(SignedDuration::from_secs(35)));
+    cluster.pass(35);
+    cluster.settle();
+    assert_eq!((cluster.pods(), cluster.status.reason.as_deref()), (vec![], Some("ScheduleTimeout")));
+    let message = cluster.message(ConditionType::Running);
+    assert!(message.starts_with("trainer 1 found no node for 30 s, so all pods were deleted"), "{message}");
+    assert_eq!(cluster.requeue, Some(SignedDuration::from_secs(30)));
+    cluster.pass(29);
+    cluster.settle();
+    assert_eq!(cluster.pods(), [""; 0]);
+    cluster.pass(1);
+    cluster.settle();
+    assert_eq!(cluster.pods(), ALL_PODS);
+    assert_eq!((cluster.incarnation("ps-0"), cluster.status.restarts_counted), (1, 0));
+    cluster.run_all();
+    cluster.settle();
+    assert_eq!(cluster.phase(), Phase::Running);
+}
+
+/// Server 0 tells a step at this moment.
+fn report(cluster: &mut Cluster, step: u64) {
+    let at = Some(cluster.now);
+    cluster.world.progress = Some(ProgressReport { step, total_steps: 100, at, ..ProgressReport::default() });
+    cluster.reconcile();
+}
+
+#[test]
+fn a_hung_job_is_stalled_then_started_again_then_failed() {
+    let mut cluster = running("runPolicy: {progressDeadlineSeconds: 60}\nfailurePolicy: {maxRestarts: 1}");
+    for (wait, step) in [(0, 7), (50, 8), (59, 8)] {
+        cluster.pass(wait);
+        report(&mut cluster, step);
+        assert_eq!(cluster.phase(), Phase::Running, "step {step}");
+    }
+    cluster.pass(1);
+    report(&mut cluster, 8);
+    assert_eq!((cluster.phase(), cluster.requeue), (Phase::Stalled, Some(SignedDuration::ZERO)));
+    assert!(conditions::holds(&cluster.status, ConditionType::Stalled));
+    let message = cluster.message(ConditionType::Stalled);
+    assert_eq!(
+        message,
+        "the job made no step for 60 s, as long as spec.runPolicy.progressDeadlineSeconds allows (step 8 of 100)"
+    );
+    cluster.reconcile();
+    assert_eq!((cluster.phase(), cluster.status.restarts_counted), (Phase::Restarting, 1));
+    assert_eq!(cluster.status.last_failure.as_ref().map(|cause| cause.reason.as_str()), Some("Stalled"));
+    cluster.settle();
+    cluster.run_all();
+    cluster.reconcile();
+    assert_eq!(cluster.phase(), Phase::Running);
+    assert!(!conditions::holds(&cluster.status, ConditionType::Stalled));
+    report(&mut cluster, 1);
+    cluster.pass(60);
+    report(&mut cluster, 1);
+    cluster.settle();
+    assert_eq!((cluster.phase(), cluster.status.reason.as_deref()), (Phase::Failed, Some("MaxRestartsExceeded")));
+}
+
+#[test]
+fn silence_of_server_0_and_a_new_step_are_no_stall() {
+    let mut cluster = running("runPolicy: {progressDeadlineSeconds: 60}");
+    report(&mut cluster, 7);
+    cluster.pass(90);
+    cluster.reconcile();
+    assert_eq!(cluster.phase(), Phase::Running, "the report is old: nobody knows what happens there");
+    report(&mut cluster, 8);
+    assert_eq!(cluster.phase(), Phase::Running);
+    cluster.pass(60);
+    report(&mut cluster, 8);
+    assert_eq!(cluster.phase(), Phase::Stalled);
+    report(&mut cluster, 9);
+    assert_eq!(cluster.phase(), Phase::Running, "it went on by itself");
+}
+
+#[test]
+fn a_dead_nodes_pod_is_deleted_by_force_when_the_policy_says_so() {
+    let mut cluster = running("runPolicy: {forceDeleteAfterSeconds: 5}");
+    cluster.edit("trainer-0", |pod| pod.deleted(30));
+    cluster.pass(34);
+    cluster.reconcile();
+    assert_eq!(cluster.requeue, Some(SignedDuration::from_secs(1)));
+    cluster.pass(1);
+    assert!(cluster.reconcile().delete[0].force);
+    cluster.settle();
+    assert_eq!((cluster.incarnation("trainer-0"), cluster.status.restarts_counted), (1, 0));
+}
+
+#[test]
+fn a_healthy_while_makes_the_next_restart_immediate_again() {
+    let mut cluster = running("failurePolicy: {maxRestarts: 9}");
+    for wait in [0, 1, 2] {
+        cluster.fail("trainer-0", 1);
+        cluster.reconcile();
+        assert_eq!(cluster.requeue, (wait > 0).then(|| SignedDuration::from_secs(wait)));
+        cluster.pass(wait);
+        cluster.settle();
+        cluster.run_all();
+        cluster.settle();
+    }
+    cluster.pass(1000);
+    let now = cluster.now.duration_since(at(0)).as_secs();
+    cluster.edit("trainer-0", |pod| {
+        let pod = pod.failed(now, 1);
+        let Life::Failed(failure) = pod.life else { unreachable!("it failed") };
+        let started = Some(at(now - 600));
+        ObservedPod { life: Life::Failed(crate::controller::observe::Failure { started, ..failure }), ..pod }
+    });
+    cluster.reconcile();
+    assert_eq!(cluster.deleting(), ["trainer-0"]);
+}
