@@ -47,14 +47,16 @@ lint: ## check format, lints and, where cargo-deny is installed, licences and so
 	if command -v cargo-deny >/dev/null; then $(CARGO) deny --locked check licenses bans sources; else echo "lint: licences not checked, cargo-deny is not installed"; fi
 
 .PHONY: generate
-generate: ## write crds/ and the chart's copy from the Rust types
+generate: ## write crds/, the chart's copy and docs/reference.md from the Rust types
 	$(CARGO) run --locked --quiet -p psjobs-api --features crd --bin crdgen > $(TARGET)/$(CRD)
 	cp $(TARGET)/$(CRD) crds/$(CRD)
 	cp $(TARGET)/$(CRD) charts/psjobs/files/$(CRD)
+	$(CARGO) run --locked --quiet -p psjobs-api --features crd --bin crdgen -- --reference > $(TARGET)/reference.md
+	cp $(TARGET)/reference.md docs/reference.md
 
 .PHONY: check-generated
 check-generated: generate ## fail if `make generate` changes a file
-	git diff --exit-code --stat -- crds charts || { echo "generated files were out of date; commit what make generate wrote" >&2; exit 1; }
+	git diff --exit-code --stat -- crds charts docs/reference.md || { echo "generated files were out of date; commit what make generate wrote" >&2; exit 1; }
 
 .PHONY: libtorch
 libtorch: ## print the folder of libtorch 2.11, fetched if need be
@@ -84,6 +86,10 @@ deploy: images kind-up ## install the operator in kind's cluster
 .PHONY: bench
 bench: build mnist ## measure, against a limit taken in the same run
 	$(TARGET)/release/psjobs bench mnist $(ARGS)
+
+.PHONY: bench-operator
+bench-operator: ## measure the operator against an API server: its own, or PSJOBS_TEST_KUBECONFIG's
+	$(CARGO) bench --locked -p psjobs-operator --bench operator -- $(ARGS)
 
 .PHONY: clean
 clean: ## delete what was built; the cache of libtorch and MNIST stays

@@ -1,0 +1,57 @@
+//! How fast the operator is: its release binary against a real API server, with pods played by this
+//! program. Prints one JSON object a line. `make bench-operator` runs it; the first argument that is a
+//! case's name runs only the scenario of that case.
+
+#[path = "../../tests/support/apiserver.rs"]
+mod apiserver;
+mod bare;
+mod fleet;
+mod process;
+mod report;
+mod scenarios;
+mod watching;
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::wait::{await_condition, conditions};
+use kube::{Api, Client};
+
+use crate::apiserver::ApiServer;
+use crate::process::Operator;
+
+/// Longer than any scenario takes on a machine that can run it at all.
+pub const DEADLINE: Duration = Duration::from_secs(600);
+
+/// Where the scenarios take place.
+pub struct Site {
+    pub client: Client,
+    pub operator: Operator,
+}
+
+fn main() -> Result<()> {
+    let only = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        let server = ApiServer::find().await.context("there is no API server to measure against")?;
+        let client = server.client();
+        install(&client).await?;
+        let operator = Operator::start(&server.kubeconfig)?;
+        let site = Site { client, operator };
+        scenarios::all(&site, only.as_deref()).await
+    })
+}
+
+async fn install(client: &Client) -> Result<()> {
+    let text = include_str!("../../../crds/parameterserverjobs.psjobs.dev.yaml");
+    let definition: CustomResourceDefinition = serde_yaml::from_str(text)?;
+    let definitions = Api::<CustomResourceDefinition>::all(client.clone());
+    let name = definition.metadata.name.clone().context("the definition has a name")?;
+    let params = PatchParams::apply("psjobs-bench").force();
+    definitions.patch(&name, &params, &Patch::Apply(definition)).await.context("the definition is refused")?;
+    let established = await_condition(definitions, &name, conditions::is_crd_established());
+    tokio::time::timeout(DEADLINE, established).await.context("the definition is not served")??;
+    Ok(())
+}

@@ -1,0 +1,157 @@
+//! What is measured. Each scenario gives the figures of one or more cases.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use http::Request;
+use psjobs_api::Role;
+use psjobs_api::crd::Phase;
+use serde_json::json;
+
+use crate::fleet::{Fleet, clear, namespace};
+use crate::report::{print, quantile};
+use crate::watching::{Change, Journal};
+use crate::{Site, bare};
+
+/// Runs of the burst of 200 jobs; the others run once, and take their quantiles over their jobs.
+const RUNS: usize = 3;
+/// How long servers may take to end in the scenario where they do not.
+const DRAIN: Duration = Duration::from_secs(3);
+
+/// Runs all scenarios, or the one that has the case `only`.
+pub async fn all(site: &Site, only: Option<&str>) -> Result<()> {
+    let wanted = |cases: &[&str]| only.is_none_or(|only| cases.contains(&only));
+    if wanted(&["paced-created-to-pods-p99-s"]) {
+        paced(site).await?;
+    }
+    if wanted(&["burst-200-all-pods-s"]) {
+        burst(site, "burst-200-all-pods-s", 200, 4, RUNS).await?;
+    }
+    if wanted(&["done-to-succeeded-p99-s", "writes-per-job", "cpu-s-per-job"]) {
+        whole_life(site).await?;
+    }
+    if wanted(&["servers-gone-p99-s"]) {
+        stubborn_servers(site).await?;
+    }
+    if wanted(&["burst-1000-all-pods-s", "rss-mib"]) {
+        burst(site, "burst-1000-all-pods-s", 1000, 8, 1).await?;
+    }
+    Ok(())
+}
+
+/// Jobs applied at once: until all their pods exist, over a bare client that creates the same objects.
+async fn burst(site: &Site, case: &'static str, jobs: usize, trainers: u32, runs: usize) -> Result<()> {
+    let (mut values, mut limits) = (Vec::new(), Vec::new());
+    let mut memory = 0.0;
+    for _ in 0..runs {
+        let fleet = Fleet::new(&site.client, jobs, trainers).await?;
+        let mut journal = Journal::of(&site.client, &fleet.namespace);
+        let names = fleet.names();
+        let begin = Instant::now();
+        fleet.apply(&names, json!({})).await?;
+        let times = journal.all(&fleet.creations(&names)).await?;
+        let last = times.into_iter().max().unwrap_or(begin);
+        values.push(last.duration_since(begin).as_secs_f64());
+        // Once every status is written, the operator has seen all that it keeps.
+        let pending = names.iter().map(|name| Change::Phase(name.clone(), Phase::Pending)).collect::<Vec<_>>();
+        journal.all(&pending).await?;
+        memory = site.operator.rss_mib()?;
+        drop(journal);
+
+        let copy = namespace(&site.client).await?;
+        limits.push(2.0 * bare::copy(&site.client, &fleet.namespace, &copy).await?);
+        clear(&site.client, &copy).await?;
+        fleet.clear().await?;
+    }
+    print(case, "s", &values, &limits);
+    if jobs == 1000 {
+        print("rss-mib", "MiB", &[memory], &[150.0]);
+    }
+    Ok(())
+}
+
+/// One job every two seconds: from stored to its last pod.
+async fn paced(site: &Site) -> Result<()> {
+    const JOBS: usize = 30;
+    let fleet = Fleet::new(&site.client, JOBS, 4).await?;
+    let mut journal = Journal::of(&site.client, &fleet.namespace);
+    let mut turns = tokio::time::interval(Duration::from_secs(2));
+    let mut values = Vec::new();
+    for name in fleet.names() {
+        turns.tick().await;
+        let job = [name];
+        let stored = fleet.apply(&job, json!({})).await?[0];
+        let last = journal.all(&fleet.creations(&job)).await?.into_iter().max().unwrap_or(stored);
+        values.push(last.saturating_duration_since(stored).as_secs_f64());
+    }
+    print_p99("paced-created-to-pods-p99-s", &values, 0.1);
+    fleet.clear().await
+}
+
+/// 200 jobs from apply to Succeeded; their last trainers are done at once, and their servers then end.
+async fn whole_life(site: &Site) -> Result<()> {
+    let fleet = Fleet::new(&site.client, 200, 4).await?;
+    let mut journal = Journal::of(&site.client, &fleet.namespace);
+    let names = fleet.names();
+    let (writes, cpu) = (writes(site).await?, site.operator.cpu_seconds()?);
+    fleet.apply(&names, json!({})).await?;
+    journal.all(&fleet.creations(&names)).await?;
+    fleet.run(&names).await?;
+    journal.all(&phases(&names, Phase::Running)).await?;
+    fleet.end(&names, Role::Trainer, 0..3).await?;
+    let done = fleet.end(&names, Role::Trainer, 3..4).await?;
+    let ended = fleet.end(&names, Role::Server, 0..1).await?;
+    let succeeded = journal.all(&phases(&names, Phase::Succeeded)).await?;
+    // A job is done when its server has ended too; that is the bench's own doing.
+    let done = done.into_iter().zip(ended).map(|(trainer, server)| trainer.max(server));
+    print_p99("done-to-succeeded-p99-s", &waits(done, succeeded), 1.0);
+    // The last events may be on their way.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let per_job = |total: f64| total / names.len() as f64;
+    print("writes-per-job", "writes", &[per_job(self::writes(site).await? - writes)], &[8.0]);
+    print("cpu-s-per-job", "s", &[per_job(site.operator.cpu_seconds()? - cpu)], &[]);
+    fleet.clear().await
+}
+
+/// 200 jobs whose servers do not end by themselves: from the end of the drain until they are gone.
+async fn stubborn_servers(site: &Site) -> Result<()> {
+    let fleet = Fleet::new(&site.client, 200, 1).await?;
+    let mut journal = Journal::of(&site.client, &fleet.namespace);
+    let names = fleet.names();
+    fleet.apply(&names, json!({"serverDrainSeconds": DRAIN.as_secs()})).await?;
+    journal.all(&fleet.creations(&names)).await?;
+    fleet.run(&names).await?;
+    journal.all(&phases(&names, Phase::Running)).await?;
+    let done = fleet.end(&names, Role::Trainer, 0..1).await?;
+    let servers = names.iter().map(|name| Change::PodDeleted(format!("{name}-ps-0"))).collect::<Vec<_>>();
+    let gone = journal.all(&servers).await?;
+    print_p99("servers-gone-p99-s", &waits(done.into_iter().map(|time| time + DRAIN), gone), 2.0);
+    fleet.clear().await
+}
+
+fn phases(names: &[String], phase: Phase) -> Vec<Change> {
+    names.iter().map(|name| Change::Phase(name.clone(), phase)).collect()
+}
+
+fn waits(from: impl Iterator<Item = Instant>, to: Vec<Instant>) -> Vec<f64> {
+    from.zip(to).map(|(from, to)| to.saturating_duration_since(from).as_secs_f64()).collect()
+}
+
+fn print_p99(case: &'static str, values: &[f64], limit: f64) {
+    let p99 = quantile(values, 0.99);
+    print(case, "s", &[p99], &[limit]);
+    eprintln!("{case}: median {:.3}, worst {:.3}, of {}", quantile(values, 0.5), quantile(values, 1.0), values.len());
+}
+
+/// Statuses and events written so far, as the API server counts them; only the operator writes these.
+async fn writes(site: &Site) -> Result<f64> {
+    let text = site.client.request_text(Request::get("/metrics").body(Vec::new())?).await?;
+    let counts = |line: &&str| {
+        let of_status = line.contains("resource=\"parameterserverjobs\"") && line.contains("subresource=\"status\"");
+        let of_event = line.contains("resource=\"events\"");
+        let write = ["POST", "PUT", "PATCH", "APPLY"].iter().any(|verb| line.contains(&format!("verb=\"{verb}\"")));
+        line.starts_with("apiserver_request_total{") && (of_status || of_event) && write
+    };
+    let values = text.lines().filter(counts).filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+    Ok(values.sum())
+}

@@ -1,0 +1,101 @@
+//! When things happened: watches that note the time of every change they are asked for.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use futures::TryStreamExt as _;
+use k8s_openapi::api::core::v1::Pod;
+use kube::core::PartialObjectMeta;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client, ResourceExt as _};
+use psjobs_api::crd::{ParameterServerJob, Phase};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::DEADLINE;
+
+/// What happened to an object.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Change {
+    PodCreated(String),
+    PodDeleted(String),
+    Phase(String, Phase),
+}
+
+/// First times of changes in one namespace, from now on.
+pub struct Journal {
+    times: Arc<Mutex<HashMap<Change, Instant>>>,
+    count: watch::Receiver<usize>,
+    tasks: [JoinHandle<()>; 2],
+}
+
+impl Journal {
+    pub fn of(client: &Client, namespace: &str) -> Self {
+        let times = Arc::new(Mutex::new(HashMap::new()));
+        let (counter, count) = watch::channel(0);
+        let note = {
+            let times = times.clone();
+            move |change: Change| {
+                let mut times = times.lock().unwrap_or_else(PoisonError::into_inner);
+                times.entry(change).or_insert_with(Instant::now);
+                counter.send_replace(times.len());
+            }
+        };
+        let pods = Api::<PartialObjectMeta<Pod>>::namespaced(client.clone(), namespace);
+        let jobs = Api::<ParameterServerJob>::namespaced(client.clone(), namespace);
+        let tasks = [tokio::spawn(watch_pods(pods, note.clone())), tokio::spawn(watch_jobs(jobs, note))];
+        Self { times, count, tasks }
+    }
+
+    /// Waits until all of these have happened, and returns when.
+    pub async fn all(&mut self, changes: &[Change]) -> Result<Vec<Instant>> {
+        let times = self.times.clone();
+        let happened = move || {
+            let times = times.lock().unwrap_or_else(PoisonError::into_inner);
+            changes.iter().map(|change| times.get(change).copied()).collect::<Option<Vec<_>>>()
+        };
+        let waiting = async {
+            loop {
+                if let Some(times) = happened() {
+                    return times;
+                }
+                if self.count.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+        };
+        let waited = tokio::time::timeout(DEADLINE, waiting).await;
+        waited
+            .with_context(|| format!("not all of {} changes happened, for example {:?}", changes.len(), changes.last()))
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+async fn watch_pods(pods: Api<PartialObjectMeta<Pod>>, note: impl Fn(Change)) {
+    let mut events = Box::pin(watcher(pods, watcher::Config::default()));
+    while let Ok(Some(event)) = events.try_next().await {
+        match event {
+            Event::Apply(pod) | Event::InitApply(pod) => note(Change::PodCreated(pod.name_any())),
+            Event::Delete(pod) => note(Change::PodDeleted(pod.name_any())),
+            Event::Init | Event::InitDone => {}
+        }
+    }
+}
+
+async fn watch_jobs(jobs: Api<ParameterServerJob>, note: impl Fn(Change)) {
+    let mut events = Box::pin(watcher(jobs, watcher::Config::default()));
+    while let Ok(Some(event)) = events.try_next().await {
+        if let Event::Apply(job) | Event::InitApply(job) = event
+            && let Some(phase) = job.status.as_ref().and_then(|status| status.phase)
+        {
+            note(Change::Phase(job.name_any(), phase));
+        }
+    }
+}
