@@ -41,6 +41,18 @@ forbid "no wildcard in any role" "'\*'\|\[\"\*\"\]"
 forbid "no ServiceMonitor unless asked" 'kind: ServiceMonitor'
 expect "a ServiceMonitor when asked" 'kind: ServiceMonitor' --set metrics.serviceMonitor.enabled=true
 
+forbid "no alerts unless asked" 'kind: PrometheusRule'
+expect "alerts when asked" 'alert: PsjobsNoLeader' --set metrics.prometheusRule.enabled=true
+forbid "no dashboard unless asked" 'grafana_dashboard'
+expect "a dashboard when asked" 'grafana_dashboard: "1"' --set metrics.dashboard.enabled=true
+if python3 -m json.tool files/dashboard.json >/dev/null; then echo "ok: the dashboard is JSON"; else fail "files/dashboard.json"; fi
+# Every metric that a panel or an alert asks for is one that the operator has.
+for metric in $(grep -oh 'psjobs_[a-z_]*' files/dashboard.json templates/prometheusrule.yaml | sed 's/_total$//; s/_bucket$//; s/_count$//; s/^psjobs_//' | sort -u); do
+  if grep -q "\"$metric\"" ../../operator/src/metrics.rs; then echo "ok: the metric $metric exists"; else fail "no metric $metric"; fi
+done
+expect "an operator at a time may be drained" 'maxUnavailable: 1'
+forbid "no budget if not wanted" 'kind: PodDisruptionBudget' --set podDisruptionBudget.enabled=false
+
 expect "images follow the appVersion" "image: \"psjobs-operator:$(sed -n 's/^appVersion: //p' Chart.yaml)\""
 expect "servers' image follows it too" "value: \"psjobs-worker:$(sed -n 's/^appVersion: //p' Chart.yaml)\""
 expect "the image can be set" 'image: "registry.example/op:7"' --set image.repository=registry.example/op --set-string image.tag=7
@@ -54,6 +66,7 @@ refuse "a misspelt value is refused" 'replicaCuont' --set replicaCuont=2
 refuse "a wrong pull policy is refused" 'pullPolicy' --set image.pullPolicy=Sometimes
 refuse "a wrong log format is refused" 'format' --set log.format=xml
 refuse "a wrong type is refused" 'replicaCount' --set replicaCount=two
+refuse "a wrong switch is refused" 'dashboard' --set metrics.dashboard.enabled=maybe
 refuse "a wrong namespace is refused" 'watchNamespace' --set watchNamespace=Team_1
 
 if [ "$failures" -gt 0 ]; then echo "$failures check(s) failed" >&2; exit 1; fi
