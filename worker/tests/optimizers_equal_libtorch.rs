@@ -1,4 +1,5 @@
-//! The servers' optimizers against libtorch's own, fed the same gradients for 100 steps.
+//! The servers' optimizers against libtorch's own, fed the same gradients for 100 steps. Those that
+//! libtorch's bindings lack are compared with their formula, computed on tensors.
 
 use psjobs_api::training::{self, OptimizerKind};
 use psjobs_ps::optimizer::Optimizer;
@@ -24,7 +25,7 @@ fn floats(tensor: &Tensor) -> Vec<f32> {
 fn with_libtorch(spec: &training::Optimizer) -> Vec<f32> {
     let store = VarStore::new(Device::Cpu);
     let weights = store.root().var_copy("weights", &start());
-    let mut local = Local::new(&Flat::of(&store), spec).expect("libtorch takes the arguments");
+    let mut local = Local::new(Flat::of(&store), spec).expect("libtorch takes the arguments");
     for step in 0..STEPS {
         // A loss whose gradient is the one wanted.
         let loss = (&weights * gradient(&weights, step)).sum(Kind::Float);
@@ -79,10 +80,49 @@ fn updates_equal_libtorchs_over_100_steps() {
         ("rmsprop, all", training::Optimizer { centered: true, momentum: 0.5, weight_decay: 0.01, ..rmsprop }),
     ];
     for (label, spec) in rows {
-        let (want, found) = (with_libtorch(&spec), with_servers(&spec));
-        for (place, (want, found)) in want.iter().zip(&found).enumerate() {
-            let error = (want - found).abs() / want.abs().max(1.0);
-            assert!(error <= 1e-6, "{label}: element {place} is {found}, libtorch has {want}");
-        }
+        assert_equal(label, &with_libtorch(&spec), &with_servers(&spec));
+    }
+}
+
+fn assert_equal(label: &str, want: &[f32], found: &[f32]) {
+    for (place, (want, found)) in want.iter().zip(found).enumerate() {
+        let error = (want - found).abs() / want.abs().max(1.0);
+        assert!(error <= 1e-6, "{label}: element {place} is {found}, expected {want}");
+    }
+}
+
+/// Adagrad in double precision, as its paper and `torch.optim.Adagrad` define it.
+fn adagrad(spec: &training::Optimizer) -> Vec<f32> {
+    let mut weights = start().to_kind(Kind::Double);
+    let mut sum = weights.full_like(spec.initial_accumulator);
+    for step in 0..STEPS {
+        let gradient = gradient(&weights, step) + &weights * spec.weight_decay;
+        sum += gradient.square();
+        let rate = spec.learning_rate / (1.0 + step as f64 * spec.learning_rate_decay);
+        weights -= gradient * rate / (sum.sqrt() + spec.epsilon);
+    }
+    floats(&weights.to_kind(Kind::Float))
+}
+
+#[test]
+fn updates_equal_the_formula_where_libtorchs_bindings_have_none() {
+    let base = training::Optimizer { kind: OptimizerKind::Adagrad, learning_rate: 0.05, ..Default::default() };
+    let rows = [
+        ("adagrad", base.clone()),
+        ("adagrad, weight decay", training::Optimizer { weight_decay: 0.01, ..base.clone() }),
+        ("adagrad, decaying rate", training::Optimizer { learning_rate_decay: 0.02, ..base.clone() }),
+        ("adagrad, all", training::Optimizer { initial_accumulator: 0.3, epsilon: 1e-3, weight_decay: 0.1, ..base }),
+    ];
+    for (label, spec) in rows {
+        assert_equal(label, &adagrad(&spec), &with_servers(&spec));
+    }
+}
+
+#[test]
+fn one_process_uses_the_servers_rule_where_libtorchs_bindings_have_none() {
+    let adagrad = training::Optimizer { kind: OptimizerKind::Adagrad, learning_rate: 0.05, ..Default::default() };
+    let ftrl = training::Optimizer { kind: OptimizerKind::Ftrl, learning_rate: 0.1, l1: 0.5, ..Default::default() };
+    for (label, spec) in [("adagrad", adagrad), ("ftrl", ftrl)] {
+        assert_equal(label, &with_servers(&spec), &with_libtorch(&spec));
     }
 }

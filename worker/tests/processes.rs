@@ -99,6 +99,24 @@ fn a_trainer_alone_needs_no_server() {
 }
 
 #[test]
+fn a_trainer_alone_takes_every_optimizer() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    for flags in [
+        "--optimizer sgd --learning-rate 0.1 --momentum 0.9 --nesterov",
+        "--optimizer adam --learning-rate 0.001 --amsgrad",
+        "--optimizer adamw --learning-rate 0.001 --weight-decay 0.01",
+        "--optimizer adagrad --initial-accumulator 0.1 --learning-rate-decay 0.001",
+        "--optimizer rmsprop --learning-rate 0.001 --alpha 0.9 --centered",
+        "--optimizer ftrl --learning-rate 0.05 --beta 1 --l1 0.001 --l2 0.001",
+    ] {
+        let result = folder.path().join("result");
+        let (code, log) = end(start(&format!("train mlp --local --max-steps 150 {flags}"), &result));
+        assert_eq!(code, Some(0), "{flags}: {log}");
+        assert!(read(&result).metrics["accuracy"] >= 0.7, "{flags}: {log}");
+    }
+}
+
+#[test]
 fn sigterm_ends_a_trainer_after_its_step_and_a_server_at_once() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let port = free_port();
@@ -140,6 +158,8 @@ fn what_cannot_work_is_one_sentence_and_exit_code_2() {
         ("serve --rank 1".into(), "psjobs-worker train"),
         ("serve --momentum 7".into(), "momentum"),
         ("serve --nesterov".into(), "momentum"),
+        ("serve --optimizer adagrad --beta1 0.5".into(), "Adagrad has no such argument"),
+        ("train mlp --local --optimizer lion".into(), "adamw, adagrad, rmsprop, ftrl"),
         (format!("serve --master-port {taken_port}"), "is in use"),
         (format!("serve --master-port {unused} --metrics-port {taken_port}"), "--metrics-port"),
         ("serve --master-addr 127.0.0.1 --server-addrs nowhere".into(), "host:port"),

@@ -77,7 +77,7 @@ struct TrainArgs {
     /// Seconds that a server may be away before this trainer gives up
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     connect_timeout: u64,
-    /// Train in this process alone, with libtorch's own optimizer and no server
+    /// Train in this process alone, without a server
     #[arg(
         long,
         conflicts_with_all = ["world_size", "rank", "servers", "master_addr", "master_port", "server_addrs"]
@@ -135,7 +135,7 @@ impl TrainArgs {
                 let mut training = Training::default();
                 self.optimizer.apply(&mut training.optimizer);
                 training.validate().map_err(Failure::input)?;
-                train(workload, &plan, |flat, _| Ok(Local::new(&flat, &training.optimizer)?), ready, stop)
+                train(workload, &plan, |flat, _| Ok(Local::new(flat, &training.optimizer)?), ready, stop)
             }
         };
         match (outcome.map_err(classify)?, signals.heard()) {

@@ -1,18 +1,35 @@
-//! Training in one process with libtorch's own optimizer: what the parameter server is compared with.
+//! Training in one process, without servers: what the parameter server is compared with. The optimizer
+//! is libtorch's own; those that its bindings lack, Adagrad and FTRL, are the servers'.
 
+use std::fmt;
 use std::time::Duration;
 
-use psjobs_api::training::{Optimizer, OptimizerKind};
-use tch::{COptimizer, TchError, Tensor};
+use psjobs_api::training::{self, OptimizerKind};
+use psjobs_ps::optimizer::{Optimizer, State};
+use tch::{COptimizer, TchError, Tensor, no_grad};
 
 use super::flat::Flat;
 use super::{UpdateError, Updater};
 use crate::workload::Metrics;
 
-/// libtorch's optimizer over a model's parameters.
+/// A model's parameters and their optimizer, in this process.
 #[derive(Debug)]
 pub struct Local {
-    optimizer: COptimizer,
+    optimizer: Rule,
+}
+
+enum Rule {
+    Libtorch(COptimizer),
+    Servers { flat: Flat, optimizer: Optimizer, state: State },
+}
+
+impl fmt::Debug for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Libtorch(_) => "Libtorch",
+            Self::Servers { .. } => "Servers",
+        })
+    }
 }
 
 impl Local {
@@ -20,10 +37,10 @@ impl Local {
     ///
     /// # Errors
     /// If libtorch refuses the arguments.
-    pub fn new(flat: &Flat, arguments: &Optimizer) -> Result<Self, TchError> {
-        let &Optimizer { learning_rate, momentum, nesterov, weight_decay, beta1, beta2, epsilon, amsgrad, .. } =
+    pub fn new(flat: Flat, arguments: &training::Optimizer) -> Result<Self, TchError> {
+        let &training::Optimizer { learning_rate, momentum, nesterov, weight_decay, beta1, beta2, epsilon, .. } =
             arguments;
-        let &Optimizer { alpha, centered, .. } = arguments;
+        let &training::Optimizer { amsgrad, alpha, centered, .. } = arguments;
         let mut optimizer = match arguments.kind {
             OptimizerKind::Sgd => COptimizer::sgd(learning_rate, momentum, 0.0, weight_decay, nesterov)?,
             OptimizerKind::Adam => COptimizer::adam(learning_rate, beta1, beta2, weight_decay, epsilon, amsgrad)?,
@@ -31,16 +48,36 @@ impl Local {
             OptimizerKind::RmsProp => {
                 COptimizer::rms_prop(learning_rate, alpha, epsilon, weight_decay, momentum, centered)?
             }
-            kind @ (OptimizerKind::Adagrad | OptimizerKind::Ftrl) => {
-                let name = kind.name();
-                return Err(TchError::Torch(format!("no {name} in one process; use servers, or another optimizer")));
+            OptimizerKind::Adagrad | OptimizerKind::Ftrl => {
+                let optimizer = Optimizer::new(arguments);
+                let state = optimizer.state(flat.elements());
+                return Ok(Self { optimizer: Rule::Servers { flat, optimizer, state } });
             }
         };
         for parameter in flat.parameters() {
             optimizer.add_parameters(&parameter.tensor, 0)?;
         }
-        Ok(Self { optimizer })
+        Ok(Self { optimizer: Rule::Libtorch(optimizer) })
     }
+}
+
+/// One step of a servers' rule on the model's own tensors.
+fn apply(flat: &mut Flat, optimizer: &Optimizer, state: &mut State, loss: &Tensor) -> Result<(), TchError> {
+    let gradients = flat.gradients(loss);
+    let mut flat_gradient = vec![0.0_f32; flat.elements()];
+    for (parameter, gradient) in flat.parameters().iter().zip(gradients).filter(|(_, gradient)| gradient.defined()) {
+        gradient.f_copy_data(&mut flat_gradient[parameter.range.clone()], parameter.range.len())?;
+    }
+    let bytes: Vec<[u8; 4]> = flat_gradient.iter().map(|value| value.to_le_bytes()).collect();
+    let mut values = flat.values();
+    optimizer.apply(&mut values, &bytes, state, 1.0);
+    no_grad(|| {
+        for parameter in flat.parameters_mut() {
+            let value = Tensor::from_slice(&values[parameter.range.clone()]);
+            parameter.tensor.copy_(&value.view_as(&parameter.tensor));
+        }
+    });
+    Ok(())
 }
 
 impl Updater for Local {
@@ -49,9 +86,14 @@ impl Updater for Local {
     }
 
     fn update(&mut self, step: u64, loss: &Tensor) -> Result<u64, UpdateError> {
-        self.optimizer.zero_grad()?;
-        loss.f_backward()?;
-        self.optimizer.step()?;
+        match &mut self.optimizer {
+            Rule::Libtorch(optimizer) => {
+                optimizer.zero_grad()?;
+                loss.f_backward()?;
+                optimizer.step()?;
+            }
+            Rule::Servers { flat, optimizer, state } => apply(flat, optimizer, state, loss)?,
+        }
         Ok(step + 1)
     }
 
