@@ -30,7 +30,7 @@ build: ## compile psjobs, psjobs-worker and psjobs-operator for use
 	$(WITH_LIBTORCH) $(CARGO) build --locked --release $(PROGRAMS)
 
 .PHONY: test
-test: mnist ## run every test that needs no cluster
+test: mnist text ## run every test that needs no cluster
 	$(WITH_LIBTORCH) $(CARGO) build --locked --workspace --bins --tests
 	$(WITH_LIBTORCH) PSJOBS_WORKER=$(abspath $(TARGET))/debug/psjobs-worker $(CARGO) test --locked --workspace
 	$(MAKE) --no-print-directory chart
@@ -65,6 +65,20 @@ libtorch: ## print the folder of libtorch 2.11, fetched if need be
 .PHONY: mnist
 mnist: ## fetch MNIST into the cache, if it is not there
 	@scripts/mnist.sh
+
+.PHONY: fashion
+fashion: ## fetch Fashion-MNIST into the cache, if it is not there
+	@scripts/mnist.sh fashion
+
+.PHONY: text
+text: ## fetch a text for the language model into the cache, if it is not there
+	@scripts/text.sh
+
+.PHONY: custom
+custom: build fashion ## build the user's own workload in examples/custom, and train it
+	cp Cargo.lock examples/custom/Cargo.lock
+	$(WITH_LIBTORCH) CARGO_TARGET_DIR=$(abspath $(TARGET)) $(CARGO) build --release --manifest-path examples/custom/Cargo.toml
+	PATH=$(abspath $(TARGET))/release:$$PATH $(TARGET)/release/psjobs run examples/custom.yaml $(ARGS)
 
 .PHONY: images
 images: ## build both images, and print their sizes

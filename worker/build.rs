@@ -42,6 +42,8 @@ fn build() -> Result<(), String> {
     }
     let version = abi_version(&folder("LIBTORCH_INCLUDE").join("include/torch/headeronly/version.h"))?;
     println!("cargo::rustc-env=PSJOBS_LIBTORCH_VERSION={version}");
+    // Programs with a workload of their own link libtorch too: their build scripts get this.
+    println!("cargo::metadata=libtorch={}", lib.display());
     println!("cargo::rustc-link-arg=-Wl,-rpath,{}", lib.display());
     println!("cargo::rustc-link-arg=-Wl,-rpath,$ORIGIN/../lib");
     // Functions are bound at their first call: with a libtorch of another version, in which some are

@@ -9,3 +9,9 @@ pub mod model;
 pub mod remote;
 pub mod train;
 pub mod workload;
+
+pub use cli::own::main;
+pub use cli::train::Source;
+/// libtorch's bindings, of the version that this crate uses.
+pub use tch;
+pub use workload::{Metrics, Workload};

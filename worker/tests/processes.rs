@@ -1,63 +1,12 @@
 //! The binary as people start it: roles by hand, one process each.
 
-use std::io::{BufRead, BufReader, Read};
+mod process;
+
+use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
-use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::Command;
 
-use psjobs_api::ReplicaResult;
-
-/// A worker process that does not outlive its test.
-struct Worker(Child);
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        // It has usually ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// The command `psjobs-worker ARGS...`, without what the test's own environment might tell it.
-fn command(args: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_psjobs-worker"));
-    command.args(args.split_whitespace());
-    for (name, _) in std::env::vars() {
-        let ours = ["PSJOB_", "MASTER_", "LD_LIBRARY_PATH"].iter().any(|prefix| name.starts_with(prefix));
-        if ours || ["RANK", "WORLD_SIZE", "LOCAL_RANK", "RUST_LOG"].contains(&name.as_str()) {
-            command.env_remove(name);
-        }
-    }
-    command.env("OMP_NUM_THREADS", "1");
-    command
-}
-
-fn start(args: &str, result: &Path) -> Worker {
-    let mut command = command(args);
-    command.arg("--result-file").arg(result).stderr(Stdio::piped());
-    Worker(command.spawn().expect("the binary starts"))
-}
-
-/// Waits for the end; the exit code and what was logged.
-fn end(mut worker: Worker) -> (Option<i32>, String) {
-    let mut log = String::new();
-    worker.0.stderr.take().expect("piped").read_to_string(&mut log).expect("text");
-    (worker.0.wait().expect("it ends").code(), log)
-}
-
-fn run(command: &mut Command) -> (Option<i32>, String) {
-    let Output { status, stderr, .. } = command.output().expect("the binary starts");
-    (status.code(), String::from_utf8(stderr).expect("text"))
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port").port()
-}
-
-fn read(result: &Path) -> ReplicaResult {
-    let text = std::fs::read_to_string(result).expect("a result file");
-    ReplicaResult::parse(&text).expect("a result")
-}
+use process::{Worker, command, end, free_port, read, run, start};
 
 #[test]
 fn one_server_and_two_trainers_train_mnist() {

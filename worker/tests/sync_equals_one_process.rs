@@ -6,6 +6,7 @@ mod job;
 use psjobs_api::training::{Consistency, ConsistencyMode, Optimizer};
 use psjobs_api::{Environment, Training};
 use psjobs_ps::client::SessionConfig;
+use psjobs_worker::data::Dataset;
 use psjobs_worker::data::mnist::{self, Mnist};
 use psjobs_worker::data::sampler::{Sampler, Split};
 use psjobs_worker::model::mlp::Mlp;
@@ -38,7 +39,7 @@ fn model(workload: &Net) -> (VarStore, Mlp) {
 }
 
 fn sampler(workload: &Net, batch: usize, trainers: usize, trainer: usize) -> Sampler {
-    let split = Split { examples: workload.examples(), batch, trainers, seed: 1 };
+    let split = Split { examples: workload.training_set().examples(), batch, trainers, seed: 1 };
     split.sampler(trainer).expect("60,000 examples are enough")
 }
 
@@ -49,7 +50,7 @@ fn one_process(workload: &Net, mut samplers: Vec<Sampler>) -> Vec<f32> {
     for step in 0..STEPS {
         let mut sum: Option<Vec<Tensor>> = None;
         for sampler in &mut samplers {
-            let gradients = flat.gradients(&workload.loss(&model, sampler.batch(step)));
+            let gradients = flat.gradients(&workload.loss(&model, workload.training_set().batch(sampler.batch(step))));
             sum = Some(match sum {
                 None => gradients,
                 Some(sum) => sum.into_iter().zip(gradients).map(|(sum, gradient)| sum + gradient).collect(),
@@ -97,7 +98,7 @@ fn trainer_thread(environment: &Environment, workload: &Net, model: (VarStore, M
     let config = SessionConfig::new(environment, flat.specs(), STEPS);
     let mut remote = Remote::join(config, flat, Device::Cpu).expect("joined");
     for step in 0..STEPS {
-        let loss = workload.loss(&model, sampler.batch(step));
+        let loss = workload.loss(&model, workload.training_set().batch(sampler.batch(step)));
         remote.update(step, &loss).expect("exchanged");
     }
     remote.leave(true, STEPS * BATCH as u64, &Default::default()).expect("left");

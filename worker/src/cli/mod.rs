@@ -2,6 +2,7 @@
 
 pub mod logging;
 pub mod optimizer;
+pub mod own;
 pub mod place;
 pub mod result_file;
 pub mod serve;
@@ -76,13 +77,21 @@ impl Failure {
 #[must_use]
 pub fn main() -> ExitCode {
     let Cli { log_format, result_file, command } = Cli::parse();
-    logging::start(log_format);
-    logging::log_panics();
-    let run = || match command {
+    conclude(log_format, result_file, || match command {
         Command::Serve(args) => serve::run(&args),
         Command::Train(command) => train::run(&command),
-    };
-    let done = panic::catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(Failure::Work(anyhow!(PANICKED))));
+    })
+}
+
+/// Does `work`, writes its result, and turns what went wrong into a sentence and an exit code.
+fn conclude(
+    log_format: LogFormat,
+    result_file: Option<PathBuf>,
+    work: impl FnOnce() -> Result<ReplicaResult, Failure>,
+) -> ExitCode {
+    logging::start(log_format);
+    logging::log_panics();
+    let done = panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(Failure::Work(anyhow!(PANICKED))));
     let written = done.and_then(|result| write_result(result_file, &result));
     let (error, code) = match written {
         Ok(()) => return ExitCode::SUCCESS,

@@ -1,4 +1,9 @@
-//! `psjobs-worker train WORKLOAD`.
+//! `psjobs-worker train WORKLOAD`: the flags that every workload has, and how they become a training.
+//! Each workload's own flags are in a file of its name.
+
+mod digits;
+mod lm;
+mod torchscript;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -10,14 +15,14 @@ use clap::{Args, Subcommand};
 use psjobs_api::env::PSJOB_ROLE;
 use psjobs_api::{Environment, ReplicaResult, Role, Training};
 use psjobs_ps::client::SessionConfig;
-use tch::{Cuda, Device, nn};
+use tch::{Cuda, Device};
 use tracing::info;
 
 use super::optimizer::OptimizerArgs;
 use super::place::PlaceArgs;
 use super::signals::{Signal, Signals};
 use super::{Failure, log_place, variable};
-use crate::data::mnist::{self, Mnist};
+use crate::data::{DATA_VARIABLE, Dataset as _};
 use crate::device::{self, DeviceChoice};
 use crate::libtorch::{self, Libtorch};
 use crate::model::convnet::ConvNet;
@@ -27,7 +32,6 @@ use crate::train::local::Local;
 use crate::train::remote::Remote;
 use crate::train::{Outcome, Plan, TrainError, train};
 use crate::workload::Workload;
-use crate::workload::digits::Digits;
 
 /// Arguments of `train`.
 #[derive(Clone, Debug, Args)]
@@ -38,15 +42,32 @@ pub struct TrainCommand {
 
 #[derive(Clone, Debug, Subcommand)]
 enum WorkloadCommand {
-    /// A convolutional network on MNIST, 1.2 million parameters
-    Mnist(TrainArgs),
-    /// A perceptron with one hidden layer, 784-256-10, on MNIST
-    Mlp(TrainArgs),
+    /// A convolutional network on MNIST or Fashion-MNIST, 1.2 million parameters
+    Mnist(digits::DigitsArgs),
+    /// A perceptron with one hidden layer, 784-256-10, on MNIST or Fashion-MNIST
+    Mlp(digits::DigitsArgs),
+    /// A language model (embedding, LSTM) on the words of any text, 9.3 million parameters
+    Lm(lm::LmArgs),
+    /// A module exported from Python, on images or on examples from a CSV or safetensors file
+    Torchscript(torchscript::TorchScriptArgs),
+}
+
+/// What a workload is opened with.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// The folder or file that --data or PSJOB_DATA names.
+    pub data: Option<PathBuf>,
+    /// Where the model computes; data that stays in memory is best there too.
+    pub device: Device,
+    /// The job's seed.
+    pub seed: u64,
+    /// What follows `--` on the command line of a program with a workload of its own.
+    pub args: Vec<String>,
 }
 
 /// Flags that every workload has.
 #[derive(Clone, Debug, Args)]
-struct TrainArgs {
+pub(super) struct TrainArgs {
     /// Passes over the training set, of all trainers together
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     epochs: u64,
@@ -59,8 +80,8 @@ struct TrainArgs {
     /// Seed of initial parameters, order of the data and dropout [default: the job's seed, 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=u64::from(u32::MAX)))]
     seed: Option<u64>,
-    /// Folder of the data set [default: where `make mnist` puts it]
-    #[arg(long, value_name = "DIR", env = mnist::DATA_VARIABLE)]
+    /// Folder or file of the data set [default: where `make mnist` and its like put it]
+    #[arg(long, value_name = "PATH", env = DATA_VARIABLE)]
     data: Option<PathBuf>,
     /// auto (CUDA where there is a device), cpu, cuda, or cuda:N
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Auto)]
@@ -74,6 +95,12 @@ struct TrainArgs {
     /// Steps between two lines in the log
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     log_every: u64,
+    /// Seconds from one evaluation to the next while training goes on, by the first trainer; 0: only at the end
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    evaluate_every: u64,
+    /// File that takes the trained model, from the first trainer; as safetensors if it ends so
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
     /// Seconds that a server may be away before this trainer gives up
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     connect_timeout: u64,
@@ -94,32 +121,45 @@ struct TrainArgs {
 /// # Errors
 /// See [`Failure`].
 pub fn run(command: &TrainCommand) -> Result<ReplicaResult, Failure> {
-    libtorch::wait_passively();
-    let signals = Signals::listen().map_err(Failure::work)?;
     match &command.workload {
-        WorkloadCommand::Mnist(args) => args.digits(&signals, ConvNet::new),
-        WorkloadCommand::Mlp(args) => args.digits(&signals, Mlp::new),
+        WorkloadCommand::Mnist(args) => args.run(ConvNet::new),
+        WorkloadCommand::Mlp(args) => args.run(Mlp::new),
+        WorkloadCommand::Lm(args) => args.run(),
+        WorkloadCommand::Torchscript(args) => args.run(),
     }
 }
 
 impl TrainArgs {
-    fn digits<M: nn::ModuleT>(&self, signals: &Signals, build: fn(&nn::Path) -> M) -> Result<ReplicaResult, Failure> {
+    /// Trains what `open` gives.
+    pub fn run<W: Workload>(&self, open: impl FnOnce(&Source) -> anyhow::Result<W>) -> Result<ReplicaResult, Failure> {
+        self.run_with(Vec::new(), open)
+    }
+
+    /// As [`TrainArgs::run`], with arguments that are the workload's own.
+    pub fn run_with<W: Workload>(
+        &self,
+        args: Vec<String>,
+        open: impl FnOnce(&Source) -> anyhow::Result<W>,
+    ) -> Result<ReplicaResult, Failure> {
+        libtorch::wait_passively();
+        let signals = Signals::listen().map_err(Failure::work)?;
         let environment = self.environment()?;
         let device = self.device(environment.as_ref())?;
-        let folder = self.data.clone().map_or_else(mnist::default_folder, Ok).map_err(Failure::input)?;
-        let data = Mnist::open(&folder, device).map_err(Failure::input)?;
-        self.train(signals, environment, device, &Digits::new(data, build))
+        let plan = self.plan(environment.as_ref(), device);
+        let source = Source { data: self.data.clone(), device, seed: plan.seed, args };
+        let workload = open(&source).map_err(Failure::Input)?;
+        self.train(&signals, environment, &plan, &workload)
     }
 
     fn train<W: Workload>(
         &self,
         signals: &Signals,
         environment: Option<Environment>,
-        device: Device,
+        plan: &Plan,
         workload: &W,
     ) -> Result<ReplicaResult, Failure> {
-        let plan = self.plan(environment.as_ref(), device);
-        info!(device = ?device, threads = tch::get_num_threads(), examples = workload.examples(), "data is loaded");
+        let (device, examples) = (plan.device, workload.training_set().examples());
+        info!(?device, threads = tch::get_num_threads(), examples, "data is loaded");
         let connect_timeout = Duration::from_secs(self.connect_timeout);
         let ready = || signals.defer();
         let stop = || signals.heard().is_some();
@@ -129,13 +169,13 @@ impl TrainArgs {
                     let config = SessionConfig::new(environment, flat.specs(), steps);
                     Remote::join(SessionConfig { connect_timeout, interrupt: signals.stop(), ..config }, flat, device)
                 };
-                train(workload, &plan, join, ready, stop)
+                train(workload, plan, join, ready, stop)
             }
             None => {
                 let mut training = Training::default();
                 self.optimizer.apply(&mut training.optimizer);
                 training.validate().map_err(Failure::input)?;
-                train(workload, &plan, |flat, _| Ok(Local::new(flat, &training.optimizer)?), ready, stop)
+                train(workload, plan, |flat, _| Ok(Local::new(flat, &training.optimizer)?), ready, stop)
             }
         };
         match (outcome.map_err(classify)?, signals.heard()) {
@@ -158,6 +198,8 @@ impl TrainArgs {
             trainers: environment.map_or(1, |environment| environment.trainers as usize),
             device,
             log_every: self.log_every,
+            evaluate_every: (self.evaluate_every > 0).then(|| Duration::from_secs(self.evaluate_every)),
+            save: self.save.clone(),
         }
     }
 
@@ -209,6 +251,10 @@ impl TrainArgs {
 fn classify(error: TrainError) -> Failure {
     match error {
         TrainError::TooFewExamples(_) | TrainError::Begin(_) => Failure::input(error),
-        TrainError::Update { .. } | TrainError::Leave(_) | TrainError::Diverged { .. } => Failure::work(error),
+        TrainError::Update { .. }
+        | TrainError::Data { .. }
+        | TrainError::Leave(_)
+        | TrainError::Diverged { .. }
+        | TrainError::Save { .. } => Failure::work(error),
     }
 }

@@ -1,4 +1,4 @@
-//! MNIST, or any set in its four files: images of 28x28 bytes and labels 0 to 9.
+//! MNIST, Fashion-MNIST, or any set in their four files: images of 28x28 bytes and labels 0 to 9.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -6,16 +6,52 @@ use std::path::{Path, PathBuf};
 use tch::{Device, Kind, Tensor};
 
 use super::idx::{Idx, IdxError};
-
-/// Names the folder of the four files.
-pub const DATA_VARIABLE: &str = "PSJOB_DATA";
+use super::{DATA_VARIABLE, Dataset, NoPlace, locate};
 
 /// Rows and columns of an image.
 pub const SIDE: usize = 28;
 pub const CLASSES: usize = 10;
-/// Mean and standard deviation of MNIST's training pixels on a scale from 0 to 1.
-const MEAN: f64 = 0.1307;
-const DEVIATION: f64 = 0.3081;
+/// Where Debian's package dataset-fashion-mnist puts its files.
+const DEBIAN_FASHION: &str = "/usr/share/datasets/fashion-mnist";
+
+/// Which data set it is: where it lies, and how its pixels are normalised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Set {
+    /// Handwritten digits
+    #[default]
+    Mnist,
+    /// Fashion-MNIST, clothes
+    Fashion,
+}
+
+impl Set {
+    /// Its folder's name, and the target of make that fetches it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mnist => "mnist",
+            Self::Fashion => "fashion",
+        }
+    }
+
+    /// Mean and standard deviation of the training pixels on a scale from 0 to 1.
+    fn moments(self) -> (f64, f64) {
+        match self {
+            Self::Mnist => (0.1307, 0.3081),
+            Self::Fashion => (0.2860, 0.3530),
+        }
+    }
+
+    /// The folder of the four files, see [`locate`].
+    ///
+    /// # Errors
+    /// If nothing is given and there is no cache folder.
+    pub fn folder(self, given: Option<&Path>) -> Result<PathBuf, NoPlace> {
+        let folder = locate(given, self.name())?;
+        let debian = self == Self::Fashion && given.is_none() && !folder.exists() && Path::new(DEBIAN_FASHION).exists();
+        Ok(if debian { DEBIAN_FASHION.into() } else { folder })
+    }
+}
 
 /// Images and their labels on one device. Pixels stay bytes until they are read: a quarter of the
 /// memory, and a batch is converted in no time.
@@ -25,6 +61,7 @@ pub struct Examples {
     images: Tensor,
     /// `[n]`, i64.
     labels: Tensor,
+    set: Set,
 }
 
 /// Training and test set.
@@ -37,49 +74,54 @@ pub struct Mnist {
 /// Why the data cannot be used, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum MnistError {
-    #[error("there is no folder for the data: neither {DATA_VARIABLE} nor HOME is set; name one with --data")]
-    NoFolder,
-    #[error("{0}; run `make mnist`, or name the folder that holds MNIST's four files with --data")]
-    Missing(IdxError),
-    #[error("{0}; delete it and run `make mnist`")]
-    Damaged(IdxError),
+    #[error(transparent)]
+    NoFolder(#[from] NoPlace),
+    #[error("{error}; run `make {}`, or name the folder that holds the four files with --data", set.name())]
+    Missing { error: IdxError, set: Set },
+    #[error("{error}; delete it and run `make {}`", set.name())]
+    Damaged { error: IdxError, set: Set },
     #[error(transparent)]
     Unreadable(IdxError),
-    #[error("{}: {problem}; delete it and run `make mnist`", file.display())]
-    Unfit { file: PathBuf, problem: String },
+    #[error("{}: {problem}; delete it and run `make {}`", file.display(), set.name())]
+    Unfit { file: PathBuf, problem: String, set: Set },
 }
 
-/// `$PSJOB_DATA`, or `psjobs/mnist` in the user's cache folder, where `make mnist` puts it.
+/// MNIST's folder: in `$PSJOB_DATA`, or where `make mnist` puts it.
 ///
 /// # Errors
 /// If neither the variable nor a home folder is set.
 pub fn default_folder() -> Result<PathBuf, MnistError> {
-    let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set(DATA_VARIABLE)
-        .or_else(|| {
-            let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
-            Some(cache.join("psjobs/mnist"))
-        })
-        .ok_or(MnistError::NoFolder)
+    let given = env::var_os(DATA_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
+    Ok(Set::Mnist.folder(given.as_deref())?)
 }
 
 impl Mnist {
-    /// Reads the four files in `folder` to `device`.
+    /// Reads MNIST's four files in `folder` to `device`.
     ///
     /// # Errors
     /// If a file is missing or damaged, or images and labels do not belong together.
     pub fn open(folder: &Path, device: Device) -> Result<Self, MnistError> {
-        Ok(Self { train: Examples::open(folder, "train", device)?, test: Examples::open(folder, "t10k", device)? })
+        Self::open_set(Set::Mnist, folder, device)
+    }
+
+    /// Reads the four files of a set like MNIST.
+    ///
+    /// # Errors
+    /// If a file is missing or damaged, or images and labels do not belong together.
+    pub fn open_set(set: Set, folder: &Path, device: Device) -> Result<Self, MnistError> {
+        let open = |part| Examples::open(set, folder, part, device);
+        Ok(Self { train: open("train")?, test: open("t10k")? })
     }
 }
 
 impl Examples {
-    fn open(folder: &Path, set: &str, device: Device) -> Result<Self, MnistError> {
-        let image_file = folder.join(format!("{set}-images-idx3-ubyte"));
-        let label_file = folder.join(format!("{set}-labels-idx1-ubyte"));
+    fn open(set: Set, folder: &Path, part: &str, device: Device) -> Result<Self, MnistError> {
+        let image_file = folder.join(format!("{part}-images-idx3-ubyte"));
+        let label_file = folder.join(format!("{part}-labels-idx1-ubyte"));
+        let advise = |error| advise(error, set);
         let images = Idx::<3>::open(&image_file).map_err(advise)?;
         let labels = Idx::<1>::open(&label_file).map_err(advise)?;
-        let unfit = |file: &Path, problem| Err(MnistError::Unfit { file: file.to_owned(), problem });
+        let unfit = |file: &Path, problem| Err(MnistError::Unfit { file: file.to_owned(), problem, set });
 
         let [count, rows, columns] = images.dims;
         if (rows, columns) != (SIDE, SIDE) {
@@ -98,6 +140,7 @@ impl Examples {
         Ok(Self {
             images: Tensor::from_data_size(&images.data, &shape, Kind::Uint8).to(device),
             labels: Tensor::from_slice(&labels.data).to_kind(Kind::Int64).to(device),
+            set,
         })
     }
 
@@ -118,7 +161,7 @@ impl Examples {
     /// If an index is outside the set.
     pub fn select(&self, indices: &[i64]) -> (Tensor, Tensor) {
         let indices = Tensor::from_slice(indices).to(self.labels.device());
-        (normalise(&self.images.index_select(0, &indices)), self.labels.index_select(0, &indices))
+        (self.normalise(&self.images.index_select(0, &indices)), self.labels.index_select(0, &indices))
     }
 
     /// The whole set in order, in batches of at most `size`.
@@ -126,23 +169,44 @@ impl Examples {
         (0..self.len()).step_by(size).map(move |start| {
             let length = size.min(self.len() - start) as i64;
             let images = self.images.narrow(0, start as i64, length);
-            (normalise(&images), self.labels.narrow(0, start as i64, length))
+            (self.normalise(&images), self.labels.narrow(0, start as i64, length))
         })
+    }
+
+    /// `(pixel / 255 - mean) / deviation`, as one multiplication and one addition.
+    fn normalise(&self, pixels: &Tensor) -> Tensor {
+        let (mean, deviation) = self.set.moments();
+        let mut scaled = pixels.to_kind(Kind::Float);
+        let _ = scaled.g_mul_scalar_(1.0 / (255.0 * deviation));
+        let _ = scaled.g_sub_scalar_(mean / deviation);
+        scaled
     }
 }
 
-/// `(pixel / 255 - mean) / deviation`, as one multiplication and one addition.
-fn normalise(pixels: &Tensor) -> Tensor {
-    let mut scaled = pixels.to_kind(Kind::Float);
-    let _ = scaled.g_mul_scalar_(1.0 / (255.0 * DEVIATION));
-    let _ = scaled.g_sub_scalar_(MEAN / DEVIATION);
-    scaled
+impl Clone for Examples {
+    /// Shares the memory.
+    fn clone(&self) -> Self {
+        Self { images: self.images.shallow_clone(), labels: self.labels.shallow_clone(), set: self.set }
+    }
 }
 
-fn advise(error: IdxError) -> MnistError {
+impl Dataset for Examples {
+    /// Normalised images `[b, 1, 28, 28]` and labels `[b]`.
+    type Batch = (Tensor, Tensor);
+
+    fn examples(&self) -> usize {
+        self.len()
+    }
+
+    fn batch(&self, examples: &[i64]) -> (Tensor, Tensor) {
+        self.select(examples)
+    }
+}
+
+fn advise(error: IdxError, set: Set) -> MnistError {
     match error {
-        IdxError::Missing(_) => MnistError::Missing(error),
-        IdxError::Damaged { .. } => MnistError::Damaged(error),
+        IdxError::Missing(_) => MnistError::Missing { error, set },
+        IdxError::Damaged { .. } => MnistError::Damaged { error, set },
         IdxError::Read { .. } => MnistError::Unreadable(error),
     }
 }

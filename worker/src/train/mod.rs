@@ -7,12 +7,15 @@ pub mod progress;
 pub mod remote;
 pub mod resident;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use psjobs_api::ReplicaResult;
 use psjobs_ps::client::ClientError;
 use tch::{Device, TchError, Tensor, nn};
 
+use crate::data::Dataset;
+use crate::data::loader::{Loader, LoaderEnded};
 use crate::data::sampler::{Split, TooFewExamples};
 use crate::workload::{Metrics, Workload};
 use flat::Flat;
@@ -35,6 +38,10 @@ pub struct Plan {
     pub device: Device,
     /// Steps between two lines in the log.
     pub log_every: u64,
+    /// Time from one evaluation to the next while training goes on; `None`: only at the end.
+    pub evaluate_every: Option<Duration>,
+    /// Takes the trained model, from the first trainer.
+    pub save: Option<PathBuf>,
 }
 
 /// How training ended, short of an error.
@@ -50,6 +57,8 @@ pub enum Outcome {
 pub enum TrainError {
     #[error(transparent)]
     TooFewExamples(#[from] TooFewExamples),
+    #[error("this trainer has no data for step {step}")]
+    Data { step: u64, source: LoaderEnded },
     #[error("this trainer cannot begin")]
     Begin(#[source] UpdateError),
     #[error("this trainer cannot go on at step {step}")]
@@ -60,6 +69,8 @@ pub enum TrainError {
         "the loss is {loss} at step {step}: training has diverged; lower the learning rate, or use consistency Sync"
     )]
     Diverged { step: u64, loss: f64 },
+    #[error("the model is trained, but cannot be written to {}", file.display())]
+    Save { file: PathBuf, source: TchError },
 }
 
 /// The parameters could not be updated.
@@ -108,9 +119,10 @@ pub fn train<W: Workload, U: Updater>(
     ready: impl FnOnce(),
     stop: impl Fn() -> bool,
 ) -> Result<Outcome, TrainError> {
-    let split = Split { examples: workload.examples(), batch: plan.batch, trainers: plan.trainers, seed: plan.seed };
+    let examples = workload.training_set().examples();
+    let split = Split { examples, batch: plan.batch, trainers: plan.trainers, seed: plan.seed };
     let total = plan.total_steps(split.steps_per_epoch()?);
-    let mut sampler = split.sampler(plan.trainer)?;
+    let sampler = split.sampler(plan.trainer)?;
 
     // The values are drawn on the CPU: a device has a generator of its own, and all trainers must
     // begin with the same values.
@@ -123,15 +135,22 @@ pub fn train<W: Workload, U: Updater>(
     let first = updater.next_step();
     ready();
 
+    let load = |step| Loader::start(workload.training_set(), sampler.clone(), step..total);
+    let mut batches = load(first);
     let mut progress = Progress::new(total, plan.batch, plan.log_every, Instant::now());
+    let mut evaluated = Instant::now();
     let mut step = first;
     while step < total {
         if stop() {
             updater.leave(false, progress.examples(), &progress.metrics()).map_err(TrainError::Leave)?;
             return Ok(Outcome::Stopped);
         }
+        if batches.next_step() != step {
+            batches = load(step); // The servers went back to a checkpoint.
+        }
+        let batch = batches.next_batch().map_err(|source| TrainError::Data { step, source })?;
         tch::manual_seed(dropout_seed(plan, step));
-        let loss = workload.loss(&model, sampler.batch(step));
+        let loss = workload.loss(&model, batch);
         let updated = updater.update(step, &loss);
         if let Err(UpdateError::Servers(ClientError::Interrupted)) = updated {
             continue; // The loop asks `stop` and leaves.
@@ -146,19 +165,44 @@ pub fn train<W: Workload, U: Updater>(
         if progress.step(step, loss, updater.waiting(), Instant::now()) {
             updater.report(progress.examples(), &progress.metrics());
         }
+        if plan.evaluation_is_due(evaluated.elapsed()) && step < total {
+            progress.evaluated(step, tch::no_grad(|| workload.evaluate(&model)));
+            evaluated = Instant::now();
+        }
     }
+    let result = finish(workload, plan, &model, &progress, updater)?;
+    if let Some(file) = plan.save.as_ref().filter(|_| plan.trainer == 0) {
+        let saved = workload.save(&model, &store, file);
+        saved.map_err(|source| TrainError::Save { file: file.clone(), source })?;
+    }
+    Ok(Outcome::Finished(result))
+}
+
+/// The first trainer evaluates; each says that it is done.
+fn finish<W: Workload, U: Updater>(
+    workload: &W,
+    plan: &Plan,
+    model: &W::Model,
+    progress: &Progress,
+    updater: U,
+) -> Result<ReplicaResult, TrainError> {
     let mut result = progress.result(updater.waiting());
     if plan.trainer == 0 {
-        result.metrics.extend(tch::no_grad(|| workload.evaluate(&model)));
+        result.metrics.extend(tch::no_grad(|| workload.evaluate(model)));
     }
     updater.leave(true, result.examples, &result.metrics).map_err(TrainError::Leave)?;
-    Ok(Outcome::Finished(result))
+    Ok(result)
 }
 
 impl Plan {
     fn total_steps(&self, per_epoch: u64) -> u64 {
         let total = self.epochs.saturating_mul(per_epoch);
         self.max_steps.map_or(total, |most| most.min(total))
+    }
+
+    /// The first trainer evaluates, `since` its last time.
+    fn evaluation_is_due(&self, since: Duration) -> bool {
+        self.trainer == 0 && self.evaluate_every.is_some_and(|period| since >= period)
     }
 }
 

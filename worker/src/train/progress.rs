@@ -24,6 +24,8 @@ pub struct Progress {
     reported: Instant,
     /// Mean loss of the last full window, or of the steps so far.
     loss: Option<f64>,
+    /// What the last evaluation gave.
+    evaluation: Metrics,
     last: Instant,
 }
 
@@ -50,7 +52,18 @@ impl Progress {
     #[must_use]
     pub fn new(total: u64, batch: usize, log_every: u64, now: Instant) -> Self {
         let window = Window::new(now, Duration::ZERO);
-        Self { total, batch, log_every, steps: 0, started: now, window, reported: now, loss: None, last: now }
+        Self {
+            total,
+            batch,
+            log_every,
+            steps: 0,
+            started: now,
+            window,
+            reported: now,
+            loss: None,
+            evaluation: Metrics::new(),
+            last: now,
+        }
     }
 
     /// A step is done: the next one, its loss, the time spent waiting so far in all, and the time. Logs when it is
@@ -87,17 +100,25 @@ impl Progress {
         );
     }
 
+    /// The model was evaluated while it trains: logged, and reported until the next time.
+    pub fn evaluated(&mut self, step: u64, metrics: Metrics) {
+        let shown: Vec<String> = metrics.iter().map(|(name, value)| format!("{name}={}", rounded(*value, 4))).collect();
+        info!(step, metrics = shown.join(" "), "evaluated");
+        self.evaluation = metrics;
+    }
+
     /// Examples read so far.
     #[must_use]
     pub fn examples(&self) -> u64 {
         self.steps * self.batch as u64
     }
 
-    /// The training loss, once there is one.
+    /// The training loss, once there is one, and what the last evaluation gave.
     #[must_use]
     pub fn metrics(&self) -> Metrics {
         let so_far = (self.window.steps > 0).then(|| self.window.mean_loss());
-        self.loss.or(so_far).map(|loss| ("loss".to_owned(), loss)).into_iter().collect()
+        let loss = self.loss.or(so_far).map(|loss| ("loss".to_owned(), loss));
+        self.evaluation.clone().into_iter().chain(loss).collect()
     }
 
     /// What this process did.
@@ -132,6 +153,18 @@ mod tests {
             assert_eq!(progress.metrics()["loss"], want, "after {loss}");
         }
         assert_eq!(progress.examples(), 128);
+    }
+
+    #[test]
+    fn an_evaluation_is_reported_until_the_next_one() {
+        let start = Instant::now();
+        let mut progress = Progress::new(100, 1, 10, start);
+        progress.step(1, 4.0, Duration::ZERO, start);
+        for perplexity in [300.0, 200.0] {
+            progress.evaluated(1, Metrics::from([("perplexity".to_owned(), perplexity)]));
+            assert_eq!(progress.metrics()["perplexity"], perplexity);
+            assert_eq!(progress.metrics()["loss"], 4.0);
+        }
     }
 
     #[test]

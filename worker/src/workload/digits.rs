@@ -1,4 +1,4 @@
-//! Classifying MNIST's digits, with any network from images to log-probabilities.
+//! Classifying the images of MNIST or Fashion-MNIST, with any network from images to log-probabilities.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use tch::nn::{self, ModuleT};
 use tch::{Kind, Reduction, Tensor};
 
 use super::{Metrics, Workload};
-use crate::data::mnist::Mnist;
+use crate::data::mnist::{Examples, Mnist};
 
 /// Examples that evaluation reads at once: few enough that what lies between two layers stays in the
 /// cache, which makes a difference of two.
@@ -32,17 +32,17 @@ impl<M> fmt::Debug for Digits<M> {
 
 impl<M: ModuleT> Workload for Digits<M> {
     type Model = M;
+    type Data = Examples;
 
-    fn examples(&self) -> usize {
-        self.data.train.len()
+    fn training_set(&self) -> Examples {
+        self.data.train.clone()
     }
 
     fn model(&self, path: &nn::Path) -> M {
         (self.build)(path)
     }
 
-    fn loss(&self, model: &M, batch: &[i64]) -> Tensor {
-        let (images, labels) = self.data.train.select(batch);
+    fn loss(&self, model: &M, (images, labels): (Tensor, Tensor)) -> Tensor {
         model.forward_t(&images, true).nll_loss(&labels)
     }
 

@@ -1,10 +1,15 @@
 //! What is trained: a model, its data and its loss. The training loop knows nothing else about it.
 
 pub mod digits;
+pub mod lm;
+pub mod torchscript;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
-use tch::{Tensor, nn};
+use tch::{TchError, Tensor, nn};
+
+use crate::data::Dataset;
 
 /// Metrics by name, for instance `accuracy`.
 pub type Metrics = BTreeMap<String, f64>;
@@ -14,17 +19,30 @@ pub type Metrics = BTreeMap<String, f64>;
 pub trait Workload {
     /// The network; its parameters live in the store that [`Workload::model`] got.
     type Model;
+    /// The training set.
+    type Data: Dataset + Send + 'static;
 
-    /// Number of training examples.
-    fn examples(&self) -> usize;
+    /// The training set, for the thread that reads it; asked for more than once. Tensors share their
+    /// memory when they are cloned with `shallow_clone`.
+    fn training_set(&self) -> Self::Data;
 
-    /// Creates the model. Every trainer calls this with the same seed set, so that all begin with the
-    /// same values.
+    /// Creates the model, on the CPU. Every trainer calls this with the same seed set, so that all begin
+    /// with the same values.
     fn model(&self, path: &nn::Path) -> Self::Model;
 
-    /// Mean loss over the training examples named, a scalar to differentiate.
-    fn loss(&self, model: &Self::Model, batch: &[i64]) -> Tensor;
+    /// Mean loss over a batch, a scalar to differentiate.
+    fn loss(&self, model: &Self::Model, batch: <Self::Data as Dataset>::Batch) -> Tensor;
 
-    /// Metrics of the trained model on data that it was not trained on. Gradients are off.
+    /// Metrics of the model on data that it was not trained on. Gradients are off.
     fn evaluate(&self, model: &Self::Model) -> Metrics;
+
+    /// Writes the trained model. Unless said otherwise, its tensors by name: as safetensors where `file`
+    /// ends so, else in libtorch's format.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    fn save(&self, model: &Self::Model, store: &nn::VarStore, file: &Path) -> Result<(), TchError> {
+        let _ = model;
+        store.save(file)
+    }
 }

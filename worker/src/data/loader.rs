@@ -1,0 +1,128 @@
+//! Reads batches on a thread of its own, ahead of the trainer, which so finds the next one ready when
+//! it has done with the last.
+
+use std::ops::Range;
+use std::sync::mpsc::{self, Receiver};
+use std::thread::{self, JoinHandle};
+
+use super::Dataset;
+use super::sampler::Sampler;
+
+/// Batches that wait for the trainer, beside the one being read: enough to hide a slow one, few enough
+/// to cost no memory.
+const AHEAD: usize = 2;
+
+/// The batches of one trainer, step by step.
+#[derive(Debug)]
+pub struct Loader<B> {
+    /// `None` only while the loader is dropped.
+    batches: Option<Receiver<B>>,
+    thread: Option<JoinHandle<()>>,
+    next_step: u64,
+}
+
+/// The thread has ended before the last step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("reading the data failed; the log says with what")]
+pub struct LoaderEnded;
+
+impl<B: Send + 'static> Loader<B> {
+    /// Begins to read what `sampler` selects for `steps`.
+    ///
+    /// # Panics
+    /// If the system has no thread left.
+    pub fn start<D>(data: D, mut sampler: Sampler, steps: Range<u64>) -> Self
+    where
+        D: Dataset<Batch = B> + Send + 'static,
+    {
+        let (sender, batches) = mpsc::sync_channel(AHEAD);
+        let next_step = steps.start;
+        let read = move || {
+            for step in steps {
+                if sender.send(data.batch(sampler.batch(step))).is_err() {
+                    return; // The trainer wants no more.
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("loader".into()).spawn(read).expect("the system has threads");
+        Self { batches: Some(batches), thread: Some(thread), next_step }
+    }
+
+    /// The step that [`Loader::next_batch`] gives the batch of.
+    #[must_use]
+    pub fn next_step(&self) -> u64 {
+        self.next_step
+    }
+
+    /// The batch of the next step; waits until it is read.
+    ///
+    /// # Errors
+    /// If reading has failed, or all steps were read.
+    pub fn next_batch(&mut self) -> Result<B, LoaderEnded> {
+        self.next_step += 1;
+        self.batches.as_ref().and_then(|batches| batches.recv().ok()).ok_or(LoaderEnded)
+    }
+}
+
+impl<B> Drop for Loader<B> {
+    fn drop(&mut self) {
+        self.batches = None; // The thread notices when it sends, and ends.
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join(); // If it panicked, that has been logged.
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sampler::Split;
+    use super::*;
+
+    /// Gives the examples' numbers; fails at one of them.
+    struct Numbers {
+        damaged: Option<i64>,
+    }
+
+    impl Dataset for Numbers {
+        type Batch = Vec<i64>;
+
+        fn examples(&self) -> usize {
+            12
+        }
+
+        fn batch(&self, examples: &[i64]) -> Vec<i64> {
+            assert!(!self.damaged.is_some_and(|damaged| examples.contains(&damaged)), "example is damaged");
+            examples.to_vec()
+        }
+    }
+
+    fn sampler() -> Sampler {
+        Split { examples: 12, batch: 2, trainers: 2, seed: 5 }.sampler(1).expect("enough")
+    }
+
+    #[test]
+    fn batches_come_in_the_order_of_the_steps_from_any_step_on() {
+        let mut loader = Loader::start(Numbers { damaged: None }, sampler(), 2..8);
+        let mut sampler = sampler();
+        for step in 2..8 {
+            assert_eq!(loader.next_step(), step);
+            assert_eq!(loader.next_batch().as_deref(), Ok(sampler.batch(step)), "step {step}");
+        }
+        assert_eq!(loader.next_batch(), Err(LoaderEnded));
+    }
+
+    #[test]
+    fn a_loader_that_is_no_longer_wanted_ends() {
+        let mut loader = Loader::start(Numbers { damaged: None }, sampler(), 0..u64::MAX);
+        loader.next_batch().expect("there are steps");
+        drop(loader); // Waits for the thread.
+    }
+
+    #[test]
+    fn a_failure_to_read_ends_the_batches_instead_of_the_process() {
+        let damaged = sampler().batch(1)[0];
+        let mut loader = Loader::start(Numbers { damaged: Some(damaged) }, sampler(), 0..3);
+        assert!(loader.next_batch().is_ok());
+        assert_eq!(loader.next_batch(), Err(LoaderEnded));
+    }
+}

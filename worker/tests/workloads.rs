@@ -1,0 +1,145 @@
+//! Workloads that users bring data or a model for, trained by a server and two trainers, one process each.
+
+mod process;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use process::{command, end, free_port, read, run, start};
+use psjobs_api::ReplicaResult;
+
+/// Trains `workload` in two trainers and returns the first one's result.
+fn train(workload: &str, serve: &str, folder: &Path) -> ReplicaResult {
+    let place = format!("--world-size 3 --master-port {}", free_port());
+    let server = start(&format!("serve {place} {serve}"), &folder.join("server"));
+    let trainers = [1, 2].map(|rank| {
+        let args = format!("train {workload} {place} --rank {rank} --device cpu");
+        start(&args, &folder.join(format!("trainer-{rank}")))
+    });
+    for process in trainers.into_iter().chain([server]) {
+        let (code, log) = end(process);
+        assert_eq!(code, Some(0), "{log}");
+    }
+    read(&folder.join("trainer-1"))
+}
+
+fn module(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/torchscript").join(name)
+}
+
+/// A real text that every checkout has: psjobs's own sources, one behind the other.
+fn text(folder: &Path) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut folders: Vec<PathBuf> = ["api/src", "ps/src", "operator/src", "worker/src"].map(|f| root.join(f)).into();
+    let mut files = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("readable").flatten() {
+            let path = entry.path();
+            if path.is_dir() { folders.push(path) } else { files.push(path) }
+        }
+    }
+    files.sort();
+    let text: String = files.iter().map(|file| fs::read_to_string(file).expect("UTF-8")).collect();
+    let file = folder.join("text.txt");
+    fs::write(&file, text).expect("written");
+    file
+}
+
+#[test]
+fn a_language_model_learns_more_than_the_frequencies_of_words() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let vocabulary = folder.path().join("words.txt");
+    let text = text(folder.path());
+    let files = format!("--data {} --vocabulary {}", text.display(), vocabulary.display());
+    let workload =
+        format!("lm {files} --words 1000 --embedding 32 --hidden 64 --held-out 4000 --epochs 2 --evaluate-every 1");
+    let result = train(&workload, "--optimizer adam --learning-rate 0.005", folder.path());
+    let (found, unigram) = (result.metrics["perplexity"], result.metrics["unigram_perplexity"]);
+    assert!(found < 0.5 * unigram, "perplexity {found}, of the frequencies alone {unigram}");
+    assert!(result.metrics["loss"] < unigram.ln(), "the training loss too: {result:?}");
+
+    let words = fs::read_to_string(&vocabulary).expect("the vocabulary is saved");
+    assert_eq!((words.lines().count(), words.lines().next()), (1000, Some("<unk>")));
+    let (code, said) = run(&mut command(&format!("train lm --local {files}")));
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("has 1000 words, the model 10000; give --words 1000"), "{said}");
+}
+
+#[test]
+fn a_torchscript_module_with_a_batch_norm_learns_mnist() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let trained = folder.path().join("trained.pt");
+    let (module, saved) = (module("digits.pt"), trained.display());
+    let workload = format!("torchscript --model {} --loss nll --dataset mnist --max-steps 700", module.display());
+    let serve = "--optimizer adam --learning-rate 0.002";
+    let result = train(&format!("{workload} --save {saved}"), serve, folder.path());
+    assert!(result.metrics["accuracy"] >= 0.93, "{result:?}");
+
+    // What was saved is a module again, and knows what it learned.
+    let again = format!("train torchscript --local --model {saved} --loss nll --dataset mnist --max-steps 1");
+    let (code, log) = end(start(&format!("{again} --learning-rate 0"), &folder.path().join("again")));
+    assert_eq!(code, Some(0), "{log}");
+    let again = read(&folder.path().join("again"));
+    // One more batch went through its batch norm.
+    assert!((again.metrics["accuracy"] - result.metrics["accuracy"]).abs() < 0.02, "{again:?} after {result:?}");
+}
+
+#[test]
+fn a_torchscript_module_fits_a_line_to_a_csv() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = folder.path().join("line.csv");
+    let row = |i: i32| {
+        let (x, y) = (f64::from(i % 17) / 17.0, f64::from(i % 23) / 23.0);
+        format!("{x},{y},{}\n", 3.0 * x - 2.0 * y + 1.0)
+    };
+    let rows: String = std::iter::once("x,y,z\n".to_owned()).chain((0..400).map(row)).collect();
+    fs::write(&file, rows).expect("written");
+    let module = module("line.pt");
+    let workload =
+        format!("torchscript --model {} --loss mse --data {} --epochs 100", module.display(), file.display());
+    let result = train(&workload, "--optimizer adam --learning-rate 0.05 --consistency sync", folder.path());
+    assert!(result.metrics["test_loss"] < 1e-3, "{result:?}");
+    assert!(!result.metrics.contains_key("accuracy"), "{result:?}");
+}
+
+#[test]
+fn modules_and_data_that_do_not_fit_are_one_sentence() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = |name: &str, text: &str| {
+        fs::write(folder.path().join(name), text).expect("written");
+        format!("--data {}", folder.path().join(name).display())
+    };
+    let good = file("good.csv", "1,2,0\n3,4,1\n5,6,1\n");
+    let text = file("short.txt", "in the beginning");
+    let rows = [
+        ("digits.pt", "nll --dataset mnist --batch-size 40000 --world-size 3 --rank 1".to_owned(), "80000"),
+        ("none.pt", format!("mse {good}"), "cannot read"),
+        ("state_dict.pt", format!("mse {good}"), "torch.jit.script(model).save"),
+        ("export.py", format!("mse {good}"), "no TorchScript module"),
+        ("frozen.pt", "nll --dataset mnist".into(), "no parameters"),
+        ("half.pt", format!("mse {good}"), "export model.float()"),
+        ("line.pt", format!("nll {good}"), "at least 2"),
+        ("line.pt", "nll --dataset mnist".into(), "fails on inputs of the shape [4, 1, 28, 28]"),
+        ("line.pt", "mse --dataset mnist".into(), "nll or cross-entropy"),
+        ("line.pt", "mse".into(), "--data FILE"),
+        ("line.pt", format!("mse {good} --input-shape 5"), "--input-shape [5] does not fit"),
+        ("line.pt", format!("mse {}", file("bad.csv", "a,b\n1,2\n1,x\n")), "bad.csv, line 3: column 2 is \"x\""),
+        ("line.pt", format!("nll {}", file("half.csv", "1,2,0.5\n1,2,1\n")), "a target is no class"),
+        ("line.pt", format!("mse {}", file("one.csv", "1,2,3\n")), "holds one example"),
+    ];
+    let rows = rows.map(|(name, loss, want)| {
+        (format!("train torchscript --local --model {} --loss {loss}", module(name).display()), want)
+    });
+    let texts = [
+        (format!("train lm --local {text}"), "3 words, too few"),
+        ("train lm --local --data /no/such/text".into(), "scripts/text.sh"),
+        (format!("train mnist --dataset fashion --local --data {}", folder.path().display()), "make fashion"),
+    ];
+    for (args, want) in rows.into_iter().chain(texts) {
+        let args = if args.contains("--rank") { args.replace("--local ", "") } else { args };
+        let (code, said) = run(&mut command(&args));
+        assert_eq!(code, Some(2), "{args}: {said}");
+        assert_eq!(said.lines().filter(|line| line.starts_with("psjobs-worker: ")).count(), 1, "{args}: {said}");
+        assert!(said.contains(want) && !said.contains("panicked"), "{args}: {said}");
+    }
+}
