@@ -1,23 +1,26 @@
 #!/usr/bin/env bash
 # Lays out the worker image's /opt/psjobs in a folder: the program, libtorch where its run path
-# ($ORIGIN/../lib) finds it, MNIST, and the licences of what is not ours.
+# ($ORIGIN/../lib) finds it, MNIST, a text, and the licences of what is not ours.
 #
 #   scripts/worker-folder.sh PROGRAM FOLDER [cpu|cuda]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 program=$1 folder=$2 variant=${3:-cpu}
-export PSJOB_DATA=${PSJOB_DATA:-${XDG_CACHE_HOME:-$HOME/.cache}/psjobs/mnist}
+text=${PSJOB_DATA:-${XDG_CACHE_HOME:-$HOME/.cache}/psjobs}/text/text.txt
+mnist=${PSJOB_DATA:-${XDG_CACHE_HOME:-$HOME/.cache}/psjobs/mnist}
 
 libtorch=$(scripts/libtorch.sh "$variant")
 scripts/mnist.sh >&2
+scripts/text.sh >&2
 
 rm -rf "$folder"
-mkdir -p "$folder"/{bin,lib,licenses,data/mnist}
+mkdir -p "$folder"/{bin,lib,licenses,data/mnist,data/text}
 cp "$program" "$folder/bin/"
 # Hard links where the cache is on the same disk: half a gigabyte less to write.
 cp -al "$libtorch/lib/." "$folder/lib/" 2>/dev/null || cp -a "$libtorch/lib/." "$folder/lib/"
 cp -a "$libtorch/licenses/." "$folder/licenses/"
 for file in train-images-idx3-ubyte train-labels-idx1-ubyte t10k-images-idx3-ubyte t10k-labels-idx1-ubyte; do
-  gzip -nc "$PSJOB_DATA/$file" >"$folder/data/mnist/$file.gz"
+  gzip -nc "$mnist/$file" >"$folder/data/mnist/$file.gz"
 done
+cp "$text" "$folder/data/text/"
