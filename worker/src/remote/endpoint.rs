@@ -1,6 +1,7 @@
 //! This process's end of all remote calls: its name and session, what it hosts, whom it knows and
 //! what it holds elsewhere. Calls go out from here; `inbox` takes in what others ask.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -61,6 +62,7 @@ pub(crate) struct Shared {
     pub peers_changed: Condvar,
     /// Locked before `peers` where both are.
     pub holdings: Mutex<Holdings>,
+    pub lease_checks: AtomicU64,
     /// No new calls or connections from now on.
     pub stopping: CancellationToken,
     /// Connections, which are given time to end in order.
@@ -80,6 +82,10 @@ pub struct Stats {
     pub contexts: usize,
     /// Calls from here that wait for a reply.
     pub calls: usize,
+    /// Objects and contexts elsewhere that are kept for this process.
+    pub held: usize,
+    /// How often leases were renewed and looked at.
+    pub lease_checks: u64,
 }
 
 impl Endpoint {
@@ -98,6 +104,7 @@ impl Endpoint {
             peers: Mutex::default(),
             peers_changed: Condvar::new(),
             holdings: Mutex::default(),
+            lease_checks: AtomicU64::default(),
             stopping: CancellationToken::new(),
             connections: TaskTracker::new(),
             cut_off: CancellationToken::new(),
@@ -134,12 +141,20 @@ impl Endpoint {
         RRef::new(self.clone(), Arc::clone(&self.0.name), self.0.session, id, name)
     }
 
+    /// Why the process `peer` will not come back: it said goodbye, or was silent for a whole lease.
+    #[must_use]
+    pub fn gone(&self, peer: &str) -> Option<String> {
+        lock(&self.0.peers).gone(peer)
+    }
+
     #[must_use]
     pub fn stats(&self) -> Stats {
         let (objects, references) = self.0.host.count();
         let links: Vec<_> = lock(&self.0.peers).links().collect();
         let calls = links.iter().map(|link| link.in_flight()).sum();
-        Stats { objects, references, contexts: self.0.contexts.count(), calls }
+        let (contexts, held) = (self.0.contexts.count(), lock(&self.0.holdings).count());
+        let lease_checks = self.0.lease_checks.load(Ordering::Relaxed);
+        Stats { objects, references, contexts, calls, held, lease_checks }
     }
 
     /// Says goodbye to all peers and drops what is hosted here. Calls that wait get an error. Blocks

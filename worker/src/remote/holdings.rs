@@ -52,6 +52,11 @@ impl Holdings {
         self.contexts.remove(&(at, context))
     }
 
+    /// Number of objects and contexts held.
+    pub fn count(&self) -> usize {
+        self.references.len() + self.contexts.len()
+    }
+
     pub fn snapshot(&self, at: Session) -> Snapshot {
         let references =
             self.references.range((at, 0)..=(at, u64::MAX)).map(|((_, id), count)| (*id, *count)).collect();

@@ -1,6 +1,7 @@
 //! The processes that this one knows: their connections, and the leases on what they hold here.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -41,6 +42,12 @@ impl Peers {
 
     pub fn session_of(&self, name: &str) -> Option<Session> {
         self.by_name.get(name).map(|state| state.session)
+    }
+
+    /// Why a process will not come back; `None` if it is there, or may be again.
+    pub fn gone(&self, name: &str) -> Option<String> {
+        let absence = self.by_name.get(name)?.link.as_ref().err()?;
+        absence.ended.then(|| absence.reason.clone())
     }
 
     pub fn heard(&mut self, link: &Link, now: Instant) {
@@ -165,6 +172,7 @@ pub(crate) async fn keep_leases(endpoint: Endpoint) {
     let mut ticks = tokio::time::interval(lease / 4);
     loop {
         ticks.tick().await;
+        endpoint.shared().lease_checks.fetch_add(1, Ordering::Relaxed);
         let (links, silent) = {
             let peers = lock(&endpoint.shared().peers);
             (peers.links().collect::<Vec<_>>(), peers.silent(Instant::now(), lease))

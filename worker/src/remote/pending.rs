@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::link::{Answer, Link, Slot};
+use super::object::must_not_wait;
 use super::{FromValues, RemoteError};
 
 #[derive(Debug)]
@@ -20,6 +21,9 @@ pub(crate) struct Sent {
 
 impl Sent {
     pub fn wait(self) -> Result<Answer, RemoteError> {
+        if must_not_wait() {
+            return Err(RemoteError::new(format!("a quick method waits for {}; add it with `add`", self.call)));
+        }
         self.slot.wait(self.deadline).unwrap_or_else(|| {
             let (peer, call) = (self.peer.to_string(), self.call.clone());
             Err(RemoteError::Deadline { peer, call, timeout: self.timeout })

@@ -6,6 +6,7 @@
 
 mod context;
 mod contexts;
+mod memory;
 mod module;
 mod module_ref;
 mod optimizer;

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use psjobs_api::training::Optimizer as Arguments;
 use psjobs_ps::optimizer::{Optimizer, State};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::super::host::Hosted;
 use super::super::object::Call;
 use super::super::{Endpoint, FromValues, Methods, RRef, Registry, RemoteError, RemoteObject};
+use super::memory::{changed, element_bytes};
 use super::{Context, HostedModule, ParameterRef};
 
 const NAME: &str = "psjobs/optimizer";
@@ -115,12 +116,9 @@ fn apply(
     gradient: &Tensor,
     state: &mut State,
 ) -> Result<Tensor, RemoteError> {
-    let elements = parameter.numel();
-    let (mut weights, mut bytes) = (vec![0.0; elements], vec![0; 4 * elements]);
-    parameter.f_copy_data(&mut weights, elements)?;
-    gradient.f_copy_data_u8(&mut bytes, elements)?;
-    optimizer.apply(&mut weights, bytes.as_chunks().0, state, 1.0);
-    Ok(Tensor::f_from_slice(&weights)?.f_view(parameter.size().as_slice())?.f_to_device(parameter.device())?)
+    let gradient = gradient.f_to_device(Device::Cpu)?.f_contiguous()?;
+    let gradient = element_bytes(&gradient)?;
+    changed(parameter, |weights| optimizer.apply(weights, gradient, state, 1.0))
 }
 
 impl RemoteObject for Part {

@@ -56,13 +56,50 @@ fn the_server_calls_back_into_the_caller_while_it_waits() {
 }
 
 #[test]
+fn quick_methods_keep_their_place_among_the_others() {
+    let (_job, server, client) = pair();
+    let object = counter(&client, "ps-0", 0);
+    let slow: Pending<()> = object.rpc_async("sleep", 20).expect("sent");
+    let calls: Vec<Pending<i64>> =
+        (1..=100).map(|n| object.rpc_async(if n % 3 == 0 { "add" } else { "add_quickly" }, n).expect("sent")).collect();
+    slow.wait().expect("it ends");
+    for (n, call) in (1..).zip(calls) {
+        assert_eq!(call.wait(), Ok(n * (n + 1) / 2), "call {n}");
+    }
+    // Also between threads of the owner itself, nothing is lost.
+    let here = counter(&server, "ps-0", 0);
+    std::thread::scope(|scope| {
+        for method in ["add", "add_quickly", "add_quickly"] {
+            let here = &here;
+            scope.spawn(move || {
+                for _ in 0..500 {
+                    here.rpc_sync::<i64>(method, 1).expect("counted");
+                }
+            });
+        }
+    });
+    assert_eq!(here.rpc_sync("add_quickly", 0), Ok(1500_i64));
+}
+
+#[test]
+fn a_quick_method_that_waits_or_panics_is_told() {
+    let (_job, _, client) = pair();
+    let (here, there) = (counter(&client, "trainer-0", 0), counter(&client, "ps-0", 0));
+    let error = there.rpc_sync::<i64>("ask_quickly", (&here, 1)).expect_err("it would wait").to_string();
+    assert!(error.contains("a quick method waits for `counter.add`"), "{error}");
+    let error = there.rpc_sync::<()>("panic_quickly", ()).expect_err("it panics").to_string();
+    assert!(error.contains("panicked: index 3 is out of range"), "{error}");
+    assert_eq!(there.rpc_sync("ask", (&here, 1)), Ok(2_i64), "the first call to the other went through");
+}
+
+#[test]
 fn a_value_stays_there_until_it_is_fetched() {
     let (_job, _, client) = pair();
     let value = client.peer("ps-0").remote("echo", (1_i64, "two")).expect("made");
     assert_eq!(value.to_here(), Ok((1_i64, "two".to_owned())));
     let object = counter(&client, "ps-0", 0);
     let error = object.to_here::<i64>().expect_err("an object is no value");
-    assert!(error.to_string().contains("no method is called `to_here`; there are: add, ask,"), "{error}");
+    assert!(error.to_string().contains("no method is called `to_here`; there are: add, add_quickly, ask,"), "{error}");
 }
 
 #[test]

@@ -1,11 +1,17 @@
 use std::time::Duration;
 
 use super::super::{Endpoint, RRef, Settings, Stats};
-use super::{Job, LEASE, eventually, pair};
+use super::{Job, eventually, pair};
 
 fn held(endpoint: &Endpoint) -> (usize, u64) {
     let Stats { objects, references, .. } = endpoint.stats();
     (objects, references)
+}
+
+/// Leases are looked at four times in their length.
+fn three_leases_pass(endpoint: &Endpoint) {
+    let before = endpoint.stats().lease_checks;
+    eventually("three leases have passed", || endpoint.stats().lease_checks > before + 12);
 }
 
 #[test]
@@ -31,7 +37,7 @@ fn a_reference_that_another_process_keeps_keeps_the_object() {
     let keeper = client.peer("ps-1").remote("counter", 0).expect("made");
     keeper.rpc_sync::<()>("keep", Some(&object).cloned()).expect("kept");
     drop(object);
-    std::thread::sleep(3 * LEASE);
+    three_leases_pass(&first);
     let object: Option<RRef> = keeper.rpc_sync("kept", ()).expect("it has it");
     assert_eq!(object.expect("it has it").rpc_sync("add", 1), Ok(1_i64));
     keeper.rpc_sync::<()>("keep", None::<RRef>).expect("dropped");
@@ -69,8 +75,8 @@ fn a_silent_process_loses_what_it_held() {
 
 #[test]
 fn an_idle_process_keeps_what_it_holds() {
-    let (_job, _, client) = pair();
+    let (_job, server, client) = pair();
     let object = client.peer("ps-0").remote("counter", 0).expect("made");
-    std::thread::sleep(3 * LEASE);
+    three_leases_pass(&server);
     assert_eq!(object.rpc_sync("add", 1), Ok(1_i64));
 }

@@ -3,6 +3,7 @@
 mod autograd;
 mod calls;
 mod leases;
+mod soak;
 
 use std::time::{Duration, Instant};
 
@@ -112,6 +113,9 @@ impl RemoteObject for Counter {
     fn methods(methods: &mut Methods<Self>) {
         methods
             .add("add", |counter, _, n: i64| Ok(counter.add(n)))
+            .add_quick("add_quickly", |counter, _, n: i64| Ok(counter.add(n)))
+            .add_quick("ask_quickly", |counter, _, (other, n): (RRef, i64)| counter.ask(&other, n))
+            .add_quick("panic_quickly", |_, _, ()| -> Result<(), _> { panic!("index 3 is out of range") })
             .add("ask", |counter, _, (other, n): (RRef, i64)| counter.ask(&other, n))
             .add("keep", |counter, _, other: Option<RRef>| {
                 counter.kept = other;
