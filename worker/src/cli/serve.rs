@@ -18,6 +18,8 @@ use super::optimizer::OptimizerArgs;
 use super::place::{self, PlaceArgs};
 use super::signals::Signals;
 use super::{Failure, log_place, variable};
+use crate::remote::hosting;
+use crate::{libtorch, workload};
 
 /// Arguments of `serve`.
 #[derive(Clone, Debug, Args)]
@@ -71,6 +73,8 @@ enum Mode {
 /// # Errors
 /// See [`Failure`].
 pub fn run(args: &ServeArgs) -> Result<ReplicaResult, Failure> {
+    // Models of remote modules compute here.
+    libtorch::wait_passively();
     let signals = Signals::listen().map_err(Failure::work)?;
     let environment = args.environment()?;
     log_place(&environment);
@@ -110,7 +114,7 @@ impl ServeArgs {
         };
         let listener = listen(host, port).await.map_err(|e| Failure::Input(cannot_listen(port, e, "--port")))?;
         let seconds = Duration::from_secs;
-        let config = ServerConfig {
+        let mut config = ServerConfig {
             patience: Patience {
                 join: seconds(self.join_timeout),
                 silence: seconds(self.silence_timeout),
@@ -119,6 +123,8 @@ impl ServeArgs {
             metrics: self.metrics(host).await?,
             ..ServerConfig::new(environment)
         };
+        let ending = config.ending.clone();
+        let hosting = hosting::host(&mut config, workload::offered());
         let optimizer = &environment.training.optimizer;
         info!(port, trainers = environment.trainers, ?optimizer, consistency = ?environment.training.consistency.mode, "serving");
 
@@ -132,6 +138,8 @@ impl ServeArgs {
             }
         };
         let outcome = server::run(listener, config, shutdown).await;
+        ending.cancel();
+        drop(hosting.await);
         if let Some(signal) = signals.heard() {
             return Err(Failure::Signal(signal));
         }

@@ -1,8 +1,12 @@
 //! `psjobs-worker train WORKLOAD`: the flags that every workload has, and how they become a training.
 //! Each workload's own flags are in a file of its name.
 
+mod cartpole;
 mod digits;
 mod lm;
+mod mnist_remote;
+mod remote;
+mod rnn_remote;
 mod torchscript;
 
 use std::num::NonZeroUsize;
@@ -50,6 +54,13 @@ enum WorkloadCommand {
     Lm(lm::LmArgs),
     /// A module exported from Python, on images or on examples from a CSV or safetensors file
     Torchscript(torchscript::TorchScriptArgs),
+    /// The convolutional network on MNIST, living on a server as a remote module
+    MnistRemote(mnist_remote::MnistRemoteArgs),
+    /// Balancing a pole by reinforcement learning: trainer 0 is the agent, the others observe
+    #[command(name = "cartpole")]
+    CartPole(cartpole::CartPoleArgs),
+    /// A language model in three pieces: embedding and decoder on a server, the LSTM here
+    RnnRemote(rnn_remote::RnnRemoteArgs),
 }
 
 /// What a workload is opened with.
@@ -126,6 +137,9 @@ pub fn run(command: &TrainCommand) -> Result<ReplicaResult, Failure> {
         WorkloadCommand::Mlp(args) => args.run(Mlp::new),
         WorkloadCommand::Lm(args) => args.run(),
         WorkloadCommand::Torchscript(args) => args.run(),
+        WorkloadCommand::MnistRemote(args) => args.run(),
+        WorkloadCommand::CartPole(args) => args.run(),
+        WorkloadCommand::RnnRemote(args) => args.run(),
     }
 }
 
@@ -235,15 +249,20 @@ impl TrainArgs {
                 None => error,
             })
         })?;
-        let threads = match (self.threads, variable("OMP_NUM_THREADS")) {
-            (Some(threads), _) => Some(threads),
-            (None, Some(_)) => None,
-            (None, None) => thread::available_parallelism().ok(),
-        };
-        if let Some(threads) = threads {
-            tch::set_num_threads(i32::try_from(threads.get()).unwrap_or(i32::MAX));
-        }
+        compute_threads(self.threads);
         Ok(device)
+    }
+}
+
+/// Computes on so many threads; without a number on as many as OMP_NUM_THREADS says, or there are cores.
+fn compute_threads(given: Option<NonZeroUsize>) {
+    let threads = match (given, variable("OMP_NUM_THREADS")) {
+        (Some(threads), _) => Some(threads),
+        (None, Some(_)) => None,
+        (None, None) => thread::available_parallelism().ok(),
+    };
+    if let Some(threads) = threads {
+        tch::set_num_threads(i32::try_from(threads.get()).unwrap_or(i32::MAX));
     }
 }
 

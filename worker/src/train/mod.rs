@@ -1,8 +1,9 @@
 //! Training: one loop for every workload, with its parameters on servers ([`remote`]) or in this
-//! process alone ([`local`]).
+//! process alone ([`local`]); and one for models that live in other processes ([`modules`]).
 
 pub mod flat;
 pub mod local;
+pub mod modules;
 pub mod progress;
 pub mod remote;
 pub mod resident;
@@ -195,7 +196,7 @@ fn finish<W: Workload, U: Updater>(
 }
 
 impl Plan {
-    fn total_steps(&self, per_epoch: u64) -> u64 {
+    pub(crate) fn total_steps(&self, per_epoch: u64) -> u64 {
         let total = self.epochs.saturating_mul(per_epoch);
         self.max_steps.map_or(total, |most| most.min(total))
     }

@@ -1,7 +1,10 @@
 //! What is trained: a model, its data and its loss. The training loop knows nothing else about it.
 
+pub mod cartpole;
 pub mod digits;
 pub mod lm;
+pub mod mnist_remote;
+pub mod rnn_remote;
 pub mod torchscript;
 
 use std::collections::BTreeMap;
@@ -10,6 +13,7 @@ use std::path::Path;
 use tch::{TchError, Tensor, nn};
 
 use crate::data::Dataset;
+use crate::remote::{Registry, rendezvous};
 
 /// Metrics by name, for instance `accuracy`.
 pub type Metrics = BTreeMap<String, f64>;
@@ -45,4 +49,14 @@ pub trait Workload {
         let _ = model;
         store.save(file)
     }
+}
+
+/// What a server hosts when a trainer asks for it.
+#[must_use]
+pub fn offered() -> Registry {
+    let mut registry = Registry::default();
+    mnist_remote::offer(&mut registry);
+    rnn_remote::offer(&mut registry);
+    rendezvous::offer(&mut registry);
+    registry
 }

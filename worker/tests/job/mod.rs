@@ -5,6 +5,8 @@ use std::thread::JoinHandle;
 
 use psjobs_api::{Environment, ReplicaResult, Role, Training};
 use psjobs_ps::server::{self, ServerConfig};
+use psjobs_worker::remote::hosting;
+use psjobs_worker::workload;
 
 /// Running servers of one job.
 pub struct Job {
@@ -54,11 +56,14 @@ impl Job {
     }
 }
 
-fn serve(listener: TcpListener, config: ServerConfig) -> ReplicaResult {
+fn serve(listener: TcpListener, mut config: ServerConfig) -> ReplicaResult {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
         listener.set_nonblocking(true).expect("tokio wants it so");
         let listener = tokio::net::TcpListener::from_std(listener).expect("registered");
-        server::run(listener, config, std::future::pending()).await.expect("every trainer left well")
+        let hosting = hosting::host(&mut config, workload::offered());
+        let result = server::run(listener, config, std::future::pending()).await.expect("every trainer left well");
+        hosting.await.expect("what it hosted ends with it");
+        result
     })
 }

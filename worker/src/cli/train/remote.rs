@@ -1,0 +1,79 @@
+//! What the workloads that call other processes have in common: their flags, how they begin and how they end.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use clap::Args;
+use psjobs_api::{Environment, ReplicaResult, Role};
+use tracing::info;
+
+use super::compute_threads;
+use crate::cli::optimizer::OptimizerArgs;
+use crate::cli::place::PlaceArgs;
+use crate::cli::signals::{Signal, Signals};
+use crate::cli::{Failure, log_place, variable};
+use crate::libtorch;
+use crate::train::modules::ModulesError;
+
+/// Flags of every workload whose model lives in other processes.
+#[derive(Clone, Debug, Args)]
+pub struct RemoteArgs {
+    /// Seed of initial parameters, order of the data and dropout [default: the job's seed, 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=u64::from(u32::MAX)))]
+    pub seed: Option<u64>,
+    /// Threads for computing on the CPU [default: OMP_NUM_THREADS, or all cores]
+    #[arg(long, value_name = "N")]
+    threads: Option<NonZeroUsize>,
+    /// Seconds that a server may be away before this trainer gives up
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    connect_timeout: u64,
+    #[command(flatten)]
+    place: PlaceArgs,
+    #[command(flatten, next_help_heading = "Optimizer, over spec.training.optimizer")]
+    optimizer: OptimizerArgs,
+}
+
+impl RemoteArgs {
+    /// This trainer's job, with the flags' values over the job's, and its signals; libtorch is ready after it.
+    pub fn begin(&self) -> Result<(Environment, Signals), Failure> {
+        libtorch::wait_passively();
+        let signals = Signals::listen().map_err(Failure::work)?;
+        let mut environment = self.place.resolve(Role::Trainer, variable).map_err(Failure::input)?;
+        self.optimizer.apply(&mut environment.training.optimizer);
+        if let Some(seed) = self.seed {
+            environment.training.seed = seed;
+        }
+        environment.training.validate().map_err(Failure::input)?;
+        log_place(&environment);
+        libtorch::load().map_err(Failure::input)?;
+        compute_threads(self.threads);
+        Ok((environment, signals))
+    }
+
+    pub fn patience(&self) -> Duration {
+        Duration::from_secs(self.connect_timeout)
+    }
+}
+
+/// How a trainer ends: with a result, because a signal asked for it, or badly.
+pub fn finish(
+    outcome: Result<Option<ReplicaResult>, ModulesError>,
+    signals: &Signals,
+) -> Result<ReplicaResult, Failure> {
+    match outcome.map_err(classify)? {
+        Some(result) => {
+            info!(steps = result.steps, seconds = result.seconds, metrics = ?result.metrics, "finished");
+            Ok(result)
+        }
+        None => Err(Failure::Signal(signals.heard().unwrap_or(Signal(15)))),
+    }
+}
+
+/// What the user can put right is bad input.
+fn classify(error: ModulesError) -> Failure {
+    match error {
+        ModulesError::TooFewExamples(_) | ModulesError::Join(_) => Failure::input(error),
+        ModulesError::Connect(ref why) if !why.is_retryable() => Failure::input(error),
+        _ => Failure::work(error),
+    }
+}

@@ -1,0 +1,150 @@
+//! Training a model that lives in other processes: the trainer calls its modules through autograd
+//! contexts, and takes part in the job's life as a [`Member`] without parameters of its own.
+
+use std::time::{Duration, Instant};
+
+use psjobs_api::{Environment, ReplicaResult};
+use psjobs_ps::client::{ClientError, Member, SessionConfig};
+use tokio::runtime::Runtime;
+
+use super::Plan;
+use super::progress::Progress;
+use crate::data::sampler::TooFewExamples;
+use crate::remote::{Endpoint, Peer, Registry, RemoteError, Settings, hosting};
+use crate::workload::Metrics;
+
+/// Training failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ModulesError {
+    #[error(transparent)]
+    TooFewExamples(#[from] TooFewExamples),
+    #[error("this trainer cannot begin")]
+    Runtime(#[source] std::io::Error),
+    #[error("this trainer cannot begin")]
+    Join(#[source] ClientError),
+    #[error("this trainer cannot begin")]
+    Connect(#[source] RemoteError),
+    #[error("this trainer cannot go on at step {step}")]
+    Step { step: u64, source: RemoteError },
+    #[error("the loss is {loss} at step {step}: training has diverged; lower the learning rate")]
+    Diverged { step: u64, loss: f64 },
+    #[error("the model is trained, but cannot be evaluated")]
+    Evaluate(#[source] RemoteError),
+    #[error("this trainer is done, but cannot say so")]
+    Leave(#[source] ClientError),
+}
+
+/// A trainer in its job: a member of it, and connected to its servers.
+pub struct Participant {
+    // Dropped first: the servers are told that nothing is held there any more.
+    connections: Connections,
+    member: Member,
+    servers: Vec<Peer>,
+}
+
+struct Connections {
+    endpoint: Endpoint,
+    // Behind the endpoint, which runs on it.
+    _runtime: Runtime,
+}
+
+impl Drop for Connections {
+    fn drop(&mut self) {
+        self.endpoint.shutdown();
+    }
+}
+
+impl Participant {
+    /// Joins the job in `environment`, offering what `registry` can make. Waits up to `patience` for
+    /// each server.
+    ///
+    /// # Errors
+    /// If a server stays away, or refuses this trainer.
+    pub fn join(
+        environment: &Environment,
+        registry: Registry,
+        total_steps: u64,
+        patience: Duration,
+    ) -> Result<Self, ModulesError> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("psjobs-calls")
+            .enable_all()
+            .build()
+            .map_err(ModulesError::Runtime)?;
+        let settings = Settings::new(hosting::name(environment), environment.uid.as_str());
+        let endpoint = Endpoint::start(settings, registry, runtime.handle().clone());
+        let connections = Connections { endpoint, _runtime: runtime };
+        let config = SessionConfig::new(environment, Vec::new(), total_steps);
+        let config = SessionConfig { connect_timeout: patience, ..config };
+        let member = Member::join(config).map_err(ModulesError::Join)?;
+        let connect = |(index, address): (u32, &String)| {
+            connections.endpoint.connect(&hosting::server_name(index), address, patience)
+        };
+        let servers = (0..).zip(&environment.servers).map(connect).collect::<Result<_, _>>();
+        let servers = servers.map_err(ModulesError::Connect)?;
+        Ok(Self { connections, member, servers })
+    }
+
+    #[must_use]
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.connections.endpoint
+    }
+
+    /// The job's servers in order; at least one.
+    #[must_use]
+    pub fn servers(&self) -> &[Peer] {
+        &self.servers
+    }
+
+    /// Tells the servers how far this trainer is.
+    pub fn report(&self, step: u64, examples: u64, metrics: &Metrics) {
+        self.member.report(step, examples, metrics);
+    }
+
+    /// Does steps `0..total` of `plan`. `step` gives the loss; `stop` is asked before each. `None` if
+    /// it said so.
+    ///
+    /// # Errors
+    /// What a step says; a loss that is not a number.
+    pub fn train(
+        &self,
+        plan: &Plan,
+        total: u64,
+        stop: impl Fn() -> bool,
+        mut step: impl FnMut(u64) -> Result<f64, RemoteError>,
+    ) -> Result<Option<ReplicaResult>, ModulesError> {
+        let mut progress = Progress::new(total, plan.batch, plan.log_every, Instant::now());
+        let mut waiting = Duration::ZERO;
+        for number in 0..total {
+            if stop() {
+                self.report(number, progress.examples(), &progress.metrics());
+                return Ok(None);
+            }
+            let began = Instant::now();
+            let loss = step(number).map_err(|source| ModulesError::Step { step: number, source })?;
+            // The model computes elsewhere: to this process all of it is waiting.
+            waiting += began.elapsed();
+            if !loss.is_finite() {
+                return Err(ModulesError::Diverged { step: number, loss });
+            }
+            if progress.step(number + 1, loss, waiting, Instant::now()) {
+                self.report(number + 1, progress.examples(), &progress.metrics());
+            }
+        }
+        Ok(Some(progress.result(waiting)))
+    }
+
+    /// Lets go of everything elsewhere, and leaves the job: with a result if its work is done.
+    ///
+    /// # Errors
+    /// If a server does not answer.
+    pub fn leave(self, result: Option<&ReplicaResult>) -> Result<(), ModulesError> {
+        let Self { connections, member, servers } = self;
+        drop((servers, connections));
+        if let Some(result) = result {
+            member.report(result.steps, result.examples, &result.metrics);
+        }
+        member.leave(result.is_some()).map_err(ModulesError::Leave)
+    }
+}
