@@ -1,8 +1,11 @@
 //! `psjobs bench`: measures, each case against a limit taken in the same run. One file for each
 //! benchmark. Machines are noisy, so a case and its limit take turns and the medians count.
 
+mod job;
 mod mnist;
 mod optimizers;
+mod remote;
+mod rl;
 mod wire;
 
 use std::fmt;
@@ -33,6 +36,8 @@ enum Bench {
     Mnist(mnist::MnistArgs),
     Wire(wire::WireArgs),
     Optimizers(optimizers::OptimizersArgs),
+    Remote(remote::RemoteArgs),
+    Rl(rl::RlArgs),
 }
 
 /// One line of the report.
@@ -86,6 +91,8 @@ impl BenchArgs {
             Bench::Mnist(args) => args.measure(self.runs)?,
             Bench::Wire(args) => args.measure(self.runs)?,
             Bench::Optimizers(args) => args.measure(self.runs),
+            Bench::Remote(args) => args.measure(self.runs)?,
+            Bench::Rl(args) => args.measure(self.runs)?,
         };
         let text = if self.json {
             cases.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>()?.join("\n")
