@@ -29,8 +29,8 @@ pub struct RlArgs {
 }
 
 /// Bytes on the wire of the largest of the calls, with its frame, and of its reply.
-const REQUEST: usize = 110;
-const REPLY: usize = 40;
+const REQUEST: usize = 100;
+const REPLY: usize = 24;
 
 impl RlArgs {
     pub fn measure(&self, runs: u32) -> anyhow::Result<Vec<Case>> {

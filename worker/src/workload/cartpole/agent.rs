@@ -1,5 +1,7 @@
 //! The agent: has the policy, answers the observers' calls, and learns when they have run an episode.
 
+use std::collections::BTreeMap;
+
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
@@ -16,17 +18,16 @@ const SHARE: f64 = 0.05;
 struct Agent {
     policy: Policy,
     random: ChaCha8Rng,
-    episodes: Vec<Episode>,
+    episodes: BTreeMap<i64, Episode>,
     running_reward: f64,
 }
 
 impl Agent {
-    fn new(seed: i64, observers: i64, learning_rate: f64) -> Result<Self, RemoteError> {
-        let count = usize::try_from(observers).map_err(|_| RemoteError::new("there is no such number of observers"))?;
+    fn new(seed: i64, learning_rate: f64) -> Result<Self, RemoteError> {
         Ok(Self {
             policy: Policy::new(seed, learning_rate)?,
             random: ChaCha8Rng::seed_from_u64(seed.unsigned_abs()),
-            episodes: vec![Episode::default(); count],
+            episodes: BTreeMap::new(),
             running_reward: 0.0,
         })
     }
@@ -36,20 +37,20 @@ impl Agent {
             return Err(RemoteError::new(format!("an observation has 4 numbers, not {}", observation.len())));
         };
         let observation: Observation = [position, velocity, angle, spin].map(|x| x as f32);
-        let episode = find(&mut self.episodes, observer)?;
         let decision = self.policy.choose(observation, &mut self.random);
         let action = decision.action as i64;
-        episode.decisions.push(decision);
+        self.episodes.entry(observer).or_default().decisions.push(decision);
         Ok(action)
     }
 
     fn report_reward(&mut self, observer: i64, reward: f64) -> Result<(), RemoteError> {
-        let episode = find(&mut self.episodes, observer)?;
-        if episode.rewards.len() >= episode.decisions.len() {
-            return Err(RemoteError::new(format!("observer {observer} reports a reward for no action")));
+        match self.episodes.get_mut(&observer) {
+            Some(episode) if episode.rewards.len() < episode.decisions.len() => {
+                episode.rewards.push(reward);
+                Ok(())
+            }
+            _ => Err(RemoteError::new(format!("observer {observer} reports a reward for no action"))),
         }
-        episode.rewards.push(reward);
-        Ok(())
     }
 
     /// Learns from the episodes of `observers`, and forgets those of others, which were lost on their
@@ -57,9 +58,10 @@ impl Agent {
     fn learn(&mut self, observers: &[i64]) -> Result<(f64, f64, i64), RemoteError> {
         let mut whole = Vec::new();
         for &observer in observers {
-            whole.push(std::mem::take(find(&mut self.episodes, observer)?));
+            let episode = self.episodes.remove(&observer);
+            whole.push(episode.ok_or_else(|| RemoteError::new(format!("observer {observer} has run no episode")))?);
         }
-        self.episodes.fill_with(Episode::default);
+        self.episodes.clear();
         let totals = whole.iter().map(|episode| episode.rewards.iter().sum::<f64>());
         let least = totals.reduce(f64::min).ok_or_else(|| RemoteError::new("no observer has run an episode"))?;
         let steps = whole.iter().map(|episode| episode.rewards.len() as i64).sum();
@@ -67,12 +69,6 @@ impl Agent {
         self.running_reward = SHARE * least + (1.0 - SHARE) * self.running_reward;
         Ok((least, self.running_reward, steps))
     }
-}
-
-fn find(episodes: &mut [Episode], observer: i64) -> Result<&mut Episode, RemoteError> {
-    let count = episodes.len();
-    let episode = usize::try_from(observer).ok().and_then(|observer| episodes.get_mut(observer));
-    episode.ok_or_else(|| RemoteError::new(format!("observer {observer} is unknown; there are {count}")))
 }
 
 impl RemoteObject for Agent {
@@ -95,11 +91,9 @@ impl RemoteObject for Agent {
     }
 }
 
-/// Offers the agent. Its arguments: the seed, the number of observers, the learning rate.
+/// Offers the agent. Its arguments: the seed and the learning rate.
 pub fn offer(registry: &mut Registry) {
-    registry.object(NAME, |_, (seed, observers, learning_rate): (i64, i64, f64)| {
-        Agent::new(seed, observers, learning_rate)
-    });
+    registry.object(NAME, |_, (seed, learning_rate): (i64, f64)| Agent::new(seed, learning_rate));
 }
 
 #[cfg(test)]
@@ -115,7 +109,7 @@ mod tests {
 
     #[test]
     fn the_running_reward_follows_the_worst_observer() {
-        let mut agent = Agent::new(1, 2, 0.01).expect("usable");
+        let mut agent = Agent::new(1, 0.01).expect("usable");
         run_episode(&mut agent, 0, 40);
         run_episode(&mut agent, 1, 20);
         assert_eq!(agent.learn(&[0, 1]), Ok((20.0, 1.0, 60)));
@@ -126,19 +120,19 @@ mod tests {
 
     #[test]
     fn an_episode_that_was_broken_off_counts_for_nothing() {
-        let mut agent = Agent::new(1, 2, 0.01).expect("usable");
+        let mut agent = Agent::new(1, 0.01).expect("usable");
         run_episode(&mut agent, 0, 40);
         run_episode(&mut agent, 1, 3);
         assert_eq!(agent.learn(&[0]), Ok((40.0, 2.0, 40)));
         run_episode(&mut agent, 1, 10);
         assert_eq!(agent.learn(&[1]).expect("whole").2, 10, "the broken one is forgotten");
         assert!(agent.learn(&[]).is_err());
+        assert!(agent.learn(&[7]).expect_err("it never came").to_string().contains("observer 7"));
     }
 
     #[test]
     fn calls_that_do_not_fit_are_refused() {
-        let mut agent = Agent::new(1, 2, 0.01).expect("usable");
-        assert!(agent.select_action(2, &[0.0; 4]).expect_err("two observers").to_string().contains("there are 2"));
+        let mut agent = Agent::new(1, 0.01).expect("usable");
         assert!(agent.select_action(0, &[0.0; 3]).expect_err("too short").to_string().contains("not 3"));
         assert!(agent.report_reward(0, 1.0).expect_err("no action").to_string().contains("for no action"));
     }

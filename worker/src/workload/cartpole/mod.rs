@@ -143,6 +143,7 @@ struct Rounds<'a> {
     settings: &'a Settings,
     agent: RRef,
     observers: Vec<Seat>,
+    last_number: i64,
     count: u64,
     steps: u64,
     in_episodes: Duration,
@@ -153,19 +154,17 @@ struct Rounds<'a> {
 
 /// An observer's place: its process may be replaced.
 struct Seat {
-    index: i64,
     peer: Peer,
-    observer: Option<RRef>,
+    /// With a number that no other one has had: what a lost observer may still say counts for nothing.
+    observer: Option<(i64, RRef)>,
 }
 
 impl<'a> Rounds<'a> {
     fn new(participant: &Participant, observers: u32, settings: &'a Settings) -> Result<Self, RemoteError> {
         let endpoint = participant.endpoint();
-        let seed = settings.seed as i64;
         let agent = endpoint.peer(endpoint.name());
-        let agent = agent.remote(agent::NAME, (seed, i64::from(observers), settings.learning_rate))?;
+        let agent = agent.remote(agent::NAME, (settings.seed as i64, settings.learning_rate))?;
         let seat = |index: u32| Seat {
-            index: i64::from(index),
             peer: endpoint.peer(&hosting::trainer_name(index + 1)).timeout(settings.patience),
             observer: None,
         };
@@ -173,6 +172,7 @@ impl<'a> Rounds<'a> {
             settings,
             agent,
             observers: (0..observers).map(seat).collect(),
+            last_number: 0,
             count: 0,
             steps: 0,
             in_episodes: Duration::ZERO,
@@ -182,7 +182,7 @@ impl<'a> Rounds<'a> {
         };
         rounds.take_seats()?;
         if let Some(count) = settings.measure_calls {
-            let first = rounds.observers[0].observer.as_ref().expect("every seat was taken");
+            let (_, first) = rounds.observers[0].observer.as_ref().expect("every seat was taken");
             let seconds: f64 = first.rpc_sync("call_repeatedly", (&rounds.agent, i64::from(count)))?;
             rounds.calls_per_second = Some(f64::from(count) / seconds);
         }
@@ -191,11 +191,10 @@ impl<'a> Rounds<'a> {
 
     /// Makes the observers that are missing; waits for their processes.
     fn take_seats(&mut self) -> Result<(), RemoteError> {
-        let seed = self.settings.seed as i64;
         for seat in self.observers.iter_mut().filter(|seat| seat.observer.is_none()) {
-            // A replaced observer sees other episodes than the first one did.
-            let seed = seed.wrapping_add((self.count as i64) << 32);
-            seat.observer = Some(seat.peer.remote(observer::NAME, (seat.index, seed))?);
+            self.last_number += 1;
+            let made = seat.peer.remote(observer::NAME, (self.last_number, self.settings.seed as i64))?;
+            seat.observer = Some((self.last_number, made));
         }
         Ok(())
     }
@@ -205,14 +204,14 @@ impl<'a> Rounds<'a> {
         self.take_seats()?;
         let start = Instant::now();
         let begin = |seat: &Seat| {
-            let observer = seat.observer.as_ref().expect("every seat was taken");
-            observer.rpc_async("run_episode", (&self.agent, self.settings.packed))
+            let (number, observer) = seat.observer.as_ref().expect("every seat was taken");
+            (*number, observer.rpc_async("run_episode", (&self.agent, self.settings.packed)))
         };
-        let episodes: Vec<Result<Pending<i64>, _>> = self.observers.iter().map(begin).collect();
+        let episodes: Vec<(i64, Result<Pending<i64>, _>)> = self.observers.iter().map(begin).collect();
         let mut whole = Vec::new();
-        for (seat, episode) in self.observers.iter_mut().zip(episodes) {
+        for (seat, (number, episode)) in self.observers.iter_mut().zip(episodes) {
             match episode.and_then(Pending::wait) {
-                Ok(_) => whole.push(seat.index),
+                Ok(_) => whole.push(number),
                 Err(error) if error.is_retryable() => {
                     warn!(observer = seat.peer.name(), %error, "lost an observer; the round goes on without it");
                     seat.observer = None;

@@ -18,7 +18,7 @@ pub const FINISH: &str = "cartpole/finish";
 const REWARD: f64 = 1.0;
 
 struct Observer {
-    index: i64,
+    number: i64,
     random: ChaCha8Rng,
     work: Arc<Work>,
 }
@@ -31,13 +31,13 @@ impl Observer {
         let mut last_reward = None;
         for steps in 1.. {
             let action: i64 = if packed {
-                agent.rpc_sync("step", (self.index, last_reward, observation.to_vec()))?
+                agent.rpc_sync("step", (self.number, last_reward, observation.to_vec()))?
             } else {
-                agent.rpc_sync("select_action", (self.index, observation.to_vec()))?
+                agent.rpc_sync("select_action", (self.number, observation.to_vec()))?
             };
             let Outcome { observation: next, done } = cart.push(usize::from(action == 1));
             if !packed || done {
-                agent.rpc_sync::<()>("report_reward", (self.index, REWARD))?;
+                agent.rpc_sync::<()>("report_reward", (self.number, REWARD))?;
             }
             last_reward = Some(REWARD);
             observation = next.map(f64::from);
@@ -94,13 +94,13 @@ impl Work {
     }
 }
 
-/// Offers the observer of this process. Its arguments: its index and the seed of its episodes.
+/// Offers the observer of this process. Its arguments: its number and the seed of all episodes.
 pub fn offer(registry: &mut Registry, work: &Arc<Work>) {
     let counted = Arc::clone(work);
-    registry.object(NAME, move |_, (index, seed): (i64, i64)| {
+    registry.object(NAME, move |_, (number, seed): (i64, i64)| {
         let mut random = ChaCha8Rng::seed_from_u64(seed.unsigned_abs());
-        random.set_stream(index.unsigned_abs() + 1);
-        Ok(Observer { index, random, work: Arc::clone(&counted) })
+        random.set_stream(number.unsigned_abs());
+        Ok(Observer { number, random, work: Arc::clone(&counted) })
     });
     let finished = Arc::clone(work);
     registry.function(FINISH, move |_, ()| {
