@@ -2,7 +2,7 @@
 //! what it holds elsewhere. Calls go out from here; `inbox` takes in what others ask.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::autograd::{Contexts, Module, ModuleRef, Parameters};
+use super::driver::{Driver, Inner};
 use super::holdings::{ContextId, Holdings};
 use super::host::{Host, Hosted, ObjectId, Session};
 use super::inbox::Target;
@@ -56,6 +57,8 @@ pub(crate) struct Shared {
     pub session: Session,
     pub registry: Registry,
     pub runtime: Handle,
+    /// Gone if the runtime has threads of its own. Not held: its tasks hold this.
+    driver: Weak<Inner>,
     pub host: Host,
     pub contexts: Contexts,
     pub peers: Mutex<Peers>,
@@ -91,7 +94,17 @@ pub struct Stats {
 impl Endpoint {
     /// Starts the end; it sends and receives on `runtime` until [`Endpoint::shutdown`].
     #[must_use]
-    pub fn start(settings: Settings, mut registry: Registry, runtime: Handle) -> Self {
+    pub fn start(settings: Settings, registry: Registry, runtime: Handle) -> Self {
+        Self::start_on(settings, registry, runtime, Weak::new())
+    }
+
+    /// Starts the end on a runtime that the threads which wait for answers drive themselves.
+    #[must_use]
+    pub fn start_driven(settings: Settings, registry: Registry, driver: &Driver) -> Self {
+        Self::start_on(settings, registry, driver.handle(), Arc::downgrade(driver.inner()))
+    }
+
+    fn start_on(settings: Settings, mut registry: Registry, runtime: Handle, driver: Weak<Inner>) -> Self {
         super::autograd::register(&mut registry);
         let endpoint = Self(Arc::new(Shared {
             name: settings.name.as_str().into(),
@@ -99,6 +112,7 @@ impl Endpoint {
             session: rand::random(),
             registry,
             runtime,
+            driver,
             host: Host::default(),
             contexts: Contexts::default(),
             peers: Mutex::default(),
@@ -221,7 +235,16 @@ impl Endpoint {
         let (id, slot) = link.call(message, &describe, to.timeout, deadline)?;
         // Only now: the owner must see the call before it sees references in it released.
         drop(arguments);
-        Ok(Sent { slot, deadline, timeout: to.timeout, call: describe, over: Some((link, id)), peer: to.peer.clone() })
+        let driver = self.0.driver.clone();
+        Ok(Sent {
+            slot,
+            deadline,
+            timeout: to.timeout,
+            call: describe,
+            driver,
+            over: Some((link, id)),
+            peer: to.peer.clone(),
+        })
     }
 
     fn call_here(
@@ -238,7 +261,8 @@ impl Endpoint {
         let context = context.map(|id| self.0.contexts.open(id, self.0.session));
         let call = Call { endpoint: self.clone(), caller: Arc::clone(&self.0.name), deadline, context };
         inbox::begin(call, target, arguments, responder);
-        Sent { slot, deadline, timeout: to.timeout, call: describe, over: None, peer: to.peer.clone() }
+        let driver = self.0.driver.clone();
+        Sent { slot, deadline, timeout: to.timeout, call: describe, driver, over: None, peer: to.peer.clone() }
     }
 
     /// A reference on its way to the other end of `link`.

@@ -2,12 +2,15 @@
 //! peer asks of this process is `inbox`'s business.
 
 use std::collections::HashMap;
+use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use super::driver::Inner;
 use super::wire::proto;
 use super::{RemoteError, Value};
 
@@ -22,27 +25,68 @@ pub(crate) struct Answer {
     pub piece: u64,
 }
 
-/// Where an answer is put and awaited.
+/// Where an answer is put and awaited, by one thread.
 #[derive(Debug, Default)]
 pub(crate) struct Slot {
-    answer: Mutex<Option<Result<Answer, RemoteError>>>,
+    state: Mutex<State>,
     filled: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    answer: Option<Result<Answer, RemoteError>>,
+    awaited: Option<Awaited>,
+}
+
+/// How it is awaited; each is woken in its own way.
+#[derive(Debug)]
+enum Awaited {
+    Asleep,
+    Polled(Waker),
 }
 
 impl Slot {
     pub fn fill(&self, answer: Result<Answer, RemoteError>) {
-        *lock(&self.answer) = Some(answer);
-        self.filled.notify_all();
+        let awaited = {
+            let mut state = lock(&self.state);
+            state.answer = Some(answer);
+            state.awaited.take()
+        };
+        match awaited {
+            Some(Awaited::Asleep) => self.filled.notify_all(),
+            Some(Awaited::Polled(waker)) => waker.wake(),
+            None => {}
+        }
     }
 
     /// Waits until `deadline`; `None` when it passes.
     pub fn wait(&self, deadline: Instant) -> Option<Result<Answer, RemoteError>> {
-        let mut answer = lock(&self.answer);
-        while answer.is_none() {
+        let mut state = lock(&self.state);
+        while state.answer.is_none() {
             let left = deadline.checked_duration_since(Instant::now())?;
-            answer = self.filled.wait_timeout(answer, left).unwrap_or_else(PoisonError::into_inner).0;
+            state.awaited = Some(Awaited::Asleep);
+            state = self.filled.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        answer.take()
+        state.answer.take()
+    }
+
+    /// As [`Slot::wait`], moving the connections' bytes meanwhile.
+    pub fn wait_driving(&self, driver: &Inner, deadline: Instant) -> Option<Result<Answer, RemoteError>> {
+        if let Some(answer) = lock(&self.state).answer.take() {
+            return Some(answer);
+        }
+        driver.wait(async { tokio::time::timeout_at(deadline.into(), poll_fn(|cx| self.poll(cx))).await.ok() })
+    }
+
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<Result<Answer, RemoteError>> {
+        let mut state = lock(&self.state);
+        match state.answer.take() {
+            Some(answer) => Poll::Ready(answer),
+            None => {
+                state.awaited = Some(Awaited::Polled(cx.waker().clone()));
+                Poll::Pending
+            }
+        }
     }
 }
 
@@ -60,6 +104,8 @@ struct Pending {
     /// `None` once the connection is closed.
     out: Option<UnboundedSender<proto::Frame>>,
     calls: HashMap<u64, Waiting>,
+    /// Calls that wait for their turn.
+    queued: usize,
     closed_because: String,
 }
 
@@ -76,7 +122,12 @@ impl Link {
             peer,
             session,
             next_id: AtomicU64::new(1),
-            pending: Mutex::new(Pending { out: Some(out), calls: HashMap::new(), closed_because: String::new() }),
+            pending: Mutex::new(Pending {
+                out: Some(out),
+                calls: HashMap::new(),
+                queued: 0,
+                closed_because: String::new(),
+            }),
             room: Condvar::new(),
         }
     }
@@ -103,7 +154,9 @@ impl Link {
             let Some(left) = deadline.checked_duration_since(Instant::now()) else {
                 return Err(self.late(describe, timeout));
             };
+            pending.queued += 1;
             pending = self.room.wait_timeout(pending, left).unwrap_or_else(PoisonError::into_inner).0;
+            pending.queued -= 1;
         }
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         message.id = id;
@@ -118,9 +171,7 @@ impl Link {
 
     /// Hands a reply to the call that waits for it; a reply that nobody awaits any more is dropped.
     pub fn answer(&self, id: u64, answer: Result<Answer, RemoteError>) {
-        let waiting = lock(&self.pending).calls.remove(&id);
-        self.room.notify_one();
-        if let Some(waiting) = waiting {
+        if let Some(waiting) = self.take(id) {
             waiting.slot.fill(answer.map_err(|error| RemoteError::Failed {
                 peer: self.peer.to_string(),
                 call: waiting.call,
@@ -131,8 +182,20 @@ impl Link {
 
     /// Nobody waits for this call any more.
     pub fn forget(&self, id: u64) {
-        lock(&self.pending).calls.remove(&id);
-        self.room.notify_one();
+        self.take(id);
+    }
+
+    /// Takes a call out of those that wait for a reply. The turn of a queued one comes, if there is one: to
+    /// notify nobody costs a system call too.
+    fn take(&self, id: u64) -> Option<Waiting> {
+        let (waiting, queued) = {
+            let mut pending = lock(&self.pending);
+            (pending.calls.remove(&id), pending.queued > 0)
+        };
+        if queued {
+            self.room.notify_one();
+        }
+        waiting
     }
 
     /// Ends the connection; what waits for a reply gets an error.

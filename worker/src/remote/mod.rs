@@ -7,6 +7,7 @@
 
 pub mod autograd;
 mod connect;
+mod driver;
 mod endpoint;
 mod error;
 mod holdings;
@@ -29,6 +30,7 @@ mod wire;
 mod tests;
 
 pub use connect::Service;
+pub use driver::Driver;
 pub use endpoint::{Endpoint, Settings, Stats};
 pub use error::RemoteError;
 pub use object::{Call, Methods, RemoteObject};

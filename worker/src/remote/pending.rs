@@ -1,9 +1,10 @@
 //! A call that is under way.
 
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use super::driver::Inner;
 use super::link::{Answer, Link, Slot};
 use super::object::must_not_wait;
 use super::{FromValues, RemoteError};
@@ -15,6 +16,8 @@ pub(crate) struct Sent {
     pub timeout: Duration,
     pub call: String,
     pub peer: Arc<str>,
+    /// What the waiting thread drives, if it is to.
+    pub driver: Weak<Inner>,
     /// The connection and the call's number on it; `None` if it never left this process.
     pub over: Option<(Arc<Link>, u64)>,
 }
@@ -24,7 +27,11 @@ impl Sent {
         if must_not_wait() {
             return Err(RemoteError::new(format!("a quick method waits for {}; add it with `add`", self.call)));
         }
-        self.slot.wait(self.deadline).unwrap_or_else(|| {
+        let answer = match self.driver.upgrade() {
+            Some(driver) => self.slot.wait_driving(&driver, self.deadline),
+            None => self.slot.wait(self.deadline),
+        };
+        answer.unwrap_or_else(|| {
             let (peer, call) = (self.peer.to_string(), self.call.clone());
             Err(RemoteError::Deadline { peer, call, timeout: self.timeout })
         })

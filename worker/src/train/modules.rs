@@ -5,12 +5,11 @@ use std::time::{Duration, Instant};
 
 use psjobs_api::{Environment, ReplicaResult};
 use psjobs_ps::client::{ClientError, Member, SessionConfig};
-use tokio::runtime::Runtime;
 
 use super::Plan;
 use super::progress::Progress;
 use crate::data::sampler::TooFewExamples;
-use crate::remote::{Endpoint, Peer, Registry, RemoteError, Settings, hosting};
+use crate::remote::{Driver, Endpoint, Peer, Registry, RemoteError, Settings, hosting};
 use crate::workload::Metrics;
 
 /// Training failed.
@@ -45,7 +44,7 @@ pub struct Participant {
 struct Connections {
     endpoint: Endpoint,
     // Behind the endpoint, which runs on it.
-    _runtime: Runtime,
+    _driver: Driver,
 }
 
 impl Drop for Connections {
@@ -66,15 +65,10 @@ impl Participant {
         total_steps: u64,
         patience: Duration,
     ) -> Result<Self, ModulesError> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name("psjobs-calls")
-            .enable_all()
-            .build()
-            .map_err(ModulesError::Runtime)?;
+        let driver = Driver::start().map_err(ModulesError::Runtime)?;
         let settings = Settings::new(hosting::name(environment), environment.uid.as_str());
-        let endpoint = Endpoint::start(settings, registry, runtime.handle().clone());
-        let connections = Connections { endpoint, _runtime: runtime };
+        let endpoint = Endpoint::start_driven(settings, registry, &driver);
+        let connections = Connections { endpoint, _driver: driver };
         let config = SessionConfig::new(environment, Vec::new(), total_steps);
         let config = SessionConfig { connect_timeout: patience, ..config };
         let member = Member::join(config).map_err(ModulesError::Join)?;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 
-use super::{Call, Endpoint, Methods, Pending, RRef, Registry, RemoteError, RemoteObject, Settings, Values};
+use super::{Call, Driver, Endpoint, Methods, Pending, RRef, Registry, RemoteError, RemoteObject, Settings, Values};
 
 const LEASE: Duration = Duration::from_millis(400);
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -18,13 +18,14 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A few processes of one job.
 struct Job {
     runtime: Runtime,
+    drivers: Vec<Driver>,
     endpoints: Vec<Endpoint>,
 }
 
 impl Job {
     fn new() -> Self {
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
-        Self { runtime, endpoints: Vec::new() }
+        Self { runtime, drivers: Vec::new(), endpoints: Vec::new() }
     }
 
     /// A process that others can connect to, and its address.
@@ -43,7 +44,11 @@ impl Job {
 
     /// A process that connects to others.
     fn client(&mut self, name: &str, servers: &[(&str, &str)]) -> Endpoint {
-        let endpoint = self.start(Settings { lease: LEASE, ..Settings::new(name, "test") });
+        let settings = Settings { lease: LEASE, ..Settings::new(name, "test") };
+        let driver = Driver::start().expect("a thread");
+        let endpoint = Endpoint::start_driven(settings, registry(), &driver);
+        self.endpoints.push(endpoint.clone());
+        self.drivers.push(driver);
         for (server, address) in servers {
             endpoint.connect(server, address, PATIENCE).expect("the server is up");
         }
