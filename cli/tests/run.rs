@@ -1,14 +1,17 @@
 //! `psjobs run` over containers that are shell scripts: what happens to processes, whatever they do.
 //! Waits are for events (a file, a line, an exit), each with a deadline.
 
+mod process;
+
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use process::Running;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -63,7 +66,7 @@ impl Job {
     }
 
     fn run(&self, args: &[&str]) -> Report {
-        Report::of(self.command(args).spawn().expect("psjobs starts"))
+        Report::of(Running::start(&mut self.command(args)))
     }
 
     /// The process id that a script wrote with `echo $$ > $DIR/name`.
@@ -74,8 +77,8 @@ impl Job {
 }
 
 impl Report {
-    fn of(child: Child) -> Self {
-        let output = child.wait_with_output().expect("psjobs ends");
+    fn of(child: Running) -> Self {
+        let output = child.output(DEADLINE);
         Self {
             code: output.status.code().or(output.status.signal()),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
@@ -150,7 +153,7 @@ fn every_process_is_told_its_place_and_all_output_is_logged() {
     let job = Job::new(&format!("{told} {SERVER}"), &trainer, "");
     let logs = job.path("logs");
     let mut command = job.command(&["--verbose", "--log-dir", &logs.display().to_string()]);
-    let report = Report::of(command.env("OMP_NUM_THREADS", "7").spawn().expect("starts"));
+    let report = Report::of(Running::start(command.env("OMP_NUM_THREADS", "7")));
     assert_eq!(report.code, Some(0), "{}", report.stderr);
     for (file, who, want) in [
         ("ps-0.log", "server 0", "role=ps rank=0 of 3 threads=7"),
@@ -207,9 +210,9 @@ fn a_failed_trainer_is_started_again_with_a_higher_incarnation() {
 #[test]
 fn ctrl_c_ends_every_process_and_their_children() {
     let job = Job::new(STUCK, STUCK, "");
-    let child = job.command(&["--json"]).spawn().expect("starts");
+    let child = Running::start(&mut job.command(&["--json"]));
     let pids = ALL.map(|name| job.pid(name));
-    kill_process(Pid::from_child(&child), Signal::INT).expect("sent");
+    kill_process(child.pid(), Signal::INT).expect("sent");
     let report = Report::of(child);
     assert_eq!(report.code, Some(130), "{}", report.stderr);
     for (pid, name) in pids.into_iter().zip(ALL) {
@@ -223,10 +226,10 @@ fn ctrl_c_ends_every_process_and_their_children() {
 fn processes_that_ignore_sigterm_are_killed_after_their_grace_period() {
     let deaf = format!("trap '' TERM; {STUCK}; while :; do sleep 1; done");
     let job = Job::new(&deaf, &deaf, "");
-    let child = job.command(&[]).spawn().expect("starts");
+    let child = Running::start(&mut job.command(&[]));
     let pids = ALL.map(|name| job.pid(name));
     let began = Instant::now();
-    kill_process(Pid::from_child(&child), Signal::TERM).expect("sent");
+    kill_process(child.pid(), Signal::TERM).expect("sent");
     assert_eq!(Report::of(child).code, Some(143));
     assert!(began.elapsed() >= Duration::from_secs(2), "they had their time");
     assert!(pids.into_iter().all(is_gone));
@@ -238,10 +241,10 @@ fn a_second_ctrl_c_kills_at_once() {
     let job = Job::new(&deaf, &deaf, "");
     let manifest = fs::read_to_string(job.path("job.yaml")).expect("readable");
     fs::write(job.path("job.yaml"), manifest.replace("PeriodSeconds: 2", "PeriodSeconds: 3600")).expect("written");
-    let mut child = job.command(&[]).spawn().expect("starts");
+    let mut child = Running::start(&mut job.command(&[]));
     let pids = ALL.map(|name| job.pid(name));
-    let psjobs = Pid::from_child(&child);
-    let mut lines = BufReader::new(child.stderr.take().expect("piped")).lines();
+    let psjobs = child.pid();
+    let mut lines = BufReader::new(child.child().stderr.take().expect("piped")).lines();
     kill_process(psjobs, Signal::INT).expect("sent");
     let heard = lines.any(|line| line.expect("text").contains("Ctrl-C again"));
     assert!(heard, "the first was heard");
@@ -253,10 +256,10 @@ fn a_second_ctrl_c_kills_at_once() {
 #[test]
 fn no_process_survives_psjobs_even_if_it_is_killed() {
     let job = Job::new(STUCK, STUCK, "");
-    let mut child = job.command(&[]).spawn().expect("starts");
+    let mut child = Running::start(&mut job.command(&[]));
     let pids = ALL.map(|name| job.pid(name));
-    child.kill().expect("killed");
-    child.wait().expect("gone");
+    child.child().kill().expect("killed");
+    child.child().wait().expect("gone");
     for (pid, name) in pids.into_iter().zip(ALL) {
         wait_until_gone(pid, name);
     }
