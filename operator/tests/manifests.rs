@@ -140,6 +140,34 @@ const SCHEMA: &[Row] = &[
 /// What the rules between fields say.
 const RULES: &[Row] = &[
     (
+        "spec: {checkpoint: {}}",
+        "spec.checkpoint needs either volumeClaim, for example {size: 1Gi}, or existingClaim, the name of one",
+    ),
+    (
+        "spec: {training: {consistency: {mode: Sync, backupTrainers: 2}}}",
+        "spec.training.consistency.backupTrainers must be less than spec.trainer.replicas, so that somebody trains; write a smaller one",
+    ),
+    (
+        "spec: {training: {consistency: {backupTrainers: 1}}}",
+        "spec.training.consistency.backupTrainers is for Sync; remove it, or set mode to Sync",
+    ),
+    (
+        "spec: {training: {consistency: {mode: Sync, staleness: 2}}}",
+        "spec.training.consistency.staleness is the bound of Bounded; remove it, or set mode to Bounded",
+    ),
+    (
+        "spec: {training: {consistency: {mode: Sync}, staleness: {policy: Damped}}}",
+        "spec.training.staleness.policy: nothing is stale in Sync; remove it, or set consistency.mode to Bounded or Async",
+    ),
+    (
+        "spec: {training: {schedule: {type: Cosine}}}",
+        "spec.training.schedule.totalSteps: Linear and Cosine need to know where they end; write the steps of one trainer, for example 10000",
+    ),
+    (
+        "spec: {training: {compression: {codec: BF16, density: 0.5}}}",
+        "spec.training.compression.density is for TopK; remove it, or set codec to TopK",
+    ),
+    (
         "metadata: {name: 1st-try}",
         "metadata.name must start with a letter and hold only a-z, 0-9 and '-', because services are named after it; for example mnist-1",
     ),
@@ -211,6 +239,10 @@ const RULES: &[Row] = &[
 
 /// Changes to a stored job that runs: the change, and the sentence.
 const CHANGES: &[Row] = &[
+    (
+        "spec: {checkpoint: {existingClaim: other}}",
+        "spec.checkpoint cannot change while the job runs; set spec.suspend to true first, or create a new job",
+    ),
     (
         "spec: {training: {optimizer: {learningRate: 0.5}}}",
         "spec.training cannot change while the job runs; set spec.suspend to true first, or create a new job",

@@ -3,6 +3,7 @@
 //! `kubectl explain psjob.spec` shows; rules here are what the API server and `psjobs validate`
 //! both enforce.
 
+mod checkpoint;
 mod failure;
 pub mod names;
 mod policy;
@@ -14,6 +15,7 @@ use k8s_openapi::api::core::v1::PodTemplateSpec;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
+pub use checkpoint::{AccessMode, CheckpointSpec, VolumeClaim};
 pub use failure::{Backoff, FailureAction, FailurePolicy, FailureRule, RestartStrategy, TargetRole};
 pub use policy::{
     CleanPodPolicy, RestartPolicy, RunPolicy, SchedulingPolicy, StartupPolicy, SuccessOperator, SuccessPolicy,
@@ -82,6 +84,10 @@ pub const KIND: &str = "ParameterServerJob";
         .message("spec.trainer cannot change while the job runs; set spec.suspend to true first, or create a new job"),
     validation = Rule::new("has(self.schedulingPolicy) == has(oldSelf.schedulingPolicy) && (!has(self.schedulingPolicy) || self.schedulingPolicy == oldSelf.schedulingPolicy) || (has(oldSelf.suspend) && oldSelf.suspend)")
         .message("spec.schedulingPolicy cannot change while the job runs; set spec.suspend to true first, or create a new job"),
+    validation = Rule::new("has(self.checkpoint) == has(oldSelf.checkpoint) && (!has(self.checkpoint) || self.checkpoint == oldSelf.checkpoint) || (has(oldSelf.suspend) && oldSelf.suspend)")
+        .message("spec.checkpoint cannot change while the job runs; set spec.suspend to true first, or create a new job"),
+    validation = Rule::new("self.training.consistency.backupTrainers < self.trainer.replicas")
+        .message("spec.training.consistency.backupTrainers must be less than spec.trainer.replicas, so that somebody trains; write a smaller one"),
     validation = Rule::new("has(self.managedBy) == has(oldSelf.managedBy) && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)")
         .message("spec.managedBy cannot change; create a new job"),
     validation = Rule::new("self.successPolicy.operator == 'Any' || !has(self.successPolicy.minSucceeded)")
@@ -120,6 +126,16 @@ pub struct ParameterServerJobSpec {
             .message("spec.training.optimizer: learningRateDecay and initialAccumulator are arguments of Adagrad; remove them, or use type Adagrad"),
         validation = Rule::new("self.optimizer.type == 'FTRL' || (self.optimizer.beta == 1.0 && self.optimizer.l1 == 0.0 && self.optimizer.l2 == 0.0)")
             .message("spec.training.optimizer: beta, l1 and l2 are arguments of FTRL; remove them, or use type FTRL"),
+        validation = Rule::new("self.consistency.mode == 'Sync' || self.consistency.backupTrainers == 0")
+            .message("spec.training.consistency.backupTrainers is for Sync; remove it, or set mode to Sync"),
+        validation = Rule::new("self.consistency.mode == 'Bounded' || self.consistency.staleness == 8")
+            .message("spec.training.consistency.staleness is the bound of Bounded; remove it, or set mode to Bounded"),
+        validation = Rule::new("self.consistency.mode != 'Sync' || self.staleness.policy == 'None'")
+            .message("spec.training.staleness.policy: nothing is stale in Sync; remove it, or set consistency.mode to Bounded or Async"),
+        validation = Rule::new("!(self.schedule.type in ['Linear', 'Cosine']) || self.schedule.totalSteps > 0")
+            .message("spec.training.schedule.totalSteps: Linear and Cosine need to know where they end; write the steps of one trainer, for example 10000"),
+        validation = Rule::new("self.compression.codec == 'TopK' || self.compression.density == 0.01")
+            .message("spec.training.compression.density is for TopK; remove it, or set codec to TopK"),
     )]
     pub training: Training,
     /// The parameter servers.
@@ -137,6 +153,12 @@ pub struct ParameterServerJobSpec {
     /// What happens when pods fail.
     #[serde(default)]
     pub failure_policy: FailurePolicy,
+    /// Where the servers keep the job's state. Default: nowhere; a lost server is then filled from a
+    /// trainer's parameters, without optimizer state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("has(self.volumeClaim) != has(self.existingClaim)")
+        .message("spec.checkpoint needs either volumeClaim, for example {size: 1Gi}, or existingClaim, the name of one"))]
+    pub checkpoint: Option<CheckpointSpec>,
     /// Deadlines and cleaning up.
     #[serde(default)]
     pub run_policy: RunPolicy,

@@ -30,6 +30,12 @@ pub fn service(job: &str) -> String {
     job.to_owned()
 }
 
+/// `mnist-checkpoints`: the volume claim of spec.checkpoint.volumeClaim.
+#[must_use]
+pub fn claim(job: &str) -> String {
+    format!("{job}-checkpoints")
+}
+
 /// `mnist-ps-0.mnist.default.svc`: resolvable in any cluster domain.
 #[must_use]
 pub fn host(job: &str, namespace: &str, role: Role, index: u32) -> String {

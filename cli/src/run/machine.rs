@@ -4,18 +4,20 @@ use std::env;
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 use std::thread;
 
 use anyhow::Context as _;
 
+use super::Options;
 use super::plan::Machine;
 use crate::BadInput;
 
 const WORKER: &str = "psjobs-worker";
 
 /// What a run with `servers` servers gets. `results` takes the result files.
-pub fn look(servers: u32, worker: Option<&Path>, data: Option<&Path>, results: PathBuf) -> anyhow::Result<Machine> {
+pub fn look(servers: u32, options: &Options, results: PathBuf) -> anyhow::Result<Machine> {
+    let Options { worker, data, checkpoint_dir, .. } = options;
     if let Some(data) = data
         && !data.is_dir()
     {
@@ -24,11 +26,12 @@ pub fn look(servers: u32, worker: Option<&Path>, data: Option<&Path>, results: P
     Ok(Machine {
         cores: thread::available_parallelism().map_or(1, |cores| cores.get() as u32),
         gpus: gpus(),
-        worker: find_worker(worker)?,
-        data: data.map(Path::to_owned),
+        worker: find_worker(worker.as_deref())?,
+        data: data.clone(),
         threads_are_set: env::var_os("OMP_NUM_THREADS").is_some(),
         servers: free_addresses(servers).context("no free port on 127.0.0.1 for a server")?,
         results,
+        checkpoints: path::absolute(checkpoint_dir).context("this folder has no path")?,
         uid: format!("{:032x}", rand::random::<u128>()),
     })
 }

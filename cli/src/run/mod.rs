@@ -57,6 +57,9 @@ pub struct RunArgs {
     /// Keep what the processes write in this folder [default: a temporary one, kept if the job fails]
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
+    /// Folder for the checkpoints of jobs with spec.checkpoint, each in a folder of its name
+    #[arg(long, value_name = "DIR", default_value = CHECKPOINTS)]
+    checkpoint_dir: PathBuf,
     /// Show every line that the processes write
     #[arg(long, short)]
     verbose: bool,
@@ -74,8 +77,13 @@ pub struct Options {
     pub worker: Option<PathBuf>,
     pub data: Option<PathBuf>,
     pub log_dir: Option<PathBuf>,
+    /// Holds a folder for each job that keeps checkpoints.
+    pub checkpoint_dir: PathBuf,
     pub wish: Wish,
 }
+
+/// Where checkpoints go unless told otherwise.
+pub const CHECKPOINTS: &str = "checkpoints";
 
 impl RunArgs {
     pub fn run(self) -> anyhow::Result<ExitCode> {
@@ -89,6 +97,7 @@ impl RunArgs {
             worker: self.worker,
             data: self.data,
             log_dir: self.log_dir,
+            checkpoint_dir: self.checkpoint_dir,
             wish: Wish { progress, output: self.verbose },
         };
         let (summary, signal) = execute(&job, &options)?;
@@ -113,7 +122,7 @@ pub fn execute(job: &ParameterServerJob, options: &Options) -> anyhow::Result<(S
     fs::create_dir_all(&logs).with_context(|| format!("cannot make the folder {} for logs", logs.display()))?;
     let servers = job.spec.ps.replicas.unsigned_abs();
     let results = scratch.path().to_owned();
-    let machine = machine::look(servers, options.worker.as_deref(), options.data.as_deref(), results)?;
+    let machine = machine::look(servers, options, results)?;
     let plan = Plan::new(job, machine).map_err(|error| BadInput::new(error.to_string()))?;
 
     let mut view = View::new(options.wish, &plan);

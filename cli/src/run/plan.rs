@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec};
 use psjobs_api::crd::{ParameterServerJob, RestartPolicy};
+use psjobs_api::env::Checkpoint;
 use psjobs_api::{Environment, Role, Training};
 
 use super::expand::expand;
@@ -50,6 +51,8 @@ pub struct Machine {
     pub servers: Vec<String>,
     /// Takes the result files.
     pub results: PathBuf,
+    /// Takes the job's checkpoints, if it keeps any.
+    pub checkpoints: PathBuf,
     /// Random and unique to this run.
     pub uid: String,
 }
@@ -83,6 +86,7 @@ pub struct Plan {
     server: Program,
     trainer: Program,
     training: Training,
+    checkpoint: Option<Checkpoint>,
     namespace: String,
     machine: Machine,
     /// What the user should know before it starts.
@@ -132,6 +136,10 @@ impl Plan {
         let ignored = [("ps", spec.ps.template.as_ref()), ("trainer", Some(&spec.trainer.template))];
         let ignored = ignored.into_iter().filter_map(|(role, template)| ignored_parts(role, template?.spec.as_ref()?));
         let policy = &spec.run_policy;
+        let checkpoint = spec.checkpoint.as_ref().map(|checkpoint| Checkpoint {
+            folder: text(&machine.checkpoints.join(checkpoint.path.as_ref().unwrap_or(&name))),
+            policy: checkpoint.policy(),
+        });
         Ok(Self {
             name,
             rules: Rules {
@@ -147,6 +155,7 @@ impl Plan {
             server,
             trainer,
             training: spec.training.clone(),
+            checkpoint,
             namespace: job.metadata.namespace.clone().unwrap_or_else(|| "default".into()),
             machine,
             notes,
@@ -197,7 +206,7 @@ impl Plan {
             incarnation,
             local_rank,
             result_file: Some(result_file.display().to_string()),
-            checkpoint: None,
+            checkpoint: self.checkpoint.clone().filter(|_| replica.role == Role::Server),
         };
         let contract: BTreeMap<_, _> =
             contract.to_vars().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();

@@ -2,7 +2,7 @@
 //! is, because a delete names the uid that it means.
 
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
-use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::core::Status;
 use kube::{Api, Client, Resource, ResourceExt as _};
@@ -38,10 +38,17 @@ pub async fn create(
     let pods = Api::<Pod>::namespaced(client.clone(), &job.namespace);
     let services = Api::<Service>::namespaced(client.clone(), &job.namespace);
     let service = async {
-        match children.contains(&Child::Service) {
-            true => create_one(context, &services, &build::service(job), &job.uid).await.map(Some),
-            false => Ok(None),
+        if !children.contains(&Child::Service) {
+            return Ok(None);
         }
+        // The claim comes first, so that a service that exists stands for both.
+        if let Some(claim) = build::claim(job) {
+            let claims = Api::<PersistentVolumeClaim>::namespaced(client.clone(), &job.namespace);
+            if let Outcome::Refused(refusal) = create_one(context, &claims, &claim, &job.uid).await? {
+                return Ok(Some(Outcome::Refused(refusal)));
+            }
+        }
+        create_one(context, &services, &build::service(job), &job.uid).await.map(Some)
     };
     let mut requests = Vec::new();
     for child in children {

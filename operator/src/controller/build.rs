@@ -1,6 +1,7 @@
 //! The children of a job as objects: the headless service and the pods. Names follow from the job, so
 //! that the API server itself refuses a second pod of one rank.
 
+mod checkpoint;
 mod defaults;
 mod scheduling;
 
@@ -19,6 +20,8 @@ use psjobs_api::{DEFAULT_PORT, Environment, METRICS_PORT, Role};
 use super::decide::NewPod;
 use super::observe::Replica;
 use super::validate::ValidJob;
+
+pub use checkpoint::claim;
 
 /// Where Kubernetes looks for a container's last words unless its template says otherwise.
 const TERMINATION_LOG: &str = "/dev/termination-log";
@@ -74,6 +77,9 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     if let Some(main) = pod_spec.containers.first_mut() {
         inject(main, job, replica, incarnation);
     }
+    if let Some(checkpoint) = spec.checkpoint.as_ref().filter(|_| replica.role == Role::Server) {
+        checkpoint::mount(job, checkpoint, &mut pod_spec);
+    }
     defaults::apply(&mut pod_spec);
 
     let mut labels = metadata.labels.unwrap_or_default();
@@ -117,6 +123,7 @@ fn job_labels(job: &ValidJob) -> BTreeMap<String, String> {
 fn inject(main: &mut Container, job: &ValidJob, replica: Replica, incarnation: u32) {
     let server = |index| format!("{}:{DEFAULT_PORT}", names::host(&job.name, &job.namespace, Role::Server, index));
     let result_file = main.termination_message_path.clone().unwrap_or_else(|| TERMINATION_LOG.into());
+    let spec = &job.object.spec;
     let environment = Environment {
         name: job.name.clone(),
         namespace: job.namespace.clone(),
@@ -125,11 +132,11 @@ fn inject(main: &mut Container, job: &ValidJob, replica: Replica, incarnation: u
         index: replica.index,
         servers: (0..job.servers).map(server).collect(),
         trainers: job.trainers,
-        training: job.object.spec.training.clone(),
+        training: spec.training.clone(),
         incarnation,
         local_rank: 0,
         result_file: Some(result_file),
-        checkpoint: None,
+        checkpoint: spec.checkpoint.as_ref().filter(|_| replica.role == Role::Server).map(checkpoint::environment),
     };
     let ours = environment.to_vars();
     let var = |(name, value): &(&str, String)| EnvVar {
@@ -146,7 +153,7 @@ fn inject(main: &mut Container, job: &ValidJob, replica: Replica, incarnation: u
     if main.termination_message_policy.is_none() {
         main.termination_message_policy = Some("FallbackToLogsOnError".into());
     }
-    let trainer = &job.object.spec.trainer;
+    let trainer = &spec.trainer;
     if replica.role == Role::Trainer && trainer.gpus > 0 {
         let limits = main.resources.get_or_insert_default().limits.get_or_insert_default();
         limits.insert(trainer.gpu_resource_name.clone(), Quantity(trainer.gpus.to_string()));

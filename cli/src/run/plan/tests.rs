@@ -16,6 +16,7 @@ fn machine() -> Machine {
         threads_are_set: false,
         servers: vec!["127.0.0.1:4001".into(), "127.0.0.1:4002".into()],
         results: "/results".into(),
+        checkpoints: "/kept".into(),
         uid: "f00".into(),
     }
 }
@@ -110,4 +111,14 @@ fn what_cannot_run_here_is_told() {
         assert!(error.contains(want), "{error}");
     }
     assert_eq!(plan(TWO, machine()).ignored, ["of spec.trainer.template, these mean nothing here: image"]);
+}
+
+#[test]
+fn checkpoints_go_to_the_jobs_own_folder() {
+    let spec = TWO.replacen('{', "{checkpoint: {volumeClaim: {size: 1Gi}, keep: 7}, ", 1);
+    let plan = plan(&spec, machine());
+    let server = plan.launch(SERVER, 0).env;
+    assert_eq!(server["PSJOB_CHECKPOINT_DIR"], format!("/kept/{}", plan.name));
+    assert!(server["PSJOB_CHECKPOINT"].contains(r#""keep":7"#));
+    assert!(!plan.launch(TRAINER, 0).env.contains_key("PSJOB_CHECKPOINT_DIR"), "trainers keep nothing");
 }

@@ -175,3 +175,23 @@ fn the_scheduler_is_told_of_priority_nearness_and_queue() {
     let plain = build("", "trainer-0");
     assert_eq!(plain.spec.map(|spec| (spec.affinity, spec.priority_class_name)), Some((None, None)));
 }
+
+#[test]
+fn servers_get_the_checkpoint_folder_and_trainers_do_not() {
+    let job = valid_job("checkpoint: {volumeClaim: {size: 1Gi}, intervalSeconds: 5}");
+    let claim = claim(&job).expect("a claim to make");
+    assert_eq!(claim.metadata.name.as_deref(), Some("mnist-checkpoints"));
+    for (role, there) in [(Role::Server, true), (Role::Trainer, false)] {
+        let replica = Replica { role, index: 0 };
+        let new = NewPod { replica, incarnation: 0, failures: 0, failures_in_a_row: 0 };
+        let spec = pod(&job, &new, "worker").spec.expect("a spec");
+        let main = &spec.containers[0];
+        let mounted = main.volume_mounts.iter().flatten().find(|mount| mount.mount_path == "/checkpoints");
+        assert_eq!(mounted.and_then(|mount| mount.sub_path.as_deref()), there.then_some("mnist"), "{role}");
+        let told = main.env.iter().flatten().find(|var| var.name == "PSJOB_CHECKPOINT");
+        let told = told.and_then(|var| var.value.as_deref());
+        assert_eq!(told.is_some_and(|told| told.contains(r#""intervalSeconds":5"#)), there, "{role}");
+    }
+    let existing = valid_job("checkpoint: {existingClaim: shared, path: runs/a}");
+    assert!(super::claim(&existing).is_none());
+}

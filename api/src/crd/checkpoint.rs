@@ -1,0 +1,93 @@
+//! `spec.checkpoint`: where the servers keep the job's state, how often, and how much of it.
+
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::checkpoint::CheckpointPolicy;
+
+/// Where and how the servers keep parameters, optimizer state and every trainer's position. A server
+/// that is lost then takes the job back to the newest checkpoint instead of losing its part.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CheckpointSpec {
+    /// A volume claim that the operator makes, named after the job; it goes with the job. Give this
+    /// or existingClaim.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume_claim: Option<VolumeClaim>,
+    /// Name of a volume claim that exists; it outlives the job, so that another job can go on from
+    /// the checkpoints in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub existing_claim: Option<String>,
+    /// Folder in the volume. Default: the job's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024), regex(pattern = r"^[^/].*$"))]
+    pub path: Option<String>,
+    /// Seconds between two checkpoints. Training goes on while one is written. Default 60.
+    #[serde(default = "default_interval")]
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub interval_seconds: u64,
+    /// Complete checkpoints to keep; older ones are removed. Default 3.
+    #[serde(default = "default_keep")]
+    #[schemars(range(min = 1, max = 10_000))]
+    pub keep: u32,
+    /// Begin from the newest checkpoint in the folder, if there is one. Default true.
+    #[serde(default = "default_resume")]
+    pub resume: bool,
+}
+
+/// A claim that the operator makes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeClaim {
+    /// Size, for example 10Gi: (keep + 1) x parameters x 4 bytes x (1 + the optimizer's slots).
+    #[schemars(regex(pattern = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$"))]
+    pub size: String,
+    /// Storage class. Default: the cluster's default class.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage_class_name: Option<String>,
+    /// ReadWriteOnce (default) keeps all servers on one node; ReadWriteMany lets them spread, where the
+    /// storage class can do it.
+    #[serde(default)]
+    pub access_mode: AccessMode,
+}
+
+/// Who may mount the volume at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum AccessMode {
+    /// The pods of one node.
+    #[default]
+    ReadWriteOnce,
+    /// All pods.
+    ReadWriteMany,
+}
+
+impl AccessMode {
+    /// The name that Kubernetes knows.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::ReadWriteOnce => "ReadWriteOnce",
+            Self::ReadWriteMany => "ReadWriteMany",
+        }
+    }
+}
+
+impl CheckpointSpec {
+    /// What the servers need to know.
+    #[must_use]
+    pub fn policy(&self) -> CheckpointPolicy {
+        CheckpointPolicy { interval_seconds: self.interval_seconds, keep: self.keep, resume: self.resume }
+    }
+}
+
+fn default_interval() -> u64 {
+    CheckpointPolicy::default().interval_seconds
+}
+fn default_keep() -> u32 {
+    CheckpointPolicy::default().keep
+}
+fn default_resume() -> bool {
+    CheckpointPolicy::default().resume
+}

@@ -1,0 +1,61 @@
+//! What spec.checkpoint adds: a volume claim, if the operator is to make it, and its folder in the
+//! servers' pods.
+
+use k8s_openapi::api::core::v1::{
+    Container, PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimVolumeSource, PodSpec, Volume,
+    VolumeMount, VolumeResourceRequirements,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use psjobs_api::crd::{CheckpointSpec, names};
+use psjobs_api::env::Checkpoint;
+
+use super::job_labels;
+use crate::controller::validate::ValidJob;
+
+const VOLUME: &str = "psjobs-checkpoints";
+/// Where the servers see the folder.
+const FOLDER: &str = "/checkpoints";
+
+/// The claim to make; `None` if there is nothing to keep, or a claim to keep it in.
+pub fn claim(job: &ValidJob) -> Option<PersistentVolumeClaim> {
+    let wanted = job.object.spec.checkpoint.as_ref()?.volume_claim.as_ref()?;
+    let size = [("storage".to_owned(), Quantity(wanted.size.clone()))];
+    Some(PersistentVolumeClaim {
+        metadata: ObjectMeta {
+            name: Some(names::claim(&job.name)),
+            namespace: Some(job.namespace.clone()),
+            labels: Some(job_labels(job)),
+            owner_references: Some(vec![job.owner.clone()]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(PersistentVolumeClaimSpec {
+            access_modes: Some(vec![wanted.access_mode.as_str().to_owned()]),
+            storage_class_name: wanted.storage_class_name.clone(),
+            resources: Some(VolumeResourceRequirements {
+                requests: Some(size.into()),
+                ..VolumeResourceRequirements::default()
+            }),
+            ..PersistentVolumeClaimSpec::default()
+        }),
+        status: None,
+    })
+}
+
+/// What a server is told.
+pub fn environment(spec: &CheckpointSpec) -> Checkpoint {
+    Checkpoint { folder: FOLDER.into(), policy: spec.policy() }
+}
+
+/// Mounts the volume in a server's first container.
+pub fn mount(job: &ValidJob, spec: &CheckpointSpec, pod: &mut PodSpec) {
+    let claim_name = spec.existing_claim.clone().unwrap_or_else(|| names::claim(&job.name));
+    let source = PersistentVolumeClaimVolumeSource { claim_name, ..PersistentVolumeClaimVolumeSource::default() };
+    let volume = Volume { name: VOLUME.into(), persistent_volume_claim: Some(source), ..Volume::default() };
+    pod.volumes.get_or_insert_default().push(volume);
+    let sub_path = Some(spec.path.clone().unwrap_or_else(|| job.name.clone()));
+    let mount = VolumeMount { name: VOLUME.into(), mount_path: FOLDER.into(), sub_path, ..VolumeMount::default() };
+    if let Some(Container { volume_mounts, .. }) = pod.containers.first_mut() {
+        volume_mounts.get_or_insert_default().push(mount);
+    }
+}
