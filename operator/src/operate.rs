@@ -11,12 +11,11 @@ use kube::{Api, Client};
 use prometheus_client::registry::Registry;
 use psjobs_api::crd::ParameterServerJob;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::controller::apply::REQUESTS;
 use crate::controller::memory::Memory;
+use crate::controller::turns::Turns;
 use crate::controller::{self, Context, Watches};
 use crate::http::{self, Readiness};
 use crate::leader::Candidate;
@@ -141,7 +140,7 @@ impl Operator {
             memory,
             recorder: Recorder::new(self.client.clone(), reporter),
             metrics: self.metrics.clone(),
-            requests: Semaphore::new(REQUESTS),
+            turns: Turns::default(),
             worker_image: self.settings.worker_image.clone(),
         };
         tokio::select! {

@@ -96,8 +96,8 @@ pub const KIND: &str = "ParameterServerJob";
         .message("spec.successPolicy.minSucceeded is above spec.trainer.replicas, so the job could never succeed; write a smaller one"),
 )]
 pub struct ParameterServerJobSpec {
-    /// Stop all pods of the job and keep the job itself; false starts it again, from the
-    /// beginning. Default false.
+    /// Stop all pods of the job and keep the job itself; false starts it again, from its last
+    /// checkpoint if it has any (spec.checkpoint), else from the beginning. Default false.
     #[serde(default)]
     pub suspend: bool,
     /// Who takes care of the job. Default: this operator; it leaves a job alone that names anything

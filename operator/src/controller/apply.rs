@@ -16,10 +16,8 @@ use super::observe::observe;
 use super::validate::ValidJob;
 use super::{Context, ReconcileError, build};
 
-/// Requests under way at once, of one job and of all together: enough to hide the latency, few enough to
-/// leave the API server to others (it takes 200 writes at once by default). Each is a connection.
+/// Requests of one job under way at once.
 const REQUESTS_OF_JOB: usize = 32;
-pub const REQUESTS: usize = 64;
 
 /// What became of a child that was to be created.
 enum Outcome<K> {
@@ -82,7 +80,7 @@ where
 {
     let name = object.name_any();
     let child = format!("{} {name}", K::kind(&()).to_lowercase());
-    let _slot = context.slot().await;
+    let _turn = context.turn(&context.turns.children).await;
     let refused = |message| Ok(Outcome::Refused(Refusal { child: child.clone(), message }));
     match api.create(&PostParams::default(), object).await {
         Ok(created) => Ok(Outcome::Exists(created.into())),
@@ -118,7 +116,7 @@ pub async fn delete(context: &Context, namespace: &str, deletions: &[Deletion]) 
 }
 
 async fn delete_one(context: &Context, pods: &Api<Pod>, deletion: &Deletion) -> Result<(), ReconcileError> {
-    let _slot = context.slot().await;
+    let _turn = context.turn(&context.turns.children).await;
     let mut params = DeleteParams::default().preconditions(only(&deletion.uid));
     if deletion.force {
         params = params.grace_period(0);

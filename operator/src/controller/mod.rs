@@ -16,6 +16,7 @@ mod events;
 pub mod fixtures;
 pub mod memory;
 pub mod observe;
+pub mod turns;
 pub mod update_status;
 pub mod validate;
 mod watch;
@@ -36,6 +37,7 @@ pub use self::watch::{Watches, run};
 use self::decide::{Decision, decide, refuse};
 use self::dereference::{Children, dereference};
 use self::memory::Memory;
+use self::turns::Turns;
 use self::update_status::{Difference, difference};
 use self::validate::{ValidJob, validate};
 use crate::metrics::Metrics;
@@ -47,19 +49,18 @@ pub struct Context {
     pub memory: Arc<Memory>,
     pub recorder: Recorder,
     pub metrics: Metrics,
-    /// Writes under way at once.
-    pub requests: Semaphore,
+    pub turns: Turns,
     /// Image of servers whose job has no template for them.
     pub worker_image: String,
 }
 
 impl Context {
     /// Waits for its turn to write.
-    async fn slot(&self) -> SemaphorePermit<'_> {
+    async fn turn<'a>(&self, turns: &'a Semaphore) -> SemaphorePermit<'a> {
         self.metrics.write_waits(1);
-        let slot = self.requests.acquire().await.expect("nobody closes it");
+        let turn = turns.acquire().await.expect("nobody closes it");
         self.metrics.write_waits(-1);
-        slot
+        turn
     }
 }
 
@@ -152,6 +153,7 @@ async fn settle(
         }
     };
     if difference != Difference::None && gathering.is_none() {
+        let _turn = context.turn(&context.turns.statuses).await;
         let writing = update_status::update_status(&context.client, object, status);
         if let Some(stored) = context.metrics.step("status", writing).await? {
             context.metrics.wrote(&before, status);
@@ -164,6 +166,7 @@ async fn settle(
     }
     context.metrics.deleted(delete.len());
     if !notices.is_empty() {
+        let _turn = context.turn(&context.turns.events).await;
         context.metrics.step("tell", events::publish(&context.recorder, object, notices)).await;
     }
     if *delete_job {

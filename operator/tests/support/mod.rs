@@ -104,7 +104,7 @@ impl Team {
         let mut job: Value = serde_yaml::from_str(job).expect("YAML");
         job["spec"] = serde_yaml::from_str(spec).expect("YAML");
         let job = serde_json::from_value(job).expect("a job");
-        self.api().create(&PostParams::default(), &job).await.expect("the job is accepted")
+        Box::pin(self.api().create(&PostParams::default(), &job)).await.expect("the job is accepted")
     }
 
     pub async fn patch(&self, spec: Value) {
@@ -120,7 +120,7 @@ impl Team {
     /// Waits until the job's status is as wanted, and returns it.
     pub async fn status(&self, wanted: impl Fn(&ParameterServerJobStatus) -> bool) -> ParameterServerJobStatus {
         let is = |job: Option<&ParameterServerJob>| job.and_then(|job| job.status.as_ref()).is_some_and(&wanted);
-        let waiting = tokio::time::timeout(DEADLINE, await_condition(self.api(), "mnist", is)).await;
+        let waiting = tokio::time::timeout(DEADLINE, Box::pin(await_condition(self.api(), "mnist", is))).await;
         match waiting {
             Ok(job) => job.expect("watched").and_then(|job| job.status).expect("it has a status"),
             Err(_) => panic!("the status stays at {:#?}", self.job().await.status),
@@ -137,7 +137,8 @@ impl Team {
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
         K: Clone + Debug + DeserializeOwned + Send + 'static,
     {
-        within(await_condition(self.api(), name, wanted)).await
+        // On the heap: reading a job takes much of a test thread's stack where nothing is optimised.
+        within(Box::pin(await_condition(self.api(), name, wanted))).await
     }
 
     /// Waits for a pod of that incarnation.

@@ -17,7 +17,7 @@ impl Draft<'_> {
             self.pods().into_iter().map(|(replica, pod)| (replica, pod, self.toll(replica, pod))).collect::<Vec<_>>();
         self.ledger.observe(tolls);
         if self.prev.phase == Some(Phase::Suspended) {
-            self.notice("Resumed", "The job is started again, from the beginning");
+            self.notice("Resumed", self.resumes_from());
         }
         self.out.status.observed_generation = self.job.generation;
         self.out.status.start_time = self.prev.start_time.clone().or(self.time());
@@ -63,6 +63,13 @@ impl Draft<'_> {
                 Some(pod) if self.is_current(replica, pod) => self.make_way(replica, pod, failed),
                 Some(_) => {}
             }
+        }
+    }
+
+    fn resumes_from(&self) -> &'static str {
+        match &self.job.object.spec.checkpoint {
+            Some(checkpoint) if checkpoint.resume => "The job is started again, from its last checkpoint if it has any",
+            _ => "The job is started again, from the beginning",
         }
     }
 

@@ -1,4 +1,4 @@
-//! A suspended job has no pods. It starts again from the beginning, with incarnations that none of
+//! A suspended job has no pods. It starts again, from its checkpoint if it has one, with incarnations that none of
 //! its earlier pods had.
 
 use psjobs_api::crd::{ConditionType, Phase};
