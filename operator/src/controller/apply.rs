@@ -42,11 +42,13 @@ pub async fn create(
         // The claim comes first, so that a service that exists stands for both.
         if let Some(claim) = build::claim(job) {
             let claims = Api::<PersistentVolumeClaim>::namespaced(client.clone(), &job.namespace);
-            if let Outcome::Refused(refusal) = create_one(context, &claims, &claim, &job.uid).await? {
+            // Boxed: together the requests' states would fill a thread's stack.
+            let created = Box::pin(create_one(context, &claims, &claim, &job.uid)).await?;
+            if let Outcome::Refused(refusal) = created {
                 return Ok(Some(Outcome::Refused(refusal)));
             }
         }
-        create_one(context, &services, &build::service(job), &job.uid).await.map(Some)
+        Box::pin(create_one(context, &services, &build::service(job), &job.uid)).await.map(Some)
     };
     let mut requests = Vec::new();
     for child in children {
