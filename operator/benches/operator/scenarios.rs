@@ -59,7 +59,7 @@ async fn burst(site: &Site, case: &'static str, jobs: usize, trainers: u32, runs
         drop(journal);
 
         let copy = namespace(&site.client).await?;
-        limits.push(2.0 * bare::copy(&site.client, &fleet.namespace, &copy).await?);
+        limits.push(bare::copy(&site.client, &fleet.namespace, &copy).await?);
         clear(&site.client, &copy).await?;
         fleet.clear().await?;
     }
