@@ -16,7 +16,7 @@ use crate::layout::Layout;
 use crate::proto::coordination_client::CoordinationClient;
 use crate::proto::{self, exchange_request::Message};
 use crate::shm::{self, Mapping};
-use crate::wire::{Buffers, Outgoing, frame};
+use crate::wire::{Buffers, MAX_FRAME, Outgoing, frame};
 
 /// What comes from a server.
 pub enum Event {
@@ -213,6 +213,7 @@ async fn connect(address: &str) -> Result<Channel, Failure> {
         .tcp_nodelay(true)
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(2 * WINDOW)
+        .max_frame_size(MAX_FRAME)
         // A server that is gone without a word must be noticed while the trainer only waits.
         .http2_keep_alive_interval(Duration::from_secs(10))
         .keep_alive_timeout(Duration::from_secs(20))

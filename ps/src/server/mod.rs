@@ -196,7 +196,7 @@ async fn serve_grpc(
     Server::builder()
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(2 * WINDOW)
-        .max_frame_size(256 * 1024)
+        .max_frame_size(crate::wire::MAX_FRAME)
         .http2_keepalive_interval(Some(Duration::from_secs(10)))
         .http2_keepalive_timeout(Some(Duration::from_secs(20)))
         .add_routes(services)

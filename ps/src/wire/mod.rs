@@ -16,5 +16,8 @@ pub use reader::Reader;
 /// Longest message that is read: a block and its envelope, with room for larger blocks.
 pub const MAX_MESSAGE: usize = 8 * 1024 * 1024;
 
+/// HTTP/2 frames that either side takes. In the protocol's 16 KiB a block has 64 of them.
+pub const MAX_FRAME: u32 = 256 * 1024;
+
 #[cfg(test)]
 mod tests;
