@@ -183,6 +183,11 @@ impl Plan {
         self.server.grace.max(self.trainer.grace)
     }
 
+    /// Where the servers keep the job's state, if they do.
+    pub fn checkpoint_folder(&self) -> Option<&str> {
+        self.checkpoint.as_ref().map(|checkpoint| checkpoint.folder.as_str())
+    }
+
     pub fn result_file(&self, replica: Replica) -> PathBuf {
         self.machine.results.join(format!("{}-{}.json", replica.role, replica.index))
     }

@@ -34,6 +34,9 @@ pub struct Summary {
     pub trainers: u32,
     pub servers: u32,
     pub restarts: u32,
+    /// Folder of the job's checkpoints and of its exported model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoints: Option<String>,
     pub failure: Option<FailureReport>,
 }
 
@@ -96,6 +99,7 @@ impl Summary {
             trainers: plan.trainers,
             servers: plan.servers,
             restarts,
+            checkpoints: plan.checkpoint_folder().map(str::to_owned),
             failure: match ending {
                 Ending::Over(Outcome::Failed { reason, cause }) => {
                     Some(FailureReport::new(plan, reason, cause.as_ref()))
@@ -146,6 +150,10 @@ impl fmt::Display for Summary {
         if self.restarts > 0 {
             row("restarts", self.restarts.to_string())?;
         }
-        Ok(())
+        match (&self.checkpoints, self.state) {
+            (Some(folder), State::Succeeded) => row("checkpoints", folder.clone()),
+            (Some(folder), _) => row("checkpoints", format!("{folder}; run the job again to go on from the newest")),
+            (None, _) => Ok(()),
+        }
     }
 }

@@ -164,21 +164,19 @@ impl Session {
 
     /// Joins all servers, which must agree on what they hold, and pulls it.
     fn enter(&mut self) -> Result<(), ClientError> {
-        self.links.clear();
         let mut epoch = 0;
-        while self.links.len() < self.config.servers.len() {
-            let link = self.open(self.links.len() as u32, epoch)?;
-            if link.epoch > epoch {
-                // The servers before this one are about to go back to the same checkpoint.
-                epoch = link.epoch;
-                let servers = self.links.len() as u32;
-                self.links.clear();
-                for server in 0..servers {
-                    let link = self.open(server, epoch)?;
-                    self.links.push(link);
-                }
+        loop {
+            self.links.clear();
+            for server in 0..self.config.servers.len() as u32 {
+                let link = self.open(server, epoch)?;
+                self.links.push(link);
             }
-            self.links.push(link);
+            let newest = self.links.iter().map(|link| link.epoch).max().unwrap_or(0);
+            if self.links.iter().all(|link| link.epoch == newest) {
+                break;
+            }
+            // The others are about to go to the same checkpoint.
+            epoch = newest;
         }
         // Every server has at least one block of most models; one that has none says u64::MAX.
         self.next_step = self.links.iter().map(|link| link.next_step).min().unwrap_or(0);

@@ -11,6 +11,7 @@ use tonic::Status;
 use super::metrics::Metrics;
 use super::peer::{Answer, Gradient, Peer};
 use super::recipe::Recipe;
+use super::sum::{add, finite, scale};
 use crate::checkpoint::BlockState;
 use crate::consistency::{Rule, Verdict};
 use crate::optimizer::State;
@@ -307,37 +308,4 @@ fn not_finite(trainer: u32, step: u64, block: u32) -> Status {
         "the gradient of trainer {trainer}, step {step}, block {block} holds NaN or infinity; nothing of it was \
          applied: lower the learning rate or look at the loss"
     ))
-}
-
-#[inline(always)]
-fn any_exponent_full(values: &[[u8; 4]]) -> bool {
-    const EXPONENT: u32 = 0x7f80_0000;
-    values.iter().fold(0, |any, v| any | u32::from(u32::from_le_bytes(*v) & EXPONENT == EXPONENT)) != 0
-}
-
-fn finite(gradient: &[[u8; 4]]) -> bool {
-    !crate::simd::run(any_exponent_full, gradient)
-}
-
-fn add(sum: &mut [[u8; 4]], gradient: &[[u8; 4]]) {
-    #[inline(always)]
-    fn kernel((sum, gradient): (&mut [[u8; 4]], &[[u8; 4]])) {
-        for (sum, g) in sum.iter_mut().zip(gradient) {
-            *sum = (f32::from_le_bytes(*sum) + f32::from_le_bytes(*g)).to_le_bytes();
-        }
-    }
-    crate::simd::run(kernel, (sum, gradient));
-}
-
-/// `sum /= contributors`.
-fn scale(sum: &mut [[u8; 4]], contributors: f32) {
-    #[inline(always)]
-    fn kernel((sum, contributors): (&mut [[u8; 4]], f32)) {
-        for sum in sum {
-            *sum = (f32::from_le_bytes(*sum) / contributors).to_le_bytes();
-        }
-    }
-    if contributors > 1.0 {
-        crate::simd::run(kernel, (sum, contributors));
-    }
 }

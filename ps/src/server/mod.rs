@@ -12,6 +12,7 @@ mod recipe;
 mod recovery;
 mod shared;
 mod store;
+mod sum;
 
 use std::future::Future;
 use std::sync::Arc;
