@@ -130,21 +130,16 @@ impl Leader<'_> {
         }
     }
 
-    /// Step of the newest complete checkpoint that opens and is not in `damaged`.
+    /// Step of the newest complete checkpoint that is not in `damaged`. Whether it is whole its readers
+    /// find out.
     async fn newest(&self, damaged: &[u64]) -> Option<u64> {
-        let (catalog, damaged) = (Catalog::new(&self.config.folder), damaged.to_vec());
-        on_disk(move || {
-            let steps = catalog
-                .complete()
-                .inspect_err(|error| tracing::error!(%error, folder = %catalog.folder().display(), "cannot look for checkpoints"))
-                .unwrap_or_default();
-            steps.into_iter().rev().filter(|step| !damaged.contains(step)).find(|step| {
-                Checkpoint::open(&catalog.path(*step))
-                    .inspect_err(|damage| tracing::error!(%damage, step, "a checkpoint is damaged; trying the one before"))
-                    .is_ok()
-            })
-        })
-        .await
+        let catalog = Catalog::new(&self.config.folder);
+        let complete = on_disk(move || {
+            catalog.complete().inspect_err(
+                |error| tracing::error!(%error, folder = %catalog.folder().display(), "cannot look for checkpoints"),
+            )
+        });
+        complete.await.unwrap_or_default().into_iter().rev().find(|step| !damaged.contains(step))
     }
 
     /// Has every server write its part, and marks the checkpoint as complete.
