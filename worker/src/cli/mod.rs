@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::anyhow;
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use psjobs_api::env::PSJOB_RESULT_FILE;
 use psjobs_api::{Environment, ReplicaResult};
 
@@ -34,14 +34,21 @@ use signals::Signal;
 #[derive(Clone, Debug, Parser)]
 #[command(name = "psjobs-worker", version, verbatim_doc_comment)]
 pub struct Cli {
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Flags of every command: what a process leaves behind.
+#[derive(Clone, Debug, Args)]
+struct OutputArgs {
     /// How to log to standard error; RUST_LOG sets the level
     #[arg(long, global = true, help_heading = "Output", value_enum, default_value_t = LogFormat::Human)]
     log_format: LogFormat,
     /// File that takes the result as JSON when this process has done its work
     #[arg(long, global = true, help_heading = "Output", value_name = "FILE", env = PSJOB_RESULT_FILE)]
     result_file: Option<PathBuf>,
-    #[command(subcommand)]
-    command: Command,
 }
 
 #[derive(Clone, Debug, Subcommand)]
@@ -76,19 +83,16 @@ impl Failure {
 /// Parses the command line, does what it says, and says why when that fails.
 #[must_use]
 pub fn main() -> ExitCode {
-    let Cli { log_format, result_file, command } = Cli::parse();
-    conclude(log_format, result_file, || match command {
+    let Cli { output, command } = Cli::parse();
+    conclude(output, || match command {
         Command::Serve(args) => serve::run(&args),
         Command::Train(command) => train::run(&command),
     })
 }
 
 /// Does `work`, writes its result, and turns what went wrong into a sentence and an exit code.
-fn conclude(
-    log_format: LogFormat,
-    result_file: Option<PathBuf>,
-    work: impl FnOnce() -> Result<ReplicaResult, Failure>,
-) -> ExitCode {
+fn conclude(output: OutputArgs, work: impl FnOnce() -> Result<ReplicaResult, Failure>) -> ExitCode {
+    let OutputArgs { log_format, result_file } = output;
     logging::start(log_format);
     logging::log_panics();
     let done = panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(Failure::Work(anyhow!(PANICKED))));

@@ -3,6 +3,7 @@
 
 mod cartpole;
 mod digits;
+mod extent;
 mod lm;
 mod mnist_remote;
 mod remote;
@@ -22,6 +23,7 @@ use psjobs_ps::client::SessionConfig;
 use tch::{Cuda, Device};
 use tracing::info;
 
+use self::extent::ExtentArgs;
 use super::optimizer::OptimizerArgs;
 use super::place::PlaceArgs;
 use super::signals::{Signal, Signals};
@@ -54,12 +56,14 @@ enum WorkloadCommand {
     Lm(lm::LmArgs),
     /// A module exported from Python, on images or on examples from a CSV or safetensors file
     Torchscript(torchscript::TorchScriptArgs),
-    /// The convolutional network on MNIST, living on a server as a remote module
+    /// The convolutional network on MNIST, living on a server as a remote module; its gradients are
+    /// looked at every --log-every steps
     MnistRemote(mnist_remote::MnistRemoteArgs),
     /// Balancing a pole by reinforcement learning: trainer 0 is the agent, the others observe
     #[command(name = "cartpole")]
     CartPole(cartpole::CartPoleArgs),
-    /// A language model in three pieces: embedding and decoder on a server, the LSTM here
+    /// A language model in three pieces: embedding and decoder on a server, the LSTM here; a batch is
+    /// texts read side by side
     RnnRemote(rnn_remote::RnnRemoteArgs),
 }
 
@@ -79,15 +83,8 @@ pub struct Source {
 /// Flags that every workload has.
 #[derive(Clone, Debug, Args)]
 pub(super) struct TrainArgs {
-    /// Passes over the training set, of all trainers together
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
-    epochs: u64,
-    /// End after this many steps, even if the epochs are not over
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    max_steps: Option<u64>,
-    /// Examples this trainer reads in one step [default: the job's batch.base, 32]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    batch_size: Option<u32>,
+    #[command(flatten)]
+    extent: ExtentArgs,
     /// Seed of initial parameters, order of the data and dropout [default: the job's seed, 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=u64::from(u32::MAX)))]
     seed: Option<u64>,
@@ -103,9 +100,6 @@ pub(super) struct TrainArgs {
     /// Threads for computing on the CPU [default: OMP_NUM_THREADS, or all cores]
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroUsize>,
-    /// Steps between two lines in the log
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
-    log_every: u64,
     /// Seconds from one evaluation to the next while training goes on, by the first trainer; 0: only at the end
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     evaluate_every: u64,
@@ -202,18 +196,12 @@ impl TrainArgs {
     }
 
     fn plan(&self, environment: Option<&Environment>, device: Device) -> Plan {
-        let training = environment.map_or_else(Training::default, |environment| environment.training.clone());
+        let plan = self.extent.plan(environment, device);
         Plan {
-            epochs: self.epochs,
-            max_steps: self.max_steps,
-            batch: self.batch_size.unwrap_or(training.batch.base) as usize,
-            seed: self.seed.unwrap_or(training.seed),
-            trainer: environment.map_or(0, |environment| environment.index as usize),
-            trainers: environment.map_or(1, |environment| environment.trainers as usize),
-            device,
-            log_every: self.log_every,
+            seed: self.seed.unwrap_or(plan.seed),
             evaluate_every: (self.evaluate_every > 0).then(|| Duration::from_secs(self.evaluate_every)),
             save: self.save.clone(),
+            ..plan
         }
     }
 

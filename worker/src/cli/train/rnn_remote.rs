@@ -7,11 +7,11 @@ use psjobs_api::ReplicaResult;
 use tch::Device;
 use tracing::info;
 
+use super::extent::ExtentArgs;
 use super::remote::{RemoteArgs, finish};
 use crate::cli::Failure;
 use crate::data::text::{self, Vocabulary};
 use crate::data::{DATA_VARIABLE, locate};
-use crate::train::Plan;
 use crate::workload::rnn_remote::{self, Settings, Size};
 
 /// Flags of `train rnn-remote`.
@@ -35,18 +35,8 @@ pub struct RnnRemoteArgs {
     /// Words of each text read in one step
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     length: u32,
-    /// Passes over the text
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
-    epochs: u64,
-    /// End after this many steps, even if the epochs are not over
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    max_steps: Option<u64>,
-    /// Texts read side by side [default: the job's batch.base, 32]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    batch_size: Option<u32>,
-    /// Steps between two lines in the log
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
-    log_every: u64,
+    #[command(flatten)]
+    extent: ExtentArgs,
     #[command(flatten)]
     remote: RemoteArgs,
 }
@@ -62,18 +52,7 @@ impl RnnRemoteArgs {
         info!(file = %file.display(), words = words.len(), vocabulary = vocabulary.size(), "text is read");
         let training = &environment.training;
         let settings = Settings {
-            plan: Plan {
-                epochs: self.epochs,
-                max_steps: self.max_steps,
-                batch: self.batch_size.unwrap_or(training.batch.base) as usize,
-                seed: training.seed,
-                trainer: environment.index as usize,
-                trainers: environment.trainers as usize,
-                device: Device::Cpu,
-                log_every: self.log_every,
-                evaluate_every: None,
-                save: None,
-            },
+            plan: self.extent.plan(Some(&environment), Device::Cpu),
             size: Size {
                 words: vocabulary.size() as i64,
                 width: self.width.into(),
