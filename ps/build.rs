@@ -13,8 +13,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .file_descriptor_set_path(descriptors)
         .compile_with_config(
             config,
-            &["proto/psjobs/v1/coordination.proto", "proto/psjobs/v1/exchange.proto", "proto/psjobs/v1/recovery.proto"],
-            &["proto"],
+            &["coordination", "exchange", "recovery", "replication"]
+                .map(|file| format!("proto/psjobs/v1/{file}.proto")),
+            &["proto".to_owned()],
         )?;
     Ok(())
 }

@@ -31,6 +31,8 @@ pub const PSJOB_INDEX: &str = "PSJOB_INDEX";
 pub const PSJOB_SERVERS: &str = "PSJOB_SERVERS";
 /// Number of trainers.
 pub const PSJOB_TRAINERS: &str = "PSJOB_TRAINERS";
+/// Servers that hold each block, 1 or 2; 1 if it is not set.
+pub const PSJOB_REPLICATION_FACTOR: &str = "PSJOB_REPLICATION_FACTOR";
 /// `spec.training` as JSON.
 pub const PSJOB_TRAINING: &str = "PSJOB_TRAINING";
 /// How often this replica was started before: 0, 1, ...
@@ -93,6 +95,8 @@ pub struct Environment {
     pub index: u32,
     /// `host:port` of every server, in order; at least one.
     pub servers: Vec<String>,
+    /// Servers that hold each block, 1 or 2; at most the number of servers.
+    pub replication_factor: u32,
     /// Number of trainers, at least one.
     pub trainers: u32,
     /// `spec.training`.
@@ -190,6 +194,9 @@ impl Environment {
             vars.push((PSJOB_CHECKPOINT_DIR, folder.clone()));
             vars.push((PSJOB_CHECKPOINT, serde_json::to_string(policy).expect("a policy serializes")));
         }
+        if self.replication_factor > 1 {
+            vars.push((PSJOB_REPLICATION_FACTOR, self.replication_factor.to_string()));
+        }
         vars.extend(self.result_file.clone().map(|file| (PSJOB_RESULT_FILE, file)));
         vars.sort_unstable();
         vars
@@ -213,6 +220,11 @@ impl Environment {
         if trainers == 0 {
             return Err(invalid(PSJOB_TRAINERS, "0", "at least 1"));
         }
+        let replication_factor = vars.number_or(PSJOB_REPLICATION_FACTOR, 1)?;
+        if !(1..=2.min(servers.len() as u32)).contains(&replication_factor) {
+            let expected = format!("1, or 2 with at least 2 servers; there are {}", servers.len());
+            return Err(invalid(PSJOB_REPLICATION_FACTOR, &replication_factor.to_string(), &expected));
+        }
         let index = vars.number(PSJOB_INDEX)?;
         let replicas = if role == Role::Server { servers.len() as u32 } else { trainers };
         if index >= replicas {
@@ -226,6 +238,7 @@ impl Environment {
             role,
             index,
             servers,
+            replication_factor,
             trainers,
             training: parse_training(&vars.text(PSJOB_TRAINING)?)?,
             incarnation: vars.number_or(PSJOB_INCARNATION, 0)?,
@@ -310,6 +323,7 @@ mod tests {
             role: Role::Trainer,
             index: 1,
             servers: vec!["mnist-ps-0.mnist.default.svc:29500".into(), "mnist-ps-1.mnist.default.svc:29500".into()],
+            replication_factor: 2,
             trainers: 3,
             training: Training::default(),
             incarnation: 2,
@@ -347,6 +361,7 @@ mod tests {
             (PSJOB_SERVERS, "nohost", "host:port"),
             (PSJOB_SERVERS, "a:99999", "host:port"),
             (PSJOB_TRAINERS, "0", "at least 1"),
+            (PSJOB_REPLICATION_FACTOR, "3", "at least 2 servers"),
             (PSJOB_TRAINING, "{", "JSON"),
             (PSJOB_TRAINING, r#"{"optimizer":{"momentum":7}}"#, "momentum"),
             (PSJOB_CHECKPOINT, r#"{"keep":0}"#, "at least 1"),

@@ -51,6 +51,11 @@ const SCHEMA: &[Row] = &[
         r#"spec.trainer.restartPolicy: Unsupported value: "Always": supported values: "OnFailure", "Never", "ExitCode""#,
     ),
     ("spec: {ps: {replicas: 0}}", "spec.ps.replicas in body should be greater than or equal to 1"),
+    ("spec: {ps: {replicationFactor: 3}}", "spec.ps.replicationFactor in body should be less than or equal to 2"),
+    (
+        "spec: {ps: {replicationFactor: 2}}",
+        "spec.ps.replicationFactor 2 needs two servers; set spec.ps.replicas to 2 or more, or remove it",
+    ),
     ("spec: {ps: {replicas: 129}}", "spec.ps.replicas in body should be less than or equal to 128"),
     (
         "spec: {failurePolicy: {maxRestarts: -1}}",

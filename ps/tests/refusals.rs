@@ -80,8 +80,10 @@ async fn bad_frames_end_the_stream_with_a_reason_and_change_nothing() {
     let url = format!("http://{}", servers[0].address);
     let mut client = ParameterServerClient::connect(url).await.expect("connects");
     let id = proto::TrainerId { job_uid: UID.into(), index: 0, incarnation: 0 };
-    let open = Message::Open(proto::Open { trainer: Some(id.clone()), shared_memory_token: 0, epoch: 0 });
-    let shared = Message::Open(proto::Open { trainer: Some(id.clone()), shared_memory_token: 77, epoch: 0 });
+    let first = proto::Open { trainer: Some(id.clone()), ..proto::Open::default() };
+    let shared = Message::Open(proto::Open { shared_memory_token: 77, ..first.clone() });
+    let elsewhere = Message::Open(proto::Open { shard: Some(1), ..first.clone() });
+    let open = Message::Open(first);
     let gradient = |block, codec: i32, payload: Vec<u8>| {
         Message::Gradient(proto::GradientBlock { step: 0, block, codec, version: 0, payload: payload.into() })
     };
@@ -89,6 +91,7 @@ async fn bad_frames_end_the_stream_with_a_reason_and_change_nothing() {
     let mut nan = vec![0; full];
     nan[400..404].copy_from_slice(&f32::NAN.to_le_bytes());
     let rows = [
+        ("another server", vec![elsewhere], "blocks of server 1 are not here"),
         ("no open", vec![gradient(0, 1, vec![0; full])], "must be Open"),
         ("unknown block", vec![open.clone(), gradient(99, 1, vec![])], "block 99 does not exist"),
         ("another server's block", vec![open.clone(), gradient(1, 1, vec![])], "belongs to server 1"),
@@ -107,7 +110,7 @@ async fn bad_frames_end_the_stream_with_a_reason_and_change_nothing() {
             tokio::time::timeout(Duration::from_secs(10), answers.message()).await.expect(label).expect_err(label);
         assert!(status.message().contains(want), "{label}: {status}");
     }
-    let request = proto::PullRequest { trainer: Some(id), blocks: vec![0] };
+    let request = proto::PullRequest { trainer: Some(id), blocks: vec![0], shard: None };
     let block =
         client.pull(request).await.expect("lives").into_inner().message().await.expect("reads").expect("a block");
     assert_eq!(block.version, 0, "nothing was applied");

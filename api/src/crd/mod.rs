@@ -140,6 +140,8 @@ pub struct ParameterServerJobSpec {
     pub training: Training,
     /// The parameter servers.
     #[serde(default)]
+    #[x_kube(validation = Rule::new("self.replicationFactor <= self.replicas")
+        .message("spec.ps.replicationFactor 2 needs two servers; set spec.ps.replicas to 2 or more, or remove it"))]
     pub ps: ServerSpec,
     /// The trainers.
     pub trainer: TrainerSpec,
@@ -175,6 +177,12 @@ pub struct ServerSpec {
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 128))]
     pub replicas: i32,
+    /// Servers that hold each parameter, 1 or 2. With 2 an update is acknowledged when the second
+    /// server has it, and the loss of a server costs neither a step nor a restart; it doubles the
+    /// servers' memory. Needs replicas of at least 2. Default 1.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 2))]
+    pub replication_factor: i32,
     /// When a server that failed is started again, as for trainers. Default OnFailure.
     #[serde(default)]
     pub restart_policy: RestartPolicy,
@@ -216,7 +224,7 @@ pub struct TrainerSpec {
 
 impl Default for ServerSpec {
     fn default() -> Self {
-        Self { replicas: one(), restart_policy: RestartPolicy::default(), template: None }
+        Self { replicas: one(), replication_factor: one(), restart_policy: RestartPolicy::default(), template: None }
     }
 }
 

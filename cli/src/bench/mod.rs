@@ -4,6 +4,7 @@
 mod job;
 mod mnist;
 mod optimizers;
+mod recovery;
 mod remote;
 mod rl;
 mod wire;
@@ -36,8 +37,12 @@ enum Bench {
     Mnist(mnist::MnistArgs),
     Wire(wire::WireArgs),
     Optimizers(optimizers::OptimizersArgs),
+    Recovery(recovery::RecoveryArgs),
     Remote(remote::RemoteArgs),
     Rl(rl::RlArgs),
+    /// One server of the job that the environment tells of, as `recovery` starts them
+    #[command(hide = true)]
+    Server,
 }
 
 /// One line of the report.
@@ -91,8 +96,13 @@ impl BenchArgs {
             Bench::Mnist(args) => args.measure(self.runs)?,
             Bench::Wire(args) => args.measure(self.runs)?,
             Bench::Optimizers(args) => args.measure(self.runs),
+            Bench::Recovery(args) => args.measure(self.runs)?,
             Bench::Remote(args) => args.measure(self.runs)?,
             Bench::Rl(args) => args.measure(self.runs)?,
+            Bench::Server => {
+                recovery::serve()?;
+                return Ok(ExitCode::SUCCESS);
+            }
         };
         let text = if self.json {
             cases.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>()?.join("\n")

@@ -76,6 +76,7 @@ impl WireArgs {
             role: Role::Server,
             index: 0,
             servers: vec![listener.local_addr().context("bound")?.to_string()],
+            replication_factor: 1,
             trainers: way.trainers,
             training: Training {
                 optimizer: Optimizer { kind: OptimizerKind::Sgd, ..Optimizer::default() },

@@ -131,6 +131,7 @@ fn inject(main: &mut Container, job: &ValidJob, replica: Replica, incarnation: u
         role: replica.role,
         index: replica.index,
         servers: (0..job.servers).map(server).collect(),
+        replication_factor: spec.ps.replication_factor.unsigned_abs(),
         trainers: job.trainers,
         training: spec.training.clone(),
         incarnation,

@@ -7,8 +7,10 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
+use tonic::Code;
 use tonic::transport::Channel;
 
+use super::link::join;
 use super::{ClientError, SessionConfig};
 use crate::proto;
 use crate::proto::coordination_client::CoordinationClient;
@@ -32,29 +34,33 @@ pub struct Report {
 /// Heartbeats to every server.
 #[derive(Default)]
 pub struct Attendance {
-    servers: BTreeMap<u32, (CoordinationClient<Channel>, JoinHandle<()>)>,
+    servers: BTreeMap<u32, (CoordinationClient<Channel>, Channel, JoinHandle<()>)>,
     report: Arc<Mutex<Report>>,
 }
 
 impl Attendance {
     /// Sends heartbeats to `server` over `channel` from now on, and over none it had before.
     pub fn attend(&mut self, runtime: &Runtime, config: &SessionConfig, server: u32, channel: Channel) {
-        let client = CoordinationClient::new(channel);
-        let (mut beating, report, id) = (client.clone(), self.report.clone(), config.id());
+        let client = CoordinationClient::new(channel.clone());
+        let (mut beating, report, config, dialled) =
+            (client.clone(), self.report.clone(), config.clone(), channel.clone());
         let heartbeats = runtime.spawn(async move {
             let mut ticks = tokio::time::interval(HEARTBEAT);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 ticks.tick().await;
                 let Report { step, examples, metrics } = read(&report);
-                let request = proto::HeartbeatRequest { trainer: Some(id.clone()), examples, metrics, step };
+                let request = proto::HeartbeatRequest { trainer: Some(config.id()), examples, metrics, step };
                 // One that is lost is followed by others; whether the server lives shows elsewhere.
-                if let Err(status) = beating.heartbeat(request).await {
-                    tracing::debug!(reason = status.message(), "heartbeat failed");
+                let Err(status) = beating.heartbeat(request).await else { continue };
+                tracing::debug!(reason = status.message(), "heartbeat failed");
+                // Its blocks have another leader, so nobody else tells it that this trainer takes part.
+                if config.replication_factor > 1 && status.code() == Code::Aborted {
+                    drop(join(&config, None, dialled.clone()).await);
                 }
             }
         });
-        if let Some((_, before)) = self.servers.insert(server, (client, heartbeats)) {
+        if let Some((.., before)) = self.servers.insert(server, (client, channel, heartbeats)) {
             before.abort();
         }
     }
@@ -70,21 +76,36 @@ impl Attendance {
     /// # Errors
     /// If a server does not answer; the others have been told all the same.
     pub fn leave(self, runtime: &Runtime, config: &SessionConfig, finished: bool) -> Result<(), ClientError> {
-        self.servers.values().for_each(|(_, heartbeats)| heartbeats.abort());
+        self.servers.values().for_each(|(.., heartbeats)| heartbeats.abort());
         let Report { step, examples, metrics } = read(&self.report);
         let request = proto::LeaveRequest { trainer: Some(config.id()), finished, examples, metrics, step };
         let mut outcome = Ok(());
         // Server 0 last: it speaks for the job, and should not be done before the others.
-        for (server, (mut client, _)) in self.servers.into_iter().rev() {
+        for (server, (mut client, channel, _)) in self.servers.into_iter().rev() {
             let request = request.clone();
-            let told = runtime.block_on(async { tokio::time::timeout(LEAVE, client.leave(request)).await });
+            let leave = async {
+                match client.leave(request.clone()).await {
+                    // It was started anew and has not been told of this trainer yet.
+                    Err(status) if config.replication_factor > 1 && status.code() == Code::Aborted => {
+                        join(config, None, channel).await?;
+                        client.leave(request).await
+                    }
+                    answered => answered,
+                }
+            };
+            let told = runtime.block_on(async { tokio::time::timeout(LEAVE, leave).await });
             let reason = match told {
                 Ok(Ok(_)) => continue,
                 Ok(Err(status)) => status.message().to_owned(),
                 Err(_) => "no answer".to_owned(),
             };
             let (address, seconds) = (config.servers[server as usize].clone(), LEAVE.as_secs());
-            outcome = Err(ClientError::Unreachable { address, seconds, reason });
+            if config.replication_factor > 1 {
+                // The servers that are left tell it when it comes back.
+                tracing::warn!(%address, reason, "server {server} does not hear that this trainer leaves");
+            } else {
+                outcome = Err(ClientError::Unreachable { address, seconds, reason });
+            }
         }
         outcome
     }

@@ -1,6 +1,7 @@
 //! The connection to one server: joins, fills blocks that have no values, opens the training
 //! stream and hands on what comes down.
 
+use std::cell::Cell;
 use std::sync::mpsc as std_mpsc;
 use std::time::{Duration, Instant};
 
@@ -9,14 +10,13 @@ use tokio::sync::mpsc;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
-use super::call::call;
 use super::{ClientError, SessionConfig, is_retryable};
 use crate::codec::Codec;
 use crate::layout::Layout;
 use crate::proto::coordination_client::CoordinationClient;
 use crate::proto::{self, exchange_request::Message};
 use crate::shm::{self, Mapping};
-use crate::wire::{Buffers, MAX_FRAME, Outgoing, frame};
+use crate::wire::{Buffers, MAX_FRAME, Outgoing, call, frame};
 
 /// What comes from a server.
 pub enum Event {
@@ -34,6 +34,8 @@ pub struct Link {
     pub epoch: u64,
     /// Payloads stay in memory that this server has mapped.
     pub shares_memory: bool,
+    /// The server at the other end: the one that is named, or the one that holds its blocks too.
+    pub host: u32,
     gradients: mpsc::Sender<Result<Bytes, Status>>,
     channel: Channel,
 }
@@ -52,6 +54,11 @@ pub struct Opening<'a> {
     pub events: &'a std_mpsc::Sender<Event>,
 }
 
+/// Methods whose messages are written by hand.
+const EXCHANGE: &str = "/psjobs.v1.ParameterServer/Exchange";
+const PULL: &str = "/psjobs.v1.ParameterServer/Pull";
+const PUSH: &str = "/psjobs.v1.ParameterServer/Push";
+
 /// Pause before the second try; it doubles up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -64,12 +71,31 @@ const WINDOW: u32 = 4 * 1024 * 1024;
 impl Link {
     /// Joins a server and opens the stream, trying until `config.connect_timeout`.
     pub async fn open(opening: &Opening<'_>) -> Result<Self, ClientError> {
-        persist(opening.config, opening.server, || Self::attempt(opening)).await
+        let holders = opening.config.holders(opening.server);
+        let first = Cell::new(0);
+        persist(opening.config, opening.server, || {
+            // Each is the first one to be asked in turn: one that is silent takes all the time of a try.
+            let turn = first.replace(first.get() + 1) % holders.len();
+            let order = [&holders[turn..], &holders[..turn]].concat();
+            async move {
+                let mut refused = None;
+                for host in order {
+                    match Self::attempt(opening, host).await {
+                        Err(Failure::Status(status)) if is_retryable(&status) => {
+                            refused.get_or_insert(status);
+                        }
+                        decided => return decided,
+                    }
+                }
+                Err(refused.expect("a block has a holder").into())
+            }
+        })
+        .await
     }
 
-    async fn attempt(opening: &Opening<'_>) -> Result<Self, Failure> {
+    async fn attempt(opening: &Opening<'_>, host: u32) -> Result<Self, Failure> {
         let &Opening { config, layout, server, generation, epoch, memory, buffers, events } = opening;
-        let (channel, reply) = enter(config, server).await?;
+        let (channel, reply) = enter(config, host, Some(server)).await?;
         if reply.epoch < epoch {
             return Err(Status::unavailable("it has yet to go back to the checkpoint that the others hold").into());
         }
@@ -79,10 +105,11 @@ impl Link {
         // The whole step fits, so that the training thread never waits to hand over a block.
         let (gradients, outgoing) = mpsc::channel(layout.owned_by(server).count() + 1);
         let shared_memory_token = share(config, memory, &reply.shared_memory_socket);
-        let open = proto::Open { trainer: Some(config.id()), shared_memory_token, epoch: reply.epoch };
+        let shard = Some(server);
+        let open = proto::Open { trainer: Some(config.id()), shared_memory_token, epoch: reply.epoch, shard };
         let open = frame::message(&proto::ExchangeRequest { message: Some(Message::Open(open)) });
         drop(gradients.try_send(Ok(open)));
-        let mut incoming = call(channel.clone(), "Exchange", Outgoing::request(outgoing), buffers).await?;
+        let mut incoming = call(channel.clone(), EXCHANGE, Outgoing::request(outgoing), buffers).await?;
         let events = events.clone();
         tokio::spawn(async move {
             let status = loop {
@@ -100,7 +127,7 @@ impl Link {
             drop(events.send(Event::Broken { server, generation, status }));
         });
         let (next_step, epoch, shares_memory) = (reply.next_step, reply.epoch, shared_memory_token != 0);
-        Ok(Self { generation, next_step, epoch, shares_memory, gradients, channel })
+        Ok(Self { generation, next_step, epoch, shares_memory, host, gradients, channel })
     }
 
     /// Sends one message. A broken link drops it: its `Broken` event follows.
@@ -114,9 +141,14 @@ impl Link {
     }
 
     /// Current values of the server's blocks.
-    pub async fn pull(&self, config: &SessionConfig, buffers: &Buffers) -> Result<Vec<proto::ParameterBlock>, Status> {
-        let request = proto::PullRequest { trainer: Some(config.id()), blocks: Vec::new() };
-        let mut stream = call(self.channel(), "Pull", once(frame::message(&request)), buffers).await?;
+    pub async fn pull(
+        &self,
+        config: &SessionConfig,
+        server: u32,
+        buffers: &Buffers,
+    ) -> Result<Vec<proto::ParameterBlock>, Status> {
+        let request = proto::PullRequest { trainer: Some(config.id()), blocks: Vec::new(), shard: Some(server) };
+        let mut stream = call(self.channel(), PULL, once(frame::message(&request)), buffers).await?;
         let mut blocks = Vec::new();
         while let Some(block) = stream.message().await? {
             blocks.push(block);
@@ -167,11 +199,15 @@ pub(super) async fn persist<T, A: Future<Output = Result<T, Failure>>>(
     }
 }
 
-/// Connects to a server and joins.
-pub(super) async fn enter(config: &SessionConfig, server: u32) -> Result<(Channel, proto::JoinReply), Failure> {
+/// Connects to a server and joins, for the blocks of server `shard` if it is named.
+pub(super) async fn enter(
+    config: &SessionConfig,
+    server: u32,
+    shard: Option<u32>,
+) -> Result<(Channel, proto::JoinReply), Failure> {
     let address = &config.servers[server as usize];
     let channel = connect(address).await?;
-    let reply = join(config, channel.clone()).await?;
+    let reply = join(config, shard, channel.clone()).await?;
     let ours = config.servers.len() as u32;
     if (reply.server, reply.servers) != (server, ours) {
         return Err(Failure::Final(ClientError::Misplaced {
@@ -232,10 +268,15 @@ fn share(config: &SessionConfig, memory: &Mapping, socket: &str) -> u64 {
     })
 }
 
-async fn join(config: &SessionConfig, channel: Channel) -> Result<proto::JoinReply, Status> {
+/// Joins, for the blocks of server `shard` if it is named.
+pub(super) async fn join(
+    config: &SessionConfig,
+    shard: Option<u32>,
+    channel: Channel,
+) -> Result<proto::JoinReply, Status> {
     let tensors = config.tensors.iter().map(|t| proto::TensorSpec { name: t.name.clone(), shape: t.shape.clone() });
-    let request =
-        proto::JoinRequest { trainer: Some(config.id()), tensors: tensors.collect(), total_steps: config.total_steps };
+    let (trainer, tensors, total_steps) = (Some(config.id()), tensors.collect(), config.total_steps);
+    let request = proto::JoinRequest { trainer, tensors, total_steps, shard };
     Ok(CoordinationClient::new(channel).join(Request::new(request)).await?.into_inner())
 }
 
@@ -259,7 +300,7 @@ async fn fill(channel: Channel, opening: &Opening<'_>, blocks: &[u32]) -> Result
         drop(sender);
         Ok::<_, Status>(())
     };
-    let take = async { call(channel, "Push", Outgoing::request(receiver), buffers).await?.message().await };
+    let take = async { call(channel, PUSH, Outgoing::request(receiver), buffers).await?.message().await };
     let ((), reply) = tokio::try_join!(send, take)?;
     let taken = reply.map_or(0, |reply: proto::PushReply| reply.initialized);
     tracing::debug!(blocks = blocks.len(), taken, "gave values to empty blocks");

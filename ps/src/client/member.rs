@@ -26,7 +26,7 @@ impl Member {
         let runtime = network()?;
         let mut attendance = Attendance::default();
         for server in 0..config.servers.len() as u32 {
-            let (channel, _) = runtime.block_on(persist(&config, server, || enter(&config, server)))?;
+            let (channel, _) = runtime.block_on(persist(&config, server, || enter(&config, server, None)))?;
             attendance.attend(&runtime, &config, server, channel);
         }
         Ok(Self { config, attendance, runtime })

@@ -2,7 +2,6 @@
 //! is; behind it a runtime of its own keeps the streams and sends heartbeats while the trainer computes.
 
 mod attendance;
-mod call;
 mod coder;
 mod link;
 mod member;
@@ -43,6 +42,8 @@ pub struct SessionConfig {
     pub connect_timeout: Duration,
     /// Exchange blocks through shared memory with servers of this host that offer it.
     pub shared_memory: bool,
+    /// Servers that hold each block: server k's are also held by server k+1 if it is 2.
+    pub replication_factor: u32,
     /// How gradients are coded where they travel.
     pub compression: Compression,
     /// Set, from a signal handler for instance, to give up whatever is being waited for.
@@ -62,9 +63,17 @@ impl SessionConfig {
             total_steps,
             connect_timeout: Duration::from_secs(120),
             shared_memory: true,
+            replication_factor: environment.replication_factor,
             compression: environment.training.compression.clone(),
             interrupt: Arc::default(),
         }
+    }
+
+    /// The servers that may lead the blocks of server `shard`.
+    pub(crate) fn holders(&self, shard: u32) -> Vec<u32> {
+        let servers = self.servers.len() as u32;
+        let copies = self.replication_factor.clamp(1, servers.max(1));
+        (0..copies).map(|copy| (shard + copy) % servers).collect()
     }
 
     pub(crate) fn interrupted(&self) -> bool {

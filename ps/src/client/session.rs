@@ -271,7 +271,7 @@ impl Session {
             events: &self.sender,
         };
         let link = self.runtime.block_on(Link::open(&opening))?;
-        self.attendance.attend(&self.runtime, &self.config, server, link.channel());
+        self.attendance.attend(&self.runtime, &self.config, link.host, link.channel());
         Ok(link)
     }
 
@@ -292,7 +292,7 @@ impl Session {
     fn pull(&mut self) -> Result<(), ClientError> {
         for server in 0..self.links.len() as u32 {
             let blocks = loop {
-                match self.runtime.block_on(self.links[server as usize].pull(&self.config, &self.buffers)) {
+                match self.runtime.block_on(self.links[server as usize].pull(&self.config, server, &self.buffers)) {
                     Ok(blocks) => break blocks,
                     Err(status) => {
                         if let Settled::Rewound = self.reopen(server, &status)? {

@@ -96,6 +96,12 @@ impl Rule {
         self.members.remove(&trainer);
     }
 
+    /// On a backup: the primary has everything of `trainer` before `step`.
+    pub fn advance(&mut self, trainer: u32, step: u64) {
+        let next = self.next.entry(trainer).or_insert(0);
+        *next = step.max(*next);
+    }
+
     /// The first step that this block does not have from `trainer`.
     #[must_use]
     pub fn next_step(&self, trainer: u32) -> u64 {

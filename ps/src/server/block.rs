@@ -4,47 +4,24 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use psjobs_api::training::NonFinite;
 use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
 
+use super::command::{Command, Standing, Update};
 use super::metrics::Metrics;
+use super::mirror::{Frames, Mirror};
 use super::peer::{Answer, Gradient, Peer};
 use super::recipe::Recipe;
 use super::sum::{add, finite, scale};
 use crate::checkpoint::BlockState;
+use crate::codec::Codec;
 use crate::consistency::{Rule, Verdict};
 use crate::optimizer::State;
+use crate::proto;
 use crate::wire::buffers::Buffer;
-
-/// What a block's task is asked to do.
-pub enum Command {
-    /// A trainer's gradient; the answer goes to the peer's stream.
-    Gradient {
-        /// Who sent it, and where the answer goes.
-        peer: Peer,
-        /// The trainer's step.
-        step: u64,
-        /// Version of the block that it was computed from.
-        version: u64,
-        /// The values, of the block's length.
-        gradient: Gradient,
-    },
-    /// Values for a block that has none; answers whether it took them.
-    Initialize(Vec<f32>, oneshot::Sender<bool>),
-    /// The version and the current values, `None` if the block has none.
-    Read(oneshot::Sender<Option<(u64, Vec<f32>)>>),
-    /// The first step that the block does not have from a trainer, and whether it has values.
-    NextStep(u32, oneshot::Sender<(u64, bool)>),
-    /// A trainer has finished: no round waits for it.
-    Finish(u32),
-    /// Everything, at the version named or now; `None` if the block is past it, or has no values.
-    Snapshot(Option<u64>, oneshot::Sender<Option<BlockState>>),
-    /// The version, `None` if the block has no values.
-    Version(oneshot::Sender<Option<u64>>),
-    /// The block goes to another state, in an epoch of its own; `None` is a block without values.
-    Restore(u64, Option<BlockState>, oneshot::Sender<()>),
-}
+use crate::wire::frame;
 
 /// What a block is made of.
 pub struct Plan {
@@ -58,6 +35,8 @@ pub struct Plan {
     pub recipe: Arc<Recipe>,
     /// The server's epoch when the block was made.
     pub epoch: u64,
+    /// Its part in replication when the block was made.
+    pub standing: Standing,
     /// Counts what happens.
     pub metrics: Arc<Metrics>,
 }
@@ -79,6 +58,9 @@ struct Block {
     /// Only trainers of this epoch are heard: the others' gradients belong to a state that is gone.
     epoch: u64,
     round: Round,
+    standing: Standing,
+    /// While it stands mirrored.
+    mirror: Option<Mirror>,
     /// Applied, but its trainer is too far ahead to be answered.
     ahead: Vec<(Peer, u64)>,
     /// Snapshots of versions to come.
@@ -103,8 +85,10 @@ struct Round {
 impl Block {
     fn new(plan: Plan) -> Self {
         let rule = Rule::new(plan.recipe.consistency.clone(), plan.trainers);
-        let epoch = plan.epoch;
+        let (epoch, standing) = (plan.epoch, plan.standing);
         Self {
+            standing,
+            mirror: (standing == Standing::Mirrored).then(|| Mirror::new(0)),
             plan,
             rule,
             values: Vec::new(),
@@ -142,9 +126,89 @@ impl Block {
             Command::Restore(epoch, state, reply) => {
                 self.epoch = epoch;
                 self.restore(state);
+                self.mirror = (self.standing == Standing::Mirrored).then(|| Mirror::new(self.version));
                 let _ = reply.send(());
             }
+            Command::Stand(standing) => self.stand(standing),
+            Command::Attach(held, backup, reply) => {
+                let _ = reply.send(self.attach(held, backup));
+            }
+            Command::Acknowledged(version) => {
+                let free = self.mirror.as_mut().map(|mirror| mirror.acknowledge(version));
+                self.answer(free.unwrap_or_default());
+            }
+            Command::Install(state, primary) => {
+                self.restore(Some(state));
+                self.acknowledge(&primary);
+            }
+            Command::Mirror(update, primary) => self.follow(update, &primary),
         }
+    }
+
+    fn stand(&mut self, standing: Standing) {
+        let before = std::mem::replace(&mut self.standing, standing);
+        match standing {
+            Standing::Mirrored if before != Standing::Mirrored => self.mirror = Some(Mirror::new(self.version)),
+            Standing::Mirrored => {}
+            Standing::Alone => {
+                let waiting = self.mirror.take().map(Mirror::dissolve);
+                self.answer(waiting.unwrap_or_default());
+            }
+            Standing::Backup => self.mirror = None,
+        }
+    }
+
+    fn attach(&mut self, held: Option<u64>, backup: Frames) -> bool {
+        if self.standing == Standing::Backup {
+            return false;
+        }
+        self.standing = Standing::Mirrored;
+        let mut mirror = self.mirror.take().unwrap_or_else(|| Mirror::new(0));
+        let version = (!self.values.is_empty()).then_some(self.version);
+        let copied = mirror.attach(backup, held, version, || self.contents());
+        self.mirror = Some(mirror);
+        copied
+    }
+
+    /// Takes an update of the primary, and says so before it is applied: from here on it is not lost.
+    fn follow(&mut self, update: Update, primary: &Frames) {
+        if self.standing != Standing::Backup || update.version != self.version + 1 {
+            let text = format!(
+                "block {} is at version {}, the update makes {}",
+                self.plan.block, self.version, update.version
+            );
+            drop(primary.try_send(Err(Status::data_loss(text))));
+            return;
+        }
+        self.version = update.version;
+        self.acknowledge(primary);
+        for next in &update.next_steps {
+            self.rule.advance(next.trainer, next.step);
+        }
+        self.apply(&update.gradient, update.factor);
+        self.take_due_snapshots();
+    }
+
+    fn acknowledge(&self, primary: &Frames) {
+        let message = proto::Acknowledgement { block: self.plan.block, version: self.version };
+        let message = proto::follow_request::Message::Acknowledgement(message);
+        // A primary that is gone needs no word.
+        drop(primary.try_send(Ok(frame::message(&proto::FollowRequest { message: Some(message) }))));
+    }
+
+    /// The frame that makes a backup equal to this block.
+    fn contents(&self) -> Bytes {
+        let BlockState { values, slots, updates, version, next_steps } = self.capture().unwrap_or_default();
+        let bytes = |values: Vec<f32>| Bytes::copy_from_slice(bytemuck::cast_slice(&values));
+        let contents = proto::BlockContents {
+            block: self.plan.block,
+            version,
+            updates,
+            next_steps,
+            values: bytes(values),
+            slots: slots.into_iter().map(bytes).collect(),
+        };
+        frame::message(&proto::Replica { contents: Some(contents), ..proto::Replica::default() })
     }
 
     fn initialize(&mut self, values: Vec<f32>) -> bool {
@@ -153,13 +217,17 @@ impl Block {
         }
         self.values = values;
         self.state = self.plan.recipe.optimizer.state(self.values.len());
+        if let Some(mut mirror) = self.mirror.take() {
+            mirror.send(self.contents());
+            self.mirror = Some(mirror);
+        }
         true
     }
 
     fn gradient(&mut self, peer: Peer, step: u64, version: u64, gradient: Gradient) {
         let block = self.plan.block;
-        if peer.epoch() != self.epoch {
-            return;
+        if peer.epoch() != self.epoch || self.standing == Standing::Backup {
+            return; // The trainer's stream has been ended.
         }
         if self.values.is_empty() {
             return peer
@@ -180,8 +248,8 @@ impl Block {
                 let staleness = self.version.saturating_sub(version);
                 self.plan.metrics.staleness(staleness);
                 if let Some(gradient) = gradient {
-                    let factor = self.plan.recipe.factor(step, staleness);
-                    gradient.with_values(self.values.len(), |gradient| self.update(gradient, factor));
+                    let next_steps = vec![proto::NextStep { trainer: peer.trainer(), step: step + 1 }];
+                    self.update(&gradient, self.plan.recipe.factor(step, staleness), next_steps);
                 }
                 self.ahead.push((peer, step));
                 self.release();
@@ -192,7 +260,7 @@ impl Block {
             }
             Verdict::Drop => {
                 self.plan.metrics.late();
-                self.answer(&[(peer, step)]);
+                self.answer(vec![(peer, step)]);
             }
             Verdict::Join => self.round.waiting.push((peer, step)),
             Verdict::Hold => {
@@ -210,19 +278,18 @@ impl Block {
             let gradient = first.remove();
             self.add(gradient);
         }
-        if self.rule.close_round().is_none() {
-            return;
-        }
+        let Some(contributors) = self.rule.close_round() else { return };
         while let Some((_, gradient)) = self.round.early.pop_first() {
             self.add(gradient);
         }
         let Round { sum, added, step, waiting, .. } = std::mem::take(&mut self.round);
         if let Some(mut sum) = sum {
-            let sum = sum.bytes_mut().as_chunks_mut().0;
-            scale(sum, added as f32);
-            self.update(sum, self.plan.recipe.factor(step, 0));
+            scale(sum.bytes_mut().as_chunks_mut().0, added as f32);
+            let next = |trainer| proto::NextStep { trainer, step: self.rule.next_step(trainer) };
+            let next_steps = contributors.into_iter().map(next).collect();
+            self.update(&Gradient::Wire(Codec::F32, sum.freeze()), self.plan.recipe.factor(step, 0), next_steps);
         }
-        self.answer(&waiting);
+        self.answer(waiting);
         self.take_due_snapshots();
     }
 
@@ -242,23 +309,40 @@ impl Block {
         *added += 1;
     }
 
-    fn update(&mut self, gradient: &[[u8; 4]], factor: f64) {
-        self.plan.recipe.optimizer.apply(&mut self.values, gradient, &mut self.state, factor);
+    /// Applies a gradient, after it has left for the backup.
+    fn update(&mut self, gradient: &Gradient, factor: f64, next_steps: Vec<proto::NextStep>) {
         self.version += 1;
+        if let Some(mirror) = &mut self.mirror {
+            let (codec, payload) = gradient.as_sent();
+            let (block, version, codec) = (self.plan.block, self.version, codec.number());
+            let head = proto::Replica { block, version, factor, next_steps, codec, ..proto::Replica::default() };
+            let fill = |target: &mut [u8]| target.copy_from_slice(payload);
+            mirror.update(version, frame::replica(&self.plan.recipe.buffers, &head, payload.len(), fill));
+        }
+        self.apply(gradient, factor);
+    }
+
+    fn apply(&mut self, gradient: &Gradient, factor: f64) {
+        let Self { plan, values, state, .. } = self;
+        let elements = values.len();
+        gradient.with_values(elements, |gradient| plan.recipe.optimizer.apply(values, gradient, state, factor));
     }
 
     /// Answers those of whom nobody is too far behind.
     fn release(&mut self) {
         let may = self.ahead.extract_if(.., |(peer, _)| self.rule.may_go_on(peer.trainer())).collect::<Vec<_>>();
-        self.answer(&may);
+        self.answer(may);
     }
 
-    /// Sends the current values; those who wait for the same step share one copy.
-    fn answer(&self, peers: &[(Peer, u64)]) {
-        let Self { plan, values, version, .. } = self;
+    /// Sends the current values, when the backup has them; those who wait for the same step share one copy.
+    fn answer(&mut self, peers: Vec<(Peer, u64)>) {
+        let Self { plan, values, version, mirror, .. } = self;
+        if let Some(mirror) = mirror.as_mut().filter(|mirror| mirror.owes(*version)) {
+            return mirror.hold(*version, peers);
+        }
         let mut last = None;
         for (peer, step) in peers {
-            let answer = Answer { step: *step, block: plan.block, version: *version, start: plan.start, values };
+            let answer = Answer { step, block: plan.block, version: *version, start: plan.start, values };
             peer.answer(&answer, &plan.recipe, &mut last);
         }
     }

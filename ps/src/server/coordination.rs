@@ -33,7 +33,9 @@ impl proto::coordination_server::Coordination for Coordination {
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
         self.0.members().join(&id, tensors.clone(), request.total_steps, Instant::now())?;
         let store = self.0.store_for(layout, &tensors);
-        let (next_step, empty_blocks) = store.next_step(id.index).await?;
+        // A trainer that asks for no blocks only takes part; who leads them is not its matter.
+        let shard = if request.shard.is_some() { self.0.shard(request.shard)? } else { config.index };
+        let (next_step, empty_blocks) = store.next_step(shard, id.index).await?;
         tracing::info!(trainer = id.index, incarnation = id.incarnation, next_step, "joined");
         Ok(Response::new(proto::JoinReply {
             next_step,
@@ -86,6 +88,10 @@ impl proto::coordination_server::Coordination for Coordination {
     }
 
     async fn status(&self, _: Request<proto::StatusRequest>) -> Result<Response<proto::StatusReply>, Status> {
-        Ok(Response::new(self.0.members().status(Instant::now())))
+        let mut status = self.0.members().status(Instant::now());
+        if let Some(replication) = &self.0.replication {
+            status.warnings.extend(replication.warnings(self.0.store().is_ok()));
+        }
+        Ok(Response::new(status))
     }
 }

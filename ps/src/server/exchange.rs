@@ -80,7 +80,7 @@ type Receiver = mpsc::Receiver<Result<Bytes, Status>>;
 
 fn exchange(shared: Arc<Shared>, reader: Reader) -> Result<Receiver, Status> {
     // One answer for each block of the step in flight, and one error.
-    let (answers, stream) = mpsc::channel(shared.store()?.len() + 1);
+    let (answers, stream) = mpsc::channel(shared.store()?.layout().blocks() as usize + 1);
     shared.clone().tasks.spawn(async move {
         if let Err(status) = read_gradients(&shared, reader, answers.clone()).await {
             tracing::debug!(reason = status.message(), "a training stream ended");
@@ -115,7 +115,8 @@ async fn send_blocks(shared: &Shared, mut reader: Reader, answers: &Answers) -> 
         reader.message().await?.ok_or_else(|| Status::invalid_argument("a Pull needs one PullRequest"))?;
     shared.members().hear(&trainer(request.trainer)?, Instant::now())?;
     let store = shared.store()?;
-    let blocks: Vec<u32> = if request.blocks.is_empty() { store.numbers().collect() } else { request.blocks };
+    let blocks: Vec<u32> =
+        if request.blocks.is_empty() { store.shard(shared.shard(request.shard)?).collect() } else { request.blocks };
     for block in blocks {
         let (version, values) = store
             .read(block)
@@ -138,6 +139,7 @@ async fn take_values(shared: &Shared, mut reader: Reader) -> Result<proto::PushR
             shared.members().hear(&trainer(push.trainer)?, Instant::now())?;
             known = true;
         }
+        shared.shard(Some(store.layout().owner(push.block)))?;
         initialized += u32::from(store.initialize(push.block, push.codec, push.payload).await?);
     }
     Ok(proto::PushReply { initialized })
@@ -154,8 +156,9 @@ async fn read_gradients(shared: &Shared, mut reader: Reader, answers: Answers) -
     if open.epoch != shared.recovery.epoch() {
         return Err(Status::aborted("the servers went to a checkpoint since this trainer joined; join again"));
     }
+    let shard = shared.shard(open.shard)?;
     let memory = shared.memory(open.shared_memory_token, store.layout().elements())?;
-    let end = shared.open_stream(id.index);
+    let end = shared.open_stream(id.index, shard);
     let peer = Peer::new(id.index, open.epoch, answers, memory, end.clone());
     loop {
         let message = tokio::select! {

@@ -192,6 +192,36 @@ impl Membership {
         }
     }
 
+    /// What another server is told: the model, and who takes part.
+    #[must_use]
+    pub fn told(&self) -> (Vec<proto::TensorSpec>, Vec<proto::RosterEntry>) {
+        let tensors = self.tensors.iter().map(|t| proto::TensorSpec { name: t.name.clone(), shape: t.shape.clone() });
+        let roster = (0..).zip(&self.members).filter_map(|(index, member)| {
+            let trainer = proto::TrainerId { job_uid: self.job_uid.clone(), index, incarnation: member.incarnation? };
+            Some(proto::RosterEntry {
+                trainer: Some(trainer),
+                finished: member.presence == Presence::Finished,
+                step: member.steps,
+                total_steps: member.total_steps,
+                examples: member.examples.0,
+            })
+        });
+        (tensors.collect(), roster.collect())
+    }
+
+    /// Takes what another server knows of trainers that were never heard here.
+    pub fn adopt_roster(&mut self, roster: &[proto::RosterEntry]) {
+        for entry in roster {
+            let Some(id) = &entry.trainer else { continue };
+            let Some(member) = self.members.get_mut(id.index as usize).filter(|m| m.incarnation.is_none()) else {
+                continue;
+            };
+            member.incarnation = Some(id.incarnation);
+            member.presence = if entry.finished { Presence::Finished } else { Presence::Lost };
+            (member.steps, member.total_steps, member.examples.0) = (entry.step, entry.total_steps, entry.examples);
+        }
+    }
+
     /// The job goes back, or on, to where each trainer's next step is the one in `steps`.
     pub fn rewind(&mut self, steps: &[u64]) {
         for (member, step) in self.members.iter_mut().zip(steps) {

@@ -3,13 +3,16 @@
 //! trainers, `store` and `block` hold the parameters.
 
 mod block;
+mod command;
 mod coordination;
 mod exchange;
 mod membership;
 mod metrics;
+mod mirror;
 mod peer;
 mod recipe;
 mod recovery;
+mod replication;
 mod shared;
 mod store;
 mod sum;
@@ -23,6 +26,7 @@ use tokio::net::TcpListener;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use tonic::service::Routes;
 use tonic::transport::Server;
 
@@ -51,6 +55,8 @@ pub struct ServerConfig {
     pub patience: Patience,
     /// Exchange blocks through shared memory with trainers of this host.
     pub shared_memory: bool,
+    /// `host:port` of every server, in order, if each block is held by two of them; else empty.
+    pub replicas: Vec<String>,
     /// Where the job's state is kept, if anywhere.
     pub checkpoint: Option<CheckpointConfig>,
     /// Where `/metrics`, `/healthz` and `/readyz` are served, if anywhere.
@@ -73,6 +79,7 @@ impl ServerConfig {
             training: environment.training.clone(),
             patience: Patience::default(),
             shared_memory: true,
+            replicas: if environment.replication_factor > 1 { environment.servers.clone() } else { Vec::new() },
             checkpoint: CheckpointConfig::new(environment),
             metrics: None,
             services: Routes::default(),
@@ -96,6 +103,17 @@ pub enum ServerError {
     /// The checkpoint folder holds another job's state.
     #[error("{0}")]
     Checkpoint(String),
+    /// The other server that held blocks of this one ended before this one had all of them.
+    #[error(
+        "the blocks of server {shard} are lost: server {other} ended before this one had copied them; started again, \
+         the servers go back to a checkpoint or are filled with a trainer's parameters"
+    )]
+    Lost {
+        /// The server that the blocks are named after.
+        shard: u32,
+        /// The one that ended.
+        other: u32,
+    },
     /// It was told to stop before every trainer had finished.
     #[error("stopped before all trainers had finished")]
     Stopped,
@@ -133,6 +151,8 @@ pub async fn run(
         });
     }
     let serving = serve_grpc(listener, &shared, services, stopped(&stop));
+    let replicating = shared.clone();
+    let mut replicating = AbortOnDropHandle::new(tokio::spawn(async move { replication::run(&replicating).await }));
     let training_over = CancellationToken::new();
     let recovering = recovery::run(&shared, training_over.clone());
     tokio::pin!(serving, recovering);
@@ -141,6 +161,7 @@ pub async fn run(
         tokio::select! {
             () = shared.done.notified() => Ok(()),
             why = abandoned(&shared) => Err(ServerError::Abandoned(why)),
+            Ok(lost) = &mut replicating => Err(lost),
             () = shutdown => {
                 goodbye(&shared).await;
                 Err(ServerError::Stopped)
@@ -203,6 +224,7 @@ async fn serve_grpc(
         .add_routes(services)
         .add_service(health_service)
         .add_service(reflection)
+        .add_service(replication::Service(shared.clone()))
         .add_service(RecoveryServer::new(recovery::Service(shared.clone())))
         .add_service(CoordinationServer::new(coordination::Coordination(shared.clone())))
         .add_service(exchange::Service::new(shared.clone()))

@@ -30,6 +30,15 @@ thread_local! {
 }
 
 impl Gradient {
+    /// The gradient as it was sent, for another server.
+    #[must_use]
+    pub fn as_sent(&self) -> (Codec, &[u8]) {
+        match self {
+            Self::Wire(codec, payload) => (*codec, payload),
+            Self::Shared(memory, range) => (Codec::F32, memory.gradient_bytes(range.clone()).as_flattened()),
+        }
+    }
+
     /// Calls `use_values` with the little-endian f32 of a block of `elements`.
     pub fn with_values<R>(&self, elements: usize, use_values: impl FnOnce(&[[u8; 4]]) -> R) -> R {
         match self {

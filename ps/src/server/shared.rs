@@ -11,11 +11,13 @@ use tokio_util::task::TaskTracker;
 use tonic::Status;
 
 use super::ServerConfig;
+use super::command::Standing;
 use super::membership::{Membership, Refusal};
 use super::metrics::Metrics;
 use super::recipe::Recipe;
 use super::recovery::Recovery;
-use super::store::Store;
+use super::replication::Replication;
+use super::store::{Start, Store};
 use crate::layout::{Layout, TensorSpec};
 use crate::proto;
 use crate::shm::{self, Mapping, Offer};
@@ -31,11 +33,16 @@ pub struct Shared {
     /// Rung when a trainer leaves.
     pub left: Notify,
     pub recovery: Recovery,
+    /// If every block is held twice.
+    pub replication: Option<Replication>,
     /// Where trainers of this host hand over their memory.
     pub shared_memory: Option<Arc<Offer>>,
     membership: Mutex<Membership>,
     store: OnceLock<Store>,
-    streams: Mutex<HashMap<u32, CancellationToken>>,
+    /// Rung when the model is known.
+    model: Notify,
+    /// By trainer and shard.
+    streams: Mutex<HashMap<(u32, u32), CancellationToken>>,
 }
 
 impl Shared {
@@ -46,6 +53,7 @@ impl Shared {
             offer.inspect_err(|error| tracing::warn!(%error, "no shared memory; trainers of this host use TCP")).ok()
         });
         let recovery = Recovery::new(config.servers);
+        let replication = Replication::new(&config);
         Arc::new(Self {
             shared_memory,
             recipe: Arc::new(Recipe::new(&config.training)),
@@ -55,6 +63,8 @@ impl Shared {
             done: Notify::new(),
             left: Notify::new(),
             recovery,
+            replication,
+            model: Notify::new(),
             membership: Mutex::new(membership),
             store: OnceLock::new(),
             streams: Mutex::default(),
@@ -73,7 +83,7 @@ impl Shared {
 
     /// The blocks, made from the first trainer's tensors.
     pub fn store_for(&self, layout: Layout, tensors: &[TensorSpec]) -> &Store {
-        self.store.get_or_init(|| {
+        let start = |shards| {
             let config = &self.config;
             tracing::info!(
                 tensors = tensors.len(),
@@ -81,16 +91,49 @@ impl Shared {
                 blocks = layout.owned_by(config.index).count(),
                 "the first trainer has told the model"
             );
-            Store::start(
+            Store::start(Start {
                 layout,
-                config.index,
-                config.trainers,
-                self.recovery.epoch(),
-                &self.recipe,
-                &self.metrics,
-                &self.tasks,
-            )
-        })
+                shards,
+                trainers: config.trainers,
+                epoch: self.recovery.epoch(),
+                recipe: &self.recipe,
+                metrics: &self.metrics,
+                tasks: &self.tasks,
+            })
+        };
+        let store = match &self.replication {
+            Some(replication) => replication.with_standings(|shards| self.store.get_or_init(|| start(shards))),
+            None => self.store.get_or_init(|| start([(self.config.index, Standing::Alone)].into())),
+        };
+        self.model.notify_waiters();
+        store
+    }
+
+    /// Waits for the first trainer, who tells the model.
+    pub async fn model_known(&self) {
+        loop {
+            let told = self.model.notified();
+            if self.store.get().is_some() {
+                return;
+            }
+            told.await;
+        }
+    }
+
+    /// The shard that a trainer means: this server's unless it says otherwise; an error if another one leads it.
+    pub fn shard(&self, shard: Option<u32>) -> Result<u32, Status> {
+        let own = self.config.index;
+        let shard = shard.unwrap_or(own);
+        match &self.replication {
+            Some(replication) => replication.leads(shard)?,
+            None if shard != own => {
+                return Err(Status::invalid_argument(format!(
+                    "the blocks of server {shard} are not here; this is server {own}, check the order of addresses"
+                )));
+            }
+            None => {}
+        }
+        Ok(shard)
     }
 
     /// What a stream's trainer shares: nothing for token 0.
@@ -112,10 +155,10 @@ impl Shared {
     }
 
     /// A trainer opens a stream: ends the one that it, or an earlier incarnation, had before.
-    pub fn open_stream(&self, trainer: u32) -> CancellationToken {
+    pub fn open_stream(&self, trainer: u32, shard: u32) -> CancellationToken {
         let token = CancellationToken::new();
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(before) = streams.insert(trainer, token.clone()) {
+        if let Some(before) = streams.insert((trainer, shard), token.clone()) {
             before.cancel();
         }
         token
@@ -125,6 +168,9 @@ impl Shared {
     pub fn close_streams(&self) {
         for token in self.streams.lock().unwrap_or_else(PoisonError::into_inner).values() {
             token.cancel();
+        }
+        if let Some(replication) = &self.replication {
+            replication.restart();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! All blocks that this server owns: starts their tasks once the model is known, and checks what
+//! All blocks that this server holds, its own shard and with replication another's: starts their tasks once the model is known, and checks what
 //! comes from outside before a block sees it.
 
 use std::collections::BTreeMap;
@@ -9,8 +9,10 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 use tonic::Status;
 
-use super::block::{self, Command};
+use super::block;
+use super::command::{Command, Standing, Update};
 use super::metrics::Metrics;
+use super::mirror::Frames;
 use super::peer::{Gradient, Peer};
 use super::recipe::Recipe;
 use crate::checkpoint::BlockState;
@@ -31,6 +33,24 @@ pub struct Progress {
     pub mean_step: u64,
 }
 
+/// What the blocks of a server need to start.
+pub struct Start<'a> {
+    /// How the parameters are cut.
+    pub layout: Layout,
+    /// The shards that the server holds, and its part in each.
+    pub shards: BTreeMap<u32, Standing>,
+    /// Trainers of the job.
+    pub trainers: u32,
+    /// The server's epoch.
+    pub epoch: u64,
+    /// How the job trains.
+    pub recipe: &'a Arc<Recipe>,
+    /// Counts what happens.
+    pub metrics: &'a Arc<Metrics>,
+    /// Runs the blocks' tasks.
+    pub tasks: &'a TaskTracker,
+}
+
 /// The blocks of one server.
 pub struct Store {
     layout: Layout,
@@ -38,18 +58,12 @@ pub struct Store {
 }
 
 impl Store {
-    /// Starts a task for each block that `server` owns; they end when the store is dropped.
+    /// Starts a task for each block; they end when the store is dropped.
     #[must_use]
-    pub fn start(
-        layout: Layout,
-        server: u32,
-        trainers: u32,
-        epoch: u64,
-        recipe: &Arc<Recipe>,
-        metrics: &Arc<Metrics>,
-        tasks: &TaskTracker,
-    ) -> Self {
-        let blocks = layout.owned_by(server).map(|block| {
+    pub fn start(start: Start) -> Self {
+        let Start { layout, shards, trainers, epoch, recipe, metrics, tasks } = start;
+        let blocks = shards.iter().flat_map(|(shard, standing)| layout.owned_by(*shard).map(|b| (b, *standing)));
+        let blocks = blocks.map(|(block, standing)| {
             let (sender, receiver) = mpsc::channel(QUEUE);
             let plan = block::Plan {
                 block,
@@ -57,6 +71,7 @@ impl Store {
                 trainers,
                 recipe: recipe.clone(),
                 epoch,
+                standing,
                 metrics: metrics.clone(),
             };
             tasks.spawn(block::own(plan, receiver));
@@ -69,12 +84,6 @@ impl Store {
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout
-    }
-
-    /// Number of blocks here.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.blocks.len()
     }
 
     /// Hands a trainer's gradient to its block.
@@ -111,18 +120,56 @@ impl Store {
         ask(self.owned(block)?, Command::Read).await
     }
 
-    /// The first step that not every block has from the trainer, and the blocks without values.
-    pub async fn next_step(&self, trainer: u32) -> Result<(u64, Vec<u32>), Status> {
+    /// The first step that not every block of `shard` has from the trainer, and the blocks without values.
+    pub async fn next_step(&self, shard: u32, trainer: u32) -> Result<(u64, Vec<u32>), Status> {
         let (mut next, mut empty) = (u64::MAX, Vec::new());
-        for (block, sender) in &self.blocks {
-            let (step, initialized) = ask(sender, |reply| Command::NextStep(trainer, reply)).await?;
+        for block in self.shard(shard) {
+            let (step, initialized) = ask(self.owned(block)?, |reply| Command::NextStep(trainer, reply)).await?;
             next = next.min(step);
             if !initialized {
-                empty.push(*block);
+                empty.push(block);
             }
         }
         // A server without blocks holds nobody back.
         Ok((next, empty))
+    }
+
+    /// Changes the part of this server in replicating `shard`.
+    pub async fn stand(&self, shard: u32, standing: Standing) {
+        for block in self.shard(shard) {
+            self.tell(block, Command::Stand(standing)).await;
+        }
+    }
+
+    /// Lets a backup that holds version `held` of a block follow; whether it gets a copy.
+    pub async fn attach(&self, block: u32, held: Option<u64>, backup: &Frames) -> Result<bool, Status> {
+        ask(self.owned(block)?, |reply| Command::Attach(held, backup.clone(), reply)).await
+    }
+
+    /// The backup of a block has `version`.
+    pub async fn acknowledged(&self, block: u32, version: u64) {
+        self.tell(block, Command::Acknowledged(version)).await;
+    }
+
+    /// On a backup: takes what its primary says of a block. Acknowledgements go to `primary`.
+    pub async fn follow(&self, replica: proto::Replica, primary: &Frames) -> Result<(), Status> {
+        if let Some(contents) = replica.contents {
+            let range = self.layout.range(contents.block);
+            let state = state(contents, range.len())?;
+            self.owned(state.0)?.send(Command::Install(state.1, primary.clone())).await.map_err(|_| ended())?;
+            return Ok(());
+        }
+        let proto::Replica { block, version, factor, next_steps, codec, payload, .. } = replica;
+        let (sender, codec) = self.check(block, codec, &payload)?;
+        let update = Update { version, factor, next_steps, gradient: Gradient::Wire(codec, payload) };
+        sender.send(Command::Mirror(update, primary.clone())).await.map_err(|_| ended())
+    }
+
+    async fn tell(&self, block: u32, command: Command) {
+        if let Ok(sender) = self.owned(block) {
+            // A block that has ended needs no word.
+            drop(sender.send(command).await);
+        }
     }
 
     /// A block's state at `version`, or now; `None` if it is past that, or has no values.
@@ -138,15 +185,15 @@ impl Store {
         }
     }
 
-    /// How far training is here; `None` while blocks are without values.
-    pub async fn progress(&self, trainers: u32) -> Option<Progress> {
+    /// How far training is in `shard`; `None` while blocks are without values.
+    pub async fn progress(&self, shard: u32, trainers: u32) -> Option<Progress> {
         let mut progress = Progress { version: 0, mean_step: 0 };
-        for sender in self.blocks.values() {
-            progress.version = progress.version.max(ask(sender, Command::Version).await.ok()??);
+        for block in self.shard(shard) {
+            progress.version = progress.version.max(ask(self.owned(block).ok()?, Command::Version).await.ok()??);
         }
         let mut steps = 0;
         for trainer in 0..trainers {
-            let (step, _) = self.next_step(trainer).await.ok()?;
+            let (step, _) = self.next_step(shard, trainer).await.ok()?;
             steps += if step == u64::MAX { 0 } else { step };
         }
         progress.mean_step = steps / u64::from(trainers.max(1));
@@ -164,6 +211,23 @@ impl Store {
     /// The blocks here, ascending.
     pub fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
         self.blocks.keys().copied()
+    }
+
+    /// The blocks of a shard, ascending.
+    pub fn shard(&self, shard: u32) -> impl DoubleEndedIterator<Item = u32> + use<> {
+        self.layout.owned_by(shard)
+    }
+
+    /// Blocks of a shard that have values, and their versions.
+    pub async fn held(&self, shard: u32) -> Vec<proto::BlockVersion> {
+        let mut held = Vec::new();
+        for block in self.shard(shard) {
+            let Ok(sender) = self.owned(block) else { continue };
+            if let Ok(Some(version)) = ask(sender, Command::Version).await {
+                held.push(proto::BlockVersion { block, version });
+            }
+        }
+        held
     }
 
     fn owned(&self, block: u32) -> Result<&mpsc::Sender<Command>, Status> {
@@ -196,6 +260,21 @@ async fn ask<T>(
     let (reply, answer) = oneshot::channel();
     sender.send(command(reply)).await.map_err(|_| ended())?;
     answer.await.map_err(|_| ended())
+}
+
+/// The state in a primary's message, checked against the block's length.
+fn state(contents: proto::BlockContents, elements: usize) -> Result<(u32, BlockState), Status> {
+    let proto::BlockContents { block, version, updates, next_steps, values, slots } = contents;
+    let floats = |bytes: Bytes| -> Result<Vec<f32>, Status> {
+        if !bytes.is_empty() && bytes.len() != elements * 4 {
+            let text = format!("block {block} holds {elements} elements, the message {} bytes", bytes.len());
+            return Err(Status::invalid_argument(text));
+        }
+        let (chunks, _) = bytes.as_chunks();
+        Ok(chunks.iter().map(|chunk| f32::from_le_bytes(*chunk)).collect())
+    };
+    let slots = slots.into_iter().map(floats).collect::<Result<_, _>>()?;
+    Ok((block, BlockState { values: floats(values)?, slots, updates, version, next_steps }))
 }
 
 fn ended() -> Status {

@@ -16,6 +16,8 @@ const GRADIENT: u32 = 2;
 const GRADIENT_PAYLOAD: u32 = 4;
 /// Number of `ParameterBlock.payload`.
 const PARAMETER_PAYLOAD: u32 = 5;
+/// Number of `Replica.payload`.
+const REPLICA_PAYLOAD: u32 = 9;
 
 /// Any message without a large payload.
 #[must_use]
@@ -53,6 +55,15 @@ pub fn parameters(
     prefix(&mut start, head.encoded_len() + payload_len(PARAMETER_PAYLOAD, payload));
     head.encode(&mut start).expect("a Vec grows");
     finish(buffers, start, PARAMETER_PAYLOAD, payload, fill)
+}
+
+/// A `Replica` with an update: `head` without its payload, and `payload` bytes that `fill` writes.
+#[must_use]
+pub fn replica(buffers: &Buffers, head: &proto::Replica, payload: usize, fill: impl FnOnce(&mut [u8])) -> Bytes {
+    let mut start = Vec::with_capacity(64);
+    prefix(&mut start, head.encoded_len() + payload_len(REPLICA_PAYLOAD, payload));
+    head.encode(&mut start).expect("a Vec grows");
+    finish(buffers, start, REPLICA_PAYLOAD, payload, fill)
 }
 
 fn prefix(bytes: &mut Vec<u8>, length: usize) {

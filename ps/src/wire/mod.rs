@@ -5,11 +5,13 @@
 //! body that carries them.
 
 pub mod buffers;
+mod call;
 pub mod frame;
 mod outgoing;
 mod reader;
 
 pub use buffers::Buffers;
+pub use call::call;
 pub use outgoing::Outgoing;
 pub use reader::Reader;
 

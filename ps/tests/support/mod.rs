@@ -1,6 +1,8 @@
 //! Servers and trainers of one small job, over real sockets.
 #![allow(dead_code)] // Each test file uses a part.
 
+pub mod job;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,6 +60,7 @@ pub fn config(index: u32, servers: u32, trainers: u32, mode: ConsistencyMode) ->
         training: training(mode),
         patience: Patience::default(),
         shared_memory: true,
+        replicas: Vec::new(),
         checkpoint: None,
         metrics: None,
         services: Routes::default(),
@@ -102,6 +105,7 @@ pub fn session_config(trainer: u32, servers: Vec<String>) -> SessionConfig {
         total_steps: 10,
         connect_timeout: Duration::from_secs(20),
         shared_memory: true,
+        replication_factor: 1,
         compression: Compression::default(),
         interrupt: Arc::default(),
     }

@@ -128,6 +128,7 @@ impl PlaceArgs {
             role,
             index,
             servers: addresses,
+            replication_factor: 1,
             trainers: world_size - servers,
             training: Training::default(),
             incarnation: 0,

@@ -27,6 +27,7 @@ impl Job {
             role: Role::Server,
             index: 0,
             servers: listeners.iter().map(address).collect(),
+            replication_factor: 1,
             trainers,
             training,
             incarnation: 0,

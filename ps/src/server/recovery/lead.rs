@@ -35,13 +35,15 @@ const SOON: Duration = Duration::from_millis(250);
 /// reach every server before the step does.
 const AHEAD: u64 = 2;
 
-/// Leads until `training` ends, then writes the last checkpoint and the model.
+/// Leads until `training` ends, from the state that other servers have `given` to this one or from the newest
+/// checkpoint, then writes the last checkpoint and the model.
 ///
 /// # Errors
 /// If there is a checkpoint that this job cannot go on from: beginning anew would overwrite it.
 pub async fn lead(
     shared: &Arc<Shared>,
     config: &CheckpointConfig,
+    given: bool,
     training: CancellationToken,
 ) -> Result<(), ServerError> {
     let mut arrivals = shared.recovery.arrivals();
@@ -49,16 +51,22 @@ pub async fn lead(
     let mut resume = config.resume;
     let mut ticks = tokio::time::interval(config.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    tokio::select! {
-        recovered = leader.recover(resume) => recovered?,
-        () = training.cancelled() => return Ok(()),
+    if given {
+        leader.take_over().await;
+    } else {
+        tokio::select! {
+            recovered = leader.recover(resume) => recovered?,
+            () = training.cancelled() => return Ok(()),
+        }
     }
     loop {
         // What this job has written is always its own to go on from.
         resume |= shared.recovery.newest().is_some();
         tokio::select! {
             Some(newcomer) = arrivals.recv() => {
-                if leader.instances.get(&newcomer.server) != Some(&newcomer.instance) {
+                if newcomer.given {
+                    leader.instances.insert(newcomer.server, newcomer.instance);
+                } else if leader.instances.get(&newcomer.server) != Some(&newcomer.instance) {
                     tracing::warn!("server {} has started anew; all servers go back to the newest checkpoint", newcomer.server);
                     tokio::select! {
                         recovered = leader.recover(resume) => recovered?,
@@ -130,6 +138,14 @@ impl Leader<'_> {
         }
     }
 
+    /// Goes on where the process before this one was.
+    async fn take_over(&mut self) {
+        if let Some(step) = self.newest(&[]).await {
+            let path = Catalog::new(&self.config.folder).path(step);
+            self.shared.recovery.set_newest(LastCheckpoint { step, path });
+        }
+    }
+
     /// Step of the newest complete checkpoint that is not in `damaged`. Whether it is whole its readers
     /// find out.
     async fn newest(&self, damaged: &[u64]) -> Option<u64> {
@@ -146,7 +162,7 @@ impl Leader<'_> {
     async fn keep(&mut self, last: bool) -> Result<(), Status> {
         let started = Instant::now();
         let (shared, config) = (self.shared, self.config);
-        let progress = shared.store()?.progress(shared.config.trainers).await;
+        let progress = shared.store()?.progress(shared.config.index, shared.config.trainers).await;
         let Some(progress) = progress else { return Err(Status::failed_precondition("not all blocks have values")) };
         let sync = shared.config.training.consistency.mode == ConsistencyMode::Sync;
         let version = (sync && !last && progress.version > 0).then_some(progress.version + self.margin);

@@ -84,6 +84,8 @@ pub enum RecoveryError {
 pub struct Newcomer {
     server: u32,
     instance: u64,
+    /// Another server has given it everything that it should hold.
+    given: bool,
     done: oneshot::Sender<()>,
 }
 
@@ -123,6 +125,12 @@ impl Recovery {
         self.epoch.load(Ordering::Acquire)
     }
 
+    /// On a server that was given its blocks by another one: it is in that one's epoch.
+    pub fn adopt_epoch(&self, epoch: u64) {
+        // One that has an epoch of its own was not given its blocks.
+        let _ = self.epoch.compare_exchange(0, epoch, Ordering::AcqRel, Ordering::Acquire);
+    }
+
     /// The newest checkpoint, as far as this server knows.
     pub fn newest(&self) -> Option<LastCheckpoint> {
         self.newest.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -160,12 +168,19 @@ impl CheckpointConfig {
 /// On server 0, if there is a checkpoint that this job cannot go on from.
 pub async fn run(shared: &Arc<Shared>, training: CancellationToken) -> Result<(), ServerError> {
     let Some(config) = &shared.config.checkpoint else { return Ok(()) };
+    let given = match &shared.replication {
+        Some(replication) => tokio::select! {
+            given = replication.settled() => given,
+            () = training.cancelled() => return Ok(()),
+        },
+        None => false,
+    };
     if shared.config.index == 0 {
-        return lead(shared, config, training).await;
+        return lead(shared, config, given, training).await;
     }
     let last = shared.recovery.last_written.notified();
     tokio::select! {
-        () = follow(shared, config) => training.cancelled().await,
+        () = follow(shared, config, given) => training.cancelled().await,
         () = training.cancelled() => {}
     }
     if tokio::time::timeout(LAST, last).await.is_err() {
@@ -175,9 +190,10 @@ pub async fn run(shared: &Arc<Shared>, training: CancellationToken) -> Result<()
 }
 
 /// Waits until this server holds what the others do: asks server 0 until it has said so.
-async fn follow(shared: &Shared, config: &CheckpointConfig) {
+async fn follow(shared: &Shared, config: &CheckpointConfig, given: bool) {
     let (recovery, server) = (&shared.recovery, shared.config.index);
-    let request = proto::RecoverRequest { job_uid: shared.config.job_uid.clone(), server, instance: recovery.instance };
+    let (job_uid, instance) = (shared.config.job_uid.clone(), recovery.instance);
+    let request = proto::RecoverRequest { job_uid, server, instance, given };
     lead::insist("server 0", || async {
         let mut client = lead::client(&config.servers[0])?;
         client.recover(request.clone()).await.map(drop)
@@ -194,7 +210,7 @@ impl proto::recovery_server::Recovery for Service {
         let request = request.into_inner();
         self.of_this_job(&request.job_uid)?;
         let (done, answer) = oneshot::channel();
-        let newcomer = Newcomer { server: request.server, instance: request.instance, done };
+        let newcomer = Newcomer { server: request.server, instance: request.instance, given: request.given, done };
         let leading = || Status::unavailable("this server does not lead yet");
         self.0.recovery.newcomers.send(newcomer).await.map_err(|_| leading())?;
         answer.await.map_err(|_| leading())?;

@@ -16,7 +16,7 @@ pub async fn write(shared: &Shared, step: u64, version: Option<u64>) -> Result<P
     let config = shared.config.checkpoint.as_ref().expect("only called where checkpoints are kept");
     let store = shared.store().map_err(|_| RecoveryError::Empty)?;
     // All blocks are asked at once, so that each is copied as soon as it is there.
-    let states = join_all(store.numbers().map(|block| store.snapshot(block, version))).await;
+    let states = join_all(store.shard(shared.config.index).map(|block| store.snapshot(block, version))).await;
     let past = || version.map_or(RecoveryError::Empty, RecoveryError::Past);
     let states: Vec<BlockState> = states.into_iter().collect::<Option<_>>().ok_or_else(past)?;
     let description = describe(shared, step, store.layout());

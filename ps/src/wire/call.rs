@@ -1,4 +1,4 @@
-//! Calls of the `ParameterServer` service whose messages are written and read by hand.
+//! Calls whose messages are written and read by hand.
 
 use std::future::poll_fn;
 
@@ -8,16 +8,16 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 use tower::Service as _;
 
-use crate::wire::{Buffers, Outgoing, Reader};
+use super::{Buffers, Outgoing, Reader};
 
-/// Calls `method`; what comes back lies in memory of `buffers`.
+/// Calls the method at `path`; what comes back lies in memory of `buffers`.
 ///
 /// # Errors
 /// If the server cannot be reached, or says no at once.
-pub async fn call(mut channel: Channel, method: &str, messages: Outgoing, buffers: &Buffers) -> Result<Reader, Status> {
+pub async fn call(mut channel: Channel, path: &str, messages: Outgoing, buffers: &Buffers) -> Result<Reader, Status> {
     let broken = |error: tonic::transport::Error| Status::from_error(error.into());
     poll_fn(|context| channel.poll_ready(context)).await.map_err(broken)?;
-    let request = Request::post(format!("/psjobs.v1.ParameterServer/{method}"))
+    let request = Request::post(path)
         .header(header::TE, "trailers")
         .header(header::CONTENT_TYPE, "application/grpc")
         .body(Body::new(messages))

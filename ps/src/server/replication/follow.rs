@@ -1,0 +1,96 @@
+//! The backup's side of a shard: takes the model, the blocks and every update from the primary.
+
+use tokio::sync::mpsc;
+use tonic::Status;
+use tonic::transport::Endpoint;
+
+use super::{Replication, Role};
+use crate::layout::{Layout, TensorSpec};
+use crate::proto::{self, follow_request::Message};
+use crate::server::shared::Shared;
+use crate::wire::{MAX_FRAME, Outgoing, call, frame};
+
+/// Receive window: a few blocks.
+const WINDOW: u32 = 8 * 1024 * 1024;
+
+/// Follows the primary of `shard` until the stream ends.
+pub async fn follow(shared: &Shared, replication: &Replication, shard: u32) -> Result<(), Status> {
+    let end = replication.open_stream(shard, None);
+    let followed = tokio::select! {
+        followed = take(shared, replication, shard) => followed,
+        () = end.cancelled() => Ok(()),
+    };
+    replication.close_stream(shard, &end);
+    followed
+}
+
+async fn take(shared: &Shared, replication: &Replication, shard: u32) -> Result<(), Status> {
+    let address = &replication.servers[replication.other(shard) as usize];
+    let channel = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|_| Status::invalid_argument(format!("{address:?} is not the address of a server")))?
+        .tcp_nodelay(true)
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(2 * WINDOW)
+        .max_frame_size(MAX_FRAME)
+        .connect()
+        .await
+        .map_err(|error| Status::from_error(error.into()))?;
+    let held = match shared.store() {
+        Ok(store) => store.held(shard).await,
+        Err(_) => Vec::new(),
+    };
+    let open = proto::OpenFollow {
+        job_uid: shared.config.job_uid.clone(),
+        shard,
+        instance: replication.instance,
+        epoch: shared.recovery.epoch(),
+        held,
+    };
+    // An acknowledgement for every block in flight; the primary's blocks have few of those.
+    let (acknowledgements, outgoing) = mpsc::channel(shared.config.trainers as usize * 64 + 1024);
+    let open = frame::message(&proto::FollowRequest { message: Some(Message::Open(open)) });
+    drop(acknowledgements.try_send(Ok(open)));
+    let path = "/psjobs.v1.Replication/Follow";
+    let mut incoming = call(channel, path, Outgoing::request(outgoing), &shared.recipe.buffers).await?;
+    while let Some(mut replica) = incoming.message::<proto::Replica>().await? {
+        if let Some(model) = replica.model.take() {
+            adopt(shared, replication, shard, model).await?;
+        } else if replica.complete {
+            tracing::info!("holds all blocks of server {shard}");
+            replication.change(shard, |shard| shard.role = Role::Backup { complete: true });
+        } else {
+            shared.store()?.follow(replica, &acknowledgements).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes the model and the members from the primary; a model without tensors is one that nobody has told yet.
+async fn adopt(shared: &Shared, replication: &Replication, shard: u32, model: proto::Model) -> Result<(), Status> {
+    let there = !model.tensors.is_empty();
+    if there {
+        let tensors = model.tensors.into_iter().map(|t| TensorSpec { name: t.name, shape: t.shape });
+        let tensors: Vec<TensorSpec> = tensors.collect();
+        let layout = Layout::new(&tensors, shared.config.servers as usize)
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        shared.recovery.adopt_epoch(model.epoch);
+        let done = {
+            let mut members = shared.members();
+            members.adopt(&tensors).map_err(Status::invalid_argument)?;
+            members.adopt_roster(&model.roster);
+            members.done()
+        };
+        let store = shared.store_for(layout, &tensors);
+        for entry in model.roster.into_iter().filter(|entry| entry.finished) {
+            store.finish(entry.trainer.map_or(u32::MAX, |trainer| trainer.index)).await;
+        }
+        if done {
+            shared.done.notify_one();
+        }
+    }
+    replication.change(shard, |shard| {
+        shard.found = Some(there || shard.found == Some(true));
+        shard.peer = Some(model.instance);
+    });
+    Ok(())
+}

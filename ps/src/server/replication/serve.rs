@@ -1,0 +1,164 @@
+//! The primary's side of a shard: answers a server that greets, and gives a backup what it lacks.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use tokio::sync::mpsc;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::server::NamedService;
+
+use super::{Replication, Role};
+use crate::proto::{self, follow_request::Message};
+use crate::server::mirror::Frames;
+use crate::server::shared::Shared;
+use crate::server::store::Store;
+use crate::wire::{Outgoing, Reader, frame};
+
+/// Blocks that are copied to a backup at a time: updates of the others need not wait behind them.
+const COPIES: usize = 4;
+
+/// The `Replication` service, for tonic's router. `Follow` writes and reads its messages itself.
+#[derive(Clone)]
+pub struct Service(pub Arc<Shared>);
+
+impl NamedService for Service {
+    const NAME: &'static str = "psjobs.v1.Replication";
+}
+
+impl tower::Service<Request<Body>> for Service {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let (shared, path) = (self.0.clone(), request.uri().path().to_owned());
+        let reader = Reader::new(request.into_body(), shared.recipe.buffers.clone());
+        let (answers, stream) = match path.rsplit('/').next().unwrap_or_default() {
+            "Follow" => mpsc::channel(shared.config.trainers as usize * 64 + 1024),
+            _ => mpsc::channel(2),
+        };
+        shared.clone().tasks.spawn(async move {
+            let ended = match path.rsplit('/').next().unwrap_or_default() {
+                "Follow" => serve(&shared, reader, &answers).await,
+                "Greet" => greet(&shared, reader, &answers).await,
+                _ => Err(Status::unimplemented(format!("{path} is not known here; methods are Greet and Follow"))),
+            };
+            if let Err(status) = ended {
+                drop(answers.try_send(Err(status)));
+            }
+        });
+        Box::pin(async move {
+            let mut response = Response::new(Body::new(Outgoing::response(stream)));
+            let grpc = http::HeaderValue::from_static("application/grpc");
+            response.headers_mut().insert(http::header::CONTENT_TYPE, grpc);
+            Ok(response)
+        })
+    }
+}
+
+fn replication<'a>(shared: &'a Shared, job_uid: &str) -> Result<&'a Replication, Status> {
+    let want = &shared.config.job_uid;
+    if job_uid != want {
+        let text = format!("this server belongs to job {want}, the caller to job {job_uid}; check the addresses");
+        return Err(Status::invalid_argument(text));
+    }
+    shared.replication.as_ref().ok_or_else(|| {
+        Status::failed_precondition("this server replicates nothing, the caller does; start all with the same settings")
+    })
+}
+
+async fn greet(shared: &Shared, mut reader: Reader, answers: &Frames) -> Result<(), Status> {
+    let request: proto::GreetRequest =
+        reader.message().await?.ok_or_else(|| Status::invalid_argument("Greet needs one GreetRequest"))?;
+    let replication = replication(shared, &request.job_uid)?;
+    replication.meet(request.shard, request.instance);
+    let reply = proto::GreetReply { role: replication.role(request.shard).told().into() };
+    drop(answers.try_send(Ok(frame::message(&reply))));
+    Ok(())
+}
+
+async fn serve(shared: &Shared, mut reader: Reader, backup: &Frames) -> Result<(), Status> {
+    let Some(proto::FollowRequest { message: Some(Message::Open(open)) }) = reader.message().await? else {
+        return Err(Status::invalid_argument("the first message of Follow must be Open"));
+    };
+    let replication = replication(shared, &open.job_uid)?;
+    replication.leads(open.shard)?;
+    let epoch = shared.recovery.epoch();
+    if open.epoch != 0 && open.epoch != epoch {
+        return Err(Status::unavailable("the servers are about to go to a checkpoint; follow again"));
+    }
+    let end = replication.open_stream(open.shard, Some(open.instance));
+    replication.change(open.shard, |shard| shard.role = Role::Primary { alone: false });
+    let served = tokio::select! {
+        served = give(shared, replication, &open, &mut reader, backup) => served,
+        () = end.cancelled() => Err(Status::aborted("the primary has ended this stream; follow again")),
+    };
+    replication.close_stream(open.shard, &end);
+    served
+}
+
+async fn give(
+    shared: &Shared,
+    replication: &Replication,
+    open: &proto::OpenFollow,
+    reader: &mut Reader,
+    backup: &Frames,
+) -> Result<(), Status> {
+    let send = |replica: &proto::Replica| drop(backup.try_send(Ok(frame::message(replica))));
+    let model = |model| proto::Replica { model: Some(model), ..proto::Replica::default() };
+    let (epoch, instance) = (shared.recovery.epoch(), replication.instance);
+    if shared.store().is_err() {
+        send(&model(proto::Model { instance, ..proto::Model::default() }));
+        shared.model_known().await;
+    }
+    let store = shared.store()?;
+    let (tensors, roster) = shared.members().told();
+    send(&model(proto::Model { tensors, roster, epoch, instance }));
+    let held: BTreeMap<u32, u64> = open.held.iter().map(|held| (held.block, held.version)).collect();
+    let mut copying = BTreeSet::new();
+    let mut lacking: VecDeque<u32> = store.shard(open.shard).collect();
+    let mut complete = false;
+    loop {
+        attach(store, &held, &mut lacking, &mut copying, backup).await?;
+        if !complete && lacking.is_empty() && copying.is_empty() {
+            complete = true;
+            replication.change(open.shard, |shard| shard.whole = true);
+            send(&proto::Replica { complete: true, ..proto::Replica::default() });
+            tracing::info!("the blocks of server {} are held twice", open.shard);
+        }
+        let Some(message) = reader.message::<proto::FollowRequest>().await? else { return Ok(()) };
+        let Some(Message::Acknowledgement(proto::Acknowledgement { block, version })) = message.message else {
+            return Err(Status::invalid_argument("expected an Acknowledgement; Open comes once, at the start"));
+        };
+        copying.remove(&block);
+        store.acknowledged(block, version).await;
+    }
+}
+
+/// Lets the backup follow the next blocks, as far as not too many are being copied.
+async fn attach(
+    store: &Store,
+    held: &BTreeMap<u32, u64>,
+    lacking: &mut VecDeque<u32>,
+    copying: &mut BTreeSet<u32>,
+    backup: &mpsc::Sender<Result<Bytes, Status>>,
+) -> Result<(), Status> {
+    while copying.len() < COPIES
+        && let Some(block) = lacking.pop_front()
+    {
+        if store.attach(block, held.get(&block).copied(), backup).await? {
+            copying.insert(block);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,169 @@
+//! Jobs whose servers can be killed and started again.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use psjobs_api::ReplicaResult;
+use psjobs_api::training::{ConsistencyMode, OptimizerKind};
+use psjobs_ps::checkpoint::Catalog;
+use psjobs_ps::client::Session;
+use psjobs_ps::server::{self, CheckpointConfig, ServerConfig, ServerError};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+
+/// A server with a runtime of its own, so that it can die with all its tasks and connections at once.
+pub struct Process {
+    runtime: Runtime,
+    pub stop: CancellationToken,
+    ended: tokio::task::JoinHandle<Result<ReplicaResult, ServerError>>,
+}
+
+impl Process {
+    pub fn start(listener: std::net::TcpListener, config: ServerConfig) -> Self {
+        // Told only if the test fails.
+        drop(tracing_subscriber::fmt().with_test_writer().try_init());
+        let runtime = Runtime::new().expect("a runtime");
+        let stop = CancellationToken::new();
+        listener.set_nonblocking(true).expect("a socket");
+        let listener = runtime.block_on(async { TcpListener::from_std(listener) }).expect("a socket");
+        let ended = runtime.spawn(server::run(listener, config, stop.clone().cancelled_owned()));
+        Self { runtime, stop, ended }
+    }
+
+    pub fn kill(self) {
+        self.runtime.shutdown_timeout(Duration::from_secs(5));
+    }
+
+    pub fn outcome(self) -> Result<ReplicaResult, ServerError> {
+        self.runtime.block_on(self.ended).expect("no panic")
+    }
+}
+
+/// The servers of one job with a checkpoint folder.
+pub struct Job {
+    pub addresses: Vec<SocketAddr>,
+    /// Where its state is kept.
+    pub folder: Option<PathBuf>,
+    /// How often.
+    pub interval: Duration,
+    /// Every block is held by two servers.
+    pub replicated: bool,
+    pub mode: ConsistencyMode,
+    pub optimizer: OptimizerKind,
+    pub momentum: f64,
+    pub trainers: u32,
+}
+
+impl Job {
+    pub fn checkpointed(folder: &Path, servers: usize, trainers: u32, mode: ConsistencyMode) -> Self {
+        Self { folder: Some(folder.to_owned()), ..Self::new(servers, trainers, mode) }
+    }
+
+    pub fn replicated(servers: usize, trainers: u32, mode: ConsistencyMode) -> Self {
+        Self { replicated: true, ..Self::new(servers, trainers, mode) }
+    }
+
+    fn new(servers: usize, trainers: u32, mode: ConsistencyMode) -> Self {
+        let bind = || std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        // Held together, so that they differ; a server that comes back must find its port free.
+        let listeners: Vec<_> = (0..servers).map(|_| bind()).collect();
+        let addresses = listeners.iter().map(|listener| listener.local_addr().expect("bound")).collect();
+        let (interval, optimizer) = (Duration::from_millis(50), OptimizerKind::Sgd);
+        Self { addresses, folder: None, interval, replicated: false, mode, optimizer, momentum: 0.5, trainers }
+    }
+
+    pub fn servers(&self) -> Vec<String> {
+        self.addresses.iter().map(ToString::to_string).collect()
+    }
+
+    pub fn start(&self, index: u32) -> Process {
+        let mut config = config(index, self.addresses.len() as u32, self.trainers, self.mode);
+        config.training.optimizer.momentum = self.momentum;
+        config.training.optimizer.kind = self.optimizer;
+        config.checkpoint = self.folder.clone().map(|folder| CheckpointConfig {
+            folder,
+            interval: self.interval,
+            keep: 2,
+            resume: true,
+            servers: self.servers(),
+        });
+        if self.replicated {
+            config.replicas = self.servers();
+        }
+        Process::start(listen_again(self.addresses[index as usize]), config)
+    }
+
+    pub fn start_all(&self) -> Vec<Process> {
+        (0..self.addresses.len() as u32).map(|index| self.start(index)).collect()
+    }
+
+    /// Trains to step `until` on a thread; every step done goes to `steps`.
+    pub fn trainer(&self, index: u32, until: u64, steps: mpsc::Sender<u64>) -> JoinHandle<Vec<f32>> {
+        self.trainer_of(index, until, steps, move |step| gradient(index, step, elements()))
+    }
+
+    /// As [`Job::trainer`], with gradients by step.
+    pub fn trainer_of(
+        &self,
+        index: u32,
+        until: u64,
+        steps: mpsc::Sender<u64>,
+        gradient: impl Fn(u64) -> Vec<f32> + Send + 'static,
+    ) -> JoinHandle<Vec<f32>> {
+        let mut config = session_config(index, self.servers());
+        config.total_steps = until;
+        config.replication_factor = 1 + u32::from(self.replicated);
+        config.shared_memory = index.is_multiple_of(2);
+        std::thread::spawn(move || {
+            let mut session = Session::join(config, &vec![1.0; elements()]).expect("joins");
+            let mut step = session.next_step();
+            while step < until {
+                session.gradients_mut().copy_from_slice(&gradient(step));
+                step = session.exchange(step).expect("the servers answer");
+                // Nobody may be interested any more.
+                let _ = steps.send(step);
+            }
+            let parameters = session.parameters().to_vec();
+            session.leave(true, 0, BTreeMap::new()).expect("leaves");
+            parameters
+        })
+    }
+}
+
+/// A port that a killed server has just left takes a moment to become free.
+pub fn listen_again(address: SocketAddr) -> std::net::TcpListener {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+        socket.set_reuse_address(true).expect("an option");
+        match socket.bind(&address.into()).and_then(|()| socket.listen(64)) {
+            Ok(()) => return socket.into(),
+            Err(error) => assert!(Instant::now() < deadline, "{address}: {error}"),
+        }
+        std::thread::yield_now();
+    }
+}
+
+pub fn wait_for(steps: &mpsc::Receiver<u64>, step: u64) {
+    while steps.recv_timeout(Duration::from_secs(60)).expect("training goes on") < step {}
+}
+
+/// Waits for a checkpoint of a step after `after`.
+pub fn wait_for_checkpoint(folder: &Path, after: u64) -> u64 {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let newest = Catalog::new(folder).complete().expect("a folder").last().copied();
+        if let Some(step) = newest.filter(|step| *step > after) {
+            return step;
+        }
+        assert!(Instant::now() < deadline, "no checkpoint after step {after}");
+        std::thread::yield_now();
+    }
+}
