@@ -19,12 +19,13 @@ use stories::{failure, invalid, mnist, recovery, speed, suspend};
 
 type Story = for<'a> fn(&'a Site) -> BoxFuture<'a, Result<()>>;
 
-const STORIES: [(&str, Story); 8] = [
+const STORIES: [(&str, Story); 9] = [
     ("mnist_trains_and_leaves_nothing_behind", |site| mnist::trains(site).boxed()),
     ("start_and_end_are_measured", |site| speed::is_measured(site).boxed()),
     ("a_failing_trainer_fails_the_job_with_its_cause", |site| failure::is_told(site).boxed()),
     ("a_killed_trainer_is_replaced", |site| recovery::of_a_trainer(site).boxed()),
     ("a_killed_server_is_replaced", |site| recovery::of_a_server(site).boxed()),
+    ("a_killed_replicated_server_is_replaced", |site| recovery::of_a_replicated_server(site).boxed()),
     ("a_suspended_job_starts_again", |site| suspend::and_resume(site).boxed()),
     ("invalid_manifests_are_refused", |site| invalid::manifests_are_refused(site).boxed()),
     ("a_running_job_keeps_its_spec", |site| invalid::changes_are_refused(site).boxed()),

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use kube::ResourceExt;
 use kube::api::DeleteParams;
-use psjobs_api::crd::{Phase, names};
+use psjobs_api::crd::{ParameterServerJob, Phase, names};
 use psjobs_e2e::logs::line;
 use psjobs_e2e::manifest::example;
 use psjobs_e2e::site::Site;
@@ -13,15 +13,22 @@ use psjobs_e2e::wait::{SHORT, TRAINING, until};
 const ACCURACY: f64 = 0.96;
 
 pub async fn of_a_trainer(site: &Site) -> Result<()> {
-    of(site, "mnist-trainer-1").await
+    of(site, &example()?, "mnist-trainer-1").await
 }
 
 pub async fn of_a_server(site: &Site) -> Result<()> {
-    of(site, "mnist-ps-0").await
+    of(site, &example()?, "mnist-ps-0").await
 }
 
-async fn of(site: &Site, victim: &str) -> Result<()> {
-    site.apply(&example()?).await?;
+/// The server that leads the job is one of two that hold every block.
+pub async fn of_a_replicated_server(site: &Site) -> Result<()> {
+    let mut job = example()?;
+    (job.spec.ps.replicas, job.spec.ps.replication_factor) = (2, 2);
+    of(site, &job, "mnist-ps-0").await
+}
+
+async fn of(site: &Site, job: &ParameterServerJob, victim: &str) -> Result<()> {
+    site.apply(job).await?;
     site.phase("mnist", Phase::Running, SHORT).await?;
     line(&site.pods(), "mnist-trainer-1", &["training", "step="], TRAINING).await?;
 

@@ -92,7 +92,7 @@ struct Member {
     incarnation: Option<u32>,
     heard: Instant,
     /// When it last said how many examples it has read; gradients in between say nothing about that.
-    reported: Instant,
+    reported: Option<Instant>,
     steps: u64,
     total_steps: u64,
     /// Examples of earlier incarnations, and of this one.
@@ -126,7 +126,7 @@ impl Membership {
             missed: false,
             incarnation: None,
             heard: now,
-            reported: now,
+            reported: None,
             steps: 0,
             total_steps: 0,
             examples: (0, 0),
@@ -161,11 +161,11 @@ impl Membership {
         if member.incarnation != Some(id.incarnation) {
             member.examples = (member.examples.0 + member.examples.1, 0);
             member.rate = 0.0;
+            member.reported = None;
         }
         member.incarnation = Some(id.incarnation);
         member.presence = Presence::Active;
         member.heard = now;
-        member.reported = now;
         member.total_steps = total_steps;
         self.company = now;
         self.tensors = tensors;
@@ -210,14 +210,15 @@ impl Membership {
     }
 
     /// Takes what another server knows of trainers that were never heard here.
-    pub fn adopt_roster(&mut self, roster: &[proto::RosterEntry]) {
+    pub fn adopt_roster(&mut self, roster: &[proto::RosterEntry], now: Instant) {
         for entry in roster {
             let Some(id) = &entry.trainer else { continue };
             let Some(member) = self.members.get_mut(id.index as usize).filter(|m| m.incarnation.is_none()) else {
                 continue;
             };
             member.incarnation = Some(id.incarnation);
-            member.presence = if entry.finished { Presence::Finished } else { Presence::Lost };
+            member.presence = if entry.finished { Presence::Finished } else { Presence::Active };
+            member.heard = now;
             (member.steps, member.total_steps, member.examples.0) = (entry.step, entry.total_steps, entry.examples);
         }
     }
@@ -261,7 +262,7 @@ impl Membership {
 
     /// A member gave its gradient of `step`.
     pub fn gave(&mut self, trainer: u32, step: u64, now: Instant) {
-        let member = &mut self.members[trainer as usize];
+        let Some(member) = self.members.get_mut(trainer as usize) else { return };
         member.steps = member.steps.max(step + 1);
         self.training = Some((self.training.map_or(now, |(first, _)| first), now));
     }
@@ -279,8 +280,9 @@ impl Membership {
     ) -> Result<(), Refusal> {
         self.hear(id, now)?;
         let member = &mut self.members[id.index as usize];
-        let seconds = now.saturating_duration_since(member.reported).as_secs_f64();
-        member.reported = now;
+        // The first report counts from before this server was there.
+        let before = member.reported.replace(now).unwrap_or(now);
+        let seconds = now.saturating_duration_since(before).as_secs_f64();
         if seconds > 0.0 && examples >= member.examples.1 {
             let rate = (examples - member.examples.1) as f64 / seconds;
             let weight = if member.rate == 0.0 { 1.0 } else { 1.0 - (-seconds / RATE_WINDOW).exp() };
@@ -475,11 +477,11 @@ mod tests {
         let id = proto::TrainerId { job_uid: "job".into(), index: 0, incarnation: 0 };
         let mut members = Membership::new("job".into(), 1, Patience::default(), start);
         members.join(&id, Vec::new(), 100, start).expect("joins");
-        for (now, examples) in [(2.0, 640), (4.0, 1280)] {
+        for (now, examples, want) in [(0.5, 100_000, 0.0), (2.5, 100_640, 320.0), (4.5, 101_280, 320.0)] {
             members.hear(&id, at(now - 0.001)).expect("a gradient just before the heartbeat");
             members.report(&id, examples, BTreeMap::new(), at(now)).expect("reports");
             let rate = members.status(at(now)).examples_per_second;
-            assert!((rate - 320.0).abs() < 1e-6, "{rate} examples/s at {now} s");
+            assert!((rate - want).abs() < 1e-6, "{rate} examples/s at {now} s");
         }
     }
 }

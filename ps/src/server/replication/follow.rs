@@ -1,5 +1,7 @@
 //! The backup's side of a shard: takes the model, the blocks and every update from the primary.
 
+use std::time::Instant;
+
 use tokio::sync::mpsc;
 use tonic::Status;
 use tonic::transport::Endpoint;
@@ -59,6 +61,10 @@ async fn take(shared: &Shared, replication: &Replication, shard: u32) -> Result<
             tracing::info!("holds all blocks of server {shard}");
             replication.change(shard, |shard| shard.role = Role::Backup { complete: true });
         } else {
+            {
+                let (mut members, now) = (shared.members(), Instant::now());
+                replica.next_steps.iter().for_each(|next| members.gave(next.trainer, next.step.saturating_sub(1), now));
+            }
             shared.store()?.follow(replica, &acknowledgements).await?;
         }
     }
@@ -77,7 +83,7 @@ async fn adopt(shared: &Shared, replication: &Replication, shard: u32, model: pr
         let done = {
             let mut members = shared.members();
             members.adopt(&tensors).map_err(Status::invalid_argument)?;
-            members.adopt_roster(&model.roster);
+            members.adopt_roster(&model.roster, Instant::now());
             members.done()
         };
         let store = shared.store_for(layout, &tensors);
