@@ -1,6 +1,6 @@
 //! The parameter server: who owns which parameters ([`layout`]), how they change ([`optimizer`]),
-//! when ([`consistency`]), the process that holds them ([`server`]) and what a trainer talks to it
-//! with ([`client`]). Knows neither libtorch nor Kubernetes.
+//! when ([`consistency`]), tables of rows by key ([`sparse`]), the process that holds them
+//! ([`server`]) and what a trainer talks to it with ([`client`]). Knows neither libtorch nor Kubernetes.
 #![deny(missing_docs)]
 
 pub mod checkpoint;
@@ -14,5 +14,6 @@ pub mod schedule;
 pub mod server;
 pub mod shm;
 mod simd;
+pub mod sparse;
 pub mod staleness;
 pub mod wire;

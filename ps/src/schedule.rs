@@ -4,6 +4,8 @@
 
 use std::f64::consts::PI;
 
+use psjobs_api::training::{self, ScheduleKind};
+
 /// A warm-up, then a shape. `factor` is what the job's learning rate is multiplied by.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
@@ -51,6 +53,19 @@ impl Schedule {
     pub fn factor(&self, step: u64) -> f64 {
         let warmup = if step < self.warmup { (step + 1) as f64 / self.warmup as f64 } else { 1.0 };
         warmup * self.shape.factor(step, self.warmup)
+    }
+}
+
+impl From<&training::Schedule> for Schedule {
+    fn from(spec: &training::Schedule) -> Self {
+        let (total, end) = (spec.total_steps, spec.end);
+        let shape = match spec.kind {
+            ScheduleKind::Constant => Shape::Constant,
+            ScheduleKind::Step => Shape::Step { size: spec.step_size, gamma: spec.gamma },
+            ScheduleKind::Linear => Shape::Linear { total, end },
+            ScheduleKind::Cosine => Shape::Cosine { total, end },
+        };
+        Self { warmup: spec.warmup_steps, shape }
     }
 }
 

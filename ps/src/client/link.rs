@@ -242,7 +242,7 @@ fn reason(status: &Status) -> String {
     text
 }
 
-async fn connect(address: &str) -> Result<Channel, Failure> {
+pub(super) async fn connect(address: &str) -> Result<Channel, Failure> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(|_| Failure::Final(ClientError::Address(address.to_owned())))?
         .connect_timeout(TRY)

@@ -6,6 +6,7 @@ mod coder;
 mod link;
 mod member;
 mod session;
+mod tables;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +19,7 @@ use tonic::Status;
 
 pub use member::Member;
 pub use session::Session;
+pub use tables::{Pulling, Pushing, RowGradients, Tables};
 
 use crate::layout::LayoutError;
 pub use crate::layout::TensorSpec;
@@ -135,6 +137,15 @@ pub enum ClientError {
         want: u32,
         /// Count expected.
         ours: u32,
+    },
+    /// A server has been started again, without the rows that it held.
+    #[error(
+        "server {address} was started anew and has lost its rows of the sparse tables; let the trainers start again, \
+         they go on at this step with the rows that are left"
+    )]
+    TablesLost {
+        /// The server.
+        address: String,
     },
     /// No memory for parameters and gradients.
     #[error("cannot get memory for {elements} parameters and their gradients; give this process more memory")]

@@ -113,7 +113,19 @@ impl Optimizer {
     pub fn apply(&self, weights: &mut [f32], gradient: &[[u8; 4]], state: &mut State, factor: f64) {
         assert_eq!(weights.len(), gradient.len(), "a gradient has its block's length");
         state.step += 1;
-        self.rule.update(weights, gradient, &mut state.slots, self.rate * factor, state.step);
+        self.update(weights, gradient, &mut state.slots, factor, state.step);
+    }
+
+    /// As [`Optimizer::apply`], for a row of a table, whose state lies elsewhere.
+    pub(crate) fn update(
+        &self,
+        weights: &mut [f32],
+        gradient: &[[u8; 4]],
+        slots: &mut [Vec<f32>],
+        factor: f64,
+        step: u64,
+    ) {
+        self.rule.update(weights, gradient, slots, self.rate * factor, step);
     }
 }
 

@@ -66,6 +66,9 @@ impl proto::coordination_server::Coordination for Coordination {
         {
             store.finish(id.index).await;
         }
+        if let Some(tables) = self.0.tables.get().filter(|_| request.finished) {
+            tables.finish(id.index).await;
+        }
         self.0.left.notify_waiters();
         if done {
             self.0.done.notify_one();

@@ -13,6 +13,7 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 
 use super::shared::Shared;
+use crate::sparse::TableCounts;
 use crate::staleness::Histogram;
 
 /// Counters of the data plane.
@@ -80,7 +81,9 @@ fn render(shared: &Shared) -> String {
     let counter = |value: &AtomicU64| one(value.load(Relaxed) as f64);
     family("gradient_blocks_total", "counter", "Gradient blocks received.", &counter(&shared.metrics.gradients));
     family("gradient_bytes_total", "counter", "Bytes of gradients received.", &counter(&shared.metrics.gradient_bytes));
-    let (late, not_finite) = (counter(&shared.metrics.late), counter(&shared.metrics.not_finite));
+    let of_tables = shared.tables.get().map_or(0, |tables| tables.counts().not_finite());
+    let not_finite = one((shared.metrics.not_finite.load(Relaxed) + of_tables) as f64);
+    let late = counter(&shared.metrics.late);
     family("late_gradients_total", "counter", "Gradients dropped because their round had closed.", &late);
     family("not_finite_gradients_total", "counter", "Gradients with NaN or infinity.", &not_finite);
     family(
@@ -95,6 +98,17 @@ fn render(shared: &Shared) -> String {
     family("trainer_steps", "gauge", "Last step a trainer gave a gradient for.", &by_trainer(|t| t.step as f64));
     family("trainer_silent_seconds", "gauge", "Seconds since a trainer was heard.", &by_trainer(|t| t.silent_seconds));
     family("warnings", "gauge", "Things that are wrong; Status tells them.", &one(status.warnings.len() as f64));
+    let tables: Vec<TableCounts> = shared.tables.get().map_or_else(Vec::new, |all| all.counts().tables().collect());
+    let by_table = |value: fn(&TableCounts) -> u64| -> Vec<_> {
+        tables.iter().map(|t| (format!("{{table=\"{}\"}}", t.table), value(t) as f64)).collect()
+    };
+    if !tables.is_empty() {
+        family("table_rows", "gauge", "Rows of a sparse table held here.", &by_table(|t| t.rows));
+        family("table_bytes", "gauge", "Bytes of its rows, optimizer state and index.", &by_table(|t| t.bytes));
+        family("table_evicted_rows_total", "counter", "Rows gone, too many or unused.", &by_table(|t| t.evicted));
+        family("table_pulled_keys_total", "counter", "Keys that trainers pulled.", &by_table(|t| t.pulled));
+        family("table_pushed_keys_total", "counter", "Keys that trainers pushed.", &by_table(|t| t.pushed));
+    }
     histogram(&mut text, &shared.metrics.histogram());
     text
 }

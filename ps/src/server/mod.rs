@@ -1,6 +1,6 @@
 //! The parameter server process: takes a bound listener and runs until every trainer has left, or
 //! it is told to stop. `coordination` and `exchange` are the services, `membership` knows the
-//! trainers, `store` and `block` hold the parameters.
+//! trainers, `store` and `block` hold the parameters, `tables` serves what `crate::sparse` holds.
 
 mod block;
 mod command;
@@ -16,6 +16,7 @@ mod replication;
 mod shared;
 mod store;
 mod sum;
+mod tables;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -31,7 +32,9 @@ use tonic::service::Routes;
 use tonic::transport::Server;
 
 pub use membership::Patience;
+pub(crate) use recipe::Recipe;
 pub use recovery::CheckpointConfig;
+pub(crate) use sum::finite;
 
 use crate::proto;
 use proto::coordination_server::CoordinationServer;
@@ -227,6 +230,7 @@ async fn serve_grpc(
         .add_service(replication::Service(shared.clone()))
         .add_service(RecoveryServer::new(recovery::Service(shared.clone())))
         .add_service(CoordinationServer::new(coordination::Coordination(shared.clone())))
+        .add_service(tables::service(shared.clone()))
         .add_service(exchange::Service::new(shared.clone()))
         .serve_with_incoming_shutdown(incoming, stop)
         .await

@@ -1,11 +1,11 @@
 //! How a job trains, as its blocks need it: `spec.training` read once.
 
 use psjobs_api::Training;
-use psjobs_api::training::{self, Consistency, NonFinite, ScheduleKind, StalenessPolicy};
+use psjobs_api::training::{self, Consistency, NonFinite, StalenessPolicy};
 
 use crate::codec::Codec;
 use crate::optimizer::Optimizer;
-use crate::schedule::{Schedule, Shape};
+use crate::schedule::Schedule;
 use crate::staleness::Damping;
 use crate::wire::Buffers;
 
@@ -35,7 +35,7 @@ impl Recipe {
             non_finite: training.non_finite,
             parameters: Codec::of_parameters(training.compression.codec),
             buffers: Buffers::default(),
-            schedule: schedule(&training.schedule),
+            schedule: Schedule::from(&training.schedule),
             damping: damping(&training.staleness),
         }
     }
@@ -45,17 +45,6 @@ impl Recipe {
     pub fn factor(&self, step: u64, staleness: u64) -> f64 {
         self.schedule.factor(step) * self.damping.factor(staleness)
     }
-}
-
-fn schedule(spec: &training::Schedule) -> Schedule {
-    let (total, end) = (spec.total_steps, spec.end);
-    let shape = match spec.kind {
-        ScheduleKind::Constant => Shape::Constant,
-        ScheduleKind::Step => Shape::Step { size: spec.step_size, gamma: spec.gamma },
-        ScheduleKind::Linear => Shape::Linear { total, end },
-        ScheduleKind::Cosine => Shape::Cosine { total, end },
-    };
-    Schedule { warmup: spec.warmup_steps, shape }
 }
 
 fn damping(spec: &training::Staleness) -> Damping {

@@ -21,6 +21,7 @@ use super::store::{Start, Store};
 use crate::layout::{Layout, TensorSpec};
 use crate::proto;
 use crate::shm::{self, Mapping, Offer};
+use crate::sparse::Tables;
 
 /// Shared by the services; the locks are held for a few assignments, never across an await.
 pub struct Shared {
@@ -37,6 +38,8 @@ pub struct Shared {
     pub replication: Option<Replication>,
     /// Where trainers of this host hand over their memory.
     pub shared_memory: Option<Arc<Offer>>,
+    /// The sparse tables, once a trainer has told them.
+    pub tables: OnceLock<Tables>,
     membership: Mutex<Membership>,
     store: OnceLock<Store>,
     /// Rung when the model is known.
@@ -65,6 +68,7 @@ impl Shared {
             recovery,
             replication,
             model: Notify::new(),
+            tables: OnceLock::new(),
             membership: Mutex::new(membership),
             store: OnceLock::new(),
             streams: Mutex::default(),

@@ -1,0 +1,138 @@
+//! The `SparseTables` service: hands what trainers ask to [`crate::sparse`].
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use tonic::{Request, Response, Status};
+
+use super::shared::{Shared, trainer};
+use crate::proto::sparse_tables_server::{self, SparseTablesServer};
+use crate::proto::{
+    OpenTablesReply, OpenTablesRequest, PullRowsReply, PullRowsRequest, PushRowsReply, PushRowsRequest,
+};
+use crate::sparse::{MAX_MESSAGE, Place, Pull, Push, TableSpec, Tables, TablesError};
+
+/// More tasks than this share rows no better.
+const MOST_SHARDS: usize = 16;
+
+pub struct Service(Arc<Shared>);
+
+/// The service, for tonic's router.
+pub fn service(shared: Arc<Shared>) -> SparseTablesServer<Service> {
+    SparseTablesServer::new(Service(shared)).max_decoding_message_size(MAX_MESSAGE)
+}
+
+#[tonic::async_trait]
+impl sparse_tables_server::SparseTables for Service {
+    async fn open_tables(&self, request: Request<OpenTablesRequest>) -> Result<Response<OpenTablesReply>, Status> {
+        let request = request.into_inner();
+        let id = trainer(request.trainer)?;
+        self.0.members().hear(&id, Instant::now())?;
+        let specs: Vec<TableSpec> = request.tables.into_iter().map(TableSpec::from).collect();
+        let tables = self.tables_for(specs, id.index)?;
+        let next_step = tables.next_step(id.index).await?;
+        let (server, servers) = (self.0.config.index, self.0.config.servers);
+        Ok(Response::new(OpenTablesReply { next_step, server, servers }))
+    }
+
+    async fn pull_rows(&self, request: Request<PullRowsRequest>) -> Result<Response<PullRowsReply>, Status> {
+        let PullRowsRequest { trainer: id, wanted } = request.into_inner();
+        let id = trainer(id)?;
+        self.0.members().hear(&id, Instant::now())?;
+        let wanted: Vec<Pull> =
+            wanted.into_iter().map(|wanted| Pull { table: wanted.table, keys: wanted.keys }).collect();
+        let rows = self.tables()?.pull(id.index, &wanted).await?;
+        Ok(Response::new(PullRowsReply { rows: rows.into_iter().map(Into::into).collect() }))
+    }
+
+    async fn push_rows(&self, request: Request<PushRowsRequest>) -> Result<Response<PushRowsReply>, Status> {
+        let PushRowsRequest { trainer: id, step, tables } = request.into_inner();
+        let id = trainer(id)?;
+        {
+            let (mut members, now) = (self.0.members(), Instant::now());
+            members.hear(&id, now)?;
+            members.gave(id.index, step, now);
+        }
+        let pushes = tables.into_iter().map(|t| Push { table: t.table, keys: t.keys, gradients: t.gradients });
+        self.tables()?.push(id.index, step, &pushes.collect::<Vec<_>>()).await?;
+        Ok(Response::new(PushRowsReply {}))
+    }
+}
+
+impl Service {
+    fn tables(&self) -> Result<&Tables, Status> {
+        let missing = || Status::failed_precondition("no trainer has told the tables yet; call OpenTables first");
+        self.0.tables.get().ok_or_else(missing)
+    }
+
+    /// The job's tables, made from the first trainer's specs.
+    fn tables_for(&self, specs: Vec<TableSpec>, trainer: u32) -> Result<&Tables, Status> {
+        TableSpec::validate(&specs).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let (shared, config) = (&self.0, &self.0.config);
+        let table = &specs[0].name;
+        if config.checkpoint.is_some() {
+            return Err(Status::failed_precondition(format!(
+                "checkpoints do not hold the rows of sparse tables, and this job has table {table}: remove \
+                 spec.checkpoint, or --checkpoint-dir"
+            )));
+        }
+        if shared.replication.is_some() {
+            return Err(Status::failed_precondition(format!(
+                "replication does not hold the rows of sparse tables, and this job has table {table}: set \
+                 spec.ps.replicationFactor to 1"
+            )));
+        }
+        let tables = shared.tables.get_or_init(|| {
+            tracing::info!(tables = specs.len(), "the first trainer has told the sparse tables");
+            let shards = thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_SHARDS));
+            let place = Place {
+                server: config.index,
+                servers: config.servers,
+                trainers: config.trainers,
+                seed: config.training.seed,
+                shards,
+            };
+            Tables::start(specs.clone(), place, &shared.recipe, &shared.tasks)
+        });
+        match difference(tables.specs(), &specs) {
+            Some(difference) => Err(Status::invalid_argument(format!(
+                "trainer {trainer} has other tables than the job: {difference}; start all trainers with the same arguments"
+            ))),
+            None => Ok(tables),
+        }
+    }
+}
+
+/// The first table that is another one, in words.
+fn difference(job: &[TableSpec], trainer: &[TableSpec]) -> Option<String> {
+    if job.len() != trainer.len() {
+        return Some(format!("the job has {}, the trainer {}", job.len(), trainer.len()));
+    }
+    let (job, trainer) = job.iter().zip(trainer).find(|(job, trainer)| job != trainer)?;
+    Some(format!("the job has {job:?}, the trainer {trainer:?}"))
+}
+
+impl From<TablesError> for Status {
+    fn from(error: TablesError) -> Self {
+        match error {
+            TablesError::Ended => Self::unavailable(error.to_string()),
+            _ => Self::invalid_argument(error.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_tables_are_told_with_both_sides() {
+        let table = |name: &str, width| TableSpec::new(name, width, 0.1);
+        let job = [table("user", 16), table("item", 16)];
+        assert_eq!(difference(&job, &job), None);
+        assert_eq!(difference(&job, &job[..1]).as_deref(), Some("the job has 2, the trainer 1"));
+        let found = difference(&job, &[table("user", 16), table("item", 8)]).expect("another width");
+        assert!(found.contains("width: 16") && found.contains("width: 8") && found.contains("item"), "{found}");
+    }
+}

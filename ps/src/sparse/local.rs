@@ -1,0 +1,75 @@
+//! Tables in one process, without servers: what a job is compared with. Rows begin with the same values
+//! and follow the same rules.
+
+use std::sync::Arc;
+
+use psjobs_api::Training;
+
+use super::gradients::Gradients;
+use super::shard::{Plan, Shard};
+use super::{SpecError, TableSpec};
+use crate::server::Recipe;
+
+/// All tables of a training that has one process.
+pub struct Local {
+    specs: Arc<[TableSpec]>,
+    shard: Shard<()>,
+}
+
+impl Local {
+    /// No rows yet.
+    ///
+    /// # Errors
+    /// If the tables cannot be.
+    pub fn new(specs: Vec<TableSpec>, training: &Training) -> Result<Self, SpecError> {
+        TableSpec::validate(&specs)?;
+        let specs: Arc<[TableSpec]> = specs.into();
+        let recipe = Arc::new(Recipe::new(training));
+        let shard = Shard::new(&Plan { specs: specs.clone(), recipe, trainers: 1, seed: training.seed, shards: 1 });
+        Ok(Self { specs, shard })
+    }
+
+    /// The rows of keys, one behind the other.
+    ///
+    /// # Panics
+    /// If there is no such table.
+    pub fn pull(&mut self, table: usize, keys: &[u64]) -> Vec<f32> {
+        self.shard.pull(0, table, keys)
+    }
+
+    /// Updates rows by the gradients of `step`; of the same step only once.
+    ///
+    /// # Panics
+    /// If there is no such table, or not a row for each key.
+    pub fn push(&mut self, step: u64, table: usize, keys: &[u64], values: &[f32]) {
+        let width = self.specs[table].width;
+        assert_eq!(values.len(), keys.len() * width, "a row of table {table} for each key");
+        let mut gradients = vec![Gradients::default(); self.specs.len()];
+        for (key, row) in keys.iter().zip(values.chunks_exact(width)) {
+            gradients[table].add_bytes(*key, bytemuck::cast_slice(row));
+        }
+        self.shard.push(0, step, Some(gradients), ());
+        self.shard.evict(0);
+    }
+
+    /// Rows held.
+    #[must_use]
+    pub fn rows(&self) -> u64 {
+        self.shard.holdings().map(|held| held.rows).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_trained_in_this_process() {
+        let training = Training::default();
+        let mut tables = Local::new(vec![TableSpec::new("t", 2, 0.5)], &training).expect("a good one");
+        let begun = tables.pull(0, &[7, 8]);
+        tables.push(0, 0, &[7], &[1.0, 2.0]);
+        let want = [begun[0] - 0.01, begun[1] - 0.02, begun[2], begun[3]];
+        assert_eq!((tables.pull(0, &[7, 8]), tables.rows()), (want.to_vec(), 1));
+    }
+}

@@ -1,0 +1,243 @@
+//! The share of all tables that one task owns: rows, the consistency rule, and the gradients of the
+//! open round. Pure: the time comes from outside, and whoever waits for an answer is handed back when
+//! it may go on.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::gradients::Gradients;
+use super::idle::Idle;
+use super::rows::Rows;
+use super::{TableSpec, key};
+use crate::consistency::{Rule, Verdict};
+use crate::server::Recipe;
+
+/// What a shard is made of.
+pub struct Plan {
+    pub specs: Arc<[TableSpec]>,
+    pub recipe: Arc<Recipe>,
+    pub trainers: u32,
+    pub seed: u64,
+    /// Shards of the whole job, over which a table's limit of rows is spread.
+    pub shards: u64,
+}
+
+/// `W` is whoever waits for a push.
+pub struct Shard<W> {
+    recipe: Arc<Recipe>,
+    tables: Vec<Table>,
+    rule: Rule,
+    round: Round<W>,
+    /// Applied, but their trainers are too far ahead to be answered.
+    ahead: Vec<(u32, W)>,
+    /// Updates so far, and what they were when a trainer pulled last.
+    version: u64,
+    pulled: BTreeMap<u32, u64>,
+    /// Counts requests: when a row was used.
+    requests: u64,
+    step: u64,
+}
+
+struct Table {
+    spec: TableSpec,
+    rows: Rows,
+    most: usize,
+    origin: u64,
+    idle_steps: Option<Idle>,
+    idle_ms: Option<Idle>,
+    evicted: u64,
+}
+
+/// The gradients of a step whose round is open.
+struct Round<W> {
+    /// By table, those added so far, in trainer order.
+    sum: Vec<Gradients>,
+    added: usize,
+    /// Those that came before their turn; `None` for one that is left out.
+    early: BTreeMap<u32, Option<Vec<Gradients>>>,
+    step: u64,
+    waiting: Vec<W>,
+}
+
+impl<W> Default for Round<W> {
+    fn default() -> Self {
+        Self { sum: Vec::new(), added: 0, early: BTreeMap::new(), step: 0, waiting: Vec::new() }
+    }
+}
+
+/// What a table of a shard holds, for those who watch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Holding {
+    pub rows: u64,
+    pub bytes: u64,
+    pub evicted: u64,
+}
+
+impl<W> Shard<W> {
+    pub fn new(plan: &Plan) -> Self {
+        let slots = plan.recipe.optimizer.slots();
+        let table = |(place, spec): (usize, &TableSpec)| Table {
+            rows: Rows::new(spec.width, slots),
+            most: usize::try_from(spec.max_rows.div_ceil(plan.shards)).unwrap_or(usize::MAX),
+            origin: key::origin(plan.seed, place),
+            idle_steps: Idle::new(spec.idle_steps),
+            idle_ms: Idle::new(spec.idle_ms),
+            evicted: 0,
+            spec: spec.clone(),
+        };
+        Self {
+            tables: plan.specs.iter().enumerate().map(table).collect(),
+            rule: Rule::new(plan.recipe.consistency.clone(), plan.trainers),
+            recipe: plan.recipe.clone(),
+            round: Round::default(),
+            ahead: Vec::new(),
+            version: 0,
+            pulled: BTreeMap::new(),
+            requests: 0,
+            step: 0,
+        }
+    }
+
+    /// The rows of `keys`, one behind the other.
+    pub fn pull(&mut self, trainer: u32, table: usize, keys: &[u64]) -> Vec<f32> {
+        self.requests += 1;
+        self.pulled.insert(trainer, self.version);
+        let Table { spec, rows, origin, .. } = &mut self.tables[table];
+        let mut values = vec![0.0; keys.len() * spec.width];
+        for (key, values) in keys.iter().zip(values.chunks_exact_mut(spec.width)) {
+            match rows.read(*key, self.requests) {
+                Some(row) => values.copy_from_slice(row),
+                None => key::initial(*origin, *key, spec.initial_bound, values),
+            }
+        }
+        values
+    }
+
+    /// Takes a trainer's gradients of `step`, by table; `None` counts as given and changes nothing.
+    /// Returns those who may go on.
+    pub fn push(&mut self, trainer: u32, step: u64, gradients: Option<Vec<Gradients>>, who: W) -> Vec<W> {
+        self.requests += 1;
+        let pulled = self.pulled.get(&trainer).copied().unwrap_or(0);
+        let staleness = self.version - pulled;
+        match self.rule.offer(trainer, step, staleness > 0) {
+            Verdict::Apply => {
+                if let Some(gradients) = gradients {
+                    self.apply(&gradients, self.recipe.factor(step, staleness));
+                }
+                self.step = self.step.max(step);
+                self.ahead.push((trainer, who));
+                self.release()
+            }
+            Verdict::Answer => {
+                self.ahead.push((trainer, who));
+                self.release()
+            }
+            Verdict::Drop => vec![who],
+            Verdict::Join => {
+                self.round.waiting.push(who);
+                Vec::new()
+            }
+            Verdict::Hold => {
+                self.round.early.insert(trainer, gradients);
+                self.round.step = self.round.step.max(step);
+                self.round.waiting.push(who);
+                self.advance()
+            }
+        }
+    }
+
+    /// Nobody waits for the trainer any more.
+    pub fn finish(&mut self, trainer: u32) -> Vec<W> {
+        self.rule.finish(trainer);
+        let mut free = self.advance();
+        free.append(&mut self.release());
+        free
+    }
+
+    /// The first step that this shard does not have from the trainer.
+    pub fn next_step(&self, trainer: u32) -> u64 {
+        self.rule.next_step(trainer)
+    }
+
+    /// Lets rows go that are too many, or were unused for too long by `now_ms`.
+    pub fn evict(&mut self, now_ms: u64) {
+        for table in &mut self.tables {
+            let by_step = table.idle_steps.as_mut().and_then(|idle| idle.observe(self.step, self.requests));
+            let by_time = table.idle_ms.as_mut().and_then(|idle| idle.observe(now_ms, self.requests));
+            if let Some(until) = by_step.max(by_time) {
+                table.evicted += table.rows.evict_unused(until) as u64;
+            }
+            if table.spec.max_rows > 0 {
+                table.evicted += table.rows.evict_down_to(table.most) as u64;
+            }
+        }
+    }
+
+    /// Whether time alone makes rows go.
+    pub fn watches_time(&self) -> bool {
+        self.tables.iter().any(|table| table.idle_ms.is_some())
+    }
+
+    /// What each table holds here.
+    pub fn holdings(&self) -> impl Iterator<Item = Holding> {
+        self.tables.iter().map(|table| Holding {
+            rows: table.rows.len() as u64,
+            bytes: table.rows.bytes() as u64,
+            evicted: table.evicted,
+        })
+    }
+
+    /// Adds what is in its turn; closes the round if it is complete.
+    fn advance(&mut self) -> Vec<W> {
+        while let Some(first) = self.round.early.first_entry().filter(|first| self.rule.in_turn(*first.key())) {
+            let gradients = first.remove();
+            self.add(gradients);
+        }
+        if self.rule.close_round().is_none() {
+            return Vec::new();
+        }
+        while let Some((_, gradients)) = self.round.early.pop_first() {
+            self.add(gradients);
+        }
+        let Round { mut sum, added, step, waiting, .. } = std::mem::take(&mut self.round);
+        if added > 0 {
+            sum.iter_mut().for_each(|gradients| gradients.divide(added));
+            self.apply(&sum, self.recipe.factor(step, 0));
+        }
+        self.step = self.step.max(step);
+        waiting
+    }
+
+    fn add(&mut self, gradients: Option<Vec<Gradients>>) {
+        let Some(gradients) = gradients else { return };
+        let Round { sum, added, .. } = &mut self.round;
+        if sum.is_empty() {
+            *sum = gradients;
+        } else {
+            for ((sum, gradients), table) in sum.iter_mut().zip(&gradients).zip(&self.tables) {
+                sum.add(gradients, table.spec.width);
+            }
+        }
+        *added += 1;
+    }
+
+    fn apply(&mut self, gradients: &[Gradients], factor: f64) {
+        let optimizer = &self.recipe.optimizer;
+        for (table, gradients) in self.tables.iter_mut().zip(gradients) {
+            let Table { spec, rows, origin, .. } = table;
+            for (key, gradient) in gradients.rows(spec.width) {
+                let begin = |row: &mut [f32]| key::initial(*origin, key, spec.initial_bound, row);
+                rows.update(key, gradient, (optimizer, factor), self.requests, begin);
+            }
+        }
+        self.version += 1;
+    }
+
+    fn release(&mut self) -> Vec<W> {
+        let free = self.ahead.extract_if(.., |(trainer, _)| self.rule.may_go_on(*trainer));
+        free.map(|(_, who)| who).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,365 @@
+//! All tables of one server: checks what comes from outside before a task sees it, deals keys out to
+//! the tasks and puts their answers together.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use futures::future::try_join_all;
+use psjobs_api::training::NonFinite;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::task::TaskTracker;
+
+use super::gradients::Gradients;
+use super::owner::{self, Command};
+use super::shard::{Holding, Plan, Shard};
+use super::{TableSpec, key};
+use crate::server::{Recipe, finite};
+
+/// Commands that wait for one task: a few of every trainer.
+const QUEUE: usize = 64;
+
+/// Where tables are, and for whom.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// This server among the job's.
+    pub server: u32,
+    /// Servers of the job.
+    pub servers: u32,
+    /// Trainers of the job.
+    pub trainers: u32,
+    /// The job's seed.
+    pub seed: u64,
+    /// Tasks that share this server's rows.
+    pub shards: usize,
+}
+
+/// Keys of one table whose rows are wanted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pull {
+    /// Place of the table among the job's.
+    pub table: u32,
+    /// Any keys of this server.
+    pub keys: Vec<u64>,
+}
+
+/// Gradients of one table's rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Push<B> {
+    /// Place of the table among the job's.
+    pub table: u32,
+    /// Any keys of this server.
+    pub keys: Vec<u64>,
+    /// A row for each, little-endian f32.
+    pub gradients: B,
+}
+
+/// A request that does not fit the tables; nothing of it was done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TablesError {
+    /// No such table.
+    #[error("table {found} does not exist; the job has tables 0 to {}", .tables - 1)]
+    NoSuchTable {
+        /// Its number.
+        found: u32,
+        /// Tables of the job.
+        tables: usize,
+    },
+    /// A table comes twice in one push.
+    #[error("table {0} comes twice in one push; send all its keys together")]
+    Twice(String),
+    /// The key's row is on another server.
+    #[error("key {key} of table {table} belongs to server {owner}; send it there")]
+    Elsewhere {
+        /// The table.
+        table: String,
+        /// The key.
+        key: u64,
+        /// Its server.
+        owner: u32,
+    },
+    /// Keys and gradients do not belong together.
+    #[error("table {table}: {keys} keys with rows of {width} numbers need {} bytes of gradients, {found} came", keys * width * 4)]
+    Length {
+        /// The table.
+        table: String,
+        /// Keys that came.
+        keys: usize,
+        /// Numbers in a row.
+        width: usize,
+        /// Bytes that came.
+        found: usize,
+    },
+    /// A gradient is not finite.
+    #[error(
+        "the gradient of trainer {trainer}, step {step}, table {table}, key {key} holds NaN or infinity; nothing of \
+         the push was applied: lower the learning rate or look at the loss"
+    )]
+    NotFinite {
+        /// Who sent it.
+        trainer: u32,
+        /// Its step.
+        step: u64,
+        /// The table.
+        table: String,
+        /// The first key of which it is so.
+        key: u64,
+    },
+    /// The server's tasks are gone.
+    #[error("the server is ending; reconnect")]
+    Ended,
+}
+
+/// What happened to a server's tables.
+#[derive(Debug)]
+pub struct Counts {
+    tables: Vec<(String, TableCells)>,
+    not_finite: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct TableCells {
+    rows: AtomicU64,
+    bytes: AtomicU64,
+    evicted: AtomicU64,
+    pulled: AtomicU64,
+    pushed: AtomicU64,
+}
+
+/// One table, at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TableCounts {
+    /// Name of the table.
+    pub table: String,
+    /// Rows held now.
+    pub rows: u64,
+    /// Bytes that they take with their optimizer state and their index.
+    pub bytes: u64,
+    /// Rows that went because they were too many or unused.
+    pub evicted: u64,
+    /// Keys pulled so far.
+    pub pulled: u64,
+    /// Keys pushed so far.
+    pub pushed: u64,
+}
+
+impl Counts {
+    fn new(specs: &[TableSpec]) -> Self {
+        let tables = specs.iter().map(|spec| (spec.name.clone(), TableCells::default())).collect();
+        Self { tables, not_finite: AtomicU64::new(0) }
+    }
+
+    /// A shard holds `now` of a table, where it held `before`.
+    pub(super) fn holds(&self, table: usize, before: Holding, now: Holding) {
+        let cells = &self.tables[table].1;
+        for (cell, before, now) in [
+            (&cells.rows, before.rows, now.rows),
+            (&cells.bytes, before.bytes, now.bytes),
+            (&cells.evicted, before.evicted, now.evicted),
+        ] {
+            // Wraps where it is less, and so subtracts.
+            cell.fetch_add(now.wrapping_sub(before), Relaxed);
+        }
+    }
+
+    /// The tables as they are now.
+    pub fn tables(&self) -> impl Iterator<Item = TableCounts> {
+        self.tables.iter().map(|(name, cells)| TableCounts {
+            table: name.clone(),
+            rows: cells.rows.load(Relaxed),
+            bytes: cells.bytes.load(Relaxed),
+            evicted: cells.evicted.load(Relaxed),
+            pulled: cells.pulled.load(Relaxed),
+            pushed: cells.pushed.load(Relaxed),
+        })
+    }
+
+    /// Pushes with NaN or infinity.
+    pub fn not_finite(&self) -> u64 {
+        self.not_finite.load(Relaxed)
+    }
+}
+
+/// The tables of one server.
+pub struct Tables {
+    specs: Arc<[TableSpec]>,
+    place: Place,
+    shards: Vec<mpsc::Sender<Command>>,
+    counts: Arc<Counts>,
+    non_finite: NonFinite,
+}
+
+impl Tables {
+    /// Starts the tasks that own the rows; they end when the tables are dropped. The specs were
+    /// validated.
+    pub(crate) fn start(specs: Vec<TableSpec>, place: Place, recipe: &Arc<Recipe>, tasks: &TaskTracker) -> Self {
+        let counts = Arc::new(Counts::new(&specs));
+        let specs: Arc<[TableSpec]> = specs.into();
+        let plan = Plan {
+            specs: specs.clone(),
+            recipe: recipe.clone(),
+            trainers: place.trainers,
+            seed: place.seed,
+            shards: u64::from(place.servers) * place.shards as u64,
+        };
+        let start = |_| {
+            let (sender, receiver) = mpsc::channel(QUEUE);
+            tasks.spawn(owner::own(Shard::new(&plan), receiver, counts.clone()));
+            sender
+        };
+        let shards = (0..place.shards.max(1)).map(start).collect();
+        Self { specs, place, shards, counts, non_finite: recipe.non_finite }
+    }
+
+    /// The job's tables.
+    #[must_use]
+    pub fn specs(&self) -> &[TableSpec] {
+        &self.specs
+    }
+
+    /// What happened to them.
+    #[must_use]
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Rows for a trainer: of each of `wanted` its rows in the order of its keys, little-endian f32.
+    ///
+    /// # Errors
+    /// If a table or key is not of this server.
+    pub async fn pull(&self, trainer: u32, wanted: &[Pull]) -> Result<Vec<Vec<u8>>, TablesError> {
+        for Pull { table, keys } in wanted {
+            self.check(*table, keys)?;
+        }
+        try_join_all(wanted.iter().map(|pull| self.pull_one(trainer, pull))).await
+    }
+
+    async fn pull_one(&self, trainer: u32, Pull { table, keys }: &Pull) -> Result<Vec<u8>, TablesError> {
+        let table = *table as usize;
+        let row_bytes = self.specs[table].width * size_of::<f32>();
+        let dealt = self.deal(keys);
+        let asked = dealt.iter().zip(&self.shards).filter(|(places, _)| !places.is_empty());
+        let rows = asked.map(|(places, shard)| async move {
+            let keys = places.iter().map(|place| keys[*place]).collect();
+            let rows = ask(shard, |reply| Command::Pull { trainer, table, keys, reply }).await?;
+            Ok::<_, TablesError>((places, rows))
+        });
+        let mut bytes = vec![0; keys.len() * row_bytes];
+        for (places, rows) in try_join_all(rows).await? {
+            let rows: &[u8] = bytemuck::cast_slice(&rows);
+            for (place, row) in places.iter().zip(rows.chunks_exact(row_bytes)) {
+                bytes[place * row_bytes..][..row_bytes].copy_from_slice(row);
+            }
+        }
+        self.counts.tables[table].1.pulled.fetch_add(keys.len() as u64, Relaxed);
+        Ok(bytes)
+    }
+
+    /// Takes a trainer's gradients of `step`; returns when the consistency rule lets it go on.
+    ///
+    /// # Errors
+    /// If something does not fit; nothing was applied then.
+    pub async fn push<B: AsRef<[u8]>>(&self, trainer: u32, step: u64, pushes: &[Push<B>]) -> Result<(), TablesError> {
+        self.check_push(pushes)?;
+        let left_out = self.not_finite(trainer, step, pushes)?;
+        let mut dealt: Vec<Option<Vec<Gradients>>> =
+            self.shards.iter().map(|_| (!left_out).then(|| vec![Gradients::default(); self.specs.len()])).collect();
+        for Push { table, keys, gradients } in pushes {
+            let (table, shards) = (*table as usize, self.shards.len());
+            let rows = gradients.as_ref().as_chunks().0.chunks_exact(self.specs[table].width);
+            for (key, row) in keys.iter().zip(rows) {
+                if let Some(gradients) = &mut dealt[key::shard(*key, shards)] {
+                    gradients[table].add_bytes(*key, row);
+                }
+            }
+            self.counts.tables[table].1.pushed.fetch_add(keys.len() as u64, Relaxed);
+        }
+        // Tasks without a key of it hear of the step, too: a round waits for everybody.
+        let given = dealt
+            .into_iter()
+            .zip(&self.shards)
+            .map(|(gradients, shard)| ask(shard, |reply| Command::Push { trainer, step, gradients, reply }));
+        try_join_all(given).await.map(drop)
+    }
+
+    /// The first step that not all tasks have from the trainer.
+    ///
+    /// # Errors
+    /// If the server is ending.
+    pub async fn next_step(&self, trainer: u32) -> Result<u64, TablesError> {
+        let steps = self.shards.iter().map(|shard| ask(shard, |reply| Command::NextStep(trainer, reply)));
+        Ok(try_join_all(steps).await?.into_iter().min().unwrap_or(0))
+    }
+
+    /// Tells every task that a trainer has finished.
+    pub async fn finish(&self, trainer: u32) {
+        for shard in &self.shards {
+            // A task that has ended waits for nobody.
+            drop(shard.send(Command::Finish(trainer)).await);
+        }
+    }
+
+    /// By task, the places of its keys.
+    fn deal(&self, keys: &[u64]) -> Vec<Vec<usize>> {
+        let mut dealt = vec![Vec::new(); self.shards.len()];
+        for (place, key) in keys.iter().enumerate() {
+            dealt[key::shard(*key, self.shards.len())].push(place);
+        }
+        dealt
+    }
+
+    fn check(&self, table: u32, keys: &[u64]) -> Result<&TableSpec, TablesError> {
+        let spec = self
+            .specs
+            .get(table as usize)
+            .ok_or(TablesError::NoSuchTable { found: table, tables: self.specs.len() })?;
+        let Place { server, servers, .. } = self.place;
+        match keys.iter().map(|key| (*key, key::server(*key, servers))).find(|(_, owner)| *owner != server) {
+            Some((key, owner)) => Err(TablesError::Elsewhere { table: spec.name.clone(), key, owner }),
+            None => Ok(spec),
+        }
+    }
+
+    fn check_push<B: AsRef<[u8]>>(&self, pushes: &[Push<B>]) -> Result<(), TablesError> {
+        for (place, Push { table, keys, gradients }) in pushes.iter().enumerate() {
+            let spec = self.check(*table, keys)?;
+            if pushes[..place].iter().any(|before| before.table == *table) {
+                return Err(TablesError::Twice(spec.name.clone()));
+            }
+            let (keys, width, found) = (keys.len(), spec.width, gradients.as_ref().len());
+            if found != keys * width * size_of::<f32>() {
+                return Err(TablesError::Length { table: spec.name.clone(), keys, width, found });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the push is to be left out because of NaN or infinity; an error if it is refused.
+    fn not_finite<B: AsRef<[u8]>>(&self, trainer: u32, step: u64, pushes: &[Push<B>]) -> Result<bool, TablesError> {
+        if self.non_finite == NonFinite::Pass {
+            return Ok(false);
+        }
+        for Push { table, keys, gradients } in pushes {
+            let gradients = gradients.as_ref().as_chunks().0;
+            if finite(gradients) {
+                continue;
+            }
+            self.counts.not_finite.fetch_add(1, Relaxed);
+            if self.non_finite == NonFinite::Skip {
+                return Ok(true);
+            }
+            let spec = &self.specs[*table as usize];
+            let bad = gradients.chunks_exact(spec.width).position(|row| !finite(row)).unwrap_or(0);
+            return Err(TablesError::NotFinite { trainer, step, table: spec.name.clone(), key: keys[bad] });
+        }
+        Ok(false)
+    }
+}
+
+async fn ask<T>(
+    shard: &mpsc::Sender<Command>,
+    command: impl FnOnce(oneshot::Sender<T>) -> Command,
+) -> Result<T, TablesError> {
+    let (reply, answer) = oneshot::channel();
+    shard.send(command(reply)).await.map_err(|_| TablesError::Ended)?;
+    answer.await.map_err(|_| TablesError::Ended)
+}
