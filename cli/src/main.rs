@@ -1,6 +1,7 @@
 //! The user's command: runs, checks and measures ParameterServerJobs on this machine.
 
 mod bench;
+mod compare;
 mod manifest;
 mod run;
 mod validate;
@@ -23,6 +24,7 @@ enum Command {
     Run(run::RunArgs),
     Validate(validate::ValidateArgs),
     Bench(bench::BenchArgs),
+    Compare(compare::CompareArgs),
     /// Ends what `run` leaves behind if it is killed
     #[command(name = run::guard::COMMAND, hide = true)]
     Guard,
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         Command::Run(args) => args.run(),
         Command::Validate(args) => args.run(),
         Command::Bench(args) => args.run(),
+        Command::Compare(args) => args.run(),
         Command::Guard => Ok(run::guard::main()),
     };
     done.unwrap_or_else(|error| {

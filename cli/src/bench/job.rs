@@ -53,7 +53,7 @@ pub fn run(job: &ParameterServerJob, worker: &Path) -> anyhow::Result<Summary> {
         checkpoint_dir: run::CHECKPOINTS.into(),
         wish,
     };
-    let (summary, signal) = run::execute(job, &options)?;
+    let (summary, signal) = run::execute(job, &options, &mut |_| {})?;
     ensure!(signal.is_none() && summary.state == State::Succeeded, "the job did not succeed; nothing was measured");
     Ok(summary)
 }

@@ -1,7 +1,7 @@
 //! `psjobs bench`: measures, each case against a limit taken in the same run. One file for each
 //! benchmark. Machines are noisy, so a case and its limit take turns and the medians count.
 
-mod job;
+pub mod job;
 mod mnist;
 mod optimizers;
 mod recovery;

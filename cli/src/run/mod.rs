@@ -24,6 +24,7 @@ use anyhow::Context as _;
 use clap::Args;
 use psjobs_api::ReplicaResult;
 use psjobs_api::crd::ParameterServerJob;
+use psjobs_ps::proto::StatusReply;
 
 use crate::{BadInput, validate};
 use lifecycle::Outcome;
@@ -100,7 +101,7 @@ impl RunArgs {
             checkpoint_dir: self.checkpoint_dir,
             wish: Wish { progress, output: self.verbose },
         };
-        let (summary, signal) = execute(&job, &options)?;
+        let (summary, signal) = execute(&job, &options, &mut |_| {})?;
         let text = if self.json { serde_json::to_string(&summary)? } else { summary.to_string() };
         // A reader that has gone away wants no summary.
         writeln!(std::io::stdout(), "{text}").ok();
@@ -112,8 +113,15 @@ impl RunArgs {
     }
 }
 
+/// Called with what server 0 says of the job, twice a second.
+pub type Observer<'a> = &'a mut dyn FnMut(&StatusReply);
+
 /// Runs a job to its end. The number is that of the signal that ended it.
-pub fn execute(job: &ParameterServerJob, options: &Options) -> anyhow::Result<(Summary, Option<i32>)> {
+pub fn execute(
+    job: &ParameterServerJob,
+    options: &Options,
+    observer: Observer,
+) -> anyhow::Result<(Summary, Option<i32>)> {
     let mut scratch = tempfile::Builder::new().prefix("psjobs-").tempdir().context("cannot make a temporary folder")?;
     let logs = match &options.log_dir {
         Some(folder) => folder.clone(),
@@ -132,7 +140,7 @@ pub fn execute(job: &ParameterServerJob, options: &Options) -> anyhow::Result<(S
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (ending, restarts) = runtime.block_on(async {
         let mut signals = Signals::listen()?;
-        let mut supervisor = Supervisor::new(&plan, &mut view, &logs)?;
+        let mut supervisor = Supervisor::new(&plan, &mut view, observer, &logs)?;
         let ending = supervisor.run(&mut signals).await;
         anyhow::Ok((ending, supervisor.restarts()))
     })?;

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep_until, timeout_at};
 
+use super::Observer;
 use super::guard::Guard;
 use super::lifecycle::{Action, Exit, Lifecycle, Outcome};
 use super::plan::{Plan, Replica};
@@ -27,10 +28,10 @@ pub enum Ending {
 }
 
 /// A job while it runs.
-#[derive(Debug)]
 pub struct Supervisor<'a> {
     plan: &'a Plan,
     view: &'a mut View,
+    observer: Observer<'a>,
     logs: &'a Path,
     lifecycle: Lifecycle,
     guard: Guard,
@@ -40,10 +41,11 @@ pub struct Supervisor<'a> {
 }
 
 impl<'a> Supervisor<'a> {
-    pub fn new(plan: &'a Plan, view: &'a mut View, logs: &'a Path) -> std::io::Result<Self> {
+    pub fn new(plan: &'a Plan, view: &'a mut View, observer: Observer<'a>, logs: &'a Path) -> std::io::Result<Self> {
         Ok(Self {
             plan,
             view,
+            observer,
             logs,
             lifecycle: Lifecycle::new(plan.rules.clone(), plan.replicas()),
             guard: Guard::start()?,
@@ -98,6 +100,7 @@ impl<'a> Supervisor<'a> {
                 Ok(()) = statuses.changed() => {
                     if let Some(status) = statuses.borrow_and_update().as_ref() {
                         self.view.progress(status);
+                        (self.observer)(status);
                     }
                 }
                 signal = signals.next() => {

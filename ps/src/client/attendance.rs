@@ -16,7 +16,7 @@ use crate::proto;
 use crate::proto::coordination_client::CoordinationClient;
 
 /// How often a trainer says that it lives.
-const HEARTBEAT: Duration = Duration::from_secs(2);
+const HEARTBEAT: Duration = Duration::from_secs(1);
 /// How long a server may take to note that a trainer leaves.
 const LEAVE: Duration = Duration::from_secs(10);
 

@@ -92,6 +92,7 @@ impl proto::coordination_server::Coordination for Coordination {
 
     async fn status(&self, _: Request<proto::StatusRequest>) -> Result<Response<proto::StatusReply>, Status> {
         let mut status = self.0.members().status(Instant::now());
+        status.staleness = self.0.metrics.staleness_counts();
         if let Some(replication) = &self.0.replication {
             status.warnings.extend(replication.warnings(self.0.store().is_ok()));
         }

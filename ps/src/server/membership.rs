@@ -419,6 +419,7 @@ impl Membership {
             metrics: self.metrics(),
             trainers: trainers.collect(),
             warnings: self.warnings(now),
+            staleness: Vec::new(),
         }
     }
 

@@ -48,6 +48,12 @@ impl Metrics {
         self.histogram().record(staleness);
     }
 
+    /// Updates in each bucket of the staleness' histogram; none if nothing was stale or could be.
+    pub fn staleness_counts(&self) -> Vec<u64> {
+        let histogram = self.histogram();
+        if histogram.total() > 0 { histogram.counts().to_vec() } else { Vec::new() }
+    }
+
     fn histogram(&self) -> MutexGuard<'_, Histogram> {
         self.staleness.lock().unwrap_or_else(PoisonError::into_inner)
     }

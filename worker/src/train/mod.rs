@@ -7,6 +7,7 @@ pub mod modules;
 pub mod progress;
 pub mod remote;
 pub mod resident;
+pub mod slowdown;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -21,6 +22,7 @@ use crate::data::sampler::{Split, TooFewExamples};
 use crate::workload::{Metrics, Workload};
 use flat::Flat;
 use progress::Progress;
+use slowdown::Slowdown;
 
 /// How long and on what this trainer trains.
 #[derive(Clone, Debug)]
@@ -41,6 +43,8 @@ pub struct Plan {
     pub log_every: u64,
     /// Time from one evaluation to the next while training goes on; `None`: only at the end.
     pub evaluate_every: Option<Duration>,
+    /// Rests between steps, if this trainer is to be a slow one.
+    pub slow: Option<Slowdown>,
     /// Takes the trained model, from the first trainer.
     pub save: Option<PathBuf>,
 }
@@ -149,6 +153,7 @@ pub fn train<W: Workload, U: Updater>(
         if batches.next_step() != step {
             batches = load(step); // The servers went back to a checkpoint.
         }
+        let (began, waited) = (Instant::now(), updater.waiting());
         let batch = batches.next_batch().map_err(|source| TrainError::Data { step, source })?;
         tch::manual_seed(dropout_seed(plan, step));
         let loss = workload.loss(&model, batch);
@@ -162,7 +167,12 @@ pub fn train<W: Workload, U: Updater>(
         if !loss.is_finite() {
             return Err(TrainError::Diverged { step, loss });
         }
-        step = updated.map_err(|source| TrainError::Update { step, source })?;
+        let next = updated.map_err(|source| TrainError::Update { step, source })?;
+        if let Some(slow) = plan.slow {
+            let busy = began.elapsed().saturating_sub(updater.waiting() - waited);
+            std::thread::sleep(slow.pause(plan.trainer, step, plan.seed, busy));
+        }
+        step = next;
         if progress.step(step, loss, updater.waiting(), Instant::now()) {
             updater.report(progress.examples(), &progress.metrics());
         }

@@ -5,6 +5,7 @@ use psjobs_api::{Environment, Training};
 use tch::Device;
 
 use crate::train::Plan;
+use crate::train::slowdown::Slowdown;
 
 /// Flags of every workload that reads its data in steps.
 #[derive(Clone, Debug, Args)]
@@ -21,6 +22,9 @@ pub(in crate::cli) struct ExtentArgs {
     /// Steps between two lines in the log
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     log_every: u64,
+    /// Slow a trainer down, to see how the job copes: TRAINER|all:FACTOR[:SHARE of its steps], as 1:3 or all:5:0.02
+    #[arg(long, value_name = "WHO:FACTOR")]
+    slow: Option<Slowdown>,
 }
 
 impl ExtentArgs {
@@ -39,6 +43,7 @@ impl ExtentArgs {
             device,
             log_every: self.log_every,
             evaluate_every: None,
+            slow: self.slow,
             save: None,
         }
     }

@@ -1,0 +1,181 @@
+//! What is compared: experiments, each of a few sections of a page, each of a few ways to train.
+
+use clap::ValueEnum;
+use psjobs_api::crd::ParameterServerJob;
+use serde_json::{Value, json};
+
+use crate::bench::job;
+
+/// What to compare.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Experiment {
+    /// Each consistency mode on even machines and with a slow one
+    Modes,
+    /// Thirty trainers that push gradients from old parameters: a constant learning rate against one that is
+    /// divided by the staleness (Zhang et al., IJCAI 2016)
+    Staleness,
+}
+
+/// A way to train.
+#[derive(Clone, Debug)]
+pub struct Way {
+    pub name: &'static str,
+    /// spec.training but for the seed.
+    training: Value,
+    trainers: u32,
+}
+
+/// Ways that are drawn into one set of plots.
+#[derive(Clone, Debug)]
+pub struct Section {
+    pub title: &'static str,
+    /// What a reader must know, one sentence.
+    pub note: String,
+    pub ways: Vec<Way>,
+    /// The last trainer takes so many times as long.
+    slow: Option<f64>,
+}
+
+/// What the user chose.
+#[derive(Clone, Debug)]
+pub struct Extent {
+    pub trainers: u32,
+    pub epochs: u32,
+    pub slow: f64,
+    pub workload: String,
+}
+
+/// One job: a way of a section, and a seed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Run {
+    pub section: usize,
+    pub way: usize,
+    pub seed: u32,
+}
+
+/// Of the learning rate that staleness makes too large. One trainer learns well with it.
+const BOLD: f64 = 0.2;
+/// The learners of the paper.
+const LEARNERS: u32 = 30;
+
+impl Experiment {
+    /// The page's heading.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Modes => "Consistency modes compared",
+            Self::Staleness => "Stale gradients and the learning rate",
+        }
+    }
+
+    pub fn sections(self, extent: &Extent) -> Vec<Section> {
+        match self {
+            Self::Modes => modes(extent),
+            Self::Staleness => vec![staleness()],
+        }
+    }
+}
+
+fn modes(extent: &Extent) -> Vec<Section> {
+    let Extent { trainers, slow, .. } = *extent;
+    let rate = json!({"type": "SGD", "learningRate": 0.05});
+    let way =
+        |name, consistency| Way { name, training: json!({"consistency": consistency, "optimizer": rate}), trainers };
+    let mut damped = way("Async, damped", json!({"mode": "Async"}));
+    damped.training["staleness"] = json!({"policy": "Damped", "coefficient": 0.1});
+    let ways = vec![
+        way("Sync", json!({"mode": "Sync"})),
+        way("Sync, 1 backup", json!({"mode": "Sync", "backupTrainers": 1})),
+        way("Bounded (8)", json!({"mode": "Bounded", "staleness": 8})),
+        way("Async", json!({"mode": "Async"})),
+        damped,
+    ];
+    let even = format!("{trainers} trainers and one server, all at one learning rate (0.05).");
+    let uneven = format!("The same, but trainer {} takes {slow} times as long for each step.", trainers - 1);
+    vec![
+        Section { title: "Even machines", note: even, ways: ways.clone(), slow: None },
+        Section { title: "One slow trainer", note: uneven, ways, slow: Some(slow) },
+    ]
+}
+
+fn staleness() -> Section {
+    let way = |name, policy, trainers| Way {
+        name,
+        training: json!({
+            "consistency": {"mode": "Async"},
+            "staleness": {"policy": policy},
+            "optimizer": {"type": "SGD", "learningRate": BOLD},
+            // A diverging run goes on to its end, for all to see.
+            "nonFinite": "Skip",
+        }),
+        trainers,
+    };
+    Section {
+        title: "Thirty trainers",
+        note: format!(
+            "All Async at learning rate {BOLD}; {LEARNERS} trainers, so that about as many updates come in between."
+        ),
+        ways: vec![
+            way("1 trainer", "None", 1),
+            way("30, constant rate", "None", LEARNERS),
+            way("30, rate / staleness", "Inverse", LEARNERS),
+        ],
+        slow: None,
+    }
+}
+
+/// All runs, seed by seed: what the machine does meanwhile hits all ways alike.
+pub fn runs(sections: &[Section], seeds: u32) -> Vec<Run> {
+    let ways = || (0..).zip(sections).flat_map(|(section, of)| (0..of.ways.len()).map(move |way| (section, way)));
+    (1..=seeds).flat_map(|seed| ways().map(move |(section, way)| Run { section, way, seed })).collect()
+}
+
+/// The job of a run.
+pub fn job(sections: &[Section], run: &Run, extent: &Extent) -> anyhow::Result<ParameterServerJob> {
+    let section = &sections[run.section];
+    let Way { training, trainers, .. } = &section.ways[run.way];
+    let mut training = training.clone();
+    training["seed"] = json!(run.seed);
+    let epochs = extent.epochs.to_string();
+    let slow = section.slow.map(|factor| format!("{}:{factor}", trainers - 1));
+    let mut args = vec!["train", &extent.workload, "--epochs", &epochs, "--evaluate-every", "1"];
+    if let Some(slow) = &slow {
+        args.extend(["--slow", slow]);
+    }
+    let mut job = job::job("compare", training, *trainers, &args)?;
+    // A trainer that ends because its loss is no number is not to be tried again.
+    job.spec.failure_policy.max_restarts = 0;
+    Ok(job)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn extent() -> Extent {
+        Extent { trainers: 4, epochs: 1, slow: 3.0, workload: "mlp".into() }
+    }
+
+    #[test]
+    fn every_combination_runs_once_for_each_seed() {
+        for (experiment, want) in [(Experiment::Modes, 30), (Experiment::Staleness, 9)] {
+            let runs = runs(&experiment.sections(&extent()), 3);
+            let distinct: BTreeSet<_> = runs.iter().copied().collect();
+            assert_eq!((runs.len(), distinct.len()), (want, want));
+        }
+    }
+
+    #[test]
+    fn every_run_is_a_valid_job() {
+        for experiment in [Experiment::Modes, Experiment::Staleness] {
+            let sections = experiment.sections(&extent());
+            for run in runs(&sections, 1) {
+                let job = job(&sections, &run, &extent()).expect("a job");
+                job.spec.training.validate().expect("valid");
+                let args = &job.spec.trainer.template.spec.expect("a spec").containers[0].args;
+                assert_eq!(args.iter().flatten().any(|arg| arg == "3:3"), run.section == 1, "{args:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! `psjobs compare`: the same training in several ways, as one page with plots. [`grid`] says what runs, [`record`] what is kept of a run, [`page`] and [`plot`] draw it.
+
+mod grid;
+mod page;
+mod plot;
+mod record;
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context as _, ensure};
+use clap::{Args, ValueEnum as _};
+use psjobs_api::crd::ParameterServerJob;
+
+use crate::bench::job::worker;
+use crate::run::{self, Options, Progress, Wish};
+use grid::{Experiment, Extent, Section};
+use record::Record;
+
+/// Compare ways to train on MNIST, as a page with plots
+///
+/// Runs the same training in several ways and with several seeds on this machine, and writes one HTML file:
+/// accuracy over seconds, throughput, waiting and staleness. Needs no network to look at.
+#[derive(Debug, Args)]
+pub struct CompareArgs {
+    /// What to compare
+    #[arg(value_enum, default_value_t = Experiment::Modes)]
+    experiment: Experiment,
+    /// File to write [default: compare-EXPERIMENT.html]
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Runs of each way, with seeds 1, 2, ...
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    seeds: u32,
+    /// Trainers of each job, for modes
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=256))]
+    trainers: u32,
+    /// Passes of all trainers together over the training set
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    epochs: u32,
+    /// How many times as long the slow trainer takes for a step, for modes
+    #[arg(long, value_name = "FACTOR", default_value_t = 3.0)]
+    slow: f64,
+    /// The network: mlp (a perceptron) or mnist (convolutional, slower)
+    #[arg(long, value_name = "WORKLOAD", default_value = "mlp", value_parser = ["mlp", "mnist"])]
+    workload: String,
+    /// Print what was measured as one JSON object a line too
+    #[arg(long)]
+    json: bool,
+    /// The psjobs-worker to run [default: the one beside psjobs, or on PATH]
+    #[arg(long, value_name = "PATH", env = "PSJOBS_WORKER")]
+    worker: Option<PathBuf>,
+}
+
+impl CompareArgs {
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let worker = worker(self.worker.as_deref())?;
+        let name = self.experiment.to_possible_value().expect("every experiment has a name");
+        let output = self.output.clone().unwrap_or_else(|| format!("compare-{}.html", name.get_name()).into());
+        // Found out now rather than after all runs.
+        fs::write(&output, "").with_context(|| format!("cannot write {}", output.display()))?;
+        let extent = self.extent();
+        let sections = self.experiment.sections(&extent);
+        let runs = grid::runs(&sections, self.seeds);
+        let mut records = Vec::new();
+        for (number, run) in runs.iter().enumerate() {
+            let Section { title, ways, .. } = &sections[run.section];
+            let way = ways[run.way].name;
+            eprintln!("{} of {}: {title}, {way}, seed {}", number + 1, runs.len(), run.seed);
+            let job = grid::job(&sections, run, &extent)?;
+            let record = measure(&job, Record::new(*run, title, way), &worker)?;
+            if self.json {
+                // A reader that has gone away wants no line.
+                writeln!(std::io::stdout(), "{}", serde_json::to_string(&record)?).ok();
+            }
+            records.push(record);
+        }
+        let page = page::page(self.experiment.title(), &sections, &records, &extent);
+        fs::write(&output, page).with_context(|| format!("cannot write {}", output.display()))?;
+        eprintln!("wrote {}", output.display());
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn extent(&self) -> Extent {
+        let Self { trainers, epochs, slow, ref workload, .. } = *self;
+        Extent { trainers, epochs, slow, workload: workload.clone() }
+    }
+}
+
+/// Runs a job to its end, good or bad.
+fn measure(job: &ParameterServerJob, mut record: Record, worker: &Path) -> anyhow::Result<Record> {
+    let options = Options {
+        worker: Some(worker.to_owned()),
+        data: None,
+        log_dir: None,
+        checkpoint_dir: run::CHECKPOINTS.into(),
+        wish: Wish { progress: Progress::None, output: false },
+    };
+    let mut began = None;
+    let (summary, signal) = run::execute(job, &options, &mut |status| {
+        if status.step > 0 {
+            let began = *began.get_or_insert_with(Instant::now);
+            record.observe(began.elapsed().as_secs_f64(), status);
+        }
+    })?;
+    ensure!(signal.is_none(), "interrupted; no page was written");
+    record.conclude(&summary, began.map_or(0.0, |began: Instant| began.elapsed().as_secs_f64()));
+    Ok(record)
+}

@@ -1,0 +1,212 @@
+//! The page: a paragraph, then for each section its plots and a table. One file, nothing fetched.
+
+use std::fmt::Write as _;
+
+use super::grid::{Extent, Section};
+use super::plot::{Axis, Series, bars, columns, lines};
+use super::record::Record;
+
+const STYLE: &str = include_str!("page.css");
+/// Of the colours of Okabe and Ito, which people with any sight tell apart.
+const COLORS: [&str; 5] = ["#0072b2", "#56b4e9", "#009e73", "#d55e00", "#cc79a7"];
+/// Upper ends of the staleness buckets that are drawn; the rest is one.
+const STALENESS: [&str; 9] = ["0", "1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", "more"];
+
+/// The records of a section, way by way.
+struct Drawn<'a> {
+    section: &'a Section,
+    records: Vec<&'a Record>,
+}
+
+impl<'a> Drawn<'a> {
+    /// The ways' names and colours, and their records.
+    fn ways(&self) -> impl Iterator<Item = (&'a str, &'static str, Vec<&'a Record>)> {
+        self.section.ways.iter().zip(COLORS).enumerate().map(|(number, (way, color))| {
+            (way.name, color, self.records.iter().copied().filter(|record| record.run.way == number).collect())
+        })
+    }
+}
+
+/// The page for `records`.
+pub fn page(title: &str, sections: &[Section], records: &[Record], extent: &Extent) -> String {
+    let Extent { epochs, workload, .. } = extent;
+    let seeds = records.iter().map(|record| record.run.seed).max().unwrap_or(0);
+    let net = if workload == "mlp" { "a perceptron (784-256-10)" } else { "a convolutional network" };
+    let times = if seeds == 1 { "once".to_owned() } else { format!("{seeds} times, with other seeds,") };
+    let mut html = format!(
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>\
+         <title>{title}</title><style>{STYLE}</style><main><h1>{title}</h1>\
+         <p>Each way trains {net} on MNIST {times} for {epochs} epochs in all, by SGD. Accuracy is that of the test set, \
+         seen by the first trainer about once a second.</p>"
+    );
+    for (number, section) in sections.iter().enumerate() {
+        let drawn = Drawn { section, records: records.iter().filter(|record| record.run.section == number).collect() };
+        let Section { title, note, .. } = section;
+        let _ = write!(html, "<h2>{title}</h2><p>{note}</p>{}<div class=plots>", legend(&drawn));
+        figure(&mut html, "Accuracy over time; thin lines are single runs", &accuracy(&drawn));
+        figure(&mut html, "Throughput", &by_way(&drawn, "examples/s", None, |record| record.examples_per_second));
+        let waiting = |record: &Record| record.waiting.map(|share| share * 100.0);
+        let waited = by_way(&drawn, "% of the trainers' time", Some(100.0), waiting);
+        figure(&mut html, "Time spent waiting for servers and other trainers", &waited);
+        figure(&mut html, "Staleness of the updates: how many others came in between", &staleness(&drawn));
+        let _ = write!(html, "</div>{}", table(&drawn));
+    }
+    html + "<p class=foot>Made by <code>psjobs compare</code>.</p></main></html>\n"
+}
+
+fn figure(html: &mut String, caption: &str, svg: &str) {
+    let _ = write!(html, "<figure><figcaption>{caption}</figcaption>{svg}</figure>");
+}
+
+fn legend(drawn: &Drawn) -> String {
+    let keys = drawn.ways().map(|(name, color, _)| format!("<li><i style='background:{color}'></i>{name}</li>"));
+    format!("<ul class=legend>{}</ul>", keys.collect::<String>())
+}
+
+/// `None` of nothing.
+fn mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let (sum, count) = values.into_iter().fold((0.0, 0), |(sum, count), value| (sum + value, count + 1));
+    (count > 0).then(|| sum / f64::from(count))
+}
+
+/// The accuracy at `seconds`, on the straight line between two evaluations.
+fn accuracy_at(record: &Record, seconds: f64) -> Option<f64> {
+    let seen = &record.accuracy_over_seconds;
+    let next = seen.partition_point(|(at, _)| *at < seconds);
+    let (&(to, after), before) = (seen.get(next)?, next.checked_sub(1));
+    let Some((from, start)) = before.map(|before| seen[before]) else { return (to <= seconds).then_some(after) };
+    Some(start + (after - start) * (seconds - from) / (to - from))
+}
+
+/// The mean of all runs, from when all have been evaluated to when the first one ended.
+fn mean_curve(runs: &[&Record], until: f64) -> Vec<(f64, f64)> {
+    let ends = runs.iter().filter_map(|run| run.accuracy_over_seconds.last()).map(|(at, _)| *at);
+    let end = ends.fold(f64::MAX, f64::min);
+    let moments = (0..=200).map(|n| until * f64::from(n) / 200.0).filter(|at| *at <= end);
+    let value = |at| {
+        let seen: Option<Vec<f64>> = runs.iter().map(|run| accuracy_at(run, at)).collect();
+        Some((at, mean(seen?)?))
+    };
+    moments.filter_map(value).collect()
+}
+
+fn accuracy(drawn: &Drawn) -> String {
+    let points = || drawn.records.iter().flat_map(|record| &record.accuracy_over_seconds);
+    let last = points().map(|(seconds, _)| *seconds).fold(1.0, f64::max);
+    let lowest = points().map(|(_, accuracy)| *accuracy).fold(0.95, f64::min);
+    let highest = points().map(|(_, accuracy)| *accuracy).fold(0.9, f64::max);
+    let (mut single, mut means) = (Vec::new(), Vec::new());
+    for (name, color, runs) in drawn.ways() {
+        for run in &runs {
+            single.push(Series { name, color, points: run.accuracy_over_seconds.clone(), faint: true });
+        }
+        means.push(Series { name, color, points: mean_curve(&runs, last), faint: false });
+    }
+    single.extend(means);
+    let y = Axis { title: "test accuracy", from: (lowest * 50.0).floor() / 50.0, to: (highest * 50.0).ceil() / 50.0 };
+    lines(&Axis { title: "seconds", from: 0.0, to: last }, &y, &single)
+}
+
+/// One column for each way, the mean of its runs.
+fn by_way(drawn: &Drawn, title: &str, most: Option<f64>, figure: impl Fn(&Record) -> Option<f64>) -> String {
+    let means =
+        drawn.ways().filter_map(|(name, color, runs)| Some((name, color, mean(runs.into_iter().filter_map(&figure))?)));
+    let means: Vec<_> = means.collect();
+    let highest = means.iter().map(|(.., value)| *value).fold(1e-9, f64::max);
+    columns(&means, &Axis { title, from: 0.0, to: most.unwrap_or(highest * 1.1) })
+}
+
+fn staleness(drawn: &Drawn) -> String {
+    let (mut series, mut highest) = (Vec::new(), 0.0_f64);
+    for (name, color, runs) in drawn.ways() {
+        let mut counts = [0_u64; STALENESS.len()];
+        for (bucket, count) in runs.iter().flat_map(|run| run.staleness.iter().enumerate()) {
+            counts[bucket.min(STALENESS.len() - 1)] += count;
+        }
+        let total: u64 = counts.iter().sum();
+        if total > 0 {
+            let share = |(bucket, count): (usize, &u64)| (bucket as f64, *count as f64 / total as f64 * 100.0);
+            let points: Vec<_> = counts.iter().enumerate().map(share).collect();
+            highest = points.iter().map(|(_, share)| *share).fold(highest, f64::max);
+            series.push(Series { name, color, points, faint: false });
+        }
+    }
+    bars(&STALENESS, &Axis { title: "% of updates", from: 0.0, to: (highest * 1.1).clamp(10.0, 100.0) }, &series)
+}
+
+fn table(drawn: &Drawn) -> String {
+    let mut html = "<table><tr><th>way<th>final accuracy<th>lowest, highest<th>seconds to .90<th>to .95<th>seconds in \
+                    all<th>examples/s<th>waiting"
+        .to_owned();
+    for (name, color, runs) in drawn.ways() {
+        let number =
+            |value: Option<f64>, digits: usize| value.map_or("-".to_owned(), |value| format!("{value:.digits$}"));
+        let of = |figure: fn(&Record) -> Option<f64>, digits| {
+            number(mean(runs.iter().filter_map(|run| figure(run))), digits)
+        };
+        let reached = |level: f64| {
+            let times: Option<Vec<f64>> = runs.iter().map(|run| run.reached(level)).collect();
+            times.map_or_else(|| "not by all".to_owned(), |times| number(mean(times), 1))
+        };
+        let ended: Vec<f64> = runs.iter().filter_map(|run| run.accuracy).collect();
+        let failed = runs.len() - ended.len();
+        let extremes = match failed {
+            0 => {
+                let fold = |from, pick: fn(f64, f64) -> f64| ended.iter().copied().fold(from, pick);
+                format!("{:.4}, {:.4}", fold(f64::MAX, f64::min), fold(f64::MIN, f64::max))
+            }
+            failed => format!("{failed} of {} failed", runs.len()),
+        };
+        let _ = write!(
+            html,
+            "<tr><td><i style='background:{color}'></i>{name}<td>{}<td>{extremes}<td>{}<td>{}<td>{}<td>{}<td>{} %",
+            of(|run| run.accuracy, 4),
+            reached(0.90),
+            reached(0.95),
+            of(|run| run.seconds, 1),
+            of(|run| run.examples_per_second, 0),
+            of(|run| run.waiting.map(|share| share * 100.0), 1),
+        );
+    }
+    html + "</table>"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::grid::{self, Experiment};
+    use super::*;
+
+    #[test]
+    fn a_page_holds_every_way_and_no_hole() {
+        let extent = Extent { trainers: 4, epochs: 1, slow: 3.0, workload: "mlp".into() };
+        for experiment in [Experiment::Modes, Experiment::Staleness] {
+            let sections = experiment.sections(&extent);
+            let runs = grid::runs(&sections, 2).into_iter();
+            let record = |run: grid::Run| {
+                Record::new(run, sections[run.section].title, sections[run.section].ways[run.way].name)
+            };
+            // Of some ways every run has failed before it was evaluated.
+            let records: Vec<Record> = runs
+                .map(|run| match run.way {
+                    1 => record(run),
+                    way => Record {
+                        accuracy_over_seconds: vec![(1.0, 0.8), (2.0, 0.92), (3.0, 0.96)],
+                        staleness: if way == 0 { Vec::new() } else { vec![1, 2, 3] },
+                        accuracy: Some(0.97),
+                        seconds: Some(4.0),
+                        examples_per_second: Some(1000.0),
+                        waiting: Some(0.1),
+                        ..record(run)
+                    },
+                })
+                .collect();
+            let html = page("title", &sections, &records, &extent);
+            for way in sections.iter().flat_map(|section| &section.ways) {
+                assert!(html.contains(way.name), "{}", way.name);
+            }
+            assert_eq!(html.matches("<svg").count(), sections.len() * 4);
+            assert!(!html.contains("NaN") && !html.contains("inf"), "{html}");
+            assert!(html.contains("2 of 2 failed"), "{html}");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Makes a trainer slower than its machine, to see how a job copes with uneven ones.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Whose steps take longer, how much, and how many of them: `TRAINER|all:FACTOR[:SHARE]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Slowdown {
+    /// The trainer; all if it is not set.
+    trainer: Option<usize>,
+    /// A step takes so many times as long.
+    factor: f64,
+    /// Of the steps, drawn at random.
+    share: f64,
+}
+
+/// A slowdown that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "write TRAINER:FACTOR, for example 1:3 (trainer 1 takes three times as long), or all:5:0.02 (every trainer, five times as long in a random 2 % of its steps)"
+)]
+pub struct Unreadable;
+
+impl FromStr for Slowdown {
+    type Err = Unreadable;
+
+    fn from_str(text: &str) -> Result<Self, Unreadable> {
+        let parts: Vec<&str> = text.split(':').collect();
+        let (trainer, factor, share) = match parts[..] {
+            [trainer, factor] => (trainer, factor, "1"),
+            [trainer, factor, share] => (trainer, factor, share),
+            _ => return Err(Unreadable),
+        };
+        let trainer = if trainer == "all" { None } else { Some(trainer.parse().map_err(|_| Unreadable)?) };
+        let number = |text: &str| text.parse::<f64>().ok().filter(|number| number.is_finite()).ok_or(Unreadable);
+        let slowdown = Self { trainer, factor: number(factor)?, share: number(share)? };
+        let fits = (1.0..=1000.0).contains(&slowdown.factor) && (0.0..=1.0).contains(&slowdown.share);
+        if fits { Ok(slowdown) } else { Err(Unreadable) }
+    }
+}
+
+impl fmt::Display for Slowdown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.trainer {
+            Some(trainer) => write!(f, "{trainer}:{}:{}", self.factor, self.share),
+            None => write!(f, "all:{}:{}", self.factor, self.share),
+        }
+    }
+}
+
+impl Slowdown {
+    /// How long `trainer` is to rest after `step`, which took it `busy`. The same steps are slow each time
+    /// that the job runs with `seed`.
+    #[must_use]
+    pub fn pause(&self, trainer: usize, step: u64, seed: u64, busy: Duration) -> Duration {
+        let meant = self.trainer.is_none_or(|slow| slow == trainer);
+        if meant && draw(seed, trainer as u64, step) < self.share {
+            busy.mul_f64(self.factor - 1.0)
+        } else {
+            Duration::ZERO
+        }
+    }
+}
+
+/// A number in 0..1 that depends on all arguments (the finalizer of SplitMix64; Steele et al., OOPSLA 2014).
+fn draw(seed: u64, trainer: u64, step: u64) -> f64 {
+    let mut z = seed ^ (trainer << 48) ^ step.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn one_trainer_rests_after_each_of_its_steps() {
+        let slow: Slowdown = "1:3".parse().expect("readable");
+        assert_eq!(slow.pause(1, 7, 1, SECOND), 2 * SECOND);
+        assert_eq!(slow.pause(0, 7, 1, SECOND), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_share_of_the_steps_is_slow() {
+        let slow: Slowdown = "all:5:0.02".parse().expect("readable");
+        for trainer in 0..4 {
+            let rests = (0..10_000).filter(|step| slow.pause(trainer, *step, 3, SECOND) == 4 * SECOND).count();
+            assert!((150..250).contains(&rests), "{rests} of 10,000 steps of trainer {trainer}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back_and_nonsense_is_not() {
+        let slow: Slowdown = "2:1.5:0.5".parse().expect("readable");
+        assert_eq!(slow.to_string().parse(), Ok(slow));
+        for text in ["", "1", "one:3", "1:0.5", "1:3:2", "1:inf", "1:3:0.5:7", "1:x"] {
+            assert_eq!(text.parse::<Slowdown>(), Err(Unreadable), "{text}");
+        }
+    }
+}
