@@ -5,9 +5,11 @@
 
 pub mod checkpoint;
 pub mod client;
+mod clock;
 pub mod codec;
 pub mod consistency;
 pub mod layout;
+pub mod network;
 pub mod optimizer;
 pub mod proto;
 pub mod schedule;

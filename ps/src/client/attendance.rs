@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::runtime::Runtime;
-use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
+use tokio_util::task::AbortOnDropHandle;
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -31,20 +30,20 @@ pub struct Report {
     pub metrics: BTreeMap<String, f64>,
 }
 
-/// Heartbeats to every server.
+/// Heartbeats to every server, until it is dropped.
 #[derive(Default)]
 pub struct Attendance {
-    servers: BTreeMap<u32, (CoordinationClient<Channel>, Channel, JoinHandle<()>)>,
+    servers: BTreeMap<u32, (CoordinationClient<Channel>, Channel, AbortOnDropHandle<()>)>,
     report: Arc<Mutex<Report>>,
 }
 
 impl Attendance {
     /// Sends heartbeats to `server` over `channel` from now on, and over none it had before.
-    pub fn attend(&mut self, runtime: &Runtime, config: &SessionConfig, server: u32, channel: Channel) {
+    pub fn attend(&mut self, config: &SessionConfig, server: u32, channel: Channel) {
         let client = CoordinationClient::new(channel.clone());
         let (mut beating, report, config, dialled) =
             (client.clone(), self.report.clone(), config.clone(), channel.clone());
-        let heartbeats = runtime.spawn(async move {
+        let heartbeats = tokio::spawn(async move {
             let mut ticks = tokio::time::interval(HEARTBEAT);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
@@ -60,9 +59,7 @@ impl Attendance {
                 }
             }
         });
-        if let Some((.., before)) = self.servers.insert(server, (client, channel, heartbeats)) {
-            before.abort();
-        }
+        self.servers.insert(server, (client, channel, AbortOnDropHandle::new(heartbeats)));
     }
 
     /// What the next heartbeats say.
@@ -75,7 +72,7 @@ impl Attendance {
     ///
     /// # Errors
     /// If a server does not answer; the others have been told all the same.
-    pub fn leave(self, runtime: &Runtime, config: &SessionConfig, finished: bool) -> Result<(), ClientError> {
+    pub async fn leave(self, config: &SessionConfig, finished: bool) -> Result<(), ClientError> {
         self.servers.values().for_each(|(.., heartbeats)| heartbeats.abort());
         let Report { step, examples, metrics } = read(&self.report);
         let request = proto::LeaveRequest { trainer: Some(config.id()), finished, examples, metrics, step };
@@ -93,7 +90,7 @@ impl Attendance {
                     answered => answered,
                 }
             };
-            let told = runtime.block_on(async { tokio::time::timeout(LEAVE, leave).await });
+            let told = tokio::time::timeout(LEAVE, leave).await;
             let reason = match told {
                 Ok(Ok(_)) => continue,
                 Ok(Err(status)) => status.message().to_owned(),

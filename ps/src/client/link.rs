@@ -2,17 +2,18 @@
 //! stream and hands on what comes down.
 
 use std::cell::Cell;
-use std::sync::mpsc as std_mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
 use super::{ClientError, SessionConfig, is_retryable};
 use crate::codec::Codec;
 use crate::layout::Layout;
+use crate::network::Network;
 use crate::proto::coordination_client::CoordinationClient;
 use crate::proto::{self, exchange_request::Message};
 use crate::shm::{self, Mapping};
@@ -20,8 +21,8 @@ use crate::wire::{Buffers, MAX_FRAME, Outgoing, call, frame};
 
 /// What comes from a server.
 pub enum Event {
-    /// A block's new values.
-    Block(proto::ParameterBlock),
+    /// A block's new values; `generation` as below.
+    Block { server: u32, generation: u64, block: proto::ParameterBlock },
     /// The stream broke; `generation` tells which, as a link is made anew after that.
     Broken { server: u32, generation: u64, status: Status },
 }
@@ -51,7 +52,7 @@ pub struct Opening<'a> {
     /// Its parameters become the values of blocks that have none.
     pub memory: &'a Mapping,
     pub buffers: &'a Buffers,
-    pub events: &'a std_mpsc::Sender<Event>,
+    pub events: &'a mpsc::UnboundedSender<Event>,
 }
 
 /// Methods whose messages are written by hand.
@@ -115,7 +116,7 @@ impl Link {
             let status = loop {
                 match incoming.message().await {
                     Ok(Some(block)) => {
-                        if events.send(Event::Block(block)).is_err() {
+                        if events.send(Event::Block { server, generation, block }).is_err() {
                             return; // The session is gone.
                         }
                     }
@@ -172,7 +173,7 @@ pub(super) async fn persist<T, A: Future<Output = Result<T, Failure>>>(
 ) -> Result<T, ClientError> {
     let address = &config.servers[server as usize];
     let start = Instant::now();
-    let (mut pause, mut told) = (FIRST_PAUSE, false);
+    let (mut pause, mut told, mut tries) = (FIRST_PAUSE, false, 0);
     loop {
         let status = match tokio::time::timeout(TRY, attempt()).await {
             Ok(Ok(done)) => return Ok(done),
@@ -194,9 +195,20 @@ pub(super) async fn persist<T, A: Future<Output = Result<T, Failure>>>(
             tracing::info!(%address, reason = %status, "waiting for server {server}");
             told = true;
         }
-        tokio::time::sleep(pause.mul_f64(rand::random_range(0.5..1.0))).await;
+        tokio::time::sleep(pause.mul_f64(spread(config.trainer, server, tries))).await;
+        tries += 1;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
+}
+
+/// The share of a pause that is waited, from a half to all of it: another one for each trainer and try, so that
+/// those who lost a server together do not come back together.
+fn spread(trainer: u32, server: u32, tries: u32) -> f64 {
+    let mixed = [server, tries].into_iter().fold(trainer, |mixed, more| {
+        let mixed = (mixed ^ more.rotate_left(16)).wrapping_add(1).wrapping_mul(0x9e37_79b1);
+        mixed ^ (mixed >> 15)
+    });
+    0.5 + f64::from(mixed) / f64::from(u32::MAX) / 2.0
 }
 
 /// Connects to a server and joins, for the blocks of server `shard` if it is named.
@@ -206,7 +218,7 @@ pub(super) async fn enter(
     shard: Option<u32>,
 ) -> Result<(Channel, proto::JoinReply), Failure> {
     let address = &config.servers[server as usize];
-    let channel = connect(address).await?;
+    let channel = connect(&config.network, address).await?;
     let reply = join(config, shard, channel.clone()).await?;
     let ours = config.servers.len() as u32;
     if (reply.server, reply.servers) != (server, ours) {
@@ -242,7 +254,7 @@ fn reason(status: &Status) -> String {
     text
 }
 
-pub(super) async fn connect(address: &str) -> Result<Channel, Failure> {
+pub(super) async fn connect(network: &Network, address: &str) -> Result<Channel, Failure> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(|_| Failure::Final(ClientError::Address(address.to_owned())))?
         .connect_timeout(TRY)
@@ -254,7 +266,7 @@ pub(super) async fn connect(address: &str) -> Result<Channel, Failure> {
         .http2_keep_alive_interval(Duration::from_secs(10))
         .keep_alive_timeout(Duration::from_secs(20))
         .keep_alive_while_idle(true);
-    endpoint.connect().await.map_err(|error| Failure::Status(Status::from_error(error.into())))
+    network.connect(&endpoint).await.map_err(|error| Failure::Status(Status::from_error(error.into())))
 }
 
 /// Hands the memory to a server that offers to share it and is within reach; the token, 0 for none.

@@ -25,10 +25,13 @@ impl Member {
     pub fn join(config: SessionConfig) -> Result<Self, ClientError> {
         let runtime = network()?;
         let mut attendance = Attendance::default();
-        for server in 0..config.servers.len() as u32 {
-            let (channel, _) = runtime.block_on(persist(&config, server, || enter(&config, server, None)))?;
-            attendance.attend(&runtime, &config, server, channel);
-        }
+        runtime.block_on(async {
+            for server in 0..config.servers.len() as u32 {
+                let (channel, _) = persist(&config, server, || enter(&config, server, None)).await?;
+                attendance.attend(&config, server, channel);
+            }
+            Ok::<_, ClientError>(())
+        })?;
         Ok(Self { config, attendance, runtime })
     }
 
@@ -44,6 +47,6 @@ impl Member {
     /// If a server does not answer; the others have been told all the same.
     pub fn leave(self, finished: bool) -> Result<(), ClientError> {
         let Self { config, attendance, runtime } = self;
-        attendance.leave(&runtime, &config, finished)
+        runtime.block_on(attendance.leave(&config, finished))
     }
 }

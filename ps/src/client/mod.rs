@@ -1,7 +1,9 @@
 //! What a trainer talks to the servers with. [`Session`] is synchronous, because a training loop
 //! is; behind it a runtime of its own keeps the streams and sends heartbeats while the trainer computes.
+//! [`AsyncSession`] is the same on the runtime of whoever calls it.
 
 mod attendance;
+mod blocking;
 mod coder;
 mod link;
 mod member;
@@ -17,12 +19,14 @@ use psjobs_api::training::Compression;
 use tokio::runtime::Runtime;
 use tonic::Status;
 
+pub use blocking::Session;
 pub use member::Member;
-pub use session::Session;
+pub use session::AsyncSession;
 pub use tables::{Pulling, Pushing, RowGradients, Tables};
 
 use crate::layout::LayoutError;
 pub use crate::layout::TensorSpec;
+use crate::network::Network;
 use crate::proto;
 
 /// What a trainer says about itself.
@@ -48,6 +52,8 @@ pub struct SessionConfig {
     pub replication_factor: u32,
     /// How gradients are coded where they travel.
     pub compression: Compression,
+    /// What the servers are reached through.
+    pub network: Network,
     /// Set, from a signal handler for instance, to give up whatever is being waited for.
     pub interrupt: Arc<AtomicBool>,
 }
@@ -67,6 +73,7 @@ impl SessionConfig {
             shared_memory: true,
             replication_factor: environment.replication_factor,
             compression: environment.training.compression.clone(),
+            network: Network::default(),
             interrupt: Arc::default(),
         }
     }

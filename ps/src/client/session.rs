@@ -1,16 +1,16 @@
-//! One trainer's session with all servers of its job.
+//! One trainer's session with all servers of its job. It needs a runtime of tokio, and takes time from it alone.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tonic::Status;
 
 use super::attendance::{Attendance, Report};
 use super::coder::Coder;
 use super::link::{Event, Link, Opening};
-use super::{ClientError, SessionConfig, is_retryable, network};
+use super::{ClientError, SessionConfig, is_retryable};
 use crate::codec::Codec;
 use crate::layout::Layout;
 use crate::proto;
@@ -27,7 +27,7 @@ const INTERRUPTIBLE: Duration = Duration::from_millis(100);
 
 /// A trainer's place in its job. Holds the flat parameters and gradients; their memory does not
 /// move while the session lives.
-pub struct Session {
+pub struct AsyncSession {
     config: SessionConfig,
     layout: Layout,
     links: Vec<Link>,
@@ -44,27 +44,26 @@ pub struct Session {
     next_step: u64,
     waiting: Duration,
     attendance: Attendance,
-    events: mpsc::Receiver<Event>,
-    sender: mpsc::Sender<Event>,
+    events: mpsc::UnboundedReceiver<Event>,
+    sender: mpsc::UnboundedSender<Event>,
     generation: u64,
-    runtime: Runtime,
 }
 
-/// How a step ended.
+/// How a step, or a pull, ended.
 enum Settled {
-    /// Every block was answered.
+    /// Every block has come.
     Done,
     /// The servers have gone back to a checkpoint.
     Rewound,
 }
 
-impl Session {
+impl AsyncSession {
     /// Joins every server, gives `initial` to blocks that have no values, and pulls the current ones.
     /// Waits for servers that do not answer yet, up to `config.connect_timeout`.
     ///
     /// # Errors
     /// If a server stays away, or refuses this trainer.
-    pub fn join(config: SessionConfig, initial: &[f32]) -> Result<Self, ClientError> {
+    pub async fn join(config: SessionConfig, initial: &[f32]) -> Result<Self, ClientError> {
         let layout = Layout::new(&config.tensors, config.servers.len())?;
         if initial.len() != layout.elements() {
             return Err(ClientError::InitialValues { tensors: layout.elements(), values: initial.len() });
@@ -72,7 +71,8 @@ impl Session {
         let mut memory =
             Mapping::new(initial.len()).map_err(|source| ClientError::Memory { elements: initial.len(), source })?;
         memory.parameters_mut().copy_from_slice(initial);
-        let (sender, events) = mpsc::channel();
+        // Not more than one answer for each block, and its end, of a link.
+        let (sender, events) = mpsc::unbounded_channel();
         let (blocks, servers, buffers) = (layout.blocks() as usize, config.servers.len(), Buffers::default());
         let mut session = Self {
             links: Vec::new(),
@@ -89,11 +89,10 @@ impl Session {
             events,
             sender,
             generation: 0,
-            runtime: network()?,
             layout,
             config,
         };
-        session.enter()?;
+        session.enter().await?;
         Ok(session)
     }
 
@@ -109,12 +108,12 @@ impl Session {
         self.memory.parameters()
     }
 
-    /// All gradients, flat, to be filled before [`Session::exchange`].
+    /// All gradients, flat, to be filled before [`AsyncSession::exchange`].
     pub fn gradients_mut(&mut self) -> &mut [f32] {
         self.memory.gradients_mut()
     }
 
-    /// Time spent in [`Session::exchange`] so far: waiting for servers, other trainers and the network.
+    /// Time spent in [`AsyncSession::exchange`] so far: waiting for servers, other trainers and the network.
     #[must_use]
     pub fn waiting(&self) -> Duration {
         self.waiting
@@ -127,7 +126,7 @@ impl Session {
     /// # Errors
     /// If a server stays away, or refuses a gradient, or the wait is interrupted; the last words can be
     /// said all the same.
-    pub fn exchange(&mut self, step: u64) -> Result<u64, ClientError> {
+    pub async fn exchange(&mut self, step: u64) -> Result<u64, ClientError> {
         let start = Instant::now();
         self.owed.fill(true);
         for server in 0..self.links.len() {
@@ -135,10 +134,10 @@ impl Session {
             self.in_flight[server] = 0;
             self.send(step, server);
         }
-        self.next_step = match self.settle(step)? {
+        self.next_step = match self.settle(step).await? {
             Settled::Done => step + 1,
             Settled::Rewound => {
-                self.enter()?;
+                self.enter().await?;
                 tracing::warn!(step = self.next_step, "the servers went back to a checkpoint; going on from there");
                 self.next_step
             }
@@ -156,31 +155,33 @@ impl Session {
     ///
     /// # Errors
     /// If a server does not answer; the others have been told all the same.
-    pub fn leave(self, finished: bool, examples: u64, metrics: BTreeMap<String, f64>) -> Result<(), ClientError> {
-        let Self { config, attendance, runtime, .. } = self;
+    pub async fn leave(self, finished: bool, examples: u64, metrics: BTreeMap<String, f64>) -> Result<(), ClientError> {
+        let Self { config, attendance, .. } = self;
         attendance.report(Report { step: 0, examples, metrics });
-        attendance.leave(&runtime, &config, finished)
+        attendance.leave(&config, finished).await
     }
 
     /// Joins all servers, which must agree on what they hold, and pulls it.
-    fn enter(&mut self) -> Result<(), ClientError> {
+    async fn enter(&mut self) -> Result<(), ClientError> {
         let mut epoch = 0;
         loop {
             self.links.clear();
             for server in 0..self.config.servers.len() as u32 {
-                let link = self.open(server, epoch)?;
+                let link = self.open(server, epoch).await?;
                 self.links.push(link);
             }
             let newest = self.links.iter().map(|link| link.epoch).max().unwrap_or(0);
-            if self.links.iter().all(|link| link.epoch == newest) {
-                break;
-            }
             // The others are about to go to the same checkpoint.
             epoch = newest;
+            if self.links.iter().any(|link| link.epoch < newest) {
+                continue;
+            }
+            // Every server has at least one block of most models; one that has none says u64::MAX.
+            self.next_step = self.links.iter().map(|link| link.next_step).min().unwrap_or(0);
+            if let Settled::Done = self.pull().await? {
+                return Ok(());
+            }
         }
-        // Every server has at least one block of most models; one that has none says u64::MAX.
-        self.next_step = self.links.iter().map(|link| link.next_step).min().unwrap_or(0);
-        self.pull()
     }
 
     /// Sends what the window of `server` lets through.
@@ -201,22 +202,27 @@ impl Session {
     }
 
     /// Takes answers until no block is owed; makes broken links anew and sends again what they owe.
-    fn settle(&mut self, step: u64) -> Result<Settled, ClientError> {
+    async fn settle(&mut self, step: u64) -> Result<Settled, ClientError> {
         let mut owed = self.owed.len();
         while owed > 0 {
-            match self.next_event()? {
-                Event::Block(block) if block.step == step && self.take(&block) => {
+            match self.next_event().await? {
+                // What an older stream still says is of a state that may be gone.
+                Event::Block { server, generation, block }
+                    if self.links[server as usize].generation == generation
+                        && block.step == step
+                        && self.take(&block) =>
+                {
                     owed -= 1;
-                    let server = self.layout.owner(block.block) as usize;
+                    let server = server as usize;
                     self.in_flight[server] = self.in_flight[server].saturating_sub(1);
                     self.send(step, server);
                 }
-                Event::Block(_) => {} // A second answer to a gradient that was sent again.
+                Event::Block { .. } => {} // A second answer to a gradient that was sent again.
                 Event::Broken { server, generation, status } => {
                     if self.links[server as usize].generation != generation {
                         continue;
                     }
-                    if let Settled::Rewound = self.reopen(server, &status)? {
+                    if let Settled::Rewound = self.reopen(server, &status).await? {
                         return Ok(Settled::Rewound);
                     }
                     let unanswered = self.layout.owned_by(server).rev().filter(|block| self.owed[*block as usize]);
@@ -229,12 +235,12 @@ impl Session {
         Ok(Settled::Done)
     }
 
-    fn next_event(&self) -> Result<Event, ClientError> {
+    async fn next_event(&mut self) -> Result<Event, ClientError> {
         loop {
-            match self.events.recv_timeout(INTERRUPTIBLE) {
-                Ok(event) => return Ok(event),
+            match tokio::time::timeout(INTERRUPTIBLE, self.events.recv()).await {
+                Ok(event) => return Ok(event.expect("the session holds a sender")),
                 Err(_) if self.config.interrupted() => return Err(ClientError::Interrupted),
-                Err(_) => {} // Nothing yet: the session holds a sender.
+                Err(_) => {} // Nothing yet.
             }
         }
     }
@@ -258,7 +264,7 @@ impl Session {
         taken
     }
 
-    fn open(&mut self, server: u32, epoch: u64) -> Result<Link, ClientError> {
+    async fn open(&mut self, server: u32, epoch: u64) -> Result<Link, ClientError> {
         self.generation += 1;
         let opening = Opening {
             config: &self.config,
@@ -270,33 +276,33 @@ impl Session {
             buffers: &self.buffers,
             events: &self.sender,
         };
-        let link = self.runtime.block_on(Link::open(&opening))?;
-        self.attendance.attend(&self.runtime, &self.config, link.host, link.channel());
+        let link = Link::open(&opening).await?;
+        self.attendance.attend(&self.config, link.host, link.channel());
         Ok(link)
     }
 
-    fn reopen(&mut self, server: u32, status: &Status) -> Result<Settled, ClientError> {
+    async fn reopen(&mut self, server: u32, status: &Status) -> Result<Settled, ClientError> {
         let address = self.config.servers[server as usize].clone();
         if !is_retryable(status) {
             return Err(ClientError::Refused { address, reason: status.message().to_owned() });
         }
         tracing::warn!(%address, reason = status.message(), "lost server {server}; connecting again");
         let epoch = self.links[server as usize].epoch;
-        let link = self.open(server, epoch)?;
+        let link = self.open(server, epoch).await?;
         tracing::info!(%address, "server {server} is back");
         let rewound = link.epoch > epoch;
         self.links[server as usize] = link;
         Ok(if rewound { Settled::Rewound } else { Settled::Done })
     }
 
-    fn pull(&mut self) -> Result<(), ClientError> {
+    async fn pull(&mut self) -> Result<Settled, ClientError> {
         for server in 0..self.links.len() as u32 {
             let blocks = loop {
-                match self.runtime.block_on(self.links[server as usize].pull(&self.config, server, &self.buffers)) {
+                match self.links[server as usize].pull(&self.config, server, &self.buffers).await {
                     Ok(blocks) => break blocks,
                     Err(status) => {
-                        if let Settled::Rewound = self.reopen(server, &status)? {
-                            return self.enter();
+                        if let Settled::Rewound = self.reopen(server, &status).await? {
+                            return Ok(Settled::Rewound);
                         }
                     }
                 }
@@ -309,6 +315,6 @@ impl Session {
             }
         }
         self.owed.fill(false);
-        Ok(())
+        Ok(Settled::Done)
     }
 }

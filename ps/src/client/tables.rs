@@ -166,7 +166,7 @@ async fn open(
     server: u32,
 ) -> Result<(SparseTablesClient<Channel>, u64), Failure> {
     let address = &config.servers[server as usize];
-    let channel = connect(address).await?;
+    let channel = connect(&config.network, address).await?;
     let mut client = SparseTablesClient::new(channel).max_decoding_message_size(MAX_MESSAGE);
     let tables = specs.iter().map(proto::TableSpec::from).collect();
     let reply = client.open_tables(OpenTablesRequest { trainer: Some(config.id()), tables }).await?.into_inner();

@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
 
 use super::command::{Command, Standing, Update};
+use super::exchange::empty;
 use super::metrics::Metrics;
 use super::mirror::{Frames, Mirror};
 use super::peer::{Answer, Gradient, Peer};
@@ -112,7 +113,9 @@ impl Block {
                 let _ = reply.send((!self.values.is_empty()).then(|| (self.version, self.values.clone())));
             }
             Command::NextStep(trainer, reply) => {
-                let _ = reply.send((self.rule.next_step(trainer), !self.values.is_empty()));
+                // What it gave to the open round is not in the values: a successor gives the same step again, and
+                // waits for the round like everybody else.
+                let _ = reply.send((self.rule.settled(trainer), !self.values.is_empty()));
             }
             Command::Finish(trainer) => {
                 self.rule.finish(trainer);
@@ -230,8 +233,7 @@ impl Block {
             return; // The trainer's stream has been ended.
         }
         if self.values.is_empty() {
-            return peer
-                .refuse(Status::failed_precondition(format!("block {block} has no values yet; push them first")));
+            return peer.refuse(empty(block));
         }
         let mut gradient = Some(gradient);
         if self.plan.recipe.non_finite != NonFinite::Pass

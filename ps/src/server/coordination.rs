@@ -1,11 +1,11 @@
 //! The `Coordination` service: members and progress.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use tonic::{Request, Response, Status};
 
 use super::shared::{Shared, trainer};
+use crate::clock::now;
 use crate::layout::{Layout, TensorSpec};
 use crate::proto;
 
@@ -24,14 +24,14 @@ impl proto::coordination_server::Coordination for Coordination {
             return Err(Status::unavailable("the servers are looking for the newest checkpoint"));
         }
         if tensors.is_empty() {
-            self.0.members().join(&id, tensors, request.total_steps, Instant::now())?;
+            self.0.members().join(&id, tensors, request.total_steps, now())?;
             tracing::info!(trainer = id.index, incarnation = id.incarnation, "joined, without parameters of its own");
             let (server, servers) = (config.index, config.servers);
             return Ok(Response::new(proto::JoinReply { server, servers, ..Default::default() }));
         }
         let layout = Layout::new(&tensors, config.servers as usize)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
-        self.0.members().join(&id, tensors.clone(), request.total_steps, Instant::now())?;
+        self.0.members().join(&id, tensors.clone(), request.total_steps, now())?;
         let store = self.0.store_for(layout, &tensors);
         // A trainer that asks for no blocks only takes part; who leads them is not its matter.
         let shard = if request.shard.is_some() { self.0.shard(request.shard)? } else { config.index };
@@ -57,7 +57,7 @@ impl proto::coordination_server::Coordination for Coordination {
         let id = trainer(request.trainer.clone())?;
         let done = {
             let mut members = self.0.members();
-            members.leave(&request, &id, Instant::now())?;
+            members.leave(&request, &id, now())?;
             members.done()
         };
         tracing::info!(trainer = id.index, incarnation = id.incarnation, finished = request.finished, "left");
@@ -82,7 +82,7 @@ impl proto::coordination_server::Coordination for Coordination {
     ) -> Result<Response<proto::HeartbeatReply>, Status> {
         let request = request.into_inner();
         let id = trainer(request.trainer)?;
-        let (mut members, now) = (self.0.members(), Instant::now());
+        let (mut members, now) = (self.0.members(), now());
         members.report(&id, request.examples, request.metrics, now)?;
         if request.step > 0 {
             members.gave(id.index, request.step - 1, now);
@@ -91,7 +91,7 @@ impl proto::coordination_server::Coordination for Coordination {
     }
 
     async fn status(&self, _: Request<proto::StatusRequest>) -> Result<Response<proto::StatusReply>, Status> {
-        let mut status = self.0.members().status(Instant::now());
+        let mut status = self.0.members().status(now());
         status.staleness = self.0.metrics.staleness_counts();
         if let Some(replication) = &self.0.replication {
             status.warnings.extend(replication.warnings(self.0.store().is_ok()));

@@ -5,7 +5,6 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -17,6 +16,7 @@ use tonic::server::NamedService;
 use super::peer::{Answer, Peer};
 use super::shared::{Shared, trainer};
 use super::store::Store;
+use crate::clock::now;
 use crate::proto::{self, exchange_request::Message};
 use crate::wire::{Outgoing, Reader, frame};
 
@@ -113,15 +113,12 @@ fn push(shared: Arc<Shared>, reader: Reader) -> Result<Receiver, Status> {
 async fn send_blocks(shared: &Shared, mut reader: Reader, answers: &Answers) -> Result<(), Status> {
     let request: proto::PullRequest =
         reader.message().await?.ok_or_else(|| Status::invalid_argument("a Pull needs one PullRequest"))?;
-    shared.members().hear(&trainer(request.trainer)?, Instant::now())?;
+    shared.members().hear(&trainer(request.trainer)?, now())?;
     let store = shared.store()?;
     let blocks: Vec<u32> =
         if request.blocks.is_empty() { store.shard(shared.shard(request.shard)?).collect() } else { request.blocks };
     for block in blocks {
-        let (version, values) = store
-            .read(block)
-            .await?
-            .ok_or_else(|| Status::failed_precondition(format!("block {block} has no values yet; push them first")))?;
+        let (version, values) = store.read(block).await?.ok_or_else(|| empty(block))?;
         let start = store.layout().range(block).start;
         let answer = Answer { step: 0, block, version, start, values: &values };
         if answers.send(Ok(answer.encode(&shared.recipe))).await.is_err() {
@@ -136,13 +133,19 @@ async fn take_values(shared: &Shared, mut reader: Reader) -> Result<proto::PushR
     let (mut known, mut initialized) = (false, 0);
     while let Some(push) = reader.message::<proto::PushRequest>().await? {
         if !known {
-            shared.members().hear(&trainer(push.trainer)?, Instant::now())?;
+            shared.members().hear(&trainer(push.trainer)?, now())?;
             known = true;
         }
         shared.shard(Some(store.layout().owner(push.block)))?;
         initialized += u32::from(store.initialize(push.block, push.codec, push.payload).await?);
     }
     Ok(proto::PushReply { initialized })
+}
+
+/// Not the last word: whoever joins again is told which blocks to fill. The servers may have gone back to nothing
+/// since a trainer filled this one.
+pub fn empty(block: u32) -> Status {
+    Status::aborted(format!("block {block} has no values yet; push them first"))
 }
 
 /// Hands over a trainer's gradients until its stream ends, or is ended from here.
@@ -152,7 +155,7 @@ async fn read_gradients(shared: &Shared, mut reader: Reader, answers: Answers) -
         return Err(Status::invalid_argument("the first message of a training stream must be Open"));
     };
     let id = trainer(open.trainer)?;
-    shared.members().hear(&id, Instant::now())?;
+    shared.members().hear(&id, now())?;
     if open.epoch != shared.recovery.epoch() {
         return Err(Status::aborted("the servers went to a checkpoint since this trainer joined; join again"));
     }
@@ -162,20 +165,18 @@ async fn read_gradients(shared: &Shared, mut reader: Reader, answers: Answers) -
     let peer = Peer::new(id.index, open.epoch, answers, memory, end.clone());
     loop {
         let message = tokio::select! {
-            message = reader.message::<proto::ExchangeRequest>() => message?,
+            biased;
             () = end.cancelled() => return Err(Status::aborted("the server has ended this stream")),
+            message = reader.message::<proto::ExchangeRequest>() => message?,
         };
         let Some(message) = message else { return Ok(()) };
         let Some(Message::Gradient(gradient)) = message.message else {
             return Err(Status::invalid_argument("expected a gradient block; Open comes once, at the start"));
         };
-        {
-            let now = Instant::now();
-            let mut members = shared.members();
-            members.hear(&id, now)?;
-            members.gave(id.index, gradient.step, now);
-        }
+        shared.members().hear(&id, now())?;
         shared.metrics.gradient(gradient.payload.len());
+        let step = gradient.step;
         store.gradient(&peer, gradient).await?;
+        shared.members().gave(id.index, step, now());
     }
 }

@@ -5,7 +5,6 @@ use std::fmt::Write as _;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use axum::Router;
 use axum::extract::State;
@@ -13,6 +12,7 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 
 use super::shared::Shared;
+use crate::clock::now;
 use crate::sparse::TableCounts;
 use crate::staleness::Histogram;
 
@@ -74,7 +74,7 @@ pub async fn serve(
 }
 
 fn render(shared: &Shared) -> String {
-    let status = shared.members().status(Instant::now());
+    let status = shared.members().status(now());
     let mut text = String::new();
     let mut family = |name: &str, kind: &str, help: &str, rows: &[(String, f64)]| {
         // Writing to a String cannot fail.

@@ -19,23 +19,28 @@ mod sum;
 mod tables;
 
 use std::future::Future;
+use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use psjobs_api::{Environment, ReplicaResult, Training};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
-use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::TcpListenerStream;
+use tokio_stream::{Stream, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::service::Routes;
 use tonic::transport::Server;
+use tonic::transport::server::Connected;
 
 pub use membership::Patience;
 pub(crate) use recipe::Recipe;
 pub use recovery::CheckpointConfig;
 pub(crate) use sum::finite;
 
+use crate::clock::now;
+use crate::network::Network;
 use crate::proto;
 use proto::coordination_server::CoordinationServer;
 use proto::recovery_server::RecoveryServer;
@@ -64,6 +69,8 @@ pub struct ServerConfig {
     pub checkpoint: Option<CheckpointConfig>,
     /// Where `/metrics`, `/healthz` and `/readyz` are served, if anywhere.
     pub metrics: Option<TcpListener>,
+    /// What the other servers are reached through.
+    pub network: Network,
     /// Further gRPC services on the same port.
     pub services: Routes,
     /// Cancelled when the server begins to end, so that those services end their streams.
@@ -85,6 +92,7 @@ impl ServerConfig {
             replicas: if environment.replication_factor > 1 { environment.servers.clone() } else { Vec::new() },
             checkpoint: CheckpointConfig::new(environment),
             metrics: None,
+            network: Network::default(),
             services: Routes::default(),
             ending: CancellationToken::new(),
         }
@@ -137,6 +145,22 @@ const WINDOW: u32 = 4 * 1024 * 1024;
 /// If the service breaks, the trainers abandon the server, or it is stopped early.
 pub async fn run(
     listener: TcpListener,
+    config: ServerConfig,
+    shutdown: impl Future<Output = ()>,
+) -> Result<ReplicaResult, ServerError> {
+    let incoming = TcpListenerStream::new(listener).map(|stream| {
+        // Answers are written whole; waiting to fill packets would only delay them.
+        stream.inspect(|stream| drop(stream.set_nodelay(true)))
+    });
+    run_on(incoming, config, shutdown).await
+}
+
+/// As [`run`], on connections from wherever they come.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_on<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static>(
+    incoming: impl Stream<Item = io::Result<S>>,
     mut config: ServerConfig,
     shutdown: impl Future<Output = ()>,
 ) -> Result<ReplicaResult, ServerError> {
@@ -153,7 +177,7 @@ pub async fn run(
             }
         });
     }
-    let serving = serve_grpc(listener, &shared, services, stopped(&stop));
+    let serving = serve_grpc(incoming, &shared, services, stopped(&stop));
     let replicating = shared.clone();
     let mut replicating = AbortOnDropHandle::new(tokio::spawn(async move { replication::run(&replicating).await }));
     let training_over = CancellationToken::new();
@@ -162,18 +186,21 @@ pub async fn run(
     let mut kept = false;
     let ended = async {
         tokio::select! {
+            biased;
             () = shared.done.notified() => Ok(()),
             why = abandoned(&shared) => Err(ServerError::Abandoned(why)),
             Ok(lost) = &mut replicating => Err(lost),
             () = shutdown => {
                 goodbye(&shared).await;
-                Err(ServerError::Stopped)
+                // Whoever is started in its place would wait for trainers that are done.
+                if shared.members().done() { Ok(()) } else { Err(ServerError::Stopped) }
             }
         }
     };
     tokio::pin!(ended);
     let outcome = loop {
         tokio::select! {
+            biased;
             served = &mut serving => return served.and(Err(ServerError::Stopped)),
             recovered = &mut recovering, if !kept => match recovered {
                 Ok(()) => kept = true,
@@ -185,6 +212,7 @@ pub async fn run(
     training_over.cancel();
     if !kept && !matches!(outcome, Err(ServerError::Checkpoint(_))) {
         tokio::select! {
+            biased;
             served = &mut serving => return served.and(Err(ServerError::Stopped)),
             recovered = &mut recovering => recovered?,
         }
@@ -201,8 +229,8 @@ pub async fn run(
     })
 }
 
-async fn serve_grpc(
-    listener: TcpListener,
+async fn serve_grpc<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static>(
+    incoming: impl Stream<Item = io::Result<S>>,
     shared: &Arc<Shared>,
     services: Routes,
     stop: impl Future<Output = ()>,
@@ -210,14 +238,8 @@ async fn serve_grpc(
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<CoordinationServer<coordination::Coordination>>().await;
     health.set_serving::<exchange::Service>().await;
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
-        .build_v1()
-        .map_err(ServerError::Reflection)?;
-    let incoming = TcpListenerStream::new(listener).map(|stream| {
-        // Answers are written whole; waiting to fill packets would only delay them.
-        stream.inspect(|stream| drop(stream.set_nodelay(true)))
-    });
+    let reflection =
+        || tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(proto::DESCRIPTORS);
     Server::builder()
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(2 * WINDOW)
@@ -226,7 +248,9 @@ async fn serve_grpc(
         .http2_keepalive_timeout(Some(Duration::from_secs(20)))
         .add_routes(services)
         .add_service(health_service)
-        .add_service(reflection)
+        .add_service(reflection().build_v1().map_err(ServerError::Reflection)?)
+        // What clients of other languages still ask for.
+        .add_service(reflection().build_v1alpha().map_err(ServerError::Reflection)?)
         .add_service(replication::Service(shared.clone()))
         .add_service(RecoveryServer::new(recovery::Service(shared.clone())))
         .add_service(CoordinationServer::new(coordination::Coordination(shared.clone())))
@@ -262,7 +286,7 @@ async fn abandoned(shared: &Shared) -> String {
     let mut ticks = tokio::time::interval(LOOK);
     loop {
         ticks.tick().await;
-        let now = Instant::now();
+        let now = now();
         let (news, why) = {
             let mut members = shared.members();
             (members.look(now), members.abandoned(now))

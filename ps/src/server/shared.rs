@@ -1,9 +1,8 @@
 //! What the services of one server share: the members, the blocks once the model is known, and the
 //! open streams.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
 
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -18,6 +17,7 @@ use super::recipe::Recipe;
 use super::recovery::Recovery;
 use super::replication::Replication;
 use super::store::{Start, Store};
+use crate::clock::now;
 use crate::layout::{Layout, TensorSpec};
 use crate::proto;
 use crate::shm::{self, Mapping, Offer};
@@ -45,13 +45,12 @@ pub struct Shared {
     /// Rung when the model is known.
     model: Notify,
     /// By trainer and shard.
-    streams: Mutex<HashMap<(u32, u32), CancellationToken>>,
+    streams: Mutex<BTreeMap<(u32, u32), CancellationToken>>,
 }
 
 impl Shared {
     pub fn new(config: ServerConfig) -> Arc<Self> {
-        let membership =
-            Membership::new(config.job_uid.clone(), config.trainers, config.patience.clone(), Instant::now());
+        let membership = Membership::new(config.job_uid.clone(), config.trainers, config.patience.clone(), now());
         let shared_memory = config.shared_memory.then(shm::offer).and_then(|offer| {
             offer.inspect_err(|error| tracing::warn!(%error, "no shared memory; trainers of this host use TCP")).ok()
         });

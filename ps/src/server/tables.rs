@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
 
 use tonic::{Request, Response, Status};
 
 use super::shared::{Shared, trainer};
+use crate::clock::now;
 use crate::proto::sparse_tables_server::{self, SparseTablesServer};
 use crate::proto::{
     OpenTablesReply, OpenTablesRequest, PullRowsReply, PullRowsRequest, PushRowsReply, PushRowsRequest,
@@ -28,7 +28,7 @@ impl sparse_tables_server::SparseTables for Service {
     async fn open_tables(&self, request: Request<OpenTablesRequest>) -> Result<Response<OpenTablesReply>, Status> {
         let request = request.into_inner();
         let id = trainer(request.trainer)?;
-        self.0.members().hear(&id, Instant::now())?;
+        self.0.members().hear(&id, now())?;
         let specs: Vec<TableSpec> = request.tables.into_iter().map(TableSpec::from).collect();
         let tables = self.tables_for(specs, id.index)?;
         let next_step = tables.next_step(id.index).await?;
@@ -39,7 +39,7 @@ impl sparse_tables_server::SparseTables for Service {
     async fn pull_rows(&self, request: Request<PullRowsRequest>) -> Result<Response<PullRowsReply>, Status> {
         let PullRowsRequest { trainer: id, wanted } = request.into_inner();
         let id = trainer(id)?;
-        self.0.members().hear(&id, Instant::now())?;
+        self.0.members().hear(&id, now())?;
         let wanted: Vec<Pull> =
             wanted.into_iter().map(|wanted| Pull { table: wanted.table, keys: wanted.keys }).collect();
         let rows = self.tables()?.pull(id.index, &wanted).await?;
@@ -50,7 +50,7 @@ impl sparse_tables_server::SparseTables for Service {
         let PushRowsRequest { trainer: id, step, tables } = request.into_inner();
         let id = trainer(id)?;
         {
-            let (mut members, now) = (self.0.members(), Instant::now());
+            let (mut members, now) = (self.0.members(), now());
             members.hear(&id, now)?;
             members.gave(id.index, step, now);
         }

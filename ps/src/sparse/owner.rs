@@ -34,6 +34,7 @@ pub async fn own(mut shard: Shard<oneshot::Sender<()>>, mut commands: mpsc::Rece
     let mut told = vec![Holding::default(); shard.holdings().count()];
     loop {
         tokio::select! {
+            biased;
             command = commands.recv() => match command {
                 Some(command) => handle(&mut shard, command),
                 None => return,

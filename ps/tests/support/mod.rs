@@ -10,6 +10,7 @@ use std::time::Duration;
 use psjobs_api::ReplicaResult;
 use psjobs_api::training::{Compression, Consistency, ConsistencyMode, Optimizer, Training};
 use psjobs_ps::client::{Session, SessionConfig, TensorSpec};
+use psjobs_ps::network::Network;
 use psjobs_ps::server::{self, Patience, ServerConfig, ServerError};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -63,6 +64,7 @@ pub fn config(index: u32, servers: u32, trainers: u32, mode: ConsistencyMode) ->
         replicas: Vec::new(),
         checkpoint: None,
         metrics: None,
+        network: Network::default(),
         services: Routes::default(),
         ending: CancellationToken::new(),
     }
@@ -107,6 +109,7 @@ pub fn session_config(trainer: u32, servers: Vec<String>) -> SessionConfig {
         shared_memory: true,
         replication_factor: 1,
         compression: Compression::default(),
+        network: Network::default(),
         interrupt: Arc::default(),
     }
 }

@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use futures::future::try_join_all;
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
@@ -18,6 +18,7 @@ use super::part::on_disk;
 use super::{CheckpointConfig, LastCheckpoint};
 use crate::checkpoint::format::{FORMAT, PartEntry};
 use crate::checkpoint::{Catalog, Checkpoint, Manifest, export, write};
+use crate::network::Network;
 use crate::proto;
 use crate::proto::recovery_client::RecoveryClient;
 use crate::server::ServerError;
@@ -55,6 +56,7 @@ pub async fn lead(
         leader.take_over().await;
     } else {
         tokio::select! {
+            biased;
             recovered = leader.recover(resume) => recovered?,
             () = training.cancelled() => return Ok(()),
         }
@@ -63,12 +65,14 @@ pub async fn lead(
         // What this job has written is always its own to go on from.
         resume |= shared.recovery.newest().is_some();
         tokio::select! {
+            biased;
             Some(newcomer) = arrivals.recv() => {
                 if newcomer.given {
                     leader.instances.insert(newcomer.server, newcomer.instance);
                 } else if leader.instances.get(&newcomer.server) != Some(&newcomer.instance) {
                     tracing::warn!("server {} has started anew; all servers go back to the newest checkpoint", newcomer.server);
                     tokio::select! {
+                        biased;
                         recovered = leader.recover(resume) => recovered?,
                         () = training.cancelled() => return Ok(()),
                     }
@@ -78,6 +82,7 @@ pub async fn lead(
             }
             _ = ticks.tick() => {
                 let kept = tokio::select! {
+                    biased;
                     kept = leader.keep(false) => kept,
                     // The step that was to be kept may never come.
                     () = training.cancelled() => break,
@@ -118,10 +123,14 @@ impl Leader<'_> {
             let epoch =
                 SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |age| age.as_micros() as u64);
             let request = proto::RestoreRequest { job_uid: self.shared.config.job_uid.clone(), epoch, step };
-            let restored = (0..).zip(&self.config.servers).map(|(server, address)| {
-                let request = request.clone();
-                async move { restore(server, address, request).await.map(|instance| (server, instance)) }
-            });
+            let config = &self.shared.config;
+            let restored =
+                (0..).zip(&self.config.servers).map(|(server, address)| {
+                    let request = request.clone();
+                    async move {
+                        restore(&config.network, server, address, request).await.map(|instance| (server, instance))
+                    }
+                });
             match try_join_all(restored).await {
                 Ok(instances) => {
                     self.instances = instances.into_iter().collect();
@@ -185,10 +194,13 @@ impl Leader<'_> {
             version,
             last,
         };
-        let parts = config.servers.iter().map(|address| {
-            let request = request.clone();
-            async move { Ok::<_, Status>(client(address)?.snapshot(request).await?.into_inner()) }
-        });
+        let parts =
+            config.servers.iter().map(|address| {
+                let request = request.clone();
+                async move {
+                    Ok::<_, Status>(client(&shared.config.network, address)?.snapshot(request).await?.into_inner())
+                }
+            });
         let parts = tokio::time::timeout(WRITE, try_join_all(parts)).await;
         let parts = parts.map_err(|_| Status::deadline_exceeded("a server did not write its part in time"))?;
         let parts = parts.inspect_err(|status| {
@@ -233,11 +245,11 @@ impl Leader<'_> {
 }
 
 /// Restores one server, waiting for it if it is away; its instance.
-async fn restore(server: u32, address: &str, request: proto::RestoreRequest) -> Result<u64, Status> {
+async fn restore(network: &Network, server: u32, address: &str, request: proto::RestoreRequest) -> Result<u64, Status> {
     insist(&format!("server {server}"), || {
         let request = request.clone();
         async move {
-            match client(address)?.restore(request).await {
+            match client(network, address)?.restore(request).await {
                 Ok(reply) => Ok(Ok(reply.into_inner().instance)),
                 Err(status) if is_final(&status) => Ok(Err(status)),
                 Err(status) => Err(status),
@@ -269,10 +281,10 @@ pub(super) async fn insist<T, F: Future<Output = Result<T, Status>>>(who: &str, 
 }
 
 /// A client that connects at its first call.
-pub(super) fn client(address: &str) -> Result<RecoveryClient<Channel>, Status> {
+pub(super) fn client(network: &Network, address: &str) -> Result<RecoveryClient<Channel>, Status> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(|_| Status::invalid_argument(format!("{address:?} is not the address of a server")))?;
-    Ok(RecoveryClient::new(endpoint.connect_timeout(Duration::from_secs(5)).connect_lazy()))
+    Ok(RecoveryClient::new(network.connect_lazy(&endpoint.connect_timeout(Duration::from_secs(5)))))
 }
 
 fn internal(error: write::WriteError) -> Status {

@@ -170,6 +170,7 @@ pub async fn run(shared: &Arc<Shared>, training: CancellationToken) -> Result<()
     let Some(config) = &shared.config.checkpoint else { return Ok(()) };
     let given = match &shared.replication {
         Some(replication) => tokio::select! {
+            biased;
             given = replication.settled() => given,
             () = training.cancelled() => return Ok(()),
         },
@@ -180,6 +181,7 @@ pub async fn run(shared: &Arc<Shared>, training: CancellationToken) -> Result<()
     }
     let last = shared.recovery.last_written.notified();
     tokio::select! {
+        biased;
         () = follow(shared, config, given) => training.cancelled().await,
         () = training.cancelled() => {}
     }
@@ -195,7 +197,7 @@ async fn follow(shared: &Shared, config: &CheckpointConfig, given: bool) {
     let (job_uid, instance) = (shared.config.job_uid.clone(), recovery.instance);
     let request = proto::RecoverRequest { job_uid, server, instance, given };
     lead::insist("server 0", || async {
-        let mut client = lead::client(&config.servers[0])?;
+        let mut client = lead::client(&shared.config.network, &config.servers[0])?;
         client.recover(request.clone()).await.map(drop)
     })
     .await;

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use futures::future::join_all;
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 use super::{LastCheckpoint, RecoveryError};
 use crate::checkpoint::format::{FORMAT, PartEntry};
@@ -142,7 +143,11 @@ fn unusable(folder: &Path, why: String) -> RecoveryError {
     RecoveryError::Unusable { folder: folder.to_owned(), why }
 }
 
-/// Runs `work` where waiting for a disk delays nobody.
+/// Runs `work` where waiting for a disk delays nobody. A runtime of one thread is a simulation's or a test's:
+/// there the work is done at once, so that what follows does not depend on how long the disk takes.
 pub async fn on_disk<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    if Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread {
+        return work();
+    }
     tokio::task::spawn_blocking(work).await.expect("disk work does not panic and is not cancelled")
 }

@@ -1,12 +1,11 @@
 //! The backup's side of a shard: takes the model, the blocks and every update from the primary.
 
-use std::time::Instant;
-
 use tokio::sync::mpsc;
 use tonic::Status;
 use tonic::transport::Endpoint;
 
 use super::{Replication, Role};
+use crate::clock::now;
 use crate::layout::{Layout, TensorSpec};
 use crate::proto::{self, follow_request::Message};
 use crate::server::shared::Shared;
@@ -19,6 +18,7 @@ const WINDOW: u32 = 8 * 1024 * 1024;
 pub async fn follow(shared: &Shared, replication: &Replication, shard: u32) -> Result<(), Status> {
     let end = replication.open_stream(shard, None);
     let followed = tokio::select! {
+        biased;
         followed = take(shared, replication, shard) => followed,
         () = end.cancelled() => Ok(()),
     };
@@ -28,15 +28,13 @@ pub async fn follow(shared: &Shared, replication: &Replication, shard: u32) -> R
 
 async fn take(shared: &Shared, replication: &Replication, shard: u32) -> Result<(), Status> {
     let address = &replication.servers[replication.other(shard) as usize];
-    let channel = Endpoint::from_shared(format!("http://{address}"))
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(|_| Status::invalid_argument(format!("{address:?} is not the address of a server")))?
         .tcp_nodelay(true)
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(2 * WINDOW)
-        .max_frame_size(MAX_FRAME)
-        .connect()
-        .await
-        .map_err(|error| Status::from_error(error.into()))?;
+        .max_frame_size(MAX_FRAME);
+    let channel = replication.network.connect(&endpoint).await.map_err(|error| Status::from_error(error.into()))?;
     let held = match shared.store() {
         Ok(store) => store.held(shard).await,
         Err(_) => Vec::new(),
@@ -62,7 +60,7 @@ async fn take(shared: &Shared, replication: &Replication, shard: u32) -> Result<
             replication.change(shard, |shard| shard.role = Role::Backup { complete: true });
         } else {
             {
-                let (mut members, now) = (shared.members(), Instant::now());
+                let (mut members, now) = (shared.members(), now());
                 replica.next_steps.iter().for_each(|next| members.gave(next.trainer, next.step.saturating_sub(1), now));
             }
             shared.store()?.follow(replica, &acknowledgements).await?;
@@ -83,7 +81,7 @@ async fn adopt(shared: &Shared, replication: &Replication, shard: u32, model: pr
         let done = {
             let mut members = shared.members();
             members.adopt(&tensors).map_err(Status::invalid_argument)?;
-            members.adopt_roster(&model.roster, Instant::now());
+            members.adopt_roster(&model.roster, now());
             members.done()
         };
         let store = shared.store_for(layout, &tensors);

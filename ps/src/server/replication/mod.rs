@@ -11,7 +11,6 @@ use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Endpoint;
@@ -20,6 +19,7 @@ use tonic::{Request, Status};
 use super::command::Standing;
 use super::shared::Shared;
 use super::{ServerConfig, ServerError};
+use crate::network::Network;
 use crate::proto;
 use crate::proto::replication_client::ReplicationClient;
 
@@ -37,6 +37,7 @@ pub struct Replication {
     instance: u64,
     index: u32,
     servers: Vec<String>,
+    network: Network,
     shards: Mutex<BTreeMap<u32, Shard>>,
     /// Rung at every change of a shard.
     changed: Notify,
@@ -70,6 +71,7 @@ impl Replication {
             instance: rand::random(),
             index: config.index,
             servers: config.replicas.clone(),
+            network: config.network.clone(),
             shards: Mutex::new([config.index, before].map(|number| (number, shard.clone())).into()),
             changed: Notify::new(),
         })
@@ -215,15 +217,15 @@ impl Replication {
     /// Asks the other holder of `shard`, after a look at whether it is there.
     async fn look(&self, shard: u32, job_uid: &str) -> Evidence {
         let address = &self.servers[self.other(shard) as usize];
-        match tokio::time::timeout(ANSWER, TcpStream::connect(address)).await {
+        match tokio::time::timeout(ANSWER, self.network.probe(address)).await {
             Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused => return Evidence::Gone,
-            Ok(Ok(_)) => {}
+            Ok(Ok(())) => {}
             _ => return Evidence::Silent,
         }
         let request = proto::GreetRequest { job_uid: job_uid.to_owned(), shard, instance: self.instance };
         let greet = async {
             let endpoint = Endpoint::from_shared(format!("http://{address}")).ok()?;
-            let mut client = ReplicationClient::new(endpoint.connect().await.ok()?);
+            let mut client = ReplicationClient::new(self.network.connect(&endpoint).await.ok()?);
             client.greet(Request::new(request)).await.ok().map(|reply| reply.into_inner().role())
         };
         tokio::time::timeout(ANSWER, greet).await.ok().flatten().map_or(Evidence::Silent, Evidence::Is)

@@ -100,6 +100,7 @@ async fn serve(shared: &Shared, mut reader: Reader, backup: &Frames) -> Result<(
     let end = replication.open_stream(open.shard, Some(open.instance));
     replication.change(open.shard, |shard| shard.role = Role::Primary { alone: false });
     let served = tokio::select! {
+        biased;
         served = give(shared, replication, &open, &mut reader, backup) => served,
         () = end.cancelled() => Err(Status::aborted("the primary has ended this stream; follow again")),
     };

@@ -1,0 +1,100 @@
+//! How a process reaches the servers: over TCP, or through a [`Dial`] that whoever starts it brings along,
+//! as the simulation of whole jobs does. Deadlines, windows and keep-alive are the endpoint's.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::Uri;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tonic::transport::{Channel, Endpoint, Error};
+use tower::Service;
+
+/// The bytes of one connection.
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// A connection that is being made.
+pub type Dialing = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send>>;
+
+/// Makes connections.
+pub trait Dial: Send + Sync {
+    /// Connects to the server at `address`, which is `host:port`.
+    fn dial(&self, address: &str) -> Dialing;
+}
+
+/// What connections are made through.
+#[derive(Clone, Default)]
+pub enum Network {
+    /// The system's TCP.
+    #[default]
+    Tcp,
+    /// Something else.
+    Other(Arc<dyn Dial>),
+}
+
+impl Network {
+    /// Connects to `endpoint`.
+    ///
+    /// # Errors
+    /// If nobody answers there in time.
+    pub async fn connect(&self, endpoint: &Endpoint) -> Result<Channel, Error> {
+        match self {
+            Self::Tcp => endpoint.connect().await,
+            Self::Other(dial) => endpoint.connect_with_connector(Connector(dial.clone())).await,
+        }
+    }
+
+    /// Whether somebody listens at `address`, which is `host:port`.
+    ///
+    /// # Errors
+    /// What the try ended with.
+    pub async fn probe(&self, address: &str) -> io::Result<()> {
+        match self {
+            Self::Tcp => TcpStream::connect(address).await.map(drop),
+            Self::Other(dial) => dial.dial(address).await.map(drop),
+        }
+    }
+
+    /// A channel that connects to `endpoint` at its first call.
+    #[must_use]
+    pub fn connect_lazy(&self, endpoint: &Endpoint) -> Channel {
+        match self {
+            Self::Tcp => endpoint.connect_lazy(),
+            Self::Other(dial) => endpoint.connect_with_connector_lazy(Connector(dial.clone())),
+        }
+    }
+}
+
+impl fmt::Debug for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "Tcp",
+            Self::Other(_) => "Other",
+        })
+    }
+}
+
+/// A [`Dial`] as the transport wants it.
+struct Connector(Arc<dyn Dial>);
+
+impl Service<Uri> for Connector {
+    type Response = TokioIo<Box<dyn Stream>>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let dialing = self.0.dial(uri.authority().map_or("", |authority| authority.as_str()));
+        Box::pin(async move { dialing.await.map(TokioIo::new) })
+    }
+}
