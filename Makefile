@@ -33,7 +33,11 @@ build: ## compile psjobs, psjobs-worker and psjobs-operator for use
 test: mnist ## run every test that needs no cluster
 	$(WITH_LIBTORCH) $(CARGO) build --locked --workspace --bins --tests
 	$(WITH_LIBTORCH) PSJOBS_WORKER=$(abspath $(TARGET))/debug/psjobs-worker $(CARGO) test --locked --workspace
-	$(MAKE) --no-print-directory chart
+	$(MAKE) --no-print-directory test-foreign chart
+
+.PHONY: test-foreign
+test-foreign: ## drive the parameter server with a client in Python
+	export PYTHONPATH=$$(scripts/grpcio.sh); $(CARGO) test --locked --workspace --test foreign_client -- --include-ignored
 
 .PHONY: chart
 chart: ## check the Helm chart, where helm is installed
