@@ -41,6 +41,8 @@ pub const PSJOB_INCARNATION: &str = "PSJOB_INCARNATION";
 pub const PSJOB_CHECKPOINT_DIR: &str = "PSJOB_CHECKPOINT_DIR";
 /// How often and how many, as JSON.
 pub const PSJOB_CHECKPOINT: &str = "PSJOB_CHECKPOINT";
+/// Folder with ca.crt, tls.crt and tls.key; the job's processes then talk TLS.
+pub const PSJOB_TLS_DIR: &str = "PSJOB_TLS_DIR";
 /// File that takes the [`ReplicaResult`](crate::ReplicaResult) at the end.
 pub const PSJOB_RESULT_FILE: &str = "PSJOB_RESULT_FILE";
 
@@ -109,6 +111,8 @@ pub struct Environment {
     pub result_file: Option<String>,
     /// Where the servers keep the job's state, if anywhere.
     pub checkpoint: Option<Checkpoint>,
+    /// Folder with the certificates for TLS, if the job's processes talk so.
+    pub tls_folder: Option<String>,
 }
 
 /// Where and how the servers keep the job's state.
@@ -197,6 +201,7 @@ impl Environment {
         if self.replication_factor > 1 {
             vars.push((PSJOB_REPLICATION_FACTOR, self.replication_factor.to_string()));
         }
+        vars.extend(self.tls_folder.clone().map(|folder| (PSJOB_TLS_DIR, folder)));
         vars.extend(self.result_file.clone().map(|file| (PSJOB_RESULT_FILE, file)));
         vars.sort_unstable();
         vars
@@ -245,6 +250,7 @@ impl Environment {
             local_rank: vars.number_or(LOCAL_RANK, 0)?,
             result_file: lookup(PSJOB_RESULT_FILE).filter(|file| !file.is_empty()),
             checkpoint: parse_checkpoint(lookup(PSJOB_CHECKPOINT_DIR), lookup(PSJOB_CHECKPOINT))?,
+            tls_folder: lookup(PSJOB_TLS_DIR).filter(|folder| !folder.is_empty()),
         };
         for (name, want) in [(RANK, environment.rank()), (WORLD_SIZE, environment.world_size())] {
             let found = vars.number_or(name, want)?;
@@ -330,6 +336,7 @@ mod tests {
             local_rank: 0,
             result_file: Some("/dev/termination-log".into()),
             checkpoint: Some(Checkpoint { folder: "/checkpoints".into(), policy: CheckpointPolicy::default() }),
+            tls_folder: Some("/etc/psjobs/tls".into()),
         }
     }
 

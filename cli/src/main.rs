@@ -1,6 +1,7 @@
 //! The user's command: runs, checks and measures ParameterServerJobs on this machine.
 
 mod bench;
+mod certificates;
 mod compare;
 mod manifest;
 mod run;
@@ -25,6 +26,7 @@ enum Command {
     Validate(validate::ValidateArgs),
     Bench(bench::BenchArgs),
     Compare(compare::CompareArgs),
+    Certificates(certificates::CertificatesArgs),
     /// Ends what `run` leaves behind if it is killed
     #[command(name = run::guard::COMMAND, hide = true)]
     Guard,
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         Command::Validate(args) => args.run(),
         Command::Bench(args) => args.run(),
         Command::Compare(args) => args.run(),
+        Command::Certificates(args) => args.run(),
         Command::Guard => Ok(run::guard::main()),
     };
     done.unwrap_or_else(|error| {

@@ -18,4 +18,5 @@ pub mod shm;
 mod simd;
 pub mod sparse;
 pub mod staleness;
+pub mod tls;
 pub mod wire;

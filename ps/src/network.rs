@@ -1,19 +1,23 @@
-//! How a process reaches the servers: over TCP, or through a [`Dial`] that whoever starts it brings along,
+//! How a process reaches the servers: over TCP, with TLS or without, or through a [`Dial`] that whoever starts it brings along,
 //! as the simulation of whole jobs does. Deadlines, windows and keep-alive are the endpoint's.
 
 use std::fmt;
 use std::future::Future;
 use std::io;
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::Uri;
 use hyper_util::rt::TokioIo;
+use psjobs_api::Environment;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tonic::transport::{Channel, Endpoint, Error};
 use tower::Service;
+
+use crate::tls::{Credentials, TlsError};
 
 /// The bytes of one connection.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -35,18 +39,44 @@ pub enum Network {
     /// The system's TCP.
     #[default]
     Tcp,
+    /// TCP, with mutual TLS.
+    Tls(Arc<Credentials>),
     /// Something else.
     Other(Arc<dyn Dial>),
 }
 
 impl Network {
+    /// What `environment` asks for: TLS if it names a folder with certificates.
+    ///
+    /// # Errors
+    /// If they cannot be used.
+    pub fn of(environment: &Environment) -> Result<Self, TlsError> {
+        match &environment.tls_folder {
+            Some(folder) => Ok(Self::Tls(Arc::new(Credentials::load(Path::new(folder))?))),
+            None => Ok(Self::Tcp),
+        }
+    }
+
+    /// How to connect to the server at `address`, which is `host:port`.
+    ///
+    /// # Errors
+    /// If that is no address, or the certificates are damaged.
+    pub fn endpoint(&self, address: &str) -> Result<Endpoint, Error> {
+        match self {
+            Self::Tls(credentials) => {
+                Endpoint::from_shared(format!("https://{address}"))?.tls_config(credentials.client())
+            }
+            Self::Tcp | Self::Other(_) => Endpoint::from_shared(format!("http://{address}")),
+        }
+    }
+
     /// Connects to `endpoint`.
     ///
     /// # Errors
     /// If nobody answers there in time.
     pub async fn connect(&self, endpoint: &Endpoint) -> Result<Channel, Error> {
         match self {
-            Self::Tcp => endpoint.connect().await,
+            Self::Tcp | Self::Tls(_) => endpoint.connect().await,
             Self::Other(dial) => endpoint.connect_with_connector(Connector(dial.clone())).await,
         }
     }
@@ -57,7 +87,7 @@ impl Network {
     /// What the try ended with.
     pub async fn probe(&self, address: &str) -> io::Result<()> {
         match self {
-            Self::Tcp => TcpStream::connect(address).await.map(drop),
+            Self::Tcp | Self::Tls(_) => TcpStream::connect(address).await.map(drop),
             Self::Other(dial) => dial.dial(address).await.map(drop),
         }
     }
@@ -66,7 +96,7 @@ impl Network {
     #[must_use]
     pub fn connect_lazy(&self, endpoint: &Endpoint) -> Channel {
         match self {
-            Self::Tcp => endpoint.connect_lazy(),
+            Self::Tcp | Self::Tls(_) => endpoint.connect_lazy(),
             Self::Other(dial) => endpoint.connect_with_connector_lazy(Connector(dial.clone())),
         }
     }
@@ -76,6 +106,7 @@ impl fmt::Debug for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Tcp => "Tcp",
+            Self::Tls(_) => "Tls",
             Self::Other(_) => "Other",
         })
     }

@@ -168,6 +168,7 @@ impl Job {
             local_rank: 0,
             result_file: None,
             checkpoint: folder.map(|folder| Checkpoint { folder: folder.display().to_string(), policy }),
+            tls_folder: None,
         };
         drop(ports);
         let runtime = Runtime::new().context("cannot start a runtime")?;

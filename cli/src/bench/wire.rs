@@ -12,10 +12,12 @@ use clap::Args;
 use psjobs_api::training::{Codec, Compression, Optimizer, OptimizerKind};
 use psjobs_api::{Environment, Role, Training};
 use psjobs_ps::client::{Session, SessionConfig, TensorSpec};
+use psjobs_ps::network::Network;
 use psjobs_ps::server::{self, ServerConfig};
 use tokio::runtime::Runtime;
 
 use super::{Case, say};
+use crate::certificates;
 
 /// Steps/s of a model without its computing, over raw TCP in turn
 #[derive(Debug, Args)]
@@ -34,13 +36,15 @@ struct Way {
     trainers: u32,
     shared_memory: bool,
     codec: Codec,
+    tls: bool,
 }
 
-const WAYS: [Way; 4] = [
-    Way { case: "tcp-f32", trainers: 1, shared_memory: false, codec: Codec::F32 },
-    Way { case: "shm-f32", trainers: 1, shared_memory: true, codec: Codec::F32 },
-    Way { case: "tcp-bf16", trainers: 1, shared_memory: false, codec: Codec::BF16 },
-    Way { case: "tcp-f32-2-trainers", trainers: 2, shared_memory: false, codec: Codec::F32 },
+const WAYS: [Way; 5] = [
+    Way { case: "tcp-f32", trainers: 1, shared_memory: false, codec: Codec::F32, tls: false },
+    Way { case: "shm-f32", trainers: 1, shared_memory: true, codec: Codec::F32, tls: false },
+    Way { case: "tcp-bf16", trainers: 1, shared_memory: false, codec: Codec::BF16, tls: false },
+    Way { case: "tcp-f32-2-trainers", trainers: 2, shared_memory: false, codec: Codec::F32, tls: false },
+    Way { case: "tls-f32", trainers: 1, shared_memory: false, codec: Codec::F32, tls: true },
 ];
 
 /// Steps before the clock starts: connections grow, memory is touched.
@@ -69,6 +73,11 @@ impl WireArgs {
     fn exchange(&self, way: &Way) -> anyhow::Result<f64> {
         let runtime = Runtime::new().context("cannot start a runtime")?;
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).context("no free port")?;
+        let certificates = tempfile::tempdir().context("no temporary folder")?;
+        let folder = certificates.path();
+        if way.tls {
+            certificates::write(folder)?;
+        }
         let environment = Environment {
             name: "bench-wire".into(),
             namespace: "default".into(),
@@ -87,8 +96,10 @@ impl WireArgs {
             local_rank: 0,
             result_file: None,
             checkpoint: None,
+            tls_folder: way.tls.then(|| folder.display().to_string()),
         };
-        let server = runtime.spawn(server::run(listener, ServerConfig::new(&environment), std::future::pending()));
+        let config = ServerConfig { network: Network::of(&environment)?, ..ServerConfig::new(&environment) };
+        let server = runtime.spawn(server::run(listener, config, std::future::pending()));
         let barrier = Arc::new(Barrier::new(way.trainers as usize));
         let trainers: Vec<_> = (0..way.trainers)
             .map(|index| {
@@ -147,7 +158,8 @@ fn train(
     barrier: &Barrier,
 ) -> anyhow::Result<Duration> {
     let tensors = vec![TensorSpec { name: "weight".into(), shape: vec![elements as u64] }];
-    let config = SessionConfig { shared_memory, ..SessionConfig::new(place, tensors, u64::from(WARM_UP + steps)) };
+    let config = SessionConfig::new(place, tensors, u64::from(WARM_UP + steps));
+    let config = SessionConfig { shared_memory, network: Network::of(place)?, ..config };
     let mut session = Session::join(config, &vec![1.0; elements])?;
     session.gradients_mut().iter_mut().zip(0_u32..).for_each(|(g, i)| *g = (i % 1000) as f32 * 1e-3);
     let mut start = Instant::now();

@@ -215,6 +215,8 @@ impl Plan {
             local_rank,
             result_file: Some(result_file.display().to_string()),
             checkpoint: self.checkpoint.clone().filter(|_| replica.role == Role::Server),
+            // All processes are on this machine.
+            tls_folder: None,
         };
         let contract: BTreeMap<_, _> =
             contract.to_vars().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();

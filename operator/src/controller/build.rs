@@ -138,6 +138,7 @@ fn inject(main: &mut Container, job: &ValidJob, replica: Replica, incarnation: u
         local_rank: 0,
         result_file: Some(result_file),
         checkpoint: spec.checkpoint.as_ref().filter(|_| replica.role == Role::Server).map(checkpoint::environment),
+        tls_folder: None,
     };
     let ours = environment.to_vars();
     let var = |(name, value): &(&str, String)| EnvVar {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Request, Status};
 
 use super::{ClientError, SessionConfig, is_retryable};
@@ -255,7 +255,7 @@ fn reason(status: &Status) -> String {
 }
 
 pub(super) async fn connect(network: &Network, address: &str) -> Result<Channel, Failure> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+    let endpoint = (network.endpoint(address))
         .map_err(|_| Failure::Final(ClientError::Address(address.to_owned())))?
         .connect_timeout(TRY)
         .tcp_nodelay(true)

@@ -105,6 +105,9 @@ pub enum ServerError {
     /// The gRPC service broke.
     #[error("the gRPC service ended")]
     Transport(#[source] tonic::transport::Error),
+    /// The certificates hold what no certificate holds.
+    #[error("the certificates cannot be used; make the folder anew with `psjobs certificates DIR`")]
+    Tls(#[source] tonic::transport::Error),
     /// The descriptors that are part of this program are damaged.
     #[error("gRPC reflection cannot be served")]
     Reflection(#[source] tonic_reflection::server::Error),
@@ -240,7 +243,11 @@ async fn serve_grpc<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
     health.set_serving::<exchange::Service>().await;
     let reflection =
         || tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(proto::DESCRIPTORS);
-    Server::builder()
+    let mut builder = Server::builder();
+    if let Network::Tls(credentials) = &shared.config.network {
+        builder = builder.tls_config(credentials.server()).map_err(ServerError::Tls)?;
+    }
+    builder
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(2 * WINDOW)
         .max_frame_size(crate::wire::MAX_FRAME)

@@ -29,6 +29,10 @@ pub struct PlaceArgs {
     /// Addresses of all servers in order, where they are on several machines
     #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
     pub server_addrs: Vec<String>,
+    /// Folder with ca.crt, tls.crt and tls.key, as `psjobs certificates` writes it: talk TLS, and only to those who
+    /// show a certificate of that authority
+    #[arg(long, value_name = "DIR", env = env::PSJOB_TLS_DIR)]
+    pub tls_dir: Option<String>,
 }
 
 /// Flags or variables that do not make a place in a job.
@@ -135,6 +139,7 @@ impl PlaceArgs {
             local_rank: index,
             result_file: None,
             checkpoint: None,
+            tls_folder: self.tls_dir.clone(),
         })
     }
 

@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use psjobs_api::env::Checkpoint;
 use psjobs_api::training::ConsistencyMode;
 use psjobs_api::{Environment, METRICS_PORT, ReplicaResult, Role};
+use psjobs_ps::network::Network;
 use psjobs_ps::server::{self, Patience, ServerConfig};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -121,6 +122,7 @@ impl ServeArgs {
                 abandon: seconds(self.abandon_timeout),
             },
             metrics: self.metrics(host).await?,
+            network: Network::of(environment).map_err(Failure::input)?,
             ..ServerConfig::new(environment)
         };
         let ending = config.ending.clone();

@@ -20,6 +20,7 @@ use clap::{Args, Subcommand};
 use psjobs_api::env::PSJOB_ROLE;
 use psjobs_api::{Environment, ReplicaResult, Role, Training};
 use psjobs_ps::client::SessionConfig;
+use psjobs_ps::network::Network;
 use tch::{Cuda, Device};
 use tracing::info;
 
@@ -173,9 +174,14 @@ impl TrainArgs {
         let stop = || signals.heard().is_some();
         let outcome = match &environment {
             Some(environment) => {
+                let network = Network::of(environment).map_err(Failure::input)?;
                 let join = |flat: Flat, steps| {
                     let config = SessionConfig::new(environment, flat.specs(), steps);
-                    Remote::join(SessionConfig { connect_timeout, interrupt: signals.stop(), ..config }, flat, device)
+                    Remote::join(
+                        SessionConfig { connect_timeout, network, interrupt: signals.stop(), ..config },
+                        flat,
+                        device,
+                    )
                 };
                 train(workload, plan, join, ready, stop)
             }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
-use tonic::transport::{Channel, Server};
+use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::holdings::Snapshot;
@@ -139,14 +139,13 @@ async fn keep_connected(dial: Arc<Dial>) {
 
 async fn dial_once(dial: &Dial) -> Result<(Arc<Link>, Streaming<proto::Frame>), DialError> {
     let endpoint = &dial.endpoint;
-    let channel = Channel::from_shared(format!("http://{}", dial.address))
+    let network = &endpoint.shared().settings.network;
+    let target = (network.endpoint(&dial.address))
         .map_err(|_| DialError::Refused(format!("`{}` is not host:port", dial.address)))?
         .initial_connection_window_size(WINDOW_BYTES)
         .initial_stream_window_size(WINDOW_BYTES)
-        .connect_timeout(RETRY_LAST)
-        .connect()
-        .await
-        .map_err(|error| DialError::Failed(innermost(&error)))?;
+        .connect_timeout(RETRY_LAST);
+    let channel = network.connect(&target).await.map_err(|error| DialError::Failed(innermost(&error)))?;
     let known = lock(&endpoint.shared().peers).session_of(&dial.name);
     let told = known.map(|session| lock(&endpoint.shared().holdings).snapshot(session)).unwrap_or_default();
     let (out, frames) = Link::channel();

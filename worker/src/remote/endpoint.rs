@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use psjobs_ps::network::Network;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -33,13 +34,15 @@ pub struct Settings {
     pub lease: Duration,
     /// How long a call may take unless it says otherwise.
     pub timeout: Duration,
+    /// What other processes are reached through.
+    pub network: Network,
 }
 
 impl Settings {
     #[must_use]
     pub fn new(name: impl Into<String>, job_uid: impl Into<String>) -> Self {
         let (lease, timeout) = (Duration::from_secs(30), Duration::from_secs(60));
-        Self { name: name.into(), job_uid: job_uid.into(), lease, timeout }
+        Self { name: name.into(), job_uid: job_uid.into(), lease, timeout, network: Network::default() }
     }
 }
 

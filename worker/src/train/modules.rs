@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use psjobs_api::{Environment, ReplicaResult};
 use psjobs_ps::client::{ClientError, Member, SessionConfig};
+use psjobs_ps::network::Network;
+use psjobs_ps::tls::TlsError;
 
 use super::Plan;
 use super::progress::Progress;
@@ -19,6 +21,8 @@ pub enum ModulesError {
     TooFewExamples(#[from] TooFewExamples),
     #[error("this trainer cannot begin")]
     Runtime(#[source] std::io::Error),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     #[error("this trainer cannot begin")]
     Join(#[source] ClientError),
     #[error("this trainer cannot begin")]
@@ -66,11 +70,13 @@ impl Participant {
         patience: Duration,
     ) -> Result<Self, ModulesError> {
         let driver = Driver::start().map_err(ModulesError::Runtime)?;
+        let network = Network::of(environment)?;
         let settings = Settings::new(hosting::name(environment), environment.uid.as_str());
+        let settings = Settings { network: network.clone(), ..settings };
         let endpoint = Endpoint::start_driven(settings, registry, &driver);
         let connections = Connections { endpoint, _driver: driver };
         let config = SessionConfig::new(environment, Vec::new(), total_steps);
-        let config = SessionConfig { connect_timeout: patience, ..config };
+        let config = SessionConfig { connect_timeout: patience, network, ..config };
         let member = Member::join(config).map_err(ModulesError::Join)?;
         let connect = |(index, address): (u32, &String)| {
             connections.endpoint.connect(&hosting::server_name(index), address, patience)

@@ -34,6 +34,7 @@ impl Job {
             local_rank: 0,
             result_file: None,
             checkpoint: None,
+            tls_folder: None,
         };
         let servers = listeners
             .into_iter()

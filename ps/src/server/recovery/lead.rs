@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use futures::future::try_join_all;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use psjobs_api::training::ConsistencyMode;
@@ -282,7 +282,7 @@ pub(super) async fn insist<T, F: Future<Output = Result<T, Status>>>(who: &str, 
 
 /// A client that connects at its first call.
 pub(super) fn client(network: &Network, address: &str) -> Result<RecoveryClient<Channel>, Status> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+    let endpoint = (network.endpoint(address))
         .map_err(|_| Status::invalid_argument(format!("{address:?} is not the address of a server")))?;
     Ok(RecoveryClient::new(network.connect_lazy(&endpoint.connect_timeout(Duration::from_secs(5)))))
 }

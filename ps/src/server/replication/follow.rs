@@ -2,7 +2,6 @@
 
 use tokio::sync::mpsc;
 use tonic::Status;
-use tonic::transport::Endpoint;
 
 use super::{Replication, Role};
 use crate::clock::now;
@@ -28,7 +27,7 @@ pub async fn follow(shared: &Shared, replication: &Replication, shard: u32) -> R
 
 async fn take(shared: &Shared, replication: &Replication, shard: u32) -> Result<(), Status> {
     let address = &replication.servers[replication.other(shard) as usize];
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+    let endpoint = (replication.network.endpoint(address))
         .map_err(|_| Status::invalid_argument(format!("{address:?} is not the address of a server")))?
         .tcp_nodelay(true)
         .initial_stream_window_size(WINDOW)

@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Endpoint;
 use tonic::{Request, Status};
 
 use super::command::Standing;
@@ -224,7 +223,7 @@ impl Replication {
         }
         let request = proto::GreetRequest { job_uid: job_uid.to_owned(), shard, instance: self.instance };
         let greet = async {
-            let endpoint = Endpoint::from_shared(format!("http://{address}")).ok()?;
+            let endpoint = self.network.endpoint(address).ok()?;
             let mut client = ReplicationClient::new(self.network.connect(&endpoint).await.ok()?);
             client.greet(Request::new(request)).await.ok().map(|reply| reply.into_inner().role())
         };
