@@ -91,7 +91,7 @@ const SCHEMA: &[Row] = &[
     ),
     (
         "spec: {startupPolicy: TrainersFirst}",
-        r#"spec.startupPolicy: Unsupported value: "TrainersFirst": supported values: "AnyOrder", "ServersReady""#,
+        r#"spec.startupPolicy: Unsupported value: "TrainersFirst": supported values: "ServersReady", "AnyOrder""#,
     ),
     (
         "spec: {successPolicy: {operator: Most}}",
@@ -280,11 +280,11 @@ const ACCEPTED: &[&str] = &[
     "metadata: {name: x23456789-123456789-123456789-123456789-123456789}",
     "spec: {suspend: true, ps: {replicas: 128}, trainer: {replicas: 4096, gpus: 64}}",
     "spec: {failurePolicy: {maxRestarts: 0}, runPolicy: {ttlSecondsAfterFinished: 0, serverDrainSeconds: 0}}",
-    "spec: {managedBy: kueue.x-k8s.io/multikueue, startupPolicy: ServersReady}",
+    "spec: {managedBy: kueue.x-k8s.io/multikueue, startupPolicy: AnyOrder}",
     "spec: {successPolicy: {operator: Any, minSucceeded: 2}}",
     "spec: {successPolicy: {operator: RankZero}, ps: {restartPolicy: ExitCode}}",
     "spec: {schedulingPolicy: {scheduleTimeoutSeconds: 60, priorityClassName: high, topologyKey: zone, queue: team-a}}",
-    "spec: {failurePolicy: {restartStrategy: RecreateAll, backoff: {initialSeconds: 60}, rules: [{name: a, action: FailJob, onExitCodes: [1, 255], targetRoles: [ps, trainer]}, {name: b, action: Ignore, onReasons: [Evicted], countsTowardsMax: false}]}}",
+    "spec: {failurePolicy: {restartStrategy: RecreateAll, backoff: {initialSeconds: 60}, rules: [{name: a, action: FailJob, onExitCodes: [1, 255], targetRoles: [ps, trainer]}, {name: b, action: Ignore, onReasons: [Evicted], countTowardsMax: false}]}}",
     "spec: {training: {optimizer: {type: SGD, momentum: 0.9, nesterov: true}}}",
     "spec: {training: {optimizer: {type: FTRL, l1: 0.1, l2: 0.1}}}",
 ];

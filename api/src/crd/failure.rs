@@ -59,7 +59,7 @@ pub struct FailureRule {
     /// Whether a restart by this rule counts towards maxRestarts. Default true; a disruption never
     /// counts.
     #[serde(default = "yes")]
-    pub counts_towards_max: bool,
+    pub count_towards_max: bool,
     /// Exit codes of the main container, 1 to 255, for example [42, 137].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(range(min = 1, max = 255)), extend("x-kubernetes-list-type" = "set"))]

@@ -145,8 +145,9 @@ pub struct ParameterServerJobSpec {
     pub ps: ServerSpec,
     /// The trainers.
     pub trainer: TrainerSpec,
-    /// When the trainers' pods are created: AnyOrder (default), together with the servers', or
-    /// ServersReady, when all servers are ready.
+    /// When the trainers' pods are created: ServersReady (default), when all servers are ready, or
+    /// AnyOrder, together with the servers'. Pods that are scheduled together, by
+    /// schedulingPolicy.backend or queue, are created together.
     #[serde(default)]
     pub startup_policy: StartupPolicy,
     /// When the job has succeeded.

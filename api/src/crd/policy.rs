@@ -19,11 +19,11 @@ pub enum RestartPolicy {
 /// When the trainers' pods are created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum StartupPolicy {
-    /// All pods at once; trainers wait for the servers themselves.
-    #[default]
-    AnyOrder,
     /// Trainers when all servers are ready, so that no GPU waits for a server's image.
+    #[default]
     ServersReady,
+    /// All pods at once; trainers wait for the servers themselves.
+    AnyOrder,
 }
 
 /// When the job has succeeded. What still runs then is stopped.

@@ -111,7 +111,7 @@ mod tests {
         for line in [
             "## spec.failurePolicy.rules[]",
             "| `replicas` | integer 1..4096 | `1` | Number of trainers, 1 to 4096. Default 1. |",
-            "| `startupPolicy` | AnyOrder \\| ServersReady | `\"AnyOrder\"` |",
+            "| `startupPolicy` | ServersReady \\| AnyOrder | `\"ServersReady\"` |",
             "## status.progress.metrics[]",
             "- spec.managedBy cannot change; create a new job",
         ] {

@@ -51,7 +51,11 @@ impl Fleet {
         let requests = jobs.iter().map(|name| {
             let object = json!({
                 "metadata": {"name": name},
-                "spec": {"trainer": {"replicas": self.trainers, "template": template}, "runPolicy": run_policy},
+                "spec": {
+                    "startupPolicy": "AnyOrder",
+                    "trainer": {"replicas": self.trainers, "template": template},
+                    "runPolicy": run_policy,
+                },
             });
             let api = &api;
             async move {

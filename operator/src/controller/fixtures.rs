@@ -7,8 +7,10 @@ use psjobs_api::crd::ParameterServerJob;
 use super::observe::{Failure, Life, ObservedPod, Replica};
 use super::validate::{ValidJob, validate};
 
-/// The stored job `mnist` with 1 server and 2 trainers; `spec` is YAML, one more field a line.
+/// The stored job `mnist` with 1 server and 2 trainers, whose pods are created together unless `spec`
+/// says otherwise; `spec` is YAML, one more field a line.
 pub fn job(spec: &str) -> ParameterServerJob {
+    let startup = if spec.contains("startupPolicy") { "" } else { "startupPolicy: AnyOrder" };
     let yaml = format!(
         r"
 apiVersion: psjobs.dev/v1alpha1
@@ -19,6 +21,7 @@ spec: {{}}
 trainer:
   replicas: 2
   template: {{spec: {{containers: [{{name: trainer, image: 'psjobs-worker:0.1.0', args: [train, mnist]}}]}}}}
+{startup}
 {spec}"
     );
     let (object, spec) = yaml.split_once("---").expect("two documents");

@@ -93,12 +93,14 @@ impl Team {
         Operator::start(settings, self.config.clone())
     }
 
-    /// Applies a job: `mnist` with 1 server and 2 trainers; `spec` is YAML, one more field a line.
+    /// Applies a job: `mnist` with 1 server and 2 trainers, whose pods are created together unless `spec`
+    /// says otherwise; `spec` is YAML, one more field a line.
     pub async fn apply(&self, spec: &str) -> ParameterServerJob {
+        let startup = if spec.contains("startupPolicy") { "" } else { "startupPolicy: AnyOrder" };
         let template = "{spec: {containers: [{name: trainer, image: 'psjobs-worker:0.1.0'}]}}";
         let yaml = format!(
             "apiVersion: psjobs.dev/v1alpha1\nkind: ParameterServerJob\nmetadata: {{name: mnist}}\nspec: {{}}\n---\n\
-             trainer: {{replicas: 2, template: {template}}}\n{spec}"
+             trainer: {{replicas: 2, template: {template}}}\n{startup}\n{spec}"
         );
         let (job, spec) = yaml.split_once("---").expect("two documents");
         let mut job: Value = serde_yaml::from_str(job).expect("YAML");

@@ -32,7 +32,7 @@ pub struct Judgement {
 pub fn judge(job: &ValidJob, role: Option<Role>, failure: &Failure) -> Judgement {
     let own = !failure.disruption;
     if let Some(rule) = job.failure_policy.rules.iter().find(|rule| matches(rule, role, failure)) {
-        let counts = own && rule.counts_towards_max;
+        let counts = own && rule.count_towards_max;
         let (remedy, counts) = match rule.action {
             FailureAction::FailJob => (fail(rule), false),
             FailureAction::RestartPod if role.is_some() => (Remedy::RestartPod, counts),
@@ -107,7 +107,7 @@ failurePolicy:
   rules:
     - {name: usage, action: FailJob, onExitCodes: [2, 64], targetRoles: [trainer]}
     - {name: memory, action: RestartJob, onReasons: [OOMKilled]}
-    - {name: flaky, action: RestartPod, countsTowardsMax: false, onExitCodes: [42]}
+    - {name: flaky, action: RestartPod, countTowardsMax: false, onExitCodes: [42]}
     - {name: spot, action: FailJob, onPodConditions: [DisruptionTarget], targetRoles: [ps]}
     - {name: noise, action: Ignore, onExitCodes: [43], onReasons: [Error]}
     - {name: hang, action: FailJob, onReasons: [Stalled]}";

@@ -109,7 +109,7 @@ failurePolicy:
   rules:
     - {name: usage, action: FailJob, onExitCodes: [2]}
     - {name: flaky, action: Ignore, onExitCodes: [42]}
-    - {name: together, action: RestartJob, countsTowardsMax: false, onExitCodes: [43]}";
+    - {name: together, action: RestartJob, countTowardsMax: false, onExitCodes: [43]}";
     let mut cluster = running(rules);
     cluster.fail("trainer-0", 42);
     cluster.settle();
