@@ -189,8 +189,17 @@ fn milestones(before: &ParameterServerJobStatus, now: &ParameterServerJobStatus)
 
 /// One of a few words, so that the metric stays small: container runtimes invent reasons.
 fn restart_reason(status: &ParameterServerJobStatus) -> &'static str {
-    const KNOWN: [&str; 8] =
-        ["Error", "OOMKilled", "Evicted", "PreemptionByScheduler", "PodDeleted", "PodLost", "Stalled", "EndedEarly"];
+    const KNOWN: [&str; 9] = [
+        "Error",
+        "OOMKilled",
+        "Evicted",
+        "PreemptionByScheduler",
+        "PodDeleted",
+        "PodLost",
+        "NodeLost",
+        "Stalled",
+        "EndedEarly",
+    ];
     let reason = conditions::find(status, ConditionType::Restarting).map(|restarting| restarting.reason.as_str());
     KNOWN.into_iter().find(|known| Some(*known) == reason).unwrap_or("Other")
 }

@@ -33,6 +33,8 @@ forbid "crds.install=false leaves it out" 'kind: CustomResourceDefinition' --set
 
 expect "cluster-wide by default" 'kind: ClusterRole$'
 forbid "one namespace needs no cluster role" 'kind: ClusterRole' --set watchNamespace=team
+expect "cluster-wide it sees nodes" 'resources: \[nodes\]'
+forbid "in one namespace it does not ask for nodes" 'resources: \[nodes\]' --set watchNamespace=team
 expect "one namespace has its role there" 'namespace: team' --set watchNamespace=team
 expect "the operator is told its namespace" 'name: PSJOBS_NAMESPACE' --set watchNamespace=team
 forbid "rbac.create=false makes no roles" 'kind: Role' --set rbac.create=false

@@ -11,7 +11,8 @@ use psjobs_api::Role;
 use psjobs_api::crd::{ParameterServerJobStatus, names};
 
 use super::decide::{Ledger, ProgressReport, World};
-use super::observe::observe;
+use super::nodes::Nodes;
+use super::observe::{ObservedPod, observe};
 use super::validate::ValidJob;
 
 /// The caches of what jobs own.
@@ -19,6 +20,7 @@ use super::validate::ValidJob;
 pub struct Children {
     pub pods: Store<Pod>,
     pub services: Store<PartialObjectMeta<Service>>,
+    pub nodes: Nodes,
 }
 
 impl Children {
@@ -44,7 +46,12 @@ pub fn dereference(
         (0..highest).map(move |index| names::pod(&job.name, role, index))
     });
     let pods = pods.filter_map(|name| children.pods.get(&ObjectRef::new(&name).within(&job.namespace)));
-    let pods = pods.filter(|pod| is_owned(&**pod, &job.uid)).filter_map(|pod: Arc<Pod>| observe(&pod)).collect();
+    let pods = pods.filter(|pod| is_owned(&**pod, &job.uid)).filter_map(|pod: Arc<Pod>| observe(&pod));
+    let pods = pods.map(|(replica, pod)| {
+        let node_lost = pod.node.as_deref().and_then(|node| children.nodes.lost_since(node));
+        (replica, ObservedPod { node_lost, ..pod })
+    });
+    let pods = pods.collect();
     let service = ObjectRef::new(&names::service(&job.name)).within(&job.namespace);
     let service = children.services.get(&service).is_some_and(|service| is_owned(&*service, &job.uid));
     World { pods, service, refused: Vec::new(), progress }

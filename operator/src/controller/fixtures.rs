@@ -62,6 +62,8 @@ pub fn pod(replica: Replica) -> ObservedPod {
         gone_by: None,
         obstacle: None,
         ip: None,
+        node: Some("n1".into()),
+        node_lost: None,
     }
 }
 
@@ -112,6 +114,10 @@ impl ObservedPod {
         let pod = self.disrupted(second).deleted(second + 30);
         let Life::Failed(failure) = pod.life else { unreachable!("disrupted pods have failed") };
         Self { life: Life::Failed(Failure { reason: "PodDeleted".into(), ..failure }), ..pod }
+    }
+
+    pub fn on_lost_node(self, since: Timestamp) -> Self {
+        Self { node_lost: Some(since), ..self }
     }
 
     pub fn deleted(self, gone_by: i64) -> Self {

@@ -15,6 +15,7 @@ mod events;
 #[cfg(test)]
 pub mod fixtures;
 pub mod memory;
+pub mod nodes;
 pub mod observe;
 pub mod turns;
 pub mod update_status;

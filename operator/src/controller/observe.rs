@@ -55,6 +55,9 @@ pub struct ObservedPod {
     /// Why it does not start, if Kubernetes says so.
     pub obstacle: Option<Obstacle>,
     pub ip: Option<String>,
+    pub node: Option<String>,
+    /// Since when its node does not answer.
+    pub node_lost: Option<Timestamp>,
 }
 
 /// The main container's way.
@@ -118,6 +121,8 @@ pub fn observe(pod: &Pod) -> Option<(Replica, ObservedPod)> {
         gone_by: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
         obstacle: obstacle(&status),
         ip: status.pod_ip.clone(),
+        node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
+        node_lost: None,
     };
     Some((Replica { role, index }, observed))
 }
@@ -133,6 +138,7 @@ pub fn slim(pod: &mut Pod) {
         pod.spec = Some(PodSpec {
             containers: slim_containers(spec.containers),
             init_containers: spec.init_containers.map(slim_containers),
+            node_name: spec.node_name,
             ..PodSpec::default()
         });
     }

@@ -1,10 +1,11 @@
 //! Watches jobs and what they own, and runs a reconcile of a job for every change to any of them.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures::StreamExt as _;
 use futures::channel::mpsc;
-use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use kube::core::PartialObjectMeta;
 use kube::runtime::controller::{self, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store};
@@ -15,6 +16,7 @@ use psjobs_api::crd::{ParameterServerJob, names};
 use tracing::{debug, warn};
 
 use super::dereference::Children;
+use super::nodes::{self, Nodes};
 use super::observe::slim;
 use super::{Context, reconcile, retry};
 
@@ -54,7 +56,22 @@ impl Watches {
             .owns_stream(pod_watch)
             .owns_stream::<PartialObjectMeta<Service>>(service_watch)
             .reconcile_on(progress);
-        Self { controller, children: Children { pods, services } }
+        if namespace.is_some() {
+            // Nodes are in no namespace, and the rights of an operator end at its own.
+            return Self { controller, children: Children { pods, services, nodes: Nodes::new(None) } };
+        }
+        let (nodes, node_writer) = reflector::store();
+        let node_watch = watcher(Api::<Node>::all(client.clone()), watcher::Config::default())
+            .default_backoff()
+            .modify(nodes::slim)
+            .reflect(node_writer)
+            .touched_objects();
+        let on_nodes = pods.clone();
+        let controller = controller.watches_stream(node_watch, move |node: Node| {
+            let jobs = jobs_on(&node, &on_nodes).into_iter();
+            jobs.map(|(namespace, job)| ObjectRef::new(&job).within(&namespace))
+        });
+        Self { controller, children: Children { pods, services, nodes: Nodes::new(Some(nodes)) } }
     }
 
     pub fn jobs(&self) -> Store<ParameterServerJob> {
@@ -64,6 +81,17 @@ impl Watches {
     pub fn children(&self) -> Children {
         self.children.clone()
     }
+}
+
+/// Jobs that have a pod on a node which does not answer; none if it does, as its pods tell the rest.
+fn jobs_on(node: &Node, pods: &Store<Pod>) -> BTreeSet<(String, String)> {
+    if nodes::lost_since(node).is_none() {
+        return BTreeSet::new();
+    }
+    let name = node.name_any();
+    let pods = pods.state();
+    let here = pods.iter().filter(|pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) == Some(&name));
+    here.filter_map(|pod| Some((pod.namespace()?, pod.labels().get(names::LABEL_JOB)?.clone()))).collect()
 }
 
 fn api<K>(client: &Client, namespace: Option<&str>) -> Api<K>

@@ -109,6 +109,8 @@ impl Draft<'_> {
             }
         } else if let (Role::Server, Life::Succeeded { at, .. }) = (replica.role, &pod.life) {
             self.wake_at(self.after(*at, EARLY_SERVER_END));
+        } else if let Some(lost) = self.lost_at(pod).filter(|_| !pod.ended()) {
+            self.wake_at(lost);
         }
     }
 

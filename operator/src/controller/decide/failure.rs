@@ -28,7 +28,7 @@ pub(super) struct Failed<'a> {
 impl<'a> Draft<'a> {
     pub(super) fn failed(&self) -> Vec<Failed<'a>> {
         let failed = |(replica, pod): (Replica, &'a ObservedPod)| {
-            let failure = failure(replica, pod, self.now)?;
+            let failure = self.failure(replica, pod)?;
             let judgement = judge(self.job, Some(replica.role), &failure);
             Some(Failed { replica, pod, failure, judgement })
         };
@@ -37,7 +37,28 @@ impl<'a> Draft<'a> {
 
     /// What a pod's end adds to its replica's record, nothing if it did not end badly.
     pub(super) fn toll(&self, replica: Replica, pod: &ObservedPod) -> Toll {
-        failure(replica, pod, self.now).map(|failure| toll(self.job, replica.role, pod, &failure)).unwrap_or_default()
+        self.failure(replica, pod).map(|failure| toll(self.job, replica.role, pod, &failure)).unwrap_or_default()
+    }
+
+    /// Whether and why a pod failed.
+    fn failure(&self, replica: Replica, pod: &ObservedPod) -> Option<Failure> {
+        failure(replica, pod, self.now).or_else(|| self.loss(pod))
+    }
+
+    /// The loss of a pod whose node has been silent for too long.
+    fn loss(&self, pod: &ObservedPod) -> Option<Failure> {
+        let since = pod.node_lost.filter(|_| !pod.ended() && self.is_lost(pod))?;
+        let node = pod.node.as_deref().unwrap_or("a node");
+        Some(Failure {
+            disruption: true,
+            exit_code: None,
+            reason: "NodeLost".into(),
+            what: format!("was lost with {node}, a node that has not answered since {since}"),
+            log_tail: String::new(),
+            conditions: Vec::new(),
+            started: None,
+            at: since,
+        })
     }
 
     /// Reason and sentence, if the job's policy or a deadline ends it.

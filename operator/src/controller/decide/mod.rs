@@ -208,14 +208,26 @@ impl<'a> Draft<'a> {
 
     fn delete(&mut self, pod: &ObservedPod) {
         if pod.gone_by.is_none() {
-            self.out.delete.push(Deletion { name: pod.name.clone(), uid: pod.uid.clone(), force: false });
+            let force = self.is_lost(pod);
+            self.out.delete.push(Deletion { name: pod.name.clone(), uid: pod.uid.clone(), force });
         }
+    }
+
+    /// When a pod on a node that does not answer is given up.
+    fn lost_at(&self, pod: &ObservedPod) -> Option<Timestamp> {
+        pod.node_lost.map(|since| self.after(since, self.job.force_delete_after))
+    }
+
+    /// Its node has been silent for so long that nobody waits for it any more.
+    fn is_lost(&self, pod: &ObservedPod) -> bool {
+        self.lost_at(pod).is_some_and(|at| at <= self.now)
     }
 
     /// A pod that should be gone and is not: its node is lost, so nobody will confirm the end.
     fn delete_by_force_if_overdue(&mut self, pod: &ObservedPod) {
         let Some(gone_by) = pod.gone_by else { return };
         let overdue = self.after(gone_by, self.job.force_delete_after);
+        let overdue = self.lost_at(pod).map_or(overdue, |lost| lost.min(overdue));
         if overdue <= self.now {
             self.out.delete.push(Deletion { name: pod.name.clone(), uid: pod.uid.clone(), force: true });
         } else {

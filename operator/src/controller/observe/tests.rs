@@ -14,6 +14,7 @@ metadata:
   annotations: {{other: text, psjobs.dev/incarnation: '2', psjobs.dev/failures: '1'}}
   {metadata}
 spec:
+  nodeName: n1
   initContainers: [{{name: fetch, image: i}}]
   containers:
     - {{name: trainer, image: i, resources: {{limits: {{memory: 512Mi}}}}}}

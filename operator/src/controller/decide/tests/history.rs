@@ -26,6 +26,8 @@ enum Happening {
     Report(u64),
     /// The scheduler finds no node for a pod.
     Unschedulable(usize),
+    /// The node of a pod goes silent.
+    LoseNode(usize),
     /// A reconcile on a cache as it was before the last happenings.
     ReconcileOnOldCache,
 }
@@ -43,6 +45,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => Just(Happening::DeleteService),
         1 => (0_u64..4).prop_map(Happening::Report),
         1 => (0_usize..5).prop_map(Happening::Unschedulable),
+        1 => (0_usize..5).prop_map(Happening::LoseNode),
         1 => any::<bool>().prop_map(Happening::Refuse),
         1 => prop::bool::weighted(0.3).prop_map(Happening::Suspend),
         2 => (0_i64..100).prop_map(Happening::Pass),
@@ -140,6 +143,10 @@ fn happen(cluster: &mut Cluster, happening: &Happening, old: &mut World) -> bool
             pending.iter().for_each(|who| {
                 cluster.edit(who, |pod| ObservedPod { obstacle: Some(obstacle.clone()), ..pod });
             });
+        }
+        Happening::LoseNode(n) => {
+            let now = cluster.now;
+            nth(cluster, n).iter().for_each(|who| cluster.edit(who, |pod| pod.on_lost_node(now)));
         }
         Happening::Reconcile => {
             let decision = cluster.reconcile();

@@ -278,3 +278,55 @@ fn a_healthy_while_makes_the_next_restart_immediate_again() {
     cluster.reconcile();
     assert_eq!(cluster.deleting(), ["trainer-0"]);
 }
+
+#[test]
+fn a_pod_on_a_silent_node_is_replaced_after_a_while_without_counting() {
+    // Seconds that the node is silent, whether the pod was being deleted since second 0 with 30 s of grace, and
+    // whether it is replaced.
+    let rows = [
+        ("not for long", 29, false, false),
+        ("as long as forceDeleteAfterSeconds says", 30, false, true),
+        ("being deleted, not for long", 29, true, false),
+        ("being deleted: its grace is not waited for", 30, true, true),
+    ];
+    for (label, silent, deleting, replaced) in rows {
+        let mut cluster = running("failurePolicy: {maxRestarts: 0}");
+        cluster.edit("trainer-0", |pod| {
+            let pod = pod.on_lost_node(at(0));
+            if deleting { pod.deleted(30) } else { pod }
+        });
+        cluster.reconcile();
+        cluster.pass(silent);
+        let decision = cluster.reconcile();
+        let forced = decision.delete.iter().filter(|deletion| deletion.force).count();
+        assert_eq!(forced, usize::from(replaced), "{label}");
+        if !replaced {
+            assert_eq!(cluster.requeue, Some(SignedDuration::from_secs(1)), "{label}: it is looked at again");
+            continue;
+        }
+        cluster.settle();
+        cluster.run_all();
+        cluster.reconcile();
+        assert_eq!((cluster.phase(), cluster.incarnation("trainer-0")), (Phase::Running, 1), "{label}");
+        assert_eq!((cluster.status.restarts, cluster.status.restarts_counted), (1, 0), "{label}");
+    }
+}
+
+#[test]
+fn a_lost_node_is_told_and_rules_can_match_it() {
+    let mut cluster = running("");
+    cluster.edit("trainer-0", |pod| pod.on_lost_node(at(0)));
+    cluster.pass(30);
+    cluster.reconcile();
+    assert_eq!(cluster.status.reason.as_deref(), Some("NodeLost"));
+    let message = cluster.message(ConditionType::Restarting);
+    assert!(message.contains("trainer 0 was lost with n1, a node that has not answered since 2023-11-14"), "{message}");
+
+    let rule = "failurePolicy: {rules: [{name: spot, action: RestartJob, onReasons: [NodeLost]}]}";
+    let mut cluster = running(rule);
+    cluster.edit("ps-0", |pod| pod.on_lost_node(at(0)));
+    cluster.pass(30);
+    cluster.reconcile();
+    assert_eq!(cluster.deleting(), ["trainer-0", "trainer-1"], "the lost pod is gone at once, the others take their time");
+    assert_eq!(cluster.status.restarts_counted, 0);
+}
