@@ -1,9 +1,11 @@
 //! The operator's process from start to end: wait for the cluster, be elected, work, leave in order.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use futures::FutureExt as _;
 use futures::channel::mpsc;
 use kube::api::ListParams;
 use kube::runtime::events::{Recorder, Reporter};
@@ -16,7 +18,7 @@ use tracing::{info, warn};
 
 use crate::controller::memory::Memory;
 use crate::controller::turns::Turns;
-use crate::controller::{self, Context, Watches};
+use crate::controller::{self, Context, Watches, events};
 use crate::http::{self, Readiness};
 use crate::leader::Candidate;
 use crate::metrics::Metrics;
@@ -27,6 +29,8 @@ use crate::settings::Settings;
 const NAME: &str = "psjobs-operator";
 /// Between two looks for a definition that is not installed yet.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// How long events that wait may take at the end.
+const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// Works until `stop`, then leaves in order.
 ///
@@ -126,6 +130,8 @@ impl Operator {
         let (reports, reported) = mpsc::channel(PENDING_REPORTS);
         let watches = Watches::new(&self.client, self.namespace(), reported);
         let memory = Arc::new(Memory::default());
+        let turns = Arc::new(Turns::default());
+        let (teller, telling) = events::channel();
         let poller = Poller {
             jobs: watches.jobs(),
             children: watches.children(),
@@ -138,14 +144,20 @@ impl Operator {
             client: self.client.clone(),
             children: watches.children(),
             memory,
-            recorder: Recorder::new(self.client.clone(), reporter),
+            teller,
             metrics: self.metrics.clone(),
-            turns: Turns::default(),
+            turns: turns.clone(),
             worker_image: self.settings.worker_image.clone(),
         };
+        let recorder = Recorder::new(self.client.clone(), reporter);
+        let mut telling = pin!(telling.run(recorder, turns, self.metrics.clone()).fuse());
         tokio::select! {
             () = controller::run(watches, Arc::new(context), stop.cancelled_owned()) => {}
             () = poller.run() => {}
+            () = &mut telling => {}
+        }
+        if tokio::time::timeout(LAST_WORDS, telling).await.is_err() {
+            warn!("not all events could be written before the end");
         }
     }
 }

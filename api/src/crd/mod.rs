@@ -146,8 +146,8 @@ pub struct ParameterServerJobSpec {
     /// The trainers.
     pub trainer: TrainerSpec,
     /// When the trainers' pods are created: ServersReady (default), when all servers are ready, or
-    /// AnyOrder, together with the servers'. Pods that are scheduled together, by
-    /// schedulingPolicy.backend or queue, are created together.
+    /// AnyOrder, together with the servers'. Pods that wait for admission together, in
+    /// schedulingPolicy.queue, are created together.
     #[serde(default)]
     pub startup_policy: StartupPolicy,
     /// When the job has succeeded.

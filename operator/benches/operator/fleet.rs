@@ -1,17 +1,18 @@
 //! Many jobs in a namespace of their own, and hands that play the kubelet for them.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
+use k8s_openapi::api::core::v1::{Event, Namespace, Pod, Service};
 use kube::api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use psjobs_api::Role;
 use psjobs_api::crd::{ParameterServerJob, names};
 use serde_json::{Value, json};
 
+use crate::DEADLINE;
 use crate::watching::Change;
 
 /// Requests of this program under way at once.
@@ -78,6 +79,24 @@ impl Fleet {
         let pods = jobs.iter().flat_map(|job| indexes.clone().map(|index| names::pod(job, role, index)));
         let ended = json!({"terminated": {"exitCode": 0, "finishedAt": Timestamp::now().to_string()}});
         self.tell(&pods.collect::<Vec<_>>(), json!({"phase": "Succeeded"}), ended).await
+    }
+
+    /// Waits until so many events with this reason are written.
+    pub async fn told(&self, events: usize, reason: &str) -> Result<()> {
+        let api = Api::<Event>::namespaced(self.client.clone(), &self.namespace);
+        let with_reason = ListParams::default().fields(&format!("reason={reason}"));
+        let all = async {
+            let mut looks = tokio::time::interval(Duration::from_millis(200));
+            loop {
+                looks.tick().await;
+                if api.list_metadata(&with_reason).await?.items.len() >= events {
+                    return anyhow::Ok(());
+                }
+            }
+        };
+        tokio::time::timeout(DEADLINE, all)
+            .await
+            .with_context(|| format!("not all of {events} events {reason} came"))?
     }
 
     async fn tell(&self, pods: &[String], status: Value, state: Value) -> Result<Vec<Instant>> {

@@ -8,6 +8,7 @@ mod bare;
 mod fleet;
 mod process;
 mod report;
+mod rules;
 mod scenarios;
 mod watching;
 
@@ -25,6 +26,8 @@ use crate::process::Operator;
 /// Longer than any scenario takes on a machine that can run it at all.
 pub const DEADLINE: Duration = Duration::from_secs(600);
 
+const DEFINITION: &str = include_str!("../../../crds/parameterserverjobs.psjobs.dev.yaml");
+
 /// Where the scenarios take place.
 pub struct Site {
     pub client: Client,
@@ -37,16 +40,14 @@ fn main() -> Result<()> {
     runtime.block_on(async {
         let server = ApiServer::find().await.context("there is no API server to measure against")?;
         let client = server.client();
-        install(&client).await?;
+        install(&client, serde_yaml::from_str(DEFINITION)?).await?;
         let operator = Operator::start(&server.kubeconfig)?;
         let site = Site { client, operator };
         scenarios::all(&site, only.as_deref()).await
     })
 }
 
-async fn install(client: &Client) -> Result<()> {
-    let text = include_str!("../../../crds/parameterserverjobs.psjobs.dev.yaml");
-    let definition: CustomResourceDefinition = serde_yaml::from_str(text)?;
+async fn install(client: &Client, definition: CustomResourceDefinition) -> Result<()> {
     let definitions = Api::<CustomResourceDefinition>::all(client.clone());
     let name = definition.metadata.name.clone().context("the definition has a name")?;
     let params = PatchParams::apply("psjobs-bench").force();

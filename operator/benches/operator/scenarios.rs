@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::fleet::{Fleet, clear, namespace};
 use crate::report::{print, quantile};
 use crate::watching::{Change, Journal};
-use crate::{Site, bare};
+use crate::{Site, bare, rules};
 
 /// Runs of the burst of 200 jobs; the others run once, and take their quantiles over their jobs.
 const RUNS: usize = 3;
@@ -21,6 +21,10 @@ const DRAIN: Duration = Duration::from_secs(3);
 /// Runs all scenarios, or the one that has the case `only`.
 pub async fn all(site: &Site, only: Option<&str>) -> Result<()> {
     let wanted = |cases: &[&str]| only.is_none_or(|only| cases.contains(&only));
+    if wanted(&["dry-run-create-ms"]) {
+        let (with_rules, without) = rules::costs(&site.client).await?;
+        print("dry-run-create-ms", "ms", &with_rules, &without);
+    }
     if wanted(&["paced-created-to-pods-p99-s"]) {
         paced(site).await?;
     }
@@ -105,8 +109,8 @@ async fn whole_life(site: &Site) -> Result<()> {
     // A job is done when its server has ended too; that is the bench's own doing.
     let done = done.into_iter().zip(ended).map(|(trainer, server)| trainer.max(server));
     print_p99("done-to-succeeded-p99-s", &waits(done, succeeded), 1.0);
-    // The last events may be on their way.
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    // The event of its end is the last that is written of a job.
+    fleet.told(names.len(), "Succeeded").await?;
     let per_job = |total: f64| total / names.len() as f64;
     print("writes-per-job", "writes", &[per_job(self::writes(site).await? - writes)], &[8.0]);
     print("cpu-s-per-job", "s", &[per_job(site.operator.cpu_seconds()? - cpu)], &[]);

@@ -25,13 +25,13 @@ enum Outcome<K> {
     Refused(Refusal),
 }
 
-/// Creates children at once, and tells the world what became of them.
+/// Creates children at once, and tells the world what became of them. How many exist now.
 pub async fn create(
     context: &Context,
     job: &ValidJob,
     children: &[Child],
     world: &mut World,
-) -> Result<(), ReconcileError> {
+) -> Result<usize, ReconcileError> {
     let Context { client, worker_image, .. } = context;
     let pods = Api::<Pod>::namespaced(client.clone(), &job.namespace);
     let services = Api::<Service>::namespaced(client.clone(), &job.namespace);
@@ -72,7 +72,7 @@ pub async fn create(
             Outcome::Refused(refusal) => world.refused.push(refusal),
         }
     }
-    Ok(())
+    Ok(children.len() - world.refused.len())
 }
 
 /// Creates an object, or finds that it exists: our cache may be a moment behind our own writes.
@@ -82,7 +82,7 @@ where
 {
     let name = object.name_any();
     let child = format!("{} {name}", K::kind(&()).to_lowercase());
-    let _turn = context.turn(&context.turns.children).await;
+    let _turn = context.turn(context.turns.child()).await;
     let refused = |message| Ok(Outcome::Refused(Refusal { child: child.clone(), message }));
     match api.create(&PostParams::default(), object).await {
         Ok(created) => Ok(Outcome::Exists(created.into())),
@@ -118,7 +118,7 @@ pub async fn delete(context: &Context, namespace: &str, deletions: &[Deletion]) 
 }
 
 async fn delete_one(context: &Context, pods: &Api<Pod>, deletion: &Deletion) -> Result<(), ReconcileError> {
-    let _turn = context.turn(&context.turns.children).await;
+    let _turn = context.turn(context.turns.child()).await;
     let mut params = DeleteParams::default().preconditions(only(&deletion.uid));
     if deletion.force {
         params = params.grace_period(0);

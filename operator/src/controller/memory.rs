@@ -14,7 +14,9 @@ use super::decide::ProgressReport;
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 
 /// How long the details of a status may wait for others: pods start and end in groups.
-const GATHER: Duration = Duration::from_secs(2);
+pub const GATHER: Duration = Duration::from_secs(2);
+/// How long a state may wait that a job mostly leaves at once: its end follows its trainers'.
+pub const PASSING: Duration = Duration::from_millis(500);
 
 /// By uid of the job.
 #[derive(Default)]
@@ -27,8 +29,8 @@ struct Entry {
     /// Reconciles that failed since the last that did not.
     failed: u32,
     progress: Option<ProgressReport>,
-    /// When the details of the status first differed from what is written.
-    details_since: Option<Instant>,
+    /// When the status first differed from what is written.
+    waits_since: Option<Instant>,
 }
 
 impl Memory {
@@ -50,12 +52,12 @@ impl Memory {
         self.lock().entry(uid).or_default().written = Some(job.into());
     }
 
-    /// How long the details of a status may still wait; `None` if they are to be written now.
-    pub fn gather(&self, uid: &str, now: Instant) -> Option<Duration> {
+    /// How long a status may still wait that has `patience`; `None` if it is to be written now.
+    pub fn gather(&self, uid: &str, patience: Duration, now: Instant) -> Option<Duration> {
         let mut entries = self.lock();
-        let since = &mut entries.entry(uid.to_owned()).or_default().details_since;
+        let since = &mut entries.entry(uid.to_owned()).or_default().waits_since;
         let waited = now.duration_since(*since.get_or_insert(now));
-        let wait = GATHER.checked_sub(waited).filter(|wait| !wait.is_zero());
+        let wait = patience.checked_sub(waited).filter(|wait| !wait.is_zero());
         if wait.is_none() {
             *since = None;
         }
@@ -65,7 +67,7 @@ impl Memory {
     /// Nothing of the status waits any more.
     pub fn gathered(&self, uid: &str) {
         if let Some(entry) = self.lock().get_mut(uid) {
-            entry.details_since = None;
+            entry.waits_since = None;
         }
     }
 
@@ -140,7 +142,7 @@ mod tests {
     fn details_wait_for_others_but_not_for_long() {
         let memory = Memory::default();
         let begin = Instant::now();
-        let at = |ms| memory.gather("u", begin + Duration::from_millis(ms));
+        let at = |ms| memory.gather("u", GATHER, begin + Duration::from_millis(ms));
         assert_eq!((at(0), at(500)), (Some(GATHER), Some(GATHER - Duration::from_millis(500))));
         assert_eq!((at(2000), at(2001)), (None, Some(GATHER)), "written at 2000; what differs after that waits anew");
         memory.gathered("u");

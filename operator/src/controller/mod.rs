@@ -11,7 +11,7 @@ pub mod apply;
 pub mod build;
 pub mod decide;
 pub mod dereference;
-mod events;
+pub mod events;
 #[cfg(test)]
 pub mod fixtures;
 pub mod memory;
@@ -27,16 +27,15 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use kube::runtime::controller::Action;
-use kube::runtime::events::Recorder;
 use kube::{Client, ResourceExt as _};
 use psjobs_api::crd::{MANAGER, ParameterServerJob};
-use tokio::sync::{Semaphore, SemaphorePermit};
 use tracing::{Instrument as _, debug, info_span, warn};
 
 pub use self::watch::{Watches, run};
 
 use self::decide::{Decision, decide, refuse};
 use self::dereference::{Children, dereference};
+use self::events::Teller;
 use self::memory::Memory;
 use self::turns::Turns;
 use self::update_status::{Difference, difference};
@@ -48,18 +47,18 @@ pub struct Context {
     pub client: Client,
     pub children: Children,
     pub memory: Arc<Memory>,
-    pub recorder: Recorder,
+    pub teller: Teller,
     pub metrics: Metrics,
-    pub turns: Turns,
+    pub turns: Arc<Turns>,
     /// Image of servers whose job has no template for them.
     pub worker_image: String,
 }
 
 impl Context {
     /// Waits for its turn to write.
-    async fn turn<'a>(&self, turns: &'a Semaphore) -> SemaphorePermit<'a> {
+    async fn turn<T>(&self, turn: impl Future<Output = T>) -> T {
         self.metrics.write_waits(1);
-        let turn = turns.acquire().await.expect("nobody closes it");
+        let turn = turn.await;
         self.metrics.write_waits(-1);
         turn
     }
@@ -128,9 +127,9 @@ async fn decide_and_create(
         return Ok(decision);
     }
     debug!(children = decision.create.len(), "creating");
-    context.metrics.step("create", apply::create(context, job, &decision.create, &mut world)).await?;
-    let refused = world.refused.len();
-    context.metrics.created(decision.create.len() - refused, refused);
+    let creating = apply::create(context, job, &decision.create, &mut world);
+    let created = context.metrics.step("create", creating).await?;
+    context.metrics.created(created, world.refused.len());
     Ok(decide(job, &status, &world, now))
 }
 
@@ -142,19 +141,17 @@ async fn settle(
     context: &Context,
 ) -> Result<Option<Duration>, ReconcileError> {
     // What is still to be created was refused just now, or will be created in the next reconcile.
-    let Decision { create: _, status, delete, delete_job, notices, requeue: _ } = decision;
+    let Decision { create: _, status, delete, delete_job, notices, passing: _, requeue: _ } = decision;
     let uid = object.metadata.uid.as_deref().unwrap_or_default();
     let before = object.status.clone().unwrap_or_default();
     let difference = difference(&before, status);
-    let gathering = match difference {
-        Difference::Details if delete.is_empty() && notices.is_empty() => context.memory.gather(uid, Instant::now()),
-        _ => {
-            context.memory.gathered(uid);
-            None
-        }
-    };
-    if difference != Difference::None && gathering.is_none() {
-        let _turn = context.turn(&context.turns.statuses).await;
+    let patience = patience(difference, decision);
+    if let Some(wait) = patience.and_then(|patience| context.memory.gather(uid, patience, Instant::now())) {
+        return Ok(Some(wait));
+    }
+    context.memory.gathered(uid);
+    if difference != Difference::None {
+        let _turn = context.turn(context.turns.status()).await;
         let writing = update_status::update_status(&context.client, object, status);
         if let Some(stored) = context.metrics.step("status", writing).await? {
             context.metrics.wrote(&before, status);
@@ -166,14 +163,21 @@ async fn settle(
         context.metrics.step("delete", apply::delete(context, &namespace, delete)).await?;
     }
     context.metrics.deleted(delete.len());
-    if !notices.is_empty() {
-        let _turn = context.turn(&context.turns.events).await;
-        context.metrics.step("tell", events::publish(&context.recorder, object, notices)).await;
-    }
+    context.teller.tell(object, notices);
     if *delete_job {
         apply::delete_job(&context.client, object).await?;
     }
-    Ok(gathering)
+    Ok(None)
+}
+
+/// How long a decision may wait for those that follow it, which may make its writes needless.
+fn patience(difference: Difference, decision: &Decision) -> Option<Duration> {
+    match difference {
+        _ if !decision.delete.is_empty() => None,
+        Difference::Facts if decision.passing => Some(memory::PASSING),
+        Difference::Details if decision.notices.is_empty() => Some(memory::GATHER),
+        _ => None,
+    }
 }
 
 fn retry(job: Arc<ParameterServerJob>, error: &ReconcileError, context: Arc<Context>) -> Action {
@@ -190,4 +194,38 @@ fn retry(job: Arc<ParameterServerJob>, error: &ReconcileError, context: Arc<Cont
         ),
     }
     Action::requeue(delay)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::decide::{Deletion, Notice};
+    use super::*;
+
+    #[test]
+    fn only_what_nobody_misses_waits() {
+        let delete = Deletion { name: "p".into(), uid: "u".into(), force: false };
+        let notice = Notice { warning: false, reason: "R".into(), note: String::new(), pod: None };
+        let none = Decision::default;
+        let rows = [
+            ("nothing new", Difference::None, none(), None),
+            ("a count", Difference::Details, none(), Some(memory::GATHER)),
+            ("a count, with an event", Difference::Details, Decision { notices: vec![notice.clone()], ..none() }, None),
+            ("a phase", Difference::Facts, none(), None),
+            (
+                "a phase that mostly passes at once",
+                Difference::Facts,
+                Decision { passing: true, notices: vec![notice], ..none() },
+                Some(memory::PASSING),
+            ),
+            (
+                "the same, with a pod to delete after it is on record",
+                Difference::Facts,
+                Decision { passing: true, delete: vec![delete], ..none() },
+                None,
+            ),
+        ];
+        for (label, difference, decision, want) in rows {
+            assert_eq!(patience(difference, &decision), want, "{label}");
+        }
+    }
 }

@@ -40,6 +40,8 @@ pub struct ValidJob {
     pub startup_deadline: Option<SignedDuration>,
     pub progress_deadline: Option<SignedDuration>,
     pub schedule_timeout: Option<SignedDuration>,
+    /// Somebody waits for all pods before any of them starts.
+    pub scheduled_together: bool,
     pub force_delete_after: SignedDuration,
     pub server_drain: SignedDuration,
     /// The object itself, for its templates and spec.training.
@@ -125,6 +127,7 @@ pub fn validate(object: Arc<ParameterServerJob>) -> Result<ValidJob, SpecError> 
             "spec.schedulingPolicy.scheduleTimeoutSeconds",
             spec.scheduling_policy.as_ref().and_then(|policy| policy.schedule_timeout_seconds),
         )?,
+        scheduled_together: spec.scheduling_policy.as_ref().is_some_and(|policy| policy.queue.is_some()),
         force_delete_after: duration("spec.runPolicy.forceDeleteAfterSeconds", policy.force_delete_after_seconds)?,
         server_drain: duration("spec.runPolicy.serverDrainSeconds", policy.server_drain_seconds)?,
         object,

@@ -22,7 +22,7 @@ use super::{Context, reconcile, retry};
 
 /// Reconciles under way at once. Each is mostly waiting for its turn to write; a job whose status waits must
 /// not keep the next one from creating its pods.
-const CONCURRENCY: u16 = 512;
+const CONCURRENCY: u16 = 1024;
 
 /// The watches of one term as leader. They start with a list, so the caches begin up to date.
 pub struct Watches {

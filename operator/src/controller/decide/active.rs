@@ -75,7 +75,9 @@ impl Draft<'_> {
 
     /// A trainer that is not to be created yet.
     pub(super) fn waits_for_servers(&self, replica: Replica) -> bool {
-        let in_order = self.job.startup_policy == StartupPolicy::ServersReady && replica.role == Role::Trainer;
+        let one_after_the_other =
+            self.job.startup_policy == StartupPolicy::ServersReady && !self.job.scheduled_together;
+        let in_order = one_after_the_other && replica.role == Role::Trainer;
         // Once created it is replaced like any other, whatever the servers do at that moment.
         in_order && self.ledger.get(replica).is_none() && !self.servers_are_ready()
     }

@@ -28,6 +28,7 @@ impl Draft<'_> {
         if since.is_none() {
             self.notice("Completing", "All trainers are done; waiting for the servers to end");
         }
+        self.out.passing = true;
         self.out.status.phase = Some(Phase::Completing);
         self.out.status.reason = Some("WaitingForServers".into());
         let seconds = self.job.server_drain.as_secs();

@@ -71,6 +71,8 @@ pub struct Decision {
     /// The job's time after its end is over.
     pub delete_job: bool,
     pub notices: Vec<Notice>,
+    /// The job mostly leaves this state at once: unless something is to be deleted, nobody misses it.
+    pub passing: bool,
     /// Look again then, even if nothing changes.
     pub requeue: Option<SignedDuration>,
 }

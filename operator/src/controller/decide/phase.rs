@@ -110,7 +110,7 @@ impl<'a> Draft<'a> {
     fn is_being_replaced(&self, replica: Replica) -> bool {
         let first = self.prev.first_incarnation.unsigned_abs();
         match self.pod(replica) {
-            Some(pod) => pod.ended() || pod.gone_by.is_some() || pod.incarnation > first,
+            Some(pod) => pod.ended() || pod.gone_by.is_some() || self.is_lost(pod) || pod.incarnation > first,
             None => self.ledger.get(replica).is_some(),
         }
     }

@@ -65,6 +65,13 @@ fn trainers_start_when_the_servers_are_ready_if_the_policy_says_so() {
 }
 
 #[test]
+fn pods_that_are_scheduled_together_are_created_together() {
+    let mut cluster = Cluster::new("startupPolicy: ServersReady\nschedulingPolicy: {queue: team-a}");
+    cluster.reconcile();
+    assert_eq!(cluster.pods(), ALL_PODS, "waiting for the servers would be waiting for ever");
+}
+
+#[test]
 fn all_pods_start_again_after_a_failure_and_that_counts_once() {
     let mut cluster = running("failurePolicy: {restartStrategy: RecreateAll, maxRestarts: 2}");
     cluster.succeed("trainer-0");
@@ -327,6 +334,10 @@ fn a_lost_node_is_told_and_rules_can_match_it() {
     cluster.edit("ps-0", |pod| pod.on_lost_node(at(0)));
     cluster.pass(30);
     cluster.reconcile();
-    assert_eq!(cluster.deleting(), ["trainer-0", "trainer-1"], "the lost pod is gone at once, the others take their time");
+    assert_eq!(
+        cluster.deleting(),
+        ["trainer-0", "trainer-1"],
+        "the lost pod is gone at once, the others take their time"
+    );
     assert_eq!(cluster.status.restarts_counted, 0);
 }
