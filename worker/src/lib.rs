@@ -1,6 +1,7 @@
 //! What runs in a job's pods: trainers and servers on libtorch. Models, data sets and the training
 //! loop live here; the parameter server itself is `psjobs-ps`, and nothing here knows Kubernetes.
 
+pub mod allreduce;
 pub mod cli;
 pub mod data;
 pub mod device;

@@ -1,0 +1,173 @@
+//! How a rank finds its neighbours: it listens for the one before and connects to the next, whose address
+//! somebody else knows. Both say who they are, so that a process of another job, or one that has been
+//! replaced, does not get into the ring.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::RingError;
+
+/// Which trainer of how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub rank: u32,
+    pub size: u32,
+}
+
+/// Connections to the next rank and from the one before.
+#[derive(Debug)]
+pub struct Neighbours {
+    pub next: TcpStream,
+    pub before: TcpStream,
+}
+
+/// What a connection begins with; the last byte tells versions apart.
+const MAGIC: &[u8; 8] = b"psring\0\x01";
+/// The answer to who belongs here.
+const WELCOME: u8 = 1;
+/// A single try to connect, or to hear who comes, takes no longer.
+const TRY: Duration = Duration::from_secs(5);
+/// Pause between two looks for who comes, or two tries to connect.
+const PAUSE: Duration = Duration::from_millis(20);
+
+impl Place {
+    #[must_use]
+    pub fn before(self) -> u32 {
+        (self.rank + self.size - 1) % self.size
+    }
+
+    #[must_use]
+    pub fn next(self) -> u32 {
+        (self.rank + 1) % self.size
+    }
+}
+
+impl Neighbours {
+    /// Connects this rank of the job `uid`. `next_address` tells where the next rank listens, waiting so
+    /// long at most; it is asked again when nobody of this job is there. `interrupt` ends the wait.
+    ///
+    /// # Errors
+    /// If a neighbour does not come within `patience`.
+    pub fn connect(
+        place: Place,
+        uid: &str,
+        listener: &TcpListener,
+        next_address: impl Fn(Duration) -> Result<String, String> + Send,
+        patience: Duration,
+        interrupt: &AtomicBool,
+    ) -> Result<Self, RingError> {
+        let wait = Wait { end: Instant::now() + patience, patience, interrupt };
+        thread::scope(|scope| {
+            let next = scope.spawn(|| reach(place, uid, next_address, wait));
+            let before = await_before(place, uid, listener, wait);
+            let next =
+                next.join().unwrap_or_else(|_| Err(wait.absent(place.next(), "its address cannot be asked for")));
+            let (next, before) = (next?, before?);
+            for stream in [&next, &before] {
+                stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(None)).map_err(RingError::Listen)?;
+            }
+            Ok(Self { next, before })
+        })
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Wait<'a> {
+    end: Instant,
+    patience: Duration,
+    interrupt: &'a AtomicBool,
+}
+
+impl Wait<'_> {
+    /// What is left of it, or why it is over; `reason` is what the last try said.
+    fn left(&self, rank: u32, reason: &str) -> Result<Duration, RingError> {
+        if self.interrupt.load(Ordering::Relaxed) {
+            return Err(RingError::Interrupted);
+        }
+        match self.end.checked_duration_since(Instant::now()) {
+            Some(left) if !left.is_zero() => Ok(left),
+            _ => Err(self.absent(rank, reason)),
+        }
+    }
+
+    fn absent(&self, rank: u32, reason: &str) -> RingError {
+        RingError::Absent { rank, seconds: self.patience.as_secs(), reason: reason.to_owned() }
+    }
+}
+
+fn reach(
+    place: Place,
+    uid: &str,
+    next_address: impl Fn(Duration) -> Result<String, String>,
+    wait: Wait,
+) -> Result<TcpStream, RingError> {
+    let mut reason = "it has not said where it listens".to_owned();
+    loop {
+        let left = wait.left(place.next(), &reason)?;
+        let tried = next_address(left.min(TRY)).and_then(|address| {
+            introduce(place, uid, &address, left.min(TRY)).map_err(|error| format!("{address}: {error}"))
+        });
+        match tried {
+            Ok(stream) => return Ok(stream),
+            Err(why) => reason = why,
+        }
+        thread::sleep(PAUSE.min(left));
+    }
+}
+
+/// Connects and says who this is; the connection, if the other side is the one that is meant.
+fn introduce(place: Place, uid: &str, address: &str, patience: Duration) -> io::Result<TcpStream> {
+    let target = address.to_socket_addrs()?.next().ok_or_else(|| io::Error::other("it has no address"))?;
+    let mut stream = TcpStream::connect_timeout(&target, patience)?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.write_all(&hello(place, uid))?;
+    let mut answer = [0];
+    stream.read_exact(&mut answer)?;
+    if answer[0] == WELCOME { Ok(stream) } else { Err(io::Error::other("it belongs to another job")) }
+}
+
+fn await_before(place: Place, uid: &str, listener: &TcpListener, wait: Wait) -> Result<TcpStream, RingError> {
+    listener.set_nonblocking(true).map_err(RingError::Listen)?;
+    let expected = hello(Place { rank: place.before(), size: place.size }, uid);
+    loop {
+        let left = wait.left(place.before(), "it has not connected")?;
+        match listener.accept() {
+            Ok((stream, _)) => {
+                if let Some(stream) = welcome(stream, &expected, left.min(TRY)) {
+                    return Ok(stream);
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(PAUSE.min(left)),
+            Err(error) => return Err(RingError::Listen(error)),
+        }
+    }
+}
+
+/// Lets in who says `expected`; a stranger's connection is closed.
+fn welcome(mut stream: TcpStream, expected: &[u8], patience: Duration) -> Option<TcpStream> {
+    let mut said = vec![0; expected.len()];
+    let heard = stream
+        .set_nonblocking(false)
+        .and_then(|()| stream.set_read_timeout(Some(patience)))
+        .and_then(|()| stream.read_exact(&mut said));
+    if heard.is_err() || said != expected {
+        tracing::warn!("a process that is not the trainer before this one tried to connect");
+        return None;
+    }
+    stream.write_all(&[WELCOME]).ok()?;
+    Some(stream)
+}
+
+/// Of fixed length whatever the uid, so that a stranger's can be read.
+fn hello(place: Place, uid: &str) -> Vec<u8> {
+    let mut said = MAGIC.to_vec();
+    said.extend_from_slice(&place.rank.to_le_bytes());
+    said.extend_from_slice(&place.size.to_le_bytes());
+    let mut name = [0; 64];
+    name.iter_mut().zip(uid.bytes()).for_each(|(place, byte)| *place = byte);
+    said.extend_from_slice(&name);
+    said
+}
