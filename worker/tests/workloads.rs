@@ -8,12 +8,17 @@ use std::path::{Path, PathBuf};
 use process::{command, end, free_port, read, run, start};
 use psjobs_api::ReplicaResult;
 
-/// Trains `workload` in two trainers and returns the first one's result.
+/// Trains `workload` on the CPU.
 fn train(workload: &str, serve: &str, folder: &Path) -> ReplicaResult {
+    train_anywhere(&format!("{workload} --device cpu"), serve, folder)
+}
+
+/// Trains `workload` in two trainers and returns the first one's result.
+fn train_anywhere(workload: &str, serve: &str, folder: &Path) -> ReplicaResult {
     let place = format!("--world-size 3 --master-port {}", free_port());
     let server = start(&format!("serve {place} {serve}"), &folder.join("server"));
     let trainers = [1, 2].map(|rank| {
-        let args = format!("train {workload} {place} --rank {rank} --device cpu");
+        let args = format!("train {workload} {place} --rank {rank}");
         start(&args, &folder.join(format!("trainer-{rank}")))
     });
     for process in trainers.into_iter().chain([server]) {
@@ -102,6 +107,45 @@ fn a_torchscript_module_fits_a_line_to_a_csv() {
     assert!(!result.metrics.contains_key("accuracy"), "{result:?}");
 }
 
+const CLICKS: &str = "recsys --keys 100000 --examples 60000 --held-out 10000 --optimizer adagrad --learning-rate 0.05";
+
+#[test]
+fn clicks_are_predicted_as_well_by_two_trainers_as_by_one_process() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let serve = "--optimizer adagrad --learning-rate 0.05 --consistency sync";
+    let together = train_anywhere(&format!("{CLICKS} --batch-size 64"), serve, folder.path()).metrics;
+    let alone = format!("train {CLICKS} --local --batch-size 128");
+    let (code, log) = end(start(&alone, &folder.path().join("alone")));
+    assert_eq!(code, Some(0), "{log}");
+    let alone = read(&folder.path().join("alone")).metrics;
+    assert!((together["auc"] - alone["auc"]).abs() < 0.01, "{together:?}, alone {alone:?}");
+    assert!(together["auc"] > 0.65 && together["auc"] < together["best_auc"], "{together:?}");
+    assert_eq!(together["best_auc"], alone["best_auc"], "the same examples");
+}
+
+#[test]
+fn a_trainer_that_dies_is_named_by_those_that_it_leaves() {
+    use std::io::{BufRead as _, BufReader, Read as _};
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let place = format!("--world-size 3 --master-port {}", free_port());
+    let _server = start(&format!("serve {place} --consistency sync"), &folder.path().join("server"));
+    let [mut left, mut dead] = [1, 2].map(|rank| {
+        let args = format!("train recsys --keys 1000 --epochs 1000 --log-every 5 {place} --rank {rank}");
+        start(&args, &folder.path().join(format!("trainer-{rank}")))
+    });
+    let mut log = BufReader::new(left.0.stderr.take().expect("piped"));
+    let mut line = String::new();
+    while !line.contains("training") {
+        line.clear();
+        assert_ne!(log.read_line(&mut line).expect("text"), 0, "it ended before it trained");
+    }
+    dead.0.kill().expect("it runs");
+    let mut said = String::new();
+    log.read_to_string(&mut said).expect("text");
+    assert_eq!(left.0.wait().expect("it ends").code(), Some(1), "{said}");
+    assert!(said.contains("trainer 1 is gone"), "{said}");
+}
+
 #[test]
 fn modules_and_data_that_do_not_fit_are_one_sentence() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -127,12 +171,18 @@ fn modules_and_data_that_do_not_fit_are_one_sentence() {
         ("line.pt", format!("nll {}", file("half.csv", "1,2,0.5\n1,2,1\n")), "a target is no class"),
         ("line.pt", format!("mse {}", file("one.csv", "1,2,3\n")), "holds one example"),
     ];
+    let clicks = file("clicks.tsv", "1\t3\ta\n0\tx\tb\n");
     let rows = rows.map(|(name, loss, want)| {
         (format!("train torchscript --local --model {} --loss {loss}", module(name).display()), want)
     });
     let texts = [
         (format!("train lm --local {text}"), "3 words, too few"),
         ("train lm --local --data /no/such/text".into(), "scripts/text.sh"),
+        (
+            format!("train recsys --local {clicks} --numbers 1 --categories 1"),
+            "clicks.tsv, line 2: field 2 is \"x\", expected a number",
+        ),
+        (format!("train recsys --local {clicks}"), "line 1: it has 3 fields, expected 40"),
         (format!("train mnist --dataset fashion --local --data {}", folder.path().display()), "make fashion"),
     ];
     for (args, want) in rows.into_iter().chain(texts) {

@@ -6,6 +6,7 @@ mod digits;
 mod extent;
 mod lm;
 mod mnist_remote;
+mod recsys;
 mod remote;
 mod rnn_remote;
 mod torchscript;
@@ -66,6 +67,9 @@ enum WorkloadCommand {
     /// A language model in three pieces: embedding and decoder on a server, the LSTM here; a batch is
     /// texts read side by side
     RnnRemote(rnn_remote::RnnRemoteArgs),
+    /// Predicting clicks: a table of vectors by key on the servers, the dense layers by all-reduce between the
+    /// trainers
+    Recsys(recsys::RecsysArgs),
 }
 
 /// What a workload is opened with.
@@ -135,6 +139,7 @@ pub fn run(command: &TrainCommand) -> Result<ReplicaResult, Failure> {
         WorkloadCommand::MnistRemote(args) => args.run(),
         WorkloadCommand::CartPole(args) => args.run(),
         WorkloadCommand::RnnRemote(args) => args.run(),
+        WorkloadCommand::Recsys(args) => args.run(),
     }
 }
 

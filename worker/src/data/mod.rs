@@ -1,5 +1,6 @@
 //! Data sets, how they are read ahead of the trainer, and the order in which trainers read them.
 
+pub mod clicks;
 pub mod csv;
 pub mod idx;
 pub mod labelled;

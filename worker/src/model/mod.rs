@@ -2,6 +2,7 @@
 //! compare with the usual tutorials.
 
 pub mod convnet;
+pub mod dlrm;
 pub mod language;
 pub mod mlp;
 

@@ -51,15 +51,30 @@ impl Endpoint {
     /// If there is no such interface or port, or the server cannot be told.
     pub fn publish(&self, server: &Peer, address: &str) -> Result<(), RemoteError> {
         let cannot = |error| RemoteError::new(format!("cannot listen for other trainers: {error}"));
-        let listener =
-            interface_towards(address).and_then(|ip| std::net::TcpListener::bind((ip, 0))).map_err(cannot)?;
+        let listener = listen_towards(address).map_err(cannot)?;
         let own = listener.local_addr().map_err(cannot)?;
         listener.set_nonblocking(true).map_err(cannot)?;
         {
             let _runtime = self.shared().runtime.enter();
             self.serve(TcpListener::from_std(listener).map_err(cannot)?);
         }
-        server.rpc_sync(PUBLISH, own.to_string())
+        self.publish_address(server, &own.to_string())
+    }
+
+    /// Says at `server` where this trainer can be reached.
+    ///
+    /// # Errors
+    /// If the server cannot be told.
+    pub fn publish_address(&self, server: &Peer, address: &str) -> Result<(), RemoteError> {
+        server.rpc_sync(PUBLISH, address.to_owned())
+    }
+
+    /// Where the trainer `name` says at `server` that it can be reached, waiting up to `patience` for it.
+    ///
+    /// # Errors
+    /// If it does not say so in time.
+    pub fn locate(&self, server: &Peer, name: &str, patience: Duration) -> Result<String, RemoteError> {
+        server.clone().timeout(patience).rpc_sync(LOCATE, name)
     }
 
     /// Connects to the trainer `name`, which publishes its address at `server`, waiting up to `patience`.
@@ -68,9 +83,17 @@ impl Endpoint {
     /// If it does not publish an address in time, or does not answer there.
     pub fn connect_published(&self, server: &Peer, name: &str, patience: Duration) -> Result<Peer, RemoteError> {
         let end = Instant::now() + patience;
-        let address: String = server.clone().timeout(patience).rpc_sync(LOCATE, name)?;
+        let address = self.locate(server, name, patience)?;
         self.connect(name, &address, end.saturating_duration_since(Instant::now()))
     }
+}
+
+/// Listens on a free port of the interface by which `address` is reached.
+///
+/// # Errors
+/// If there is no such interface or port.
+pub fn listen_towards(address: &str) -> std::io::Result<std::net::TcpListener> {
+    std::net::TcpListener::bind((interface_towards(address)?, 0))
 }
 
 /// The address of the interface that packets to `address` leave by. Nothing is sent.

@@ -1,6 +1,8 @@
 //! Training: one loop for every workload, with its parameters on servers ([`remote`]) or in this
-//! process alone ([`local`]); and one for models that live in other processes ([`modules`]).
+//! process alone ([`local`]); and one for models that live in other processes ([`modules`]). [`dense`] and
+//! [`stages`] are for layers that every trainer has all of.
 
+pub mod dense;
 pub mod flat;
 pub mod local;
 pub mod modules;
@@ -8,6 +10,7 @@ pub mod progress;
 pub mod remote;
 pub mod resident;
 pub mod slowdown;
+pub mod stages;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -4,6 +4,7 @@ pub mod cartpole;
 pub mod digits;
 pub mod lm;
 pub mod mnist_remote;
+pub mod recsys;
 pub mod rnn_remote;
 pub mod torchscript;
 

@@ -3,8 +3,10 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
+use anyhow::anyhow;
 use clap::Args;
-use psjobs_api::{Environment, ReplicaResult, Role};
+use psjobs_api::env::PSJOB_ROLE;
+use psjobs_api::{Environment, ReplicaResult, Role, Training};
 use tracing::info;
 
 use super::compute_threads;
@@ -39,15 +41,38 @@ impl RemoteArgs {
         libtorch::wait_passively();
         let signals = Signals::listen().map_err(Failure::work)?;
         let mut environment = self.place.resolve(Role::Trainer, variable).map_err(Failure::input)?;
-        self.optimizer.apply(&mut environment.training.optimizer);
-        if let Some(seed) = self.seed {
-            environment.training.seed = seed;
-        }
-        environment.training.validate().map_err(Failure::input)?;
+        self.override_training(&mut environment.training)?;
         log_place(&environment);
         libtorch::load().map_err(Failure::input)?;
         compute_threads(self.threads);
         Ok((environment, signals))
+    }
+
+    /// As [`RemoteArgs::begin`] if not `alone`; else no job, and the flags' values over the defaults.
+    pub fn begin_or_alone(&self, alone: bool) -> Result<(Option<Environment>, Training, Signals), Failure> {
+        if !alone {
+            let (environment, signals) = self.begin()?;
+            let training = environment.training.clone();
+            return Ok((Some(environment), training, signals));
+        }
+        if variable(PSJOB_ROLE).is_some() {
+            return Err(Failure::Input(anyhow!(
+                "--local trains alone, but this process is part of a job; leave it out"
+            )));
+        }
+        libtorch::wait_passively();
+        let signals = Signals::listen().map_err(Failure::work)?;
+        let mut training = Training::default();
+        self.override_training(&mut training)?;
+        libtorch::load().map_err(Failure::input)?;
+        compute_threads(self.threads);
+        Ok((None, training, signals))
+    }
+
+    fn override_training(&self, training: &mut Training) -> Result<(), Failure> {
+        self.optimizer.apply(&mut training.optimizer);
+        training.seed = self.seed.unwrap_or(training.seed);
+        training.validate().map_err(Failure::input)
     }
 
     pub fn patience(&self) -> Duration {

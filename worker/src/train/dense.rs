@@ -1,0 +1,77 @@
+//! The layers that every trainer has all of: each applies the same mean gradient by the same rule, so that
+//! they stay the same everywhere. The rules are the servers'.
+
+use std::ops::Range;
+
+use psjobs_api::Training;
+use psjobs_ps::optimizer::{Optimizer, State};
+use psjobs_ps::schedule::Schedule;
+use tch::{Tensor, no_grad};
+
+/// Parameters and their optimizer. The flat order is that of a backward pass: the last stage first.
+pub struct Dense {
+    parameters: Vec<(Tensor, Range<usize>)>,
+    values: Vec<f32>,
+    optimizer: Optimizer,
+    schedule: Schedule,
+    state: State,
+}
+
+impl Dense {
+    /// The parameters of a model's stages, the first stage first.
+    #[must_use]
+    pub fn new(stages: &[Vec<Tensor>], training: &Training) -> Self {
+        let mut values = Vec::new();
+        let mut parameters = Vec::new();
+        for tensor in stages.iter().rev().flatten() {
+            let start = values.len();
+            values.resize(start + tensor.numel(), 0.0);
+            tensor.copy_data(&mut values[start..], tensor.numel());
+            parameters.push((tensor.shallow_clone(), start..values.len()));
+        }
+        let optimizer = Optimizer::new(&training.optimizer);
+        let state = optimizer.state(values.len());
+        Self { parameters, values, optimizer, schedule: Schedule::from(&training.schedule), state }
+    }
+
+    /// Elements of all parameters.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.values.len()
+    }
+
+    /// One step, of this number, along the flat `gradient`.
+    ///
+    /// # Panics
+    /// If the gradient has another length than the parameters.
+    pub fn update(&mut self, step: u64, gradient: &[f32]) {
+        let factor = self.schedule.factor(step);
+        self.optimizer.apply(&mut self.values, bytemuck::cast_slice(gradient), &mut self.state, factor);
+        no_grad(|| {
+            for (tensor, range) in &mut self.parameters {
+                let value = Tensor::from_slice(&self.values[range.clone()]);
+                tensor.copy_(&value.view_as(tensor));
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind};
+
+    use super::*;
+
+    #[test]
+    fn parameters_follow_the_flat_gradient_with_the_last_stage_first() {
+        let ones = |size: i64| Tensor::ones([size], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let (first, last) = (ones(2), ones(1));
+        let mut training = Training::default();
+        training.optimizer.learning_rate = 0.5;
+        let mut dense = Dense::new(&[vec![first.shallow_clone()], vec![last.shallow_clone()]], &training);
+        assert_eq!(dense.elements(), 3);
+        dense.update(0, &[1.0, 2.0, 4.0]);
+        let values = |tensor: &Tensor| Vec::<f32>::try_from(tensor.detach()).expect("f32");
+        assert_eq!((values(&last), values(&first)), (vec![0.5], vec![0.0, -1.0]));
+    }
+}
