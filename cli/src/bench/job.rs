@@ -60,10 +60,15 @@ pub fn run(job: &ParameterServerJob, worker: &Path) -> anyhow::Result<Summary> {
 
 /// Steps/s of MNIST's convolutional net in one process and one thread, with its own optimizer.
 pub fn mnist_alone(worker: &Path, steps: u32) -> anyhow::Result<f64> {
+    alone(worker, &["train", "mnist", "--local", "--threads", "1", "--max-steps", &steps.to_string()])
+}
+
+/// Steps/s of one process that trains alone, as `args` say.
+pub fn alone(worker: &Path, args: &[&str]) -> anyhow::Result<f64> {
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
     let file = folder.path().join("result.json");
     let output = Command::new(worker)
-        .args(["train", "mnist", "--local", "--threads", "1", "--max-steps", &steps.to_string()])
+        .args(args)
         .env(THREADS, "1")
         .env(PSJOB_RESULT_FILE, &file)
         .stdin(Stdio::null())

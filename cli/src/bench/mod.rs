@@ -1,6 +1,7 @@
 //! `psjobs bench`: measures, each case against a limit taken in the same run. One file for each
 //! benchmark. Machines are noisy, so a case and its limit take turns and the medians count.
 
+mod hybrid;
 pub mod job;
 mod mnist;
 mod optimizers;
@@ -40,6 +41,7 @@ enum Bench {
     Recovery(recovery::RecoveryArgs),
     Remote(remote::RemoteArgs),
     Rl(rl::RlArgs),
+    Hybrid(hybrid::HybridArgs),
     /// One server of the job that the environment tells of, as `recovery` starts them
     #[command(hide = true)]
     Server,
@@ -99,6 +101,7 @@ impl BenchArgs {
             Bench::Recovery(args) => args.measure(self.runs)?,
             Bench::Remote(args) => args.measure(self.runs)?,
             Bench::Rl(args) => args.measure(self.runs)?,
+            Bench::Hybrid(args) => args.measure(self.runs)?,
             Bench::Server => {
                 recovery::serve()?;
                 return Ok(ExitCode::SUCCESS);

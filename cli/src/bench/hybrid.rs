@@ -1,0 +1,51 @@
+//! What servers and ring cost a model of clicks: steps a second of two trainers with their table on a server
+//! and their dense layers in a ring, over twice those of one process that has both in its own memory. One
+//! thread each.
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::Args;
+use serde_json::json;
+
+use super::{Case, job, say};
+
+/// Steps/s of two trainers with sparse tables and all-reduce, over twice one local loop's
+#[derive(Debug, Args)]
+pub struct HybridArgs {
+    /// Steps of each process in each run
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
+    steps: u32,
+    /// Examples that a trainer reads in one step
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    batch_size: u32,
+    /// The psjobs-worker to measure [default: the one beside psjobs, or on PATH]
+    #[arg(long, value_name = "PATH", env = "PSJOBS_WORKER")]
+    worker: Option<PathBuf>,
+}
+
+impl HybridArgs {
+    pub fn measure(&self, runs: u32) -> anyhow::Result<Vec<Case>> {
+        let worker = job::worker(self.worker.as_deref())?;
+        let [steps, batch] = [self.steps, self.batch_size].map(|number| number.to_string());
+        // The layers of DLRM's own benchmark on Criteo's logs.
+        let layers = ["--lower", "512,256", "--upper", "512,256"];
+        // Evaluation is not part of what is measured.
+        let extent = ["--max-steps", &steps, "--batch-size", &batch, "--held-out", "1"];
+        let args = [["train", "recsys"].as_slice(), &layers, &extent].concat();
+        let rule = ["--optimizer", "adagrad", "--learning-rate", "0.05"];
+        let training = json!({
+            "consistency": {"mode": "Sync"},
+            "optimizer": {"type": "Adagrad", "learningRate": 0.05},
+        });
+        let job = job::job("bench-hybrid", training, 2, &args)?;
+        let alone_args = [&args[..], &["--local", "--threads", "1"], &rule].concat();
+        let (mut together, mut alone) = (Vec::new(), Vec::new());
+        for run in 1..=runs {
+            say(&format!("hybrid: run {run} of {runs}"));
+            alone.push(2.0 * job::alone(&worker, &alone_args)?);
+            together.push(job::run(&job, &worker)?.steps_per_second.context("the trainers left no result")?);
+        }
+        Ok(vec![Case::new("hybrid", "2-trainers-1-server", "steps/s", &together, &alone)])
+    }
+}
