@@ -3,7 +3,9 @@
 mod process;
 
 use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
+use std::process::ChildStderr;
 
 use process::{command, end, free_port, read, run, start};
 use psjobs_api::ReplicaResult;
@@ -123,27 +125,61 @@ fn clicks_are_predicted_as_well_by_two_trainers_as_by_one_process() {
     assert_eq!(together["best_auc"], alone["best_auc"], "the same examples");
 }
 
-#[test]
-fn a_trainer_that_dies_is_named_by_those_that_it_leaves() {
-    use std::io::{BufRead as _, BufReader, Read as _};
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let place = format!("--world-size 3 --master-port {}", free_port());
-    let _server = start(&format!("serve {place} --consistency sync"), &folder.path().join("server"));
-    let [mut left, mut dead] = [1, 2].map(|rank| {
-        let args = format!("train recsys --keys 1000 --epochs 1000 --log-every 5 {place} --rank {rank}");
-        start(&args, &folder.path().join(format!("trainer-{rank}")))
-    });
-    let mut log = BufReader::new(left.0.stderr.take().expect("piped"));
+/// Reads a trainer's log until it trains.
+fn trains(worker: &mut process::Worker) -> BufReader<ChildStderr> {
+    let mut log = BufReader::new(worker.0.stderr.take().expect("piped"));
     let mut line = String::new();
     while !line.contains("training") {
         line.clear();
         assert_ne!(log.read_line(&mut line).expect("text"), 0, "it ended before it trained");
     }
+    log
+}
+
+#[test]
+fn a_trainer_that_dies_is_named_by_those_that_wait_in_vain() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let place = format!("--world-size 3 --master-port {}", free_port());
+    let _server = start(&format!("serve {place} --consistency sync"), &folder.path().join("server"));
+    let [mut left, mut dead] = [1, 2].map(|rank| {
+        let args =
+            format!("train recsys --keys 1000 --epochs 1000 --log-every 5 --connect-timeout 3 {place} --rank {rank}");
+        start(&args, &folder.path().join(format!("trainer-{rank}")))
+    });
+    let mut log = trains(&mut left);
     dead.0.kill().expect("it runs");
     let mut said = String::new();
     log.read_to_string(&mut said).expect("text");
     assert_eq!(left.0.wait().expect("it ends").code(), Some(1), "{said}");
-    assert!(said.contains("trainer 1 is gone"), "{said}");
+    assert!(said.contains("trainer 1 is gone") && said.contains("waiting up to 3 s for its replacement"), "{said}");
+    assert!(said.contains("trainer 1 did not come within 3 s"), "{said}");
+}
+
+#[test]
+fn a_replaced_trainer_takes_over_the_dense_layers_and_the_job_goes_on() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let place = format!("--world-size 3 --master-port {}", free_port());
+    let rule = "--optimizer adagrad --learning-rate 0.05";
+    let server = start(&format!("serve {place} --consistency sync {rule}"), &folder.path().join("server"));
+    let begin = |rank: u32| {
+        let args = format!("train {CLICKS} --epochs 3 --batch-size 64 --log-every 20 {place} --rank {rank}");
+        start(&args, &folder.path().join(format!("trainer-{rank}")))
+    };
+    let (mut first, mut dead) = (begin(1), begin(2));
+    let mut log = trains(&mut first);
+    dead.0.kill().expect("it runs");
+    dead.0.wait().expect("it ends");
+    let (code, said) = end(begin(2));
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("took over the dense layers"), "{said}");
+    let mut said = String::new();
+    log.read_to_string(&mut said).expect("text");
+    assert_eq!(first.0.wait().expect("it ends").code(), Some(0), "{said}");
+    assert!(said.contains("all trainers are there again"), "{said}");
+    let metrics = read(&folder.path().join("trainer-1")).metrics;
+    assert!(metrics["auc"] > 0.65, "{metrics:?}");
+    let (code, said) = end(server);
+    assert_eq!(code, Some(0), "{said}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! while the trainer computes.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
@@ -139,6 +140,22 @@ impl Tables {
     pub fn pushed(&mut self, pushing: Pushing) -> Result<(), ClientError> {
         let start = Instant::now();
         let done = self.runtime.block_on(pushing.0).map_err(|_| ClientError::Interrupted)?;
+        self.waiting += start.elapsed();
+        done
+    }
+
+    /// As [`Tables::pushed`], but gives up waiting when `other` is set. The gradients arrive all the same.
+    ///
+    /// # Errors
+    /// As [`Tables::pushed`]; [`ClientError::Interrupted`] when `other` is set.
+    pub fn pushed_unless(&mut self, pushing: Pushing, other: &AtomicBool) -> Result<(), ClientError> {
+        let start = Instant::now();
+        let done = self.runtime.block_on(async {
+            tokio::select! {
+                done = pushing.0 => done.map_err(|_| ClientError::Interrupted)?,
+                () = until(|| other.load(Ordering::Acquire)) => Err(ClientError::Interrupted),
+            }
+        });
         self.waiting += start.elapsed();
         done
     }
@@ -296,7 +313,7 @@ impl Shared {
         };
         tokio::select! {
             answer = answer => answer,
-            () = interrupted(&self.config) => Err(ClientError::Interrupted),
+            () = until(|| self.config.interrupted()) => Err(ClientError::Interrupted),
         }
     }
 
@@ -305,8 +322,8 @@ impl Shared {
     }
 }
 
-async fn interrupted(config: &SessionConfig) {
-    while !config.interrupted() {
+async fn until(happens: impl Fn() -> bool) {
+    while !happens() {
         tokio::time::sleep(INTERRUPTIBLE).await;
     }
 }

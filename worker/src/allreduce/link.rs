@@ -22,11 +22,14 @@ enum Kind {
     Heartbeat = 2,
     /// The rank that was lost; the sender ends.
     Lost = 3,
+    /// The sender has done its work and ends.
+    Done = 4,
 }
 
 enum Outgoing {
     Values(Vec<u8>),
     Lost(u32),
+    Done,
 }
 
 /// Sends to the next rank.
@@ -62,6 +65,11 @@ impl Sender {
     /// Tells the ring which rank was lost.
     pub fn tell_lost(&self, rank: u32) {
         self.queue(Outgoing::Lost(rank));
+    }
+
+    /// Says that nothing more will come, because all is done.
+    pub fn tell_done(&self) {
+        self.queue(Outgoing::Done);
     }
 
     fn queue(&self, frame: Outgoing) {
@@ -107,6 +115,7 @@ fn write_all(
                 drop(written.send(frame));
             }
             Ok(Outgoing::Lost(rank)) => return stream.write_all(&header(Kind::Lost, rank)),
+            Ok(Outgoing::Done) => return stream.write_all(&header(Kind::Done, 0)),
             Err(RecvTimeoutError::Timeout) => stream.write_all(&header(Kind::Heartbeat, 0))?,
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         }
@@ -118,13 +127,51 @@ pub struct Receiver {
     stream: TcpStream,
     rank: u32,
     silence: Duration,
+    heard: Instant,
+    done: bool,
 }
 
 impl Receiver {
     /// `rank` sends on `stream`; it is lost when it has said nothing for `silence`.
     pub fn new(stream: TcpStream, rank: u32, silence: Duration) -> io::Result<Self> {
         stream.set_read_timeout(Some(silence))?;
-        Ok(Self { stream, rank, silence })
+        Ok(Self { stream, rank, silence, heard: Instant::now(), done: false })
+    }
+
+    /// Looks whether the rank before still lives, while there is nothing to receive from it. What it has
+    /// sent for the next sum stays where it is.
+    pub fn look(&mut self) -> Result<(), RingError> {
+        if self.done {
+            return Ok(());
+        }
+        self.stream.set_nonblocking(true).map_err(|error| self.lost(&error))?;
+        let seen = self.heartbeats();
+        self.stream.set_nonblocking(false).map_err(|error| self.lost(&error))?;
+        seen?;
+        if self.heard.elapsed() > self.silence { Err(self.lost(&io::ErrorKind::TimedOut.into())) } else { Ok(()) }
+    }
+
+    /// Takes the heartbeats that have come.
+    fn heartbeats(&mut self) -> Result<(), RingError> {
+        loop {
+            let mut seen = [0; HEADER];
+            match self.stream.peek(&mut seen) {
+                Ok(0) => return Err(self.lost(&io::ErrorKind::UnexpectedEof.into())),
+                Ok(HEADER) => {}
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(self.lost(&error)),
+            }
+            self.heard = Instant::now();
+            match parse(&seen) {
+                (kind, _) if kind == Kind::Heartbeat as u32 => self.read(&mut seen)?,
+                (kind, number) if kind == Kind::Lost as u32 => return Err(self.told_lost(number)),
+                (kind, _) => {
+                    self.done = kind == Kind::Done as u32;
+                    return Ok(());
+                }
+            }
+        }
     }
 
     /// The next values, as many as `into` takes.
@@ -133,7 +180,7 @@ impl Receiver {
         loop {
             let mut header = [0; HEADER];
             self.read(&mut header)?;
-            let [kind, number] = [&header[..4], &header[4..]].map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+            let (kind, number) = parse(&header);
             match kind {
                 _ if kind == Kind::Values as u32 => {
                     let (found, want) = (number as usize, into.len());
@@ -143,9 +190,9 @@ impl Receiver {
                     return self.read(bytemuck::cast_slice_mut(into));
                 }
                 _ if kind == Kind::Heartbeat as u32 => {}
-                _ if kind == Kind::Lost as u32 => {
-                    let reason = format!("trainer {rank} says so");
-                    return Err(RingError::Lost { rank: number, reason });
+                _ if kind == Kind::Lost as u32 => return Err(self.told_lost(number)),
+                _ if kind == Kind::Done as u32 => {
+                    return Err(RingError::Lost { rank, reason: "it has ended its work".to_owned() });
                 }
                 _ => return Err(RingError::Protocol { rank }),
             }
@@ -153,17 +200,31 @@ impl Receiver {
     }
 
     fn read(&mut self, bytes: &mut [u8]) -> Result<(), RingError> {
-        self.stream.read_exact(bytes).map_err(|error| {
-            let reason = match error.kind() {
-                io::ErrorKind::UnexpectedEof => "its connection was closed".to_owned(),
-                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-                    format!("it was silent for {} s", self.silence.as_secs_f64())
-                }
-                _ => error.to_string(),
-            };
-            RingError::Lost { rank: self.rank, reason }
-        })
+        self.stream.read_exact(bytes).map_err(|error| self.lost(&error))?;
+        self.heard = Instant::now();
+        Ok(())
     }
+
+    fn lost(&self, error: &io::Error) -> RingError {
+        let reason = match error.kind() {
+            io::ErrorKind::UnexpectedEof => "its connection was closed".to_owned(),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                format!("it was silent for {} s", self.silence.as_secs_f64())
+            }
+            _ => error.to_string(),
+        };
+        RingError::Lost { rank: self.rank, reason }
+    }
+
+    fn told_lost(&self, rank: u32) -> RingError {
+        RingError::Lost { rank, reason: format!("trainer {} says so", self.rank) }
+    }
+}
+
+/// Kind and number.
+fn parse(header: &[u8; HEADER]) -> (u32, u32) {
+    let [a, b, c, d, e, f, g, h] = *header;
+    (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]))
 }
 
 fn header(kind: Kind, number: u32) -> [u8; HEADER] {

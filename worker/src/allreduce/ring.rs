@@ -15,6 +15,8 @@ use super::link::{Receiver, Sender};
 use super::order::{chunk, turns};
 use super::{RingError, SILENCE};
 
+/// How often the neighbour is looked after while there is nothing to add up.
+const LOOK: Duration = Duration::from_millis(200);
 /// How soon an interrupt is seen by a trainer that waits.
 const INTERRUPTIBLE: Duration = Duration::from_millis(100);
 
@@ -29,13 +31,14 @@ pub struct Ring {
     /// Handed in and not taken out.
     under_way: usize,
     interrupt: Arc<AtomicBool>,
+    broken: Arc<AtomicBool>,
     waiting: Duration,
 }
 
 /// Where values are handed in.
 enum Work {
-    /// To the thread that adds up.
-    Ring(mpsc::Sender<Vec<f32>>),
+    /// To the thread that adds up; `None` when all is done.
+    Ring(mpsc::Sender<Option<Vec<f32>>>),
     /// A trainer alone has its sums at once.
     Alone(mpsc::Sender<Sum>),
 }
@@ -63,17 +66,26 @@ impl Ring {
         silence: Duration,
     ) -> io::Result<Self> {
         let (done, sums) = mpsc::channel();
+        let broken = Arc::<AtomicBool>::default();
         let (work, thread) = match neighbours {
             None => (Work::Alone(done), None),
             Some(Neighbours { next, before }) => {
                 let before = Receiver::new(before, place.before(), silence)?;
                 let links = Links { place, next: Sender::start(next)?, before, scratch: Vec::new() };
                 let (work, queue) = mpsc::channel();
-                let thread = thread::Builder::new().name("ring".into()).spawn(move || add_up(links, &queue, &done))?;
+                let breaks = broken.clone();
+                let run = move || {
+                    if let Err(error) = add_up(links, &queue, &done) {
+                        // A trainer that has gone on without the ring no longer asks.
+                        drop(done.send(Err(error)));
+                        breaks.store(true, Ordering::Release);
+                    }
+                };
+                let thread = thread::Builder::new().name("ring".into()).spawn(run)?;
                 (Work::Ring(work), Some(thread))
             }
         };
-        Ok(Self { place, work: Some(work), sums, thread, under_way: 0, interrupt, waiting: Duration::ZERO })
+        Ok(Self { place, work: Some(work), sums, thread, under_way: 0, interrupt, broken, waiting: Duration::ZERO })
     }
 
     /// Which trainer this is of how many.
@@ -88,12 +100,29 @@ impl Ring {
         self.waiting
     }
 
+    /// Set when a trainer is lost, also while nothing is being added up.
+    #[must_use]
+    pub fn broken(&self) -> &AtomicBool {
+        &self.broken
+    }
+
+    /// Which trainer is lost, if one is, while nothing of this one's is being added up.
+    pub fn lost(&mut self) -> Option<RingError> {
+        if !self.broken.load(Ordering::Acquire) {
+            return None;
+        }
+        match self.sums.try_recv() {
+            Ok(Err(error)) => Some(error),
+            _ => Some(RingError::Lost { rank: self.place.before(), reason: "the ring was broken".to_owned() }),
+        }
+    }
+
     /// Hands in values; their sum over all ranks comes out of [`Ring::summed`] in its turn.
     pub fn begin_sum(&mut self, values: Vec<f32>) {
         self.under_way += 1;
         // A thread that has ended left an error to be taken out.
         match &self.work {
-            Some(Work::Ring(work)) => drop(work.send(values)),
+            Some(Work::Ring(work)) => drop(work.send(Some(values))),
             Some(Work::Alone(done)) => drop(done.send(Ok(values))),
             None => {}
         }
@@ -127,19 +156,26 @@ impl Ring {
         sum
     }
 
-    /// The smallest of the numbers that the ranks give, which are below 2^48.
+    /// Leaves the ring when all sums are done. The others do not take this trainer for lost.
+    pub fn finish(mut self) {
+        if let Some(Work::Ring(work)) = self.work.take() {
+            // A thread that has ended says nothing more.
+            drop(work.send(None));
+        }
+    }
+
+    /// The numbers that the ranks give, which are below 2^48, in their order.
     ///
     /// # Errors
     /// As [`Ring::summed`].
-    pub fn smallest(&mut self, number: u64) -> Result<u64, RingError> {
+    pub fn gather(&mut self, number: u64) -> Result<Vec<u64>, RingError> {
         // Each rank's number in a place of its own, as two parts that an f32 holds exactly.
         let mut all = vec![0.0; 2 * self.place.size as usize];
         all[2 * self.place.rank as usize] = (number >> 24) as f32;
         all[2 * self.place.rank as usize + 1] = (number & 0xff_ffff) as f32;
         self.begin_sum(all);
         let all = self.summed()?;
-        let numbers = all.chunks_exact(2).map(|parts| ((parts[0] as u64) << 24) | parts[1] as u64);
-        Ok(numbers.min().unwrap_or(number))
+        Ok(all.chunks_exact(2).map(|parts| ((parts[0] as u64) << 24) | parts[1] as u64).collect())
     }
 }
 
@@ -156,15 +192,29 @@ impl Drop for Ring {
     }
 }
 
-fn add_up(mut links: Links, queue: &mpsc::Receiver<Vec<f32>>, done: &mpsc::Sender<Sum>) {
-    while let Ok(mut values) = queue.recv() {
-        let summed = links.sum(&mut values);
-        let failed = summed.is_err();
+/// Adds up what is handed in until the trainer is done, or another one is lost, which the others are told.
+fn add_up(
+    mut links: Links,
+    queue: &mpsc::Receiver<Option<Vec<f32>>>,
+    done: &mpsc::Sender<Sum>,
+) -> Result<(), RingError> {
+    loop {
+        let summed = match queue.recv_timeout(LOOK) {
+            Ok(Some(mut values)) => links.sum(&mut values).map(|()| Some(values)),
+            Ok(None) => {
+                links.next.tell_done();
+                return Ok(());
+            }
+            Err(RecvTimeoutError::Timeout) => links.before.look().map(|()| None),
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+        };
         if let Err(RingError::Lost { rank, .. }) = &summed {
             links.next.tell_lost(*rank);
         }
-        if done.send(summed.map(|()| values)).is_err() || failed {
-            return;
+        if let Some(values) = summed?
+            && done.send(Ok(values)).is_err()
+        {
+            return Ok(());
         }
     }
 }

@@ -40,6 +40,37 @@ impl Dense {
         self.values.len()
     }
 
+    /// Updates so far.
+    #[must_use]
+    pub fn updates(&self) -> u64 {
+        self.state.step()
+    }
+
+    /// Parameters and optimizer state, flat, for a trainer that has lost them.
+    #[must_use]
+    pub fn state(&self) -> Vec<f32> {
+        self.values.iter().chain(self.state.slots().iter().flatten()).copied().collect()
+    }
+
+    /// Numbers in [`Dense::state`].
+    #[must_use]
+    pub fn state_len(&self) -> usize {
+        self.values.len() * (1 + self.optimizer.slots())
+    }
+
+    /// Takes the state of another trainer that has done so many updates.
+    ///
+    /// # Panics
+    /// If it has another length.
+    pub fn take(&mut self, state: &[f32], updates: u64) {
+        assert_eq!(state.len(), self.state_len(), "the state of an equal model");
+        let (values, slots) = state.split_at(self.values.len());
+        self.values.copy_from_slice(values);
+        let slots = slots.chunks_exact(self.values.len()).map(<[f32]>::to_vec).collect();
+        self.state = State::restored(slots, updates);
+        self.place();
+    }
+
     /// One step, of this number, along the flat `gradient`.
     ///
     /// # Panics
@@ -47,6 +78,11 @@ impl Dense {
     pub fn update(&mut self, step: u64, gradient: &[f32]) {
         let factor = self.schedule.factor(step);
         self.optimizer.apply(&mut self.values, bytemuck::cast_slice(gradient), &mut self.state, factor);
+        self.place();
+    }
+
+    /// Gives the model its values.
+    fn place(&mut self) {
         no_grad(|| {
             for (tensor, range) in &mut self.parameters {
                 let value = Tensor::from_slice(&self.values[range.clone()]);
@@ -73,5 +109,24 @@ mod tests {
         dense.update(0, &[1.0, 2.0, 4.0]);
         let values = |tensor: &Tensor| Vec::<f32>::try_from(tensor.detach()).expect("f32");
         assert_eq!((values(&last), values(&first)), (vec![0.5], vec![0.0, -1.0]));
+    }
+
+    #[test]
+    fn a_trainer_that_takes_anothers_state_goes_on_as_that_one() {
+        let mut training = Training::default();
+        training.optimizer.kind = psjobs_api::training::OptimizerKind::Adam;
+        let fresh = || Tensor::ones([3], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let (one, other) = (fresh(), fresh());
+        let mut first = Dense::new(&[vec![one.shallow_clone()]], &training);
+        let mut second = Dense::new(&[vec![other.shallow_clone()]], &training);
+        for step in 0..3 {
+            first.update(step, &[1.0, -2.0, 0.5 * step as f32]);
+        }
+        second.take(&first.state(), first.updates());
+        for dense in [&mut first, &mut second] {
+            dense.update(3, &[0.1, 0.2, 0.3]);
+        }
+        assert!(first.state() == second.state() && first.updates() == second.updates());
+        assert!(one.detach().equal(&other.detach()), "the models have them, too");
     }
 }

@@ -69,16 +69,53 @@ fn every_rank_gets_the_bits_of_the_local_sum() {
 }
 
 #[test]
-fn the_ranks_agree_on_the_smallest_number() {
+fn the_ranks_tell_each_other_numbers() {
     let numbers = [1 << 40, 77_777_777_777, 12_345_678_901];
     let threads: Vec<_> = rings(3)
         .into_iter()
         .zip(numbers)
-        .map(|(mut ring, number)| thread::spawn(move || ring.smallest(number).expect("all are there")))
+        .map(|(mut ring, number)| thread::spawn(move || ring.gather(number).expect("all are there")))
         .collect();
     for thread in threads {
-        assert_eq!(thread.join().expect("no panic"), 12_345_678_901);
+        assert_eq!(thread.join().expect("no panic"), numbers);
     }
+}
+
+#[test]
+fn a_rank_that_dies_is_noticed_while_nothing_is_added_up() {
+    let mut rings = rings(3);
+    drop(rings.remove(1));
+    let end = Instant::now() + SILENCE;
+    while !rings.iter().all(|ring| ring.broken().load(Ordering::Acquire)) {
+        assert!(Instant::now() < end, "nobody noticed");
+        thread::yield_now();
+    }
+    for mut ring in rings {
+        ring.begin_sum(vec![1.0]);
+        let error = ring.summed().expect_err("one is missing").to_string();
+        assert!(error.contains("trainer 1 is gone"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_has_done_its_work_is_not_taken_for_lost() {
+    let mut rings = rings(2);
+    let (mut last, mut first) = (rings.pop().expect("two"), rings.pop().expect("two"));
+    for ring in [&mut first, &mut last] {
+        ring.begin_sum(vec![1.0]);
+    }
+    assert_eq!(first.summed().expect("both are there"), [2.0]);
+    first.finish();
+    assert_eq!(last.summed().expect("it was sent before"), [2.0]);
+    // Until its thread has seen the end, and looked again.
+    let seen = Instant::now() + 3 * LOOK;
+    while Instant::now() < seen {
+        assert!(!last.broken().load(Ordering::Acquire));
+        thread::yield_now();
+    }
+    last.begin_sum(vec![1.0]);
+    let error = last.summed().expect_err("nobody is there").to_string();
+    assert!(error.contains("trainer 0 is gone (it has ended its work)"), "{error}");
 }
 
 #[test]

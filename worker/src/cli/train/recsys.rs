@@ -136,9 +136,11 @@ impl RecsysArgs {
 /// What the user can put right is bad input.
 fn classify(error: RecsysError) -> Failure {
     match error {
-        RecsysError::TooFewExamples(_) | RecsysError::Table(_) | RecsysError::Open(ClientError::Refused { .. }) => {
-            Failure::input(error)
-        }
+        RecsysError::TooFewExamples(_)
+        | RecsysError::Table(_)
+        | RecsysError::Tls(_)
+        | RecsysError::PlainRing
+        | RecsysError::Open(ClientError::Refused { .. }) => Failure::input(error),
         RecsysError::Join(ModulesError::Join(_)) => Failure::input(error),
         _ => Failure::work(error),
     }
