@@ -11,7 +11,7 @@ pub mod result;
 pub mod training;
 
 pub use env::{Environment, Role};
-pub use result::ReplicaResult;
+pub use result::{CheckpointResult, ReplicaResult};
 pub use training::Training;
 
 /// The port that server 0 listens on unless told otherwise; PyTorch's default master port.

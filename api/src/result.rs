@@ -23,6 +23,24 @@ pub struct ReplicaResult {
     /// reported when they left; of trainers that report the same name the one of lowest index counts.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metrics: BTreeMap<String, f64>,
+    /// Server 0 only: the newest checkpoint that it has written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<CheckpointResult>,
+    /// Server 0 only: the file of the trained model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+}
+
+/// A checkpoint that is complete.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CheckpointResult {
+    /// Step that it was taken at.
+    pub step: u64,
+    /// Its folder, as the server sees it.
+    pub path: String,
+    /// When it was complete, in seconds since 1970.
+    pub unix_seconds: u64,
 }
 
 impl ReplicaResult {
@@ -60,6 +78,12 @@ mod tests {
             seconds: 31.5,
             waiting_seconds: Some(1.25),
             metrics: [("accuracy".to_owned(), 0.981)].into(),
+            checkpoint: Some(CheckpointResult {
+                step: 938,
+                path: "/checkpoints/938".into(),
+                unix_seconds: 1_763_740_800,
+            }),
+            model: Some("/checkpoints/model.safetensors".into()),
         };
         assert_eq!(ReplicaResult::parse(&result.to_json()), Some(result));
         assert_eq!(ReplicaResult::parse("Error: no such file"), None);

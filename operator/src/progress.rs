@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::runtime::reflector::{ObjectRef, Store};
 use psjobs_api::crd::{ParameterServerJob, Phase, names};
-use psjobs_api::{DEFAULT_PORT, Role};
+use psjobs_api::{CheckpointResult, DEFAULT_PORT, Role};
 use tokio::time::{Instant, MissedTickBehavior};
 use tonic::transport::Endpoint;
 use tracing::debug;
@@ -118,7 +118,17 @@ async fn ask(server: SocketAddr) -> Result<ProgressReport, PollError> {
     let channel = endpoint.connect().await.map_err(|e| PollError::Connect(server, e))?;
     let mut client = proto::coordination_client::CoordinationClient::new(channel);
     let reply = client.status(proto::StatusRequest {}).await.map_err(|e| PollError::Status(Box::new(e)))?;
-    let proto::StatusReply { step, total_steps, examples_per_second, metrics, .. } = reply.into_inner();
+    Ok(report(reply.into_inner()))
+}
+
+fn report(reply: proto::StatusReply) -> ProgressReport {
+    let proto::StatusReply { step, total_steps, examples_per_second, metrics, checkpoint, stragglers, .. } = reply;
     let metrics = metrics.into_iter().collect();
-    Ok(ProgressReport { step, total_steps, examples_per_second, metrics, at: Some(Timestamp::now()) })
+    let checkpoint = checkpoint.map(|proto::CheckpointStatus { step, path, unix_seconds }| CheckpointResult {
+        step,
+        path,
+        unix_seconds,
+    });
+    let at = Some(Timestamp::now());
+    ProgressReport { step, total_steps, examples_per_second, metrics, checkpoint, stragglers, at }
 }

@@ -5,6 +5,7 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -76,7 +77,11 @@ fn a_stopped_job_goes_on_with_another_number_of_servers() {
         assert_eq!(steps.recv_timeout(Duration::from_secs(60)).expect("trains"), at + 1, "it goes on where it was");
         at = until;
         last = trainers.into_iter().map(|trainer| trainer.join().expect("no panic")).next_back().expect("two");
-        running.into_iter().for_each(|server| drop(server.outcome().expect("ends well")));
+        let results = running.into_iter().map(|server| server.outcome().expect("ends well")).collect::<Vec<_>>();
+        // Server 0 speaks for the job.
+        let checkpoint = results[0].checkpoint.clone().expect("server 0 tells the last checkpoint");
+        assert_eq!((checkpoint.step, PathBuf::from(checkpoint.path)), (until, Catalog::new(folder.path()).path(until)));
+        assert_eq!(results[0].model.as_deref().map(Path::new), Some(folder.path().join("model.safetensors").as_path()));
     }
     assert!(last == undisturbed(20), "parameters differ from those of an undisturbed job");
 }

@@ -23,8 +23,8 @@ pub use policy::{
 pub use reference::reference;
 pub use schema::definition;
 pub use status::{
-    ConditionType, JobCondition, LastFailure, ModelMetric, ParameterServerJobStatus, Phase, Progress, ReplicaGroup,
-    RoleStatus,
+    Checkpoint, ConditionType, JobCondition, LastFailure, Model, ModelMetric, ParameterServerJobStatus, Phase, Progress,
+    ReplicaGroup, RoleStatus,
 };
 
 use crate::training::Training;

@@ -53,6 +53,12 @@ pub struct ParameterServerJobStatus {
     /// How far training is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
+    /// The newest checkpoint that the servers have written (spec.checkpoint).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_checkpoint: Option<Checkpoint>,
+    /// The trained model, when the servers have exported it (spec.checkpoint).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<Model>,
 }
 
 /// Where the job is in its life.
@@ -227,6 +233,34 @@ pub struct Progress {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub metrics: Vec<ModelMetric>,
+    /// Pods of trainers that take clearly longer for a step than the median trainer (1.5 times, time
+    /// spent waiting for others left out); at most 32.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub stragglers: Vec<String>,
+}
+
+/// A checkpoint that is complete.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Checkpoint {
+    /// Step that it was taken at.
+    pub step: i64,
+    /// Its folder in the volume of spec.checkpoint.
+    pub path: String,
+    /// When it was complete.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<Time>,
+}
+
+/// What a job was run for.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Model {
+    /// The safetensors file in the volume of spec.checkpoint.
+    pub path: String,
+    /// What tells best how good it is: accuracy where the trainers report it, else auc, perplexity,
+    /// reward or the loss.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metric: Option<ModelMetric>,
 }
 
 /// A named number.

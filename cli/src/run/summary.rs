@@ -37,6 +37,9 @@ pub struct Summary {
     /// Folder of the job's checkpoints and of its exported model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoints: Option<String>,
+    /// File of the trained model, if the servers exported it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
     pub failure: Option<FailureReport>,
 }
 
@@ -100,6 +103,7 @@ impl Summary {
             servers: plan.servers,
             restarts,
             checkpoints: plan.checkpoint_folder().map(str::to_owned),
+            model: of(Role::Server).find_map(|result| result.model.clone()),
             failure: match ending {
                 Ending::Over(Outcome::Failed { reason, cause }) => {
                     Some(FailureReport::new(plan, reason, cause.as_ref()))
@@ -149,6 +153,9 @@ impl fmt::Display for Summary {
         row("servers", self.servers.to_string())?;
         if self.restarts > 0 {
             row("restarts", self.restarts.to_string())?;
+        }
+        if let Some(model) = &self.model {
+            row("model", model.clone())?;
         }
         match (&self.checkpoints, self.state) {
             (Some(folder), State::Succeeded) => row("checkpoints", folder.clone()),

@@ -21,7 +21,7 @@ use super::decide::NewPod;
 use super::observe::Replica;
 use super::validate::ValidJob;
 
-pub use checkpoint::claim;
+pub use checkpoint::{claim, in_volume};
 
 /// Where Kubernetes looks for a container's last words unless its template says otherwise.
 const TERMINATION_LOG: &str = "/dev/termination-log";

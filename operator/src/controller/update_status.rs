@@ -72,6 +72,7 @@ fn facts(status: &ParameterServerJobStatus) -> (ParameterServerJobStatus, Ledger
         ps: of_role(&status.ps),
         trainer: of_role(&status.trainer),
         progress: None,
+        last_checkpoint: None,
         ..status.clone()
     };
     (facts, Ledger::read(status).without_successes())

@@ -28,6 +28,8 @@ pub struct Report {
     pub examples: u64,
     /// Latest values.
     pub metrics: BTreeMap<String, f64>,
+    /// Time that this process has waited for servers and other trainers.
+    pub waiting: Duration,
 }
 
 /// Heartbeats to every server, until it is dropped.
@@ -48,8 +50,9 @@ impl Attendance {
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 ticks.tick().await;
-                let Report { step, examples, metrics } = read(&report);
-                let request = proto::HeartbeatRequest { trainer: Some(config.id()), examples, metrics, step };
+                let Report { step, examples, metrics, waiting } = read(&report);
+                let (trainer, waiting_seconds) = (Some(config.id()), waiting.as_secs_f64());
+                let request = proto::HeartbeatRequest { trainer, examples, metrics, step, waiting_seconds };
                 // One that is lost is followed by others; whether the server lives shows elsewhere.
                 let Err(status) = beating.heartbeat(request).await else { continue };
                 tracing::debug!(reason = status.message(), "heartbeat failed");
@@ -74,7 +77,7 @@ impl Attendance {
     /// If a server does not answer; the others have been told all the same.
     pub async fn leave(self, config: &SessionConfig, finished: bool) -> Result<(), ClientError> {
         self.servers.values().for_each(|(.., heartbeats)| heartbeats.abort());
-        let Report { step, examples, metrics } = read(&self.report);
+        let Report { step, examples, metrics, waiting: _ } = read(&self.report);
         let request = proto::LeaveRequest { trainer: Some(config.id()), finished, examples, metrics, step };
         let mut outcome = Ok(());
         // Server 0 last: it speaks for the job, and should not be done before the others.

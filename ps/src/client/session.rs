@@ -148,7 +148,7 @@ impl AsyncSession {
 
     /// What the next heartbeats say: examples read by this process so far, and metrics.
     pub fn report(&self, examples: u64, metrics: &BTreeMap<String, f64>) {
-        self.attendance.report(Report { step: 0, examples, metrics: metrics.clone() });
+        self.attendance.report(Report { step: 0, examples, metrics: metrics.clone(), waiting: self.waiting });
     }
 
     /// Leaves every server: `finished` says that the work is done, false that a replacement will come.
@@ -156,8 +156,8 @@ impl AsyncSession {
     /// # Errors
     /// If a server does not answer; the others have been told all the same.
     pub async fn leave(self, finished: bool, examples: u64, metrics: BTreeMap<String, f64>) -> Result<(), ClientError> {
-        let Self { config, attendance, .. } = self;
-        attendance.report(Report { step: 0, examples, metrics });
+        let Self { config, attendance, waiting, .. } = self;
+        attendance.report(Report { step: 0, examples, metrics, waiting });
         attendance.leave(&config, finished).await
     }
 

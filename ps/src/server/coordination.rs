@@ -1,6 +1,7 @@
 //! The `Coordination` service: members and progress.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tonic::{Request, Response, Status};
 
@@ -87,6 +88,8 @@ impl proto::coordination_server::Coordination for Coordination {
         if request.step > 0 {
             members.gave(id.index, request.step - 1, now);
         }
+        // A number that is no time is as good as none.
+        members.waited(id.index, Duration::try_from_secs_f64(request.waiting_seconds).unwrap_or_default(), now);
         Ok(Response::new(proto::HeartbeatReply {}))
     }
 
@@ -96,6 +99,11 @@ impl proto::coordination_server::Coordination for Coordination {
         if let Some(replication) = &self.0.replication {
             status.warnings.extend(replication.warnings(self.0.store().is_ok()));
         }
+        status.checkpoint = self.0.recovery.newest().map(|newest| proto::CheckpointStatus {
+            step: newest.step,
+            path: newest.path.display().to_string(),
+            unix_seconds: newest.unix_seconds,
+        });
         Ok(Response::new(status))
     }
 }

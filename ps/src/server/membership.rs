@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use super::pace::{Pace, stragglers};
 use crate::layout::TensorSpec;
 use crate::proto;
 
@@ -98,7 +99,15 @@ struct Member {
     /// Examples of earlier incarnations, and of this one.
     examples: (u64, u64),
     rate: f64,
+    pace: Pace,
     metrics: BTreeMap<String, f64>,
+}
+
+impl Member {
+    /// Of those at work.
+    fn own_pace(&self) -> Option<f64> {
+        self.pace.steps_per_second().filter(|_| self.presence == Presence::Active)
+    }
 }
 
 /// The trainers of one job, as one server sees them.
@@ -131,6 +140,7 @@ impl Membership {
             total_steps: 0,
             examples: (0, 0),
             rate: 0.0,
+            pace: Pace::new(now),
             metrics: BTreeMap::new(),
         };
         let members = vec![member; trainers as usize];
@@ -162,6 +172,7 @@ impl Membership {
             member.examples = (member.examples.0 + member.examples.1, 0);
             member.rate = 0.0;
             member.reported = None;
+            member.pace = Pace::new(now);
         }
         member.incarnation = Some(id.incarnation);
         member.presence = Presence::Active;
@@ -293,6 +304,12 @@ impl Membership {
         Ok(())
     }
 
+    /// A member has waited for others for so long in all, in this incarnation.
+    pub fn waited(&mut self, trainer: u32, waiting: Duration, now: Instant) {
+        let member = &mut self.members[trainer as usize];
+        member.pace.observe(member.steps, waiting, now);
+    }
+
     /// A member goes, its work done (`finished`) or expecting to be replaced.
     ///
     /// # Errors
@@ -379,8 +396,8 @@ impl Membership {
             steps: self.members.iter().map(|member| member.steps).sum(),
             examples: self.members.iter().map(|member| member.examples.0 + member.examples.1).sum(),
             seconds: self.training.map_or(0.0, |(first, last)| (last - first).as_secs_f64()),
-            waiting_seconds: None,
             metrics: self.metrics(),
+            ..psjobs_api::ReplicaResult::default()
         }
     }
 
@@ -408,6 +425,7 @@ impl Membership {
             examples_per_second: member.rate,
             silent_seconds: now.saturating_duration_since(member.heard).as_secs_f64(),
             metrics: member.metrics.clone(),
+            steps_per_second: member.own_pace().unwrap_or(0.0),
         });
         let total = |steps: fn(&Member) -> u64| self.members.iter().map(steps).sum();
         let known = self.members.iter().all(|member| member.total_steps > 0);
@@ -420,6 +438,8 @@ impl Membership {
             trainers: trainers.collect(),
             warnings: self.warnings(now),
             staleness: Vec::new(),
+            checkpoint: None,
+            stragglers: stragglers(&self.members.iter().map(Member::own_pace).collect::<Vec<_>>()),
         }
     }
 
@@ -484,5 +504,28 @@ mod tests {
             let rate = members.status(at(now)).examples_per_second;
             assert!((rate - want).abs() < 1e-6, "{rate} examples/s at {now} s");
         }
+    }
+
+    #[test]
+    fn a_slow_trainer_is_named_although_all_go_in_step() {
+        let start = Instant::now();
+        let id = |index| proto::TrainerId { job_uid: "job".into(), index, incarnation: 0 };
+        let mut members = Membership::new("job".into(), 3, Patience::default(), start);
+        (0..3).for_each(|index| members.join(&id(index), Vec::new(), 100, start).expect("joins"));
+        for second in 1..=20 {
+            let now = start + Duration::from_secs(second);
+            for index in 0..3 {
+                // One step a second; trainers 0 and 2 wait for trainer 1 for most of it.
+                members.gave(index, second - 1, now);
+                let waiting = if index == 1 { Duration::ZERO } else { Duration::from_millis(700 * second) };
+                members.waited(index, waiting, now);
+            }
+        }
+        let status = members.status(start + Duration::from_secs(20));
+        assert_eq!(status.stragglers, [1]);
+        assert!((status.trainers[1].steps_per_second - 1.0).abs() < 1e-6, "{:?}", status.trainers[1]);
+        let leave = proto::LeaveRequest { trainer: Some(id(1)), finished: true, ..Default::default() };
+        members.leave(&leave, &id(1), start + Duration::from_secs(21)).expect("leaves");
+        assert_eq!(members.status(start + Duration::from_secs(21)).stragglers, [0; 0], "who has left holds nobody up");
     }
 }

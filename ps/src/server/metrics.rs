@@ -102,7 +102,21 @@ fn render(shared: &Shared) -> String {
         status.trainers.iter().map(|t| (format!("{{trainer=\"{}\"}}", t.index), value(t))).collect()
     };
     family("trainer_steps", "gauge", "Last step a trainer gave a gradient for.", &by_trainer(|t| t.step as f64));
+    family(
+        "trainer_own_steps_per_second",
+        "gauge",
+        "Steps a second of the time that a trainer does not wait for others; 0 while unknown.",
+        &by_trainer(|t| t.steps_per_second),
+    );
+    let straggles = |index: u32| f64::from(u8::from(status.stragglers.contains(&index)));
+    let stragglers: Vec<_> =
+        status.trainers.iter().map(|t| (format!("{{trainer=\"{}\"}}", t.index), straggles(t.index))).collect();
+    family("trainer_straggles", "gauge", "1 for a trainer that is clearly slower than the others.", &stragglers);
     family("trainer_silent_seconds", "gauge", "Seconds since a trainer was heard.", &by_trainer(|t| t.silent_seconds));
+    if let Some(newest) = shared.recovery.newest() {
+        family("checkpoint_step", "gauge", "Step of the newest checkpoint.", &one(newest.step as f64));
+        family("checkpoint_time_seconds", "gauge", "When it was complete.", &one(newest.unix_seconds as f64));
+    }
     family("warnings", "gauge", "Things that are wrong; Status tells them.", &one(status.warnings.len() as f64));
     let tables: Vec<TableCounts> = shared.tables.get().map_or_else(Vec::new, |all| all.counts().tables().collect());
     let by_table = |value: fn(&TableCounts) -> u64| -> Vec<_> {

@@ -9,6 +9,7 @@ mod exchange;
 mod membership;
 mod metrics;
 mod mirror;
+mod pace;
 mod peer;
 mod recipe;
 mod recovery;
@@ -226,7 +227,7 @@ pub async fn run_on<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
         tracing::debug!("closed connections that trainers kept open");
     }
     outcome.map(|()| {
-        let result = shared.members().result();
+        let result = shared.recovery.add_to(shared.members().result());
         tracing::info!(steps = result.steps, examples = result.examples, "every trainer has left; done");
         result
     })

@@ -130,6 +130,7 @@ impl Progress {
             seconds: (self.last - self.started).as_secs_f64(),
             waiting_seconds: Some(waiting.as_secs_f64()),
             metrics: self.metrics(),
+            ..ReplicaResult::default()
         }
     }
 }

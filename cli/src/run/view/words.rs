@@ -37,6 +37,10 @@ pub fn progress(status: &StatusReply, pace: &mut Pace, now: Instant) -> Option<S
     parts.extend(rate(status.examples_per_second));
     parts.extend(metrics(&status.metrics));
     parts.extend(pace.remaining(status, now).map(|seconds| format!("{} left", duration(seconds))));
+    if !status.stragglers.is_empty() {
+        let slow = status.stragglers.iter().map(u32::to_string).collect::<Vec<_>>();
+        parts.push(format!("slower than the others: trainer {}", slow.join(", ")));
+    }
     Some(parts.join(", "))
 }
 
@@ -95,6 +99,9 @@ mod tests {
         let line = progress(&status, &mut pace, began + Duration::from_secs(15));
         let want = "step 250 of 1000 (25 %), 1530 examples/s, loss 0.2134, 1 min 15 s left";
         assert_eq!(line.as_deref(), Some(want));
+        status.stragglers = vec![1, 3];
+        let line = progress(&status, &mut pace, began + Duration::from_secs(15));
+        assert_eq!(line, Some(format!("{want}, slower than the others: trainer 1, 3")));
     }
 
     #[test]

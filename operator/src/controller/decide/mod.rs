@@ -21,8 +21,8 @@ use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, ParameterServerJobStatus, Phase};
+use psjobs_api::{CheckpointResult, Role};
 
 use self::conditions::Verdict;
 pub use self::ledger::Ledger;
@@ -57,6 +57,9 @@ pub struct ProgressReport {
     pub total_steps: u64,
     pub examples_per_second: f64,
     pub metrics: BTreeMap<String, f64>,
+    pub checkpoint: Option<CheckpointResult>,
+    /// Indexes of trainers that are clearly slower than the others.
+    pub stragglers: Vec<u32>,
     /// When it was told.
     pub at: Option<Timestamp>,
 }

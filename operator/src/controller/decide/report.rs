@@ -2,15 +2,21 @@
 
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use psjobs_api::crd::{ModelMetric, Progress, RoleStatus, names};
-use psjobs_api::{ReplicaResult, Role};
+use psjobs_api::crd::{Checkpoint, Model, ModelMetric, Progress, RoleStatus, names};
+use psjobs_api::{CheckpointResult, ReplicaResult, Role};
 
 use super::{Draft, ProgressReport};
+use crate::controller::build::in_volume;
 use crate::controller::observe::{Life, ObservedPod, Replica};
 
 /// Entries of status.progress.metrics.
 const MOST_METRICS: usize = 32;
+/// Entries of status.progress.stragglers.
+const MOST_STRAGGLERS: usize = 32;
+/// Metrics that a model is judged by.
+const BEST_FIRST: [&str; 6] = ["accuracy", "auc", "perplexity", "reward", "test_loss", "loss"];
 
 impl Draft<'_> {
     /// Counts pods and restarts into the status.
@@ -69,8 +75,20 @@ impl Draft<'_> {
             let known = report.total_steps > 0 && seconds.is_finite();
             let estimated_remaining_seconds = known.then_some(seconds as i64);
             let last_step_time = self.job.progress_deadline.and_then(|_| self.step_time(report));
+            let slow = report.stragglers.iter().take(MOST_STRAGGLERS);
+            let stragglers = slow.map(|&index| names::pod(&self.job.name, Role::Trainer, index)).collect();
             self.out.status.progress =
-                Some(Progress { estimated_remaining_seconds, last_step_time, ..progress(report) });
+                Some(Progress { estimated_remaining_seconds, last_step_time, stragglers, ..progress(report) });
+            self.report_checkpoint(report.checkpoint.as_ref());
+        }
+    }
+
+    /// Takes over the newest checkpoint; one that is known stays until there is another.
+    fn report_checkpoint(&mut self, newest: Option<&CheckpointResult>) {
+        if let Some(newest) = newest {
+            let time = i64::try_from(newest.unix_seconds).ok().and_then(|at| Timestamp::from_second(at).ok());
+            let (step, path) = (newest.step.cast_signed(), in_volume(self.job, &newest.path));
+            self.out.status.last_checkpoint = Some(Checkpoint { step, path, time: time.map(Time) });
         }
     }
 
@@ -106,8 +124,13 @@ impl Draft<'_> {
             total_steps: step,
             examples_per_second: speed.or(known.examples_per_second).unwrap_or(0.0),
             metrics,
-            at: None,
+            ..ProgressReport::default()
         };
+        if let Some(result) = server {
+            self.report_checkpoint(result.checkpoint.as_ref());
+            let model = |path: &String| Model { path: in_volume(self.job, path), metric: quality(&report.metrics) };
+            self.out.status.model = result.model.as_ref().map(model).or(self.out.status.model.take());
+        }
         let progress = progress(&report);
         self.out.status.progress =
             Some(Progress { percent: 100, summary: "100%".into(), estimated_remaining_seconds: None, ..progress });
@@ -115,7 +138,7 @@ impl Draft<'_> {
 }
 
 fn progress(report: &ProgressReport) -> Progress {
-    let ProgressReport { step, total_steps, examples_per_second, ref metrics, at: _ } = *report;
+    let ProgressReport { step, total_steps, examples_per_second, ref metrics, .. } = *report;
     let percent = (step.min(total_steps) * 100).checked_div(total_steps);
     // A diverged loss is no number that JSON could hold.
     let finite = metrics.iter().filter(|(_, value)| value.is_finite());
@@ -130,7 +153,15 @@ fn progress(report: &ProgressReport) -> Progress {
         estimated_remaining_seconds: None,
         last_step_time: None,
         metrics,
+        stragglers: Vec::new(),
     }
+}
+
+/// The metric that tells best how good a model is.
+fn quality(metrics: &BTreeMap<String, f64>) -> Option<ModelMetric> {
+    let told = |name: &&str| metrics.get(*name).is_some_and(|value| value.is_finite());
+    let name = BEST_FIRST.into_iter().find(told)?;
+    Some(ModelMetric { name: name.to_owned(), value: metrics[name] })
 }
 
 /// A pod that still runs and passes its probes.

@@ -5,8 +5,8 @@ mod cluster;
 mod history;
 mod policies;
 
-use psjobs_api::ReplicaResult;
 use psjobs_api::crd::{ConditionType, Phase};
+use psjobs_api::{CheckpointResult, ReplicaResult};
 
 use self::cluster::Cluster;
 use super::*;
@@ -160,8 +160,8 @@ fn results_become_metrics_and_server_0_speaks_for_the_job() {
         steps,
         examples: steps * 32,
         seconds: 2.0,
-        waiting_seconds: None,
         metrics: [("accuracy".to_owned(), accuracy), ("loss".to_owned(), f64::NAN)].into(),
+        ..ReplicaResult::default()
     };
     let ends = |result: ReplicaResult| Life::Succeeded { at: at(9), result: Some(result) };
     for (label, server, want) in [("with server 0", Some(result(25, 0.5)), 0.5), ("without", None, 0.9)] {
@@ -179,6 +179,50 @@ fn results_become_metrics_and_server_0_speaks_for_the_job() {
 }
 
 #[test]
+fn checkpoints_the_model_and_stragglers_are_told_where_a_user_finds_them() {
+    let told =
+        |step: u64| CheckpointResult { step, path: format!("/checkpoints/step-{step}"), unix_seconds: 1_700_000_005 };
+    let mut cluster = running("checkpoint: {volumeClaim: {size: 1Gi}, path: runs/7}");
+    cluster.world.progress = Some(ProgressReport {
+        step: 40,
+        total_steps: 100,
+        checkpoint: Some(told(30)),
+        stragglers: vec![1],
+        ..ProgressReport::default()
+    });
+    cluster.reconcile();
+    let checkpoint = cluster.status.last_checkpoint.clone().expect("told");
+    assert_eq!((checkpoint.step, checkpoint.path.as_str()), (30, "runs/7/step-30"));
+    assert_eq!(checkpoint.time.map(|time| time.0), Some(at(5)));
+    assert_eq!(cluster.status.progress.as_ref().expect("told").stragglers, ["mnist-trainer-1"]);
+
+    // A server that has just started knows of none; that takes nothing back.
+    cluster.world.progress = Some(ProgressReport { step: 41, total_steps: 100, ..ProgressReport::default() });
+    cluster.reconcile();
+    assert_eq!(cluster.status.last_checkpoint.as_ref().map(|newest| newest.step), Some(30));
+    assert_eq!(cluster.status.progress.as_ref().expect("told").stragglers, [""; 0]);
+
+    let result = ReplicaResult {
+        steps: 100,
+        metrics: [("accuracy".to_owned(), 0.98), ("loss".to_owned(), 0.1)].into(),
+        checkpoint: Some(told(100)),
+        model: Some("/checkpoints/model.safetensors".into()),
+        ..ReplicaResult::default()
+    };
+    cluster.edit("trainer-0", |pod| pod.succeeded(8));
+    cluster.edit("trainer-1", |pod| pod.succeeded(8));
+    cluster
+        .edit("ps-0", |pod| ObservedPod { life: Life::Succeeded { at: at(9), result: Some(result.clone()) }, ..pod });
+    cluster.reconcile();
+    let model = cluster.status.model.clone().expect("told");
+    assert_eq!(
+        (model.path.as_str(), model.metric.map(|metric| metric.name).as_deref()),
+        ("runs/7/model.safetensors", Some("accuracy"))
+    );
+    assert_eq!(cluster.status.last_checkpoint.as_ref().map(|newest| newest.step), Some(100));
+}
+
+#[test]
 fn progress_comes_from_server_0() {
     let mut cluster = running("training: {batch: {base: 10}}");
     cluster.world.progress = Some(ProgressReport {
@@ -186,7 +230,7 @@ fn progress_comes_from_server_0() {
         total_steps: 1000,
         examples_per_second: 58.04,
         metrics: [("loss".to_owned(), 0.25)].into(),
-        at: None,
+        ..ProgressReport::default()
     });
     cluster.reconcile();
     let progress = cluster.status.progress.clone().expect("told");

@@ -151,7 +151,7 @@ impl Leader<'_> {
     async fn take_over(&mut self) {
         if let Some(step) = self.newest(&[]).await {
             let path = Catalog::new(&self.config.folder).path(step);
-            self.shared.recovery.set_newest(LastCheckpoint { step, path });
+            self.shared.recovery.set_newest(on_disk(move || LastCheckpoint::complete(step, path)).await);
         }
     }
 
@@ -212,19 +212,19 @@ impl Leader<'_> {
         let parts = parts.into_iter().map(|p| PartEntry { file: p.file, bytes: p.bytes, crc32: p.crc32 }).collect();
         let manifest = Manifest { format: FORMAT, job: shared.config.job_uid.clone(), step, parts };
         let (path, keep) = (catalog.path(step), config.keep);
-        on_disk({
+        let newest = on_disk({
             let path = path.clone();
             move || {
                 write::commit(&path, &manifest)?;
                 if let Err(error) = catalog.prune(keep) {
                     tracing::warn!(%error, "old checkpoints could not be removed");
                 }
-                Ok(())
+                Ok(LastCheckpoint::complete(step, path))
             }
         })
         .await
         .map_err(internal)?;
-        shared.recovery.set_newest(LastCheckpoint { step, path: path.clone() });
+        shared.recovery.set_newest(newest);
         tracing::info!(step, path = %path.display(), seconds = started.elapsed().as_secs_f64(), "wrote a checkpoint");
         Ok(())
     }
@@ -238,7 +238,11 @@ impl Leader<'_> {
             export::export(&checkpoint, &folder)
         });
         match exported.await {
-            Ok(path) => tracing::info!(path = %path.display(), "wrote the model"),
+            Ok(path) => {
+                tracing::info!(path = %path.display(), "wrote the model");
+                // Only one task leads, and it ends with this.
+                let _ = self.shared.recovery.model.set(path);
+            }
             Err(error) => tracing::error!(%error, "the model could not be written; the checkpoint holds it"),
         }
     }

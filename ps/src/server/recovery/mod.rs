@@ -8,10 +8,10 @@ mod part;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime};
 
-use psjobs_api::Environment;
+use psjobs_api::{CheckpointResult, Environment, ReplicaResult};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
@@ -19,6 +19,7 @@ use tonic::{Request, Response, Status};
 use super::ServerError;
 use super::shared::Shared;
 use crate::checkpoint::WriteError;
+use crate::checkpoint::format::MANIFEST;
 use crate::proto;
 
 use lead::lead;
@@ -48,6 +49,18 @@ pub struct LastCheckpoint {
     pub step: u64,
     /// Its folder.
     pub path: PathBuf,
+    /// When it was complete, in seconds since 1970.
+    pub unix_seconds: u64,
+}
+
+impl LastCheckpoint {
+    /// The one of `step` in `path`, with the time of its manifest, which is written last.
+    fn complete(step: u64, path: PathBuf) -> Self {
+        let written = std::fs::metadata(path.join(MANIFEST)).and_then(|manifest| manifest.modified());
+        let written = written.unwrap_or_else(|_| SystemTime::now());
+        let unix_seconds = written.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |age| age.as_secs());
+        Self { step, path, unix_seconds }
+    }
 }
 
 /// Why a server could not write or read its part.
@@ -100,6 +113,8 @@ pub struct Recovery {
     /// Held while a part goes to disk.
     writing: Arc<tokio::sync::Mutex<()>>,
     newest: Mutex<Option<LastCheckpoint>>,
+    /// The model that server 0 has written at the end.
+    model: OnceLock<PathBuf>,
     newcomers: mpsc::Sender<Newcomer>,
     arrivals: Mutex<Option<mpsc::Receiver<Newcomer>>>,
 }
@@ -115,6 +130,7 @@ impl Recovery {
             last_written: Notify::new(),
             writing: Arc::default(),
             newest: Mutex::default(),
+            model: OnceLock::new(),
             newcomers,
             arrivals: Mutex::new(Some(arrivals)),
         }
@@ -140,6 +156,17 @@ impl Recovery {
     fn arrivals(&self) -> mpsc::Receiver<Newcomer> {
         let arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).take();
         arrivals.expect("only one task leads")
+    }
+
+    /// What this server leaves behind, besides its members' figures.
+    pub fn add_to(&self, result: ReplicaResult) -> ReplicaResult {
+        let told = |newest: LastCheckpoint| CheckpointResult {
+            step: newest.step,
+            path: newest.path.display().to_string(),
+            unix_seconds: newest.unix_seconds,
+        };
+        let model = self.model.get().map(|path| path.display().to_string());
+        ReplicaResult { checkpoint: self.newest().map(told), model, ..result }
     }
 
     fn set_newest(&self, checkpoint: LastCheckpoint) {

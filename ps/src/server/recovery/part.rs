@@ -124,7 +124,8 @@ async fn rewind(shared: &Shared, epoch: u64, checkpoint: Option<Checkpoint>) -> 
     shared.members().rewind(&steps);
     let (step, path) = (checkpoint.description().step, checkpoint.folder().to_owned());
     tracing::info!(step, path = %path.display(), "restored from a checkpoint");
-    finish(shared, epoch, Some(LastCheckpoint { step, path }))
+    let newest = on_disk(move || LastCheckpoint::complete(step, path)).await;
+    finish(shared, epoch, Some(newest))
 }
 
 fn finish(shared: &Shared, epoch: u64, newest: Option<LastCheckpoint>) -> Result<(), RecoveryError> {

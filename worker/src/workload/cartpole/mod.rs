@@ -132,6 +132,7 @@ fn lead(
         seconds: start.elapsed().as_secs_f64(),
         waiting_seconds: Some(rounds.in_episodes.as_secs_f64()),
         metrics,
+        ..ReplicaResult::default()
     };
     rounds.finish();
     participant.leave(Some(&result))?;
