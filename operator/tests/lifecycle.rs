@@ -2,14 +2,14 @@
 
 mod support;
 
-use k8s_openapi::api::core::v1::{Pod, ResourceQuota, Service};
+use k8s_openapi::api::core::v1::{Namespace, Pod, ResourceQuota, Service};
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use psjobs_api::crd::{ConditionType, ParameterServerJob, ParameterServerJobStatus, Phase};
 use psjobs_operator::controller::ReconcileError;
 use psjobs_operator::controller::update_status::update_status;
 use serde_json::json;
-use support::{ApiServer, Team, install_definition};
+use support::{ApiServer, Team, install_definition, install_pod_groups};
 
 /// The rest of a test needs an API server; without one it says so and ends.
 macro_rules! team {
@@ -262,6 +262,47 @@ async fn all_pods_start_again_together_when_the_strategy_says_so() {
     let status = team.run_all().await;
     assert_eq!((status.restarts, status.restarts_counted), (3, 1));
     assert!(team.event("JobRestarted").await.contains("restart 1 of 1"));
+}
+
+#[tokio::test]
+async fn a_backend_that_is_not_installed_is_told_and_the_job_recovers_when_it_is() {
+    // A server of its own: the others know no Volcano.
+    let Some(server) = ApiServer::start().await else { return };
+    install_definition(&server.client()).await;
+    let team = Team::on(&server, "volcano").await;
+    let _operator = team.operator();
+    team.apply("schedulingPolicy: {backend: Volcano}").await;
+    let refused = team.status(|status| status.reason.as_deref() == Some("Refused")).await;
+    let words = message(&refused, ConditionType::Created);
+    assert!(
+        words.contains("no PodGroup of scheduling.volcano.sh/v1beta1") && words.contains("install Volcano"),
+        "{words}"
+    );
+    assert_eq!(team.pods().await, [""; 0], "no pod waits for a scheduler that does not come");
+
+    install_pod_groups(&team.client, "scheduling.volcano.sh", "v1beta1").await;
+    team.run_all().await;
+    let pod = team.pod("mnist-trainer-0", 0).await;
+    assert_eq!(pod.annotations().get("scheduling.k8s.io/group-name").map(String::as_str), Some("mnist-0"));
+    assert_eq!(pod.spec.expect("a spec").scheduler_name.as_deref(), Some("volcano"));
+}
+
+#[tokio::test]
+async fn a_jobs_pods_are_admitted_where_the_restricted_standard_is_enforced() {
+    let team = team!("restricted");
+    let enforced = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}});
+    let namespaces = kube::Api::<Namespace>::all(team.client.clone());
+    let params = PatchParams::default();
+    namespaces.patch(&team.namespace, &params, &Patch::Merge(enforced)).await.expect("a label can be set");
+    let plain = json!({"metadata": {"name": "plain"}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let plain: Pod = serde_json::from_value(plain).expect("a pod");
+    let refused = team.api::<Pod>().create(&PostParams::default(), &plain).await;
+    assert!(matches!(&refused, Err(kube::Error::Api(status)) if status.message.contains("restricted")), "{refused:?}");
+
+    let _operator = team.operator();
+    team.apply("checkpoint: {volumeClaim: {size: 1Gi}}\nnetwork: {networkPolicy: true}").await;
+    let status = team.run_all().await;
+    assert_eq!((status.restarts, team.pods().await), (0, PODS.map(str::to_owned).to_vec()));
 }
 
 #[tokio::test]

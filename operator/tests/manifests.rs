@@ -5,9 +5,13 @@
 mod support;
 
 use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Patch, PatchParams};
+use kube::api::{Patch, PatchParams, PostParams};
+use psjobs_api::crd::ParameterServerJob;
+use psjobs_operator::controller::validate::validate;
 use serde_json::{Value, json};
 use support::Team;
 
@@ -52,10 +56,6 @@ const SCHEMA: &[Row] = &[
     ),
     ("spec: {ps: {replicas: 0}}", "spec.ps.replicas in body should be greater than or equal to 1"),
     ("spec: {ps: {replicationFactor: 3}}", "spec.ps.replicationFactor in body should be less than or equal to 2"),
-    (
-        "spec: {ps: {replicationFactor: 2}}",
-        "spec.ps.replicationFactor 2 needs two servers; set spec.ps.replicas to 2 or more, or remove it",
-    ),
     ("spec: {ps: {replicas: 129}}", "spec.ps.replicas in body should be less than or equal to 128"),
     (
         "spec: {failurePolicy: {maxRestarts: -1}}",
@@ -139,6 +139,14 @@ const SCHEMA: &[Row] = &[
         "spec.training.optimizer.learningRate in body should be greater than or equal to 0",
     ),
     ("spec: {training: {batch: {base: 0}}}", "spec.training.batch.base in body should be greater than or equal to 1"),
+    (
+        "spec: {schedulingPolicy: {backend: Slurm}}",
+        r#"spec.schedulingPolicy.backend: Unsupported value: "Slurm": supported values: "None", "Workload", "Volcano", "Coscheduling""#,
+    ),
+    (
+        "spec: {schedulingPolicy: {backend: Volcano, minAvailable: 0}}",
+        "spec.schedulingPolicy.minAvailable in body should be greater than or equal to 1",
+    ),
     ("spec: {training: {seed: -1}}", "spec.training.seed in body should be greater than or equal to 0"),
 ];
 
@@ -147,6 +155,26 @@ const RULES: &[Row] = &[
     (
         "spec: {checkpoint: {}}",
         "spec.checkpoint needs either volumeClaim, for example {size: 1Gi}, or existingClaim, the name of one",
+    ),
+    (
+        "spec: {ps: {replicationFactor: 2}}",
+        "spec.ps.replicationFactor 2 needs two servers; set spec.ps.replicas to 2 or more, or remove it",
+    ),
+    (
+        "spec: {schedulingPolicy: {minAvailable: 2}}",
+        "spec.schedulingPolicy.minAvailable needs somebody who schedules pods together; set backend to Workload, Volcano or Coscheduling, or remove it",
+    ),
+    (
+        "spec: {schedulingPolicy: {backend: None, minAvailable: 2}}",
+        "spec.schedulingPolicy.minAvailable needs somebody who schedules pods together; set backend to Workload, Volcano or Coscheduling, or remove it",
+    ),
+    (
+        "spec: {schedulingPolicy: {backend: None, queue: team-a}}",
+        "spec.schedulingPolicy.queue: the backend None has no queues; remove one of the two (without a backend it is a queue of Kueue)",
+    ),
+    (
+        "spec: {schedulingPolicy: {backend: Volcano, minAvailable: 4}}",
+        "spec.schedulingPolicy.minAvailable is above the number of servers and trainers, so they could never start; write a smaller one",
     ),
     (
         "spec: {training: {consistency: {mode: Sync, backupTrainers: 2}}}",
@@ -271,8 +299,10 @@ const CHANGES: &[Row] = &[
 ];
 
 /// Changes that are refused even while the job is suspended.
-const NEVER: &[Row] =
-    &[("spec: {managedBy: kueue.x-k8s.io/multikueue}", "spec.managedBy cannot change; create a new job")];
+const NEVER: &[Row] = &[
+    ("spec: {managedBy: kueue.x-k8s.io/multikueue}", "spec.managedBy cannot change; create a new job"),
+    ("spec: {network: {networkPolicy: true}}", "spec.network cannot change; create a new job"),
+];
 
 /// Manifests on the right side of a rule's edge.
 const ACCEPTED: &[&str] = &[
@@ -284,6 +314,8 @@ const ACCEPTED: &[&str] = &[
     "spec: {successPolicy: {operator: Any, minSucceeded: 2}}",
     "spec: {successPolicy: {operator: RankZero}, ps: {restartPolicy: ExitCode}}",
     "spec: {schedulingPolicy: {scheduleTimeoutSeconds: 60, priorityClassName: high, topologyKey: zone, queue: team-a}}",
+    "spec: {schedulingPolicy: {backend: Volcano, queue: team-a, minAvailable: 3}, network: {networkPolicy: true}}",
+    "spec: {schedulingPolicy: {backend: None}}",
     "spec: {failurePolicy: {restartStrategy: RecreateAll, backoff: {initialSeconds: 60}, rules: [{name: a, action: FailJob, onExitCodes: [1, 255], targetRoles: [ps, trainer]}, {name: b, action: Ignore, onReasons: [Evicted], countTowardsMax: false}]}}",
     "spec: {training: {optimizer: {type: SGD, momentum: 0.9, nesterov: true}}}",
     "spec: {training: {optimizer: {type: FTRL, l1: 0.1, l2: 0.1}}}",
@@ -350,6 +382,42 @@ async fn kubectl_scale_changes_the_trainers_of_a_suspended_job() {
     let scale = set().await.expect("a suspended job can be scaled");
     assert_eq!(scale.spec.and_then(|spec| spec.replicas), Some(3));
     assert_eq!(team.job().await.spec.trainer.replicas, 3);
+}
+
+#[tokio::test]
+async fn manifests_of_the_first_version_still_work() {
+    let Some(team) = Team::new("yesterday").await else { return };
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/manifests-0.1.0");
+    let mut files =
+        fs::read_dir(folder).expect("a folder").map(|file| file.expect("readable").path()).collect::<Vec<_>>();
+    files.sort();
+    assert!(files.len() > 10, "{files:?}");
+    for file in files {
+        let text = fs::read_to_string(&file).expect("readable");
+        let said: Value = serde_yaml::from_str(&text).expect("YAML");
+        let accepted = send(&team, http::Method::POST, "", "application/json", &said).await;
+        assert_eq!(accepted, Ok(()), "{}", file.display());
+        // What is stored means what was written, and the operator can run it.
+        let job: ParameterServerJob = serde_json::from_value(said.clone()).expect("a job");
+        let stored = team.api().create(&PostParams::default(), &job).await.expect("it is stored");
+        let means = serde_json::to_value(&stored.spec).expect("JSON");
+        assert!(contains(&means, &said["spec"]), "{}: {means:#} instead of {said:#}", file.display());
+        validate(stored.into()).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    }
+}
+
+/// Whether everything that `part` says is in `whole`.
+fn contains(whole: &Value, part: &Value) -> bool {
+    match (whole, part) {
+        (Value::Object(whole), Value::Object(part)) => {
+            part.iter().all(|(name, part)| whole.get(name).is_some_and(|whole| contains(whole, part)))
+        }
+        (Value::Array(whole), Value::Array(part)) => {
+            whole.len() == part.len() && whole.iter().zip(part).all(|(whole, part)| contains(whole, part))
+        }
+        (Value::Number(whole), Value::Number(part)) => whole.as_f64() == part.as_f64(),
+        (whole, part) => whole == part,
+    }
 }
 
 #[test]

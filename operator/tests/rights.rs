@@ -9,14 +9,16 @@ use std::fs;
 
 use clap::Parser as _;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule};
-use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
-use psjobs_api::crd::{ParameterServerJob, Phase};
+use kube::core::{ApiResource, DynamicObject};
+use kube::{Api, ResourceExt as _};
+use psjobs_api::crd::{ParameterServerJob, ParameterServerJobStatus, Phase};
 use psjobs_operator::operate::operate;
 use psjobs_operator::settings::Settings;
 use serde_json::{Value, json};
-use support::{ApiServer, Team, install_definition};
+use support::{ApiServer, Team, gang_scheduling, install_definition, install_pod_groups};
 use tokio_util::sync::CancellationToken;
 
 const RBAC: &str = include_str!("../../charts/psjobs/templates/rbac.yaml");
@@ -32,14 +34,31 @@ async fn the_operator_has_the_rights_that_it_uses_and_no_others() {
     let all = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n";
     fs::write(&policy, all).expect("the folder is writable");
     let flag = |name: &str, path: &std::path::Path| format!("--{name}={}", path.display());
-    let flags = [flag("audit-policy-file", &policy), flag("audit-log-path", &log)];
+    let mut flags = vec![flag("audit-policy-file", &policy), flag("audit-log-path", &log)];
+    flags.extend(gang_scheduling().into_iter().flatten());
     let Some(server) = ApiServer::start_with(&flags).await else { return };
     install_definition(&server.client()).await;
-    let granted = rules();
+    let mut granted = rules();
     grant(&server.client(), &granted).await;
+    let operator = Operator::start(&server);
 
-    // On the heap: it is large where nothing is optimised.
+    // On the heap: they are large where nothing is optimised.
     Box::pin(live_through_everything(&server)).await;
+    for (group, version, backend) in
+        [("scheduling.volcano.sh", "v1beta1", "Volcano"), ("scheduling.x-k8s.io", "v1alpha1", "Coscheduling")]
+    {
+        install_pod_groups(&server.client(), group, version).await;
+        Box::pin(be_scheduled_together(&server, backend, &[resource(group, version, "PodGroup")])).await;
+    }
+    const OWN: &str = "scheduling.k8s.io";
+    if gang_scheduling().is_some() {
+        let kinds = ["Workload", "PodGroup"].map(|kind| resource(OWN, "v1beta1", kind));
+        Box::pin(be_scheduled_together(&server, "Workload", &kinds)).await;
+    } else {
+        eprintln!("SKIPPED: this version of Kubernetes schedules no gangs itself");
+        granted.retain(|rule| rule.api_groups.iter().flatten().all(|group| group != OWN));
+    }
+    operator.stop().await;
     let requests = requests(&fs::read_to_string(&log).expect("there is a log"));
     let refused = requests.iter().filter(|request| request.1 == 403).map(|request| &request.0).collect::<BTreeSet<_>>();
     assert!(refused.is_empty(), "the role lacks {refused:#?}");
@@ -50,17 +69,73 @@ async fn the_operator_has_the_rights_that_it_uses_and_no_others() {
     assert!(idle.is_empty(), "the role grants what nobody uses: {idle:#?}");
 }
 
+/// An operator of the whole cluster, with the chart's rights and no others.
+struct Operator {
+    stop: CancellationToken,
+    work: tokio::task::JoinHandle<anyhow::Result<()>>,
+}
+
+impl Operator {
+    fn start(server: &ApiServer) -> Self {
+        let arguments = ["operator", "--metrics-addr=127.0.0.1:0", "--leader-elect", "--lease-namespace=default"];
+        let settings = Settings::try_parse_from(arguments).expect("flags are right");
+        let mut config = server.config.clone();
+        config.auth_info.impersonate = Some(OPERATOR.into());
+        let stop = CancellationToken::new();
+        let work = tokio::spawn(Box::pin(operate(settings, config, stop.clone())));
+        Self { stop, work }
+    }
+
+    async fn stop(self) {
+        self.stop.cancel();
+        self.work.await.expect("it does not panic").expect("it ends well");
+    }
+}
+
+fn resource(group: &str, version: &str, kind: &str) -> ApiResource {
+    let (api_version, plural) = (format!("{group}/{version}"), format!("{}s", kind.to_lowercase()));
+    ApiResource { group: group.into(), version: version.into(), api_version, kind: kind.into(), plural }
+}
+
+/// A job whose pods are scheduled together meets groups of somebody else, and is suspended and resumed.
+async fn be_scheduled_together(server: &ApiServer, backend: &str, kinds: &[ApiResource]) {
+    let team = Team::on(server, "gang").await;
+    let groups = |kind| Api::<DynamicObject>::namespaced_with(team.client.clone(), &team.namespace, kind);
+    let policy = json!({"basic": {}});
+    for kind in kinds {
+        let spec = match (backend, kind.kind.as_str()) {
+            ("Workload", "Workload") => json!({"podGroupTemplates": [{"name": "a", "schedulingPolicy": policy}]}),
+            ("Workload", _) => json!({"schedulingPolicy": policy}),
+            _ => json!({"minMember": 1}),
+        };
+        let foreign = DynamicObject::new("mnist-0", kind).data(json!({ "spec": spec }));
+        groups(kind).create(&PostParams::default(), &foreign).await.expect("a group can be made");
+    }
+    team.apply(&format!("schedulingPolicy: {{backend: {backend}}}")).await;
+    for kind in kinds {
+        let words = format!("another {} mnist-0 that does not belong to this job", kind.kind.to_lowercase());
+        let told = |status: &ParameterServerJobStatus| status.conditions.iter().any(|c| c.message.contains(&words));
+        team.status(told).await;
+        // Nobody plays the controllers that let a group go.
+        let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+        groups(kind).patch("mnist-0", &PatchParams::default(), &free).await.expect("the group can be freed");
+        groups(kind).delete("mnist-0", &DeleteParams::default()).await.expect("the group can be deleted");
+    }
+    team.pod("mnist-trainer-1", 0).await;
+    team.patch(json!({"suspend": true})).await;
+    team.phase(Phase::Suspended).await;
+    team.patch(json!({"suspend": false})).await;
+    team.pod("mnist-trainer-1", 1).await;
+    for kind in kinds {
+        let left = groups(kind).list(&Default::default()).await.expect("groups can be listed");
+        let left = left.iter().filter(|group| group.metadata.deletion_timestamp.is_none());
+        assert_eq!(left.map(|group| group.name_any()).collect::<Vec<_>>(), ["mnist-1"], "{backend}");
+    }
+}
+
 /// One job that meets everything an operator reacts to.
 async fn live_through_everything(server: &ApiServer) {
     let team = Team::on(server, "rights").await;
-    let arguments = ["operator", "--metrics-addr=127.0.0.1:0", "--leader-elect"];
-    let lease = ["--lease-namespace", &team.namespace];
-    let settings = Settings::try_parse_from(arguments.iter().chain(&lease)).expect("flags are right");
-    let mut config = server.config.clone();
-    config.auth_info.impersonate = Some(OPERATOR.into());
-    let stop = CancellationToken::new();
-    let operator = tokio::spawn(Box::pin(operate(settings, config, stop.clone())));
-
     // A service and a pod of somebody else: two refusals, two looks at what is there.
     let service = json!({"metadata": {"name": "mnist"}, "spec": {"ports": [{"port": 80}]}});
     let pod = json!({"metadata": {"name": "mnist-trainer-0"}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
@@ -75,8 +150,13 @@ async fn live_through_everything(server: &ApiServer) {
     let foreign: PersistentVolumeClaim = serde_json::from_value(claim).expect("a claim");
     let claims = team.api::<PersistentVolumeClaim>();
     claims.create(&params, &foreign).await.expect("a claim can be made");
+    let foreign: NetworkPolicy =
+        serde_json::from_value(json!({"metadata": {"name": "mnist"}, "spec": {"podSelector": {}}})).expect("a policy");
+    let rules = team.api::<NetworkPolicy>();
+    rules.create(&params, &foreign).await.expect("a policy can be made");
     let policies = "runPolicy: {ttlSecondsAfterFinished: 1}\nfailurePolicy: {maxRestarts: 1}";
-    team.apply(&format!("{policies}\ncheckpoint: {{volumeClaim: {{size: 1Gi}}}}")).await;
+    team.apply(&format!("{policies}\ncheckpoint: {{volumeClaim: {{size: 1Gi}}}}\nnetwork: {{networkPolicy: true}}"))
+        .await;
     let refused = |what: &'static str| {
         team.status(move |status| status.conditions.iter().any(|condition| condition.message.contains(what)))
     };
@@ -85,6 +165,8 @@ async fn live_through_everything(server: &ApiServer) {
     let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     claims.patch("mnist-checkpoints", &PatchParams::default(), &free).await.expect("the claim can be freed");
     claims.delete("mnist-checkpoints", &DeleteParams::default()).await.expect("the claim can be deleted");
+    refused("another networkpolicy mnist").await;
+    rules.delete("mnist", &DeleteParams::default()).await.expect("the policy can be deleted");
     refused("another service mnist").await;
     team.delete_service("mnist").await;
     refused("another pod mnist-trainer-0").await;
@@ -96,8 +178,6 @@ async fn live_through_everything(server: &ApiServer) {
     team.end("mnist-trainer-1", 3, "").await;
     team.phase(Phase::Failed).await;
     team.until("mnist", |job: Option<&ParameterServerJob>| job.is_none()).await;
-    stop.cancel();
-    operator.await.expect("it does not panic").expect("it ends well");
 }
 
 /// The rules of all roles in the chart, as an operator of the whole cluster has them.

@@ -6,6 +6,7 @@
 mod checkpoint;
 mod failure;
 pub mod names;
+mod network;
 mod policy;
 mod reference;
 mod schema;
@@ -17,14 +18,16 @@ use serde::{Deserialize, Serialize};
 
 pub use checkpoint::{AccessMode, CheckpointSpec, VolumeClaim};
 pub use failure::{Backoff, FailureAction, FailurePolicy, FailureRule, RestartStrategy, TargetRole};
+pub use network::NetworkSpec;
 pub use policy::{
-    CleanPodPolicy, RestartPolicy, RunPolicy, SchedulingPolicy, StartupPolicy, SuccessOperator, SuccessPolicy,
+    CleanPodPolicy, RestartPolicy, RunPolicy, SchedulingBackend, SchedulingPolicy, StartupPolicy, SuccessOperator,
+    SuccessPolicy,
 };
 pub use reference::reference;
 pub use schema::definition;
 pub use status::{
-    Checkpoint, ConditionType, JobCondition, LastFailure, Model, ModelMetric, ParameterServerJobStatus, Phase, Progress,
-    ReplicaGroup, RoleStatus,
+    Checkpoint, ConditionType, JobCondition, LastFailure, Model, ModelMetric, ParameterServerJobStatus, Phase,
+    Progress, ReplicaGroup, RoleStatus,
 };
 
 use crate::training::Training;
@@ -92,6 +95,10 @@ pub const KIND: &str = "ParameterServerJob";
         .message("spec.managedBy cannot change; create a new job"),
     validation = Rule::new("self.successPolicy.operator == 'Any' || !has(self.successPolicy.minSucceeded)")
         .message("spec.successPolicy.minSucceeded is for the operator Any; remove it, or set operator to Any"),
+    validation = Rule::new("!has(self.schedulingPolicy) || !has(self.schedulingPolicy.minAvailable) || self.schedulingPolicy.minAvailable <= self.ps.replicas + self.trainer.replicas")
+        .message("spec.schedulingPolicy.minAvailable is above the number of servers and trainers, so they could never start; write a smaller one"),
+    validation = Rule::new("self.network == oldSelf.network")
+        .message("spec.network cannot change; create a new job"),
     validation = Rule::new("!has(self.successPolicy.minSucceeded) || self.successPolicy.minSucceeded <= self.trainer.replicas")
         .message("spec.successPolicy.minSucceeded is above spec.trainer.replicas, so the job could never succeed; write a smaller one"),
 )]
@@ -146,8 +153,8 @@ pub struct ParameterServerJobSpec {
     /// The trainers.
     pub trainer: TrainerSpec,
     /// When the trainers' pods are created: ServersReady (default), when all servers are ready, or
-    /// AnyOrder, together with the servers'. Pods that wait for admission together, in
-    /// schedulingPolicy.queue, are created together.
+    /// AnyOrder, together with the servers'. Pods that are scheduled together, by
+    /// schedulingPolicy.backend or queue, are created together.
     #[serde(default)]
     pub startup_policy: StartupPolicy,
     /// When the job has succeeded.
@@ -167,7 +174,16 @@ pub struct ParameterServerJobSpec {
     pub run_policy: RunPolicy,
     /// What the scheduler is told about the job's pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(
+        validation = Rule::new("!has(self.minAvailable) || (has(self.backend) && self.backend != 'None')")
+            .message("spec.schedulingPolicy.minAvailable needs somebody who schedules pods together; set backend to Workload, Volcano or Coscheduling, or remove it"),
+        validation = Rule::new("!has(self.queue) || !has(self.backend) || self.backend != 'None'")
+            .message("spec.schedulingPolicy.queue: the backend None has no queues; remove one of the two (without a backend it is a queue of Kueue)"),
+    )]
     pub scheduling_policy: Option<SchedulingPolicy>,
+    /// Who may reach the job's pods. It cannot change.
+    #[serde(default)]
+    pub network: NetworkSpec,
 }
 
 /// The parameter servers: they hold the parameters and run the optimizer.

@@ -36,6 +36,13 @@ pub fn claim(job: &str) -> String {
     format!("{job}-checkpoints")
 }
 
+/// `mnist-0`: what schedules the job's pods together, a new one each time that all of them start anew,
+/// because one whose pods have been scheduled lets later ones in one by one.
+#[must_use]
+pub fn pod_group(job: &str, first_incarnation: u32) -> String {
+    format!("{job}-{first_incarnation}")
+}
+
 /// `mnist-ps-0.mnist.default.svc`: resolvable in any cluster domain.
 #[must_use]
 pub fn host(job: &str, namespace: &str, role: Role, index: u32) -> String {

@@ -104,10 +104,34 @@ pub struct RunPolicy {
     pub server_drain_seconds: i64,
 }
 
+/// Who schedules a job's pods all together or not at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum SchedulingBackend {
+    /// Nobody: each pod is scheduled by itself.
+    None,
+    /// Kubernetes' own scheduler, by a Workload and a PodGroup of scheduling.k8s.io/v1beta1.
+    Workload,
+    /// Volcano, by its PodGroup.
+    Volcano,
+    /// The scheduler plugin Coscheduling, by its PodGroup.
+    Coscheduling,
+}
+
 /// What the scheduler is told about the job's pods.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SchedulingPolicy {
+    /// Who schedules the pods all together or not at all, so that two jobs never hold half of their
+    /// GPUs each: Workload (Kubernetes' own scheduler, 1.37 with the feature GenericWorkload), Volcano
+    /// or Coscheduling (scheduler-plugins), which must be installed. Pods whose template names no
+    /// scheduler get that of Volcano or Coscheduling. Default: None, each pod by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend: Option<SchedulingBackend>,
+    /// With a backend: how many pods must find a node before any of them starts. Default: all
+    /// servers and trainers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 4224))]
+    pub min_available: Option<i32>,
     /// When some pod finds no node for this many seconds, all pods are deleted, so that others can
     /// use what they hold; they are created again after as long. Default: wait for ever.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -122,8 +146,8 @@ pub struct SchedulingPolicy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 316))]
     pub topology_key: Option<String>,
-    /// Local queue of Kueue, which then admits the job's pods all together (its integration
-    /// `pod` must be on). Default: none.
+    /// With the backend Volcano its queue. Else the local queue of Kueue, which then admits the
+    /// job's pods all together (its integration `pod` must be on). Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub queue: Option<String>,

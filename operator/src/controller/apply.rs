@@ -3,14 +3,17 @@
 
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
-use kube::api::{DeleteParams, PostParams, Preconditions};
-use kube::core::Status;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
+use kube::core::{ApiResource, DynamicObject, Status};
 use kube::{Api, Client, Resource, ResourceExt as _};
-use psjobs_api::crd::ParameterServerJob;
+use psjobs_api::Role;
+use psjobs_api::crd::{ParameterServerJob, names};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
-use super::decide::{Child, Deletion, Refusal, World};
+use super::decide::{Child, Deletion, NewPod, Refusal, World};
 use super::dereference::is_owned;
 use super::observe::observe;
 use super::validate::ValidJob;
@@ -25,38 +28,43 @@ enum Outcome<K> {
     Refused(Refusal),
 }
 
-/// Creates children at once, and tells the world what became of them. How many exist now.
+/// An object to create.
+struct Wanted<'a, K> {
+    /// `pod mnist-ps-0`
+    child: String,
+    object: &'a K,
+    /// Uid of the job that owns it.
+    owner: &'a str,
+    /// What to say where its kind does not exist.
+    missing: Option<&'a str>,
+}
+
+/// Creates children at once, after what they need, and tells the world what became of them. How many exist now.
 pub async fn create(
     context: &Context,
     job: &ValidJob,
     children: &[Child],
     world: &mut World,
 ) -> Result<usize, ReconcileError> {
-    let Context { client, worker_image, .. } = context;
-    let pods = Api::<Pod>::namespaced(client.clone(), &job.namespace);
-    let services = Api::<Service>::namespaced(client.clone(), &job.namespace);
+    if begins(job, children)
+        && let Some(refusal) = Box::pin(prepare(context, job)).await?
+    {
+        world.refused.push(refusal);
+        return Ok(0);
+    }
+    let services = Api::<Service>::namespaced(context.client.clone(), &job.namespace);
     let service = async {
         if !children.contains(&Child::Service) {
             return Ok(None);
         }
-        // The claim comes first, so that a service that exists stands for both.
-        if let Some(claim) = build::claim(job) {
-            let claims = Api::<PersistentVolumeClaim>::namespaced(client.clone(), &job.namespace);
-            // Boxed: together the requests' states would fill a thread's stack.
-            let created = Box::pin(create_one(context, &claims, &claim, &job.uid)).await?;
-            if let Outcome::Refused(refusal) = created {
-                return Ok(Some(Outcome::Refused(refusal)));
-            }
-        }
-        Box::pin(create_one(context, &services, &build::service(job), &job.uid)).await.map(Some)
+        // Boxed: together the requests' states would fill a thread's stack.
+        Box::pin(create_one(context, &services, &wanted(&build::service(job), &job.uid))).await.map(Some)
     };
     let mut requests = Vec::new();
     for child in children {
         if let Child::Pod(new) = child {
-            let pods = &pods;
             // Built when its turn comes, so that a thousand of them need not exist at once.
-            requests
-                .push(async move { create_one(context, pods, &build::pod(job, new, worker_image), &job.uid).await });
+            requests.push(create_pod(context, job, new));
         }
     }
     let requests = stream::iter(requests).buffered(REQUESTS_OF_JOB).try_collect::<Vec<_>>();
@@ -75,13 +83,105 @@ pub async fn create(
     Ok(children.len() - world.refused.len())
 }
 
+/// Whether the job's pods start now, all of them: the first time, or again after a suspension or a restart.
+fn begins(job: &ValidJob, children: &[Child]) -> bool {
+    let first = first_incarnation(job);
+    let is_first = |child: &Child| match child {
+        Child::Service => true,
+        Child::Pod(new) => new.replica.role == Role::Server && new.incarnation == first,
+    };
+    children.iter().any(is_first)
+}
+
+/// The incarnation that the job's pods began with when all of them last started.
+fn first_incarnation(job: &ValidJob) -> u32 {
+    job.object.status.as_ref().map_or(0, |status| status.first_incarnation.unsigned_abs())
+}
+
+/// Creates what pods need before they are there: a volume, rules of the network, a group to be scheduled in.
+/// The first refusal, if there is one.
+async fn prepare(context: &Context, job: &ValidJob) -> Result<Option<Refusal>, ReconcileError> {
+    let client = || context.client.clone();
+    if let Some(claim) = build::claim(job) {
+        let claims = Api::<PersistentVolumeClaim>::namespaced(client(), &job.namespace);
+        if let Outcome::Refused(refusal) = create_one(context, &claims, &wanted(&claim, &job.uid)).await? {
+            return Ok(Some(refusal));
+        }
+    }
+    if let Some(policy) = build::policy(job, context.client.default_namespace()) {
+        let policies = Api::<NetworkPolicy>::namespaced(client(), &job.namespace);
+        if let Outcome::Refused(refusal) = create_one(context, &policies, &wanted(&policy, &job.uid)).await? {
+            return Ok(Some(refusal));
+        }
+    }
+    for build::Group { resource, object, missing } in build::groups(job) {
+        let groups = Api::<DynamicObject>::namespaced_with(client(), &job.namespace, &resource);
+        if first_incarnation(job) > 0 {
+            delete_others(&groups, job, &object.name_any()).await?;
+        }
+        let child = format!("{} {}", resource.kind.to_lowercase(), object.name_any());
+        let group = Wanted { child, object: &object, owner: &job.uid, missing: Some(&missing) };
+        if let Outcome::Refused(refusal) = create_one(context, &groups, &group).await? {
+            return Ok(Some(refusal));
+        }
+    }
+    Ok(None)
+}
+
+/// Deletes the groups of pods that the job had before.
+async fn delete_others(groups: &Api<DynamicObject>, job: &ValidJob, name: &str) -> Result<(), ReconcileError> {
+    let of_job = format!("{}={}", names::LABEL_JOB, job.name);
+    let others = ListParams::default().labels(&of_job).fields(&format!("metadata.name!={name}"));
+    let deleted = groups.delete_collection(&DeleteParams::default(), &others).await.map(drop);
+    settled(deleted, || "delete the group of earlier pods".into())
+}
+
+async fn create_pod(context: &Context, job: &ValidJob, new: &NewPod) -> Result<Outcome<Pod>, ReconcileError> {
+    let pod = build::pod(job, new, &context.worker_image);
+    match build::scheduling_group(job) {
+        Some(group) => Box::pin(create_grouped_pod(context, job, &pod, group)).await,
+        None => {
+            let pods = Api::<Pod>::namespaced(context.client.clone(), &job.namespace);
+            create_one(context, &pods, &wanted(&pod, &job.uid)).await
+        }
+    }
+}
+
+/// Creates a pod with a field that its type here does not have.
+async fn create_grouped_pod(
+    context: &Context,
+    job: &ValidJob,
+    pod: &Pod,
+    group: Value,
+) -> Result<Outcome<Pod>, ReconcileError> {
+    let resource = ApiResource::erase::<Pod>(&());
+    let pods = Api::<DynamicObject>::namespaced_with(context.client.clone(), &job.namespace, &resource);
+    let mut object = serde_json::to_value(pod).map_err(ReconcileError::Json)?;
+    object["spec"]["schedulingGroup"] = group;
+    let object = serde_json::from_value(object).map_err(ReconcileError::Json)?;
+    let child = format!("pod {}", pod.name_any());
+    let grouped = Wanted { child, object: &object, owner: &job.uid, missing: None };
+    match create_one(context, &pods, &grouped).await? {
+        Outcome::Exists(object) => {
+            let object = serde_json::to_value(object).map_err(ReconcileError::Json)?;
+            Ok(Outcome::Exists(Box::new(serde_json::from_value(object).map_err(ReconcileError::Json)?)))
+        }
+        Outcome::Refused(refusal) => Ok(Outcome::Refused(refusal)),
+    }
+}
+
+fn wanted<'a, K: Resource<DynamicType = ()>>(object: &'a K, owner: &'a str) -> Wanted<'a, K> {
+    let child = format!("{} {}", K::kind(&()).to_lowercase(), object.name_any());
+    Wanted { child, object, owner, missing: None }
+}
+
 /// Creates an object, or finds that it exists: our cache may be a moment behind our own writes.
-async fn create_one<K>(context: &Context, api: &Api<K>, object: &K, owner: &str) -> Result<Outcome<K>, ReconcileError>
+async fn create_one<K>(context: &Context, api: &Api<K>, wanted: &Wanted<'_, K>) -> Result<Outcome<K>, ReconcileError>
 where
-    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
+    K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
 {
+    let Wanted { child, object, owner, missing } = wanted;
     let name = object.name_any();
-    let child = format!("{} {name}", K::kind(&()).to_lowercase());
     let _turn = context.turn(context.turns.child()).await;
     let refused = |message| Ok(Outcome::Refused(Refusal { child: child.clone(), message }));
     match api.create(&PostParams::default(), object).await {
@@ -97,6 +197,9 @@ where
             Ok(None) => refused(format!("an earlier {child} was just deleted")),
             Err(source) => Err(ReconcileError::Api { what: format!("read {child}"), source: Box::new(source) }),
         },
+        Err(kube::Error::Api(status)) if status.code == 404 && missing.is_some() => {
+            refused(missing.unwrap_or_default().to_owned())
+        }
         Err(kube::Error::Api(status)) if !is_passing(&status) => refused(status.message.clone()),
         Err(source) => Err(ReconcileError::Api { what: format!("create {child}"), source: Box::new(source) }),
     }

@@ -3,6 +3,8 @@
 
 mod checkpoint;
 mod defaults;
+mod gang;
+mod network;
 mod scheduling;
 
 use std::collections::BTreeMap;
@@ -22,6 +24,8 @@ use super::observe::Replica;
 use super::validate::ValidJob;
 
 pub use checkpoint::{claim, in_volume};
+pub use gang::{Group, groups, scheduling_group};
+pub use network::policy;
 
 /// Where Kubernetes looks for a container's last words unless its template says otherwise.
 const TERMINATION_LOG: &str = "/dev/termination-log";
@@ -86,6 +90,7 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     let mut annotations = metadata.annotations.unwrap_or_default();
     if let Some(policy) = &spec.scheduling_policy {
         scheduling::apply(job, policy, &mut pod_spec, &mut labels, &mut annotations);
+        gang::join(job, &mut pod_spec, &mut labels, &mut annotations);
     }
     labels.extend(job_labels(job));
     labels.insert(names::LABEL_ROLE.into(), replica.role.to_string());

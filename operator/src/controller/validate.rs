@@ -9,8 +9,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource as _, ResourceExt as _};
 use psjobs_api::Role;
 use psjobs_api::crd::{
-    CleanPodPolicy, FailurePolicy, ParameterServerJob, ParameterServerJobSpec, RestartPolicy, StartupPolicy,
-    SuccessOperator,
+    CleanPodPolicy, FailurePolicy, ParameterServerJob, ParameterServerJobSpec, RestartPolicy, SchedulingBackend,
+    StartupPolicy, SuccessOperator,
 };
 use psjobs_api::training::TrainingError;
 
@@ -127,7 +127,9 @@ pub fn validate(object: Arc<ParameterServerJob>) -> Result<ValidJob, SpecError> 
             "spec.schedulingPolicy.scheduleTimeoutSeconds",
             spec.scheduling_policy.as_ref().and_then(|policy| policy.schedule_timeout_seconds),
         )?,
-        scheduled_together: spec.scheduling_policy.as_ref().is_some_and(|policy| policy.queue.is_some()),
+        scheduled_together: spec.scheduling_policy.as_ref().is_some_and(|policy| {
+            policy.queue.is_some() || policy.backend.is_some_and(|backend| backend != SchedulingBackend::None)
+        }),
         force_delete_after: duration("spec.runPolicy.forceDeleteAfterSeconds", policy.force_delete_after_seconds)?,
         server_drain: duration("spec.runPolicy.serverDrainSeconds", policy.server_drain_seconds)?,
         object,

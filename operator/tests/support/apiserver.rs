@@ -82,6 +82,16 @@ impl ApiServer {
     }
 }
 
+/// Flags that turn Kubernetes' own gang scheduling on; `None` if this version does not have it.
+#[allow(dead_code, reason = "of the programs that share this file, only the test of rights needs it")]
+pub fn gang_scheduling() -> Option<[String; 2]> {
+    let version = Command::new("kube-apiserver").arg("--version").output().ok()?;
+    let version = String::from_utf8(version.stdout).ok()?;
+    let minor = version.trim().strip_prefix("Kubernetes v1.")?.split('.').next()?.parse::<u32>().ok()?;
+    let flags = ["--feature-gates=GenericWorkload=true", "--runtime-config=scheduling.k8s.io/v1beta1=true"];
+    (minor >= 37).then(|| flags.map(str::to_owned))
+}
+
 fn etcd(folder: &Path, client: u16, peer: u16) -> Supervised {
     let (client, peer) = (format!("http://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
     let mut command = supervise("etcd", &folder.join("etcd.log"));

@@ -19,7 +19,8 @@ use tokio::runtime::Runtime;
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
-pub use apiserver::ApiServer;
+#[allow(unused_imports, reason = "of the programs that share this file, only the test of rights needs the second")]
+pub use apiserver::{ApiServer, gang_scheduling};
 
 /// Longer than anything here takes on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -43,6 +44,36 @@ pub async fn install_definition(client: &Client) {
     let params = PatchParams::apply("psjobs-test").force();
     let name = definition.name_any();
     definitions.patch(&name, &params, &Patch::Apply(definition)).await.expect("the API server takes the definition");
+    within(await_condition(definitions, &name, conditions::is_crd_established())).await;
+}
+
+/// Installs the PodGroup of a scheduler that is not there, with the fields that its definition has.
+pub async fn install_pod_groups(client: &Client, group: &str, version: &str) {
+    let fields = json!({
+        "minMember": {"type": "integer", "format": "int32"},
+        "queue": {"type": "string"},
+        "priorityClassName": {"type": "string"},
+        "scheduleTimeoutSeconds": {"type": "integer", "format": "int32"},
+    });
+    let spec = json!({"type": "object", "properties": {"spec": {"type": "object", "properties": fields}}});
+    let definition = serde_json::from_value(json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        // Without the annotation a group of Kubernetes' own domain is refused.
+        "metadata": {
+            "name": format!("podgroups.{group}"),
+            "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
+        },
+        "spec": {
+            "group": group,
+            "names": {"kind": "PodGroup", "plural": "podgroups", "singular": "podgroup"},
+            "scope": "Namespaced",
+            "versions": [{"name": version, "served": true, "storage": true, "schema": {"openAPIV3Schema": spec}}],
+        },
+    }));
+    let definition: CustomResourceDefinition = definition.expect("a definition");
+    let (definitions, name) = (Api::<CustomResourceDefinition>::all(client.clone()), definition.name_any());
+    definitions.create(&PostParams::default(), &definition).await.expect("the API server takes the definition");
     within(await_condition(definitions, &name, conditions::is_crd_established())).await;
 }
 

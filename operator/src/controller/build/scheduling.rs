@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{PodAffinityTerm, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use psjobs_api::crd::{SchedulingPolicy, names};
+use psjobs_api::crd::{SchedulingBackend, SchedulingPolicy, names};
 
 use crate::controller::validate::ValidJob;
 
@@ -21,7 +21,8 @@ pub fn apply(
     labels: &mut BTreeMap<String, String>,
     annotations: &mut BTreeMap<String, String>,
 ) {
-    let SchedulingPolicy { schedule_timeout_seconds: _, priority_class_name, topology_key, queue } = policy;
+    let SchedulingPolicy { priority_class_name, topology_key, queue, backend, .. } = policy;
+    let of_kueue = *backend != Some(SchedulingBackend::Volcano);
     if spec.priority_class_name.is_none() {
         spec.priority_class_name.clone_from(priority_class_name);
     }
@@ -36,7 +37,7 @@ pub fn apply(
         let affinity = spec.affinity.get_or_insert_default().pod_affinity.get_or_insert_default();
         affinity.required_during_scheduling_ignored_during_execution.get_or_insert_default().push(near);
     }
-    if let Some(queue) = queue {
+    if let Some(queue) = queue.as_ref().filter(|_| of_kueue) {
         labels.insert(QUEUE.into(), queue.clone());
         // The uid tells a job from an earlier one of its name, whose group may still be known.
         labels.insert(GROUP.into(), job.uid.clone());

@@ -66,9 +66,11 @@ fn trainers_start_when_the_servers_are_ready_if_the_policy_says_so() {
 
 #[test]
 fn pods_that_are_scheduled_together_are_created_together() {
-    let mut cluster = Cluster::new("startupPolicy: ServersReady\nschedulingPolicy: {queue: team-a}");
-    cluster.reconcile();
-    assert_eq!(cluster.pods(), ALL_PODS, "waiting for the servers would be waiting for ever");
+    for policy in ["{backend: Volcano}", "{backend: Workload}", "{queue: team-a}"] {
+        let mut cluster = Cluster::new(&format!("startupPolicy: ServersReady\nschedulingPolicy: {policy}"));
+        cluster.reconcile();
+        assert_eq!(cluster.pods(), ALL_PODS, "{policy}: waiting for the servers would be waiting for ever");
+    }
 }
 
 #[test]
