@@ -30,7 +30,10 @@ impl Site {
         site.remove().await?;
         let what = format!("namespace {} of an earlier run to go", site.namespace);
         until(&namespaces, &site.namespace, SHORT, &what, |now| now.is_none()).await?;
-        let metadata = ObjectMeta { name: Some(site.namespace.clone()), ..ObjectMeta::default() };
+        // Every story's pods must pass the strictest of Kubernetes' standards.
+        let labels = [("pod-security.kubernetes.io/enforce".to_owned(), "restricted".to_owned())];
+        let name = Some(site.namespace.clone());
+        let metadata = ObjectMeta { name, labels: Some(labels.into()), ..ObjectMeta::default() };
         namespaces.create(&PostParams::default(), &Namespace { metadata, ..Namespace::default() }).await?;
         Ok(site)
     }

@@ -1,8 +1,11 @@
 //! What users do, and what they must see. One story a function.
 
+pub mod broken;
 pub mod failure;
+pub mod gpu;
 pub mod invalid;
 pub mod mnist;
 pub mod recovery;
 pub mod speed;
 pub mod suspend;
+pub mod workloads;

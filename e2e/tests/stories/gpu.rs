@@ -1,0 +1,55 @@
+//! Two trainers want a GPU each, and the cluster has none, then one, then two. The GPU is a resource that the test
+//! gives to a node; nothing uses it.
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Api, Patch, PatchParams};
+use psjobs_api::Role;
+use psjobs_api::crd::{ConditionType, ParameterServerJob, Phase};
+use psjobs_e2e::manifest::training;
+use psjobs_e2e::site::Site;
+use psjobs_e2e::wait::{SHORT, TRAINING, until};
+use serde_json::{Value, json};
+
+const RESOURCE: &str = "e2e.psjobs.dev/gpu";
+
+pub async fn is_waited_for(site: &Site) -> Result<()> {
+    let mut job = training(&["train", "mlp", "--max-steps", "300"])?;
+    job.spec.trainer.gpus = 1;
+    job.spec.trainer.gpu_resource_name = RESOURCE.into();
+    site.apply(&job).await?;
+    waits(site, "trainer 0").await?;
+    let told = site.kubectl(&["get", "psjobs", "--output", "wide"]).await?;
+    println!("{told}");
+    ensure!(told.contains("Unschedulable"), "{told}");
+
+    let server = site.pods_of("mnist", Role::Server).await?.pop().context("the server's pod")?;
+    let node = server.spec.and_then(|spec| spec.node_name).context("the server has a node")?;
+    let given = async {
+        give(site, &node, json!("1")).await?;
+        waits(site, "trainer 1").await?;
+        give(site, &node, json!("2")).await?;
+        site.phase("mnist", Phase::Succeeded, TRAINING).await
+    };
+    let given = given.await;
+    give(site, &node, Value::Null).await?;
+    given.map(drop)
+}
+
+/// Until the job says that this trainer finds no GPU.
+async fn waits(site: &Site, who: &str) -> Result<()> {
+    let told = |job: Option<&ParameterServerJob>| {
+        let conditions = job.and_then(|job| job.status.as_ref()).map(|status| status.conditions.as_slice());
+        let running = conditions.unwrap_or_default().iter().find(|condition| condition.type_ == ConditionType::Running);
+        running.is_some_and(|running| running.message.starts_with(who) && running.message.contains(RESOURCE))
+    };
+    until(&site.jobs(), "mnist", SHORT, &format!("the job to say that {who} waits for a GPU"), told).await?;
+    Ok(())
+}
+
+async fn give(site: &Site, node: &str, gpus: Value) -> Result<()> {
+    let nodes: Api<Node> = Api::all(site.cluster.client.clone());
+    let status = json!({"status": {"capacity": {RESOURCE: gpus}, "allocatable": {RESOURCE: gpus}}});
+    nodes.patch_status(node, &PatchParams::default(), &Patch::Merge(status)).await?;
+    Ok(())
+}
