@@ -52,7 +52,7 @@ impl Rule {
         if repeat {
             return if self.given.contains(&trainer) { Verdict::Join } else { Verdict::Answer };
         }
-        self.next.insert(trainer, step + 1);
+        self.next.insert(trainer, step.saturating_add(1));
         match self.consistency.mode {
             ConsistencyMode::Async | ConsistencyMode::Bounded => Verdict::Apply,
             ConsistencyMode::Sync if stale && self.has_backups() => Verdict::Drop,
@@ -78,17 +78,18 @@ impl Rule {
         complete.then(|| std::mem::take(&mut self.given))
     }
 
-    /// Whether a trainer may get values for its next step: unless Bounded and too far ahead.
+    /// Whether a trainer that has given `step` may get values for what follows: unless Bounded and too far ahead.
+    /// A repeat is judged by its own step: the trainer is there again, whatever this block has of it.
     #[must_use]
-    pub fn may_go_on(&self, trainer: u32) -> bool {
-        self.consistency.mode != ConsistencyMode::Bounded || self.lead(trainer) <= self.consistency.staleness.into()
+    pub fn may_go_on(&self, step: u64) -> bool {
+        self.consistency.mode != ConsistencyMode::Bounded || self.lead(step) <= self.consistency.staleness.into()
     }
 
-    /// Steps that `trainer` is ahead of the slowest member.
+    /// Steps that a trainer is ahead of the slowest member when it has given `step`.
     #[must_use]
-    pub fn lead(&self, trainer: u32) -> u64 {
+    pub fn lead(&self, step: u64) -> u64 {
         let slowest = self.members.iter().map(|member| self.next_step(*member)).min();
-        slowest.map_or(0, |slowest| self.next_step(trainer).saturating_sub(slowest))
+        slowest.map_or(0, |slowest| step.saturating_add(1).saturating_sub(slowest))
     }
 
     /// The trainer has finished: nobody waits for it any more. What it gave still counts.

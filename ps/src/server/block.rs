@@ -250,7 +250,7 @@ impl Block {
                 let staleness = self.version.saturating_sub(version);
                 self.plan.metrics.staleness(staleness);
                 if let Some(gradient) = gradient {
-                    let next_steps = vec![proto::NextStep { trainer: peer.trainer(), step: step + 1 }];
+                    let next_steps = vec![proto::NextStep { trainer: peer.trainer(), step: step.saturating_add(1) }];
                     self.update(&gradient, self.plan.recipe.factor(step, staleness), next_steps);
                 }
                 self.ahead.push((peer, step));
@@ -332,7 +332,7 @@ impl Block {
 
     /// Answers those of whom nobody is too far behind.
     fn release(&mut self) {
-        let may = self.ahead.extract_if(.., |(peer, _)| self.rule.may_go_on(peer.trainer())).collect::<Vec<_>>();
+        let may = self.ahead.extract_if(.., |(_, step)| self.rule.may_go_on(*step)).collect::<Vec<_>>();
         self.answer(may);
     }
 

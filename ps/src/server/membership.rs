@@ -274,7 +274,7 @@ impl Membership {
     /// A member gave its gradient of `step`.
     pub fn gave(&mut self, trainer: u32, step: u64, now: Instant) {
         let Some(member) = self.members.get_mut(trainer as usize) else { return };
-        member.steps = member.steps.max(step + 1);
+        member.steps = member.steps.max(step.saturating_add(1));
         self.training = Some((self.training.map_or(now, |(first, _)| first), now));
     }
 

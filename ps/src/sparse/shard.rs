@@ -28,8 +28,8 @@ pub struct Shard<W> {
     tables: Vec<Table>,
     rule: Rule,
     round: Round<W>,
-    /// Applied, but their trainers are too far ahead to be answered.
-    ahead: Vec<(u32, W)>,
+    /// Applied, but their trainers are too far ahead to be answered; by step.
+    ahead: Vec<(u64, W)>,
     /// Updates so far, and what they were when a trainer pulled last.
     version: u64,
     pulled: BTreeMap<u32, u64>,
@@ -125,11 +125,11 @@ impl<W> Shard<W> {
                     self.apply(&gradients, self.recipe.factor(step, staleness));
                 }
                 self.step = self.step.max(step);
-                self.ahead.push((trainer, who));
+                self.ahead.push((step, who));
                 self.release()
             }
             Verdict::Answer => {
-                self.ahead.push((trainer, who));
+                self.ahead.push((step, who));
                 self.release()
             }
             Verdict::Drop => vec![who],
@@ -234,7 +234,7 @@ impl<W> Shard<W> {
     }
 
     fn release(&mut self) -> Vec<W> {
-        let free = self.ahead.extract_if(.., |(trainer, _)| self.rule.may_go_on(*trainer));
+        let free = self.ahead.extract_if(.., |(step, _)| self.rule.may_go_on(*step));
         free.map(|(_, who)| who).collect()
     }
 }
