@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch, PatchParams};
 use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, ParameterServerJob, Phase};
+use psjobs_api::training::ConsistencyMode;
 use psjobs_e2e::manifest::training;
 use psjobs_e2e::site::Site;
 use psjobs_e2e::wait::{SHORT, TRAINING, until};
@@ -15,10 +16,12 @@ const RESOURCE: &str = "e2e.psjobs.dev/gpu";
 
 pub async fn is_waited_for(site: &Site) -> Result<()> {
     let mut job = training(&["train", "mlp", "--max-steps", "300"])?;
+    // In step, so that the first trainer with a GPU does not finish alone and hand it on.
+    job.spec.training.consistency.mode = ConsistencyMode::Sync;
     job.spec.trainer.gpus = 1;
     job.spec.trainer.gpu_resource_name = RESOURCE.into();
     site.apply(&job).await?;
-    waits(site, "trainer 0").await?;
+    waits(site, 0).await?;
     let told = site.kubectl(&["get", "psjobs", "--output", "wide"]).await?;
     println!("{told}");
     ensure!(told.contains("Unschedulable"), "{told}");
@@ -27,7 +30,7 @@ pub async fn is_waited_for(site: &Site) -> Result<()> {
     let node = server.spec.and_then(|spec| spec.node_name).context("the server has a node")?;
     let given = async {
         give(site, &node, json!("1")).await?;
-        waits(site, "trainer 1").await?;
+        waits(site, 1).await?;
         give(site, &node, json!("2")).await?;
         site.phase("mnist", Phase::Succeeded, TRAINING).await
     };
@@ -36,14 +39,17 @@ pub async fn is_waited_for(site: &Site) -> Result<()> {
     given.map(drop)
 }
 
-/// Until the job says that this trainer finds no GPU.
-async fn waits(site: &Site, who: &str) -> Result<()> {
+/// Until the job says that a trainer finds no GPU while `ready` others have one: which ones the scheduler decides.
+async fn waits(site: &Site, ready: i32) -> Result<()> {
     let told = |job: Option<&ParameterServerJob>| {
-        let conditions = job.and_then(|job| job.status.as_ref()).map(|status| status.conditions.as_slice());
-        let running = conditions.unwrap_or_default().iter().find(|condition| condition.type_ == ConditionType::Running);
-        running.is_some_and(|running| running.message.starts_with(who) && running.message.contains(RESOURCE))
+        let Some(status) = job.and_then(|job| job.status.as_ref()) else { return false };
+        let running = status.conditions.iter().find(|condition| condition.type_ == ConditionType::Running);
+        let said =
+            running.is_some_and(|running| running.message.starts_with("trainer") && running.message.contains(RESOURCE));
+        said && status.trainer.as_ref().is_some_and(|trainers| trainers.ready == ready)
     };
-    until(&site.jobs(), "mnist", SHORT, &format!("the job to say that {who} waits for a GPU"), told).await?;
+    until(&site.jobs(), "mnist", SHORT, &format!("a trainer to wait for a GPU beside {ready} that have one"), told)
+        .await?;
     Ok(())
 }
 
