@@ -77,6 +77,9 @@ pub struct Manifest {
     pub step: u64,
     /// One for each server, in order.
     pub parts: Vec<PartEntry>,
+    /// Trainers of which every step is in the parts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub concluded: Vec<u32>,
 }
 
 /// How to recognise the part that belongs to a checkpoint.

@@ -96,6 +96,12 @@ impl Checkpoint {
         &self.parts[0].description
     }
 
+    /// Trainers of which every step is in it.
+    #[must_use]
+    pub fn concluded(&self) -> &[u32] {
+        &self.manifest.concluded
+    }
+
     /// How the model was cut when it was written.
     #[must_use]
     pub fn layout(&self) -> &Layout {

@@ -4,18 +4,20 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::task::AbortOnDropHandle;
-use tonic::Code;
 use tonic::transport::Channel;
+use tonic::{Code, Status};
 
-use super::link::join;
-use super::{ClientError, SessionConfig};
+use super::link::{is_refused, join, reason};
+use super::{ClientError, SessionConfig, is_retryable};
 use crate::proto;
 use crate::proto::coordination_client::CoordinationClient;
 
 /// How often a trainer says that it lives.
 const HEARTBEAT: Duration = Duration::from_secs(1);
+/// Pause between two tries to leave.
+const PAUSE: Duration = Duration::from_secs(1);
 /// How long a server may take to note that a trainer leaves.
 const LEAVE: Duration = Duration::from_secs(10);
 
@@ -70,36 +72,24 @@ impl Attendance {
         *self.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
     }
 
-    /// Leaves every server with what was reported last: `finished` says that the work is done, false
-    /// that a replacement will come.
+    /// Leaves every server with what was reported last: `finished` says that the work is done, false that a
+    /// replacement will come. Server 0 knows that already of a trainer that has `concluded`.
     ///
     /// # Errors
     /// If a server does not answer; the others have been told all the same.
-    pub async fn leave(self, config: &SessionConfig, finished: bool) -> Result<(), ClientError> {
-        self.servers.values().for_each(|(.., heartbeats)| heartbeats.abort());
-        let Report { step, examples, metrics, waiting: _ } = read(&self.report);
-        let request = proto::LeaveRequest { trainer: Some(config.id()), finished, examples, metrics, step };
+    pub async fn leave(self, config: &SessionConfig, finished: bool, concluded: bool) -> Result<(), ClientError> {
+        let report = read(&self.report);
+        let leaving = self.servers.into_iter().map(|(server, (client, channel, heartbeats))| {
+            heartbeats.abort();
+            let Report { step, examples, metrics, waiting: _ } = report.clone();
+            let request = proto::LeaveRequest { trainer: Some(config.id()), finished, examples, metrics, step };
+            let goodbye = Goodbye { config, client, channel, request, may_know: concluded && server == 0 };
+            async move { (server, goodbye.say().await) }
+        });
         let mut outcome = Ok(());
-        // Server 0 last: it speaks for the job, and should not be done before the others.
-        for (server, (mut client, channel, _)) in self.servers.into_iter().rev() {
-            let request = request.clone();
-            let leave = async {
-                match client.leave(request.clone()).await {
-                    // It was started anew and has not been told of this trainer yet.
-                    Err(status) if config.replication_factor > 1 && status.code() == Code::Aborted => {
-                        join(config, None, channel).await?;
-                        client.leave(request).await
-                    }
-                    answered => answered,
-                }
-            };
-            let told = tokio::time::timeout(LEAVE, leave).await;
-            let reason = match told {
-                Ok(Ok(_)) => continue,
-                Ok(Err(status)) => status.message().to_owned(),
-                Err(_) => "no answer".to_owned(),
-            };
-            let (address, seconds) = (config.servers[server as usize].clone(), LEAVE.as_secs());
+        for (server, unheard) in futures::future::join_all(leaving).await {
+            let Some((reason, seconds)) = unheard else { continue };
+            let address = config.servers[server as usize].clone();
             if config.replication_factor > 1 {
                 // The servers that are left tell it when it comes back.
                 tracing::warn!(%address, reason, "server {server} does not hear that this trainer leaves");
@@ -108,6 +98,53 @@ impl Attendance {
             }
         }
         outcome
+    }
+}
+
+/// What a trainer says to one server at its end.
+struct Goodbye<'a> {
+    config: &'a SessionConfig,
+    client: CoordinationClient<Channel>,
+    channel: Channel,
+    request: proto::LeaveRequest,
+    /// The server may have heard already, and have ended since.
+    may_know: bool,
+}
+
+impl Goodbye<'_> {
+    /// Says it until it is heard. Else what the last try said, and after how many seconds.
+    async fn say(mut self) -> Option<(String, u64)> {
+        let config = self.config;
+        // A server that does not hear that the work is done waits for this trainer: one that is away for a moment is
+        // told when it is back.
+        let patient = self.request.finished && config.replication_factor == 1;
+        let patience = if patient { config.connect_timeout } else { LEAVE };
+        let begun = Instant::now();
+        loop {
+            let (reason, again, reached) = match tokio::time::timeout(LEAVE, self.attempt()).await {
+                Ok(Ok(())) => return None,
+                Ok(Err(status)) => (reason(&status), is_retryable(&status), !is_refused(&status)),
+                Err(_) => ("no answer".to_owned(), true, true),
+            };
+            self.may_know |= reached;
+            // One that has heard of the last trainer's end ends too, whether its answer arrives or not.
+            let has_ended = self.request.finished && self.may_know && !reached;
+            if !again || config.interrupted() || begun.elapsed() + PAUSE >= patience {
+                return (!has_ended).then(|| (reason, begun.elapsed().as_secs()));
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn attempt(&mut self) -> Result<(), Status> {
+        match self.client.leave(self.request.clone()).await {
+            // It was started anew and has not been told of this trainer yet.
+            Err(status) if status.code() == Code::Aborted => {
+                join(self.config, None, self.channel.clone()).await?;
+                self.client.leave(self.request.clone()).await.map(drop)
+            }
+            answered => answered.map(drop),
+        }
     }
 }
 

@@ -49,8 +49,10 @@ pub struct Opening<'a> {
     pub generation: u64,
     /// A server that is behind this epoch is about to follow: it is waited for.
     pub epoch: u64,
-    /// Its parameters become the values of blocks that have none.
+    /// Its parameters become the values of blocks that have none, of a server that was started anew.
     pub memory: &'a Mapping,
+    /// What becomes their values instead where all servers have gone back to the beginning.
+    pub initial: &'a [f32],
     pub buffers: &'a Buffers,
     pub events: &'a mpsc::UnboundedSender<Event>,
 }
@@ -95,13 +97,13 @@ impl Link {
     }
 
     async fn attempt(opening: &Opening<'_>, host: u32) -> Result<Self, Failure> {
-        let &Opening { config, layout, server, generation, epoch, memory, buffers, events } = opening;
+        let &Opening { config, layout, server, generation, epoch, memory, buffers, events, .. } = opening;
         let (channel, reply) = enter(config, host, Some(server)).await?;
         if reply.epoch < epoch {
             return Err(Status::unavailable("it has yet to go back to the checkpoint that the others hold").into());
         }
         if !reply.empty_blocks.is_empty() {
-            fill(channel.clone(), opening, &reply.empty_blocks).await?;
+            fill(channel.clone(), opening, reply.epoch, &reply.empty_blocks).await?;
         }
         // The whole step fits, so that the training thread never waits to hand over a block.
         let (gradients, outgoing) = mpsc::channel(layout.owned_by(server).count() + 1);
@@ -139,6 +141,12 @@ impl Link {
     /// This link's connection.
     pub fn channel(&self) -> Channel {
         self.channel.clone()
+    }
+
+    /// Waits until losing servers can no longer cost a step of this trainer, which has given its last one.
+    pub async fn conclude(&self, config: &SessionConfig) -> Result<(), Status> {
+        let request = proto::ConcludeRequest { trainer: Some(config.id()), epoch: self.epoch };
+        CoordinationClient::new(self.channel()).conclude(request).await.map(drop)
     }
 
     /// Current values of the server's blocks.
@@ -244,7 +252,19 @@ impl From<Status> for Failure {
     }
 }
 
-fn reason(status: &Status) -> String {
+/// Whether nobody listens at the other end, so that nothing was heard.
+pub(super) fn is_refused(status: &Status) -> bool {
+    let mut source = std::error::Error::source(status);
+    while let Some(error) = source {
+        if error.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::ConnectionRefused) {
+            return true;
+        }
+        source = error.source();
+    }
+    false
+}
+
+pub(super) fn reason(status: &Status) -> String {
     let mut text = status.message().to_owned();
     let mut source = std::error::Error::source(status);
     while let Some(error) = source {
@@ -292,13 +312,14 @@ pub(super) async fn join(
     Ok(CoordinationClient::new(channel).join(Request::new(request)).await?.into_inner())
 }
 
-/// Gives values to blocks that have none. Several trainers may do so at once: the first one's stay.
-async fn fill(channel: Channel, opening: &Opening<'_>, blocks: &[u32]) -> Result<(), Status> {
-    let &Opening { config, layout, memory, buffers, .. } = opening;
+/// Gives values to blocks that have none, in `epoch`. Several trainers may do so at once: the first one's stay.
+async fn fill(channel: Channel, opening: &Opening<'_>, epoch: u64, blocks: &[u32]) -> Result<(), Status> {
+    let &Opening { config, layout, memory, initial, buffers, .. } = opening;
+    let values = if epoch > 0 && !initial.is_empty() { initial } else { memory.parameters() };
     let (sender, receiver) = mpsc::channel(1);
     let send = async {
         for (i, block) in blocks.iter().enumerate() {
-            let payload = bytemuck::cast_slice(&memory.parameters()[layout.range(*block)]);
+            let payload = bytemuck::cast_slice(&values[layout.range(*block)]);
             let push = proto::PushRequest {
                 trainer: (i == 0).then(|| config.id()),
                 block: *block,

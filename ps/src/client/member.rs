@@ -48,6 +48,6 @@ impl Member {
     /// If a server does not answer; the others have been told all the same.
     pub fn leave(self, finished: bool) -> Result<(), ClientError> {
         let Self { config, attendance, runtime } = self;
-        runtime.block_on(attendance.leave(&config, finished))
+        runtime.block_on(attendance.leave(&config, finished, false))
     }
 }

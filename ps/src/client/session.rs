@@ -32,6 +32,8 @@ pub struct AsyncSession {
     layout: Layout,
     links: Vec<Link>,
     memory: Mapping,
+    /// What blocks begin with, in jobs that may go back to their beginning: with checkpoints, before the first.
+    initial: Vec<f32>,
     coder: Coder,
     buffers: Buffers,
     /// Updates of each block that the parameters contain.
@@ -42,6 +44,8 @@ pub struct AsyncSession {
     to_send: Vec<VecDeque<u32>>,
     in_flight: Vec<usize>,
     next_step: u64,
+    /// The servers need this trainer no more.
+    concluded: bool,
     waiting: Duration,
     attendance: Attendance,
     events: mpsc::UnboundedReceiver<Event>,
@@ -77,6 +81,7 @@ impl AsyncSession {
         let mut session = Self {
             links: Vec::new(),
             memory,
+            initial: initial.to_vec(),
             coder: Coder::new(&config.compression, buffers.clone()),
             buffers,
             versions: vec![0; blocks],
@@ -84,6 +89,7 @@ impl AsyncSession {
             to_send: vec![VecDeque::new(); servers],
             in_flight: vec![0; servers],
             next_step: 0,
+            concluded: false,
             waiting: Duration::ZERO,
             attendance: Attendance::default(),
             events,
@@ -93,6 +99,9 @@ impl AsyncSession {
             config,
         };
         session.enter().await?;
+        if session.links.iter().all(|link| link.epoch == 0) {
+            session.initial = Vec::new();
+        }
         Ok(session)
     }
 
@@ -134,7 +143,11 @@ impl AsyncSession {
             self.in_flight[server] = 0;
             self.send(step, server);
         }
-        self.next_step = match self.settle(step).await? {
+        let settled = match self.settle(step).await? {
+            Settled::Done if step + 1 == self.config.total_steps => self.conclude().await?,
+            settled => settled,
+        };
+        self.next_step = match settled {
             Settled::Done => step + 1,
             Settled::Rewound => {
                 self.enter().await?;
@@ -156,9 +169,15 @@ impl AsyncSession {
     /// # Errors
     /// If a server does not answer; the others have been told all the same.
     pub async fn leave(self, finished: bool, examples: u64, metrics: BTreeMap<String, f64>) -> Result<(), ClientError> {
-        let Self { config, attendance, waiting, .. } = self;
+        let Self { config, attendance, waiting, concluded, initial, .. } = self;
         attendance.report(Report { step: 0, examples, metrics, waiting });
-        attendance.leave(&config, finished).await
+        match attendance.leave(&config, finished, concluded).await {
+            Err(error) if finished && concluded && !initial.is_empty() => {
+                tracing::warn!(%error, "a server does not hear that this trainer leaves; it will see so in the checkpoint");
+                Ok(())
+            }
+            left => left,
+        }
     }
 
     /// Joins all servers, which must agree on what they hold, and pulls it.
@@ -235,6 +254,31 @@ impl AsyncSession {
         Ok(Settled::Done)
     }
 
+    /// Sees to it that the last step outlives every server: this trainer will not be there to give it again.
+    async fn conclude(&mut self) -> Result<Settled, ClientError> {
+        let (begun, patience) = (Instant::now(), self.config.connect_timeout);
+        loop {
+            let left = patience.saturating_sub(begun.elapsed());
+            let status = match tokio::time::timeout(left, self.links[0].conclude(&self.config)).await {
+                Ok(Ok(())) => break,
+                Ok(Err(status)) => status,
+                Err(_) => Status::deadline_exceeded("not all servers could keep the last step"),
+            };
+            if self.config.interrupted() {
+                return Err(ClientError::Interrupted);
+            }
+            if begun.elapsed() >= patience {
+                let (address, reason) = (self.config.servers[0].clone(), status.message().to_owned());
+                return Err(ClientError::Unreachable { address, seconds: patience.as_secs(), reason });
+            }
+            if let Settled::Rewound = self.reopen(0, &status).await? {
+                return Ok(Settled::Rewound);
+            }
+        }
+        self.concluded = true;
+        Ok(Settled::Done)
+    }
+
     async fn next_event(&mut self) -> Result<Event, ClientError> {
         loop {
             match tokio::time::timeout(INTERRUPTIBLE, self.events.recv()).await {
@@ -273,6 +317,7 @@ impl AsyncSession {
             generation: self.generation,
             epoch,
             memory: &self.memory,
+            initial: &self.initial,
             buffers: &self.buffers,
             events: &self.sender,
         };

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tonic::{Request, Response, Status};
 
+use super::recovery;
 use super::shared::{Shared, trainer};
 use crate::clock::now;
 use crate::layout::{Layout, TensorSpec};
@@ -62,19 +63,32 @@ impl proto::coordination_server::Coordination for Coordination {
             members.done()
         };
         tracing::info!(trainer = id.index, incarnation = id.incarnation, finished = request.finished, "left");
-        if request.finished
-            && let Ok(store) = self.0.store()
-        {
-            store.finish(id.index).await;
-        }
-        if let Some(tables) = self.0.tables.get().filter(|_| request.finished) {
-            tables.finish(id.index).await;
+        if request.finished {
+            self.0.finish(id.index).await;
         }
         self.0.left.notify_waiters();
         if done {
             self.0.done.notify_one();
         }
         Ok(Response::new(proto::LeaveReply {}))
+    }
+
+    async fn conclude(
+        &self,
+        request: Request<proto::ConcludeRequest>,
+    ) -> Result<Response<proto::ConcludeReply>, Status> {
+        let request = request.into_inner();
+        let id = trainer(request.trainer)?;
+        {
+            let mut members = self.0.members();
+            members.hear(&id, now())?;
+            if request.epoch != self.0.recovery.epoch() {
+                return Err(Status::aborted("the servers went to a checkpoint since this trainer joined; join again"));
+            }
+            members.conclude(id.index);
+        }
+        recovery::conclude(&self.0, request.epoch).await?;
+        Ok(Response::new(proto::ConcludeReply {}))
     }
 
     async fn heartbeat(

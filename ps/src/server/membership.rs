@@ -90,6 +90,8 @@ struct Member {
     presence: Presence,
     /// It was said that this trainer has not come.
     missed: bool,
+    /// All its steps are where losing a server does not cost them.
+    concluded: bool,
     incarnation: Option<u32>,
     heard: Instant,
     /// When it last said how many examples it has read; gradients in between say nothing about that.
@@ -133,6 +135,7 @@ impl Membership {
         let member = Member {
             presence: Presence::Awaited,
             missed: false,
+            concluded: false,
             incarnation: None,
             heard: now,
             reported: None,
@@ -178,6 +181,8 @@ impl Membership {
         member.presence = Presence::Active;
         member.heard = now;
         member.total_steps = total_steps;
+        // The job was started again, to do more.
+        member.concluded &= total_steps <= member.steps;
         self.company = now;
         self.tensors = tensors;
         Ok(())
@@ -234,11 +239,42 @@ impl Membership {
         }
     }
 
-    /// The job goes back, or on, to where each trainer's next step is the one in `steps`.
-    pub fn rewind(&mut self, steps: &[u64]) {
+    /// The job goes back, or on, to where each trainer's next step is the one in `steps`, and those who have
+    /// `concluded` have given all.
+    pub fn rewind(&mut self, steps: &[u64], concluded: &[u32]) {
         for (member, step) in self.members.iter_mut().zip(steps) {
             member.steps = *step;
         }
+        for (index, member) in (0..).zip(&mut self.members) {
+            member.concluded = concluded.contains(&index);
+        }
+    }
+
+    /// A trainer has given all its steps.
+    pub fn conclude(&mut self, trainer: u32) {
+        self.members[trainer as usize].concluded = true;
+    }
+
+    /// The trainers that have given all their steps, in order.
+    #[must_use]
+    pub fn concluded(&self) -> Vec<u32> {
+        let over = |member: &Member| member.concluded || member.presence == Presence::Finished;
+        (0..).zip(&self.members).filter(|(_, member)| over(member)).map(|(index, _)| index).collect()
+    }
+
+    /// Takes trainers that have given all and then were silent for finished: their last words got lost, or
+    /// were said to a process before this one. Which those are.
+    pub fn presume_finished(&mut self, now: Instant) -> Vec<u32> {
+        let mut finished = Vec::new();
+        for (index, member) in (0..).zip(&mut self.members) {
+            let quiet = now.saturating_duration_since(member.heard) >= self.patience.silence;
+            if member.concluded && quiet && member.presence != Presence::Finished {
+                member.presence = Presence::Finished;
+                member.rate = 0.0;
+                finished.push(index);
+            }
+        }
+        finished
     }
 
     /// Whether a trainer is at work.

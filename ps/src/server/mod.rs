@@ -295,10 +295,17 @@ async fn abandoned(shared: &Shared) -> String {
     loop {
         ticks.tick().await;
         let now = now();
-        let (news, why) = {
+        let (finished, done, news, why) = {
             let mut members = shared.members();
-            (members.look(now), members.abandoned(now))
+            (members.presume_finished(now), members.done(), members.look(now), members.abandoned(now))
         };
+        for trainer in &finished {
+            tracing::info!(trainer, "gave all its steps and is gone; taken for finished");
+            shared.finish(*trainer).await;
+        }
+        if done && !finished.is_empty() {
+            shared.done.notify_one();
+        }
         for sentence in news {
             tracing::warn!("{sentence}");
         }

@@ -79,9 +79,10 @@ impl Shared {
         self.membership.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The blocks; an error for whoever comes before the first Join.
+    /// The blocks; an error for whoever comes before the first Join, perhaps because this server was started anew
+    /// after it.
     pub fn store(&self) -> Result<&Store, Status> {
-        self.store.get().ok_or_else(|| Status::failed_precondition("no trainer has joined yet; call Join first"))
+        self.store.get().ok_or_else(|| Status::aborted("no trainer has joined yet; call Join first"))
     }
 
     /// The blocks, made from the first trainer's tensors.
@@ -165,6 +166,16 @@ impl Shared {
             before.cancel();
         }
         token
+    }
+
+    /// Nobody waits for a trainer any more.
+    pub async fn finish(&self, trainer: u32) {
+        if let Ok(store) = self.store() {
+            store.finish(trainer).await;
+        }
+        if let Some(tables) = self.tables.get() {
+            tables.finish(trainer).await;
+        }
     }
 
     /// Ends all streams.

@@ -129,6 +129,7 @@ class Trainer:
     def leave(self):
         for stream in self.streams:
             stream.up.put(None)
+        self.members[0].Conclude(coordination.ConcludeRequest(trainer=self.id), timeout=DEADLINE)
         request = coordination.LeaveRequest(trainer=self.id, finished=True, examples=STEPS * BATCH)
         for members in reversed(self.members):
             members.Leave(request, timeout=DEADLINE)

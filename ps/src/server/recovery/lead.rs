@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use futures::future::try_join_all;
+use futures::future::{join_all, try_join_all};
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
@@ -15,7 +15,7 @@ use tonic::{Code, Status};
 use psjobs_api::training::ConsistencyMode;
 
 use super::part::on_disk;
-use super::{CheckpointConfig, LastCheckpoint};
+use super::{CheckpointConfig, Conclusion, LastCheckpoint};
 use crate::checkpoint::format::{FORMAT, PartEntry};
 use crate::checkpoint::{Catalog, Checkpoint, Manifest, export, write};
 use crate::network::Network;
@@ -30,6 +30,10 @@ const PAUSE: Duration = Duration::from_millis(200);
 const QUIET: Duration = Duration::from_secs(10);
 /// A checkpoint that is not written by then is given up; the next one follows.
 const WRITE: Duration = Duration::from_secs(120);
+/// How long the last checkpoint is tried; the other servers wait for it somewhat longer.
+const LAST_TRIES: Duration = Duration::from_secs(20);
+/// How long the other servers may take to hear that they can end.
+const RELEASE: Duration = Duration::from_secs(2);
 /// How soon it is looked again whether there is something to keep.
 const SOON: Duration = Duration::from_millis(250);
 /// Steps ahead of the current one for which a synchronous checkpoint is asked: time for the question to
@@ -48,7 +52,10 @@ pub async fn lead(
     training: CancellationToken,
 ) -> Result<(), ServerError> {
     let mut arrivals = shared.recovery.arrivals();
-    let mut leader = Leader { shared, config, instances: BTreeMap::new(), margin: AHEAD };
+    let mut leader = Leader { shared, config, instances: BTreeMap::new(), margin: AHEAD, kept: None };
+    let mut conclusions = shared.recovery.conclusions();
+    // Trainers that wait for a checkpoint of now.
+    let mut concluding = Vec::new();
     let mut resume = config.resume;
     let mut ticks = tokio::time::interval(config.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -80,17 +87,37 @@ pub async fn lead(
                 // One that has died meanwhile asks again.
                 let _ = newcomer.done.send(());
             }
+            Some(conclusion) = conclusions.recv() => {
+                concluding.push(conclusion);
+                ticks.reset_immediately();
+            }
             _ = ticks.tick() => {
+                // Who concluded before the servers went back learns that it has to come again.
+                concluding.retain(|conclusion: &Conclusion| conclusion.epoch == shared.recovery.epoch());
+                let (waiting, when) = (concluding.len(), if concluding.is_empty() { When::Soon } else { When::Now });
                 let kept = tokio::select! {
                     biased;
-                    kept = leader.keep(false) => kept,
+                    kept = leader.keep(when) => kept,
                     // The step that was to be kept may never come.
+                    Some(conclusion) = conclusions.recv(), if when == When::Soon => {
+                        concluding.push(conclusion);
+                        ticks.reset_immediately();
+                        Ok(())
+                    }
                     () = training.cancelled() => break,
                 };
+                if kept.is_ok() {
+                    // Who has gone away meanwhile asks again.
+                    for conclusion in concluding.drain(..waiting) {
+                        let _ = conclusion.kept.send(());
+                    }
+                }
                 if let Err(status) = kept {
-                    if status.code() == Code::FailedPrecondition || status.code() == Code::OutOfRange {
+                    let early = matches!(status.code(), Code::FailedPrecondition | Code::OutOfRange);
+                    if early || when == When::Now {
                         ticks.reset_after(SOON);
-                    } else {
+                    }
+                    if !early {
                         tracing::warn!(reason = status.message(), "no checkpoint was written; training goes on, the next try follows");
                     }
                 }
@@ -98,12 +125,19 @@ pub async fn lead(
             () = training.cancelled() => break,
         }
     }
-    match leader.keep(true).await {
-        Ok(()) => leader.export().await,
-        Err(status) if status.code() == Code::FailedPrecondition => {}
-        Err(status) => tracing::error!(reason = status.message(), "the last checkpoint could not be written"),
-    }
+    leader.keep_last().await;
+    leader.export().await;
+    leader.release().await;
     Ok(())
+}
+
+/// What a checkpoint is to hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum When {
+    /// In Sync a step to come, so that training need not wait.
+    Soon,
+    /// What there is: no round can close meanwhile, because training has ended or a trainer has concluded.
+    Now,
 }
 
 struct Leader<'a> {
@@ -112,6 +146,8 @@ struct Leader<'a> {
     /// The process of each server that holds the current state.
     instances: BTreeMap<u32, u64>,
     margin: u64,
+    /// Steps done and trainers that had concluded, at the last checkpoint.
+    kept: Option<(u64, Vec<u32>)>,
 }
 
 impl Leader<'_> {
@@ -122,7 +158,9 @@ impl Leader<'_> {
             let step = if resume { self.newest(&damaged).await } else { None };
             let epoch =
                 SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |age| age.as_micros() as u64);
-            let request = proto::RestoreRequest { job_uid: self.shared.config.job_uid.clone(), epoch, step };
+            let concluded = self.concluded_in(step).await;
+            let request = proto::RestoreRequest { job_uid: self.shared.config.job_uid.clone(), epoch, step, concluded };
+            self.kept = None;
             let config = &self.shared.config;
             let restored =
                 (0..).zip(&self.config.servers).map(|(server, address)| {
@@ -167,20 +205,71 @@ impl Leader<'_> {
         complete.await.unwrap_or_default().into_iter().rev().find(|step| !damaged.contains(step))
     }
 
+    /// The trainers that had given all when the checkpoint of `step` was taken. A job that goes on from another one's
+    /// checkpoint has work for all of its own. One that cannot be read is found to be damaged by who restores it.
+    async fn concluded_in(&self, step: Option<u64>) -> Vec<u32> {
+        let Some(step) = step else { return Vec::new() };
+        let folder = Catalog::new(&self.config.folder).path(step);
+        let uid = self.shared.config.job_uid.clone();
+        let concluded = on_disk(move || {
+            let checkpoint = Checkpoint::open(&folder).ok().filter(|checkpoint| checkpoint.description().job == uid);
+            checkpoint.map(|checkpoint| checkpoint.concluded().to_vec())
+        });
+        concluded.await.unwrap_or_default()
+    }
+
+    /// Writes the last checkpoint, if there is anything to keep. A server that is away for a moment is waited for.
+    async fn keep_last(&mut self) {
+        let deadline = Instant::now() + LAST_TRIES;
+        while let Err(status) = self.keep(When::Now).await {
+            if status.code() == Code::FailedPrecondition {
+                return;
+            }
+            if Instant::now() >= deadline {
+                return tracing::error!(reason = status.message(), "the last checkpoint could not be written");
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Lets the other servers end. One that does not hear it ends somewhat later.
+    async fn release(&self) {
+        let request = proto::SnapshotRequest {
+            job_uid: self.shared.config.job_uid.clone(),
+            epoch: self.shared.recovery.epoch(),
+            last: true,
+            ..proto::SnapshotRequest::default()
+        };
+        let told = self.config.servers.iter().skip(1).map(|address| {
+            let request = request.clone();
+            async move { client(&self.shared.config.network, address)?.snapshot(request).await.map(drop) }
+        });
+        if tokio::time::timeout(RELEASE, join_all(told)).await.is_err() {
+            tracing::debug!("not every server has heard that it can end");
+        }
+    }
+
     /// Has every server write its part, and marks the checkpoint as complete.
-    async fn keep(&mut self, last: bool) -> Result<(), Status> {
+    async fn keep(&mut self, when: When) -> Result<(), Status> {
         let started = Instant::now();
         let (shared, config) = (self.shared, self.config);
-        let progress = shared.store()?.progress(shared.config.index, shared.config.trainers).await;
+        let Ok(store) = shared.store() else { return Err(Status::failed_precondition("no trainer has joined yet")) };
+        let progress = store.progress(shared.config.index, shared.config.trainers).await;
         let Some(progress) = progress else { return Err(Status::failed_precondition("not all blocks have values")) };
         let sync = shared.config.training.consistency.mode == ConsistencyMode::Sync;
-        let version = (sync && !last && progress.version > 0).then_some(progress.version + self.margin);
+        let soon = sync && when == When::Soon && progress.version > 0;
+        let version = soon.then_some(progress.version + self.margin);
         let now = if sync { progress.version } else { progress.mean_step };
-        let step = version.unwrap_or(now);
-        let newest = shared.recovery.newest().map(|newest| newest.step);
-        if newest == Some(now) && !last {
+        let concluded = shared.members().concluded();
+        let all = concluded.len() == shared.config.trainers as usize;
+        if self.kept.as_ref() == Some(&(now, concluded.clone())) && (all || when == When::Soon) {
             return Ok(()); // Nothing has happened since.
         }
+        let newest = shared.recovery.newest().map(|newest| newest.step);
+        // In Sync the state of a step is what it is, and is written again as it was. Otherwise it is another one, which
+        // must not come into the folder of one that is complete.
+        let taken = newest.filter(|_| !sync).map_or(0, |newest| newest + 1);
+        let step = version.unwrap_or(now).max(taken);
         let done = newest == Some(step);
         let catalog = Catalog::new(&config.folder);
         if !done {
@@ -192,7 +281,7 @@ impl Leader<'_> {
             epoch: shared.recovery.epoch(),
             step,
             version,
-            last,
+            last: false,
         };
         let parts =
             config.servers.iter().map(|address| {
@@ -210,7 +299,8 @@ impl Leader<'_> {
             }
         })?;
         let parts = parts.into_iter().map(|p| PartEntry { file: p.file, bytes: p.bytes, crc32: p.crc32 }).collect();
-        let manifest = Manifest { format: FORMAT, job: shared.config.job_uid.clone(), step, parts };
+        let manifest =
+            Manifest { format: FORMAT, job: shared.config.job_uid.clone(), step, parts, concluded: concluded.clone() };
         let (path, keep) = (catalog.path(step), config.keep);
         let newest = on_disk({
             let path = path.clone();
@@ -225,13 +315,17 @@ impl Leader<'_> {
         .await
         .map_err(internal)?;
         shared.recovery.set_newest(newest);
+        self.kept = Some((if sync { step } else { now }, concluded));
         tracing::info!(step, path = %path.display(), seconds = started.elapsed().as_secs_f64(), "wrote a checkpoint");
         Ok(())
     }
 
-    /// Writes the model, from the last checkpoint, if every trainer has finished.
+    /// Writes the model, from the last checkpoint, if every trainer has finished and all of it is there.
     async fn export(&self) {
-        let Some(newest) = self.shared.recovery.newest().filter(|_| self.shared.members().done()) else { return };
+        let trainers = self.shared.config.trainers as usize;
+        let whole = self.kept.as_ref().is_some_and(|(_, concluded)| concluded.len() == trainers);
+        let whole = whole && self.shared.members().done();
+        let Some(newest) = self.shared.recovery.newest().filter(|_| whole) else { return };
         let folder: PathBuf = self.config.folder.clone();
         let exported = on_disk(move || {
             let checkpoint = Checkpoint::open(&newest.path).map_err(export::ExportError::from)?;

@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use psjobs_api::{CheckpointResult, Environment, ReplicaResult};
 use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
@@ -26,6 +27,8 @@ use lead::lead;
 
 /// How long server 0 may take to ask for the last part.
 const LAST: Duration = Duration::from_secs(30);
+/// How often a server without trainers looks whether all is done.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// Where and how often a job's state is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,6 +105,13 @@ pub struct Newcomer {
     done: oneshot::Sender<()>,
 }
 
+/// A trainer that has given its last step.
+pub struct Conclusion {
+    /// Its epoch: the step may be gone in another one.
+    epoch: u64,
+    kept: oneshot::Sender<()>,
+}
+
 /// This server's side of the job's recovery.
 pub struct Recovery {
     /// Drawn at random by this process.
@@ -117,6 +127,9 @@ pub struct Recovery {
     model: OnceLock<PathBuf>,
     newcomers: mpsc::Sender<Newcomer>,
     arrivals: Mutex<Option<mpsc::Receiver<Newcomer>>>,
+    /// Trainers that have given their last step, and wait until a checkpoint has it.
+    concluding: mpsc::Sender<Conclusion>,
+    conclusions: Mutex<Option<mpsc::Receiver<Conclusion>>>,
 }
 
 impl Recovery {
@@ -124,6 +137,8 @@ impl Recovery {
     #[must_use]
     pub fn new(servers: u32) -> Self {
         let (newcomers, arrivals) = mpsc::channel(servers as usize + 1);
+        // Whoever finds it full waits, as it would for the checkpoint.
+        let (concluding, conclusions) = mpsc::channel(16);
         Self {
             instance: rand::random(),
             epoch: AtomicU64::new(0),
@@ -133,6 +148,8 @@ impl Recovery {
             model: OnceLock::new(),
             newcomers,
             arrivals: Mutex::new(Some(arrivals)),
+            concluding,
+            conclusions: Mutex::new(Some(conclusions)),
         }
     }
 
@@ -167,6 +184,12 @@ impl Recovery {
         };
         let model = self.model.get().map(|path| path.display().to_string());
         ReplicaResult { checkpoint: self.newest().map(told), model, ..result }
+    }
+
+    /// Trainers that wait for a checkpoint; for the one task that leads.
+    fn conclusions(&self) -> mpsc::Receiver<Conclusion> {
+        let conclusions = self.conclusions.lock().unwrap_or_else(PoisonError::into_inner).take();
+        conclusions.expect("only one task leads")
     }
 
     fn set_newest(&self, checkpoint: LastCheckpoint) {
@@ -207,10 +230,21 @@ pub async fn run(shared: &Arc<Shared>, training: CancellationToken) -> Result<()
         return lead(shared, config, given, training).await;
     }
     let last = shared.recovery.last_written.notified();
+    let training_ends = async {
+        tokio::select! {
+            biased;
+            () = training.cancelled() => {}
+            () = follow(shared, config, given) => training.cancelled().await,
+        }
+    };
     tokio::select! {
         biased;
-        () = follow(shared, config, given) => training.cancelled().await,
-        () = training.cancelled() => {}
+        () = training_ends => {}
+        () = over(shared, config) => {
+            tracing::info!("the last checkpoint has every step of every trainer; done");
+            shared.done.notify_one();
+            return Ok(());
+        }
     }
     if tokio::time::timeout(LAST, last).await.is_err() {
         tracing::warn!("server 0 did not ask for the last checkpoint in time; the one before stays the newest");
@@ -228,6 +262,36 @@ async fn follow(shared: &Shared, config: &CheckpointConfig, given: bool) {
         client.recover(request.clone()).await.map(drop)
     })
     .await;
+}
+
+/// Waits until the job's last checkpoint is complete and no trainer has been at work for a while, as if there were more
+/// to do. So a server learns of the end that was away when it was told.
+async fn over(shared: &Shared, config: &CheckpointConfig) {
+    let mut quiet = Instant::now();
+    loop {
+        tokio::time::sleep(LOOK).await;
+        if shared.members().active() {
+            quiet = Instant::now();
+        } else if quiet.elapsed() >= shared.config.patience.silence
+            && let Some((steps, trainers)) = part::whole(shared, config).await
+        {
+            return shared.members().rewind(&steps, &trainers);
+        }
+    }
+}
+
+/// Waits until what trainers that have concluded gave survives the loss of servers. Server 0 sees to it.
+///
+/// # Errors
+/// If the servers went back before it was so.
+pub async fn conclude(shared: &Shared, epoch: u64) -> Result<(), Status> {
+    if shared.config.checkpoint.is_none() || shared.config.index != 0 {
+        return Ok(());
+    }
+    let back = || Status::aborted("the servers went to a checkpoint before one had the last step; join again");
+    let (kept, answer) = oneshot::channel();
+    shared.recovery.concluding.send(Conclusion { epoch, kept }).await.map_err(|_| back())?;
+    answer.await.map_err(|_| back())
 }
 
 /// The service.
@@ -249,7 +313,7 @@ impl proto::recovery_server::Recovery for Service {
     async fn restore(&self, request: Request<proto::RestoreRequest>) -> Result<Response<proto::RestoreReply>, Status> {
         let request = request.into_inner();
         self.of_this_job(&request.job_uid)?;
-        part::restore(&self.0, request.epoch, request.step).await.map_err(status)?;
+        part::restore(&self.0, request.epoch, request.step, &request.concluded).await.map_err(status)?;
         Ok(Response::new(proto::RestoreReply { instance: self.0.recovery.instance }))
     }
 
@@ -262,11 +326,11 @@ impl proto::recovery_server::Recovery for Service {
         if request.epoch != self.0.recovery.epoch() {
             return Err(Status::aborted("this server has gone back to another checkpoint since"));
         }
-        let part = part::write(&self.0, request.step, request.version).await.map_err(status);
         if request.last {
             self.0.recovery.last_written.notify_one();
+            return Ok(Response::new(proto::SnapshotReply::default()));
         }
-        let part = part?;
+        let part = part::write(&self.0, request.step, request.version).await.map_err(status)?;
         Ok(Response::new(proto::SnapshotReply { file: part.file, bytes: part.bytes, crc32: part.crc32 }))
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use futures::future::join_all;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
-use super::{LastCheckpoint, RecoveryError};
+use super::{CheckpointConfig, LastCheckpoint, RecoveryError};
 use crate::checkpoint::format::{FORMAT, PartEntry};
 use crate::checkpoint::{BlockState, Catalog, Checkpoint, Description, PartWriter, WriteError};
 use crate::layout::Layout;
@@ -56,23 +56,38 @@ fn describe(shared: &Shared, step: u64, layout: &Layout) -> Description {
     }
 }
 
-/// Ends the training streams and goes to the checkpoint of `step`, or back to nothing.
-pub async fn restore(shared: &Shared, epoch: u64, step: Option<u64>) -> Result<(), RecoveryError> {
+/// Ends the training streams and goes to the checkpoint of `step`, or back to nothing. Trainers that have `concluded`
+/// in it need not come again.
+pub async fn restore(shared: &Shared, epoch: u64, step: Option<u64>, concluded: &[u32]) -> Result<(), RecoveryError> {
     let config = shared.config.checkpoint.as_ref().expect("only called where checkpoints are kept");
     if epoch <= shared.recovery.epoch() {
         return Ok(()); // A message that was overtaken.
     }
     match step {
-        None => rewind(shared, epoch, None).await,
+        None => rewind(shared, epoch, None, concluded).await,
         Some(step) => {
             let folder = Catalog::new(&config.folder).path(step);
             let opened = folder.clone();
             let checkpoint = on_disk(move || Checkpoint::open(&opened)).await;
             let checkpoint = checkpoint.map_err(|damage| unusable(&folder, damage.to_string()))?;
             fits(shared, &checkpoint)?;
-            rewind(shared, epoch, Some(checkpoint)).await
+            rewind(shared, epoch, Some(checkpoint), concluded).await
         }
     }
+}
+
+/// The trainers' steps, and the trainers, in the newest checkpoint, if it is this job's and all of them have concluded
+/// in it.
+pub async fn whole(shared: &Shared, config: &CheckpointConfig) -> Option<(Vec<u64>, Vec<u32>)> {
+    let (catalog, uid, trainers) =
+        (Catalog::new(&config.folder), shared.config.job_uid.clone(), shared.config.trainers as usize);
+    on_disk(move || {
+        let checkpoint = Checkpoint::open(&catalog.path(*catalog.complete().ok()?.last()?)).ok()?;
+        let whole = checkpoint.description().job == uid && checkpoint.concluded().len() == trainers;
+        let steps = whole.then(|| checkpoint.read(0..1).ok())??.next_steps;
+        Some((steps, checkpoint.concluded().to_vec()))
+    })
+    .await
 }
 
 /// A checkpoint can be restored with other servers or another learning rate, not with another
@@ -98,7 +113,12 @@ fn fits(shared: &Shared, checkpoint: &Checkpoint) -> Result<(), RecoveryError> {
     })
 }
 
-async fn rewind(shared: &Shared, epoch: u64, checkpoint: Option<Checkpoint>) -> Result<(), RecoveryError> {
+async fn rewind(
+    shared: &Shared,
+    epoch: u64,
+    checkpoint: Option<Checkpoint>,
+    concluded: &[u32],
+) -> Result<(), RecoveryError> {
     // From here on nobody joins, and what is still on its way to a block is ignored there.
     shared.recovery.epoch.store(0, Ordering::Release);
     shared.close_streams();
@@ -106,6 +126,7 @@ async fn rewind(shared: &Shared, epoch: u64, checkpoint: Option<Checkpoint>) -> 
         if let Ok(store) = shared.store() {
             join_all(store.numbers().map(|block| store.restore(block, epoch, None))).await;
         }
+        shared.members().rewind(&[], &[]);
         return finish(shared, epoch, None);
     };
     let description = checkpoint.description();
@@ -121,7 +142,7 @@ async fn rewind(shared: &Shared, epoch: u64, checkpoint: Option<Checkpoint>) -> 
         steps.clone_from(&state.next_steps);
         store.restore(block, epoch, Some(state)).await;
     }
-    shared.members().rewind(&steps);
+    shared.members().rewind(&steps, concluded);
     let (step, path) = (checkpoint.description().step, checkpoint.folder().to_owned());
     tracing::info!(step, path = %path.display(), "restored from a checkpoint");
     let newest = on_disk(move || LastCheckpoint::complete(step, path)).await;
