@@ -39,6 +39,15 @@ test: mnist ## run every test that needs no cluster
 test-foreign: ## drive the parameter server with a client in Python
 	export PYTHONPATH=$$(scripts/grpcio.sh); $(CARGO) test --locked --workspace --test foreign_client -- --include-ignored
 
+# For example SEEDS=100000 FROM=2000; FROM=1234 SEEDS=1 TRACE=1 tells what happens in one.
+.PHONY: simulate
+simulate: ## run simulated jobs: SEEDS of them, from seed FROM on
+	PSJOBS_SIMULATE_SEEDS=$(SEEDS) PSJOBS_SIMULATE_FROM=$(FROM) PSJOBS_SIMULATE_TRACE=$(TRACE) $(CARGO) test --locked --workspace --test simulation -- --nocapture no_job
+
+.PHONY: fuzz
+fuzz: ## run the fuzz targets for SECONDS each, on stable Rust
+	scripts/fuzz.sh $(or $(SECONDS),20)
+
 .PHONY: chart
 chart: ## check the Helm chart, where helm is installed
 	if command -v helm >/dev/null; then charts/psjobs/tests/check.sh; else echo "chart: not checked, helm is not installed"; fi

@@ -1,0 +1,402 @@
+//! One job from its start to its end: servers and trainers as processes that can be killed, somebody who starts them
+//! again as the operator would, and the faults of the plan.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use psjobs_api::ReplicaResult;
+use psjobs_api::training::Training;
+use psjobs_ps::network::Network as Reached;
+use psjobs_ps::server::{self, CheckpointConfig, Patience, ServerConfig, ServerError};
+use tokio::task::{AbortHandle, JoinError, JoinSet, LocalSet};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+
+use super::end::Dialer;
+use super::model::Model;
+use super::network::{Host, Network, address_of};
+use super::plan::{Fault, Plan};
+use super::trainer::{Failure, Job, train};
+
+pub const JOB: &str = "job";
+/// Time after which a job counts as hanging. Servers give up after 10 minutes without trainers.
+const LIMIT: Duration = Duration::from_secs(3600);
+/// From then on the weather breaks no connections.
+const STORM: Duration = Duration::from_secs(90);
+
+/// How a run went.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Equal for equal runs.
+    pub digest: u64,
+    /// What must not be, if anything was.
+    pub verdict: Result<(), String>,
+}
+
+/// Runs the job of a plan; `echo` prints what happens.
+pub fn run(plan: &Plan, echo: bool) -> Outcome {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime without I/O");
+    let _context = runtime.enter();
+    let folder = tempfile::Builder::new().tempdir_in(memory()).expect("a folder");
+    let network = Network::new(plan.seed, plan.weather.clone(), echo);
+    let model = Model::new(plan);
+    let complete = RefCell::new(vec![false; plan.trainers as usize]);
+    let restarted = Cell::new(false);
+    let job = Rc::new(Job { plan: plan.clone(), model, network: network.clone(), complete, restarted });
+    let mut supervisor = Supervisor::new(job, folder.path());
+    let verdict = LocalSet::new().block_on(&runtime, supervisor.run());
+    drop(supervisor);
+    drop(runtime);
+    let digest = network.wires().trace.digest();
+    Outcome { digest, verdict }
+}
+
+/// A file system in memory where there is one: flushing to a disk would be most of a run's time.
+fn memory() -> PathBuf {
+    let shared = PathBuf::from("/dev/shm");
+    if shared.is_dir() { shared } else { std::env::temp_dir() }
+}
+
+/// `host:port` of all servers.
+pub fn addresses(plan: &Plan) -> Vec<String> {
+    (0..plan.servers).map(|index| address_of(Host::Server(index))).collect()
+}
+
+enum Action {
+    Fault(Fault),
+    Mend(Vec<(Host, Host)>),
+    StartServer(u32),
+    StartTrainer { index: u32, incarnation: u32 },
+    ClearUp,
+}
+
+enum Ended {
+    Server(Result<ReplicaResult, ServerError>),
+    Trainer(Result<(), Failure>),
+}
+
+struct Process {
+    abort: AbortHandle,
+    stop: CancellationToken,
+}
+
+struct Supervisor {
+    job: Rc<Job>,
+    folder: PathBuf,
+    processes: JoinSet<(Host, Ended)>,
+    running: BTreeMap<Host, Process>,
+    agenda: BTreeMap<(Instant, u64), Action>,
+    planned: u64,
+    /// By trainer: the newest incarnation.
+    incarnations: Vec<u32>,
+    /// Servers and trainers that need not run any more.
+    servers_over: Vec<bool>,
+    trainers_over: Vec<bool>,
+    stopping: Vec<bool>,
+}
+
+impl Supervisor {
+    fn new(job: Rc<Job>, folder: &Path) -> Self {
+        let (servers, trainers) = (job.plan.servers as usize, job.plan.trainers as usize);
+        Self {
+            job,
+            folder: folder.to_owned(),
+            processes: JoinSet::new(),
+            running: BTreeMap::new(),
+            agenda: BTreeMap::new(),
+            planned: 0,
+            incarnations: vec![0; trainers],
+            servers_over: vec![false; servers],
+            trainers_over: vec![false; trainers],
+            stopping: vec![false; servers],
+        }
+    }
+
+    async fn run(&mut self) -> Result<(), String> {
+        let job = self.job.clone();
+        (0..job.plan.servers).for_each(|index| self.start_server(index));
+        (0..job.plan.trainers).for_each(|index| self.start_trainer(index, 0));
+        job.plan.faults.iter().for_each(|(at, fault)| self.later(*at, Action::Fault(fault.clone())));
+        self.later(STORM, Action::ClearUp);
+        let limit = Instant::now() + LIMIT;
+        while !self.servers_over.iter().chain(&self.trainers_over).all(|over| *over) {
+            let next = self.agenda.first_key_value().map_or(limit, |((at, _), _)| (*at).min(limit));
+            tokio::select! {
+                biased;
+                Some(ended) = self.processes.join_next() => self.ended(ended)?,
+                () = tokio::time::sleep_until(next) => {
+                    if Instant::now() >= limit {
+                        return Err(format!("it hangs: {:?} still run after an hour", self.running.keys()));
+                    }
+                    if let Some((_, action)) = self.agenda.pop_first() {
+                        self.act(action);
+                    }
+                }
+            }
+        }
+        self.check_model()
+    }
+
+    fn later(&mut self, after: Duration, action: Action) {
+        self.planned += 1;
+        self.agenda.insert((Instant::now() + after, self.planned), action);
+    }
+
+    fn start_server(&mut self, index: u32) {
+        let host = Host::Server(index);
+        if self.servers_over[index as usize] || self.running.contains_key(&host) {
+            return;
+        }
+        let network = &self.job.network;
+        network.revive(host);
+        network.wires().trace.tell(format_args!("{host:?} starts"));
+        let (incoming, stop) = (network.listen(host, &address_of(host)), CancellationToken::new());
+        let serving = server::run_on(incoming, self.server_config(index), stop.clone().cancelled_owned());
+        let abort = self.processes.spawn_local(async move { (host, Ended::Server(serving.await)) });
+        self.running.insert(host, Process { abort, stop });
+    }
+
+    fn server_config(&self, index: u32) -> ServerConfig {
+        let plan = &self.job.plan;
+        let dialer = Dialer { network: self.job.network.clone(), from: Host::Server(index) };
+        let mut training = Training { consistency: plan.consistency.clone(), ..Training::default() };
+        training.optimizer = self.job.model.optimizer();
+        let checkpoint = plan.checkpoint.map(|interval| CheckpointConfig {
+            folder: self.folder.clone(),
+            interval,
+            keep: 2,
+            resume: true,
+            servers: addresses(plan),
+        });
+        ServerConfig {
+            job_uid: JOB.into(),
+            index,
+            servers: plan.servers,
+            trainers: plan.trainers,
+            training,
+            patience: Patience::default(),
+            shared_memory: false,
+            replicas: if plan.replicated { addresses(plan) } else { Vec::new() },
+            checkpoint,
+            metrics: None,
+            network: Reached::Other(Arc::new(dialer)),
+            services: Routes::default(),
+            ending: CancellationToken::new(),
+        }
+    }
+
+    fn start_trainer(&mut self, index: u32, incarnation: u32) {
+        if self.trainers_over[index as usize] {
+            return;
+        }
+        let host = Host::Trainer(index, incarnation);
+        self.job.network.wires().trace.tell(format_args!("{host:?} starts"));
+        self.incarnations[index as usize] = incarnation;
+        let training = train(self.job.clone(), index, incarnation);
+        let abort = self.processes.spawn_local(async move { (host, Ended::Trainer(training.await)) });
+        self.running.insert(host, Process { abort, stop: CancellationToken::new() });
+    }
+
+    fn kill(&mut self, host: Host, silently: bool) -> bool {
+        let Some(process) = self.running.remove(&host) else { return false };
+        self.job.network.wires().trace.tell(format_args!("{host:?} dies, silently: {silently}"));
+        process.abort.abort();
+        self.job.network.kill(host, silently);
+        true
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Fault(fault) => self.strike(fault),
+            Action::Mend(directions) => {
+                let mut wires = self.job.network.wires();
+                wires.trace.tell(format_args!("mended: {directions:?}"));
+                directions.into_iter().for_each(|(from, to)| wires.mend(from, to));
+            }
+            Action::StartServer(index) => {
+                self.job.restarted.set(true);
+                self.start_server(index);
+            }
+            Action::StartTrainer { index, incarnation } => self.start_trainer(index, incarnation),
+            Action::ClearUp => self.job.network.wires().clear_up(),
+        }
+    }
+
+    fn strike(&mut self, fault: Fault) {
+        self.job.network.wires().trace.tell(format_args!("fault: {fault:?}"));
+        match fault {
+            Fault::Break { trainer, server, half } => {
+                self.job.network.wires().break_between(self.newest(trainer), Host::Server(server), half);
+            }
+            Fault::Partition { trainer, server, up, down, lasts } => {
+                let (trainer, server) = (self.newest(trainer), Host::Server(server));
+                let directions = [(up, (trainer, server)), (down, (server, trainer))];
+                self.cut(directions.into_iter().filter(|(cut, _)| *cut).map(|(_, ends)| ends).collect(), lasts);
+            }
+            Fault::Split { server, lasts } => {
+                let (one, other) = (Host::Server(0), Host::Server(server));
+                self.cut(vec![(one, other), (other, one)], lasts);
+            }
+            Fault::Kill { server, away, silent } => {
+                if self.kill(Host::Server(server), silent) {
+                    self.later(away, Action::StartServer(server));
+                }
+            }
+            Fault::Stop { server, away } => {
+                if let Some(process) = self.running.get(&Host::Server(server)) {
+                    process.stop.cancel();
+                    self.stopping[server as usize] = true;
+                    self.later(away, Action::StartServer(server));
+                }
+            }
+            Fault::Replace { trainer, away, silent } => {
+                if self.kill(self.newest(trainer), silent) {
+                    self.succeed(trainer, away);
+                }
+            }
+            Fault::Zombie { trainer, away, lasts } => {
+                let host = self.newest(trainer);
+                if self.running.contains_key(&host) {
+                    let servers = (0..self.job.plan.servers).map(Host::Server);
+                    self.cut(servers.flat_map(|server| [(host, server), (server, host)]).collect(), lasts);
+                    self.succeed(trainer, away);
+                }
+            }
+            Fault::Lose { server } => {
+                self.kill(Host::Server(server), false);
+                self.servers_over[server as usize] = true;
+            }
+        }
+    }
+
+    fn cut(&mut self, directions: Vec<(Host, Host)>, lasts: Duration) {
+        let mut wires = self.job.network.wires();
+        directions.iter().for_each(|(from, to)| wires.cut(*from, *to));
+        drop(wires);
+        self.later(lasts, Action::Mend(directions));
+    }
+
+    /// Starts a successor of `trainer` later, unless one is on its way: no two processes have one incarnation.
+    fn succeed(&mut self, trainer: u32, away: Duration) {
+        let incarnation = self.incarnations[trainer as usize] + 1;
+        if !self.is_replaced(trainer, incarnation - 1) {
+            self.later(away, Action::StartTrainer { index: trainer, incarnation });
+        }
+    }
+
+    fn newest(&self, trainer: u32) -> Host {
+        Host::Trainer(trainer, self.incarnations[trainer as usize])
+    }
+
+    fn ended(&mut self, ended: Result<(Host, Ended), JoinError>) -> Result<(), String> {
+        let (host, ended) = match ended {
+            Ok(ended) => ended,
+            Err(error) if error.is_cancelled() => return Ok(()), // It was killed.
+            Err(error) => return Err(format!("a process panicked: {error}")),
+        };
+        self.running.remove(&host);
+        match (host, ended) {
+            (Host::Server(index), Ended::Server(result)) => self.server_ended(index as usize, result),
+            (Host::Trainer(index, incarnation), Ended::Trainer(result)) => {
+                self.trainer_ended(index, incarnation, result)
+            }
+            _ => unreachable!("servers end as servers"),
+        }
+    }
+
+    fn server_ended(&mut self, index: usize, result: Result<ReplicaResult, ServerError>) -> Result<(), String> {
+        let plan = &self.job.plan;
+        self.job.network.wires().trace.tell(format_args!("server {index} ends: {}", told(&result)));
+        self.job.network.kill(Host::Server(index as u32), false);
+        match result {
+            Ok(result) => {
+                let want = u64::from(plan.trainers) * plan.steps;
+                if result.steps != want {
+                    return Err(format!("server {index} says that {} steps were done, not {want}", result.steps));
+                }
+                self.servers_over[index] = true;
+            }
+            Err(ServerError::Stopped) if self.stopping[index] => {
+                self.stopping[index] = false;
+                // If it was to start again meanwhile, that time has passed.
+                self.later(Duration::from_millis(1), Action::StartServer(index as u32));
+            }
+            Err(ServerError::Abandoned(_)) if plan.doomed || self.trainers_over.iter().all(|over| *over) => {
+                self.servers_over[index] = true;
+            }
+            Err(error) => return Err(format!("server {index} ended: {error}")),
+        }
+        Ok(())
+    }
+
+    fn trainer_ended(&mut self, index: u32, incarnation: u32, result: Result<(), Failure>) -> Result<(), String> {
+        self.job.network.wires().trace.tell(format_args!("trainer {index} ({incarnation}) ends: {result:?}"));
+        let newest = self.incarnations[index as usize];
+        match result {
+            Ok(()) => {
+                self.trainers_over[index as usize] = true;
+                // The servers have let in no successor, or it would not have been heard.
+                self.kill(Host::Trainer(index, newest), false);
+                Ok(())
+            }
+            Err(Failure::Violation(what)) => Err(what),
+            // Its successor does the work.
+            Err(Failure::Told(_)) if incarnation < newest || self.is_replaced(index, incarnation) => Ok(()),
+            // Also where servers have ended, because a process before this one did all the work.
+            Err(Failure::Told(why)) if self.may_give_up() && why.contains("did not answer") => {
+                self.trainers_over[index as usize] = true;
+                Ok(())
+            }
+            Err(Failure::Told(why)) => Err(format!("trainer {index} gave up: {why}")),
+        }
+    }
+
+    /// Without checkpoints nothing is lost with servers that have ended, and each ends when it hears of the last
+    /// trainer's end: one that dies between two of these leaves its successor nobody to talk to.
+    fn may_give_up(&self) -> bool {
+        let over = self.servers_over.iter().filter(|over| **over).count();
+        self.job.plan.doomed || over == self.servers_over.len() || (over > 0 && self.job.plan.checkpoint.is_none())
+    }
+
+    /// Whether a successor is about to start.
+    fn is_replaced(&self, trainer: u32, incarnation: u32) -> bool {
+        self.agenda.values().any(|action| match action {
+            Action::StartTrainer { index, incarnation: next } => *index == trainer && *next > incarnation,
+            _ => false,
+        })
+    }
+
+    /// What the job leaves behind holds every gradient once.
+    fn check_model(&self) -> Result<(), String> {
+        let plan = &self.job.plan;
+        if plan.checkpoint.is_none() || plan.doomed {
+            return Ok(());
+        }
+        let file =
+            std::fs::read(self.folder.join("model.safetensors")).map_err(|error| format!("no model: {error}"))?;
+        let values = &file[file.len() - 4 * plan.elements..];
+        let parameters: Vec<f32> = values.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        let counts = self.job.model.counts(&parameters).map_err(|what| format!("in the model {what}"))?;
+        if counts.iter().flatten().all(|count| *count == plan.steps) {
+            return Ok(());
+        }
+        Err(format!("the model holds {counts:?} of {} gradients of each trainer", plan.steps))
+    }
+}
+
+/// How a server ended, without what differs from run to run: the folder's name and the time of day.
+fn told(result: &Result<ReplicaResult, ServerError>) -> String {
+    match result {
+        Ok(result) => format!("{} steps, {} examples", result.steps, result.examples),
+        Err(error) => error.to_string(),
+    }
+}

@@ -1,0 +1,119 @@
+//! Whole jobs, servers and trainers as they are, over a network in memory that delays, tears, breaks and partitions,
+//! on a clock that jumps. A seed says all of it, so what fails once fails again:
+//!
+//! ```sh
+//! make simulate FROM=1234 SEEDS=1 TRACE=1
+//! ```
+
+mod end;
+mod job;
+mod model;
+mod network;
+mod plan;
+mod trace;
+mod trainer;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use plan::{Fault, Plan};
+use psjobs_api::training::{Consistency, ConsistencyMode};
+
+/// Seeds of an ordinary run of the tests.
+const SEEDS: u64 = 2000;
+/// Failing seeds that are told; one is enough to begin with.
+const TOLD: usize = 60;
+
+#[test]
+fn no_job_loses_or_repeats_a_gradient_or_hangs() {
+    let (from, seeds) = (variable("FROM").unwrap_or(0), variable("SEEDS").unwrap_or(SEEDS));
+    let trace = variable("TRACE").is_some();
+    if trace {
+        drop(tracing_subscriber::fmt().with_env_filter("psjobs=debug").with_test_writer().try_init());
+    }
+    let failures = sweep(from, seeds, |seed| {
+        let plan = Plan::new(seed);
+        if trace {
+            println!("{plan:#?}");
+        }
+        job::run(&plan, trace).verdict
+    });
+    for (seed, what) in failures.iter().take(TOLD) {
+        println!("seed {seed}: {what}\n  replay: make simulate FROM={seed} SEEDS=1 TRACE=1");
+    }
+    assert!(failures.is_empty(), "{} of {seeds} jobs went wrong", failures.len());
+}
+
+/// Jobs in fair weather with the one fault that once was too much, at times from the first step to the last.
+#[test]
+fn what_was_found_before_stays_mended() {
+    let away = Duration::from_millis(300);
+    let killed = Fault::Kill { server: 1, away, silent: false };
+    let (sync, free) = (ConsistencyMode::Sync, ConsistencyMode::Async);
+    let soon = Some(Duration::from_millis(40));
+    let rows = [
+        ("a trainer dies within a round", sync, None, Fault::Replace { trainer: 0, away, silent: false }),
+        ("an answer from before the servers went back", free, soon, killed.clone()),
+        ("the servers go back to nothing", sync, Some(Duration::from_secs(60)), killed.clone()),
+        ("a server dies when others have finished", free, Some(Duration::from_secs(60)), killed),
+        ("told to stop while the last ones finish", free, soon, Fault::Stop { server: 0, away }),
+    ];
+    for (label, mode, checkpoint, fault) in rows {
+        let failures = sweep(0, 80, |seed| {
+            let consistency = Consistency { mode, ..Consistency::default() };
+            let faults = vec![(Duration::from_millis(5 * seed), fault.clone())];
+            job::run(&Plan { consistency, checkpoint, faults, ..Plan::fair(seed) }, false).verdict
+        });
+        assert!(failures.is_empty(), "{label}: {failures:#?}");
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_run_each_time() {
+    let failures = sweep(0, 120, |seed| {
+        let plan = Plan::new(seed);
+        let (one, two) = (job::run(&plan, false), job::run(&plan, false));
+        if one.digest == two.digest { Ok(()) } else { Err(format!("{:?} and {:?}", one.verdict, two.verdict)) }
+    });
+    assert!(failures.is_empty(), "seeds whose second run differed from the first: {failures:#?}");
+}
+
+/// Runs seeds on all cores; those that failed, in order.
+fn sweep(from: u64, seeds: u64, run: impl Fn(u64) -> Result<(), String> + Sync) -> Vec<(u64, String)> {
+    let (next, failures) = (AtomicU64::new(from), Mutex::new(Vec::new()));
+    let (begun, told) = (Instant::now(), AtomicU64::new(0));
+    let work = || {
+        loop {
+            let seed = next.fetch_add(1, Relaxed);
+            if seed >= from + seeds {
+                return;
+            }
+            if let Err(what) = run(seed) {
+                failures.lock().expect("no panic").push((seed, what));
+            }
+            let (done, tenth) = (seed - from + 1, begun.elapsed().as_secs() / 10);
+            if told.fetch_max(tenth, Relaxed) < tenth {
+                let failed = failures.lock().expect("no panic").len();
+                println!(
+                    "{done} of {seeds} seeds in {:?}, {failed} failed",
+                    Duration::from_secs(begun.elapsed().as_secs())
+                );
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(2, usize::from) {
+            scope.spawn(work);
+        }
+    });
+    let mut failures = failures.into_inner().expect("no panic");
+    failures.sort();
+    failures
+}
+
+/// A number from the environment.
+fn variable(name: &str) -> Option<u64> {
+    let text = std::env::var(format!("PSJOBS_SIMULATE_{name}")).ok().filter(|text| !text.is_empty())?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} is a number, not {text:?}")))
+}

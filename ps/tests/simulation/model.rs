@@ -1,0 +1,143 @@
+//! Gradients that leave their mark: whoever looks at parameters can tell how many gradients of which trainer
+//! are in them, and whether each is in them once.
+//!
+//! In Async and Bounded, where the order of updates is free, each block counts: gradient *s* of a trainer adds 1,
+//! *s* and *s*² to three elements of its own. In Sync the gradients are odd numbers whose sum depends on the order,
+//! and a block must be, bit for bit, one of the states that one process goes through.
+
+use psjobs_api::training::{ConsistencyMode, Optimizer};
+use psjobs_ps::client::TensorSpec;
+use psjobs_ps::layout::Layout;
+
+use super::plan::Plan;
+
+const LEARNING_RATE: f64 = 0.125;
+const MOMENTUM: f64 = 0.5;
+
+/// What a job trains.
+pub struct Model {
+    pub layout: Layout,
+    trainers: u32,
+    steps: u64,
+    /// In Sync: the parameters after each step.
+    states: Vec<Vec<f32>>,
+}
+
+/// By block and trainer: gradients that the block contains.
+pub type Counts = Vec<Vec<u64>>;
+
+impl Model {
+    pub fn new(plan: &Plan) -> Self {
+        let layout = Layout::new(&tensors(plan), plan.servers as usize).expect("not empty");
+        let mut model = Self { layout, trainers: plan.trainers, steps: plan.steps, states: Vec::new() };
+        if plan.consistency.mode == ConsistencyMode::Sync {
+            model.states = model.undisturbed();
+        }
+        model
+    }
+
+    pub fn optimizer(&self) -> Optimizer {
+        let (learning_rate, momentum) = if self.counts_only() { (1.0, 0.0) } else { (LEARNING_RATE, MOMENTUM) };
+        Optimizer { learning_rate, momentum, ..Optimizer::default() }
+    }
+
+    pub fn initial(&self) -> Vec<f32> {
+        self.states.first().cloned().unwrap_or_else(|| vec![0.0; self.layout.elements()])
+    }
+
+    /// The gradient of a trainer's step.
+    pub fn fill(&self, trainer: u32, step: u64, gradients: &mut [f32]) {
+        if !self.counts_only() {
+            gradients.iter_mut().enumerate().for_each(|(i, g)| *g = odd(trainer, step, i));
+            return;
+        }
+        gradients.fill(0.0);
+        for block in 0..self.layout.blocks() {
+            for (g, add) in gradients[self.marks(block, trainer)].iter_mut().zip(moments(step)) {
+                *g = -add as f32;
+            }
+        }
+    }
+
+    /// What is in `parameters`.
+    pub fn counts(&self, parameters: &[f32]) -> Result<Counts, String> {
+        (0..self.layout.blocks()).map(|block| self.counts_of(block, parameters)).collect()
+    }
+
+    fn counts_of(&self, block: u32, parameters: &[f32]) -> Result<Vec<u64>, String> {
+        if !self.counts_only() {
+            let range = self.layout.range(block);
+            let found = bits(&parameters[range.clone()]);
+            let step = self.states.iter().position(|state| bits(&state[range.clone()]).eq(found.clone()));
+            let step = step.ok_or_else(|| format!("block {block} is in no state of an undisturbed job"))?;
+            return Ok(vec![step as u64; self.trainers as usize]);
+        }
+        let count = |trainer| {
+            let marks: Vec<f64> = parameters[self.marks(block, trainer)].iter().map(|v| f64::from(*v)).collect();
+            let count = marks[0] as u64;
+            let want: Vec<f64> = (0..count.min(self.steps))
+                .map(moments)
+                .fold(vec![0.0; 3], |sum, more| sum.iter().zip(more).map(|(a, b)| a + b).collect());
+            if marks == want {
+                return Ok(count);
+            }
+            Err(format!(
+                "block {block} holds {marks:?} of trainer {trainer}: not the first {count} gradients once each"
+            ))
+        };
+        (0..self.trainers).map(count).collect()
+    }
+
+    fn counts_only(&self) -> bool {
+        self.states.is_empty()
+    }
+
+    /// Where a trainer leaves its marks in a block.
+    fn marks(&self, block: u32, trainer: u32) -> std::ops::Range<usize> {
+        let start = self.layout.range(block).start + 3 * trainer as usize;
+        start..start + 3
+    }
+
+    fn undisturbed(&self) -> Vec<Vec<f32>> {
+        let n = self.layout.elements();
+        let (mut weights, mut momentum) = (vec![1.0_f32; n], vec![0.0_f32; n]);
+        let mut states = vec![weights.clone()];
+        for step in 0..self.steps {
+            for (i, (w, m)) in weights.iter_mut().zip(&mut momentum).enumerate() {
+                let first = odd(0, step, i);
+                let sum = (1..self.trainers).fold(first, |sum, trainer| sum + odd(trainer, step, i));
+                *m = MOMENTUM as f32 * *m + sum / self.trainers as f32;
+                *w -= LEARNING_RATE as f32 * *m;
+            }
+            states.push(weights.clone());
+        }
+        states
+    }
+}
+
+/// One tensor for each half, so that a tensor begins within a block.
+pub fn tensors(plan: &Plan) -> Vec<TensorSpec> {
+    let half = plan.elements as u64 / 2;
+    vec![
+        TensorSpec { name: "bias".into(), shape: vec![half] },
+        TensorSpec { name: "weight".into(), shape: vec![1, plan.elements as u64 - half] },
+    ]
+}
+
+/// What gradient `step` adds to the three marks. Sums of them are exact in f32.
+fn moments(step: u64) -> [f64; 3] {
+    let s = step as f64;
+    [1.0, s, s * s]
+}
+
+/// A number of varying size.
+fn odd(trainer: u32, step: u64, i: usize) -> f32 {
+    let seed = (i as u32).wrapping_mul(0x9e37_79b1) ^ (step as u32).wrapping_mul(0x85eb_ca6b) ^ (trainer << 16);
+    let hash = (seed ^ (seed >> 15)).wrapping_mul(0x2c1b_3c6d);
+    let fraction = f32::from_bits(0x3f80_0000 | (hash >> 9)) - 1.5;
+    fraction * [1e-3, 1.0, 1e3][hash as usize % 3]
+}
+
+fn bits(values: &[f32]) -> impl Iterator<Item = u32> + Clone + '_ {
+    values.iter().map(|value| value.to_bits())
+}

@@ -1,0 +1,144 @@
+//! What a seed stands for: a job, the weather on its network, and what is done to it. Pure.
+
+use std::time::Duration;
+
+use psjobs_api::training::{Consistency, ConsistencyMode};
+use rand::{Rng as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+
+use super::network::Weather;
+
+/// One in so many models has several full blocks on each server.
+const LARGE: u64 = 50;
+
+/// One job's fate.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub seed: u64,
+    pub servers: u32,
+    pub trainers: u32,
+    pub steps: u64,
+    pub consistency: Consistency,
+    pub elements: usize,
+    /// Time between checkpoints, if any are written.
+    pub checkpoint: Option<Duration>,
+    /// Every block is held by two servers.
+    pub replicated: bool,
+    /// Longest time that a trainer computes for a step, in ms.
+    pub compute: u64,
+    pub weather: Weather,
+    pub faults: Vec<(Duration, Fault)>,
+    /// The job cannot be done: it must end all the same, and say why.
+    pub doomed: bool,
+}
+
+/// What goes wrong.
+#[derive(Clone, Debug)]
+pub enum Fault {
+    /// The connections between a trainer and a server break; with `half` only one side hears of it.
+    Break { trainer: u32, server: u32, half: bool },
+    /// Nothing passes between a trainer and a server, or in one direction only.
+    Partition { trainer: u32, server: u32, up: bool, down: bool, lasts: Duration },
+    /// Nothing passes between server 0 and another one.
+    Split { server: u32, lasts: Duration },
+    /// A server dies and is started again; `silent` says that nobody hears of its death.
+    Kill { server: u32, away: Duration, silent: bool },
+    /// A server is told to stop, and is started again.
+    Stop { server: u32, away: Duration },
+    /// A trainer dies and is replaced.
+    Replace { trainer: u32, away: Duration, silent: bool },
+    /// A trainer is replaced because nobody reaches it; it lives on, and is back after a while.
+    Zombie { trainer: u32, away: Duration, lasts: Duration },
+    /// A server dies and never comes back.
+    Lose { server: u32 },
+}
+
+impl Plan {
+    /// The plan of a seed.
+    pub fn new(seed: u64) -> Self {
+        let mut chance = ChaCha8Rng::seed_from_u64(seed);
+        let chance = &mut chance;
+        let (servers, trainers) = (chance.random_range(1..=3), chance.random_range(1..=4));
+        let mode = [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async][chance.random_range(0..3)];
+        let consistency = Consistency { mode, staleness: chance.random_range(0..4), backup_trainers: 0 };
+        let large = seed % LARGE == LARGE - 1;
+        let steps = if large { 3 } else { chance.random_range(3..=12) };
+        let small = servers as usize * (3 * trainers as usize + chance.random_range(0..20));
+        let checkpoint = chance.random_bool(0.6).then(|| Duration::from_millis(chance.random_range(20..800)));
+        let doomed = chance.random_bool(0.03);
+        let mut plan = Self {
+            seed,
+            servers,
+            trainers,
+            steps,
+            consistency,
+            elements: if large { 600_000 } else { small },
+            checkpoint,
+            replicated: false,
+            compute: [0, 10, 100, 400][chance.random_range(0..4)],
+            weather: weather(chance),
+            faults: Vec::new(),
+            doomed,
+        };
+        let count = chance.random_range(0..=5);
+        plan.faults = (0..count).map(|_| (plan.moment(chance), plan.fault(chance))).collect();
+        if doomed {
+            plan.faults.push((plan.moment(chance), Fault::Lose { server: chance.random_range(0..servers) }));
+        }
+        plan
+    }
+
+    /// Two servers, three trainers of different speed, eight steps, and nothing that goes wrong.
+    pub fn fair(seed: u64) -> Self {
+        Self {
+            seed,
+            servers: 2,
+            trainers: 3,
+            steps: 8,
+            consistency: Consistency::default(),
+            elements: 40,
+            checkpoint: None,
+            replicated: false,
+            compute: 80,
+            weather: Weather { delay: 3, lost: 0.0, torn: 0.0, broken: 0.0, doubled: 0.0 },
+            faults: Vec::new(),
+            doomed: false,
+        }
+    }
+
+    /// Some time in the life of the job, as long as it may last undisturbed.
+    fn moment(&self, chance: &mut ChaCha8Rng) -> Duration {
+        let life = 100 + self.steps * (self.compute + 2 * self.weather.delay);
+        Duration::from_millis(chance.random_range(0..life))
+    }
+
+    fn fault(&self, chance: &mut ChaCha8Rng) -> Fault {
+        let (trainer, server) = (chance.random_range(0..self.trainers), chance.random_range(0..self.servers));
+        let (lasts, away) = (lasting(chance), lasting(chance));
+        let (silent, half) = (chance.random_bool(0.3), chance.random_bool(0.5));
+        // Without checkpoints a server that dies takes its state along, as documented.
+        let kinds = if self.checkpoint.is_some() { 8 } else { 5 };
+        match chance.random_range(0..kinds) {
+            0 => Fault::Break { trainer, server, half },
+            1 => Fault::Partition { trainer, server, up: true, down: true, lasts },
+            2 => Fault::Partition { trainer, server, up: half, down: !half, lasts },
+            3 => Fault::Replace { trainer, away, silent },
+            4 => Fault::Zombie { trainer, away, lasts },
+            5 => Fault::Split { server, lasts },
+            6 => Fault::Stop { server, away },
+            _ => Fault::Kill { server, away, silent },
+        }
+    }
+}
+
+/// From 10 ms to 40 s, short ones as often as long ones.
+fn lasting(chance: &mut ChaCha8Rng) -> Duration {
+    Duration::from_millis((10.0 * 4000_f64.powf(chance.random_range(0.0..1.0))) as u64)
+}
+
+fn weather(chance: &mut ChaCha8Rng) -> Weather {
+    let mut share = |shares: [f64; 3]| shares[chance.random_range(0..3)];
+    let (lost, torn) = (share([0.0, 0.01, 0.05]), share([0.0, 0.1, 0.5]));
+    let (broken, doubled) = (share([0.0, 0.002, 0.01]), share([0.0, 0.0, 0.2]));
+    Weather { delay: [0, 1, 5, 30][chance.random_range(0..4)], lost, torn, broken, doubled }
+}

@@ -1,0 +1,163 @@
+//! A trainer process, and what it insists on: that its own gradients are in the parameters it gets, each once, and
+//! that nobody's ever disappear again, unless it is told that the servers went back.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use psjobs_api::training::ConsistencyMode;
+use psjobs_ps::client::{AsyncSession, SessionConfig};
+use psjobs_ps::network::Network as Reached;
+use rand::{Rng as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+
+use super::end::Dialer;
+use super::job::{JOB, addresses};
+use super::model::{Counts, Model, tensors};
+use super::network::{Host, Network};
+use super::plan::Plan;
+
+/// Why a trainer ended early.
+#[derive(Debug)]
+pub enum Failure {
+    /// It says why.
+    Told(String),
+    /// It has seen what must never be.
+    Violation(String),
+}
+
+/// What all trainers of a job know of it.
+pub struct Job {
+    pub plan: Plan,
+    pub model: Model,
+    pub network: Network,
+    /// Trainers whose steps are all acknowledged.
+    pub complete: RefCell<Vec<bool>>,
+    /// A server has been started again. Trainers of which it knows a step that was not answered yet go on after it,
+    /// without a wait for others.
+    pub restarted: Cell<bool>,
+}
+
+/// Trains to the end.
+pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Failure> {
+    let plan = &job.plan;
+    let host = Host::Trainer(index, incarnation);
+    let mut chance = ChaCha8Rng::seed_from_u64(plan.seed ^ (u64::from(index) << 32) ^ (u64::from(incarnation) << 40));
+    let mut session = AsyncSession::join(config(&job, index, incarnation), &job.model.initial()).await.map_err(told)?;
+    let mut witness = Witness { job: &job, index, floor: Vec::new(), seen: Vec::new() };
+    let mut step = session.next_step();
+    witness.entered(step, session.parameters())?;
+    loop {
+        while step < plan.steps {
+            tokio::time::sleep(Duration::from_millis(chance.random_range(0..=plan.compute))).await;
+            job.model.fill(index, step, session.gradients_mut());
+            let next = session.exchange(step).await.map_err(told)?;
+            job.network.wires().trace.tell(format_args!("{host:?} did step {step}, goes on with {next}"));
+            if next == step + 1 {
+                witness.answered(step, session.parameters())?
+            } else {
+                witness.entered(next, session.parameters())?
+            }
+            step = next;
+        }
+        job.complete.borrow_mut()[index as usize] = true;
+        if !job.complete.borrow().iter().all(|complete| *complete) {
+            break;
+        }
+        // The last one looks again: a repeat of its last step is answered with what there is now.
+        job.model.fill(index, plan.steps - 1, session.gradients_mut());
+        step = session.exchange(plan.steps - 1).await.map_err(told)?;
+        if step == plan.steps {
+            witness.all_there(session.parameters())?;
+            break;
+        }
+        job.complete.borrow_mut()[index as usize] = false;
+        witness.entered(step, session.parameters())?;
+    }
+    session.leave(true, plan.steps, [("loss".to_owned(), 0.5)].into()).await.map_err(told)
+}
+
+fn told(error: impl std::error::Error) -> Failure {
+    Failure::Told(error.to_string())
+}
+
+fn config(job: &Job, index: u32, incarnation: u32) -> SessionConfig {
+    let dialer = Dialer { network: job.network.clone(), from: Host::Trainer(index, incarnation) };
+    SessionConfig {
+        job_uid: JOB.into(),
+        trainer: index,
+        incarnation,
+        servers: addresses(&job.plan),
+        tensors: tensors(&job.plan),
+        total_steps: job.plan.steps,
+        connect_timeout: Duration::from_secs(120),
+        shared_memory: false,
+        replication_factor: if job.plan.replicated { 2 } else { 1 },
+        compression: Default::default(),
+        network: Reached::Other(Arc::new(dialer)),
+        interrupt: Arc::default(),
+    }
+}
+
+/// Looks at every set of parameters that a trainer gets.
+struct Witness<'a> {
+    job: &'a Job,
+    index: u32,
+    /// By block: own gradients that were there when it entered. Blocks may differ by some.
+    floor: Vec<u64>,
+    seen: Counts,
+}
+
+impl Witness<'_> {
+    /// It has joined, or the servers went back: it goes on with `next`.
+    fn entered(&mut self, next: u64, parameters: &[f32]) -> Result<(), Failure> {
+        self.seen = self.counts(parameters)?;
+        self.floor = self.seen.iter().map(|block| block[self.index as usize]).collect();
+        match self.floor.iter().position(|own| *own < next) {
+            Some(block) => {
+                self.violation(format!("is told to go on with {next}, block {block} has {}", self.floor[block]))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// `step` was acknowledged.
+    fn answered(&mut self, step: u64, parameters: &[f32]) -> Result<(), Failure> {
+        let (job, index) = (self.job, self.index as usize);
+        let before = std::mem::take(&mut self.seen);
+        self.seen = self.counts(parameters)?;
+        for (block, (now, before)) in self.seen.iter().zip(&before).enumerate() {
+            let want = self.floor[block].max(step + 1);
+            if now[index] != want {
+                return self.violation(format!("gave step {step}; block {block} has {} of it, not {want}", now[index]));
+            }
+            if now.iter().zip(before).any(|(now, before)| now < before) {
+                return self.violation(format!("saw block {block} go back from {before:?} to {now:?}"));
+            }
+            let bound = step + 1 - u64::from(job.plan.consistency.staleness).min(step + 1);
+            let bounded = job.plan.consistency.mode == ConsistencyMode::Bounded && !job.restarted.get();
+            if bounded && now.iter().any(|count| *count < bound) {
+                return self.violation(format!("was let ahead to {} in block {block}, with {now:?}", step + 1));
+            }
+        }
+        Ok(())
+    }
+
+    /// Every trainer has done its steps.
+    fn all_there(&self, parameters: &[f32]) -> Result<(), Failure> {
+        let counts = self.counts(parameters)?;
+        if counts.iter().flatten().all(|count| *count == self.job.plan.steps) {
+            return Ok(());
+        }
+        self.violation(format!("finds {counts:?} when all trainers have done their steps"))
+    }
+
+    fn counts(&self, parameters: &[f32]) -> Result<Counts, Failure> {
+        self.job.model.counts(parameters).or_else(|what| self.violation(format!("finds that {what}")))
+    }
+
+    fn violation<T>(&self, what: String) -> Result<T, Failure> {
+        Err(Failure::Violation(format!("trainer {} {what}", self.index)))
+    }
+}
