@@ -17,6 +17,7 @@ pub mod server;
 pub mod shm;
 mod simd;
 pub mod sparse;
+pub mod splitmix;
 pub mod staleness;
 pub mod tls;
 pub mod wire;

@@ -2,15 +2,12 @@
 
 use std::hash::{BuildHasherDefault, Hasher};
 
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+use crate::splitmix::{GOLDEN, finalize};
 
-/// Spreads keys that lie close together (the output function of splitmix64; Steele et al., OOPSLA 2014).
+/// Spreads keys that lie close together: what splitmix64 gives first from this state.
 #[must_use]
 pub fn mix(key: u64) -> u64 {
-    let z = key.wrapping_add(GOLDEN);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    finalize(key.wrapping_add(GOLDEN))
 }
 
 /// The server, of `servers`, that has the key's row: by the upper half of its hash.

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use socket2::SockRef;
+
 use super::RingError;
 
 /// Which trainer of how many.
@@ -30,7 +32,9 @@ const MAGIC: &[u8; 8] = b"psring\0\x01";
 const WELCOME: u8 = 1;
 /// A single try to connect, or to hear who comes, takes no longer.
 const TRY: Duration = Duration::from_secs(5);
-/// Pause between two looks for who comes, or two tries to connect.
+/// Between two looks whether somebody wants the wait to end.
+const LOOK: Duration = Duration::from_millis(100);
+/// Pause between two tries to connect.
 const PAUSE: Duration = Duration::from_millis(20);
 
 impl Place {
@@ -130,17 +134,19 @@ fn introduce(place: Place, uid: &str, address: &str, patience: Duration) -> io::
 }
 
 fn await_before(place: Place, uid: &str, listener: &TcpListener, wait: Wait) -> Result<TcpStream, RingError> {
-    listener.set_nonblocking(true).map_err(RingError::Listen)?;
+    listener.set_nonblocking(false).map_err(RingError::Listen)?;
     let expected = hello(Place { rank: place.before(), size: place.size }, uid);
     loop {
         let left = wait.left(place.before(), "it has not connected")?;
+        // A blocking accept that ends now and then, as it alone does not see an interrupt.
+        SockRef::from(listener).set_read_timeout(Some(left.min(LOOK))).map_err(RingError::Listen)?;
         match listener.accept() {
             Ok((stream, _)) => {
                 if let Some(stream) = welcome(stream, &expected, left.min(TRY)) {
                     return Ok(stream);
                 }
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(PAUSE.min(left)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(RingError::Listen(error)),
         }
     }
@@ -150,8 +156,7 @@ fn await_before(place: Place, uid: &str, listener: &TcpListener, wait: Wait) -> 
 fn welcome(mut stream: TcpStream, expected: &[u8], patience: Duration) -> Option<TcpStream> {
     let mut said = vec![0; expected.len()];
     let heard = stream
-        .set_nonblocking(false)
-        .and_then(|()| stream.set_read_timeout(Some(patience)))
+        .set_read_timeout(Some(patience))
         .and_then(|()| stream.read_exact(&mut said));
     if heard.is_err() || said != expected {
         tracing::warn!("a process that is not the trainer before this one tried to connect");

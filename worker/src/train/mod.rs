@@ -13,6 +13,7 @@ pub mod slowdown;
 pub mod stages;
 
 use std::path::PathBuf;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use psjobs_api::ReplicaResult;
@@ -171,10 +172,7 @@ pub fn train<W: Workload, U: Updater>(
             return Err(TrainError::Diverged { step, loss });
         }
         let next = updated.map_err(|source| TrainError::Update { step, source })?;
-        if let Some(slow) = plan.slow {
-            let busy = began.elapsed().saturating_sub(updater.waiting() - waited);
-            std::thread::sleep(slow.pause(plan.trainer, step, plan.seed, busy));
-        }
+        plan.rest(step, began.elapsed().saturating_sub(updater.waiting() - waited));
         step = next;
         if progress.step(step, loss, updater.waiting(), Instant::now()) {
             updater.report(progress.examples(), &progress.metrics());
@@ -212,6 +210,13 @@ impl Plan {
     pub(crate) fn total_steps(&self, per_epoch: u64) -> u64 {
         let total = self.epochs.saturating_mul(per_epoch);
         self.max_steps.map_or(total, |most| most.min(total))
+    }
+
+    /// Rests after `step`, which took this trainer `busy`, if it is to be a slow one.
+    pub(crate) fn rest(&self, step: u64, busy: Duration) {
+        if let Some(slow) = self.slow {
+            thread::sleep(slow.pause(self.trainer, step, self.seed, busy));
+        }
     }
 
     /// The first trainer evaluates, `since` its last time.

@@ -4,6 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use psjobs_ps::splitmix::{GOLDEN, finalize};
+
 /// Whose steps take longer, how much, and how many of them: `TRAINER|all:FACTOR[:SHARE]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slowdown {
@@ -63,12 +65,10 @@ impl Slowdown {
     }
 }
 
-/// A number in 0..1 that depends on all arguments (the finalizer of SplitMix64; Steele et al., OOPSLA 2014).
+/// A number in 0..1 that depends on all arguments.
 fn draw(seed: u64, trainer: u64, step: u64) -> f64 {
-    let mut z = seed ^ (trainer << 48) ^ step.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+    let mixed = finalize(seed ^ (trainer << 48) ^ step.wrapping_mul(GOLDEN));
+    (mixed >> 11) as f64 / (1_u64 << 53) as f64
 }
 
 #[cfg(test)]

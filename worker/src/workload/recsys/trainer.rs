@@ -1,6 +1,5 @@
 //! One trainer: its share of the steps, and the evaluation.
 
-use std::thread;
 use std::time::{Duration, Instant};
 
 use psjobs_api::ReplicaResult;
@@ -114,10 +113,7 @@ impl<'a> Trainer<'a> {
             match self.step(step, &batch, rows, following.as_ref())? {
                 Outcome::Done(loss, rows) => {
                     self.next = step + 1;
-                    if let Some(slow) = plan.slow {
-                        let busy = began.elapsed().saturating_sub(self.waiting() - waited);
-                        thread::sleep(slow.pause(plan.trainer, step, plan.seed, busy));
-                    }
+                    plan.rest(step, began.elapsed().saturating_sub(self.waiting() - waited));
                     coming = following.map(|batch| (batch, rows));
                     if progress.step(step + 1, loss, self.waiting(), Instant::now()) {
                         self.report(&progress);
