@@ -193,6 +193,18 @@ const RULES: &[Row] = &[
         "spec.training.staleness.policy: nothing is stale in Sync; remove it, or set consistency.mode to Bounded or Async",
     ),
     (
+        "spec: {training: {batch: {max: 64}}}",
+        "spec.training.batch: min and max are the bounds of an adaptive batch; remove them, or set adaptive to true",
+    ),
+    (
+        "spec: {training: {batch: {adaptive: true, min: 33}}}",
+        "spec.training.batch.base must lie between min and max; write bounds around it, or remove them",
+    ),
+    (
+        "spec: {training: {consistency: {mode: Sync, backupTrainers: 1}, batch: {adaptive: true}}}",
+        "spec.training.batch.adaptive gives a slow trainer fewer examples, backupTrainers leave its gradients out; remove one of the two",
+    ),
+    (
         "spec: {training: {schedule: {type: Cosine}}}",
         "spec.training.schedule.totalSteps: Linear and Cosine need to know where they end; write the steps of one trainer, for example 10000",
     ),

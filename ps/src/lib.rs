@@ -3,6 +3,7 @@
 //! ([`server`]) and what a trainer talks to it with ([`client`]). Knows neither libtorch nor Kubernetes.
 #![deny(missing_docs)]
 
+pub mod batch;
 pub mod checkpoint;
 pub mod client;
 mod clock;

@@ -121,6 +121,9 @@ fn what_cannot_work_is_one_sentence_and_exit_code_2() {
         ("train mlp --local --rank 1".into(), "cannot be used with"),
         ("train mlp --device tpu".into(), "cuda:0"),
         ("train mlp --num-gpus 99".into(), "--num-gpus is 99"),
+        ("train mlp --local --adaptive-batch".into(), "cannot be used with"),
+        ("serve --adaptive-batch --consistency sync --backup-trainers 1".into(), "remove one of the two"),
+        ("train mlp --example-ms -1".into(), "milliseconds"),
         ("train nothing".into(), "unrecognized subcommand"),
     ];
     for (args, want) in rows {

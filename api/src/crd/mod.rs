@@ -143,6 +143,12 @@ pub struct ParameterServerJobSpec {
             .message("spec.training.schedule.totalSteps: Linear and Cosine need to know where they end; write the steps of one trainer, for example 10000"),
         validation = Rule::new("self.compression.codec == 'TopK' || self.compression.density == 0.01")
             .message("spec.training.compression.density is for TopK; remove it, or set codec to TopK"),
+        validation = Rule::new("self.batch.adaptive || (self.batch.min == 1 && !has(self.batch.max))")
+            .message("spec.training.batch: min and max are the bounds of an adaptive batch; remove them, or set adaptive to true"),
+        validation = Rule::new("self.batch.min <= self.batch.base && (!has(self.batch.max) || self.batch.base <= self.batch.max)")
+            .message("spec.training.batch.base must lie between min and max; write bounds around it, or remove them"),
+        validation = Rule::new("!self.batch.adaptive || self.consistency.backupTrainers == 0")
+            .message("spec.training.batch.adaptive gives a slow trainer fewer examples, backupTrainers leave its gradients out; remove one of the two"),
     )]
     pub training: Training,
     /// The parameter servers.

@@ -2,6 +2,7 @@
 //! it to servers and trainers as JSON in `PSJOB_TRAINING`; flags can override single values when a
 //! role is started by hand.
 
+mod batch;
 mod compression;
 mod consistency;
 mod optimizer;
@@ -12,6 +13,7 @@ use std::fmt::Display;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use batch::Batch;
 pub use compression::{Codec, Compression};
 pub use consistency::{Consistency, ConsistencyMode, NonFinite, Staleness, StalenessPolicy};
 pub use optimizer::{Optimizer, OptimizerKind};
@@ -51,16 +53,6 @@ pub struct Training {
     pub seed: u64,
 }
 
-/// Examples a step.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Batch {
-    /// Examples that one trainer reads in one step. Default 32.
-    #[serde(default = "default_batch")]
-    #[schemars(range(min = 1, max = 65_536))]
-    pub base: u32,
-}
-
 /// A value of `spec.training` that cannot work; the text names the field and what to write.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("spec.training.{field}: {problem}; {advice}")]
@@ -82,7 +74,7 @@ impl Training {
         self.schedule.validate()?;
         self.staleness.validate(self.consistency.mode)?;
         self.compression.validate()?;
-        in_range("batch.base", self.batch.base, 1, 65_536, "32")
+        self.batch.validate(self.consistency.backup_trainers)
     }
 }
 
@@ -111,9 +103,6 @@ fn in_range<T: PartialOrd + Display>(
 fn default_seed() -> u64 {
     1
 }
-fn default_batch() -> u32 {
-    32
-}
 
 impl Default for Training {
     fn default() -> Self {
@@ -127,12 +116,6 @@ impl Default for Training {
             batch: Batch::default(),
             seed: default_seed(),
         }
-    }
-}
-
-impl Default for Batch {
-    fn default() -> Self {
-        Self { base: default_batch() }
     }
 }
 
@@ -154,6 +137,9 @@ mod tests {
     fn impossible_values_are_refused_with_the_field() {
         let rows = [
             (r#"{"batch":{"base":0}}"#, "batch.base"),
+            (r#"{"batch":{"min":4}}"#, "batch"),
+            (r#"{"batch":{"base":8,"adaptive":true,"max":4}}"#, "batch"),
+            (r#"{"batch":{"adaptive":true},"consistency":{"mode":"Sync","backupTrainers":1}}"#, "batch.adaptive"),
             (r#"{"consistency":{"mode":"Async","backupTrainers":1}}"#, "consistency.backupTrainers"),
             (r#"{"consistency":{"mode":"Sync","staleness":3}}"#, "consistency.staleness"),
             (r#"{"consistency":{"mode":"Sync"},"staleness":{"policy":"Damped"}}"#, "staleness.policy"),

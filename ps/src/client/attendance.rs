@@ -67,6 +67,11 @@ impl Attendance {
         self.servers.insert(server, (client, channel, AbortOnDropHandle::new(heartbeats)));
     }
 
+    /// Where `server` can be asked something, if it is attended.
+    pub fn client(&self, server: u32) -> Option<CoordinationClient<Channel>> {
+        self.servers.get(&server).map(|(client, ..)| client.clone())
+    }
+
     /// What the next heartbeats say.
     pub fn report(&self, report: Report) {
         *self.report.lock().unwrap_or_else(PoisonError::into_inner) = report;

@@ -7,6 +7,7 @@ use tokio::runtime::Runtime;
 
 use super::session::AsyncSession;
 use super::{ClientError, SessionConfig, network};
+use crate::batch::sharing::{Share, Work};
 
 /// A trainer's place in its job. Holds the flat parameters and gradients; their memory does not
 /// move while the session lives.
@@ -57,6 +58,14 @@ impl Session {
     /// said all the same.
     pub fn exchange(&mut self, step: u64) -> Result<u64, ClientError> {
         self.runtime.block_on(self.session.exchange(step))
+    }
+
+    /// See [`AsyncSession::share_batch`].
+    ///
+    /// # Errors
+    /// If the job has another base, or fixed shares.
+    pub fn share_batch(&self, step: u64, base: u32, work: Work) -> Result<Option<Share>, ClientError> {
+        self.runtime.block_on(self.session.share_batch(step, base, work))
     }
 
     /// What the next heartbeats say: examples read by this process so far, and metrics.

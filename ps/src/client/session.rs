@@ -11,6 +11,7 @@ use super::attendance::{Attendance, Report};
 use super::coder::Coder;
 use super::link::{Event, Link, Opening};
 use super::{ClientError, SessionConfig, is_retryable};
+use crate::batch::sharing::{Share, Work};
 use crate::codec::Codec;
 use crate::layout::Layout;
 use crate::proto;
@@ -24,6 +25,9 @@ const WINDOW: usize = 16;
 
 /// How soon an interrupt is seen by a trainer that waits.
 const INTERRUPTIBLE: Duration = Duration::from_millis(100);
+
+/// How long server 0 may take to tell a trainer's share of the examples.
+const SHARE: Duration = Duration::from_secs(2);
 
 /// A trainer's place in its job. Holds the flat parameters and gradients; their memory does not
 /// move while the session lives.
@@ -157,6 +161,30 @@ impl AsyncSession {
         };
         self.waiting += start.elapsed();
         Ok(self.next_step)
+    }
+
+    /// This trainer's share of the examples of `step` and some that follow, in a job where that follows its speed:
+    /// it would read `base` of them otherwise, and has done `work` so far. `None` if server 0 does not answer
+    /// now.
+    ///
+    /// # Errors
+    /// If the job has another base, or fixed shares.
+    pub async fn share_batch(&self, step: u64, base: u32, work: Work) -> Result<Option<Share>, ClientError> {
+        let Some(mut client) = self.attendance.client(0) else { return Ok(None) };
+        let (trainer, busy_seconds) = (Some(self.config.id()), work.busy.as_secs_f64());
+        let request = proto::ShareBatchRequest { trainer, step, base, examples: work.examples, busy_seconds };
+        match tokio::time::timeout(SHARE, client.share_batch(request)).await {
+            Ok(Ok(reply)) => {
+                let proto::ShareBatchReply { until_step, offset, examples } = reply.into_inner();
+                // A share that does not hold for the step would be asked for again and again.
+                Ok((until_step > step).then_some(Share { until: until_step, offset, examples }))
+            }
+            Ok(Err(status)) if !is_retryable(&status) => {
+                let address = self.config.servers[0].clone();
+                Err(ClientError::Refused { address, reason: status.message().to_owned() })
+            }
+            Ok(Err(_)) | Err(_) => Ok(None),
+        }
     }
 
     /// What the next heartbeats say: examples read by this process so far, and metrics.

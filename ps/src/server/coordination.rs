@@ -7,6 +7,7 @@ use tonic::{Request, Response, Status};
 
 use super::recovery;
 use super::shared::{Shared, trainer};
+use crate::batch::sharing::Work;
 use crate::clock::now;
 use crate::layout::{Layout, TensorSpec};
 use crate::proto;
@@ -107,9 +108,38 @@ impl proto::coordination_server::Coordination for Coordination {
         Ok(Response::new(proto::HeartbeatReply {}))
     }
 
+    async fn share_batch(
+        &self,
+        request: Request<proto::ShareBatchRequest>,
+    ) -> Result<Response<proto::ShareBatchReply>, Status> {
+        let request = request.into_inner();
+        let id = trainer(request.trainer)?;
+        self.0.members().hear(&id, now())?;
+        let mut sharing = self.0.sharing()?;
+        let base = self.0.config.training.batch.base;
+        if request.base != base {
+            return Err(Status::invalid_argument(format!(
+                "trainer {} reads {} examples a step, the job's batch.base is {base}; leave --batch-size out, or \
+                 give server 0 the same",
+                id.index, request.base
+            )));
+        }
+        // A number that is no time says nothing of the speed.
+        let busy = Duration::try_from_secs_f64(request.busy_seconds).unwrap_or_default();
+        let share = sharing.ask(id.index, id.incarnation, Work { examples: request.examples, busy }, request.step);
+        Ok(Response::new(proto::ShareBatchReply {
+            until_step: share.until,
+            offset: share.offset,
+            examples: share.examples,
+        }))
+    }
+
     async fn status(&self, _: Request<proto::StatusRequest>) -> Result<Response<proto::StatusReply>, Status> {
         let mut status = self.0.members().status(now());
         status.staleness = self.0.metrics.staleness_counts();
+        if let Ok(sharing) = self.0.sharing() {
+            status.trainers.iter_mut().for_each(|trainer| trainer.batch = sharing.share(trainer.index));
+        }
         if let Some(replication) = &self.0.replication {
             status.warnings.extend(replication.warnings(self.0.store().is_ok()));
         }

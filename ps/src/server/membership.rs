@@ -462,6 +462,7 @@ impl Membership {
             silent_seconds: now.saturating_duration_since(member.heard).as_secs_f64(),
             metrics: member.metrics.clone(),
             steps_per_second: member.own_pace().unwrap_or(0.0),
+            batch: 0,
         });
         let total = |steps: fn(&Member) -> u64| self.members.iter().map(steps).sum();
         let known = self.members.iter().all(|member| member.total_steps > 0);

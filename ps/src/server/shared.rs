@@ -17,6 +17,7 @@ use super::recipe::Recipe;
 use super::recovery::Recovery;
 use super::replication::Replication;
 use super::store::{Start, Store};
+use crate::batch::sharing::Sharing;
 use crate::clock::now;
 use crate::layout::{Layout, TensorSpec};
 use crate::proto;
@@ -38,6 +39,8 @@ pub struct Shared {
     pub replication: Option<Replication>,
     /// Where trainers of this host hand over their memory.
     pub shared_memory: Option<Arc<Offer>>,
+    /// Who reads how many examples, on server 0 of a job where that follows the trainers' speed.
+    pub sharing: Option<Mutex<Sharing>>,
     /// The sparse tables, once a trainer has told them.
     pub tables: OnceLock<Tables>,
     membership: Mutex<Membership>,
@@ -56,6 +59,9 @@ impl Shared {
         });
         let recovery = Recovery::new(config.servers);
         let replication = Replication::new(&config);
+        let batch = &config.training.batch;
+        let sharing =
+            (batch.adaptive && config.index == 0).then(|| Mutex::new(Sharing::new(config.trainers, batch.into())));
         Arc::new(Self {
             shared_memory,
             recipe: Arc::new(Recipe::new(&config.training)),
@@ -66,6 +72,7 @@ impl Shared {
             left: Notify::new(),
             recovery,
             replication,
+            sharing,
             model: Notify::new(),
             tables: OnceLock::new(),
             membership: Mutex::new(membership),
@@ -77,6 +84,18 @@ impl Shared {
     pub fn members(&self) -> MutexGuard<'_, Membership> {
         // A panic under this lock leaves counters behind, nothing half-written that matters.
         self.membership.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Who reads how many examples; an error where that is fixed.
+    pub fn sharing(&self) -> Result<MutexGuard<'_, Sharing>, Status> {
+        let sharing = self.sharing.as_ref().ok_or_else(|| {
+            Status::failed_precondition(
+                "the batch of this job's trainers is fixed; set spec.training.batch.adaptive, or start server 0 with \
+                 --adaptive-batch",
+            )
+        })?;
+        // Whatever a panic leaves behind, shares are dealt out of it.
+        Ok(sharing.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The blocks; an error for whoever comes before the first Join, perhaps because this server was started anew

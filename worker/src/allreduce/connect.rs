@@ -155,9 +155,7 @@ fn await_before(place: Place, uid: &str, listener: &TcpListener, wait: Wait) -> 
 /// Lets in who says `expected`; a stranger's connection is closed.
 fn welcome(mut stream: TcpStream, expected: &[u8], patience: Duration) -> Option<TcpStream> {
     let mut said = vec![0; expected.len()];
-    let heard = stream
-        .set_read_timeout(Some(patience))
-        .and_then(|()| stream.read_exact(&mut said));
+    let heard = stream.set_read_timeout(Some(patience)).and_then(|()| stream.read_exact(&mut said));
     if heard.is_err() || said != expected {
         tracing::warn!("a process that is not the trainer before this one tried to connect");
         return None;

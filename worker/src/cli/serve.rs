@@ -41,6 +41,13 @@ pub struct ServeArgs {
     /// Sync: trainers that a step does not wait for [default: 0]
     #[arg(long, value_name = "N")]
     backup_trainers: Option<u32>,
+    /// Deal the examples of a step out by the trainers' measured speed; the trainers need this flag too
+    /// [default: the job's batch.adaptive]
+    #[arg(long)]
+    adaptive_batch: bool,
+    /// With --adaptive-batch: examples that a trainer reads in one step on average [default: the job's batch.base, 32]
+    #[arg(long, value_name = "N")]
+    batch_size: Option<u32>,
     /// Folder where the job's state is kept, the same for all servers [default: nothing is kept]
     #[arg(long, value_name = "DIR")]
     checkpoint_dir: Option<String>,
@@ -98,6 +105,8 @@ impl ServeArgs {
         }
         training.consistency.staleness = self.staleness.unwrap_or(training.consistency.staleness);
         training.consistency.backup_trainers = self.backup_trainers.unwrap_or(training.consistency.backup_trainers);
+        training.batch.adaptive |= self.adaptive_batch;
+        training.batch.base = self.batch_size.unwrap_or(training.batch.base);
         training.validate().map_err(Failure::input)?;
         if let Some(folder) = &self.checkpoint_dir {
             let mut policy = environment.checkpoint.take().map(|checkpoint| checkpoint.policy).unwrap_or_default();

@@ -114,10 +114,14 @@ pub(super) struct TrainArgs {
     /// Seconds that a server may be away before this trainer gives up
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     connect_timeout: u64,
+    /// Read as many examples in a step as this trainer's measured speed allows, of those of all trainers; by hand
+    /// server 0 needs this flag too [default: the job's batch.adaptive]
+    #[arg(long)]
+    adaptive_batch: bool,
     /// Train in this process alone, without a server
     #[arg(
         long,
-        conflicts_with_all = ["world_size", "rank", "servers", "master_addr", "master_port", "server_addrs"]
+        conflicts_with_all = ["adaptive_batch", "world_size", "rank", "servers", "master_addr", "master_port", "server_addrs"]
     )]
     local: bool,
     #[command(flatten)]
@@ -209,6 +213,7 @@ impl TrainArgs {
     fn plan(&self, environment: Option<&Environment>, device: Device) -> Plan {
         let plan = self.extent.plan(environment, device);
         Plan {
+            adaptive: self.adaptive_batch || environment.is_some_and(|job| job.training.batch.adaptive),
             seed: self.seed.unwrap_or(plan.seed),
             evaluate_every: (self.evaluate_every > 0).then(|| Duration::from_secs(self.evaluate_every)),
             save: self.save.clone(),

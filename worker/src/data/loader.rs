@@ -35,11 +35,20 @@ impl<B: Send + 'static> Loader<B> {
     where
         D: Dataset<Batch = B> + Send + 'static,
     {
+        Self::read(steps, move |step| Some(data.batch(sampler.batch(step))))
+    }
+
+    /// Begins to read the batches of `steps` by `batch`, which ends it with `None`.
+    ///
+    /// # Panics
+    /// If the system has no thread left.
+    pub fn read(steps: Range<u64>, mut batch: impl FnMut(u64) -> Option<B> + Send + 'static) -> Self {
         let (sender, batches) = mpsc::sync_channel(AHEAD);
         let next_step = steps.start;
         let read = move || {
             for step in steps {
-                if sender.send(data.batch(sampler.batch(step))).is_err() {
+                let Some(batch) = batch(step) else { return };
+                if sender.send(batch).is_err() {
                     return; // The trainer wants no more.
                 }
             }

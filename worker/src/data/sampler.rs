@@ -1,8 +1,6 @@
 //! Which examples a trainer reads in which step. Pure: the answer follows from the seed and the
 //! step alone, so a restarted trainer goes on where it was, and all trainers agree without talking.
 
-use std::ops::Range;
-
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
@@ -18,6 +16,15 @@ pub struct Split {
     pub trainers: usize,
     /// Seed of the order; each epoch has its own.
     pub seed: u64,
+}
+
+/// A trainer's examples of a step, of those of all trainers that lie one behind the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its first one.
+    pub offset: usize,
+    /// How many.
+    pub examples: usize,
 }
 
 /// The training set is smaller than one step of all trainers.
@@ -57,6 +64,12 @@ impl Split {
         }
     }
 
+    /// The part of a trainer if all read as many examples.
+    #[must_use]
+    pub fn part(&self, trainer: usize) -> Part {
+        Part { offset: trainer * self.batch, examples: self.batch }
+    }
+
     /// The batches of one trainer.
     ///
     /// # Errors
@@ -74,14 +87,20 @@ impl Split {
 impl Sampler {
     /// The examples that this trainer reads in `step`, counted from 0 over all epochs.
     pub fn batch(&mut self, step: u64) -> &[i64] {
-        let steps = (self.split.examples / (self.split.batch * self.split.trainers)) as u64;
-        self.shuffle(step / steps);
-        &self.order[self.slice((step % steps) as usize)]
+        self.part(step, self.split.part(self.trainer))
     }
 
-    fn slice(&self, step: usize) -> Range<usize> {
-        let start = (step * self.split.trainers + self.trainer) * self.split.batch;
-        start..start + self.split.batch
+    /// The examples of `step` that lie in `part`.
+    ///
+    /// # Panics
+    /// If a step has not as many.
+    pub fn part(&mut self, step: u64, part: Part) -> &[i64] {
+        let together = self.split.batch * self.split.trainers;
+        assert!(part.offset + part.examples <= together, "{part:?} of {together} examples");
+        let steps = (self.split.examples / together) as u64;
+        self.shuffle(step / steps);
+        let start = (step % steps) as usize * together + part.offset;
+        &self.order[start..start + part.examples]
     }
 
     fn shuffle(&mut self, epoch: u64) {
@@ -144,6 +163,18 @@ mod tests {
                 .collect();
             let mut joined = joined.sampler(0).expect("enough");
             prop_assert_eq!(apart.as_slice(), joined.batch(step));
+        }
+    }
+
+    #[test]
+    fn parts_of_a_step_are_those_of_one_joined_batch() {
+        let split = Split { examples: 100, batch: 8, trainers: 3, seed: 1 };
+        let mut sampler = split.sampler(0).expect("enough");
+        let mut joined = Split { batch: 24, trainers: 1, ..split }.sampler(0).expect("enough");
+        let parts = [(0, 3), (3, 20), (23, 1)].map(|(offset, examples)| Part { offset, examples });
+        for step in 0..9 {
+            let read: Vec<i64> = parts.iter().flat_map(|part| sampler.part(step, *part).to_vec()).collect();
+            assert_eq!(read, joined.batch(step), "step {step}");
         }
     }
 

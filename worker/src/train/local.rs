@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use psjobs_api::training::{self, OptimizerKind};
+use psjobs_ps::batch::sharing::{Share, Work};
 use psjobs_ps::optimizer::{Optimizer, State};
 use tch::{COptimizer, TchError, Tensor, no_grad};
 
@@ -95,6 +96,10 @@ impl Updater for Local {
             Rule::Servers { flat, optimizer, state } => apply(flat, optimizer, state, loss)?,
         }
         Ok(step + 1)
+    }
+
+    fn share(&self, _step: u64, _base: u32, _work: Work) -> Result<Option<Share>, UpdateError> {
+        Ok(None) // Alone, it has all of a step.
     }
 
     fn report(&mut self, _examples: u64, _metrics: &Metrics) {}

@@ -3,6 +3,7 @@
 //! [`stages`] are for layers that every trainer has all of.
 
 pub mod dense;
+pub mod feed;
 pub mod flat;
 pub mod local;
 pub mod modules;
@@ -17,16 +18,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use psjobs_api::ReplicaResult;
+use psjobs_ps::batch::sharing::{Share, Work};
 use psjobs_ps::client::ClientError;
 use tch::{Device, TchError, Tensor, nn};
 
 use crate::data::Dataset;
-use crate::data::loader::{Loader, LoaderEnded};
+use crate::data::loader::LoaderEnded;
 use crate::data::sampler::{Split, TooFewExamples};
 use crate::workload::{Metrics, Workload};
+use feed::Feed;
 use flat::Flat;
-use progress::Progress;
-use slowdown::Slowdown;
+use progress::{Done, Progress};
+use slowdown::Pace;
 
 /// How long and on what this trainer trains.
 #[derive(Clone, Debug)]
@@ -35,8 +38,10 @@ pub struct Plan {
     pub epochs: u64,
     /// Ends earlier, after this many steps.
     pub max_steps: Option<u64>,
-    /// Examples this trainer reads in one step.
+    /// Examples a trainer reads in one step.
     pub batch: usize,
+    /// Examples of a step are dealt out by the trainers' speed, `batch` for each on average.
+    pub adaptive: bool,
     /// Seed of initial parameters, order of the data and dropout.
     pub seed: u64,
     /// This trainer's index, and how many there are.
@@ -48,7 +53,7 @@ pub struct Plan {
     /// Time from one evaluation to the next while training goes on; `None`: only at the end.
     pub evaluate_every: Option<Duration>,
     /// Rests between steps, if this trainer is to be a slow one.
-    pub slow: Option<Slowdown>,
+    pub pace: Pace,
     /// Takes the trained model, from the first trainer.
     pub save: Option<PathBuf>,
 }
@@ -103,6 +108,13 @@ pub trait Updater {
     /// If the servers cannot be reached or refuse.
     fn update(&mut self, step: u64, loss: &Tensor) -> Result<u64, UpdateError>;
 
+    /// This trainer's share of the examples of `step` and some that follow, if they would read `base` of them on
+    /// average and it has done `work` so far. `None` if nobody tells it now.
+    ///
+    /// # Errors
+    /// If the job's shares are fixed.
+    fn share(&self, step: u64, base: u32, work: Work) -> Result<Option<Share>, UpdateError>;
+
     /// Tells how far this trainer is.
     fn report(&mut self, examples: u64, metrics: &Metrics);
 
@@ -144,9 +156,8 @@ pub fn train<W: Workload, U: Updater>(
     let first = updater.next_step();
     ready();
 
-    let load = |step| Loader::start(workload.training_set(), sampler.clone(), step..total);
-    let mut batches = load(first);
-    let mut progress = Progress::new(total, plan.batch, plan.log_every, Instant::now());
+    let mut feed = Feed::new(workload, plan, split, sampler, first..total);
+    let mut progress = Progress::new(total, plan.log_every, Instant::now());
     let mut evaluated = Instant::now();
     let mut step = first;
     while step < total {
@@ -154,14 +165,15 @@ pub fn train<W: Workload, U: Updater>(
             updater.leave(false, progress.examples(), &progress.metrics()).map_err(TrainError::Leave)?;
             return Ok(Outcome::Stopped);
         }
-        if batches.next_step() != step {
-            batches = load(step); // The servers went back to a checkpoint.
-        }
-        let (began, waited) = (Instant::now(), updater.waiting());
-        let batch = batches.next_batch().map_err(|source| TrainError::Data { step, source })?;
+        feed.prepare(step, &updater).map_err(|source| match step == first {
+            true => TrainError::Begin(source),
+            false => TrainError::Update { step, source },
+        })?;
+        let (began, waited, examples) = (Instant::now(), updater.waiting(), feed.examples(step));
+        let batch = feed.next_batch().map_err(|source| TrainError::Data { step, source })?;
         tch::manual_seed(dropout_seed(plan, step));
         let loss = workload.loss(&model, batch);
-        let updated = updater.update(step, &loss);
+        let updated = updater.update(step, &counted(&loss, examples, plan.batch));
         if let Err(UpdateError::Servers(ClientError::Interrupted)) = updated {
             continue; // The loop asks `stop` and leaves.
         }
@@ -172,9 +184,11 @@ pub fn train<W: Workload, U: Updater>(
             return Err(TrainError::Diverged { step, loss });
         }
         let next = updated.map_err(|source| TrainError::Update { step, source })?;
-        plan.rest(step, began.elapsed().saturating_sub(updater.waiting() - waited));
+        let busy = || began.elapsed().saturating_sub(updater.waiting() - waited);
+        plan.rest(step, examples, busy());
+        feed.worked(examples, busy());
         step = next;
-        if progress.step(step, loss, updater.waiting(), Instant::now()) {
+        if progress.step(Done { next: step, examples, loss, waiting: updater.waiting() }, Instant::now()) {
             updater.report(progress.examples(), &progress.metrics());
         }
         if plan.evaluation_is_due(evaluated.elapsed()) && step < total {
@@ -182,6 +196,7 @@ pub fn train<W: Workload, U: Updater>(
             evaluated = Instant::now();
         }
     }
+    drop(feed);
     let result = finish(workload, plan, &model, &progress, updater)?;
     if let Some(file) = plan.save.as_ref().filter(|_| plan.trainer == 0) {
         let saved = workload.save(&model, &store, file);
@@ -212,17 +227,21 @@ impl Plan {
         self.max_steps.map_or(total, |most| most.min(total))
     }
 
-    /// Rests after `step`, which took this trainer `busy`, if it is to be a slow one.
-    pub(crate) fn rest(&self, step: u64, busy: Duration) {
-        if let Some(slow) = self.slow {
-            thread::sleep(slow.pause(self.trainer, step, self.seed, busy));
-        }
+    /// Rests after `step`, in which this trainer computed with `examples` for `busy`, if it is to be a slow one.
+    pub(crate) fn rest(&self, step: u64, examples: usize, busy: Duration) {
+        thread::sleep(self.pace.rest(self.trainer, step, self.seed, examples, busy));
     }
 
     /// The first trainer evaluates, `since` its last time.
     fn evaluation_is_due(&self, since: Duration) -> bool {
         self.trainer == 0 && self.evaluate_every.is_some_and(|period| since >= period)
     }
+}
+
+/// The mean loss of `examples`, of which a trainer reads `base` on average: servers take the mean of the trainers'
+/// gradients, and that is to be the mean of all examples.
+fn counted(loss: &Tensor, examples: usize, base: usize) -> Tensor {
+    if examples == base { loss.shallow_clone() } else { loss * (examples as f64 / base as f64) }
 }
 
 /// Each trainer drops other units at each step, and the same ones when it has to do a step again: so a

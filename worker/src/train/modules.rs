@@ -9,7 +9,7 @@ use psjobs_ps::network::Network;
 use psjobs_ps::tls::TlsError;
 
 use super::Plan;
-use super::progress::Progress;
+use super::progress::{Done, Progress};
 use crate::data::sampler::TooFewExamples;
 use crate::remote::{Driver, Endpoint, Peer, Registry, RemoteError, Settings, hosting};
 use crate::workload::Metrics;
@@ -114,7 +114,7 @@ impl Participant {
         stop: impl Fn() -> bool,
         mut step: impl FnMut(u64) -> Result<f64, RemoteError>,
     ) -> Result<Option<ReplicaResult>, ModulesError> {
-        let mut progress = Progress::new(total, plan.batch, plan.log_every, Instant::now());
+        let mut progress = Progress::new(total, plan.log_every, Instant::now());
         let mut waiting = Duration::ZERO;
         for number in 0..total {
             if stop() {
@@ -128,7 +128,8 @@ impl Participant {
             if !loss.is_finite() {
                 return Err(ModulesError::Diverged { step: number, loss });
             }
-            if progress.step(number + 1, loss, waiting, Instant::now()) {
+            let done = Done { next: number + 1, examples: plan.batch, loss, waiting };
+            if progress.step(done, Instant::now()) {
                 self.report(number + 1, progress.examples(), &progress.metrics());
             }
         }

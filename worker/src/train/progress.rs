@@ -15,9 +15,9 @@ const REPORT_EVERY: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub struct Progress {
     total: u64,
-    batch: usize,
     log_every: u64,
     steps: u64,
+    examples: u64,
     started: Instant,
     /// The steps since the last line in the log.
     window: Window,
@@ -33,13 +33,27 @@ pub struct Progress {
 struct Window {
     since: Instant,
     steps: u64,
+    examples: u64,
     loss: f64,
     waiting_before: Duration,
 }
 
+/// A step that is done.
+#[derive(Clone, Copy, Debug)]
+pub struct Done {
+    /// The next one.
+    pub next: u64,
+    /// Examples that this trainer has read in it.
+    pub examples: usize,
+    /// Mean loss.
+    pub loss: f64,
+    /// Time spent waiting so far in all.
+    pub waiting: Duration,
+}
+
 impl Window {
     fn new(since: Instant, waiting_before: Duration) -> Self {
-        Self { since, steps: 0, loss: 0.0, waiting_before }
+        Self { since, steps: 0, examples: 0, loss: 0.0, waiting_before }
     }
 
     fn mean_loss(&self) -> f64 {
@@ -48,15 +62,15 @@ impl Window {
 }
 
 impl Progress {
-    /// Steps of `batch` examples are done from `now` on, until step `total`.
+    /// Steps are done from `now` on, until step `total`.
     #[must_use]
-    pub fn new(total: u64, batch: usize, log_every: u64, now: Instant) -> Self {
+    pub fn new(total: u64, log_every: u64, now: Instant) -> Self {
         let window = Window::new(now, Duration::ZERO);
         Self {
             total,
-            batch,
             log_every,
             steps: 0,
+            examples: 0,
             started: now,
             window,
             reported: now,
@@ -66,12 +80,14 @@ impl Progress {
         }
     }
 
-    /// A step is done: the next one, its loss, the time spent waiting so far in all, and the time. Logs when it is
-    /// time to; true when it is time to report.
-    pub fn step(&mut self, next: u64, loss: f64, waiting: Duration, now: Instant) -> bool {
+    /// A step is done. Logs when it is time to; true when it is time to report.
+    pub fn step(&mut self, done: Done, now: Instant) -> bool {
+        let Done { next, examples, loss, waiting } = done;
         self.steps += 1;
+        self.examples += examples as u64;
         self.last = now;
         self.window.steps += 1;
+        self.window.examples += examples as u64;
         self.window.loss += loss;
         if self.window.steps >= self.log_every || next == self.total {
             self.log(next, waiting, now);
@@ -94,7 +110,7 @@ impl Progress {
             total_steps = self.total,
             loss = rounded(self.window.mean_loss(), 4),
             steps_per_second = rounded(speed, 1),
-            examples_per_second = rounded(speed * self.batch as f64, 0),
+            examples_per_second = rounded(self.window.examples as f64 / seconds, 0),
             waiting = rounded(waited, 3),
             "training"
         );
@@ -110,7 +126,7 @@ impl Progress {
     /// Examples read so far.
     #[must_use]
     pub fn examples(&self) -> u64 {
-        self.steps * self.batch as u64
+        self.examples
     }
 
     /// The training loss, once there is one, and what the last evaluation gave.
@@ -144,13 +160,17 @@ fn rounded(value: f64, digits: i32) -> f64 {
 mod tests {
     use super::*;
 
+    fn done(next: u64, examples: usize, loss: f64) -> Done {
+        Done { next, examples, loss, waiting: Duration::ZERO }
+    }
+
     #[test]
     fn the_loss_is_the_mean_of_the_last_full_window() {
         let start = Instant::now();
-        let mut progress = Progress::new(100, 32, 2, start);
+        let mut progress = Progress::new(100, 2, start);
         assert!(progress.metrics().is_empty());
         for (next, loss, want) in [(11, 4.0, 4.0), (12, 2.0, 3.0), (13, 9.0, 3.0), (14, 1.0, 5.0)] {
-            progress.step(next, loss, Duration::ZERO, start);
+            progress.step(done(next, 32, loss), start);
             assert_eq!(progress.metrics()["loss"], want, "after {loss}");
         }
         assert_eq!(progress.examples(), 128);
@@ -159,8 +179,8 @@ mod tests {
     #[test]
     fn an_evaluation_is_reported_until_the_next_one() {
         let start = Instant::now();
-        let mut progress = Progress::new(100, 1, 10, start);
-        progress.step(1, 4.0, Duration::ZERO, start);
+        let mut progress = Progress::new(100, 10, start);
+        progress.step(done(1, 1, 4.0), start);
         for perplexity in [300.0, 200.0] {
             progress.evaluated(1, Metrics::from([("perplexity".to_owned(), perplexity)]));
             assert_eq!(progress.metrics()["perplexity"], perplexity);
@@ -171,9 +191,9 @@ mod tests {
     #[test]
     fn reports_are_due_once_a_second() {
         let start = Instant::now();
-        let mut progress = Progress::new(100, 1, 10, start);
+        let mut progress = Progress::new(100, 10, start);
         let due: Vec<bool> = [300, 900, 1100, 1500, 2100, 2200]
-            .map(|ms| progress.step(1, 1.0, Duration::ZERO, start + Duration::from_millis(ms)))
+            .map(|ms| progress.step(done(1, 1, 1.0), start + Duration::from_millis(ms)))
             .into();
         assert_eq!(due, [false, false, true, false, true, false]);
     }
@@ -181,9 +201,10 @@ mod tests {
     #[test]
     fn the_result_spans_the_first_step_to_the_last() {
         let start = Instant::now();
-        let mut progress = Progress::new(7, 4, 10, start);
-        progress.step(6, 1.0, Duration::from_millis(20), start + Duration::from_millis(100));
-        progress.step(7, 0.5, Duration::from_millis(50), start + Duration::from_millis(200));
+        let mut progress = Progress::new(7, 10, start);
+        for (next, examples, ms) in [(6, 3, 100), (7, 5, 200)] {
+            progress.step(done(next, examples, 1.0), start + Duration::from_millis(ms));
+        }
         let result = progress.result(Duration::from_millis(50));
         assert_eq!((result.steps, result.examples, result.seconds), (2, 8, 0.2));
         assert_eq!(result.waiting_seconds, Some(0.05));

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use psjobs_ps::batch::sharing::{Share, Work};
 use psjobs_ps::client::{Session, SessionConfig};
 use tch::{Device, Tensor};
 
@@ -49,6 +50,10 @@ impl Updater for Remote {
         let next = self.session.exchange(step)?;
         self.resident.take(self.session.parameters());
         Ok(next)
+    }
+
+    fn share(&self, step: u64, base: u32, work: Work) -> Result<Option<Share>, UpdateError> {
+        Ok(self.session.share_batch(step, base, work)?)
     }
 
     fn report(&mut self, examples: u64, metrics: &Metrics) {

@@ -6,6 +6,15 @@ use std::time::Duration;
 
 use psjobs_ps::splitmix::{GOLDEN, finalize};
 
+/// How slow the trainers of this job are to be.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pace {
+    /// An example takes at least as long.
+    pub example: Duration,
+    /// A step that several of these mean takes as much longer as all say.
+    pub slowdowns: Vec<Slowdown>,
+}
+
 /// Whose steps take longer, how much, and how many of them: `TRAINER|all:FACTOR[:SHARE]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slowdown {
@@ -51,17 +60,21 @@ impl fmt::Display for Slowdown {
     }
 }
 
-impl Slowdown {
-    /// How long `trainer` is to rest after `step`, which took it `busy`. The same steps are slow each time
-    /// that the job runs with `seed`.
+impl Pace {
+    /// How long `trainer` is to rest after `step`, in which it computed with `examples` for `busy`. The same
+    /// steps are slow each time that the job runs with `seed`.
     #[must_use]
-    pub fn pause(&self, trainer: usize, step: u64, seed: u64, busy: Duration) -> Duration {
+    pub fn rest(&self, trainer: usize, step: u64, seed: u64, examples: usize, busy: Duration) -> Duration {
+        let factors = self.slowdowns.iter().filter(|slow| slow.means(trainer, step, seed)).map(|slow| slow.factor);
+        let least = self.example.mul_f64(examples as f64);
+        busy.max(least).mul_f64(factors.product()).saturating_sub(busy)
+    }
+}
+
+impl Slowdown {
+    fn means(&self, trainer: usize, step: u64, seed: u64) -> bool {
         let meant = self.trainer.is_none_or(|slow| slow == trainer);
-        if meant && draw(seed, trainer as u64, step) < self.share {
-            busy.mul_f64(self.factor - 1.0)
-        } else {
-            Duration::ZERO
-        }
+        meant && draw(seed, trainer as u64, step) < self.share
     }
 }
 
@@ -77,18 +90,31 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    fn pace(slowdowns: &[&str]) -> Pace {
+        let slowdowns = slowdowns.iter().map(|text| text.parse().expect("readable")).collect();
+        Pace { slowdowns, ..Pace::default() }
+    }
+
     #[test]
     fn one_trainer_rests_after_each_of_its_steps() {
-        let slow: Slowdown = "1:3".parse().expect("readable");
-        assert_eq!(slow.pause(1, 7, 1, SECOND), 2 * SECOND);
-        assert_eq!(slow.pause(0, 7, 1, SECOND), Duration::ZERO);
+        let slow = pace(&["1:3"]);
+        assert_eq!(slow.rest(1, 7, 1, 32, SECOND), 2 * SECOND);
+        assert_eq!(slow.rest(0, 7, 1, 32, SECOND), Duration::ZERO);
+    }
+
+    #[test]
+    fn an_example_takes_as_long_as_was_said_and_several_slowdowns_add_up() {
+        let slow = Pace { example: SECOND / 4, ..pace(&["1:3", "all:2"]) };
+        for (trainer, busy, want) in [(0, 0, 16), (0, 3, 13), (1, 3, 45), (0, 10, 10)] {
+            assert_eq!(slow.rest(trainer, 0, 1, 32, busy * SECOND), want * SECOND, "trainer {trainer}, busy {busy} s");
+        }
     }
 
     #[test]
     fn a_share_of_the_steps_is_slow() {
-        let slow: Slowdown = "all:5:0.02".parse().expect("readable");
+        let slow = pace(&["all:5:0.02"]);
         for trainer in 0..4 {
-            let rests = (0..10_000).filter(|step| slow.pause(trainer, *step, 3, SECOND) == 4 * SECOND).count();
+            let rests = (0..10_000).filter(|step| slow.rest(trainer, *step, 3, 1, SECOND) == 4 * SECOND).count();
             assert!((150..250).contains(&rests), "{rests} of 10,000 steps of trainer {trainer}");
         }
     }

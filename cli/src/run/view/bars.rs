@@ -115,6 +115,7 @@ fn show_trainer(bar: &ProgressBar, trainer: &TrainerStatus) {
         TrainerState::Finished => "done".into(),
         TrainerState::Active => words::rate(trainer.examples_per_second)
             .into_iter()
+            .chain((trainer.batch > 0).then(|| format!("batch {}", trainer.batch)))
             .chain(words::metrics(&trainer.metrics))
             .collect::<Vec<_>>()
             .join(", "),

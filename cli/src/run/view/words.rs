@@ -7,6 +7,8 @@ use psjobs_ps::proto::StatusReply;
 
 /// Metrics that a line has room for.
 const METRICS: usize = 3;
+/// Trainers whose batches a line has room for.
+const BATCHES: usize = 8;
 
 /// How fast a job goes, from what was seen of it.
 #[derive(Debug, Default)]
@@ -37,6 +39,11 @@ pub fn progress(status: &StatusReply, pace: &mut Pace, now: Instant) -> Option<S
     parts.extend(rate(status.examples_per_second));
     parts.extend(metrics(&status.metrics));
     parts.extend(pace.remaining(status, now).map(|seconds| format!("{} left", duration(seconds))));
+    if status.trainers.iter().any(|trainer| trainer.batch > 0) {
+        let batches = status.trainers.iter().take(BATCHES).map(|trainer| trainer.batch.to_string());
+        let more = if status.trainers.len() > BATCHES { " and more" } else { "" };
+        parts.push(format!("batches {}{more}", batches.collect::<Vec<_>>().join(", ")));
+    }
     if !status.stragglers.is_empty() {
         let slow = status.stragglers.iter().map(u32::to_string).collect::<Vec<_>>();
         parts.push(format!("slower than the others: trainer {}", slow.join(", ")));
@@ -83,6 +90,8 @@ fn percent(step: u64, total: u64) -> u64 {
 mod tests {
     use std::time::Duration;
 
+    use psjobs_ps::proto::TrainerStatus;
+
     use super::*;
 
     #[test]
@@ -102,6 +111,10 @@ mod tests {
         status.stragglers = vec![1, 3];
         let line = progress(&status, &mut pace, began + Duration::from_secs(15));
         assert_eq!(line, Some(format!("{want}, slower than the others: trainer 1, 3")));
+        status.stragglers.clear();
+        status.trainers = [48, 16].map(|batch| TrainerStatus { batch, ..TrainerStatus::default() }).into();
+        let line = progress(&status, &mut pace, began + Duration::from_secs(15));
+        assert_eq!(line, Some(format!("{want}, batches 48, 16")));
     }
 
     #[test]

@@ -42,6 +42,12 @@ impl RemoteArgs {
         let signals = Signals::listen().map_err(Failure::work)?;
         let mut environment = self.place.resolve(Role::Trainer, variable).map_err(Failure::input)?;
         self.override_training(&mut environment.training)?;
+        if environment.training.batch.adaptive {
+            return Err(Failure::Input(anyhow!(
+                "this workload's trainers do not push gradients of batches to the servers, which weigh them by their \
+                 size; remove spec.training.batch.adaptive"
+            )));
+        }
         log_place(&environment);
         libtorch::load().map_err(Failure::input)?;
         compute_threads(self.threads);

@@ -19,7 +19,7 @@ use crate::data::loader::Loader;
 use crate::data::sampler::Split;
 use crate::model::dlrm::{Dlrm, Sizes};
 use crate::train::dense::Dense;
-use crate::train::progress::Progress;
+use crate::train::progress::{Done, Progress};
 use crate::train::stages::Tape;
 use crate::workload::Metrics;
 
@@ -94,7 +94,7 @@ impl<'a> Trainer<'a> {
         let plan = &self.settings.plan;
         let sampler = split.sampler(plan.trainer)?;
         let load = |step| Loader::start(clicks.clone(), sampler.clone(), step..total);
-        let mut progress = Progress::new(total, plan.batch, plan.log_every, Instant::now());
+        let mut progress = Progress::new(total, plan.log_every, Instant::now());
         let mut batches = load(self.next);
         let mut coming: Option<(ClickBatch, Coming)> = None;
         while self.next < total {
@@ -113,9 +113,10 @@ impl<'a> Trainer<'a> {
             match self.step(step, &batch, rows, following.as_ref())? {
                 Outcome::Done(loss, rows) => {
                     self.next = step + 1;
-                    plan.rest(step, began.elapsed().saturating_sub(self.waiting() - waited));
+                    plan.rest(step, plan.batch, began.elapsed().saturating_sub(self.waiting() - waited));
                     coming = following.map(|batch| (batch, rows));
-                    if progress.step(step + 1, loss, self.waiting(), Instant::now()) {
+                    let done = Done { next: step + 1, examples: plan.batch, loss, waiting: self.waiting() };
+                    if progress.step(done, Instant::now()) {
                         self.report(&progress);
                     }
                 }
