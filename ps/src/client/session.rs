@@ -225,7 +225,11 @@ impl AsyncSession {
             }
             // Every server has at least one block of most models; one that has none says u64::MAX.
             self.next_step = self.links.iter().map(|link| link.next_step).min().unwrap_or(0);
-            if let Settled::Done = self.pull().await? {
+            if let Settled::Rewound = self.pull().await? {
+                continue;
+            }
+            // A process before this one gave the last step, and may have died before it was kept.
+            if self.next_step < self.config.total_steps || matches!(self.conclude().await?, Settled::Done) {
                 return Ok(());
             }
         }

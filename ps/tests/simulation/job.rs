@@ -360,11 +360,10 @@ impl Supervisor {
         }
     }
 
-    /// Without checkpoints nothing is lost with servers that have ended, and each ends when it hears of the last
-    /// trainer's end: one that dies between two of these leaves its successor nobody to talk to.
+    /// A server ends when it hears of the last trainer's end, or takes a silent one that gave all its steps for
+    /// finished: who is cut off then, and its successor, have nobody to talk to. What they gave is in the model.
     fn may_give_up(&self) -> bool {
-        let over = self.servers_over.iter().filter(|over| **over).count();
-        self.job.plan.doomed || over == self.servers_over.len() || (over > 0 && self.job.plan.checkpoint.is_none())
+        self.job.plan.doomed || self.servers_over.iter().any(|over| *over)
     }
 
     /// Whether a successor is about to start.

@@ -65,7 +65,7 @@ pub async fn lead(
         tokio::select! {
             biased;
             recovered = leader.recover(resume) => recovered?,
-            () = training.cancelled() => return Ok(()),
+            () = training.cancelled() => return Ok(leader.export().await),
         }
     }
     loop {
@@ -81,7 +81,7 @@ pub async fn lead(
                     tokio::select! {
                         biased;
                         recovered = leader.recover(resume) => recovered?,
-                        () = training.cancelled() => return Ok(()),
+                        () = training.cancelled() => return Ok(leader.export().await),
                     }
                 }
                 // One that has died meanwhile asks again.
@@ -159,8 +159,9 @@ impl Leader<'_> {
             let epoch =
                 SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |age| age.as_micros() as u64);
             let concluded = self.concluded_in(step).await;
+            // Where all have, the others may be done and gone: the model can be written without them.
+            self.kept = step.map(|step| (step, concluded.clone()));
             let request = proto::RestoreRequest { job_uid: self.shared.config.job_uid.clone(), epoch, step, concluded };
-            self.kept = None;
             let config = &self.shared.config;
             let restored =
                 (0..).zip(&self.config.servers).map(|(server, address)| {
