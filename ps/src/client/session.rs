@@ -16,12 +16,7 @@ use crate::codec::Codec;
 use crate::layout::Layout;
 use crate::proto;
 use crate::shm::Mapping;
-use crate::wire::Buffers;
-
-/// Gradient blocks that a server may owe an answer for, where payloads travel: enough to keep the
-/// network busy, few enough that memory does not grow with the model. All trainers send their blocks in
-/// one order, so that a round never waits for a block that somebody holds back.
-const WINDOW: usize = 16;
+use crate::wire::{Buffers, WINDOW};
 
 /// How soon an interrupt is seen by a trainer that waits.
 const INTERRUPTIBLE: Duration = Duration::from_millis(100);
@@ -235,10 +230,13 @@ impl AsyncSession {
         }
     }
 
-    /// Sends what the window of `server` lets through.
+    /// Sends what the window of `server` lets through. All trainers send their blocks in one order, so that a round
+    /// never waits for a block that somebody holds back.
     fn send(&mut self, step: u64, server: usize) {
         let link = &self.links[server];
-        while (link.shares_memory || self.in_flight[server] < WINDOW)
+        // Where a server passes gradients on to another one, they travel in any case.
+        let travels = !link.shares_memory || self.config.replication_factor > 1;
+        while (!travels || self.in_flight[server] < WINDOW)
             && let Some(block) = self.to_send[server].pop_front()
         {
             let version = self.versions[block as usize];
@@ -313,6 +311,10 @@ impl AsyncSession {
 
     async fn next_event(&mut self) -> Result<Event, ClientError> {
         loop {
+            // Mostly there is one, and no timer is needed.
+            if let Ok(event) = self.events.try_recv() {
+                return Ok(event);
+            }
             match tokio::time::timeout(INTERRUPTIBLE, self.events.recv()).await {
                 Ok(event) => return Ok(event.expect("the session holds a sender")),
                 Err(_) if self.config.interrupted() => return Err(ClientError::Interrupted),

@@ -180,7 +180,7 @@ impl Block {
                 "block {} is at version {}, the update makes {}",
                 self.plan.block, self.version, update.version
             );
-            drop(primary.try_send(Err(Status::data_loss(text))));
+            primary.send(Err(Status::data_loss(text)));
             return;
         }
         self.version = update.version;
@@ -196,20 +196,19 @@ impl Block {
         let message = proto::Acknowledgement { block: self.plan.block, version: self.version };
         let message = proto::follow_request::Message::Acknowledgement(message);
         // A primary that is gone needs no word.
-        drop(primary.try_send(Ok(frame::message(&proto::FollowRequest { message: Some(message) }))));
+        primary.send(Ok(frame::message(&proto::FollowRequest { message: Some(message) })));
     }
 
     /// The frame that makes a backup equal to this block.
     fn contents(&self) -> Bytes {
-        let BlockState { values, slots, updates, version, next_steps } = self.capture().unwrap_or_default();
-        let bytes = |values: Vec<f32>| Bytes::copy_from_slice(bytemuck::cast_slice(&values));
+        let bytes = |values: &Vec<f32>| Bytes::copy_from_slice(bytemuck::cast_slice(values));
         let contents = proto::BlockContents {
             block: self.plan.block,
-            version,
-            updates,
-            next_steps,
-            values: bytes(values),
-            slots: slots.into_iter().map(bytes).collect(),
+            version: self.version,
+            updates: self.state.step(),
+            next_steps: self.settled_steps(),
+            values: bytes(&self.values),
+            slots: self.state.slots().iter().map(bytes).collect(),
         };
         frame::message(&proto::Replica { contents: Some(contents), ..proto::Replica::default() })
     }
@@ -250,8 +249,8 @@ impl Block {
                 let staleness = self.version.saturating_sub(version);
                 self.plan.metrics.staleness(staleness);
                 if let Some(gradient) = gradient {
-                    let next_steps = vec![proto::NextStep { trainer: peer.trainer(), step: step.saturating_add(1) }];
-                    self.update(&gradient, self.plan.recipe.factor(step, staleness), next_steps);
+                    let next = proto::NextStep { trainer: peer.trainer(), step: step.saturating_add(1) };
+                    self.update(&gradient, self.plan.recipe.factor(step, staleness), |_| vec![next]);
                 }
                 self.ahead.push((peer, step));
                 self.release();
@@ -287,9 +286,11 @@ impl Block {
         let Round { sum, added, step, waiting, .. } = std::mem::take(&mut self.round);
         if let Some(mut sum) = sum {
             scale(sum.bytes_mut().as_chunks_mut().0, added as f32);
-            let next = |trainer| proto::NextStep { trainer, step: self.rule.next_step(trainer) };
-            let next_steps = contributors.into_iter().map(next).collect();
-            self.update(&Gradient::Wire(Codec::F32, sum.freeze()), self.plan.recipe.factor(step, 0), next_steps);
+            let (gradient, factor) = (Gradient::Wire(Codec::F32, sum.freeze()), self.plan.recipe.factor(step, 0));
+            self.update(&gradient, factor, |rule| {
+                let next = |trainer| proto::NextStep { trainer, step: rule.next_step(trainer) };
+                contributors.into_iter().map(next).collect()
+            });
         }
         self.answer(waiting);
         self.take_due_snapshots();
@@ -311,12 +312,13 @@ impl Block {
         *added += 1;
     }
 
-    /// Applies a gradient, after it has left for the backup.
-    fn update(&mut self, gradient: &Gradient, factor: f64, next_steps: Vec<proto::NextStep>) {
+    /// Applies a gradient, after it has left for the backup with the steps that trainers go on with.
+    fn update(&mut self, gradient: &Gradient, factor: f64, next_steps: impl FnOnce(&Rule) -> Vec<proto::NextStep>) {
         self.version += 1;
         if let Some(mirror) = &mut self.mirror {
             let (codec, payload) = gradient.as_sent();
             let (block, version, codec) = (self.plan.block, self.version, codec.number());
+            let next_steps = next_steps(&self.rule);
             let head = proto::Replica { block, version, factor, next_steps, codec, ..proto::Replica::default() };
             let fill = |target: &mut [u8]| target.copy_from_slice(payload);
             mirror.update(version, frame::replica(&self.plan.recipe.buffers, &head, payload.len(), fill));
@@ -373,8 +375,13 @@ impl Block {
             slots: self.state.slots().to_vec(),
             updates: self.state.step(),
             version: self.version,
-            next_steps: (0..self.plan.trainers).map(|trainer| self.rule.settled(trainer)).collect(),
+            next_steps: self.settled_steps(),
         })
+    }
+
+    /// By trainer: the first step that the values do not have.
+    fn settled_steps(&self) -> Vec<u64> {
+        (0..self.plan.trainers).map(|trainer| self.rule.settled(trainer)).collect()
     }
 
     fn restore(&mut self, state: Option<BlockState>) {

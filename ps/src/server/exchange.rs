@@ -1,19 +1,13 @@
-//! The `ParameterServer` service: gradients up, parameters down. `Exchange` and `Pull` write and
-//! read their messages themselves ([`crate::wire`]); to clients they look like generated code.
+//! The `ParameterServer` service: gradients up, parameters down.
 
-use std::convert::Infallible;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::{Request, Response};
 use tokio::sync::mpsc;
 use tonic::Status;
-use tonic::body::Body;
-use tonic::server::NamedService;
 
 use super::peer::{Answer, Peer};
+use super::service::Methods;
 use super::shared::{Shared, trainer};
 use super::store::Store;
 use crate::clock::now;
@@ -26,59 +20,24 @@ const PULL_QUEUE: usize = 4;
 /// Where answers are handed in.
 type Answers = mpsc::Sender<Result<Bytes, Status>>;
 
-/// The service, for tonic's router.
-#[derive(Clone)]
-pub struct Service(Arc<Shared>);
+/// The service's methods.
+#[derive(Clone, Copy)]
+pub struct Training;
 
-impl NamedService for Service {
+impl Methods for Training {
     const NAME: &'static str = "psjobs.v1.ParameterServer";
-}
 
-impl tower::Service<Request<Body>> for Service {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let (shared, path) = (self.0.clone(), request.uri().path().to_owned());
-        let reader = Reader::new(request.into_body(), shared.recipe.buffers.clone());
-        let method = path.rsplit('/').next().unwrap_or_default();
-        let answers = match method {
-            "Exchange" => exchange(shared, reader),
-            "Pull" => pull(shared, reader),
-            "Push" => push(shared, reader),
-            _ => Err(Status::unimplemented(format!("{path} is not known here; methods are Exchange, Pull and Push"))),
-        };
-        Box::pin(async move {
-            Ok(match answers {
-                Ok(answers) => {
-                    let mut response = Response::new(Body::new(Outgoing::response(answers)));
-                    response
-                        .headers_mut()
-                        .insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/grpc"));
-                    response
-                }
-                Err(status) => status.into_http(),
-            })
-        })
+    fn begin(self, method: &str, shared: Arc<Shared>, reader: Reader) -> Option<Result<Outgoing, Status>> {
+        match method {
+            "Exchange" => Some(exchange(shared, reader)),
+            "Pull" => Some(Ok(pull(shared, reader))),
+            "Push" => Some(Ok(push(shared, reader))),
+            _ => None,
+        }
     }
 }
 
-impl Service {
-    /// Serves the blocks of `shared`.
-    #[must_use]
-    pub fn new(shared: Arc<Shared>) -> Self {
-        Self(shared)
-    }
-}
-
-type Receiver = mpsc::Receiver<Result<Bytes, Status>>;
-
-fn exchange(shared: Arc<Shared>, reader: Reader) -> Result<Receiver, Status> {
+fn exchange(shared: Arc<Shared>, reader: Reader) -> Result<Outgoing, Status> {
     // One answer for each block of the step in flight, and one error.
     let (answers, stream) = mpsc::channel(shared.store()?.layout().blocks() as usize + 1);
     shared.clone().tasks.spawn(async move {
@@ -88,26 +47,26 @@ fn exchange(shared: Arc<Shared>, reader: Reader) -> Result<Receiver, Status> {
             drop(answers.try_send(Err(status)));
         }
     });
-    Ok(stream)
+    Ok(Outgoing::response(stream))
 }
 
-fn pull(shared: Arc<Shared>, reader: Reader) -> Result<Receiver, Status> {
+fn pull(shared: Arc<Shared>, reader: Reader) -> Outgoing {
     let (answers, stream) = mpsc::channel(PULL_QUEUE);
     shared.clone().tasks.spawn(async move {
         if let Err(status) = send_blocks(&shared, reader, &answers).await {
             drop(answers.send(Err(status)).await);
         }
     });
-    Ok(stream)
+    Outgoing::response(stream)
 }
 
-fn push(shared: Arc<Shared>, reader: Reader) -> Result<Receiver, Status> {
+fn push(shared: Arc<Shared>, reader: Reader) -> Outgoing {
     let (answers, stream) = mpsc::channel(1);
     shared.clone().tasks.spawn(async move {
         let reply = take_values(&shared, reader).await;
         drop(answers.send(reply.map(|reply| frame::message(&reply))).await);
     });
-    Ok(stream)
+    Outgoing::response(stream)
 }
 
 async fn send_blocks(shared: &Shared, mut reader: Reader, answers: &Answers) -> Result<(), Status> {

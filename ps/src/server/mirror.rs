@@ -5,12 +5,46 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::peer::Peer;
+use crate::wire::WINDOW;
 
-/// Where frames for the backup are handed in.
-pub type Frames = mpsc::Sender<Result<Bytes, Status>>;
+/// Frames on their way to the other server that holds a shard. Cheap to clone.
+#[derive(Clone)]
+pub struct Frames {
+    queue: mpsc::Sender<Result<Bytes, Status>>,
+    overrun: CancellationToken,
+}
+
+impl Frames {
+    /// Room for what is in flight between two servers of a job of `trainers` trainers, and where it comes out: of each
+    /// trainer a window of updates, twice, because some may be sent again while the first are not gone yet; and
+    /// what is said about the stream itself.
+    #[must_use]
+    pub fn new(trainers: u32) -> (Self, mpsc::Receiver<Result<Bytes, Status>>) {
+        let (queue, frames) = mpsc::channel(2 * WINDOW * trainers as usize + 64);
+        (Self { queue, overrun: CancellationToken::new() }, frames)
+    }
+
+    /// Whether there was room. If not, the other side does not read: the stream has to end, and to begin anew.
+    pub fn send(&self, frame: Result<Bytes, Status>) -> bool {
+        let sent = self.queue.try_send(frame);
+        if let Err(TrySendError::Full(_)) = sent {
+            tracing::warn!("the other server that holds these blocks does not read; it has to follow anew");
+            self.overrun.cancel();
+        }
+        sent.is_ok()
+    }
+
+    /// Cancelled when there was no room.
+    #[must_use]
+    pub fn overrun(&self) -> CancellationToken {
+        self.overrun.clone()
+    }
+}
 
 /// One block's side of replication.
 pub struct Mirror {
@@ -63,7 +97,7 @@ impl Mirror {
     /// Sends a frame that needs no acknowledgement.
     pub fn send(&mut self, frame: Bytes) {
         // A backup that is gone, or reads nothing, has to follow anew.
-        if self.backup.as_ref().is_some_and(|backup| backup.try_send(Ok(frame)).is_err()) {
+        if self.backup.as_ref().is_some_and(|backup| !backup.send(Ok(frame))) {
             self.backup = None;
         }
     }
@@ -126,7 +160,7 @@ mod tests {
             (Some(4), vec![whole.clone()], true),
             (None, vec![whole.clone()], true),
         ] {
-            let (sender, mut frames) = mpsc::channel(8);
+            let (sender, mut frames) = Frames::new(1);
             let mut mirror = behind();
             assert_eq!(mirror.attach(sender, held, Some(3), || whole.clone()), copied, "it holds {held:?}");
             assert_eq!(sent(&mut frames), want, "it holds {held:?}");
@@ -136,8 +170,21 @@ mod tests {
     }
 
     #[test]
+    fn a_backup_that_reads_nothing_has_to_follow_anew() {
+        let (sender, _frames) = Frames::new(1);
+        let overrun = sender.overrun();
+        let mut mirror = behind();
+        mirror.attach(sender, Some(3), Some(3), Bytes::new);
+        let sent = (4..).take_while(|version| {
+            mirror.update(*version, frame(*version));
+            !overrun.is_cancelled()
+        });
+        assert!(sent.count() >= WINDOW, "there is room for what a trainer has in flight");
+    }
+
+    #[test]
     fn an_empty_block_is_not_copied() {
-        let (sender, mut frames) = mpsc::channel(8);
+        let (sender, mut frames) = Frames::new(1);
         let mut mirror = Mirror::new(0);
         assert!(!mirror.attach(sender, None, None, || unreachable!("nothing to copy")));
         assert!(sent(&mut frames).is_empty() && !mirror.owes(0));
@@ -145,12 +192,12 @@ mod tests {
 
     #[test]
     fn updates_wait_for_a_backup_that_comes_back() {
-        let (sender, frames) = mpsc::channel(8);
+        let (sender, frames) = Frames::new(1);
         let mut mirror = behind();
         mirror.attach(sender, Some(3), Some(3), Bytes::new);
         drop(frames);
         mirror.update(4, frame(4));
-        let (sender, mut frames) = mpsc::channel(8);
+        let (sender, mut frames) = Frames::new(1);
         assert!(!mirror.attach(sender, Some(3), Some(4), || unreachable!("it lacks one update")));
         assert_eq!(sent(&mut frames), [frame(4)]);
     }

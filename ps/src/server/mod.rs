@@ -14,6 +14,7 @@ mod peer;
 mod recipe;
 mod recovery;
 mod replication;
+mod service;
 mod shared;
 mod store;
 mod sum;
@@ -45,6 +46,7 @@ use crate::network::Network;
 use crate::proto;
 use proto::coordination_server::CoordinationServer;
 use proto::recovery_server::RecoveryServer;
+use service::Service;
 use shared::Shared;
 
 /// What one server is told.
@@ -241,7 +243,7 @@ async fn serve_grpc<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
 ) -> Result<(), ServerError> {
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<CoordinationServer<coordination::Coordination>>().await;
-    health.set_serving::<exchange::Service>().await;
+    health.set_serving::<Service<exchange::Training>>().await;
     let reflection =
         || tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(proto::DESCRIPTORS);
     let mut builder = Server::builder();
@@ -259,11 +261,11 @@ async fn serve_grpc<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
         .add_service(reflection().build_v1().map_err(ServerError::Reflection)?)
         // What clients of other languages still ask for.
         .add_service(reflection().build_v1alpha().map_err(ServerError::Reflection)?)
-        .add_service(replication::Service(shared.clone()))
+        .add_service(Service::new(replication::Replicating, shared))
         .add_service(RecoveryServer::new(recovery::Service(shared.clone())))
         .add_service(CoordinationServer::new(coordination::Coordination(shared.clone())))
         .add_service(tables::service(shared.clone()))
-        .add_service(exchange::Service::new(shared.clone()))
+        .add_service(Service::new(exchange::Training, shared))
         .serve_with_incoming_shutdown(incoming, stop)
         .await
         .map_err(ServerError::Transport)

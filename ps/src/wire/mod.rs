@@ -18,6 +18,10 @@ pub use reader::Reader;
 /// Longest message that is read: a block and its envelope, with room for larger blocks.
 pub const MAX_MESSAGE: usize = 8 * 1024 * 1024;
 
+/// Gradient blocks that a server may owe a trainer an answer for, where payloads travel: enough to keep the network
+/// busy, few enough that memory does not grow with the model.
+pub const WINDOW: usize = 16;
+
 /// HTTP/2 frames that either side takes. In the protocol's 16 KiB a block has 64 of them.
 pub const MAX_FRAME: u32 = 256 * 1024;
 

@@ -5,9 +5,10 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue, Response, header};
 use http_body::{Body, Frame};
 use tokio::sync::mpsc;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::Status;
 
 /// Messages shorter than this leave together with those that are ready behind them.
@@ -21,19 +22,36 @@ pub struct Outgoing {
     next: Option<Result<Bytes, Status>>,
     trailers: bool,
     ended: bool,
+    /// Ends it, whatever is still to be sent.
+    cut: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 
 impl Outgoing {
     /// What a client sends: ends when the channel does, or at an error.
     #[must_use]
     pub fn request(messages: mpsc::Receiver<Result<Bytes, Status>>) -> Self {
-        Self { messages, next: None, trailers: false, ended: false }
+        Self { messages, next: None, trailers: false, ended: false, cut: None }
     }
 
     /// What a server answers: ends with OK when the channel does, or with the first error.
     #[must_use]
     pub fn response(messages: mpsc::Receiver<Result<Bytes, Status>>) -> Self {
-        Self { messages, next: None, trailers: true, ended: false }
+        Self { messages, next: None, trailers: true, ended: false, cut: None }
+    }
+
+    /// Ends it when `cut` is cancelled, with what is in the channel unsent.
+    #[must_use]
+    pub fn until(mut self, cut: CancellationToken) -> Self {
+        self.cut = Some(Box::pin(cut.cancelled_owned()));
+        self
+    }
+
+    /// The answer to a call.
+    #[must_use]
+    pub fn into_http(self) -> Response<tonic::body::Body> {
+        let mut response = Response::new(tonic::body::Body::new(self));
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        response
     }
 
     fn end(&mut self, status: &Status) -> Option<Result<Frame<Bytes>, Infallible>> {
@@ -55,6 +73,9 @@ impl Body for Outgoing {
         let this = self.get_mut();
         if this.ended {
             return Poll::Ready(None);
+        }
+        if this.cut.as_mut().is_some_and(|cut| cut.as_mut().poll(cx).is_ready()) {
+            return Poll::Ready(this.end(&Status::resource_exhausted("messages were not read; call again")));
         }
         let first = match this.next.take() {
             Some(first) => Some(first),

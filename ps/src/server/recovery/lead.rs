@@ -63,67 +63,73 @@ pub async fn lead(
         leader.take_over().await;
     } else {
         tokio::select! {
-            biased;
-            recovered = leader.recover(resume) => recovered?,
-            () = training.cancelled() => return Ok(leader.export().await),
+                   biased;
+                   recovered = leader.recover(resume) => recovered?,
+                   () = training.cancelled() => {
+        leader.export().await;
+        return Ok(());
         }
+               }
     }
     loop {
         // What this job has written is always its own to go on from.
         resume |= shared.recovery.newest().is_some();
         tokio::select! {
-            biased;
-            Some(newcomer) = arrivals.recv() => {
-                if newcomer.given {
-                    leader.instances.insert(newcomer.server, newcomer.instance);
-                } else if leader.instances.get(&newcomer.server) != Some(&newcomer.instance) {
-                    tracing::warn!("server {} has started anew; all servers go back to the newest checkpoint", newcomer.server);
-                    tokio::select! {
-                        biased;
-                        recovered = leader.recover(resume) => recovered?,
-                        () = training.cancelled() => return Ok(leader.export().await),
-                    }
-                }
-                // One that has died meanwhile asks again.
-                let _ = newcomer.done.send(());
-            }
-            Some(conclusion) = conclusions.recv() => {
-                concluding.push(conclusion);
-                ticks.reset_immediately();
-            }
-            _ = ticks.tick() => {
-                // Who concluded before the servers went back learns that it has to come again.
-                concluding.retain(|conclusion: &Conclusion| conclusion.epoch == shared.recovery.epoch());
-                let (waiting, when) = (concluding.len(), if concluding.is_empty() { When::Soon } else { When::Now });
-                let kept = tokio::select! {
-                    biased;
-                    kept = leader.keep(when) => kept,
-                    // The step that was to be kept may never come.
-                    Some(conclusion) = conclusions.recv(), if when == When::Soon => {
-                        concluding.push(conclusion);
-                        ticks.reset_immediately();
-                        Ok(())
-                    }
-                    () = training.cancelled() => break,
-                };
-                if kept.is_ok() {
-                    // Who has gone away meanwhile asks again.
-                    for conclusion in concluding.drain(..waiting) {
-                        let _ = conclusion.kept.send(());
-                    }
-                }
-                if let Err(status) = kept {
-                    let early = matches!(status.code(), Code::FailedPrecondition | Code::OutOfRange);
-                    if early || when == When::Now {
-                        ticks.reset_after(SOON);
-                    }
-                    if !early {
-                        tracing::warn!(reason = status.message(), "no checkpoint was written; training goes on, the next try follows");
-                    }
-                }
-            }
-            () = training.cancelled() => break,
+                   biased;
+                   Some(newcomer) = arrivals.recv() => {
+                       if newcomer.given {
+                           leader.instances.insert(newcomer.server, newcomer.instance);
+                       } else if leader.instances.get(&newcomer.server) != Some(&newcomer.instance) {
+                           tracing::warn!("server {} has started anew; all servers go back to the newest checkpoint", newcomer.server);
+                           tokio::select! {
+                               biased;
+                               recovered = leader.recover(resume) => recovered?,
+                               () = training.cancelled() => {
+        leader.export().await;
+        return Ok(());
         }
+                           }
+                       }
+                       // One that has died meanwhile asks again.
+                       let _ = newcomer.done.send(());
+                   }
+                   Some(conclusion) = conclusions.recv() => {
+                       concluding.push(conclusion);
+                       ticks.reset_immediately();
+                   }
+                   _ = ticks.tick() => {
+                       // Who concluded before the servers went back learns that it has to come again.
+                       concluding.retain(|conclusion: &Conclusion| conclusion.epoch == shared.recovery.epoch());
+                       let (waiting, when) = (concluding.len(), if concluding.is_empty() { When::Soon } else { When::Now });
+                       let kept = tokio::select! {
+                           biased;
+                           kept = leader.keep(when) => kept,
+                           // The step that was to be kept may never come.
+                           Some(conclusion) = conclusions.recv(), if when == When::Soon => {
+                               concluding.push(conclusion);
+                               ticks.reset_immediately();
+                               Ok(())
+                           }
+                           () = training.cancelled() => break,
+                       };
+                       if kept.is_ok() {
+                           // Who has gone away meanwhile asks again.
+                           for conclusion in concluding.drain(..waiting) {
+                               let _ = conclusion.kept.send(());
+                           }
+                       }
+                       if let Err(status) = kept {
+                           let early = matches!(status.code(), Code::FailedPrecondition | Code::OutOfRange);
+                           if early || when == When::Now {
+                               ticks.reset_after(SOON);
+                           }
+                           if !early {
+                               tracing::warn!(reason = status.message(), "no checkpoint was written; training goes on, the next try follows");
+                           }
+                       }
+                   }
+                   () = training.cancelled() => break,
+               }
     }
     leader.keep_last().await;
     leader.export().await;

@@ -1,12 +1,12 @@
 //! The backup's side of a shard: takes the model, the blocks and every update from the primary.
 
-use tokio::sync::mpsc;
 use tonic::Status;
 
 use super::{Replication, Role};
 use crate::clock::now;
 use crate::layout::{Layout, TensorSpec};
 use crate::proto::{self, follow_request::Message};
+use crate::server::mirror::Frames;
 use crate::server::shared::Shared;
 use crate::wire::{MAX_FRAME, Outgoing, call, frame};
 
@@ -45,12 +45,11 @@ async fn take(shared: &Shared, replication: &Replication, shard: u32) -> Result<
         epoch: shared.recovery.epoch(),
         held,
     };
-    // An acknowledgement for every block in flight; the primary's blocks have few of those.
-    let (acknowledgements, outgoing) = mpsc::channel(shared.config.trainers as usize * 64 + 1024);
-    let open = frame::message(&proto::FollowRequest { message: Some(Message::Open(open)) });
-    drop(acknowledgements.try_send(Ok(open)));
-    let path = "/psjobs.v1.Replication/Follow";
-    let mut incoming = call(channel, path, Outgoing::request(outgoing), &shared.recipe.buffers).await?;
+    let (acknowledgements, outgoing) = Frames::new(shared.config.trainers);
+    acknowledgements.send(Ok(frame::message(&proto::FollowRequest { message: Some(Message::Open(open)) })));
+    let (path, outgoing) =
+        ("/psjobs.v1.Replication/Follow", Outgoing::request(outgoing).until(acknowledgements.overrun()));
+    let mut incoming = call(channel, path, outgoing, &shared.recipe.buffers).await?;
     while let Some(mut replica) = incoming.message::<proto::Replica>().await? {
         if let Some(model) = replica.model.take() {
             adopt(shared, replication, shard, model).await?;

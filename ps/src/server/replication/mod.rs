@@ -23,7 +23,7 @@ use crate::proto;
 use crate::proto::replication_client::ReplicationClient;
 
 pub use role::{Evidence, Role};
-pub use serve::Service;
+pub use serve::Replicating;
 
 /// Pause between two looks at a server that is not as it should be.
 const PAUSE: Duration = Duration::from_millis(50);

@@ -1,21 +1,15 @@
 //! The primary's side of a shard: answers a server that greets, and gives a backup what it lacks.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::convert::Infallible;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use bytes::Bytes;
-use http::{Request, Response};
 use tokio::sync::mpsc;
 use tonic::Status;
-use tonic::body::Body;
-use tonic::server::NamedService;
 
 use super::{Replication, Role};
 use crate::proto::{self, follow_request::Message};
 use crate::server::mirror::Frames;
+use crate::server::service::Methods;
 use crate::server::shared::Shared;
 use crate::server::store::Store;
 use crate::wire::{Outgoing, Reader, frame};
@@ -23,47 +17,40 @@ use crate::wire::{Outgoing, Reader, frame};
 /// Blocks that are copied to a backup at a time: updates of the others need not wait behind them.
 const COPIES: usize = 4;
 
-/// The `Replication` service, for tonic's router. `Follow` writes and reads its messages itself.
-#[derive(Clone)]
-pub struct Service(pub Arc<Shared>);
+/// The `Replication` service's methods.
+#[derive(Clone, Copy)]
+pub struct Replicating;
 
-impl NamedService for Service {
+impl Methods for Replicating {
     const NAME: &'static str = "psjobs.v1.Replication";
+
+    fn begin(self, method: &str, shared: Arc<Shared>, reader: Reader) -> Option<Result<Outgoing, Status>> {
+        match method {
+            "Greet" => Some(Ok(greet(shared, reader))),
+            "Follow" => Some(Ok(follow(shared, reader))),
+            _ => None,
+        }
+    }
 }
 
-impl tower::Service<Request<Body>> for Service {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+fn greet(shared: Arc<Shared>, reader: Reader) -> Outgoing {
+    let (answers, stream) = mpsc::channel(1);
+    shared.clone().tasks.spawn(async move {
+        let reply = role(&shared, reader).await;
+        drop(answers.try_send(reply.map(|reply| frame::message(&reply))));
+    });
+    Outgoing::response(stream)
+}
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let (shared, path) = (self.0.clone(), request.uri().path().to_owned());
-        let reader = Reader::new(request.into_body(), shared.recipe.buffers.clone());
-        let (answers, stream) = match path.rsplit('/').next().unwrap_or_default() {
-            "Follow" => mpsc::channel(shared.config.trainers as usize * 64 + 1024),
-            _ => mpsc::channel(2),
-        };
-        shared.clone().tasks.spawn(async move {
-            let ended = match path.rsplit('/').next().unwrap_or_default() {
-                "Follow" => serve(&shared, reader, &answers).await,
-                "Greet" => greet(&shared, reader, &answers).await,
-                _ => Err(Status::unimplemented(format!("{path} is not known here; methods are Greet and Follow"))),
-            };
-            if let Err(status) = ended {
-                drop(answers.try_send(Err(status)));
-            }
-        });
-        Box::pin(async move {
-            let mut response = Response::new(Body::new(Outgoing::response(stream)));
-            let grpc = http::HeaderValue::from_static("application/grpc");
-            response.headers_mut().insert(http::header::CONTENT_TYPE, grpc);
-            Ok(response)
-        })
-    }
+fn follow(shared: Arc<Shared>, reader: Reader) -> Outgoing {
+    let (backup, stream) = Frames::new(shared.config.trainers);
+    let outgoing = Outgoing::response(stream).until(backup.overrun());
+    shared.clone().tasks.spawn(async move {
+        if let Err(status) = serve(&shared, reader, &backup).await {
+            backup.send(Err(status));
+        }
+    });
+    outgoing
 }
 
 fn replication<'a>(shared: &'a Shared, job_uid: &str) -> Result<&'a Replication, Status> {
@@ -77,14 +64,12 @@ fn replication<'a>(shared: &'a Shared, job_uid: &str) -> Result<&'a Replication,
     })
 }
 
-async fn greet(shared: &Shared, mut reader: Reader, answers: &Frames) -> Result<(), Status> {
+async fn role(shared: &Shared, mut reader: Reader) -> Result<proto::GreetReply, Status> {
     let request: proto::GreetRequest =
         reader.message().await?.ok_or_else(|| Status::invalid_argument("Greet needs one GreetRequest"))?;
     let replication = replication(shared, &request.job_uid)?;
     replication.meet(request.shard, request.instance);
-    let reply = proto::GreetReply { role: replication.role(request.shard).told().into() };
-    drop(answers.try_send(Ok(frame::message(&reply))));
-    Ok(())
+    Ok(proto::GreetReply { role: replication.role(request.shard).told().into() })
 }
 
 async fn serve(shared: &Shared, mut reader: Reader, backup: &Frames) -> Result<(), Status> {
@@ -97,12 +82,13 @@ async fn serve(shared: &Shared, mut reader: Reader, backup: &Frames) -> Result<(
     if open.epoch != 0 && open.epoch != epoch {
         return Err(Status::unavailable("the servers are about to go to a checkpoint; follow again"));
     }
-    let end = replication.open_stream(open.shard, Some(open.instance));
+    let (end, overrun) = (replication.open_stream(open.shard, Some(open.instance)), backup.overrun());
     replication.change(open.shard, |shard| shard.role = Role::Primary { alone: false });
     let served = tokio::select! {
         biased;
         served = give(shared, replication, &open, &mut reader, backup) => served,
         () = end.cancelled() => Err(Status::aborted("the primary has ended this stream; follow again")),
+        () = overrun.cancelled() => Err(Status::resource_exhausted("the backup reads nothing")),
     };
     replication.close_stream(open.shard, &end);
     served
@@ -115,7 +101,7 @@ async fn give(
     reader: &mut Reader,
     backup: &Frames,
 ) -> Result<(), Status> {
-    let send = |replica: &proto::Replica| drop(backup.try_send(Ok(frame::message(replica))));
+    let send = |replica: &proto::Replica| backup.send(Ok(frame::message(replica)));
     let model = |model| proto::Replica { model: Some(model), ..proto::Replica::default() };
     let (epoch, instance) = (shared.recovery.epoch(), replication.instance);
     if shared.store().is_err() {
@@ -152,7 +138,7 @@ async fn attach(
     held: &BTreeMap<u32, u64>,
     lacking: &mut VecDeque<u32>,
     copying: &mut BTreeSet<u32>,
-    backup: &mpsc::Sender<Result<Bytes, Status>>,
+    backup: &Frames,
 ) -> Result<(), Status> {
     while copying.len() < COPIES
         && let Some(block) = lacking.pop_front()

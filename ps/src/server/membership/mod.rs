@@ -1,12 +1,17 @@
 //! Who takes part in the job and how far everybody is: a state machine without I/O or clock. Every
-//! method takes the time; the services call it under a short lock.
+//! method takes the time; the services call it under a short lock. What it tells is in [`report`].
+
+mod refusal;
+mod report;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::pace::{Pace, stragglers};
+use super::pace::Pace;
 use crate::layout::TensorSpec;
 use crate::proto;
+pub use refusal::Refusal;
+use report::{awaited, lost};
 
 /// When silence becomes worth a word.
 #[derive(Clone, Debug)]
@@ -23,57 +28,6 @@ impl Default for Patience {
     fn default() -> Self {
         Self { join: Duration::from_secs(60), silence: Duration::from_secs(30), abandon: Duration::from_secs(600) }
     }
-}
-
-/// Why a trainer is not let in, or no longer. None of these passes by waiting.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// A process of another job, most likely an old one at a reused address.
-    #[error(
-        "this server belongs to job {want}, the trainer to job {found}; check the address and start both from one job"
-    )]
-    OtherJob {
-        /// Uid of the server's job.
-        want: String,
-        /// Uid that the trainer named.
-        found: String,
-    },
-    /// A rank beyond the job's size.
-    #[error("trainer {found} is beyond this job's {trainers} trainers; check rank and world size")]
-    NoSuchTrainer {
-        /// Index that the trainer named.
-        found: u32,
-        /// Number of trainers of the job.
-        trainers: u32,
-    },
-    /// Its successor has joined.
-    #[error("trainer {trainer} incarnation {found} was replaced by incarnation {current}; this process can end")]
-    Replaced {
-        /// Index of the trainer.
-        trainer: u32,
-        /// Incarnation that asks.
-        found: u32,
-        /// Incarnation that has joined.
-        current: u32,
-    },
-    /// It must join before anything else.
-    #[error("trainer {trainer} incarnation {incarnation} has not joined; call Join first")]
-    NotJoined {
-        /// Index of the trainer.
-        trainer: u32,
-        /// Incarnation that asks.
-        incarnation: u32,
-    },
-    /// The trainers do not train the same model.
-    #[error(
-        "trainer {trainer} has another model than the job: {difference}; start all trainers with the same arguments"
-    )]
-    OtherModel {
-        /// Index of the trainer.
-        trainer: u32,
-        /// The first tensor that differs, with both shapes.
-        difference: String,
-    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,23 +160,6 @@ impl Membership {
             Some(difference) => Err(difference.replace("the trainer", "the checkpoint")),
             None => Ok(()),
         }
-    }
-
-    /// What another server is told: the model, and who takes part.
-    #[must_use]
-    pub fn told(&self) -> (Vec<proto::TensorSpec>, Vec<proto::RosterEntry>) {
-        let tensors = self.tensors.iter().map(|t| proto::TensorSpec { name: t.name.clone(), shape: t.shape.clone() });
-        let roster = (0..).zip(&self.members).filter_map(|(index, member)| {
-            let trainer = proto::TrainerId { job_uid: self.job_uid.clone(), index, incarnation: member.incarnation? };
-            Some(proto::RosterEntry {
-                trainer: Some(trainer),
-                finished: member.presence == Presence::Finished,
-                step: member.steps,
-                total_steps: member.total_steps,
-                examples: member.examples.0,
-            })
-        });
-        (tensors.collect(), roster.collect())
     }
 
     /// Takes what another server knows of trainers that were never heard here.
@@ -389,18 +326,6 @@ impl Membership {
         news
     }
 
-    /// What is wrong right now, in sentences.
-    #[must_use]
-    pub fn warnings(&self, now: Instant) -> Vec<String> {
-        let waited = now.saturating_duration_since(self.started);
-        let describe = |(index, member): (usize, &Member)| match member.presence {
-            Presence::Awaited if waited >= self.patience.join => Some(awaited(index, waited)),
-            Presence::Lost => Some(lost(index, member, now.saturating_duration_since(member.heard))),
-            _ => None,
-        };
-        self.members.iter().enumerate().filter_map(describe).collect()
-    }
-
     /// Says why the server should give up, once nobody has been active for too long.
     #[must_use]
     pub fn abandoned(&self, now: Instant) -> Option<String> {
@@ -419,67 +344,6 @@ impl Membership {
         Some(format!("no trainer was active for {} s; missing: trainer {}", alone.as_secs(), missing.join(", ")))
     }
 
-    /// Metrics of all trainers; of those that report the same name the one of lowest index counts.
-    #[must_use]
-    pub fn metrics(&self) -> BTreeMap<String, f64> {
-        self.members.iter().rev().flat_map(|member| member.metrics.clone()).collect()
-    }
-
-    /// What this server leaves behind.
-    #[must_use]
-    pub fn result(&self) -> psjobs_api::ReplicaResult {
-        psjobs_api::ReplicaResult {
-            steps: self.members.iter().map(|member| member.steps).sum(),
-            examples: self.members.iter().map(|member| member.examples.0 + member.examples.1).sum(),
-            seconds: self.training.map_or(0.0, |(first, last)| (last - first).as_secs_f64()),
-            metrics: self.metrics(),
-            ..psjobs_api::ReplicaResult::default()
-        }
-    }
-
-    /// The answer to `Status`.
-    #[must_use]
-    pub fn status(&self, now: Instant) -> proto::StatusReply {
-        let phase = match () {
-            () if self.done() => proto::JobPhase::Done,
-            () if self.members.iter().any(|member| member.presence == Presence::Awaited) => proto::JobPhase::Waiting,
-            () => proto::JobPhase::Training,
-        };
-        let trainers = self.members.iter().enumerate().map(|(index, member)| proto::TrainerStatus {
-            index: index as u32,
-            incarnation: member.incarnation.unwrap_or(0),
-            state: match member.presence {
-                Presence::Awaited => proto::TrainerState::Awaited,
-                Presence::Active => proto::TrainerState::Active,
-                Presence::Lost => proto::TrainerState::Lost,
-                Presence::Left => proto::TrainerState::Left,
-                Presence::Finished => proto::TrainerState::Finished,
-            }
-            .into(),
-            step: member.steps,
-            total_steps: member.total_steps,
-            examples_per_second: member.rate,
-            silent_seconds: now.saturating_duration_since(member.heard).as_secs_f64(),
-            metrics: member.metrics.clone(),
-            steps_per_second: member.own_pace().unwrap_or(0.0),
-            batch: 0,
-        });
-        let total = |steps: fn(&Member) -> u64| self.members.iter().map(steps).sum();
-        let known = self.members.iter().all(|member| member.total_steps > 0);
-        proto::StatusReply {
-            phase: phase.into(),
-            step: total(|member| member.steps),
-            total_steps: if known { total(|member| member.total_steps) } else { 0 },
-            examples_per_second: self.members.iter().map(|member| member.rate).sum(),
-            metrics: self.metrics(),
-            trainers: trainers.collect(),
-            warnings: self.warnings(now),
-            staleness: Vec::new(),
-            checkpoint: None,
-            stragglers: stragglers(&self.members.iter().map(Member::own_pace).collect::<Vec<_>>()),
-        }
-    }
-
     fn place(&self, id: &proto::TrainerId) -> Result<(), Refusal> {
         if id.job_uid != self.job_uid {
             return Err(Refusal::OtherJob { want: self.job_uid.clone(), found: id.job_uid.clone() });
@@ -489,19 +353,6 @@ impl Membership {
         }
         Ok(())
     }
-}
-
-fn awaited(index: usize, waited: Duration) -> String {
-    let waited = waited.as_secs();
-    format!("trainer {index} has not joined after {waited} s; see whether it was started and can reach this server")
-}
-
-fn lost(index: usize, member: &Member, quiet: Duration) -> String {
-    format!(
-        "trainer {index} has been silent for {} s, after step {}; it is taken for lost until it joins again",
-        quiet.as_secs(),
-        member.steps
-    )
 }
 
 fn difference(want: &[TensorSpec], found: &[TensorSpec]) -> Option<String> {
@@ -514,55 +365,4 @@ fn difference(want: &[TensorSpec], found: &[TensorSpec]) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_trainer_that_never_came_is_news_once_and_a_warning_for_good() {
-        let start = Instant::now();
-        let mut members = Membership::new("job".into(), 1, Patience::default(), start);
-        for (second, news, warnings) in [(59, 0, 0), (60, 1, 1), (61, 0, 1)] {
-            let now = start + Duration::from_secs(second);
-            assert_eq!(members.look(now).len(), news, "news at {second} s");
-            assert_eq!(members.warnings(now).len(), warnings, "warnings at {second} s");
-        }
-    }
-
-    #[test]
-    fn the_rate_is_that_of_the_reports_whatever_comes_in_between() {
-        let start = Instant::now();
-        let at = |seconds: f64| start + Duration::from_secs_f64(seconds);
-        let id = proto::TrainerId { job_uid: "job".into(), index: 0, incarnation: 0 };
-        let mut members = Membership::new("job".into(), 1, Patience::default(), start);
-        members.join(&id, Vec::new(), 100, start).expect("joins");
-        for (now, examples, want) in [(0.5, 100_000, 0.0), (2.5, 100_640, 320.0), (4.5, 101_280, 320.0)] {
-            members.hear(&id, at(now - 0.001)).expect("a gradient just before the heartbeat");
-            members.report(&id, examples, BTreeMap::new(), at(now)).expect("reports");
-            let rate = members.status(at(now)).examples_per_second;
-            assert!((rate - want).abs() < 1e-6, "{rate} examples/s at {now} s");
-        }
-    }
-
-    #[test]
-    fn a_slow_trainer_is_named_although_all_go_in_step() {
-        let start = Instant::now();
-        let id = |index| proto::TrainerId { job_uid: "job".into(), index, incarnation: 0 };
-        let mut members = Membership::new("job".into(), 3, Patience::default(), start);
-        (0..3).for_each(|index| members.join(&id(index), Vec::new(), 100, start).expect("joins"));
-        for second in 1..=20 {
-            let now = start + Duration::from_secs(second);
-            for index in 0..3 {
-                // One step a second; trainers 0 and 2 wait for trainer 1 for most of it.
-                members.gave(index, second - 1, now);
-                let waiting = if index == 1 { Duration::ZERO } else { Duration::from_millis(700 * second) };
-                members.waited(index, waiting, now);
-            }
-        }
-        let status = members.status(start + Duration::from_secs(20));
-        assert_eq!(status.stragglers, [1]);
-        assert!((status.trainers[1].steps_per_second - 1.0).abs() < 1e-6, "{:?}", status.trainers[1]);
-        let leave = proto::LeaveRequest { trainer: Some(id(1)), finished: true, ..Default::default() };
-        members.leave(&leave, &id(1), start + Duration::from_secs(21)).expect("leaves");
-        assert_eq!(members.status(start + Duration::from_secs(21)).stragglers, [0; 0], "who has left holds nobody up");
-    }
-}
+mod tests;

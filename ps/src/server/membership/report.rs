@@ -1,0 +1,113 @@
+//! What a server tells of its trainers: to other servers, to whoever asks for `Status`, and at its end.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::{Member, Membership, Presence};
+use crate::proto;
+use crate::server::pace::stragglers;
+
+impl Membership {
+    /// What another server is told: the model, and who takes part.
+    #[must_use]
+    pub fn told(&self) -> (Vec<proto::TensorSpec>, Vec<proto::RosterEntry>) {
+        let tensors = self.tensors.iter().map(|t| proto::TensorSpec { name: t.name.clone(), shape: t.shape.clone() });
+        let roster = (0..).zip(&self.members).filter_map(|(index, member)| {
+            let trainer = proto::TrainerId { job_uid: self.job_uid.clone(), index, incarnation: member.incarnation? };
+            Some(proto::RosterEntry {
+                trainer: Some(trainer),
+                finished: member.presence == Presence::Finished,
+                step: member.steps,
+                total_steps: member.total_steps,
+                examples: member.examples.0,
+            })
+        });
+        (tensors.collect(), roster.collect())
+    }
+
+    /// What is wrong right now, in sentences.
+    #[must_use]
+    pub fn warnings(&self, now: Instant) -> Vec<String> {
+        let waited = now.saturating_duration_since(self.started);
+        let describe = |(index, member): (usize, &Member)| match member.presence {
+            Presence::Awaited if waited >= self.patience.join => Some(awaited(index, waited)),
+            Presence::Lost => Some(lost(index, member, now.saturating_duration_since(member.heard))),
+            _ => None,
+        };
+        self.members.iter().enumerate().filter_map(describe).collect()
+    }
+
+    /// Metrics of all trainers; of those that report the same name the one of lowest index counts.
+    #[must_use]
+    pub fn metrics(&self) -> BTreeMap<String, f64> {
+        self.members.iter().rev().flat_map(|member| member.metrics.clone()).collect()
+    }
+
+    /// What this server leaves behind.
+    #[must_use]
+    pub fn result(&self) -> psjobs_api::ReplicaResult {
+        psjobs_api::ReplicaResult {
+            steps: self.members.iter().map(|member| member.steps).sum(),
+            examples: self.members.iter().map(|member| member.examples.0 + member.examples.1).sum(),
+            seconds: self.training.map_or(0.0, |(first, last)| (last - first).as_secs_f64()),
+            metrics: self.metrics(),
+            ..psjobs_api::ReplicaResult::default()
+        }
+    }
+
+    /// The answer to `Status`.
+    #[must_use]
+    pub fn status(&self, now: Instant) -> proto::StatusReply {
+        let phase = match () {
+            () if self.done() => proto::JobPhase::Done,
+            () if self.members.iter().any(|member| member.presence == Presence::Awaited) => proto::JobPhase::Waiting,
+            () => proto::JobPhase::Training,
+        };
+        let trainers = self.members.iter().enumerate().map(|(index, member)| proto::TrainerStatus {
+            index: index as u32,
+            incarnation: member.incarnation.unwrap_or(0),
+            state: match member.presence {
+                Presence::Awaited => proto::TrainerState::Awaited,
+                Presence::Active => proto::TrainerState::Active,
+                Presence::Lost => proto::TrainerState::Lost,
+                Presence::Left => proto::TrainerState::Left,
+                Presence::Finished => proto::TrainerState::Finished,
+            }
+            .into(),
+            step: member.steps,
+            total_steps: member.total_steps,
+            examples_per_second: member.rate,
+            silent_seconds: now.saturating_duration_since(member.heard).as_secs_f64(),
+            metrics: member.metrics.clone(),
+            steps_per_second: member.own_pace().unwrap_or(0.0),
+            batch: 0,
+        });
+        let total = |steps: fn(&Member) -> u64| self.members.iter().map(steps).sum();
+        let known = self.members.iter().all(|member| member.total_steps > 0);
+        proto::StatusReply {
+            phase: phase.into(),
+            step: total(|member| member.steps),
+            total_steps: if known { total(|member| member.total_steps) } else { 0 },
+            examples_per_second: self.members.iter().map(|member| member.rate).sum(),
+            metrics: self.metrics(),
+            trainers: trainers.collect(),
+            warnings: self.warnings(now),
+            staleness: Vec::new(),
+            checkpoint: None,
+            stragglers: stragglers(&self.members.iter().map(Member::own_pace).collect::<Vec<_>>()),
+        }
+    }
+}
+
+pub(super) fn awaited(index: usize, waited: Duration) -> String {
+    let waited = waited.as_secs();
+    format!("trainer {index} has not joined after {waited} s; see whether it was started and can reach this server")
+}
+
+pub(super) fn lost(index: usize, member: &Member, quiet: Duration) -> String {
+    format!(
+        "trainer {index} has been silent for {} s, after step {}; it is taken for lost until it joins again",
+        quiet.as_secs(),
+        member.steps
+    )
+}

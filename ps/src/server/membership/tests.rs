@@ -1,0 +1,54 @@
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::{Membership, Patience};
+use crate::proto;
+
+#[test]
+fn a_trainer_that_never_came_is_news_once_and_a_warning_for_good() {
+    let start = Instant::now();
+    let mut members = Membership::new("job".into(), 1, Patience::default(), start);
+    for (second, news, warnings) in [(59, 0, 0), (60, 1, 1), (61, 0, 1)] {
+        let now = start + Duration::from_secs(second);
+        assert_eq!(members.look(now).len(), news, "news at {second} s");
+        assert_eq!(members.warnings(now).len(), warnings, "warnings at {second} s");
+    }
+}
+
+#[test]
+fn the_rate_is_that_of_the_reports_whatever_comes_in_between() {
+    let start = Instant::now();
+    let at = |seconds: f64| start + Duration::from_secs_f64(seconds);
+    let id = proto::TrainerId { job_uid: "job".into(), index: 0, incarnation: 0 };
+    let mut members = Membership::new("job".into(), 1, Patience::default(), start);
+    members.join(&id, Vec::new(), 100, start).expect("joins");
+    for (now, examples, want) in [(0.5, 100_000, 0.0), (2.5, 100_640, 320.0), (4.5, 101_280, 320.0)] {
+        members.hear(&id, at(now - 0.001)).expect("a gradient just before the heartbeat");
+        members.report(&id, examples, BTreeMap::new(), at(now)).expect("reports");
+        let rate = members.status(at(now)).examples_per_second;
+        assert!((rate - want).abs() < 1e-6, "{rate} examples/s at {now} s");
+    }
+}
+
+#[test]
+fn a_slow_trainer_is_named_although_all_go_in_step() {
+    let start = Instant::now();
+    let id = |index| proto::TrainerId { job_uid: "job".into(), index, incarnation: 0 };
+    let mut members = Membership::new("job".into(), 3, Patience::default(), start);
+    (0..3).for_each(|index| members.join(&id(index), Vec::new(), 100, start).expect("joins"));
+    for second in 1..=20 {
+        let now = start + Duration::from_secs(second);
+        for index in 0..3 {
+            // One step a second; trainers 0 and 2 wait for trainer 1 for most of it.
+            members.gave(index, second - 1, now);
+            let waiting = if index == 1 { Duration::ZERO } else { Duration::from_millis(700 * second) };
+            members.waited(index, waiting, now);
+        }
+    }
+    let status = members.status(start + Duration::from_secs(20));
+    assert_eq!(status.stragglers, [1]);
+    assert!((status.trainers[1].steps_per_second - 1.0).abs() < 1e-6, "{:?}", status.trainers[1]);
+    let leave = proto::LeaveRequest { trainer: Some(id(1)), finished: true, ..Default::default() };
+    members.leave(&leave, &id(1), start + Duration::from_secs(21)).expect("leaves");
+    assert_eq!(members.status(start + Duration::from_secs(21)).stragglers, [0; 0], "who has left holds nobody up");
+}
