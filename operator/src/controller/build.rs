@@ -41,13 +41,7 @@ pub fn service(job: &ValidJob) -> Service {
         ..ServicePort::default()
     };
     Service {
-        metadata: ObjectMeta {
-            name: Some(names::service(&job.name)),
-            namespace: Some(job.namespace.clone()),
-            labels: Some(job_labels(job)),
-            owner_references: Some(vec![job.owner.clone()]),
-            ..ObjectMeta::default()
-        },
+        metadata: metadata(job, names::service(&job.name)),
         spec: Some(ServiceSpec {
             cluster_ip: Some("None".into()),
             publish_not_ready_addresses: Some(true),
@@ -69,8 +63,8 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
         (Role::Server, Some(template)) => template.clone(),
         (Role::Server, None) => default_server(worker_image),
     };
-    let PodTemplateSpec { metadata, spec: pod_spec } = template;
-    let metadata = metadata.unwrap_or_default();
+    let PodTemplateSpec { metadata: of_template, spec: pod_spec } = template;
+    let of_template = of_template.unwrap_or_default();
     let mut pod_spec = pod_spec.unwrap_or_default();
     let name = names::pod(&job.name, replica.role, replica.index);
 
@@ -86,8 +80,8 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     }
     defaults::apply(&mut pod_spec);
 
-    let mut labels = metadata.labels.unwrap_or_default();
-    let mut annotations = metadata.annotations.unwrap_or_default();
+    let mut labels = of_template.labels.unwrap_or_default();
+    let mut annotations = of_template.annotations.unwrap_or_default();
     if let Some(policy) = &spec.scheduling_policy {
         scheduling::apply(job, policy, &mut pod_spec, &mut labels, &mut annotations);
         gang::join(job, &mut pod_spec, &mut labels, &mut annotations);
@@ -100,16 +94,20 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     annotations.insert(names::ANNOTATION_FAILURES.into(), failures.to_string());
     annotations.insert(names::ANNOTATION_FAILURES_IN_A_ROW.into(), failures_in_a_row.to_string());
     Pod {
-        metadata: ObjectMeta {
-            name: Some(name),
-            namespace: Some(job.namespace.clone()),
-            labels: Some(labels),
-            annotations: Some(annotations),
-            owner_references: Some(vec![job.owner.clone()]),
-            ..ObjectMeta::default()
-        },
+        metadata: ObjectMeta { labels: Some(labels), annotations: Some(annotations), ..metadata(job, name) },
         spec: Some(pod_spec),
         status: None,
+    }
+}
+
+/// Name, labels and owner of a child.
+fn metadata(job: &ValidJob, name: String) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(name),
+        namespace: Some(job.namespace.clone()),
+        labels: Some(job_labels(job)),
+        owner_references: Some(vec![job.owner.clone()]),
+        ..ObjectMeta::default()
     }
 }
 

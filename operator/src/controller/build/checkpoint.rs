@@ -6,11 +6,10 @@ use k8s_openapi::api::core::v1::{
     VolumeMount, VolumeResourceRequirements,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use psjobs_api::crd::{CheckpointSpec, names};
 use psjobs_api::env::Checkpoint;
 
-use super::job_labels;
+use super::metadata;
 use crate::controller::validate::ValidJob;
 
 const VOLUME: &str = "psjobs-checkpoints";
@@ -22,13 +21,7 @@ pub fn claim(job: &ValidJob) -> Option<PersistentVolumeClaim> {
     let wanted = job.object.spec.checkpoint.as_ref()?.volume_claim.as_ref()?;
     let size = [("storage".to_owned(), Quantity(wanted.size.clone()))];
     Some(PersistentVolumeClaim {
-        metadata: ObjectMeta {
-            name: Some(names::claim(&job.name)),
-            namespace: Some(job.namespace.clone()),
-            labels: Some(job_labels(job)),
-            owner_references: Some(vec![job.owner.clone()]),
-            ..ObjectMeta::default()
-        },
+        metadata: metadata(job, names::claim(&job.name)),
         spec: Some(PersistentVolumeClaimSpec {
             access_modes: Some(vec![wanted.access_mode.as_str().to_owned()]),
             storage_class_name: wanted.storage_class_name.clone(),

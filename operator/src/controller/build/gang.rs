@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::PodSpec;
-use kube::core::{ApiResource, DynamicObject, ObjectMeta};
+use kube::core::{ApiResource, DynamicObject};
 use psjobs_api::crd::{KIND, SchedulingBackend, SchedulingPolicy, names};
 use serde_json::{Value, json};
 
-use super::job_labels;
+use super::metadata;
 use crate::controller::validate::ValidJob;
 
 /// An object of a kind that the cluster may not have.
@@ -87,13 +87,7 @@ fn group(job: &ValidJob, backend: SchedulingBackend, kind: &str, mut spec: Value
         plural: format!("{}s", kind.to_lowercase()),
     };
     let mut object = DynamicObject::new(&name(job), &resource).data(json!({ "spec": spec }));
-    object.metadata = ObjectMeta {
-        name: Some(name(job)),
-        namespace: Some(job.namespace.clone()),
-        labels: Some(job_labels(job)),
-        owner_references: Some(vec![job.owner.clone()]),
-        ..ObjectMeta::default()
-    };
+    object.metadata = metadata(job, name(job));
     let missing = format!(
         "this cluster has no {kind} of {group}/{version}, which spec.schedulingPolicy.backend {backend:?} needs; {install}, or suspend the job and remove the backend"
     );

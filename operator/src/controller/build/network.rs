@@ -3,12 +3,12 @@
 use k8s_openapi::api::networking::v1::{
     NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicySpec,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use psjobs_api::crd::names;
 use psjobs_api::{DEFAULT_PORT, METRICS_PORT};
 
-use super::job_labels;
+use super::metadata;
 use crate::controller::validate::ValidJob;
 
 /// Every namespace has its name as this label.
@@ -27,13 +27,7 @@ pub fn policy(job: &ValidJob, operator: &str) -> Option<NetworkPolicy> {
     let anybody = in_namespace(LabelSelector::default());
     let ingress = vec![from(of_job, None), from(of_operator, Some(DEFAULT_PORT)), from(anybody, Some(METRICS_PORT))];
     Some(NetworkPolicy {
-        metadata: ObjectMeta {
-            name: Some(names::service(&job.name)),
-            namespace: Some(job.namespace.clone()),
-            labels: Some(job_labels(job)),
-            owner_references: Some(vec![job.owner.clone()]),
-            ..ObjectMeta::default()
-        },
+        metadata: metadata(job, names::service(&job.name)),
         spec: Some(NetworkPolicySpec {
             pod_selector: Some(own),
             policy_types: Some(vec!["Ingress".into()]),
