@@ -16,6 +16,7 @@ use serde_json::Value;
 use super::decide::{Child, Deletion, NewPod, Refusal, World};
 use super::dereference::is_owned;
 use super::observe::observe;
+use super::turns::Write;
 use super::validate::ValidJob;
 use super::{Context, ReconcileError, build};
 
@@ -182,7 +183,7 @@ where
 {
     let Wanted { child, object, owner, missing } = wanted;
     let name = object.name_any();
-    let _turn = context.turn(context.turns.child()).await;
+    let _turn = context.turn(Write::Child).await;
     let refused = |message| Ok(Outcome::Refused(Refusal { child: child.clone(), message }));
     match api.create(&PostParams::default(), object).await {
         Ok(created) => Ok(Outcome::Exists(created.into())),
@@ -221,7 +222,7 @@ pub async fn delete(context: &Context, namespace: &str, deletions: &[Deletion]) 
 }
 
 async fn delete_one(context: &Context, pods: &Api<Pod>, deletion: &Deletion) -> Result<(), ReconcileError> {
-    let _turn = context.turn(context.turns.child()).await;
+    let _turn = context.turn(Write::Child).await;
     let mut params = DeleteParams::default().preconditions(only(&deletion.uid));
     if deletion.force {
         params = params.grace_period(0);

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tracing::{info, warn};
 
 use super::decide::Notice;
-use super::turns::Turns;
+use super::turns::{Turns, Write};
 use crate::metrics::Metrics;
 
 /// Kubernetes refuses longer notes.
@@ -71,7 +71,7 @@ impl Telling {
 
 async fn publish(Tale { job, notices }: Tale, recorder: &Recorder, turns: &Turns, metrics: &Metrics) {
     for notice in &notices {
-        turns.calm().await;
+        let _turn = turns.turn(Write::Event).await;
         if let Err(error) = metrics.step("tell", recorder.publish(&event(notice, &job), &job)).await {
             warn!(%error, reason = notice.reason, "cannot write the event");
         }

@@ -16,7 +16,10 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_
 /// How long the details of a status may wait for others: pods start and end in groups.
 pub const GATHER: Duration = Duration::from_secs(2);
 /// How long a state may wait that a job mostly leaves at once: its end follows its trainers'.
-pub const PASSING: Duration = Duration::from_millis(500);
+pub const PASSING: Duration = Duration::from_secs(1);
+
+/// When to look again whether there is time to write a status. Meanwhile the job may go on, and need one write less.
+pub const BUSY: Duration = Duration::from_millis(500);
 
 /// By uid of the job.
 #[derive(Default)]
@@ -57,11 +60,7 @@ impl Memory {
         let mut entries = self.lock();
         let since = &mut entries.entry(uid.to_owned()).or_default().waits_since;
         let waited = now.duration_since(*since.get_or_insert(now));
-        let wait = patience.checked_sub(waited).filter(|wait| !wait.is_zero());
-        if wait.is_none() {
-            *since = None;
-        }
-        wait
+        patience.checked_sub(waited).filter(|wait| !wait.is_zero())
     }
 
     /// Nothing of the status waits any more.
@@ -144,9 +143,9 @@ mod tests {
         let begin = Instant::now();
         let at = |ms| memory.gather("u", GATHER, begin + Duration::from_millis(ms));
         assert_eq!((at(0), at(500)), (Some(GATHER), Some(GATHER - Duration::from_millis(500))));
-        assert_eq!((at(2000), at(2001)), (None, Some(GATHER)), "written at 2000; what differs after that waits anew");
+        assert_eq!((at(2000), at(2001)), (None, None));
         memory.gathered("u");
-        assert_eq!(at(3000), Some(GATHER));
+        assert_eq!(at(3000), Some(GATHER), "what differs after it was written waits anew");
     }
 
     #[test]

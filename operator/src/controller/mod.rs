@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use kube::runtime::controller::Action;
 use kube::{Client, ResourceExt as _};
-use psjobs_api::crd::{MANAGER, ParameterServerJob};
+use psjobs_api::crd::{MANAGER, ParameterServerJob, ParameterServerJobStatus, Phase};
 use tracing::{Instrument as _, debug, info_span, warn};
 
 pub use self::watch::{Watches, run};
@@ -37,7 +37,7 @@ use self::decide::{Decision, decide, refuse};
 use self::dereference::{Children, dereference};
 use self::events::Teller;
 use self::memory::Memory;
-use self::turns::Turns;
+use self::turns::{Turn, Turns, Write};
 use self::update_status::{Difference, difference};
 use self::validate::{ValidJob, validate};
 use crate::metrics::Metrics;
@@ -56,9 +56,9 @@ pub struct Context {
 
 impl Context {
     /// Waits for its turn to write.
-    async fn turn<T>(&self, turn: impl Future<Output = T>) -> T {
+    async fn turn(&self, write: Write) -> Turn<'_> {
         self.metrics.write_waits(1);
-        let turn = turn.await;
+        let turn = self.turns.turn(write).await;
         self.metrics.write_waits(-1);
         turn
     }
@@ -149,15 +149,22 @@ async fn settle(
     if let Some(wait) = patience.and_then(|patience| context.memory.gather(uid, patience, Instant::now())) {
         return Ok(Some(wait));
     }
-    context.memory.gathered(uid);
     if difference != Difference::None {
-        let _turn = context.turn(context.turns.status()).await;
+        let patience = patience.unwrap_or_default() + turns::PATIENCE;
+        let may_wait = || delete.is_empty() && context.memory.gather(uid, patience, Instant::now()).is_some();
+        let _turn = match context.turns.turn_now(Write::Status) {
+            Some(turn) => turn,
+            None if ends(difference, status) => context.turn(Write::End).await,
+            None if may_wait() => return Ok(Some(memory::BUSY)),
+            None => context.turn(Write::Status).await,
+        };
         let writing = update_status::update_status(&context.client, object, status);
         if let Some(stored) = context.metrics.step("status", writing).await? {
             context.metrics.wrote(&before, status);
             context.memory.wrote(stored);
         }
     }
+    context.memory.gathered(uid);
     let namespace = object.namespace().unwrap_or_default();
     if !delete.is_empty() {
         context.metrics.step("delete", apply::delete(context, &namespace, delete)).await?;
@@ -168,6 +175,11 @@ async fn settle(
         apply::delete_job(&context.client, object).await?;
     }
     Ok(None)
+}
+
+/// The job has just succeeded or failed.
+fn ends(difference: Difference, status: &ParameterServerJobStatus) -> bool {
+    difference == Difference::Facts && status.phase.is_some_and(Phase::is_final)
 }
 
 /// How long a decision may wait for those that follow it, which may make its writes needless.

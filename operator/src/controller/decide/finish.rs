@@ -1,11 +1,13 @@
 //! The end of a job. Completing waits for the servers; Succeeded and Failed are final: the condition
 //! is written first, then pods are cleaned up, and nothing is ever created again.
 
+use jiff::Timestamp;
 use psjobs_api::Role;
 use psjobs_api::crd::{CleanPodPolicy, ConditionType, Phase};
 
 use super::conditions::{self, Verdict};
 use super::{Draft, Notice, counted};
+use crate::controller::memory::PASSING;
 use crate::controller::observe::{Life, ObservedPod, Replica};
 
 impl Draft<'_> {
@@ -18,14 +20,15 @@ impl Draft<'_> {
         self.report_results();
         self.stop_the_rest();
 
-        let since = conditions::since(self.prev, ConditionType::Completing);
-        let deadline = self.after(since.unwrap_or(self.now), self.job.server_drain);
+        let known = conditions::since(self.prev, ConditionType::Completing);
+        let since = known.unwrap_or_else(|| self.trainers_done_at());
+        let deadline = self.after(since, self.job.server_drain);
         let servers_ended = self.pods_of(Role::Server).all(|(_, pod)| pod.ended() || !pod.alive);
         if servers_ended || deadline <= self.now {
             return self.succeed(servers_ended);
         }
         self.wake_at(deadline);
-        if since.is_none() {
+        if known.is_none() {
             self.notice("Completing", "All trainers are done; waiting for the servers to end");
         }
         self.out.passing = true;
@@ -33,9 +36,21 @@ impl Draft<'_> {
         self.out.status.reason = Some("WaitingForServers".into());
         let seconds = self.job.server_drain.as_secs();
         let message = format!("all trainers are done; the servers have {seconds} s to end");
-        self.set(ConditionType::Completing, Verdict::yes("TrainersSucceeded", message));
+        let completing = Verdict::yes("TrainersSucceeded", message);
+        conditions::set(&mut self.out.status, ConditionType::Completing, completing, since);
         self.set(ConditionType::Running, Verdict::no("TrainersSucceeded", "all trainers are done"));
         conditions::clear(&mut self.out.status, ConditionType::Restarting, "TrainersSucceeded", self.now);
+    }
+
+    /// When the last trainer ended: the condition may be written a little later, and the servers' time runs from here.
+    /// As clocks of nodes differ, not long ago.
+    fn trainers_done_at(&self) -> Timestamp {
+        let ended = self.pods_of(Role::Trainer).filter_map(|(_, pod)| match pod.life {
+            Life::Succeeded { at, .. } => Some(at),
+            _ => None,
+        });
+        let earliest = self.now.saturating_sub(PASSING).unwrap_or(self.now);
+        ended.max().map_or(self.now, |at| at.clamp(earliest, self.now))
     }
 
     /// Trainers whose success is not waited for, and then the servers, which wait for all of them.
