@@ -1,0 +1,180 @@
+//! What becomes of a pod that fails or is lost, and when the job gives up.
+
+use super::*;
+
+#[test]
+fn a_servers_early_end_waits_for_the_trainers_then_counts_as_failure() {
+    let mut cluster = running("");
+    cluster.succeed("ps-0");
+    cluster.reconcile();
+    assert_eq!(cluster.phase(), Phase::Running, "the trainers' end may be a moment away");
+    assert_eq!(cluster.requeue, Some(SignedDuration::from_secs(30)));
+    cluster.pass(30);
+    cluster.settle();
+    assert_eq!(cluster.pods(), ["ps-0", "trainer-0", "trainer-1"]);
+    assert_eq!(cluster.incarnation("ps-0"), 1);
+    assert_eq!(cluster.status.restarts_counted, 1);
+    let failure = cluster.status.last_failure.clone().expect("a cause");
+    assert_eq!((failure.pod.as_str(), failure.reason.as_str()), ("mnist-ps-0", "EndedEarly"));
+}
+
+#[test]
+fn a_failed_trainer_comes_back_with_its_rank_and_the_next_incarnation() {
+    let mut cluster = running("");
+    cluster.fail("trainer-1", 1);
+    cluster.reconcile();
+    assert_eq!(cluster.phase(), Phase::Restarting);
+    assert_eq!(cluster.status.restarts_counted, 1, "on record before the pod is deleted");
+    assert_eq!(cluster.deleting(), ["trainer-1"]);
+    cluster.edit("trainer-1", |pod| pod.failed_and_deleted(0));
+    cluster.reconcile();
+    assert_eq!(cluster.status.reason.as_deref(), Some("Error"), "our own delete is not the cause");
+    cluster.settle();
+    assert_eq!((cluster.incarnation("trainer-1"), cluster.incarnation("trainer-0")), (1, 0));
+    assert_eq!(cluster.status.restarts, 1);
+    cluster.run_all();
+    cluster.reconcile();
+    assert_eq!(cluster.phase(), Phase::Running);
+    assert!(!conditions::holds(&cluster.status, ConditionType::Restarting));
+    assert!(
+        cluster
+            .told
+            .contains(&"PodFailed: trainer 1 ended with exit code 1; it is started again (restart 1 of 3)".into())
+    );
+}
+
+#[test]
+fn a_replica_that_keeps_failing_waits_longer_each_time_and_keeps_its_logs_meanwhile() {
+    let mut cluster = running("failurePolicy: {maxRestarts: 9}");
+    for (incarnation, wait) in [(0, 0), (1, 1), (2, 2), (3, 4), (4, 8)] {
+        assert_eq!(cluster.incarnation("trainer-0"), incarnation);
+        cluster.fail("trainer-0", 1);
+        cluster.reconcile();
+        assert_eq!(cluster.status.restarts_counted, incarnation as i32 + 1);
+        if wait > 0 {
+            assert_eq!(cluster.deleting(), [""; 0]);
+            assert_eq!(cluster.requeue, Some(SignedDuration::from_secs(wait)));
+            cluster.pass(wait);
+        }
+        cluster.settle();
+        cluster.run_all();
+        cluster.settle();
+    }
+}
+
+#[test]
+fn the_job_fails_when_its_restarts_are_used_up() {
+    let mut cluster = running("failurePolicy: {maxRestarts: 1}");
+    cluster.fail("trainer-0", 1);
+    cluster.settle();
+    cluster.run_all();
+    cluster.settle();
+    cluster.fail("trainer-1", 3);
+    cluster.reconcile();
+    assert_eq!(cluster.phase(), Phase::Failed);
+    assert_eq!(cluster.status.reason.as_deref(), Some("MaxRestartsExceeded"));
+    assert_eq!(
+        cluster.message(ConditionType::Failed),
+        "trainer 1 (pod mnist-trainer-1) ended with exit code 3; spec.failurePolicy.maxRestarts is 1, \
+         so it is not started again"
+    );
+    assert_eq!(cluster.status.restarts_counted, 1, "the last failure was given no other start");
+    assert_eq!(cluster.deleting(), ["ps-0", "trainer-0"], "the failed pod stays for its logs");
+    let failure = cluster.status.last_failure.clone().expect("a cause");
+    assert_eq!((failure.rank, failure.exit_code, failure.log_tail.as_str()), (2, Some(3), "Error: no such file"));
+}
+
+#[test]
+fn restart_policies_judge_the_trainers_exit_code() {
+    let rows = [
+        ("OnFailure", 1, Phase::Restarting),
+        ("OnFailure", 137, Phase::Restarting),
+        ("Never", 1, Phase::Failed),
+        ("Never", 137, Phase::Failed),
+        ("ExitCode", 1, Phase::Failed),
+        ("ExitCode", 127, Phase::Failed),
+        ("ExitCode", 137, Phase::Restarting),
+    ];
+    for (policy, code, want) in rows {
+        let mut object = job("");
+        object.spec.trainer.restart_policy = serde_json::from_value(policy.into()).expect("a policy");
+        let mut cluster = Cluster::of(validate(object.into()).expect("valid"));
+        cluster.reconcile();
+        cluster.run_all();
+        cluster.reconcile();
+        cluster.fail("trainer-0", code);
+        cluster.reconcile();
+        assert_eq!(cluster.phase(), want, "{policy} and exit code {code}");
+    }
+}
+
+#[test]
+fn servers_are_started_again_whatever_the_trainers_policy() {
+    let mut object = job("");
+    object.spec.trainer.restart_policy = psjobs_api::crd::RestartPolicy::Never;
+    let mut cluster = Cluster::of(validate(object.into()).expect("valid"));
+    cluster.reconcile();
+    cluster.run_all();
+    cluster.fail("ps-0", 137);
+    cluster.settle();
+    assert_eq!(cluster.incarnation("ps-0"), 1);
+    assert_eq!(cluster.phase(), Phase::Restarting);
+}
+
+#[test]
+fn disruptions_are_replaced_without_counting() {
+    type Happen = fn(&mut Cluster);
+    let rows: [(&str, Happen); 4] = [
+        ("evicted", |cluster| cluster.edit("trainer-1", |pod| pod.disrupted(0))),
+        ("deleted", |cluster| cluster.edit("trainer-1", |pod| pod.deleted(30))),
+        ("deleted, and killed by that", |cluster| {
+            cluster.edit("trainer-1", |pod| pod.failed_and_deleted(0));
+        }),
+        ("gone without a trace", |cluster| cluster.vanish("trainer-1")),
+    ];
+    for (label, happen) in rows {
+        let mut cluster = running("failurePolicy: {maxRestarts: 0}");
+        happen(&mut cluster);
+        cluster.settle();
+        assert_eq!(cluster.phase(), Phase::Restarting, "{label}");
+        assert_eq!(cluster.incarnation("trainer-1"), 1, "{label}");
+        assert_eq!((cluster.status.restarts, cluster.status.restarts_counted), (1, 0), "{label}");
+        assert_eq!(cluster.status.last_failure, None, "{label}: nothing failed");
+    }
+}
+
+#[test]
+fn a_pod_whose_node_is_lost_is_deleted_by_force() {
+    let mut cluster = running("");
+    cluster.edit("trainer-0", |pod| pod.deleted(30));
+    cluster.reconcile();
+    assert_eq!(cluster.requeue, Some(SignedDuration::from_secs(60)), "30 s of grace, 30 s of patience");
+    cluster.pass(60);
+    let decision = cluster.reconcile();
+    assert_eq!(decision.delete.len(), 1);
+    assert!(decision.delete[0].force);
+    cluster.settle();
+    assert_eq!(cluster.incarnation("trainer-0"), 1);
+}
+
+#[test]
+fn the_first_failure_is_the_cause() {
+    let mut cluster = running("");
+    // The server died at second 3; the trainers followed and are seen earlier.
+    cluster.edit("trainer-0", |pod| pod.failed(5, 1));
+    cluster.reconcile();
+    cluster.edit("ps-0", |pod| pod.failed(3, 137));
+    cluster.edit("trainer-1", |pod| pod.failed(6, 1));
+    cluster.reconcile();
+    let cause = |cluster: &Cluster| cluster.status.last_failure.as_ref().map(|failure| failure.pod.clone());
+    assert_eq!(cause(&cluster).as_deref(), Some("mnist-ps-0"));
+    cluster.pass(10);
+    cluster.settle();
+    assert_eq!(cause(&cluster).as_deref(), Some("mnist-ps-0"), "until the job runs again");
+    cluster.run_all();
+    cluster.reconcile();
+    assert_eq!(cause(&cluster).as_deref(), Some("mnist-ps-0"), "and after that, for whoever looks");
+    cluster.edit("trainer-1", |pod| pod.failed(20, 1));
+    cluster.reconcile();
+    assert_eq!(cause(&cluster).as_deref(), Some("mnist-trainer-1"), "new trouble has a new cause");
+}
