@@ -20,8 +20,8 @@ from_packages() {
   command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return 1
   say "fetching the Debian packages bible-kjv and bible-kjv-text"
   (cd "$work" && apt-get download --quiet bible-kjv bible-kjv-text >/dev/null) || return 1
-  for package in "$work"/*.deb; do dpkg-deb --extract "$package" "$work/root" || return 1; done
-  print "$work/root/usr/bin/bible" -p "$work/root/usr/lib" >"$work/text"
+  for package in "$work"/*.deb; do dpkg-deb --extract "$package" "$work/unpacked" || return 1; done
+  print "$work/unpacked/usr/bin/bible" -p "$work/unpacked/usr/lib" >"$work/text"
 }
 
 if [[ -s $text ]]; then

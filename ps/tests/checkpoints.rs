@@ -17,41 +17,21 @@ use safetensors::SafeTensors;
 use support::job::*;
 use support::*;
 
-/// What two trainers get that nobody disturbs.
-fn undisturbed(steps: u64) -> Vec<f32> {
-    let folder = tempfile::tempdir().expect("a folder");
-    let job = Job::checkpointed(folder.path(), 1, 2, ConsistencyMode::Sync);
-    let servers = job.start_all();
-    let (sender, _steps) = mpsc::channel();
-    let trainers: Vec<_> = (0..2).map(|index| job.trainer(index, steps, sender.clone())).collect();
-    let parameters = trainers.into_iter().map(|trainer| trainer.join().expect("no panic")).next_back();
-    servers.into_iter().for_each(|server| drop(server.outcome().expect("ends well")));
-    parameters.expect("two trainers")
-}
-
 #[test]
 fn a_killed_server_costs_no_bit() {
     const STEPS: u64 = 150;
     let folder = tempfile::tempdir().expect("a folder");
     let job = Job::checkpointed(folder.path(), 2, 2, ConsistencyMode::Sync);
-    let mut servers = job.start_all();
-    let (sender, steps) = mpsc::channel();
-    let trainers: Vec<_> = (0..2).map(|index| job.trainer(index, STEPS, sender.clone())).collect();
+    let mut running = job.run(STEPS);
     let mut newest = 0;
     for victim in [1, 0] {
-        wait_for(&steps, newest + 20);
+        wait_for(&running.steps, newest + 20);
         newest = wait_for_checkpoint(folder.path(), newest);
-        servers.remove(victim).kill();
-        servers.insert(victim, job.start(victim as u32));
+        running.restart(victim);
     }
-    drop(steps);
-    let want = undisturbed(STEPS);
-    for trainer in trainers {
-        assert!(trainer.join().expect("no panic") == want, "parameters differ from those of an undisturbed job");
-    }
-    for server in servers {
-        server.outcome().expect("ends well");
-    }
+    let want = Job::undisturbed(2, STEPS);
+    let same = running.finish().iter().all(|parameters| *parameters == want);
+    assert!(same, "parameters differ from those of an undisturbed job");
     let model = fs::read(folder.path().join("model.safetensors")).expect("the model is exported");
     let model = SafeTensors::deserialize(&model).expect("safetensors");
     let weight = model.tensor("fc.weight").expect("the tensor").data().to_vec();
@@ -83,7 +63,7 @@ fn a_stopped_job_goes_on_with_another_number_of_servers() {
         assert_eq!((checkpoint.step, PathBuf::from(checkpoint.path)), (until, Catalog::new(folder.path()).path(until)));
         assert_eq!(results[0].model.as_deref().map(Path::new), Some(folder.path().join("model.safetensors").as_path()));
     }
-    assert!(last == undisturbed(20), "parameters differ from those of an undisturbed job");
+    assert!(last == Job::undisturbed(2, 20), "parameters differ from those of an undisturbed job");
 }
 
 #[test]

@@ -137,6 +137,56 @@ impl Job {
     }
 }
 
+/// A job under way.
+pub struct Running<'a> {
+    job: &'a Job,
+    pub servers: Vec<Process>,
+    /// Steps done, of all trainers.
+    pub steps: mpsc::Receiver<u64>,
+    trainers: Vec<JoinHandle<Vec<f32>>>,
+}
+
+impl Job {
+    /// Starts everybody; the trainers train to step `until`.
+    pub fn run(&self, until: u64) -> Running<'_> {
+        self.run_of(until, |index| move |step| gradient(index, step, elements()))
+    }
+
+    /// As [`Job::run`], with gradients by trainer and step.
+    pub fn run_of<G: Fn(u64) -> Vec<f32> + Send + 'static>(
+        &self,
+        until: u64,
+        gradient: impl Fn(u32) -> G,
+    ) -> Running<'_> {
+        let (servers, (sender, steps)) = (self.start_all(), mpsc::channel());
+        let trainer = |index| self.trainer_of(index, until, sender.clone(), gradient(index));
+        Running { job: self, servers, steps, trainers: (0..self.trainers).map(trainer).collect() }
+    }
+
+    /// What the last of `trainers` trainers gets that nobody disturbs, from one server.
+    pub fn undisturbed(trainers: u32, until: u64) -> Vec<f32> {
+        Self::new(1, trainers, ConsistencyMode::Sync).run(until).finish().pop().expect("a trainer")
+    }
+}
+
+impl Running<'_> {
+    pub fn kill(&mut self, server: usize) {
+        self.servers.remove(server).kill();
+    }
+
+    pub fn restart(&mut self, server: usize) {
+        self.kill(server);
+        self.servers.insert(server, self.job.start(server as u32));
+    }
+
+    /// What each trainer ends with, after the servers have ended well.
+    pub fn finish(self) -> Vec<Vec<f32>> {
+        let parameters = self.trainers.into_iter().map(|trainer| trainer.join().expect("no panic")).collect();
+        self.servers.into_iter().for_each(|server| drop(server.outcome().expect("ends well")));
+        parameters
+    }
+}
+
 /// A port that a killed server has just left takes a moment to become free.
 pub fn listen_again(address: SocketAddr) -> std::net::TcpListener {
     let deadline = Instant::now() + Duration::from_secs(10);
