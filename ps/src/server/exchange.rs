@@ -6,9 +6,10 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 use tonic::Status;
 
+use super::hang_up::HangUp;
 use super::peer::{Answer, Peer};
 use super::service::Methods;
-use super::shared::{Shared, trainer};
+use super::shared::{Shared, StreamKind, trainer};
 use super::store::Store;
 use crate::clock::now;
 use crate::proto::{self, exchange_request::Message};
@@ -40,24 +41,27 @@ impl Methods for Training {
 fn exchange(shared: Arc<Shared>, reader: Reader) -> Result<Outgoing, Status> {
     // One answer for each block of the step in flight, and one error.
     let (answers, stream) = mpsc::channel(shared.store()?.layout().blocks() as usize + 1);
+    let end = HangUp::default();
+    let outgoing = Outgoing::response(stream).until(end.clone().hung_up());
     shared.clone().tasks.spawn(async move {
-        if let Err(status) = read_gradients(&shared, reader, answers.clone()).await {
+        if let Err(status) = read_gradients(&shared, reader, answers, &end).await {
             tracing::debug!(reason = status.message(), "a training stream ended");
-            // The trainer may be gone already.
-            drop(answers.try_send(Err(status)));
+            end.hang_up(status);
         }
     });
-    Ok(Outgoing::response(stream))
+    Ok(outgoing)
 }
 
 fn pull(shared: Arc<Shared>, reader: Reader) -> Outgoing {
     let (answers, stream) = mpsc::channel(PULL_QUEUE);
+    let end = HangUp::default();
+    let outgoing = Outgoing::response(stream).until(end.clone().hung_up());
     shared.clone().tasks.spawn(async move {
-        if let Err(status) = send_blocks(&shared, reader, &answers).await {
+        if let Err(status) = send_blocks(&shared, reader, &answers, &end).await {
             drop(answers.send(Err(status)).await);
         }
     });
-    Outgoing::response(stream)
+    outgoing
 }
 
 fn push(shared: Arc<Shared>, reader: Reader) -> Outgoing {
@@ -69,13 +73,15 @@ fn push(shared: Arc<Shared>, reader: Reader) -> Outgoing {
     Outgoing::response(stream)
 }
 
-async fn send_blocks(shared: &Shared, mut reader: Reader, answers: &Answers) -> Result<(), Status> {
+async fn send_blocks(shared: &Shared, mut reader: Reader, answers: &Answers, end: &HangUp) -> Result<(), Status> {
     let request: proto::PullRequest =
-        reader.message().await?.ok_or_else(|| Status::invalid_argument("a Pull needs one PullRequest"))?;
-    shared.members().hear(&trainer(request.trainer)?, now())?;
+        first(shared, &mut reader).await?.ok_or_else(|| Status::invalid_argument("a Pull needs one PullRequest"))?;
+    let id = trainer(request.trainer)?;
+    shared.members().hear(&id, now())?;
     let store = shared.store()?;
-    let blocks: Vec<u32> =
-        if request.blocks.is_empty() { store.shard(shared.shard(request.shard)?).collect() } else { request.blocks };
+    let shard = shared.shard(request.shard)?;
+    shared.open_stream(id.index, shard, StreamKind::Pull, end);
+    let blocks: Vec<u32> = if request.blocks.is_empty() { store.shard(shard).collect() } else { request.blocks };
     for block in blocks {
         let (version, values) = store.read(block).await?.ok_or_else(|| empty(block))?;
         let start = store.layout().range(block).start;
@@ -101,6 +107,15 @@ async fn take_values(shared: &Shared, mut reader: Reader) -> Result<proto::PushR
     Ok(proto::PushReply { initialized })
 }
 
+/// The first message of a stream. One that opens it has something to say.
+async fn first<M: prost::Message + Default>(shared: &Shared, reader: &mut Reader) -> Result<Option<M>, Status> {
+    let patience = shared.config.patience.silence;
+    tokio::time::timeout(patience, reader.message()).await.unwrap_or_else(|_| {
+        let seconds = patience.as_secs_f64();
+        Err(Status::deadline_exceeded(format!("no message came in {seconds} s after the stream was opened")))
+    })
+}
+
 /// Not the last word: whoever joins again is told which blocks to fill. The servers may have gone back to nothing
 /// since a trainer filled this one.
 pub fn empty(block: u32) -> Status {
@@ -108,9 +123,9 @@ pub fn empty(block: u32) -> Status {
 }
 
 /// Hands over a trainer's gradients until its stream ends, or is ended from here.
-async fn read_gradients(shared: &Shared, mut reader: Reader, answers: Answers) -> Result<(), Status> {
+async fn read_gradients(shared: &Shared, mut reader: Reader, answers: Answers, end: &HangUp) -> Result<(), Status> {
     let store: &Store = shared.store()?;
-    let Some(proto::ExchangeRequest { message: Some(Message::Open(open)) }) = reader.message().await? else {
+    let Some(proto::ExchangeRequest { message: Some(Message::Open(open)) }) = first(shared, &mut reader).await? else {
         return Err(Status::invalid_argument("the first message of a training stream must be Open"));
     };
     let id = trainer(open.trainer)?;
@@ -120,12 +135,12 @@ async fn read_gradients(shared: &Shared, mut reader: Reader, answers: Answers) -
     }
     let shard = shared.shard(open.shard)?;
     let memory = shared.memory(open.shared_memory_token, store.layout().elements())?;
-    let end = shared.open_stream(id.index, shard);
+    shared.open_stream(id.index, shard, StreamKind::Exchange, end);
     let peer = Peer::new(id.index, open.epoch, answers, memory, end.clone());
     loop {
         let message = tokio::select! {
             biased;
-            () = end.cancelled() => return Err(Status::aborted("the server has ended this stream")),
+            why = end.clone().hung_up() => return Err(why),
             message = reader.message::<proto::ExchangeRequest>() => message?,
         };
         let Some(message) = message else { return Ok(()) };

@@ -6,9 +6,9 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
-use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
+use super::hang_up::HangUp;
 use super::peer::Peer;
 use crate::wire::WINDOW;
 
@@ -16,7 +16,7 @@ use crate::wire::WINDOW;
 #[derive(Clone)]
 pub struct Frames {
     queue: mpsc::Sender<Result<Bytes, Status>>,
-    overrun: CancellationToken,
+    end: HangUp,
 }
 
 impl Frames {
@@ -26,7 +26,7 @@ impl Frames {
     #[must_use]
     pub fn new(trainers: u32) -> (Self, mpsc::Receiver<Result<Bytes, Status>>) {
         let (queue, frames) = mpsc::channel(2 * WINDOW * trainers as usize + 64);
-        (Self { queue, overrun: CancellationToken::new() }, frames)
+        (Self { queue, end: HangUp::default() }, frames)
     }
 
     /// Whether there was room. If not, the other side does not read: the stream has to end, and to begin anew.
@@ -34,15 +34,15 @@ impl Frames {
         let sent = self.queue.try_send(frame);
         if let Err(TrySendError::Full(_)) = sent {
             tracing::warn!("the other server that holds these blocks does not read; it has to follow anew");
-            self.overrun.cancel();
+            self.end.hang_up(Status::resource_exhausted("what was sent has not been read; follow anew"));
         }
         sent.is_ok()
     }
 
-    /// Cancelled when there was no room.
+    /// Hung up when there was no room.
     #[must_use]
-    pub fn overrun(&self) -> CancellationToken {
-        self.overrun.clone()
+    pub fn end(&self) -> HangUp {
+        self.end.clone()
     }
 }
 
@@ -130,6 +130,8 @@ impl Mirror {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+
     use super::*;
 
     fn frame(version: u64) -> Bytes {
@@ -172,12 +174,12 @@ mod tests {
     #[test]
     fn a_backup_that_reads_nothing_has_to_follow_anew() {
         let (sender, _frames) = Frames::new(1);
-        let overrun = sender.overrun();
+        let end = sender.end();
         let mut mirror = behind();
         mirror.attach(sender, Some(3), Some(3), Bytes::new);
         let sent = (4..).take_while(|version| {
             mirror.update(*version, frame(*version));
-            !overrun.is_cancelled()
+            end.clone().hung_up().now_or_never().is_none()
         });
         assert!(sent.count() >= WINDOW, "there is room for what a trainer has in flight");
     }

@@ -6,6 +6,7 @@ mod block;
 mod command;
 mod coordination;
 mod exchange;
+mod hang_up;
 mod membership;
 mod metrics;
 mod mirror;
@@ -32,10 +33,12 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tokio_stream::{Stream, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
+use tonic::Status;
 use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
 
+use membership::News;
 pub use membership::Patience;
 pub(crate) use recipe::Recipe;
 pub use recovery::CheckpointConfig;
@@ -308,8 +311,11 @@ async fn abandoned(shared: &Shared) -> String {
         if done && !finished.is_empty() {
             shared.done.notify_one();
         }
-        for sentence in news {
+        for News { trainer, is_lost, sentence } in news {
             tracing::warn!("{sentence}");
+            if is_lost {
+                shared.disconnect(trainer, &Status::aborted(sentence));
+            }
         }
         if let Some(why) = why {
             return why;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
+use super::hang_up::HangUp;
 use super::recipe::Recipe;
 use crate::codec::{Codec, Encoder};
 use crate::proto;
@@ -89,7 +89,7 @@ pub struct Peer {
     epoch: u64,
     answers: mpsc::Sender<Result<Bytes, Status>>,
     memory: Option<Arc<Mapping>>,
-    end: CancellationToken,
+    end: HangUp,
 }
 
 impl Peer {
@@ -102,7 +102,7 @@ impl Peer {
         epoch: u64,
         answers: mpsc::Sender<Result<Bytes, Status>>,
         memory: Option<Arc<Mapping>>,
-        end: CancellationToken,
+        end: HangUp,
     ) -> Self {
         Self { trainer, epoch, answers, memory, end }
     }
@@ -137,16 +137,16 @@ impl Peer {
             (None, last) => last.insert((answer.step, answer.encode(recipe))).1.clone(),
         };
         if let Err(mpsc::error::TrySendError::Full(_)) = self.answers.try_send(Ok(message)) {
-            tracing::warn!(trainer = self.trainer, "disconnected: it sends gradients but reads no answers");
-            self.end.cancel();
+            self.refuse(Status::resource_exhausted(format!(
+                "trainer {} sends gradients but reads no answers; it is disconnected",
+                self.trainer
+            )));
         }
     }
 
     /// Ends the stream with an error.
     pub fn refuse(&self, status: Status) {
         tracing::warn!(trainer = self.trainer, reason = status.message(), "stream refused");
-        // A stream that is full or gone gets no reason, only its end.
-        drop(self.answers.try_send(Err(status)));
-        self.end.cancel();
+        self.end.hang_up(status);
     }
 }

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::Status;
 
 use super::ServerConfig;
 use super::command::Standing;
+use super::hang_up::HangUp;
 use super::membership::{Membership, Refusal};
 use super::metrics::Metrics;
 use super::recipe::Recipe;
@@ -47,8 +47,7 @@ pub struct Shared {
     store: OnceLock<Store>,
     /// Rung when the model is known.
     model: Notify,
-    /// By trainer and shard.
-    streams: Mutex<BTreeMap<(u32, u32), CancellationToken>>,
+    streams: Mutex<BTreeMap<(u32, u32, StreamKind), HangUp>>,
 }
 
 impl Shared {
@@ -177,14 +176,16 @@ impl Shared {
         Ok(Some(memory))
     }
 
-    /// A trainer opens a stream: ends the one that it, or an earlier incarnation, had before.
-    pub fn open_stream(&self, trainer: u32, shard: u32) -> CancellationToken {
-        let token = CancellationToken::new();
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(before) = streams.insert((trainer, shard), token.clone()) {
-            before.cancel();
+    /// A trainer opens a stream, which `end` ends: ends the one that it, or an earlier incarnation, had before.
+    pub fn open_stream(&self, trainer: u32, shard: u32, kind: StreamKind, end: &HangUp) {
+        if let Some(before) = self.streams().insert((trainer, shard, kind), end.clone()) {
+            before.hang_up(Status::aborted(format!("a newer stream of trainer {trainer} has taken the place of this")));
         }
-        token
+    }
+
+    /// Ends what a trainer has open.
+    pub fn disconnect(&self, trainer: u32, why: &Status) {
+        self.streams().extract_if(.., |(of, ..), _| *of == trainer).for_each(|(_, end)| end.hang_up(why.clone()));
     }
 
     /// Nobody waits for a trainer any more.
@@ -197,15 +198,26 @@ impl Shared {
         }
     }
 
+    fn streams(&self) -> MutexGuard<'_, BTreeMap<(u32, u32, StreamKind), HangUp>> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Ends all streams.
     pub fn close_streams(&self) {
-        for token in self.streams.lock().unwrap_or_else(PoisonError::into_inner).values() {
-            token.cancel();
+        for (_, end) in std::mem::take(&mut *self.streams()) {
+            end.hang_up(Status::aborted("the servers go to a checkpoint or end; join again"));
         }
         if let Some(replication) = &self.replication {
             replication.restart();
         }
     }
+}
+
+/// Streams of which a trainer has one for each shard at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StreamKind {
+    Exchange,
+    Pull,
 }
 
 /// The one table from refusals to gRPC status.

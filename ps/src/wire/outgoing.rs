@@ -8,14 +8,12 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Response, header};
 use http_body::{Body, Frame};
 use tokio::sync::mpsc;
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::Status;
 
 /// Messages shorter than this leave together with those that are ready behind them.
 const SMALL: usize = 4 * 1024;
 
 /// The sending side of one direction of a call. A server's ends with a status; a client's just ends.
-#[derive(Debug)]
 pub struct Outgoing {
     messages: mpsc::Receiver<Result<Bytes, Status>>,
     /// Taken from the channel, to leave after what is sent now.
@@ -23,8 +21,11 @@ pub struct Outgoing {
     trailers: bool,
     ended: bool,
     /// Ends it, whatever is still to be sent.
-    cut: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+    cut: Option<Cut>,
 }
+
+/// Resolves to the status that a body is to end with.
+type Cut = Pin<Box<dyn Future<Output = Status> + Send>>;
 
 impl Outgoing {
     /// What a client sends: ends when the channel does, or at an error.
@@ -39,10 +40,10 @@ impl Outgoing {
         Self { messages, next: None, trailers: true, ended: false, cut: None }
     }
 
-    /// Ends it when `cut` is cancelled, with what is in the channel unsent.
+    /// Ends it with the status that `cut` resolves to, with what is in the channel unsent.
     #[must_use]
-    pub fn until(mut self, cut: CancellationToken) -> Self {
-        self.cut = Some(Box::pin(cut.cancelled_owned()));
+    pub fn until(mut self, cut: impl Future<Output = Status> + Send + 'static) -> Self {
+        self.cut = Some(Box::pin(cut));
         self
     }
 
@@ -74,8 +75,8 @@ impl Body for Outgoing {
         if this.ended {
             return Poll::Ready(None);
         }
-        if this.cut.as_mut().is_some_and(|cut| cut.as_mut().poll(cx).is_ready()) {
-            return Poll::Ready(this.end(&Status::resource_exhausted("messages were not read; call again")));
+        if let Some(Poll::Ready(status)) = this.cut.as_mut().map(|cut| cut.as_mut().poll(cx)) {
+            return Poll::Ready(this.end(&status));
         }
         let first = match this.next.take() {
             Some(first) => Some(first),

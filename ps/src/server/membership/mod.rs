@@ -30,6 +30,17 @@ impl Default for Patience {
     }
 }
 
+/// What is new about a trainer that is missed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct News {
+    /// Its index.
+    pub trainer: u32,
+    /// It was there; otherwise it has never come.
+    pub is_lost: bool,
+    /// For the log.
+    pub sentence: String,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Presence {
     Awaited,
@@ -304,21 +315,21 @@ impl Membership {
         self.members.iter().all(|member| member.presence == Presence::Finished)
     }
 
-    /// Marks who has been silent too long as lost; sentences about what is new since the last call.
-    pub fn look(&mut self, now: Instant) -> Vec<String> {
+    /// Marks who has been silent too long as lost; what is new since the last call.
+    pub fn look(&mut self, now: Instant) -> Vec<News> {
         let waited = now.saturating_duration_since(self.started);
         let mut news = Vec::new();
-        for (index, member) in self.members.iter_mut().enumerate() {
+        for (index, member) in (0..).zip(&mut self.members) {
             let quiet = now.saturating_duration_since(member.heard);
             match member.presence {
                 Presence::Active if quiet >= self.patience.silence => {
                     member.presence = Presence::Lost;
                     member.rate = 0.0;
-                    news.push(lost(index, member, quiet));
+                    news.push(News { trainer: index, is_lost: true, sentence: lost(index, member, quiet) });
                 }
                 Presence::Awaited if waited >= self.patience.join && !member.missed => {
                     member.missed = true;
-                    news.push(awaited(index, waited));
+                    news.push(News { trainer: index, is_lost: false, sentence: awaited(index, waited) });
                 }
                 _ => {}
             }

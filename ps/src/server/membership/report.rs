@@ -29,12 +29,12 @@ impl Membership {
     #[must_use]
     pub fn warnings(&self, now: Instant) -> Vec<String> {
         let waited = now.saturating_duration_since(self.started);
-        let describe = |(index, member): (usize, &Member)| match member.presence {
+        let describe = |(index, member): (u32, &Member)| match member.presence {
             Presence::Awaited if waited >= self.patience.join => Some(awaited(index, waited)),
             Presence::Lost => Some(lost(index, member, now.saturating_duration_since(member.heard))),
             _ => None,
         };
-        self.members.iter().enumerate().filter_map(describe).collect()
+        (0..).zip(&self.members).filter_map(describe).collect()
     }
 
     /// Metrics of all trainers; of those that report the same name the one of lowest index counts.
@@ -99,12 +99,12 @@ impl Membership {
     }
 }
 
-pub(super) fn awaited(index: usize, waited: Duration) -> String {
+pub(super) fn awaited(index: u32, waited: Duration) -> String {
     let waited = waited.as_secs();
     format!("trainer {index} has not joined after {waited} s; see whether it was started and can reach this server")
 }
 
-pub(super) fn lost(index: usize, member: &Member, quiet: Duration) -> String {
+pub(super) fn lost(index: u32, member: &Member, quiet: Duration) -> String {
     format!(
         "trainer {index} has been silent for {} s, after step {}; it is taken for lost until it joins again",
         quiet.as_secs(),

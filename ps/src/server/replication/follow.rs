@@ -48,7 +48,7 @@ async fn take(shared: &Shared, replication: &Replication, shard: u32) -> Result<
     let (acknowledgements, outgoing) = Frames::new(shared.config.trainers);
     acknowledgements.send(Ok(frame::message(&proto::FollowRequest { message: Some(Message::Open(open)) })));
     let (path, outgoing) =
-        ("/psjobs.v1.Replication/Follow", Outgoing::request(outgoing).until(acknowledgements.overrun()));
+        ("/psjobs.v1.Replication/Follow", Outgoing::request(outgoing).until(acknowledgements.end().hung_up()));
     let mut incoming = call(channel, path, outgoing, &shared.recipe.buffers).await?;
     while let Some(mut replica) = incoming.message::<proto::Replica>().await? {
         if let Some(model) = replica.model.take() {

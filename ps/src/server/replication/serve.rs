@@ -44,7 +44,7 @@ fn greet(shared: Arc<Shared>, reader: Reader) -> Outgoing {
 
 fn follow(shared: Arc<Shared>, reader: Reader) -> Outgoing {
     let (backup, stream) = Frames::new(shared.config.trainers);
-    let outgoing = Outgoing::response(stream).until(backup.overrun());
+    let outgoing = Outgoing::response(stream).until(backup.end().hung_up());
     shared.clone().tasks.spawn(async move {
         if let Err(status) = serve(&shared, reader, &backup).await {
             backup.send(Err(status));
@@ -82,13 +82,13 @@ async fn serve(shared: &Shared, mut reader: Reader, backup: &Frames) -> Result<(
     if open.epoch != 0 && open.epoch != epoch {
         return Err(Status::unavailable("the servers are about to go to a checkpoint; follow again"));
     }
-    let (end, overrun) = (replication.open_stream(open.shard, Some(open.instance)), backup.overrun());
+    let end = replication.open_stream(open.shard, Some(open.instance));
     replication.change(open.shard, |shard| shard.role = Role::Primary { alone: false });
     let served = tokio::select! {
         biased;
         served = give(shared, replication, &open, &mut reader, backup) => served,
         () = end.cancelled() => Err(Status::aborted("the primary has ended this stream; follow again")),
-        () = overrun.cancelled() => Err(Status::resource_exhausted("the backup reads nothing")),
+        status = backup.end().hung_up() => Err(status),
     };
     replication.close_stream(open.shard, &end);
     served

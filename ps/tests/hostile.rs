@@ -1,0 +1,139 @@
+//! Trainers that do not behave: each costs the server little memory, is disconnected and told why, and the
+//! server goes on.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use psjobs_api::training::ConsistencyMode;
+use psjobs_ps::client::Session;
+use psjobs_ps::proto::exchange_request::Message;
+use psjobs_ps::proto::parameter_server_client::ParameterServerClient;
+use psjobs_ps::proto::{self, ExchangeRequest, ParameterBlock};
+use psjobs_ps::server::Patience;
+use support::*;
+use tokio::sync::Notify;
+use tokio_stream::{Stream, StreamExt as _};
+use tonic::transport::Channel;
+use tonic::{Status, Streaming};
+
+/// Longer than anything here takes.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A server that is soon out of patience, a trainer that has joined, and a client to misbehave with.
+async fn joined(silence: Duration) -> (Server, Session, ParameterServerClient<Channel>) {
+    let mut config = config(0, 1, 2, ConsistencyMode::Async);
+    config.patience = Patience { silence, ..Patience::default() };
+    let server = start(config).await;
+    let session = session_config(1, vec![server.address.to_string()]);
+    let session = tokio::task::spawn_blocking(move || Session::join(session, &vec![1.0; elements()]));
+    let session = session.await.expect("no panic").expect("joins");
+    let mut coordination =
+        proto::coordination_client::CoordinationClient::connect(format!("http://{}", server.address))
+            .await
+            .expect("connects");
+    let tensors = session_config(0, Vec::new()).tensors;
+    let tensors = tensors.into_iter().map(|t| proto::TensorSpec { name: t.name, shape: t.shape }).collect();
+    let join = proto::JoinRequest { trainer: Some(id()), tensors, total_steps: 10, shard: None };
+    coordination.join(join).await.expect("joins");
+    let client = ParameterServerClient::connect(format!("http://{}", server.address)).await.expect("connects");
+    (server, session, client)
+}
+
+fn id() -> proto::TrainerId {
+    proto::TrainerId { job_uid: UID.into(), index: 0, incarnation: 0 }
+}
+
+fn open() -> ExchangeRequest {
+    ExchangeRequest { message: Some(Message::Open(proto::Open { trainer: Some(id()), ..proto::Open::default() })) }
+}
+
+fn gradient() -> ExchangeRequest {
+    let payload = vec![0; elements().min(262_144) * 4].into();
+    let gradient = proto::GradientBlock { step: 0, block: 0, codec: 1, version: 0, payload };
+    ExchangeRequest { message: Some(Message::Gradient(gradient)) }
+}
+
+/// What a stream ends with.
+async fn end(mut answers: Streaming<ParameterBlock>) -> Status {
+    let end = async {
+        loop {
+            match answers.message().await {
+                Ok(Some(_)) => {}
+                Ok(None) => panic!("it ends as if all were well"),
+                Err(status) => return status,
+            }
+        }
+    };
+    tokio::time::timeout(LIMIT, end).await.expect("it ends")
+}
+
+/// The other trainer goes on as if nothing had been.
+async fn goes_on(mut session: Session) {
+    let stepped = tokio::task::spawn_blocking(move || {
+        let step = session.next_step();
+        session.gradients_mut().fill(0.0);
+        session.exchange(step).expect("answers")
+    });
+    assert_eq!(stepped.await.expect("no panic"), 1);
+}
+
+/// Messages without end; how many were taken, and a ring at each.
+fn flood() -> (impl Stream<Item = ExchangeRequest>, Arc<(AtomicUsize, Notify)>) {
+    let taken = Arc::new((AtomicUsize::new(0), Notify::new()));
+    let counted = taken.clone();
+    let flood = tokio_stream::iter(std::iter::repeat_with(move || {
+        counted.0.fetch_add(1, Relaxed);
+        counted.1.notify_one();
+        gradient()
+    }));
+    (tokio_stream::once(open()).chain(flood), taken)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_floods_and_reads_nothing_is_cut_off() {
+    let (_server, session, mut client) = joined(Duration::from_secs(30)).await;
+    let (requests, taken) = flood();
+    let answers = client.exchange(requests).await.expect("opens").into_inner();
+    // Nothing is read until no more is taken.
+    while tokio::time::timeout(Duration::from_millis(500), taken.1.notified()).await.is_ok() {}
+    let blocks = taken.0.load(Relaxed);
+    let status = end(answers).await;
+    assert!(status.message().contains("trainer 0 sends gradients but reads no answers"), "{status}");
+    assert!(blocks < 100, "{blocks} blocks of 1 MB were taken");
+    goes_on(session).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_says_nothing_is_disconnected() {
+    let (_server, session, mut client) = joined(Duration::from_secs(1)).await;
+    let silent = tokio_stream::once(open()).chain(tokio_stream::pending());
+    let status = end(client.exchange(silent).await.expect("opens").into_inner()).await;
+    assert!(status.message().contains("trainer 0 has been silent for"), "{status}");
+    let unopened = client.exchange(tokio_stream::pending()).await.expect("opens").into_inner();
+    let status = end(unopened).await;
+    assert!(status.message().contains("no message came in 1 s"), "{status}");
+    goes_on(session).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_pulls_and_reads_nothing_has_one_pull() {
+    let (server, session, _) = joined(Duration::from_secs(30)).await;
+    let pull = proto::PullRequest { trainer: Some(id()), blocks: vec![0; 100], shard: None };
+    let mut unread = Vec::new();
+    for _ in 0..3 {
+        // One that is not read holds up the others of its connection.
+        let url = format!("http://{}", server.address);
+        let mut client = ParameterServerClient::connect(url).await.expect("connects");
+        unread.push(client.pull(pull.clone()).await.expect("opens").into_inner());
+    }
+    let newest = unread.pop();
+    for answers in unread {
+        let status = end(answers).await;
+        assert!(status.message().contains("a newer stream of trainer 0"), "{status}");
+    }
+    drop(newest);
+    goes_on(session).await;
+}
