@@ -22,10 +22,23 @@ fn encode_kernel((values, payload): (&[f32], &mut [u8])) {
 #[inline(always)]
 pub(super) fn encode_rest((values, payload): (&mut [f32], &mut [u8])) {
     for (value, bytes) in values.iter_mut().zip(payload.as_chunks_mut::<2>().0) {
-        let sent = round(*value);
-        *bytes = sent.to_le_bytes();
-        *value = rest(*value, widen(sent));
+        *bytes = send(*value, value);
     }
+}
+
+/// As [`encode_rest`] of `values + gradient`, in one pass.
+#[inline(always)]
+pub(super) fn encode_sum((values, gradient, payload): (&mut [f32], &[f32], &mut [u8])) {
+    for ((value, gradient), bytes) in values.iter_mut().zip(gradient).zip(payload.as_chunks_mut::<2>().0) {
+        *bytes = send(*value + gradient, value);
+    }
+}
+
+#[inline(always)]
+fn send(value: f32, left: &mut f32) -> [u8; 2] {
+    let sent = round(value);
+    *left = rest(value, widen(sent));
+    sent.to_le_bytes()
 }
 
 #[inline(always)]

@@ -184,6 +184,17 @@ impl Codec {
         Ok(())
     }
 
+    /// Whether the payload holds neither NaN nor infinity, where that can be seen without decoding it.
+    #[must_use]
+    pub fn finite(self, payload: &[u8]) -> Option<bool> {
+        let exponent = match self {
+            Self::Bf16 => 0x7f80,
+            Self::Fp16 => 0x7c00,
+            Self::F32 | Self::Int8 | Self::OneBit | Self::TopK => return None,
+        };
+        Some(!crate::simd::run(any_exponent_full, (payload.as_chunks().0, exponent)))
+    }
+
     fn for_each(self, payload: &[u8], out: &mut [f32], write: impl Fn(&mut f32, f32) + Copy) {
         match self {
             Self::F32 => crate::simd::run(f32_for_each, (payload, out, write)),
@@ -194,6 +205,12 @@ impl Codec {
             Self::TopK => unreachable!("top-k has no value for each element"),
         }
     }
+}
+
+#[inline(always)]
+fn any_exponent_full((values, exponent): (&[[u8; 2]], u16)) -> bool {
+    // No early end: a loop without one is vectorised.
+    values.iter().fold(false, |any, value| any | (u16::from_le_bytes(*value) & exponent == exponent))
 }
 
 #[inline(always)]

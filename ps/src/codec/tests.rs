@@ -155,6 +155,16 @@ fn a_gradient_that_is_not_finite_is_seen_by_the_receiver_and_forgotten_by_the_se
 }
 
 #[test]
+fn halves_show_what_is_not_finite() {
+    for codec in [Codec::Bf16, Codec::Fp16] {
+        for half in 0..=u16::MAX {
+            let payload = half.to_le_bytes();
+            assert_eq!(codec.finite(&payload), Some(decode(codec, &payload, 1)[0].is_finite()), "{codec} {half:#x}");
+        }
+    }
+}
+
+#[test]
 fn a_large_block_gives_top_k_exactly_its_share() {
     let values: Vec<f32> =
         (0..262_144_u32).map(|i| ((i.wrapping_mul(2_654_435_761)) as f32 / 4e9 - 0.5).powi(5)).collect();

@@ -15,7 +15,7 @@ use super::metrics::Metrics;
 use super::mirror::{Frames, Mirror};
 use super::peer::{Answer, Gradient, Peer};
 use super::recipe::Recipe;
-use super::sum::{add, finite, scale};
+use super::sum::{add, scale};
 use crate::checkpoint::BlockState;
 use crate::codec::Codec;
 use crate::consistency::{Rule, Verdict};
@@ -236,7 +236,7 @@ impl Block {
         }
         let mut gradient = Some(gradient);
         if self.plan.recipe.non_finite != NonFinite::Pass
-            && !gradient.as_ref().is_some_and(|gradient| gradient.with_values(self.values.len(), finite))
+            && !gradient.as_ref().is_some_and(|gradient| gradient.is_finite(self.values.len()))
         {
             self.plan.metrics.not_finite();
             if self.plan.recipe.non_finite == NonFinite::Refuse {

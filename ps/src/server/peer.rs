@@ -11,6 +11,7 @@ use tonic::Status;
 
 use super::hang_up::HangUp;
 use super::recipe::Recipe;
+use super::sum::finite;
 use crate::codec::{Codec, Encoder};
 use crate::proto;
 use crate::shm::Mapping;
@@ -37,6 +38,16 @@ impl Gradient {
             Self::Wire(codec, payload) => (*codec, payload),
             Self::Shared(memory, range) => (Codec::F32, memory.gradient_bytes(range.clone()).as_flattened()),
         }
+    }
+
+    /// Whether none of its values, for a block of `elements`, is NaN or infinity.
+    #[must_use]
+    pub fn is_finite(&self, elements: usize) -> bool {
+        let seen = match self {
+            Self::Wire(codec, payload) => codec.finite(payload),
+            Self::Shared(..) => None,
+        };
+        seen.unwrap_or_else(|| self.with_values(elements, finite))
     }
 
     /// Calls `use_values` with the little-endian f32 of a block of `elements`.
