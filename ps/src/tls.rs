@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::{fmt, fs, io};
 
+use rustls::CipherSuite;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
 
 /// The name in every certificate of a job. It is the authority that tells jobs apart, not the host: pods come and
@@ -44,6 +45,7 @@ impl Credentials {
     /// # Errors
     /// The file that is missing or holds something else.
     pub fn load(folder: &Path) -> Result<Self, TlsError> {
+        prefer_short_keys();
         let read = |name: &str, wanted: &'static str| {
             let file = folder.join(name);
             let text = match fs::read_to_string(&file) {
@@ -70,6 +72,15 @@ impl Credentials {
     pub(crate) fn server(&self) -> ServerTlsConfig {
         ServerTlsConfig::new().identity(self.identity.clone()).client_ca_root(self.authority.clone())
     }
+}
+
+/// Puts AES with 128 bits first, where both sides have it: no weaker here, and a third less work than 256 bits, which
+/// is most of what TLS costs a step.
+fn prefer_short_keys() {
+    let mut provider = rustls::crypto::ring::default_provider();
+    provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
+    // What the program has chosen before stays.
+    drop(provider.install_default());
 }
 
 /// Says nothing of the key.
