@@ -12,7 +12,6 @@ use psjobs_ps::proto::{PushRowsRequest, TableGradients, TrainerId};
 use psjobs_ps::server::CheckpointConfig;
 use psjobs_ps::sparse::{TableSpec, key};
 use support::*;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 const WIDTH: usize = 4;
 
@@ -304,10 +303,7 @@ async fn a_server_that_was_started_anew_is_not_taken_for_the_one_with_the_rows()
 
 /// What `/metrics` says of `name` for the table.
 async fn metric(address: std::net::SocketAddr, name: &str) -> f64 {
-    let mut stream = tokio::net::TcpStream::connect(address).await.expect("connects");
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.expect("sent");
-    let mut text = String::new();
-    stream.read_to_string(&mut text).await.expect("answered");
+    let text = metrics(address).await;
     let line = text.lines().find_map(|line| line.strip_prefix(&format!("psjobs_ps_{name}{{table=\"click\"}} ")));
     line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().expect("a number")
 }

@@ -159,3 +159,25 @@ async fn come_back_empty(shared: bool) {
         server.ended.await.expect("no panic").expect("ends well");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_name_the_blocks_that_work_most() {
+    let (mut config, listener) = (config(0, 1, 1, ConsistencyMode::Async), listen().await);
+    let watched = listener.local_addr().expect("bound");
+    config.metrics = Some(listener);
+    let server = start(config).await;
+    let address = server.address.to_string();
+    let session = tokio::task::spawn_blocking(move || {
+        let session = Session::join(session_config(0, vec![address]), &vec![1.0; elements()]).expect("joins");
+        train(session, 0, 3).0
+    });
+    let session = session.await.expect("no panic");
+    let text = metrics(watched).await;
+    for (block, tensor) in [(0, "fc.bias"), (1, "fc.weight"), (2, "fc.weight")] {
+        let name = format!("psjobs_ps_block_busy_seconds_total{{block=\"{block}\",tensor=\"{tensor}\"}} ");
+        let line = text.lines().find_map(|line| line.strip_prefix(&name)).unwrap_or_else(|| panic!("{name} in {text}"));
+        assert!(line.parse::<f64>().expect("a number") > 0.0, "{line}");
+    }
+    tokio::task::spawn_blocking(move || session.leave(true, 0, BTreeMap::new()).expect("leaves")).await.expect("runs");
+    server.ended.await.expect("no panic").expect("ends well");
+}

@@ -44,9 +44,10 @@ pub struct Plan {
 
 /// Owns the block until every sender is gone.
 pub async fn own(plan: Plan, mut commands: mpsc::Receiver<Command>) {
+    let meter = plan.metrics.heat.meter(plan.block);
     let mut block = Block::new(plan);
     while let Some(command) = commands.recv().await {
-        block.handle(command);
+        meter.time(|| block.handle(command));
     }
 }
 

@@ -11,10 +11,14 @@ use axum::extract::State;
 use axum::routing::get;
 use tokio::net::TcpListener;
 
+use super::heat::Heat;
 use super::shared::Shared;
 use crate::clock::now;
 use crate::sparse::TableCounts;
 use crate::staleness::Histogram;
+
+/// Blocks that are shown; a large model has thousands, and one wants to see the ones that are in the way.
+const HOT_BLOCKS: usize = 10;
 
 /// Counters of the data plane.
 #[derive(Debug, Default)]
@@ -24,6 +28,8 @@ pub struct Metrics {
     late: AtomicU64,
     not_finite: AtomicU64,
     staleness: Mutex<Histogram>,
+    /// How long the blocks' tasks have worked.
+    pub heat: Heat,
 }
 
 impl Metrics {
@@ -116,6 +122,15 @@ fn render(shared: &Shared) -> String {
     if let Some(newest) = shared.recovery.newest() {
         family("checkpoint_step", "gauge", "Step of the newest checkpoint.", &one(newest.step as f64));
         family("checkpoint_time_seconds", "gauge", "When it was complete.", &one(newest.unix_seconds as f64));
+    }
+    let hot: Vec<_> = (shared.metrics.heat.hottest(HOT_BLOCKS).into_iter())
+        .map(|(block, worked)| {
+            let tensor = shared.tensor_of(block);
+            (format!("{{block=\"{block}\",tensor={tensor:?}}}"), worked.as_secs_f64())
+        })
+        .collect();
+    if !hot.is_empty() {
+        family("block_busy_seconds_total", "counter", "Work of the ten blocks that worked longest.", &hot);
     }
     family("warnings", "gauge", "Things that are wrong; Status tells them.", &one(status.warnings.len() as f64));
     let tables: Vec<TableCounts> = shared.tables.get().map_or_else(Vec::new, |all| all.counts().tables().collect());

@@ -7,6 +7,7 @@ mod command;
 mod coordination;
 mod exchange;
 mod hang_up;
+mod heat;
 mod membership;
 mod metrics;
 mod mirror;

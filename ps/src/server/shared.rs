@@ -131,6 +131,18 @@ impl Shared {
         store
     }
 
+    /// Name of the tensor that a block begins with, for people.
+    pub fn tensor_of(&self, block: u32) -> String {
+        let Ok(store) = self.store() else { return String::new() };
+        let (start, mut end) = (store.layout().range(block).start, 0);
+        let members = self.members();
+        let named = members.tensors().iter().find(|tensor| {
+            end += tensor.elements().unwrap_or(0);
+            start < end
+        });
+        named.map_or_else(String::new, |tensor| tensor.name.clone())
+    }
+
     /// Waits for the first trainer, who tells the model.
     pub async fn model_known(&self) {
         loop {

@@ -12,6 +12,7 @@ use psjobs_api::training::{Compression, Consistency, ConsistencyMode, Optimizer,
 use psjobs_ps::client::{Session, SessionConfig, TensorSpec};
 use psjobs_ps::network::Network;
 use psjobs_ps::server::{self, Patience, ServerConfig, ServerError};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -91,6 +92,15 @@ pub async fn start_all(servers: u32, trainers: u32, mode: ConsistencyMode) -> Ve
         all.push(start(config(index, servers, trainers, mode)).await);
     }
     all
+}
+
+/// What `/metrics` says.
+pub async fn metrics(address: SocketAddr) -> String {
+    let mut stream = tokio::net::TcpStream::connect(address).await.expect("connects");
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.expect("sent");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.expect("answered");
+    text
 }
 
 pub fn addresses(servers: &[Server]) -> Vec<String> {
