@@ -1,20 +1,24 @@
 //! The contract between psjobs' parts: what a job looks like to Kubernetes ([`crd`], behind the
 //! `crd` feature), what every process of a job is told ([`env`]), what the job trains with
-//! ([`training`], [`checkpoint`]) and what a process leaves behind when it ends ([`result`]). No I/O.
+//! ([`training`], [`checkpoint`]), what they show each other over TLS ([`certificates`]), what server 0 tells the
+//! operator ([`progress`]) and what a process leaves behind when it ends ([`result`]). No I/O.
 #![deny(missing_docs)]
 
+pub mod certificates;
 pub mod checkpoint;
 #[cfg(feature = "crd")]
 pub mod crd;
 pub mod env;
+pub mod progress;
 pub mod result;
 pub mod training;
 
 pub use env::{Environment, Role};
+pub use progress::TrainingStatus;
 pub use result::{CheckpointResult, ReplicaResult};
 pub use training::Training;
 
 /// The port that server 0 listens on unless told otherwise; PyTorch's default master port.
 pub const DEFAULT_PORT: u16 = 29500;
-/// The port of `/metrics`, `/healthz` and `/readyz` in a pod.
+/// The port of `/metrics`, `/status`, `/healthz` and `/readyz` in a pod.
 pub const METRICS_PORT: u16 = 9464;

@@ -5,13 +5,16 @@ use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
 use clap::Args;
-use psjobs_ps::tls::NAME;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+use psjobs_api::certificates::{AUTHORITY, CERTIFICATE, Certificates, KEY};
 
 use crate::BadInput;
+
+/// On average.
+const SECONDS_OF_A_YEAR: u64 = 31_556_952;
 
 /// Make certificates for a job whose processes talk TLS
 ///
@@ -30,7 +33,7 @@ pub struct CertificatesArgs {
 impl CertificatesArgs {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let Self { folder, force } = self;
-        if !force && ["ca.crt", "tls.crt", "tls.key"].iter().any(|name| folder.join(name).exists()) {
+        if !force && [AUTHORITY, CERTIFICATE, KEY].iter().any(|name| folder.join(name).exists()) {
             let folder = folder.display();
             return Err(BadInput::new(format!(
                 "{folder} holds certificates already; name another one, or add --force"
@@ -46,22 +49,11 @@ impl CertificatesArgs {
 /// Writes the certificates of a new authority to `folder`.
 pub fn write(folder: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
-    let mut authority = CertificateParams::default();
-    authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    authority.distinguished_name.push(DnType::CommonName, "psjobs job authority");
-    let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
-
-    let mut process = CertificateParams::new([NAME.to_owned()])?;
-    process.distinguished_name.push(DnType::CommonName, NAME);
-    // One process is server to some and client to others.
-    process.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-    let key = KeyPair::generate()?;
-    let certificate = process.signed_by(&key, &authority)?;
-    for (name, text, mode) in [
-        ("ca.crt", authority.pem(), 0o644),
-        ("tls.crt", certificate.pem(), 0o644),
-        ("tls.key", key.serialize_pem(), 0o600),
-    ] {
+    let since_1970 =
+        SystemTime::now().duration_since(UNIX_EPOCH).context("the clock of this machine is before 1970")?;
+    let year = 1970 + i32::try_from(since_1970.as_secs() / SECONDS_OF_A_YEAR)?;
+    for (name, text) in Certificates::make(&[], year)?.files() {
+        let mode = if name == KEY { 0o600 } else { 0o644 };
         let file = folder.join(name);
         // One that is replaced keeps no rights of its own.
         fs::remove_file(&file).ok();

@@ -6,15 +6,19 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::{Body, to_bytes};
+use axum::http::StatusCode;
 use futures::channel::mpsc;
 use futures::stream::{self, StreamExt as _};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::runtime::reflector::{ObjectRef, Store};
 use psjobs_api::crd::{ParameterServerJob, Phase, names};
-use psjobs_api::{CheckpointResult, DEFAULT_PORT, Role};
+use psjobs_api::{METRICS_PORT, Role, TrainingStatus};
 use tokio::time::{Instant, MissedTickBehavior};
-use tonic::transport::Endpoint;
 use tracing::debug;
 
 use crate::controller::decide::ProgressReport;
@@ -22,17 +26,14 @@ use crate::controller::dereference::Children;
 use crate::controller::memory::Memory;
 use crate::metrics::Metrics;
 
-mod proto {
-    #![allow(clippy::all, reason = "generated")]
-    tonic::include_proto!("psjobs.v1");
-}
-
 /// Between two questions to one job, hence also between two writes of progress into its status.
 const INTERVAL: Duration = Duration::from_secs(10);
 /// How often the poller looks for jobs whose turn it is.
 const TICK: Duration = Duration::from_secs(1);
 /// A server that takes longer is asked again at its next turn.
 const DEADLINE: Duration = Duration::from_secs(2);
+/// An answer has a few hundred.
+const MOST_BYTES: usize = 1 << 20;
 /// Servers asked at once.
 const CONCURRENCY: usize = 64;
 
@@ -54,9 +55,15 @@ pub struct Poller {
 #[derive(Debug, thiserror::Error)]
 enum PollError {
     #[error("cannot reach server 0 at {0}")]
-    Connect(SocketAddr, #[source] tonic::transport::Error),
-    #[error("server 0 did not tell its status")]
-    Status(#[source] Box<tonic::Status>),
+    Connect(SocketAddr, #[source] hyper_util::client::legacy::Error),
+    #[error("server 0 did not answer within {} s", DEADLINE.as_secs())]
+    Late(#[from] tokio::time::error::Elapsed),
+    #[error("server 0 answered {0}")]
+    Answer(StatusCode),
+    #[error("server 0 did not end its answer")]
+    Body(#[source] axum::Error),
+    #[error("server 0 answered something else than its status")]
+    Status(#[source] serde_json::Error),
 }
 
 impl Poller {
@@ -64,6 +71,8 @@ impl Poller {
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut asked = HashMap::<String, Instant>::new();
+        // Until the next turn a connection would only keep a server from ending.
+        let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http();
         loop {
             ticks.tick().await;
             let jobs = self.jobs.state();
@@ -78,7 +87,7 @@ impl Poller {
             });
             let due = due.filter_map(|job| Some((self.server(&job)?, job))).collect::<Vec<_>>();
             asked.extend(due.iter().filter_map(|(_, job)| Some((job.uid()?, now))));
-            self.poll(due).await;
+            self.poll(&client, due).await;
         }
     }
 
@@ -86,11 +95,14 @@ impl Poller {
     fn server(&self, job: &ParameterServerJob) -> Option<SocketAddr> {
         let pod = ObjectRef::new(&names::pod(&job.name_any(), Role::Server, 0)).within(&job.namespace()?);
         let ip: IpAddr = self.children.pods.get(&pod)?.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
-        Some(SocketAddr::new(ip, DEFAULT_PORT))
+        Some(SocketAddr::new(ip, METRICS_PORT))
     }
 
-    async fn poll(&mut self, due: Vec<(SocketAddr, Arc<ParameterServerJob>)>) {
-        let answers = due.into_iter().map(|(server, job)| async move { (ask(server).await, job) });
+    async fn poll(&mut self, client: &Client<HttpConnector, Body>, due: Vec<(SocketAddr, Arc<ParameterServerJob>)>) {
+        let answers = due.into_iter().map(|(server, job)| async move {
+            let answer = tokio::time::timeout(DEADLINE, ask(client, server)).await;
+            (answer.map_err(PollError::from).flatten(), job)
+        });
         let mut answers = stream::iter(answers).buffer_unordered(CONCURRENCY);
         while let Some((answer, job)) = answers.next().await {
             self.metrics.polled(answer.is_ok());
@@ -112,23 +124,53 @@ fn is_running(job: &ParameterServerJob) -> bool {
     matches!(phase, Some(Phase::Running | Phase::Restarting | Phase::Stalled))
 }
 
-async fn ask(server: SocketAddr) -> Result<ProgressReport, PollError> {
-    let endpoint = Endpoint::from_shared(format!("http://{server}")).map_err(|e| PollError::Connect(server, e))?;
-    let endpoint = endpoint.connect_timeout(DEADLINE).timeout(DEADLINE);
-    let channel = endpoint.connect().await.map_err(|e| PollError::Connect(server, e))?;
-    let mut client = proto::coordination_client::CoordinationClient::new(channel);
-    let reply = client.status(proto::StatusRequest {}).await.map_err(|e| PollError::Status(Box::new(e)))?;
-    Ok(report(reply.into_inner()))
+/// Asks the metrics port and not gRPC: nobody needs a certificate there, so the operator need not read any Secret.
+async fn ask(client: &Client<HttpConnector, Body>, server: SocketAddr) -> Result<ProgressReport, PollError> {
+    let uri = format!("http://{server}/status").parse().expect("an address and a path are a URI");
+    let reply = client.get(uri).await.map_err(|error| PollError::Connect(server, error))?;
+    if reply.status() != StatusCode::OK {
+        return Err(PollError::Answer(reply.status()));
+    }
+    let body = to_bytes(Body::new(reply.into_body()), MOST_BYTES).await.map_err(PollError::Body)?;
+    let status = serde_json::from_slice(&body).map_err(PollError::Status)?;
+    Ok(report(status))
 }
 
-fn report(reply: proto::StatusReply) -> ProgressReport {
-    let proto::StatusReply { step, total_steps, examples_per_second, metrics, checkpoint, stragglers, .. } = reply;
-    let metrics = metrics.into_iter().collect();
-    let checkpoint = checkpoint.map(|proto::CheckpointStatus { step, path, unix_seconds }| CheckpointResult {
-        step,
-        path,
-        unix_seconds,
-    });
+fn report(status: TrainingStatus) -> ProgressReport {
+    let TrainingStatus { step, total_steps, examples_per_second, metrics, checkpoint, stragglers } = status;
     let at = Some(Timestamp::now());
     ProgressReport { step, total_steps, examples_per_second, metrics, checkpoint, stragglers, at }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::Router;
+    use axum::routing::get;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    async fn answer(router: Router) -> Result<ProgressReport, PollError> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let server = listener.local_addr().expect("bound");
+        let serving = tokio::spawn(axum::serve(listener, router).into_future());
+        let client = Client::builder(TokioExecutor::new()).build_http();
+        let answer = ask(&client, server).await;
+        serving.abort();
+        answer
+    }
+
+    #[tokio::test]
+    async fn server_0_tells_its_status_over_http() {
+        let status = TrainingStatus { step: 7, total_steps: 9, stragglers: vec![1], ..TrainingStatus::default() };
+        let told = serde_json::to_string(&status).expect("JSON");
+        let reported = answer(Router::new().route("/status", get(async || told))).await.expect("an answer");
+        assert_eq!(ProgressReport { at: None, ..reported }, ProgressReport { at: None, ..report(status) });
+
+        let wrong = Router::new().route("/status", get(async || "<html>"));
+        assert!(matches!(answer(wrong).await, Err(PollError::Status(_))), "somebody else's port");
+        // A worker of an earlier version.
+        let missing = answer(Router::new()).await.expect_err("nothing is there").to_string();
+        assert_eq!(missing, "server 0 answered 404 Not Found");
+    }
 }

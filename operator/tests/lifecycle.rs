@@ -2,7 +2,10 @@
 
 mod support;
 
-use k8s_openapi::api::core::v1::{Namespace, Pod, ResourceQuota, Service};
+use std::collections::BTreeSet;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{Namespace, Pod, ResourceQuota, Secret, Service};
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use psjobs_api::crd::{ConditionType, ParameterServerJob, ParameterServerJobStatus, Phase};
@@ -262,6 +265,32 @@ async fn all_pods_start_again_together_when_the_strategy_says_so() {
     let status = team.run_all().await;
     assert_eq!((status.restarts, status.restarts_counted), (3, 1));
     assert!(team.event("JobRestarted").await.contains("restart 1 of 1"));
+}
+
+#[tokio::test]
+async fn pods_get_certificates_of_their_own_and_new_ones_when_all_start_again() {
+    let team = team!("certificates");
+    let _operator = team.operator();
+    team.apply("failurePolicy: {restartStrategy: RecreateAll}").await;
+    let first = authority(&team, 0).await;
+    team.run_all().await;
+    team.end("mnist-trainer-1", 1, "lost the others").await;
+    assert_ne!(authority(&team, 1).await, first);
+}
+
+/// The authority of the one Secret that all pods of an incarnation mount.
+async fn authority(team: &Team, incarnation: u32) -> ByteString {
+    let mut mounted = BTreeSet::new();
+    for pod in PODS {
+        let volumes = team.pod(pod, incarnation).await.spec.and_then(|spec| spec.volumes).expect("volumes");
+        mounted.extend(volumes.into_iter().filter_map(|volume| volume.secret?.secret_name));
+    }
+    let name = mounted.pop_first().expect("a Secret is mounted");
+    assert_eq!(mounted.len(), 0, "besides {name} also {mounted:?}");
+    team.status(|status| status.certificates.as_ref() == Some(&name)).await;
+    let secret = team.api::<Secret>().get(&name).await.expect("it exists");
+    assert!(secret.owner_references().iter().any(|owner| owner.name == "mnist"), "it goes with the job");
+    secret.data.expect("data").remove("ca.crt").expect("an authority")
 }
 
 #[tokio::test]

@@ -1,15 +1,31 @@
 //! Mutual TLS between the processes of a job: each shows a certificate of the job's own authority, and talks
 //! to nobody who cannot. The folder holds what a Kubernetes TLS secret holds: `ca.crt`, `tls.crt`, `tls.key`.
+//! Servers shake hands here and not in the transport, which would drop those it refuses without a word.
 
+use std::any::Any;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 use std::{fmt, fs, io};
 
-use rustls::CipherSuite;
-use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
+use futures::{Stream, StreamExt as _};
+use psjobs_api::certificates::{AUTHORITY, CERTIFICATE, KEY, NAME};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::{self, PemObject as _};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
+use rustls::{CipherSuite, RootCertStore};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tonic::transport::server::{Connected, TcpConnectInfo};
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
-/// The name in every certificate of a job. It is the authority that tells jobs apart, not the host: pods come and
-/// go, and their addresses with them.
-pub const NAME: &str = "psjob";
+/// How long a peer may take to show its certificate.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Handshakes under way at once. Whoever says nothing holds up nobody but as many like it.
+const HANDSHAKES: usize = 1024;
 
 /// Certificates that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -32,11 +48,23 @@ pub enum TlsError {
     },
 }
 
+/// Certificates in PEM that hold what no certificate holds.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DamagedError {
+    #[error("this is no PEM")]
+    Pem(#[from] pem::Error),
+    #[error("the key or a certificate is damaged")]
+    Certificate(#[from] rustls::Error),
+    #[error("the authority is damaged")]
+    Authority(#[from] VerifierBuilderError),
+}
+
 /// What a process shows, and by what it knows the others.
-#[derive(Clone)]
 pub struct Credentials {
-    authority: Certificate,
-    identity: Identity,
+    authority: String,
+    certificate: String,
+    key: String,
+    refused: AtomicU64,
 }
 
 impl Credentials {
@@ -45,7 +73,8 @@ impl Credentials {
     /// # Errors
     /// The file that is missing or holds something else.
     pub fn load(folder: &Path) -> Result<Self, TlsError> {
-        prefer_short_keys();
+        // For the transport's clients. What the program has chosen before stays.
+        drop(provider().install_default());
         let read = |name: &str, wanted: &'static str| {
             let file = folder.join(name);
             let text = match fs::read_to_string(&file) {
@@ -58,29 +87,100 @@ impl Credentials {
             }
             Ok(text)
         };
-        let (certificate, private_key) = ("CERTIFICATE", "PRIVATE KEY");
         Ok(Self {
-            authority: Certificate::from_pem(read("ca.crt", certificate)?),
-            identity: Identity::from_pem(read("tls.crt", certificate)?, read("tls.key", private_key)?),
+            authority: read(AUTHORITY, "CERTIFICATE")?,
+            certificate: read(CERTIFICATE, "CERTIFICATE")?,
+            key: read(KEY, "PRIVATE KEY")?,
+            refused: AtomicU64::new(0),
         })
     }
 
-    pub(crate) fn client(&self) -> ClientTlsConfig {
-        ClientTlsConfig::new().ca_certificate(self.authority.clone()).identity(self.identity.clone()).domain_name(NAME)
+    /// Peers that could not show a certificate of the job's authority so far.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Relaxed)
     }
 
-    pub(crate) fn server(&self) -> ServerTlsConfig {
-        ServerTlsConfig::new().identity(self.identity.clone()).client_ca_root(self.authority.clone())
+    pub(crate) fn client(&self) -> ClientTlsConfig {
+        let identity = Identity::from_pem(&self.certificate, &self.key);
+        ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(&self.authority))
+            .identity(identity)
+            .domain_name(NAME)
     }
+
+    /// Those of `incoming` that show a certificate of the job's authority; the others are counted and named.
+    pub(crate) fn admit<S: AsyncRead + AsyncWrite + Connected + Unpin>(
+        self: &Arc<Self>,
+        incoming: impl Stream<Item = io::Result<S>>,
+    ) -> Result<impl Stream<Item = io::Result<TlsStream<S>>>, DamagedError> {
+        let acceptor = TlsAcceptor::from(Arc::new(self.server()?));
+        let door = self.clone();
+        let hands = incoming.map(move |stream| {
+            let (acceptor, door) = (acceptor.clone(), door.clone());
+            async move {
+                match stream {
+                    Ok(stream) => door.shake_hands(&acceptor, stream).await.map(Ok),
+                    Err(error) => Some(Err(error)),
+                }
+            }
+        });
+        Ok(hands.buffer_unordered(HANDSHAKES).filter_map(std::future::ready))
+    }
+
+    async fn shake_hands<S: AsyncRead + AsyncWrite + Connected + Unpin>(
+        &self,
+        acceptor: &TlsAcceptor,
+        stream: S,
+    ) -> Option<TlsStream<S>> {
+        let peer = peer(&stream);
+        let why = match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
+            Ok(Ok(stream)) => return Some(stream),
+            // Somebody who only looked whether there is a server, or has gone away.
+            Ok(Err(error)) if error.kind() != io::ErrorKind::InvalidData => {
+                tracing::debug!(peer, %error, "a connection ended before its handshake");
+                return None;
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("it showed none within {} s", HANDSHAKE.as_secs()),
+        };
+        let refused = self.refused.fetch_add(1, Relaxed) + 1;
+        // One that tries for ever fills no log.
+        if refused.is_power_of_two() {
+            tracing::warn!(peer, why, refused, "refused a peer without a certificate of this job");
+        }
+        None
+    }
+
+    fn server(&self) -> Result<rustls::ServerConfig, DamagedError> {
+        let provider = CryptoProvider::get_default().cloned().unwrap_or_else(|| provider().into());
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(self.authority.as_bytes()) {
+            roots.add(certificate?)?;
+        }
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone()).build()?;
+        let shown = CertificateDer::pem_slice_iter(self.certificate.as_bytes()).collect::<Result<Vec<_>, _>>()?;
+        let key = PrivateKeyDer::from_pem_slice(self.key.as_bytes())?;
+        let builder = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+        let mut config = builder.with_client_cert_verifier(verifier).with_single_cert(shown, key)?;
+        config.alpn_protocols.push(b"h2".to_vec());
+        Ok(config)
+    }
+}
+
+/// Where a connection comes from, as far as it tells.
+fn peer<S: Connected>(stream: &S) -> String {
+    let info = stream.connect_info();
+    let address = (&info as &dyn Any).downcast_ref::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
+    address.map_or_else(|| "unknown".to_owned(), |address| address.to_string())
 }
 
 /// Puts AES with 128 bits first, where both sides have it: no weaker here, and a third less work than 256 bits, which
 /// is most of what TLS costs a step.
-fn prefer_short_keys() {
+fn provider() -> CryptoProvider {
     let mut provider = rustls::crypto::ring::default_provider();
     provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
-    // What the program has chosen before stays.
-    drop(provider.install_default());
+    provider
 }
 
 /// Says nothing of the key.

@@ -8,32 +8,43 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use psjobs_api::TrainingStatus;
+use psjobs_api::certificates::Certificates;
 use psjobs_api::training::ConsistencyMode;
 use psjobs_ps::client::{ClientError, Session};
 use psjobs_ps::network::Network;
-use psjobs_ps::tls::{Credentials, NAME};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use psjobs_ps::tls::Credentials;
 use support::*;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
 
 /// Certificates of an authority of their own.
-fn certificates(folder: &Path) -> Network {
-    let mut authority = CertificateParams::default();
-    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().expect("a key")).expect("an authority");
-    let key = KeyPair::generate().expect("a key");
-    let process = CertificateParams::new([NAME.to_owned()]).expect("a name");
-    let certificate = process.signed_by(&key, &authority).expect("signed");
-    for (name, text) in [("ca.crt", authority.pem()), ("tls.crt", certificate.pem()), ("tls.key", key.serialize_pem())]
-    {
+fn certificates(folder: &Path) -> Arc<Credentials> {
+    for (name, text) in Certificates::make(&["*.mnist.team.svc".into()], 2026).expect("a name").files() {
         fs::write(folder.join(name), text).expect("written");
     }
-    Network::Tls(Arc::new(Credentials::load(folder).expect("usable")))
+    Arc::new(Credentials::load(folder).expect("usable"))
+}
+
+/// What the metrics port answers, which asks nobody for a certificate.
+async fn asked(metrics: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(metrics).await.expect("it is there");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.expect("answered");
+    answer
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_those_with_a_certificate_of_the_jobs_authority_train() {
     let (ours, theirs) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
-    let (ours, theirs) = (certificates(ours.path()), certificates(theirs.path()));
+    let (credentials, theirs) = (certificates(ours.path()), Network::Tls(certificates(theirs.path())));
+    let ours = Network::Tls(credentials.clone());
+    let metrics = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let metrics_address = metrics.local_addr().expect("bound").to_string();
+    let mut metrics = Some(metrics);
     // Both servers talk TLS with each other too.
     let listeners = [listen().await, listen().await];
     let addresses: Vec<String> = listeners.iter().map(|l| l.local_addr().expect("bound").to_string()).collect();
@@ -42,6 +53,7 @@ async fn only_those_with_a_certificate_of_the_jobs_authority_train() {
         .map(|(index, listener)| {
             let mut config = config(index, 2, 1, ConsistencyMode::Sync);
             config.network = ours.clone();
+            config.metrics = metrics.take();
             config.replicas = addresses.clone();
             start_on(listener, config)
         })
@@ -56,13 +68,27 @@ async fn only_those_with_a_certificate_of_the_jobs_authority_train() {
         let refused = join(network, 1).await.expect("no panic").map(drop).expect_err(label);
         assert!(matches!(refused, ClientError::Unreachable { .. }), "{label}: {refused}");
     }
+    assert!(asked(&metrics_address, "/readyz").await.contains("200 OK"));
+    let refused = credentials.refused();
+    assert!(refused >= 2, "{refused} peers were refused");
+    let counted = asked(&metrics_address, "/metrics").await;
+    assert!(counted.contains("\npsjobs_ps_refused_peers_total "), "{counted}");
+
     let session = join(ours, 20).await.expect("no panic").expect("joins");
-    let trained = tokio::task::spawn_blocking(move || {
+    let ((trained, wait), (tell, told)) = (oneshot::channel(), oneshot::channel());
+    let training = tokio::task::spawn_blocking(move || {
         let (session, parameters) = train(session, 0, 5);
+        let _ = trained.send(());
+        let _ = told.blocking_recv();
         session.leave(true, 0, BTreeMap::new()).expect("leaves");
         parameters
     });
-    let parameters = trained.await.expect("no panic");
+    wait.await.expect("it trains");
+    let answer = asked(&metrics_address, "/status").await;
+    let status: TrainingStatus = serde_json::from_str(answer.split("\r\n\r\n").nth(1).expect("a body")).expect("JSON");
+    assert_eq!(status.step, 5);
+    tell.send(()).expect("it waits");
+    let parameters = training.await.expect("no panic");
     assert!(parameters.iter().all(|value| value.is_finite()) && parameters[0] != 1.0, "it has learnt something");
     for server in servers {
         server.ended.await.expect("no panic").expect("ends well");

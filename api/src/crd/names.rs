@@ -43,6 +43,19 @@ pub fn pod_group(job: &str, first_incarnation: u32) -> String {
     format!("{job}-{first_incarnation}")
 }
 
+/// `mnist-tls-0b6c1d2e-0`: the Secret with the certificates of the pods that start with this incarnation. A part of
+/// the job's uid keeps the Secret of an earlier job of this name from being taken for it.
+#[must_use]
+pub fn certificates(job: &str, uid: &str, first_incarnation: u32) -> String {
+    format!("{job}-tls-{}-{first_incarnation}", uid.get(..8).unwrap_or(uid))
+}
+
+/// `*.mnist.default.svc`: all hosts of [`host`].
+#[must_use]
+pub fn hosts(job: &str, namespace: &str) -> String {
+    format!("*.{}.{namespace}.svc", service(job))
+}
+
 /// `mnist-ps-0.mnist.default.svc`: resolvable in any cluster domain.
 #[must_use]
 pub fn host(job: &str, namespace: &str, role: Role, index: u32) -> String {

@@ -1,15 +1,31 @@
-//! `spec.network`: who may reach the job's pods.
+//! `spec.network`: how the job's pods talk, and who may reach them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Who may reach the job's pods.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+/// How the job's pods talk, and who may reach them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkSpec {
-    /// Make a NetworkPolicy that lets only the job's own pods and the operator's namespace reach the
-    /// job's pods; metrics stay open to the cluster. It takes effect where the cluster's network
+    /// Talk TLS: the operator makes an authority and certificates of the job's own, in a Secret that only
+    /// its pods mount, and the servers take nobody without one. Trainers find them in the folder that
+    /// PSJOB_TLS_DIR names. False for trainers that cannot do that: `train recsys` with more than one,
+    /// and clients of yours that speak plain gRPC. Default true.
+    #[serde(default = "yes", rename = "mutualTLS")]
+    pub mutual_tls: bool,
+    /// Make a NetworkPolicy that lets only the job's own pods reach the job's pods; metrics and probes
+    /// stay open to the cluster. It takes effect where the cluster's network
     /// enforces policies. Default false.
     #[serde(default)]
     pub network_policy: bool,
+}
+
+impl Default for NetworkSpec {
+    fn default() -> Self {
+        Self { mutual_tls: yes(), network_policy: false }
+    }
+}
+
+fn yes() -> bool {
+    true
 }

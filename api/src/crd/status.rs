@@ -41,6 +41,10 @@ pub struct ParameterServerJobStatus {
     /// has new processes, and none of them may pass for an old one.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub first_incarnation: i32,
+    /// The Secret with the certificates that the job's pods show each other; a new one each time that all
+    /// of them start again. Absent if they talk without TLS (spec.network.mutualTLS).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificates: Option<String>,
     /// The servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ps: Option<RoleStatus>,

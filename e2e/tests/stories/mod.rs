@@ -8,4 +8,5 @@ pub mod mnist;
 pub mod recovery;
 pub mod speed;
 pub mod suspend;
+pub mod tls;
 pub mod workloads;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
-use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::core::v1::{Pod, Secret, Service};
 use kube::api::{ListParams, ObjectMeta, PostParams};
 use kube::{Api, Client, Resource};
 use serde::Serialize;
@@ -13,11 +13,13 @@ use serde::de::DeserializeOwned;
 /// Requests under way at once; more do not make this API server faster.
 const REQUESTS: usize = 64;
 
-/// Seconds that creating the pods and services of `from` in `to` takes.
+/// Seconds that creating the pods, services and certificates of `from` in `to` takes.
 pub async fn copy(client: &Client, from: &str, to: &str) -> Result<f64> {
     let pods = as_new(list::<Pod>(client, from).await?, to, |pod| pod.status = None);
     let services = as_new(list::<Service>(client, from).await?, to, |service| service.status = None);
+    let secrets = as_new(list::<Secret>(client, from).await?, to, |_| ());
     let begin = Instant::now();
+    create(client, to, &secrets).await?;
     create(client, to, &services).await?;
     create(client, to, &pods).await?;
     Ok(begin.elapsed().as_secs_f64())

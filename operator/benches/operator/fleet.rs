@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Event, Namespace, Pod, Service};
+use k8s_openapi::api::core::v1::{Event, Namespace, Pod, Secret, Service};
 use kube::api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use psjobs_api::Role;
@@ -117,7 +117,7 @@ impl Fleet {
         stream::iter(requests.collect::<Vec<_>>()).buffered(REQUESTS).try_collect().await
     }
 
-    /// Deletes the namespace's jobs, pods and services.
+    /// Deletes the namespace's jobs and what they own.
     pub async fn clear(&self) -> Result<()> {
         clear(&self.client, &self.namespace).await
     }
@@ -136,5 +136,6 @@ pub async fn clear(client: &Client, namespace: &str) -> Result<()> {
     Api::<ParameterServerJob>::namespaced(client.clone(), namespace).delete_collection(&now, &all).await?;
     Api::<Pod>::namespaced(client.clone(), namespace).delete_collection(&now, &all).await?;
     Api::<Service>::namespaced(client.clone(), namespace).delete_collection(&now, &all).await?;
+    Api::<Secret>::namespaced(client.clone(), namespace).delete_collection(&now, &all).await?;
     Ok(())
 }

@@ -2,7 +2,8 @@
 //! is, because a delete names the uid that it means.
 
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
 use kube::core::{ApiResource, DynamicObject, Status};
@@ -99,17 +100,20 @@ fn first_incarnation(job: &ValidJob) -> u32 {
     job.object.status.as_ref().map_or(0, |status| status.first_incarnation.unsigned_abs())
 }
 
-/// Creates what pods need before they are there: a volume, rules of the network, a group to be scheduled in.
+/// Creates what pods need before they are there: certificates, a volume, rules of the network, a group to be scheduled in.
 /// The first refusal, if there is one.
 async fn prepare(context: &Context, job: &ValidJob) -> Result<Option<Refusal>, ReconcileError> {
     let client = || context.client.clone();
+    if let Some(refusal) = create_certificates(context, job).await? {
+        return Ok(Some(refusal));
+    }
     if let Some(claim) = build::claim(job) {
         let claims = Api::<PersistentVolumeClaim>::namespaced(client(), &job.namespace);
         if let Outcome::Refused(refusal) = create_one(context, &claims, &wanted(&claim, &job.uid)).await? {
             return Ok(Some(refusal));
         }
     }
-    if let Some(policy) = build::policy(job, context.client.default_namespace()) {
+    if let Some(policy) = build::policy(job) {
         let policies = Api::<NetworkPolicy>::namespaced(client(), &job.namespace);
         if let Outcome::Refused(refusal) = create_one(context, &policies, &wanted(&policy, &job.uid)).await? {
             return Ok(Some(refusal));
@@ -127,6 +131,23 @@ async fn prepare(context: &Context, job: &ValidJob) -> Result<Option<Refusal>, R
         }
     }
     Ok(None)
+}
+
+/// Makes the certificates of the pods that start now. The operator may create Secrets and not read them: one that
+/// exists is ours, because its name says so.
+async fn create_certificates(context: &Context, job: &ValidJob) -> Result<Option<Refusal>, ReconcileError> {
+    let Some(secret) = build::secret(job, Timestamp::now())? else { return Ok(None) };
+    let secrets = Api::<Secret>::namespaced(context.client.clone(), &job.namespace);
+    let child = format!("secret {}", secret.name_any());
+    let _turn = context.turn(Write::Child).await;
+    match secrets.create(&PostParams::default(), &secret).await {
+        Ok(_) => Ok(None),
+        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(None),
+        Err(kube::Error::Api(status)) if !is_passing(&status) => {
+            Ok(Some(Refusal { child, message: status.message.clone() }))
+        }
+        Err(source) => Err(ReconcileError::Api { what: format!("create {child}"), source: Box::new(source) }),
+    }
 }
 
 /// Deletes the groups of pods that the job had before.

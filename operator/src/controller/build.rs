@@ -1,6 +1,7 @@
 //! The children of a job as objects: the headless service and the pods. Names follow from the job, so
 //! that the API server itself refuses a second pod of one rank.
 
+mod certificates;
 mod checkpoint;
 mod defaults;
 mod gang;
@@ -10,8 +11,8 @@ mod scheduling;
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Container, ContainerPort, EnvVar, GRPCAction, Pod, PodSpec, PodTemplateSpec, Probe, ResourceRequirements, Service,
-    ServicePort, ServiceSpec,
+    Container, ContainerPort, EnvVar, HTTPGetAction, Pod, PodSpec, PodTemplateSpec, Probe, ResourceRequirements,
+    Service, ServicePort, ServiceSpec,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -23,6 +24,7 @@ use super::decide::NewPod;
 use super::observe::Replica;
 use super::validate::ValidJob;
 
+pub use certificates::secret;
 pub use checkpoint::{claim, in_volume};
 pub use gang::{Group, groups, scheduling_group};
 pub use network::policy;
@@ -40,13 +42,14 @@ pub fn service(job: &ValidJob) -> Service {
         app_protocol: Some(protocol.into()),
         ..ServicePort::default()
     };
+    let grpc = if job.certificates().is_some() { "https" } else { "kubernetes.io/h2c" };
     Service {
         metadata: metadata(job, names::service(&job.name)),
         spec: Some(ServiceSpec {
             cluster_ip: Some("None".into()),
             publish_not_ready_addresses: Some(true),
             selector: Some([(names::LABEL_JOB.to_owned(), job.name.clone())].into()),
-            ports: Some(vec![port("grpc", DEFAULT_PORT, "kubernetes.io/h2c"), port("metrics", METRICS_PORT, "http")]),
+            ports: Some(vec![port("grpc", DEFAULT_PORT, grpc), port("metrics", METRICS_PORT, "http")]),
             ..ServiceSpec::default()
         }),
         status: None,
@@ -77,6 +80,9 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     }
     if let Some(checkpoint) = spec.checkpoint.as_ref().filter(|_| replica.role == Role::Server) {
         checkpoint::mount(job, checkpoint, &mut pod_spec);
+    }
+    if let Some(secret) = job.certificates() {
+        certificates::mount(secret, &mut pod_spec);
     }
     defaults::apply(&mut pod_spec);
 
@@ -141,7 +147,7 @@ fn inject(main: &mut Container, job: &ValidJob, replica: Replica, incarnation: u
         local_rank: 0,
         result_file: Some(result_file),
         checkpoint: spec.checkpoint.as_ref().filter(|_| replica.role == Role::Server).map(checkpoint::environment),
-        tls_folder: None,
+        tls_folder: job.certificates().map(|_| certificates::FOLDER.to_owned()),
     };
     let ours = environment.to_vars();
     let var = |(name, value): &(&str, String)| EnvVar {
@@ -180,7 +186,12 @@ fn default_server(image: &str) -> PodTemplateSpec {
         args: Some(vec!["serve".into()]),
         ports: Some(vec![port("grpc", DEFAULT_PORT), port("metrics", METRICS_PORT)]),
         readiness_probe: Some(Probe {
-            grpc: Some(GRPCAction { port: DEFAULT_PORT.into(), service: None }),
+            // Not the gRPC health service, as a kubelet has no certificate.
+            http_get: Some(HTTPGetAction {
+                path: Some("/readyz".into()),
+                port: IntOrString::Int(METRICS_PORT.into()),
+                ..HTTPGetAction::default()
+            }),
             period_seconds: Some(1),
             timeout_seconds: Some(2),
             failure_threshold: Some(10),

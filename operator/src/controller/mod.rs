@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use kube::runtime::controller::Action;
 use kube::{Client, ResourceExt as _};
+use psjobs_api::certificates::MakeError;
 use psjobs_api::crd::{MANAGER, ParameterServerJob, ParameterServerJobStatus, Phase};
 use tracing::{Instrument as _, debug, info_span, warn};
 
@@ -71,6 +72,8 @@ pub enum ReconcileError {
     Api { what: String, source: Box<kube::Error> },
     #[error("the job changed while it was looked at")]
     OutOfDate,
+    #[error(transparent)]
+    Certificates(#[from] MakeError),
     #[error("the status does not fit JSON")]
     Json(#[source] serde_json::Error),
 }

@@ -9,8 +9,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource as _, ResourceExt as _};
 use psjobs_api::Role;
 use psjobs_api::crd::{
-    CleanPodPolicy, FailurePolicy, ParameterServerJob, ParameterServerJobSpec, RestartPolicy, SchedulingBackend,
-    StartupPolicy, SuccessOperator,
+    CleanPodPolicy, FailurePolicy, ParameterServerJob, ParameterServerJobSpec, ParameterServerJobStatus, RestartPolicy,
+    SchedulingBackend, StartupPolicy, SuccessOperator, names,
 };
 use psjobs_api::training::TrainingError;
 
@@ -78,6 +78,26 @@ impl ValidJob {
 
     pub fn count(&self, role: Role) -> u32 {
         if role == Role::Server { self.servers } else { self.trainers }
+    }
+
+    /// The Secret with the certificates of pods that are made now; `None`: they talk without TLS.
+    pub fn certificates(&self) -> Option<String> {
+        self.certificates_under(self.object.status.as_ref())
+    }
+
+    /// The same, for pods that are made under this status. What the job's pods began with goes on until all of them
+    /// start again, also where the spec says otherwise: an earlier operator, who made no certificates, began them.
+    pub fn certificates_under(&self, status: Option<&ParameterServerJobStatus>) -> Option<String> {
+        match status {
+            Some(status) if status.start_time.is_some() => status.certificates.clone(),
+            status => self.new_certificates(status.map_or(0, |status| status.first_incarnation)),
+        }
+    }
+
+    /// The same, for pods that all start again with this incarnation.
+    pub fn new_certificates(&self, first_incarnation: i32) -> Option<String> {
+        let name = || names::certificates(&self.name, &self.uid, first_incarnation.unsigned_abs());
+        self.object.spec.network.mutual_tls.then(name)
     }
 
     /// Rank of a replica in the job.
@@ -177,6 +197,22 @@ mod tests {
         assert_eq!((job.servers, job.trainers, job.max_restarts), (1, 2, 3));
         assert_eq!(job.server_drain, SignedDuration::from_secs(60));
         assert_eq!(job.rank(Replica::trainer(1)), 2);
+    }
+
+    #[test]
+    fn pods_that_began_without_certificates_go_on_without_them() {
+        let rows = [
+            ("", "", Some("mnist-tls-0b6c-0")),
+            ("network: {mutualTLS: false}", "", None),
+            ("", "{phase: Suspended, firstIncarnation: 2}", Some("mnist-tls-0b6c-2")),
+            ("", "{phase: Running, startTime: '2026-01-01T00:00:00Z'}", None),
+            ("", "{startTime: '2026-01-01T00:00:00Z', certificates: mine, firstIncarnation: 2}", Some("mine")),
+        ];
+        for (spec, status, want) in rows {
+            let mut object = job(spec);
+            object.status = (!status.is_empty()).then(|| serde_yaml::from_str(status).expect("a status"));
+            assert_eq!(validate(object.into()).expect("valid").certificates().as_deref(), want, "{spec} {status}");
+        }
     }
 
     #[test]

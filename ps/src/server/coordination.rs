@@ -135,19 +135,24 @@ impl proto::coordination_server::Coordination for Coordination {
     }
 
     async fn status(&self, _: Request<proto::StatusRequest>) -> Result<Response<proto::StatusReply>, Status> {
-        let mut status = self.0.members().status(now());
-        status.staleness = self.0.metrics.staleness_counts();
-        if let Ok(sharing) = self.0.sharing() {
-            status.trainers.iter_mut().for_each(|trainer| trainer.batch = sharing.share(trainer.index));
-        }
-        if let Some(replication) = &self.0.replication {
-            status.warnings.extend(replication.warnings(self.0.store().is_ok()));
-        }
-        status.checkpoint = self.0.recovery.newest().map(|newest| proto::CheckpointStatus {
-            step: newest.step,
-            path: newest.path.display().to_string(),
-            unix_seconds: newest.unix_seconds,
-        });
-        Ok(Response::new(status))
+        Ok(Response::new(status(&self.0)))
     }
+}
+
+/// All that this server knows of the job.
+pub(super) fn status(shared: &Shared) -> proto::StatusReply {
+    let mut status = shared.members().status(now());
+    status.staleness = shared.metrics.staleness_counts();
+    if let Ok(sharing) = shared.sharing() {
+        status.trainers.iter_mut().for_each(|trainer| trainer.batch = sharing.share(trainer.index));
+    }
+    if let Some(replication) = &shared.replication {
+        status.warnings.extend(replication.warnings(shared.store().is_ok()));
+    }
+    status.checkpoint = shared.recovery.newest().map(|newest| proto::CheckpointStatus {
+        step: newest.step,
+        path: newest.path.display().to_string(),
+        unix_seconds: newest.unix_seconds,
+    });
+    status
 }

@@ -1,5 +1,5 @@
 //! What Prometheus reads: counters of the data plane, gauges of the members, over HTTP beside the
-//! probes.
+//! probes and what the operator asks for. Nobody needs a certificate here, so nothing here is a secret.
 
 use std::fmt::Write as _;
 use std::future::Future;
@@ -8,12 +8,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::Router;
 use axum::extract::State;
+use axum::http::header;
+use axum::response::IntoResponse;
 use axum::routing::get;
+use psjobs_api::{CheckpointResult, TrainingStatus};
 use tokio::net::TcpListener;
 
+use super::coordination;
 use super::heat::Heat;
 use super::shared::Shared;
 use crate::clock::now;
+use crate::network::Network;
 use crate::sparse::TableCounts;
 use crate::staleness::Histogram;
 
@@ -65,7 +70,7 @@ impl Metrics {
     }
 }
 
-/// Serves `/metrics`, `/healthz` and `/readyz` until `shutdown`.
+/// Serves `/metrics`, `/status`, `/healthz` and `/readyz` until `shutdown`.
 pub async fn serve(
     listener: TcpListener,
     shared: Arc<Shared>,
@@ -73,10 +78,32 @@ pub async fn serve(
 ) -> std::io::Result<()> {
     let router = Router::new()
         .route("/metrics", get(|State(shared): State<Arc<Shared>>| async move { render(&shared) }))
+        .route("/status", get(|State(shared): State<Arc<Shared>>| async move { progress(&shared) }))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(|| async { "ok\n" }))
         .with_state(shared);
     axum::serve(listener, router).with_graceful_shutdown(shutdown).await
+}
+
+/// How far training is, as JSON for the operator.
+fn progress(shared: &Shared) -> impl IntoResponse + use<> {
+    let status = coordination::status(shared);
+    let checkpoint = status.checkpoint.map(|newest| CheckpointResult {
+        step: newest.step,
+        path: newest.path,
+        unix_seconds: newest.unix_seconds,
+    });
+    let status = TrainingStatus {
+        step: status.step,
+        total_steps: status.total_steps,
+        examples_per_second: status.examples_per_second,
+        // JSON has no word for the loss of a model that has diverged.
+        metrics: status.metrics.into_iter().filter(|(_, value)| value.is_finite()).collect(),
+        checkpoint,
+        stragglers: status.stragglers,
+    };
+    let text = serde_json::to_string(&status).expect("names and finite numbers serialize");
+    ([(header::CONTENT_TYPE, "application/json")], text)
 }
 
 fn render(shared: &Shared) -> String {
@@ -131,6 +158,10 @@ fn render(shared: &Shared) -> String {
         .collect();
     if !hot.is_empty() {
         family("block_busy_seconds_total", "counter", "Work of the ten blocks that worked longest.", &hot);
+    }
+    if let Network::Tls(credentials) = &shared.config.network {
+        let refused = one(credentials.refused() as f64);
+        family("refused_peers_total", "counter", "Peers without a certificate of this job.", &refused);
     }
     family("warnings", "gauge", "Things that are wrong; Status tells them.", &one(status.warnings.len() as f64));
     let tables: Vec<TableCounts> = shared.tables.get().map_or_else(Vec::new, |all| all.counts().tables().collect());

@@ -74,7 +74,7 @@ pub struct ServerConfig {
     pub replicas: Vec<String>,
     /// Where the job's state is kept, if anywhere.
     pub checkpoint: Option<CheckpointConfig>,
-    /// Where `/metrics`, `/healthz` and `/readyz` are served, if anywhere.
+    /// Where `/metrics`, `/status`, `/healthz` and `/readyz` are served, if anywhere.
     pub metrics: Option<TcpListener>,
     /// What the other servers are reached through.
     pub network: Network,
@@ -114,7 +114,7 @@ pub enum ServerError {
     Transport(#[source] tonic::transport::Error),
     /// The certificates hold what no certificate holds.
     #[error("the certificates cannot be used; make the folder anew with `psjobs certificates DIR`")]
-    Tls(#[source] tonic::transport::Error),
+    Tls(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The descriptors that are part of this program are damaged.
     #[error("gRPC reflection cannot be served")]
     Reflection(#[source] tonic_reflection::server::Error),
@@ -250,11 +250,7 @@ async fn serve_grpc<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
     health.set_serving::<Service<exchange::Training>>().await;
     let reflection =
         || tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(proto::DESCRIPTORS);
-    let mut builder = Server::builder();
-    if let Network::Tls(credentials) = &shared.config.network {
-        builder = builder.tls_config(credentials.server()).map_err(ServerError::Tls)?;
-    }
-    builder
+    let router = Server::builder()
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(2 * WINDOW)
         .max_frame_size(crate::wire::MAX_FRAME)
@@ -269,10 +265,15 @@ async fn serve_grpc<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
         .add_service(RecoveryServer::new(recovery::Service(shared.clone())))
         .add_service(CoordinationServer::new(coordination::Coordination(shared.clone())))
         .add_service(tables::service(shared.clone()))
-        .add_service(Service::new(exchange::Training, shared))
-        .serve_with_incoming_shutdown(incoming, stop)
-        .await
-        .map_err(ServerError::Transport)
+        .add_service(Service::new(exchange::Training, shared));
+    let served = match &shared.config.network {
+        Network::Tls(credentials) => {
+            let incoming = credentials.admit(incoming).map_err(|error| ServerError::Tls(error.into()))?;
+            Box::pin(router.serve_with_incoming_shutdown(incoming, stop)).await
+        }
+        Network::Tcp | Network::Other(_) => router.serve_with_incoming_shutdown(incoming, stop).await,
+    };
+    served.map_err(ServerError::Transport)
 }
 
 /// Waits, not long, for the trainers to end their steps and leave: then the last checkpoint holds whole

@@ -1,3 +1,5 @@
+use jiff::Timestamp;
+
 use super::defaults::NOBODY;
 use super::*;
 use crate::controller::fixtures::{replica, valid_job};
@@ -92,7 +94,7 @@ fn servers_without_a_template_serve_the_worker_image() {
     let server = main_container(&build("", "ps-0"));
     assert_eq!((server.image.as_deref(), server.args), (Some(IMAGE), Some(vec!["serve".to_owned()])));
     let probe = server.readiness_probe.expect("a probe");
-    assert_eq!((probe.grpc.map(|grpc| grpc.port), probe.period_seconds), (Some(29500), Some(1)));
+    assert_eq!((probe.http_get.and_then(|get| get.path).as_deref(), probe.period_seconds), (Some("/readyz"), Some(1)));
 }
 
 #[test]
@@ -109,8 +111,10 @@ fn pods_have_no_rights_that_training_does_not_need() {
         assert_eq!(context.allow_privilege_escalation, Some(false));
         assert_eq!(context.read_only_root_filesystem, Some(true));
         assert_eq!(context.capabilities.and_then(|c| c.drop), Some(vec!["ALL".to_owned()]));
-        assert_eq!(container.volume_mounts.expect("mounts")[0].mount_path, "/tmp");
-        assert!(spec.volumes.expect("volumes")[0].empty_dir.is_some());
+        let scratch = container.volume_mounts.into_iter().flatten().find(|mount| mount.mount_path == "/tmp");
+        let name = scratch.expect("a folder to write to").name;
+        let volume = spec.volumes.into_iter().flatten().find(|volume| volume.name == name);
+        assert!(volume.expect("its volume").empty_dir.is_some());
         assert_eq!(container.termination_message_policy.as_deref(), Some("FallbackToLogsOnError"));
     }
 }
@@ -136,7 +140,8 @@ fn what_a_template_sets_it_keeps() {
     assert_eq!(spec.automount_service_account_token, Some(true));
     assert_eq!(spec.security_context.expect("a context").run_as_non_root, None, "a container asks for root");
     assert_eq!(container.security_context.expect("a context").read_only_root_filesystem, Some(false));
-    assert_eq!(container.volume_mounts, Some(vec![]), "a writable root needs no scratch folder");
+    let scratch = container.volume_mounts.into_iter().flatten().find(|mount| mount.mount_path == "/tmp");
+    assert_eq!(scratch, None, "a writable root needs no scratch folder");
 }
 
 #[test]
@@ -194,4 +199,32 @@ fn servers_get_the_checkpoint_folder_and_trainers_do_not() {
     }
     let existing = valid_job("checkpoint: {existingClaim: shared, path: runs/a}");
     assert!(super::claim(&existing).is_none());
+}
+
+#[test]
+fn pods_show_certificates_of_their_own_job_unless_it_wants_none() {
+    for (spec, secret, protocol) in
+        [("", Some("mnist-tls-0b6c-0"), "https"), ("network: {mutualTLS: false}", None, "kubernetes.io/h2c")]
+    {
+        let job = valid_job(spec);
+        let made = super::secret(&job, Timestamp::UNIX_EPOCH).expect("certificates can be made");
+        assert_eq!(made.as_ref().and_then(|made| made.metadata.name.as_deref()), secret, "{spec}");
+        let files = made.and_then(|made| made.data).unwrap_or_default().into_keys().collect::<Vec<_>>();
+        assert_eq!(files, if secret.is_some() { vec!["ca.crt", "tls.crt", "tls.key"] } else { vec![] });
+        let ports = super::service(&job).spec.and_then(|spec| spec.ports).expect("ports");
+        assert_eq!(ports[0].app_protocol.as_deref(), Some(protocol));
+        for who in ["ps-0", "trainer-0"] {
+            let pod = build(spec, who);
+            let main = main_container(&pod);
+            let told = main.env.iter().flatten().find(|var| var.name == "PSJOB_TLS_DIR");
+            let told = told.and_then(|var| var.value.clone());
+            let volumes = pod.spec.and_then(|spec| spec.volumes).expect("volumes");
+            let volume = volumes.iter().find_map(|volume| Some((&volume.name, volume.secret.as_ref()?)));
+            assert_eq!(volume.and_then(|(_, of)| of.secret_name.as_deref()), secret, "{who}: {spec}");
+            let mount =
+                main.volume_mounts.iter().flatten().find(|mount| volume.is_some_and(|(name, _)| mount.name == *name));
+            assert_eq!(mount.map(|mount| &mount.mount_path), told.as_ref(), "{who}: {spec}");
+            assert_eq!(mount.and_then(|mount| mount.read_only), secret.map(|_| true), "{who}: {spec}");
+        }
+    }
 }

@@ -21,6 +21,7 @@ impl Draft<'_> {
         }
         self.out.status.observed_generation = self.job.generation;
         self.out.status.start_time = self.prev.start_time.clone().or(self.time());
+        self.out.status.certificates = self.job.certificates_under(Some(self.prev));
         conditions::clear(&mut self.out.status, ConditionType::Suspended, "Resumed", self.now);
 
         let failed = self.failed();

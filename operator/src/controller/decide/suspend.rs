@@ -11,6 +11,7 @@ impl Draft<'_> {
     pub(super) fn forget_replicas(&mut self) {
         self.out.status.first_incarnation = self.ledger.after_all().cast_signed();
         self.ledger = Ledger::default();
+        self.out.status.certificates = self.job.new_certificates(self.out.status.first_incarnation);
         let status = &mut self.out.status;
         for of_role in [&mut status.ps, &mut status.trainer].into_iter().flatten() {
             of_role.replicas = Vec::new();

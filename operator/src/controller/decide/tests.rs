@@ -116,11 +116,14 @@ fn progress_comes_from_server_0() {
 #[test]
 fn a_suspended_job_has_no_pods_and_starts_anew_when_resumed() {
     let mut cluster = running("runPolicy: {activeDeadlineSeconds: 50}");
+    let certificates = |cluster: &Cluster| cluster.status.certificates.clone();
+    assert_eq!(certificates(&cluster).as_deref(), Some("mnist-tls-0b6c-0"));
     cluster.succeed("trainer-0");
     cluster.fail("trainer-1", 1);
     cluster.settle();
     cluster.run_all();
     cluster.settle();
+    assert_eq!(certificates(&cluster).as_deref(), Some("mnist-tls-0b6c-0"), "a pod alone gets those of the others");
     cluster.suspend(true);
     cluster.settle();
     assert_eq!(cluster.phase(), Phase::Suspended);
@@ -135,6 +138,7 @@ fn a_suspended_job_has_no_pods_and_starts_anew_when_resumed() {
         assert_eq!(cluster.incarnation(who), 2, "{who}: higher than any before, and trainer 0 works again");
     }
     assert_eq!((cluster.status.restarts, cluster.status.restarts_counted), (1, 1), "resuming is no restart");
+    assert_eq!(certificates(&cluster).as_deref(), Some("mnist-tls-0b6c-2"));
     cluster.run_all();
     cluster.reconcile();
     assert_eq!(cluster.phase(), Phase::Running);

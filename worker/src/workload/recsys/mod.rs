@@ -54,8 +54,8 @@ pub enum RecsysError {
     #[error(transparent)]
     Tls(#[from] TlsError),
     #[error(
-        "the trainers' ring does not speak TLS, and this job's processes do; start it without --tls-dir, or with one \
-         trainer"
+        "the trainers' ring does not speak TLS, and this job's processes do; write spec.network.mutualTLS: false, by \
+         hand leave --tls-dir away, or take one trainer"
     )]
     PlainRing,
     #[error("this trainer cannot tell the others where it is")]

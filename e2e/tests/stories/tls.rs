@@ -1,0 +1,87 @@
+//! A job's pods talk TLS, and strangers who reach its server are not heard: one without a certificate, and one with
+//! that of another authority.
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::api::{Api, ObjectMeta, PostParams};
+use psjobs_api::certificates::Certificates;
+use psjobs_api::crd::{ParameterServerJob, Phase, names};
+use psjobs_api::{METRICS_PORT, Role};
+use psjobs_e2e::logs::line;
+use psjobs_e2e::manifest::example;
+use psjobs_e2e::site::Site;
+use psjobs_e2e::wait::{SHORT, TRAINING, until};
+use serde_json::json;
+
+/// What another job would have; also its name.
+const FOREIGN: &str = "foreign";
+const REFUSED: &str = "psjobs_ps_refused_peers_total ";
+
+pub async fn keeps_strangers_out(site: &Site) -> Result<()> {
+    let job = example()?;
+    site.apply(&job).await?;
+    let status = site.phase("mnist", Phase::Running, SHORT).await?;
+    let secret = status.certificates.context("a job tells where its certificates are")?;
+    ensure!(secret.starts_with("mnist-tls-"), "the certificates are in {secret}");
+    ensure!(refused(site).await? == 0, "somebody was refused before a stranger came");
+
+    let certificates = Certificates::make(&[names::hosts("mnist", &site.namespace)], 2026)?;
+    let data = certificates.files().map(|(name, text)| (name.to_owned(), ByteString(text.into())));
+    let metadata = ObjectMeta { name: Some(FOREIGN.into()), ..ObjectMeta::default() };
+    let foreign = Secret { metadata, data: Some(data.into()), ..Secret::default() };
+    let secrets: Api<Secret> = Api::namespaced(site.cluster.client.clone(), &site.namespace);
+    secrets.create(&PostParams::default(), &foreign).await?;
+    let mut before = 0;
+    for (name, secret) in [("without", None), ("another", Some(FOREIGN))] {
+        site.pods().create(&PostParams::default(), &stranger(site, &job, name, secret)?).await?;
+        let phase = |pod: Option<&Pod>| pod.and_then(|pod| pod.status.as_ref()?.phase.clone());
+        let ended = |pod: Option<&Pod>| phase(pod).as_deref() == Some("Failed");
+        until(&site.pods(), name, SHORT, &format!("the stranger {name} to give up"), ended).await?;
+        let now = refused(site).await?;
+        println!("    the stranger {name}: {} handshakes refused", now - before);
+        ensure!(now > before, "the server counts no refused peer after the stranger {name} came");
+        before = now;
+    }
+    line(&site.pods(), "mnist-ps-0", &["refused a peer without a certificate of this job"], SHORT).await?;
+
+    let status = site.phase("mnist", Phase::Succeeded, TRAINING).await?;
+    ensure!(status.restarts == 0, "{} pods were replaced though nothing happened to them", status.restarts);
+    Ok(())
+}
+
+/// A pod that is not of the job and wants to train with its server.
+fn stranger(site: &Site, job: &ParameterServerJob, name: &str, secret: Option<&str>) -> Result<Pod> {
+    let template = job.spec.trainer.template.spec.as_ref().context("the example's template has a spec")?;
+    let server = names::host("mnist", &site.namespace, Role::Server, 0);
+    let mut args = vec!["train", "mnist", "--master-addr", &server, "--connect-timeout", "3"];
+    let (mut mounts, mut volumes) = (vec![], vec![]);
+    if let Some(secret) = secret {
+        args.extend(["--tls-dir", "/tls"]);
+        mounts.push(json!({"name": "tls", "mountPath": "/tls"}));
+        volumes.push(json!({"name": "tls", "secret": {"secretName": secret}}));
+    }
+    Ok(serde_json::from_value(json!({
+        "metadata": {"name": name},
+        "spec": {
+            "restartPolicy": "Never",
+            "securityContext": {"runAsNonRoot": true, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{
+                "name": "stranger",
+                "image": template.containers[0].image,
+                "args": args,
+                "volumeMounts": mounts,
+                "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
+            }],
+            "volumes": volumes,
+        },
+    }))?)
+}
+
+/// How many peers server 0 has refused, by its metrics.
+async fn refused(site: &Site) -> Result<u64> {
+    let path = format!("/api/v1/namespaces/{}/pods/mnist-ps-0:{METRICS_PORT}/proxy/metrics", site.namespace);
+    let metrics = site.kubectl(&["get", "--raw", &path]).await?;
+    let count = metrics.lines().find_map(|line| line.strip_prefix(REFUSED));
+    Ok(count.with_context(|| format!("no {REFUSED}in {metrics}"))?.parse()?)
+}

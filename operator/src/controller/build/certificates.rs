@@ -1,0 +1,47 @@
+//! What spec.network.mutualTLS adds: a Secret with certificates of the job's own, and its folder in the job's pods.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{Container, PodSpec, Secret, SecretVolumeSource, Volume, VolumeMount};
+use psjobs_api::certificates::{Certificates, MakeError};
+use psjobs_api::crd::names;
+
+use super::metadata;
+use crate::controller::validate::ValidJob;
+
+const VOLUME: &str = "psjobs-certificates";
+/// Where the job's processes see the folder.
+pub const FOLDER: &str = "/etc/psjobs/tls";
+/// Readable for the pod's group, which is that of the process whoever it runs as.
+const MODE: i32 = 0o440;
+
+/// The Secret to make; `None` if the job's pods talk without TLS. It is another one each time.
+pub fn secret(job: &ValidJob, now: Timestamp) -> Result<Option<Secret>, MakeError> {
+    let Some(name) = job.certificates() else { return Ok(None) };
+    let year = now.to_zoned(TimeZone::UTC).year();
+    let certificates = Certificates::make(&[names::hosts(&job.name, &job.namespace)], year.into())?;
+    let files = certificates.files().map(|(name, text)| (name.to_owned(), ByteString(text.into())));
+    Ok(Some(Secret {
+        metadata: metadata(job, name),
+        type_: Some("kubernetes.io/tls".into()),
+        immutable: Some(true),
+        data: Some(BTreeMap::from(files)),
+        string_data: None,
+    }))
+}
+
+/// Mounts the Secret in a pod's first container.
+pub fn mount(secret: String, pod: &mut PodSpec) {
+    let source =
+        SecretVolumeSource { secret_name: Some(secret), default_mode: Some(MODE), ..SecretVolumeSource::default() };
+    let volume = Volume { name: VOLUME.into(), secret: Some(source), ..Volume::default() };
+    pod.volumes.get_or_insert_default().push(volume);
+    let read_only = Some(true);
+    let mount = VolumeMount { name: VOLUME.into(), mount_path: FOLDER.into(), read_only, ..VolumeMount::default() };
+    if let Some(Container { volume_mounts, .. }) = pod.containers.first_mut() {
+        volume_mounts.get_or_insert_default().push(mount);
+    }
+}
