@@ -65,7 +65,6 @@ pub async fn create(
     let mut requests = Vec::new();
     for child in children {
         if let Child::Pod(new) = child {
-            // Built when its turn comes, so that a thousand of them need not exist at once.
             requests.push(create_pod(context, job, new));
         }
     }
@@ -159,12 +158,14 @@ async fn delete_others(groups: &Api<DynamicObject>, job: &ValidJob, name: &str) 
 }
 
 async fn create_pod(context: &Context, job: &ValidJob, new: &NewPod) -> Result<Outcome<Pod>, ReconcileError> {
+    // Before it is built: those that wait for their turn are thousands, and would be most of the operator's memory.
+    let _turn = context.turn(Write::Child).await;
     let pod = build::pod(job, new, &context.worker_image);
     match build::scheduling_group(job) {
         Some(group) => Box::pin(create_grouped_pod(context, job, &pod, group)).await,
         None => {
             let pods = Api::<Pod>::namespaced(context.client.clone(), &job.namespace);
-            create_one(context, &pods, &wanted(&pod, &job.uid)).await
+            create_now(&pods, &wanted(&pod, &job.uid)).await
         }
     }
 }
@@ -183,7 +184,7 @@ async fn create_grouped_pod(
     let object = serde_json::from_value(object).map_err(ReconcileError::Json)?;
     let child = format!("pod {}", pod.name_any());
     let grouped = Wanted { child, object: &object, owner: &job.uid, missing: None };
-    match create_one(context, &pods, &grouped).await? {
+    match create_now(&pods, &grouped).await? {
         Outcome::Exists(object) => {
             let object = serde_json::to_value(object).map_err(ReconcileError::Json)?;
             Ok(Outcome::Exists(Box::new(serde_json::from_value(object).map_err(ReconcileError::Json)?)))
@@ -197,14 +198,22 @@ fn wanted<'a, K: Resource<DynamicType = ()>>(object: &'a K, owner: &'a str) -> W
     Wanted { child, object, owner, missing: None }
 }
 
-/// Creates an object, or finds that it exists: our cache may be a moment behind our own writes.
+/// Creates an object in its turn.
 async fn create_one<K>(context: &Context, api: &Api<K>, wanted: &Wanted<'_, K>) -> Result<Outcome<K>, ReconcileError>
+where
+    K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
+{
+    let _turn = context.turn(Write::Child).await;
+    create_now(api, wanted).await
+}
+
+/// Creates an object, or finds that it exists: our cache may be a moment behind our own writes.
+async fn create_now<K>(api: &Api<K>, wanted: &Wanted<'_, K>) -> Result<Outcome<K>, ReconcileError>
 where
     K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
 {
     let Wanted { child, object, owner, missing } = wanted;
     let name = object.name_any();
-    let _turn = context.turn(Write::Child).await;
     let refused = |message| Ok(Outcome::Refused(Refusal { child: child.clone(), message }));
     match api.create(&PostParams::default(), object).await {
         Ok(created) => Ok(Outcome::Exists(created.into())),
