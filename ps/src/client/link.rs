@@ -17,7 +17,7 @@ use crate::network::Network;
 use crate::proto::coordination_client::CoordinationClient;
 use crate::proto::{self, exchange_request::Message};
 use crate::shm::{self, Mapping};
-use crate::wire::{Buffers, MAX_FRAME, Outgoing, call, frame};
+use crate::wire::{self, Buffers, MAX_FRAME, Outgoing, call, frame};
 
 /// What comes from a server.
 pub enum Event {
@@ -35,6 +35,8 @@ pub struct Link {
     pub epoch: u64,
     /// Payloads stay in memory that this server has mapped.
     pub shares_memory: bool,
+    /// Blocks that may be on their way, where payloads travel.
+    pub window: usize,
     /// The server at the other end: the one that is named, or the one that holds its blocks too.
     pub host: u32,
     gradients: mpsc::Sender<Result<Bytes, Status>>,
@@ -130,7 +132,8 @@ impl Link {
             drop(events.send(Event::Broken { server, generation, status }));
         });
         let (next_step, epoch, shares_memory) = (reply.next_step, reply.epoch, shared_memory_token != 0);
-        Ok(Self { generation, next_step, epoch, shares_memory, host, gradients, channel })
+        let window = (reply.window as usize).clamp(1, wire::WINDOW);
+        Ok(Self { generation, next_step, epoch, shares_memory, window, host, gradients, channel })
     }
 
     /// Sends one message. A broken link drops it: its `Broken` event follows.

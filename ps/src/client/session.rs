@@ -16,7 +16,7 @@ use crate::codec::Codec;
 use crate::layout::Layout;
 use crate::proto;
 use crate::shm::Mapping;
-use crate::wire::{Buffers, WINDOW};
+use crate::wire::Buffers;
 
 /// How soon an interrupt is seen by a trainer that waits.
 const INTERRUPTIBLE: Duration = Duration::from_millis(100);
@@ -236,7 +236,7 @@ impl AsyncSession {
         let link = &self.links[server];
         // Where a server passes gradients on to another one, they travel in any case.
         let travels = !link.shares_memory || self.config.replication_factor > 1;
-        while (!travels || self.in_flight[server] < WINDOW)
+        while (!travels || self.in_flight[server] < link.window)
             && let Some(block) = self.to_send[server].pop_front()
         {
             let version = self.versions[block as usize];

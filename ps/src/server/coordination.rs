@@ -10,7 +10,7 @@ use super::shared::{Shared, trainer};
 use crate::batch::sharing::Work;
 use crate::clock::now;
 use crate::layout::{Layout, TensorSpec};
-use crate::proto;
+use crate::{proto, wire};
 
 pub struct Coordination(pub Arc<Shared>);
 
@@ -52,6 +52,7 @@ impl proto::coordination_server::Coordination for Coordination {
                 .as_ref()
                 .map_or_else(String::new, |offer| offer.name().to_owned()),
             epoch,
+            window: wire::window(store.shard(shard).count(), config.trainers) as u32,
         }))
     }
 
