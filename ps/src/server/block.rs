@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use psjobs_api::training::NonFinite;
@@ -42,11 +43,27 @@ pub struct Plan {
     pub metrics: Arc<Metrics>,
 }
 
+/// A snapshot that is due is taken when the block has had nothing to do for so long, so that other blocks' answers
+/// need not wait for it; and in any case before the block changes.
+const IDLE: Duration = Duration::from_millis(20);
+
 /// Owns the block until every sender is gone.
 pub async fn own(plan: Plan, mut commands: mpsc::Receiver<Command>) {
     let meter = plan.metrics.heat.meter(plan.block);
     let mut block = Block::new(plan);
-    while let Some(command) = commands.recv().await {
+    loop {
+        let command = if block.due.is_empty() {
+            commands.recv().await
+        } else if let Ok(command) = tokio::time::timeout(IDLE, commands.recv()).await {
+            command
+        } else {
+            block.take_due_snapshots();
+            continue;
+        };
+        let Some(command) = command else { return };
+        if command.changes() {
+            block.take_due_snapshots();
+        }
         meter.time(|| block.handle(command));
     }
 }
@@ -67,6 +84,8 @@ struct Block {
     ahead: Vec<(Peer, u64)>,
     /// Snapshots of versions to come.
     snapshots: Vec<(u64, oneshot::Sender<Option<BlockState>>)>,
+    /// Snapshots of the version that is there.
+    due: Vec<oneshot::Sender<Option<BlockState>>>,
 }
 
 /// The gradients of a step whose round is open.
@@ -100,6 +119,7 @@ impl Block {
             round: Round::default(),
             ahead: Vec::new(),
             snapshots: Vec::new(),
+            due: Vec::new(),
         }
     }
 
@@ -190,7 +210,7 @@ impl Block {
             self.rule.advance(next.trainer, next.step);
         }
         self.apply(&update.gradient, update.factor);
-        self.take_due_snapshots();
+        self.find_due_snapshots();
     }
 
     fn acknowledge(&self, primary: &Frames) {
@@ -294,7 +314,7 @@ impl Block {
             });
         }
         self.answer(waiting);
-        self.take_due_snapshots();
+        self.find_due_snapshots();
     }
 
     /// `sum += gradient`; the first gradient is the sum, so that no zero is added to it.
@@ -356,13 +376,19 @@ impl Block {
         match at {
             Some(at) if at > self.version && !self.values.is_empty() => self.snapshots.push((at, reply)),
             Some(at) if at < self.version => drop(reply.send(None)),
-            _ => drop(reply.send(self.capture())),
+            _ => self.due.push(reply),
         }
     }
 
-    fn take_due_snapshots(&mut self) {
+    /// The block has a new version.
+    fn find_due_snapshots(&mut self) {
         let version = self.version;
-        for (_, reply) in self.snapshots.extract_if(.., |(at, _)| *at <= version).collect::<Vec<_>>() {
+        self.due.extend(self.snapshots.extract_if(.., |(at, _)| *at <= version).map(|(_, reply)| reply));
+    }
+
+    fn take_due_snapshots(&mut self) {
+        for reply in std::mem::take(&mut self.due) {
+            // Whoever asked may be gone.
             drop(reply.send(self.capture()));
         }
     }

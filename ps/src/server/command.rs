@@ -46,6 +46,28 @@ pub enum Command {
     Mirror(Update, Frames),
 }
 
+impl Command {
+    /// Whether the block may be another one afterwards.
+    #[must_use]
+    pub fn changes(&self) -> bool {
+        match self {
+            Self::Gradient { .. }
+            | Self::Initialize(..)
+            | Self::Finish(_)
+            | Self::Restore(..)
+            | Self::Stand(_)
+            | Self::Install(..)
+            | Self::Mirror(..) => true,
+            Self::Read(_)
+            | Self::NextStep(..)
+            | Self::Snapshot(..)
+            | Self::Version(_)
+            | Self::Attach(..)
+            | Self::Acknowledged(_) => false,
+        }
+    }
+}
+
 /// A block's part in replication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
