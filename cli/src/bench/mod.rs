@@ -5,9 +5,13 @@ mod hybrid;
 pub mod job;
 mod mnist;
 mod optimizers;
+pub mod processes;
 mod recovery;
 mod remote;
 mod rl;
+mod snapshot;
+mod trainers;
+mod waiting;
 mod wire;
 
 use std::fmt;
@@ -42,7 +46,10 @@ enum Bench {
     Remote(remote::RemoteArgs),
     Rl(rl::RlArgs),
     Hybrid(hybrid::HybridArgs),
-    /// One server of the job that the environment tells of, as `recovery` starts them
+    Waiting(waiting::WaitingArgs),
+    Trainers(trainers::TrainersArgs),
+    Snapshot(snapshot::SnapshotArgs),
+    /// One server of the job that the environment tells of, as benchmarks start them
     #[command(hide = true)]
     Server,
 }
@@ -102,8 +109,11 @@ impl BenchArgs {
             Bench::Remote(args) => args.measure(self.runs)?,
             Bench::Rl(args) => args.measure(self.runs)?,
             Bench::Hybrid(args) => args.measure(self.runs)?,
+            Bench::Waiting(args) => args.measure(self.runs)?,
+            Bench::Trainers(args) => args.measure(self.runs)?,
+            Bench::Snapshot(args) => args.measure(self.runs)?,
             Bench::Server => {
-                recovery::serve()?;
+                processes::serve()?;
                 return Ok(ExitCode::SUCCESS);
             }
         };

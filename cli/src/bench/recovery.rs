@@ -1,24 +1,20 @@
 //! How long training stands still when a server is killed: with a second server that holds its blocks, and
 //! from a checkpoint. The servers are processes of this program.
 
-use std::net::TcpListener;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
-use psjobs_api::checkpoint::CheckpointPolicy;
-use psjobs_api::env::Checkpoint;
+use psjobs_api::Training;
 use psjobs_api::training::{Consistency, ConsistencyMode, Optimizer, OptimizerKind};
-use psjobs_api::{Environment, Role, Training};
 use psjobs_ps::checkpoint::Catalog;
-use psjobs_ps::client::{Session, SessionConfig, TensorSpec};
+use psjobs_ps::client::Session;
 use psjobs_ps::proto::StatusRequest;
 use psjobs_ps::proto::coordination_client::CoordinationClient;
-use psjobs_ps::server::{self, ServerConfig};
 use tokio::runtime::Runtime;
 
+use super::processes::{Job, Process};
 use super::{Case, median, say};
 
 /// Seconds until training goes on after kill -9 of a server
@@ -66,7 +62,7 @@ impl RecoveryArgs {
 
 /// Seconds from the kill of one of two replicated servers to the next step done, and of an undisturbed step.
 fn replica(megabytes: u32, victim: usize) -> anyhow::Result<(f64, f64)> {
-    let mut job = Job::start(2, megabytes, None)?;
+    let mut job = Running::start(2, megabytes, None)?;
     let mut session = job.join()?;
     job.steps(&mut session, 0, BEFORE)?;
     job.wait_for_copies(1 - victim)?;
@@ -82,7 +78,7 @@ fn replica(megabytes: u32, victim: usize) -> anyhow::Result<(f64, f64)> {
 /// Seconds from the start of a server's successor to the next step done, and of reading as many bytes.
 fn checkpoint(megabytes: u32) -> anyhow::Result<(f64, f64)> {
     let folder = tempfile::tempdir().context("no temporary folder")?;
-    let mut job = Job::start(1, megabytes, Some(folder.path()))?;
+    let mut job = Running::start(1, megabytes, Some(folder.path()))?;
     let mut session = job.join()?;
     let mut step = 0;
     let started = Instant::now();
@@ -101,7 +97,7 @@ fn checkpoint(megabytes: u32) -> anyhow::Result<(f64, f64)> {
     ensure!(bytes >= megabytes as usize * 1_000_000, "the checkpoint holds {bytes} bytes only");
     job.servers[0].kill()?;
     let start = Instant::now();
-    job.servers[0] = job.server(0)?;
+    job.servers[0] = job.job.server(0)?;
     let until = session.next_step() + 2;
     // Back at the checkpoint, then a step.
     let at = session.exchange(session.next_step())?;
@@ -113,83 +109,35 @@ fn checkpoint(megabytes: u32) -> anyhow::Result<(f64, f64)> {
     Ok((seconds, limit))
 }
 
-struct Job {
-    environment: Environment,
-    elements: usize,
-    servers: Vec<Server>,
+struct Running {
+    job: Job,
+    servers: Vec<Process>,
     runtime: Runtime,
 }
 
-/// A server process; killed when it is dropped.
-struct Server(Child);
-
-impl Server {
-    /// kill -9.
-    fn kill(&mut self) -> anyhow::Result<()> {
-        self.0.kill().context("cannot kill a server")?;
-        self.0.wait().context("cannot wait for a server")?;
-        Ok(())
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // One that has ended needs no killing.
-        let _ = self.kill();
-    }
-}
-
-impl Job {
+impl Running {
     fn start(servers: u32, megabytes: u32, folder: Option<&Path>) -> anyhow::Result<Self> {
-        // Held together, so that they differ.
-        let ports: Vec<_> = (0..servers).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
-        let addresses = ports.iter().map(|port| port.local_addr().map(|address| address.to_string()));
-        let policy = CheckpointPolicy { interval_seconds: 1, keep: 1, ..CheckpointPolicy::default() };
-        let environment = Environment {
-            name: "bench-recovery".into(),
-            namespace: "default".into(),
-            uid: format!("bench-recovery-{:016x}", rand::random::<u64>()),
-            role: Role::Server,
-            index: 0,
-            servers: addresses.collect::<Result<_, _>>()?,
-            replication_factor: servers,
-            trainers: 1,
-            training: Training {
-                consistency: Consistency { mode: ConsistencyMode::Sync, ..Consistency::default() },
-                optimizer: Optimizer {
-                    kind: OptimizerKind::Sgd,
-                    learning_rate: 0.0625,
-                    momentum: 0.0,
-                    ..Optimizer::default()
-                },
-                ..Training::default()
+        let training = Training {
+            consistency: Consistency { mode: ConsistencyMode::Sync, ..Consistency::default() },
+            optimizer: Optimizer {
+                kind: OptimizerKind::Sgd,
+                learning_rate: 0.0625,
+                momentum: 0.0,
+                ..Optimizer::default()
             },
-            incarnation: 0,
-            local_rank: 0,
-            result_file: None,
-            checkpoint: folder.map(|folder| Checkpoint { folder: folder.display().to_string(), policy }),
-            tls_folder: None,
+            ..Training::default()
         };
-        drop(ports);
+        let mut job = Job::new("bench-recovery", servers, 1, megabytes, training)?;
+        job.environment.replication_factor = servers;
+        if let Some(folder) = folder {
+            job = job.checkpointed(folder);
+        }
         let runtime = Runtime::new().context("cannot start a runtime")?;
-        let elements = megabytes as usize * 250_000;
-        let mut job = Self { environment, elements, servers: Vec::new(), runtime };
-        job.servers = (0..servers).map(|index| job.server(index)).collect::<anyhow::Result<_>>()?;
-        Ok(job)
-    }
-
-    fn server(&self, index: u32) -> anyhow::Result<Server> {
-        let program: PathBuf = std::env::current_exe().context("cannot find this program")?;
-        let place = Environment { index, ..self.environment.clone() };
-        let mut command = Command::new(program);
-        command.args(["bench", "server"]).envs(place.to_vars()).stdin(Stdio::null()).stdout(Stdio::null());
-        Ok(Server(command.spawn().context("cannot start a server")?))
+        Ok(Self { servers: job.start()?, job, runtime })
     }
 
     fn join(&self) -> anyhow::Result<Session> {
-        let place = Environment { role: Role::Trainer, ..self.environment.clone() };
-        let tensors = vec![TensorSpec { name: "weight".into(), shape: vec![self.elements as u64] }];
-        let mut session = Session::join(SessionConfig::new(&place, tensors, 0), &vec![1.0; self.elements])?;
+        let mut session = Session::join(self.job.session(0), &vec![1.0; self.job.elements])?;
         session.gradients_mut().fill(GRADIENT);
         Ok(session)
     }
@@ -207,7 +155,7 @@ impl Job {
 
     /// Waits until all blocks are held twice, by what `server` says.
     fn wait_for_copies(&self, server: usize) -> anyhow::Result<()> {
-        let address = format!("http://{}", self.environment.servers[server]);
+        let address = format!("http://{}", self.job.environment.servers[server]);
         let start = Instant::now();
         self.runtime.block_on(async {
             let mut client = CoordinationClient::connect(address).await.context("cannot ask a server")?;
@@ -229,15 +177,4 @@ impl Job {
         ensure!(wrong.is_none(), "after {steps} steps parameters are {wrong:?}, expected {want}");
         Ok(())
     }
-}
-
-/// One server of the job that the environment tells of.
-pub fn serve() -> anyhow::Result<()> {
-    let environment = Environment::from_vars(|name| std::env::var(name).ok())?.context("no job in the environment")?;
-    let runtime = Runtime::new().context("cannot start a runtime")?;
-    runtime.block_on(async {
-        let listener = tokio::net::TcpListener::bind(&environment.servers[environment.index as usize]).await?;
-        server::run(listener, ServerConfig::new(&environment), std::future::pending()).await?;
-        Ok(())
-    })
 }

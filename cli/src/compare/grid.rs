@@ -14,6 +14,9 @@ pub enum Experiment {
     /// Thirty trainers that push gradients from old parameters: a constant learning rate against one that is
     /// divided by the staleness (Zhang et al., IJCAI 2016)
     Staleness,
+    /// Each codec of gradients, over TCP on this machine and over a slow link (100 Mb/s between two network
+    /// namespaces, which takes root, ip and tc)
+    Codecs,
 }
 
 /// A way to train.
@@ -22,7 +25,7 @@ pub struct Way {
     pub name: &'static str,
     /// spec.training but for the seed.
     training: Value,
-    trainers: u32,
+    pub trainers: u32,
 }
 
 /// Ways that are drawn into one set of plots.
@@ -34,6 +37,8 @@ pub struct Section {
     pub ways: Vec<Way>,
     /// The last trainer takes so many times as long.
     slow: Option<f64>,
+    /// Blocks travel, although all processes are on one machine.
+    tcp: bool,
 }
 
 /// What the user chose.
@@ -55,6 +60,8 @@ pub struct Run {
 
 /// Of the learning rate that staleness makes too large. One trainer learns well with it.
 const BOLD: f64 = 0.2;
+/// Trainers that codecs are compared with.
+const PAIR: u32 = 2;
 /// The learners of the paper.
 const LEARNERS: u32 = 30;
 
@@ -64,6 +71,7 @@ impl Experiment {
         match self {
             Self::Modes => "Consistency modes compared",
             Self::Staleness => "Stale gradients and the learning rate",
+            Self::Codecs => "Codecs compared",
         }
     }
 
@@ -71,6 +79,7 @@ impl Experiment {
         match self {
             Self::Modes => modes(extent),
             Self::Staleness => vec![staleness()],
+            Self::Codecs => vec![codecs()],
         }
     }
 }
@@ -92,8 +101,8 @@ fn modes(extent: &Extent) -> Vec<Section> {
     let even = format!("{trainers} trainers and one server, all at one learning rate (0.05).");
     let uneven = format!("The same, but trainer {} takes {slow} times as long for each step.", trainers - 1);
     vec![
-        Section { title: "Even machines", note: even, ways: ways.clone(), slow: None },
-        Section { title: "One slow trainer", note: uneven, ways, slow: Some(slow) },
+        Section { title: "Even machines", note: even, ways: ways.clone(), slow: None, tcp: false },
+        Section { title: "One slow trainer", note: uneven, ways, slow: Some(slow), tcp: false },
     ]
 }
 
@@ -120,6 +129,36 @@ fn staleness() -> Section {
             way("30, rate / staleness", "Inverse", LEARNERS),
         ],
         slow: None,
+        tcp: false,
+    }
+}
+
+fn codecs() -> Section {
+    let way = |name, codec| Way {
+        name,
+        training: json!({
+            "consistency": {"mode": "Sync"},
+            "optimizer": {"type": "SGD", "learningRate": 0.1},
+            "compression": {"codec": codec},
+        }),
+        trainers: PAIR,
+    };
+    Section {
+        title: "Codecs",
+        note: format!(
+            "{PAIR} trainers and one server, Sync, learning rate 0.1, over TCP; TopK sends 1 % of the elements. With \
+             any codec but F32 parameters come back as BF16."
+        ),
+        ways: vec![
+            way("F32", "F32"),
+            way("BF16", "BF16"),
+            way("FP16", "FP16"),
+            way("INT8", "INT8"),
+            way("OneBit", "OneBit"),
+            way("TopK", "TopK"),
+        ],
+        slow: None,
+        tcp: true,
     }
 }
 
@@ -144,6 +183,11 @@ pub fn job(sections: &[Section], run: &Run, extent: &Extent) -> anyhow::Result<P
     let mut job = job::job("compare", training, *trainers, &args)?;
     // A trainer that ends because its loss is no number is not to be tried again.
     job.spec.failure_policy.max_restarts = 0;
+    let server = job.spec.ps.template.as_mut().and_then(|template| template.spec.as_mut());
+    if let Some(server) = server.filter(|_| section.tcp) {
+        let args = server.containers[0].args.get_or_insert_default();
+        args.push("--no-shared-memory".into());
+    }
     Ok(job)
 }
 
@@ -159,7 +203,7 @@ mod tests {
 
     #[test]
     fn every_combination_runs_once_for_each_seed() {
-        for (experiment, want) in [(Experiment::Modes, 30), (Experiment::Staleness, 9)] {
+        for (experiment, want) in [(Experiment::Modes, 30), (Experiment::Staleness, 9), (Experiment::Codecs, 18)] {
             let runs = runs(&experiment.sections(&extent()), 3);
             let distinct: BTreeSet<_> = runs.iter().copied().collect();
             assert_eq!((runs.len(), distinct.len()), (want, want));
@@ -168,11 +212,15 @@ mod tests {
 
     #[test]
     fn every_run_is_a_valid_job() {
-        for experiment in [Experiment::Modes, Experiment::Staleness] {
+        for experiment in [Experiment::Modes, Experiment::Staleness, Experiment::Codecs] {
             let sections = experiment.sections(&extent());
             for run in runs(&sections, 1) {
                 let job = job(&sections, &run, &extent()).expect("a job");
                 job.spec.training.validate().expect("valid");
+                let serve =
+                    &job.spec.ps.template.as_ref().and_then(|t| t.spec.as_ref()).expect("a spec").containers[0].args;
+                let travels = serve.iter().flatten().any(|arg| arg == "--no-shared-memory");
+                assert_eq!(travels, experiment == Experiment::Codecs, "{serve:?}");
                 let args = &job.spec.trainer.template.spec.expect("a spec").containers[0].args;
                 assert_eq!(args.iter().flatten().any(|arg| arg == "3:3"), run.section == 1, "{args:?}");
             }

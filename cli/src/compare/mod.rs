@@ -1,6 +1,8 @@
-//! `psjobs compare`: the same training in several ways, as one page with plots. [`grid`] says what runs, [`record`] what is kept of a run, [`page`] and [`plot`] draw it.
+//! `psjobs compare`: the same training in several ways, as one page with plots. [`grid`] says what runs, [`record`]
+//! what is kept of a run, [`link`] is a slow network, [`page`] and [`plot`] draw it all.
 
 mod grid;
+mod link;
 mod page;
 mod plot;
 mod record;
@@ -14,10 +16,12 @@ use std::time::Instant;
 use anyhow::{Context as _, ensure};
 use clap::{Args, ValueEnum as _};
 use psjobs_api::crd::ParameterServerJob;
+use serde::Serialize;
 
 use crate::bench::job::worker;
 use crate::run::{self, Options, Progress, Wish};
 use grid::{Experiment, Extent, Section};
+use link::{Carried, Link};
 use record::Record;
 
 /// Compare ways to train on MNIST, as a page with plots
@@ -47,6 +51,12 @@ pub struct CompareArgs {
     /// The network: mlp (a perceptron) or mnist (convolutional, slower)
     #[arg(long, value_name = "WORKLOAD", default_value = "mlp", value_parser = ["mlp", "mnist"])]
     workload: String,
+    /// For codecs: speed of the slow link in Mb/s each way; 0: none, which needs no root
+    #[arg(long, value_name = "MBIT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(..=100_000))]
+    link_mbit: u32,
+    /// For codecs: steps of each trainer over the slow link
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(2..))]
+    link_steps: u32,
     /// Print what was measured as one JSON object a line too
     #[arg(long)]
     json: bool,
@@ -65,6 +75,7 @@ impl CompareArgs {
         let extent = self.extent();
         let sections = self.experiment.sections(&extent);
         let runs = grid::runs(&sections, self.seeds);
+        let carried = self.carried(&sections, &extent, &worker)?;
         let mut records = Vec::new();
         for (number, run) in runs.iter().enumerate() {
             let Section { title, ways, .. } = &sections[run.section];
@@ -72,16 +83,39 @@ impl CompareArgs {
             eprintln!("{} of {}: {title}, {way}, seed {}", number + 1, runs.len(), run.seed);
             let job = grid::job(&sections, run, &extent)?;
             let record = measure(&job, Record::new(*run, title, way), &worker)?;
-            if self.json {
-                // A reader that has gone away wants no line.
-                writeln!(std::io::stdout(), "{}", serde_json::to_string(&record)?).ok();
-            }
+            self.tell(&record)?;
             records.push(record);
         }
-        let page = page::page(self.experiment.title(), &sections, &records, &extent);
+        let page = page::page(self.experiment.title(), &sections, &records, &carried, &extent);
         fs::write(&output, page).with_context(|| format!("cannot write {}", output.display()))?;
         eprintln!("wrote {}", output.display());
         Ok(ExitCode::SUCCESS)
+    }
+
+    fn tell(&self, measured: &impl Serialize) -> anyhow::Result<()> {
+        if self.json {
+            // A reader that has gone away wants no line.
+            writeln!(std::io::stdout(), "{}", serde_json::to_string(measured)?).ok();
+        }
+        Ok(())
+    }
+
+    /// What each codec does over the slow link.
+    fn carried(&self, sections: &[Section], extent: &Extent, worker: &Path) -> anyhow::Result<Vec<Carried>> {
+        if self.experiment != Experiment::Codecs || self.link_mbit == 0 {
+            return Ok(Vec::new());
+        }
+        let link = Link::make(self.link_mbit)?;
+        let runs = grid::runs(sections, 1).into_iter().map(|run| {
+            let way = &sections[run.section].ways[run.way];
+            eprintln!("{} over {} Mb/s", way.name, self.link_mbit);
+            let training = &grid::job(sections, &run, extent)?.spec.training;
+            let job = link::Job { worker, workload: &extent.workload, training, trainers: way.trainers };
+            let carried = link.carry(way.name, job, self.link_steps)?;
+            self.tell(&carried)?;
+            Ok(carried)
+        });
+        runs.collect()
     }
 
     fn extent(&self) -> Extent {

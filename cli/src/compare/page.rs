@@ -3,12 +3,13 @@
 use std::fmt::Write as _;
 
 use super::grid::{Extent, Section};
+use super::link::Carried;
 use super::plot::{Axis, Series, bars, columns, lines};
 use super::record::Record;
 
 const STYLE: &str = include_str!("page.css");
 /// Of the colours of Okabe and Ito, which people with any sight tell apart.
-const COLORS: [&str; 5] = ["#0072b2", "#56b4e9", "#009e73", "#d55e00", "#cc79a7"];
+const COLORS: [&str; 6] = ["#0072b2", "#56b4e9", "#009e73", "#d55e00", "#cc79a7", "#e69f00"];
 /// Upper ends of the staleness buckets that are drawn; the rest is one.
 const STALENESS: [&str; 9] = ["0", "1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", "more"];
 
@@ -28,7 +29,7 @@ impl<'a> Drawn<'a> {
 }
 
 /// The page for `records`.
-pub fn page(title: &str, sections: &[Section], records: &[Record], extent: &Extent) -> String {
+pub fn page(title: &str, sections: &[Section], records: &[Record], carried: &[Carried], extent: &Extent) -> String {
     let Extent { epochs, workload, .. } = extent;
     let seeds = records.iter().map(|record| record.run.seed).max().unwrap_or(0);
     let net = if workload == "mlp" { "a perceptron (784-256-10)" } else { "a convolutional network" };
@@ -48,8 +49,14 @@ pub fn page(title: &str, sections: &[Section], records: &[Record], extent: &Exte
         let waiting = |record: &Record| record.waiting.map(|share| share * 100.0);
         let waited = by_way(&drawn, "% of the trainers' time", Some(100.0), waiting);
         figure(&mut html, "Time spent waiting for servers and other trainers", &waited);
-        figure(&mut html, "Staleness of the updates: how many others came in between", &staleness(&drawn));
+        // In Sync nothing is stale.
+        if drawn.records.iter().any(|record| record.staleness.iter().any(|count| *count > 0)) {
+            figure(&mut html, "Staleness of the updates: how many others came in between", &staleness(&drawn));
+        }
         let _ = write!(html, "</div>{}", table(&drawn));
+        if let Some(Carried { link_mbit, .. }) = carried.first() {
+            let _ = write!(html, "<h2>Over a link of {link_mbit} Mb/s</h2>{}", over_link(&drawn, carried));
+        }
     }
     html + "<p class=foot>Made by <code>psjobs compare</code>.</p></main></html>\n"
 }
@@ -171,6 +178,38 @@ fn table(drawn: &Drawn) -> String {
     html + "</table>"
 }
 
+/// Bytes and steps over the slow link, beside those on this machine.
+fn over_link(drawn: &Drawn, carried: &[Carried]) -> String {
+    let of = |name: &str| carried.iter().find(|carried| carried.way == name);
+    let bars = |title, figure: fn(&Carried) -> f64| {
+        let values: Vec<_> =
+            drawn.ways().filter_map(|(name, color, _)| Some((name, color, figure(of(name)?)))).collect();
+        let highest = values.iter().map(|(.., value)| *value).fold(1e-9, f64::max);
+        columns(&values, &Axis { title, from: 0.0, to: highest * 1.1 })
+    };
+    let mut html = "<div class=plots>".to_owned();
+    figure(
+        &mut html,
+        "Bytes on the wire for a step of one trainer, both ways",
+        &bars("kB", |c| c.bytes_per_step / 1e3),
+    );
+    figure(&mut html, "Steps a second of all trainers", &bars("steps/s", |c| c.steps_per_second));
+    html +=
+        "</div><table><tr><th>codec<th>kB/step<th>steps/s on this machine<th>steps/s over the link<th>final accuracy";
+    for (name, color, runs) in drawn.ways() {
+        let Some(Carried { bytes_per_step, steps_per_second, .. }) = of(name) else { continue };
+        let mean_of = |figure: fn(&Record) -> Option<f64>| mean(runs.iter().filter_map(|run| figure(run)));
+        let here = mean_of(|run| run.steps_per_second).map_or("-".to_owned(), |rate| format!("{rate:.0}"));
+        let accuracy = mean_of(|run| run.accuracy).map_or("-".to_owned(), |accuracy| format!("{accuracy:.4}"));
+        let _ = write!(
+            html,
+            "<tr><td><i style='background:{color}'></i>{name}<td>{:.1}<td>{here}<td>{steps_per_second:.1}<td>{accuracy}",
+            bytes_per_step / 1e3
+        );
+    }
+    html + "</table>"
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::grid::{self, Experiment};
@@ -179,7 +218,7 @@ mod tests {
     #[test]
     fn a_page_holds_every_way_and_no_hole() {
         let extent = Extent { trainers: 4, epochs: 1, slow: 3.0, workload: "mlp".into() };
-        for experiment in [Experiment::Modes, Experiment::Staleness] {
+        for experiment in [Experiment::Modes, Experiment::Staleness, Experiment::Codecs] {
             let sections = experiment.sections(&extent);
             let runs = grid::runs(&sections, 2).into_iter();
             let record = |run: grid::Run| {
@@ -194,17 +233,29 @@ mod tests {
                         staleness: if way == 0 { Vec::new() } else { vec![1, 2, 3] },
                         accuracy: Some(0.97),
                         seconds: Some(4.0),
+                        steps_per_second: Some(30.0),
                         examples_per_second: Some(1000.0),
                         waiting: Some(0.1),
                         ..record(run)
                     },
                 })
                 .collect();
-            let html = page("title", &sections, &records, &extent);
+            let over = |way: &grid::Way| Carried {
+                way: way.name,
+                link_mbit: 100,
+                bytes_per_step: 1.5e6,
+                steps_per_second: 7.0,
+            };
+            let carried = match experiment {
+                Experiment::Codecs => sections[0].ways.iter().map(over).collect(),
+                _ => Vec::new(),
+            };
+            let html = page("title", &sections, &records, &carried, &extent);
             for way in sections.iter().flat_map(|section| &section.ways) {
                 assert!(html.contains(way.name), "{}", way.name);
             }
-            assert_eq!(html.matches("<svg").count(), sections.len() * 4);
+            assert_eq!(html.matches("<svg").count(), sections.len() * 4 + if carried.is_empty() { 0 } else { 2 });
+            assert_eq!(html.matches("1500.0<td>").count(), carried.len(), "kB a step");
             assert!(!html.contains("NaN") && !html.contains("inf"), "{html}");
             assert!(html.contains("2 of 2 failed"), "{html}");
         }

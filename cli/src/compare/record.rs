@@ -21,6 +21,7 @@ pub struct Record {
     /// At the end; `None` if the job failed.
     pub accuracy: Option<f64>,
     pub seconds: Option<f64>,
+    pub steps_per_second: Option<f64>,
     pub examples_per_second: Option<f64>,
     /// Share of the trainers' time.
     pub waiting: Option<f64>,
@@ -37,6 +38,7 @@ impl Record {
             staleness: Vec::new(),
             accuracy: None,
             seconds: None,
+            steps_per_second: None,
             examples_per_second: None,
             waiting: None,
         }
@@ -62,6 +64,7 @@ impl Record {
             self.accuracy_over_seconds.extend(summary.accuracy.map(|accuracy| (after, accuracy)));
         }
         self.seconds = summary.seconds;
+        self.steps_per_second = summary.steps_per_second;
         self.examples_per_second = summary.examples_per_second;
         self.waiting = summary.waiting_share;
     }

@@ -31,6 +31,8 @@ pub struct Summary {
     pub total_seconds: f64,
     /// Share of the trainers' time spent waiting for servers, other trainers and the network.
     pub waiting_share: Option<f64>,
+    /// Of each trainer's own time, by index; null for one that left no result.
+    pub waiting_shares: Vec<Option<f64>>,
     pub trainers: u32,
     pub servers: u32,
     pub restarts: u32,
@@ -99,6 +101,7 @@ impl Summary {
             seconds: any.then_some(seconds),
             total_seconds: total.as_secs_f64(),
             waiting_share: waiting.filter(|_| busy > 0.0).map(|waiting| waiting / busy),
+            waiting_shares: (0..plan.trainers).map(|index| waiting_share(results, index)).collect(),
             trainers: plan.trainers,
             servers: plan.servers,
             restarts,
@@ -112,6 +115,11 @@ impl Summary {
             },
         }
     }
+}
+
+fn waiting_share(results: &Results, index: u32) -> Option<f64> {
+    let result = results.get(&Replica { role: Role::Trainer, index })?;
+    result.waiting_seconds.filter(|_| result.seconds > 0.0).map(|waiting| waiting / result.seconds)
 }
 
 impl FailureReport {

@@ -54,6 +54,9 @@ pub struct ServeArgs {
     /// Seconds between two checkpoints [default: 60]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), requires = "checkpoint_dir")]
     checkpoint_interval: Option<u64>,
+    /// Exchange blocks over TCP with trainers of this host too, as with those of others
+    #[arg(long)]
+    no_shared_memory: bool,
     /// Seconds after which a trainer that has not joined is named in the log and in Status
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     join_timeout: u64,
@@ -130,6 +133,7 @@ impl ServeArgs {
                 silence: seconds(self.silence_timeout),
                 abandon: seconds(self.abandon_timeout),
             },
+            shared_memory: !self.no_shared_memory,
             metrics: self.metrics(host).await?,
             network: Network::of(environment).map_err(Failure::input)?,
             ..ServerConfig::new(environment)

@@ -1,0 +1,186 @@
+//! One server for many trainers: steps a second of all together, and the server's memory. Trainers are tasks of this
+//! process that compute nothing, so that the server is what is measured; all talk TCP.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use clap::Args;
+use psjobs_api::Training;
+use psjobs_api::training::{Consistency, ConsistencyMode, Optimizer, OptimizerKind};
+use psjobs_ps::client::{AsyncSession, SessionConfig};
+use psjobs_ps::optimizer;
+use tokio::runtime::Builder;
+use tokio::sync::Barrier;
+use tokio::task::{JoinSet, LocalSet};
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::processes::Job;
+use super::{Case, say};
+
+/// Steps/s of 64 trainers on one server over those of 8, and the server's memory
+///
+/// Cases `memory-*` are in MB: the most that the server had of its own while so many trainers trained, over
+/// parameters x (1 + optimizer slots) + 0.5 x parameters.
+#[derive(Debug, Args)]
+pub struct TrainersArgs {
+    /// Size of the parameters for the steps/s in MB (10^6 bytes of f32)
+    #[arg(long, value_name = "MB", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    megabytes: u32,
+    /// Steps of all trainers together, for the steps/s
+    #[arg(long, default_value_t = 1280, value_parser = clap::value_parser!(u32).range(64..))]
+    steps: u32,
+    /// Size of the parameters for the memory in MB
+    #[arg(long, value_name = "MB", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    memory_megabytes: u32,
+}
+
+const FEW: u32 = 8;
+const MANY: u32 = 64;
+/// Steps of each trainer before the clock starts: connections grow, memory is touched.
+const WARM_UP: u64 = 2;
+/// Steps of each trainer while the server's memory is looked at, and how often that is.
+const LOOKED_AT: u64 = 8;
+const LOOK: Duration = Duration::from_millis(5);
+
+/// How the server's memory is looked at.
+struct Load {
+    case: &'static str,
+    trainers: u32,
+    mode: ConsistencyMode,
+    kind: OptimizerKind,
+    momentum: f64,
+}
+
+const LOADS: [Load; 5] = [
+    Load::new("memory-sgd-1", 1, ConsistencyMode::Async, OptimizerKind::Sgd, 0.0),
+    Load::new("memory-momentum-8", 8, ConsistencyMode::Async, OptimizerKind::Sgd, 0.9),
+    Load::new("memory-adam-8", 8, ConsistencyMode::Async, OptimizerKind::Adam, 0.0),
+    Load::new("memory-sgd-8-sync", 8, ConsistencyMode::Sync, OptimizerKind::Sgd, 0.0),
+    Load::new("memory-adam-16-sync", 16, ConsistencyMode::Sync, OptimizerKind::Adam, 0.0),
+];
+
+impl Load {
+    const fn new(case: &'static str, trainers: u32, mode: ConsistencyMode, kind: OptimizerKind, momentum: f64) -> Self {
+        Self { case, trainers, mode, kind, momentum }
+    }
+
+    fn training(&self) -> Training {
+        let &Self { mode, kind, momentum, .. } = self;
+        Training {
+            consistency: Consistency { mode, ..Consistency::default() },
+            optimizer: Optimizer { kind, momentum, ..Optimizer::default() },
+            ..Training::default()
+        }
+    }
+}
+
+impl TrainersArgs {
+    pub fn measure(&self, runs: u32) -> anyhow::Result<Vec<Case>> {
+        let (mut few, mut many) = (Vec::new(), Vec::new());
+        for run in 1..=runs {
+            say(&format!("trainers: run {run} of {runs}"));
+            few.push(self.rate(FEW)?);
+            many.push(self.rate(MANY)?);
+        }
+        let mut cases = vec![Case::new("trainers", "64-trainers", "steps/s", &many, &few)];
+        for load in &LOADS {
+            say(&format!("trainers: {}", load.case));
+            let used = (0..runs).map(|_| self.memory(load)).collect::<anyhow::Result<Vec<_>>>()?;
+            let slots = optimizer::Optimizer::new(&load.training().optimizer).slots();
+            let bound = f64::from(self.memory_megabytes) * (1.5 + slots as f64);
+            cases.push(Case::new("trainers", load.case, "MB", &used, &[bound]));
+        }
+        Ok(cases)
+    }
+
+    /// Steps/s of all trainers together, Async.
+    fn rate(&self, trainers: u32) -> anyhow::Result<f64> {
+        let job = Job::new("bench-trainers", 1, trainers, self.megabytes, Training::default())?;
+        let _servers = job.start()?;
+        let steps = u64::from(self.steps / trainers);
+        alone(async {
+            let tasks = begin(&job, steps).await?;
+            let start = Instant::now();
+            let ends = end(tasks).await?;
+            let seconds = ends.into_iter().max().unwrap_or(start).duration_since(start).as_secs_f64();
+            Ok((steps * u64::from(trainers)) as f64 / seconds)
+        })
+    }
+
+    /// The most that the server had while they trained, in MB.
+    fn memory(&self, load: &Load) -> anyhow::Result<f64> {
+        let job = Job::new("bench-memory", 1, load.trainers, self.memory_megabytes, load.training())?;
+        let servers = job.start()?;
+        alone(async {
+            let tasks = begin(&job, LOOKED_AT).await?;
+            tokio::pin! {
+                let ended = end(tasks);
+            }
+            let (mut ticks, mut most) = (interval(LOOK), 0);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                tokio::select! {
+                    ended = &mut ended => break drop(ended?),
+                    _ = ticks.tick() => most = most.max(servers[0].memory().unwrap_or_default()),
+                };
+            }
+            ensure!(most > 0, "the server's memory could not be looked at");
+            Ok(most as f64 / 1e6)
+        })
+    }
+}
+
+/// Runs trainers on this thread, so that the server has the other cores.
+fn alone<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = Builder::new_current_thread().enable_all().build().context("cannot start a runtime")?;
+    LocalSet::new().block_on(&runtime, work)
+}
+
+/// When each trainer was done, at its end.
+type Trainers = JoinSet<anyhow::Result<Instant>>;
+
+/// Starts the trainers of `job`; returns when all have warmed up and begin to do `steps`.
+async fn begin(job: &Job, steps: u64) -> anyhow::Result<Trainers> {
+    let trainers = job.environment.trainers;
+    let ready = Arc::new(Barrier::new(trainers as usize + 1));
+    let mut tasks = JoinSet::new();
+    for index in 0..trainers {
+        let (config, ready, elements) = (job.session(index), ready.clone(), job.elements);
+        tasks.spawn_local(async move { train(config, elements, steps, &ready).await });
+    }
+    tokio::select! {
+        biased;
+        Some(ended) = tasks.join_next() => {
+            ended.context("a trainer panicked")??;
+            bail!("a trainer ended before it began")
+        }
+        _ = ready.wait() => Ok(tasks),
+    }
+}
+
+async fn end(mut tasks: Trainers) -> anyhow::Result<Vec<Instant>> {
+    let mut ends = Vec::new();
+    while let Some(ended) = tasks.join_next().await {
+        ends.push(ended.context("a trainer panicked")??);
+    }
+    Ok(ends)
+}
+
+async fn train(config: SessionConfig, elements: usize, steps: u64, ready: &Barrier) -> anyhow::Result<Instant> {
+    let mut session =
+        AsyncSession::join(SessionConfig { shared_memory: false, ..config }, &vec![1.0; elements]).await?;
+    session.gradients_mut().fill(1e-3);
+    for step in 0..WARM_UP {
+        session.exchange(step).await?;
+    }
+    ready.wait().await;
+    for step in WARM_UP..WARM_UP + steps {
+        session.exchange(step).await?;
+    }
+    let end = Instant::now();
+    session.leave(true, 0, BTreeMap::new()).await?;
+    Ok(end)
+}
