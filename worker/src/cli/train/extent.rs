@@ -30,7 +30,8 @@ pub(in crate::cli) struct ExtentArgs {
     slow: Vec<Slowdown>,
     /// Take at least so long for each example, resting where this machine is faster: several trainers on one
     /// machine then are as slow as on their own ones
-    #[arg(long, value_name = "MS", default_value_t = 0.0, hide_default_value = true, value_parser = milliseconds)]
+    #[arg(long, value_name = "MS", default_value_t = 0.0, hide_default_value = true, value_parser = milliseconds,
+        allow_negative_numbers = true)]
     example_ms: f64,
 }
 
