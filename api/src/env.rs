@@ -29,8 +29,10 @@ pub const PSJOB_ROLE: &str = "PSJOB_ROLE";
 pub const PSJOB_INDEX: &str = "PSJOB_INDEX";
 /// All servers in order, `host:port,host:port`.
 pub const PSJOB_SERVERS: &str = "PSJOB_SERVERS";
-/// Number of trainers.
+/// Number of trainers; in an elastic job the most there may be.
 pub const PSJOB_TRAINERS: &str = "PSJOB_TRAINERS";
+/// The fewest trainers that train, at least 1; set in elastic jobs only.
+pub const PSJOB_MIN_TRAINERS: &str = "PSJOB_MIN_TRAINERS";
 /// Servers that hold each block, 1 or 2; 1 if it is not set.
 pub const PSJOB_REPLICATION_FACTOR: &str = "PSJOB_REPLICATION_FACTOR";
 /// `spec.training` as JSON.
@@ -99,8 +101,10 @@ pub struct Environment {
     pub servers: Vec<String>,
     /// Servers that hold each block, 1 or 2; at most the number of servers.
     pub replication_factor: u32,
-    /// Number of trainers, at least one.
+    /// Number of trainers, at least one; in an elastic job the most there may be.
     pub trainers: u32,
+    /// The fewest trainers that train, if they may come and go: 1 to `trainers`.
+    pub min_trainers: Option<u32>,
     /// `spec.training`.
     pub training: Training,
     /// How often this replica was started before.
@@ -146,6 +150,28 @@ pub enum EnvironmentError {
 }
 
 impl Environment {
+    /// That of server 0 of a plain job: no replication, checkpoints or TLS, and nobody wants its result.
+    #[must_use]
+    pub fn new(name: &str, uid: &str, servers: Vec<String>, trainers: u32, training: Training) -> Self {
+        Self {
+            name: name.to_owned(),
+            namespace: "default".to_owned(),
+            uid: uid.to_owned(),
+            role: Role::Server,
+            index: 0,
+            servers,
+            replication_factor: 1,
+            trainers,
+            min_trainers: None,
+            training,
+            incarnation: 0,
+            local_rank: 0,
+            result_file: None,
+            checkpoint: None,
+            tls_folder: None,
+        }
+    }
+
     /// Servers plus trainers.
     #[must_use]
     pub fn world_size(&self) -> u32 {
@@ -201,6 +227,7 @@ impl Environment {
         if self.replication_factor > 1 {
             vars.push((PSJOB_REPLICATION_FACTOR, self.replication_factor.to_string()));
         }
+        vars.extend(self.min_trainers.map(|fewest| (PSJOB_MIN_TRAINERS, fewest.to_string())));
         vars.extend(self.tls_folder.clone().map(|folder| (PSJOB_TLS_DIR, folder)));
         vars.extend(self.result_file.clone().map(|file| (PSJOB_RESULT_FILE, file)));
         vars.sort_unstable();
@@ -225,6 +252,14 @@ impl Environment {
         if trainers == 0 {
             return Err(invalid(PSJOB_TRAINERS, "0", "at least 1"));
         }
+        let min_trainers = lookup(PSJOB_MIN_TRAINERS).map(|_| vars.number(PSJOB_MIN_TRAINERS)).transpose()?;
+        if let Some(fewest) = min_trainers.filter(|fewest| !(1..=trainers).contains(fewest)) {
+            return Err(invalid(
+                PSJOB_MIN_TRAINERS,
+                &fewest.to_string(),
+                &format!("1 to {trainers}, the most trainers"),
+            ));
+        }
         let replication_factor = vars.number_or(PSJOB_REPLICATION_FACTOR, 1)?;
         if !(1..=2.min(servers.len() as u32)).contains(&replication_factor) {
             let expected = format!("1, or 2 with at least 2 servers; there are {}", servers.len());
@@ -245,6 +280,7 @@ impl Environment {
             servers,
             replication_factor,
             trainers,
+            min_trainers,
             training: parse_training(&vars.text(PSJOB_TRAINING)?)?,
             incarnation: vars.number_or(PSJOB_INCARNATION, 0)?,
             local_rank: vars.number_or(LOCAL_RANK, 0)?,
@@ -331,6 +367,7 @@ mod tests {
             servers: vec!["mnist-ps-0.mnist.default.svc:29500".into(), "mnist-ps-1.mnist.default.svc:29500".into()],
             replication_factor: 2,
             trainers: 3,
+            min_trainers: Some(2),
             training: Training::default(),
             incarnation: 2,
             local_rank: 0,
@@ -368,6 +405,7 @@ mod tests {
             (PSJOB_SERVERS, "nohost", "host:port"),
             (PSJOB_SERVERS, "a:99999", "host:port"),
             (PSJOB_TRAINERS, "0", "at least 1"),
+            (PSJOB_MIN_TRAINERS, "4", "1 to 3"),
             (PSJOB_REPLICATION_FACTOR, "3", "at least 2 servers"),
             (PSJOB_TRAINING, "{", "JSON"),
             (PSJOB_TRAINING, r#"{"optimizer":{"momentum":7}}"#, "momentum"),

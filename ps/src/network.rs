@@ -1,5 +1,5 @@
-//! How a process reaches the servers: over TCP, with TLS or without, or through a [`Dial`] that whoever starts it brings along,
-//! as the simulation of whole jobs does. Deadlines, windows and keep-alive are the endpoint's.
+//! How the processes of a job reach each other: over TCP, with TLS or without, or through a [`Dial`] that whoever starts
+//! one brings along, as the simulation of whole jobs does. Deadlines, windows and keep-alive are the endpoint's.
 
 use std::fmt;
 use std::future::Future;
@@ -9,11 +9,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use futures::Stream as Incoming;
 use http::Uri;
 use hyper_util::rt::TokioIo;
 use psjobs_api::Environment;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tonic::transport::server::{Connected, Router};
 use tonic::transport::{Channel, Endpoint, Error};
 use tower::Service;
 
@@ -31,6 +33,17 @@ pub type Dialing = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Se
 pub trait Dial: Send + Sync {
     /// Connects to the server at `address`, which is `host:port`.
     fn dial(&self, address: &str) -> Dialing;
+}
+
+/// Why a service ended by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The gRPC service broke.
+    #[error("the gRPC service ended")]
+    Transport(#[source] Error),
+    /// The certificates hold what no certificate holds.
+    #[error("the certificates cannot be used; make the folder anew with `psjobs certificates DIR`")]
+    Tls(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
 /// What connections are made through.
@@ -79,6 +92,26 @@ impl Network {
             Self::Tcp | Self::Tls(_) => endpoint.connect().await,
             Self::Other(dial) => endpoint.connect_with_connector(Connector(dial.clone())).await,
         }
+    }
+
+    /// Serves those of `incoming` that may come in, until `stop` resolves.
+    ///
+    /// # Errors
+    /// If the certificates are damaged, or the service breaks.
+    pub async fn serve<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static>(
+        &self,
+        router: Router,
+        incoming: impl Incoming<Item = io::Result<S>>,
+        stop: impl Future<Output = ()>,
+    ) -> Result<(), ServeError> {
+        let served = match self {
+            Self::Tls(credentials) => {
+                let incoming = credentials.admit(incoming).map_err(|error| ServeError::Tls(error.into()))?;
+                Box::pin(router.serve_with_incoming_shutdown(incoming, stop)).await
+            }
+            Self::Tcp | Self::Other(_) => router.serve_with_incoming_shutdown(incoming, stop).await,
+        };
+        served.map_err(ServeError::Transport)
     }
 
     /// Whether somebody listens at `address`, which is `host:port`.

@@ -30,22 +30,8 @@ impl Job {
         // Held together, so that they differ.
         let ports: Vec<_> = (0..servers).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
         let addresses = ports.iter().map(|port| port.local_addr().map(|address| address.to_string()));
-        let environment = Environment {
-            name: name.to_owned(),
-            namespace: "default".into(),
-            uid: format!("{name}-{:016x}", rand::random::<u64>()),
-            role: Role::Server,
-            index: 0,
-            servers: addresses.collect::<Result<_, _>>()?,
-            replication_factor: 1,
-            trainers,
-            training,
-            incarnation: 0,
-            local_rank: 0,
-            result_file: None,
-            checkpoint: None,
-            tls_folder: None,
-        };
+        let uid = format!("{name}-{:016x}", rand::random::<u64>());
+        let environment = Environment::new(name, &uid, addresses.collect::<Result<_, _>>()?, trainers, training);
         Ok(Self { environment, elements: megabytes as usize * 250_000 })
     }
 

@@ -78,25 +78,15 @@ impl WireArgs {
         if way.tls {
             certificates::write(folder)?;
         }
+        let training = Training {
+            optimizer: Optimizer { kind: OptimizerKind::Sgd, ..Optimizer::default() },
+            compression: Compression { codec: way.codec, ..Compression::default() },
+            ..Training::default()
+        };
+        let servers = vec![listener.local_addr().context("bound")?.to_string()];
         let environment = Environment {
-            name: "bench-wire".into(),
-            namespace: "default".into(),
-            uid: "bench-wire".into(),
-            role: Role::Server,
-            index: 0,
-            servers: vec![listener.local_addr().context("bound")?.to_string()],
-            replication_factor: 1,
-            trainers: way.trainers,
-            training: Training {
-                optimizer: Optimizer { kind: OptimizerKind::Sgd, ..Optimizer::default() },
-                compression: Compression { codec: way.codec, ..Compression::default() },
-                ..Training::default()
-            },
-            incarnation: 0,
-            local_rank: 0,
-            result_file: None,
-            checkpoint: None,
             tls_folder: way.tls.then(|| folder.display().to_string()),
+            ..Environment::new("bench-wire", "bench-wire", servers, way.trainers, training)
         };
         let config = ServerConfig { network: Network::of(&environment)?, ..ServerConfig::new(&environment) };
         let server = runtime.spawn(server::run(listener, config, std::future::pending()));

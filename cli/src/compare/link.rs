@@ -118,22 +118,10 @@ impl Link {
     }
 
     fn start(&self, folder: &TempDir, job: Job, role: Role, index: u32, args: &[&str]) -> anyhow::Result<Process> {
-        let place = Environment {
-            name: "compare".into(),
-            namespace: "default".into(),
-            uid: folder.path().display().to_string(),
-            role,
-            index,
-            servers: vec![format!("{}:{DEFAULT_PORT}", ADDRESSES[0])],
-            replication_factor: 1,
-            trainers: job.trainers,
-            training: job.training.clone(),
-            incarnation: 0,
-            local_rank: index,
-            result_file: None,
-            checkpoint: None,
-            tls_folder: None,
-        };
+        let servers = vec![format!("{}:{DEFAULT_PORT}", ADDRESSES[0])];
+        let uid = folder.path().display().to_string();
+        let plain = Environment::new("compare", &uid, servers, job.trainers, job.training.clone());
+        let place = Environment { role, index, local_rank: index, ..plain };
         let end = &self.ends[usize::from(role == Role::Trainer)];
         let file = folder.path().join(format!("{role}-{index}"));
         let log = File::create(file.with_extension("log")).context("cannot write to a temporary folder")?;

@@ -201,22 +201,19 @@ impl Plan {
         // A process that sees only its own GPUs is, as in a pod, the first one there.
         let local_rank = if gpus.as_deref().is_some_and(|gpus| !gpus.is_empty()) { 0 } else { self.rank(replica) };
         let result_file = self.result_file(replica);
+        let machine = &self.machine;
+        let job =
+            Environment::new(&self.name, &machine.uid, machine.servers.clone(), self.trainers, self.training.clone());
         let contract = Environment {
-            name: self.name.clone(),
             namespace: self.namespace.clone(),
-            uid: self.machine.uid.clone(),
             role: replica.role,
             index: replica.index,
-            servers: self.machine.servers.clone(),
             replication_factor: self.replication_factor,
-            trainers: self.trainers,
-            training: self.training.clone(),
             incarnation,
             local_rank,
             result_file: Some(result_file.display().to_string()),
             checkpoint: self.checkpoint.clone().filter(|_| replica.role == Role::Server),
-            // All processes are on this machine.
-            tls_folder: None,
+            ..job
         };
         let contract: BTreeMap<_, _> =
             contract.to_vars().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();

@@ -133,21 +133,18 @@ fn inject(main: &mut Container, job: &ValidJob, replica: Replica, incarnation: u
     let server = |index| format!("{}:{DEFAULT_PORT}", names::host(&job.name, &job.namespace, Role::Server, index));
     let result_file = main.termination_message_path.clone().unwrap_or_else(|| TERMINATION_LOG.into());
     let spec = &job.object.spec;
+    let servers = (0..job.servers).map(server).collect();
+    let plain = Environment::new(&job.name, &job.uid, servers, job.trainers, spec.training.clone());
     let environment = Environment {
-        name: job.name.clone(),
         namespace: job.namespace.clone(),
-        uid: job.uid.clone(),
         role: replica.role,
         index: replica.index,
-        servers: (0..job.servers).map(server).collect(),
         replication_factor: spec.ps.replication_factor.unsigned_abs(),
-        trainers: job.trainers,
-        training: spec.training.clone(),
         incarnation,
-        local_rank: 0,
         result_file: Some(result_file),
         checkpoint: spec.checkpoint.as_ref().filter(|_| replica.role == Role::Server).map(checkpoint::environment),
         tls_folder: job.certificates().map(|_| certificates::FOLDER.to_owned()),
+        ..plain
     };
     let ours = environment.to_vars();
     let var = |(name, value): &(&str, String)| EnvVar {

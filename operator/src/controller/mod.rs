@@ -154,10 +154,11 @@ async fn settle(
     }
     if difference != Difference::None {
         let patience = patience.unwrap_or_default() + turns::PATIENCE;
-        let may_wait = || delete.is_empty() && context.memory.gather(uid, patience, Instant::now()).is_some();
+        let may_wait = || context.memory.gather(uid, patience, Instant::now()).is_some();
         let _turn = match context.turns.turn_now(Write::Status) {
             Some(turn) => turn,
             None if ends(difference, status) => context.turn(Write::End).await,
+            None if !delete.is_empty() => context.turn(Write::Child).await,
             None if may_wait() => return Ok(Some(memory::BUSY)),
             None => context.turn(Write::Status).await,
         };

@@ -17,7 +17,7 @@ pub const PATIENCE: Duration = Duration::from_secs(5);
 pub enum Write {
     /// The status of a job that has succeeded or failed.
     End,
-    /// A pod, or another child, that is created or deleted.
+    /// A pod, or another child, that is created or deleted; a status that a deletion waits for.
     Child,
     /// Any other status.
     Status,

@@ -46,7 +46,7 @@ pub use recovery::CheckpointConfig;
 pub(crate) use sum::finite;
 
 use crate::clock::now;
-use crate::network::Network;
+use crate::network::{Network, ServeError};
 use crate::proto;
 use proto::coordination_server::CoordinationServer;
 use proto::recovery_server::RecoveryServer;
@@ -109,12 +109,9 @@ impl ServerConfig {
 /// Why a server ended before its work was done.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The gRPC service broke.
-    #[error("the gRPC service ended")]
-    Transport(#[source] tonic::transport::Error),
-    /// The certificates hold what no certificate holds.
-    #[error("the certificates cannot be used; make the folder anew with `psjobs certificates DIR`")]
-    Tls(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The services broke, or could not begin.
+    #[error(transparent)]
+    Serve(#[from] ServeError),
     /// The descriptors that are part of this program are damaged.
     #[error("gRPC reflection cannot be served")]
     Reflection(#[source] tonic_reflection::server::Error),
@@ -266,14 +263,7 @@ async fn serve_grpc<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
         .add_service(CoordinationServer::new(coordination::Coordination(shared.clone())))
         .add_service(tables::service(shared.clone()))
         .add_service(Service::new(exchange::Training, shared));
-    let served = match &shared.config.network {
-        Network::Tls(credentials) => {
-            let incoming = credentials.admit(incoming).map_err(|error| ServerError::Tls(error.into()))?;
-            Box::pin(router.serve_with_incoming_shutdown(incoming, stop)).await
-        }
-        Network::Tcp | Network::Other(_) => router.serve_with_incoming_shutdown(incoming, stop).await,
-    };
-    served.map_err(ServerError::Transport)
+    Ok(shared.config.network.serve(router, incoming, stop).await?)
 }
 
 /// Waits, not long, for the trainers to end their steps and leave: then the last checkpoint holds whole

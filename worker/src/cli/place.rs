@@ -125,22 +125,8 @@ impl PlaceArgs {
         if is != role {
             return Err(PlaceError::RankOfOtherRole { rank, is, servers });
         }
-        Ok(Environment {
-            name: BY_HAND.into(),
-            namespace: "default".into(),
-            uid: BY_HAND.into(),
-            role,
-            index,
-            servers: addresses,
-            replication_factor: 1,
-            trainers: world_size - servers,
-            training: Training::default(),
-            incarnation: 0,
-            local_rank: index,
-            result_file: None,
-            checkpoint: None,
-            tls_folder: self.tls_dir.clone(),
-        })
+        let job = Environment::new(BY_HAND, BY_HAND, addresses, world_size - servers, Training::default());
+        Ok(Environment { role, index, local_rank: index, tls_folder: self.tls_dir.clone(), ..job })
     }
 
     fn addresses(&self) -> Result<Vec<String>, PlaceError> {

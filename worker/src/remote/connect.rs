@@ -10,6 +10,7 @@ use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status, Streaming};
 
+use super::endpoint::Shared;
 use super::holdings::Snapshot;
 use super::link::{Link, Slot, lock};
 use super::wire::proto;
@@ -61,14 +62,15 @@ impl Endpoint {
             // The listener sets no options on what it accepts, and small calls must not wait.
             stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream))
         });
-        let server = Server::builder()
+        let router = Server::builder()
             .initial_connection_window_size(WINDOW_BYTES)
             .initial_stream_window_size(WINDOW_BYTES)
             .add_service(self.service());
-        let stopping = self.shared().stopping.clone();
+        let endpoint = self.clone();
         self.spawn_connection(async move {
-            if let Err(error) = server.serve_with_incoming_shutdown(incoming, stopping.cancelled()).await {
-                tracing::error!(%error, "the service of remote objects ended");
+            let Shared { settings, stopping, .. } = endpoint.shared();
+            if let Err(error) = settings.network.serve(router, incoming, stopping.cancelled()).await {
+                tracing::error!(error = &error as &dyn std::error::Error, "the service of remote objects ended");
             }
         });
     }

@@ -20,22 +20,7 @@ impl Job {
         let listeners: Vec<TcpListener> =
             (0..servers).map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
         let address = |listener: &TcpListener| listener.local_addr().expect("bound").to_string();
-        let environment = Environment {
-            name: "test".into(),
-            namespace: "default".into(),
-            uid: "test".into(),
-            role: Role::Server,
-            index: 0,
-            servers: listeners.iter().map(address).collect(),
-            replication_factor: 1,
-            trainers,
-            training,
-            incarnation: 0,
-            local_rank: 0,
-            result_file: None,
-            checkpoint: None,
-            tls_folder: None,
-        };
+        let environment = Environment::new("test", "test", listeners.iter().map(address).collect(), trainers, training);
         let servers = listeners
             .into_iter()
             .zip(0..)

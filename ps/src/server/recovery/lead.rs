@@ -61,75 +61,67 @@ pub async fn lead(
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     if given {
         leader.take_over().await;
-    } else {
-        tokio::select! {
-                   biased;
-                   recovered = leader.recover(resume) => recovered?,
-                   () = training.cancelled() => {
+    } else if !leader.recover_before(&training, resume).await? {
         leader.export().await;
         return Ok(());
-        }
-               }
     }
     loop {
         // What this job has written is always its own to go on from.
         resume |= shared.recovery.newest().is_some();
         tokio::select! {
-                   biased;
-                   Some(newcomer) = arrivals.recv() => {
-                       if newcomer.given {
-                           leader.instances.insert(newcomer.server, newcomer.instance);
-                       } else if leader.instances.get(&newcomer.server) != Some(&newcomer.instance) {
-                           tracing::warn!("server {} has started anew; all servers go back to the newest checkpoint", newcomer.server);
-                           tokio::select! {
-                               biased;
-                               recovered = leader.recover(resume) => recovered?,
-                               () = training.cancelled() => {
-        leader.export().await;
-        return Ok(());
+            biased;
+            Some(newcomer) = arrivals.recv() => {
+                if newcomer.given {
+                    leader.instances.insert(newcomer.server, newcomer.instance);
+                } else if leader.instances.get(&newcomer.server) != Some(&newcomer.instance) {
+                    let server = newcomer.server;
+                    tracing::warn!("server {server} has started anew; all servers go back to the newest checkpoint");
+                    if !leader.recover_before(&training, resume).await? {
+                        leader.export().await;
+                        return Ok(());
+                    }
+                }
+                // One that has died meanwhile asks again.
+                let _ = newcomer.done.send(());
+            }
+            Some(conclusion) = conclusions.recv() => {
+                concluding.push(conclusion);
+                ticks.reset_immediately();
+            }
+            _ = ticks.tick() => {
+                // Who concluded before the servers went back learns that it has to come again.
+                concluding.retain(|conclusion: &Conclusion| conclusion.epoch == shared.recovery.epoch());
+                let when = if concluding.is_empty() { When::Soon } else { When::Now };
+                let waiting = concluding.len();
+                let kept = tokio::select! {
+                    biased;
+                    kept = leader.keep(when) => kept,
+                    // The step that was to be kept may never come.
+                    Some(conclusion) = conclusions.recv(), if when == When::Soon => {
+                        concluding.push(conclusion);
+                        ticks.reset_immediately();
+                        continue;
+                    }
+                    () = training.cancelled() => break,
+                };
+                let Err(status) = kept else {
+                    // Who has gone away meanwhile asks again.
+                    for conclusion in concluding.drain(..waiting) {
+                        let _ = conclusion.kept.send(());
+                    }
+                    continue;
+                };
+                let early = matches!(status.code(), Code::FailedPrecondition | Code::OutOfRange);
+                if early || when == When::Now {
+                    ticks.reset_after(SOON);
+                }
+                if !early {
+                    let reason = status.message();
+                    tracing::warn!(reason, "no checkpoint was written; training goes on, the next try follows");
+                }
+            }
+            () = training.cancelled() => break,
         }
-                           }
-                       }
-                       // One that has died meanwhile asks again.
-                       let _ = newcomer.done.send(());
-                   }
-                   Some(conclusion) = conclusions.recv() => {
-                       concluding.push(conclusion);
-                       ticks.reset_immediately();
-                   }
-                   _ = ticks.tick() => {
-                       // Who concluded before the servers went back learns that it has to come again.
-                       concluding.retain(|conclusion: &Conclusion| conclusion.epoch == shared.recovery.epoch());
-                       let (waiting, when) = (concluding.len(), if concluding.is_empty() { When::Soon } else { When::Now });
-                       let kept = tokio::select! {
-                           biased;
-                           kept = leader.keep(when) => kept,
-                           // The step that was to be kept may never come.
-                           Some(conclusion) = conclusions.recv(), if when == When::Soon => {
-                               concluding.push(conclusion);
-                               ticks.reset_immediately();
-                               Ok(())
-                           }
-                           () = training.cancelled() => break,
-                       };
-                       if kept.is_ok() {
-                           // Who has gone away meanwhile asks again.
-                           for conclusion in concluding.drain(..waiting) {
-                               let _ = conclusion.kept.send(());
-                           }
-                       }
-                       if let Err(status) = kept {
-                           let early = matches!(status.code(), Code::FailedPrecondition | Code::OutOfRange);
-                           if early || when == When::Now {
-                               ticks.reset_after(SOON);
-                           }
-                           if !early {
-                               tracing::warn!(reason = status.message(), "no checkpoint was written; training goes on, the next try follows");
-                           }
-                       }
-                   }
-                   () = training.cancelled() => break,
-               }
     }
     leader.keep_last().await;
     leader.export().await;
@@ -157,6 +149,15 @@ struct Leader<'a> {
 }
 
 impl Leader<'_> {
+    /// As [`Leader::recover`], unless training ends first; whether it did not.
+    async fn recover_before(&mut self, training: &CancellationToken, resume: bool) -> Result<bool, ServerError> {
+        tokio::select! {
+            biased;
+            recovered = self.recover(resume) => recovered.map(|()| true),
+            () = training.cancelled() => Ok(false),
+        }
+    }
+
     /// Brings all servers to the newest checkpoint that is whole, waiting for those that are away.
     async fn recover(&mut self, resume: bool) -> Result<(), ServerError> {
         let mut damaged = Vec::new();

@@ -4,13 +4,16 @@ mod autograd;
 mod calls;
 mod leases;
 mod soak;
+mod tls;
 
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 
-use super::{Call, Driver, Endpoint, Methods, Pending, RRef, Registry, RemoteError, RemoteObject, Settings, Values};
+use super::{
+    Call, Driver, Endpoint, Methods, Pending, RRef, Registry, RemoteError, RemoteObject, Settings, Values, rendezvous,
+};
 
 const LEASE: Duration = Duration::from_millis(400);
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -93,6 +96,7 @@ fn registry() -> Registry {
     registry.function("echo", |_, values: Values| Ok(values));
     registry.function("whose", |_, (reference,): (RRef,)| Ok(reference.owner().to_owned()));
     autograd::offer(&mut registry);
+    rendezvous::offer(&mut registry);
     registry
 }
 
