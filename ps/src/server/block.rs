@@ -2,6 +2,7 @@
 //! gradients of the open round. Nobody else touches them, so nothing is locked.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,8 +30,8 @@ use crate::wire::frame;
 pub struct Plan {
     /// Number of the block.
     pub block: u32,
-    /// Its first element in the flat space.
-    pub start: usize,
+    /// Its elements in the flat space.
+    pub range: Range<usize>,
     /// Trainers of the job.
     pub trainers: u32,
     /// How the job trains.
@@ -127,11 +128,11 @@ impl Block {
         // A caller that has gone away no longer wants its answer: failed sends are fine.
         match command {
             Command::Gradient { peer, step, version, gradient } => self.gradient(peer, step, version, gradient),
-            Command::Initialize(values, reply) => {
-                let _ = reply.send(self.initialize(values));
+            Command::Initialize(codec, payload, reply) => {
+                let _ = reply.send(self.initialize(codec, &payload));
             }
             Command::Read(reply) => {
-                let _ = reply.send((!self.values.is_empty()).then(|| (self.version, self.values.clone())));
+                let _ = reply.send(self.read());
             }
             Command::NextStep(trainer, reply) => {
                 // What it gave to the open round is not in the values: a successor gives the same step again, and
@@ -234,11 +235,18 @@ impl Block {
         frame::message(&proto::Replica { contents: Some(contents), ..proto::Replica::default() })
     }
 
-    fn initialize(&mut self, values: Vec<f32>) -> bool {
+    fn read(&self) -> Option<Bytes> {
+        let Self { plan, values, version, .. } = self;
+        let answer = Answer { step: 0, block: plan.block, version: *version, start: plan.range.start, values };
+        (!values.is_empty()).then(|| answer.encode(&plan.recipe))
+    }
+
+    fn initialize(&mut self, codec: Codec, payload: &[u8]) -> bool {
         if !self.values.is_empty() {
             return false;
         }
-        self.values = values;
+        self.values.resize(self.plan.range.len(), 0.0);
+        codec.decode(payload, &mut self.values).expect("the payload was checked when it came in");
         self.state = self.plan.recipe.optimizer.state(self.values.len());
         if let Some(mut mirror) = self.mirror.take() {
             mirror.send(self.contents());
@@ -367,7 +375,7 @@ impl Block {
         }
         let mut last = None;
         for (peer, step) in peers {
-            let answer = Answer { step, block: plan.block, version: *version, start: plan.start, values };
+            let answer = Answer { step, block: plan.block, version: *version, start: plan.range.start, values };
             peer.answer(&answer, &plan.recipe, &mut last);
         }
     }

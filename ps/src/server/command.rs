@@ -1,10 +1,12 @@
 //! What the task that owns a block is asked to do.
 
+use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use super::mirror::Frames;
 use super::peer::{Gradient, Peer};
 use crate::checkpoint::BlockState;
+use crate::codec::Codec;
 use crate::proto;
 
 /// What a block's task is asked to do.
@@ -20,10 +22,10 @@ pub enum Command {
         /// The values, of the block's length.
         gradient: Gradient,
     },
-    /// Values for a block that has none; answers whether it took them.
-    Initialize(Vec<f32>, oneshot::Sender<bool>),
-    /// The version and the current values, `None` if the block has none.
-    Read(oneshot::Sender<Option<(u64, Vec<f32>)>>),
+    /// Values for a block that has none, checked to be of its length; answers whether it took them.
+    Initialize(Codec, Bytes, oneshot::Sender<bool>),
+    /// The message that tells a trainer the version and the current values, `None` if the block has none.
+    Read(oneshot::Sender<Option<Bytes>>),
     /// The first step that the block does not have from a trainer, and whether it has values.
     NextStep(u32, oneshot::Sender<(u64, bool)>),
     /// A trainer has finished: no round waits for it.

@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use super::hang_up::HangUp;
-use super::peer::{Answer, Peer};
+use super::peer::Peer;
 use super::service::Methods;
 use super::shared::{Shared, StreamKind, trainer};
 use super::store::Store;
@@ -16,7 +16,7 @@ use crate::proto::{self, exchange_request::Message};
 use crate::wire::{Outgoing, Reader, frame};
 
 /// Blocks that a Pull holds in memory while the reader is slow.
-const PULL_QUEUE: usize = 4;
+const PULL_QUEUE: usize = 1;
 
 /// Where answers are handed in.
 type Answers = mpsc::Sender<Result<Bytes, Status>>;
@@ -83,10 +83,8 @@ async fn send_blocks(shared: &Shared, mut reader: Reader, answers: &Answers, end
     shared.open_stream(id.index, shard, StreamKind::Pull, end);
     let blocks: Vec<u32> = if request.blocks.is_empty() { store.shard(shard).collect() } else { request.blocks };
     for block in blocks {
-        let (version, values) = store.read(block).await?.ok_or_else(|| empty(block))?;
-        let start = store.layout().range(block).start;
-        let answer = Answer { step: 0, block, version, start, values: &values };
-        if answers.send(Ok(answer.encode(&shared.recipe))).await.is_err() {
+        let values = store.read(block).await?.ok_or_else(|| empty(block))?;
+        if answers.send(Ok(values)).await.is_err() {
             break; // Nobody reads on.
         }
     }

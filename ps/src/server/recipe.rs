@@ -26,15 +26,15 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// The recipe that `training` asks for.
+    /// The recipe that `training` asks for, in a job of so many trainers.
     #[must_use]
-    pub fn new(training: &Training) -> Self {
+    pub fn new(training: &Training, trainers: u32) -> Self {
         Self {
             consistency: training.consistency.clone(),
             optimizer: Optimizer::new(&training.optimizer),
             non_finite: training.non_finite,
             parameters: Codec::of_parameters(training.compression.codec),
-            buffers: Buffers::default(),
+            buffers: Buffers::for_trainers(trainers),
             schedule: Schedule::from(&training.schedule),
             damping: damping(&training.staleness),
         }

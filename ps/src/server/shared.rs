@@ -63,7 +63,7 @@ impl Shared {
             (batch.adaptive && config.index == 0).then(|| Mutex::new(Sharing::new(config.trainers, batch.into())));
         Arc::new(Self {
             shared_memory,
-            recipe: Arc::new(Recipe::new(&config.training)),
+            recipe: Arc::new(Recipe::new(&config.training, config.trainers)),
             config,
             metrics: Arc::default(),
             tasks: TaskTracker::new(),

@@ -67,7 +67,7 @@ impl Store {
             let (sender, receiver) = mpsc::channel(QUEUE);
             let plan = block::Plan {
                 block,
-                start: layout.range(block).start,
+                range: layout.range(block),
                 trainers,
                 recipe: recipe.clone(),
                 epoch,
@@ -110,13 +110,11 @@ impl Store {
     /// Gives a block its first values; false if it has some.
     pub async fn initialize(&self, block: u32, codec: i32, payload: Bytes) -> Result<bool, Status> {
         let (sender, codec) = self.check(block, codec, &payload)?;
-        let mut values = vec![0.0; self.layout.range(block).len()];
-        codec.decode(&payload, &mut values).map_err(|error| Status::invalid_argument(error.to_string()))?;
-        ask(sender, |reply| Command::Initialize(values, reply)).await
+        ask(sender, |reply| Command::Initialize(codec, payload, reply)).await
     }
 
-    /// Version and values of a block, `None` if it has none.
-    pub async fn read(&self, block: u32) -> Result<Option<(u64, Vec<f32>)>, Status> {
+    /// The message that tells a trainer a block's version and values, `None` if it has none.
+    pub async fn read(&self, block: u32) -> Result<Option<Bytes>, Status> {
         ask(self.owned(block)?, Command::Read).await
     }
 

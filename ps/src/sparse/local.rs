@@ -24,7 +24,7 @@ impl Local {
     pub fn new(specs: Vec<TableSpec>, training: &Training) -> Result<Self, SpecError> {
         TableSpec::validate(&specs)?;
         let specs: Arc<[TableSpec]> = specs.into();
-        let recipe = Arc::new(Recipe::new(training));
+        let recipe = Arc::new(Recipe::new(training, 1));
         let shard = Shard::new(&Plan { specs: specs.clone(), recipe, trainers: 1, seed: training.seed, shards: 1 });
         Ok(Self { specs, shard })
     }

@@ -7,12 +7,26 @@ use bytes::Bytes;
 
 /// Smaller buffers are cheap to allocate and are not kept.
 const SMALLEST: usize = 4 * 1024;
-/// Buffers kept for later. Beyond the blocks in flight none is ever free for long.
-const KEPT: usize = 64;
+/// Buffers kept for later, where one trainer uses them: it may leave all free between two steps.
+const MOST_KEPT: usize = 64;
+/// The same where many do: while one computes, others' messages take what it has left free.
+const FEWEST_KEPT: usize = 4;
 
 /// A stock of buffers. Clones share it.
-#[derive(Clone, Debug, Default)]
-pub struct Buffers(Arc<Mutex<Vec<Vec<u8>>>>);
+#[derive(Clone, Debug)]
+pub struct Buffers(Arc<Stock>);
+
+#[derive(Debug)]
+struct Stock {
+    free: Mutex<Vec<Vec<u8>>>,
+    kept: usize,
+}
+
+impl Default for Buffers {
+    fn default() -> Self {
+        Self::for_trainers(1)
+    }
+}
 
 /// A buffer that goes back to its stock when the last [`Bytes`] made of it is dropped.
 #[derive(Debug)]
@@ -23,6 +37,13 @@ pub struct Buffer {
 }
 
 impl Buffers {
+    /// For what so many trainers exchange.
+    #[must_use]
+    pub fn for_trainers(trainers: u32) -> Self {
+        let kept = (MOST_KEPT / trainers.max(1) as usize).max(FEWEST_KEPT);
+        Self(Arc::new(Stock { free: Mutex::default(), kept }))
+    }
+
     /// A buffer of `length` bytes; what is in them is left from before.
     #[must_use]
     pub fn take(&self, length: usize) -> Buffer {
@@ -34,7 +55,7 @@ impl Buffers {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Vec<u8>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -61,7 +82,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let bytes = std::mem::take(&mut self.bytes);
         let mut stock = self.home.lock();
-        if bytes.len() >= SMALLEST && stock.len() < KEPT {
+        if bytes.len() >= SMALLEST && stock.len() < self.home.0.kept {
             stock.push(bytes);
         }
     }

@@ -23,14 +23,11 @@ pub const MAX_MESSAGE: usize = 8 * 1024 * 1024;
 pub const WINDOW: usize = 16;
 
 /// As [`WINDOW`], for each of so many trainers of a server that holds so many blocks: all together they may fill about
-/// a quarter of the memory that the blocks take.
+/// a sixth of the memory that the blocks take, as long as each has one on its way.
 #[must_use]
 pub fn window(blocks: usize, trainers: u32) -> usize {
-    (blocks / (4 * trainers.max(1) as usize)).clamp(NARROWEST, WINDOW)
+    (blocks / (6 * trainers.max(1) as usize)).clamp(1, WINDOW)
 }
-
-/// With fewer than two blocks on their way, one would wait for the other's answer.
-const NARROWEST: usize = 2;
 
 /// HTTP/2 frames that either side takes. In the protocol's 16 KiB a block has 64 of them.
 pub const MAX_FRAME: u32 = 256 * 1024;
