@@ -275,6 +275,9 @@ impl Membership {
     ) -> Result<(), Refusal> {
         self.hear(id, now)?;
         let member = &mut self.members[id.index as usize];
+        if matches!(member.presence, Presence::Left | Presence::Finished) {
+            return Ok(()); // A heartbeat that its last words have overtaken.
+        }
         // The first report counts from before this server was there.
         let before = member.reported.replace(now).unwrap_or(now);
         let seconds = now.saturating_duration_since(before).as_secs_f64();

@@ -31,6 +31,25 @@ fn the_rate_is_that_of_the_reports_whatever_comes_in_between() {
 }
 
 #[test]
+fn a_heartbeat_that_the_last_words_have_overtaken_takes_nothing_back() {
+    let start = Instant::now();
+    let id = proto::TrainerId { job_uid: "job".into(), index: 0, incarnation: 0 };
+    let mut members = Membership::new("job".into(), 1, Patience::default(), start);
+    members.join(&id, Vec::new(), 7, start).expect("joins");
+    let last = proto::LeaveRequest {
+        trainer: Some(id.clone()),
+        finished: true,
+        examples: 70,
+        metrics: [("loss".to_owned(), 0.5)].into(),
+        step: 7,
+    };
+    members.leave(&last, &id, start).expect("leaves");
+    members.report(&id, 0, [("loss".to_owned(), 2.0)].into(), start).expect("is heard, and that is all");
+    let result = members.result();
+    assert_eq!((result.steps, result.examples, result.metrics["loss"]), (7, 70, 0.5));
+}
+
+#[test]
 fn a_slow_trainer_is_named_although_all_go_in_step() {
     let start = Instant::now();
     let id = |index| proto::TrainerId { job_uid: "job".into(), index, incarnation: 0 };
