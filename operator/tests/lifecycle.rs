@@ -184,6 +184,71 @@ async fn a_suspended_job_has_no_pods_and_can_be_changed_and_resumed() {
 }
 
 #[tokio::test]
+async fn an_elastic_job_grows_shrinks_gives_up_a_trainer_and_ends() {
+    let team = team!("elastic");
+    let operator = team.operator();
+    team.apply("elasticPolicy: {minReplicas: 1, maxReplicas: 4}\nfailurePolicy: {maxRestarts: 0}").await;
+    team.run_all().await;
+    let uids = async |pods: &[&str]| {
+        let mut uids = Vec::new();
+        for pod in pods {
+            uids.push(team.api::<Pod>().get(pod).await.expect("it exists").uid());
+        }
+        uids
+    };
+    let from_the_start = uids(&PODS).await;
+    let trainers = |summary: &'static str| {
+        move |status: &ParameterServerJobStatus| status.trainer.as_ref().is_some_and(|t| t.summary == summary)
+    };
+
+    team.scale(4).await;
+    for pod in ["mnist-trainer-2", "mnist-trainer-3"] {
+        team.run(pod).await;
+    }
+    let status = team.status(trainers("4/4")).await;
+    assert_eq!((status.phase, status.restarts), (Some(Phase::Running), 0));
+    assert!(team.event("ScaledUp").await.contains("trainers 2 and 3 join"));
+    // What an autoscaler reads.
+    let scale = team.api::<ParameterServerJob>().get_scale("mnist").await.expect("it can be scaled");
+    let told = scale.status.expect("told");
+    assert_eq!(
+        (told.replicas, told.selector.as_deref()),
+        (4, Some("psjobs.dev/job-name=mnist,psjobs.dev/role=trainer"))
+    );
+
+    // Down while no operator looks, and up again later: no incarnation is used twice.
+    drop(operator);
+    team.scale(2).await;
+    let operator = team.operator();
+    for pod in ["mnist-trainer-2", "mnist-trainer-3"] {
+        team.until(pod, |pod: Option<&Pod>| pod.is_none()).await;
+    }
+    team.status(trainers("2/2")).await;
+    assert!(team.event("ScaledDown").await.contains("trainers 2 and 3 leave, the others go on"));
+    team.scale(3).await;
+    team.pod("mnist-trainer-2", 1).await;
+    team.run("mnist-trainer-2").await;
+    team.status(trainers("3/3")).await;
+
+    team.end("mnist-trainer-2", 3, "the disk is gone").await;
+    let status = team.status(|status| status.trainer.as_ref().is_some_and(|trainer| trainer.lost == 1)).await;
+    team.until("mnist-trainer-2", |pod: Option<&Pod>| pod.is_none()).await;
+    assert_eq!((status.phase, status.restarts, status.restarts_counted), (Some(Phase::Running), 0, 0));
+    assert!(message(&status, ConditionType::Shrunk).contains("2 of 3 trainers go on"), "{status:#?}");
+    assert_eq!(status.last_failure.map(|failure| failure.log_tail).as_deref(), Some("the disk is gone"));
+    drop(operator);
+    let _operator = team.operator();
+    assert_eq!(uids(&PODS).await, from_the_start, "nobody else was started again");
+
+    team.end("mnist-trainer-0", 0, "").await;
+    team.end("mnist-trainer-1", 0, "").await;
+    team.phase(Phase::Completing).await;
+    team.end("mnist-ps-0", 0, "").await;
+    let done = team.phase(Phase::Succeeded).await;
+    assert_eq!((done.restarts, team.pods().await), (0, PODS.map(str::to_owned).to_vec()));
+}
+
+#[tokio::test]
 async fn of_two_operators_one_works_and_the_other_takes_over() {
     let team = team!("leader");
     let start = |identity| {

@@ -147,11 +147,42 @@ const SCHEMA: &[Row] = &[
         "spec: {schedulingPolicy: {backend: Volcano, minAvailable: 0}}",
         "spec.schedulingPolicy.minAvailable in body should be greater than or equal to 1",
     ),
+    ("spec: {elasticPolicy: {minReplicas: 1}}", "spec.elasticPolicy.maxReplicas: Required value"),
+    (
+        "spec: {elasticPolicy: {minReplicas: 0, maxReplicas: 4}}",
+        "spec.elasticPolicy.minReplicas in body should be greater than or equal to 1",
+    ),
+    (
+        "spec: {elasticPolicy: {maxReplicas: 4097}}",
+        "spec.elasticPolicy.maxReplicas in body should be less than or equal to 4096",
+    ),
     ("spec: {training: {seed: -1}}", "spec.training.seed in body should be greater than or equal to 0"),
 ];
 
 /// What the rules between fields say.
 const RULES: &[Row] = &[
+    ("spec: {elasticPolicy: {maxReplicas: 1}}", NOT_BETWEEN),
+    ("spec: {elasticPolicy: {minReplicas: 3, maxReplicas: 4}}", NOT_BETWEEN),
+    (
+        "spec: {elasticPolicy: {minReplicas: 3, maxReplicas: 2}}",
+        "spec.elasticPolicy.minReplicas is above maxReplicas; write a smaller one, or raise maxReplicas",
+    ),
+    (
+        "spec: {elasticPolicy: {maxReplicas: 4}, training: {consistency: {mode: Sync, backupTrainers: 1}}}",
+        "spec.elasticPolicy does not go with spec.training.consistency.backupTrainers, whose number is of a fixed count of trainers; remove one of the two",
+    ),
+    (
+        "spec: {elasticPolicy: {maxReplicas: 4}, training: {batch: {adaptive: true}}}",
+        "spec.elasticPolicy does not go with spec.training.batch.adaptive: its work is dealt out in batches of one size, of which a fast trainer takes more; remove one of the two",
+    ),
+    (
+        "spec: {elasticPolicy: {maxReplicas: 4}, schedulingPolicy: {backend: Volcano, minAvailable: 3}}",
+        "spec.schedulingPolicy.minAvailable is above the servers and spec.elasticPolicy.minReplicas, so a job scaled down could not start again; write a smaller one, or remove it",
+    ),
+    (
+        "spec: {elasticPolicy: {maxReplicas: 4}, schedulingPolicy: {queue: team-a}}",
+        "spec.schedulingPolicy.queue: Kueue admits groups of a fixed size, and an elastic job has none; remove queue or spec.elasticPolicy, or use a queue of Volcano",
+    ),
     (
         "spec: {checkpoint: {}}",
         "spec.checkpoint needs either volumeClaim, for example {size: 1Gi}, or existingClaim, the name of one",
@@ -306,11 +337,29 @@ const CHANGES: &[Row] = &[
     ),
     (
         "spec: {trainer: {replicas: 3}}",
-        "spec.trainer cannot change while the job runs; set spec.suspend to true first, or create a new job",
+        "spec.trainer.replicas cannot change while the job runs; set spec.suspend to true first, or create a new job with spec.elasticPolicy",
     ),
+    ("spec: {trainer: {template: {metadata: {labels: {team: blue}}}}}", TRAINER_CHANGED),
+    ("spec: {trainer: {gpus: 1}}", TRAINER_CHANGED),
+    ("spec: {trainer: {gpuResourceName: example.com/gpu}}", TRAINER_CHANGED),
+    ("spec: {trainer: {restartPolicy: Never}}", TRAINER_CHANGED),
+    ("spec: {elasticPolicy: {maxReplicas: 4}}", ELASTIC_CHANGED),
+];
+
+const TRAINER_CHANGED: &str = "spec.trainer cannot change while the job runs, but for replicas of an elastic job; set spec.suspend to true first, or create a new job";
+const ELASTIC_CHANGED: &str = "spec.elasticPolicy cannot change while the job runs, because its processes know it from their start; set spec.suspend to true first, or create a new job";
+const NOT_BETWEEN: &str = "spec.trainer.replicas must lie between spec.elasticPolicy.minReplicas and maxReplicas; write a number between them";
+
+/// The same for an elastic job of 2 to 4 trainers.
+const ELASTIC_CHANGES: &[Row] = &[
+    ("spec: {trainer: {replicas: 1}}", NOT_BETWEEN),
+    ("spec: {trainer: {replicas: 5}}", NOT_BETWEEN),
+    ("spec: {trainer: {replicas: 3, gpus: 1}}", TRAINER_CHANGED),
+    ("spec: {elasticPolicy: {maxReplicas: 5}}", ELASTIC_CHANGED),
+    ("spec: {elasticPolicy: null}", ELASTIC_CHANGED),
     (
-        "spec: {trainer: {template: {metadata: {labels: {team: blue}}}}}",
-        "spec.trainer cannot change while the job runs; set spec.suspend to true first, or create a new job",
+        "spec: {ps: {replicas: 2}}",
+        "spec.ps cannot change while the job runs; set spec.suspend to true first, or create a new job",
     ),
 ];
 
@@ -337,6 +386,8 @@ const ACCEPTED: &[&str] = &[
     "spec: {failurePolicy: {restartStrategy: RecreateAll, backoff: {initialSeconds: 60}, rules: [{name: a, action: FailJob, onExitCodes: [1, 255], targetRoles: [ps, trainer]}, {name: b, action: Ignore, onReasons: [Evicted], countTowardsMax: false}]}}",
     "spec: {training: {optimizer: {type: SGD, momentum: 0.9, nesterov: true}}}",
     "spec: {training: {optimizer: {type: FTRL, l1: 0.1, l2: 0.1}}}",
+    "spec: {elasticPolicy: {minReplicas: 2, maxReplicas: 2}}",
+    "spec: {elasticPolicy: {maxReplicas: 4096}, training: {consistency: {mode: Sync}}, ps: {replicas: 2}, schedulingPolicy: {backend: Volcano, queue: gold, minAvailable: 3}}",
 ];
 
 /// Changes that a running job takes.
@@ -387,6 +438,27 @@ async fn changes_that_a_running_job_cannot_follow_are_refused_until_it_is_suspen
 }
 
 #[tokio::test]
+async fn a_running_elastic_job_takes_another_number_of_trainers_and_nothing_else() {
+    let Some(team) = Team::new("elastic-changes").await else { return };
+    team.apply("elasticPolicy: {minReplicas: 2, maxReplicas: 4}").await;
+    let mut wrong = String::new();
+    for &(change, sentence) in ELASTIC_CHANGES {
+        expect_refusal(&mut wrong, change, update(&team, change).await, sentence);
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+    for change in ["spec: {trainer: {replicas: 4}}", "spec: {failurePolicy: {maxRestarts: 9}}"] {
+        update(&team, change).await.unwrap_or_else(|said| panic!("{change} was refused: {said}"));
+    }
+    team.patch(json!({"suspend": true})).await;
+    for change in ["spec: {elasticPolicy: {maxReplicas: 5}, trainer: {replicas: 5}}", "spec: {elasticPolicy: null}"] {
+        update(&team, change).await.unwrap_or_else(|said| panic!("{change} of a suspended job was refused: {said}"));
+    }
+    let between = update(&team, "spec: {trainer: {replicas: 5}}").await;
+    expect_refusal(&mut wrong, "5 trainers of a suspended job", between, NOT_BETWEEN);
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[tokio::test]
 async fn kubectl_scale_changes_the_trainers_of_a_suspended_job() {
     let Some(team) = Team::new("scale").await else { return };
     team.apply("").await;
@@ -395,7 +467,7 @@ async fn kubectl_scale_changes_the_trainers_of_a_suspended_job() {
     let params = PatchParams::default();
     let set = || jobs.patch_scale("mnist", &params, &three);
     let Err(kube::Error::Api(refused)) = set().await else { panic!("a running job was scaled") };
-    assert!(refused.message.contains("spec.trainer cannot change while the job runs"), "{}", refused.message);
+    assert!(refused.message.contains("spec.trainer.replicas cannot change while the job runs"), "{}", refused.message);
     team.patch(json!({"suspend": true})).await;
     let scale = set().await.expect("a suspended job can be scaled");
     assert_eq!(scale.spec.and_then(|spec| spec.replicas), Some(3));

@@ -4,6 +4,7 @@
 //! both enforce.
 
 mod checkpoint;
+mod elastic;
 mod failure;
 pub mod names;
 mod network;
@@ -17,6 +18,7 @@ use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
 pub use checkpoint::{AccessMode, CheckpointSpec, VolumeClaim};
+pub use elastic::ElasticPolicy;
 pub use failure::{Backoff, FailureAction, FailurePolicy, FailureRule, RestartStrategy, TargetRole};
 pub use network::NetworkSpec;
 pub use policy::{
@@ -83,8 +85,22 @@ pub const KIND: &str = "ParameterServerJob";
         .message("spec.training cannot change while the job runs; set spec.suspend to true first, or create a new job"),
     validation = Rule::new("self.ps == oldSelf.ps || (has(oldSelf.suspend) && oldSelf.suspend)")
         .message("spec.ps cannot change while the job runs; set spec.suspend to true first, or create a new job"),
-    validation = Rule::new("self.trainer == oldSelf.trainer || (has(oldSelf.suspend) && oldSelf.suspend)")
-        .message("spec.trainer cannot change while the job runs; set spec.suspend to true first, or create a new job"),
+    validation = Rule::new("self.trainer.replicas == oldSelf.trainer.replicas || has(self.elasticPolicy) || (has(oldSelf.suspend) && oldSelf.suspend)")
+        .message("spec.trainer.replicas cannot change while the job runs; set spec.suspend to true first, or create a new job with spec.elasticPolicy"),
+    validation = Rule::new("self.trainer.template == oldSelf.trainer.template && self.trainer.restartPolicy == oldSelf.trainer.restartPolicy && self.trainer.gpus == oldSelf.trainer.gpus && self.trainer.gpuResourceName == oldSelf.trainer.gpuResourceName || (has(oldSelf.suspend) && oldSelf.suspend)")
+        .message("spec.trainer cannot change while the job runs, but for replicas of an elastic job; set spec.suspend to true first, or create a new job"),
+    validation = Rule::new("has(self.elasticPolicy) == has(oldSelf.elasticPolicy) && (!has(self.elasticPolicy) || self.elasticPolicy == oldSelf.elasticPolicy) || (has(oldSelf.suspend) && oldSelf.suspend)")
+        .message("spec.elasticPolicy cannot change while the job runs, because its processes know it from their start; set spec.suspend to true first, or create a new job"),
+    validation = Rule::new("!has(self.elasticPolicy) || (self.elasticPolicy.minReplicas <= self.trainer.replicas && self.trainer.replicas <= self.elasticPolicy.maxReplicas)")
+        .message("spec.trainer.replicas must lie between spec.elasticPolicy.minReplicas and maxReplicas; write a number between them"),
+    validation = Rule::new("!has(self.elasticPolicy) || self.training.consistency.backupTrainers == 0")
+        .message("spec.elasticPolicy does not go with spec.training.consistency.backupTrainers, whose number is of a fixed count of trainers; remove one of the two"),
+    validation = Rule::new("!has(self.elasticPolicy) || !self.training.batch.adaptive")
+        .message("spec.elasticPolicy does not go with spec.training.batch.adaptive: its work is dealt out in batches of one size, of which a fast trainer takes more; remove one of the two"),
+    validation = Rule::new("!has(self.elasticPolicy) || !has(self.schedulingPolicy) || !has(self.schedulingPolicy.minAvailable) || self.schedulingPolicy.minAvailable <= self.ps.replicas + self.elasticPolicy.minReplicas")
+        .message("spec.schedulingPolicy.minAvailable is above the servers and spec.elasticPolicy.minReplicas, so a job scaled down could not start again; write a smaller one, or remove it"),
+    validation = Rule::new("!has(self.elasticPolicy) || !has(self.schedulingPolicy) || !has(self.schedulingPolicy.queue) || (has(self.schedulingPolicy.backend) && self.schedulingPolicy.backend == 'Volcano')")
+        .message("spec.schedulingPolicy.queue: Kueue admits groups of a fixed size, and an elastic job has none; remove queue or spec.elasticPolicy, or use a queue of Volcano"),
     validation = Rule::new("has(self.schedulingPolicy) == has(oldSelf.schedulingPolicy) && (!has(self.schedulingPolicy) || self.schedulingPolicy == oldSelf.schedulingPolicy) || (has(oldSelf.suspend) && oldSelf.suspend)")
         .message("spec.schedulingPolicy cannot change while the job runs; set spec.suspend to true first, or create a new job"),
     validation = Rule::new("has(self.checkpoint) == has(oldSelf.checkpoint) && (!has(self.checkpoint) || self.checkpoint == oldSelf.checkpoint) || (has(oldSelf.suspend) && oldSelf.suspend)")
@@ -160,6 +176,12 @@ pub struct ParameterServerJobSpec {
     pub ps: ServerSpec,
     /// The trainers.
     pub trainer: TrainerSpec,
+    /// How many trainers the job may have while it trains. Default: as many as trainer.replicas says, from
+    /// beginning to end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self.minReplicas <= self.maxReplicas")
+        .message("spec.elasticPolicy.minReplicas is above maxReplicas; write a smaller one, or raise maxReplicas"))]
+    pub elastic_policy: Option<ElasticPolicy>,
     /// When the trainers' pods are created: ServersReady (default), when all servers are ready, or
     /// AnyOrder, together with the servers'. Pods that are scheduled together, by
     /// schedulingPolicy.backend or queue, are created together.
@@ -223,7 +245,7 @@ pub struct ServerSpec {
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TrainerSpec {
-    /// Number of trainers, 1 to 4096. Default 1.
+    /// Number of trainers, 1 to 4096. It changes while the job runs only with elasticPolicy. Default 1.
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 4096))]
     pub replicas: i32,

@@ -30,8 +30,9 @@ pub enum StartupPolicy {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SuccessPolicy {
-    /// All (default): when every trainer ended well. Any: when minSucceeded of them did. RankZero:
-    /// when trainer 0 did.
+    /// All (default): when every trainer ended well; of an elastic job, whose work is dealt out, when all
+    /// that are there have ended and one of them well. Any: when minSucceeded of them did. RankZero: when
+    /// trainer 0 did.
     #[serde(default)]
     pub operator: SuccessOperator,
     /// With Any: how many trainers must end well. Default 1.
@@ -128,12 +129,13 @@ pub struct SchedulingPolicy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<SchedulingBackend>,
     /// With a backend: how many pods must find a node before any of them starts. Default: all
-    /// servers and trainers.
+    /// servers and trainers, of an elastic job all servers and elasticPolicy.minReplicas trainers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 4224))]
     pub min_available: Option<i32>,
     /// When some pod finds no node for this many seconds, all pods are deleted, so that others can
-    /// use what they hold; they are created again after as long. Default: wait for ever.
+    /// use what they hold; they are created again after as long. An elastic job rather gives up trainers
+    /// that find none, if minReplicas others are left. Default: wait for ever.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 86_400))]
     pub schedule_timeout_seconds: Option<i64>,

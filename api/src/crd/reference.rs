@@ -110,7 +110,7 @@ mod tests {
         let page = reference();
         for line in [
             "## spec.failurePolicy.rules[]",
-            "| `replicas` | integer 1..4096 | `1` | Number of trainers, 1 to 4096. Default 1. |",
+            "| `replicas` | integer 1..4096 | `1` | Number of trainers, 1 to 4096. It changes while the job runs only with elasticPolicy. Default 1. |",
             "| `startupPolicy` | ServersReady \\| AnyOrder | `\"ServersReady\"` |",
             "## status.progress.metrics[]",
             "- spec.managedBy cannot change; create a new job",

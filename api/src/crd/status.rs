@@ -70,7 +70,7 @@ pub struct ParameterServerJobStatus {
 pub enum Phase {
     /// Pods are being made or not all are ready yet.
     Pending,
-    /// Servers and trainers run.
+    /// Servers and trainers run; of an elastic job, at least minReplicas trainers.
     Running,
     /// A lost pod is being replaced.
     Restarting,
@@ -101,10 +101,12 @@ pub enum ConditionType {
     Created,
     /// All servers are ready.
     ServersReady,
-    /// All trainers run.
+    /// All trainers run; of an elastic job, at least minReplicas do.
     Running,
     /// A pod is being replaced.
     Restarting,
+    /// An elastic job has given up trainers; it trains on with the others.
+    Shrunk,
     /// The job is suspended.
     Suspended,
     /// The job makes no step.
@@ -152,6 +154,10 @@ pub struct RoleStatus {
     pub succeeded: i32,
     /// Replicas that failed and were not replaced.
     pub failed: i32,
+    /// Replicas that an elastic job has given up; the condition Shrunk tells why. They are created again
+    /// when the job is scaled or its spec changes.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub lost: i32,
     /// Pods that were replaced.
     pub restarts: i32,
     /// `ready/desired`, for kubectl's columns; of trainers the finished ones count as ready.
@@ -180,6 +186,12 @@ pub struct ReplicaGroup {
     /// Their work is done; they are not started again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub succeeded: bool,
+    /// Incarnation from which their pods count: earlier ones were scaled away or given up.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub since: i32,
+    /// They are given up, and not created again until the job is scaled or its spec changes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lost: bool,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]

@@ -134,12 +134,13 @@ fn inject(main: &mut Container, job: &ValidJob, replica: Replica, incarnation: u
     let result_file = main.termination_message_path.clone().unwrap_or_else(|| TERMINATION_LOG.into());
     let spec = &job.object.spec;
     let servers = (0..job.servers).map(server).collect();
-    let plain = Environment::new(&job.name, &job.uid, servers, job.trainers, spec.training.clone());
+    let plain = Environment::new(&job.name, &job.uid, servers, job.places(Role::Trainer), spec.training.clone());
     let environment = Environment {
         namespace: job.namespace.clone(),
         role: replica.role,
         index: replica.index,
         replication_factor: spec.ps.replication_factor.unsigned_abs(),
+        min_trainers: job.elastic.map(|elastic| elastic.min),
         incarnation,
         result_file: Some(result_file),
         checkpoint: spec.checkpoint.as_ref().filter(|_| replica.role == Role::Server).map(checkpoint::environment),

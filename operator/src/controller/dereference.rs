@@ -42,7 +42,7 @@ pub fn dereference(
     // By name, not by search: with thousands of pods in the cache, a look at all of them for every
     // reconcile would be most of the operator's work.
     let pods = [Role::Server, Role::Trainer].into_iter().flat_map(|role| {
-        let highest = job.count(role).max(Ledger::read(status).count(role));
+        let highest = job.places(role).max(Ledger::read(status).count(role));
         (0..highest).map(move |index| names::pod(&job.name, role, index))
     });
     let pods = pods.filter_map(|name| children.pods.get(&ObjectRef::new(&name).within(&job.namespace)));

@@ -9,12 +9,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource as _, ResourceExt as _};
 use psjobs_api::Role;
 use psjobs_api::crd::{
-    CleanPodPolicy, FailurePolicy, ParameterServerJob, ParameterServerJobSpec, ParameterServerJobStatus, RestartPolicy,
-    SchedulingBackend, StartupPolicy, SuccessOperator, names,
+    CleanPodPolicy, ElasticPolicy, FailurePolicy, ParameterServerJob, ParameterServerJobSpec, ParameterServerJobStatus,
+    RestartPolicy, SchedulingBackend, StartupPolicy, SuccessOperator, names,
 };
 use psjobs_api::training::TrainingError;
 
 use super::observe::Replica;
+
+const MOST_TRAINERS: u32 = 4096;
 
 /// A job whose every value can be used.
 #[derive(Clone, Debug)]
@@ -27,6 +29,8 @@ pub struct ValidJob {
     pub suspended: bool,
     pub servers: u32,
     pub trainers: u32,
+    /// How far it may grow and shrink while it trains, if it may.
+    pub elastic: Option<Elastic>,
     pub server_restart_policy: RestartPolicy,
     pub restart_policy: RestartPolicy,
     pub startup_policy: StartupPolicy,
@@ -46,6 +50,15 @@ pub struct ValidJob {
     pub server_drain: SignedDuration,
     /// The object itself, for its templates and spec.training.
     pub object: Arc<ParameterServerJob>,
+}
+
+/// Bounds of an elastic job's trainers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Elastic {
+    /// With fewer it does not train.
+    pub min: u32,
+    /// Places for trainers: their indexes are below it.
+    pub max: u32,
 }
 
 /// Whose success is the job's.
@@ -78,6 +91,16 @@ impl ValidJob {
 
     pub fn count(&self, role: Role) -> u32 {
         if role == Role::Server { self.servers } else { self.trainers }
+    }
+
+    /// Places for replicas of a role; what a pod is told, so that it stays right when the job is scaled.
+    pub fn places(&self, role: Role) -> u32 {
+        self.elastic.filter(|_| role == Role::Trainer).map_or(self.count(role), |elastic| elastic.max)
+    }
+
+    /// Trainers that the job needs to train.
+    pub fn least_trainers(&self) -> u32 {
+        self.elastic.map_or(self.trainers, |elastic| elastic.min)
     }
 
     /// The Secret with the certificates of pods that are made now; `None`: they talk without TLS.
@@ -118,7 +141,9 @@ pub fn validate(object: Arc<ParameterServerJob>) -> Result<ValidJob, SpecError> 
     }
     let policy = &spec.run_policy;
     let optional = |field, seconds: Option<i64>| seconds.map(|seconds| duration(field, seconds)).transpose();
-    let trainers = number("spec.trainer.replicas", spec.trainer.replicas, 1, 4096)?;
+    let elastic = spec.elastic_policy.as_ref().map(elastic).transpose()?;
+    let Elastic { min, max } = elastic.unwrap_or(Elastic { min: 1, max: MOST_TRAINERS });
+    let trainers = number("spec.trainer.replicas", spec.trainer.replicas, min, max)?;
     Ok(ValidJob {
         name: object.name_any(),
         namespace: object.namespace().ok_or(SpecError::Metadata("namespace"))?,
@@ -132,6 +157,7 @@ pub fn validate(object: Arc<ParameterServerJob>) -> Result<ValidJob, SpecError> 
         suspended: spec.suspend,
         servers: number("spec.ps.replicas", spec.ps.replicas, 1, 128)?,
         trainers,
+        elastic,
         server_restart_policy: spec.ps.restart_policy,
         restart_policy: spec.trainer.restart_policy,
         startup_policy: spec.startup_policy,
@@ -154,6 +180,11 @@ pub fn validate(object: Arc<ParameterServerJob>) -> Result<ValidJob, SpecError> 
         server_drain: duration("spec.runPolicy.serverDrainSeconds", policy.server_drain_seconds)?,
         object,
     })
+}
+
+fn elastic(policy: &ElasticPolicy) -> Result<Elastic, SpecError> {
+    let max = number("spec.elasticPolicy.maxReplicas", policy.max_replicas, 1, MOST_TRAINERS)?;
+    Ok(Elastic { min: number("spec.elasticPolicy.minReplicas", policy.min_replicas, 1, max)?, max })
 }
 
 fn success(spec: &ParameterServerJobSpec, trainers: u32) -> Result<Success, SpecError> {
@@ -227,6 +258,15 @@ mod tests {
                 "spec.successPolicy.minSucceeded is 3; write a number from 1 to 2",
             ),
             ("training: {optimizer: {nesterov: true}}", "nesterov"),
+            (
+                "elasticPolicy: {minReplicas: 5, maxReplicas: 4}",
+                "spec.elasticPolicy.minReplicas is 5; write a number from 1 to 4",
+            ),
+            (
+                "elasticPolicy: {minReplicas: 3, maxReplicas: 4}",
+                "spec.trainer.replicas is 2; write a number from 3 to 4",
+            ),
+            ("elasticPolicy: {maxReplicas: 1}", "spec.trainer.replicas is 2; write a number from 1 to 1"),
         ];
         for (spec, want) in rows {
             let error = validate(job(spec).into()).expect_err(spec).to_string();

@@ -146,6 +146,13 @@ impl Team {
         jobs.patch("mnist", &PatchParams::default(), &patch).await.expect("the change is accepted");
     }
 
+    /// As `kubectl scale` does.
+    pub async fn scale(&self, trainers: u32) {
+        let patch = Patch::Merge(json!({"spec": {"replicas": trainers}}));
+        let jobs = self.api::<ParameterServerJob>();
+        jobs.patch_scale("mnist", &PatchParams::default(), &patch).await.expect("the job can be scaled");
+    }
+
     pub async fn job(&self) -> ParameterServerJob {
         self.api().get("mnist").await.expect("the job exists")
     }

@@ -35,8 +35,9 @@ fn name(job: &ValidJob) -> String {
 /// The objects to make before the pods, in this order.
 pub fn groups(job: &ValidJob) -> Vec<Group> {
     let Some((backend, policy)) = backend(job) else { return Vec::new() };
-    let all = (job.servers + job.trainers).cast_signed();
-    let min = policy.min_available.unwrap_or(all);
+    // A group stays as it is when the job is scaled.
+    let needed = (job.servers + job.least_trainers()).cast_signed();
+    let min = policy.min_available.unwrap_or(needed);
     let gang = json!({"gang": {"minCount": min}});
     let priority = &policy.priority_class_name;
     match backend {
@@ -176,6 +177,15 @@ mod tests {
         for (policy, want) in rows {
             let want = want.into_iter().map(|(plural, spec)| (plural.to_owned(), spec)).collect::<Vec<_>>();
             assert_eq!(made(&format!("schedulingPolicy: {policy}")), want, "{policy}");
+        }
+    }
+
+    #[test]
+    fn the_group_of_an_elastic_job_is_the_least_that_it_can_train_with() {
+        let elastic = "elasticPolicy: {minReplicas: 1, maxReplicas: 9}\nps: {replicas: 2}\nschedulingPolicy: ";
+        for (policy, want) in [("{backend: Volcano}", 3), ("{backend: Volcano, minAvailable: 2}", 2)] {
+            let made = made(&format!("{elastic}{policy}"));
+            assert_eq!(made, [("podgroups".to_owned(), json!({ "minMember": want }))], "{policy}");
         }
     }
 

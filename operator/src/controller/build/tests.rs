@@ -57,6 +57,23 @@ fn pods_know_their_place() {
 }
 
 #[test]
+fn pods_of_an_elastic_job_stay_as_they_are_when_it_is_scaled() {
+    let elastic = |trainers| {
+        let job = valid_job("elasticPolicy: {minReplicas: 2, maxReplicas: 8}");
+        crate::controller::validate::ValidJob { trainers, ..job }
+    };
+    for who in ["ps-0", "trainer-1"] {
+        let two = pod(&elastic(2), &first(who), IMAGE);
+        assert_eq!(pod(&elastic(5), &first(who), IMAGE), two, "{who}");
+        for (name, want) in [("PSJOB_TRAINERS", "8"), ("WORLD_SIZE", "9"), ("PSJOB_MIN_TRAINERS", "2")] {
+            assert_eq!(value(&two, name), want, "{who}: {name}");
+        }
+    }
+    let fixed = main_container(&build("", "trainer-1")).env.expect("an environment");
+    assert!(fixed.iter().all(|var| var.name != "PSJOB_MIN_TRAINERS"));
+}
+
+#[test]
 fn what_is_built_is_what_is_observed() {
     let (who, pod) = super::super::observe::observe(&build("", "trainer-1")).expect("labels are right");
     assert_eq!(who, replica("trainer-1"));

@@ -19,13 +19,15 @@ impl Draft<'_> {
         if self.prev.phase == Some(Phase::Suspended) {
             self.notice("Resumed", self.resumes_from());
         }
+        self.tell_scaling();
         self.out.status.observed_generation = self.job.generation;
         self.out.status.start_time = self.prev.start_time.clone().or(self.time());
         self.out.status.certificates = self.job.certificates_under(Some(self.prev));
         conditions::clear(&mut self.out.status, ConditionType::Suspended, "Resumed", self.now);
 
-        let failed = self.failed();
+        let mut failed = self.failed();
         self.record_last_failure(&failed);
+        self.shrink(&mut failed);
         if let Some((reason, message)) = self.reason_to_give_up(&failed) {
             return self.fail(&reason, &message);
         }
@@ -51,7 +53,8 @@ impl Draft<'_> {
         }
         for replica in self.job.replicas() {
             match self.world.pods.get(&replica) {
-                None if self.ledger.succeeded(replica) || self.waits_for_servers(replica) => {}
+                None if self.ledger.succeeded(replica) || self.ledger.is_lost(replica) => {}
+                None if self.comes_too_late(replica) || self.waits_for_servers(replica) => {}
                 None => {
                     let record = self.ledger.get(replica).unwrap_or_default();
                     self.out.create.push(Child::Pod(NewPod {
@@ -80,7 +83,7 @@ impl Draft<'_> {
             self.job.startup_policy == StartupPolicy::ServersReady && !self.job.scheduled_together;
         let in_order = one_after_the_other && replica.role == Role::Trainer;
         // Once created it is replaced like any other, whatever the servers do at that moment.
-        in_order && self.ledger.get(replica).is_none() && !self.servers_are_ready()
+        in_order && !self.ledger.has_begun(replica) && !self.servers_are_ready()
     }
 
     /// No pods until the next try.
@@ -123,8 +126,9 @@ impl Draft<'_> {
         self.after(failed.failure.at, back_off(&self.job.failure_policy.backoff, in_a_row))
     }
 
-    /// Pods that the job no longer wants: of a rank it does not have, or from before it was suspended.
-    fn delete_surplus(&mut self) {
+    /// Pods that the job no longer wants: of a rank it does not have or has given up, or from before it was
+    /// suspended.
+    pub(super) fn delete_surplus(&mut self) {
         for (&replica, pod) in &self.world.pods {
             if !self.is_current(replica, pod) {
                 self.delete(pod);

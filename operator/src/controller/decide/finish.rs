@@ -27,6 +27,8 @@ impl Draft<'_> {
         if servers_ended || deadline <= self.now {
             return self.succeed(servers_ended);
         }
+        // The servers wait for them.
+        self.delete_surplus();
         self.wake_at(deadline);
         if known.is_none() {
             self.notice("Completing", "All trainers are done; waiting for the servers to end");
@@ -53,7 +55,8 @@ impl Draft<'_> {
         ended.max().map_or(self.now, |at| at.clamp(earliest, self.now))
     }
 
-    /// Trainers whose success is not waited for, and then the servers, which wait for all of them.
+    /// Trainers whose success is not waited for, and then the servers, which wait for all of them. Those of an
+    /// elastic job only wait for who is there, so they end by themselves.
     fn stop_the_rest(&mut self) {
         let rest = |(replica, pod): &(Replica, &ObservedPod)| {
             replica.role == Role::Trainer && pod.alive && !matches!(pod.life, Life::Succeeded { .. })
@@ -63,7 +66,7 @@ impl Draft<'_> {
         }
         let trainers = self.pods().into_iter().filter(rest).map(|(_, pod)| pod).collect::<Vec<_>>();
         let servers = self.pods_of(Role::Server).map(|(_, pod)| pod).filter(|pod| pod.alive).collect();
-        for pod in if trainers.is_empty() { servers } else { trainers } {
+        for pod in if trainers.is_empty() && self.job.elastic.is_none() { servers } else { trainers } {
             self.delete(pod);
             self.delete_by_force_if_overdue(pod);
         }

@@ -1,5 +1,6 @@
-//! What the status remembers of each replica. Everything here only grows, and a pod carries the same
-//! numbers in its annotations, so reading a pod twice, or reading an old status, changes nothing.
+//! What the status remembers of each replica. A pod carries the same numbers in its annotations, so reading
+//! a pod twice, or reading an old status, changes nothing. Numbers only grow while a replica belongs to the
+//! job; when it is scaled away or given up its failures are forgotten, its incarnation never is.
 
 use std::collections::BTreeMap;
 
@@ -16,6 +17,10 @@ pub struct Record {
     /// Ends before their time since one of its pods was healthy for a while.
     pub failures_in_a_row: u32,
     pub succeeded: bool,
+    /// Incarnation from which its pods count. Above `incarnation`: the replica is to begin anew.
+    pub since: u32,
+    /// Given up: it does not begin anew by itself.
+    pub lost: bool,
 }
 
 /// What a pod's end adds to its replica's record.
@@ -35,6 +40,12 @@ pub struct Ledger {
     first: u32,
 }
 
+impl Record {
+    fn has_begun(&self) -> bool {
+        self.incarnation >= self.since
+    }
+}
+
 impl Ledger {
     pub fn read(status: &ParameterServerJobStatus) -> Self {
         let mut records = BTreeMap::new();
@@ -45,6 +56,8 @@ impl Ledger {
                     failures: group.failures.unsigned_abs(),
                     failures_in_a_row: group.failures_in_a_row.unsigned_abs(),
                     succeeded: group.succeeded,
+                    since: group.since.unsigned_abs(),
+                    lost: group.lost,
                 };
                 records.extend(indexes(&group.indexes).map(|index| (Replica { role, index }, record)));
             }
@@ -66,9 +79,54 @@ impl Ledger {
         }
     }
 
-    /// Replicas of a role that had a pod.
+    /// The replica leaves the job, with all pods that it had, this incarnation's included.
+    pub fn retire(&mut self, replica: Replica, newest: Option<u32>) {
+        let Some(incarnation) = self.get(replica).map(|record| record.incarnation).max(newest) else { return };
+        let succeeded = self.succeeded(replica);
+        let record = Record { incarnation, since: incarnation + 1, succeeded, ..Record::default() };
+        self.records.insert(replica, record);
+    }
+
+    /// The replica leaves the job until [`Ledger::recall`].
+    pub fn give_up(&mut self, replica: Replica) {
+        self.retire(replica, None);
+        if let Some(record) = self.records.get_mut(&replica) {
+            record.lost = true;
+        }
+    }
+
+    /// What was given up is tried again.
+    pub fn recall(&mut self) {
+        self.records.values_mut().for_each(|record| record.lost = false);
+    }
+
+    pub fn is_lost(&self, replica: Replica) -> bool {
+        self.get(replica).is_some_and(|record| record.lost)
+    }
+
+    /// Replicas that are given up.
+    pub fn lost(&self) -> impl Iterator<Item = Replica> {
+        self.records.iter().filter(|(_, record)| record.lost).map(|(&replica, _)| replica)
+    }
+
+    /// Replicas that are known.
+    pub fn replicas(&self) -> impl Iterator<Item = Replica> {
+        self.records.keys().copied()
+    }
+
+    /// Lowest incarnation of a pod that counts.
+    pub fn since(&self, replica: Replica) -> u32 {
+        self.get(replica).map_or(self.first, |record| record.since.max(self.first))
+    }
+
+    /// Whether the replica has had a pod that counts.
+    pub fn has_begun(&self, replica: Replica) -> bool {
+        self.get(replica).is_some_and(|record| record.has_begun())
+    }
+
+    /// Replicas of a role that had a pod that counts.
     pub fn started(&self, role: Role) -> u32 {
-        u32::try_from(self.of(role).count()).unwrap_or(u32::MAX)
+        u32::try_from(self.of(role).filter(|(_, record)| record.has_begun()).count()).unwrap_or(u32::MAX)
     }
 
     /// Replicas of a role whose work is done.
@@ -108,7 +166,9 @@ impl Ledger {
 
     /// Pods of a role that were started in place of another since `before`.
     pub fn replaced_since(&self, before: &Self, role: Role) -> u32 {
-        let base = |replica| before.get(replica).map_or(self.first, |record| record.incarnation.max(self.first));
+        let known = |replica| before.get(replica).map_or(0, |record| record.incarnation);
+        // The first pod of a replica that begins anew takes nobody's place.
+        let base = |replica| known(replica).max(before.since(replica));
         self.of(role).map(|(replica, record)| record.incarnation.saturating_sub(base(replica))).sum()
     }
 
@@ -130,6 +190,8 @@ impl Ledger {
             failures: record.failures.cast_signed(),
             failures_in_a_row: record.failures_in_a_row.cast_signed(),
             succeeded: record.succeeded,
+            since: record.since.cast_signed(),
+            lost: record.lost,
         };
         groups.into_iter().map(group).collect()
     }
@@ -177,15 +239,49 @@ mod tests {
         assert_eq!(indexes("x,7,9-y,2-999999999").count(), 1 + 4094, "garbage is left out, ranges are bounded");
     }
 
+    fn record() -> impl Strategy<Value = Record> {
+        (0_u32..4, 0_u32..3, 0_u32..3, any::<bool>(), 0_u32..3, any::<bool>()).prop_map(
+            |(incarnation, failures, failures_in_a_row, succeeded, since, lost)| Record {
+                incarnation,
+                failures,
+                failures_in_a_row,
+                succeeded,
+                since,
+                lost,
+            },
+        )
+    }
+
+    #[test]
+    fn a_replica_that_left_begins_anew_with_a_higher_incarnation_and_no_failures() {
+        let trainer = Replica::trainer(3);
+        let record = Record { incarnation: 4, failures: 2, failures_in_a_row: 2, ..Record::default() };
+        let mut ledger = Ledger { records: [(trainer, record)].into(), first: 0 };
+        assert!(ledger.has_begun(trainer));
+        ledger.give_up(trainer);
+        assert!(ledger.is_lost(trainer) && !ledger.has_begun(trainer));
+        assert_eq!((ledger.next_incarnation(trainer), ledger.since(trainer), ledger.started(Role::Trainer)), (5, 5, 0));
+        assert_eq!(ledger.get(trainer).map(|record| (record.failures, record.failures_in_a_row)), Some((0, 0)));
+        ledger.recall();
+        assert!(!ledger.is_lost(trainer) && ledger.lost().next().is_none());
+
+        // A pod that no status knows of yet is scaled away.
+        ledger.retire(trainer, Some(5));
+        assert_eq!(ledger.next_incarnation(trainer), 6);
+        let mut after = ledger.clone();
+        after.records.entry(trainer).and_modify(|record| record.incarnation = 6);
+        assert_eq!(after.replaced_since(&ledger, Role::Trainer), 0, "its first pod takes nobody's place");
+        after.records.entry(trainer).and_modify(|record| record.incarnation = 7);
+        assert_eq!(after.replaced_since(&ledger, Role::Trainer), 1);
+    }
+
     proptest! {
         #[test]
         fn a_ledger_survives_the_way_through_the_status(
-            records in prop::collection::btree_map(0_u32..300, (0_u32..4, 0_u32..3, 0_u32..3, any::<bool>()), 0..200),
+            records in prop::collection::btree_map(0_u32..300, record(), 0..200),
             first in 0_u32..3,
         ) {
-            let records = records.into_iter().map(|(index, (incarnation, failures, failures_in_a_row, succeeded))| {
-                (Replica::trainer(index), Record { incarnation, failures, failures_in_a_row, succeeded })
-            });
+            let records = records.into_iter().map(|(index, record)| (Replica::trainer(index), record));
             let ledger = Ledger { records: records.collect(), first };
             let mut status = ParameterServerJobStatus { first_incarnation: first.cast_signed(), ..Default::default() };
             status.trainer.get_or_insert_default().replicas = ledger.groups(Role::Trainer);

@@ -2,12 +2,14 @@
 //! It holds no client and no clock, so every behaviour is a row in a table of tests.
 //!
 //! Three promises, kept by a property test over random histories: there are never two pods of one
-//! rank, nothing is created once the job has succeeded or failed, and counters only grow. A decision
-//! repeated on its own result asks for nothing, unless it asked to be repeated at once.
+//! rank, nothing is created once the job has succeeded or failed, and counters only grow, incarnations also
+//! when a replica is scaled away and back. A decision repeated on its own result asks for nothing, unless it
+//! asked to be repeated at once.
 
 mod active;
 pub mod conditions;
 mod deadline;
+mod elastic;
 mod failure;
 mod finish;
 mod judge;
@@ -155,6 +157,8 @@ struct Draft<'a> {
     /// The ledger as the status has it, and with what the pods tell.
     before: Ledger,
     ledger: Ledger,
+    /// An elastic job's work is dealt out.
+    closing: bool,
     out: Decision,
     wake: Option<Timestamp>,
 }
@@ -162,8 +166,20 @@ struct Draft<'a> {
 impl<'a> Draft<'a> {
     fn new(job: &'a ValidJob, prev: &'a ParameterServerJobStatus, world: &'a World, now: Timestamp) -> Self {
         let before = Ledger::read(prev);
+        let mut ledger = before.clone();
+        let surplus = |replica: &Replica| replica.index >= job.count(replica.role);
+        before.replicas().filter(surplus).for_each(|replica| ledger.retire(replica, None));
+        // Also those that no status tells of: one may have been made just before the job was scaled.
+        let pods = world.pods.iter().map(|(&replica, pod)| (replica, pod.incarnation));
+        let pods = pods.filter(|&(replica, incarnation)| surplus(&replica) && incarnation >= before.since(replica));
+        pods.for_each(|(replica, incarnation)| ledger.retire(replica, Some(incarnation)));
+        if prev.observed_generation != job.generation {
+            ledger.recall();
+        }
         let out = Decision { status: prev.clone(), ..Decision::default() };
-        Self { job, prev, world, now, ledger: before.clone(), before, out, wake: None }
+        let mut draft = Self { job, prev, world, now, ledger, before, closing: false, out, wake: None };
+        draft.closing = draft.closes();
+        draft
     }
 
     fn into_decision(mut self) -> Decision {
@@ -172,23 +188,24 @@ impl<'a> Draft<'a> {
     }
 
     /// Success so far: the main containers of as many trainers as the job asks for have ended well, now or
-    /// earlier. A job that completes goes on completing.
+    /// earlier, or the work of an elastic job is done. A job that completes goes on completing.
     fn trainers_are_done(&self) -> bool {
         let ended_well = |pod| matches!(pod, &ObservedPod { life: Life::Succeeded { .. }, .. });
         let is_done = |trainer| self.before.succeeded(trainer) || self.pod(trainer).is_some_and(ended_well);
         let mut trainers = (0..self.job.trainers).map(Replica::trainer);
         match self.job.success {
             _ if self.prev.phase == Some(Phase::Completing) => true,
-            Success::All => trainers.all(is_done),
             Success::RankZero => is_done(Replica::trainer(0)),
+            _ if self.nobody_is_left(is_done) => true,
+            Success::All => trainers.all(is_done),
             Success::Any(enough) => trainers.filter(|&trainer| is_done(trainer)).count() >= enough as usize,
         }
     }
 
-    /// A pod that counts: of a rank that the job has, and made since it was last resumed.
+    /// A pod that counts: of a rank that the job has, and made since it was last resumed and the replica
+    /// last left.
     fn is_current(&self, replica: Replica, pod: &ObservedPod) -> bool {
-        let first = self.prev.first_incarnation.unsigned_abs();
-        replica.index < self.job.count(replica.role) && pod.incarnation >= first
+        replica.index < self.job.count(replica.role) && pod.incarnation >= self.ledger.since(replica)
     }
 
     /// The pod of a replica, if it has one that counts.

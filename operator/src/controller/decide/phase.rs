@@ -4,14 +4,14 @@ use jiff::{SignedDuration, Timestamp};
 use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, Phase};
 
-use super::Draft;
 use super::conditions::{self, Verdict};
 use super::failure::Failed;
+use super::{Draft, counted};
 use crate::controller::observe::{Life, ObservedPod, Obstacle, Replica};
 
 impl<'a> Draft<'a> {
     pub(super) fn report_created(&mut self) {
-        let exists = |replica| self.ledger.get(replica).is_some();
+        let exists = |replica| self.ledger.get(replica).is_some() || self.comes_too_late(replica);
         let verdict = if let Some(refusal) = self.world.refused.first() {
             let again = "; it is tried again until it works";
             Verdict::no("Refused", format!("creating {} was refused: {}{again}", refusal.child, refusal.message))
@@ -52,7 +52,7 @@ impl<'a> Draft<'a> {
         let servers_ready = self.servers_are_ready();
         // Once the job runs, a server whose probe fails for a moment does not take that back.
         let was_running = self.prev.phase == Some(Phase::Running);
-        let running = waits_for.is_empty() && (servers_ready || was_running);
+        let running = self.has_enough(&waits_for) && (servers_ready || was_running);
         let lost = waits_for.iter().copied().find(|&replica| self.is_being_replaced(replica));
         let restarts = lost.is_some() || (!running && conditions::holds(self.prev, ConditionType::Restarting));
 
@@ -63,7 +63,11 @@ impl<'a> Draft<'a> {
         };
         self.out.status.phase = Some(phase);
         self.set(ConditionType::ServersReady, servers_verdict(servers_ready, obstacle));
-        self.set(ConditionType::Running, running_verdict(running, obstacle, waits_for.first().copied()));
+        let verdict = match running && !waits_for.is_empty() {
+            true => self.partly_running(&waits_for, obstacle),
+            false => running_verdict(running, obstacle, waits_for.first().copied()),
+        };
+        self.set(ConditionType::Running, verdict);
         match lost {
             Some(replica) => self.report_restarting(replica, failed),
             // All of them are: what began it is told already.
@@ -72,16 +76,45 @@ impl<'a> Draft<'a> {
         }
         self.out.status.reason = self.reason(phase, obstacle.is_some());
         if running && !was_running {
-            self.notice("Running", format!("Running: {}", self.members()));
+            let some = format!("{} and {}", counted(self.job.servers, "server"), self.running_trainers(&waits_for));
+            self.notice("Running", format!("Running: {some}"));
         }
     }
 
-    /// Replicas that neither run nor are done.
+    /// Whether the job can train: everybody is up, or of an elastic job at least all servers and minReplicas
+    /// trainers.
+    fn has_enough(&self, waits_for: &[Replica]) -> bool {
+        let enough = |least| {
+            let servers_are_up = waits_for.iter().all(|replica| replica.role == Role::Trainer);
+            servers_are_up && self.trainers_left().saturating_sub(waits_for.len() as u32) >= least
+        };
+        waits_for.is_empty() || self.job.elastic.is_some_and(|elastic| enough(elastic.min))
+    }
+
+    /// `2 trainers`, `2 of 4 trainers`.
+    fn running_trainers(&self, waits_for: &[Replica]) -> String {
+        let (up, all) = (self.trainers_left().saturating_sub(waits_for.len() as u32), self.job.trainers);
+        if up == all { counted(all, "trainer") } else { format!("{up} of {}", counted(all, "trainer")) }
+    }
+
+    /// What an elastic job says that runs while it waits for some of its trainers.
+    fn partly_running(&self, waits_for: &[Replica], obstacle: Option<(Replica, &Obstacle)>) -> Verdict {
+        let rest = match (obstacle, waits_for.first()) {
+            (Some((replica, why)), _) => format!("; {replica} cannot start: {}", why.message),
+            (None, Some(replica)) => format!("; waiting for {replica} to run"),
+            (None, None) => String::new(),
+        };
+        Verdict::yes("Running", format!("all servers and {} run{rest}", self.running_trainers(waits_for)))
+    }
+
+    /// Replicas that neither run nor are done, of those that the job still wants.
     fn waits_for(&self, failed: &[Failed<'_>]) -> Vec<Replica> {
         let has_failed = |replica| failed.iter().any(|failed| failed.replica == replica);
         let runs = |pod: &ObservedPod| matches!(pod.life, Life::Running | Life::Succeeded { .. });
         let is_up = |replica| self.live(replica).is_some_and(runs) && !has_failed(replica);
-        self.job.replicas().filter(|&replica| !is_up(replica) && !self.ledger.succeeded(replica)).collect()
+        let is_wanted =
+            |replica| !(self.ledger.succeeded(replica) || self.ledger.is_lost(replica) || self.comes_too_late(replica));
+        self.job.replicas().filter(|&replica| !is_up(replica) && is_wanted(replica)).collect()
     }
 
     pub(super) fn servers_are_ready(&self) -> bool {
@@ -108,10 +141,10 @@ impl<'a> Draft<'a> {
 
     /// It had a pod before, and the one that takes its place does not run yet.
     fn is_being_replaced(&self, replica: Replica) -> bool {
-        let first = self.prev.first_incarnation.unsigned_abs();
+        let first = self.ledger.since(replica);
         match self.pod(replica) {
             Some(pod) => pod.ended() || pod.gone_by.is_some() || self.is_lost(pod) || pod.incarnation > first,
-            None => self.ledger.get(replica).is_some(),
+            None => self.ledger.has_begun(replica),
         }
     }
 

@@ -45,6 +45,7 @@ impl Draft<'_> {
                 active: number(pods().filter(|pod| !pod.ended()).count()),
                 succeeded: number(succeeded),
                 failed: number(pods().filter(own_failure).count()),
+                lost: number(self.ledger.lost().filter(|lost| lost.role == role).count()),
                 restarts: restarts + self.ledger.replaced_since(&self.before, role).cast_signed(),
                 summary: String::new(),
                 selector: names::selector(&self.job.name, role),

@@ -16,7 +16,9 @@ impl Draft<'_> {
         for of_role in [&mut status.ps, &mut status.trainer].into_iter().flatten() {
             of_role.replicas = Vec::new();
             of_role.succeeded = 0;
+            of_role.lost = 0;
         }
+        conditions::clear(status, ConditionType::Shrunk, "Recalled", self.now);
     }
 
     pub(super) fn suspend(&mut self) {

@@ -2,6 +2,7 @@
 //! random histories at it.
 
 mod cluster;
+mod elastic;
 mod end;
 mod failure;
 mod history;

@@ -55,6 +55,12 @@ impl Cluster {
         decision
     }
 
+    /// One reconcile that makes what is decided, and cannot write its status, because the job has changed.
+    pub fn reconcile_in_vain(&mut self) {
+        let decision = decide(&self.job, &self.status, &self.world, self.now);
+        self.create(&decision.create, &mut self.world.clone());
+    }
+
     /// Reconciles, and lets deleted pods go, until nothing changes.
     pub fn settle(&mut self) {
         for _ in 0..10 {
@@ -130,6 +136,12 @@ impl Cluster {
 
     pub fn suspend(&mut self, suspend: bool) {
         self.job.suspended = suspend;
+    }
+
+    /// `kubectl scale`.
+    pub fn scale(&mut self, trainers: u32) {
+        self.job.trainers = trainers;
+        self.job.generation = self.job.generation.map(|generation| generation + 1);
     }
 
     pub fn pass(&mut self, seconds: i64) {

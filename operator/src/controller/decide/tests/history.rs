@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::controller::observe::Obstacle;
+use crate::controller::validate::Elastic;
 
 /// Something that happens to the job from outside.
 #[derive(Clone, Debug)]
@@ -20,6 +21,10 @@ enum Happening {
     DeleteService,
     Refuse(bool),
     Suspend(bool),
+    /// The job gets another number of trainers, if it may.
+    Scale(u32),
+    /// The same twice: of what is decided in between the pods are made, but the status is not written.
+    ScaleTwice(u32, u32),
     Pass(i64),
     Reconcile,
     /// Server 0 tells its step.
@@ -48,6 +53,8 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => (0_usize..5).prop_map(Happening::LoseNode),
         1 => any::<bool>().prop_map(Happening::Refuse),
         1 => prop::bool::weighted(0.3).prop_map(Happening::Suspend),
+        2 => (0_u32..4).prop_map(Happening::Scale),
+        1 => (0_u32..4, 0_u32..4).prop_map(|(first, second)| Happening::ScaleTwice(first, second)),
         2 => (0_i64..100).prop_map(Happening::Pass),
         8 => Just(Happening::Reconcile),
         2 => Just(Happening::ReconcileOnOldCache),
@@ -59,6 +66,8 @@ fn happening() -> impl Strategy<Value = Happening> {
 struct Shape {
     servers: u32,
     trainers: u32,
+    /// Trainers that it may lose, and get.
+    elastic: Option<(u32, u32)>,
     restarts: u32,
     restart_policy: &'static str,
     clean: &'static str,
@@ -80,26 +89,37 @@ fn shape() -> impl Strategy<Value = Shape> {
         one_of(&["AnyOrder", "ServersReady"]),
         prop_oneof![Just("[]"), Just(rules)],
     );
-    (1_u32..3, 1_u32..4, 0_u32..5, policies).prop_map(|(servers, trainers, restarts, policies)| {
+    let elastic = prop::option::of((0_u32..3, 0_u32..3));
+    (1_u32..3, 1_u32..4, elastic, 0_u32..5, policies).prop_map(|(servers, trainers, elastic, restarts, policies)| {
         let (restart_policy, clean, strategy, success, startup, rules) = policies;
-        Shape { servers, trainers, restarts, restart_policy, clean, strategy, success, startup, rules }
+        Shape { servers, trainers, elastic, restarts, restart_policy, clean, strategy, success, startup, rules }
     })
 }
 
 fn job_of(shape: &Shape) -> ValidJob {
-    let &Shape { servers, trainers, restarts, restart_policy, clean, strategy, success, startup, rules } = shape;
+    let &Shape { servers, trainers, elastic, restarts, restart_policy, clean, strategy, success, startup, rules } =
+        shape;
     let job = valid_job(&format!(
         "runPolicy: {{cleanPodPolicy: {clean}, activeDeadlineSeconds: 900, progressDeadlineSeconds: 90}}\n\
          failurePolicy: {{maxRestarts: {restarts}, restartStrategy: {strategy}, rules: {rules}}}\n\
          successPolicy: {success}\nstartupPolicy: {startup}\nschedulingPolicy: {{scheduleTimeoutSeconds: 20}}"
     ));
     let restart_policy = serde_json::from_value(restart_policy.into()).expect("a policy");
-    ValidJob { servers, trainers, restart_policy, ..job }
+    let elastic =
+        elastic.map(|(fewer, more)| Elastic { min: trainers.saturating_sub(fewer).max(1), max: trainers + more });
+    ValidJob { servers, trainers, elastic, restart_policy, ..job }
 }
 
 /// What must never shrink.
 fn counters(status: &ParameterServerJobStatus) -> [i32; 3] {
     [status.restarts, status.restarts_counted, status.first_incarnation]
+}
+
+/// To the `n`th of the numbers that it may have.
+fn scale(cluster: &mut Cluster, n: u32) {
+    if let Some(Elastic { min, max }) = cluster.job.elastic {
+        cluster.scale(min + n % (max - min + 1));
+    }
 }
 
 /// Lets it happen. Whether it left the world as the last decision saw it.
@@ -128,6 +148,13 @@ fn happen(cluster: &mut Cluster, happening: &Happening, old: &mut World) -> bool
         Happening::DeleteService => cluster.world.service = false,
         Happening::Refuse(refuse) => cluster.refuse = refuse.then(|| "exceeded quota".to_owned()),
         Happening::Suspend(suspend) => cluster.suspend(suspend),
+        Happening::Scale(n) => scale(cluster, n),
+        Happening::ScaleTwice(first, second) => {
+            scale(cluster, first);
+            cluster.reconcile_in_vain();
+            scale(cluster, second);
+            cluster.reconcile();
+        }
         Happening::Pass(seconds) => cluster.pass(seconds),
         Happening::Report(step) => {
             let at = Some(cluster.now);
@@ -184,6 +211,9 @@ proptest! {
             let (now, then) = (counters(&cluster.status), counters(&before.0));
             prop_assert!(now.iter().zip(then).all(|(now, then)| *now >= then), "{then:?} became {now:?}");
             prop_assert!(cluster.status.restarts_counted.unsigned_abs() <= cluster.job.max_restarts);
+            let lost = Ledger::read(&cluster.status).lost().collect::<Vec<_>>();
+            let spare = |lost: &Replica| cluster.job.elastic.is_some() && lost.role == Role::Trainer && lost.index > 0;
+            prop_assert!(lost.iter().all(spare), "given up: {lost:?}");
 
             if decided {
                 let again = decide(&cluster.job, &cluster.status, &cluster.world, cluster.now);
