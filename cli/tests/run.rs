@@ -208,6 +208,26 @@ fn a_failed_trainer_is_started_again_with_a_higher_incarnation() {
 }
 
 #[test]
+fn an_elastic_job_goes_on_without_a_trainer_that_keeps_failing() {
+    // The server of an elastic job ends when those that are there have ended.
+    let server = "until [ -e $DIR/done-0 ]; do sleep 0.02; done";
+    let trainer = r#"
+        echo "$PSJOB_TRAINERS $PSJOB_MIN_TRAINERS $WORLD_SIZE" > $DIR/places-$PSJOB_INDEX
+        if [ $PSJOB_INDEX = 1 ]; then echo no disk; touch $DIR/gone-$PSJOB_INCARNATION; exit 3; fi
+        until [ -e $DIR/gone-1 ]; do sleep 0.02; done
+        touch $DIR/done-0"#;
+    let spec = "elasticPolicy: {minReplicas: 1, maxReplicas: 8}\n  failurePolicy: {maxRestarts: 1}";
+    let job = Job::new(server, trainer, spec);
+    let report = job.run(&["--no-progress"]);
+    assert_eq!(report.code, Some(0), "{}", report.stderr);
+    let said = format!("{}{}", report.stdout, report.stderr);
+    assert!(said.contains("trainer 1 ended with exit code 3"), "{said}");
+    for index in [0, 1] {
+        assert_eq!(fs::read_to_string(job.path(&format!("places-{index}"))).expect("written"), "8 1 9\n");
+    }
+}
+
+#[test]
 fn ctrl_c_ends_every_process_and_their_children() {
     let job = Job::new(STUCK, STUCK, "");
     let child = Running::start(&mut job.command(&["--json"]));

@@ -1,6 +1,8 @@
 //! What happens to a job when its processes end and time passes: a pure state machine with the rules
 //! of the operator. It is told events and the time, and answers with what to do.
 
+mod elastic;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
@@ -120,6 +122,8 @@ enum State {
     /// A server that ended before the trainers; failed at this time unless they end too.
     FailsAt(Duration),
     Done,
+    /// A trainer that an elastic job goes on without.
+    Lost,
 }
 
 #[derive(Debug)]
@@ -197,6 +201,7 @@ impl Lifecycle {
             );
             return [Action::Tell(note)].into_iter().chain(self.succeed()).collect();
         }
+        let closing = self.is_closing();
         let mut actions = Vec::new();
         for replica in self.due(now) {
             if self.over {
@@ -208,6 +213,8 @@ impl Lifecycle {
                     member.incarnation += 1;
                     actions.push(Action::Start { replica, incarnation: member.incarnation });
                 }
+                // It knew the members: whoever still comes back finds nothing to do.
+                State::FailsAt(_) if closing => actions.extend(self.succeed()),
                 State::FailsAt(_) => {
                     let line = "it ended while trainers still run; a server must run until they are done".into();
                     actions.extend(self.failed(Failure { replica, exit: Exit::Code(0), tail: vec![line] }, now));
@@ -247,6 +254,9 @@ impl Lifecycle {
             return self
                 .fail(format!("{replica} {exit}, and with spec.trainer.restartPolicy {policy:?} that ends the job"));
         }
+        if let Some(actions) = self.give_up(replica, exit, now) {
+            return actions;
+        }
         let most = self.rules.max_restarts;
         if self.restarts == most {
             return self.fail(match most {
@@ -270,8 +280,9 @@ impl Lifecycle {
     }
 
     fn drain_if_trained(&mut self, now: Duration) -> Vec<Action> {
+        self.send_late_ones_away();
         let mut trainers = self.members.iter().filter(|(replica, _)| replica.role == Role::Trainer);
-        if !trainers.all(|(_, member)| member.state == State::Done) {
+        if !trainers.all(|(_, member)| member.state.is_over()) {
             return Vec::new();
         }
         self.drained_by = Some(now + self.rules.server_drain);
@@ -283,7 +294,7 @@ impl Lifecycle {
     }
 
     fn finish_if_drained(&mut self) -> Vec<Action> {
-        if self.members.values().all(|member| member.state == State::Done) { self.succeed() } else { Vec::new() }
+        if self.members.values().all(|member| member.state.is_over()) { self.succeed() } else { Vec::new() }
     }
 
     fn succeed(&mut self) -> Vec<Action> {
@@ -302,8 +313,12 @@ impl State {
     fn due(&self) -> Option<Duration> {
         match self {
             Self::StartsAt(at) | Self::FailsAt(at) => Some(*at),
-            Self::Running | Self::Done => None,
+            Self::Running | Self::Done | Self::Lost => None,
         }
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(self, Self::Done | Self::Lost)
     }
 }
 

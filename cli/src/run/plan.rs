@@ -72,6 +72,8 @@ pub struct Launch {
 pub struct Rules {
     pub restart_policy: RestartPolicy,
     pub max_restarts: u32,
+    /// Trainers that an elastic job needs; none: all of them.
+    pub min_trainers: Option<u32>,
     pub active_deadline: Option<Duration>,
     pub server_drain: Duration,
 }
@@ -83,6 +85,8 @@ pub struct Plan {
     pub rules: Rules,
     pub servers: u32,
     pub trainers: u32,
+    /// Places for trainers, of an elastic job more than there are.
+    places: u32,
     replication_factor: u32,
     server: Program,
     trainer: Program,
@@ -133,6 +137,7 @@ impl Plan {
         let server = Program::new("ps", spec.ps.template.as_ref(), 0, &machine, &mut notes)?;
         let trainer = Program::new("trainer", Some(&spec.trainer.template), gpus, &machine, &mut notes)?;
         let trainers = spec.trainer.replicas.unsigned_abs();
+        let elastic = spec.elastic_policy.as_ref();
         notes.extend(note_on_gpus(gpus, trainers, machine.gpus.len() as u32));
         let ignored = [("ps", spec.ps.template.as_ref()), ("trainer", Some(&spec.trainer.template))];
         let ignored = ignored.into_iter().filter_map(|(role, template)| ignored_parts(role, template?.spec.as_ref()?));
@@ -146,6 +151,7 @@ impl Plan {
             rules: Rules {
                 restart_policy: spec.trainer.restart_policy,
                 max_restarts: spec.failure_policy.max_restarts.unsigned_abs(),
+                min_trainers: elastic.map(|elastic| elastic.min_replicas.unsigned_abs()),
                 active_deadline: policy
                     .active_deadline_seconds
                     .map(|seconds| Duration::from_secs(seconds.unsigned_abs())),
@@ -153,6 +159,7 @@ impl Plan {
             },
             servers: machine.servers.len() as u32,
             trainers,
+            places: elastic.map_or(trainers, |elastic| elastic.max_replicas.unsigned_abs()),
             replication_factor: spec.ps.replication_factor.unsigned_abs(),
             server,
             trainer,
@@ -203,12 +210,13 @@ impl Plan {
         let result_file = self.result_file(replica);
         let machine = &self.machine;
         let job =
-            Environment::new(&self.name, &machine.uid, machine.servers.clone(), self.trainers, self.training.clone());
+            Environment::new(&self.name, &machine.uid, machine.servers.clone(), self.places, self.training.clone());
         let contract = Environment {
             namespace: self.namespace.clone(),
             role: replica.role,
             index: replica.index,
             replication_factor: self.replication_factor,
+            min_trainers: self.rules.min_trainers,
             incarnation,
             local_rank,
             result_file: Some(result_file.display().to_string()),

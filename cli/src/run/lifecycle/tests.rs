@@ -8,6 +8,7 @@ fn rules() -> Rules {
     Rules {
         restart_policy: RestartPolicy::OnFailure,
         max_restarts: 3,
+        min_trainers: None,
         active_deadline: None,
         server_drain: Duration::from_secs(60),
     }
@@ -148,4 +149,70 @@ fn the_active_deadline_fails_the_job() {
 fn waiting_doubles_up_to_a_minute() {
     let seconds: Vec<_> = (0..9).map(|incarnation| back_off(incarnation).as_secs()).collect();
     assert_eq!(seconds, [0, 1, 2, 4, 8, 16, 32, 60, 60]);
+}
+
+/// Three trainers, of which two are needed, and one restart.
+fn elastic() -> Lifecycle {
+    let trainers = [T0, T1, Replica { role: Role::Trainer, index: 2 }];
+    Lifecycle::new(Rules { min_trainers: Some(2), max_restarts: 1, ..rules() }, [PS].into_iter().chain(trainers))
+}
+
+#[test]
+fn an_elastic_job_goes_on_without_a_trainer_that_has_no_restart_left() {
+    let t2 = Replica { role: Role::Trainer, index: 2 };
+    let mut job = elastic();
+    job.ends(T1, 1, 5);
+    job.tick(at(5));
+    let told = job.ends(T1, 3, 10);
+    let want = "trainer 1 ended with exit code 3, and spec.failurePolicy.maxRestarts is 1; it is given up, and 2 of 3 trainers go on";
+    assert_eq!(told, [Action::Tell(want.into())]);
+    assert_eq!((job.wake_at(), job.restarts()), (None, 1));
+    job.ends(T0, 0, 20);
+    job.ends(t2, 0, 21);
+    assert!(job.is_draining());
+    assert_eq!(job.ends(PS, 0, 22), [Action::End(Outcome::Succeeded)]);
+}
+
+#[test]
+fn an_elastic_job_fails_without_the_first_trainer_a_server_or_enough_trainers() {
+    let t2 = Replica { role: Role::Trainer, index: 2 };
+    // Who fails when all restarts are used up, and whether the job ends with the last of them.
+    let rows: [(&[Replica], bool); 4] = [(&[T0], true), (&[PS], true), (&[t2], false), (&[t2, T1], true)];
+    for (failing, ends) in rows {
+        let mut job = Lifecycle { restarts: 1, ..elastic() };
+        let last = failing.iter().map(|&replica| job.ends(replica, 1, 5)).last().expect("somebody fails");
+        let ended = matches!(&last[..], [Action::End(Outcome::Failed { .. })]);
+        assert_eq!(ended, ends, "{failing:?}: {last:?}");
+    }
+}
+
+#[test]
+fn nobody_starts_again_in_an_elastic_job_whose_work_is_done_but_the_first_trainer() {
+    let t2 = Replica { role: Role::Trainer, index: 2 };
+    let mut job = elastic();
+    job.ends(T1, 0, 5);
+    let told = job.ends(t2, 1, 6);
+    assert!(matches!(&told[..], [Action::Tell(note)] if note.contains("nothing is left for it to do")), "{told:?}");
+    assert!(matches!(&job.ends(T0, 1, 7)[..], [Action::Tell(note)] if note.contains("restart 1 of 1")));
+    assert_eq!(job.tick(at(7)), [Action::Start { replica: T0, incarnation: 1 }]);
+    job.ends(T0, 0, 9);
+    assert!(job.is_draining());
+
+    // A trainer that waits for its next start is not waited for.
+    let mut job = Lifecycle { rules: Rules { max_restarts: 9, ..elastic().rules }, ..elastic() };
+    for second in [1, 2] {
+        job.ends(t2, 1, second);
+        job.tick(at(second));
+    }
+    job.ends(T0, 0, 2);
+    job.ends(T1, 0, 2);
+    assert!(job.is_draining());
+
+    // The server has gone because nobody was there; the first trainer comes too late.
+    let mut job = elastic();
+    job.ends(T1, 0, 5);
+    job.ends(t2, 0, 5);
+    job.ends(T0, 1, 5);
+    job.ends(PS, 0, 6);
+    assert_eq!(job.tick(at(36)).last(), Some(&Action::End(Outcome::Succeeded)));
 }

@@ -122,3 +122,18 @@ fn checkpoints_go_to_the_jobs_own_folder() {
     assert!(server["PSJOB_CHECKPOINT"].contains(r#""keep":7"#));
     assert!(!plan.launch(TRAINER, 0).env.contains_key("PSJOB_CHECKPOINT_DIR"), "trainers keep nothing");
 }
+
+#[test]
+fn an_elastic_job_starts_its_replicas_and_tells_them_of_all_places() {
+    let elastic = TWO.replacen('{', "{elasticPolicy: {minReplicas: 2, maxReplicas: 5}, ", 1);
+    for (spec, trainers, least) in [(TWO, "2", None), (elastic.as_str(), "5", Some("2"))] {
+        let plan = plan(spec, machine());
+        assert_eq!(plan.replicas().filter(|replica| replica.role == Role::Trainer).count(), 2);
+        for replica in [SERVER, TRAINER] {
+            let env = plan.launch(replica, 0).env;
+            assert_eq!(env["PSJOB_TRAINERS"], trainers);
+            assert_eq!(env.get("PSJOB_MIN_TRAINERS").map(String::as_str), least);
+        }
+        assert_eq!(plan.launch(TRAINER, 0).env["OMP_NUM_THREADS"], "4", "the cores are for those that run");
+    }
+}
