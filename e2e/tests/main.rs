@@ -15,11 +15,11 @@ use psjobs_e2e::dump::dump;
 use psjobs_e2e::site::Site;
 use tokio::runtime::Runtime;
 
-use stories::{broken, failure, gpu, invalid, mnist, recovery, speed, suspend, tls, workloads};
+use stories::{broken, elastic, failure, gpu, invalid, mnist, recovery, speed, suspend, tls, workloads};
 
 type Story = for<'a> fn(&'a Site) -> BoxFuture<'a, Result<()>>;
 
-const STORIES: [(&str, Story); 16] = [
+const STORIES: [(&str, Story); 17] = [
     ("mnist_trains_and_leaves_nothing_behind", |site| mnist::trains(site).boxed()),
     ("start_and_end_are_measured", |site| speed::is_measured(site).boxed()),
     ("a_failing_trainer_fails_the_job_with_its_cause", |site| failure::is_told(site).boxed()),
@@ -28,6 +28,7 @@ const STORIES: [(&str, Story); 16] = [
     ("a_killed_replicated_server_is_replaced", |site| recovery::of_a_replicated_server(site).boxed()),
     ("a_suspended_job_starts_again", |site| suspend::and_resume(site).boxed()),
     ("a_resumed_job_goes_on_from_its_checkpoint", |site| suspend::and_resume_from_a_checkpoint(site).boxed()),
+    ("a_job_grows_and_shrinks", |site| elastic::grows_and_shrinks(site).boxed()),
     ("tls_keeps_strangers_out", |site| tls::keeps_strangers_out(site).boxed()),
     ("trainers_wait_for_gpus_and_say_so", |site| gpu::is_waited_for(site).boxed()),
     ("broken_jobs_tell_why", |site| broken::jobs_tell_why(site).boxed()),

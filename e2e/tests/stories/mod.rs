@@ -1,6 +1,7 @@
 //! What users do, and what they must see. One story a function.
 
 pub mod broken;
+pub mod elastic;
 pub mod failure;
 pub mod gpu;
 pub mod invalid;
