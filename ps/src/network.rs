@@ -70,6 +70,15 @@ impl Network {
         }
     }
 
+    /// What this process shows the others, if they talk TLS.
+    #[must_use]
+    pub fn credentials(&self) -> Option<&Credentials> {
+        match self {
+            Self::Tls(credentials) => Some(credentials),
+            Self::Tcp | Self::Other(_) => None,
+        }
+    }
+
     /// How to connect to the server at `address`, which is `host:port`.
     ///
     /// # Errors

@@ -2,6 +2,8 @@
 //! to nobody who cannot. The folder holds what a Kubernetes TLS secret holds: `ca.crt`, `tls.crt`, `tls.key`.
 //! Servers shake hands here and not in the transport, which would drop those it refuses without a word.
 
+mod blocking;
+
 use std::any::Any;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,6 +23,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+
+pub use blocking::Channel;
 
 /// How long a peer may take to show its certificate.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -153,18 +157,32 @@ impl Credentials {
     }
 
     fn server(&self) -> Result<rustls::ServerConfig, DamagedError> {
-        let provider = CryptoProvider::get_default().cloned().unwrap_or_else(|| provider().into());
-        let mut roots = RootCertStore::empty();
-        for certificate in CertificateDer::pem_slice_iter(self.authority.as_bytes()) {
-            roots.add(certificate?)?;
-        }
+        let (provider, roots) = (Self::provider(), self.roots()?);
         let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone()).build()?;
-        let shown = CertificateDer::pem_slice_iter(self.certificate.as_bytes()).collect::<Result<Vec<_>, _>>()?;
-        let key = PrivateKeyDer::from_pem_slice(self.key.as_bytes())?;
+        let (shown, key) = self.shown()?;
         let builder = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
         let mut config = builder.with_client_cert_verifier(verifier).with_single_cert(shown, key)?;
         config.alpn_protocols.push(b"h2".to_vec());
         Ok(config)
+    }
+
+    fn provider() -> Arc<CryptoProvider> {
+        CryptoProvider::get_default().cloned().unwrap_or_else(|| provider().into())
+    }
+
+    /// By whom the others are known.
+    fn roots(&self) -> Result<RootCertStore, DamagedError> {
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(self.authority.as_bytes()) {
+            roots.add(certificate?)?;
+        }
+        Ok(roots)
+    }
+
+    /// What the others see.
+    fn shown(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), DamagedError> {
+        let shown = CertificateDer::pem_slice_iter(self.certificate.as_bytes()).collect::<Result<_, _>>()?;
+        Ok((shown, PrivateKeyDer::from_pem_slice(self.key.as_bytes())?))
     }
 }
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use socket2::SockRef;
 
 use super::RingError;
+use super::stream::{Identity, Stream};
 
 /// Which trainer of how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,10 +21,9 @@ pub struct Place {
 }
 
 /// Connections to the next rank and from the one before.
-#[derive(Debug)]
 pub struct Neighbours {
-    pub next: TcpStream,
-    pub before: TcpStream,
+    pub next: Stream,
+    pub before: Stream,
 }
 
 /// What a connection begins with; the last byte tells versions apart.
@@ -50,14 +50,13 @@ impl Place {
 }
 
 impl Neighbours {
-    /// Connects this rank of the job `uid`. `next_address` tells where the next rank listens, waiting so
+    /// Connects this rank. `next_address` tells where the next rank listens, waiting so
     /// long at most; it is asked again when nobody of this job is there. `interrupt` ends the wait.
     ///
     /// # Errors
     /// If a neighbour does not come within `patience`.
     pub fn connect(
-        place: Place,
-        uid: &str,
+        identity: Identity,
         listener: &TcpListener,
         next_address: impl Fn(Duration) -> Result<String, String> + Send,
         patience: Duration,
@@ -65,13 +64,14 @@ impl Neighbours {
     ) -> Result<Self, RingError> {
         let wait = Wait { end: Instant::now() + patience, patience, interrupt };
         thread::scope(|scope| {
-            let next = scope.spawn(|| reach(place, uid, next_address, wait));
-            let before = await_before(place, uid, listener, wait);
-            let next =
-                next.join().unwrap_or_else(|_| Err(wait.absent(place.next(), "its address cannot be asked for")));
+            let next = scope.spawn(|| reach(identity, next_address, wait));
+            let before = await_before(identity, listener, wait);
+            let next = next
+                .join()
+                .unwrap_or_else(|_| Err(wait.absent(identity.place.next(), "its address cannot be asked for")));
             let (next, before) = (next?, before?);
-            for stream in [&next, &before] {
-                stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(None)).map_err(RingError::Listen)?;
+            for Stream { socket, .. } in [&next, &before] {
+                socket.set_nodelay(true).and_then(|()| socket.set_read_timeout(None)).map_err(RingError::Listen)?;
             }
             Ok(Self { next, before })
         })
@@ -103,16 +103,16 @@ impl Wait<'_> {
 }
 
 fn reach(
-    place: Place,
-    uid: &str,
+    identity: Identity,
     next_address: impl Fn(Duration) -> Result<String, String>,
     wait: Wait,
-) -> Result<TcpStream, RingError> {
+) -> Result<Stream, RingError> {
+    let next = identity.place.next();
     let mut reason = "it has not said where it listens".to_owned();
     loop {
-        let left = wait.left(place.next(), &reason)?;
+        let left = wait.left(next, &reason)?;
         let tried = next_address(left.min(TRY)).and_then(|address| {
-            introduce(place, uid, &address, left.min(TRY)).map_err(|error| format!("{address}: {error}"))
+            introduce(identity, &address, left.min(TRY)).map_err(|error| format!("{address}: {error}"))
         });
         match tried {
             Ok(stream) => return Ok(stream),
@@ -123,17 +123,19 @@ fn reach(
 }
 
 /// Connects and says who this is; the connection, if the other side is the one that is meant.
-fn introduce(place: Place, uid: &str, address: &str, patience: Duration) -> io::Result<TcpStream> {
+fn introduce(identity: Identity, address: &str, patience: Duration) -> io::Result<Stream> {
     let target = address.to_socket_addrs()?.next().ok_or_else(|| io::Error::other("it has no address"))?;
-    let mut stream = TcpStream::connect_timeout(&target, patience)?;
-    stream.set_read_timeout(Some(patience))?;
-    stream.write_all(&hello(place, uid))?;
+    let socket = TcpStream::connect_timeout(&target, patience)?;
+    socket.set_read_timeout(Some(patience))?;
+    let mut stream = identity.call(socket)?;
+    stream.write_all(&hello(identity.place, identity.uid))?;
     let mut answer = [0];
     stream.read_exact(&mut answer)?;
     if answer[0] == WELCOME { Ok(stream) } else { Err(io::Error::other("it belongs to another job")) }
 }
 
-fn await_before(place: Place, uid: &str, listener: &TcpListener, wait: Wait) -> Result<TcpStream, RingError> {
+fn await_before(identity: Identity, listener: &TcpListener, wait: Wait) -> Result<Stream, RingError> {
+    let Identity { place, uid, .. } = identity;
     listener.set_nonblocking(false).map_err(RingError::Listen)?;
     let expected = hello(Place { rank: place.before(), size: place.size }, uid);
     loop {
@@ -141,8 +143,8 @@ fn await_before(place: Place, uid: &str, listener: &TcpListener, wait: Wait) -> 
         // A blocking accept that ends now and then, as it alone does not see an interrupt.
         SockRef::from(listener).set_read_timeout(Some(left.min(LOOK))).map_err(RingError::Listen)?;
         match listener.accept() {
-            Ok((stream, _)) => {
-                if let Some(stream) = welcome(stream, &expected, left.min(TRY)) {
+            Ok((socket, _)) => {
+                if let Some(stream) = welcome(identity, socket, &expected, left.min(TRY)) {
                     return Ok(stream);
                 }
             }
@@ -153,15 +155,22 @@ fn await_before(place: Place, uid: &str, listener: &TcpListener, wait: Wait) -> 
 }
 
 /// Lets in who says `expected`; a stranger's connection is closed.
-fn welcome(mut stream: TcpStream, expected: &[u8], patience: Duration) -> Option<TcpStream> {
-    let mut said = vec![0; expected.len()];
-    let heard = stream.set_read_timeout(Some(patience)).and_then(|()| stream.read_exact(&mut said));
-    if heard.is_err() || said != expected {
-        tracing::warn!("a process that is not the trainer before this one tried to connect");
-        return None;
-    }
-    stream.write_all(&[WELCOME]).ok()?;
-    Some(stream)
+fn welcome(identity: Identity, socket: TcpStream, expected: &[u8], patience: Duration) -> Option<Stream> {
+    let hear = || {
+        socket.set_read_timeout(Some(patience))?;
+        let mut stream = identity.answer(socket)?;
+        let mut said = vec![0; expected.len()];
+        stream.read_exact(&mut said)?;
+        if said != expected {
+            return Err(io::Error::other("it said that it is somebody else"));
+        }
+        stream.write_all(&[WELCOME])?;
+        Ok(stream)
+    };
+    let strange = |error: &io::Error| {
+        tracing::warn!(%error, "a process that is not the trainer before this one tried to connect");
+    };
+    hear().inspect_err(strange).ok()
 }
 
 /// Of fixed length whatever the uid, so that a stranger's can be read.

@@ -7,6 +7,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::stream::Stream;
 use super::{HEARTBEAT, RingError, SILENCE};
 
 /// In front of every frame: what it is, and a number.
@@ -37,21 +38,21 @@ pub struct Sender {
     frames: Option<mpsc::Sender<Outgoing>>,
     /// Buffers that were written and can be filled again.
     spare: mpsc::Receiver<Vec<u8>>,
-    stream: TcpStream,
+    socket: TcpStream,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Sender {
-    pub fn start(stream: TcpStream) -> io::Result<Self> {
+    pub fn start(mut stream: Stream) -> io::Result<Self> {
         let (frames, queue) = mpsc::channel();
         let (written, spare) = mpsc::channel();
-        let mut writing = stream.try_clone()?;
+        let socket = stream.socket.try_clone()?;
         let write = move || {
             // A next rank that is gone is noticed by the rank behind it, and told round the ring.
-            drop(write_all(&mut writing, &queue, &written));
+            drop(write_all(&mut stream, &queue, &written));
         };
         let thread = thread::Builder::new().name("ring-send".into()).spawn(write)?;
-        Ok(Self { frames: Some(frames), spare, stream, thread: Some(thread) })
+        Ok(Self { frames: Some(frames), spare, socket, thread: Some(thread) })
     }
 
     pub fn send(&self, values: &[f32]) {
@@ -91,7 +92,7 @@ impl Drop for Sender {
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => {
                     // The thread is held up by a next rank that does not read.
-                    drop(self.stream.shutdown(Shutdown::Both));
+                    drop(self.socket.shutdown(Shutdown::Both));
                     break;
                 }
             }
@@ -102,11 +103,7 @@ impl Drop for Sender {
     }
 }
 
-fn write_all(
-    stream: &mut TcpStream,
-    queue: &mpsc::Receiver<Outgoing>,
-    written: &mpsc::Sender<Vec<u8>>,
-) -> io::Result<()> {
+fn write_all(stream: &mut Stream, queue: &mpsc::Receiver<Outgoing>, written: &mpsc::Sender<Vec<u8>>) -> io::Result<()> {
     loop {
         match queue.recv_timeout(HEARTBEAT) {
             Ok(Outgoing::Values(frame)) => {
@@ -124,18 +121,21 @@ fn write_all(
 
 /// Receives from the rank before.
 pub struct Receiver {
-    stream: TcpStream,
+    stream: Stream,
     rank: u32,
     silence: Duration,
     heard: Instant,
     done: bool,
+    /// What has come of the next frame's header.
+    header: [u8; HEADER],
+    filled: usize,
 }
 
 impl Receiver {
     /// `rank` sends on `stream`; it is lost when it has said nothing for `silence`.
-    pub fn new(stream: TcpStream, rank: u32, silence: Duration) -> io::Result<Self> {
-        stream.set_read_timeout(Some(silence))?;
-        Ok(Self { stream, rank, silence, heard: Instant::now(), done: false })
+    pub fn new(stream: Stream, rank: u32, silence: Duration) -> io::Result<Self> {
+        stream.socket.set_read_timeout(Some(silence))?;
+        Ok(Self { stream, rank, silence, heard: Instant::now(), done: false, header: [0; HEADER], filled: 0 })
     }
 
     /// Looks whether the rank before still lives, while there is nothing to receive from it. What it has
@@ -144,9 +144,9 @@ impl Receiver {
         if self.done {
             return Ok(());
         }
-        self.stream.set_nonblocking(true).map_err(|error| self.lost(&error))?;
+        self.stream.socket.set_nonblocking(true).map_err(|error| self.lost(&error))?;
         let seen = self.heartbeats();
-        self.stream.set_nonblocking(false).map_err(|error| self.lost(&error))?;
+        self.stream.socket.set_nonblocking(false).map_err(|error| self.lost(&error))?;
         seen?;
         if self.heard.elapsed() > self.silence { Err(self.lost(&io::ErrorKind::TimedOut.into())) } else { Ok(()) }
     }
@@ -154,17 +154,19 @@ impl Receiver {
     /// Takes the heartbeats that have come.
     fn heartbeats(&mut self) -> Result<(), RingError> {
         loop {
-            let mut seen = [0; HEADER];
-            match self.stream.peek(&mut seen) {
-                Ok(0) => return Err(self.lost(&io::ErrorKind::UnexpectedEof.into())),
-                Ok(HEADER) => {}
-                Ok(_) => return Ok(()),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(self.lost(&error)),
+            while self.filled < HEADER {
+                match self.stream.read(&mut self.header[self.filled..]) {
+                    Ok(0) => return Err(self.lost(&io::ErrorKind::UnexpectedEof.into())),
+                    Ok(more) => self.filled += more,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(self.lost(&error)),
+                }
             }
+            // While a frame waits to be taken, nothing behind it is seen: then its sender is taken to live.
             self.heard = Instant::now();
-            match parse(&seen) {
-                (kind, _) if kind == Kind::Heartbeat as u32 => self.read(&mut seen)?,
+            match parse(&self.header) {
+                (kind, _) if kind == Kind::Heartbeat as u32 => self.filled = 0,
                 (kind, number) if kind == Kind::Lost as u32 => return Err(self.told_lost(number)),
                 (kind, _) => {
                     self.done = kind == Kind::Done as u32;
@@ -178,8 +180,9 @@ impl Receiver {
     pub fn receive(&mut self, into: &mut [f32]) -> Result<(), RingError> {
         let rank = self.rank;
         loop {
-            let mut header = [0; HEADER];
-            self.read(&mut header)?;
+            let mut header = self.header;
+            let filled = std::mem::take(&mut self.filled);
+            self.read(&mut header[filled..])?;
             let (kind, number) = parse(&header);
             match kind {
                 _ if kind == Kind::Values as u32 => {

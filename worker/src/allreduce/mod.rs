@@ -8,12 +8,14 @@ mod connect;
 mod link;
 pub mod order;
 mod ring;
+mod stream;
 
 use std::io;
 use std::time::Duration;
 
 pub use connect::{Neighbours, Place};
 pub use ring::Ring;
+pub use stream::Identity;
 
 /// How often a trainer that has nothing to send says that it lives.
 const HEARTBEAT: Duration = Duration::from_secs(2);

@@ -1,10 +1,18 @@
 use std::net::{TcpListener, TcpStream};
 
+use psjobs_api::certificates::Certificates;
+use psjobs_ps::tls::Credentials;
+
 use super::super::order::local_sum;
+use super::super::stream::Identity;
 use super::*;
 
 /// A ring of `size` ranks on this machine, not yet running: the places and their connections.
 fn connected(size: u32) -> Vec<(Place, Option<Neighbours>)> {
+    connected_with(size, None)
+}
+
+fn connected_with(size: u32, credentials: Option<&Credentials>) -> Vec<(Place, Option<Neighbours>)> {
     if size == 1 {
         return vec![(Place { rank: 0, size: 1 }, None)];
     }
@@ -18,8 +26,9 @@ fn connected(size: u32) -> Vec<(Place, Option<Neighbours>)> {
                 let place = Place { rank, size };
                 let next = addresses[place.next() as usize].clone();
                 let patience = Duration::from_secs(20);
+                let identity = Identity { place, uid: "job", credentials };
                 let connect = move || {
-                    Neighbours::connect(place, "job", listener, |_| Ok(next.clone()), patience, &AtomicBool::new(false))
+                    Neighbours::connect(identity, listener, |_| Ok(next.clone()), patience, &AtomicBool::new(false))
                 };
                 (place, scope.spawn(connect))
             })
@@ -34,6 +43,34 @@ fn connected(size: u32) -> Vec<(Place, Option<Neighbours>)> {
 fn rings(size: u32) -> Vec<Ring> {
     let start = |(place, neighbours)| Ring::start(place, neighbours, Arc::default()).expect("starts");
     connected(size).into_iter().map(start).collect()
+}
+
+fn credentials() -> Credentials {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, text) in Certificates::make(&[], 2026).expect("no names are wrong").files() {
+        std::fs::write(folder.path().join(name), text).expect("written");
+    }
+    Credentials::load(folder.path()).expect("usable")
+}
+
+#[test]
+fn ranks_with_certificates_add_up_the_same() {
+    let length = 100_000;
+    let summing: Vec<_> = connected_with(3, Some(&credentials()))
+        .into_iter()
+        .enumerate()
+        .map(|(rank, (place, neighbours))| {
+            let mut ring = Ring::start(place, neighbours, Arc::default()).expect("starts");
+            thread::spawn(move || {
+                ring.begin_sum(values(rank, 0, length));
+                ring.summed().expect("all are there")
+            })
+        })
+        .collect();
+    let all: Vec<_> = (0..3).map(|rank| values(rank, 0, length)).collect();
+    for rank in summing {
+        assert_eq!(rank.join().expect("no panic"), local_sum(&all));
+    }
 }
 
 /// Values whose sum depends on the order.
@@ -159,7 +196,7 @@ fn a_rank_that_is_only_silent_is_lost_after_the_stated_time() {
 #[test]
 fn a_busy_rank_is_not_taken_for_a_dead_one() {
     let silence = HEARTBEAT + Duration::from_secs(1);
-    let mut rings: Vec<Ring> = connected(2)
+    let mut rings: Vec<Ring> = connected_with(2, Some(&credentials()))
         .into_iter()
         .map(|(place, neighbours)| Ring::with_silence(place, neighbours, Arc::default(), silence).expect("starts"))
         .collect();
@@ -226,8 +263,9 @@ fn strangers_are_not_let_in_and_one_that_stays_away_is_named() {
     });
     let nobody = |_| Err("it has not said where it listens".to_owned());
     let patience = Duration::from_millis(500);
-    let error = Neighbours::connect(place, "job", &listener, nobody, patience, &AtomicBool::new(false));
-    let error = error.expect_err("nobody comes").to_string();
+    let identity = Identity { place, uid: "job", credentials: None };
+    let connected = Neighbours::connect(identity, &listener, nobody, patience, &AtomicBool::new(false));
+    let error = connected.map(drop).expect_err("nobody comes").to_string();
     assert!(error.contains("trainer 1 did not come within 0 s"), "{error}");
     assert!(stranger.join().expect("no panic").is_empty(), "no welcome");
 }

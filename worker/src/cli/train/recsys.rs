@@ -139,7 +139,6 @@ fn classify(error: RecsysError) -> Failure {
         RecsysError::TooFewExamples(_)
         | RecsysError::Table(_)
         | RecsysError::Tls(_)
-        | RecsysError::PlainRing
         | RecsysError::Open(ClientError::Refused { .. }) => Failure::input(error),
         RecsysError::Join(ModulesError::Join(_)) => Failure::input(error),
         _ => Failure::work(error),

@@ -31,6 +31,7 @@ fn a_trainer_that_others_call_asks_for_certificates_too() {
 
     let plain = job.start(Settings::new("trainer-2", "test"));
     let agents = observer.locate(&known, "trainer-0", PATIENCE).expect("it was published");
-    let error = plain.connect("trainer-0", &agents, Duration::from_millis(300)).err().expect("it shows nothing");
+    let refused = plain.connect("trainer-0", &agents, Duration::from_millis(300)).map(drop);
+    let error = refused.expect_err("it shows nothing");
     assert!(matches!(error, RemoteError::Unreachable { .. }), "{error}");
 }

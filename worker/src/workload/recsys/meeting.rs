@@ -8,7 +8,7 @@ use std::time::Duration;
 use psjobs_api::Environment;
 
 use super::RecsysError;
-use crate::allreduce::{Neighbours, Place, Ring, RingError};
+use crate::allreduce::{Identity, Neighbours, Place, Ring, RingError};
 use crate::remote::{hosting, rendezvous};
 use crate::train::dense::Dense;
 use crate::train::modules::Participant;
@@ -48,16 +48,14 @@ impl Meeting<'_> {
     }
 
     fn find(&self, place: Place, job: &Environment, participant: &Participant) -> Result<Neighbours, RecsysError> {
-        if job.tls_folder.is_some() {
-            return Err(RecsysError::PlainRing); // What others encrypt must not travel openly here.
-        }
         let (endpoint, server) = (participant.endpoint(), &participant.servers()[0]);
         let listener = rendezvous::listen_towards(&job.servers[0]).map_err(RecsysError::Start)?;
         let own = listener.local_addr().map_err(RecsysError::Start)?.to_string();
         endpoint.publish_address(server, &own).map_err(RecsysError::Publish)?;
         let next = hosting::trainer_name(place.next());
         let address = |patience| endpoint.locate(server, &next, patience).map_err(|error| error.to_string());
-        let found = Neighbours::connect(place, &job.uid, &listener, address, self.patience, self.interrupt);
+        let identity = Identity { place, uid: &job.uid, credentials: endpoint.shared().settings.network.credentials() };
+        let found = Neighbours::connect(identity, &listener, address, self.patience, self.interrupt);
         let found = found.map_err(RecsysError::Meet)?;
         tracing::info!(rank = place.rank, size = place.size, "the trainers' ring is closed");
         Ok(found)

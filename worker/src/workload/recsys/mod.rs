@@ -53,11 +53,6 @@ pub enum RecsysError {
     Open(#[source] ClientError),
     #[error(transparent)]
     Tls(#[from] TlsError),
-    #[error(
-        "the trainers' ring does not speak TLS, and this job's processes do; write spec.network.mutualTLS: false, by \
-         hand leave --tls-dir away, or take one trainer"
-    )]
-    PlainRing,
     #[error("this trainer cannot tell the others where it is")]
     Publish(#[source] RemoteError),
     #[error("this trainer cannot meet the others")]
