@@ -19,7 +19,7 @@ use stories::{broken, elastic, failure, gpu, invalid, mnist, recovery, speed, su
 
 type Story = for<'a> fn(&'a Site) -> BoxFuture<'a, Result<()>>;
 
-const STORIES: [(&str, Story); 17] = [
+const STORIES: [(&str, Story); 18] = [
     ("mnist_trains_and_leaves_nothing_behind", |site| mnist::trains(site).boxed()),
     ("start_and_end_are_measured", |site| speed::is_measured(site).boxed()),
     ("a_failing_trainer_fails_the_job_with_its_cause", |site| failure::is_told(site).boxed()),
@@ -35,6 +35,7 @@ const STORIES: [(&str, Story); 17] = [
     ("mnist_remote_runs", |site| workloads::mnist_remote(site).boxed()),
     ("cartpole_runs", |site| workloads::cartpole(site).boxed()),
     ("lm_runs", |site| workloads::lm(site).boxed()),
+    ("recsys_runs", |site| workloads::recsys(site).boxed()),
     ("invalid_manifests_are_refused", |site| invalid::manifests_are_refused(site).boxed()),
     ("a_running_job_keeps_its_spec", |site| invalid::changes_are_refused(site).boxed()),
 ];

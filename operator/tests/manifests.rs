@@ -260,10 +260,6 @@ const RULES: &[Row] = &[
         "spec.trainer.template.spec.containers needs a container; write for example [{name: trainer, image: psjobs-worker:0.1.0, args: [train, mnist]}]",
     ),
     (
-        "spec: {trainer: {template: {spec: {containers: [{name: t, image: i, args: [train, recsys]}]}}}}",
-        "the trainers of train recsys exchange gradients without TLS; set spec.network.mutualTLS to false, or train with one trainer",
-    ),
-    (
         "spec: {ps: {template: {spec: {containers: []}}}}",
         "spec.ps.template.spec.containers needs a container; remove the template to use the default one",
     ),
@@ -380,8 +376,7 @@ const ACCEPTED: &[&str] = &[
     "spec: {successPolicy: {operator: RankZero}, ps: {restartPolicy: ExitCode}}",
     "spec: {schedulingPolicy: {scheduleTimeoutSeconds: 60, priorityClassName: high, topologyKey: zone, queue: team-a}}",
     "spec: {schedulingPolicy: {backend: Volcano, queue: team-a, minAvailable: 3}, network: {networkPolicy: true}}",
-    "spec: {network: {mutualTLS: false}, trainer: {template: {spec: {containers: [{name: t, image: i, args: [train, recsys]}]}}}}",
-    "spec: {trainer: {replicas: 1, template: {spec: {containers: [{name: t, image: i, args: [train, recsys]}]}}}}",
+    "spec: {network: {mutualTLS: false}}",
     "spec: {schedulingPolicy: {backend: None}}",
     "spec: {failurePolicy: {restartStrategy: RecreateAll, backoff: {initialSeconds: 60}, rules: [{name: a, action: FailJob, onExitCodes: [1, 255], targetRoles: [ps, trainer]}, {name: b, action: Ignore, onReasons: [Evicted], countTowardsMax: false}]}}",
     "spec: {training: {optimizer: {type: SGD, momentum: 0.9, nesterov: true}}}",

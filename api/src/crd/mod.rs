@@ -115,8 +115,6 @@ pub const KIND: &str = "ParameterServerJob";
         .message("spec.schedulingPolicy.minAvailable is above the number of servers and trainers, so they could never start; write a smaller one"),
     validation = Rule::new("self.network == oldSelf.network")
         .message("spec.network cannot change; create a new job"),
-    validation = Rule::new("!self.network.mutualTLS || self.trainer.replicas < 2 || !has(self.trainer.template.spec) || self.trainer.template.spec.containers.size() == 0 || !has(self.trainer.template.spec.containers[0].args) || self.trainer.template.spec.containers[0].args.size() < 2 || self.trainer.template.spec.containers[0].args[0] != 'train' || self.trainer.template.spec.containers[0].args[1] != 'recsys'")
-        .message("the trainers of train recsys exchange gradients without TLS; set spec.network.mutualTLS to false, or train with one trainer"),
     validation = Rule::new("!has(self.successPolicy.minSucceeded) || self.successPolicy.minSucceeded <= self.trainer.replicas")
         .message("spec.successPolicy.minSucceeded is above spec.trainer.replicas, so the job could never succeed; write a smaller one"),
 )]

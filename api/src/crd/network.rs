@@ -9,8 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct NetworkSpec {
     /// Talk TLS: the operator makes an authority and certificates of the job's own, in a Secret that only
     /// its pods mount, and the servers take nobody without one. Trainers find them in the folder that
-    /// PSJOB_TLS_DIR names. False for trainers that cannot do that: `train recsys` with more than one,
-    /// and clients of yours that speak plain gRPC. Default true.
+    /// PSJOB_TLS_DIR names. False for clients of yours that speak plain gRPC. Default true.
     #[serde(default = "yes", rename = "mutualTLS")]
     pub mutual_tls: bool,
     /// Make a NetworkPolicy that lets only the job's own pods reach the job's pods; metrics and probes

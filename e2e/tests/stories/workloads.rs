@@ -17,6 +17,11 @@ pub async fn lm(site: &Site) -> Result<()> {
     runs(site, "lm", &["train", "lm", "--max-steps", "10", "--words", "2000", "--held-out", "2000"]).await
 }
 
+/// Its trainers find each other through server 0, and send their gradients round a ring of their own.
+pub async fn recsys(site: &Site) -> Result<()> {
+    runs(site, "recsys", &["train", "recsys", "--keys", "1000000", "--examples", "40000"]).await
+}
+
 async fn runs(site: &Site, example: &str, arguments: &[&str]) -> Result<()> {
     let text = std::fs::read_to_string(format!("examples/{example}.yaml"))?;
     let mut job: ParameterServerJob = serde_yaml::from_str(&text)?;
