@@ -1,7 +1,8 @@
-//! How many examples of a step each trainer reads, by its measured speed (`spec.training.batch.adaptive`): pure, no
-//! clock and no network. [`deal`] divides the examples of one step, [`sharing::Sharing`] decides when to do
-//! so anew.
+//! Who reads what: pure, no clock and no network. How many examples of a step each trainer reads, by its measured speed
+//! (`spec.training.batch.adaptive`): [`deal`] divides the examples of one step, [`sharing::Sharing`] decides when to do
+//! so anew. In an elastic job [`dealer::Dealer`] deals whole batches to whoever asks.
 
+pub mod dealer;
 pub mod sharing;
 
 use psjobs_api::training::Batch;

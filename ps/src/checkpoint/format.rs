@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::BlockState;
+use crate::batch::dealer::Position;
 use crate::layout::{Layout, LayoutError, TensorSpec};
 
 /// Version of the format; readers refuse any other.
@@ -80,6 +81,9 @@ pub struct Manifest {
     /// Trainers of which every step is in the parts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub concluded: Vec<u32>,
+    /// Of an elastic job: the batches whose gradients are in the parts.
+    #[serde(default, skip_serializing_if = "Position::is_beginning")]
+    pub dealt: Position,
 }
 
 /// How to recognise the part that belongs to a checkpoint.

@@ -13,6 +13,7 @@ use super::format::{
     part_name,
 };
 use super::write::table_checksum;
+use crate::batch::dealer::Position;
 use crate::layout::Layout;
 
 /// Why a checkpoint cannot be used.
@@ -100,6 +101,12 @@ impl Checkpoint {
     #[must_use]
     pub fn concluded(&self) -> &[u32] {
         &self.manifest.concluded
+    }
+
+    /// Of an elastic job: the batches whose gradients are in it.
+    #[must_use]
+    pub fn dealt(&self) -> &Position {
+        &self.manifest.dealt
     }
 
     /// How the model was cut when it was written.

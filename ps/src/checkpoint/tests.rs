@@ -10,6 +10,7 @@ use tempfile::TempDir;
 
 use super::format::{FORMAT, MANIFEST, part_name};
 use super::{BlockState, Catalog, Checkpoint, Damage, Description, Manifest, PartWriter, WriteError, export, write};
+use crate::batch::dealer::Position;
 use crate::layout::{Layout, TensorSpec};
 
 const TRAINERS: u32 = 2;
@@ -58,8 +59,14 @@ fn write_part(folder: &Path, description: &Description) -> super::format::PartEn
 
 fn write_checkpoint(folder: &Path, elements: u64, servers: u32, slots: usize) {
     let parts = (0..servers).map(|server| write_part(folder, &description(elements, server, servers, slots)));
-    let manifest =
-        Manifest { format: FORMAT, job: "job-1".into(), step: 7, parts: parts.collect(), concluded: Vec::new() };
+    let manifest = Manifest {
+        format: FORMAT,
+        job: "job-1".into(),
+        step: 7,
+        parts: parts.collect(),
+        concluded: Vec::new(),
+        dealt: Position::default(),
+    };
     write::commit(folder, &manifest).expect("commits");
 }
 
@@ -107,7 +114,14 @@ fn elements_of_several_blocks_are_as_far_as_the_furthest() {
     let parts = vec![first, part.finish().expect("finishes")];
     write::commit(
         folder.path(),
-        &Manifest { format: FORMAT, job: "job-1".into(), step: 7, parts, concluded: Vec::new() },
+        &Manifest {
+            format: FORMAT,
+            job: "job-1".into(),
+            step: 7,
+            parts,
+            concluded: Vec::new(),
+            dealt: Position::default(),
+        },
     )
     .expect("commits");
 
@@ -200,7 +214,14 @@ fn parts_of_two_checkpoints_do_not_make_one() {
     let parts = vec![write_part(folder.path(), &description(6, 0, 2, 0)), stranger];
     write::commit(
         folder.path(),
-        &Manifest { format: FORMAT, job: "job-1".into(), step: 7, parts, concluded: Vec::new() },
+        &Manifest {
+            format: FORMAT,
+            job: "job-1".into(),
+            step: 7,
+            parts,
+            concluded: Vec::new(),
+            dealt: Position::default(),
+        },
     )
     .expect("commits");
     let error = Checkpoint::open(folder.path()).expect_err("two steps").to_string();
@@ -282,7 +303,14 @@ fn tensors_of_one_name_cannot_be_exported() {
     let parts = vec![write_part(folder.path(), &twins)];
     write::commit(
         folder.path(),
-        &Manifest { format: FORMAT, job: "job-1".into(), step: 7, parts, concluded: Vec::new() },
+        &Manifest {
+            format: FORMAT,
+            job: "job-1".into(),
+            step: 7,
+            parts,
+            concluded: Vec::new(),
+            dealt: Position::default(),
+        },
     )
     .expect("commits");
     let checkpoint = Checkpoint::open(folder.path()).expect("opens");

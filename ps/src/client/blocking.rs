@@ -60,6 +60,20 @@ impl Session {
         self.runtime.block_on(self.session.exchange(step))
     }
 
+    /// See [`AsyncSession::entries`].
+    #[must_use]
+    pub fn entries(&self) -> u64 {
+        self.session.entries()
+    }
+
+    /// See [`AsyncSession::next_batch`].
+    ///
+    /// # Errors
+    /// If server 0 stays away or refuses, or the wait is interrupted.
+    pub fn next_batch(&mut self) -> Result<Option<u64>, ClientError> {
+        self.runtime.block_on(self.session.next_batch())
+    }
+
     /// See [`AsyncSession::share_batch`].
     ///
     /// # Errors

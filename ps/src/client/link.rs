@@ -311,7 +311,7 @@ pub(super) async fn join(
 ) -> Result<proto::JoinReply, Status> {
     let tensors = config.tensors.iter().map(|t| proto::TensorSpec { name: t.name.clone(), shape: t.shape.clone() });
     let (trainer, tensors, total_steps) = (Some(config.id()), tensors.collect(), config.total_steps);
-    let request = proto::JoinRequest { trainer, tensors, total_steps, shard };
+    let request = proto::JoinRequest { trainer, tensors, total_steps, shard, elastic: config.elastic };
     Ok(CoordinationClient::new(channel).join(Request::new(request)).await?.into_inner())
 }
 

@@ -42,8 +42,10 @@ pub struct SessionConfig {
     pub servers: Vec<String>,
     /// The model's parameters, in the order of the flat space.
     pub tensors: Vec<TensorSpec>,
-    /// Steps that this trainer is going to do.
+    /// Steps that this trainer is going to do; in an elastic job the batches that all trainers are going to read.
     pub total_steps: u64,
+    /// The job is elastic: trainers come and go, and are told what to read.
+    pub elastic: bool,
     /// How long to wait for a server that does not answer, at the start and after it was lost.
     pub connect_timeout: Duration,
     /// Exchange blocks through shared memory with servers of this host that offer it.
@@ -69,6 +71,7 @@ impl SessionConfig {
             servers: environment.servers.clone(),
             tensors,
             total_steps,
+            elastic: environment.min_trainers.is_some(),
             connect_timeout: Duration::from_secs(120),
             shared_memory: true,
             replication_factor: environment.replication_factor,

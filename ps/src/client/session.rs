@@ -1,5 +1,7 @@
 //! One trainer's session with all servers of its job. It needs a runtime of tokio, and takes time from it alone.
 
+mod elastic;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -7,6 +9,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::Status;
 
+use self::elastic::{Hand, is_late};
 use super::attendance::{Attendance, Report};
 use super::coder::Coder;
 use super::link::{Event, Link, Opening};
@@ -20,6 +23,9 @@ use crate::wire::Buffers;
 
 /// How soon an interrupt is seen by a trainer that waits.
 const INTERRUPTIBLE: Duration = Duration::from_millis(100);
+
+/// How long a trainer of an elastic job that is told to stop waits for the others to end the step that it has given to.
+const LAST_STEP: Duration = Duration::from_secs(5);
 
 /// How long server 0 may take to tell a trainer's share of the examples.
 const SHARE: Duration = Duration::from_secs(2);
@@ -45,7 +51,11 @@ pub struct AsyncSession {
     next_step: u64,
     /// The servers need this trainer no more.
     concluded: bool,
+    /// What it was dealt, in an elastic job.
+    hand: Hand,
     waiting: Duration,
+    /// When it was seen that this trainer is to stop.
+    interrupted: Option<Instant>,
     attendance: Attendance,
     events: mpsc::UnboundedReceiver<Event>,
     sender: mpsc::UnboundedSender<Event>,
@@ -56,7 +66,7 @@ pub struct AsyncSession {
 enum Settled {
     /// Every block has come.
     Done,
-    /// The servers have gone back to a checkpoint.
+    /// The servers have gone back to a checkpoint, or on without this trainer.
     Rewound,
 }
 
@@ -89,7 +99,9 @@ impl AsyncSession {
             in_flight: vec![0; servers],
             next_step: 0,
             concluded: false,
+            hand: Hand::default(),
             waiting: Duration::ZERO,
+            interrupted: None,
             attendance: Attendance::default(),
             events,
             sender,
@@ -104,7 +116,8 @@ impl AsyncSession {
         Ok(session)
     }
 
-    /// The first step that the servers do not have from this trainer; above 0 after a restart.
+    /// The first step that the servers do not have from this trainer; above 0 after a restart. In an elastic job the
+    /// one that the others are at.
     #[must_use]
     pub fn next_step(&self) -> u64 {
         self.next_step
@@ -143,17 +156,16 @@ impl AsyncSession {
             self.send(step, server);
         }
         let settled = match self.settle(step).await? {
-            Settled::Done if step + 1 == self.config.total_steps => self.conclude().await?,
+            Settled::Done if step + 1 == self.config.total_steps && !self.config.elastic => self.conclude().await?,
             settled => settled,
         };
-        self.next_step = match settled {
-            Settled::Done => step + 1,
-            Settled::Rewound => {
-                self.enter().await?;
-                tracing::warn!(step = self.next_step, "the servers went back to a checkpoint; going on from there");
-                self.next_step
+        match settled {
+            Settled::Done => {
+                self.next_step = step + 1;
+                self.hand.did_one();
             }
-        };
+            Settled::Rewound => self.enter_anew().await?,
+        }
         self.waiting += start.elapsed();
         Ok(self.next_step)
     }
@@ -218,6 +230,12 @@ impl AsyncSession {
             if self.links.iter().any(|link| link.epoch < newest) {
                 continue;
             }
+            if self.config.elastic {
+                match self.take_place().await? {
+                    Settled::Done => return Ok(()),
+                    Settled::Rewound => continue,
+                }
+            }
             // Every server has at least one block of most models; one that has none says u64::MAX.
             self.next_step = self.links.iter().map(|link| link.next_step).min().unwrap_or(0);
             if let Settled::Rewound = self.pull().await? {
@@ -271,6 +289,9 @@ impl AsyncSession {
                     if self.links[server as usize].generation != generation {
                         continue;
                     }
+                    if is_late(&status) {
+                        return Ok(Settled::Rewound);
+                    }
                     if let Settled::Rewound = self.reopen(server, &status).await? {
                         return Ok(Settled::Rewound);
                     }
@@ -317,7 +338,13 @@ impl AsyncSession {
             }
             match tokio::time::timeout(INTERRUPTIBLE, self.events.recv()).await {
                 Ok(event) => return Ok(event.expect("the session holds a sender")),
-                Err(_) if self.config.interrupted() => return Err(ClientError::Interrupted),
+                Err(_) if self.config.interrupted() => {
+                    // Who leaves an elastic job lets others read again what it has not seen the end of.
+                    let since = self.interrupted.get_or_insert_with(Instant::now).elapsed();
+                    if !self.config.elastic || since >= LAST_STEP {
+                        return Err(ClientError::Interrupted);
+                    }
+                }
                 Err(_) => {} // Nothing yet.
             }
         }

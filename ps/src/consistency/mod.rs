@@ -6,6 +6,11 @@
 //! round takes one gradient of every trainer that has not finished, or of all but the backups. In
 //! Bounded every gradient is applied on arrival, and its trainer answered when it is at most
 //! `staleness` steps ahead of the slowest (Ho et al., NIPS 2013).
+//!
+//! In an elastic job nobody is waited for who has not come, or has gone. In Sync its rounds are numbered: a gradient
+//! of step s is for round s of every block, or for none. A newcomer says from which round on it takes part
+//! ([`Rule::enter`]) before it computes anything, so that all blocks wait for it from the same round on: trainers
+//! that took part in round 7 of one block and in round 8 of another would soon wait for each other in a circle.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,25 +29,73 @@ pub enum Verdict {
     Join,
     /// Its round closed without it: leave it out and answer.
     Drop,
+    /// In an elastic job: its round closed without it, because its trainer was taken for gone. It has to enter again.
+    Late,
 }
 
 /// The consistency rule of one block and what it remembers.
 #[derive(Clone, Debug)]
 pub struct Rule {
     consistency: Consistency,
+    elastic: bool,
     /// The next step that is expected of each trainer that ever gave one.
     next: BTreeMap<u32, u64>,
-    /// Trainers that have not finished.
-    members: BTreeSet<u32>,
+    /// Trainers that are waited for, and the first round that waits for them.
+    members: BTreeMap<u32, u64>,
     /// Trainers that gave to the open round.
     given: BTreeSet<u32>,
+    /// Number of the open round, in Sync of an elastic job; 0 elsewhere.
+    round: u64,
 }
 
 impl Rule {
     /// A rule for trainers 0..`trainers`, of which none has finished.
     #[must_use]
     pub fn new(consistency: Consistency, trainers: u32) -> Self {
-        Self { consistency, next: BTreeMap::new(), members: (0..trainers).collect(), given: BTreeSet::new() }
+        let members = (0..trainers).map(|trainer| (trainer, 0)).collect();
+        Self { consistency, elastic: false, next: BTreeMap::new(), members, given: BTreeSet::new(), round: 0 }
+    }
+
+    /// A rule for trainers of an elastic job, none of which is there yet.
+    #[must_use]
+    pub fn elastic(consistency: Consistency) -> Self {
+        Self { elastic: true, ..Self::new(consistency, 0) }
+    }
+
+    /// A trainer of an elastic job takes part from `step` on. In Sync it is waited for from that round on, and is in its
+    /// turn when that one is open ([`Rule::may_begin`]); elsewhere from its first gradient on.
+    ///
+    /// # Errors
+    /// In Sync the open round, if that is a later one: the trainer is not waited for until it enters again.
+    pub fn enter(&mut self, trainer: u32, step: u64) -> Result<(), u64> {
+        if !self.counts_rounds() {
+            return Ok(());
+        }
+        self.members.remove(&trainer);
+        if step < self.round {
+            self.skip_rounds();
+            return Err(self.round);
+        }
+        self.members.insert(trainer, step);
+        self.skip_rounds();
+        Ok(())
+    }
+
+    /// Whether a trainer that enters with `step` may get the values to compute its gradient from.
+    #[must_use]
+    pub fn may_begin(&self, step: u64) -> bool {
+        !self.counts_rounds() || self.round >= step
+    }
+
+    /// The step with which a trainer begins that joins now. In an elastic job that is where the others are: in Sync the
+    /// open round, elsewhere the first step that nobody has given.
+    #[must_use]
+    pub fn entry(&self, trainer: u32) -> u64 {
+        match (self.elastic, self.consistency.mode) {
+            (false, _) => self.settled(trainer),
+            (true, ConsistencyMode::Sync) => self.round,
+            (true, ConsistencyMode::Bounded | ConsistencyMode::Async) => self.next.values().copied().max().unwrap_or(0),
+        }
     }
 
     /// Takes the gradient of `trainer` for `step`; `stale` says that it was computed from values older
@@ -52,11 +105,18 @@ impl Rule {
         if repeat {
             return if self.given.contains(&trainer) { Verdict::Join } else { Verdict::Answer };
         }
+        if self.counts_rounds() && step < self.round {
+            return Verdict::Late;
+        }
         self.next.insert(trainer, step.saturating_add(1));
         match self.consistency.mode {
-            ConsistencyMode::Async | ConsistencyMode::Bounded => Verdict::Apply,
+            ConsistencyMode::Async | ConsistencyMode::Bounded => {
+                self.welcome(trainer, step);
+                Verdict::Apply
+            }
             ConsistencyMode::Sync if stale && self.has_backups() => Verdict::Drop,
             ConsistencyMode::Sync => {
+                self.welcome(trainer, step);
                 self.given.insert(trainer);
                 Verdict::Hold
             }
@@ -68,14 +128,20 @@ impl Rule {
     /// knows who will have given, so that all wait for the end of the round.
     #[must_use]
     pub fn in_turn(&self, trainer: u32) -> bool {
-        !self.has_backups() && self.members.range(..trainer).all(|before| self.given.contains(before))
+        !self.has_backups() && self.awaited().all(|before| before >= trainer)
     }
 
     /// Closes the open round if enough members gave: its contributors, ascending.
     pub fn close_round(&mut self) -> Option<BTreeSet<u32>> {
-        let waited_for = self.members.difference(&self.given).count();
-        let complete = !self.given.is_empty() && waited_for <= self.consistency.backup_trainers as usize;
-        complete.then(|| std::mem::take(&mut self.given))
+        if self.given.is_empty() || self.awaited().count() > self.consistency.backup_trainers as usize {
+            return None;
+        }
+        let given = std::mem::take(&mut self.given);
+        if self.counts_rounds() {
+            self.round = given.iter().map(|trainer| self.next_step(*trainer)).max().unwrap_or(0).max(self.round);
+            self.skip_rounds();
+        }
+        Some(given)
     }
 
     /// Whether a trainer that has given `step` may get values for what follows: unless Bounded and too far ahead.
@@ -88,19 +154,24 @@ impl Rule {
     /// Steps that a trainer is ahead of the slowest member when it has given `step`.
     #[must_use]
     pub fn lead(&self, step: u64) -> u64 {
-        let slowest = self.members.iter().map(|member| self.next_step(*member)).min();
+        let slowest = self.members.keys().map(|member| self.next_step(*member)).min();
         slowest.map_or(0, |slowest| step.saturating_add(1).saturating_sub(slowest))
     }
 
-    /// The trainer has finished: nobody waits for it any more. What it gave still counts.
+    /// The trainer has finished, or in an elastic job gone: nobody waits for it any more. What it gave still counts.
     pub fn finish(&mut self, trainer: u32) {
         self.members.remove(&trainer);
+        self.skip_rounds();
     }
 
     /// On a backup: the primary has everything of `trainer` before `step`.
     pub fn advance(&mut self, trainer: u32, step: u64) {
         let next = self.next.entry(trainer).or_insert(0);
         *next = step.max(*next);
+        self.welcome(trainer, step);
+        if self.counts_rounds() {
+            self.round = self.round.max(step);
+        }
     }
 
     /// The first step that this block does not have from `trainer`.
@@ -117,10 +188,44 @@ impl Rule {
     }
 
     /// Goes back, or on, to where each trainer's next step is the one in `steps`; the open round is
-    /// forgotten.
+    /// forgotten, and in an elastic job who takes part.
     pub fn restore(&mut self, steps: &[u64]) {
         self.given.clear();
         self.next = (0..).zip(steps.iter().copied()).collect();
+        if self.elastic {
+            self.members.clear();
+        }
+        if self.counts_rounds() {
+            self.round = steps.iter().copied().max().unwrap_or(0);
+        }
+    }
+
+    /// In an elastic job a trainer is there that gives its gradient of `step`.
+    fn welcome(&mut self, trainer: u32, step: u64) {
+        if self.elastic {
+            self.members.entry(trainer).or_insert(step);
+        }
+    }
+
+    /// Members that the open round waits for.
+    fn awaited(&self) -> impl Iterator<Item = u32> + '_ {
+        let awaited =
+            |(trainer, from): (&u32, &u64)| (*from <= self.round && !self.given.contains(trainer)).then_some(*trainer);
+        self.members.iter().filter_map(awaited)
+    }
+
+    /// Rounds that nobody gives to any more, because those have gone who began them, are passed over.
+    fn skip_rounds(&mut self) {
+        if self.counts_rounds()
+            && self.given.is_empty()
+            && let Some(first) = self.members.values().min()
+        {
+            self.round = self.round.max(*first);
+        }
+    }
+
+    fn counts_rounds(&self) -> bool {
+        self.elastic && self.consistency.mode == ConsistencyMode::Sync
     }
 
     fn has_backups(&self) -> bool {

@@ -2,6 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod elastic;
+
 fn rule(mode: ConsistencyMode, trainers: u32) -> Rule {
     Rule::new(Consistency { mode, ..Consistency::default() }, trainers)
 }
@@ -122,6 +124,7 @@ proptest! {
             match rule.offer(trainer, step, stale) {
                 Verdict::Apply | Verdict::Hold | Verdict::Drop => prop_assert!(taken.insert((trainer, step))),
                 Verdict::Answer | Verdict::Join => prop_assert!(step < before),
+                Verdict::Late => prop_assert!(false, "nobody is late in a job that is not elastic"),
             }
             prop_assert!(rule.next_step(trainer) >= before);
             prop_assert!(rule.settled(trainer) <= rule.next_step(trainer));

@@ -34,6 +34,8 @@ pub struct Plan {
     pub range: Range<usize>,
     /// Trainers of the job.
     pub trainers: u32,
+    /// They come and go.
+    pub elastic: bool,
     /// How the job trains.
     pub recipe: Arc<Recipe>,
     /// The server's epoch when the block was made.
@@ -81,6 +83,8 @@ struct Block {
     standing: Standing,
     /// While it stands mirrored.
     mirror: Option<Mirror>,
+    /// Trainers that have said with which step they begin, while its round is not open.
+    entering: Vec<(Peer, u64)>,
     /// Applied, but its trainer is too far ahead to be answered.
     ahead: Vec<(Peer, u64)>,
     /// Snapshots of versions to come.
@@ -106,7 +110,8 @@ struct Round {
 
 impl Block {
     fn new(plan: Plan) -> Self {
-        let rule = Rule::new(plan.recipe.consistency.clone(), plan.trainers);
+        let consistency = plan.recipe.consistency.clone();
+        let rule = if plan.elastic { Rule::elastic(consistency) } else { Rule::new(consistency, plan.trainers) };
         let (epoch, standing) = (plan.epoch, plan.standing);
         Self {
             standing,
@@ -118,6 +123,7 @@ impl Block {
             version: 0,
             epoch,
             round: Round::default(),
+            entering: Vec::new(),
             ahead: Vec::new(),
             snapshots: Vec::new(),
             due: Vec::new(),
@@ -128,6 +134,7 @@ impl Block {
         // A caller that has gone away no longer wants its answer: failed sends are fine.
         match command {
             Command::Gradient { peer, step, version, gradient } => self.gradient(peer, step, version, gradient),
+            Command::Enter(peer, step) => self.enter(peer, step),
             Command::Initialize(codec, payload, reply) => {
                 let _ = reply.send(self.initialize(codec, &payload));
             }
@@ -137,16 +144,20 @@ impl Block {
             Command::NextStep(trainer, reply) => {
                 // What it gave to the open round is not in the values: a successor gives the same step again, and
                 // waits for the round like everybody else.
-                let _ = reply.send((self.rule.settled(trainer), !self.values.is_empty()));
+                let _ = reply.send((self.rule.entry(trainer), !self.values.is_empty()));
             }
             Command::Finish(trainer) => {
                 self.rule.finish(trainer);
                 self.advance();
+                self.begin();
                 self.release();
             }
             Command::Snapshot(at, reply) => self.snapshot(at, reply),
             Command::Version(reply) => {
                 let _ = reply.send((!self.values.is_empty()).then_some(self.version));
+            }
+            Command::Steps(reply) => {
+                let _ = reply.send(self.settled_steps());
             }
             Command::Restore(epoch, state, reply) => {
                 self.epoch = epoch;
@@ -255,13 +266,48 @@ impl Block {
         true
     }
 
-    fn gradient(&mut self, peer: Peer, step: u64, version: u64, gradient: Gradient) {
-        let block = self.plan.block;
-        if peer.epoch() != self.epoch || self.standing == Standing::Backup {
-            return; // The trainer's stream has been ended.
+    /// Whether what `peer` brought is to be heard.
+    fn hears(&self, peer: &Peer) -> bool {
+        // One that was ended brought what its trainer does not know of: it has left, or comes again.
+        if peer.epoch() != self.epoch || self.standing == Standing::Backup || peer.has_ended() {
+            return false;
         }
         if self.values.is_empty() {
-            return peer.refuse(empty(block));
+            peer.refuse(empty(self.plan.block));
+        }
+        !self.values.is_empty()
+    }
+
+    fn enter(&mut self, peer: Peer, step: u64) {
+        if !self.hears(&peer) {
+            return;
+        }
+        let entered = self.rule.enter(peer.trainer(), step);
+        // Of an earlier try; its stream may be this one.
+        self.entering.retain(|(earlier, _)| earlier.trainer() != peer.trainer());
+        match entered {
+            Ok(()) => self.entering.push((peer, step)),
+            Err(round) => {
+                let Self { plan, version, .. } = self;
+                let refusal =
+                    Answer { step: round, block: plan.block, version: *version, start: plan.range.start, values: &[] };
+                peer.answer(&refusal, &plan.recipe, &mut None);
+            }
+        }
+        self.advance();
+        self.begin();
+    }
+
+    /// Answers those whose first round is open.
+    fn begin(&mut self) {
+        let begin = self.entering.extract_if(.., |(_, step)| self.rule.may_begin(*step)).collect::<Vec<_>>();
+        self.answer(begin);
+    }
+
+    fn gradient(&mut self, peer: Peer, step: u64, version: u64, gradient: Gradient) {
+        let block = self.plan.block;
+        if !self.hears(&peer) {
+            return;
         }
         let mut gradient = Some(gradient);
         if self.plan.recipe.non_finite != NonFinite::Pass
@@ -291,6 +337,13 @@ impl Block {
             Verdict::Drop => {
                 self.plan.metrics.late();
                 self.answer(vec![(peer, step)]);
+            }
+            Verdict::Late => {
+                self.plan.metrics.late();
+                peer.refuse(Status::out_of_range(format!(
+                    "step {step} of block {block} was done without trainer {}; enter again",
+                    peer.trainer()
+                )));
             }
             Verdict::Join => self.round.waiting.push((peer, step)),
             Verdict::Hold => {
@@ -322,6 +375,7 @@ impl Block {
             });
         }
         self.answer(waiting);
+        self.begin();
         self.find_due_snapshots();
     }
 
@@ -426,6 +480,7 @@ impl Block {
         self.version = version;
         self.rule.restore(&next_steps);
         self.round = Round::default();
+        self.entering.clear();
         self.ahead.clear();
         self.snapshots.clear();
     }

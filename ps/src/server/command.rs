@@ -22,18 +22,23 @@ pub enum Command {
         /// The values, of the block's length.
         gradient: Gradient,
     },
+    /// A trainer of an elastic job takes part from a step on, and gets the values for it; the answer goes to the
+    /// peer's stream.
+    Enter(Peer, u64),
     /// Values for a block that has none, checked to be of its length; answers whether it took them.
     Initialize(Codec, Bytes, oneshot::Sender<bool>),
     /// The message that tells a trainer the version and the current values, `None` if the block has none.
     Read(oneshot::Sender<Option<Bytes>>),
-    /// The first step that the block does not have from a trainer, and whether it has values.
+    /// The step that a trainer begins with, and whether the block has values.
     NextStep(u32, oneshot::Sender<(u64, bool)>),
-    /// A trainer has finished: no round waits for it.
+    /// A trainer has finished or gone: no round waits for it.
     Finish(u32),
     /// Everything, at the version named or now; `None` if the block is past it, or has no values.
     Snapshot(Option<u64>, oneshot::Sender<Option<BlockState>>),
     /// The version, `None` if the block has no values.
     Version(oneshot::Sender<Option<u64>>),
+    /// By trainer: the first step that the block's values do not have.
+    Steps(oneshot::Sender<Vec<u64>>),
     /// The block goes to another state, in an epoch of its own; `None` is a block without values.
     Restore(u64, Option<BlockState>, oneshot::Sender<()>),
     /// The block's part in replication changes.
@@ -54,6 +59,7 @@ impl Command {
     pub fn changes(&self) -> bool {
         match self {
             Self::Gradient { .. }
+            | Self::Enter(..)
             | Self::Initialize(..)
             | Self::Finish(_)
             | Self::Restore(..)
@@ -64,6 +70,7 @@ impl Command {
             | Self::NextStep(..)
             | Self::Snapshot(..)
             | Self::Version(_)
+            | Self::Steps(_)
             | Self::Attach(..)
             | Self::Acknowledged(_) => false,
         }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tonic::{Request, Response, Status};
 
-use super::recovery;
 use super::shared::{Shared, trainer};
+use super::{dealing, recovery};
 use crate::batch::sharing::Work;
 use crate::clock::now;
 use crate::layout::{Layout, TensorSpec};
@@ -22,6 +22,14 @@ impl proto::coordination_server::Coordination for Coordination {
         let tensors: Vec<TensorSpec> =
             request.tensors.into_iter().map(|t| TensorSpec { name: t.name, shape: t.shape }).collect();
         let config = &self.0.config;
+        let elastic = config.min_trainers.is_some();
+        if request.elastic != elastic {
+            return Err(Status::invalid_argument(if elastic {
+                "this job is elastic, the trainer is not; start it with --min-trainers, with a workload that can"
+            } else {
+                "the trainer was started for an elastic job, this server was not; give it --min-trainers, too"
+            }));
+        }
         let epoch = self.0.recovery.epoch();
         if config.checkpoint.is_some() && epoch == 0 {
             return Err(Status::unavailable("the servers are looking for the newest checkpoint"));
@@ -38,6 +46,9 @@ impl proto::coordination_server::Coordination for Coordination {
         let store = self.0.store_for(layout, &tensors);
         // A trainer that asks for no blocks only takes part; who leads them is not its matter.
         let shard = if request.shard.is_some() { self.0.shard(request.shard)? } else { config.index };
+        if let Some(dealing) = &self.0.dealing {
+            dealing.welcome();
+        }
         let (next_step, empty_blocks) = store.next_step(shard, id.index).await?;
         tracing::info!(trainer = id.index, incarnation = id.incarnation, next_step, "joined");
         Ok(Response::new(proto::JoinReply {
@@ -65,7 +76,9 @@ impl proto::coordination_server::Coordination for Coordination {
             members.done()
         };
         tracing::info!(trainer = id.index, incarnation = id.incarnation, finished = request.finished, "left");
-        if request.finished {
+        if self.0.config.min_trainers.is_some() {
+            self.0.part(id.index, &Status::aborted("this trainer has left")).await;
+        } else if request.finished {
             self.0.finish(id.index).await;
         }
         self.0.left.notify_waiters();
@@ -135,6 +148,13 @@ impl proto::coordination_server::Coordination for Coordination {
         }))
     }
 
+    async fn deal_batches(
+        &self,
+        request: Request<proto::DealBatchesRequest>,
+    ) -> Result<Response<proto::DealBatchesReply>, Status> {
+        dealing::deal(&self.0, request.into_inner()).await.map(Response::new)
+    }
+
     async fn status(&self, _: Request<proto::StatusRequest>) -> Result<Response<proto::StatusReply>, Status> {
         Ok(Response::new(status(&self.0)))
     }
@@ -146,6 +166,10 @@ pub(super) fn status(shared: &Shared) -> proto::StatusReply {
     status.staleness = shared.metrics.staleness_counts();
     if let Ok(sharing) = shared.sharing() {
         status.trainers.iter_mut().for_each(|trainer| trainer.batch = sharing.share(trainer.index));
+    }
+    if let Some(dealing) = &shared.dealing {
+        let dealer = dealing.dealer();
+        (status.step, status.total_steps) = (dealer.done(), dealer.total().unwrap_or(status.total_steps));
     }
     if let Some(replication) = &shared.replication {
         status.warnings.extend(replication.warnings(shared.store().is_ok()));

@@ -142,8 +142,14 @@ async fn read_gradients(shared: &Shared, mut reader: Reader, answers: Answers, e
             message = reader.message::<proto::ExchangeRequest>() => message?,
         };
         let Some(message) = message else { return Ok(()) };
-        let Some(Message::Gradient(gradient)) = message.message else {
-            return Err(Status::invalid_argument("expected a gradient block; Open comes once, at the start"));
+        let gradient = match message.message {
+            Some(Message::Gradient(gradient)) => gradient,
+            Some(Message::Enter(enter)) => {
+                shared.members().hear(&id, now())?;
+                store.enter(&peer, enter.block, enter.step).await?;
+                continue;
+            }
+            _ => return Err(Status::invalid_argument("expected a gradient block; Open comes once, at the start")),
         };
         shared.members().hear(&id, now())?;
         shared.metrics.gradient(gradient.payload.len());

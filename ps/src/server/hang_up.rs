@@ -21,6 +21,12 @@ impl HangUp {
         self.token.cancel();
     }
 
+    /// Whether the stream has been ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.token.is_cancelled()
+    }
+
     /// Waits for the end; why it came. May be dropped at any time.
     pub async fn hung_up(self) -> Status {
         self.token.cancelled().await;

@@ -5,6 +5,7 @@
 mod block;
 mod command;
 mod coordination;
+mod dealing;
 mod exchange;
 mod hang_up;
 mod heat;
@@ -62,8 +63,10 @@ pub struct ServerConfig {
     pub index: u32,
     /// Number of servers.
     pub servers: u32,
-    /// Number of trainers.
+    /// Number of trainers; in an elastic job the most.
     pub trainers: u32,
+    /// The job is elastic: trainers come and go, and it goes on while so many are there.
+    pub min_trainers: Option<u32>,
     /// Consistency, optimizer and seed.
     pub training: Training,
     /// When a missing trainer is named, and when the server gives up.
@@ -93,6 +96,7 @@ impl ServerConfig {
             index: environment.index,
             servers: environment.servers.len() as u32,
             trainers: environment.trainers,
+            min_trainers: environment.min_trainers,
             training: environment.training.clone(),
             patience: Patience::default(),
             shared_memory: true,
@@ -115,6 +119,9 @@ pub enum ServerError {
     /// The descriptors that are part of this program are damaged.
     #[error("gRPC reflection cannot be served")]
     Reflection(#[source] tonic_reflection::server::Error),
+    /// The job cannot be elastic.
+    #[error("{0}")]
+    Elastic(&'static str),
     /// Nobody is left to train.
     #[error("gave up: {0}; see their logs, then start the job again")]
     Abandoned(String),
@@ -135,6 +142,21 @@ pub enum ServerError {
     /// It was told to stop before every trainer had finished.
     #[error("stopped before all trainers had finished")]
     Stopped,
+}
+
+/// Why a job that trains so cannot be elastic, and what to change.
+#[must_use]
+pub fn inelastic(training: &Training) -> Option<&'static str> {
+    if training.consistency.backup_trainers > 0 {
+        return Some(
+            "an elastic job waits for all trainers that are there, not for all but some; remove backupTrainers, or the \
+             minimum of trainers",
+        );
+    }
+    training.batch.adaptive.then_some(
+        "in an elastic job a fast trainer reads more batches, not larger ones; remove the adaptive batch, or the minimum \
+         of trainers",
+    )
 }
 
 /// How often the server looks for trainers that are missing.
@@ -171,6 +193,11 @@ pub async fn run_on<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
     mut config: ServerConfig,
     shutdown: impl Future<Output = ()>,
 ) -> Result<ReplicaResult, ServerError> {
+    if config.min_trainers.is_some()
+        && let Some(why) = inelastic(&config.training)
+    {
+        return Err(ServerError::Elastic(why));
+    }
     let metrics = config.metrics.take();
     let stop = config.ending.clone();
     let services = std::mem::take(&mut config.services);
@@ -230,7 +257,10 @@ pub async fn run_on<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
         tracing::debug!("closed connections that trainers kept open");
     }
     outcome.map(|()| {
-        let result = shared.recovery.add_to(shared.members().result());
+        let mut result = shared.recovery.add_to(shared.members().result());
+        if let Some(dealing) = &shared.dealing {
+            result.steps = dealing.dealer().done();
+        }
         tracing::info!(steps = result.steps, examples = result.examples, "every trainer has left; done");
         result
     })
@@ -292,22 +322,25 @@ async fn abandoned(shared: &Shared) -> String {
     loop {
         ticks.tick().await;
         let now = now();
-        let (finished, done, news, why) = {
+        let (finished, news, done, why) = {
             let mut members = shared.members();
-            (members.presume_finished(now), members.done(), members.look(now), members.abandoned(now))
+            (members.presume_finished(now), members.look(now), members.done(), members.abandoned(now))
         };
         for trainer in &finished {
             tracing::info!(trainer, "gave all its steps and is gone; taken for finished");
             shared.finish(*trainer).await;
         }
-        if done && !finished.is_empty() {
-            shared.done.notify_one();
-        }
+        let elastic = shared.config.min_trainers.is_some();
         for News { trainer, is_lost, sentence } in news {
             tracing::warn!("{sentence}");
-            if is_lost {
-                shared.disconnect(trainer, &Status::aborted(sentence));
+            match (is_lost, elastic) {
+                (true, true) => shared.part(trainer, &Status::aborted(sentence)).await,
+                (true, false) => shared.disconnect(trainer, &Status::aborted(sentence)),
+                (false, _) => {}
             }
+        }
+        if done && (elastic || !finished.is_empty()) {
+            shared.done.notify_one();
         }
         if let Some(why) = why {
             return why;

@@ -130,6 +130,12 @@ impl Peer {
         self.trainer
     }
 
+    /// Whether the stream was ended from here: what it brought and no block has seen is not heard any more.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.end.has_ended()
+    }
+
     /// What the trainer shares.
     #[must_use]
     pub fn memory(&self) -> Option<&Arc<Mapping>> {

@@ -10,6 +10,7 @@ use tonic::Status;
 
 use super::ServerConfig;
 use super::command::Standing;
+use super::dealing::Dealing;
 use super::hang_up::HangUp;
 use super::membership::{Membership, Refusal};
 use super::metrics::Metrics;
@@ -41,6 +42,8 @@ pub struct Shared {
     pub shared_memory: Option<Arc<Offer>>,
     /// Who reads how many examples, on server 0 of a job where that follows the trainers' speed.
     pub sharing: Option<Mutex<Sharing>>,
+    /// Who reads which batches, on server 0 of an elastic job.
+    pub dealing: Option<Dealing>,
     /// The sparse tables, once a trainer has told them.
     pub tables: OnceLock<Tables>,
     membership: Mutex<Membership>,
@@ -52,7 +55,8 @@ pub struct Shared {
 
 impl Shared {
     pub fn new(config: ServerConfig) -> Arc<Self> {
-        let membership = Membership::new(config.job_uid.clone(), config.trainers, config.patience.clone(), now());
+        let (uid, patience) = (config.job_uid.clone(), config.patience.clone());
+        let membership = Membership::new(uid, config.trainers, config.min_trainers, patience, now());
         let shared_memory = config.shared_memory.then(shm::offer).and_then(|offer| {
             offer.inspect_err(|error| tracing::warn!(%error, "no shared memory; trainers of this host use TCP")).ok()
         });
@@ -61,6 +65,7 @@ impl Shared {
         let batch = &config.training.batch;
         let sharing =
             (batch.adaptive && config.index == 0).then(|| Mutex::new(Sharing::new(config.trainers, batch.into())));
+        let dealing = (config.min_trainers.is_some() && config.index == 0).then(Dealing::default);
         Arc::new(Self {
             shared_memory,
             recipe: Arc::new(Recipe::new(&config.training, config.trainers)),
@@ -72,6 +77,7 @@ impl Shared {
             recovery,
             replication,
             sharing,
+            dealing,
             model: Notify::new(),
             tables: OnceLock::new(),
             membership: Mutex::new(membership),
@@ -117,6 +123,7 @@ impl Shared {
                 layout,
                 shards,
                 trainers: config.trainers,
+                elastic: config.min_trainers.is_some(),
                 epoch: self.recovery.epoch(),
                 recipe: &self.recipe,
                 metrics: &self.metrics,
@@ -198,6 +205,16 @@ impl Shared {
     /// Ends what a trainer has open.
     pub fn disconnect(&self, trainer: u32, why: &Status) {
         self.streams().extract_if(.., |(of, ..), _| *of == trainer).for_each(|(_, end)| end.hang_up(why.clone()));
+    }
+
+    /// A trainer of an elastic job has gone: nobody waits for it, and what it has not read is dealt to others.
+    pub async fn part(&self, trainer: u32, why: &Status) {
+        // First, so that nothing of it reaches a block after that has heard.
+        self.disconnect(trainer, why);
+        if let Some(dealing) = &self.dealing {
+            dealing.dealer().give_back(trainer);
+        }
+        self.finish(trainer).await;
     }
 
     /// Nobody waits for a trainer any more.

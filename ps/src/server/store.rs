@@ -29,8 +29,9 @@ const QUEUE: usize = 64;
 pub struct Progress {
     /// Highest version of a block: in Sync the rounds that have closed.
     pub version: u64,
-    /// Mean over the trainers of the steps that all blocks have.
-    pub mean_step: u64,
+    /// Mean over the trainers of the steps that all blocks have; in an elastic job, where newcomers begin where the
+    /// others are, the most of one trainer.
+    pub step: u64,
 }
 
 /// What the blocks of a server need to start.
@@ -41,6 +42,8 @@ pub struct Start<'a> {
     pub shards: BTreeMap<u32, Standing>,
     /// Trainers of the job.
     pub trainers: u32,
+    /// They come and go.
+    pub elastic: bool,
     /// The server's epoch.
     pub epoch: u64,
     /// How the job trains.
@@ -54,6 +57,7 @@ pub struct Start<'a> {
 /// The blocks of one server.
 pub struct Store {
     layout: Layout,
+    elastic: bool,
     blocks: BTreeMap<u32, mpsc::Sender<Command>>,
 }
 
@@ -61,7 +65,7 @@ impl Store {
     /// Starts a task for each block; they end when the store is dropped.
     #[must_use]
     pub fn start(start: Start) -> Self {
-        let Start { layout, shards, trainers, epoch, recipe, metrics, tasks } = start;
+        let Start { layout, shards, trainers, elastic, epoch, recipe, metrics, tasks } = start;
         let blocks = shards.iter().flat_map(|(shard, standing)| layout.owned_by(*shard).map(|b| (b, *standing)));
         let blocks = blocks.map(|(block, standing)| {
             let (sender, receiver) = mpsc::channel(QUEUE);
@@ -69,6 +73,7 @@ impl Store {
                 block,
                 range: layout.range(block),
                 trainers,
+                elastic,
                 recipe: recipe.clone(),
                 epoch,
                 standing,
@@ -77,7 +82,7 @@ impl Store {
             tasks.spawn(block::own(plan, receiver));
             (block, sender)
         });
-        Self { blocks: blocks.collect(), layout }
+        Self { blocks: blocks.collect(), elastic, layout }
     }
 
     /// How the parameters are cut.
@@ -107,6 +112,11 @@ impl Store {
         sender.send(command).await.map_err(|_| ended())
     }
 
+    /// Tells a block that a trainer takes part from `step` on.
+    pub async fn enter(&self, peer: &Peer, block: u32, step: u64) -> Result<(), Status> {
+        self.owned(block)?.send(Command::Enter(peer.clone(), step)).await.map_err(|_| ended())
+    }
+
     /// Gives a block its first values; false if it has some.
     pub async fn initialize(&self, block: u32, codec: i32, payload: Bytes) -> Result<bool, Status> {
         let (sender, codec) = self.check(block, codec, &payload)?;
@@ -118,17 +128,18 @@ impl Store {
         ask(self.owned(block)?, Command::Read).await
     }
 
-    /// The first step that not every block of `shard` has from the trainer, and the blocks without values.
+    /// The step that the trainer begins with, and the blocks of `shard` without values: the first step that not every
+    /// block has from it, in an elastic job that of the block that is furthest.
     pub async fn next_step(&self, shard: u32, trainer: u32) -> Result<(u64, Vec<u32>), Status> {
-        let (mut next, mut empty) = (u64::MAX, Vec::new());
+        // A server without blocks holds nobody back.
+        let (mut next, mut empty) = (if self.elastic { 0 } else { u64::MAX }, Vec::new());
         for block in self.shard(shard) {
             let (step, initialized) = ask(self.owned(block)?, |reply| Command::NextStep(trainer, reply)).await?;
-            next = next.min(step);
+            next = if self.elastic { next.max(step) } else { next.min(step) };
             if !initialized {
                 empty.push(block);
             }
         }
-        // A server without blocks holds nobody back.
         Ok((next, empty))
     }
 
@@ -184,21 +195,24 @@ impl Store {
     }
 
     /// How far training is in `shard`; `None` while blocks are without values.
-    pub async fn progress(&self, shard: u32, trainers: u32) -> Option<Progress> {
-        let mut progress = Progress { version: 0, mean_step: 0 };
+    pub async fn progress(&self, shard: u32) -> Option<Progress> {
+        let (mut version, mut steps) = (0, Vec::new());
         for block in self.shard(shard) {
-            progress.version = progress.version.max(ask(self.owned(block).ok()?, Command::Version).await.ok()??);
+            let sender = self.owned(block).ok()?;
+            version = version.max(ask(sender, Command::Version).await.ok()??);
+            let of_block = ask(sender, Command::Steps).await.ok()?;
+            steps.resize(of_block.len(), u64::MAX);
+            steps.iter_mut().zip(of_block).for_each(|(step, of_block)| *step = of_block.min(*step));
         }
-        let mut steps = 0;
-        for trainer in 0..trainers {
-            let (step, _) = self.next_step(shard, trainer).await.ok()?;
-            steps += if step == u64::MAX { 0 } else { step };
-        }
-        progress.mean_step = steps / u64::from(trainers.max(1));
-        Some(progress)
+        let step = if self.elastic {
+            steps.iter().copied().max().unwrap_or(0)
+        } else {
+            steps.iter().sum::<u64>() / steps.len().max(1) as u64
+        };
+        Some(Progress { version, step })
     }
 
-    /// Tells every block that a trainer has finished.
+    /// Tells every block that a trainer has finished or gone.
     pub async fn finish(&self, trainer: u32) {
         for sender in self.blocks.values() {
             // A block that has ended waits for nobody.

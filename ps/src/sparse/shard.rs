@@ -132,7 +132,8 @@ impl<W> Shard<W> {
                 self.ahead.push((step, who));
                 self.release()
             }
-            Verdict::Drop => vec![who],
+            // No elastic job has tables.
+            Verdict::Drop | Verdict::Late => vec![who],
             Verdict::Join => {
                 self.round.waiting.push(who);
                 Vec::new()

@@ -182,6 +182,7 @@ impl Supervisor {
             index,
             servers: plan.servers,
             trainers: plan.trainers,
+            min_trainers: None,
             training,
             patience: Patience::default(),
             shared_memory: false,

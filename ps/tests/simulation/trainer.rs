@@ -91,6 +91,7 @@ fn config(job: &Job, index: u32, incarnation: u32) -> SessionConfig {
         servers: addresses(&job.plan),
         tensors: tensors(&job.plan),
         total_steps: job.plan.steps,
+        elastic: false,
         connect_timeout: Duration::from_secs(120),
         shared_memory: false,
         replication_factor: if job.plan.replicated { 2 } else { 1 },

@@ -62,6 +62,8 @@ struct Member {
     /// When it last said how many examples it has read; gradients in between say nothing about that.
     reported: Option<Instant>,
     steps: u64,
+    /// Steps that it gave here; in an elastic job its first one is not step 0.
+    given: u64,
     total_steps: u64,
     /// Examples of earlier incarnations, and of this one.
     examples: (u64, u64),
@@ -81,6 +83,8 @@ impl Member {
 #[derive(Debug)]
 pub struct Membership {
     job_uid: String,
+    /// Trainers come and go; nothing is dealt to them while fewer are there.
+    least: Option<u32>,
     patience: Patience,
     members: Vec<Member>,
     tensors: Vec<TensorSpec>,
@@ -96,7 +100,7 @@ const RATE_WINDOW: f64 = 10.0;
 impl Membership {
     /// A job of `trainers` trainers, all awaited.
     #[must_use]
-    pub fn new(job_uid: String, trainers: u32, patience: Patience, now: Instant) -> Self {
+    pub fn new(job_uid: String, trainers: u32, least: Option<u32>, patience: Patience, now: Instant) -> Self {
         let member = Member {
             presence: Presence::Awaited,
             missed: false,
@@ -105,6 +109,7 @@ impl Membership {
             heard: now,
             reported: None,
             steps: 0,
+            given: 0,
             total_steps: 0,
             examples: (0, 0),
             rate: 0.0,
@@ -112,7 +117,7 @@ impl Membership {
             metrics: BTreeMap::new(),
         };
         let members = vec![member; trainers as usize];
-        Self { job_uid, patience, members, tensors: Vec::new(), started: now, company: now, training: None }
+        Self { job_uid, least, patience, members, tensors: Vec::new(), started: now, company: now, training: None }
     }
 
     /// Lets a trainer in. The first one's tensors become the job's.
@@ -147,7 +152,7 @@ impl Membership {
         member.heard = now;
         member.total_steps = total_steps;
         // The job was started again, to do more.
-        member.concluded &= total_steps <= member.steps;
+        member.concluded &= self.least.is_some() || total_steps <= member.steps;
         self.company = now;
         self.tensors = tensors;
         Ok(())
@@ -189,12 +194,14 @@ impl Membership {
 
     /// The job goes back, or on, to where each trainer's next step is the one in `steps`, and those who have
     /// `concluded` have given all.
-    pub fn rewind(&mut self, steps: &[u64], concluded: &[u32]) {
+    pub fn rewind(&mut self, steps: &[u64], concluded: &[u32], now: Instant) {
         for (member, step) in self.members.iter_mut().zip(steps) {
             member.steps = *step;
         }
         for (index, member) in (0..).zip(&mut self.members) {
             member.concluded = concluded.contains(&index);
+            // In an elastic job the first who counts as finished ends it, so that the others need time to come.
+            member.heard = if self.least.is_some() { now } else { member.heard };
         }
     }
 
@@ -203,11 +210,30 @@ impl Membership {
         self.members[trainer as usize].concluded = true;
     }
 
-    /// The trainers that have given all their steps, in order.
+    /// The trainers that have given all their steps, in order. In an elastic job, when somebody has and nobody is at
+    /// work, nothing is missing from the others either.
     #[must_use]
     pub fn concluded(&self) -> Vec<u32> {
         let over = |member: &Member| member.concluded || member.presence == Presence::Finished;
-        (0..).zip(&self.members).filter(|(_, member)| over(member)).map(|(index, _)| index).collect()
+        let is_all = self.least.is_some()
+            && self.members.iter().any(over)
+            && self.members.iter().all(|member| over(member) || member.presence != Presence::Active);
+        (0..).zip(&self.members).filter(|(_, member)| is_all || over(member)).map(|(index, _)| index).collect()
+    }
+
+    /// Trainers at work, and of an elastic job whether those and the ones that have finished are enough to go on.
+    #[must_use]
+    pub fn present(&self) -> (usize, bool) {
+        let count = |presence| self.members.iter().filter(|member| member.presence == presence).count();
+        let active = count(Presence::Active);
+        (active, active + count(Presence::Finished) >= self.least.unwrap_or(0) as usize)
+    }
+
+    /// Trainers that nobody waits for in an elastic job: not at work.
+    #[must_use]
+    pub fn absent(&self) -> Vec<u32> {
+        let absent = |(_, member): &(u32, &Member)| member.presence != Presence::Active;
+        (0..).zip(&self.members).filter(absent).map(|(index, _)| index).collect()
     }
 
     /// Takes trainers that have given all and then were silent for finished: their last words got lost, or
@@ -258,7 +284,11 @@ impl Membership {
     /// A member gave its gradient of `step`.
     pub fn gave(&mut self, trainer: u32, step: u64, now: Instant) {
         let Some(member) = self.members.get_mut(trainer as usize) else { return };
-        member.steps = member.steps.max(step.saturating_add(1));
+        let next = step.saturating_add(1);
+        member.given += u64::from(next > member.steps);
+        // Of an elastic job that was started again, to do more.
+        member.concluded &= self.least.is_none() || next <= member.steps;
+        member.steps = next.max(member.steps);
         self.training = Some((self.training.map_or(now, |(first, _)| first), now));
     }
 
@@ -312,10 +342,12 @@ impl Membership {
         Ok(())
     }
 
-    /// Whether every trainer has left well.
+    /// Whether every trainer has left well; in an elastic job, one of them, and nobody is at work.
     #[must_use]
     pub fn done(&self) -> bool {
-        self.members.iter().all(|member| member.presence == Presence::Finished)
+        let mut members = self.members.iter();
+        let finished = |member: &Member| member.presence == Presence::Finished;
+        if self.least.is_some() { !self.active() && members.any(finished) } else { members.all(finished) }
     }
 
     /// Marks who has been silent too long as lost; what is new since the last call.
@@ -330,7 +362,7 @@ impl Membership {
                     member.rate = 0.0;
                     news.push(News { trainer: index, is_lost: true, sentence: lost(index, member, quiet) });
                 }
-                Presence::Awaited if waited >= self.patience.join && !member.missed => {
+                Presence::Awaited if self.least.is_none() && waited >= self.patience.join && !member.missed => {
                     member.missed = true;
                     news.push(News { trainer: index, is_lost: false, sentence: awaited(index, waited) });
                 }
@@ -347,8 +379,10 @@ impl Membership {
         if self.active() || self.done() || alone < self.patience.abandon {
             return None;
         }
+        let came = self.least.is_some() && self.members.iter().any(|member| member.incarnation.is_some());
         let missing: Vec<String> = (self.members.iter().enumerate())
             .filter(|(_, member)| member.presence != Presence::Finished)
+            .filter(|(_, member)| !(came && member.presence == Presence::Awaited))
             .map(|(index, member)| match member.presence {
                 Presence::Awaited => format!("{index} (never joined)"),
                 Presence::Left => format!("{index} (left to be replaced)"),

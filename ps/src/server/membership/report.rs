@@ -30,10 +30,15 @@ impl Membership {
     pub fn warnings(&self, now: Instant) -> Vec<String> {
         let waited = now.saturating_duration_since(self.started);
         let describe = |(index, member): (u32, &Member)| match member.presence {
-            Presence::Awaited if waited >= self.patience.join => Some(awaited(index, waited)),
+            Presence::Awaited if self.least.is_none() && waited >= self.patience.join => Some(awaited(index, waited)),
             Presence::Lost => Some(lost(index, member, now.saturating_duration_since(member.heard))),
             _ => None,
         };
+        if let (Some(least), (there, false)) = (self.least, self.present()) {
+            return vec![format!(
+                "{there} trainers are there, the job goes on with {least}; start more, or lower the minimum"
+            )];
+        }
         (0..).zip(&self.members).filter_map(describe).collect()
     }
 
@@ -47,7 +52,7 @@ impl Membership {
     #[must_use]
     pub fn result(&self) -> psjobs_api::ReplicaResult {
         psjobs_api::ReplicaResult {
-            steps: self.members.iter().map(|member| member.steps).sum(),
+            steps: self.steps(),
             examples: self.members.iter().map(|member| member.examples.0 + member.examples.1).sum(),
             seconds: self.training.map_or(0.0, |(first, last)| (last - first).as_secs_f64()),
             metrics: self.metrics(),
@@ -55,16 +60,26 @@ impl Membership {
         }
     }
 
+    /// Steps done, of all trainers.
+    fn steps(&self) -> u64 {
+        let steps = |member: &Member| if self.least.is_some() { member.given } else { member.steps };
+        self.members.iter().map(steps).sum()
+    }
+
     /// The answer to `Status`.
     #[must_use]
     pub fn status(&self, now: Instant) -> proto::StatusReply {
         let phase = match () {
             () if self.done() => proto::JobPhase::Done,
-            () if self.members.iter().any(|member| member.presence == Presence::Awaited) => proto::JobPhase::Waiting,
+            () if self.least.is_some() && !self.present().1 => proto::JobPhase::Waiting,
+            () if self.least.is_none() && self.members.iter().any(|member| member.presence == Presence::Awaited) => {
+                proto::JobPhase::Waiting
+            }
             () => proto::JobPhase::Training,
         };
-        let trainers = self.members.iter().enumerate().map(|(index, member)| proto::TrainerStatus {
-            index: index as u32,
+        let shown = |(_, member): &(u32, &Member)| self.least.is_none() || member.presence != Presence::Awaited;
+        let trainers = (0..).zip(&self.members).filter(shown).map(|(index, member)| proto::TrainerStatus {
+            index,
             incarnation: member.incarnation.unwrap_or(0),
             state: match member.presence {
                 Presence::Awaited => proto::TrainerState::Awaited,
@@ -82,12 +97,16 @@ impl Membership {
             steps_per_second: member.own_pace().unwrap_or(0.0),
             batch: 0,
         });
-        let total = |steps: fn(&Member) -> u64| self.members.iter().map(steps).sum();
-        let known = self.members.iter().all(|member| member.total_steps > 0);
+        let totals = || self.members.iter().map(|member| member.total_steps);
+        let total_steps = match self.least {
+            Some(_) => totals().max().unwrap_or(0), // Each tells the job's.
+            None if totals().all(|total| total > 0) => totals().sum(),
+            None => 0,
+        };
         proto::StatusReply {
             phase: phase.into(),
-            step: total(|member| member.steps),
-            total_steps: if known { total(|member| member.total_steps) } else { 0 },
+            step: self.steps(),
+            total_steps,
             examples_per_second: self.members.iter().map(|member| member.rate).sum(),
             metrics: self.metrics(),
             trainers: trainers.collect(),

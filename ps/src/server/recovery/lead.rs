@@ -262,21 +262,24 @@ impl Leader<'_> {
         let started = Instant::now();
         let (shared, config) = (self.shared, self.config);
         let Ok(store) = shared.store() else { return Err(Status::failed_precondition("no trainer has joined yet")) };
-        let progress = store.progress(shared.config.index, shared.config.trainers).await;
+        // What is known to be done now is in what is written later.
+        let dealt = shared.dealing.as_ref().map(|dealing| dealing.dealer().position()).unwrap_or_default();
+        let progress = store.progress(shared.config.index).await;
         let Some(progress) = progress else { return Err(Status::failed_precondition("not all blocks have values")) };
         let sync = shared.config.training.consistency.mode == ConsistencyMode::Sync;
         let soon = sync && when == When::Soon && progress.version > 0;
         let version = soon.then_some(progress.version + self.margin);
-        let now = if sync { progress.version } else { progress.mean_step };
+        let now = if sync { progress.version } else { progress.step };
         let concluded = shared.members().concluded();
         let all = concluded.len() == shared.config.trainers as usize;
         if self.kept.as_ref() == Some(&(now, concluded.clone())) && (all || when == When::Soon) {
             return Ok(()); // Nothing has happened since.
         }
         let newest = shared.recovery.newest().map(|newest| newest.step);
-        // In Sync the state of a step is what it is, and is written again as it was. Otherwise it is another one, which
-        // must not come into the folder of one that is complete.
-        let taken = newest.filter(|_| !sync).map_or(0, |newest| newest + 1);
+        // In Sync with all trainers the state of a step is what it is, and is written again as it was. Otherwise it is
+        // another one, which must not come into the folder of one that is complete.
+        let repeated = sync && shared.config.min_trainers.is_none();
+        let taken = newest.filter(|_| !repeated).map_or(0, |newest| newest + 1);
         let step = version.unwrap_or(now).max(taken);
         let done = newest == Some(step);
         let catalog = Catalog::new(&config.folder);
@@ -307,8 +310,8 @@ impl Leader<'_> {
             }
         })?;
         let parts = parts.into_iter().map(|p| PartEntry { file: p.file, bytes: p.bytes, crc32: p.crc32 }).collect();
-        let manifest =
-            Manifest { format: FORMAT, job: shared.config.job_uid.clone(), step, parts, concluded: concluded.clone() };
+        let (job, given_all) = (shared.config.job_uid.clone(), concluded.clone());
+        let manifest = Manifest { format: FORMAT, job, step, parts, concluded: given_all, dealt };
         let (path, keep) = (catalog.path(step), config.keep);
         let newest = on_disk({
             let path = path.clone();
@@ -323,7 +326,7 @@ impl Leader<'_> {
         .await
         .map_err(internal)?;
         shared.recovery.set_newest(newest);
-        self.kept = Some((if sync { step } else { now }, concluded));
+        self.kept = Some((if repeated { step } else { version.unwrap_or(now) }, concluded));
         tracing::info!(step, path = %path.display(), seconds = started.elapsed().as_secs_f64(), "wrote a checkpoint");
         Ok(())
     }

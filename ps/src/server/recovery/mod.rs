@@ -21,6 +21,7 @@ use super::ServerError;
 use super::shared::Shared;
 use crate::checkpoint::WriteError;
 use crate::checkpoint::format::MANIFEST;
+use crate::clock::now;
 use crate::proto;
 
 use lead::lead;
@@ -275,7 +276,7 @@ async fn over(shared: &Shared, config: &CheckpointConfig) {
         } else if quiet.elapsed() >= shared.config.patience.silence
             && let Some((steps, trainers)) = part::whole(shared, config).await
         {
-            return shared.members().rewind(&steps, &trainers);
+            return shared.members().rewind(&steps, &trainers, now());
         }
     }
 }

@@ -9,6 +9,7 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use super::{CheckpointConfig, LastCheckpoint, RecoveryError};
 use crate::checkpoint::format::{FORMAT, PartEntry};
 use crate::checkpoint::{BlockState, Catalog, Checkpoint, Description, PartWriter, WriteError};
+use crate::clock::now;
 use crate::layout::Layout;
 use crate::server::shared::Shared;
 
@@ -122,11 +123,14 @@ async fn rewind(
     // From here on nobody joins, and what is still on its way to a block is ignored there.
     shared.recovery.epoch.store(0, Ordering::Release);
     shared.close_streams();
+    if let Some(dealing) = &shared.dealing {
+        dealing.dealer().restore(checkpoint.as_ref().map(|checkpoint| checkpoint.dealt().clone()).unwrap_or_default());
+    }
     let Some(checkpoint) = checkpoint else {
         if let Ok(store) = shared.store() {
             join_all(store.numbers().map(|block| store.restore(block, epoch, None))).await;
         }
-        shared.members().rewind(&[], &[]);
+        shared.members().rewind(&[], &[], now());
         return finish(shared, epoch, None);
     };
     let description = checkpoint.description();
@@ -142,7 +146,7 @@ async fn rewind(
         steps.clone_from(&state.next_steps);
         store.restore(block, epoch, Some(state)).await;
     }
-    shared.members().rewind(&steps, concluded);
+    shared.members().rewind(&steps, concluded, now());
     let (step, path) = (checkpoint.description().step, checkpoint.folder().to_owned());
     tracing::info!(step, path = %path.display(), "restored from a checkpoint");
     let newest = on_disk(move || LastCheckpoint::complete(step, path)).await;

@@ -300,5 +300,12 @@ async fn assume(shared: &Shared, replication: &Replication, shard: u32, role: Ro
     replication.change(shard, |shard| shard.role = role);
     if let Ok(store) = shared.store() {
         store.stand(shard, standing(role)).await;
+        if shared.config.min_trainers.is_some() && matches!(role, Role::Primary { .. }) {
+            // Updates that were under way told of trainers that had gone meanwhile.
+            let absent = shared.members().absent();
+            for trainer in absent {
+                store.finish(trainer).await;
+            }
+        }
     }
 }

@@ -1,0 +1,191 @@
+//! What a trainer of an elastic job does besides: it takes its place among the others, and asks what to read.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tonic::{Code, Status};
+
+use super::{AsyncSession, ClientError, Event, Settled};
+use crate::proto::{self, exchange_request::Message};
+use crate::wire::frame;
+
+/// How long server 0 may take to answer a question, which it holds back for a second.
+const ANSWER: Duration = Duration::from_secs(5);
+/// Pause before server 0 is asked again that has not answered.
+const PAUSE: Duration = Duration::from_millis(200);
+/// The furthest that a trainer enters ahead of the others, in steps.
+const FURTHEST: u64 = 64;
+
+/// The batches that this trainer was dealt.
+#[derive(Debug, Default)]
+pub(super) struct Hand {
+    /// Counts the times that it took its place.
+    entry: u64,
+    /// Batches since then, and of those that were done.
+    dealt: u64,
+    done: u64,
+    /// One more than the highest batch of this process.
+    seen: u64,
+    /// Those that the loop has not asked for yet.
+    queue: VecDeque<u64>,
+}
+
+impl Hand {
+    /// What it holds is dealt to others.
+    fn begin(&mut self) {
+        *self = Self { entry: self.entry + 1, seen: self.seen, ..Self::default() };
+    }
+
+    pub(super) fn did_one(&mut self) {
+        self.done += 1;
+    }
+
+    fn take(&mut self, first: u64, count: u64) {
+        let end = first.saturating_add(count);
+        self.dealt += count;
+        self.seen = self.seen.max(end);
+        self.queue.extend(first..end);
+    }
+}
+
+impl AsyncSession {
+    /// Counts the times that this trainer of an elastic job has entered it. When that grows, in
+    /// [`AsyncSession::exchange`] or in [`AsyncSession::next_batch`], the batches that it was given before and has not
+    /// done are others' to read, and the next step is [`AsyncSession::next_step`].
+    #[must_use]
+    pub fn entries(&self) -> u64 {
+        self.hand.entry
+    }
+
+    /// The next batch to read, of an elastic job: one for each step, in the order in which they are given, whether it is
+    /// asked for one by one or ahead. `None` if none is left for now; if nothing that was given is still to be done, the
+    /// work is done, and it is time to leave. Waits while there are too few trainers.
+    ///
+    /// # Errors
+    /// If server 0 stays away or refuses, or the wait is interrupted.
+    pub async fn next_batch(&mut self) -> Result<Option<u64>, ClientError> {
+        if let Some(batch) = self.hand.queue.pop_front() {
+            return Ok(Some(batch));
+        }
+        let begun = Instant::now();
+        let answer = self.ask_for_batches().await;
+        self.waiting += begun.elapsed();
+        answer
+    }
+
+    async fn ask_for_batches(&mut self) -> Result<Option<u64>, ClientError> {
+        let mut heard = Instant::now();
+        loop {
+            if self.config.interrupted() {
+                return Err(ClientError::Interrupted);
+            }
+            let status = match self.ask().await {
+                Ok(reply) if reply.count > 0 => {
+                    self.hand.take(reply.first, reply.count.into());
+                    return Ok(self.hand.queue.pop_front());
+                }
+                Ok(reply) if reply.wait => {
+                    heard = Instant::now();
+                    continue;
+                }
+                Ok(_) if self.hand.done < self.hand.dealt => return Ok(None),
+                Ok(_) => match self.conclude().await? {
+                    Settled::Done => return Ok(None),
+                    Settled::Rewound => {
+                        self.enter_anew().await?;
+                        continue;
+                    }
+                },
+                Err(status) => status,
+            };
+            if heard.elapsed() >= self.config.connect_timeout {
+                let (address, seconds) = (self.config.servers[0].clone(), self.config.connect_timeout.as_secs());
+                return Err(ClientError::Unreachable { address, seconds, reason: status.message().to_owned() });
+            }
+            if let Settled::Rewound = self.reopen(0, &status).await? {
+                self.enter_anew().await?;
+            } else {
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+
+    async fn ask(&self) -> Result<proto::DealBatchesReply, Status> {
+        let Some(mut client) = self.attendance.client(0) else {
+            return Err(Status::unavailable("this trainer has yet to join server 0"));
+        };
+        let &Hand { entry, dealt, done, seen, .. } = &self.hand;
+        let (trainer, epoch, batches) = (Some(self.config.id()), self.links[0].epoch, self.config.total_steps);
+        let question = proto::DealBatchesRequest { trainer, epoch, entry, batches, dealt, done, seen };
+        let answer = tokio::time::timeout(ANSWER, client.deal_batches(question)).await;
+        Ok(answer.map_err(|_| Status::deadline_exceeded("no answer"))??.into_inner())
+    }
+
+    pub(super) async fn enter_anew(&mut self) -> Result<(), ClientError> {
+        self.enter().await?;
+        let why = "the servers went back to a checkpoint, or went on without this trainer";
+        tracing::warn!(step = self.next_step, "{why}; going on from there");
+        Ok(())
+    }
+
+    /// Agrees with all blocks on the step with which this trainer begins, and gets the values for it. A block that is
+    /// past it says so: then a later one is tried, further ahead each time, while the others go on.
+    pub(super) async fn take_place(&mut self) -> Result<Settled, ClientError> {
+        let mut step = self.links.iter().map(|link| link.next_step).max().unwrap_or(0);
+        let mut margin = 0;
+        loop {
+            self.owed.fill(true);
+            (0..self.links.len()).for_each(|server| self.send_entry(step, server));
+            let Some(furthest) = self.settle_entry(step).await? else { return Ok(Settled::Rewound) };
+            if furthest == step {
+                self.next_step = step;
+                self.hand.begin();
+                return Ok(Settled::Done);
+            }
+            margin = (2 * margin).clamp(1, FURTHEST);
+            step = furthest.saturating_add(margin);
+        }
+    }
+
+    /// Tells the blocks of a server that are still to answer with which step this trainer begins.
+    fn send_entry(&self, step: u64, server: usize) {
+        for block in self.layout.owned_by(server as u32).filter(|block| self.owed[*block as usize]) {
+            let message = Some(Message::Enter(proto::Enter { block, step }));
+            self.links[server].send(frame::message(&proto::ExchangeRequest { message }));
+        }
+    }
+
+    /// Takes answers until all blocks have said something: the step that the furthest is at. `None` if the servers went
+    /// back.
+    async fn settle_entry(&mut self, step: u64) -> Result<Option<u64>, ClientError> {
+        let (mut furthest, mut owed) = (step, self.owed.len());
+        while owed > 0 {
+            match self.next_event().await? {
+                Event::Block { server, generation, block } if self.links[server as usize].generation == generation => {
+                    let refused = block.step > step && self.owed.get(block.block as usize) == Some(&true);
+                    if refused {
+                        self.owed[block.block as usize] = false;
+                        furthest = furthest.max(block.step);
+                    }
+                    owed -= usize::from(refused || (block.step == step && self.take(&block)));
+                }
+                Event::Broken { server, generation, status }
+                    if self.links[server as usize].generation == generation =>
+                {
+                    if let Settled::Rewound = self.reopen(server, &status).await? {
+                        return Ok(None);
+                    }
+                    self.send_entry(step, server as usize);
+                }
+                Event::Block { .. } | Event::Broken { .. } => {} // Of a stream before this one.
+            }
+        }
+        Ok(Some(furthest))
+    }
+}
+
+/// Whether a stream ended because the others went on without this trainer.
+pub(super) fn is_late(status: &Status) -> bool {
+    status.code() == Code::OutOfRange
+}

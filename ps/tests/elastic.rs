@@ -1,0 +1,281 @@
+//! Elastic jobs over real sockets: trainers come, leave and are lost, and the others go on.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use psjobs_api::ReplicaResult;
+use psjobs_api::training::ConsistencyMode;
+use psjobs_ps::client::{ClientError, Session, SessionConfig};
+use psjobs_ps::server::{CheckpointConfig, Patience, ServerConfig, ServerError};
+use support::job::{Process, listen_again, wait_for_checkpoint};
+use support::*;
+
+/// How often each batch was done.
+type Done = Arc<Mutex<BTreeMap<u64, u32>>>;
+
+/// A job of two servers with places for four trainers.
+struct Elastic {
+    addresses: Vec<std::net::SocketAddr>,
+    servers: Vec<Process>,
+    mode: ConsistencyMode,
+    batches: u64,
+    least: u32,
+    checkpoint: Option<std::path::PathBuf>,
+    done: Done,
+}
+
+/// A trainer on a thread.
+struct Trainer {
+    /// Leaves when this is set.
+    leave: Arc<AtomicBool>,
+    /// Batches that it has done.
+    done: Arc<AtomicU64>,
+    thread: JoinHandle<Result<u64, ClientError>>,
+}
+
+impl Trainer {
+    fn wait_for(&self, batches: u64) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while self.done.load(Relaxed) < batches {
+            assert!(Instant::now() < deadline && !self.thread.is_finished(), "it does no more batches");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Batches that it has done, when it has left.
+    fn end(self) -> u64 {
+        self.thread.join().expect("no panic").expect("ends well")
+    }
+
+    fn leave(self) -> u64 {
+        self.leave.store(true, Relaxed);
+        self.end()
+    }
+}
+
+impl Elastic {
+    fn start(mode: ConsistencyMode, batches: u64, least: u32, checkpoint: Option<std::path::PathBuf>) -> Self {
+        let listeners: Vec<_> =
+            (0..2).map(|_| std::net::TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
+        let addresses = listeners.iter().map(|listener| listener.local_addr().expect("bound")).collect();
+        drop(listeners);
+        let mut job = Self { addresses, servers: Vec::new(), mode, batches, least, checkpoint, done: Done::default() };
+        job.servers = (0..2).map(|index| job.server(index)).collect();
+        job
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.addresses.iter().map(ToString::to_string).collect()
+    }
+
+    fn server(&self, index: u32) -> Process {
+        let checkpoint = self.checkpoint.clone().map(|folder| CheckpointConfig {
+            folder,
+            interval: Duration::from_millis(50),
+            keep: 2,
+            resume: true,
+            servers: self.names(),
+        });
+        let config = ServerConfig {
+            min_trainers: Some(self.least),
+            patience: Patience { silence: Duration::from_secs(3), ..Patience::default() },
+            checkpoint,
+            ..config(index, 2, 4, self.mode)
+        };
+        Process::start(listen_again(self.addresses[index as usize]), config)
+    }
+
+    fn config(&self, trainer: u32, incarnation: u32) -> SessionConfig {
+        SessionConfig {
+            elastic: true,
+            total_steps: self.batches,
+            incarnation,
+            shared_memory: trainer.is_multiple_of(2),
+            ..session_config(trainer, self.names())
+        }
+    }
+
+    fn join(&self, trainer: u32, incarnation: u32) -> Session {
+        Session::join(self.config(trainer, incarnation), &vec![1.0; elements()]).expect("joins")
+    }
+
+    /// A trainer that takes `compute` for each batch.
+    fn trainer(&self, index: u32, compute: Duration) -> Trainer {
+        let (leave, done) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let (told, count, all) = (leave.clone(), done.clone(), self.done.clone());
+        let config = self.config(index, 0);
+        let thread = std::thread::spawn(move || {
+            let mut session = Session::join(config, &vec![1.0; elements()])?;
+            let mut finished = false;
+            while !told.load(Relaxed) {
+                let Some(batch) = session.next_batch()? else {
+                    finished = true;
+                    break;
+                };
+                std::thread::sleep(compute);
+                do_batch(&mut session, batch, &all)?;
+                count.fetch_add(1, Relaxed);
+            }
+            session.leave(finished, 0, BTreeMap::new())?;
+            Ok(count.load(Relaxed))
+        });
+        Trainer { leave, done, thread }
+    }
+
+    /// The servers' results, and how often each batch was done.
+    fn end(self) -> (Vec<ReplicaResult>, BTreeMap<u64, u32>) {
+        let results = self.servers.into_iter().map(|server| server.outcome().expect("ends well")).collect();
+        (results, self.done.lock().expect("no panic").clone())
+    }
+}
+
+fn do_batch(session: &mut Session, batch: u64, all: &Done) -> Result<(), ClientError> {
+    let (entries, step) = (session.entries(), session.next_step());
+    session.gradients_mut().fill(batch as f32 * 1e-6);
+    session.exchange(step)?;
+    if session.entries() == entries {
+        *all.lock().expect("no panic").entry(batch).or_default() += 1;
+    }
+    Ok(())
+}
+
+fn once(batches: u64) -> BTreeMap<u64, u32> {
+    (0..batches).map(|batch| (batch, 1)).collect()
+}
+
+#[test]
+fn a_job_grows_and_shrinks_and_reads_every_batch_once() {
+    const BATCHES: u64 = 400;
+    let quick = Duration::from_millis(1);
+    for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
+        let job = Elastic::start(mode, BATCHES, 1, None);
+        let first = job.trainer(0, quick);
+        first.wait_for(20);
+        let others = [2, 3].map(|index| job.trainer(index, quick));
+        others.iter().for_each(|trainer| trainer.wait_for(20));
+        let steps: Vec<u64> = others.into_iter().map(Trainer::leave).collect();
+        let alone = first.end();
+        assert_eq!(alone + steps.iter().sum::<u64>(), BATCHES, "{mode:?}: {alone} and {steps:?}");
+        let (results, done) = job.end();
+        assert_eq!(done, once(BATCHES), "{mode:?}");
+        assert_eq!(results[0].steps, BATCHES, "{mode:?}");
+    }
+}
+
+#[test]
+fn sync_trainers_of_different_speed_go_in_step() {
+    let job = Elastic::start(ConsistencyMode::Sync, 120, 2, None);
+    let trainers = [job.trainer(0, Duration::ZERO), job.trainer(1, Duration::from_millis(10))];
+    let [fast, slow] = trainers.map(Trainer::end);
+    assert!(fast + slow == 120 && fast.abs_diff(slow) <= 8, "{fast} and {slow}");
+    assert_eq!(job.end().1, once(120));
+}
+
+#[test]
+fn what_a_lost_trainer_held_is_read_by_the_others() {
+    for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
+        let job = Elastic::start(mode, 200, 1, None);
+        let mut lost = job.join(1, 0);
+        let other = job.trainer(0, Duration::from_millis(1));
+        for _ in 0..5 {
+            let batch = lost.next_batch().expect("answers").expect("there are batches");
+            do_batch(&mut lost, batch, &job.done).expect("answers");
+        }
+        lost.next_batch().expect("answers").expect("there are batches");
+        drop(lost); // Without a word.
+        assert_eq!(
+            other.end() + 5,
+            200 + job.done.lock().expect("no panic").values().map(|n| u64::from(n - 1)).sum::<u64>()
+        );
+        let (_, done) = job.end();
+        assert_eq!(done.len(), 200, "{mode:?}: all batches");
+        assert!(done.values().filter(|times| **times > 1).count() <= 8, "{mode:?}: what it did, and could not tell");
+    }
+}
+
+#[test]
+fn too_few_trainers_wait_for_more() {
+    let job = Elastic::start(ConsistencyMode::Async, 60, 2, None);
+    let first = job.trainer(0, Duration::ZERO);
+    let mut second = job.join(1, 0);
+    first.wait_for(1);
+    second.next_batch().expect("answers").expect("there are two now");
+    second.leave(false, 0, BTreeMap::new()).expect("leaves");
+    let replaced = job.trainer(2, Duration::ZERO);
+    assert_eq!(first.end() + replaced.end(), 60);
+    assert_eq!(job.end().1, once(60));
+}
+
+#[test]
+fn a_killed_server_comes_back_from_a_checkpoint_and_no_batch_is_left_out() {
+    for mode in [ConsistencyMode::Sync, ConsistencyMode::Async] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut job = Elastic::start(mode, 400, 1, Some(folder.path().to_owned()));
+        let quick = Duration::from_millis(2);
+        let first = job.trainer(0, quick);
+        let mut newest = 0;
+        let mut others = Vec::new();
+        for victim in [1, 0] {
+            others.push(job.trainer(2 + victim as u32, quick));
+            others.iter().for_each(|trainer| trainer.wait_for(10));
+            newest = wait_for_checkpoint(folder.path(), newest);
+            job.servers.remove(victim).kill();
+            let again = job.server(victim as u32);
+            job.servers.insert(victim, again);
+        }
+        others.pop().expect("two").leave();
+        others.into_iter().chain([first]).for_each(|trainer| drop(trainer.end()));
+        let (results, done) = job.end();
+        assert_eq!(done.len(), 400, "{mode:?}: all batches");
+        assert_eq!(results[0].steps, 400, "{mode:?}");
+        assert!(results[0].model.is_some(), "{mode:?}: the model is written");
+    }
+}
+
+#[test]
+fn a_stopped_job_goes_on_with_the_batches_that_are_left() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let job = Elastic::start(ConsistencyMode::Sync, 100, 1, Some(folder.path().to_owned()));
+    let trainer = job.trainer(0, Duration::from_millis(1));
+    trainer.wait_for(30);
+    trainer.leave();
+    job.servers.iter().for_each(|server| server.stop.cancel());
+    let before = job.done.clone();
+    for server in job.servers {
+        assert!(matches!(server.outcome(), Err(ServerError::Stopped)));
+    }
+    let job = Elastic::start(ConsistencyMode::Sync, 100, 1, Some(folder.path().to_owned()));
+    let trainers = [1, 2].map(|index| job.trainer(index, Duration::ZERO));
+    let after: u64 = trainers.into_iter().map(Trainer::end).sum();
+    let before = before.lock().expect("no panic").clone();
+    assert_eq!(before.len() as u64 + after, 100, "none is read again");
+    assert!(job.end().1.keys().all(|batch| !before.contains_key(batch)));
+}
+
+#[test]
+fn what_does_not_go_together_is_said() {
+    let job = Elastic::start(ConsistencyMode::Sync, 10, 1, None);
+    let said = |config| Session::join(config, &vec![1.0; elements()]).err().expect("refused").to_string();
+    let error = said(SessionConfig { elastic: false, ..job.config(0, 0) });
+    assert!(error.contains("this job is elastic, the trainer is not"), "{error}");
+    let _first = job.join(0, 0).next_batch().expect("answers");
+    let mut other =
+        Session::join(SessionConfig { total_steps: 11, ..job.config(1, 0) }, &vec![1.0; elements()]).expect("joins");
+    let error = other.next_batch().expect_err("another number of batches").to_string();
+    assert!(error.contains("11 batches in all, the job has 10"), "{error}");
+
+    let mut backups = ServerConfig { min_trainers: Some(1), ..config(0, 1, 3, ConsistencyMode::Sync) };
+    backups.training.consistency.backup_trainers = 1;
+    let mut adaptive = ServerConfig { min_trainers: Some(1), ..config(0, 1, 3, ConsistencyMode::Sync) };
+    adaptive.training.batch.adaptive = true;
+    for (config, want) in [(backups, "remove backupTrainers"), (adaptive, "remove the adaptive batch")] {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let error = Process::start(listener, config).outcome().expect_err(want).to_string();
+        assert!(error.contains(want), "{error}");
+    }
+}
