@@ -83,7 +83,7 @@ impl Elastic {
         });
         let config = ServerConfig {
             min_trainers: Some(self.least),
-            patience: Patience { silence: Duration::from_secs(3), ..Patience::default() },
+            patience: Patience { silence: Duration::from_secs(2), ..Patience::default() },
             checkpoint,
             ..config(index, 2, 4, self.mode)
         };
@@ -181,7 +181,8 @@ fn what_a_lost_trainer_held_is_read_by_the_others() {
     for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
         let job = Elastic::start(mode, 200, 1, None);
         let mut lost = job.join(1, 0);
-        let other = job.trainer(0, Duration::from_millis(1));
+        // Long enough that the loss is noticed.
+        let other = job.trainer(0, Duration::from_millis(25));
         for _ in 0..5 {
             let batch = lost.next_batch().expect("answers").expect("there are batches");
             do_batch(&mut lost, batch, &job.done).expect("answers");

@@ -36,7 +36,7 @@ async fn joined(silence: Duration) -> (Server, Session, ParameterServerClient<Ch
             .expect("connects");
     let tensors = session_config(0, Vec::new()).tensors;
     let tensors = tensors.into_iter().map(|t| proto::TensorSpec { name: t.name, shape: t.shape }).collect();
-    let join = proto::JoinRequest { trainer: Some(id()), tensors, total_steps: 10, shard: None };
+    let join = proto::JoinRequest { trainer: Some(id()), tensors, total_steps: 10, shard: None, elastic: false };
     coordination.join(join).await.expect("joins");
     let client = ParameterServerClient::connect(format!("http://{}", server.address)).await.expect("connects");
     (server, session, client)

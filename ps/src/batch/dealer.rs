@@ -117,6 +117,13 @@ impl Dealer {
         Deal::Batches(batches)
     }
 
+    /// A trainer says, without a question, how many of the batches that it was dealt are done.
+    pub fn tell(&mut self, trainer: u32, process: (u32, u64), done: u64) {
+        if let Some(held) = self.held.get_mut(&trainer).filter(|held| held.process == process) {
+            held.settle(done);
+        }
+    }
+
     /// A trainer has gone: others get what it has not done.
     pub fn give_back(&mut self, trainer: u32) {
         if let Some(held) = self.held.remove(&trainer) {
@@ -233,12 +240,14 @@ mod tests {
         let mut dealer = dealer(20);
         assert_eq!(dealer.ask(question(0, 0, 0), 1, true), Deal::Batches(0..8));
         assert_eq!(dealer.ask(question(0, 8, 5), 1, true), Deal::Batches(8..14));
+        dealer.tell(0, (0, 0), 14); // Another process.
+        dealer.tell(0, (0, 1), 6);
         dealer.give_back(0);
-        assert_eq!(dealer.position(), Position { next: 14, open: vec![5..8, 8..14] });
-        for (dealt, want) in [(0, 5..8), (3, 8..14), (9, 14..17), (12, 17..18), (13, 18..19), (14, 19..20)] {
+        assert_eq!(dealer.position(), Position { next: 14, open: vec![6..8, 8..14] });
+        for (dealt, want) in [(0, 6..8), (2, 8..14), (8, 14..17), (11, 17..18), (12, 18..19), (13, 19..20)] {
             assert_eq!(dealer.ask(question(1, dealt, dealt), 1, true), Deal::Batches(want), "after {dealt}");
         }
-        assert_eq!(dealer.ask(question(1, 15, 15), 1, true), Deal::Nothing);
+        assert_eq!(dealer.ask(question(1, 14, 14), 1, true), Deal::Nothing);
         assert_eq!((dealer.done(), dealer.position()), (20, Position { next: 20, open: Vec::new() }));
         let successor = Question { process: (1, 0), ..question(1, 0, 0) };
         assert_eq!(dealer.ask(successor, 1, true), Deal::Nothing, "what is done stays done");

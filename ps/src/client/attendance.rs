@@ -32,6 +32,8 @@ pub struct Report {
     pub metrics: BTreeMap<String, f64>,
     /// Time that this process has waited for servers and other trainers.
     pub waiting: Duration,
+    /// In an elastic job: how often it has entered, and the batches that it has done since.
+    pub dealt: (u64, u64),
 }
 
 /// Heartbeats to every server, until it is dropped.
@@ -52,9 +54,10 @@ impl Attendance {
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 ticks.tick().await;
-                let Report { step, examples, metrics, waiting } = read(&report);
+                let Report { step, examples, metrics, waiting, dealt: (entry, done) } = read(&report);
                 let (trainer, waiting_seconds) = (Some(config.id()), waiting.as_secs_f64());
-                let request = proto::HeartbeatRequest { trainer, examples, metrics, step, waiting_seconds };
+                let request =
+                    proto::HeartbeatRequest { trainer, examples, metrics, step, waiting_seconds, entry, done };
                 // One that is lost is followed by others; whether the server lives shows elsewhere.
                 let Err(status) = beating.heartbeat(request).await else { continue };
                 tracing::debug!(reason = status.message(), "heartbeat failed");
@@ -86,8 +89,9 @@ impl Attendance {
         let report = read(&self.report);
         let leaving = self.servers.into_iter().map(|(server, (client, channel, heartbeats))| {
             heartbeats.abort();
-            let Report { step, examples, metrics, waiting: _ } = report.clone();
-            let request = proto::LeaveRequest { trainer: Some(config.id()), finished, examples, metrics, step };
+            let Report { step, examples, metrics, waiting: _, dealt: (entry, done) } = report.clone();
+            let trainer = Some(config.id());
+            let request = proto::LeaveRequest { trainer, finished, examples, metrics, step, entry, done };
             let goodbye = Goodbye { config, client, channel, request, may_know: concluded && server == 0 };
             async move { (server, goodbye.say().await) }
         });

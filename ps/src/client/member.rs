@@ -2,7 +2,6 @@
 //! in the job's life and tells its progress.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use tokio::runtime::Runtime;
 
@@ -38,7 +37,7 @@ impl Member {
 
     /// What the next heartbeats say: steps done and examples read so far, and metrics.
     pub fn report(&self, step: u64, examples: u64, metrics: &BTreeMap<String, f64>) {
-        self.attendance.report(Report { step, examples, metrics: metrics.clone(), waiting: Duration::ZERO });
+        self.attendance.report(Report { step, examples, metrics: metrics.clone(), ..Report::default() });
     }
 
     /// Leaves every server, saying what [`Member::report`] said last: `finished` says that the work is

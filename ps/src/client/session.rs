@@ -196,7 +196,8 @@ impl AsyncSession {
 
     /// What the next heartbeats say: examples read by this process so far, and metrics.
     pub fn report(&self, examples: u64, metrics: &BTreeMap<String, f64>) {
-        self.attendance.report(Report { step: 0, examples, metrics: metrics.clone(), waiting: self.waiting });
+        let (waiting, dealt) = (self.waiting, self.hand.told());
+        self.attendance.report(Report { step: 0, examples, metrics: metrics.clone(), waiting, dealt });
     }
 
     /// Leaves every server: `finished` says that the work is done, false that a replacement will come.
@@ -204,8 +205,8 @@ impl AsyncSession {
     /// # Errors
     /// If a server does not answer; the others have been told all the same.
     pub async fn leave(self, finished: bool, examples: u64, metrics: BTreeMap<String, f64>) -> Result<(), ClientError> {
-        let Self { config, attendance, waiting, concluded, initial, .. } = self;
-        attendance.report(Report { step: 0, examples, metrics, waiting });
+        let Self { config, attendance, waiting, concluded, initial, hand, .. } = self;
+        attendance.report(Report { step: 0, examples, metrics, waiting, dealt: hand.told() });
         match attendance.leave(&config, finished, concluded).await {
             Err(error) if finished && concluded && !initial.is_empty() => {
                 tracing::warn!(%error, "a server does not hear that this trainer leaves; it will see so in the checkpoint");

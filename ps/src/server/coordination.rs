@@ -76,6 +76,9 @@ impl proto::coordination_server::Coordination for Coordination {
             members.done()
         };
         tracing::info!(trainer = id.index, incarnation = id.incarnation, finished = request.finished, "left");
+        if let Some(dealing) = &self.0.dealing {
+            dealing.hear(&id, request.entry, request.done);
+        }
         if self.0.config.min_trainers.is_some() {
             self.0.part(id.index, &Status::aborted("this trainer has left")).await;
         } else if request.finished {
@@ -119,6 +122,10 @@ impl proto::coordination_server::Coordination for Coordination {
         }
         // A number that is no time is as good as none.
         members.waited(id.index, Duration::try_from_secs_f64(request.waiting_seconds).unwrap_or_default(), now);
+        drop(members);
+        if let Some(dealing) = &self.0.dealing {
+            dealing.hear(&id, request.entry, request.done);
+        }
         Ok(Response::new(proto::HeartbeatReply {}))
     }
 

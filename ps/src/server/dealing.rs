@@ -30,6 +30,11 @@ impl Dealing {
         self.dealer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What a trainer says beside other things: how often it has entered, and how many batches it has done since.
+    pub fn hear(&self, id: &proto::TrainerId, entry: u64, done: u64) {
+        self.dealer().tell(id.index, (id.incarnation, entry), done);
+    }
+
     /// A trainer has come: there may be enough.
     pub fn welcome(&self) {
         self.came.notify_waiters();

@@ -37,6 +37,11 @@ impl Hand {
         *self = Self { entry: self.entry + 1, seen: self.seen, ..Self::default() };
     }
 
+    /// As heartbeats tell it.
+    pub(super) fn told(&self) -> (u64, u64) {
+        (self.entry, self.done)
+    }
+
     pub(super) fn did_one(&mut self) {
         self.done += 1;
     }
