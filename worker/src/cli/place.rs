@@ -29,6 +29,10 @@ pub struct PlaceArgs {
     /// Addresses of all servers in order, where they are on several machines
     #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
     pub server_addrs: Vec<String>,
+    /// Let trainers come and go, and train while so many are there: an elastic job; --world-size then counts the most.
+    /// Servers and trainers need it
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub min_trainers: Option<u32>,
     /// Folder with ca.crt, tls.crt and tls.key, as `psjobs certificates` writes it: talk TLS, and only to those who
     /// show a certificate of that authority
     #[arg(long, value_name = "DIR", env = env::PSJOB_TLS_DIR)]
@@ -49,6 +53,11 @@ pub enum PlaceError {
         .servers + 1
     )]
     NoTrainer { world_size: u32, servers: u32 },
+    #[error(
+        "--min-trainers {min} is more than the {trainers} trainers of the job; lower it, or raise --world-size to {}",
+        .min + .servers
+    )]
+    TooFewTrainers { min: u32, trainers: u32, servers: u32 },
     #[error("--rank {rank} is outside the job; with --world-size {world_size} the ranks are 0 to {}", .world_size - 1)]
     OutsideJob { rank: u32, world_size: u32 },
     #[error("rank {rank} is a {is} (ranks below {servers} are servers); start it with `{}`", command(*.is))]
@@ -92,6 +101,11 @@ impl PlaceArgs {
         for (flag, value, want) in [
             ("--world-size", text(self.world_size), environment.world_size().to_string()),
             ("--rank", text(self.rank), environment.rank().to_string()),
+            (
+                "--min-trainers",
+                text(self.min_trainers),
+                text(environment.min_trainers).unwrap_or_else(|| "nothing of it".into()),
+            ),
             ("--servers", text(self.servers), environment.servers.len().to_string()),
             ("--master-addr", self.master_addr.clone(), host.to_owned()),
             ("--master-port", text(self.master_port.map(u32::from)), port.to_owned()),
@@ -125,8 +139,13 @@ impl PlaceArgs {
         if is != role {
             return Err(PlaceError::RankOfOtherRole { rank, is, servers });
         }
-        let job = Environment::new(BY_HAND, BY_HAND, addresses, world_size - servers, Training::default());
-        Ok(Environment { role, index, local_rank: index, tls_folder: self.tls_dir.clone(), ..job })
+        let trainers = world_size - servers;
+        if let Some(min) = self.min_trainers.filter(|min| *min > trainers) {
+            return Err(PlaceError::TooFewTrainers { min, trainers, servers });
+        }
+        let job = Environment::new(BY_HAND, BY_HAND, addresses, trainers, Training::default());
+        let tls_folder = self.tls_dir.clone();
+        Ok(Environment { role, index, local_rank: index, min_trainers: self.min_trainers, tls_folder, ..job })
     }
 
     fn addresses(&self) -> Result<Vec<String>, PlaceError> {
@@ -201,6 +220,7 @@ mod tests {
             (Role::Trainer, PlaceArgs { world_size: Some(4), servers: Some(2), ..flags() }, "2 to 3"),
             (Role::Server, PlaceArgs { servers: Some(3), ..flags() }, "0 to 2"),
             (Role::Server, PlaceArgs { servers: Some(2), master_port: Some(65535), ..flags() }, "65536"),
+            (Role::Server, PlaceArgs { world_size: Some(3), min_trainers: Some(4), ..flags() }, "--world-size to 5"),
             (Role::Trainer, PlaceArgs { server_addrs: vec!["nohost".into()], ..flags() }, "host:port"),
             (Role::Trainer, PlaceArgs { server_addrs: vec!["a:0".into()], ..flags() }, "host:port"),
         ];
@@ -229,6 +249,8 @@ mod tests {
         let error =
             resolve(PlaceArgs { rank: Some(1), ..flags() }, Role::Trainer).expect_err("another rank").to_string();
         assert!(error.contains("--rank is 1") && error.contains("says 2"), "{error}");
+        let error = resolve(PlaceArgs { min_trainers: Some(1), ..flags() }, Role::Trainer).expect_err("not elastic");
+        assert!(error.to_string().contains("--min-trainers is 1"), "{error}");
         let error = resolve(flags(), Role::Server).expect_err("another role").to_string();
         assert!(error.contains("psjobs-worker train"), "{error}");
     }

@@ -111,6 +111,9 @@ impl ServeArgs {
         training.batch.adaptive |= self.adaptive_batch;
         training.batch.base = self.batch_size.unwrap_or(training.batch.base);
         training.validate().map_err(Failure::input)?;
+        if let Some(why) = server::inelastic(training).filter(|_| environment.min_trainers.is_some()) {
+            return Err(Failure::Input(anyhow!(why)));
+        }
         if let Some(folder) = &self.checkpoint_dir {
             let mut policy = environment.checkpoint.take().map(|checkpoint| checkpoint.policy).unwrap_or_default();
             policy.interval_seconds = self.checkpoint_interval.unwrap_or(policy.interval_seconds);

@@ -22,6 +22,7 @@ use psjobs_api::env::PSJOB_ROLE;
 use psjobs_api::{Environment, ReplicaResult, Role, Training};
 use psjobs_ps::client::SessionConfig;
 use psjobs_ps::network::Network;
+use psjobs_ps::server::inelastic;
 use tch::{Cuda, Device};
 use tracing::info;
 
@@ -121,7 +122,7 @@ pub(super) struct TrainArgs {
     /// Train in this process alone, without a server
     #[arg(
         long,
-        conflicts_with_all = ["adaptive_batch", "world_size", "rank", "servers", "master_addr", "master_port", "server_addrs"]
+        conflicts_with_all = ["adaptive_batch", "min_trainers", "world_size", "rank", "servers", "master_addr", "master_port", "server_addrs"]
     )]
     local: bool,
     #[command(flatten)]
@@ -231,6 +232,11 @@ impl TrainArgs {
                 )));
             }
             let environment = self.place.resolve(Role::Trainer, variable).map_err(Failure::input)?;
+            let mut training = environment.training.clone();
+            training.batch.adaptive |= self.adaptive_batch;
+            if let Some(why) = inelastic(&training).filter(|_| environment.min_trainers.is_some()) {
+                return Err(Failure::Input(anyhow!(why)));
+            }
             log_place(&environment);
             return Ok(Some(environment));
         }

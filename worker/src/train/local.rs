@@ -102,6 +102,14 @@ impl Updater for Local {
         Ok(None) // Alone, it has all of a step.
     }
 
+    fn next_batch(&mut self) -> Result<Option<u64>, UpdateError> {
+        Ok(None) // Nobody deals.
+    }
+
+    fn entries(&self) -> u64 {
+        0
+    }
+
     fn report(&mut self, _examples: u64, _metrics: &Metrics) {}
 
     fn waiting(&self) -> Duration {

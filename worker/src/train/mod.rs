@@ -40,6 +40,8 @@ pub struct Plan {
     pub max_steps: Option<u64>,
     /// Examples a trainer reads in one step.
     pub batch: usize,
+    /// Trainers come and go: each reads what server 0 deals it, and the steps of all count together.
+    pub elastic: bool,
     /// Examples of a step are dealt out by the trainers' speed, `batch` for each on average.
     pub adaptive: bool,
     /// Seed of initial parameters, order of the data and dropout.
@@ -115,6 +117,16 @@ pub trait Updater {
     /// If the job's shares are fixed.
     fn share(&self, step: u64, base: u32, work: Work) -> Result<Option<Share>, UpdateError>;
 
+    /// The next batch to read, of an elastic job; `None` if none is left for now, and all is done if nothing that was
+    /// given is still to be done.
+    ///
+    /// # Errors
+    /// If the servers cannot be reached or refuse, or the wait is interrupted.
+    fn next_batch(&mut self) -> Result<Option<u64>, UpdateError>;
+
+    /// Counts the times that an elastic job was entered: batches from before the last time are not to be read.
+    fn entries(&self) -> u64;
+
     /// Tells how far this trainer is.
     fn report(&mut self, examples: u64, metrics: &Metrics);
 
@@ -141,9 +153,11 @@ pub fn train<W: Workload, U: Updater>(
     stop: impl Fn() -> bool,
 ) -> Result<Outcome, TrainError> {
     let examples = workload.training_set().examples();
-    let split = Split { examples, batch: plan.batch, trainers: plan.trainers, seed: plan.seed };
+    // Batches that are dealt one by one are those that one trainer alone would read.
+    let trainers = if plan.elastic { 1 } else { plan.trainers };
+    let split = Split { examples, batch: plan.batch, trainers, seed: plan.seed };
     let total = plan.total_steps(split.steps_per_epoch()?);
-    let sampler = split.sampler(plan.trainer)?;
+    let sampler = split.sampler(plan.reader())?;
 
     // The values are drawn on the CPU: a device has a generator of its own, and all trainers must
     // begin with the same values.
@@ -160,18 +174,22 @@ pub fn train<W: Workload, U: Updater>(
     let mut progress = Progress::new(total, plan.log_every, Instant::now());
     let mut evaluated = Instant::now();
     let mut step = first;
-    while step < total {
+    loop {
         if stop() {
             updater.leave(false, progress.examples(), &progress.metrics()).map_err(TrainError::Leave)?;
             return Ok(Outcome::Stopped);
         }
-        feed.prepare(step, &updater).map_err(|source| match step == first {
-            true => TrainError::Begin(source),
-            false => TrainError::Update { step, source },
-        })?;
+        let turn = match feed.prepare(step, &mut updater) {
+            Ok(Some(turn)) => turn,
+            Ok(None) => break,
+            Err(UpdateError::Servers(ClientError::Interrupted)) => continue, // As below.
+            Err(source) if step == first => return Err(TrainError::Begin(source)),
+            Err(source) => return Err(TrainError::Update { step, source }),
+        };
+        step = turn.step;
         let (began, waited, examples) = (Instant::now(), updater.waiting(), feed.examples(step));
         let batch = feed.next_batch().map_err(|source| TrainError::Data { step, source })?;
-        tch::manual_seed(dropout_seed(plan, step));
+        tch::manual_seed(dropout_seed(plan, turn.number));
         let loss = workload.loss(&model, batch);
         let updated = updater.update(step, &counted(&loss, examples, plan.batch));
         if let Err(UpdateError::Servers(ClientError::Interrupted)) = updated {
@@ -188,7 +206,8 @@ pub fn train<W: Workload, U: Updater>(
         plan.rest(step, examples, busy());
         feed.worked(examples, busy());
         step = next;
-        if progress.step(Done { next: step, examples, loss, waiting: updater.waiting() }, Instant::now()) {
+        let shown = if plan.elastic { turn.number + 1 } else { step };
+        if progress.step(Done { next: shown, examples, loss, waiting: updater.waiting() }, Instant::now()) {
             updater.report(progress.examples(), &progress.metrics());
         }
         if plan.evaluation_is_due(evaluated.elapsed()) && step < total {
@@ -205,7 +224,7 @@ pub fn train<W: Workload, U: Updater>(
     Ok(Outcome::Finished(result))
 }
 
-/// The first trainer evaluates; each says that it is done.
+/// The first trainer evaluates, in an elastic job, which that may have left, each; each says that it is done.
 fn finish<W: Workload, U: Updater>(
     workload: &W,
     plan: &Plan,
@@ -214,7 +233,7 @@ fn finish<W: Workload, U: Updater>(
     updater: U,
 ) -> Result<ReplicaResult, TrainError> {
     let mut result = progress.result(updater.waiting());
-    if plan.trainer == 0 {
+    if plan.trainer == 0 || plan.elastic {
         result.metrics.extend(tch::no_grad(|| workload.evaluate(model)));
     }
     updater.leave(true, result.examples, &result.metrics).map_err(TrainError::Leave)?;
@@ -225,6 +244,11 @@ impl Plan {
     pub(crate) fn total_steps(&self, per_epoch: u64) -> u64 {
         let total = self.epochs.saturating_mul(per_epoch);
         self.max_steps.map_or(total, |most| most.min(total))
+    }
+
+    /// This trainer's place among those that share the steps out between them.
+    pub(crate) fn reader(&self) -> usize {
+        if self.elastic { 0 } else { self.trainer }
     }
 
     /// Rests after `step`, in which this trainer computed with `examples` for `busy`, if it is to be a slow one.
@@ -245,8 +269,8 @@ fn counted(loss: &Tensor, examples: usize, base: usize) -> Tensor {
 }
 
 /// Each trainer drops other units at each step, and the same ones when it has to do a step again: so a
-/// job that was resumed goes the way of one that was not disturbed.
-fn dropout_seed(plan: &Plan, step: u64) -> i64 {
-    let place = (plan.trainer as u64 + 1) << 40 | step;
+/// job that was resumed goes the way of one that was not disturbed. `number` is that of its turn.
+fn dropout_seed(plan: &Plan, number: u64) -> i64 {
+    let place = (plan.reader() as u64 + 1) << 40 | number;
     (plan.seed ^ place.wrapping_mul(0x9e37_79b9_7f4a_7c15)) as i64
 }

@@ -33,8 +33,8 @@ impl Remote {
     pub fn join(config: SessionConfig, flat: Flat, device: Device) -> Result<Self, UpdateError> {
         let session = Session::join(config, &flat.values())?;
         // SAFETY: a session's memory never moves, and `leave` and the order of the fields drop the
-        // resident before the session. The session writes to it in `exchange` only, when the loss that
-        // was computed from the old parameters has given its gradients.
+        // resident before the session. The session writes to it in `exchange` and `next_batch` only, when the loss
+        // that was computed from the old parameters has given its gradients.
         let resident = unsafe { Resident::new(flat, device, session.parameters()) };
         Ok(Self { resident, session })
     }
@@ -54,6 +54,18 @@ impl Updater for Remote {
 
     fn share(&self, step: u64, base: u32, work: Work) -> Result<Option<Share>, UpdateError> {
         Ok(self.session.share_batch(step, base, work)?)
+    }
+
+    fn next_batch(&mut self) -> Result<Option<u64>, UpdateError> {
+        let (entries, batch) = (self.session.entries(), self.session.next_batch()?);
+        if self.session.entries() != entries {
+            self.resident.take(self.session.parameters());
+        }
+        Ok(batch)
+    }
+
+    fn entries(&self) -> u64 {
+        self.session.entries()
     }
 
     fn report(&mut self, examples: u64, metrics: &Metrics) {

@@ -15,7 +15,7 @@ pub(in crate::cli) struct ExtentArgs {
     /// Passes over the training set, of all trainers together
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     epochs: u64,
-    /// End after this many steps, even if the epochs are not over
+    /// End after this many steps, even if the epochs are not over; in an elastic job those of all trainers together
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     max_steps: Option<u64>,
     /// Examples this trainer reads in one step [default: the job's batch.base, 32]
@@ -44,6 +44,7 @@ impl ExtentArgs {
         Plan {
             epochs: self.epochs,
             max_steps: self.max_steps,
+            elastic: environment.is_some_and(|environment| environment.min_trainers.is_some()),
             adaptive: false,
             batch: self.batch_size.unwrap_or(training.batch.base) as usize,
             seed: training.seed,

@@ -48,6 +48,12 @@ impl RemoteArgs {
                  size; remove spec.training.batch.adaptive"
             )));
         }
+        if environment.min_trainers.is_some() {
+            return Err(Failure::Input(anyhow!(
+                "this workload's trainers are not dealt batches, so that none may come or go; remove spec.elasticPolicy, \
+                 or --min-trainers"
+            )));
+        }
         log_place(&environment);
         libtorch::load().map_err(Failure::input)?;
         compute_threads(self.threads);
