@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use bytes::Bytes;
+use psjobs_ps::batch::dealer::Position;
 use psjobs_ps::checkpoint::format::{FORMAT, MANIFEST, Manifest, part_name};
 use psjobs_ps::checkpoint::{BlockState, Description, PartWriter, write};
 use psjobs_ps::codec::{Codec, Encoder};
@@ -87,6 +88,7 @@ fn checkpoints() -> Vec<(String, Vec<u8>)> {
         step: 7,
         parts: vec![part.finish().expect("finishes")],
         concluded: Vec::new(),
+        dealt: Position::default(),
     };
     write::commit(folder.path(), &manifest).expect("commits");
     let read = |kind: u8, name: &str| [vec![kind], fs::read(folder.path().join(name)).expect("written")].concat();

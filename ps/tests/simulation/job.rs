@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use psjobs_api::ReplicaResult;
@@ -17,6 +18,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
+use super::elastic;
 use super::end::Dialer;
 use super::model::Model;
 use super::network::{Host, Network, address_of};
@@ -51,7 +53,8 @@ pub fn run(plan: &Plan, echo: bool) -> Outcome {
     let model = Model::new(plan);
     let complete = RefCell::new(vec![false; plan.trainers as usize]);
     let restarted = Cell::new(false);
-    let job = Rc::new(Job { plan: plan.clone(), model, network: network.clone(), complete, restarted });
+    let sent = RefCell::new(vec![0; plan.steps as usize]);
+    let job = Rc::new(Job { plan: plan.clone(), model, network: network.clone(), complete, sent, restarted });
     let mut supervisor = Supervisor::new(job, folder.path());
     let verdict = LocalSet::new().block_on(&runtime, supervisor.run());
     drop(supervisor);
@@ -87,6 +90,8 @@ enum Ended {
 struct Process {
     abort: AbortHandle,
     stop: CancellationToken,
+    /// Tells a trainer of an elastic job to leave.
+    leave: Arc<AtomicBool>,
 }
 
 struct Supervisor {
@@ -124,7 +129,17 @@ impl Supervisor {
     async fn run(&mut self) -> Result<(), String> {
         let job = self.job.clone();
         (0..job.plan.servers).for_each(|index| self.start_server(index));
-        (0..job.plan.trainers).for_each(|index| self.start_trainer(index, 0));
+        let late: Vec<(u32, Duration)> = (job.plan.faults.iter())
+            .filter_map(
+                |(_, fault)| if let Fault::Late { trainer, away } = fault { Some((*trainer, *away)) } else { None },
+            )
+            .collect();
+        for index in 0..job.plan.trainers {
+            match late.iter().find(|(trainer, _)| *trainer == index) {
+                Some((_, away)) => self.later(*away, Action::StartTrainer { index, incarnation: 0 }),
+                None => self.start_trainer(index, 0),
+            }
+        }
         job.plan.faults.iter().for_each(|(at, fault)| self.later(*at, Action::Fault(fault.clone())));
         self.later(STORM, Action::ClearUp);
         let limit = Instant::now() + LIMIT;
@@ -162,7 +177,7 @@ impl Supervisor {
         let (incoming, stop) = (network.listen(host, &address_of(host)), CancellationToken::new());
         let serving = server::run_on(incoming, self.server_config(index), stop.clone().cancelled_owned());
         let abort = self.processes.spawn_local(async move { (host, Ended::Server(serving.await)) });
-        self.running.insert(host, Process { abort, stop });
+        self.running.insert(host, Process { abort, stop, leave: Arc::default() });
     }
 
     fn server_config(&self, index: u32) -> ServerConfig {
@@ -182,7 +197,7 @@ impl Supervisor {
             index,
             servers: plan.servers,
             trainers: plan.trainers,
-            min_trainers: None,
+            min_trainers: plan.least,
             training,
             patience: Patience::default(),
             shared_memory: false,
@@ -202,9 +217,18 @@ impl Supervisor {
         let host = Host::Trainer(index, incarnation);
         self.job.network.wires().trace.tell(format_args!("{host:?} starts"));
         self.incarnations[index as usize] = incarnation;
-        let training = train(self.job.clone(), index, incarnation);
-        let abort = self.processes.spawn_local(async move { (host, Ended::Trainer(training.await)) });
-        self.running.insert(host, Process { abort, stop: CancellationToken::new() });
+        let (job, leave) = (self.job.clone(), Arc::<AtomicBool>::default());
+        let told = leave.clone();
+        let abort = self.processes.spawn_local(async move {
+            let elastic = job.plan.least.is_some();
+            let trained = if elastic {
+                elastic::train(job, index, incarnation, told).await
+            } else {
+                train(job, index, incarnation).await
+            };
+            (host, Ended::Trainer(trained))
+        });
+        self.running.insert(host, Process { abort, stop: CancellationToken::new(), leave });
     }
 
     fn kill(&mut self, host: Host, silently: bool) -> bool {
@@ -272,6 +296,22 @@ impl Supervisor {
                     self.succeed(trainer, away);
                 }
             }
+            Fault::Leave { trainer, back } => {
+                if let Some(process) = self.running.get(&self.newest(trainer)) {
+                    process.leave.store(true, Relaxed);
+                    if let Some(away) = back {
+                        self.succeed(trainer, away);
+                    }
+                }
+            }
+            Fault::Lost { trainer, silent } => {
+                if self.kill(self.newest(trainer), silent)
+                    && !self.is_replaced(trainer, self.incarnations[trainer as usize])
+                {
+                    self.trainers_over[trainer as usize] = true;
+                }
+            }
+            Fault::Late { .. } => {} // It was so from the beginning.
             Fault::Lose { server } => {
                 self.kill(Host::Server(server), false);
                 self.servers_over[server as usize] = true;
@@ -320,8 +360,10 @@ impl Supervisor {
         self.job.network.kill(Host::Server(index as u32), false);
         match result {
             Ok(result) => {
-                let want = u64::from(plan.trainers) * plan.steps;
-                if result.steps != want {
+                let want = if plan.least.is_some() { plan.steps } else { u64::from(plan.trainers) * plan.steps };
+                // Of an elastic job server 0 counts, and what nobody has done in the end is missing.
+                let told = plan.least.is_none() || (index == 0 && !plan.may_leave_out());
+                if told && result.steps != want {
                     return Err(format!("server {index} says that {} steps were done, not {want}", result.steps));
                 }
                 self.servers_over[index] = true;
@@ -343,6 +385,8 @@ impl Supervisor {
         self.job.network.wires().trace.tell(format_args!("trainer {index} ({incarnation}) ends: {result:?}"));
         let newest = self.incarnations[index as usize];
         match result {
+            // It has left, and comes back.
+            Ok(()) if self.job.plan.least.is_some() && self.is_replaced(index, incarnation) => Ok(()),
             Ok(()) => {
                 self.trainers_over[index as usize] = true;
                 // The servers have let in no successor, or it would not have been heard.
@@ -385,6 +429,19 @@ impl Supervisor {
             std::fs::read(self.folder.join("model.safetensors")).map_err(|error| format!("no model: {error}"))?;
         let values = &file[file.len() - 4 * plan.elements..];
         let parameters: Vec<f32> = values.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        if plan.least.is_some() {
+            let batches = self.job.model.batches(&parameters);
+            let missing = batches.iter().flatten().filter(|share| **share == 0.0).count();
+            let sent = self.job.sent.borrow();
+            let often = batches
+                .iter()
+                .any(|block| block.iter().zip(sent.iter()).any(|(share, sent)| *share > *sent as f32 + 1e-3));
+            return if often || (missing > 0 && !plan.may_leave_out()) {
+                Err(format!("the model holds {batches:?}, given {sent:?} times"))
+            } else {
+                Ok(())
+            };
+        }
         let counts = self.job.model.counts(&parameters).map_err(|what| format!("in the model {what}"))?;
         if counts.iter().flatten().all(|count| *count == plan.steps) {
             return Ok(());

@@ -5,6 +5,7 @@
 //! make simulate FROM=1234 SEEDS=1 TRACE=1
 //! ```
 
+mod elastic;
 mod end;
 mod job;
 mod model;
@@ -66,6 +67,33 @@ fn what_was_found_before_stays_mended() {
             job::run(&Plan { consistency, checkpoint, faults, ..Plan::fair(seed) }, false).verdict
         });
         assert!(failures.is_empty(), "{label}: {failures:#?}");
+    }
+}
+
+/// What each of these meets shows in few jobs of many.
+#[test]
+fn elastic_jobs_go_on_with_those_who_are_there() {
+    let away = Duration::from_millis(300);
+    let lost = Fault::Lost { trainer: 2, silent: true };
+    let rows = [
+        ("nothing happens", None, Vec::new()),
+        ("one comes late", None, vec![Fault::Late { trainer: 1, away: 8 * away }]),
+        ("one is told to leave", None, vec![Fault::Leave { trainer: 1, back: None }]),
+        ("one leaves and comes back", None, vec![Fault::Leave { trainer: 1, back: Some(away) }]),
+        ("one is lost without a word", None, vec![lost.clone()]),
+        ("one is lost, a server too", Some(away / 4), vec![lost, Fault::Kill { server: 0, away, silent: false }]),
+        ("one is replaced", None, vec![Fault::Replace { trainer: 0, away, silent: false }]),
+    ];
+    for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
+        for (label, checkpoint, faults) in &rows {
+            let failures = sweep(0, 20, |seed| {
+                let consistency = Consistency { mode, ..Consistency::default() };
+                let faults = faults.iter().map(|fault| (Duration::from_millis(20 * seed), fault.clone())).collect();
+                let plan = Plan { consistency, checkpoint: *checkpoint, faults, ..Plan::fair(seed).made_elastic(1) };
+                job::run(&plan, false).verdict
+            });
+            assert!(failures.is_empty(), "{mode:?}, {label}: {failures:#?}");
+        }
     }
 }
 

@@ -30,7 +30,7 @@ impl Model {
     pub fn new(plan: &Plan) -> Self {
         let layout = Layout::new(&tensors(plan), plan.servers as usize).expect("not empty");
         let mut model = Self { layout, trainers: plan.trainers, steps: plan.steps, states: Vec::new() };
-        if plan.consistency.mode == ConsistencyMode::Sync {
+        if plan.consistency.mode == ConsistencyMode::Sync && plan.least.is_none() {
             model.states = model.undisturbed();
         }
         model
@@ -57,6 +57,20 @@ impl Model {
                 *g = -add as f32;
             }
         }
+    }
+
+    /// The gradient of a batch of an elastic job: it adds 1 to an element of its own, or in Sync its share of a round.
+    pub fn fill_batch(&self, batch: u64, gradients: &mut [f32]) {
+        gradients.fill(0.0);
+        for block in 0..self.layout.blocks() {
+            gradients[self.layout.range(block).start + batch as usize] = -1.0;
+        }
+    }
+
+    /// By block and batch: how much of it is in the parameters of an elastic job.
+    pub fn batches(&self, parameters: &[f32]) -> Vec<Vec<f32>> {
+        let of_block = |block| parameters[self.layout.range(block).start..][..self.steps as usize].to_vec();
+        (0..self.layout.blocks()).map(of_block).collect()
     }
 
     /// What is in `parameters`.

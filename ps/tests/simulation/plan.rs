@@ -8,6 +8,8 @@ use rand_chacha::ChaCha8Rng;
 
 use super::network::Weather;
 
+/// One in so many jobs is elastic.
+const ELASTIC: u64 = 4;
 /// One in so many models has several full blocks on each server.
 const LARGE: u64 = 50;
 
@@ -17,7 +19,10 @@ pub struct Plan {
     pub seed: u64,
     pub servers: u32,
     pub trainers: u32,
+    /// Of each trainer; of an elastic job, batches in all.
     pub steps: u64,
+    /// The fewest trainers of an elastic job.
+    pub least: Option<u32>,
     pub consistency: Consistency,
     pub elements: usize,
     /// Time between checkpoints, if any are written.
@@ -51,6 +56,12 @@ pub enum Fault {
     Zombie { trainer: u32, away: Duration, lasts: Duration },
     /// A server dies and never comes back.
     Lose { server: u32 },
+    /// A trainer of an elastic job is told to leave, and may come back.
+    Leave { trainer: u32, back: Option<Duration> },
+    /// A trainer of an elastic job dies and is not replaced.
+    Lost { trainer: u32, silent: bool },
+    /// A trainer of an elastic job does not come with the others.
+    Late { trainer: u32, away: Duration },
 }
 
 impl Plan {
@@ -71,6 +82,7 @@ impl Plan {
             servers,
             trainers,
             steps,
+            least: None,
             consistency,
             elements: if large { 600_000 } else { small },
             checkpoint,
@@ -85,7 +97,40 @@ impl Plan {
         if doomed {
             plan.faults.push((plan.moment(chance), Fault::Lose { server: chance.random_range(0..servers) }));
         }
+        if seed % ELASTIC == 1 && !doomed {
+            let least = chance.random_range(1..=2.min(trainers));
+            plan = plan.made_elastic(least);
+            let count = chance.random_range(0..=4);
+            plan.faults
+                .extend((0..count).map(|_| (plan.moment(chance), plan.change(chance, least))).collect::<Vec<_>>());
+        }
         plan
+    }
+
+    /// The same job with trainers that may come and go.
+    pub fn made_elastic(self, least: u32) -> Self {
+        let steps = self.steps * u64::from(self.trainers);
+        // Each batch leaves its mark in every block.
+        let elements = self.elements.max(self.servers as usize * steps as usize);
+        Self { steps, elements, least: Some(least), ..self }
+    }
+
+    /// Whether some of its batches may be nobody's in the end: held by a trainer that went, or was out of reach for so
+    /// long that it was taken for lost, when the others were done.
+    pub fn may_leave_out(&self) -> bool {
+        let harmless = |fault: &Fault| matches!(fault, Fault::Break { half: false, .. } | Fault::Late { .. });
+        self.weather.lost > 0.0 || self.weather.broken > 0.0 || !self.faults.iter().all(|(_, fault)| harmless(fault))
+    }
+
+    /// What happens to the trainers of an elastic job; enough of them stay.
+    fn change(&self, chance: &mut ChaCha8Rng, least: u32) -> Fault {
+        let (trainer, back, silent) = (chance.random_range(0..self.trainers), lasting(chance), chance.random_bool(0.3));
+        match chance.random_range(0..4) {
+            0 => Fault::Late { trainer, away: back },
+            1 if trainer >= least => Fault::Leave { trainer, back: None },
+            2 if trainer >= least => Fault::Lost { trainer, silent },
+            _ => Fault::Leave { trainer, back: Some(back) },
+        }
     }
 
     /// Two servers, three trainers of different speed, eight steps, and nothing that goes wrong.
@@ -95,6 +140,7 @@ impl Plan {
             servers: 2,
             trainers: 3,
             steps: 8,
+            least: None,
             consistency: Consistency::default(),
             elements: 40,
             checkpoint: None,

@@ -34,6 +34,8 @@ pub struct Job {
     pub network: Network,
     /// Trainers whose steps are all acknowledged.
     pub complete: RefCell<Vec<bool>>,
+    /// How often each batch of an elastic job was given.
+    pub sent: RefCell<Vec<u32>>,
     /// A server has been started again. Trainers of which it knows a step that was not answered yet go on after it,
     /// without a wait for others.
     pub restarted: Cell<bool>,
@@ -78,11 +80,11 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
     session.leave(true, plan.steps, [("loss".to_owned(), 0.5)].into()).await.map_err(told)
 }
 
-fn told(error: impl std::error::Error) -> Failure {
+pub fn told(error: impl std::error::Error) -> Failure {
     Failure::Told(error.to_string())
 }
 
-fn config(job: &Job, index: u32, incarnation: u32) -> SessionConfig {
+pub fn config(job: &Job, index: u32, incarnation: u32) -> SessionConfig {
     let dialer = Dialer { network: job.network.clone(), from: Host::Trainer(index, incarnation) };
     SessionConfig {
         job_uid: JOB.into(),
@@ -91,7 +93,7 @@ fn config(job: &Job, index: u32, incarnation: u32) -> SessionConfig {
         servers: addresses(&job.plan),
         tensors: tensors(&job.plan),
         total_steps: job.plan.steps,
-        elastic: false,
+        elastic: job.plan.least.is_some(),
         connect_timeout: Duration::from_secs(120),
         shared_memory: false,
         replication_factor: if job.plan.replicated { 2 } else { 1 },

@@ -42,6 +42,7 @@ fn a_heartbeat_that_the_last_words_have_overtaken_takes_nothing_back() {
         examples: 70,
         metrics: [("loss".to_owned(), 0.5)].into(),
         step: 7,
+        ..Default::default()
     };
     members.leave(&last, &id, start).expect("leaves");
     members.report(&id, 0, [("loss".to_owned(), 2.0)].into(), start).expect("is heard, and that is all");
