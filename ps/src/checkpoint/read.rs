@@ -97,6 +97,12 @@ impl Checkpoint {
         &self.parts[0].description
     }
 
+    /// What marks it as complete.
+    #[must_use]
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
     /// Trainers of which every step is in it.
     #[must_use]
     pub fn concluded(&self) -> &[u32] {

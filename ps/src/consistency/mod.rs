@@ -66,19 +66,20 @@ impl Rule {
     /// turn when that one is open ([`Rule::may_begin`]); elsewhere from its first gradient on.
     ///
     /// # Errors
-    /// In Sync the open round, if that is a later one: the trainer is not waited for until it enters again.
+    /// In Sync the first round that it can still give to, if that is a later one: the trainer is not waited for until
+    /// it enters again.
     pub fn enter(&mut self, trainer: u32, step: u64) -> Result<(), u64> {
         if !self.counts_rounds() {
             return Ok(());
         }
         self.members.remove(&trainer);
-        if step < self.round {
-            self.skip_rounds();
-            return Err(self.round);
+        // What a process before this one gave to the open round counts.
+        let first = self.entry(trainer);
+        if step >= first {
+            self.members.insert(trainer, step);
         }
-        self.members.insert(trainer, step);
         self.skip_rounds();
-        Ok(())
+        if step < first { Err(first) } else { Ok(()) }
     }
 
     /// Whether a trainer that enters with `step` may get the values to compute its gradient from.
@@ -88,12 +89,12 @@ impl Rule {
     }
 
     /// The step with which a trainer begins that joins now. In an elastic job that is where the others are: in Sync the
-    /// open round, elsewhere the first step that nobody has given.
+    /// open round unless it gave to that before, elsewhere the first step that nobody has given.
     #[must_use]
     pub fn entry(&self, trainer: u32) -> u64 {
         match (self.elastic, self.consistency.mode) {
             (false, _) => self.settled(trainer),
-            (true, ConsistencyMode::Sync) => self.round,
+            (true, ConsistencyMode::Sync) => self.round.max(self.next_step(trainer)),
             (true, ConsistencyMode::Bounded | ConsistencyMode::Async) => self.next.values().copied().max().unwrap_or(0),
         }
     }

@@ -20,7 +20,11 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32, leave: Arc<Atomic
     let seed = job.plan.seed ^ (u64::from(index) << 32) ^ (u64::from(incarnation) << 40);
     let mut chance = ChaCha8Rng::seed_from_u64(seed);
     let config = SessionConfig { interrupt: leave.clone(), ..config(&job, index, incarnation) };
-    let mut session = AsyncSession::join(config, &job.model.initial()).await.map_err(told)?;
+    let mut session = match AsyncSession::join(config, &job.model.initial()).await {
+        Ok(session) => session,
+        Err(ClientError::Interrupted) => return Ok(()),
+        Err(error) => return Err(told(error)),
+    };
     let mut witness = Witness { job: &job, index, entries: 0, seen: Vec::new(), done: Vec::new() };
     let finished = loop {
         if leave.load(Relaxed) {
@@ -49,7 +53,9 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32, leave: Arc<Atomic
         }
         witness.look(&session)?;
     };
-    session.leave(finished, 0, [("loss".to_owned(), 0.5)].into()).await.map_err(told)
+    let left = session.leave(finished, 0, [("loss".to_owned(), 0.5)].into()).await;
+    // A server that is away takes who is to leave for lost when it is back.
+    if finished { left.map_err(told) } else { Ok(()) }
 }
 
 struct Witness<'a> {

@@ -386,7 +386,11 @@ impl Supervisor {
         let newest = self.incarnations[index as usize];
         match result {
             // It has left, and comes back.
-            Ok(()) if self.job.plan.least.is_some() && self.is_replaced(index, incarnation) => Ok(()),
+            Ok(())
+                if self.job.plan.least.is_some() && (incarnation < newest || self.is_replaced(index, incarnation)) =>
+            {
+                Ok(())
+            }
             Ok(()) => {
                 self.trainers_over[index as usize] = true;
                 // The servers have let in no successor, or it would not have been heard.

@@ -30,6 +30,7 @@ fn a_round_waits_for_those_who_have_entered_and_not_gone() {
     assert_eq!(rule.offer(7, 3, false), Verdict::Late, "and has to enter again");
     assert_eq!(rule.offer(7, 4, false), Verdict::Hold);
     assert_eq!(rule.close_round(), None, "or to be in time: it is there again");
+    assert_eq!((rule.entry(7), rule.enter(7, 4)), (5, Err(5)), "its successor finds it in the open round");
 }
 
 #[test]

@@ -234,9 +234,29 @@ impl Leader<'_> {
                 return;
             }
             if Instant::now() >= deadline {
-                return tracing::error!(reason = status.message(), "the last checkpoint could not be written");
+                tracing::error!(reason = status.message(), "the last checkpoint could not be written");
+                return self.settle_for_newest().await;
             }
             tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Of an elastic job whose last trainers were lost: the newest checkpoint has every step of those who have finished,
+    /// and becomes its last one. A server that is away sees in it that all is done.
+    async fn settle_for_newest(&mut self) {
+        let (concluded, done) = {
+            let members = self.shared.members();
+            (members.concluded(), members.done())
+        };
+        let elastic = self.shared.config.min_trainers.is_some();
+        let Some(newest) = self.shared.recovery.newest().filter(|_| elastic && done) else { return };
+        let (folder, last) = (newest.path.clone(), concluded.clone());
+        let settled = on_disk(move || {
+            let manifest = Checkpoint::open(&folder).ok()?.manifest().clone();
+            write::commit(&folder, &Manifest { concluded: last, ..manifest }).ok()
+        });
+        if settled.await.is_some() {
+            self.kept = Some((newest.step, concluded));
         }
     }
 
