@@ -69,10 +69,11 @@ impl Rule {
     /// In Sync the first round that it can still give to, if that is a later one: the trainer is not waited for until
     /// it enters again.
     pub fn enter(&mut self, trainer: u32, step: u64) -> Result<(), u64> {
+        // Where a process before this one was is not where this one is.
+        self.members.remove(&trainer);
         if !self.counts_rounds() {
             return Ok(());
         }
-        self.members.remove(&trainer);
         // What a process before this one gave to the open round counts.
         let first = self.entry(trainer);
         if step >= first {

@@ -296,6 +296,7 @@ impl Block {
         }
         self.advance();
         self.begin();
+        self.release();
     }
 
     /// Answers those whose first round is open.

@@ -85,7 +85,7 @@ impl proto::coordination_server::Coordination for Coordination {
             self.0.finish(id.index).await;
         }
         self.0.left.notify_waiters();
-        if done {
+        if done && self.0.decides_the_end() {
             self.0.done.notify_one();
         }
         Ok(Response::new(proto::LeaveReply {}))

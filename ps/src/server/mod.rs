@@ -227,7 +227,7 @@ pub async fn run_on<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
             () = shutdown => {
                 goodbye(&shared).await;
                 // Whoever is started in its place would wait for trainers that are done.
-                if shared.members().done() { Ok(()) } else { Err(ServerError::Stopped) }
+                if shared.members().done() && shared.decides_the_end() { Ok(()) } else { Err(ServerError::Stopped) }
             }
         }
     };
@@ -324,7 +324,9 @@ async fn abandoned(shared: &Shared) -> String {
         let now = now();
         let (finished, news, done, why) = {
             let mut members = shared.members();
-            (members.presume_finished(now), members.look(now), members.done(), members.abandoned(now))
+            let (finished, news) = (members.presume_finished(now), members.look(now));
+            let done = members.done() && shared.decides_the_end();
+            (finished, news, done, members.abandoned(now).filter(|_| !done))
         };
         for trainer in &finished {
             tracing::info!(trainer, "gave all its steps and is gone; taken for finished");

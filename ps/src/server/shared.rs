@@ -207,6 +207,12 @@ impl Shared {
         self.streams().extract_if(.., |(of, ..), _| *of == trainer).for_each(|(_, end)| end.hang_up(why.clone()));
     }
 
+    /// Whether this server ends when its trainers are done. Of an elastic job with checkpoints only server 0 does, and
+    /// tells the others: who was lost, and when, each server finds by itself.
+    pub fn decides_the_end(&self) -> bool {
+        self.config.min_trainers.is_none() || self.config.checkpoint.is_none() || self.config.index == 0
+    }
+
     /// A trainer of an elastic job has gone: nobody waits for it, and what it has not read is dealt to others.
     pub async fn part(&self, trainer: u32, why: &Status) {
         // First, so that nothing of it reaches a block after that has heard.

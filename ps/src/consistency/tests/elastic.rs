@@ -207,6 +207,15 @@ impl Job {
         self.settle(place);
     }
 
+    /// Another process takes the trainer's place, before any block knows that the first one is gone.
+    fn succeed(&mut self, trainer: u32) {
+        self.trainers[trainer as usize] = State::Away;
+        for block in &mut self.blocks {
+            block.waiting.retain(|(who, _)| *who != trainer);
+            block.entering.retain(|(who, _)| *who != trainer);
+        }
+    }
+
     fn go(&mut self, trainer: u32) {
         self.trainers[trainer as usize] = State::Away;
         (0..BLOCKS).for_each(|place| self.lose(trainer, place));
@@ -225,13 +234,15 @@ enum Act {
     Talk(u32, usize),
     Lose(u32, usize),
     Go(u32),
+    Succeed(u32),
 }
 
 fn acts() -> impl Strategy<Value = Vec<Act>> {
     let act = prop_oneof![
         40 => (0_u32..3, 0..BLOCKS).prop_map(|(trainer, place)| Act::Talk(trainer, place)),
         1 => (0_u32..3, 0..BLOCKS).prop_map(|(trainer, place)| Act::Lose(trainer, place)),
-        2 => (0_u32..3).prop_map(Act::Go),
+        1 => (0_u32..3).prop_map(Act::Go),
+        1 => (0_u32..3).prop_map(Act::Succeed),
     ];
     prop::collection::vec(act, 0..600)
 }
@@ -252,6 +263,7 @@ proptest! {
                 Act::Talk(trainer, place) => job.talk(trainer, place),
                 Act::Lose(trainer, place) => job.lose(trainer, place),
                 Act::Go(trainer) => job.go(trainer),
+                Act::Succeed(trainer) => job.succeed(trainer),
             }
         }
         let there: Vec<u32> = (0..3).filter(|trainer| there & 1 << trainer > 0).collect();

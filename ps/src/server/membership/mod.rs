@@ -376,7 +376,7 @@ impl Membership {
     #[must_use]
     pub fn abandoned(&self, now: Instant) -> Option<String> {
         let alone = now.saturating_duration_since(self.company);
-        if self.active() || self.done() || alone < self.patience.abandon {
+        if self.active() || alone < self.patience.abandon {
             return None;
         }
         let came = self.least.is_some() && self.members.iter().any(|member| member.incarnation.is_some());

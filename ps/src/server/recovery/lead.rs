@@ -266,6 +266,7 @@ impl Leader<'_> {
             job_uid: self.shared.config.job_uid.clone(),
             epoch: self.shared.recovery.epoch(),
             last: true,
+            done: self.shared.members().done(),
             ..proto::SnapshotRequest::default()
         };
         let told = self.config.servers.iter().skip(1).map(|address| {
@@ -313,6 +314,7 @@ impl Leader<'_> {
             step,
             version,
             last: false,
+            done: false,
         };
         let parts =
             config.servers.iter().map(|address| {

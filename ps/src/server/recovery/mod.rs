@@ -121,6 +121,8 @@ pub struct Recovery {
     epoch: AtomicU64,
     /// Rung when the last checkpoint is written.
     last_written: Notify,
+    /// Rung when server 0 says that the trainers are done.
+    ended: Notify,
     /// Held while a part goes to disk.
     writing: Arc<tokio::sync::Mutex<()>>,
     newest: Mutex<Option<LastCheckpoint>>,
@@ -144,6 +146,7 @@ impl Recovery {
             instance: rand::random(),
             epoch: AtomicU64::new(0),
             last_written: Notify::new(),
+            ended: Notify::new(),
             writing: Arc::default(),
             newest: Mutex::default(),
             model: OnceLock::new(),
@@ -241,6 +244,10 @@ pub async fn run(shared: &Arc<Shared>, training: CancellationToken) -> Result<()
     tokio::select! {
         biased;
         () = training_ends => {}
+        () = shared.recovery.ended.notified(), if !shared.decides_the_end() => {
+            shared.done.notify_one();
+            return Ok(());
+        }
         () = over(shared, config) => {
             tracing::info!("the last checkpoint has every step of every trainer; done");
             shared.done.notify_one();
@@ -326,6 +333,9 @@ impl proto::recovery_server::Recovery for Service {
         self.of_this_job(&request.job_uid)?;
         if request.epoch != self.0.recovery.epoch() {
             return Err(Status::aborted("this server has gone back to another checkpoint since"));
+        }
+        if request.last && request.done {
+            self.0.recovery.ended.notify_one();
         }
         if request.last {
             self.0.recovery.last_written.notify_one();

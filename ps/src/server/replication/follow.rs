@@ -86,7 +86,7 @@ async fn adopt(shared: &Shared, replication: &Replication, shard: u32, model: pr
         for entry in model.roster.into_iter().filter(|entry| entry.finished) {
             store.finish(entry.trainer.map_or(u32::MAX, |trainer| trainer.index)).await;
         }
-        if done {
+        if done && shared.decides_the_end() {
             shared.done.notify_one();
         }
     }
