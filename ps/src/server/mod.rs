@@ -243,6 +243,9 @@ pub async fn run_on<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
             outcome = &mut ended => break outcome,
         }
     };
+    if outcome.is_ok() {
+        shared.members().close();
+    }
     training_over.cancel();
     if !kept && !matches!(outcome, Err(ServerError::Checkpoint(_))) {
         tokio::select! {

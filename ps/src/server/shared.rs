@@ -263,6 +263,8 @@ impl From<Refusal> for Status {
             Refusal::OtherJob { .. } | Refusal::NoSuchTrainer { .. } | Refusal::OtherModel { .. } => {
                 Self::invalid_argument(text)
             }
+            // The server is about to end.
+            Refusal::Over { .. } => Self::unavailable(text),
             Refusal::Replaced { .. } => Self::failed_precondition(text),
             // The server may have been restarted: the trainer joins again and goes on.
             Refusal::NotJoined { .. } => Self::aborted(text),

@@ -85,6 +85,8 @@ pub struct Membership {
     job_uid: String,
     /// Trainers come and go; nothing is dealt to them while fewer are there.
     least: Option<u32>,
+    /// Nobody is let in any more who was not there before.
+    closed: bool,
     patience: Patience,
     members: Vec<Member>,
     tensors: Vec<TensorSpec>,
@@ -117,7 +119,17 @@ impl Membership {
             metrics: BTreeMap::new(),
         };
         let members = vec![member; trainers as usize];
-        Self { job_uid, least, patience, members, tensors: Vec::new(), started: now, company: now, training: None }
+        Self {
+            job_uid,
+            least,
+            closed: false,
+            patience,
+            members,
+            tensors: Vec::new(),
+            started: now,
+            company: now,
+            training: None,
+        }
     }
 
     /// Lets a trainer in. The first one's tensors become the job's.
@@ -141,6 +153,9 @@ impl Membership {
         if let Some(current) = member.incarnation.filter(|current| *current > id.incarnation) {
             return Err(Refusal::Replaced { trainer: id.index, found: id.incarnation, current });
         }
+        if self.closed && member.incarnation != Some(id.incarnation) {
+            return Err(Refusal::Over { trainer: id.index });
+        }
         if member.incarnation != Some(id.incarnation) {
             member.examples = (member.examples.0 + member.examples.1, 0);
             member.rate = 0.0;
@@ -156,6 +171,11 @@ impl Membership {
         self.company = now;
         self.tensors = tensors;
         Ok(())
+    }
+
+    /// An elastic job is done, whoever comes now.
+    pub fn close(&mut self) {
+        self.closed = self.least.is_some();
     }
 
     /// The model's tensors; none before the first trainer has told them.

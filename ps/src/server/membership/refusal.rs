@@ -21,6 +21,12 @@ pub enum Refusal {
         /// Number of trainers of the job.
         trainers: u32,
     },
+    /// It comes to an elastic job that is over: what is kept of it is what the others have done.
+    #[error("the trainers of this job have finished; nothing is left for trainer {trainer}")]
+    Over {
+        /// Index of the trainer.
+        trainer: u32,
+    },
     /// Its successor has joined.
     #[error("trainer {trainer} incarnation {found} was replaced by incarnation {current}; this process can end")]
     Replaced {

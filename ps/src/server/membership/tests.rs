@@ -113,6 +113,9 @@ fn an_elastic_job_ends_when_one_has_finished_and_nobody_is_at_work() {
     assert_eq!(members.look(later).len(), 1, "trainer 2 is lost");
     assert!(members.done());
     assert_eq!(members.concluded(), [0, 1, 2, 3], "nobody is missed");
+    members.close();
+    let error = members.join(&id(3, 0), Vec::new(), 100, later).expect_err("too late").to_string();
+    assert!(error.contains("nothing is left for trainer 3"), "{error}");
 
     let mut members = elastic(1, start);
     members.join(&id(0, 0), Vec::new(), 100, start).expect("joins");
