@@ -7,6 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use libfuzzer_sys::fuzz_target;
+use psjobs_ps::batch::dealer::Position;
 use psjobs_ps::checkpoint::format::{FORMAT, MANIFEST, Manifest, PREFIX, PartEntry, PartPlan, part_name};
 use psjobs_ps::checkpoint::{Checkpoint, export};
 use tempfile::TempDir;
@@ -63,7 +64,14 @@ fn put_part(folder: &Path, mut bytes: Vec<u8>, repair: bool) {
     let file = part_name(0, 1);
     let entry = PartEntry { file: file.clone(), bytes: bytes.len() as u64, crc32 };
     // The job and step that the seeds have.
-    let manifest = Manifest { format: FORMAT, job: "job".into(), step: 7, parts: vec![entry], concluded: Vec::new() };
+    let manifest = Manifest {
+        format: FORMAT,
+        job: "job".into(),
+        step: 7,
+        parts: vec![entry],
+        concluded: Vec::new(),
+        dealt: Position::default(),
+    };
     put(&folder.join(file), &bytes);
     put(&folder.join(MANIFEST), &serde_json::to_vec(&manifest).expect("a manifest is JSON"));
 }

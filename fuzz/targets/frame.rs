@@ -47,7 +47,7 @@ fuzz_target!(|input: &[u8]| {
     match kind % 5 {
         0 => read(&mut reader, |request: ExchangeRequest| match request.message {
             Some(Exchange::Gradient(gradient)) => take_gradient(&gradient),
-            Some(Exchange::Open(_)) | None => {}
+            Some(Exchange::Open(_) | Exchange::Enter(_)) | None => {}
         }),
         1 => read(&mut reader, |block: ParameterBlock| take_values(block.codec, &block.payload)),
         2 => read(&mut reader, |push: PushRequest| take_values(push.codec, &push.payload)),
