@@ -1,23 +1,22 @@
 //! What server 0 does for the job: brings every server that starts to one state, has checkpoints
 //! written as time passes, and the last one and the model when training has ended.
 
+mod keep;
+
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use futures::future::{join_all, try_join_all};
+use futures::future::try_join_all;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use psjobs_api::training::ConsistencyMode;
-
+use self::keep::When;
 use super::part::on_disk;
 use super::{CheckpointConfig, Conclusion, LastCheckpoint};
-use crate::checkpoint::format::{FORMAT, PartEntry};
-use crate::checkpoint::{Catalog, Checkpoint, Manifest, export, write};
+use crate::checkpoint::{Catalog, Checkpoint};
 use crate::network::Network;
 use crate::proto;
 use crate::proto::recovery_client::RecoveryClient;
@@ -28,12 +27,6 @@ use crate::server::shared::Shared;
 const PAUSE: Duration = Duration::from_millis(200);
 /// After this long without an answer the log says who is waited for, again and again.
 const QUIET: Duration = Duration::from_secs(10);
-/// A checkpoint that is not written by then is given up; the next one follows.
-const WRITE: Duration = Duration::from_secs(120);
-/// How long the last checkpoint is tried; the other servers wait for it somewhat longer.
-const LAST_TRIES: Duration = Duration::from_secs(20);
-/// How long the other servers may take to hear that they can end.
-const RELEASE: Duration = Duration::from_secs(2);
 /// How soon it is looked again whether there is something to keep.
 const SOON: Duration = Duration::from_millis(250);
 /// Steps ahead of the current one for which a synchronous checkpoint is asked: time for the question to
@@ -129,15 +122,6 @@ pub async fn lead(
     Ok(())
 }
 
-/// What a checkpoint is to hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum When {
-    /// In Sync a step to come, so that training need not wait.
-    Soon,
-    /// What there is: no round can close meanwhile, because training has ended or a trainer has concluded.
-    Now,
-}
-
 struct Leader<'a> {
     shared: &'a Arc<Shared>,
     config: &'a CheckpointConfig,
@@ -225,154 +209,6 @@ impl Leader<'_> {
         });
         concluded.await.unwrap_or_default()
     }
-
-    /// Writes the last checkpoint, if there is anything to keep. A server that is away for a moment is waited for.
-    async fn keep_last(&mut self) {
-        let deadline = Instant::now() + LAST_TRIES;
-        while let Err(status) = self.keep(When::Now).await {
-            if status.code() == Code::FailedPrecondition {
-                return;
-            }
-            if Instant::now() >= deadline {
-                tracing::error!(reason = status.message(), "the last checkpoint could not be written");
-                return self.settle_for_newest().await;
-            }
-            tokio::time::sleep(PAUSE).await;
-        }
-    }
-
-    /// Of an elastic job whose last trainers were lost: the newest checkpoint has every step of those who have finished,
-    /// and becomes its last one. A server that is away sees in it that all is done.
-    async fn settle_for_newest(&mut self) {
-        let (concluded, done) = {
-            let members = self.shared.members();
-            (members.concluded(), members.done())
-        };
-        let elastic = self.shared.config.min_trainers.is_some();
-        let Some(newest) = self.shared.recovery.newest().filter(|_| elastic && done) else { return };
-        let (folder, last) = (newest.path.clone(), concluded.clone());
-        let settled = on_disk(move || {
-            let manifest = Checkpoint::open(&folder).ok()?.manifest().clone();
-            write::commit(&folder, &Manifest { concluded: last, ..manifest }).ok()
-        });
-        if settled.await.is_some() {
-            self.kept = Some((newest.step, concluded));
-        }
-    }
-
-    /// Lets the other servers end. One that does not hear it ends somewhat later.
-    async fn release(&self) {
-        let request = proto::SnapshotRequest {
-            job_uid: self.shared.config.job_uid.clone(),
-            epoch: self.shared.recovery.epoch(),
-            last: true,
-            done: self.shared.members().done(),
-            ..proto::SnapshotRequest::default()
-        };
-        let told = self.config.servers.iter().skip(1).map(|address| {
-            let request = request.clone();
-            async move { client(&self.shared.config.network, address)?.snapshot(request).await.map(drop) }
-        });
-        if tokio::time::timeout(RELEASE, join_all(told)).await.is_err() {
-            tracing::debug!("not every server has heard that it can end");
-        }
-    }
-
-    /// Has every server write its part, and marks the checkpoint as complete.
-    async fn keep(&mut self, when: When) -> Result<(), Status> {
-        let started = Instant::now();
-        let (shared, config) = (self.shared, self.config);
-        let Ok(store) = shared.store() else { return Err(Status::failed_precondition("no trainer has joined yet")) };
-        // What is known to be done now is in what is written later.
-        let dealt = shared.dealing.as_ref().map(|dealing| dealing.dealer().position()).unwrap_or_default();
-        let progress = store.progress(shared.config.index).await;
-        let Some(progress) = progress else { return Err(Status::failed_precondition("not all blocks have values")) };
-        let sync = shared.config.training.consistency.mode == ConsistencyMode::Sync;
-        let soon = sync && when == When::Soon && progress.version > 0;
-        let version = soon.then_some(progress.version + self.margin);
-        let now = if sync { progress.version } else { progress.step };
-        let concluded = shared.members().concluded();
-        let all = concluded.len() == shared.config.trainers as usize;
-        if self.kept.as_ref() == Some(&(now, concluded.clone())) && (all || when == When::Soon) {
-            return Ok(()); // Nothing has happened since.
-        }
-        let newest = shared.recovery.newest().map(|newest| newest.step);
-        // In Sync with all trainers the state of a step is what it is, and is written again as it was. Otherwise it is
-        // another one, which must not come into the folder of one that is complete.
-        let repeated = sync && shared.config.min_trainers.is_none();
-        let taken = newest.filter(|_| !repeated).map_or(0, |newest| newest + 1);
-        let step = version.unwrap_or(now).max(taken);
-        let done = newest == Some(step);
-        let catalog = Catalog::new(&config.folder);
-        if !done {
-            let folder = catalog.path(step);
-            on_disk(move || write::revoke(&folder)).await.map_err(internal)?;
-        }
-        let request = proto::SnapshotRequest {
-            job_uid: shared.config.job_uid.clone(),
-            epoch: shared.recovery.epoch(),
-            step,
-            version,
-            last: false,
-            done: false,
-        };
-        let parts =
-            config.servers.iter().map(|address| {
-                let request = request.clone();
-                async move {
-                    Ok::<_, Status>(client(&shared.config.network, address)?.snapshot(request).await?.into_inner())
-                }
-            });
-        let parts = tokio::time::timeout(WRITE, try_join_all(parts)).await;
-        let parts = parts.map_err(|_| Status::deadline_exceeded("a server did not write its part in time"))?;
-        let parts = parts.inspect_err(|status| {
-            // The question came too late: the next one is asked earlier.
-            if status.code() == Code::OutOfRange {
-                self.margin = (self.margin * 2).min(64);
-            }
-        })?;
-        let parts = parts.into_iter().map(|p| PartEntry { file: p.file, bytes: p.bytes, crc32: p.crc32 }).collect();
-        let (job, given_all) = (shared.config.job_uid.clone(), concluded.clone());
-        let manifest = Manifest { format: FORMAT, job, step, parts, concluded: given_all, dealt };
-        let (path, keep) = (catalog.path(step), config.keep);
-        let newest = on_disk({
-            let path = path.clone();
-            move || {
-                write::commit(&path, &manifest)?;
-                if let Err(error) = catalog.prune(keep) {
-                    tracing::warn!(%error, "old checkpoints could not be removed");
-                }
-                Ok(LastCheckpoint::complete(step, path))
-            }
-        })
-        .await
-        .map_err(internal)?;
-        shared.recovery.set_newest(newest);
-        self.kept = Some((if repeated { step } else { version.unwrap_or(now) }, concluded));
-        tracing::info!(step, path = %path.display(), seconds = started.elapsed().as_secs_f64(), "wrote a checkpoint");
-        Ok(())
-    }
-
-    /// Writes the model, from the last checkpoint, if every trainer has finished and all of it is there.
-    async fn export(&self) {
-        let trainers = self.shared.config.trainers as usize;
-        let whole = self.kept.as_ref().is_some_and(|(_, concluded)| concluded.len() == trainers);
-        let whole = whole && self.shared.members().done();
-        let Some(newest) = self.shared.recovery.newest().filter(|_| whole) else { return };
-        let folder: PathBuf = self.config.folder.clone();
-        let exported = on_disk(move || {
-            let checkpoint = Checkpoint::open(&newest.path).map_err(export::ExportError::from)?;
-            export::export(&checkpoint, &folder)
-        });
-        match exported.await {
-            Ok(path) => {
-                tracing::info!(path = %path.display(), "wrote the model");
-                // Only one task leads, and it ends with this.
-                let _ = self.shared.recovery.model.set(path);
-            }
-            Err(error) => tracing::error!(%error, "the model could not be written; the checkpoint holds it"),
-        }
-    }
 }
 
 /// Restores one server, waiting for it if it is away; its instance.
@@ -416,8 +252,4 @@ pub(super) fn client(network: &Network, address: &str) -> Result<RecoveryClient<
     let endpoint = (network.endpoint(address))
         .map_err(|_| Status::invalid_argument(format!("{address:?} is not the address of a server")))?;
     Ok(RecoveryClient::new(network.connect_lazy(&endpoint.connect_timeout(Duration::from_secs(5)))))
-}
-
-fn internal(error: write::WriteError) -> Status {
-    Status::internal(error.to_string())
 }
