@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::format::{FORMAT, MANIFEST, part_name};
+use super::format::{FORMAT, MANIFEST, PartEntry, part_name};
 use super::{BlockState, Catalog, Checkpoint, Damage, Description, Manifest, PartWriter, WriteError, export, write};
 use crate::batch::dealer::Position;
 use crate::layout::{Layout, TensorSpec};
@@ -48,7 +48,7 @@ fn state(range: std::ops::Range<usize>, slots: usize) -> BlockState {
     }
 }
 
-fn write_part(folder: &Path, description: &Description) -> super::format::PartEntry {
+fn write_part(folder: &Path, description: &Description) -> PartEntry {
     let layout = description.layout().expect("lays out");
     let mut part = PartWriter::create(folder, description).expect("creates");
     for block in part.blocks().to_vec() {
@@ -59,14 +59,12 @@ fn write_part(folder: &Path, description: &Description) -> super::format::PartEn
 
 fn write_checkpoint(folder: &Path, elements: u64, servers: u32, slots: usize) {
     let parts = (0..servers).map(|server| write_part(folder, &description(elements, server, servers, slots)));
-    let manifest = Manifest {
-        format: FORMAT,
-        job: "job-1".into(),
-        step: 7,
-        parts: parts.collect(),
-        concluded: Vec::new(),
-        dealt: Position::default(),
-    };
+    commit(folder, parts.collect());
+}
+
+fn commit(folder: &Path, parts: Vec<PartEntry>) {
+    let (concluded, dealt) = (Vec::new(), Position::default());
+    let manifest = Manifest { format: FORMAT, job: "job-1".into(), step: 7, parts, concluded, dealt };
     write::commit(folder, &manifest).expect("commits");
 }
 
@@ -112,18 +110,7 @@ fn elements_of_several_blocks_are_as_far_as_the_furthest() {
     let mut part = PartWriter::create(folder.path(), &second).expect("creates");
     part.put(&BlockState { version: 2, updates: 2, next_steps: vec![5, 8], ..state(5..10, 0) }).expect("writes");
     let parts = vec![first, part.finish().expect("finishes")];
-    write::commit(
-        folder.path(),
-        &Manifest {
-            format: FORMAT,
-            job: "job-1".into(),
-            step: 7,
-            parts,
-            concluded: Vec::new(),
-            dealt: Position::default(),
-        },
-    )
-    .expect("commits");
+    commit(folder.path(), parts);
 
     let found = Checkpoint::open(folder.path()).expect("opens").read(3..7).expect("reads");
     assert_eq!(found.values, state(3..7, 0).values);
@@ -212,18 +199,7 @@ fn parts_of_two_checkpoints_do_not_make_one() {
     let error = Checkpoint::open(folder.path()).expect_err("not the part of the manifest").to_string();
     assert!(error.contains("checksum"), "{error}");
     let parts = vec![write_part(folder.path(), &description(6, 0, 2, 0)), stranger];
-    write::commit(
-        folder.path(),
-        &Manifest {
-            format: FORMAT,
-            job: "job-1".into(),
-            step: 7,
-            parts,
-            concluded: Vec::new(),
-            dealt: Position::default(),
-        },
-    )
-    .expect("commits");
+    commit(folder.path(), parts);
     let error = Checkpoint::open(folder.path()).expect_err("two steps").to_string();
     assert!(error.contains("ps-00001-of-00002.safetensors is a part of another checkpoint"), "{error}");
 }
@@ -301,18 +277,7 @@ fn tensors_of_one_name_cannot_be_exported() {
     let tensors = vec![TensorSpec { name: "w".into(), shape: vec![3] }; 2];
     let twins = Description { tensors, ..description(6, 0, 1, 0) };
     let parts = vec![write_part(folder.path(), &twins)];
-    write::commit(
-        folder.path(),
-        &Manifest {
-            format: FORMAT,
-            job: "job-1".into(),
-            step: 7,
-            parts,
-            concluded: Vec::new(),
-            dealt: Position::default(),
-        },
-    )
-    .expect("commits");
+    commit(folder.path(), parts);
     let checkpoint = Checkpoint::open(folder.path()).expect("opens");
     let error = export::export(&checkpoint, folder.path()).expect_err("two of one name").to_string();
     assert!(error.contains("names of their own"), "{error}");

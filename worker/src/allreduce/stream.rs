@@ -26,19 +26,22 @@ pub struct Stream {
 impl Identity<'_> {
     /// The connection to a rank that this one has called.
     pub fn call(&self, socket: TcpStream) -> io::Result<Stream> {
-        let below = socket.try_clone()?;
-        let channel = match self.credentials {
-            Some(credentials) => credentials.call(below)?,
-            None => Box::new(below),
-        };
-        Ok(Stream { socket, channel })
+        self.speak(socket, Credentials::call)
     }
 
     /// The connection to a rank that has called this one.
     pub fn answer(&self, socket: TcpStream) -> io::Result<Stream> {
+        self.speak(socket, Credentials::answer)
+    }
+
+    fn speak(
+        &self,
+        socket: TcpStream,
+        with: impl FnOnce(&Credentials, TcpStream) -> io::Result<Box<dyn Channel>>,
+    ) -> io::Result<Stream> {
         let below = socket.try_clone()?;
         let channel = match self.credentials {
-            Some(credentials) => credentials.answer(below)?,
+            Some(credentials) => with(credentials, below)?,
             None => Box::new(below),
         };
         Ok(Stream { socket, channel })
