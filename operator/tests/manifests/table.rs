@@ -1,0 +1,367 @@
+//! What each rule says of a manifest that breaks it, and manifests that break none.
+
+/// A change to the manifest as a merge patch in YAML (`null` removes), and the sentence it leads to.
+pub type Row = (&'static str, &'static str);
+
+/// What the schema says about a field: its type, its range, whether it must be there.
+pub const SCHEMA: &[Row] = &[
+    ("spec: {trainer: null}", "spec.trainer: Required value"),
+    ("spec: {trainer: {template: null}}", "spec.trainer.template: Required value"),
+    ("spec: {trainer: {replica: 2}}", r#"strict decoding error: unknown field "spec.trainer.replica""#),
+    ("spec: {optimizer: {}}", r#"strict decoding error: unknown field "spec.optimizer""#),
+    (
+        "spec: {trainer: {replicas: 0}}",
+        "spec.trainer.replicas: Invalid value: 0: spec.trainer.replicas in body should be greater than or equal to 1",
+    ),
+    (
+        "spec: {trainer: {replicas: 4097}}",
+        "spec.trainer.replicas: Invalid value: 4097: spec.trainer.replicas in body should be less than or equal to 4096",
+    ),
+    (
+        "spec: {trainer: {replicas: two}}",
+        r#"spec.trainer.replicas: Invalid value: "string": spec.trainer.replicas in body must be of type integer: "string""#,
+    ),
+    ("spec: {trainer: {gpus: -1}}", "spec.trainer.gpus in body should be greater than or equal to 0"),
+    ("spec: {trainer: {gpus: 65}}", "spec.trainer.gpus in body should be less than or equal to 64"),
+    ("spec: {trainer: {gpuResourceName: ''}}", "spec.trainer.gpuResourceName in body should be at least 1 chars long"),
+    (
+        "spec: {trainer: {restartPolicy: Always}}",
+        r#"spec.trainer.restartPolicy: Unsupported value: "Always": supported values: "OnFailure", "Never", "ExitCode""#,
+    ),
+    ("spec: {ps: {replicas: 0}}", "spec.ps.replicas in body should be greater than or equal to 1"),
+    ("spec: {ps: {replicationFactor: 3}}", "spec.ps.replicationFactor in body should be less than or equal to 2"),
+    ("spec: {ps: {replicas: 129}}", "spec.ps.replicas in body should be less than or equal to 128"),
+    (
+        "spec: {failurePolicy: {maxRestarts: -1}}",
+        "spec.failurePolicy.maxRestarts in body should be greater than or equal to 0",
+    ),
+    (
+        "spec: {runPolicy: {cleanPodPolicy: Some}}",
+        r#"spec.runPolicy.cleanPodPolicy: Unsupported value: "Some": supported values: "All", "Running", "None""#,
+    ),
+    (
+        "spec: {runPolicy: {ttlSecondsAfterFinished: -1}}",
+        "spec.runPolicy.ttlSecondsAfterFinished in body should be greater than or equal to 0",
+    ),
+    (
+        "spec: {runPolicy: {activeDeadlineSeconds: 0}}",
+        "spec.runPolicy.activeDeadlineSeconds in body should be greater than or equal to 1",
+    ),
+    (
+        "spec: {runPolicy: {serverDrainSeconds: 86401}}",
+        "spec.runPolicy.serverDrainSeconds in body should be less than or equal to 86400",
+    ),
+    (
+        "spec: {runPolicy: {startupDeadlineSeconds: 0}}",
+        "spec.runPolicy.startupDeadlineSeconds in body should be greater than or equal to 1",
+    ),
+    (
+        "spec: {runPolicy: {progressDeadlineSeconds: 0}}",
+        "spec.runPolicy.progressDeadlineSeconds in body should be greater than or equal to 1",
+    ),
+    (
+        "spec: {runPolicy: {forceDeleteAfterSeconds: -1}}",
+        "spec.runPolicy.forceDeleteAfterSeconds in body should be greater than or equal to 0",
+    ),
+    (
+        "spec: {startupPolicy: TrainersFirst}",
+        r#"spec.startupPolicy: Unsupported value: "TrainersFirst": supported values: "ServersReady", "AnyOrder""#,
+    ),
+    (
+        "spec: {successPolicy: {operator: Most}}",
+        r#"spec.successPolicy.operator: Unsupported value: "Most": supported values: "All", "Any", "RankZero""#,
+    ),
+    (
+        "spec: {ps: {restartPolicy: Always}}",
+        r#"spec.ps.restartPolicy: Unsupported value: "Always": supported values: "OnFailure", "Never", "ExitCode""#,
+    ),
+    (
+        "spec: {failurePolicy: {restartStrategy: Everything}}",
+        r#"spec.failurePolicy.restartStrategy: Unsupported value: "Everything": supported values: "FailedPod", "RecreateAll""#,
+    ),
+    (
+        "spec: {failurePolicy: {rules: [{name: a, action: Retry}]}}",
+        r#"spec.failurePolicy.rules[0].action: Unsupported value: "Retry": supported values: "FailJob", "RestartPod", "RestartJob", "Ignore""#,
+    ),
+    (
+        "spec: {failurePolicy: {rules: [{name: a, action: Ignore}, {name: a, action: FailJob}]}}",
+        r#"spec.failurePolicy.rules[1]: Duplicate value: {"name":"a"}"#,
+    ),
+    ("spec: {failurePolicy: {rules: [{action: Ignore}]}}", "spec.failurePolicy.rules[0].name: Required value"),
+    (
+        "spec: {failurePolicy: {rules: [{name: a, action: Ignore, onExitCodes: [0]}]}}",
+        "spec.failurePolicy.rules[0].onExitCodes[0] in body should be greater than or equal to 1",
+    ),
+    (
+        "spec: {failurePolicy: {rules: [{name: a, action: Ignore, onExitCodes: [256]}]}}",
+        "spec.failurePolicy.rules[0].onExitCodes[0] in body should be less than or equal to 255",
+    ),
+    (
+        "spec: {failurePolicy: {rules: [{name: a, action: Ignore, targetRoles: [workers]}]}}",
+        r#"spec.failurePolicy.rules[0].targetRoles[0]: Unsupported value: "workers": supported values: "ps", "trainer""#,
+    ),
+    (
+        "spec: {schedulingPolicy: {scheduleTimeoutSeconds: 0}}",
+        "spec.schedulingPolicy.scheduleTimeoutSeconds in body should be greater than or equal to 1",
+    ),
+    (
+        "spec: {training: {consistency: {mode: Eventually}}}",
+        r#"spec.training.consistency.mode: Unsupported value: "Eventually": supported values: "Sync", "#,
+    ),
+    (
+        "spec: {training: {optimizer: {learningRate: -1}}}",
+        "spec.training.optimizer.learningRate in body should be greater than or equal to 0",
+    ),
+    ("spec: {training: {batch: {base: 0}}}", "spec.training.batch.base in body should be greater than or equal to 1"),
+    (
+        "spec: {schedulingPolicy: {backend: Slurm}}",
+        r#"spec.schedulingPolicy.backend: Unsupported value: "Slurm": supported values: "None", "Workload", "Volcano", "Coscheduling""#,
+    ),
+    (
+        "spec: {schedulingPolicy: {backend: Volcano, minAvailable: 0}}",
+        "spec.schedulingPolicy.minAvailable in body should be greater than or equal to 1",
+    ),
+    ("spec: {elasticPolicy: {minReplicas: 1}}", "spec.elasticPolicy.maxReplicas: Required value"),
+    (
+        "spec: {elasticPolicy: {minReplicas: 0, maxReplicas: 4}}",
+        "spec.elasticPolicy.minReplicas in body should be greater than or equal to 1",
+    ),
+    (
+        "spec: {elasticPolicy: {maxReplicas: 4097}}",
+        "spec.elasticPolicy.maxReplicas in body should be less than or equal to 4096",
+    ),
+    ("spec: {training: {seed: -1}}", "spec.training.seed in body should be greater than or equal to 0"),
+];
+
+/// What the rules between fields say.
+pub const RULES: &[Row] = &[
+    ("spec: {elasticPolicy: {maxReplicas: 1}}", NOT_BETWEEN),
+    ("spec: {elasticPolicy: {minReplicas: 3, maxReplicas: 4}}", NOT_BETWEEN),
+    (
+        "spec: {elasticPolicy: {minReplicas: 3, maxReplicas: 2}}",
+        "spec.elasticPolicy.minReplicas is above maxReplicas; write a smaller one, or raise maxReplicas",
+    ),
+    (
+        "spec: {elasticPolicy: {maxReplicas: 4}, training: {consistency: {mode: Sync, backupTrainers: 1}}}",
+        "spec.elasticPolicy does not go with spec.training.consistency.backupTrainers, whose number is of a fixed count of trainers; remove one of the two",
+    ),
+    (
+        "spec: {elasticPolicy: {maxReplicas: 4}, training: {batch: {adaptive: true}}}",
+        "spec.elasticPolicy does not go with spec.training.batch.adaptive: its work is dealt out in batches of one size, of which a fast trainer takes more; remove one of the two",
+    ),
+    (
+        "spec: {elasticPolicy: {maxReplicas: 4}, schedulingPolicy: {backend: Volcano, minAvailable: 3}}",
+        "spec.schedulingPolicy.minAvailable is above the servers and spec.elasticPolicy.minReplicas, so a job scaled down could not start again; write a smaller one, or remove it",
+    ),
+    (
+        "spec: {elasticPolicy: {maxReplicas: 4}, schedulingPolicy: {queue: team-a}}",
+        "spec.schedulingPolicy.queue: Kueue admits groups of a fixed size, and an elastic job has none; remove queue or spec.elasticPolicy, or use a queue of Volcano",
+    ),
+    (
+        "spec: {checkpoint: {}}",
+        "spec.checkpoint needs either volumeClaim, for example {size: 1Gi}, or existingClaim, the name of one",
+    ),
+    (
+        "spec: {ps: {replicationFactor: 2}}",
+        "spec.ps.replicationFactor 2 needs two servers; set spec.ps.replicas to 2 or more, or remove it",
+    ),
+    (
+        "spec: {schedulingPolicy: {minAvailable: 2}}",
+        "spec.schedulingPolicy.minAvailable needs somebody who schedules pods together; set backend to Workload, Volcano or Coscheduling, or remove it",
+    ),
+    (
+        "spec: {schedulingPolicy: {backend: None, minAvailable: 2}}",
+        "spec.schedulingPolicy.minAvailable needs somebody who schedules pods together; set backend to Workload, Volcano or Coscheduling, or remove it",
+    ),
+    (
+        "spec: {schedulingPolicy: {backend: None, queue: team-a}}",
+        "spec.schedulingPolicy.queue: the backend None has no queues; remove one of the two (without a backend it is a queue of Kueue)",
+    ),
+    (
+        "spec: {schedulingPolicy: {backend: Volcano, minAvailable: 4}}",
+        "spec.schedulingPolicy.minAvailable is above the number of servers and trainers, so they could never start; write a smaller one",
+    ),
+    (
+        "spec: {training: {consistency: {mode: Sync, backupTrainers: 2}}}",
+        "spec.training.consistency.backupTrainers must be less than spec.trainer.replicas, so that somebody trains; write a smaller one",
+    ),
+    (
+        "spec: {training: {consistency: {backupTrainers: 1}}}",
+        "spec.training.consistency.backupTrainers is for Sync; remove it, or set mode to Sync",
+    ),
+    (
+        "spec: {training: {consistency: {mode: Sync, staleness: 2}}}",
+        "spec.training.consistency.staleness is the bound of Bounded; remove it, or set mode to Bounded",
+    ),
+    (
+        "spec: {training: {consistency: {mode: Sync}, staleness: {policy: Damped}}}",
+        "spec.training.staleness.policy: nothing is stale in Sync; remove it, or set consistency.mode to Bounded or Async",
+    ),
+    (
+        "spec: {training: {batch: {max: 64}}}",
+        "spec.training.batch: min and max are the bounds of an adaptive batch; remove them, or set adaptive to true",
+    ),
+    (
+        "spec: {training: {batch: {adaptive: true, min: 33}}}",
+        "spec.training.batch.base must lie between min and max; write bounds around it, or remove them",
+    ),
+    (
+        "spec: {training: {consistency: {mode: Sync, backupTrainers: 1}, batch: {adaptive: true}}}",
+        "spec.training.batch.adaptive gives a slow trainer fewer examples, backupTrainers leave its gradients out; remove one of the two",
+    ),
+    (
+        "spec: {training: {schedule: {type: Cosine}}}",
+        "spec.training.schedule.totalSteps: Linear and Cosine need to know where they end; write the steps of one trainer, for example 10000",
+    ),
+    (
+        "spec: {training: {compression: {codec: BF16, density: 0.5}}}",
+        "spec.training.compression.density is for TopK; remove it, or set codec to TopK",
+    ),
+    (
+        "metadata: {name: 1st-try}",
+        "metadata.name must start with a letter and hold only a-z, 0-9 and '-', because services are named after it; for example mnist-1",
+    ),
+    (
+        "metadata: {name: this-name-is-so-long-that-its-pods-names-do-not-fit}",
+        "metadata.name must be at most 50 characters long, so that pod names such as NAME-trainer-4095 fit 63; shorten it",
+    ),
+    (
+        "spec: {trainer: {template: {spec: {containers: []}}}}",
+        "spec.trainer.template.spec.containers needs a container; write for example [{name: trainer, image: psjobs-worker:0.1.0, args: [train, mnist]}]",
+    ),
+    (
+        "spec: {trainer: {template: {spec: null}}}",
+        "spec.trainer.template.spec.containers needs a container; write for example [{name: trainer, image: psjobs-worker:0.1.0, args: [train, mnist]}]",
+    ),
+    (
+        "spec: {ps: {template: {spec: {containers: []}}}}",
+        "spec.ps.template.spec.containers needs a container; remove the template to use the default one",
+    ),
+    (
+        "spec: {failurePolicy: {backoff: {initialSeconds: 61}}}",
+        "spec.failurePolicy.backoff.initialSeconds is above maxSeconds; write a smaller one, or raise maxSeconds",
+    ),
+    (
+        "spec: {successPolicy: {minSucceeded: 1}}",
+        "spec.successPolicy.minSucceeded is for the operator Any; remove it, or set operator to Any",
+    ),
+    (
+        "spec: {successPolicy: {operator: Any, minSucceeded: 3}}",
+        "spec.successPolicy.minSucceeded is above spec.trainer.replicas, so the job could never succeed; write a smaller one",
+    ),
+    (
+        "spec: {training: {optimizer: {nesterov: true}}}",
+        "spec.training.optimizer.nesterov needs momentum; set momentum above 0, for example 0.9, or remove nesterov",
+    ),
+    (
+        "spec: {training: {optimizer: {type: Adam, momentum: 0.9}}}",
+        "spec.training.optimizer.momentum is an argument of SGD and RMSprop; remove it, or use one of these types",
+    ),
+    (
+        "spec: {training: {optimizer: {type: RMSprop, momentum: 0.9, nesterov: true}}}",
+        "spec.training.optimizer.nesterov is an argument of SGD; remove it, or use type SGD",
+    ),
+    (
+        "spec: {training: {optimizer: {type: FTRL, weightDecay: 0.1}}}",
+        "spec.training.optimizer: FTRL has no weightDecay; write l2 instead",
+    ),
+    (
+        "spec: {training: {optimizer: {type: SGD, beta1: 0.8}}}",
+        "spec.training.optimizer: beta1, beta2 and amsgrad are arguments of Adam and AdamW; remove them, or use one of these types",
+    ),
+    (
+        "spec: {training: {optimizer: {type: FTRL, epsilon: 0.1}}}",
+        "spec.training.optimizer: SGD and FTRL have no epsilon; remove it",
+    ),
+    (
+        "spec: {training: {optimizer: {type: Adam, centered: true}}}",
+        "spec.training.optimizer: alpha and centered are arguments of RMSprop; remove them, or use type RMSprop",
+    ),
+    (
+        "spec: {training: {optimizer: {type: Adam, initialAccumulator: 0.1}}}",
+        "spec.training.optimizer: learningRateDecay and initialAccumulator are arguments of Adagrad; remove them, or use type Adagrad",
+    ),
+    (
+        "spec: {training: {optimizer: {type: Adagrad, l1: 0.1}}}",
+        "spec.training.optimizer: beta, l1 and l2 are arguments of FTRL; remove them, or use type FTRL",
+    ),
+];
+
+/// Changes to a stored job that runs: the change, and the sentence.
+pub const CHANGES: &[Row] = &[
+    (
+        "spec: {checkpoint: {existingClaim: other}}",
+        "spec.checkpoint cannot change while the job runs; set spec.suspend to true first, or create a new job",
+    ),
+    (
+        "spec: {training: {optimizer: {learningRate: 0.5}}}",
+        "spec.training cannot change while the job runs; set spec.suspend to true first, or create a new job",
+    ),
+    (
+        "spec: {ps: {replicas: 2}}",
+        "spec.ps cannot change while the job runs; set spec.suspend to true first, or create a new job",
+    ),
+    (
+        "spec: {schedulingPolicy: {queue: team-a}}",
+        "spec.schedulingPolicy cannot change while the job runs; set spec.suspend to true first, or create a new job",
+    ),
+    (
+        "spec: {trainer: {replicas: 3}}",
+        "spec.trainer.replicas cannot change while the job runs; set spec.suspend to true first, or create a new job with spec.elasticPolicy",
+    ),
+    ("spec: {trainer: {template: {metadata: {labels: {team: blue}}}}}", TRAINER_CHANGED),
+    ("spec: {trainer: {gpus: 1}}", TRAINER_CHANGED),
+    ("spec: {trainer: {gpuResourceName: example.com/gpu}}", TRAINER_CHANGED),
+    ("spec: {trainer: {restartPolicy: Never}}", TRAINER_CHANGED),
+    ("spec: {elasticPolicy: {maxReplicas: 4}}", ELASTIC_CHANGED),
+];
+
+const TRAINER_CHANGED: &str = "spec.trainer cannot change while the job runs, but for replicas of an elastic job; set spec.suspend to true first, or create a new job";
+const ELASTIC_CHANGED: &str = "spec.elasticPolicy cannot change while the job runs, because its processes know it from their start; set spec.suspend to true first, or create a new job";
+pub const NOT_BETWEEN: &str = "spec.trainer.replicas must lie between spec.elasticPolicy.minReplicas and maxReplicas; write a number between them";
+
+/// The same for an elastic job of 2 to 4 trainers.
+pub const ELASTIC_CHANGES: &[Row] = &[
+    ("spec: {trainer: {replicas: 1}}", NOT_BETWEEN),
+    ("spec: {trainer: {replicas: 5}}", NOT_BETWEEN),
+    ("spec: {trainer: {replicas: 3, gpus: 1}}", TRAINER_CHANGED),
+    ("spec: {elasticPolicy: {maxReplicas: 5}}", ELASTIC_CHANGED),
+    ("spec: {elasticPolicy: null}", ELASTIC_CHANGED),
+    (
+        "spec: {ps: {replicas: 2}}",
+        "spec.ps cannot change while the job runs; set spec.suspend to true first, or create a new job",
+    ),
+];
+
+/// Changes that are refused even while the job is suspended.
+pub const NEVER: &[Row] = &[
+    ("spec: {managedBy: kueue.x-k8s.io/multikueue}", "spec.managedBy cannot change; create a new job"),
+    ("spec: {network: {networkPolicy: true}}", "spec.network cannot change; create a new job"),
+];
+
+/// Manifests on the right side of a rule's edge.
+pub const ACCEPTED: &[&str] = &[
+    "{}",
+    "metadata: {name: x23456789-123456789-123456789-123456789-123456789}",
+    "spec: {suspend: true, ps: {replicas: 128}, trainer: {replicas: 4096, gpus: 64}}",
+    "spec: {failurePolicy: {maxRestarts: 0}, runPolicy: {ttlSecondsAfterFinished: 0, serverDrainSeconds: 0}}",
+    "spec: {managedBy: kueue.x-k8s.io/multikueue, startupPolicy: AnyOrder}",
+    "spec: {successPolicy: {operator: Any, minSucceeded: 2}}",
+    "spec: {successPolicy: {operator: RankZero}, ps: {restartPolicy: ExitCode}}",
+    "spec: {schedulingPolicy: {scheduleTimeoutSeconds: 60, priorityClassName: high, topologyKey: zone, queue: team-a}}",
+    "spec: {schedulingPolicy: {backend: Volcano, queue: team-a, minAvailable: 3}, network: {networkPolicy: true}}",
+    "spec: {network: {mutualTLS: false}}",
+    "spec: {schedulingPolicy: {backend: None}}",
+    "spec: {failurePolicy: {restartStrategy: RecreateAll, backoff: {initialSeconds: 60}, rules: [{name: a, action: FailJob, onExitCodes: [1, 255], targetRoles: [ps, trainer]}, {name: b, action: Ignore, onReasons: [Evicted], countTowardsMax: false}]}}",
+    "spec: {training: {optimizer: {type: SGD, momentum: 0.9, nesterov: true}}}",
+    "spec: {training: {optimizer: {type: FTRL, l1: 0.1, l2: 0.1}}}",
+    "spec: {elasticPolicy: {minReplicas: 2, maxReplicas: 2}}",
+    "spec: {elasticPolicy: {maxReplicas: 4096}, training: {consistency: {mode: Sync}}, ps: {replicas: 2}, schedulingPolicy: {backend: Volcano, queue: gold, minAvailable: 3}}",
+];
+
+/// Changes that a running job takes.
+pub const ACCEPTED_CHANGES: &[&str] = &[
+    "spec: {suspend: true}",
+    "spec: {failurePolicy: {maxRestarts: 9}}",
+    "spec: {runPolicy: {activeDeadlineSeconds: 9}}",
+];
