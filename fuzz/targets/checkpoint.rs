@@ -69,6 +69,7 @@ fn put_part(folder: &Path, mut bytes: Vec<u8>, repair: bool) {
         job: "job".into(),
         step: 7,
         parts: vec![entry],
+        rows: Vec::new(),
         concluded: Vec::new(),
         dealt: Position::default(),
     };

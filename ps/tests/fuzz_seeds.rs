@@ -87,6 +87,7 @@ fn checkpoints() -> Vec<(String, Vec<u8>)> {
         job: "job".into(),
         step: 7,
         parts: vec![part.finish().expect("finishes")],
+        rows: Vec::new(),
         concluded: Vec::new(),
         dealt: Position::default(),
     };

@@ -197,12 +197,12 @@ async fn what_does_not_fit_is_refused_in_a_sentence_and_changes_nothing() {
         ),
     ];
     for (label, tables, want) in rows {
-        let status = client.push_rows(PushRowsRequest { trainer: trainer(), step: 0, tables }).await.expect_err(label);
+        let status =
+            client.push_rows(PushRowsRequest { trainer: trainer(), step: 0, tables, epoch: 0 }).await.expect_err(label);
         assert_eq!(status.code(), tonic::Code::InvalidArgument, "{label}");
         assert!(status.message().contains(want), "{label}: {}", status.message());
     }
-    let nobody =
-        client.push_rows(PushRowsRequest { trainer: None, step: 0, tables: vec![] }).await.expect_err("nobody");
+    let nobody = client.push_rows(PushRowsRequest::default()).await.expect_err("nobody");
     assert!(nobody.message().contains("has no trainer"), "{}", nobody.message());
     blocking(move || {
         let begun = tables.pull(&[(0, &[at_home])]).expect("the server lives").remove(0);
@@ -236,7 +236,7 @@ async fn a_gradient_with_infinity_is_left_out_where_the_job_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_keeps_checkpoints_cannot_have_tables_that_would_be_lost() {
+async fn a_job_that_keeps_checkpoints_needs_the_trainers_layers_in_them() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let listener = listen().await;
     let address = listener.local_addr().expect("bound").to_string();
@@ -257,7 +257,7 @@ async fn a_job_that_keeps_checkpoints_cannot_have_tables_that_would_be_lost() {
         error
     })
     .await;
-    assert!(error.contains("checkpoints do not hold the rows") && error.contains("user"), "{error}");
+    assert!(error.contains("table user and no layers") && error.contains("tell them in Join"), "{error}");
     server.ended.await.expect("no panic").expect("ends well");
 }
 

@@ -2,6 +2,7 @@
 
 mod process;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
@@ -9,6 +10,7 @@ use std::process::ChildStderr;
 
 use process::{command, end, free_port, read, run, start};
 use psjobs_api::ReplicaResult;
+use psjobs_ps::checkpoint::Catalog;
 
 /// Trains `workload` on the CPU.
 fn train(workload: &str, serve: &str, folder: &Path) -> ReplicaResult {
@@ -123,6 +125,77 @@ fn clicks_are_predicted_as_well_by_two_trainers_as_by_one_process() {
     assert!((together["auc"] - alone["auc"]).abs() < 0.01, "{together:?}, alone {alone:?}");
     assert!(together["auc"] > 0.65 && together["auc"] < together["best_auc"], "{together:?}");
     assert_eq!(together["best_auc"], alone["best_auc"], "the same examples");
+}
+
+/// Two servers, which keep checkpoints, and two trainers.
+struct TablesJob {
+    folder: PathBuf,
+    place: String,
+}
+
+impl TablesJob {
+    fn new(folder: PathBuf) -> Self {
+        fs::create_dir(&folder).expect("made");
+        let addresses = [free_port(), free_port()].map(|port| format!("127.0.0.1:{port}"));
+        Self { folder, place: format!("--world-size 4 --server-addrs {}", addresses.join(",")) }
+    }
+
+    fn kept(&self) -> PathBuf {
+        self.folder.join("kept")
+    }
+
+    fn serve(&self, rank: u32) -> process::Worker {
+        let rule = "--optimizer adagrad --learning-rate 0.05 --consistency sync";
+        let (place, kept) = (&self.place, self.kept());
+        let keep = format!("--checkpoint-interval 1 --checkpoint-dir {}", kept.display());
+        start(&format!("serve {place} --rank {rank} {rule} {keep}"), &self.folder.join(format!("server-{rank}")))
+    }
+
+    fn train(&self, rank: u32) -> process::Worker {
+        let args = format!("train {CLICKS} --epochs 4 --batch-size 64 --log-every 20 {} --rank {rank}", self.place);
+        start(&args, &self.folder.join(format!("trainer-{rank}")))
+    }
+
+    /// Waits until all have ended well; what trainer 0 has measured.
+    fn finish(&self, processes: impl IntoIterator<Item = process::Worker>) -> BTreeMap<String, f64> {
+        for mut process in processes {
+            let mut said = String::new();
+            if let Some(mut log) = process.0.stderr.take() {
+                log.read_to_string(&mut said).expect("text");
+            }
+            assert_eq!(process.0.wait().expect("it ends").code(), Some(0), "{said}");
+        }
+        read(&self.folder.join("trainer-2")).metrics
+    }
+}
+
+#[test]
+fn killed_servers_cost_a_job_with_tables_no_bit() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let calm = TablesJob::new(folder.path().join("calm"));
+    let want = calm.finish([calm.train(2), calm.train(3), calm.serve(0), calm.serve(1)]);
+
+    let job = TablesJob::new(folder.path().join("restless"));
+    let (mut servers, mut first, second) = ([job.serve(0), job.serve(1)], job.train(2), job.train(3));
+    let mut log = trains(&mut first);
+    let newest = || Catalog::new(job.kept()).complete().expect("a folder").last().copied();
+    for victim in [1, 0] {
+        let (before, mut line) = (newest(), String::new());
+        while newest() == before {
+            assert_ne!(log.read_line(&mut line).expect("text"), 0, "it ended too early: {line}");
+        }
+        servers[victim].0.kill().expect("it runs");
+        servers[victim].0.wait().expect("it ends");
+        servers[victim] = job.serve(victim as u32);
+    }
+    let mut said = String::new();
+    log.read_to_string(&mut said).expect("text");
+    let got = job.finish([first, second].into_iter().chain(servers));
+    assert!(said.contains("the servers have gone to a checkpoint"), "{said}");
+    assert_eq!(got["auc"].to_bits(), want["auc"].to_bits(), "{got:?}, undisturbed {want:?}");
+    for file in ["model.safetensors", "tables.safetensors"] {
+        assert!(job.kept().join(file).exists(), "{file} is exported");
+    }
 }
 
 /// Reads a trainer's log until it trains.

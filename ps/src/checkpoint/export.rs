@@ -3,12 +3,16 @@
 
 use std::path::{Path, PathBuf};
 
-use super::format::model_header;
+use super::format::{Dtype, Header, encode, entries, model_header, model_metadata};
 use super::read::{Checkpoint, Damage};
 use super::write::{Temporary, WriteError};
 
 /// Name of the exported model.
 pub const MODEL: &str = "model.safetensors";
+/// Name of the exported sparse tables.
+pub const TABLES: &str = "tables.safetensors";
+/// Bytes of a column that are written at once.
+const PIECE: usize = 1 << 20;
 
 /// The model could not be exported.
 #[derive(Debug, thiserror::Error)]
@@ -39,4 +43,63 @@ pub fn export(checkpoint: &Checkpoint, folder: &Path) -> Result<PathBuf, ExportE
     }
     file.keep()?;
     Ok(folder.join(MODEL))
+}
+
+/// Writes the rows of the sparse tables in `checkpoint`, if it has any, to `folder`: of each table `NAME.keys` `[n]` and
+/// `NAME.values` `[n, width]`, in no order that means anything.
+///
+/// # Errors
+/// If the checkpoint is damaged or the file cannot be written.
+pub fn export_tables(checkpoint: &Checkpoint, folder: &Path) -> Result<Option<PathBuf>, ExportError> {
+    let Some(first) = checkpoint.rows().first() else { return Ok(None) };
+    let tables = &first.description().tables;
+    let rows = |table: usize| checkpoint.rows().iter().map(|part| part.description().rows[table]).sum::<u64>();
+    let keys = |place: usize| (format!("{}.keys", tables[place].name), Dtype::U64, vec![rows(place)]);
+    let values = |place: usize| {
+        (format!("{}.values", tables[place].name), Dtype::F32, vec![rows(place), tables[place].width as u64])
+    };
+    let sections = entries((0..tables.len()).map(keys).chain((0..tables.len()).map(values)).collect());
+    let header = Header { metadata: model_metadata(), tensors: sections };
+    let bytes = encode(&header);
+    let file = Temporary::create(folder, TABLES)?;
+    file.write_at(&bytes, 0)?;
+    for (table, spec) in tables.iter().enumerate() {
+        let column = |name: &str| {
+            let at = bytes.len() as u64 + header.tensors[&format!("{}.{name}", spec.name)].data_offsets[0];
+            Column { file: &file, at, bytes: Vec::new() }
+        };
+        let (mut keys, mut values) = (column("keys"), column("values"));
+        for part in checkpoint.rows() {
+            part.read(table, |row| {
+                keys.put(&row.key.to_le_bytes())?;
+                row.numbers[..spec.width].iter().try_for_each(|value| values.put(&value.to_le_bytes()))?;
+                Ok::<_, ExportError>(())
+            })?;
+        }
+        keys.flush()?;
+        values.flush()?;
+    }
+    file.keep()?;
+    Ok(Some(folder.join(TABLES)))
+}
+
+/// One tensor of a file, written from its beginning to its end.
+struct Column<'a> {
+    file: &'a Temporary,
+    at: u64,
+    bytes: Vec<u8>,
+}
+
+impl Column<'_> {
+    fn put(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
+        self.bytes.extend_from_slice(bytes);
+        if self.bytes.len() >= PIECE { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> Result<(), WriteError> {
+        self.file.write_at(&self.bytes, self.at)?;
+        self.at += self.bytes.len() as u64;
+        self.bytes.clear();
+        Ok(())
+    }
 }

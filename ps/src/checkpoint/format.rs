@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::BlockState;
@@ -21,10 +22,10 @@ pub const MANIFEST: &str = "manifest.json";
 /// Bytes in front of a header, which hold its length.
 pub const PREFIX: usize = 8;
 /// Key of the description in the header's metadata.
-const KEY: &str = "psjobs";
+pub(super) const KEY: &str = "psjobs";
 /// More servers, trainers or slots than any job has: a description that claims so is damaged.
-const MAX_REPLICAS: u32 = 1 << 16;
-const MAX_SLOTS: usize = 16;
+pub(super) const MAX_REPLICAS: u32 = 1 << 16;
+pub(super) const MAX_SLOTS: usize = 16;
 
 /// What a part says about itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -78,6 +79,9 @@ pub struct Manifest {
     pub step: u64,
     /// One for each server, in order.
     pub parts: Vec<PartEntry>,
+    /// The rows of sparse tables: one for each server, or none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rows: Vec<PartEntry>,
     /// Trainers of which every step is in the parts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub concluded: Vec<u32>,
@@ -93,7 +97,8 @@ pub struct PartEntry {
     pub file: String,
     /// Its length.
     pub bytes: u64,
-    /// CRC-32 of the header and the tables. The tables hold the checksums of the blocks.
+    /// CRC-32 of the header and the tables. The tables hold the checksums of the blocks; of rows the header and the
+    /// checksums.
     pub crc32: u32,
 }
 
@@ -108,27 +113,43 @@ pub fn part_name(server: u32, servers: u32) -> String {
 #[error("{0}")]
 pub struct HeaderError(String);
 
+impl HeaderError {
+    pub(super) fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+}
+
 /// Key of the metadata in a header.
 const METADATA: &str = "__metadata__";
 
 /// A safetensors header.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct Header {
+pub(super) struct Header {
     #[serde(rename = "__metadata__", default, skip_serializing_if = "BTreeMap::is_empty")]
-    metadata: BTreeMap<String, String>,
+    pub metadata: BTreeMap<String, String>,
     #[serde(flatten)]
-    tensors: BTreeMap<String, Entry>,
+    pub tensors: BTreeMap<String, Entry>,
+}
+
+impl Header {
+    /// What a file of ours says about itself in its header, read from JSON.
+    pub fn described<T: DeserializeOwned>(json: &[u8]) -> Result<T, HeaderError> {
+        let header: Self =
+            serde_json::from_slice(json).map_err(|e| HeaderError(format!("its header cannot be read: {e}")))?;
+        let text = header.metadata.get(KEY).ok_or_else(|| HeaderError::new("it is not a part of a checkpoint"))?;
+        serde_json::from_str(text).map_err(|e| HeaderError(format!("its description cannot be read: {e}")))
+    }
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct Entry {
-    dtype: Dtype,
-    shape: Vec<u64>,
-    data_offsets: [u64; 2],
+pub(super) struct Entry {
+    pub dtype: Dtype,
+    pub shape: Vec<u64>,
+    pub data_offsets: [u64; 2],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-enum Dtype {
+pub(super) enum Dtype {
     U64,
     F32,
     U32,
@@ -144,7 +165,7 @@ impl Dtype {
 }
 
 /// Length prefix and header as they stand in a file, padded so that the data begins at a multiple of 8.
-fn encode(header: &Header) -> Vec<u8> {
+pub(super) fn encode(header: &Header) -> Vec<u8> {
     let mut json = serde_json::to_vec(header).expect("a header is JSON");
     json.resize(json.len().next_multiple_of(8), b' ');
     let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
@@ -153,7 +174,7 @@ fn encode(header: &Header) -> Vec<u8> {
 }
 
 /// Header entries of tensors that lie one behind the other in this order.
-fn entries(tensors: Vec<(String, Dtype, Vec<u64>)>) -> BTreeMap<String, Entry> {
+pub(super) fn entries(tensors: Vec<(String, Dtype, Vec<u64>)>) -> BTreeMap<String, Entry> {
     let mut start = 0;
     let place = |(name, dtype, shape): (String, Dtype, Vec<u64>)| {
         let end = start + shape.iter().product::<u64>() * dtype.bytes();
@@ -164,15 +185,18 @@ fn entries(tensors: Vec<(String, Dtype, Vec<u64>)>) -> BTreeMap<String, Entry> {
     tensors.into_iter().map(place).collect()
 }
 
+/// Metadata of files for loaders of other projects, which ask for the framework.
+pub(super) fn model_metadata() -> BTreeMap<String, String> {
+    BTreeMap::from([("format".to_owned(), "pt".to_owned())])
+}
+
 /// Length prefix and header of a safetensors file that holds a model: the flat space follows as it is.
 ///
 /// # Errors
 /// If two tensors have one name, or one has a name that the format keeps for itself.
 pub fn model_header(tensors: &[TensorSpec]) -> Result<Vec<u8>, HeaderError> {
-    // Loaders of other projects ask for the framework.
-    let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let list = tensors.iter().map(|tensor| (tensor.name.clone(), Dtype::F32, tensor.shape.clone()));
-    let header = Header { metadata, tensors: entries(list.collect()) };
+    let header = Header { metadata: model_metadata(), tensors: entries(list.collect()) };
     if header.tensors.len() < tensors.len() || header.tensors.contains_key(METADATA) {
         return Err(HeaderError(format!("tensors need names of their own, other than {METADATA:?}, to be exported")));
     }
@@ -229,21 +253,16 @@ impl PartPlan {
     /// # Errors
     /// If it is not the header that this version writes for such a part.
     pub fn parse(json: &[u8], file_bytes: u64) -> Result<(Description, Self), HeaderError> {
-        let error = |text: &str| HeaderError(text.to_owned());
-        let header: Header =
-            serde_json::from_slice(json).map_err(|e| HeaderError(format!("its header cannot be read: {e}")))?;
-        let text = header.metadata.get(KEY).ok_or_else(|| error("it is not a part of a checkpoint"))?;
-        let description: Description =
-            serde_json::from_str(text).map_err(|e| HeaderError(format!("its description cannot be read: {e}")))?;
+        let description: Description = Header::described(json)?;
         // The plan takes memory for each block: the file must be long enough to have them.
         let layout = description.layout().map_err(|e| HeaderError(e.to_string()))?;
         let least = (layout.elements() / description.servers.max(1) as usize).saturating_sub(layout.block_elements());
         if least as u64 > file_bytes / 4 {
-            return Err(error("it describes more parameters than it has bytes"));
+            return Err(HeaderError::new("it describes more parameters than it has bytes"));
         }
         let plan = Self::new(&description)?;
         if plan.header[PREFIX..] != *json {
-            return Err(error("its tensors are not those that its description tells"));
+            return Err(HeaderError::new("its tensors are not those that its description tells"));
         }
         Ok((description, plan))
     }

@@ -1,10 +1,12 @@
 //! Checkpoints on disk: what a job needs to go on as if nothing had happened.
 //!
 //! ```text
-//! DIR/step-000000001234/ps-00000-of-00002.safetensors   one part for each server
+//! DIR/step-000000001234/ps-00000-of-00002.safetensors     one part for each server
 //! DIR/step-000000001234/ps-00001-of-00002.safetensors
-//! DIR/step-000000001234/manifest.json                   written last: the checkpoint is complete
-//! DIR/model.safetensors                                 the trained model, when the job is done
+//! DIR/step-000000001234/rows-00000-of-00002.safetensors   the same for the rows of sparse tables, if there are any
+//! DIR/step-000000001234/manifest.json                     written last: the checkpoint is complete
+//! DIR/model.safetensors                                   the trained model, when the job is done
+//! DIR/tables.safetensors                                  its sparse tables
 //! ```
 //!
 //! [`format`](self::format) says what is in a part, [`write`] and [`read`] move it to and from disk, [`catalog`]
@@ -15,6 +17,7 @@ pub mod catalog;
 pub mod export;
 pub mod format;
 pub mod read;
+pub mod rows;
 pub mod write;
 
 #[cfg(test)]

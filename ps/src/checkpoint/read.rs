@@ -12,6 +12,7 @@ use super::format::{
     Description, FORMAT, HeaderError, MANIFEST, MAX_HEADER, MAX_MANIFEST, Manifest, PREFIX, PartEntry, PartPlan,
     part_name,
 };
+use super::rows::{RowsDescription, RowsPart, rows_name};
 use super::write::table_checksum;
 use crate::batch::dealer::Position;
 use crate::layout::Layout;
@@ -69,6 +70,7 @@ pub struct Checkpoint {
     folder: PathBuf,
     manifest: Manifest,
     parts: Vec<Part>,
+    rows: Vec<RowsPart>,
 }
 
 impl Checkpoint {
@@ -80,7 +82,9 @@ impl Checkpoint {
         let manifest = read_manifest(&folder.join(MANIFEST))?;
         let parts = manifest.parts.iter().map(|entry| Part::open(&folder.join(&entry.file), entry));
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
-        let checkpoint = Self { folder: folder.to_owned(), manifest, parts };
+        let rows = manifest.rows.iter().map(|entry| RowsPart::open(&folder.join(&entry.file), entry));
+        let rows = rows.collect::<Result<Vec<_>, _>>()?;
+        let checkpoint = Self { folder: folder.to_owned(), manifest, parts, rows };
         checkpoint.check()?;
         Ok(checkpoint)
     }
@@ -115,6 +119,12 @@ impl Checkpoint {
         &self.manifest.dealt
     }
 
+    /// The rows of sparse tables: a file of each server, or none.
+    #[must_use]
+    pub fn rows(&self) -> &[RowsPart] {
+        &self.rows
+    }
+
     /// How the model was cut when it was written.
     #[must_use]
     pub fn layout(&self) -> &Layout {
@@ -147,7 +157,7 @@ impl Checkpoint {
 
     /// The parts must be of one checkpoint, and all of it.
     fn check(&self) -> Result<(), Damage> {
-        let Manifest { job, step, parts, .. } = &self.manifest;
+        let Manifest { job, step, parts, rows, .. } = &self.manifest;
         for (server, part) in self.parts.iter().enumerate() {
             let want = Description {
                 job: job.clone(),
@@ -158,6 +168,21 @@ impl Checkpoint {
             };
             if part.description != want {
                 return Err(self.not_usable(format!("{} is a part of another checkpoint", parts[server].file)));
+            }
+        }
+        for (server, of_server) in self.rows.iter().enumerate() {
+            let found = of_server.description();
+            let want = RowsDescription {
+                job: job.clone(),
+                step: *step,
+                server: server as u32,
+                servers: parts.len() as u32,
+                slots: self.parts[0].description.slots,
+                tables: self.rows[0].description().tables.clone(),
+                ..found.clone()
+            };
+            if *found != want {
+                return Err(self.not_usable(format!("{} is a part of another checkpoint", rows[server].file)));
             }
         }
         Ok(())
@@ -195,7 +220,9 @@ fn read_manifest(file: &Path) -> Result<Manifest, Damage> {
     }
     let servers = manifest.parts.len() as u32;
     let named_right = (0..servers).zip(&manifest.parts).all(|(server, part)| part.file == part_name(server, servers));
-    if servers == 0 || !named_right {
+    let rows_right = (0..).zip(&manifest.rows).all(|(server, rows)| rows.file == rows_name(server, servers))
+        && (manifest.rows.is_empty() || manifest.rows.len() == servers as usize);
+    if servers == 0 || !named_right || !rows_right {
         return Err(not_usable("its parts are not those of servers 0 to n".into()));
     }
     Ok(manifest)
@@ -215,23 +242,11 @@ struct Part {
 
 impl Part {
     fn open(path: &Path, entry: &PartEntry) -> Result<Self, Damage> {
-        let (file, found) = open(path)?;
-        let length = |expected| Damage::Length { file: path.to_owned(), expected, found };
-        if found != entry.bytes || found < PREFIX as u64 {
-            return Err(length(entry.bytes));
-        }
-        let mut prefix = [0; PREFIX];
-        prefix.copy_from_slice(&read_at(&file, path, 0, PREFIX as u64)?);
-        let header_bytes = u64::from_le_bytes(prefix);
-        if header_bytes > MAX_HEADER.min(found - PREFIX as u64) {
-            let what = format!("a header of {header_bytes} bytes in a file of {found}");
-            return Err(Damage::Bytes { file: path.to_owned(), what });
-        }
-        let header = read_at(&file, path, 0, PREFIX as u64 + header_bytes)?;
-        let (description, plan) = PartPlan::parse(&header[PREFIX..], found)
+        let (file, header) = open_described(path, entry.bytes)?;
+        let (description, plan) = PartPlan::parse(&header[PREFIX..], entry.bytes)
             .map_err(|source| Damage::Header { file: path.to_owned(), source })?;
-        if plan.file_bytes() != found {
-            return Err(length(plan.file_bytes()));
+        if plan.file_bytes() != entry.bytes {
+            return Err(Damage::Length { file: path.to_owned(), expected: plan.file_bytes(), found: entry.bytes });
         }
         let tables = read_at(&file, path, plan.tables_at(), plan.table_bytes())?;
         let checksums = read_at(&file, path, plan.checksums_at(), plan.checksum_bytes())?;
@@ -272,6 +287,23 @@ impl Part {
     }
 }
 
+/// Opens a file that describes itself and must have so many bytes; its length prefix and header.
+pub(super) fn open_described(path: &Path, expected: u64) -> Result<(File, Vec<u8>), Damage> {
+    let (file, found) = open(path)?;
+    if found != expected || found < PREFIX as u64 {
+        return Err(Damage::Length { file: path.to_owned(), expected, found });
+    }
+    let mut prefix = [0; PREFIX];
+    prefix.copy_from_slice(&read_at(&file, path, 0, PREFIX as u64)?);
+    let header_bytes = u64::from_le_bytes(prefix);
+    if header_bytes > MAX_HEADER.min(found - PREFIX as u64) {
+        let what = format!("a header of {header_bytes} bytes in a file of {found}");
+        return Err(Damage::Bytes { file: path.to_owned(), what });
+    }
+    let header = read_at(&file, path, 0, PREFIX as u64 + header_bytes)?;
+    Ok((file, header))
+}
+
 fn open(path: &Path) -> Result<(File, u64), Damage> {
     let read = |source| Damage::Read { file: path.to_owned(), source };
     let file = File::open(path).map_err(read)?;
@@ -280,7 +312,7 @@ fn open(path: &Path) -> Result<(File, u64), Damage> {
 }
 
 /// `bytes` must not exceed the file's length.
-fn read_at(file: &File, path: &Path, offset: u64, bytes: u64) -> Result<Vec<u8>, Damage> {
+pub(super) fn read_at(file: &File, path: &Path, offset: u64, bytes: u64) -> Result<Vec<u8>, Damage> {
     let mut buffer = vec![0; bytes as usize];
     file.read_exact_at(&mut buffer, offset).map_err(|source| Damage::Read { file: path.to_owned(), source })?;
     Ok(buffer)

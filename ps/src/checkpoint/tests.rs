@@ -64,7 +64,7 @@ fn write_checkpoint(folder: &Path, elements: u64, servers: u32, slots: usize) {
 
 fn commit(folder: &Path, parts: Vec<PartEntry>) {
     let (concluded, dealt) = (Vec::new(), Position::default());
-    let manifest = Manifest { format: FORMAT, job: "job-1".into(), step: 7, parts, concluded, dealt };
+    let manifest = Manifest { format: FORMAT, job: "job-1".into(), step: 7, parts, rows: Vec::new(), concluded, dealt };
     write::commit(folder, &manifest).expect("commits");
 }
 

@@ -205,7 +205,7 @@ fn temporary_path(folder: &Path, name: &str) -> PathBuf {
 }
 
 /// Makes `folder`, durably.
-fn create_folder(folder: &Path) -> Result<(), WriteError> {
+pub(super) fn create_folder(folder: &Path) -> Result<(), WriteError> {
     fs::create_dir_all(folder).map_err(at(folder))?;
     folder.parent().filter(|parent| !parent.as_os_str().is_empty()).map_or(Ok(()), flush_folder)
 }

@@ -231,17 +231,18 @@ pub(super) async fn enter(
     let address = &config.servers[server as usize];
     let channel = connect(&config.network, address).await?;
     let reply = join(config, shard, channel.clone()).await?;
-    let ours = config.servers.len() as u32;
-    if (reply.server, reply.servers) != (server, ours) {
-        return Err(Failure::Final(ClientError::Misplaced {
-            address: address.clone(),
-            found: reply.server,
-            servers: reply.servers,
-            want: server,
-            ours,
-        }));
-    }
+    in_place(config, server, (reply.server, reply.servers))?;
     Ok((channel, reply))
+}
+
+/// Whether the server that answered is the one that was meant, by what it says of itself.
+pub(super) fn in_place(config: &SessionConfig, want: u32, (found, servers): (u32, u32)) -> Result<(), Failure> {
+    let ours = config.servers.len() as u32;
+    if (found, servers) == (want, ours) {
+        return Ok(());
+    }
+    let address = config.servers[want as usize].clone();
+    Err(Failure::Final(ClientError::Misplaced { address, found, servers, want, ours }))
 }
 
 pub(super) enum Failure {

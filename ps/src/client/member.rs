@@ -9,7 +9,7 @@ use super::attendance::{Attendance, Report};
 use super::link::{enter, persist};
 use super::{ClientError, SessionConfig, network};
 
-/// A trainer's place in a job whose servers keep no blocks for it.
+/// A trainer's place in a job whose servers train no blocks for it.
 pub struct Member {
     config: SessionConfig,
     attendance: Attendance,
@@ -18,7 +18,7 @@ pub struct Member {
 
 impl Member {
     /// Joins every server. Waits for servers that do not answer yet, up to `config.connect_timeout`.
-    /// `config` names no tensors.
+    /// `config` names the tensors that trainers train themselves, if checkpoints are to hold them.
     ///
     /// # Errors
     /// If a server stays away, or refuses this trainer.

@@ -5,6 +5,7 @@
 mod attendance;
 mod blocking;
 mod coder;
+mod layers;
 mod link;
 mod member;
 mod session;
@@ -20,6 +21,7 @@ use tokio::runtime::Runtime;
 use tonic::Status;
 
 pub use blocking::Session;
+pub use layers::Layers;
 pub use member::Member;
 pub use session::AsyncSession;
 pub use tables::{Pulling, Pushing, RowGradients, Tables};
@@ -148,10 +150,10 @@ pub enum ClientError {
         /// Count expected.
         ours: u32,
     },
-    /// A server has been started again, without the rows that it held.
+    /// A server has been started again, and has lost its rows or gone to a checkpoint with all others.
     #[error(
-        "server {address} was started anew and has lost its rows of the sparse tables; let the trainers start again, \
-         they go on at this step with the rows that are left"
+        "server {address} was started anew, or has gone to a checkpoint, and has other rows of the sparse tables than \
+         before; let the trainers start again, they go on with those"
     )]
     TablesLost {
         /// The server.

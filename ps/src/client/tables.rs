@@ -3,7 +3,7 @@
 //! while the trainer computes.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
-use super::link::{Failure, connect, persist};
+use super::link::{Failure, connect, in_place, join, persist};
 use super::{ClientError, SessionConfig, is_retryable, network};
 use crate::proto::sparse_tables_client::SparseTablesClient;
 use crate::proto::{self, OpenTablesRequest, PullRowsRequest, PushRowsRequest};
@@ -35,19 +35,26 @@ pub struct RowGradients<'a> {
     pub values: &'a [f32],
 }
 
-/// The job's sparse tables, as one trainer sees them. The trainer has joined the job before, as a
-/// [`Member`](super::Member) or with a [`Session`](super::Session).
+/// The job's sparse tables, as one trainer sees them. The trainer takes part in the job as a
+/// [`Member`](super::Member) of the same configuration.
 pub struct Tables {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     next_step: u64,
     waiting: Duration,
-    runtime: Runtime,
+    pub(super) runtime: Runtime,
 }
 
-struct Shared {
-    config: SessionConfig,
+/// All tables, as they were opened.
+pub(super) struct Shared {
+    pub config: SessionConfig,
     specs: Vec<TableSpec>,
+    /// Counts the times that the servers went to a checkpoint; 0 where they keep none.
+    pub epoch: u64,
     clients: Vec<SparseTablesClient<Channel>>,
+    /// To server 0.
+    pub lead: Channel,
+    /// As `PushRowsReply.layers_wanted_at` said last.
+    pub layers_wanted: AtomicU64,
 }
 
 /// Rows on their way.
@@ -67,15 +74,28 @@ impl Tables {
     /// If a server stays away, or refuses the tables.
     pub fn open(config: SessionConfig, specs: Vec<TableSpec>) -> Result<Self, ClientError> {
         let runtime = network()?;
-        let mut clients = Vec::new();
-        let mut steps = Vec::new();
-        for server in 0..config.servers.len() as u32 {
-            let (client, next_step) = runtime.block_on(persist(&config, server, || open(&config, &specs, server)))?;
-            clients.push(client);
-            steps.push(next_step);
-        }
-        let next_step = first_step(&steps);
-        Ok(Self { shared: Arc::new(Shared { config, specs, clients }), next_step, waiting: Duration::ZERO, runtime })
+        let (shared, next_step) = runtime.block_on(open_all(config, specs, false))?;
+        Ok(Self { shared: Arc::new(shared), next_step, waiting: Duration::ZERO, runtime })
+    }
+
+    /// Opens the tables again, when the servers have gone to a checkpoint: what is on its way is lost, and the next
+    /// step may be an earlier one.
+    ///
+    /// # Errors
+    /// As [`Tables::open`].
+    pub fn reopen(&mut self) -> Result<(), ClientError> {
+        let start = Instant::now();
+        let Shared { config, specs, .. } = &*self.shared;
+        let (shared, next_step) = self.runtime.block_on(open_all(config.clone(), specs.clone(), true))?;
+        (self.shared, self.next_step) = (Arc::new(shared), next_step);
+        self.waiting += start.elapsed();
+        Ok(())
+    }
+
+    /// Counts the times that the servers went to a checkpoint; 0 where they keep none.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.shared.epoch
     }
 
     /// The first step that not all servers have from this trainer.
@@ -177,26 +197,61 @@ fn first_step(steps: &[u64]) -> u64 {
     steps.iter().copied().filter(|step| step + 1 >= newest).min().unwrap_or(0)
 }
 
+/// Opens them at every server, all in one epoch. `again`: servers that were started anew do not know this trainer.
+async fn open_all(config: SessionConfig, specs: Vec<TableSpec>, again: bool) -> Result<(Shared, u64), ClientError> {
+    let (mut epoch, mut channels, mut steps) = (0, Vec::new(), Vec::new());
+    while channels.len() < config.servers.len() {
+        let server = channels.len() as u32;
+        let (channel, reply) = persist(&config, server, || open(&config, &specs, server, (epoch, again))).await?;
+        if reply.epoch > epoch && server > 0 {
+            // Those before it have followed since, or are about to.
+            channels.clear();
+            steps.clear();
+        } else {
+            channels.push(channel);
+            steps.push(reply.next_step);
+        }
+        epoch = reply.epoch;
+    }
+    let client = |channel: &Channel| SparseTablesClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE);
+    let (clients, lead) = (channels.iter().map(client).collect(), channels.swap_remove(0));
+    let next_step = first_step(&steps);
+    Ok((Shared { config, specs, epoch, clients, lead, layers_wanted: AtomicU64::new(0) }, next_step))
+}
+
 async fn open(
     config: &SessionConfig,
     specs: &[TableSpec],
     server: u32,
-) -> Result<(SparseTablesClient<Channel>, u64), Failure> {
-    let address = &config.servers[server as usize];
-    let channel = connect(&config.network, address).await?;
-    let mut client = SparseTablesClient::new(channel).max_decoding_message_size(MAX_MESSAGE);
-    let tables = specs.iter().map(proto::TableSpec::from).collect();
-    let reply = client.open_tables(OpenTablesRequest { trainer: Some(config.id()), tables }).await?.into_inner();
-    let ours = config.servers.len() as u32;
-    if (reply.server, reply.servers) != (server, ours) {
-        let address = address.clone();
-        let (found, servers) = (reply.server, reply.servers);
-        return Err(Failure::Final(ClientError::Misplaced { address, found, servers, want: server, ours }));
+    (epoch, again): (u64, bool),
+) -> Result<(Channel, proto::OpenTablesReply), Failure> {
+    let channel = connect(&config.network, &config.servers[server as usize]).await?;
+    if again {
+        join(config, None, channel.clone()).await?;
     }
-    Ok((client, reply.next_step))
+    let tables = specs.iter().map(proto::TableSpec::from).collect();
+    let request = OpenTablesRequest { trainer: Some(config.id()), tables };
+    let reply = SparseTablesClient::new(channel.clone()).open_tables(request).await?.into_inner();
+    in_place(config, server, (reply.server, reply.servers))?;
+    if reply.epoch < epoch {
+        return Err(Status::unavailable("it has yet to go to the checkpoint that the others hold").into());
+    }
+    Ok((channel, reply))
 }
 
 impl Shared {
+    /// The same for a trainer that was told to stop, and still has something to say.
+    pub fn uninterrupted(&self) -> Self {
+        Self {
+            config: SessionConfig { interrupt: Arc::default(), ..self.config.clone() },
+            specs: self.specs.clone(),
+            epoch: self.epoch,
+            clients: self.clients.clone(),
+            lead: self.lead.clone(),
+            layers_wanted: AtomicU64::new(0),
+        }
+    }
+
     async fn pull(&self, wanted: &[(usize, Vec<u64>)]) -> Result<Vec<Vec<f32>>, ClientError> {
         let servers = self.clients.len();
         // By server and table: the places of its keys.
@@ -213,7 +268,7 @@ impl Shared {
                 keys: places.iter().map(|place| wanted[of].1[*place]).collect(),
             };
             let wanted = places.iter().enumerate().map(keys).collect();
-            let request = PullRowsRequest { trainer: Some(self.config.id()), wanted };
+            let request = PullRowsRequest { trainer: Some(self.config.id()), wanted, epoch: self.epoch };
             let reply = self
                 .insist(server, |mut client| {
                     let request = request.clone();
@@ -242,7 +297,7 @@ impl Shared {
     fn requests(&self, step: u64, gradients: &[RowGradients]) -> Vec<PushRowsRequest> {
         let servers = self.clients.len();
         let mut requests: Vec<PushRowsRequest> = (0..servers)
-            .map(|_| PushRowsRequest { trainer: Some(self.config.id()), step, tables: Vec::new() })
+            .map(|_| PushRowsRequest { trainer: Some(self.config.id()), step, tables: Vec::new(), epoch: self.epoch })
             .collect();
         for RowGradients { table, keys, values } in gradients {
             let width = self.specs[*table].width;
@@ -276,13 +331,16 @@ impl Shared {
             })
             .await
         });
-        try_join_all(pushed).await.map(drop)
+        let replies = try_join_all(pushed).await?;
+        let wanted = replies.first().map_or(0, |of_server_0| of_server_0.layers_wanted_at);
+        self.layers_wanted.store(wanted, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Calls a server until it answers, for as long as a server may be away. There is no deadline for the
     /// answer itself: it may have to wait for other trainers. That a server is gone shows by its
     /// connection.
-    async fn insist<T, F: Future<Output = Result<Response<T>, Status>>>(
+    pub async fn insist<T, F: Future<Output = Result<Response<T>, Status>>>(
         &self,
         server: usize,
         call: impl Fn(SparseTablesClient<Channel>) -> F,
@@ -317,7 +375,7 @@ impl Shared {
         }
     }
 
-    fn refused(&self, server: usize, reason: impl Into<String>) -> ClientError {
+    pub fn refused(&self, server: usize, reason: impl Into<String>) -> ClientError {
         ClientError::Refused { address: self.config.servers[server].clone(), reason: reason.into() }
     }
 }

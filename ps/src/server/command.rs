@@ -41,6 +41,8 @@ pub enum Command {
     Steps(oneshot::Sender<Vec<u64>>),
     /// The block goes to another state, in an epoch of its own; `None` is a block without values.
     Restore(u64, Option<BlockState>, oneshot::Sender<()>),
+    /// Of parameters that trainers train themselves: the state that one of them gives, in an epoch.
+    Keep(u64, BlockState),
     /// The block's part in replication changes.
     Stand(Standing),
     /// A backup that holds the version named follows from now on; answers whether it gets a copy.
@@ -63,6 +65,7 @@ impl Command {
             | Self::Initialize(..)
             | Self::Finish(_)
             | Self::Restore(..)
+            | Self::Keep(..)
             | Self::Stand(_)
             | Self::Install(..)
             | Self::Mirror(..) => true,

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
 
 use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
@@ -17,13 +18,16 @@ use super::metrics::Metrics;
 use super::recipe::Recipe;
 use super::recovery::Recovery;
 use super::replication::Replication;
-use super::store::{Start, Store};
+use super::store::{Progress, Start, Store};
 use crate::batch::sharing::Sharing;
 use crate::clock::now;
 use crate::layout::{Layout, TensorSpec};
 use crate::proto;
 use crate::shm::{self, Mapping, Offer};
-use crate::sparse::Tables;
+use crate::sparse::{Place, TableSpec, Tables};
+
+/// More tasks than this share the rows of tables no better.
+const MOST_SHARDS: usize = 16;
 
 /// Shared by the services; the locks are held for a few assignments, never across an await.
 pub struct Shared {
@@ -136,6 +140,31 @@ impl Shared {
         };
         self.model.notify_waiters();
         store
+    }
+
+    /// The sparse tables, made from the first trainer's specs or those of a checkpoint, which were validated.
+    pub fn tables_for(&self, specs: &[TableSpec]) -> &Tables {
+        self.tables.get_or_init(|| {
+            tracing::info!(tables = specs.len(), "the sparse tables are known");
+            let config = &self.config;
+            let place = Place {
+                server: config.index,
+                servers: config.servers,
+                trainers: config.trainers,
+                seed: config.training.seed,
+                shards: thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_SHARDS)),
+            };
+            Tables::start(specs.to_vec(), place, &self.recipe, &self.tasks)
+        })
+    }
+
+    /// How far training is here; `None` while blocks are without values.
+    pub async fn progress(&self) -> Option<Progress> {
+        let progress = self.store().ok()?.progress(self.config.index).await?;
+        let Some(tables) = self.tables.get() else { return Some(progress) };
+        // The blocks hold what trainers train themselves, as it was kept last.
+        let step = tables.progress().await.ok()?;
+        Some(Progress { version: step, step })
     }
 
     /// Name of the tensor that a block begins with, for people.

@@ -58,6 +58,8 @@ pub struct Start<'a> {
 pub struct Store {
     layout: Layout,
     elastic: bool,
+    /// Slots of optimizer state for each element.
+    slots: usize,
     blocks: BTreeMap<u32, mpsc::Sender<Command>>,
 }
 
@@ -82,7 +84,7 @@ impl Store {
             tasks.spawn(block::own(plan, receiver));
             (block, sender)
         });
-        Self { blocks: blocks.collect(), elastic, layout }
+        Self { blocks: blocks.collect(), elastic, slots: recipe.optimizer.slots(), layout }
     }
 
     /// How the parameters are cut.
@@ -192,6 +194,30 @@ impl Store {
             // A block that has ended needs no state.
             let _ = ask(sender, |reply| Command::Restore(epoch, state, reply)).await;
         }
+    }
+
+    /// Takes a block of parameters that trainers train themselves, as one of them gives it in `epoch`.
+    pub async fn keep(&self, epoch: u64, contents: proto::BlockContents) -> Result<(), Status> {
+        let (block, slots) = (contents.block, contents.slots.len());
+        let sender = self.owned(block)?;
+        let (_, state) = state(contents, self.layout.range(block).len())?;
+        if state.values.is_empty() || state.slots.iter().any(Vec::is_empty) || slots != self.slots {
+            return Err(Status::invalid_argument(format!(
+                "block {block} needs values and {} slots of optimizer state, {slots} slots came",
+                self.slots
+            )));
+        }
+        sender.send(Command::Keep(epoch, state)).await.map_err(|_| ended())
+    }
+
+    /// A block as it was kept, or trained, last; without values if there are none.
+    pub async fn contents(&self, block: u32) -> Result<proto::BlockContents, Status> {
+        self.owned(block)?;
+        let BlockState { values, slots, updates, version, next_steps } =
+            self.snapshot(block, None).await.unwrap_or_default();
+        let bytes = |values: Vec<f32>| Bytes::copy_from_slice(bytemuck::cast_slice(&values));
+        let (values, slots) = (bytes(values), slots.into_iter().map(bytes).collect());
+        Ok(proto::BlockContents { block, version, updates, next_steps, values, slots })
     }
 
     /// How far training is in `shard`; `None` while blocks are without values.

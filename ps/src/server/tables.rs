@@ -1,7 +1,6 @@
 //! The `SparseTables` service: hands what trainers ask to [`crate::sparse`].
 
 use std::sync::Arc;
-use std::thread;
 
 use tonic::{Request, Response, Status};
 
@@ -9,12 +8,10 @@ use super::shared::{Shared, trainer};
 use crate::clock::now;
 use crate::proto::sparse_tables_server::{self, SparseTablesServer};
 use crate::proto::{
-    OpenTablesReply, OpenTablesRequest, PullRowsReply, PullRowsRequest, PushRowsReply, PushRowsRequest,
+    BlockContents, KeepLayersReply, KeepLayersRequest, KeptLayersRequest, OpenTablesReply, OpenTablesRequest,
+    PullRowsReply, PullRowsRequest, PushRowsReply, PushRowsRequest,
 };
-use crate::sparse::{MAX_MESSAGE, Place, Pull, Push, TableSpec, Tables, TablesError};
-
-/// More tasks than this share rows no better.
-const MOST_SHARDS: usize = 16;
+use crate::sparse::{MAX_MESSAGE, Pull, Push, TableSpec, Tables, TablesError};
 
 pub struct Service(Arc<Shared>);
 
@@ -29,17 +26,22 @@ impl sparse_tables_server::SparseTables for Service {
         let request = request.into_inner();
         let id = trainer(request.trainer)?;
         self.0.members().hear(&id, now())?;
+        let epoch = self.0.recovery.epoch();
+        if self.0.config.checkpoint.is_some() && epoch == 0 {
+            return Err(Status::unavailable("the servers are looking for the newest checkpoint"));
+        }
         let specs: Vec<TableSpec> = request.tables.into_iter().map(TableSpec::from).collect();
         let tables = self.tables_for(specs, id.index)?;
         let next_step = tables.next_step(id.index).await?;
         let (server, servers) = (self.0.config.index, self.0.config.servers);
-        Ok(Response::new(OpenTablesReply { next_step, server, servers }))
+        Ok(Response::new(OpenTablesReply { next_step, server, servers, epoch }))
     }
 
     async fn pull_rows(&self, request: Request<PullRowsRequest>) -> Result<Response<PullRowsReply>, Status> {
-        let PullRowsRequest { trainer: id, wanted } = request.into_inner();
+        let PullRowsRequest { trainer: id, wanted, epoch } = request.into_inner();
         let id = trainer(id)?;
         self.0.members().hear(&id, now())?;
+        self.check_epoch(epoch)?;
         let wanted: Vec<Pull> =
             wanted.into_iter().map(|wanted| Pull { table: wanted.table, keys: wanted.keys }).collect();
         let rows = self.tables()?.pull(id.index, &wanted).await?;
@@ -47,20 +49,45 @@ impl sparse_tables_server::SparseTables for Service {
     }
 
     async fn push_rows(&self, request: Request<PushRowsRequest>) -> Result<Response<PushRowsReply>, Status> {
-        let PushRowsRequest { trainer: id, step, tables } = request.into_inner();
+        let PushRowsRequest { trainer: id, step, tables, epoch } = request.into_inner();
         let id = trainer(id)?;
+        self.check_epoch(epoch)?;
         {
             let (mut members, now) = (self.0.members(), now());
             members.hear(&id, now)?;
             members.gave(id.index, step, now);
         }
         let pushes = tables.into_iter().map(|t| Push { table: t.table, keys: t.keys, gradients: t.gradients });
-        self.tables()?.push(id.index, step, &pushes.collect::<Vec<_>>()).await?;
-        Ok(Response::new(PushRowsReply {}))
+        let tables = self.tables()?;
+        tables.push((id.index, epoch), step, &pushes.collect::<Vec<_>>()).await?;
+        Ok(Response::new(PushRowsReply { layers_wanted_at: tables.layers_wanted() }))
+    }
+
+    async fn keep_layers(&self, request: Request<KeepLayersRequest>) -> Result<Response<KeepLayersReply>, Status> {
+        let KeepLayersRequest { trainer: id, epoch, contents } = request.into_inner();
+        self.0.members().hear(&trainer(id)?, now())?;
+        self.check_epoch(epoch)?;
+        let contents = contents.ok_or_else(|| Status::invalid_argument("the message has no contents; set them"))?;
+        self.0.store()?.keep(epoch, contents).await?;
+        Ok(Response::new(KeepLayersReply {}))
+    }
+
+    async fn kept_layers(&self, request: Request<KeptLayersRequest>) -> Result<Response<BlockContents>, Status> {
+        let KeptLayersRequest { trainer: id, block } = request.into_inner();
+        self.0.members().hear(&trainer(id)?, now())?;
+        Ok(Response::new(self.0.store()?.contents(block).await?))
     }
 }
 
 impl Service {
+    /// What a trainer sends from before the servers went to a checkpoint belongs to rows that are gone.
+    fn check_epoch(&self, epoch: u64) -> Result<(), Status> {
+        if epoch == self.0.recovery.epoch() {
+            return Ok(());
+        }
+        Err(Status::aborted("the servers went to a checkpoint since this trainer opened the tables; open them again"))
+    }
+
     fn tables(&self) -> Result<&Tables, Status> {
         let missing = || Status::failed_precondition("no trainer has told the tables yet; call OpenTables first");
         self.0.tables.get().ok_or_else(missing)
@@ -71,10 +98,10 @@ impl Service {
         TableSpec::validate(&specs).map_err(|error| Status::invalid_argument(error.to_string()))?;
         let (shared, config) = (&self.0, &self.0.config);
         let table = &specs[0].name;
-        if config.checkpoint.is_some() {
+        if config.checkpoint.is_some() && shared.store().is_err() {
             return Err(Status::failed_precondition(format!(
-                "checkpoints do not hold the rows of sparse tables, and this job has table {table}: remove \
-                 spec.checkpoint, or --checkpoint-dir"
+                "a checkpoint holds the rows of sparse tables together with the trainers' own layers; this job has table \
+                 {table} and no layers: tell them in Join, or remove spec.checkpoint, or --checkpoint-dir"
             )));
         }
         if shared.replication.is_some() {
@@ -83,18 +110,7 @@ impl Service {
                  spec.ps.replicationFactor to 1"
             )));
         }
-        let tables = shared.tables.get_or_init(|| {
-            tracing::info!(tables = specs.len(), "the first trainer has told the sparse tables");
-            let shards = thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_SHARDS));
-            let place = Place {
-                server: config.index,
-                servers: config.servers,
-                trainers: config.trainers,
-                seed: config.training.seed,
-                shards,
-            };
-            Tables::start(specs.clone(), place, &shared.recipe, &shared.tasks)
-        });
+        let tables = shared.tables_for(&specs);
         match difference(tables.specs(), &specs) {
             Some(difference) => Err(Status::invalid_argument(format!(
                 "trainer {trainer} has other tables than the job: {difference}; start all trainers with the same arguments"
@@ -105,7 +121,7 @@ impl Service {
 }
 
 /// The first table that is another one, in words.
-fn difference(job: &[TableSpec], trainer: &[TableSpec]) -> Option<String> {
+pub(super) fn difference(job: &[TableSpec], trainer: &[TableSpec]) -> Option<String> {
     if job.len() != trainer.len() {
         return Some(format!("the job has {}, the trainer {}", job.len(), trainer.len()));
     }

@@ -2,17 +2,25 @@
 //! says which server and which task of it has the row ([`key`]); a task owns its [`shard`] alone, so
 //! nothing is locked. Rows cost memory from their first gradient on ([`rows`]).
 
+mod counts;
 mod gradients;
 mod idle;
 pub mod key;
 mod local;
 mod owner;
+mod refill;
 mod rows;
 mod shard;
 mod tables;
 
+pub use counts::{Counts, TableCounts};
 pub use local::Local;
-pub use tables::{Counts, Place, Pull, Push, TableCounts, Tables, TablesError};
+pub use tables::{Place, Pull, Push, Tables, TablesError};
+
+pub(crate) use rows::Row;
+pub(crate) use shard::{Clock, ShardState};
+
+use serde::{Deserialize, Serialize};
 
 use crate::proto;
 
@@ -24,7 +32,7 @@ const WIDEST: usize = 65_536;
 const MOST_TABLES: usize = 1024;
 
 /// One table.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TableSpec {
     /// Name, unique in the job.
     pub name: String,

@@ -1,7 +1,9 @@
 //! The rows of one table in one task: a map from key to place, and the places in chunks that never
-//! move. Memory grows with the rows that there are, not with the keys that there could be.
+//! move. Memory grows with the rows that there are, not with the keys that there could be. A [`Snapshot`] shares
+//! the chunks: one that changes while it is held is copied first.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use super::key::KeyState;
 use crate::optimizer::Optimizer;
@@ -16,7 +18,7 @@ pub struct Rows {
     stride: usize,
     rows_per_chunk: usize,
     places: HashMap<u64, u32, KeyState>,
-    chunks: Vec<Box<[f32]>>,
+    chunks: Vec<Arc<[f32]>>,
     /// By place.
     heads: Vec<Head>,
     free: Vec<u32>,
@@ -32,6 +34,39 @@ struct Head {
     used: u64,
     /// Updates so far; 0 marks a place that is free.
     updates: u64,
+}
+
+/// A row as it was at one moment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Row<'a> {
+    pub key: u64,
+    /// When it was used last, in the count of its task's requests.
+    pub used: u64,
+    /// Updates so far; at least 1.
+    pub updates: u64,
+    /// Its values, then each slot of its optimizer state.
+    pub numbers: &'a [f32],
+}
+
+/// All rows of a table in one task, at one moment.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    stride: usize,
+    rows_per_chunk: usize,
+    heads: Vec<Head>,
+    chunks: Vec<Arc<[f32]>>,
+}
+
+impl Snapshot {
+    /// The rows, in no order that means anything.
+    pub fn rows(&self) -> impl Iterator<Item = Row<'_>> {
+        let there = self.heads.iter().enumerate().filter(|(_, head)| head.updates > 0);
+        there.map(|(place, &Head { key, used, updates })| {
+            let start = place % self.rows_per_chunk * self.stride;
+            let numbers = &self.chunks[place / self.rows_per_chunk][start..start + self.stride];
+            Row { key, used, updates, numbers }
+        })
+    }
 }
 
 impl Rows {
@@ -87,16 +122,33 @@ impl Rows {
         let head = &mut self.heads[place];
         head.used = now;
         head.updates += 1;
+        let (updates, scratch) = (head.updates, &mut self.scratch);
         let start = place % self.rows_per_chunk * self.stride;
-        let row = &mut self.chunks[place / self.rows_per_chunk][start..start + self.stride];
+        let row = &mut Arc::make_mut(&mut self.chunks[place / self.rows_per_chunk])[start..start + self.stride];
         let (values, slots) = row.split_at_mut(self.width);
-        for (scratch, slot) in self.scratch.iter_mut().zip(slots.chunks_exact(self.width)) {
+        for (scratch, slot) in scratch.iter_mut().zip(slots.chunks_exact(self.width)) {
             scratch.copy_from_slice(slot);
         }
-        optimizer.update(values, bytemuck::cast_slice(gradient), &mut self.scratch, factor, head.updates);
-        for (scratch, slot) in self.scratch.iter().zip(slots.chunks_exact_mut(self.width)) {
+        optimizer.update(values, bytemuck::cast_slice(gradient), scratch, factor, updates);
+        for (scratch, slot) in scratch.iter().zip(slots.chunks_exact_mut(self.width)) {
             slot.copy_from_slice(scratch);
         }
+    }
+
+    /// All rows as they are. What is copied now is what is known of each beside its numbers.
+    pub fn snapshot(&self) -> Snapshot {
+        let Self { stride, rows_per_chunk, heads, chunks, .. } = self;
+        Snapshot { stride: *stride, rows_per_chunk: *rows_per_chunk, heads: heads.clone(), chunks: chunks.clone() }
+    }
+
+    /// Puts back a row of a snapshot, of a table of the same width and slots.
+    pub fn insert(&mut self, row: Row) {
+        let place = match self.places.get(&row.key) {
+            Some(place) => *place as usize,
+            None => self.make(row.key, |_| {}),
+        };
+        self.heads[place] = Head { key: row.key, used: row.used, updates: row.updates };
+        self.numbers(place).copy_from_slice(row.numbers);
     }
 
     /// Removes rows that were last used at `until` or before; how many.
@@ -133,11 +185,17 @@ impl Rows {
         self.places.insert(key, place);
         let place = place as usize;
         self.heads[place] = Head { key, used: 0, updates: 0 };
-        let start = place % self.rows_per_chunk * self.stride;
-        let row = &mut self.chunks[place / self.rows_per_chunk][start..start + self.stride];
-        initial(&mut row[..self.width]);
-        row[self.width..].fill(0.0);
+        let width = self.width;
+        let row = self.numbers(place);
+        initial(&mut row[..width]);
+        row[width..].fill(0.0);
         place
+    }
+
+    /// Values and slots of a place.
+    fn numbers(&mut self, place: usize) -> &mut [f32] {
+        let start = place % self.rows_per_chunk * self.stride;
+        &mut Arc::make_mut(&mut self.chunks[place / self.rows_per_chunk])[start..start + self.stride]
     }
 
     fn remove(&mut self, place: u32) {
@@ -197,6 +255,22 @@ mod tests {
         assert_eq!(rows.evict_unused(49), 49);
         assert!(rows.read(10, 201).is_some() && rows.read(49, 201).is_none() && rows.read(50, 201).is_some());
         assert_eq!(rows.evict_unused(49), 0);
+    }
+
+    #[test]
+    fn a_snapshot_stays_as_it_was_and_gives_the_rows_back() {
+        let (mut rows, sgd) = (filled(0..10_000), sgd());
+        rows.evict_unused(99);
+        let snapshot = rows.snapshot();
+        rows.update(500, &[1.0; 4], (&sgd, 1.0), 0, |_| unreachable!("it is there"));
+        rows.update(50, &[1.0; 4], (&sgd, 1.0), 0, |row| row.fill(0.0));
+        let of_500 = snapshot.rows().find(|row| row.key == 500).expect("it was there");
+        assert_eq!((of_500.updates, of_500.numbers), (1, &[499.0; 4][..]));
+        let mut restored = Rows::new(4, 0);
+        snapshot.rows().for_each(|row| restored.insert(row));
+        assert_eq!(restored.len(), 9_900);
+        assert_eq!(restored.read(9_999, 0), Some(&[9_998.0; 4][..]));
+        assert!(restored.read(50, 0).is_none() && rows.read(50, 0).is_some());
     }
 
     #[test]

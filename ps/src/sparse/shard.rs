@@ -5,9 +5,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::gradients::Gradients;
 use super::idle::Idle;
-use super::rows::Rows;
+use super::rows::{Row, Rows, Snapshot};
 use super::{TableSpec, key};
 use crate::consistency::{Rule, Verdict};
 use crate::server::Recipe;
@@ -25,6 +27,7 @@ pub struct Plan {
 /// `W` is whoever waits for a push.
 pub struct Shard<W> {
     recipe: Arc<Recipe>,
+    trainers: u32,
     tables: Vec<Table>,
     rule: Rule,
     round: Round<W>,
@@ -65,6 +68,23 @@ impl<W> Default for Round<W> {
     }
 }
 
+/// Everything of a shard that outlives its server.
+#[derive(Clone, Debug)]
+pub struct ShardState {
+    /// The rows of each table.
+    pub tables: Vec<Snapshot>,
+    pub clock: Clock,
+}
+
+/// How far a shard is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Clock {
+    /// By trainer index: the first step whose gradients the rows do not contain.
+    pub next_steps: Vec<u64>,
+    /// Requests so far, by which rows remember when they were used.
+    pub requests: u64,
+}
+
 /// What a table of a shard holds, for those who watch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holding {
@@ -87,6 +107,7 @@ impl<W> Shard<W> {
         };
         Self {
             tables: plan.specs.iter().enumerate().map(table).collect(),
+            trainers: plan.trainers,
             rule: Rule::new(plan.recipe.consistency.clone(), plan.trainers),
             recipe: plan.recipe.clone(),
             round: Round::default(),
@@ -158,6 +179,39 @@ impl<W> Shard<W> {
     /// The first step that this shard does not have from the trainer.
     pub fn next_step(&self, trainer: u32) -> u64 {
         self.rule.next_step(trainer)
+    }
+
+    /// By trainer: the first step that the rows do not contain.
+    pub fn settled(&self) -> Vec<u64> {
+        (0..self.trainers).map(|trainer| self.rule.settled(trainer)).collect()
+    }
+
+    /// Steps that the rows contain of every trainer.
+    pub fn settled_by_all(&self) -> u64 {
+        self.settled().into_iter().min().unwrap_or(0)
+    }
+
+    /// Everything as it is, without the round that is open.
+    pub fn state(&self) -> ShardState {
+        let tables = self.tables.iter().map(|table| table.rows.snapshot()).collect();
+        ShardState { tables, clock: Clock { next_steps: self.settled(), requests: self.requests } }
+    }
+
+    /// Puts back a row of a table.
+    pub fn insert(&mut self, table: usize, row: Row) {
+        self.tables[table].rows.insert(row);
+    }
+
+    /// Goes on from where a shard was, or several of which this one has rows: the furthest decides, so that nothing is
+    /// applied twice.
+    pub fn resume<'a>(&mut self, clocks: impl IntoIterator<Item = &'a Clock>) {
+        let mut steps = vec![0; self.trainers as usize];
+        for Clock { next_steps, requests } in clocks {
+            steps.iter_mut().zip(next_steps).for_each(|(step, other)| *step = (*step).max(*other));
+            self.requests = self.requests.max(*requests);
+        }
+        self.step = steps.iter().copied().max().unwrap_or(0).saturating_sub(1);
+        self.rule.restore(&steps);
     }
 
     /// Lets rows go that are too many, or were unused for too long by `now_ms`.

@@ -9,9 +9,11 @@ use psjobs_api::training::NonFinite;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 
+use super::counts::Counts;
 use super::gradients::Gradients;
 use super::owner::{self, Command};
-use super::shard::{Holding, Plan, Shard};
+use super::refill::Refill;
+use super::shard::{Plan, Shard, ShardState};
 use super::{TableSpec, key};
 use crate::server::{Recipe, finite};
 
@@ -109,83 +111,14 @@ pub enum TablesError {
     Ended,
 }
 
-/// What happened to a server's tables.
-#[derive(Debug)]
-pub struct Counts {
-    tables: Vec<(String, TableCells)>,
-    not_finite: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-struct TableCells {
-    rows: AtomicU64,
-    bytes: AtomicU64,
-    evicted: AtomicU64,
-    pulled: AtomicU64,
-    pushed: AtomicU64,
-}
-
-/// One table, at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TableCounts {
-    /// Name of the table.
-    pub table: String,
-    /// Rows held now.
-    pub rows: u64,
-    /// Bytes that they take with their optimizer state and their index.
-    pub bytes: u64,
-    /// Rows that went because they were too many or unused.
-    pub evicted: u64,
-    /// Keys pulled so far.
-    pub pulled: u64,
-    /// Keys pushed so far.
-    pub pushed: u64,
-}
-
-impl Counts {
-    fn new(specs: &[TableSpec]) -> Self {
-        let tables = specs.iter().map(|spec| (spec.name.clone(), TableCells::default())).collect();
-        Self { tables, not_finite: AtomicU64::new(0) }
-    }
-
-    /// A shard holds `now` of a table, where it held `before`.
-    pub(super) fn holds(&self, table: usize, before: Holding, now: Holding) {
-        let cells = &self.tables[table].1;
-        for (cell, before, now) in [
-            (&cells.rows, before.rows, now.rows),
-            (&cells.bytes, before.bytes, now.bytes),
-            (&cells.evicted, before.evicted, now.evicted),
-        ] {
-            // Wraps where it is less, and so subtracts.
-            cell.fetch_add(now.wrapping_sub(before), Relaxed);
-        }
-    }
-
-    /// The tables as they are now.
-    pub fn tables(&self) -> impl Iterator<Item = TableCounts> {
-        self.tables.iter().map(|(name, cells)| TableCounts {
-            table: name.clone(),
-            rows: cells.rows.load(Relaxed),
-            bytes: cells.bytes.load(Relaxed),
-            evicted: cells.evicted.load(Relaxed),
-            pulled: cells.pulled.load(Relaxed),
-            pushed: cells.pushed.load(Relaxed),
-        })
-    }
-
-    /// Pushes with NaN or infinity.
-    pub fn not_finite(&self) -> u64 {
-        self.not_finite.load(Relaxed)
-    }
-}
-
 /// The tables of one server.
 pub struct Tables {
-    specs: Arc<[TableSpec]>,
+    plan: Plan,
     place: Place,
     shards: Vec<mpsc::Sender<Command>>,
     counts: Arc<Counts>,
-    non_finite: NonFinite,
+    /// Steps after which the layers that trainers train themselves are wanted, for a checkpoint; 0: not.
+    layers_wanted: AtomicU64,
 }
 
 impl Tables {
@@ -193,9 +126,8 @@ impl Tables {
     /// validated.
     pub(crate) fn start(specs: Vec<TableSpec>, place: Place, recipe: &Arc<Recipe>, tasks: &TaskTracker) -> Self {
         let counts = Arc::new(Counts::new(&specs));
-        let specs: Arc<[TableSpec]> = specs.into();
         let plan = Plan {
-            specs: specs.clone(),
+            specs: specs.into(),
             recipe: recipe.clone(),
             trainers: place.trainers,
             seed: place.seed,
@@ -207,13 +139,13 @@ impl Tables {
             sender
         };
         let shards = (0..place.shards.max(1)).map(start).collect();
-        Self { specs, place, shards, counts, non_finite: recipe.non_finite }
+        Self { plan, place, shards, counts, layers_wanted: AtomicU64::new(0) }
     }
 
     /// The job's tables.
     #[must_use]
     pub fn specs(&self) -> &[TableSpec] {
-        &self.specs
+        &self.plan.specs
     }
 
     /// What happened to them.
@@ -235,7 +167,7 @@ impl Tables {
 
     async fn pull_one(&self, trainer: u32, Pull { table, keys }: &Pull) -> Result<Vec<u8>, TablesError> {
         let table = *table as usize;
-        let row_bytes = self.specs[table].width * size_of::<f32>();
+        let row_bytes = self.plan.specs[table].width * size_of::<f32>();
         let dealt = self.deal(keys);
         let asked = dealt.iter().zip(&self.shards).filter(|(places, _)| !places.is_empty());
         let rows = asked.map(|(places, shard)| async move {
@@ -250,34 +182,42 @@ impl Tables {
                 bytes[place * row_bytes..][..row_bytes].copy_from_slice(row);
             }
         }
-        self.counts.tables[table].1.pulled.fetch_add(keys.len() as u64, Relaxed);
+        self.counts.pulls(table, keys.len());
         Ok(bytes)
     }
 
-    /// Takes a trainer's gradients of `step`; returns when the consistency rule lets it go on.
+    /// Takes a trainer's gradients of `step`, sent in the server's `epoch`; returns when the consistency rule lets it go on.
     ///
     /// # Errors
     /// If something does not fit; nothing was applied then.
-    pub async fn push<B: AsRef<[u8]>>(&self, trainer: u32, step: u64, pushes: &[Push<B>]) -> Result<(), TablesError> {
+    pub async fn push<B: AsRef<[u8]>>(
+        &self,
+        (trainer, epoch): (u32, u64),
+        step: u64,
+        pushes: &[Push<B>],
+    ) -> Result<(), TablesError> {
         self.check_push(pushes)?;
         let left_out = self.not_finite(trainer, step, pushes)?;
-        let mut dealt: Vec<Option<Vec<Gradients>>> =
-            self.shards.iter().map(|_| (!left_out).then(|| vec![Gradients::default(); self.specs.len()])).collect();
+        let mut dealt: Vec<Option<Vec<Gradients>>> = self
+            .shards
+            .iter()
+            .map(|_| (!left_out).then(|| vec![Gradients::default(); self.plan.specs.len()]))
+            .collect();
         for Push { table, keys, gradients } in pushes {
             let (table, shards) = (*table as usize, self.shards.len());
-            let rows = gradients.as_ref().as_chunks().0.chunks_exact(self.specs[table].width);
+            let rows = gradients.as_ref().as_chunks().0.chunks_exact(self.plan.specs[table].width);
             for (key, row) in keys.iter().zip(rows) {
                 if let Some(gradients) = &mut dealt[key::shard(*key, shards)] {
                     gradients[table].add_bytes(*key, row);
                 }
             }
-            self.counts.tables[table].1.pushed.fetch_add(keys.len() as u64, Relaxed);
+            self.counts.pushes(table, keys.len());
         }
         // Tasks without a key of it hear of the step, too: a round waits for everybody.
         let given = dealt
             .into_iter()
             .zip(&self.shards)
-            .map(|(gradients, shard)| ask(shard, |reply| Command::Push { trainer, step, gradients, reply }));
+            .map(|(gradients, shard)| ask(shard, |reply| Command::Push { trainer, epoch, step, gradients, reply }));
         try_join_all(given).await.map(drop)
     }
 
@@ -288,6 +228,48 @@ impl Tables {
     pub async fn next_step(&self, trainer: u32) -> Result<u64, TablesError> {
         let steps = self.shards.iter().map(|shard| ask(shard, |reply| Command::NextStep(trainer, reply)));
         Ok(try_join_all(steps).await?.into_iter().min().unwrap_or(0))
+    }
+
+    /// Steps that all rows contain of every trainer.
+    ///
+    /// # Errors
+    /// If the server is ending.
+    pub async fn progress(&self) -> Result<u64, TablesError> {
+        let steps = self.shards.iter().map(|shard| ask(shard, Command::Progress));
+        Ok(try_join_all(steps).await?.into_iter().min().unwrap_or(0))
+    }
+
+    /// By task everything that outlives this server, when it contains the steps before `at`, or now; `None` if it
+    /// contains more, or the server is ending.
+    pub async fn snapshot(&self, at: Option<u64>) -> Option<Vec<ShardState>> {
+        let states = self.shards.iter().map(|shard| ask(shard, |reply| Command::Snapshot(at, reply)));
+        try_join_all(states).await.ok()?.into_iter().collect()
+    }
+
+    /// No rows, and as many tasks as there are here: what a checkpoint is read into.
+    pub(crate) fn blank(&self) -> Refill {
+        let shards = self.shards.iter().map(|_| Shard::new(&self.plan)).collect();
+        Refill { place: self.place, shards }
+    }
+
+    /// Goes to what was read; pushes from before `epoch` are no longer heard.
+    pub(crate) async fn replace(&self, rows: Refill, epoch: u64) {
+        self.want_layers(None);
+        let replaced = self.shards.iter().zip(rows.shards);
+        let replaced =
+            replaced.map(|(shard, other)| ask(shard, |reply| Command::Replace(Box::new(other), epoch, reply)));
+        // A task that has ended needs no rows.
+        drop(try_join_all(replaced).await);
+    }
+
+    /// Asks the trainers for their layers when they have done the steps before `at`, or no longer.
+    pub(crate) fn want_layers(&self, at: Option<u64>) {
+        self.layers_wanted.store(at.unwrap_or(0), Relaxed);
+    }
+
+    /// The step after which the trainers' layers are wanted; 0: not.
+    pub(crate) fn layers_wanted(&self) -> u64 {
+        self.layers_wanted.load(Relaxed)
     }
 
     /// Tells every task that a trainer has finished.
@@ -309,9 +291,10 @@ impl Tables {
 
     fn check(&self, table: u32, keys: &[u64]) -> Result<&TableSpec, TablesError> {
         let spec = self
+            .plan
             .specs
             .get(table as usize)
-            .ok_or(TablesError::NoSuchTable { found: table, tables: self.specs.len() })?;
+            .ok_or(TablesError::NoSuchTable { found: table, tables: self.plan.specs.len() })?;
         let Place { server, servers, .. } = self.place;
         match keys.iter().map(|key| (*key, key::server(*key, servers))).find(|(_, owner)| *owner != server) {
             Some((key, owner)) => Err(TablesError::Elsewhere { table: spec.name.clone(), key, owner }),
@@ -335,7 +318,7 @@ impl Tables {
 
     /// Whether the push is to be left out because of NaN or infinity; an error if it is refused.
     fn not_finite<B: AsRef<[u8]>>(&self, trainer: u32, step: u64, pushes: &[Push<B>]) -> Result<bool, TablesError> {
-        if self.non_finite == NonFinite::Pass {
+        if self.plan.recipe.non_finite == NonFinite::Pass {
             return Ok(false);
         }
         for Push { table, keys, gradients } in pushes {
@@ -343,11 +326,11 @@ impl Tables {
             if finite(gradients) {
                 continue;
             }
-            self.counts.not_finite.fetch_add(1, Relaxed);
-            if self.non_finite == NonFinite::Skip {
+            self.counts.left_out();
+            if self.plan.recipe.non_finite == NonFinite::Skip {
                 return Ok(true);
             }
-            let spec = &self.specs[*table as usize];
+            let spec = &self.plan.specs[*table as usize];
             let bad = gradients.chunks_exact(spec.width).position(|row| !finite(row)).unwrap_or(0);
             return Err(TablesError::NotFinite { trainer, step, table: spec.name.clone(), key: keys[bad] });
         }

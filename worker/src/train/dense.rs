@@ -1,9 +1,11 @@
 //! The layers that every trainer has all of: each applies the same mean gradient by the same rule, so that
 //! they stay the same everywhere. The rules are the servers'.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use psjobs_api::Training;
+use psjobs_ps::client::{Layers, TensorSpec};
 use psjobs_ps::optimizer::{Optimizer, State};
 use psjobs_ps::schedule::Schedule;
 use tch::{Tensor, no_grad};
@@ -44,6 +46,26 @@ impl Dense {
     #[must_use]
     pub fn updates(&self) -> u64 {
         self.state.step()
+    }
+
+    /// The parameters in the flat order, under the names that a model's `variables` have.
+    #[must_use]
+    pub fn tensors(&self, variables: &HashMap<String, Tensor>) -> Vec<TensorSpec> {
+        let name = |tensor: &Tensor| {
+            let named = variables.iter().find(|(_, variable)| variable.data_ptr() == tensor.data_ptr());
+            named.map_or_else(String::new, |(name, _)| name.clone())
+        };
+        let spec = |(tensor, _): &(Tensor, Range<usize>)| TensorSpec {
+            name: name(tensor),
+            shape: tensor.size().into_iter().map(|length| length as u64).collect(),
+        };
+        self.parameters.iter().map(spec).collect()
+    }
+
+    /// All of it, after so many steps.
+    #[must_use]
+    pub fn layers(&self, steps: u64) -> Layers {
+        Layers { steps, updates: self.updates(), state: self.state() }
     }
 
     /// Parameters and optimizer state, flat, for a trainer that has lost them.

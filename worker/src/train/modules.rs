@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use psjobs_api::{Environment, ReplicaResult};
-use psjobs_ps::client::{ClientError, Member, SessionConfig};
+use psjobs_ps::client::{ClientError, Member, SessionConfig, TensorSpec};
 use psjobs_ps::network::Network;
 use psjobs_ps::tls::TlsError;
 
@@ -58,14 +58,15 @@ impl Drop for Connections {
 }
 
 impl Participant {
-    /// Joins the job in `environment`, offering what `registry` can make. Waits up to `patience` for
-    /// each server.
+    /// Joins the job in `environment`, offering what `registry` can make. `layers` are those that the trainers train
+    /// themselves, for the servers' checkpoints, if there are any. Waits up to `patience` for each server.
     ///
     /// # Errors
     /// If a server stays away, or refuses this trainer.
     pub fn join(
         environment: &Environment,
         registry: Registry,
+        layers: Vec<TensorSpec>,
         total_steps: u64,
         patience: Duration,
     ) -> Result<Self, ModulesError> {
@@ -75,7 +76,7 @@ impl Participant {
         let settings = Settings { network: network.clone(), ..settings };
         let endpoint = Endpoint::start_driven(settings, registry, &driver);
         let connections = Connections { endpoint, _driver: driver };
-        let config = SessionConfig::new(environment, Vec::new(), total_steps);
+        let config = SessionConfig::new(environment, layers, total_steps);
         let config = SessionConfig { connect_timeout: patience, network, ..config };
         let member = Member::join(config).map_err(ModulesError::Join)?;
         let connect = |(index, address): (u32, &String)| {

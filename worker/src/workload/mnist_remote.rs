@@ -121,7 +121,7 @@ pub fn train(
     let split = Split { examples: data.train.len(), batch: plan.batch, trainers: plan.trainers, seed: plan.seed };
     let total = plan.total_steps(split.steps_per_epoch()?);
     let mut sampler = split.sampler(plan.trainer)?;
-    let participant = Participant::join(environment, Registry::default(), total, settings.patience)?;
+    let participant = Participant::join(environment, Registry::default(), Vec::new(), total, settings.patience)?;
     let trainer = Trainer::new(&participant, settings).map_err(ModulesError::Connect)?;
     ready();
     let step = |number| {

@@ -255,7 +255,7 @@ pub fn train(
         return Err(unfit(format!("the text has {} words, too few for steps of {length}", words.len())));
     }
     let total = plan.total_steps(per_epoch.unsigned_abs());
-    let participant = Participant::join(environment, Registry::default(), total, *patience)?;
+    let participant = Participant::join(environment, Registry::default(), Vec::new(), total, *patience)?;
     let seed = plan.seed as i64;
     let model = Rnn::new(participant.endpoint(), &participant.servers()[0], *size, seed, optimizer);
     let model = model.map_err(ModulesError::Connect)?;

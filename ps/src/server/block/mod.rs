@@ -156,6 +156,9 @@ impl Block {
                 self.mirror = (self.standing == Standing::Mirrored).then(|| Mirror::new(self.version));
                 let _ = reply.send(());
             }
+            Command::Keep(epoch, state) if epoch == self.epoch => self.keep(state),
+            // It belongs to a state that is gone.
+            Command::Keep(..) => {}
             Command::Stand(standing) => self.stand(standing),
             Command::Attach(held, backup, reply) => {
                 let _ = reply.send(self.attach(held, backup));

@@ -29,6 +29,19 @@ impl Block {
         }
     }
 
+    /// Takes what a trainer gives of parameters that it trains itself. A snapshot of a version that was never given is
+    /// not to be had any more.
+    pub(super) fn keep(&mut self, state: BlockState) {
+        let state = BlockState { next_steps: vec![state.version; self.plan.trainers as usize], ..state };
+        for (_, reply) in self.snapshots.extract_if(.., |(at, _)| *at < state.version) {
+            drop(reply.send(None));
+        }
+        let waiting = std::mem::take(&mut self.snapshots);
+        self.restore(Some(state));
+        self.snapshots = waiting;
+        self.find_due_snapshots();
+    }
+
     fn capture(&self) -> Option<BlockState> {
         if self.values.is_empty() {
             return None;

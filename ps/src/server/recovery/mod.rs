@@ -20,7 +20,7 @@ use tonic::{Request, Response, Status};
 use super::ServerError;
 use super::shared::Shared;
 use crate::checkpoint::WriteError;
-use crate::checkpoint::format::MANIFEST;
+use crate::checkpoint::format::{MANIFEST, PartEntry};
 use crate::clock::now;
 use crate::proto;
 
@@ -341,8 +341,23 @@ impl proto::recovery_server::Recovery for Service {
             self.0.recovery.last_written.notify_one();
             return Ok(Response::new(proto::SnapshotReply::default()));
         }
-        let part = part::write(&self.0, request.step, request.version).await.map_err(status)?;
-        Ok(Response::new(proto::SnapshotReply { file: part.file, bytes: part.bytes, crc32: part.crc32 }))
+        let written = part::write(&self.0, request.step, request.version).await.map_err(status)?;
+        Ok(Response::new(proto::SnapshotReply {
+            part: Some(written.part.into()),
+            rows: written.rows.map(proto::CheckpointFile::from),
+        }))
+    }
+}
+
+impl From<PartEntry> for proto::CheckpointFile {
+    fn from(PartEntry { file, bytes, crc32 }: PartEntry) -> Self {
+        Self { file, bytes, crc32 }
+    }
+}
+
+impl From<proto::CheckpointFile> for PartEntry {
+    fn from(proto::CheckpointFile { file, bytes, crc32 }: proto::CheckpointFile) -> Self {
+        Self { file, bytes, crc32 }
     }
 }
 

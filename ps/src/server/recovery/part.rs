@@ -1,36 +1,62 @@
 //! One server's part: written from the blocks while they train on, and read back into them.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use futures::future::join_all;
+use futures::future::{join, join_all};
+use psjobs_api::training::ConsistencyMode;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
 use super::{CheckpointConfig, LastCheckpoint, RecoveryError};
 use crate::checkpoint::format::{FORMAT, PartEntry};
+use crate::checkpoint::read::Damage;
+use crate::checkpoint::rows::{self, RowsDescription};
 use crate::checkpoint::{BlockState, Catalog, Checkpoint, Description, PartWriter, WriteError};
 use crate::clock::now;
 use crate::layout::Layout;
 use crate::server::shared::Shared;
+use crate::server::tables::difference;
+use crate::sparse::TableSpec;
+
+/// What a server has written.
+pub struct Written {
+    pub part: PartEntry,
+    /// The rows of sparse tables, if the job has any.
+    pub rows: Option<PartEntry>,
+}
 
 /// Writes this server's part of the checkpoint of `step`: the blocks at `version`, or as they are.
-pub async fn write(shared: &Shared, step: u64, version: Option<u64>) -> Result<PartEntry, RecoveryError> {
+pub async fn write(shared: &Shared, step: u64, version: Option<u64>) -> Result<Written, RecoveryError> {
     let config = shared.config.checkpoint.as_ref().expect("only called where checkpoints are kept");
     let store = shared.store().map_err(|_| RecoveryError::Empty)?;
     // All blocks are asked at once, so that each is copied as soon as it is there.
-    let states = join_all(store.shard(shared.config.index).map(|block| store.snapshot(block, version))).await;
+    let states = join_all(store.shard(shared.config.index).map(|block| store.snapshot(block, version)));
+    let (states, rows) = match shared.tables.get() {
+        None => (states.await, None),
+        // All at one step.
+        Some(tables) if shared.config.training.consistency.mode == ConsistencyMode::Sync => {
+            let (states, rows) = join(states, tables.snapshot(version)).await;
+            (states, Some(rows))
+        }
+        // As they are when the trainers' layers have come: trainers are a step or two apart, and rows with them.
+        Some(tables) => (states.await, Some(tables.snapshot(None).await)),
+    };
     let past = || version.map_or(RecoveryError::Empty, RecoveryError::Past);
     let states: Vec<BlockState> = states.into_iter().collect::<Option<_>>().ok_or_else(past)?;
+    let rows = rows.map(|rows| rows.ok_or_else(past)).transpose()?;
     let description = describe(shared, step, store.layout());
+    let of_rows = shared.tables.get().map(|tables| describe_rows(&description, tables.specs()));
     let folder = Catalog::new(&config.folder).path(step);
     // A leader that has given up on a part may ask for it again while it is still being written.
     let writing = shared.recovery.writing.clone().lock_owned().await;
     on_disk(move || {
         let _writing = writing;
-        write_part(&folder, &description, &states)
+        let rows = rows.zip(of_rows).map(|(rows, of_rows)| rows::write(&folder, of_rows, &rows)).transpose()?;
+        Ok(Written { part: write_part(&folder, &description, &states)?, rows })
     })
     .await
-    .map_err(RecoveryError::from)
+    .map_err(|error: WriteError| error.into())
 }
 
 fn write_part(folder: &Path, description: &Description, states: &[BlockState]) -> Result<PartEntry, WriteError> {
@@ -39,6 +65,12 @@ fn write_part(folder: &Path, description: &Description, states: &[BlockState]) -
         writer.put(state)?;
     }
     writer.finish()
+}
+
+fn describe_rows(description: &Description, tables: &[TableSpec]) -> RowsDescription {
+    let Description { format, job, step, server, servers, slots, .. } = description.clone();
+    let (rows, clocks) = (Vec::new(), Vec::new());
+    RowsDescription { format, job, step, server, servers, slots, tables: tables.to_vec(), rows, clocks }
 }
 
 fn describe(shared: &Shared, step: u64, layout: &Layout) -> Description {
@@ -106,6 +138,12 @@ fn fits(shared: &Shared, checkpoint: &Checkpoint) -> Result<(), RecoveryError> {
         );
         return Err(mismatch(checkpoint.folder(), why));
     }
+    if let (Some(tables), Some(rows)) = (shared.tables.get(), checkpoint.rows().first())
+        && let Some(difference) = difference(&rows.description().tables, tables.specs())
+    {
+        let why = format!("its tables are others: {difference}; give the trainers the same arguments as then");
+        return Err(mismatch(checkpoint.folder(), why));
+    }
     shared.members().adopt(&description.tensors).map_err(|difference| {
         let why = format!(
             "it is of another model: {difference}; start the job with the same model, or another checkpoint folder"
@@ -130,6 +168,9 @@ async fn rewind(
         if let Ok(store) = shared.store() {
             join_all(store.numbers().map(|block| store.restore(block, epoch, None))).await;
         }
+        if let Some(tables) = shared.tables.get() {
+            tables.replace(tables.blank(), epoch).await;
+        }
         shared.members().rewind(&[], &[], now());
         return finish(shared, epoch, None);
     };
@@ -137,7 +178,7 @@ async fn rewind(
     let layout = Layout::new(&description.tensors, shared.config.servers as usize)
         .map_err(|error| unusable(checkpoint.folder(), error.to_string()))?;
     let store = shared.store_for(layout, &description.tensors);
-    let checkpoint = std::sync::Arc::new(checkpoint);
+    let checkpoint = Arc::new(checkpoint);
     let mut steps = Vec::new();
     for block in store.numbers() {
         let (reading, range) = (checkpoint.clone(), store.layout().range(block));
@@ -146,11 +187,43 @@ async fn rewind(
         steps.clone_from(&state.next_steps);
         store.restore(block, epoch, Some(state)).await;
     }
+    refill(shared, &checkpoint, epoch).await.map_err(|damage| unusable(checkpoint.folder(), damage.to_string()))?;
     shared.members().rewind(&steps, concluded, now());
     let (step, path) = (checkpoint.description().step, checkpoint.folder().to_owned());
     tracing::info!(step, path = %path.display(), "restored from a checkpoint");
     let newest = on_disk(move || LastCheckpoint::complete(step, path)).await;
     finish(shared, epoch, Some(newest))
+}
+
+/// Goes to the rows that a checkpoint holds, or to none.
+async fn refill(shared: &Shared, checkpoint: &Arc<Checkpoint>, epoch: u64) -> Result<(), Damage> {
+    let Some(rows) = checkpoint.rows().first() else {
+        if let Some(tables) = shared.tables.get() {
+            tables.replace(tables.blank(), epoch).await;
+        }
+        return Ok(());
+    };
+    let tables = shared.tables_for(&rows.description().tables);
+    let (mut refill, reading, server) = (tables.blank(), checkpoint.clone(), shared.config.index as usize);
+    let alike = checkpoint.rows().len() == shared.config.servers as usize;
+    let refill = on_disk(move || {
+        for (of_server, rows) in reading.rows().iter().enumerate() {
+            if alike && of_server != server {
+                continue; // None of its rows belong here.
+            }
+            for table in 0..rows.description().tables.len() {
+                rows.read(table, |row| {
+                    refill.insert(table, row);
+                    Ok::<_, Damage>(())
+                })?;
+            }
+        }
+        let clocks: Vec<_> = reading.rows().iter().map(|rows| rows.description().clocks.clone()).collect();
+        refill.resume(&clocks);
+        Ok::<_, Damage>(refill)
+    });
+    tables.replace(refill.await?, epoch).await;
+    Ok(())
 }
 
 fn finish(shared: &Shared, epoch: u64, newest: Option<LastCheckpoint>) -> Result<(), RecoveryError> {

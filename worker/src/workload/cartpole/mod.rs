@@ -70,7 +70,7 @@ fn observe(
 ) -> Result<Option<ReplicaResult>, ModulesError> {
     let (work, mut registry) = (Arc::<Work>::default(), Registry::default());
     observer::offer(&mut registry, &work);
-    let participant = Participant::join(environment, registry, 0, settings.patience)?;
+    let participant = Participant::join(environment, registry, Vec::new(), 0, settings.patience)?;
     let (endpoint, agent) = (participant.endpoint(), hosting::trainer_name(0));
     endpoint.connect_published(&participant.servers()[0], &agent, settings.patience).map_err(ModulesError::Connect)?;
     ready();
@@ -100,7 +100,7 @@ fn lead(
 ) -> Result<Option<ReplicaResult>, ModulesError> {
     let mut registry = Registry::default();
     agent::offer(&mut registry);
-    let participant = Participant::join(environment, registry, 0, settings.patience)?;
+    let participant = Participant::join(environment, registry, Vec::new(), 0, settings.patience)?;
     let server = &participant.servers()[0];
     participant.endpoint().publish(server, &environment.servers[0]).map_err(ModulesError::Connect)?;
     let mut rounds = Rounds::new(&participant, environment.trainers - 1, settings).map_err(ModulesError::Connect)?;

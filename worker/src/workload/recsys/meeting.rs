@@ -8,6 +8,7 @@ use std::time::Duration;
 use psjobs_api::Environment;
 
 use super::RecsysError;
+use super::rows::{Beginning, Rows};
 use crate::allreduce::{Identity, Neighbours, Place, Ring, RingError};
 use crate::remote::{hosting, rendezvous};
 use crate::train::dense::Dense;
@@ -23,13 +24,21 @@ pub struct Meeting<'a> {
 }
 
 impl Meeting<'_> {
-    /// Closes the ring, and brings `dense` to the state of the trainer that has come furthest. The step that
-    /// all go on from: the first that one of them says is `next`.
-    pub fn meet(&self, dense: &mut Dense, next: u64) -> Result<(Ring, u64), RecsysError> {
+    /// Closes the ring, and brings `dense` to the state of the trainer that has come furthest since the servers went to
+    /// a checkpoint, if they did. The step that all go on from: the first that one of them says is `next`.
+    pub fn meet(
+        &self,
+        rows: &mut Rows,
+        dense: &mut Dense,
+        beginning: &Beginning,
+        mut next: u64,
+    ) -> Result<(Ring, u64), RecsysError> {
         loop {
+            next = rows.follow(dense, beginning, next).map_err(RecsysError::Follow)?;
             let mut ring = self.close()?;
-            match agree(&mut ring, dense, next) {
-                Ok(first) => return Ok((ring, first)),
+            match agree(&mut ring, rows.epoch(), dense, next) {
+                Ok(Some(first)) => return Ok((ring, first)),
+                Ok(None) => tracing::info!("the servers have gone to a checkpoint meanwhile; meeting again"),
                 // One was lost again, before it could say where it is.
                 Err(lost @ RingError::Lost { .. }) => tracing::warn!("{lost}; meeting again"),
                 Err(error) => return Err(RecsysError::Meet(error)),
@@ -62,7 +71,13 @@ impl Meeting<'_> {
     }
 }
 
-fn agree(ring: &mut Ring, dense: &mut Dense, next: u64) -> Result<u64, RingError> {
+/// The step to go on from; `None` if not all are where the servers are.
+fn agree(ring: &mut Ring, epoch: u64, dense: &mut Dense, next: u64) -> Result<Option<u64>, RingError> {
+    // The lower bits tell two of one job from each other.
+    let epochs = ring.gather(epoch & ((1 << 48) - 1))?;
+    if epochs.iter().any(|other| *other != epochs[0]) {
+        return Ok(None);
+    }
     let first = ring.gather(next)?.into_iter().min().unwrap_or(next);
     let updates = ring.gather(dense.updates())?;
     let newest = updates.iter().copied().max().unwrap_or(0);
@@ -77,5 +92,5 @@ fn agree(ring: &mut Ring, dense: &mut Dense, next: u64) -> Result<u64, RingError
     } else if first > 0 && newest == 0 {
         tracing::warn!(step = first, "no trainer has the dense layers any more: they begin anew, the tables go on");
     }
-    Ok(first)
+    Ok(Some(first))
 }

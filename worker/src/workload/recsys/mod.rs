@@ -59,6 +59,8 @@ pub enum RecsysError {
     Meet(#[source] RingError),
     #[error("this trainer cannot listen for the others")]
     Start(#[source] std::io::Error),
+    #[error("this trainer cannot go on from where the servers are")]
+    Follow(#[source] ClientError),
     #[error("this trainer has no data for step {step}")]
     Data { step: u64, source: LoaderEnded },
     #[error("this trainer cannot go on at step {step}")]
@@ -71,6 +73,13 @@ pub enum RecsysError {
     Evaluate(#[source] ClientError),
     #[error("this trainer is done, but cannot say so")]
     Leave(#[source] ModulesError),
+}
+
+impl RecsysError {
+    /// Whether somebody asked this trainer to stop while it waited.
+    fn is_interruption(&self) -> bool {
+        matches!(self, Self::Meet(RingError::Interrupted) | Self::Follow(ClientError::Interrupted))
+    }
 }
 
 /// Trains on `clicks` and tests on `held_out`; alone without `environment`. `ready` is called when the
@@ -89,8 +98,9 @@ pub fn train(
     let plan = &settings.plan;
     let split = Split { examples: clicks.examples(), batch: plan.batch, trainers: plan.trainers, seed: plan.seed };
     let total = plan.total_steps(split.steps_per_epoch()?);
+    let (model, dense, layers) = trainer::build(clicks, settings);
     let join = |environment| {
-        let joined = Participant::join(environment, Registry::default(), total, settings.patience);
+        let joined = Participant::join(environment, Registry::default(), layers.clone(), total, settings.patience);
         joined.map_err(RecsysError::Join)
     };
     let participant = environment.map(join).transpose()?;
@@ -99,7 +109,7 @@ pub fn train(
         interrupt: &settings.interrupt,
         patience: settings.patience,
     };
-    let mut trainer = Trainer::begin(meeting, clicks, settings, total)?;
+    let mut trainer = Trainer::begin(meeting, settings, (model, dense), layers, total)?;
     ready();
     let result = trainer.train(clicks, split, total, stop)?;
     let result = match result {

@@ -3,16 +3,16 @@
 use std::time::{Duration, Instant};
 
 use psjobs_api::ReplicaResult;
-use psjobs_ps::client::{self, ClientError, SessionConfig};
+use psjobs_ps::client::{self, ClientError, SessionConfig, TensorSpec};
 use psjobs_ps::network::Network;
 use psjobs_ps::sparse::Local;
 use tch::{Device, Kind, nn, no_grad};
 
 use super::meeting::Meeting;
-use super::rows::{Coming, Rows};
+use super::rows::{Beginning, Coming, Rows};
 use super::{RecsysError, Settings};
 use crate::allreduce::buckets::{BUCKET, Buckets};
-use crate::allreduce::{Ring, RingError};
+use crate::allreduce::{Place, Ring, RingError};
 use crate::data::Dataset as _;
 use crate::data::clicks::{ClickBatch, Clicks, auc};
 use crate::data::loader::Loader;
@@ -33,6 +33,7 @@ pub struct Trainer<'a> {
     settings: &'a Settings,
     model: Dlrm,
     dense: Dense,
+    beginning: Beginning,
     rows: Rows,
     ring: Ring,
     next: u64,
@@ -47,31 +48,42 @@ enum Outcome {
     Interrupted,
     /// Another trainer is gone.
     Lost(RingError),
+    /// The servers have gone to a checkpoint.
+    Back,
+}
+
+/// The model, its dense layers, and their tensors in the order of those.
+pub fn build(clicks: &Clicks, settings: &Settings) -> (Dlrm, Dense, Vec<TensorSpec>) {
+    let Settings { plan, table, layers, training, .. } = settings;
+    let sizes = Sizes {
+        numbers: clicks.source().numbers() as i64,
+        categories: clicks.source().categories() as i64,
+        width: table.width as i64,
+        lower: layers.0.clone(),
+        upper: layers.1.clone(),
+    };
+    tch::manual_seed(plan.seed as i64);
+    let variables = nn::VarStore::new(Device::Cpu);
+    let model = Dlrm::new(&variables.root(), &sizes);
+    let dense = Dense::new(&model.stages(), training);
+    tracing::info!(parameters = dense.elements(), width = table.width, "dense layers are here");
+    let tensors = dense.tensors(&variables.variables().into_iter().collect());
+    (model, dense, tensors)
 }
 
 impl<'a> Trainer<'a> {
     pub fn begin(
         meeting: Meeting<'a>,
-        clicks: &Clicks,
         settings: &'a Settings,
+        (model, mut dense): (Dlrm, Dense),
+        layers: Vec<TensorSpec>,
         total: u64,
     ) -> Result<Self, RecsysError> {
-        let Settings { plan, table, layers, training, patience, interrupt } = settings;
-        let sizes = Sizes {
-            numbers: clicks.source().numbers() as i64,
-            categories: clicks.source().categories() as i64,
-            width: table.width as i64,
-            lower: layers.0.clone(),
-            upper: layers.1.clone(),
-        };
-        tch::manual_seed(plan.seed as i64);
-        let model = Dlrm::new(&nn::VarStore::new(Device::Cpu).root(), &sizes);
-        let mut dense = Dense::new(&model.stages(), training);
-        tracing::info!(parameters = dense.elements(), width = table.width, "dense layers are here");
-        let (rows, next) = match meeting.job {
+        let Settings { table, training, patience, interrupt, .. } = settings;
+        let (mut rows, next) = match meeting.job {
             None => (Rows::Here(Local::new(vec![table.clone()], training)?), 0),
             Some((environment, _)) => {
-                let config = SessionConfig::new(environment, Vec::new(), total);
+                let config = SessionConfig::new(environment, layers, total);
                 let (network, interrupt) = (Network::of(environment)?, interrupt.clone());
                 let config = SessionConfig { connect_timeout: *patience, network, interrupt, ..config };
                 let tables = client::Tables::open(config, vec![table.clone()]).map_err(RecsysError::Open)?;
@@ -79,8 +91,15 @@ impl<'a> Trainer<'a> {
                 (Rows::Servers(tables), next)
             }
         };
-        let (ring, next) = meeting.meet(&mut dense, next)?;
-        Ok(Self { meeting, settings, model, dense, rows, ring, next, waited: Duration::ZERO })
+        let beginning = Beginning::of(&dense);
+        match rows.resume(&mut dense, &beginning) {
+            Err(ClientError::TablesLost { .. }) => {} // The meeting finds that out again.
+            resumed => resumed.map_err(RecsysError::Follow)?,
+        }
+        let (ring, next) = meeting.meet(&mut rows, &mut dense, &beginning, next)?;
+        let mut trainer = Self { meeting, settings, model, dense, beginning, rows, ring, next, waited: Duration::ZERO };
+        trainer.settle()?;
+        Ok(trainer)
     }
 
     /// Does the steps that are left; `stop` is asked before each. `None` if it said so.
@@ -97,11 +116,22 @@ impl<'a> Trainer<'a> {
         let mut progress = Progress::new(total, plan.log_every, Instant::now());
         let mut batches = load(self.next);
         let mut coming: Option<(ClickBatch, Coming)> = None;
-        while self.next < total {
+        loop {
             let step = self.next;
+            if step >= total {
+                if self.conclude()? {
+                    return Ok(Some(progress.result(self.waiting())));
+                }
+                self.meet_again()?;
+                batches = load(self.next);
+                continue;
+            }
             let mut read = || batches.next_batch().map_err(|source| RecsysError::Data { step, source });
             if stop() {
                 self.report(&progress);
+                if plan.trainer == 0 {
+                    self.rows.keep_at_stop(&self.dense, self.next);
+                }
                 return Ok(None);
             }
             let (batch, rows) = match coming.take() {
@@ -113,6 +143,7 @@ impl<'a> Trainer<'a> {
             match self.step(step, &batch, rows, following.as_ref())? {
                 Outcome::Done(loss, rows) => {
                     self.next = step + 1;
+                    self.keep(false).map_err(|source| RecsysError::Rows { step, source })?;
                     plan.rest(step, plan.batch, began.elapsed().saturating_sub(self.waiting() - waited));
                     coming = following.map(|batch| (batch, rows));
                     let done = Done { next: step + 1, examples: plan.batch, loss, waiting: self.waiting() };
@@ -121,14 +152,26 @@ impl<'a> Trainer<'a> {
                     }
                 }
                 Outcome::Interrupted => {} // The loop asks `stop`.
-                Outcome::Lost(why) => match self.meet_again(&why) {
-                    Ok(()) => batches = load(self.next),
-                    Err(RecsysError::Meet(RingError::Interrupted)) => {}
-                    Err(error) => return Err(error),
-                },
+                Outcome::Lost(why) => {
+                    let patience = self.settings.patience.as_secs();
+                    tracing::warn!("{why}; waiting up to {patience} s for its replacement");
+                    self.meet_again()?;
+                    batches = load(self.next);
+                }
+                Outcome::Back => {
+                    self.meet_again()?;
+                    batches = load(self.next);
+                }
             }
         }
-        Ok(Some(progress.result(self.waiting())))
+    }
+
+    /// Waits until the steps given are in a checkpoint, where there are any; false if the servers have gone to one
+    /// without them.
+    fn conclude(&mut self) -> Result<bool, RecsysError> {
+        self.settle()?;
+        let step = self.next;
+        self.rows.conclude().map_err(|source| RecsysError::Rows { step, source })
     }
 
     /// Leaves the others, its work done or not.
@@ -148,18 +191,40 @@ impl<'a> Trainer<'a> {
         self.waited + self.rows.waiting() + self.ring.waiting()
     }
 
-    /// The others wait, as this one does, until the lost trainer's replacement has come.
-    fn meet_again(&mut self, why: &RingError) -> Result<(), RecsysError> {
-        let patience = self.settings.patience.as_secs();
-        tracing::warn!("{why}; waiting up to {patience} s for its replacement");
+    /// Closes the ring anew: the others wait, as this one does, until a lost trainer's replacement has come, or all are
+    /// where the servers are.
+    fn meet_again(&mut self) -> Result<(), RecsysError> {
         let start = Instant::now();
         let before = self.ring.waiting();
-        let (ring, next) = self.meeting.meet(&mut self.dense, self.next)?;
-        self.ring = ring;
+        // Those who still wait for this trainer in the old one hear that it has left that.
+        self.ring = Ring::start(Place { rank: 0, size: 1 }, None, self.settings.interrupt.clone())
+            .map_err(RecsysError::Start)?;
+        let met = self.meeting.meet(&mut self.rows, &mut self.dense, &self.beginning, self.next);
         self.waited += before + start.elapsed();
-        tracing::info!(step = next, "all trainers are there again");
-        self.next = next;
-        Ok(())
+        match met {
+            Ok((ring, next)) => (self.ring, self.next) = (ring, next),
+            Err(error) if error.is_interruption() => return Ok(()), // The loop asks `stop`.
+            Err(error) => return Err(error),
+        }
+        tracing::info!(step = self.next, "all trainers are there again");
+        self.settle()
+    }
+
+    /// The servers have the layers that all begin with, so that whatever they lose there is something to go back to.
+    fn settle(&mut self) -> Result<(), RecsysError> {
+        self.keep(true).map_err(RecsysError::Follow)
+    }
+
+    /// Trainer 0 gives the dense layers to the servers, if a checkpoint wants them, or `now`.
+    fn keep(&mut self, now: bool) -> Result<(), ClientError> {
+        if self.settings.plan.trainer != 0 {
+            return Ok(());
+        }
+        match self.rows.keep(&self.dense, self.next, now) {
+            // The next step finds that out again.
+            Err(ClientError::TablesLost { .. } | ClientError::Interrupted) => Ok(()),
+            kept => kept,
+        }
     }
 
     /// One step, with rows that are on their way. Nothing of a loss that is not a number reaches the servers.
@@ -213,6 +278,7 @@ impl<'a> Trainer<'a> {
     /// Why the servers did not answer: a wait that was ended, or an error.
     fn without_rows(&mut self, step: u64, error: ClientError) -> Result<Outcome, RecsysError> {
         match (error, self.ring.lost()) {
+            (ClientError::TablesLost { .. }, _) if self.rows.can_go_back() => Ok(Outcome::Back),
             (ClientError::Interrupted, Some(lost)) => Ok(Outcome::Lost(lost)),
             (ClientError::Interrupted, None) => Ok(Outcome::Interrupted),
             (source, _) => Err(RecsysError::Rows { step, source }),
@@ -221,6 +287,18 @@ impl<'a> Trainer<'a> {
 
     /// `auc` and `log_loss` on the examples; `best_auc`, which nobody could beat but by luck, where it is known.
     pub fn evaluate(&mut self, clicks: &Clicks) -> Result<Metrics, ClientError> {
+        loop {
+            match self.score(clicks) {
+                // What they have gone to has every step.
+                Err(ClientError::TablesLost { .. }) if self.rows.can_go_back() => {
+                    self.next = self.rows.follow(&mut self.dense, &self.beginning, self.next)?;
+                }
+                scored => return scored,
+            }
+        }
+    }
+
+    fn score(&mut self, clicks: &Clicks) -> Result<Metrics, ClientError> {
         let (mut scored, mut loss) = (Vec::new(), 0.0);
         let examples: Vec<i64> = (0..clicks.examples() as i64).collect();
         for examples in examples.chunks(EVALUATION_BATCH) {

@@ -88,13 +88,17 @@ impl Leader<'_> {
     pub(super) async fn keep(&mut self, when: When) -> Result<(), Status> {
         let started = Instant::now();
         let (shared, config) = (self.shared, self.config);
-        let Ok(store) = shared.store() else { return Err(Status::failed_precondition("no trainer has joined yet")) };
+        if shared.store().is_err() {
+            return Err(Status::failed_precondition("no trainer has joined yet"));
+        }
         // What is known to be done now is in what is written later.
         let dealt = shared.dealing.as_ref().map(|dealing| dealing.dealer().position()).unwrap_or_default();
-        let progress = store.progress(shared.config.index).await;
+        let progress = shared.progress().await;
         let Some(progress) = progress else { return Err(Status::failed_precondition("not all blocks have values")) };
         let sync = shared.config.training.consistency.mode == ConsistencyMode::Sync;
-        let soon = sync && when == When::Soon && progress.version > 0;
+        // Trainers with layers of their own keep in step, and give those for a step that is named.
+        let tables = shared.tables.get();
+        let soon = (sync || tables.is_some()) && when == When::Soon && progress.version > 0;
         let version = soon.then_some(progress.version + self.margin);
         let now = if sync { progress.version } else { progress.step };
         let concluded = shared.members().concluded();
@@ -129,7 +133,13 @@ impl Leader<'_> {
                     Ok::<_, Status>(client(&shared.config.network, address)?.snapshot(request).await?.into_inner())
                 }
             });
+        if let Some(tables) = tables {
+            tables.want_layers(version);
+        }
         let parts = tokio::time::timeout(WRITE, try_join_all(parts)).await;
+        if let Some(tables) = tables {
+            tables.want_layers(None);
+        }
         let parts = parts.map_err(|_| Status::deadline_exceeded("a server did not write its part in time"))?;
         let parts = parts.inspect_err(|status| {
             // The question came too late: the next one is asked earlier.
@@ -137,9 +147,15 @@ impl Leader<'_> {
                 self.margin = (self.margin * 2).min(64);
             }
         })?;
-        let parts = parts.into_iter().map(|p| PartEntry { file: p.file, bytes: p.bytes, crc32: p.crc32 }).collect();
+        let (parts, rows): (Vec<_>, Vec<_>) = parts.into_iter().map(|reply| (reply.part, reply.rows)).unzip();
+        let files =
+            |files: Vec<Option<proto::CheckpointFile>>| files.into_iter().flatten().map(PartEntry::from).collect();
+        let (parts, rows): (Vec<_>, Vec<_>) = (files(parts), files(rows));
+        if !rows.is_empty() && rows.len() < parts.len() {
+            return Err(Status::failed_precondition("not all servers have heard of the tables"));
+        }
         let (job, given_all) = (shared.config.job_uid.clone(), concluded.clone());
-        let manifest = Manifest { format: FORMAT, job, step, parts, concluded: given_all, dealt };
+        let manifest = Manifest { format: FORMAT, job, step, parts, rows, concluded: given_all, dealt };
         let (path, keep) = (catalog.path(step), config.keep);
         let newest = on_disk({
             let path = path.clone();
@@ -168,6 +184,7 @@ impl Leader<'_> {
         let folder: PathBuf = self.config.folder.clone();
         let exported = on_disk(move || {
             let checkpoint = Checkpoint::open(&newest.path).map_err(export::ExportError::from)?;
+            export::export_tables(&checkpoint, &folder)?;
             export::export(&checkpoint, &folder)
         });
         match exported.await {

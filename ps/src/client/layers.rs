@@ -1,0 +1,160 @@
+//! Layers that the trainers of a job with sparse tables train themselves, as copies of each other. Trainer 0 gives them
+//! to the servers for their checkpoints, and trainers that start again get them from there.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::future::try_join_all;
+
+use super::ClientError;
+use super::tables::{Shared, Tables};
+use crate::layout::Layout;
+use crate::proto::coordination_client::CoordinationClient;
+use crate::proto::{self, KeepLayersRequest, KeptLayersRequest};
+
+/// How long a trainer that was told to stop tries to give its layers.
+const AT_STOP: Duration = Duration::from_secs(5);
+
+/// The layers of one moment. The servers were told their tensors in [`SessionConfig::tensors`](super::SessionConfig).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layers {
+    /// Steps whose gradients they contain.
+    pub steps: u64,
+    /// Updates that the optimizer state has seen.
+    pub updates: u64,
+    /// The parameters in the order of the tensors, then each slot of the optimizer's state, as long as they are.
+    pub state: Vec<f32>,
+}
+
+impl Tables {
+    /// Whether a checkpoint wants the layers of a trainer that has done `steps`.
+    #[must_use]
+    pub fn wants_layers(&self, steps: u64) -> bool {
+        let wanted = self.shared.layers_wanted.load(Ordering::Relaxed);
+        wanted > 0 && steps >= wanted
+    }
+
+    /// Gives the layers to the servers. Nothing happens where they keep no checkpoints.
+    ///
+    /// # Errors
+    /// If a server stays away or refuses; [`ClientError::TablesLost`] if the servers have gone to a checkpoint since.
+    ///
+    /// # Panics
+    /// If the state has another length than the tensors.
+    pub fn keep(&mut self, layers: &Layers) -> Result<(), ClientError> {
+        if self.shared.epoch == 0 {
+            return Ok(());
+        }
+        self.shared.layers_wanted.store(0, Ordering::Relaxed);
+        self.runtime.block_on(self.shared.keep(layers))
+    }
+
+    /// As [`Tables::keep`], by a trainer that was told to stop, for a short time only: the servers write their last
+    /// checkpoint soon.
+    pub fn keep_at_stop(&mut self, layers: &Layers) {
+        if self.shared.epoch == 0 {
+            return;
+        }
+        let shared = self.shared.uninterrupted();
+        let kept = self.runtime.block_on(tokio::time::timeout(AT_STOP, shared.keep(layers)));
+        if !matches!(kept, Ok(Ok(()))) {
+            tracing::warn!(step = layers.steps, "the servers did not take the layers of the last step");
+        }
+    }
+
+    /// The layers as they were kept last; `None` if they never were.
+    ///
+    /// # Errors
+    /// As [`Tables::keep`].
+    pub fn kept(&mut self) -> Result<Option<Layers>, ClientError> {
+        if self.shared.epoch == 0 { Ok(None) } else { self.runtime.block_on(self.shared.kept()) }
+    }
+
+    /// Waits until losing servers can no longer cost a step of this trainer, which has given its last one. False if the
+    /// servers have gone to a checkpoint instead, and it may have to give steps again.
+    ///
+    /// # Errors
+    /// If server 0 stays away.
+    pub fn conclude(&mut self) -> Result<bool, ClientError> {
+        match self.runtime.block_on(self.shared.conclude()) {
+            Err(ClientError::TablesLost { .. }) => Ok(false),
+            concluded => concluded.map(|()| true),
+        }
+    }
+}
+
+impl Shared {
+    async fn keep(&self, layers: &Layers) -> Result<(), ClientError> {
+        let layout = self.layout()?;
+        let elements = layout.elements();
+        assert!(layers.state.len() % elements == 0 && !layers.state.is_empty(), "a state of {elements} parameters");
+        let kept = (0..layout.blocks()).map(|block| {
+            let mut columns = layers.state.chunks_exact(elements).map(|column| {
+                let values: &[u8] = bytemuck::cast_slice(&column[layout.range(block)]);
+                Bytes::copy_from_slice(values)
+            });
+            let contents = proto::BlockContents {
+                block,
+                version: layers.steps,
+                updates: layers.updates,
+                // The same for all, who keep in step: the server knows how many.
+                next_steps: Vec::new(),
+                values: columns.next().unwrap_or_default(),
+                slots: columns.collect(),
+            };
+            let request =
+                KeepLayersRequest { trainer: Some(self.config.id()), epoch: self.epoch, contents: Some(contents) };
+            self.insist(layout.owner(block) as usize, move |mut client| {
+                let request = request.clone();
+                async move { client.keep_layers(request).await }
+            })
+        });
+        try_join_all(kept).await.map(drop)
+    }
+
+    async fn kept(&self) -> Result<Option<Layers>, ClientError> {
+        let layout = self.layout()?;
+        let blocks = (0..layout.blocks()).map(|block| {
+            let request = KeptLayersRequest { trainer: Some(self.config.id()), block };
+            self.insist(layout.owner(block) as usize, move |mut client| {
+                let request = request.clone();
+                async move { client.kept_layers(request).await }
+            })
+        });
+        let blocks = try_join_all(blocks).await?;
+        let (Some(first), Some(slots)) = (blocks.first(), blocks.iter().map(|block| block.slots.len()).min()) else {
+            return Ok(None);
+        };
+        // One that is being kept right now is not all of one step.
+        let (steps, updates) = (first.version, first.updates);
+        if blocks.iter().any(|block| block.values.is_empty() || block.version != steps) {
+            return Ok(None);
+        }
+        let mut state = vec![0.0; layout.elements() * (1 + slots)];
+        for (place, column) in state.chunks_exact_mut(layout.elements()).enumerate() {
+            for (block, contents) in (0..).zip(&blocks) {
+                let bytes = if place == 0 { &contents.values } else { &contents.slots[place - 1] };
+                let into: &mut [u8] = bytemuck::cast_slice_mut(&mut column[layout.range(block)]);
+                if bytes.len() != into.len() {
+                    return Err(self.refused(layout.owner(block) as usize, "it sent layers of another length"));
+                }
+                into.copy_from_slice(bytes);
+            }
+        }
+        Ok(Some(Layers { steps, updates, state }))
+    }
+
+    async fn conclude(&self) -> Result<(), ClientError> {
+        let request = proto::ConcludeRequest { trainer: Some(self.config.id()), epoch: self.epoch };
+        let asked = self.insist(0, |_| {
+            let (mut client, request) = (CoordinationClient::new(self.lead.clone()), request.clone());
+            async move { client.conclude(request).await }
+        });
+        asked.await.map(drop)
+    }
+
+    fn layout(&self) -> Result<Layout, ClientError> {
+        Ok(Layout::new(&self.config.tensors, self.config.servers.len())?)
+    }
+}
