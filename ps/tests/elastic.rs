@@ -12,7 +12,7 @@ use psjobs_api::ReplicaResult;
 use psjobs_api::training::ConsistencyMode;
 use psjobs_ps::client::{ClientError, Session, SessionConfig};
 use psjobs_ps::server::{CheckpointConfig, Patience, ServerConfig, ServerError};
-use support::job::{Process, listen_again, wait_for_checkpoint};
+use support::job::{Process, listen_again, wait_for_all_copies, wait_for_checkpoint};
 use support::*;
 
 /// How often each batch was done.
@@ -26,6 +26,8 @@ struct Elastic {
     batches: u64,
     least: u32,
     checkpoint: Option<std::path::PathBuf>,
+    /// Every block is held by both servers.
+    replicated: bool,
     done: Done,
 }
 
@@ -60,13 +62,24 @@ impl Trainer {
 
 impl Elastic {
     fn start(mode: ConsistencyMode, batches: u64, least: u32, checkpoint: Option<std::path::PathBuf>) -> Self {
+        Self::begin(Self { checkpoint, ..Self::new(mode, batches, least) })
+    }
+
+    fn replicated(mode: ConsistencyMode, batches: u64) -> Self {
+        Self::begin(Self { replicated: true, ..Self::new(mode, batches, 1) })
+    }
+
+    fn new(mode: ConsistencyMode, batches: u64, least: u32) -> Self {
         let listeners: Vec<_> =
             (0..2).map(|_| std::net::TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
         let addresses = listeners.iter().map(|listener| listener.local_addr().expect("bound")).collect();
-        drop(listeners);
-        let mut job = Self { addresses, servers: Vec::new(), mode, batches, least, checkpoint, done: Done::default() };
-        job.servers = (0..2).map(|index| job.server(index)).collect();
-        job
+        let (servers, done) = (Vec::new(), Done::default());
+        Self { addresses, servers, mode, batches, least, checkpoint: None, replicated: false, done }
+    }
+
+    fn begin(mut self) -> Self {
+        self.servers = (0..2).map(|index| self.server(index)).collect();
+        self
     }
 
     fn names(&self) -> Vec<String> {
@@ -85,6 +98,7 @@ impl Elastic {
             min_trainers: Some(self.least),
             patience: Patience { silence: Duration::from_secs(2), ..Patience::default() },
             checkpoint,
+            replicas: if self.replicated { self.names() } else { Vec::new() },
             ..config(index, 2, 4, self.mode)
         };
         Process::start(listen_again(self.addresses[index as usize]), config)
@@ -96,6 +110,7 @@ impl Elastic {
             total_steps: self.batches,
             incarnation,
             shared_memory: trainer.is_multiple_of(2),
+            replication_factor: 1 + u32::from(self.replicated),
             ..session_config(trainer, self.names())
         }
     }
@@ -235,6 +250,26 @@ fn a_killed_server_comes_back_from_a_checkpoint_and_no_batch_is_left_out() {
         assert_eq!(done.len(), 400, "{mode:?}: all batches");
         assert_eq!(results[0].steps, 400, "{mode:?}");
         assert!(results[0].model.is_some(), "{mode:?}: the model is written");
+    }
+}
+
+#[test]
+fn a_killed_replicated_server_costs_no_batch() {
+    for mode in [ConsistencyMode::Sync, ConsistencyMode::Async] {
+        let mut job = Elastic::replicated(mode, 400);
+        let quick = Duration::from_millis(2);
+        let mut trainers = vec![job.trainer(0, quick), job.trainer(1, quick)];
+        for (victim, newcomer) in [(1, 2), (0, 3)] {
+            trainers.iter().for_each(|trainer| trainer.wait_for(10));
+            wait_for_all_copies(&job.names());
+            job.servers.remove(victim).kill();
+            let again = job.server(victim as u32);
+            job.servers.insert(victim, again);
+            trainers.push(job.trainer(newcomer, quick));
+        }
+        trainers.into_iter().for_each(|trainer| assert!(trainer.end() > 0, "{mode:?}"));
+        let (_, done) = job.end();
+        assert_eq!(done.len(), 400, "{mode:?}: all batches");
     }
 }
 

@@ -2,41 +2,11 @@
 
 mod support;
 
-use std::time::{Duration, Instant};
-
 use psjobs_api::training::ConsistencyMode;
-use psjobs_ps::proto::StatusRequest;
-use psjobs_ps::proto::coordination_client::CoordinationClient;
 use support::job::*;
 use support::*;
-use tokio::runtime::Runtime;
 
 const DIFFER: &str = "parameters differ from those of an undisturbed job";
-
-/// Waits until `server` says that all that it holds is held twice.
-fn wait_for_two_copies(job: &Job, server: usize) {
-    let address = format!("http://{}", job.addresses[server]);
-    let runtime = Runtime::new().expect("a runtime");
-    let deadline = Instant::now() + Duration::from_secs(60);
-    runtime.block_on(async {
-        loop {
-            let warnings = match CoordinationClient::connect(address.clone()).await {
-                Ok(mut client) => client.status(StatusRequest {}).await.map(|reply| reply.into_inner().warnings),
-                Err(error) => Err(tonic::Status::from_error(error.into())),
-            };
-            match warnings {
-                Ok(warnings) if !warnings.iter().any(|warning| warning.contains("held once")) => return,
-                other => assert!(Instant::now() < deadline, "{other:?}"),
-            }
-            tokio::task::yield_now().await;
-        }
-    });
-}
-
-/// Waits until everything is held twice.
-fn wait_for_all_copies(job: &Job) {
-    (0..job.addresses.len()).for_each(|server| wait_for_two_copies(job, server));
-}
 
 #[test]
 fn training_goes_on_without_the_server_that_was_killed() {
@@ -45,7 +15,7 @@ fn training_goes_on_without_the_server_that_was_killed() {
         let job = Job::replicated(2, 2, ConsistencyMode::Sync);
         let mut running = job.run(STEPS);
         wait_for(&running.steps, 10);
-        wait_for_two_copies(&job, 1 - victim);
+        wait_for_two_copies(&job.servers()[1 - victim]);
         running.kill(victim);
         let want = Job::undisturbed(2, STEPS);
         assert!(running.finish().iter().all(|parameters| *parameters == want), "{DIFFER}");
@@ -59,7 +29,7 @@ fn a_server_that_comes_back_is_filled_again_and_can_take_over() {
     let mut running = job.run(STEPS);
     wait_for(&running.steps, 10);
     for victim in [1, 2, 0, 1] {
-        wait_for_all_copies(&job);
+        wait_for_all_copies(&job.servers());
         running.kill(victim);
         wait_for(&running.steps, 0);
         running.servers.insert(victim, job.start(victim as u32));
@@ -77,7 +47,7 @@ fn an_acknowledged_asynchronous_update_is_neither_lost_nor_made_twice() {
     let mut running = job.run_of(STEPS, |_| |_| vec![0.0625_f32; elements()]);
     wait_for(&running.steps, 20);
     for victim in [1, 0] {
-        wait_for_all_copies(&job);
+        wait_for_all_copies(&job.servers());
         running.restart(victim);
         wait_for(&running.steps, 0);
     }
@@ -96,10 +66,10 @@ fn with_checkpoints_only_the_loss_of_both_copies_goes_back_to_one() {
     let mut running = job.run(STEPS);
     for victim in [0, 1] {
         wait_for(&running.steps, 10);
-        wait_for_all_copies(&job);
+        wait_for_all_copies(&job.servers());
         running.restart(victim);
     }
-    wait_for_all_copies(&job);
+    wait_for_all_copies(&job.servers());
     let kept = wait_for_checkpoint(folder.path(), 0);
     let done: Vec<u64> = running.steps.try_iter().collect();
     let furthest = done.iter().copied().max().unwrap_or(kept);

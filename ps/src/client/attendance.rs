@@ -9,7 +9,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use super::link::{is_refused, join, reason};
+use super::link::{connect_lazily, is_refused, join, reason};
 use super::{ClientError, SessionConfig, is_retryable};
 use crate::proto;
 use crate::proto::coordination_client::CoordinationClient;
@@ -68,6 +68,17 @@ impl Attendance {
             }
         });
         self.servers.insert(server, (client, channel, AbortOnDropHandle::new(heartbeats)));
+    }
+
+    /// As [`Attendance::attend`], of a server that may be away, unless it is attended already.
+    pub fn attend_lazily(&mut self, config: &SessionConfig, server: u32) {
+        if self.servers.contains_key(&server) {
+            return;
+        }
+        // An address that is none was found out before.
+        if let Ok(channel) = connect_lazily(&config.network, &config.servers[server as usize]) {
+            self.attend(config, server, channel);
+        }
     }
 
     /// Where `server` can be asked something, if it is attended.

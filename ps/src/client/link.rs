@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tonic::transport::Channel;
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
 use super::{ClientError, SessionConfig, is_retryable};
@@ -279,7 +279,19 @@ pub(super) fn reason(status: &Status) -> String {
 }
 
 pub(super) async fn connect(network: &Network, address: &str) -> Result<Channel, Failure> {
-    let endpoint = (network.endpoint(address))
+    network
+        .connect(&endpoint(network, address)?)
+        .await
+        .map_err(|error| Failure::Status(Status::from_error(error.into())))
+}
+
+/// As [`connect`], at the first call, and again after each that fails.
+pub(super) fn connect_lazily(network: &Network, address: &str) -> Result<Channel, Failure> {
+    Ok(network.connect_lazy(&endpoint(network, address)?))
+}
+
+fn endpoint(network: &Network, address: &str) -> Result<Endpoint, Failure> {
+    Ok((network.endpoint(address))
         .map_err(|_| Failure::Final(ClientError::Address(address.to_owned())))?
         .connect_timeout(TRY)
         .tcp_nodelay(true)
@@ -289,8 +301,7 @@ pub(super) async fn connect(network: &Network, address: &str) -> Result<Channel,
         // A server that is gone without a word must be noticed while the trainer only waits.
         .http2_keep_alive_interval(Duration::from_secs(10))
         .keep_alive_timeout(Duration::from_secs(20))
-        .keep_alive_while_idle(true);
-    network.connect(&endpoint).await.map_err(|error| Failure::Status(Status::from_error(error.into())))
+        .keep_alive_while_idle(true))
 }
 
 /// Hands the memory to a server that offers to share it and is within reach; the token, 0 for none.

@@ -385,6 +385,10 @@ impl AsyncSession {
         };
         let link = Link::open(&opening).await?;
         self.attendance.attend(&self.config, link.host, link.channel());
+        // Another holder of the blocks leads nothing now, and may again: it has to know of this trainer, too.
+        for holder in self.config.holders(server).into_iter().filter(|holder| *holder != link.host) {
+            self.attendance.attend_lazily(&self.config, holder);
+        }
         Ok(link)
     }
 

@@ -19,6 +19,8 @@ pub use tables::{Place, Pull, Push, Tables, TablesError};
 
 pub(crate) use rows::Row;
 pub(crate) use shard::{Clock, ShardState};
+#[cfg(test)]
+pub(crate) use shard::{Plan, Shard};
 
 use serde::{Deserialize, Serialize};
 

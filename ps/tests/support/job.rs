@@ -11,6 +11,8 @@ use psjobs_api::ReplicaResult;
 use psjobs_api::training::{ConsistencyMode, OptimizerKind};
 use psjobs_ps::checkpoint::Catalog;
 use psjobs_ps::client::Session;
+use psjobs_ps::proto::StatusRequest;
+use psjobs_ps::proto::coordination_client::CoordinationClient;
 use psjobs_ps::server::{self, CheckpointConfig, ServerConfig, ServerError};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -216,4 +218,29 @@ pub fn wait_for_checkpoint(folder: &Path, after: u64) -> u64 {
         assert!(Instant::now() < deadline, "no checkpoint after step {after}");
         std::thread::yield_now();
     }
+}
+
+/// Waits until a server says that all that it holds is held twice.
+pub fn wait_for_two_copies(server: &str) {
+    let address = format!("http://{server}");
+    let runtime = Runtime::new().expect("a runtime");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    runtime.block_on(async {
+        loop {
+            let warnings = match CoordinationClient::connect(address.clone()).await {
+                Ok(mut client) => client.status(StatusRequest {}).await.map(|reply| reply.into_inner().warnings),
+                Err(error) => Err(tonic::Status::from_error(error.into())),
+            };
+            match warnings {
+                Ok(warnings) if !warnings.iter().any(|warning| warning.contains("held once")) => return,
+                other => assert!(Instant::now() < deadline, "{other:?}"),
+            }
+            tokio::task::yield_now().await;
+        }
+    });
+}
+
+/// Waits until everything is held twice.
+pub fn wait_for_all_copies(servers: &[String]) {
+    servers.iter().for_each(|server| wait_for_two_copies(server));
 }

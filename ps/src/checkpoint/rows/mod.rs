@@ -5,6 +5,8 @@
 
 mod plan;
 mod read;
+#[cfg(test)]
+mod tests;
 mod write;
 
 pub use plan::{RowsDescription, rows_name};
