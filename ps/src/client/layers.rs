@@ -88,7 +88,10 @@ impl Shared {
     async fn keep(&self, layers: &Layers) -> Result<(), ClientError> {
         let layout = self.layout()?;
         let elements = layout.elements();
-        assert!(layers.state.len() % elements == 0 && !layers.state.is_empty(), "a state of {elements} parameters");
+        assert!(
+            layers.state.len().is_multiple_of(elements) && !layers.state.is_empty(),
+            "a state of {elements} parameters"
+        );
         let kept = (0..layout.blocks()).map(|block| {
             let mut columns = layers.state.chunks_exact(elements).map(|column| {
                 let values: &[u8] = bytemuck::cast_slice(&column[layout.range(block)]);
