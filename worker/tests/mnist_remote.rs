@@ -32,7 +32,8 @@ fn assert_close(found: &Tensor, want: &Tensor, what: &str) {
 fn gradients_and_parameters_equal_those_of_a_local_model() {
     let job = Job::start(1, 1, Training::default());
     let patience = Duration::from_secs(20);
-    let participant = Participant::join(&job.trainer(0), Registry::default(), STEPS, patience).expect("it is up");
+    let participant =
+        Participant::join(&job.trainer(0), Registry::default(), Vec::new(), STEPS, patience).expect("it is up");
     let network = participant.servers()[0].singleton(CONVNET, (SEED, Some(0_i64))).expect("made");
     let network = ModuleRef::new(network);
     let arguments = Optimizer { learning_rate: 0.03, momentum: 0.9, ..Optimizer::default() };
