@@ -17,17 +17,24 @@ fn train(workload: &str, serve: &str, folder: &Path) -> ReplicaResult {
 
 /// Trains `workload` in two trainers and returns the first one's result.
 fn train_anywhere(workload: &str, serve: &str, folder: &Path) -> ReplicaResult {
+    train_logged(workload, serve, folder).0
+}
+
+/// As [`train_anywhere`], with the server's log.
+fn train_logged(workload: &str, serve: &str, folder: &Path) -> (ReplicaResult, String) {
     let place = format!("--world-size 3 --master-port {}", free_port());
     let server = start(&format!("serve {place} {serve}"), &folder.join("server"));
     let trainers = [1, 2].map(|rank| {
         let args = format!("train {workload} {place} --rank {rank}");
         start(&args, &folder.join(format!("trainer-{rank}")))
     });
-    for process in trainers.into_iter().chain([server]) {
+    let logs = trainers.into_iter().chain([server]).map(|process| {
         let (code, log) = end(process);
         assert_eq!(code, Some(0), "{log}");
-    }
-    read(&folder.join("trainer-1"))
+        log
+    });
+    let log = logs.last().expect("the server's");
+    (read(&folder.join("trainer-1")), log)
 }
 
 fn module(name: &str) -> PathBuf {
@@ -52,18 +59,34 @@ fn text(folder: &Path) -> PathBuf {
     file
 }
 
+/// Of a line of a server's log.
+fn perplexity(line: &str) -> Option<f64> {
+    let (_, value) = line.split_once(" perplexity=").or_else(|| line.split_once("\"perplexity="))?;
+    value.split(' ').next()?.parse().ok()
+}
+
 #[test]
 fn a_language_model_learns_more_than_the_frequencies_of_words() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let vocabulary = folder.path().join("words.txt");
     let text = text(folder.path());
     let files = format!("--data {} --vocabulary {}", text.display(), vocabulary.display());
-    let workload =
-        format!("lm {files} --words 1000 --embedding 32 --hidden 64 --held-out 4000 --epochs 2 --evaluate-every 1");
-    let result = train(&workload, "--optimizer adam --learning-rate 0.005", folder.path());
+    let model = format!("lm {files} --words 1000 --embedding 32 --hidden 64 --held-out 4000");
+    // Written before two trainers and the server could each build it.
+    let (code, log) = end(start(&format!("train {model} --local --max-steps 1"), &folder.path().join("once")));
+    assert_eq!(code, Some(0), "{log}");
+    let serve = format!("--optimizer adam --learning-rate 0.005 evaluate {model} --every 1");
+    let workload = format!("{model} --device cpu --epochs 2");
+    let (result, log) = train_logged(&workload, &serve, folder.path());
+    let evaluated: Vec<f64> = log.lines().filter(|line| line.contains("evaluated")).filter_map(perplexity).collect();
     let (found, unigram) = (result.metrics["perplexity"], result.metrics["unigram_perplexity"]);
     assert!(found < 0.5 * unigram, "perplexity {found}, of the frequencies alone {unigram}");
     assert!(result.metrics["loss"] < unigram.ln(), "the training loss too: {result:?}");
+    // The server has measured it meanwhile, of its own parameters.
+    let last = evaluated.last().unwrap_or_else(|| panic!("{log}"));
+    assert!(*last < unigram && evaluated.is_sorted_by(|a, b| *b < a * 1.2), "{evaluated:?} until {found}");
+    let at_the_end = read(&folder.path().join("server")).metrics["perplexity"];
+    assert!(at_the_end == found || (at_the_end / last - 1.0).abs() < 1e-3, "{at_the_end}: {found} or {last}");
 
     let words = fs::read_to_string(&vocabulary).expect("the vocabulary is saved");
     assert_eq!((words.lines().count(), words.lines().next()), (1000, Some("<unk>")));
@@ -214,6 +237,8 @@ fn modules_and_data_that_do_not_fit_are_one_sentence() {
     let texts = [
         (format!("train lm --local {text}"), "3 words, too few"),
         ("train lm --local --data /no/such/text".into(), "scripts/text.sh"),
+        ("serve evaluate lm --data /no/such/text".into(), "there is no text at /no/such/text"),
+        (format!("serve evaluate lm {text}"), "3 words, too few"),
         (
             format!("train recsys --local {clicks} --numbers 1 --categories 1"),
             "clicks.tsv, line 2: field 2 is \"x\", expected a number",

@@ -2,9 +2,9 @@
 //! Each workload's own flags are in a file of its name.
 
 mod cartpole;
-mod digits;
+pub(super) mod digits;
 mod extent;
-mod lm;
+pub(super) mod lm;
 mod mnist_remote;
 mod recsys;
 mod remote;
