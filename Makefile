@@ -93,6 +93,10 @@ custom: build fashion ## build the user's own workload in examples/custom, and t
 	$(WITH_LIBTORCH) CARGO_TARGET_DIR=$(abspath $(TARGET)) $(CARGO) build --release --manifest-path examples/custom/Cargo.toml
 	PATH=$(abspath $(TARGET))/release:$$PATH $(TARGET)/release/psjobs run examples/custom.yaml $(ARGS)
 
+.PHONY: workloads
+workloads: custom mnist text ## train every workload from its manifest to the metric that it must reach; half an hour
+	PSJOBS=$(abspath $(TARGET))/release/psjobs PSJOBS_WORKER=$(abspath $(TARGET))/release/psjobs-worker $(CARGO) test --locked --workspace --test goals -- --ignored --test-threads 1 --nocapture $(ARGS)
+
 .PHONY: images
 images: ## build both images, and print their sizes
 	scripts/images.sh
