@@ -9,6 +9,8 @@ use std::process::ChildStderr;
 
 use process::{command, end, free_port, read, run, start};
 use psjobs_api::ReplicaResult;
+use psjobs_worker::data::mnist;
+use psjobs_worker::tch::Device;
 
 /// Trains `workload` on the CPU.
 fn train(workload: &str, serve: &str, folder: &Path) -> ReplicaResult {
@@ -132,6 +134,27 @@ fn a_torchscript_module_fits_a_line_to_a_csv() {
     assert!(!result.metrics.contains_key("accuracy"), "{result:?}");
 }
 
+#[test]
+fn a_torchscript_module_learns_classes_from_folders() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let data = folder.path().join("digits");
+    let place = mnist::default_folder().expect("a cache folder");
+    let test = mnist::Mnist::open(&place, Device::Cpu).expect("`make mnist` has fetched it").test;
+    for example in 0..2000_i64 {
+        let (image, label) = test.select(&[example]);
+        let class = data.join(format!("digit-{}", label.int64_value(&[0])));
+        fs::create_dir_all(&class).expect("made");
+        let rows: Vec<Vec<f32>> = Vec::try_from(image.view([28, 28])).expect("pixels");
+        let text = rows.iter().map(|row| row.iter().map(f32::to_string).collect::<Vec<_>>().join(",") + "\n");
+        fs::write(class.join(format!("{example}.csv")), text.collect::<String>()).expect("written");
+    }
+    let (module, data) = (module("digits.pt"), data.display());
+    let workload =
+        format!("torchscript --model {} --loss nll --data {data} --input-shape 1,28,28 --epochs 8", module.display());
+    let result = train(&workload, "--optimizer adam --learning-rate 0.005", folder.path());
+    assert!(result.metrics["accuracy"] >= 0.8, "{result:?}");
+}
+
 const CLICKS: &str = "recsys --keys 100000 --examples 60000 --held-out 10000 --optimizer adagrad --learning-rate 0.05";
 
 #[test]
@@ -209,8 +232,10 @@ fn a_replaced_trainer_takes_over_the_dense_layers_and_the_job_goes_on() {
 fn modules_and_data_that_do_not_fit_are_one_sentence() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let file = |name: &str, text: &str| {
-        fs::write(folder.path().join(name), text).expect("written");
-        format!("--data {}", folder.path().join(name).display())
+        let file = folder.path().join(name);
+        fs::create_dir_all(file.parent().expect("below the folder")).expect("made");
+        fs::write(&file, text).expect("written");
+        format!("--data {}", file.display())
     };
     let good = file("good.csv", "1,2,0\n3,4,1\n5,6,1\n");
     let text = file("short.txt", "in the beginning");
@@ -224,7 +249,13 @@ fn modules_and_data_that_do_not_fit_are_one_sentence() {
         ("line.pt", format!("nll {good}"), "at least 2"),
         ("line.pt", "nll --dataset mnist".into(), "fails on inputs of the shape [4, 1, 28, 28]"),
         ("line.pt", "mse --dataset mnist".into(), "nll or cross-entropy"),
-        ("line.pt", "mse".into(), "--data FILE"),
+        ("line.pt", "mse".into(), "--data PATH"),
+        ("line.pt", "mse --data /no/such.csv".into(), "cannot read /no/such.csv"),
+        (
+            "line.pt",
+            format!("nll {}", file("classes/a/1.csv", "1,2\n1,y\n").replace("/a/1.csv", "")),
+            "a/1.csv, line 2",
+        ),
         ("line.pt", format!("mse {good} --input-shape 5"), "--input-shape [5] does not fit"),
         ("line.pt", format!("mse {}", file("bad.csv", "a,b\n1,2\n1,x\n")), "bad.csv, line 3: column 2 is \"x\""),
         ("line.pt", format!("nll {}", file("half.csv", "1,2,0.5\n1,2,1\n")), "a target is no class"),
