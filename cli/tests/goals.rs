@@ -95,8 +95,10 @@ fn mnist_with_eight_asynchronous_trainers() {
 #[test]
 #[ignore = "make workloads"]
 fn mnist_on_the_server() {
-    let accuracy = reached("accuracy", "mnist-remote.yaml", &[]);
-    assert!(accuracy >= 0.975, "{accuracy}");
+    for changes in [&[][..], &[("replicas: 1", "replicas: 2")]] {
+        let accuracy = reached("accuracy", "mnist-remote.yaml", changes);
+        assert!(accuracy >= 0.975, "{accuracy} with {changes:?}");
+    }
 }
 
 #[test]
