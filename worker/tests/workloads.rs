@@ -171,6 +171,36 @@ fn clicks_are_predicted_as_well_by_two_trainers_as_by_one_process() {
     assert_eq!(together["best_auc"], alone["best_auc"], "the same examples");
 }
 
+#[test]
+fn a_trainer_with_bad_data_ends_and_the_others_wait_for_a_better_one() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = |name: &str, rows: &str| {
+        let file = folder.path().join(name);
+        fs::write(&file, rows).expect("written");
+        file.display().to_string()
+    };
+    let rows = "0,1,-1\n1,0,4\n1,1,2\n0,0,1\n".repeat(50);
+    let (good, bad) = (file("good.csv", &rows), file("bad.csv", &format!("{rows}1,2\n")));
+    let place = format!("--world-size 3 --master-port {}", free_port());
+    let server = start(&format!("serve {place} --consistency sync"), &folder.path().join("server"));
+    let module = module("line.pt");
+    let begin = |rank: u32, data: &str| {
+        let args = format!(
+            "train torchscript --model {} --loss mse --data {data} --epochs 5 {place} --rank {rank}",
+            module.display()
+        );
+        start(&args, &folder.path().join(format!("trainer-{rank}")))
+    };
+    let (first, second) = (begin(1, &good), begin(2, &bad));
+    let (code, said) = end(second);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("bad.csv, line 201: it has 2 columns, the first line has 3"), "{said}");
+    for process in [begin(2, &good), first, server] {
+        let (code, said) = end(process);
+        assert_eq!(code, Some(0), "{said}");
+    }
+}
+
 /// Reads a trainer's log until it trains.
 fn trains(worker: &mut process::Worker) -> BufReader<ChildStderr> {
     let mut log = BufReader::new(worker.0.stderr.take().expect("piped"));
