@@ -118,6 +118,10 @@ deploy: images kind-up ## install the operator in kind's cluster
 bench: build mnist ## measure, against a limit taken in the same run
 	$(TARGET)/release/psjobs bench mnist $(ARGS)
 
+.PHONY: gpu
+gpu: ## measure trainers on this machine's GPU against the same loop without a server
+	@if [[ -z $$(ls /proc/driver/nvidia/gpus 2>/dev/null) ]]; then echo "gpu: this machine has no CUDA device, so nothing was measured"; else $(MAKE) --no-print-directory build mnist text && $(TARGET)/release/psjobs bench gpu $(ARGS); fi
+
 .PHONY: bench-operator
 bench-operator: ## measure the operator against an API server: its own, or PSJOBS_TEST_KUBECONFIG's
 	$(CARGO) bench --locked -p psjobs-operator --bench operator -- $(ARGS)
