@@ -30,13 +30,13 @@ fn train_logged(workload: &str, serve: &str, folder: &Path) -> (ReplicaResult, S
         let args = format!("train {workload} {place} --rank {rank}");
         start(&args, &folder.join(format!("trainer-{rank}")))
     });
-    let logs = trainers.into_iter().chain([server]).map(|process| {
+    let mut last = String::new();
+    for process in trainers.into_iter().chain([server]) {
         let (code, log) = end(process);
         assert_eq!(code, Some(0), "{log}");
-        log
-    });
-    let log = logs.last().expect("the server's");
-    (read(&folder.join("trainer-1")), log)
+        last = log;
+    }
+    (read(&folder.join("trainer-1")), last)
 }
 
 fn module(name: &str) -> PathBuf {
