@@ -93,6 +93,10 @@ custom: build fashion ## build the user's own workload in examples/custom, and t
 	$(WITH_LIBTORCH) CARGO_TARGET_DIR=$(abspath $(TARGET)) $(CARGO) build --release --manifest-path examples/custom/Cargo.toml
 	PATH=$(abspath $(TARGET))/release:$$PATH $(TARGET)/release/psjobs run examples/custom.yaml $(ARGS)
 
+.PHONY: workloads
+workloads: custom mnist text ## train every workload from its manifest to the metric that it must reach; half an hour
+	PSJOBS=$(abspath $(TARGET))/release/psjobs PSJOBS_WORKER=$(abspath $(TARGET))/release/psjobs-worker $(CARGO) test --locked --workspace --test goals -- --ignored --test-threads 1 --nocapture $(ARGS)
+
 .PHONY: images
 images: ## build both images, and print their sizes
 	scripts/images.sh
@@ -113,6 +117,10 @@ deploy: images kind-up ## install the operator in kind's cluster
 .PHONY: bench
 bench: build mnist ## measure, against a limit taken in the same run
 	$(TARGET)/release/psjobs bench mnist $(ARGS)
+
+.PHONY: gpu
+gpu: ## measure trainers on this machine's GPU against the same loop without a server
+	@if [[ -z $$(ls /proc/driver/nvidia/gpus 2>/dev/null) ]]; then echo "gpu: this machine has no CUDA device, so nothing was measured"; else $(MAKE) --no-print-directory build mnist text && $(TARGET)/release/psjobs bench gpu $(ARGS); fi
 
 .PHONY: bench-operator
 bench-operator: ## measure the operator against an API server: its own, or PSJOBS_TEST_KUBECONFIG's

@@ -53,7 +53,7 @@ fn frames() -> Vec<(String, Vec<u8>)> {
     seeds.push(("frame/parameters".into(), 1, 100, frame::message(&block).to_vec()));
     let push = PushRequest { trainer: Some(id.clone()), block: 1, codec, payload };
     seeds.push(("frame/push".into(), 2, 255, frame::message(&push).to_vec()));
-    let pull = PullRequest { trainer: Some(id.clone()), blocks: vec![0, 1, 300], shard: None };
+    let pull = PullRequest { trainer: Some(id.clone()), blocks: vec![0, 1, 300], ..Default::default() };
     seeds.push(("frame/pull".into(), 3, 1, frame::message(&pull).to_vec()));
     let tensor = |name: &str, shape: &[u64]| proto::TensorSpec { name: name.into(), shape: shape.into() };
     let tensors = vec![tensor("weight", &[300, 4]), tensor("bias", &[])];

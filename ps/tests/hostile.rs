@@ -121,7 +121,7 @@ async fn one_that_says_nothing_is_disconnected() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_pulls_and_reads_nothing_has_one_pull() {
     let (server, session, _) = joined(Duration::from_secs(30)).await;
-    let pull = proto::PullRequest { trainer: Some(id()), blocks: vec![0; 100], shard: None };
+    let pull = proto::PullRequest { trainer: Some(id()), blocks: vec![0; 100], ..Default::default() };
     let mut unread = Vec::new();
     for _ in 0..3 {
         // One that is not read holds up the others of its connection.

@@ -110,7 +110,7 @@ async fn bad_frames_end_the_stream_with_a_reason_and_change_nothing() {
             tokio::time::timeout(Duration::from_secs(10), answers.message()).await.expect(label).expect_err(label);
         assert!(status.message().contains(want), "{label}: {status}");
     }
-    let request = proto::PullRequest { trainer: Some(id), blocks: vec![0], shard: None };
+    let request = proto::PullRequest { trainer: Some(id), blocks: vec![0], ..Default::default() };
     let block =
         client.pull(request).await.expect("lives").into_inner().message().await.expect("reads").expect("a block");
     assert_eq!(block.version, 0, "nothing was applied");

@@ -1,4 +1,4 @@
-//! The network on a server gives the gradients that it gives here, step after step. The test is alone in
+//! The network on one server, and on several, gives the gradients that it gives here, step after step. The test is alone in
 //! its binary: dropout draws from the one generator of the process.
 
 mod job;
@@ -10,12 +10,12 @@ use psjobs_api::Training;
 use psjobs_api::training::Optimizer;
 use psjobs_worker::model::convnet::ConvNet;
 use psjobs_worker::remote::Registry;
-use psjobs_worker::remote::autograd::{Context, DistributedOptimizer, ModuleRef};
+use psjobs_worker::remote::autograd::{Context, DistributedOptimizer};
 use psjobs_worker::train::Updater as _;
 use psjobs_worker::train::flat::Flat;
 use psjobs_worker::train::local::Local;
 use psjobs_worker::train::modules::Participant;
-use psjobs_worker::workload::mnist_remote::CONVNET;
+use psjobs_worker::workload::mnist_remote::Network;
 use tch::nn::ModuleT as _;
 use tch::{Device, Kind, Tensor, nn};
 
@@ -30,12 +30,18 @@ fn assert_close(found: &Tensor, want: &Tensor, what: &str) {
 
 #[test]
 fn gradients_and_parameters_equal_those_of_a_local_model() {
-    let job = Job::start(1, 1, Training::default());
+    for servers in [1, 2, 3] {
+        equal_those_of_a_local_model(servers);
+    }
+}
+
+fn equal_those_of_a_local_model(servers: u32) {
+    let job = Job::start(servers, 1, Training::default());
     let patience = Duration::from_secs(20);
     let participant =
         Participant::join(&job.trainer(0), Registry::default(), Vec::new(), STEPS, patience).expect("it is up");
-    let network = participant.servers()[0].singleton(CONVNET, (SEED, Some(0_i64))).expect("made");
-    let network = ModuleRef::new(network);
+    let network = Network::on(participant.servers(), SEED, Some(0)).expect("made");
+    assert_eq!(network.pieces().len(), servers as usize);
     let arguments = Optimizer { learning_rate: 0.03, momentum: 0.9, ..Optimizer::default() };
     let parameters = network.parameter_rrefs().expect("known");
     let optimizer = DistributedOptimizer::new(participant.endpoint(), &parameters, &arguments).expect("made");
@@ -56,17 +62,18 @@ fn gradients_and_parameters_equal_those_of_a_local_model() {
         // The same units are dropped in both.
         tch::manual_seed(step as i64);
         let context = Context::new(participant.endpoint());
-        let output = context.forward(&network, &[&images]).expect("forward").swap_remove(0);
-        let loss = output.nll_loss(&labels);
+        let loss = network.forward(&context, &images).expect("forward").nll_loss(&labels);
         context.backward(&[&loss]).expect("backward");
-        let gradients = context.gradients(&network).expect("known");
+        let of = |piece| context.gradients(piece).expect("known");
+        let gradients: Vec<_> = network.pieces().iter().flat_map(of).collect();
         optimizer.step(&context).expect("step");
 
         tch::manual_seed(step as i64);
         let want = local.forward_t(&images, true).nll_loss(&labels);
         updater.update(step, &want).expect("updated");
         assert_close(&loss, &want, "the loss");
-        let values = network.parameters().expect("known");
+        let values: Vec<_> = network.pieces().iter().flat_map(|piece| piece.parameters().expect("known")).collect();
+        assert_eq!((gradients.len(), values.len()), (8, 8));
         for ((parameter, gradient), value) in flat.parameters().iter().zip(gradients).zip(values) {
             let (name, gradient) = (&parameter.name, gradient.expect("every parameter has one"));
             assert!(gradient.abs().max().double_value(&[]) > 0.0, "the gradient of {name} is zero");
@@ -76,7 +83,7 @@ fn gradients_and_parameters_equal_those_of_a_local_model() {
     }
     // Evaluation drops nothing.
     let images = Tensor::randn([8, 1, 28, 28], tch::kind::FLOAT_CPU);
-    let output = network.evaluate(&[&images]).expect("forward").swap_remove(0);
+    let output = network.evaluate(&images).expect("forward");
     assert_close(&output, &local.forward_t(&images, false), "the output");
     assert_eq!(output.kind(), Kind::Float);
     drop((network, parameters, optimizer));

@@ -39,6 +39,32 @@ fn four_trainers_train_the_network_on_the_server() {
 }
 
 #[test]
+fn two_trainers_train_the_network_on_two_servers() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let addresses = format!("localhost:{},localhost:{}", free_port(), free_port());
+    let place = format!("--world-size 4 --server-addrs {addresses}");
+    let result = |name: &str| folder.path().join(name);
+    let servers = [0, 1].map(|rank| start(&format!("serve {place} --rank {rank}"), &result(&format!("server-{rank}"))));
+    let trainers = [2, 3].map(|rank| {
+        let args = format!(
+            "train mnist-remote {place} --rank {rank} --max-steps 120 --learning-rate 0.02 --momentum 0.5 --num-gpus 0"
+        );
+        start(&args, &result(&format!("trainer-{rank}")))
+    });
+    for trainer in trainers {
+        let (code, log) = end(trainer);
+        assert_eq!(code, Some(0), "{log}");
+    }
+    for (server, layers) in servers.into_iter().zip(["conv1,conv2", "fc1,fc2"]) {
+        let (code, log) = end(server);
+        assert_eq!(code, Some(0), "{log}");
+        assert!(log.contains(&format!("layers=\"{layers}\"")), "{layers}: {log}");
+    }
+    let first = read(&result("trainer-2"));
+    assert!(first.metrics["accuracy"] >= 0.8, "{first:?}");
+}
+
+#[test]
 fn what_cannot_work_is_one_sentence() {
     let unused = free_port();
     let rows = [

@@ -11,6 +11,8 @@ use std::process::ChildStderr;
 use process::{command, end, free_port, read, run, start};
 use psjobs_api::ReplicaResult;
 use psjobs_ps::checkpoint::Catalog;
+use psjobs_worker::data::mnist;
+use psjobs_worker::tch::Device;
 
 /// Trains `workload` on the CPU.
 fn train(workload: &str, serve: &str, folder: &Path) -> ReplicaResult {
@@ -19,17 +21,24 @@ fn train(workload: &str, serve: &str, folder: &Path) -> ReplicaResult {
 
 /// Trains `workload` in two trainers and returns the first one's result.
 fn train_anywhere(workload: &str, serve: &str, folder: &Path) -> ReplicaResult {
+    train_logged(workload, serve, folder).0
+}
+
+/// As [`train_anywhere`], with the server's log.
+fn train_logged(workload: &str, serve: &str, folder: &Path) -> (ReplicaResult, String) {
     let place = format!("--world-size 3 --master-port {}", free_port());
     let server = start(&format!("serve {place} {serve}"), &folder.join("server"));
     let trainers = [1, 2].map(|rank| {
         let args = format!("train {workload} {place} --rank {rank}");
         start(&args, &folder.join(format!("trainer-{rank}")))
     });
+    let mut last = String::new();
     for process in trainers.into_iter().chain([server]) {
         let (code, log) = end(process);
         assert_eq!(code, Some(0), "{log}");
+        last = log;
     }
-    read(&folder.join("trainer-1"))
+    (read(&folder.join("trainer-1")), last)
 }
 
 fn module(name: &str) -> PathBuf {
@@ -54,18 +63,34 @@ fn text(folder: &Path) -> PathBuf {
     file
 }
 
+/// Of a line of a server's log.
+fn perplexity(line: &str) -> Option<f64> {
+    let (_, value) = line.split_once(" perplexity=").or_else(|| line.split_once("\"perplexity="))?;
+    value.split(' ').next()?.parse().ok()
+}
+
 #[test]
 fn a_language_model_learns_more_than_the_frequencies_of_words() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let vocabulary = folder.path().join("words.txt");
     let text = text(folder.path());
     let files = format!("--data {} --vocabulary {}", text.display(), vocabulary.display());
-    let workload =
-        format!("lm {files} --words 1000 --embedding 32 --hidden 64 --held-out 4000 --epochs 2 --evaluate-every 1");
-    let result = train(&workload, "--optimizer adam --learning-rate 0.005", folder.path());
+    let model = format!("lm {files} --words 1000 --embedding 32 --hidden 64 --held-out 4000");
+    // Written before two trainers and the server could each build it.
+    let (code, log) = end(start(&format!("train {model} --local --max-steps 1"), &folder.path().join("once")));
+    assert_eq!(code, Some(0), "{log}");
+    let serve = format!("--optimizer adam --learning-rate 0.005 evaluate {model} --every 1");
+    let workload = format!("{model} --device cpu --epochs 2");
+    let (result, log) = train_logged(&workload, &serve, folder.path());
+    let evaluated: Vec<f64> = log.lines().filter(|line| line.contains("evaluated")).filter_map(perplexity).collect();
     let (found, unigram) = (result.metrics["perplexity"], result.metrics["unigram_perplexity"]);
     assert!(found < 0.5 * unigram, "perplexity {found}, of the frequencies alone {unigram}");
     assert!(result.metrics["loss"] < unigram.ln(), "the training loss too: {result:?}");
+    // The server has measured it meanwhile, of its own parameters.
+    let last = evaluated.last().unwrap_or_else(|| panic!("{log}"));
+    assert!(*last < unigram && evaluated.is_sorted_by(|a, b| *b < a * 1.2), "{evaluated:?} until {found}");
+    let at_the_end = read(&folder.path().join("server")).metrics["perplexity"];
+    assert!(at_the_end == found || (at_the_end / last - 1.0).abs() < 1e-3, "{at_the_end}: {found} or {last}");
 
     let words = fs::read_to_string(&vocabulary).expect("the vocabulary is saved");
     assert_eq!((words.lines().count(), words.lines().next()), (1000, Some("<unk>")));
@@ -109,6 +134,27 @@ fn a_torchscript_module_fits_a_line_to_a_csv() {
     let result = train(&workload, "--optimizer adam --learning-rate 0.05 --consistency sync", folder.path());
     assert!(result.metrics["test_loss"] < 1e-3, "{result:?}");
     assert!(!result.metrics.contains_key("accuracy"), "{result:?}");
+}
+
+#[test]
+fn a_torchscript_module_learns_classes_from_folders() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let data = folder.path().join("digits");
+    let place = mnist::default_folder().expect("a cache folder");
+    let test = mnist::Mnist::open(&place, Device::Cpu).expect("`make mnist` has fetched it").test;
+    for example in 0..2000_i64 {
+        let (image, label) = test.select(&[example]);
+        let class = data.join(format!("digit-{}", label.int64_value(&[0])));
+        fs::create_dir_all(&class).expect("made");
+        let rows: Vec<Vec<f32>> = Vec::try_from(image.view([28, 28])).expect("pixels");
+        let text = rows.iter().map(|row| row.iter().map(f32::to_string).collect::<Vec<_>>().join(",") + "\n");
+        fs::write(class.join(format!("{example}.csv")), text.collect::<String>()).expect("written");
+    }
+    let (module, data) = (module("digits.pt"), data.display());
+    let workload =
+        format!("torchscript --model {} --loss nll --data {data} --input-shape 1,28,28 --epochs 8", module.display());
+    let result = train(&workload, "--optimizer adam --learning-rate 0.005", folder.path());
+    assert!(result.metrics["accuracy"] >= 0.8, "{result:?}");
 }
 
 const CLICKS: &str = "recsys --keys 100000 --examples 60000 --held-out 10000 --optimizer adagrad --learning-rate 0.05";
@@ -198,6 +244,36 @@ fn killed_servers_cost_a_job_with_tables_no_bit() {
     }
 }
 
+#[test]
+fn a_trainer_with_bad_data_ends_and_the_others_wait_for_a_better_one() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = |name: &str, rows: &str| {
+        let file = folder.path().join(name);
+        fs::write(&file, rows).expect("written");
+        file.display().to_string()
+    };
+    let rows = "0,1,-1\n1,0,4\n1,1,2\n0,0,1\n".repeat(50);
+    let (good, bad) = (file("good.csv", &rows), file("bad.csv", &format!("{rows}1,2\n")));
+    let place = format!("--world-size 3 --master-port {}", free_port());
+    let server = start(&format!("serve {place} --consistency sync"), &folder.path().join("server"));
+    let module = module("line.pt");
+    let begin = |rank: u32, data: &str| {
+        let args = format!(
+            "train torchscript --model {} --loss mse --data {data} --epochs 5 {place} --rank {rank}",
+            module.display()
+        );
+        start(&args, &folder.path().join(format!("trainer-{rank}")))
+    };
+    let (first, second) = (begin(1, &good), begin(2, &bad));
+    let (code, said) = end(second);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("bad.csv, line 201: it has 2 columns, the first line has 3"), "{said}");
+    for process in [begin(2, &good), first, server] {
+        let (code, said) = end(process);
+        assert_eq!(code, Some(0), "{said}");
+    }
+}
+
 /// Reads a trainer's log until it trains.
 fn trains(worker: &mut process::Worker) -> BufReader<ChildStderr> {
     let mut log = BufReader::new(worker.0.stderr.take().expect("piped"));
@@ -259,8 +335,10 @@ fn a_replaced_trainer_takes_over_the_dense_layers_and_the_job_goes_on() {
 fn modules_and_data_that_do_not_fit_are_one_sentence() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let file = |name: &str, text: &str| {
-        fs::write(folder.path().join(name), text).expect("written");
-        format!("--data {}", folder.path().join(name).display())
+        let file = folder.path().join(name);
+        fs::create_dir_all(file.parent().expect("below the folder")).expect("made");
+        fs::write(&file, text).expect("written");
+        format!("--data {}", file.display())
     };
     let good = file("good.csv", "1,2,0\n3,4,1\n5,6,1\n");
     let text = file("short.txt", "in the beginning");
@@ -274,7 +352,13 @@ fn modules_and_data_that_do_not_fit_are_one_sentence() {
         ("line.pt", format!("nll {good}"), "at least 2"),
         ("line.pt", "nll --dataset mnist".into(), "fails on inputs of the shape [4, 1, 28, 28]"),
         ("line.pt", "mse --dataset mnist".into(), "nll or cross-entropy"),
-        ("line.pt", "mse".into(), "--data FILE"),
+        ("line.pt", "mse".into(), "--data PATH"),
+        ("line.pt", "mse --data /no/such.csv".into(), "cannot read /no/such.csv"),
+        (
+            "line.pt",
+            format!("nll {}", file("classes/a/1.csv", "1,2\n1,y\n").replace("/a/1.csv", "")),
+            "a/1.csv, line 2",
+        ),
         ("line.pt", format!("mse {good} --input-shape 5"), "--input-shape [5] does not fit"),
         ("line.pt", format!("mse {}", file("bad.csv", "a,b\n1,2\n1,x\n")), "bad.csv, line 3: column 2 is \"x\""),
         ("line.pt", format!("nll {}", file("half.csv", "1,2,0.5\n1,2,1\n")), "a target is no class"),
@@ -287,6 +371,8 @@ fn modules_and_data_that_do_not_fit_are_one_sentence() {
     let texts = [
         (format!("train lm --local {text}"), "3 words, too few"),
         ("train lm --local --data /no/such/text".into(), "scripts/text.sh"),
+        ("serve evaluate lm --data /no/such/text".into(), "there is no text at /no/such/text"),
+        (format!("serve evaluate lm {text}"), "3 words, too few"),
         (
             format!("train recsys --local {clicks} --numbers 1 --categories 1"),
             "clicks.tsv, line 2: field 2 is \"x\", expected a number",

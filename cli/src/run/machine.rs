@@ -49,7 +49,7 @@ pub fn find_worker(named: Option<&Path>) -> Result<Option<PathBuf>, BadInput> {
 }
 
 /// Those that the user makes visible, else all that the driver shows.
-fn gpus() -> Vec<String> {
+pub fn gpus() -> Vec<String> {
     if let Ok(visible) = env::var("CUDA_VISIBLE_DEVICES") {
         return visible.split(',').map(str::trim).filter(|gpu| !gpu.is_empty()).map(str::to_owned).collect();
     }

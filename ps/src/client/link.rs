@@ -61,7 +61,7 @@ pub struct Opening<'a> {
 
 /// Methods whose messages are written by hand.
 const EXCHANGE: &str = "/psjobs.v1.ParameterServer/Exchange";
-const PULL: &str = "/psjobs.v1.ParameterServer/Pull";
+pub(super) const PULL: &str = "/psjobs.v1.ParameterServer/Pull";
 const PUSH: &str = "/psjobs.v1.ParameterServer/Push";
 
 /// Pause before the second try; it doubles up to [`LONGEST_PAUSE`].
@@ -159,7 +159,7 @@ impl Link {
         server: u32,
         buffers: &Buffers,
     ) -> Result<Vec<proto::ParameterBlock>, Status> {
-        let request = proto::PullRequest { trainer: Some(config.id()), blocks: Vec::new(), shard: Some(server) };
+        let request = proto::PullRequest { trainer: Some(config.id()), shard: Some(server), ..Default::default() };
         let mut stream = call(self.channel(), PULL, once(frame::message(&request)), buffers).await?;
         let mut blocks = Vec::new();
         while let Some(block) = stream.message().await? {
@@ -170,7 +170,7 @@ impl Link {
 }
 
 /// A request of one message.
-fn once(message: Bytes) -> Outgoing {
+pub(super) fn once(message: Bytes) -> Outgoing {
     let (sender, receiver) = mpsc::channel(1);
     drop(sender.try_send(Ok(message)));
     Outgoing::request(receiver)

@@ -8,6 +8,7 @@ mod coder;
 mod layers;
 mod link;
 mod member;
+mod reading;
 mod session;
 mod tables;
 
@@ -23,6 +24,7 @@ use tonic::Status;
 pub use blocking::Session;
 pub use layers::Layers;
 pub use member::Member;
+pub(crate) use reading::Reading;
 pub use session::AsyncSession;
 pub use tables::{Pulling, Pushing, RowGradients, Tables};
 
@@ -85,9 +87,7 @@ impl SessionConfig {
 
     /// The servers that may lead the blocks of server `shard`.
     pub(crate) fn holders(&self, shard: u32) -> Vec<u32> {
-        let servers = self.servers.len() as u32;
-        let copies = self.replication_factor.clamp(1, servers.max(1));
-        (0..copies).map(|copy| (shard + copy) % servers).collect()
+        holders(shard, self.servers.len() as u32, self.replication_factor)
     }
 
     pub(crate) fn interrupted(&self) -> bool {
@@ -173,6 +173,11 @@ pub enum ClientError {
     /// No thread or runtime could be had.
     #[error("cannot start the network thread; raise the process limits of this machine")]
     Runtime(#[source] std::io::Error),
+}
+
+/// Those of `servers` servers that may lead the blocks of server `shard`, if `copies` hold each block.
+fn holders(shard: u32, servers: u32, copies: u32) -> Vec<u32> {
+    (0..copies.clamp(1, servers.max(1))).map(|copy| (shard + copy) % servers).collect()
 }
 
 /// Whether a server may well say yes the next time.

@@ -76,11 +76,16 @@ fn push(shared: Arc<Shared>, reader: Reader) -> Outgoing {
 async fn send_blocks(shared: &Shared, mut reader: Reader, answers: &Answers, end: &HangUp) -> Result<(), Status> {
     let request: proto::PullRequest =
         first(shared, &mut reader).await?.ok_or_else(|| Status::invalid_argument("a Pull needs one PullRequest"))?;
-    let id = trainer(request.trainer)?;
-    shared.members().hear(&id, now())?;
+    let reader = request.trainer.is_none() && request.job_uid == shared.config.job_uid;
+    let id = if reader { None } else { Some(trainer(request.trainer)?) };
+    if let Some(id) = &id {
+        shared.members().hear(id, now())?;
+    }
     let store = shared.store()?;
     let shard = shared.shard(request.shard)?;
-    shared.open_stream(id.index, shard, StreamKind::Pull, end);
+    if let Some(id) = id {
+        shared.open_stream(id.index, shard, StreamKind::Pull, end);
+    }
     let blocks: Vec<u32> = if request.blocks.is_empty() { store.shard(shard).collect() } else { request.blocks };
     for block in blocks {
         let values = store.read(block).await?.ok_or_else(|| empty(block))?;

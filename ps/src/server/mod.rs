@@ -6,6 +6,7 @@ mod block;
 mod command;
 mod coordination;
 mod dealing;
+mod evaluation;
 mod exchange;
 mod hang_up;
 mod heat;
@@ -40,6 +41,7 @@ use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
 
+pub use evaluation::{Evaluation, Measurement};
 use membership::News;
 pub use membership::Patience;
 pub(crate) use recipe::Recipe;
@@ -79,6 +81,8 @@ pub struct ServerConfig {
     pub checkpoint: Option<CheckpointConfig>,
     /// Where `/metrics`, `/status`, `/healthz` and `/readyz` are served, if anywhere.
     pub metrics: Option<TcpListener>,
+    /// Has the model measured while it trains; on one server of a job.
+    pub evaluation: Option<Evaluation>,
     /// What the other servers are reached through.
     pub network: Network,
     /// Further gRPC services on the same port.
@@ -103,6 +107,7 @@ impl ServerConfig {
             replicas: if environment.replication_factor > 1 { environment.servers.clone() } else { Vec::new() },
             checkpoint: CheckpointConfig::new(environment),
             metrics: None,
+            evaluation: None,
             network: Network::default(),
             services: Routes::default(),
             ending: CancellationToken::new(),
@@ -201,6 +206,7 @@ pub async fn run_on<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
     let metrics = config.metrics.take();
     let stop = config.ending.clone();
     let services = std::mem::take(&mut config.services);
+    let evaluation = config.evaluation.take();
     let shared = Shared::new(config);
     let stopped = |stop: &CancellationToken| stop.clone().cancelled_owned();
     if let Some(listener) = metrics {
@@ -211,6 +217,11 @@ pub async fn run_on<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
             }
         });
     }
+    let evaluating = evaluation.map(|evaluation| {
+        shared.members().expect_model(evaluation.tensors());
+        let shared = shared.clone();
+        AbortOnDropHandle::new(tokio::spawn(async move { evaluation::run(&shared, evaluation).await }))
+    });
     let serving = serve_grpc(incoming, &shared, services, stopped(&stop));
     let replicating = shared.clone();
     let mut replicating = AbortOnDropHandle::new(tokio::spawn(async move { replication::run(&replicating).await }));
@@ -247,6 +258,7 @@ pub async fn run_on<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
         shared.members().close();
     }
     training_over.cancel();
+    drop(evaluating);
     if !kept && !matches!(outcome, Err(ServerError::Checkpoint(_))) {
         tokio::select! {
             biased;

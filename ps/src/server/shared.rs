@@ -289,9 +289,10 @@ impl From<Refusal> for Status {
     fn from(refusal: Refusal) -> Self {
         let text = refusal.to_string();
         match refusal {
-            Refusal::OtherJob { .. } | Refusal::NoSuchTrainer { .. } | Refusal::OtherModel { .. } => {
-                Self::invalid_argument(text)
-            }
+            Refusal::OtherJob { .. }
+            | Refusal::NoSuchTrainer { .. }
+            | Refusal::OtherModel { .. }
+            | Refusal::NotEvaluated { .. } => Self::invalid_argument(text),
             // The server is about to end.
             Refusal::Over { .. } => Self::unavailable(text),
             Refusal::Replaced { .. } => Self::failed_precondition(text),

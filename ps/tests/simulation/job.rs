@@ -204,6 +204,7 @@ impl Supervisor {
             replicas: if plan.replicated { addresses(plan) } else { Vec::new() },
             checkpoint,
             metrics: None,
+            evaluation: None,
             network: Reached::Other(Arc::new(dialer)),
             services: Routes::default(),
             ending: CancellationToken::new(),

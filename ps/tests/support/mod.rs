@@ -66,6 +66,7 @@ pub fn config(index: u32, servers: u32, trainers: u32, mode: ConsistencyMode) ->
         replicas: Vec::new(),
         checkpoint: None,
         metrics: None,
+        evaluation: None,
         network: Network::default(),
         services: Routes::default(),
         ending: CancellationToken::new(),

@@ -1,5 +1,6 @@
 //! The command line of `psjobs-worker`: what each role is told, and how it ends.
 
+pub mod evaluate;
 pub mod logging;
 pub mod optimizer;
 pub mod own;
@@ -54,7 +55,7 @@ struct OutputArgs {
 #[derive(Clone, Debug, Subcommand)]
 enum Command {
     /// Runs a parameter server until every trainer has left
-    Serve(serve::ServeArgs),
+    Serve(evaluate::ServeCommand),
     /// Trains a workload
     Train(train::TrainCommand),
 }
@@ -85,7 +86,7 @@ impl Failure {
 pub fn main() -> ExitCode {
     let Cli { output, command } = Cli::parse();
     conclude(output, || match command {
-        Command::Serve(args) => serve::run(&args),
+        Command::Serve(command) => command.run(),
         Command::Train(command) => train::run(&command),
     })
 }

@@ -5,8 +5,10 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use super::evaluate::EvaluateArgs;
+use super::serve::{self, ServeArgs};
 use super::train::{Source, TrainArgs};
-use super::{OutputArgs, conclude, serve};
+use super::{OutputArgs, conclude};
 use crate::workload::Workload;
 
 /// Parameter servers and trainers of one workload.
@@ -25,9 +27,32 @@ struct Cli {
 #[derive(Clone, Debug, Subcommand)]
 enum Command {
     /// Runs a parameter server until every trainer has left
-    Serve(serve::ServeArgs),
+    Serve(OwnServe),
     /// Trains the workload
     Train(OwnArgs),
+}
+
+#[derive(Clone, Debug, clap::Args)]
+struct OwnServe {
+    #[command(flatten)]
+    serve: ServeArgs,
+    #[command(subcommand)]
+    then: Option<Then>,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum Then {
+    /// Server 0 measures the model every so often, while training goes on
+    Evaluate(OwnEvaluate),
+}
+
+#[derive(Clone, Debug, clap::Args)]
+struct OwnEvaluate {
+    #[command(flatten)]
+    evaluate: EvaluateArgs,
+    /// Arguments of the workload itself, after --
+    #[arg(last = true, value_name = "ARGUMENT")]
+    own: Vec<String>,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -45,7 +70,10 @@ struct OwnArgs {
 pub fn main<W: Workload>(open: impl FnOnce(&Source) -> anyhow::Result<W>) -> ExitCode {
     let Cli { output, command } = Cli::parse();
     conclude(output, || match command {
-        Command::Serve(args) => serve::run(&args),
+        Command::Serve(OwnServe { serve, then: None }) => serve::run(&serve),
+        Command::Serve(OwnServe { serve, then: Some(Then::Evaluate(args)) }) => {
+            args.evaluate.run(&serve, args.own, open)
+        }
         Command::Train(args) => args.train.run_with(args.own, open),
     })
 }

@@ -10,7 +10,7 @@ use psjobs_api::env::Checkpoint;
 use psjobs_api::training::ConsistencyMode;
 use psjobs_api::{Environment, METRICS_PORT, ReplicaResult, Role};
 use psjobs_ps::network::Network;
-use psjobs_ps::server::{self, Patience, ServerConfig};
+use psjobs_ps::server::{self, Evaluation, Patience, ServerConfig};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
@@ -84,16 +84,32 @@ enum Mode {
 /// # Errors
 /// See [`Failure`].
 pub fn run(args: &ServeArgs) -> Result<ReplicaResult, Failure> {
-    // Models of remote modules compute here.
-    libtorch::wait_passively();
-    let signals = Signals::listen().map_err(Failure::work)?;
-    let environment = args.environment()?;
-    log_place(&environment);
-    let runtime = tokio::runtime::Runtime::new().map_err(Failure::work)?;
-    runtime.block_on(args.serve(&environment, &signals))
+    let (environment, signals) = args.begin()?;
+    args.until_over(&environment, &signals, None)
 }
 
 impl ServeArgs {
+    /// Finds this server's place in its job, and begins to hear signals.
+    pub(super) fn begin(&self) -> Result<(Environment, Signals), Failure> {
+        // Models of remote modules compute here, and of evaluations.
+        libtorch::wait_passively();
+        let signals = Signals::listen().map_err(Failure::work)?;
+        let environment = self.environment()?;
+        log_place(&environment);
+        Ok((environment, signals))
+    }
+
+    /// Serves until every trainer has left.
+    pub(super) fn until_over(
+        &self,
+        environment: &Environment,
+        signals: &Signals,
+        evaluation: Option<Evaluation>,
+    ) -> Result<ReplicaResult, Failure> {
+        let runtime = tokio::runtime::Runtime::new().map_err(Failure::work)?;
+        runtime.block_on(self.serve(environment, signals, evaluation))
+    }
+
     /// This server's job, with the flags' values over the job's.
     fn environment(&self) -> Result<Environment, Failure> {
         let mut environment = self.place.resolve(Role::Server, variable).map_err(Failure::input)?;
@@ -122,7 +138,12 @@ impl ServeArgs {
         Ok(environment)
     }
 
-    async fn serve(&self, environment: &Environment, signals: &Signals) -> Result<ReplicaResult, Failure> {
+    async fn serve(
+        &self,
+        environment: &Environment,
+        signals: &Signals,
+        evaluation: Option<Evaluation>,
+    ) -> Result<ReplicaResult, Failure> {
         let (host, port) = place::split(&environment.servers[environment.index as usize]);
         let port = match self.port {
             Some(port) => port,
@@ -138,6 +159,7 @@ impl ServeArgs {
             },
             shared_memory: !self.no_shared_memory,
             metrics: self.metrics(host).await?,
+            evaluation,
             network: Network::of(environment).map_err(Failure::input)?,
             ..ServerConfig::new(environment)
         };

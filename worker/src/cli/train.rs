@@ -2,9 +2,9 @@
 //! Each workload's own flags are in a file of its name.
 
 mod cartpole;
-mod digits;
+pub(super) mod digits;
 mod extent;
-mod lm;
+pub(super) mod lm;
 mod mnist_remote;
 mod recsys;
 mod remote;
@@ -57,7 +57,7 @@ enum WorkloadCommand {
     Mlp(digits::DigitsArgs),
     /// A language model (embedding, LSTM) on the words of any text, 9.3 million parameters
     Lm(lm::LmArgs),
-    /// A module exported from Python, on images or on examples from a CSV or safetensors file
+    /// A module exported from Python, on images or on examples from a CSV or safetensors file or a folder
     Torchscript(torchscript::TorchScriptArgs),
     /// The convolutional network on MNIST, living on a server as a remote module; its gradients are
     /// looked at every --log-every steps

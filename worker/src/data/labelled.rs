@@ -1,13 +1,15 @@
-//! Inputs and targets of any shape in memory, from a CSV or a safetensors file: the data of workloads
+//! Inputs and targets of any shape in memory, from a CSV or safetensors file, or a folder: the data of workloads
 //! that the user brings.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use tch::{Device, Kind, TchError, Tensor};
 
-use super::Dataset;
 use super::csv::{CsvError, Table};
+use super::folder::extension;
+use super::{Dataset, folder};
 
 /// Examples on one device.
 #[derive(Debug)]
@@ -23,11 +25,13 @@ pub struct Labelled {
 pub enum LabelledError {
     #[error(transparent)]
     Csv(#[from] CsvError),
-    #[error("cannot read {}: {}", file.display(), first_line(source))]
-    Safetensors { file: PathBuf, source: TchError },
+    #[error("cannot read {}; check that it is there and readable", file.display())]
+    Read { file: PathBuf, source: io::Error },
+    #[error("cannot read {}: {}; write it anew, or remove it", file.display(), first_line(source))]
+    Damaged { file: PathBuf, source: TchError },
     #[error("{}: {problem}", file.display())]
     Unfit { file: PathBuf, problem: String },
-    #[error("{}: unknown kind of file; give a .csv or a .safetensors", .0.display())]
+    #[error("{}: unknown kind of file; give a .csv, a .safetensors or a folder", .0.display())]
     Unknown(PathBuf),
 }
 
@@ -37,28 +41,15 @@ fn first_line(error: &TchError) -> String {
 }
 
 impl Labelled {
-    /// Reads `file` to `device`. In a CSV the last column is the target. A safetensors file holds
-    /// `inputs` and `targets`.
+    /// Reads `path` to `device`. In a CSV the last column is the target. A safetensors file holds
+    /// `inputs` and `targets`. A folder holds such files, or a folder for each class, in which every file is one
+    /// example's input: an image, a CSV of numbers, or safetensors with `inputs`.
     ///
     /// # Errors
-    /// If the file cannot be read, or its contents do not belong together.
-    pub fn open(file: &Path, device: Device) -> Result<Self, LabelledError> {
-        let (inputs, targets) = match file.extension().and_then(|extension| extension.to_str()) {
-            Some("csv") => from_csv(file)?,
-            Some("safetensors") => from_safetensors(file)?,
-            _ => return Err(LabelledError::Unknown(file.to_owned())),
-        };
-        let unfit = |problem| Err(LabelledError::Unfit { file: file.to_owned(), problem });
-        let count = |tensor: &Tensor| tensor.size().first().copied().unwrap_or(0);
-        if count(&inputs) == 0 || count(&inputs) != count(&targets) {
-            return unfit(format!(
-                "inputs have the shape {:?} and targets {:?}; both need as many rows, at least one",
-                inputs.size(),
-                targets.size()
-            ));
-        }
-        let targets = if targets.is_floating_point() { targets.to_kind(Kind::Float) } else { targets };
-        Ok(Self { inputs: inputs.to_kind(Kind::Float).to(device), targets: targets.to(device) })
+    /// If a file cannot be read, or its contents do not belong together.
+    pub fn open(path: &Path, device: Device) -> Result<Self, LabelledError> {
+        let (inputs, targets) = if path.is_dir() { folder::read(path)? } else { file(path)? };
+        Ok(Self { inputs: inputs.to(device), targets: targets.to(device) })
     }
 
     /// Inputs in another shape, for example `[1, 28, 28]` each; `None` if their number does not fit.
@@ -127,6 +118,27 @@ impl Dataset for Labelled {
     }
 }
 
+/// Inputs, f32, and targets, f32 or whole numbers, of one file.
+pub(super) fn file(file: &Path) -> Result<(Tensor, Tensor), LabelledError> {
+    if let Err(source) = std::fs::metadata(file) {
+        return Err(LabelledError::Read { file: file.to_owned(), source });
+    }
+    let (inputs, targets) = match extension(file).as_str() {
+        "csv" => from_csv(file)?,
+        "safetensors" => safetensors(file, ["inputs", "targets"])?.into(),
+        _ => return Err(LabelledError::Unknown(file.to_owned())),
+    };
+    let count = |tensor: &Tensor| tensor.size().first().copied().unwrap_or(0);
+    if count(&inputs) == 0 || count(&inputs) != count(&targets) {
+        let (inputs, targets) = (inputs.size(), targets.size());
+        let problem =
+            format!("inputs have the shape {inputs:?} and targets {targets:?}; both need as many rows, at least one");
+        return Err(LabelledError::Unfit { file: file.to_owned(), problem });
+    }
+    let targets = targets.to_kind(if targets.is_floating_point() { Kind::Float } else { Kind::Int64 });
+    Ok((inputs.to_kind(Kind::Float), targets))
+}
+
 fn from_csv(file: &Path) -> Result<(Tensor, Tensor), LabelledError> {
     let table = Table::open(file)?;
     if table.columns < 2 {
@@ -138,18 +150,17 @@ fn from_csv(file: &Path) -> Result<(Tensor, Tensor), LabelledError> {
     Ok((all.narrow(1, 0, columns - 1).contiguous(), all.select(1, columns - 1).contiguous()))
 }
 
-fn from_safetensors(file: &Path) -> Result<(Tensor, Tensor), LabelledError> {
+/// The tensors of these names.
+pub(super) fn safetensors<const N: usize>(file: &Path, wanted: [&str; N]) -> Result<[Tensor; N], LabelledError> {
     let read = Tensor::read_safetensors(file);
-    let read = read.map_err(|source| LabelledError::Safetensors { file: file.to_owned(), source })?;
-    let mut tensors: BTreeMap<String, Tensor> = read.into_iter().collect();
-    let names = tensors.keys().cloned().collect::<Vec<_>>().join(", ");
-    match (tensors.remove("inputs"), tensors.remove("targets")) {
-        (Some(inputs), Some(targets)) => Ok((inputs, targets)),
-        _ => {
-            let problem = format!("it holds {names}; save the examples as `inputs` and `targets`");
-            Err(LabelledError::Unfit { file: file.to_owned(), problem })
-        }
+    let read = read.map_err(|source| LabelledError::Damaged { file: file.to_owned(), source })?;
+    let tensors: BTreeMap<String, Tensor> = read.into_iter().collect();
+    if !wanted.iter().all(|name| tensors.contains_key(*name)) {
+        let names = tensors.keys().cloned().collect::<Vec<_>>().join(", ");
+        let problem = format!("it holds {names}; save the examples as `{}`", wanted.join("` and `"));
+        return Err(LabelledError::Unfit { file: file.to_owned(), problem });
     }
+    Ok(wanted.map(|name| tensors[name].shallow_clone()))
 }
 
 #[cfg(test)]
@@ -201,9 +212,11 @@ mod tests {
 
     #[test]
     fn files_that_are_no_examples_are_refused() {
-        for (name, contents, want) in
-            [("d.parquet", "", "give a .csv"), ("d.csv", "1\n2\n", "one column"), ("d.csv", "1,a,3\n", "line 1")]
-        {
+        for (name, contents, want) in [
+            ("d.parquet", "", "a .safetensors or a folder"),
+            ("d.csv", "1\n2\n", "one column"),
+            ("d.csv", "1,a,3\n", "line 1"),
+        ] {
             let error = open(name, |file| std::fs::write(file, contents).expect("written")).expect_err(want);
             assert!(error.to_string().contains(want), "{error}");
         }

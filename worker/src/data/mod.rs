@@ -2,6 +2,7 @@
 
 pub mod clicks;
 pub mod csv;
+mod folder;
 pub mod idx;
 pub mod labelled;
 pub mod loader;

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use psjobs_ps::client::TensorSpec;
-use tch::{Kind, Tensor, nn};
+use tch::{Kind, Tensor, nn, no_grad};
 
 /// One tensor and its place. The tensor is the model's own, not a copy.
 #[derive(Debug)]
@@ -72,6 +72,20 @@ impl Flat {
             parameter.tensor.copy_data(&mut values[parameter.range.clone()], parameter.range.len());
         }
         values
+    }
+
+    /// Gives every parameter its part of `values`.
+    ///
+    /// # Panics
+    /// If there are not as many.
+    pub fn set(&mut self, values: &[f32]) {
+        assert_eq!(values.len(), self.elements, "elements of the values and of the model");
+        no_grad(|| {
+            for parameter in &mut self.parameters {
+                let value = Tensor::from_slice(&values[parameter.range.clone()]);
+                parameter.tensor.copy_(&value.view_as(&parameter.tensor));
+            }
+        });
     }
 
     /// The gradient of `loss` by every parameter, in order; undefined where it does not depend on one.

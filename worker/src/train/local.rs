@@ -7,7 +7,7 @@ use std::time::Duration;
 use psjobs_api::training::{self, OptimizerKind};
 use psjobs_ps::batch::sharing::{Share, Work};
 use psjobs_ps::optimizer::{Optimizer, State};
-use tch::{COptimizer, TchError, Tensor, no_grad};
+use tch::{COptimizer, TchError, Tensor};
 
 use super::flat::Flat;
 use super::{UpdateError, Updater};
@@ -72,12 +72,7 @@ fn apply(flat: &mut Flat, optimizer: &Optimizer, state: &mut State, loss: &Tenso
     let bytes: Vec<[u8; 4]> = flat_gradient.iter().map(|value| value.to_le_bytes()).collect();
     let mut values = flat.values();
     optimizer.apply(&mut values, &bytes, state, 1.0);
-    no_grad(|| {
-        for parameter in flat.parameters_mut() {
-            let value = Tensor::from_slice(&values[parameter.range.clone()]);
-            parameter.tensor.copy_(&value.view_as(&parameter.tensor));
-        }
-    });
+    flat.set(&values);
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 //! [`stages`] are for layers that every trainer has all of.
 
 pub mod dense;
+pub mod evaluator;
 pub mod feed;
 pub mod flat;
 pub mod local;

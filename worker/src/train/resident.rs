@@ -86,7 +86,11 @@ impl Resident {
             // SAFETY: the view ends with this block, before the borrow of `session` does.
             let session = unsafe { look_at(session) };
             staging.copy_(&session);
-            no_grad(|| mirror.copy_(staging));
+            // From pinned memory the copy is only queued: what computes with the parameters is queued behind it, and
+            // so is the gradients' copy, which is waited for before `staging` is written again. Two calls in a row leave
+            // the later one's values.
+            let arrived = staging.to_device_(mirror.device(), Kind::Float, true, false);
+            no_grad(|| mirror.copy_(&arrived));
         }
     }
 

@@ -90,6 +90,10 @@ pub struct Membership {
     patience: Patience,
     members: Vec<Member>,
     tensors: Vec<TensorSpec>,
+    /// The model that this server can evaluate, if that is told.
+    expected: Vec<TensorSpec>,
+    /// What its last evaluation gave, and when.
+    evaluation: (BTreeMap<String, f64>, Instant),
     started: Instant,
     /// Last time that anybody was active.
     company: Instant,
@@ -126,6 +130,8 @@ impl Membership {
             patience,
             members,
             tensors: Vec::new(),
+            expected: Vec::new(),
+            evaluation: (BTreeMap::new(), now),
             started: now,
             company: now,
             training: None,
@@ -149,6 +155,11 @@ impl Membership {
         {
             return Err(Refusal::OtherModel { trainer: id.index, difference });
         }
+        if !self.expected.is_empty()
+            && let Some(difference) = difference(&self.expected, &tensors)
+        {
+            return Err(Refusal::NotEvaluated { trainer: id.index, difference });
+        }
         let member = &mut self.members[id.index as usize];
         if let Some(current) = member.incarnation.filter(|current| *current > id.incarnation) {
             return Err(Refusal::Replaced { trainer: id.index, found: id.incarnation, current });
@@ -171,6 +182,16 @@ impl Membership {
         self.company = now;
         self.tensors = tensors;
         Ok(())
+    }
+
+    /// Lets in only trainers of this model, which the server evaluates.
+    pub fn expect_model(&mut self, tensors: &[TensorSpec]) {
+        self.expected = tensors.to_vec();
+    }
+
+    /// The server has measured the model.
+    pub fn evaluated(&mut self, metrics: BTreeMap<String, f64>, now: Instant) {
+        self.evaluation = (metrics, now);
     }
 
     /// An elastic job is done, whoever comes now.

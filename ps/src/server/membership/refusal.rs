@@ -55,4 +55,15 @@ pub enum Refusal {
         /// The first tensor that differs, with both shapes.
         difference: String,
     },
+    /// The server could not evaluate what it trains.
+    #[error(
+        "trainer {trainer} has another model than the one that this server evaluates: {difference}; give `serve evaluate` \
+         the model's arguments of `train`"
+    )]
+    NotEvaluated {
+        /// Index of the trainer.
+        trainer: u32,
+        /// The first tensor that differs, with both shapes.
+        difference: String,
+    },
 }

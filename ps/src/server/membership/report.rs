@@ -42,10 +42,16 @@ impl Membership {
         (0..).zip(&self.members).filter_map(describe).collect()
     }
 
-    /// Metrics of all trainers; of those that report the same name the one of lowest index counts.
+    /// Metrics of all trainers; of those that report the same name the one of lowest index counts. What this server has
+    /// measured itself counts more than what was said before, and less than what is said after.
     #[must_use]
     pub fn metrics(&self) -> BTreeMap<String, f64> {
-        self.members.iter().rev().flat_map(|member| member.metrics.clone()).collect()
+        let (measured, at) = &self.evaluation;
+        let said = |after| {
+            let then = self.members.iter().rev().filter(move |member| (member.heard >= *at) == after);
+            then.flat_map(|member| member.metrics.clone())
+        };
+        said(false).chain(measured.clone()).chain(said(true)).collect()
     }
 
     /// What this server leaves behind.

@@ -51,6 +51,23 @@ fn a_heartbeat_that_the_last_words_have_overtaken_takes_nothing_back() {
 }
 
 #[test]
+fn what_was_said_last_of_a_metric_counts() {
+    let start = Instant::now();
+    let at = |second| start + Duration::from_secs(second);
+    let told = |value: f64| BTreeMap::from([("perplexity".to_owned(), value)]);
+    let mut members = Membership::new("job".into(), 2, None, Patience::default(), start);
+    (0..2).for_each(|index| members.join(&id(index, 0), Vec::new(), 100, start).expect("joins"));
+    members.evaluated(told(300.0), at(1));
+    assert_eq!(members.metrics(), told(300.0), "nobody else has measured it");
+    members.report(&id(0, 0), 10, told(250.0), at(2)).expect("reports");
+    assert_eq!(members.metrics(), told(250.0));
+    members.evaluated(told(200.0), at(3));
+    members.report(&id(1, 0), 10, BTreeMap::from([("loss".to_owned(), 5.0)]), at(4)).expect("reports");
+    assert_eq!(members.metrics()["perplexity"], 200.0);
+    assert_eq!(members.status(at(4)).metrics["loss"], 5.0);
+}
+
+#[test]
 fn a_slow_trainer_is_named_although_all_go_in_step() {
     let start = Instant::now();
     let id = |index| id(index, 0);

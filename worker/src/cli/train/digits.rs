@@ -10,20 +10,31 @@ use crate::cli::Failure;
 use crate::data::mnist::{Mnist, Set};
 use crate::workload::digits::Digits;
 
+/// What is classified.
 #[derive(Clone, Debug, Args)]
-pub struct DigitsArgs {
+pub struct SetArgs {
     /// The images to classify
     #[arg(long, value_enum, default_value_t)]
     dataset: Set,
+}
+
+impl SetArgs {
+    pub fn open<M>(&self, source: &Source, build: fn(&nn::Path) -> M) -> Result<Digits<M>> {
+        let folder = self.dataset.folder(source.data.as_deref())?;
+        Ok(Digits::new(Mnist::open_set(self.dataset, &folder, source.device)?, build))
+    }
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DigitsArgs {
+    #[command(flatten)]
+    set: SetArgs,
     #[command(flatten)]
     train: TrainArgs,
 }
 
 impl DigitsArgs {
     pub fn run<M: nn::ModuleT>(&self, build: fn(&nn::Path) -> M) -> Result<ReplicaResult, Failure> {
-        self.train.run(|Source { data, device, .. }| {
-            let folder = self.dataset.folder(data.as_deref())?;
-            Ok(Digits::new(Mnist::open_set(self.dataset, &folder, *device)?, build))
-        })
+        self.train.run(|source| self.set.open(source, build))
     }
 }

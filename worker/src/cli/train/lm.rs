@@ -16,8 +16,9 @@ use crate::workload::lm::{Cut, Lm};
 /// The file in a folder of text.
 const TEXT: &str = "text.txt";
 
+/// The model and its text.
 #[derive(Clone, Debug, Args)]
-pub struct LmArgs {
+pub struct ModelArgs {
     /// Words that the model knows; the others are one
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(2..=1_000_000))]
     words: u32,
@@ -36,16 +37,24 @@ pub struct LmArgs {
     /// Units of the LSTM
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     hidden: u32,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct LmArgs {
+    #[command(flatten)]
+    model: ModelArgs,
     #[command(flatten)]
     train: TrainArgs,
 }
 
 impl LmArgs {
     pub fn run(&self) -> Result<ReplicaResult, Failure> {
-        self.train.run(|source| self.open(source))
+        self.train.run(|source| self.model.open(source))
     }
+}
 
-    fn open(&self, source: &Source) -> anyhow::Result<Lm> {
+impl ModelArgs {
+    pub fn open(&self, source: &Source) -> anyhow::Result<Lm> {
         let place = locate(source.data.as_deref(), "text")?;
         let file = if place.is_file() { place } else { place.join(TEXT) };
         let text = text::read(&file)?;

@@ -25,8 +25,8 @@ pub struct TorchScriptArgs {
     /// Train on these images instead of a file of examples
     #[arg(long, value_enum)]
     dataset: Option<Set>,
-    /// File to test on, as --data [default: the last tenth of --data, which is not trained on]
-    #[arg(long, value_name = "FILE", conflicts_with = "dataset")]
+    /// File or folder to test on, as --data [default: the last tenth of --data, which is not trained on]
+    #[arg(long, value_name = "PATH", conflicts_with = "dataset")]
     test_data: Option<PathBuf>,
     /// Shape of one example's input, for instance 1,28,28 [default: as in the file; a CSV's columns]
     #[arg(long, value_name = "N,N,...", value_delimiter = ',', conflicts_with = "dataset", value_parser = clap::value_parser!(i64).range(1..))]
@@ -52,7 +52,9 @@ impl TorchScriptArgs {
     }
 
     fn on_examples(&self, source: &Source) -> Result<TorchScript<Labelled>> {
-        let Some(file) = &source.data else { bail!("name the examples with --data FILE, or use --dataset mnist") };
+        let Some(file) = &source.data else {
+            bail!("name the examples, a file or a folder, with --data PATH, or use --dataset mnist")
+        };
         let data = self.examples(file, source.device)?;
         let (train, test) = match &self.test_data {
             Some(file) => (data, self.examples(file, source.device)?),

@@ -140,6 +140,8 @@ fn what_cannot_go_backwards_is_told() {
         error,
         "`dense.forward` on ps-0 failed: panicked: mat1 and mat2 shapes cannot be multiplied (3x5 and 4x4)"
     );
+    let double = context.forward(&module, &[&x.to_kind(Kind::Double)]).expect_err("another type").to_string();
+    assert!(double.contains("`dense.forward` on ps-0 failed") && double.contains("same dtype"), "{double}");
     let out = context.forward(&module, &[&x]).expect("forward").swap_remove(0);
     let error = context.backward(&[&out]).expect_err("not a scalar").to_string();
     assert_eq!(error, "a loss must be one number, this one has shape [3, 4]");

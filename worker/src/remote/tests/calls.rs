@@ -134,6 +134,10 @@ fn what_went_wrong_there_is_told_here() {
         ),
         (error(object.rpc_sync("add", "1")), "value 0: expected an integer, found a text"),
         (error(object.rpc_sync("add", (1, 2))), "expected 1 values, found 2"),
+        (
+            error(object.rpc_sync("add", Tensor::zeros([2, 3], (Kind::Double, tch::Device::Cpu)))),
+            "`counter.add` on ps-0 failed: value 0: expected an integer, found a Double tensor of shape [2, 3]",
+        ),
         (error(object.rpc_sync("add", 1)), "`counter.add` on ps-0 failed: its result is unexpected: expected 0 values"),
         (
             error(peer.rpc_sync("ecco", ())),
@@ -178,6 +182,25 @@ fn a_call_ends_with_its_deadline() {
     drop(slow);
     let patient = object.timeout(PATIENCE);
     assert_eq!(patient.rpc_sync("add", 1), Ok(1_i64), "the call that came too late was not run");
+}
+
+#[test]
+fn calls_to_a_dead_peer_end_with_its_name_and_others_are_served() {
+    let mut job = Job::new();
+    let ((first, one), (_, two)) = (job.server("ps-0"), job.server("ps-1"));
+    let client = job.client("trainer-0", &[("ps-0", &one), ("ps-1", &two)]);
+    let (dead, alive) = (counter(&client, "ps-0", 0), counter(&client, "ps-1", 0));
+    let under_way: Pending<()> = dead.rpc_async("sleep", 60_000).expect("sent");
+    first.shutdown();
+    let short = dead.timeout(Duration::from_millis(300));
+    for (what, error) in [
+        ("under way", under_way.wait().expect_err("nobody answers")),
+        ("later", short.rpc_sync::<i64>("add", 1).expect_err("nobody answers")),
+    ] {
+        let error = error.to_string();
+        assert!(error.contains("ps-0") && error.contains("counter."), "{what}: {error}");
+    }
+    assert_eq!(alive.rpc_sync("add", 1), Ok(1_i64));
 }
 
 #[test]

@@ -1,0 +1,148 @@
+//! `psjobs-worker serve evaluate`: server 0 measures the model while the others train it. It computes on the
+//! process's first thread, at the lowest priority; the server has threads of its own.
+
+use std::num::NonZeroUsize;
+use std::panic::{self, AssertUnwindSafe};
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use psjobs_api::ReplicaResult;
+use psjobs_ps::server::{Evaluation, Measurement};
+use tch::Device;
+use tokio::sync::mpsc::Receiver;
+use tracing::{info, warn};
+
+use super::serve::{self, ServeArgs};
+use super::train::digits::SetArgs;
+use super::train::lm::ModelArgs;
+use super::{Failure, train::Source};
+use crate::data::DATA_VARIABLE;
+use crate::libtorch;
+use crate::model::convnet::ConvNet;
+use crate::model::mlp::Mlp;
+use crate::train::evaluator::Evaluator;
+use crate::workload::Workload;
+
+/// `serve`, and what may follow it.
+#[derive(Clone, Debug, Args)]
+pub struct ServeCommand {
+    #[command(flatten)]
+    serve: ServeArgs,
+    #[command(subcommand)]
+    then: Option<Then>,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum Then {
+    /// Server 0 measures the model every so often, while training goes on
+    #[command(subcommand)]
+    Evaluate(Evaluated),
+}
+
+/// What the trainers train. Arguments that shape the model are to be those of `train`.
+#[derive(Clone, Debug, Subcommand)]
+enum Evaluated {
+    /// The accuracy of `train mnist`
+    Mnist(Of<SetArgs>),
+    /// The accuracy of `train mlp`
+    Mlp(Of<SetArgs>),
+    /// The perplexity of `train lm`, on text that it is not trained on
+    Lm(Of<ModelArgs>),
+}
+
+#[derive(Clone, Debug, Args)]
+struct Of<A: Args> {
+    #[command(flatten)]
+    workload: A,
+    #[command(flatten)]
+    evaluate: EvaluateArgs,
+}
+
+/// How often it is measured, and on what.
+#[derive(Clone, Debug, Args)]
+pub(super) struct EvaluateArgs {
+    /// Seconds from one evaluation to the next
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    every: u64,
+    /// Folder or file of the data set [default: where `make mnist` and its like put it]
+    #[arg(long, value_name = "PATH", env = DATA_VARIABLE)]
+    data: Option<PathBuf>,
+    /// Threads for computing
+    #[arg(long, value_name = "N", default_value = "1")]
+    threads: NonZeroUsize,
+}
+
+impl ServeCommand {
+    pub fn run(&self) -> Result<ReplicaResult, Failure> {
+        let serve = &self.serve;
+        match &self.then {
+            None => serve::run(serve),
+            Some(Then::Evaluate(Evaluated::Mnist(of))) => {
+                of.evaluate.run(serve, Vec::new(), |source| of.workload.open(source, ConvNet::new))
+            }
+            Some(Then::Evaluate(Evaluated::Mlp(of))) => {
+                of.evaluate.run(serve, Vec::new(), |source| of.workload.open(source, Mlp::new))
+            }
+            Some(Then::Evaluate(Evaluated::Lm(of))) => {
+                of.evaluate.run(serve, Vec::new(), |source| of.workload.open(source))
+            }
+        }
+    }
+}
+
+impl EvaluateArgs {
+    /// Serves, and on server 0 evaluates what `open` gives.
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    pub fn run<W: Workload>(
+        &self,
+        serve: &ServeArgs,
+        args: Vec<String>,
+        open: impl FnOnce(&Source) -> anyhow::Result<W>,
+    ) -> Result<ReplicaResult, Failure> {
+        let (environment, signals) = serve.begin()?;
+        if environment.index > 0 {
+            return serve.until_over(&environment, &signals, None);
+        }
+        libtorch::load().map_err(Failure::input)?;
+        let source = Source { data: self.data.clone(), device: Device::Cpu, seed: environment.training.seed, args };
+        let workload = open(&source).map_err(Failure::Input)?;
+        let mut evaluator = Evaluator::new(&workload);
+        if let [first, ..] = evaluator.buffers() {
+            warn!("the model has buffers, {first} for one, which only trainers know; they are evaluated as they began");
+        }
+        let every = Duration::from_secs(self.every);
+        let (evaluation, measurements) = Evaluation::new(&environment, evaluator.tensors(), every);
+        info!(every = self.every, threads = self.threads, "the model will be evaluated while it trains");
+        thread::scope(|scope| {
+            let serving = scope.spawn(|| serve.until_over(&environment, &signals, Some(evaluation)));
+            give_way(self.threads);
+            answer(measurements, &mut evaluator);
+            serving.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
+        })
+    }
+}
+
+/// From now on this thread, and those that libtorch starts for it, compute when nobody else needs the core.
+fn give_way(threads: NonZeroUsize) {
+    const LOWEST: i32 = 19;
+    // Of a thread, not of the process: Linux has priorities so.
+    if let Err(error) = rustix::process::setpriority_process(None, LOWEST) {
+        warn!(%error, "evaluations have no lower priority than the server");
+    }
+    tch::set_num_threads(i32::try_from(threads.get()).unwrap_or(i32::MAX));
+}
+
+/// Measures what comes until the server ends, or libtorch gives up; then training goes on without.
+fn answer<W: Workload>(mut measurements: Receiver<Measurement>, evaluator: &mut Evaluator<'_, W>) {
+    while let Some(Measurement { parameters, reply }) = measurements.blocking_recv() {
+        let measured = panic::catch_unwind(AssertUnwindSafe(|| evaluator.measure(&parameters)));
+        // The panic is in the log already.
+        let Ok(metrics) = measured else { return };
+        // A server that has ended meanwhile wants no answer.
+        let _ = reply.send(metrics);
+    }
+}
