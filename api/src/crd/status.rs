@@ -45,6 +45,9 @@ pub struct ParameterServerJobStatus {
     /// of them start again. Absent if they talk without TLS (spec.network.mutualTLS).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificates: Option<String>,
+    /// The job's label psjobs.dev/shard when an operator last decided about it; another one takes the pods over first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard: Option<String>,
     /// The servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ps: Option<RoleStatus>,

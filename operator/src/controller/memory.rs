@@ -34,6 +34,8 @@ struct Entry {
     progress: Option<ProgressReport>,
     /// When the status first differed from what is written.
     waits_since: Option<Instant>,
+    /// A pod was found that another shard's operator made.
+    disputed: bool,
 }
 
 impl Memory {
@@ -68,6 +70,15 @@ impl Memory {
         if let Some(entry) = self.lock().get_mut(uid) {
             entry.waits_since = None;
         }
+    }
+
+    /// Keeps that some pod of the job may be another shard's.
+    pub fn dispute(&self, uid: &str, disputed: bool) {
+        self.lock().entry(uid.to_owned()).or_default().disputed = disputed;
+    }
+
+    pub fn is_disputed(&self, uid: &str) -> bool {
+        self.lock().get(uid).is_some_and(|entry| entry.disputed)
     }
 
     pub fn succeeded(&self, uid: &str) {

@@ -18,6 +18,7 @@ use tracing::{debug, warn};
 use super::dereference::Children;
 use super::nodes::{self, Nodes};
 use super::observe::slim;
+use super::shard::Shard;
 use super::{Context, reconcile, retry};
 
 /// Reconciles under way at once. Each is mostly waiting for its turn to write; a job whose status waits must
@@ -35,23 +36,28 @@ impl Watches {
     pub fn new(
         client: &Client,
         namespace: Option<&str>,
+        shard: &Shard,
         progress: mpsc::Receiver<ObjectRef<ParameterServerJob>>,
     ) -> Self {
-        let of_jobs = || watcher::Config::default().labels(names::LABEL_JOB);
+        let of_shard = shard.selector();
+        let pods_of_shard = format!("{},{of_shard}", names::LABEL_JOB);
         let (pods, pod_writer) = reflector::store();
         let (services, service_writer) = reflector::store();
 
-        let pod_watch = watcher(api::<Pod>(client, namespace), of_jobs())
+        let pod_watch = watcher(api::<Pod>(client, namespace), watcher::Config::default().labels(&pods_of_shard))
             .default_backoff()
             .modify(slim)
             .reflect(pod_writer)
             .touched_objects();
-        let service_watch = watcher(api::<PartialObjectMeta<Service>>(client, namespace), of_jobs())
+        // Those of all shards: one of a job and only its metadata, so that nobody has to take them over.
+        let of_jobs = watcher::Config::default().labels(names::LABEL_JOB);
+        let service_watch = watcher(api::<PartialObjectMeta<Service>>(client, namespace), of_jobs)
             .default_backoff()
             .modify(|service| service.managed_fields_mut().clear())
             .reflect(service_writer)
             .touched_objects();
-        let controller = Controller::new(api::<ParameterServerJob>(client, namespace), watcher::Config::default())
+        let jobs_of_shard = watcher::Config::default().labels(&of_shard);
+        let controller = Controller::new(api::<ParameterServerJob>(client, namespace), jobs_of_shard)
             .with_config(controller::Config::default().concurrency(CONCURRENCY))
             .owns_stream(pod_watch)
             .owns_stream::<PartialObjectMeta<Service>>(service_watch)
