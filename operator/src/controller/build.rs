@@ -85,6 +85,9 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     if let Some(secret) = job.certificates() {
         certificates::mount(secret, &mut pod_spec);
     }
+    if replica.role == Role::Trainer && spec.trainer.gpus > 0 {
+        defaults::share_memory(&mut pod_spec);
+    }
     defaults::apply(&mut pod_spec);
 
     let mut labels = of_template.labels.unwrap_or_default();
