@@ -45,8 +45,11 @@ async fn a_job_deleted_in_the_foreground_takes_all_along_and_nothing_comes_back(
     let metadata = kube::core::ObjectMeta { name: Some("later".into()), ..Default::default() };
     let later = ParameterServerJob { metadata, spec: job.spec, status: None };
     jobs.create(&PostParams::default(), &later).await.expect("the job is accepted");
-    team.pod("later-trainer-1", 0).await;
-    assert_eq!(team.pods().await, ["later-ps-0", "later-trainer-0", "later-trainer-1"]);
+    let of_later = ["later-ps-0", "later-trainer-0", "later-trainer-1"];
+    for pod in of_later {
+        team.pod(pod, 0).await;
+    }
+    assert_eq!(team.pods().await, of_later);
     let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     gone(jobs.patch("mnist", &PatchParams::default(), &free).await.map(drop));
     team.until("mnist", |job: Option<&ParameterServerJob>| job.is_none()).await;

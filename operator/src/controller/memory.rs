@@ -9,6 +9,7 @@ use kube::ResourceExt as _;
 use psjobs_api::crd::ParameterServerJob;
 
 use super::decide::ProgressReport;
+use super::watch::forget_what_nobody_reads;
 
 /// Delay before the first retry of a reconcile that failed, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
@@ -52,7 +53,8 @@ impl Memory {
         }
     }
 
-    pub fn wrote(&self, job: ParameterServerJob) {
+    pub fn wrote(&self, mut job: ParameterServerJob) {
+        forget_what_nobody_reads(&mut job);
         let uid = job.uid().unwrap_or_default();
         self.lock().entry(uid).or_default().written = Some(job.into());
     }

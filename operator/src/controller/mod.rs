@@ -17,6 +17,7 @@ pub mod fixtures;
 pub mod memory;
 pub mod nodes;
 pub mod observe;
+pub mod pods;
 pub mod shard;
 pub mod turns;
 pub mod update_status;

@@ -84,7 +84,7 @@ pub async fn take_over(context: &Context, job: &ParameterServerJob) -> Result<Ta
 
     let cached = |pod: &PartialObjectMeta<Pod>| {
         let cached = context.children.pods.get(&ObjectRef::new(&pod.name_any()).within(&namespace));
-        cached.is_some_and(|cached| cached.uid() == pod.uid())
+        cached.is_some_and(|cached| Some(&cached.observed.uid) == pod.metadata.uid.as_ref())
     };
     if !listed.iter().all(cached) {
         return Ok(Takeover::UnderWay);
