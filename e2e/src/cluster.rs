@@ -96,8 +96,8 @@ impl Cluster {
     /// If it fails.
     pub async fn helm(&self, arguments: &[&str]) -> Result<String> {
         let (command, rest) = arguments.split_first().context("a command of helm")?;
-        let where_ = ["--kube-context", &self.context, "--namespace", SYSTEM, "--wait", "--timeout", "180s"];
-        run("helm", &[&[*command, RELEASE], rest, &where_].concat()).await
+        let in_context = ["--kube-context", &self.context, "--namespace", SYSTEM, "--wait", "--timeout", "180s"];
+        run("helm", &[&[*command, RELEASE], rest, &in_context].concat()).await
     }
 
     /// Takes the chart away again, if [`Cluster::prepare`] brought it.
