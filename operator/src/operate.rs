@@ -25,6 +25,7 @@ use crate::leader::Candidate;
 use crate::metrics::Metrics;
 use crate::progress::{PENDING_REPORTS, Poller};
 use crate::settings::Settings;
+use crate::trim;
 
 /// Name of the operator in events and as field manager.
 const NAME: &str = "psjobs-operator";
@@ -158,6 +159,7 @@ impl Operator {
         tokio::select! {
             () = controller::run(watches, Arc::new(context), stop.cancelled_owned()) => {}
             () = poller.run() => {}
+            () = trim::run() => {}
             () = &mut telling => {}
         }
         if tokio::time::timeout(LAST_WORDS, telling).await.is_err() {
