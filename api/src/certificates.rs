@@ -1,6 +1,11 @@
 //! What the processes of a job show each other over TLS: files with the names that a Kubernetes TLS secret gives them.
 //! [`Certificates`], behind the `certificates` feature, makes them; the operator for a job, `psjobs certificates` by hand.
 
+use std::time::Duration;
+
+/// How long the certificates hold that the operator makes for a job, and renews.
+pub const LIFE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 /// The name in every certificate of a job. It is the authority that tells jobs apart, not the host: pods come and
 /// go, and their addresses with them.
 pub const NAME: &str = "psjob";
@@ -16,6 +21,8 @@ pub use make::{Certificates, MakeError};
 
 #[cfg(feature = "certificates")]
 mod make {
+    use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
     use rcgen::{
         BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
         date_time_ymd,
@@ -23,8 +30,8 @@ mod make {
 
     use super::{AUTHORITY, CERTIFICATE, KEY, NAME};
 
-    /// How long certificates hold: longer than any job runs without starting all its pods again, when it gets new ones.
-    const YEARS: i32 = 10;
+    /// Certificates hold from so long ago on, as clocks of machines differ.
+    const BEFORE: Duration = Duration::from_secs(24 * 60 * 60);
 
     /// No certificates could be made.
     #[derive(Debug, thiserror::Error)]
@@ -47,13 +54,13 @@ mod make {
     }
 
     impl Certificates {
-        /// Makes them anew, in this `year`. `hosts` are further names of the processes, for clients that look for the
+        /// Makes them anew, to hold for `life` from `now` on. `hosts` are further names of the processes, for clients that look for the
         /// host in a certificate.
         ///
         /// # Errors
         /// If a host cannot be a name.
-        pub fn make(hosts: &[String], year: i32) -> Result<Self, MakeError> {
-            make(hosts, year).map_err(|source| MakeError { hosts: hosts.join(", "), source })
+        pub fn make(hosts: &[String], now: SystemTime, life: Duration) -> Result<Self, MakeError> {
+            make(hosts, now, life).map_err(|source| MakeError { hosts: hosts.join(", "), source })
         }
 
         /// Name and text of each file.
@@ -63,7 +70,7 @@ mod make {
         }
     }
 
-    fn make(hosts: &[String], year: i32) -> Result<Certificates, rcgen::Error> {
+    fn make(hosts: &[String], now: SystemTime, life: Duration) -> Result<Certificates, rcgen::Error> {
         let mut authority = CertificateParams::default();
         authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         authority.distinguished_name.push(DnType::CommonName, "psjobs job authority");
@@ -71,10 +78,11 @@ mod make {
         process.distinguished_name.push(DnType::CommonName, NAME);
         // One process is server to some and client to others.
         process.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let begin = date_time_ymd(1970, 1, 1);
+        let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         for params in [&mut authority, &mut process] {
-            // A year back, as clocks of machines differ.
-            params.not_before = date_time_ymd(year - 1, 1, 1);
-            params.not_after = date_time_ymd(year + YEARS, 12, 31);
+            params.not_before = begin + now.saturating_sub(BEFORE);
+            params.not_after = begin + now + life;
         }
         let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
         let key = KeyPair::generate()?;
@@ -84,18 +92,20 @@ mod make {
 
     #[cfg(test)]
     mod tests {
+        use super::super::LIFE;
         use super::*;
 
         #[test]
         fn certificates_are_pem_and_those_of_another_job_are_others() {
             let host = ["*.mnist.team.svc".to_owned()];
-            let [one, other] = [(); 2].map(|()| Certificates::make(&host, 2026).expect("a name"));
+            let [one, other] = [(); 2].map(|()| Certificates::make(&host, UNIX_EPOCH, LIFE).expect("a name"));
             for ((name, text), (_, others)) in one.files().into_iter().zip(other.files()) {
                 let what = if name == KEY { "PRIVATE KEY" } else { "CERTIFICATE" };
                 assert!(text.starts_with(&format!("-----BEGIN {what}-----\n")), "{name}: {text}");
                 assert_ne!(text, others, "{name}");
             }
-            let error = Certificates::make(&["über".into()], 2026).map(drop).expect_err("no name of a host");
+            let error =
+                Certificates::make(&["über".into()], UNIX_EPOCH, LIFE).map(drop).expect_err("no name of a host");
             assert!(error.to_string().contains("über"), "{error}");
         }
     }

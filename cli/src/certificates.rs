@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
 use clap::Args;
@@ -13,14 +13,14 @@ use psjobs_api::certificates::{AUTHORITY, CERTIFICATE, Certificates, KEY};
 
 use crate::BadInput;
 
-/// On average.
-const SECONDS_OF_A_YEAR: u64 = 31_556_952;
+/// How long they hold: ten years, as nobody renews them.
+const LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// Make certificates for a job whose processes talk TLS
 ///
 /// Writes ca.crt, tls.crt and tls.key. Give the folder to every process of the job, and to nobody else:
 /// psjobs-worker serve --tls-dir DIR, psjobs-worker train ... --tls-dir DIR. The authority's own key is
-/// not kept, so that nobody can make a further certificate.
+/// not kept, so that nobody can make a further certificate. They hold for ten years.
 #[derive(Debug, Args)]
 pub struct CertificatesArgs {
     /// Folder to write to; it is made if it does not exist
@@ -49,10 +49,7 @@ impl CertificatesArgs {
 /// Writes the certificates of a new authority to `folder`.
 pub fn write(folder: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
-    let since_1970 =
-        SystemTime::now().duration_since(UNIX_EPOCH).context("the clock of this machine is before 1970")?;
-    let year = 1970 + i32::try_from(since_1970.as_secs() / SECONDS_OF_A_YEAR)?;
-    for (name, text) in Certificates::make(&[], year)?.files() {
+    for (name, text) in Certificates::make(&[], SystemTime::now(), LIFE)?.files() {
         let mode = if name == KEY { 0o600 } else { 0o644 };
         let file = folder.join(name);
         // One that is replaced keeps no rights of its own.

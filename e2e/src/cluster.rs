@@ -84,6 +84,22 @@ impl Cluster {
         run_with_input("kubectl", &arguments, input).await
     }
 
+    /// Whether nodes are containers of this machine's docker.
+    #[must_use]
+    pub fn is_of_kind(&self) -> bool {
+        self.context.starts_with("kind-")
+    }
+
+    /// What `helm` says; the first argument is the command, and the release follows it.
+    ///
+    /// # Errors
+    /// If it fails.
+    pub async fn helm(&self, arguments: &[&str]) -> Result<String> {
+        let (command, rest) = arguments.split_first().context("a command of helm")?;
+        let in_context = ["--kube-context", &self.context, "--namespace", SYSTEM, "--wait", "--timeout", "180s"];
+        run("helm", &[&[*command, RELEASE], rest, &in_context].concat()).await
+    }
+
     /// Takes the chart away again, if [`Cluster::prepare`] brought it.
     ///
     /// # Errors

@@ -7,5 +7,7 @@ pub mod command;
 pub mod dump;
 pub mod logs;
 pub mod manifest;
+pub mod nodes;
+pub mod operator;
 pub mod site;
 pub mod wait;

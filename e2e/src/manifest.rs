@@ -12,8 +12,25 @@ pub const EXAMPLE: &str = "examples/mnist.yaml";
 /// # Errors
 /// If the file cannot be read or is no ParameterServerJob.
 pub fn example() -> Result<ParameterServerJob> {
-    let text = std::fs::read_to_string(EXAMPLE).with_context(|| format!("cannot read {EXAMPLE}"))?;
-    serde_yaml::from_str(&text).with_context(|| format!("{EXAMPLE} is not a ParameterServerJob"))
+    from_file(EXAMPLE)
+}
+
+/// The job of a file, its path from the repository's root.
+///
+/// # Errors
+/// If the file cannot be read or is no ParameterServerJob.
+pub fn from_file(path: &str) -> Result<ParameterServerJob> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
+    serde_yaml::from_str(&text).with_context(|| format!("{path} is not a ParameterServerJob"))
+}
+
+/// The container of a job's trainers.
+///
+/// # Errors
+/// If their template has none.
+pub fn main_container(job: &mut ParameterServerJob) -> Result<&mut Container> {
+    let pod = job.spec.trainer.template.spec.as_mut().context("the template has a spec")?;
+    pod.containers.first_mut().context("the template has a container")
 }
 
 /// The example with `change` made to its trainers' container.
@@ -22,8 +39,7 @@ pub fn example() -> Result<ParameterServerJob> {
 /// As [`example`].
 pub fn with_trainer(change: impl FnOnce(&mut Container)) -> Result<ParameterServerJob> {
     let mut job = example()?;
-    let pod = job.spec.trainer.template.spec.as_mut().context("the example's template has a spec")?;
-    change(pod.containers.first_mut().context("the example's template has a container")?);
+    change(main_container(&mut job)?);
     Ok(job)
 }
 

@@ -1,5 +1,6 @@
 //! One test's place in the cluster: a namespace of its own, and what tests do in it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -100,6 +101,16 @@ impl Site {
             (now, Some(failure)) => bail!("the job is {now:?} instead of {phase:?}: {}", failure.message),
             (now, None) => bail!("the job is {now:?} instead of {phase:?}"),
         }
+    }
+
+    /// The uid of each of a job's pods by its name: another one is another pod.
+    ///
+    /// # Errors
+    /// If the cluster does not answer.
+    pub async fn uids(&self, job: &str) -> Result<BTreeMap<String, Option<String>>> {
+        let mut pods = self.pods_of(job, Role::Server).await?;
+        pods.extend(self.pods_of(job, Role::Trainer).await?);
+        Ok(pods.iter().map(|pod| (pod.name_any(), pod.uid())).collect())
     }
 
     /// Waits until a pod has ended well or is gone. A pod's phase follows its containers by a second.

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tracing::warn;
 
-/// Name of the lease, one for each installation's namespace.
+/// Name of the lease of operators without a shard; that of a shard's operators has its name behind.
 const LEASE: &str = "psjobs-operator";
 /// How long a dead leader is waited for, at most.
 const DURATION_SECONDS: u64 = 8;
@@ -21,9 +21,15 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Enters the election in `namespace` as `identity`.
-    pub async fn enter(client: Client, namespace: &str, identity: &str) -> Result<Self, LeaseManagerError> {
-        let builder = LeaseManagerBuilder::new(client, LEASE).with_namespace(namespace).with_identity(identity);
+    /// Enters the election of this shard in `namespace` as `identity`.
+    pub async fn enter(
+        client: Client,
+        namespace: &str,
+        shard: Option<&str>,
+        identity: &str,
+    ) -> Result<Self, LeaseManagerError> {
+        let lease = shard.map_or_else(|| LEASE.to_owned(), |shard| format!("{LEASE}-{shard}"));
+        let builder = LeaseManagerBuilder::new(client, lease).with_namespace(namespace).with_identity(identity);
         let manager = builder.with_duration(DURATION_SECONDS).with_grace(GRACE_SECONDS).build().await?;
         let (leads, campaign) = manager.watch().await;
         Ok(Self { leads, campaign })

@@ -8,6 +8,7 @@ pub mod metrics;
 pub mod operate;
 pub mod progress;
 pub mod settings;
+mod trim;
 
 /// An error and its causes as one line; what a cause repeats is left out.
 pub fn chain(error: &dyn std::error::Error) -> String {

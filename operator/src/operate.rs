@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::controller::memory::Memory;
+use crate::controller::shard::Shard;
 use crate::controller::turns::Turns;
 use crate::controller::{self, Context, Watches, events};
 use crate::http::{self, Readiness};
@@ -24,6 +25,7 @@ use crate::leader::Candidate;
 use crate::metrics::Metrics;
 use crate::progress::{PENDING_REPORTS, Poller};
 use crate::settings::Settings;
+use crate::trim;
 
 /// Name of the operator in events and as field manager.
 const NAME: &str = "psjobs-operator";
@@ -104,7 +106,8 @@ impl Operator {
             return Ok(());
         }
         let namespace = self.settings.lease_namespace.as_ref().unwrap_or(&self.own_namespace);
-        let mut candidate = Candidate::enter(self.client.clone(), namespace, &self.identity())
+        let shard = self.settings.shard.as_deref();
+        let mut candidate = Candidate::enter(self.client.clone(), namespace, shard, &self.identity())
             .await
             .with_context(|| format!("cannot take part in the election in namespace {namespace}; the operator needs get, create and patch on leases there"))?;
         while !stop.is_cancelled() {
@@ -128,7 +131,8 @@ impl Operator {
     async fn lead(&self, stop: CancellationToken) {
         self.metrics.leads(true);
         let (reports, reported) = mpsc::channel(PENDING_REPORTS);
-        let watches = Watches::new(&self.client, self.namespace(), reported);
+        let shard = Shard(self.settings.shard.clone());
+        let watches = Watches::new(&self.client, self.namespace(), &shard, reported);
         let memory = Arc::new(Memory::default());
         let turns = Arc::new(Turns::default());
         let (teller, telling) = events::channel();
@@ -147,6 +151,7 @@ impl Operator {
             teller,
             metrics: self.metrics.clone(),
             turns: turns.clone(),
+            shard,
             worker_image: self.settings.worker_image.clone(),
         };
         let recorder = Recorder::new(self.client.clone(), reporter);
@@ -154,6 +159,7 @@ impl Operator {
         tokio::select! {
             () = controller::run(watches, Arc::new(context), stop.cancelled_owned()) => {}
             () = poller.run() => {}
+            () = trim::run() => {}
             () = &mut telling => {}
         }
         if tokio::time::timeout(LAST_WORDS, telling).await.is_err() {

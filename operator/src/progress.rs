@@ -94,7 +94,7 @@ impl Poller {
     /// Address of server 0, if its pod has one.
     fn server(&self, job: &ParameterServerJob) -> Option<SocketAddr> {
         let pod = ObjectRef::new(&names::pod(&job.name_any(), Role::Server, 0)).within(&job.namespace()?);
-        let ip: IpAddr = self.children.pods.get(&pod)?.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
+        let ip: IpAddr = self.children.pods.get(&pod)?.observed.ip.as_ref()?.parse().ok()?;
         Some(SocketAddr::new(ip, METRICS_PORT))
     }
 

@@ -14,10 +14,14 @@ pub struct Settings {
     /// Watch jobs in this namespace only; without it in the whole cluster.
     #[arg(long, env = "PSJOBS_NAMESPACE")]
     pub namespace: Option<String>,
+    /// Take care of jobs with the label psjobs.dev/shard=SHARD only; without it of those without the label. One of several
+    /// operators that share a cluster.
+    #[arg(long, env = "PSJOBS_SHARD", value_parser = shard_name)]
+    pub shard: Option<String>,
     /// Address of /metrics, /healthz and /readyz.
     #[arg(long, env = "PSJOBS_METRICS_ADDR", default_value = "0.0.0.0:9464")]
     pub metrics_addr: SocketAddr,
-    /// Work only while holding the lease psjobs-operator, so that several operators can stand by.
+    /// Work only while holding the lease psjobs-operator (psjobs-operator-SHARD), so that several operators can stand by.
     #[arg(long, env = "PSJOBS_LEADER_ELECT")]
     pub leader_elect: bool,
     /// Namespace of the lease [default: the operator's own].
@@ -41,4 +45,33 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
+}
+
+/// A name that fits a label and, with what stands before it, a lease.
+fn shard_name(text: &str) -> Result<String, String> {
+    let inside = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let ends = |c: Option<&u8>| c.is_some_and(|&c| inside(c));
+    let bytes = text.as_bytes();
+    let fits = bytes.len() <= 40 && bytes.iter().all(|&c| inside(c) || c == b'-');
+    if fits && ends(bytes.first()) && ends(bytes.last()) {
+        Ok(text.to_owned())
+    } else {
+        Err("a shard's name has at most 40 of a-z, 0-9 and '-', which is neither the first nor the last; for example gpu-2".into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shards_name_must_fit_a_label_and_a_lease() {
+        let long = "a".repeat(41);
+        for (name, good) in
+            [("a", true), ("gpu-2", true), ("", false), ("-a", false), ("a-", false), ("A", false), (&long, false)]
+        {
+            let parsed = Settings::try_parse_from(["psjobs-operator", &format!("--shard={name}")]);
+            assert_eq!(parsed.map(|settings| settings.shard).ok(), good.then(|| Some(name.to_owned())), "{name:?}");
+        }
+    }
 }

@@ -6,6 +6,7 @@ mod support;
 #[path = "manifests/table.rs"]
 mod table;
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -152,6 +153,48 @@ fn every_rule_has_a_row() {
     let rows = RULES.iter().chain(CHANGES).chain(NEVER).map(|(_, sentence)| *sentence).collect::<Vec<_>>();
     let missing = rules.iter().filter(|rule| !rows.contains(&rule.as_str())).collect::<Vec<_>>();
     assert!(missing.is_empty(), "no row provokes {missing:#?}");
+}
+
+#[test]
+fn every_field_of_the_spec_is_in_a_manifest_that_is_accepted() {
+    let text = include_str!("../../crds/parameterserverjobs.psjobs.dev.yaml");
+    let definition: Value = serde_yaml::from_str(text).expect("crds/ holds a definition");
+    let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"];
+    let (mut fields, mut written) = (BTreeSet::new(), BTreeSet::new());
+    paths_of_schema(schema, "spec", &mut fields);
+    for manifest in ACCEPTED.iter().chain([&GOOD]) {
+        let manifest: Value = serde_yaml::from_str(manifest).expect("YAML");
+        paths(&manifest["spec"], "spec", &mut written);
+    }
+    assert!(fields.len() > 70, "fields are found: {fields:?}");
+    let missing = fields.difference(&written).collect::<Vec<_>>();
+    assert!(missing.is_empty(), "no accepted manifest has {missing:#?}");
+}
+
+/// Collects the fields of a schema as paths; what a pod's template holds is Kubernetes' business.
+fn paths_of_schema(schema: &Value, path: &str, found: &mut BTreeSet<String>) {
+    if path != "spec" {
+        found.insert(path.to_owned());
+    }
+    let below = [schema, &schema["items"]].map(|schema| schema["properties"].as_object());
+    for (name, schema) in below.into_iter().flatten().flatten() {
+        let path = format!("{path}.{name}");
+        if name == "template" {
+            found.insert(path);
+        } else {
+            paths_of_schema(schema, &path, found);
+        }
+    }
+}
+
+/// Collects the fields of a value as such paths.
+fn paths(value: &Value, path: &str, found: &mut BTreeSet<String>) {
+    found.insert(path.to_owned());
+    match value {
+        Value::Object(fields) => fields.iter().for_each(|(name, value)| paths(value, &format!("{path}.{name}"), found)),
+        Value::Array(items) => items.iter().for_each(|item| paths(item, path, found)),
+        _ => {}
+    }
 }
 
 /// Collects what the rules of a definition say.

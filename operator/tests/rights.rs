@@ -14,7 +14,7 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject};
 use kube::{Api, ResourceExt as _};
-use psjobs_api::crd::{ParameterServerJob, ParameterServerJobStatus, Phase};
+use psjobs_api::crd::{ParameterServerJob, ParameterServerJobStatus, Phase, names};
 use psjobs_operator::operate::operate;
 use psjobs_operator::settings::Settings;
 use serde_json::{Value, json};
@@ -40,7 +40,7 @@ async fn the_operator_has_the_rights_that_it_uses_and_no_others() {
     install_definition(&server.client()).await;
     let mut granted = rules();
     grant(&server.client(), &granted).await;
-    let operator = Operator::start(&server);
+    let operator = Operator::start(&server, &["--leader-elect", "--lease-namespace=default"]);
 
     // On the heap: they are large where nothing is optimised.
     Box::pin(live_through_everything(&server)).await;
@@ -58,6 +58,7 @@ async fn the_operator_has_the_rights_that_it_uses_and_no_others() {
         eprintln!("SKIPPED: this version of Kubernetes schedules no gangs itself");
         granted.retain(|rule| rule.api_groups.iter().flatten().all(|group| group != OWN));
     }
+    Box::pin(be_handed_over(&server)).await;
     operator.stop().await;
     let requests = requests(&fs::read_to_string(&log).expect("there is a log"));
     let refused = requests.iter().filter(|request| request.1 == 403).map(|request| &request.0).collect::<BTreeSet<_>>();
@@ -76,9 +77,9 @@ struct Operator {
 }
 
 impl Operator {
-    fn start(server: &ApiServer) -> Self {
-        let arguments = ["operator", "--metrics-addr=127.0.0.1:0", "--leader-elect", "--lease-namespace=default"];
-        let settings = Settings::try_parse_from(arguments).expect("flags are right");
+    fn start(server: &ApiServer, flags: &[&str]) -> Self {
+        let arguments = ["operator", "--metrics-addr=127.0.0.1:0"];
+        let settings = Settings::try_parse_from(arguments.iter().chain(flags)).expect("flags are right");
         let mut config = server.config.clone();
         config.auth_info.impersonate = Some(OPERATOR.into());
         let stop = CancellationToken::new();
@@ -180,13 +181,36 @@ async fn live_through_everything(server: &ApiServer) {
     team.until("mnist", |job: Option<&ParameterServerJob>| job.is_none()).await;
 }
 
+/// A job goes to another shard's operator and comes back.
+async fn be_handed_over(server: &ApiServer) {
+    let of_shard = Operator::start(server, &["--shard=a"]);
+    let team = Team::on(server, "handover").await;
+    team.apply("").await;
+    team.run_all().await;
+    for shard in [Some("a"), None] {
+        let label = Patch::Merge(json!({"metadata": {"labels": {names::LABEL_SHARD: shard}}}));
+        let jobs = team.api::<ParameterServerJob>();
+        jobs.patch("mnist", &PatchParams::default(), &label).await.expect("the job can be labelled");
+        team.status(|status| status.shard.as_deref() == shard).await;
+    }
+    of_shard.stop().await;
+}
+
 /// The rules of all roles in the chart, as an operator of the whole cluster has them.
 fn rules() -> Vec<PolicyRule> {
     let lines = RBAC.lines().filter(|line| !line.trim_start().starts_with("{{"));
-    let rbac = lines.collect::<Vec<_>>().join("\n");
+    let rbac = lines.map(without_template).collect::<Vec<_>>().join("\n");
     let blocks = rbac.split("\nrules:\n").skip(1);
     let yaml = blocks.map(|block| block.split("\n---").next().expect("split yields one"));
     yaml.flat_map(|yaml| serde_yaml::from_str::<Vec<PolicyRule>>(yaml).expect("rules are YAML")).collect()
+}
+
+/// A line without what the template puts into it.
+fn without_template(line: &str) -> String {
+    match (line.split_once("{{"), line.rsplit_once("}}")) {
+        (Some((before, _)), Some((_, behind))) => format!("{before}{behind}"),
+        _ => line.to_owned(),
+    }
 }
 
 async fn grant(client: &kube::Client, rules: &[PolicyRule]) {

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use psjobs_api::TrainingStatus;
-use psjobs_api::certificates::Certificates;
+use psjobs_api::certificates::{Certificates, LIFE};
 use psjobs_api::training::ConsistencyMode;
 use psjobs_ps::client::{ClientError, Session};
 use psjobs_ps::network::Network;
@@ -21,7 +21,12 @@ use tokio::sync::oneshot;
 
 /// Certificates of an authority of their own.
 fn certificates(folder: &Path) -> Arc<Credentials> {
-    for (name, text) in Certificates::make(&["*.mnist.team.svc".into()], 2026).expect("a name").files() {
+    certificates_of(folder, SystemTime::now())
+}
+
+/// Those that somebody made then.
+fn certificates_of(folder: &Path, then: SystemTime) -> Arc<Credentials> {
+    for (name, text) in Certificates::make(&["*.mnist.team.svc".into()], then, LIFE).expect("a name").files() {
         fs::write(folder.join(name), text).expect("written");
     }
     Arc::new(Credentials::load(folder).expect("usable"))
@@ -92,5 +97,26 @@ async fn only_those_with_a_certificate_of_the_jobs_authority_train() {
     assert!(parameters.iter().all(|value| value.is_finite()) && parameters[0] != 1.0, "it has learnt something");
     for server in servers {
         server.ended.await.expect("no panic").expect("ends well");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn certificates_hold_for_their_time_and_no_longer() {
+    let now = SystemTime::now();
+    for (made, good) in [(now - LIFE + Duration::from_secs(600), true), (now - LIFE - Duration::from_secs(600), false)]
+    {
+        let folder = tempfile::tempdir().expect("a folder");
+        let credentials = certificates_of(folder.path(), made);
+        let listener = listen().await;
+        let addresses = vec![listener.local_addr().expect("bound").to_string()];
+        let mut server = config(0, 1, 1, ConsistencyMode::Sync);
+        server.network = Network::Tls(credentials.clone());
+        let _server = start_on(listener, server);
+        let mut trainer = session_config(0, addresses);
+        trainer.network = Network::Tls(credentials.clone());
+        trainer.connect_timeout = Duration::from_secs(if good { 20 } else { 1 });
+        let joined = tokio::task::spawn_blocking(move || Session::join(trainer, &vec![1.0; elements()]).map(drop));
+        let joined = joined.await.expect("no panic");
+        assert_eq!(joined.is_ok(), good, "{joined:?}");
     }
 }

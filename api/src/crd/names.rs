@@ -9,6 +9,9 @@ pub const LABEL_JOB: &str = "psjobs.dev/job-name";
 pub const LABEL_ROLE: &str = "psjobs.dev/role";
 /// Label with the index in the role.
 pub const LABEL_INDEX: &str = "psjobs.dev/index";
+/// Label of a job with the name of the operators that take care of it; without it those without a name do. A job's pods
+/// have it too.
+pub const LABEL_SHARD: &str = "psjobs.dev/shard";
 /// Annotation with the number of earlier pods of this replica.
 pub const ANNOTATION_INCARNATION: &str = "psjobs.dev/incarnation";
 /// Annotation with the number of earlier pods of this replica that failed.

@@ -45,6 +45,13 @@ pub struct ParameterServerJobStatus {
     /// of them start again. Absent if they talk without TLS (spec.network.mutualTLS).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificates: Option<String>,
+    /// When these certificates end. All pods start again before that, from a checkpoint (spec.checkpoint); without one
+    /// they go on, until one of them has to start again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificates_expire: Option<Time>,
+    /// The job's label psjobs.dev/shard when an operator last decided about it; another one takes the pods over first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard: Option<String>,
     /// The servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ps: Option<RoleStatus>,

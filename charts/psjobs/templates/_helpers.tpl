@@ -13,6 +13,11 @@
 {{- end -}}
 {{- end }}
 
+{{/* What the name of a shard's lease has behind that of others. */}}
+{{- define "psjobs.leaseSuffix" -}}
+{{- with .Values.shard }}-{{ . }}{{ end -}}
+{{- end }}
+
 {{- define "psjobs.selectorLabels" -}}
 app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
 app.kubernetes.io/instance: {{ .Release.Name }}

@@ -60,6 +60,10 @@ expect "servers' image follows it too" "value: \"psjobs-worker:$(sed -n 's/^appV
 expect "the image can be set" 'image: "registry.example/op:7"' --set image.repository=registry.example/op --set-string image.tag=7
 expect "without an election no two operators overlap" 'type: Recreate' --set leaderElection.enabled=false
 forbid "without an election no lease" 'leases' --set leaderElection.enabled=false
+forbid "no shard unless asked" 'PSJOBS_SHARD'
+expect "the operator is told its shard" 'name: PSJOBS_SHARD' --set shard=gpu
+expect "its lease is the operators' without a shard" 'resourceNames: \["psjobs-operator"\]'
+expect "a shard has a lease of its own" 'resourceNames: \["psjobs-operator-gpu"\]' --set shard=gpu
 for line in 'runAsNonRoot: true' 'readOnlyRootFilesystem: true' 'drop: \[ALL\]' 'path: /readyz' 'path: /healthz'; do
   expect "the operator's pod has $line" "$line"
 done
@@ -69,6 +73,7 @@ refuse "a wrong pull policy is refused" 'pullPolicy' --set image.pullPolicy=Some
 refuse "a wrong log format is refused" 'format' --set log.format=xml
 refuse "a wrong type is refused" 'replicaCount' --set replicaCount=two
 refuse "a wrong switch is refused" 'dashboard' --set metrics.dashboard.enabled=maybe
+refuse "a wrong shard is refused" 'shard' --set shard=gpu_2
 refuse "a wrong namespace is refused" 'watchNamespace' --set watchNamespace=Team_1
 
 if [ "$failures" -gt 0 ]; then echo "$failures check(s) failed" >&2; exit 1; fi

@@ -1,32 +1,32 @@
 //! A job gets more trainers while it trains, and then fewer; nobody else notices.
 
-use std::collections::BTreeMap;
-
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt;
 use psjobs_api::Role;
 use psjobs_api::crd::{ParameterServerJob, Phase};
 use psjobs_e2e::logs::line;
+use psjobs_e2e::manifest::{from_file, main_container};
 use psjobs_e2e::site::Site;
 use psjobs_e2e::wait::{SHORT, TRAINING, until};
 
 const JOB: &str = "elastic";
-/// Two passes over the data, whoever reads them.
-const ACCURACY: f64 = 0.97;
+/// Of one pass over the data, whoever reads it.
+const ACCURACY: f64 = 0.96;
 
 pub async fn grows_and_shrinks(site: &Site) -> Result<()> {
-    site.kubectl(&["apply", "--filename", "examples/elastic.yaml"]).await?;
+    let mut job = from_file("examples/elastic.yaml")?;
+    main_container(&mut job)?.args = Some(["train", "mnist", "--epochs", "1"].map(str::to_owned).into());
+    site.apply(&job).await?;
     site.phase(JOB, Phase::Running, SHORT).await?;
     trains(site, 0).await?;
-    let from_the_start = uids(site).await?;
+    let from_the_start = site.uids(JOB).await?;
 
     scale(site, 3).await?;
     trainers(site, "3/3").await?;
     // It takes part, rather than only being there.
     let joined = trains(site, 2).await?;
     println!("    trainer 2: {joined}");
-    let now = uids(site).await?;
+    let now = site.uids(JOB).await?;
     ensure!(from_the_start.iter().all(|(name, uid)| now.get(name) == Some(uid)), "{from_the_start:?} became {now:?}");
 
     scale(site, 1).await?;
@@ -35,7 +35,7 @@ pub async fn grows_and_shrinks(site: &Site) -> Result<()> {
         until(&site.pods(), &pod(index), SHORT, &format!("trainer {index} to leave"), gone).await?;
     }
     trainers(site, "1/1").await?;
-    let now = uids(site).await?;
+    let now = site.uids(JOB).await?;
     ensure!(now.iter().all(|(name, uid)| from_the_start.get(name) == Some(uid)), "{from_the_start:?} became {now:?}");
     ensure!(now.len() == 2, "there are {now:?} instead of a server and a trainer");
 
@@ -77,11 +77,4 @@ async fn trains(site: &Site, trainer: u32) -> Result<String> {
 
 fn pod(trainer: u32) -> String {
     psjobs_api::crd::names::pod(JOB, Role::Trainer, trainer)
-}
-
-/// The uid of each pod by its name: another one is another pod.
-async fn uids(site: &Site) -> Result<BTreeMap<String, Option<String>>> {
-    let mut pods = site.pods_of(JOB, Role::Server).await?;
-    pods.extend(site.pods_of(JOB, Role::Trainer).await?);
-    Ok(pods.iter().map(|pod| (pod.name_any(), pod.uid())).collect())
 }

@@ -1,6 +1,7 @@
 //! The first thing a user does: apply the example, watch it, read its accuracy, delete it.
 
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service};
@@ -14,6 +15,8 @@ use psjobs_e2e::wait::{SHORT, TRAINING, until_none, within};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
+/// What Kubernetes gives pods by default, and some for what follows.
+const GRACE: Duration = Duration::from_secs(35);
 const JOB: &str = "mnist";
 /// Of one pass over the data in all; one process alone reaches .978 to .983.
 const ACCURACY: f64 = 0.975;
@@ -44,6 +47,16 @@ pub async fn trains(site: &Site) -> Result<()> {
         site.ended(&server.name_any()).await?;
     }
     nothing_is_left_after_delete(site).await
+}
+
+/// A job that runs, deleted with `--cascade=foreground`: it is there until its last pod has ended, and that is soon.
+pub async fn ends_in_the_foreground(site: &Site) -> Result<()> {
+    site.kubectl(&["apply", "--filename", EXAMPLE]).await?;
+    site.phase(JOB, Phase::Running, SHORT).await?;
+    let deleted = Instant::now();
+    within(GRACE, "a deleted job to end", nothing_is_left_after_delete(site)).await?;
+    println!("    all gone {:.1} s after the delete", deleted.elapsed().as_secs_f64());
+    Ok(())
 }
 
 /// What `kubectl get psjobs --watch` prints until the job has ended: the header, then a row for each change.

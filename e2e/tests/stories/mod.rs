@@ -6,6 +6,8 @@ pub mod failure;
 pub mod gpu;
 pub mod invalid;
 pub mod mnist;
+pub mod nodes;
+pub mod operators;
 pub mod recovery;
 pub mod speed;
 pub mod suspend;

@@ -19,7 +19,7 @@ use super::dereference::is_owned;
 use super::observe::observe;
 use super::turns::Write;
 use super::validate::ValidJob;
-use super::{Context, ReconcileError, build};
+use super::{Context, ReconcileError, build, shard};
 
 /// Requests of one job under way at once.
 const REQUESTS_OF_JOB: usize = 32;
@@ -218,6 +218,9 @@ where
     match api.create(&PostParams::default(), object).await {
         Ok(created) => Ok(Outcome::Exists(created.into())),
         Err(kube::Error::Api(status)) if status.is_already_exists() => match api.get_opt(&name).await {
+            Ok(Some(existing)) if is_owned(&existing, owner) && !shard::same(&existing, *object) => {
+                Err(ReconcileError::Disputed { child: child.clone() })
+            }
             Ok(Some(existing)) if is_owned(&existing, owner) => Ok(Outcome::Exists(existing.into())),
             Ok(Some(existing)) if existing.meta().deletion_timestamp.is_some() => {
                 refused(format!("an earlier {child} is still being deleted"))
@@ -271,7 +274,8 @@ fn only(uid: &str) -> Preconditions {
     Preconditions { uid: Some(uid.to_owned()), resource_version: None }
 }
 
-fn settled(result: kube::Result<()>, what: impl FnOnce() -> String) -> Result<(), ReconcileError> {
+/// The object was there, or it was another one.
+pub(super) fn settled(result: kube::Result<()>, what: impl FnOnce() -> String) -> Result<(), ReconcileError> {
     match result {
         // 404: it is gone. 409: the uid is another one's.
         Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),

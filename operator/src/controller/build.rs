@@ -17,6 +17,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::ResourceExt as _;
 use psjobs_api::crd::names;
 use psjobs_api::{DEFAULT_PORT, Environment, METRICS_PORT, Role};
 
@@ -84,6 +85,9 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     if let Some(secret) = job.certificates() {
         certificates::mount(secret, &mut pod_spec);
     }
+    if replica.role == Role::Trainer && spec.trainer.gpus > 0 {
+        defaults::share_memory(&mut pod_spec);
+    }
     defaults::apply(&mut pod_spec);
 
     let mut labels = of_template.labels.unwrap_or_default();
@@ -96,6 +100,11 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     labels.insert(names::LABEL_ROLE.into(), replica.role.to_string());
     labels.insert(names::LABEL_INDEX.into(), replica.index.to_string());
     labels.insert("app.kubernetes.io/component".into(), replica.role.to_string());
+    // Never the template's: by it the job's operators find the pod.
+    labels.remove(names::LABEL_SHARD);
+    if let Some(shard) = job.object.labels().get(names::LABEL_SHARD) {
+        labels.insert(names::LABEL_SHARD.into(), shard.clone());
+    }
     annotations.insert(names::ANNOTATION_INCARNATION.into(), incarnation.to_string());
     annotations.insert(names::ANNOTATION_FAILURES.into(), failures.to_string());
     annotations.insert(names::ANNOTATION_FAILURES_IN_A_ROW.into(), failures_in_a_row.to_string());

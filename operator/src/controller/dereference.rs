@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::core::v1::Service;
 use kube::core::PartialObjectMeta;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Resource, ResourceExt as _};
@@ -12,13 +12,14 @@ use psjobs_api::crd::{ParameterServerJobStatus, names};
 
 use super::decide::{Ledger, ProgressReport, World};
 use super::nodes::Nodes;
-use super::observe::{ObservedPod, observe};
+use super::observe::ObservedPod;
+use super::pods::CachedPod;
 use super::validate::ValidJob;
 
 /// The caches of what jobs own.
 #[derive(Clone)]
 pub struct Children {
-    pub pods: Store<Pod>,
+    pub pods: Store<CachedPod>,
     pub services: Store<PartialObjectMeta<Service>>,
     pub nodes: Nodes,
 }
@@ -46,10 +47,10 @@ pub fn dereference(
         (0..highest).map(move |index| names::pod(&job.name, role, index))
     });
     let pods = pods.filter_map(|name| children.pods.get(&ObjectRef::new(&name).within(&job.namespace)));
-    let pods = pods.filter(|pod| is_owned(&**pod, &job.uid)).filter_map(|pod: Arc<Pod>| observe(&pod));
-    let pods = pods.map(|(replica, pod)| {
-        let node_lost = pod.node.as_deref().and_then(|node| children.nodes.lost_since(node));
-        (replica, ObservedPod { node_lost, ..pod })
+    let pods = pods.filter(|pod| pod.owner == job.uid).map(|pod| {
+        let pod = Arc::unwrap_or_clone(pod);
+        let node_lost = pod.observed.node.as_deref().and_then(|node| children.nodes.lost_since(node));
+        (pod.replica, ObservedPod { node_lost, ..pod.observed })
     });
     let pods = pods.collect();
     let service = ObjectRef::new(&names::service(&job.name)).within(&job.namespace);

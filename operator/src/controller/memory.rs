@@ -9,6 +9,7 @@ use kube::ResourceExt as _;
 use psjobs_api::crd::ParameterServerJob;
 
 use super::decide::ProgressReport;
+use super::watch::forget_what_nobody_reads;
 
 /// Delay before the first retry of a reconcile that failed, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
@@ -34,6 +35,8 @@ struct Entry {
     progress: Option<ProgressReport>,
     /// When the status first differed from what is written.
     waits_since: Option<Instant>,
+    /// A pod was found that another shard's operator made.
+    disputed: bool,
 }
 
 impl Memory {
@@ -50,7 +53,8 @@ impl Memory {
         }
     }
 
-    pub fn wrote(&self, job: ParameterServerJob) {
+    pub fn wrote(&self, mut job: ParameterServerJob) {
+        forget_what_nobody_reads(&mut job);
         let uid = job.uid().unwrap_or_default();
         self.lock().entry(uid).or_default().written = Some(job.into());
     }
@@ -68,6 +72,15 @@ impl Memory {
         if let Some(entry) = self.lock().get_mut(uid) {
             entry.waits_since = None;
         }
+    }
+
+    /// Keeps that some pod of the job may be another shard's.
+    pub fn dispute(&self, uid: &str, disputed: bool) {
+        self.lock().entry(uid.to_owned()).or_default().disputed = disputed;
+    }
+
+    pub fn is_disputed(&self, uid: &str) -> bool {
+        self.lock().get(uid).is_some_and(|entry| entry.disputed)
     }
 
     pub fn succeeded(&self, uid: &str) {

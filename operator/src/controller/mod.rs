@@ -17,6 +17,8 @@ pub mod fixtures;
 pub mod memory;
 pub mod nodes;
 pub mod observe;
+pub mod pods;
+pub mod shard;
 pub mod turns;
 pub mod update_status;
 pub mod validate;
@@ -38,6 +40,7 @@ use self::decide::{Decision, decide, refuse};
 use self::dereference::{Children, dereference};
 use self::events::Teller;
 use self::memory::Memory;
+use self::shard::{Shard, Takeover};
 use self::turns::{Turn, Turns, Write};
 use self::update_status::{Difference, difference};
 use self::validate::{ValidJob, validate};
@@ -51,6 +54,7 @@ pub struct Context {
     pub teller: Teller,
     pub metrics: Metrics,
     pub turns: Arc<Turns>,
+    pub shard: Shard,
     /// Image of servers whose job has no template for them.
     pub worker_image: String,
 }
@@ -72,6 +76,8 @@ pub enum ReconcileError {
     Api { what: String, source: Box<kube::Error> },
     #[error("the job changed while it was looked at")]
     OutOfDate,
+    #[error("{child} is another shard's")]
+    Disputed { child: String },
     #[error(transparent)]
     Certificates(#[from] MakeError),
     #[error("the status does not fit JSON")]
@@ -86,8 +92,10 @@ async fn reconcile(cached: Arc<ParameterServerJob>, context: Arc<Context>) -> Re
     let uid = cached.uid().unwrap_or_default();
     let result = reconcile_one(cached, &context).instrument(span).await;
     timer.stop(result.is_ok());
-    if result.is_ok() {
-        context.memory.succeeded(&uid);
+    match &result {
+        Ok(_) => context.memory.succeeded(&uid),
+        Err(ReconcileError::Disputed { .. }) => context.memory.dispute(&uid, true),
+        Err(_) => {}
     }
     result
 }
@@ -102,11 +110,20 @@ async fn reconcile_one(cached: Arc<ParameterServerJob>, context: &Context) -> Re
         // Another controller takes care of it; it cannot become ours.
         return Ok(Action::await_change());
     }
+    if context.shard.must_take_over(&object, &context.memory) {
+        match shard::take_over(context, &object).await? {
+            Takeover::Done => {}
+            Takeover::UnderWay => return Ok(Action::requeue(shard::LOOK_AGAIN)),
+            // Its watch will say so in a moment.
+            Takeover::NotOurs => return Ok(Action::await_change()),
+        }
+    }
     let now = Timestamp::now();
-    let decision = match validate(object.clone()) {
+    let mut decision = match validate(object.clone()) {
         Ok(job) => decide_and_create(&job, &object, context, now).await?,
         Err(error) => refuse(&error, &object.status.clone().unwrap_or_default(), object.metadata.generation, now),
     };
+    decision.status.shard = context.shard.0.clone();
     let gathering = settle(&object, &decision, context).await?;
     // A little late rather than a little early: the condition must hold by then.
     let margin = Duration::from_millis(10);
@@ -200,7 +217,7 @@ fn retry(job: Arc<ParameterServerJob>, error: &ReconcileError, context: Arc<Cont
     let delay = context.memory.failed(&job.uid().unwrap_or_default());
     match error {
         // The watch brings the newer job in a moment.
-        ReconcileError::OutOfDate => debug!(job = job.name_any(), "{error}"),
+        ReconcileError::OutOfDate | ReconcileError::Disputed { .. } => debug!(job = job.name_any(), "{error}"),
         error => warn!(
             namespace = job.namespace(),
             name = job.name_any(),

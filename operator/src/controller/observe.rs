@@ -4,9 +4,7 @@
 use std::fmt;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{
-    Container, ContainerStateTerminated, ContainerStatus, Pod, PodSpec, PodStatus, ResourceRequirements,
-};
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
 use kube::ResourceExt as _;
 use psjobs_api::crd::names;
 use psjobs_api::{ReplicaResult, Role};
@@ -125,54 +123,6 @@ pub fn observe(pod: &Pod) -> Option<(Replica, ObservedPod)> {
         node_lost: None,
     };
     Some((Replica { role, index }, observed))
-}
-
-/// Cuts a pod down to what [`observe`], an owner's check and the poller read: the cache holds every pod of
-/// every job, and the rest is nine tenths of each.
-pub fn slim(pod: &mut Pod) {
-    pod.metadata.managed_fields = None;
-    let ours = |key: &String| key.starts_with("psjobs.dev/");
-    pod.labels_mut().retain(|key, _| ours(key));
-    pod.annotations_mut().retain(|key, _| ours(key));
-    if let Some(spec) = pod.spec.take() {
-        pod.spec = Some(PodSpec {
-            containers: slim_containers(spec.containers),
-            init_containers: spec.init_containers.map(slim_containers),
-            node_name: spec.node_name,
-            ..PodSpec::default()
-        });
-    }
-    if let Some(status) = pod.status.take() {
-        pod.status = Some(PodStatus {
-            phase: status.phase,
-            reason: status.reason,
-            message: status.message,
-            conditions: status.conditions,
-            container_statuses: status.container_statuses.map(slim_statuses),
-            init_container_statuses: status.init_container_statuses.map(slim_statuses),
-            pod_ip: status.pod_ip,
-            ..PodStatus::default()
-        });
-    }
-}
-
-fn slim_containers(mut containers: Vec<Container>) -> Vec<Container> {
-    for container in &mut containers {
-        let limits = container.resources.take().and_then(|resources| resources.limits);
-        let resources = limits.map(|limits| ResourceRequirements { limits: Some(limits), ..Default::default() });
-        *container = Container { name: std::mem::take(&mut container.name), resources, ..Container::default() };
-    }
-    containers.shrink_to_fit();
-    containers
-}
-
-fn slim_statuses(mut statuses: Vec<ContainerStatus>) -> Vec<ContainerStatus> {
-    for status in &mut statuses {
-        let (name, state) = (std::mem::take(&mut status.name), status.state.take());
-        *status = ContainerStatus { name, state, ..ContainerStatus::default() };
-    }
-    statuses.shrink_to_fit();
-    statuses
 }
 
 /// The phase follows the end of the last container a moment later, so the containers count too.

@@ -11,13 +11,14 @@ use kube::runtime::controller::{self, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::utils::WatchStreamExt as _;
 use kube::runtime::watcher;
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Api, Client, Resource, ResourceExt as _};
 use psjobs_api::crd::{ParameterServerJob, names};
 use tracing::{debug, warn};
 
 use super::dereference::Children;
 use super::nodes::{self, Nodes};
-use super::observe::slim;
+use super::pods::{self, CachedPod};
+use super::shard::Shard;
 use super::{Context, reconcile, retry};
 
 /// Reconciles under way at once. Each is mostly waiting for its turn to write; a job whose status waits must
@@ -35,25 +36,32 @@ impl Watches {
     pub fn new(
         client: &Client,
         namespace: Option<&str>,
+        shard: &Shard,
         progress: mpsc::Receiver<ObjectRef<ParameterServerJob>>,
     ) -> Self {
-        let of_jobs = || watcher::Config::default().labels(names::LABEL_JOB);
-        let (pods, pod_writer) = reflector::store();
+        let of_shard = shard.selector();
+        let pods_of_shard = format!("{},{of_shard}", names::LABEL_JOB);
+        let (jobs, job_writer) = reflector::store();
         let (services, service_writer) = reflector::store();
 
-        let pod_watch = watcher(api::<Pod>(client, namespace), of_jobs())
+        let pod_watch = watcher(api::<Pod>(client, namespace), watcher::Config::default().labels(&pods_of_shard));
+        let (pods, jobs_of_pods) = pods::cache(pod_watch.default_backoff());
+        // Those of all shards: one of a job and only its metadata, so that nobody has to take them over.
+        let of_jobs = watcher::Config::default().labels(names::LABEL_JOB);
+        let service_watch = watcher(api::<PartialObjectMeta<Service>>(client, namespace), of_jobs)
             .default_backoff()
-            .modify(slim)
-            .reflect(pod_writer)
-            .touched_objects();
-        let service_watch = watcher(api::<PartialObjectMeta<Service>>(client, namespace), of_jobs())
-            .default_backoff()
-            .modify(|service| service.managed_fields_mut().clear())
+            .modify(forget_what_nobody_reads)
             .reflect(service_writer)
             .touched_objects();
-        let controller = Controller::new(api::<ParameterServerJob>(client, namespace), watcher::Config::default())
+        let jobs_of_shard = watcher::Config::default().labels(&of_shard);
+        let job_watch = watcher(api::<ParameterServerJob>(client, namespace), jobs_of_shard)
+            .default_backoff()
+            .modify(forget_what_nobody_reads)
+            .reflect(job_writer)
+            .applied_objects();
+        let controller = Controller::for_stream(job_watch, jobs)
             .with_config(controller::Config::default().concurrency(CONCURRENCY))
-            .owns_stream(pod_watch)
+            .reconcile_on(jobs_of_pods)
             .owns_stream::<PartialObjectMeta<Service>>(service_watch)
             .reconcile_on(progress);
         if namespace.is_some() {
@@ -84,14 +92,20 @@ impl Watches {
 }
 
 /// Jobs that have a pod on a node which does not answer; none if it does, as its pods tell the rest.
-fn jobs_on(node: &Node, pods: &Store<Pod>) -> BTreeSet<(String, String)> {
+fn jobs_on(node: &Node, pods: &Store<CachedPod>) -> BTreeSet<(String, String)> {
     if nodes::lost_since(node).is_none() {
         return BTreeSet::new();
     }
     let name = node.name_any();
     let pods = pods.state();
-    let here = pods.iter().filter(|pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) == Some(&name));
-    here.filter_map(|pod| Some((pod.namespace()?, pod.labels().get(names::LABEL_JOB)?.clone()))).collect()
+    let here = pods.iter().filter(|pod| pod.observed.node.as_ref() == Some(&name));
+    here.map(|pod| (pod.namespace.clone(), pod.job.clone())).collect()
+}
+
+/// Who wrote which field, and the manifest once more as `kubectl apply` keeps it: as much as the object itself.
+pub fn forget_what_nobody_reads(object: &mut impl Resource) {
+    object.meta_mut().managed_fields = None;
+    object.annotations_mut().remove("kubectl.kubernetes.io/last-applied-configuration");
 }
 
 fn api<K>(client: &Client, namespace: Option<&str>) -> Api<K>

@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use jiff::tz::TimeZone;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Container, PodSpec, Secret, SecretVolumeSource, Volume, VolumeMount};
-use psjobs_api::certificates::{Certificates, MakeError};
+use psjobs_api::certificates::{Certificates, LIFE, MakeError};
 use psjobs_api::crd::names;
 
 use super::metadata;
@@ -21,8 +20,7 @@ const MODE: i32 = 0o440;
 /// The Secret to make; `None` if the job's pods talk without TLS. It is another one each time.
 pub fn secret(job: &ValidJob, now: Timestamp) -> Result<Option<Secret>, MakeError> {
     let Some(name) = job.certificates() else { return Ok(None) };
-    let year = now.to_zoned(TimeZone::UTC).year();
-    let certificates = Certificates::make(&[names::hosts(&job.name, &job.namespace)], year.into())?;
+    let certificates = Certificates::make(&[names::hosts(&job.name, &job.namespace)], now.into(), LIFE)?;
     let files = certificates.files().map(|(name, text)| (name.to_owned(), ByteString(text.into())));
     Ok(Some(Secret {
         metadata: metadata(job, name),

@@ -12,6 +12,23 @@ pub(super) const NOBODY: i64 = 65_532;
 /// The writable folder next to a read-only root file system.
 const SCRATCH: (&str, &str) = ("psjobs-tmp", "/tmp");
 
+/// Where PyTorch's and others' data loaders hand over batches; a container has 64 MiB of it by default.
+const SHARED_MEMORY: (&str, &str) = ("psjobs-shm", "/dev/shm");
+
+/// Gives the first container shared memory as large as the pod's memory limit, else as its node has, unless the
+/// template brings its own.
+pub fn share_memory(spec: &mut PodSpec) {
+    let Some(main) = spec.containers.first_mut() else { return };
+    let mounts = main.volume_mounts.get_or_insert_default();
+    if mounts.iter().any(|mount| mount.mount_path.trim_end_matches('/') == SHARED_MEMORY.1) {
+        return;
+    }
+    let (name, mount_path) = (SHARED_MEMORY.0.to_owned(), SHARED_MEMORY.1.to_owned());
+    mounts.push(VolumeMount { name: name.clone(), mount_path, ..VolumeMount::default() });
+    let empty_dir = Some(EmptyDirVolumeSource { medium: Some("Memory".into()), size_limit: None });
+    spec.volumes.get_or_insert_default().push(Volume { name, empty_dir, ..Volume::default() });
+}
+
 /// Fills in what the template leaves open.
 pub fn apply(spec: &mut PodSpec) {
     spec.enable_service_links.get_or_insert(false);

@@ -107,6 +107,28 @@ fn gpus_are_a_limit_of_the_trainers_only() {
 }
 
 #[test]
+fn trainers_with_gpus_share_memory_between_their_loaders() {
+    let shared = |trainer: &str, who| {
+        let job = crate::controller::fixtures::valid_job_with_trainer(trainer);
+        let pod = pod(&job, &first(who), IMAGE);
+        let mounts = main_container(&pod).volume_mounts.into_iter().flatten();
+        let mounts = mounts.filter(|mount| mount.mount_path == "/dev/shm").map(|mount| mount.name).collect::<Vec<_>>();
+        let volumes = pod.spec.and_then(|spec| spec.volumes).into_iter().flatten();
+        let mounted = volumes.filter(|volume| mounts.contains(&volume.name));
+        mounted.map(|volume| volume.empty_dir.and_then(|folder| folder.medium)).collect::<Vec<_>>()
+    };
+    let memory = || Some("Memory".to_owned());
+    let gpus = "{gpus: 1, template: {spec: {containers: [{name: t, image: i}]}}}";
+    let own = "{gpus: 1, template: {spec: {containers: [{name: t, image: i, \
+               volumeMounts: [{name: own, mountPath: /dev/shm}]}], volumes: [{name: own, emptyDir: {}}]}}}";
+    let none = "{template: {spec: {containers: [{name: t, image: i}]}}}";
+    assert_eq!(shared(gpus, "trainer-0"), [memory()]);
+    assert_eq!(shared(gpus, "ps-0"), []);
+    assert_eq!(shared(none, "trainer-0"), []);
+    assert_eq!(shared(own, "trainer-0"), [None], "the template's own stays");
+}
+
+#[test]
 fn servers_without_a_template_serve_the_worker_image() {
     let server = main_container(&build("", "ps-0"));
     assert_eq!((server.image.as_deref(), server.args), (Some(IMAGE), Some(vec!["serve".to_owned()])));

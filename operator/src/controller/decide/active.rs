@@ -22,7 +22,7 @@ impl Draft<'_> {
         self.tell_scaling();
         self.out.status.observed_generation = self.job.generation;
         self.out.status.start_time = self.prev.start_time.clone().or(self.time());
-        self.out.status.certificates = self.job.certificates_under(Some(self.prev));
+        self.note_certificates();
         conditions::clear(&mut self.out.status, ConditionType::Suspended, "Resumed", self.now);
 
         let mut failed = self.failed();
@@ -31,7 +31,7 @@ impl Draft<'_> {
         if let Some((reason, message)) = self.reason_to_give_up(&failed) {
             return self.fail(&reason, &message);
         }
-        if self.handle_stall() || self.handle_restart_of_all(&failed) {
+        if self.handle_stall() || self.handle_restart_of_all(&failed) || self.renew_certificates() {
             return;
         }
         if self.stands_back() {

@@ -7,6 +7,7 @@
 //! asked to be repeated at once.
 
 mod active;
+mod certificates;
 pub mod conditions;
 mod deadline;
 mod elastic;

@@ -13,6 +13,7 @@ impl Draft<'_> {
         self.ledger = Ledger::default();
         self.out.status.certificates = self.job.new_certificates(self.out.status.first_incarnation);
         let status = &mut self.out.status;
+        status.certificates_expire = None;
         for of_role in [&mut status.ps, &mut status.trainer].into_iter().flatten() {
             of_role.replicas = Vec::new();
             of_role.succeeded = 0;

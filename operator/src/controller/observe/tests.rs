@@ -23,9 +23,6 @@ status: {status}"
     );
     let pod: Pod = serde_yaml::from_str(&yaml).expect("a pod");
     let (replica, observed) = observe(&pod).expect("labelled");
-    let mut slimmed = pod.clone();
-    slim(&mut slimmed);
-    assert_eq!(observe(&slimmed), Some((replica, observed.clone())), "the cache keeps all that is read");
     assert_eq!(replica, Replica::trainer(1));
     observed
 }

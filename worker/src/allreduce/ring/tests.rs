@@ -1,6 +1,6 @@
 use std::net::{TcpListener, TcpStream};
 
-use psjobs_api::certificates::Certificates;
+use psjobs_api::certificates::{Certificates, LIFE};
 use psjobs_ps::tls::Credentials;
 
 use super::super::order::local_sum;
@@ -47,7 +47,8 @@ fn rings(size: u32) -> Vec<Ring> {
 
 fn credentials() -> Credentials {
     let folder = tempfile::tempdir().expect("a folder");
-    for (name, text) in Certificates::make(&[], 2026).expect("no names are wrong").files() {
+    for (name, text) in Certificates::make(&[], std::time::SystemTime::now(), LIFE).expect("no names are wrong").files()
+    {
         std::fs::write(folder.path().join(name), text).expect("written");
     }
     Credentials::load(folder.path()).expect("usable")

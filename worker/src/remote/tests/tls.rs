@@ -3,7 +3,7 @@
 use std::fs;
 use std::sync::Arc;
 
-use psjobs_api::certificates::Certificates;
+use psjobs_api::certificates::{Certificates, LIFE};
 use psjobs_ps::network::Network;
 use psjobs_ps::tls::Credentials;
 
@@ -12,7 +12,8 @@ use super::*;
 #[test]
 fn a_trainer_that_others_call_asks_for_certificates_too() {
     let folder = tempfile::tempdir().expect("a folder");
-    for (name, text) in Certificates::make(&[], 2026).expect("no names are wrong").files() {
+    for (name, text) in Certificates::make(&[], std::time::SystemTime::now(), LIFE).expect("no names are wrong").files()
+    {
         fs::write(folder.path().join(name), text).expect("written");
     }
     let network = Network::Tls(Arc::new(Credentials::load(folder.path()).expect("usable")));

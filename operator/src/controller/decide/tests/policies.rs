@@ -204,6 +204,39 @@ fn report(cluster: &mut Cluster, step: u64) {
 }
 
 #[test]
+fn certificates_are_renewed_before_they_end_from_a_checkpoint_else_when_a_pod_must_start_again() {
+    const YEAR: i64 = 365 * 24 * 3600;
+    const MONTH: i64 = 30 * 24 * 3600;
+    let certificates = |cluster: &Cluster| cluster.status.certificates.clone();
+    for (spec, due) in [("checkpoint: {existingClaim: c}", YEAR - MONTH), ("", YEAR)] {
+        let mut cluster = running(spec);
+        let first = certificates(&cluster);
+        let expire = cluster.status.certificates_expire.clone().expect("told");
+        assert_eq!(expire.0, at(YEAR), "{spec}");
+        assert_eq!(cluster.requeue, Some(SignedDuration::from_secs(due)), "{spec}: looked at again then");
+        cluster.pass(due - 1);
+        cluster.settle();
+        assert_eq!(certificates(&cluster), first, "{spec}: not before");
+
+        cluster.pass(1);
+        cluster.settle();
+        if spec.is_empty() {
+            assert_eq!(certificates(&cluster), first, "those who are connected go on");
+            cluster.world.pods.remove(&replica("trainer-1"));
+            cluster.settle();
+        }
+        assert_ne!(certificates(&cluster), first, "{spec}");
+        cluster.run_all();
+        cluster.reconcile();
+        assert_eq!(cluster.phase(), Phase::Running, "{spec}");
+        assert_eq!(cluster.status.certificates_expire.as_ref().map(|end| end.0), Some(at(due + YEAR)), "{spec}");
+        assert_eq!(cluster.status.restarts_counted, 0, "{spec}");
+        assert!(cluster.told.iter().any(|told| told.contains("certificates end at")), "{:?}", cluster.told);
+    }
+    assert_eq!(running("network: {mutualTLS: false}").requeue, None, "nothing to renew");
+}
+
+#[test]
 fn a_hung_job_is_stalled_then_started_again_then_failed() {
     let mut cluster = running("runPolicy: {progressDeadlineSeconds: 60}\nfailurePolicy: {maxRestarts: 1}");
     for (wait, step) in [(0, 7), (50, 8), (59, 8)] {
@@ -270,7 +303,9 @@ fn a_healthy_while_makes_the_next_restart_immediate_again() {
     for wait in [0, 1, 2] {
         cluster.fail("trainer-0", 1);
         cluster.reconcile();
-        assert_eq!(cluster.requeue, (wait > 0).then(|| SignedDuration::from_secs(wait)));
+        // Not the certificates, a year later.
+        let soon = cluster.requeue.filter(|wait| wait.as_hours() < 24);
+        assert_eq!(soon, (wait > 0).then(|| SignedDuration::from_secs(wait)));
         cluster.pass(wait);
         cluster.settle();
         cluster.run_all();
