@@ -108,8 +108,11 @@ impl Trainer {
     }
 }
 
+/// A trainer on a thread, that ends with the rows of each table.
+type Training = JoinHandle<Vec<Vec<f32>>>;
+
 /// Trains on a thread, going back when the servers do.
-fn trainer(job: &Job, index: u32, until: u64, steps: mpsc::Sender<u64>) -> JoinHandle<Vec<Vec<f32>>> {
+fn trainer(job: &Job, index: u32, until: u64, steps: mpsc::Sender<u64>) -> Training {
     let tensors = vec![TensorSpec { name: "dense".into(), shape: vec![LAYERS as u64] }];
     let config = SessionConfig { tensors, total_steps: until, ..session_config(index, job.servers()) };
     let sync = job.mode == ConsistencyMode::Sync;
@@ -132,12 +135,12 @@ fn trainer(job: &Job, index: u32, until: u64, steps: mpsc::Sender<u64>) -> JoinH
 }
 
 /// The trainers of a job, and what they tell.
-fn trainers(job: &Job, until: u64) -> (Vec<JoinHandle<Vec<Vec<f32>>>>, mpsc::Receiver<u64>) {
+fn trainers(job: &Job, until: u64) -> (Vec<Training>, mpsc::Receiver<u64>) {
     let (sender, steps) = mpsc::channel();
     ((0..job.trainers).map(|index| trainer(job, index, until, sender.clone())).collect(), steps)
 }
 
-fn join(trainers: Vec<JoinHandle<Vec<Vec<f32>>>>) -> Vec<Vec<f32>> {
+fn join(trainers: Vec<Training>) -> Vec<Vec<f32>> {
     trainers.into_iter().map(|trainer| trainer.join().expect("no panic")).next_back().expect("a trainer")
 }
 

@@ -20,6 +20,8 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_secs(1);
 /// How long a server may take to note that a trainer leaves.
 const LEAVE: Duration = Duration::from_secs(10);
+/// The same of a trainer that was told to stop: all may have been, and its server may be gone.
+const STOP: Duration = Duration::from_secs(3);
 
 /// What a trainer tells about itself.
 #[derive(Clone, Debug, Default)]
@@ -139,9 +141,10 @@ impl Goodbye<'_> {
         // told when it is back.
         let patient = self.request.finished && config.replication_factor == 1;
         let patience = if patient { config.connect_timeout } else { LEAVE };
+        let answer = if !self.request.finished && config.interrupted() { STOP } else { LEAVE };
         let begun = Instant::now();
         loop {
-            let (reason, again, reached) = match tokio::time::timeout(LEAVE, self.attempt()).await {
+            let (reason, again, reached) = match tokio::time::timeout(answer, self.attempt()).await {
                 Ok(Ok(())) => return None,
                 Ok(Err(status)) => (reason(&status), is_retryable(&status), !is_refused(&status)),
                 Err(_) => ("no answer".to_owned(), true, true),

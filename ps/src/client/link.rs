@@ -72,6 +72,8 @@ const TRY: Duration = Duration::from_secs(10);
 /// After this long without an answer the log says who is waited for.
 const QUIET: Duration = Duration::from_secs(3);
 const WINDOW: u32 = 4 * 1024 * 1024;
+/// How soon an interrupt is seen by a trainer that waits.
+const INTERRUPTIBLE: Duration = Duration::from_millis(100);
 
 impl Link {
     /// Joins a server and opens the stream, trying until `config.connect_timeout`.
@@ -186,7 +188,13 @@ pub(super) async fn persist<T, A: Future<Output = Result<T, Failure>>>(
     let start = Instant::now();
     let (mut pause, mut told, mut tries) = (FIRST_PAUSE, false, 0);
     loop {
-        let status = match tokio::time::timeout(TRY, attempt()).await {
+        let tried = tokio::select! {
+            biased;
+            tried = tokio::time::timeout(TRY, attempt()) => tried,
+            // A server that is gone with its address lets a try take all its time.
+            () = until(|| config.interrupted()) => return Err(ClientError::Interrupted),
+        };
+        let status = match tried {
             Ok(Ok(done)) => return Ok(done),
             Ok(Err(Failure::Final(error))) => return Err(error),
             Ok(Err(Failure::Status(status))) if !is_retryable(&status) => {
@@ -195,9 +203,6 @@ pub(super) async fn persist<T, A: Future<Output = Result<T, Failure>>>(
             Ok(Err(Failure::Status(status))) => reason(&status),
             Err(_) => "no answer".to_owned(),
         };
-        if config.interrupted() {
-            return Err(ClientError::Interrupted);
-        }
         if start.elapsed() + pause >= config.connect_timeout {
             let seconds = config.connect_timeout.as_secs();
             return Err(ClientError::Unreachable { address: address.clone(), seconds, reason: status });
@@ -313,6 +318,13 @@ fn share(config: &SessionConfig, memory: &Mapping, socket: &str) -> u64 {
         tracing::debug!(%error, "no shared memory with this server; using TCP");
         0
     })
+}
+
+/// Waits for something that nobody rings a bell for.
+pub(super) async fn until(happens: impl Fn() -> bool) {
+    while !happens() {
+        tokio::time::sleep(INTERRUPTIBLE).await;
+    }
 }
 
 /// Joins, for the blocks of server `shard` if it is named.

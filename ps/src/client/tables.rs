@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
-use super::link::{Failure, connect, in_place, join, persist};
+use super::link::{Failure, connect, in_place, join, persist, until};
 use super::{ClientError, SessionConfig, is_retryable, network};
 use crate::proto::sparse_tables_client::SparseTablesClient;
 use crate::proto::{self, OpenTablesRequest, PullRowsRequest, PushRowsRequest};
@@ -21,8 +21,6 @@ use crate::sparse::{MAX_MESSAGE, TableSpec, key};
 /// Pause before the second try; it doubles up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// How soon an interrupt is seen by a trainer that waits.
-const INTERRUPTIBLE: Duration = Duration::from_millis(100);
 
 /// Gradients of some rows of a table.
 #[derive(Clone, Copy, Debug)]
@@ -377,12 +375,6 @@ impl Shared {
 
     pub fn refused(&self, server: usize, reason: impl Into<String>) -> ClientError {
         ClientError::Refused { address: self.config.servers[server].clone(), reason: reason.into() }
-    }
-}
-
-async fn until(happens: impl Fn() -> bool) {
-    while !happens() {
-        tokio::time::sleep(INTERRUPTIBLE).await;
     }
 }
 
