@@ -5,13 +5,14 @@ mod keep;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 use futures::future::try_join_all;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-use tonic::{Code, Status};
+use tonic::{Code, ConnectError, Status};
 
 use self::keep::When;
 use super::part::on_disk;
@@ -147,23 +148,26 @@ impl Leader<'_> {
         let mut damaged = Vec::new();
         loop {
             let step = if resume { self.newest(&damaged).await } else { None };
-            let epoch =
-                SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |age| age.as_micros() as u64);
             let concluded = self.concluded_in(step).await;
             // Where all have, the others may be done and gone: the model can be written without them.
             self.kept = step.map(|step| (step, concluded.clone()));
-            let request = proto::RestoreRequest { job_uid: self.shared.config.job_uid.clone(), epoch, step, concluded };
+            let (job_uid, epoch) = (self.shared.config.job_uid.clone(), new_epoch());
+            let request = proto::RestoreRequest { job_uid, epoch, step, concluded };
             let config = &self.shared.config;
             let restored =
                 (0..).zip(&self.config.servers).map(|(server, address)| {
                     let request = request.clone();
                     async move {
-                        restore(&config.network, server, address, request).await.map(|instance| (server, instance))
+                        restore(&config.network, server, address, request).await.map(|restored| (server, restored))
                     }
                 });
             match try_join_all(restored).await {
-                Ok(instances) => {
-                    self.instances = instances.into_iter().collect();
+                Ok(restored) if restored.iter().any(|(_, restored)| restored.epoch != epoch) => {
+                    tracing::info!("a server did not answer at once; all go to the checkpoint again, together");
+                }
+                Ok(restored) => {
+                    self.instances =
+                        restored.into_iter().map(|(server, restored)| (server, restored.instance)).collect();
                     return Ok(());
                 }
                 Err(status) if status.code() == Code::InvalidArgument => {
@@ -211,19 +215,47 @@ impl Leader<'_> {
     }
 }
 
-/// Restores one server, waiting for it if it is away; its instance.
-async fn restore(network: &Network, server: u32, address: &str, request: proto::RestoreRequest) -> Result<u64, Status> {
+/// A server that has gone where it was told.
+struct Restored {
+    instance: u64,
+    epoch: u64,
+}
+
+/// Restores one server, waiting for it if it is away. If it may have been restored before its answer got lost, trainers may
+/// have begun there: a process that has taken its place since must not be taken for it, and gets an epoch of its own.
+async fn restore(
+    network: &Network,
+    server: u32,
+    address: &str,
+    request: proto::RestoreRequest,
+) -> Result<Restored, Status> {
+    let doubtful = AtomicBool::new(false);
     insist(&format!("server {server}"), || {
-        let request = request.clone();
+        let epoch = if doubtful.load(Relaxed) { new_epoch() } else { request.epoch };
+        let (request, doubtful) = (proto::RestoreRequest { epoch, ..request.clone() }, &doubtful);
         async move {
             match client(network, address)?.restore(request).await {
-                Ok(reply) => Ok(Ok(reply.into_inner().instance)),
+                Ok(reply) => Ok(Ok(Restored { instance: reply.into_inner().instance, epoch })),
                 Err(status) if is_final(&status) => Ok(Err(status)),
-                Err(status) => Err(status),
+                Err(status) => {
+                    doubtful.fetch_or(!never_sent(&status), Relaxed);
+                    Err(status)
+                }
             }
         }
     })
     .await
+}
+
+/// Greater than every one before, of this process and of those that led before it.
+fn new_epoch() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |age| age.as_micros() as u64)
+}
+
+/// Whether there was no connection to send a request on.
+fn never_sent(status: &Status) -> bool {
+    let first = std::error::Error::source(status);
+    std::iter::successors(first, |error| error.source()).any(|error| error.is::<ConnectError>())
 }
 
 /// Whether asking again would give the same answer.
@@ -252,4 +284,18 @@ pub(super) fn client(network: &Network, address: &str) -> Result<RecoveryClient<
     let endpoint = (network.endpoint(address))
         .map_err(|_| Status::invalid_argument(format!("{address:?} is not the address of a server")))?;
     Ok(RecoveryClient::new(network.connect_lazy(&endpoint.connect_timeout(Duration::from_secs(5)))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_request_to_nobody_was_never_sent() {
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").and_then(|port| port.local_addr()).expect("a port");
+        let mut client = client(&Network::default(), &closed.to_string()).expect("an address");
+        let status = client.restore(proto::RestoreRequest::default()).await.expect_err("nobody listens");
+        assert!(never_sent(&status), "{status:?}");
+        assert!(!never_sent(&Status::unavailable("the connection broke")));
+    }
 }
