@@ -5,6 +5,7 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -144,6 +145,22 @@ fn join(trainers: Vec<Training>) -> Vec<Vec<f32>> {
     trainers.into_iter().map(|trainer| trainer.join().expect("no panic")).next_back().expect("a trainer")
 }
 
+/// What a job gets whose servers are killed one after the other, each when there is a checkpoint to go back to.
+fn disturbed(job: &Job, folder: &Path, until: u64, victims: [usize; 2]) -> Vec<Vec<f32>> {
+    let mut servers = job.start_all();
+    let (trainers, steps) = trainers(job, until);
+    let mut newest = 0;
+    for victim in victims {
+        wait_for(&steps, newest + 15);
+        newest = wait_for_checkpoint(folder, newest);
+        servers.remove(victim).kill();
+        servers.insert(victim, job.start(victim as u32));
+    }
+    let rows = join(trainers);
+    servers.into_iter().for_each(|server| drop(server.outcome().expect("ends well")));
+    rows
+}
+
 /// What a job gets that keeps nothing and loses nobody.
 fn undisturbed(like: &Job, until: u64) -> Vec<Vec<f32>> {
     let mut job = Job::replicated(1, like.trainers, like.mode);
@@ -160,17 +177,7 @@ fn killed_servers_cost_no_bit_of_rows_or_layers() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut job = Job::checkpointed(folder.path(), 2, 2, ConsistencyMode::Sync);
     job.optimizer = OptimizerKind::Adam;
-    let mut servers = job.start_all();
-    let (trainers, steps) = trainers(&job, STEPS);
-    let mut newest = 0;
-    for victim in [1, 0] {
-        wait_for(&steps, newest + 15);
-        newest = wait_for_checkpoint(folder.path(), newest);
-        servers.remove(victim).kill();
-        servers.insert(victim, job.start(victim as u32));
-    }
-    let rows = join(trainers);
-    servers.into_iter().for_each(|server| drop(server.outcome().expect("ends well")));
+    let rows = disturbed(&job, folder.path(), STEPS, [1, 0]);
     assert!(rows == undisturbed(&job, STEPS), "rows differ from those of an undisturbed job");
 
     let read = |name: &str| fs::read(folder.path().join(name)).expect("it is exported");
@@ -211,17 +218,7 @@ fn in_async_what_is_given_again_counts_once() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut job = Job::checkpointed(folder.path(), 2, 1, ConsistencyMode::Async);
     job.momentum = 0.0;
-    let mut servers = job.start_all();
-    let (trainers, steps) = trainers(&job, STEPS);
-    let mut newest = 0;
-    for victim in [0, 1] {
-        wait_for(&steps, newest + 15);
-        newest = wait_for_checkpoint(folder.path(), newest);
-        servers.remove(victim).kill();
-        servers.insert(victim, job.start(victim as u32));
-    }
-    let rows = join(trainers);
-    servers.into_iter().for_each(|server| drop(server.outcome().expect("ends well")));
+    let rows = disturbed(&job, folder.path(), STEPS, [0, 1]);
     // At a rate of an eighth, from 0, along 1: exact in f32.
     assert_eq!(rows[1], [-0.125 * STEPS as f32]);
 }

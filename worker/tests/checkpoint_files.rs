@@ -30,15 +30,18 @@ fn train(port: u16, steps: u64, folder: &Path) -> Worker {
     start(&format!("train mlp --device cpu --master-port {port} --max-steps {steps}"), &folder.join("trainer"))
 }
 
-#[test]
-fn the_exported_model_is_what_libtorch_loads() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let port = free_port();
-    let server = Worker(serve(port, folder.path()).spawn().expect("the binary starts"));
-    for process in [train(port, 300, folder.path()), server] {
+fn train_undisturbed(port: u16, steps: u64, folder: &Path) {
+    let server = Worker(serve(port, folder).spawn().expect("the binary starts"));
+    for process in [train(port, steps, folder), server] {
         let (code, said) = end(process);
         assert_eq!(code, Some(0), "{said}");
     }
+}
+
+#[test]
+fn the_exported_model_is_what_libtorch_loads() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    train_undisturbed(free_port(), 300, folder.path());
     let mnist = Mnist::open(&default_folder().expect("known"), Device::Cpu).expect("MNIST");
     let workload = Digits::new(mnist, Mlp::new);
     let mut variables = nn::VarStore::new(Device::Cpu);
@@ -63,11 +66,7 @@ fn said(log: &mut BufReader<ChildStderr>, words: &str) -> String {
 fn a_full_disk_keeps_the_last_good_checkpoint_and_the_job_waits_for_room() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let port = free_port();
-    let server = Worker(serve(port, folder.path()).spawn().expect("the binary starts"));
-    for process in [train(port, 60, folder.path()), server] {
-        let (code, said) = end(process);
-        assert_eq!(code, Some(0), "{said}");
-    }
+    train_undisturbed(port, 60, folder.path());
     let catalog = Catalog::new(folder.path().join("kept"));
     assert_eq!(catalog.complete().expect("a folder").last(), Some(&60));
 

@@ -30,10 +30,7 @@ impl proto::coordination_server::Coordination for Coordination {
                 "the trainer was started for an elastic job, this server was not; give it --min-trainers, too"
             }));
         }
-        let epoch = self.0.recovery.epoch();
-        if config.checkpoint.is_some() && epoch == 0 {
-            return Err(Status::unavailable("the servers are looking for the newest checkpoint"));
-        }
+        let epoch = self.0.epoch()?;
         if tensors.is_empty() {
             self.0.members().join(&id, tensors, request.total_steps, now())?;
             tracing::info!(trainer = id.index, incarnation = id.incarnation, "joined, without parameters of its own");
@@ -100,9 +97,7 @@ impl proto::coordination_server::Coordination for Coordination {
         {
             let mut members = self.0.members();
             members.hear(&id, now())?;
-            if request.epoch != self.0.recovery.epoch() {
-                return Err(Status::aborted("the servers went to a checkpoint since this trainer joined; join again"));
-            }
+            self.0.check_epoch(request.epoch)?;
             members.conclude(id.index);
         }
         recovery::conclude(&self.0, request.epoch).await?;

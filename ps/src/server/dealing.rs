@@ -83,9 +83,7 @@ fn ask(
     enough: bool,
 ) -> Result<Deal, Status> {
     // Under the dealer's lock: it goes back when the servers do.
-    if request.epoch != shared.recovery.epoch() {
-        return Err(Status::aborted("the servers went to a checkpoint since this trainer joined; join again"));
-    }
+    shared.check_epoch(request.epoch)?;
     dealer.expect(request.batches).map_err(|total| {
         Status::invalid_argument(format!(
             "trainer {} reckons with {} batches in all, the job has {total}; start all trainers with the same arguments \

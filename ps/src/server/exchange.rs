@@ -133,9 +133,7 @@ async fn read_gradients(shared: &Shared, mut reader: Reader, answers: Answers, e
     };
     let id = trainer(open.trainer)?;
     shared.members().hear(&id, now())?;
-    if open.epoch != shared.recovery.epoch() {
-        return Err(Status::aborted("the servers went to a checkpoint since this trainer joined; join again"));
-    }
+    shared.check_epoch(open.epoch)?;
     let shard = shared.shard(open.shard)?;
     let memory = shared.memory(open.shared_memory_token, store.layout().elements())?;
     shared.open_stream(id.index, shard, StreamKind::Exchange, end);

@@ -142,6 +142,23 @@ impl Shared {
         store
     }
 
+    /// The epoch that a trainer comes into; an error while the servers look for a checkpoint to begin with.
+    pub fn epoch(&self) -> Result<u64, Status> {
+        let epoch = self.recovery.epoch();
+        if self.config.checkpoint.is_some() && epoch == 0 {
+            return Err(Status::unavailable("the servers are looking for the newest checkpoint"));
+        }
+        Ok(epoch)
+    }
+
+    /// What a trainer sends from before the servers went to a checkpoint belongs to a state that is gone.
+    pub fn check_epoch(&self, epoch: u64) -> Result<(), Status> {
+        if epoch == self.recovery.epoch() {
+            return Ok(());
+        }
+        Err(Status::aborted("the servers went to a checkpoint since this trainer joined; join again"))
+    }
+
     /// The sparse tables, made from the first trainer's specs or those of a checkpoint, which were validated.
     pub fn tables_for(&self, specs: &[TableSpec]) -> &Tables {
         self.tables.get_or_init(|| {

@@ -26,10 +26,7 @@ impl sparse_tables_server::SparseTables for Service {
         let request = request.into_inner();
         let id = trainer(request.trainer)?;
         self.0.members().hear(&id, now())?;
-        let epoch = self.0.recovery.epoch();
-        if self.0.config.checkpoint.is_some() && epoch == 0 {
-            return Err(Status::unavailable("the servers are looking for the newest checkpoint"));
-        }
+        let epoch = self.0.epoch()?;
         let specs: Vec<TableSpec> = request.tables.into_iter().map(TableSpec::from).collect();
         let tables = self.tables_for(specs, id.index)?;
         let next_step = tables.next_step(id.index).await?;
@@ -41,7 +38,7 @@ impl sparse_tables_server::SparseTables for Service {
         let PullRowsRequest { trainer: id, wanted, epoch } = request.into_inner();
         let id = trainer(id)?;
         self.0.members().hear(&id, now())?;
-        self.check_epoch(epoch)?;
+        self.0.check_epoch(epoch)?;
         let wanted: Vec<Pull> =
             wanted.into_iter().map(|wanted| Pull { table: wanted.table, keys: wanted.keys }).collect();
         let rows = self.tables()?.pull(id.index, &wanted).await?;
@@ -51,7 +48,7 @@ impl sparse_tables_server::SparseTables for Service {
     async fn push_rows(&self, request: Request<PushRowsRequest>) -> Result<Response<PushRowsReply>, Status> {
         let PushRowsRequest { trainer: id, step, tables, epoch } = request.into_inner();
         let id = trainer(id)?;
-        self.check_epoch(epoch)?;
+        self.0.check_epoch(epoch)?;
         {
             let (mut members, now) = (self.0.members(), now());
             members.hear(&id, now)?;
@@ -66,7 +63,7 @@ impl sparse_tables_server::SparseTables for Service {
     async fn keep_layers(&self, request: Request<KeepLayersRequest>) -> Result<Response<KeepLayersReply>, Status> {
         let KeepLayersRequest { trainer: id, epoch, contents } = request.into_inner();
         self.0.members().hear(&trainer(id)?, now())?;
-        self.check_epoch(epoch)?;
+        self.0.check_epoch(epoch)?;
         let contents = contents.ok_or_else(|| Status::invalid_argument("the message has no contents; set them"))?;
         self.0.store()?.keep(epoch, contents).await?;
         Ok(Response::new(KeepLayersReply {}))
@@ -80,14 +77,6 @@ impl sparse_tables_server::SparseTables for Service {
 }
 
 impl Service {
-    /// What a trainer sends from before the servers went to a checkpoint belongs to rows that are gone.
-    fn check_epoch(&self, epoch: u64) -> Result<(), Status> {
-        if epoch == self.0.recovery.epoch() {
-            return Ok(());
-        }
-        Err(Status::aborted("the servers went to a checkpoint since this trainer opened the tables; open them again"))
-    }
-
     fn tables(&self) -> Result<&Tables, Status> {
         let missing = || Status::failed_precondition("no trainer has told the tables yet; call OpenTables first");
         self.0.tables.get().ok_or_else(missing)

@@ -16,12 +16,12 @@ pub enum Rows {
     Here(Local),
 }
 
-/// The dense layers as they began, for a job that goes back to its beginning.
+/// The dense layers as they began, for a job that goes back to its beginning; nothing where none can.
 pub struct Beginning(Vec<f32>);
 
 impl Beginning {
-    pub fn of(dense: &Dense) -> Self {
-        Self(dense.state())
+    pub fn of(dense: &Dense, rows: &Rows) -> Self {
+        Self(if rows.can_go_back() { dense.state() } else { Vec::new() })
     }
 }
 
@@ -105,15 +105,18 @@ impl Rows {
     /// Gives the dense layers to the servers, if a checkpoint wants them after `steps`, or `now`.
     pub fn keep(&mut self, dense: &Dense, steps: u64, now: bool) -> Result<(), ClientError> {
         match self {
-            Self::Servers(tables) if now || tables.wants_layers(steps) => tables.keep(&dense.layers(steps)),
+            Self::Servers(tables) if tables.epoch() > 0 && (now || tables.wants_layers(steps)) => {
+                tables.keep(&dense.layers(steps))
+            }
             _ => Ok(()),
         }
     }
 
     /// As [`Rows::keep`], by a trainer that was told to stop. It does not try for long.
     pub fn keep_at_stop(&mut self, dense: &Dense, steps: u64) {
-        if let Self::Servers(tables) = self {
-            tables.keep_at_stop(&dense.layers(steps));
+        match self {
+            Self::Servers(tables) if tables.epoch() > 0 => tables.keep_at_stop(&dense.layers(steps)),
+            _ => {}
         }
     }
 

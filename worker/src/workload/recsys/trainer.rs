@@ -91,7 +91,7 @@ impl<'a> Trainer<'a> {
                 (Rows::Servers(tables), next)
             }
         };
-        let beginning = Beginning::of(&dense);
+        let beginning = Beginning::of(&dense, &rows);
         match rows.resume(&mut dense, &beginning) {
             Err(ClientError::TablesLost { .. }) => {} // The meeting finds that out again.
             resumed => resumed.map_err(RecsysError::Follow)?,
