@@ -94,13 +94,27 @@ impl Site {
     pub async fn phase(&self, job: &str, phase: Phase, limit: Duration) -> Result<ParameterServerJobStatus> {
         let of = |job: Option<&ParameterServerJob>| job.and_then(|job| job.status.as_ref()?.phase);
         let there = |now: Option<&ParameterServerJob>| of(now).is_some_and(|now| now == phase || now.is_final());
-        let job = until(&self.jobs(), job, limit, &format!("{job} to be {phase:?}"), there).await?;
-        let status = job.and_then(|job| job.status).context("a job in a phase has a status")?;
+        let seen = match until(&self.jobs(), job, limit, &format!("{job} to be {phase:?}"), there).await {
+            Ok(seen) => seen,
+            Err(error) => bail!("{error:#}; {}", self.state(job).await),
+        };
+        let status = seen.and_then(|job| job.status).context("a job in a phase has a status")?;
         match (status.phase, &status.last_failure) {
             (Some(now), _) if now == phase => Ok(status),
             (now, Some(failure)) => bail!("the job is {now:?} instead of {phase:?}: {}", failure.message),
             (now, None) => bail!("the job is {now:?} instead of {phase:?}"),
         }
+    }
+
+    /// Where a job and its pods are, in some lines: what one looks at first when it does not get on.
+    async fn state(&self, job: &str) -> String {
+        let conditions = "jsonpath={.status.phase}: {range .status.conditions[*]}{.type}={.status} ({.message}) {end}";
+        let of_job = format!("{}={job}", names::LABEL_JOB);
+        let said = [
+            self.kubectl(&["get", "psjobs", job, "--output", conditions]).await,
+            self.kubectl(&["get", "pods", "--selector", &of_job, "--output", "wide"]).await,
+        ];
+        said.map(|said| said.unwrap_or_else(|error| format!("{error:#}"))).join("\n")
     }
 
     /// The uid of each of a job's pods by its name: another one is another pod.

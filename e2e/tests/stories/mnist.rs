@@ -15,8 +15,8 @@ use psjobs_e2e::wait::{SHORT, TRAINING, until_none, within};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
-/// What Kubernetes gives pods by default, and some for what follows.
-const GRACE: Duration = Duration::from_secs(35);
+/// Half of what Kubernetes gives pods by default: a pod that only ends because that is over has not heard.
+const GRACE: Duration = Duration::from_secs(15);
 const JOB: &str = "mnist";
 /// Of one pass over the data in all; one process alone reaches .978 to .983.
 const ACCURACY: f64 = 0.975;
