@@ -9,6 +9,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Resource, ResourceExt as _};
 use psjobs_api::Role;
 use psjobs_api::crd::{ParameterServerJobStatus, names};
+use tokio::sync::OnceCell;
 
 use super::decide::{Ledger, ProgressReport, World};
 use super::nodes::Nodes;
@@ -22,14 +23,24 @@ pub struct Children {
     pub pods: Store<CachedPod>,
     pub services: Store<PartialObjectMeta<Service>>,
     pub nodes: Nodes,
+    ready: Arc<OnceCell<()>>,
 }
 
 impl Children {
+    /// Caches that their watches are about to fill.
+    pub fn new(pods: Store<CachedPod>, services: Store<PartialObjectMeta<Service>>, nodes: Nodes) -> Self {
+        Self { pods, services, nodes, ready: Arc::default() }
+    }
+
     /// Waits for the lists that the caches start with.
     pub async fn wait_until_ready(&self) {
-        // An error means that the watch is gone, and with it the controller that calls this.
-        let _ = self.pods.wait_until_ready().await;
-        let _ = self.services.wait_until_ready().await;
+        let lists = async {
+            // An error means that the watch is gone, and with it the controller that calls this.
+            let _ = self.pods.wait_until_ready().await;
+            let _ = self.services.wait_until_ready().await;
+        };
+        // Only one waits for a store itself: of several it wakes the last, and the others' jobs would be forgotten.
+        self.ready.get_or_init(|| lists).await;
     }
 }
 
@@ -61,4 +72,34 @@ pub fn dereference(
 /// Whether an object's controller is the job with this uid.
 pub fn is_owned<K: Resource>(object: &K, uid: &str) -> bool {
     object.owner_references().iter().any(|owner| owner.uid == uid && owner.controller == Some(true))
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::runtime::reflector::store;
+    use kube::runtime::watcher::Event;
+    use tokio::task::JoinSet;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn all_who_wait_for_the_caches_go_on_when_they_are_filled() {
+        let ((pods, mut pod_writer), (services, mut service_writer)) = (store(), store());
+        let children = Children::new(pods, services, Nodes::new(None));
+        let mut waiting = JoinSet::new();
+        for _ in 0..10 {
+            let children = children.clone();
+            waiting.spawn(async move { children.wait_until_ready().await });
+        }
+        // Each has begun to wait before the first list is there, and waits again before the second is.
+        tokio::task::yield_now().await;
+        pod_writer.apply_watcher_event(&Event::Init);
+        pod_writer.apply_watcher_event(&Event::InitDone);
+        tokio::task::yield_now().await;
+        assert!(waiting.try_join_next().is_none(), "one list is missing");
+        service_writer.apply_watcher_event(&Event::Init);
+        service_writer.apply_watcher_event(&Event::InitDone);
+        let all = tokio::time::timeout(std::time::Duration::from_secs(5), waiting.join_all()).await;
+        assert_eq!(all.expect("nobody is forgotten").len(), 10);
+    }
 }

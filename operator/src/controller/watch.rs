@@ -66,7 +66,7 @@ impl Watches {
             .reconcile_on(progress);
         if namespace.is_some() {
             // Nodes are in no namespace, and the rights of an operator end at its own.
-            return Self { controller, children: Children { pods, services, nodes: Nodes::new(None) } };
+            return Self { controller, children: Children::new(pods, services, Nodes::new(None)) };
         }
         let (nodes, node_writer) = reflector::store();
         let node_watch = watcher(Api::<Node>::all(client.clone()), watcher::Config::default())
@@ -79,7 +79,7 @@ impl Watches {
             let jobs = jobs_on(&node, &on_nodes).into_iter();
             jobs.map(|(namespace, job)| ObjectRef::new(&job).within(&namespace))
         });
-        Self { controller, children: Children { pods, services, nodes: Nodes::new(Some(nodes)) } }
+        Self { controller, children: Children::new(pods, services, Nodes::new(Some(nodes))) }
     }
 
     pub fn jobs(&self) -> Store<ParameterServerJob> {

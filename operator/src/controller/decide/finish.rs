@@ -9,6 +9,7 @@ use super::conditions::{self, Verdict};
 use super::{Draft, Notice, counted};
 use crate::controller::memory::PASSING;
 use crate::controller::observe::{Life, ObservedPod, Replica};
+use crate::controller::turns;
 
 impl Draft<'_> {
     /// The trainers are done: let the servers end by themselves, for as long as they may take.
@@ -44,14 +45,14 @@ impl Draft<'_> {
         conditions::clear(&mut self.out.status, ConditionType::Restarting, "TrainersSucceeded", self.now);
     }
 
-    /// When the last trainer ended: the condition may be written a little later, and the servers' time runs from here.
-    /// As clocks of nodes differ, not long ago.
+    /// When the last trainer ended: the condition may be written some seconds later, and the servers' time runs from
+    /// here. As clocks of nodes differ, not longer ago than the condition may wait.
     fn trainers_done_at(&self) -> Timestamp {
         let ended = self.pods_of(Role::Trainer).filter_map(|(_, pod)| match pod.life {
             Life::Succeeded { at, .. } => Some(at),
             _ => None,
         });
-        let earliest = self.now.saturating_sub(PASSING).unwrap_or(self.now);
+        let earliest = self.now.saturating_sub(PASSING + turns::PATIENCE).unwrap_or(self.now);
         ended.max().map_or(self.now, |at| at.clamp(earliest, self.now))
     }
 
