@@ -29,6 +29,7 @@ pub fn look(servers: u32, options: &Options, results: PathBuf) -> anyhow::Result
         worker: find_worker(worker.as_deref())?,
         data: data.clone(),
         threads_are_set: env::var_os("OMP_NUM_THREADS").is_some(),
+        waiting_is_set: env::var_os("OMP_WAIT_POLICY").is_some(),
         servers: free_addresses(servers).context("no free port on 127.0.0.1 for a server")?,
         results,
         checkpoints: path::absolute(checkpoint_dir).context("this folder has no path")?,

@@ -16,6 +16,8 @@ use super::expand::expand;
 /// Names the folder of a data set to `psjobs-worker`.
 const DATA_VARIABLE: &str = "PSJOB_DATA";
 const THREADS_VARIABLE: &str = "OMP_NUM_THREADS";
+/// What threads of libtorch do that have no work. Read before `main`: a worker without it starts itself once more.
+const WAITING_VARIABLE: &str = "OMP_WAIT_POLICY";
 const GPUS_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// Time to end after SIGTERM where the template sets none.
@@ -47,6 +49,8 @@ pub struct Machine {
     pub data: Option<PathBuf>,
     /// The user has set `OMP_NUM_THREADS`.
     pub threads_are_set: bool,
+    /// The user has set `OMP_WAIT_POLICY`.
+    pub waiting_is_set: bool,
     /// One address for each server.
     pub servers: Vec<String>,
     /// Takes the result files.
@@ -231,6 +235,9 @@ impl Plan {
         if replica.role == Role::Trainer && !self.machine.threads_are_set {
             let threads = (self.machine.cores / self.trainers).max(1);
             env.insert(THREADS_VARIABLE.into(), threads.to_string());
+        }
+        if !self.machine.waiting_is_set {
+            env.insert(WAITING_VARIABLE.into(), "passive".into());
         }
         env.extend(self.machine.data.as_deref().map(|data| (DATA_VARIABLE.to_owned(), text(data))));
         // In the order written: each may refer to those before it. The contract is not theirs to change.

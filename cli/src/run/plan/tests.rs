@@ -14,6 +14,7 @@ fn machine() -> Machine {
         worker: Some("/bin/worker".into()),
         data: None,
         threads_are_set: false,
+        waiting_is_set: false,
         servers: vec!["127.0.0.1:4001".into(), "127.0.0.1:4002".into()],
         results: "/results".into(),
         checkpoints: "/kept".into(),
@@ -69,6 +70,13 @@ fn trainers_share_the_cores_unless_told_otherwise() {
     assert_eq!(threads(&plan(TWO, Machine { threads_are_set: true, ..machine() })), None);
     let set = TWO.replace("image: i", "image: i, env: [{name: OMP_NUM_THREADS, value: '3'}]");
     assert_eq!(threads(&plan(&set, machine())).as_deref(), Some("3"));
+}
+
+#[test]
+fn threads_without_work_sleep_unless_told_otherwise() {
+    let waiting = |plan: &Plan| plan.launch(TRAINER, 0).env.get("OMP_WAIT_POLICY").cloned();
+    assert_eq!(waiting(&plan(TWO, machine())).as_deref(), Some("passive"));
+    assert_eq!(waiting(&plan(TWO, Machine { waiting_is_set: true, ..machine() })), None);
 }
 
 #[test]
