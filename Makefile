@@ -55,6 +55,7 @@ chart: ## check the Helm chart, where helm is installed
 .PHONY: lint
 lint: ## check format, lints and, where cargo-deny is installed, licences and sources
 	$(CARGO) fmt --all --check
+	for crate in fuzz examples/custom; do $(CARGO) fmt --check --manifest-path $$crate/Cargo.toml || exit; done
 	$(WITH_LIBTORCH) $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --locked --workspace --test e2e -- -D warnings
 	if command -v cargo-deny >/dev/null; then $(CARGO) deny --locked check licenses bans sources; else echo "lint: licences not checked, cargo-deny is not installed"; fi
