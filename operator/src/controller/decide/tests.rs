@@ -80,6 +80,25 @@ fn a_server_that_is_busy_for_a_moment_does_not_stop_the_job_from_running() {
     assert!(!conditions::holds(&cluster.status, ConditionType::ServersReady));
 }
 
+/// As Kubernetes' own scheduler tells those that are scheduled together: one why it finds no node, the others that they wait.
+#[test]
+fn of_pods_that_are_scheduled_together_the_one_that_finds_no_node_is_told() {
+    let mut cluster = Cluster::new("schedulingPolicy: {backend: Workload}");
+    cluster.reconcile();
+    for (pod, message) in [
+        ("ps-0", "minCount (3) cannot be satisfied: 1 scheduled, 1 remaining"),
+        ("trainer-0", "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."),
+        ("trainer-1", "pod group is unschedulable, minCount (3) cannot be satisfied: 1 scheduled, 1 remaining"),
+    ] {
+        let (reason, unschedulable_since) = ("Unschedulable".to_owned(), Some(at(0)));
+        let obstacle = crate::controller::observe::Obstacle { reason, message: message.into(), unschedulable_since };
+        cluster.edit(pod, |pod| ObservedPod { life: Life::Pending, obstacle: Some(obstacle.clone()), ..pod });
+    }
+    cluster.reconcile();
+    let message = cluster.message(ConditionType::Running);
+    assert_eq!(message, "trainer 0 cannot start: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu.");
+}
+
 #[test]
 fn what_keeps_a_pod_from_starting_is_told_in_its_words() {
     let mut cluster = Cluster::new("");
