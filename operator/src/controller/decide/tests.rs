@@ -117,6 +117,34 @@ fn what_keeps_a_pod_from_starting_is_told_in_its_words() {
 }
 
 #[test]
+fn a_role_is_counted_by_what_its_pods_do() {
+    let trainers = |cluster: &Cluster| {
+        let counts = cluster.status.trainer.clone().expect("counted");
+        assert!(counts.selector.contains("mnist") && counts.selector.contains("trainer"), "{}", counts.selector);
+        let of_pods = [counts.desired, counts.ready, counts.active, counts.succeeded, counts.failed, counts.restarts];
+        (of_pods, counts.summary)
+    };
+    let mut cluster = Cluster::new("");
+    cluster.reconcile();
+    assert_eq!(trainers(&cluster), ([2, 0, 2, 0, 0, 0], "0/2".to_owned()));
+    cluster.run_all();
+    cluster.reconcile();
+    assert_eq!(trainers(&cluster), ([2, 2, 2, 0, 0, 0], "2/2".to_owned()));
+    cluster.succeed("trainer-0");
+    cluster.reconcile();
+    assert_eq!(trainers(&cluster), ([2, 1, 1, 1, 0, 0], "2/2".to_owned()), "one that is done counts as ready");
+    cluster.fail("trainer-1", 1);
+    cluster.settle();
+    assert_eq!(trainers(&cluster), ([2, 0, 1, 1, 0, 1], "1/2".to_owned()), "it was replaced at once");
+    cluster.fail("trainer-1", 1);
+    cluster.reconcile();
+    assert_eq!(trainers(&cluster), ([2, 0, 0, 1, 1, 1], "1/2".to_owned()), "the second time it waits");
+    let servers = cluster.status.ps.clone().expect("counted");
+    assert_eq!((servers.desired, servers.ready, servers.active, servers.summary.as_str()), (1, 1, 1, "1/1"));
+    assert!(servers.selector.contains("mnist") && servers.selector.contains("ps"), "{}", servers.selector);
+}
+
+#[test]
 fn progress_comes_from_server_0() {
     let mut cluster = running("training: {batch: {base: 10}}");
     cluster.world.progress = Some(ProgressReport {
