@@ -29,11 +29,13 @@ enum Needs {
     Kind,
     /// Two of them for jobs alone.
     Workers,
+    /// Kubernetes' own scheduling of gangs.
+    Gangs,
 }
 
-use Needs::{Kind, Nothing, Workers};
+use Needs::{Gangs, Kind, Nothing, Workers};
 
-const STORIES: [(&str, Needs, Story); 25] = [
+const STORIES: [(&str, Needs, Story); 26] = [
     ("mnist_trains_and_leaves_nothing_behind", Nothing, |site| mnist::trains(site).boxed()),
     ("start_and_end_are_measured", Nothing, |site| speed::is_measured(site).boxed()),
     ("a_failing_trainer_fails_the_job_with_its_cause", Nothing, |site| failure::is_told(site).boxed()),
@@ -45,6 +47,7 @@ const STORIES: [(&str, Needs, Story); 25] = [
     ("a_job_grows_and_shrinks", Nothing, |site| elastic::grows_and_shrinks(site).boxed()),
     ("tls_keeps_strangers_out", Nothing, |site| tls::keeps_strangers_out(site).boxed()),
     ("trainers_wait_for_gpus_and_say_so", Nothing, |site| gpu::is_waited_for(site).boxed()),
+    ("a_gang_waits_for_gpus_as_one", Gangs, |site| gpu::is_waited_for_by_all(site).boxed()),
     ("broken_jobs_tell_why", Nothing, |site| broken::jobs_tell_why(site).boxed()),
     ("mnist_remote_runs", Nothing, |site| workloads::mnist_remote(site).boxed()),
     ("cartpole_runs", Nothing, |site| workloads::cartpole(site).boxed()),
@@ -72,7 +75,7 @@ fn main() -> ExitCode {
         Err(error) => return stop(&error.into()),
     };
     if arguments.list {
-        return libtest_mimic::run(&arguments, trials(&runtime, None, Workers)).exit_code();
+        return libtest_mimic::run(&arguments, trials(&runtime, None, &[Kind, Workers, Gangs])).exit_code();
     }
     let cluster = match runtime.block_on(Cluster::prepare()) {
         Ok(cluster) => Arc::new(cluster),
@@ -82,7 +85,7 @@ fn main() -> ExitCode {
         Ok(offers) => offers,
         Err(error) => return stop(&error),
     };
-    let conclusion = libtest_mimic::run(&arguments, trials(&runtime, Some(&cluster), offers));
+    let conclusion = libtest_mimic::run(&arguments, trials(&runtime, Some(&cluster), &offers));
     if !conclusion.has_failed()
         && let Err(error) = runtime.block_on(cluster.clean_up())
     {
@@ -96,24 +99,26 @@ fn stop(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The most that the cluster has for stories.
-async fn offers(cluster: &Cluster) -> Result<Needs> {
+/// What the cluster has for stories.
+async fn offers(cluster: &Cluster) -> Result<Vec<Needs>> {
     let workers = psjobs_e2e::nodes::workers(cluster).await?.len();
-    Ok(match (cluster.is_of_kind(), workers) {
-        (false, _) => Nothing,
-        (true, 2..) => Workers,
-        (true, _) => Kind,
-    })
+    let groups = cluster.client.list_api_groups().await?.groups;
+    let own = groups.iter().filter(|group| group.name == "scheduling.k8s.io");
+    let gangs = own.flat_map(|group| &group.versions).any(|version| version.version == "v1beta1");
+    let offers = [(Kind, cluster.is_of_kind()), (Workers, cluster.is_of_kind() && workers >= 2), (Gangs, gangs)];
+    Ok(offers.into_iter().filter(|offer| offer.1).map(|offer| offer.0).collect())
 }
 
 /// All stories, those that the cluster cannot tell marked as ignored; without a cluster only to list them.
-fn trials(runtime: &Arc<Runtime>, cluster: Option<&Arc<Cluster>>, offers: Needs) -> Vec<Trial> {
+fn trials(runtime: &Arc<Runtime>, cluster: Option<&Arc<Cluster>>, offers: &[Needs]) -> Vec<Trial> {
     let trial = |(name, needs, story): (&'static str, Needs, Story)| {
         let (runtime, cluster) = (runtime.clone(), cluster.cloned());
         let lacks = match needs {
-            Kind if offers == Nothing => Some("a cluster of kind"),
-            Workers if offers != Workers => Some("a cluster of kind with two workers besides the control plane"),
-            _ => None,
+            Nothing => None,
+            needs if offers.contains(&needs) => None,
+            Kind => Some("a cluster of kind"),
+            Workers => Some("a cluster of kind with two workers besides the control plane"),
+            Gangs => Some("Kubernetes 1.37 with the feature GenericWorkload and scheduling.k8s.io/v1beta1"),
         };
         if let Some(lacks) = lacks {
             println!("SKIPPED: {name} needs {lacks}");

@@ -8,6 +8,7 @@ pub mod metrics;
 pub mod operate;
 pub mod progress;
 pub mod settings;
+pub mod traces;
 mod trim;
 
 /// An error and its causes as one line; what a cause repeats is left out.

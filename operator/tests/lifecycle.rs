@@ -50,6 +50,8 @@ async fn a_job_runs_from_apply_to_succeeded() {
     team.phase(Phase::Completing).await;
     team.end("mnist-ps-0", 0, "").await;
     let done = team.phase(Phase::Succeeded).await;
+    let (start, end) = (done.start_time.expect("told"), done.completion_time.expect("told"));
+    assert!(start.0 <= end.0, "from {start:?} to {end:?}");
     let progress = done.progress.expect("told");
     assert_eq!((progress.summary.as_str(), progress.metrics[0].name.as_str()), ("100%", "accuracy"));
     assert_eq!(progress.metrics[0].value, 0.981);

@@ -90,6 +90,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_manifests_schedule_is_taken_field_by_field() {
+        let fields = r#""stepSize": 30, "gamma": 0.2, "totalSteps": 100, "end": 0.1, "warmupSteps": 7"#;
+        for (kind, shape) in [
+            ("Constant", Shape::Constant),
+            ("Step", Shape::Step { size: 30, gamma: 0.2 }),
+            ("Linear", Shape::Linear { total: 100, end: 0.1 }),
+            ("Cosine", Shape::Cosine { total: 100, end: 0.1 }),
+        ] {
+            let spec: training::Schedule =
+                serde_json::from_str(&format!(r#"{{"type": "{kind}", {fields}}}"#)).expect("a schedule");
+            assert_eq!(Schedule::from(&spec), Schedule { warmup: 7, shape }, "{kind}");
+        }
+    }
+
+    #[test]
     fn factors_are_those_of_the_equations() {
         let step = Shape::Step { size: 30, gamma: 0.1 };
         let cosine = Shape::Cosine { total: 100, end: 0.1 };

@@ -68,6 +68,12 @@ for line in 'runAsNonRoot: true' 'readOnlyRootFilesystem: true' 'drop: \[ALL\]' 
   expect "the operator's pod has $line" "$line"
 done
 
+forbid "no traces unless asked" 'OTEL_'
+expect "the operator is told where traces go" 'value: "http://jaeger.tracing:4317"' --set tracing.endpoint=http://jaeger.tracing:4317
+expect "and how many of them" 'value: "0.1"' --set tracing.endpoint=http://j:4317 --set tracing.ratio=0.1
+refuse "an endpoint without a scheme is refused" 'endpoint' --set tracing.endpoint=jaeger:4317
+refuse "more traces than all are refused" 'ratio' --set tracing.ratio=10
+
 refuse "a misspelt value is refused" 'replicaCuont' --set replicaCuont=2
 refuse "a wrong pull policy is refused" 'pullPolicy' --set image.pullPolicy=Sometimes
 refuse "a wrong log format is refused" 'format' --set log.format=xml

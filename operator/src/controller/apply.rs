@@ -13,6 +13,7 @@ use psjobs_api::crd::{ParameterServerJob, names};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tracing::Instrument as _;
 
 use super::decide::{Child, Deletion, NewPod, Refusal, World};
 use super::dereference::is_owned;
@@ -20,6 +21,7 @@ use super::observe::observe;
 use super::turns::Write;
 use super::validate::ValidJob;
 use super::{Context, ReconcileError, build, shard};
+use crate::traces;
 
 /// Requests of one job under way at once.
 const REQUESTS_OF_JOB: usize = 32;
@@ -65,7 +67,8 @@ pub async fn create(
     let mut requests = Vec::new();
     for child in children {
         if let Child::Pod(new) = child {
-            requests.push(create_pod(context, job, new));
+            let span = traces::child(|| format!("pod {}", names::pod(&job.name, new.replica.role, new.replica.index)));
+            requests.push(create_pod(context, job, new).instrument(span));
         }
     }
     let requests = stream::iter(requests).buffered(REQUESTS_OF_JOB).try_collect::<Vec<_>>();
@@ -160,7 +163,7 @@ async fn delete_others(groups: &Api<DynamicObject>, job: &ValidJob, name: &str) 
 async fn create_pod(context: &Context, job: &ValidJob, new: &NewPod) -> Result<Outcome<Pod>, ReconcileError> {
     // Before it is built: those that wait for their turn are thousands, and would be most of the operator's memory.
     let _turn = context.turn(Write::Child).await;
-    let pod = build::pod(job, new, &context.worker_image);
+    let pod = traces::step("build").in_scope(|| build::pod(job, new, &context.worker_image));
     match build::scheduling_group(job) {
         Some(group) => Box::pin(create_grouped_pod(context, job, &pod, group)).await,
         None => {
@@ -203,8 +206,11 @@ async fn create_one<K>(context: &Context, api: &Api<K>, wanted: &Wanted<'_, K>) 
 where
     K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
 {
-    let _turn = context.turn(Write::Child).await;
-    create_now(api, wanted).await
+    let creating = async {
+        let _turn = context.turn(Write::Child).await;
+        create_now(api, wanted).await
+    };
+    creating.instrument(traces::child(|| wanted.child.clone())).await
 }
 
 /// Creates an object, or finds that it exists: our cache may be a moment behind our own writes.

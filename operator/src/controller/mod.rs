@@ -32,7 +32,7 @@ use kube::runtime::controller::Action;
 use kube::{Client, ResourceExt as _};
 use psjobs_api::certificates::MakeError;
 use psjobs_api::crd::{MANAGER, ParameterServerJob, ParameterServerJobStatus, Phase};
-use tracing::{Instrument as _, debug, info_span, warn};
+use tracing::{Instrument as _, Span, debug, info_span, warn};
 
 pub use self::watch::{Watches, run};
 
@@ -45,6 +45,7 @@ use self::turns::{Turn, Turns, Write};
 use self::update_status::{Difference, difference};
 use self::validate::{ValidJob, validate};
 use crate::metrics::Metrics;
+use crate::traces;
 
 /// What reconciles share.
 pub struct Context {
@@ -67,6 +68,18 @@ impl Context {
         self.metrics.write_waits(-1);
         turn
     }
+
+    /// Measures a step of the reconcile, which is a span of its trace.
+    async fn step<T>(
+        &self,
+        name: &'static str,
+        work: impl Future<Output = Result<T, ReconcileError>>,
+    ) -> Result<T, ReconcileError> {
+        let span = traces::step(name);
+        let result = self.metrics.step(name, work.instrument(span.clone())).await;
+        traces::end(&span, &result);
+        result
+    }
 }
 
 /// Why a reconcile has to be tried again.
@@ -85,12 +98,15 @@ pub enum ReconcileError {
 }
 
 async fn reconcile(cached: Arc<ParameterServerJob>, context: Arc<Context>) -> Result<Action, ReconcileError> {
-    let span = info_span!("job", namespace = cached.namespace(), name = cached.name_any());
     // Only at the start of a term: a decision on half a cache would be right, but ask much of the API server.
     context.children.wait_until_ready().await;
     let timer = context.metrics.start_reconcile();
-    let uid = cached.uid().unwrap_or_default();
-    let result = reconcile_one(cached, &context).instrument(span).await;
+    let object = context.memory.newest(cached);
+    let uid = object.uid().unwrap_or_default();
+    let trace = traces::reconcile(&object);
+    let job = trace.in_scope(|| info_span!("job", namespace = object.namespace(), name = object.name_any()));
+    let result = reconcile_one(object, &context).instrument(job).instrument(trace.clone()).await;
+    traces::end(&trace, &result);
     timer.stop(result.is_ok());
     match &result {
         Ok(_) => context.memory.succeeded(&uid),
@@ -100,8 +116,7 @@ async fn reconcile(cached: Arc<ParameterServerJob>, context: Arc<Context>) -> Re
     result
 }
 
-async fn reconcile_one(cached: Arc<ParameterServerJob>, context: &Context) -> Result<Action, ReconcileError> {
-    let object = context.memory.newest(cached);
+async fn reconcile_one(object: Arc<ParameterServerJob>, context: &Context) -> Result<Action, ReconcileError> {
     if object.metadata.deletion_timestamp.is_some() {
         // Its children are being deleted with it; anything done now would only be in the way.
         return Ok(Action::await_change());
@@ -119,7 +134,12 @@ async fn reconcile_one(cached: Arc<ParameterServerJob>, context: &Context) -> Re
         }
     }
     let now = Timestamp::now();
-    let mut decision = match validate(object.clone()) {
+    let validating = async {
+        let valid = validate(object.clone());
+        traces::end(&Span::current(), &valid);
+        Ok(valid)
+    };
+    let mut decision = match context.step("validate", validating).await? {
         Ok(job) => decide_and_create(&job, &object, context, now).await?,
         Err(error) => refuse(&error, &object.status.clone().unwrap_or_default(), object.metadata.generation, now),
     };
@@ -138,19 +158,22 @@ async fn decide_and_create(
     now: Timestamp,
 ) -> Result<Decision, ReconcileError> {
     let status = object.status.clone().unwrap_or_default();
-    let looking = async {
-        let world = dereference(job, &status, &context.children, context.memory.progress(&job.uid));
-        (decide(job, &status, &world, now), world)
-    };
-    let (decision, mut world) = context.metrics.step("decide", looking).await;
+    let looking = async { Ok(dereference(job, &status, &context.children, context.memory.progress(&job.uid))) };
+    let mut world = context.step("dereference", looking).await?;
+    let decision = context.step("decide", async { Ok(decide(job, &status, &world, now)) }).await?;
     if decision.create.is_empty() {
         return Ok(decision);
     }
     debug!(children = decision.create.len(), "creating");
-    let creating = apply::create(context, job, &decision.create, &mut world);
-    let created = context.metrics.step("create", creating).await?;
+    let creating = async {
+        let created = apply::create(context, job, &decision.create, &mut world).await?;
+        traces::attribute("psjobs.created", created as i64);
+        traces::attribute("psjobs.refused", world.refused.len() as i64);
+        Ok(created)
+    };
+    let created = context.step("apply", creating).await?;
     context.metrics.created(created, world.refused.len());
-    Ok(decide(job, &status, &world, now))
+    context.step("decide", async { Ok(decide(job, &status, &world, now)) }).await
 }
 
 /// Writes the status, then deletes and tells: the failure is on record before its evidence goes.
@@ -179,8 +202,12 @@ async fn settle(
             None if may_wait() => return Ok(Some(memory::BUSY)),
             None => context.turn(Write::Status).await,
         };
-        let writing = update_status::update_status(&context.client, object, status);
-        if let Some(stored) = context.metrics.step("status", writing).await? {
+        let writing = async {
+            traces::attribute("psjobs.change", format!("{difference:?}"));
+            traces::attribute("psjobs.phase", status.phase.map_or_else(String::new, |phase| format!("{phase:?}")));
+            update_status::update_status(&context.client, object, status).await
+        };
+        if let Some(stored) = context.step("update_status", writing).await? {
             context.metrics.wrote(&before, status);
             context.memory.wrote(stored);
         }
@@ -188,7 +215,11 @@ async fn settle(
     context.memory.gathered(uid);
     let namespace = object.namespace().unwrap_or_default();
     if !delete.is_empty() {
-        context.metrics.step("delete", apply::delete(context, &namespace, delete)).await?;
+        let deleting = async {
+            traces::attribute("psjobs.deleted", delete.len() as i64);
+            apply::delete(context, &namespace, delete).await
+        };
+        context.step("delete", deleting).await?;
     }
     context.metrics.deleted(delete.len());
     context.teller.tell(object, notices);

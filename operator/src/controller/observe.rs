@@ -94,6 +94,14 @@ pub struct Obstacle {
     pub unschedulable_since: Option<Timestamp>,
 }
 
+impl Obstacle {
+    /// Whether it is this pod's. Of pods that are scheduled together, schedulers tell one why it finds no node, and the
+    /// others only that some are missing.
+    pub fn is_own(&self) -> bool {
+        self.unschedulable_since.is_none() || self.message.contains("nodes are available")
+    }
+}
+
 impl ObservedPod {
     /// The main container has ended, well or badly.
     pub fn ended(&self) -> bool {

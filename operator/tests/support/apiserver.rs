@@ -16,8 +16,8 @@ pub struct ApiServer {
     /// What other programs need to reach it.
     #[allow(dead_code, reason = "of the programs that share this file, only the benchmark starts another one")]
     pub kubeconfig: Kubeconfig,
-    _processes: Vec<Supervised>,
-    _folder: Option<TempDir>,
+    processes: Vec<Supervised>,
+    folder: Option<TempDir>,
 }
 
 /// Ends with its standard input, hence also when this process is killed.
@@ -41,12 +41,7 @@ impl ApiServer {
         match std::env::var_os("PSJOBS_TEST_KUBECONFIG") {
             Some(path) => {
                 let kubeconfig = Kubeconfig::read_from(path).expect("PSJOBS_TEST_KUBECONFIG names a kubeconfig");
-                Some(Self {
-                    config: config(kubeconfig.clone()).await,
-                    kubeconfig,
-                    _processes: Vec::new(),
-                    _folder: None,
-                })
+                Some(Self { config: config(kubeconfig.clone()).await, kubeconfig, processes: Vec::new(), folder: None })
             }
             None => Self::start().await,
         }
@@ -59,11 +54,7 @@ impl ApiServer {
 
     /// The same with more flags for kube-apiserver.
     pub async fn start_with(flags: &[String]) -> Option<Self> {
-        let installed = |program: &&str| {
-            let probe = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-            probe.is_ok()
-        };
-        if ["etcd", "kube-apiserver", "openssl"].iter().filter(|p| !installed(p)).count() > 0 {
+        if !["etcd", "kube-apiserver", "openssl"].into_iter().all(is_installed) {
             // Past the capture of the test harness, so that nobody takes a skipped test for one that passed.
             let _ = writeln!(std::io::stderr(), "{SKIPPED}");
             return None;
@@ -74,7 +65,26 @@ impl ApiServer {
         let kubeconfig = kubeconfig(api);
         let config = config(kubeconfig.clone()).await;
         wait_until_ready(&config, folder.path()).await;
-        Some(Self { config, kubeconfig, _processes: processes, _folder: Some(folder) })
+        Some(Self { config, kubeconfig, processes, folder: Some(folder) })
+    }
+
+    /// Starts Kubernetes' own scheduler for it; whether it is installed.
+    #[allow(dead_code, reason = "of the programs that share this file, only the test of gangs needs it")]
+    pub fn schedule(&mut self, flags: &[String]) -> bool {
+        let folder = self.folder.as_ref().expect("the server is ours").path();
+        if !is_installed("kube-scheduler") {
+            let _ = writeln!(std::io::stderr(), "SKIPPED: this test needs kube-scheduler on the PATH");
+            return false;
+        }
+        let kubeconfig = folder.join("kubeconfig");
+        fs::write(&kubeconfig, serde_yaml::to_string(&self.kubeconfig).expect("YAML")).expect("the folder is writable");
+        let mut command = supervise("kube-scheduler", &folder.join("scheduler.log"));
+        for flag in ["--kubeconfig", "--authentication-kubeconfig", "--authorization-kubeconfig"] {
+            command.arg(flag).arg(&kubeconfig);
+        }
+        command.args(["--leader-elect=false", "--secure-port=0"]).args(flags);
+        self.processes.push(Supervised(command.spawn().expect("kube-scheduler starts")));
+        true
     }
 
     pub fn client(&self) -> kube::Client {
@@ -82,8 +92,12 @@ impl ApiServer {
     }
 }
 
+fn is_installed(program: &str) -> bool {
+    Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+}
+
 /// Flags that turn Kubernetes' own gang scheduling on; `None` if this version does not have it.
-#[allow(dead_code, reason = "of the programs that share this file, only the test of rights needs it")]
+#[allow(dead_code, reason = "of the programs that share this file, few need it")]
 pub fn gang_scheduling() -> Option<[String; 2]> {
     let version = Command::new("kube-apiserver").arg("--version").output().ok()?;
     let version = String::from_utf8(version.stdout).ok()?;

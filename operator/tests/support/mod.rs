@@ -19,7 +19,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
-#[allow(unused_imports, reason = "of the programs that share this file, only the test of rights needs the second")]
+#[allow(unused_imports, reason = "of the programs that share this file, few need the second")]
 pub use apiserver::{ApiServer, gang_scheduling};
 
 /// Longer than anything here takes on a busy machine.

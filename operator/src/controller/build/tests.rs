@@ -28,7 +28,7 @@ fn value(pod: &Pod, name: &str) -> String {
 
 #[test]
 fn pods_know_their_place() {
-    let pod = build("ps: {replicas: 2}", "trainer-1");
+    let pod = build("ps: {replicas: 2, replicationFactor: 2}", "trainer-1");
     for (name, want) in [
         ("RANK", "3"),
         ("WORLD_SIZE", "4"),
@@ -47,7 +47,8 @@ fn pods_know_their_place() {
         let env = main_container(&pod).env?;
         env.into_iter().find(|var| var.name == name)?.value
     });
-    assert!(environment.expect("readable").is_some(), "the worker can read what the operator writes");
+    let environment = environment.expect("readable").expect("the worker can read what the operator writes");
+    assert_eq!(environment.replication_factor, 2);
 
     let spec = pod.spec.as_ref().expect("a spec");
     assert_eq!((spec.hostname.as_deref(), spec.subdomain.as_deref()), (Some("mnist-trainer-1"), Some("mnist")));
@@ -222,9 +223,14 @@ fn the_scheduler_is_told_of_priority_nearness_and_queue() {
 
 #[test]
 fn servers_get_the_checkpoint_folder_and_trainers_do_not() {
-    let job = valid_job("checkpoint: {volumeClaim: {size: 1Gi}, intervalSeconds: 5}");
+    let volume = "{size: 1Gi, accessMode: ReadWriteMany, storageClassName: fast}";
+    let job = valid_job(&format!("checkpoint: {{volumeClaim: {volume}, intervalSeconds: 5, keep: 3, resume: false}}"));
     let claim = claim(&job).expect("a claim to make");
     assert_eq!(claim.metadata.name.as_deref(), Some("mnist-checkpoints"));
+    let wanted = claim.spec.expect("a spec");
+    assert_eq!(wanted.access_modes, Some(vec!["ReadWriteMany".to_owned()]));
+    assert_eq!(wanted.storage_class_name.as_deref(), Some("fast"));
+    assert_eq!(wanted.resources.and_then(|r| r.requests).expect("a size")["storage"].0, "1Gi");
     for (role, there) in [(Role::Server, true), (Role::Trainer, false)] {
         let replica = Replica { role, index: 0 };
         let new = NewPod { replica, incarnation: 0, failures: 0, failures_in_a_row: 0 };
@@ -234,7 +240,9 @@ fn servers_get_the_checkpoint_folder_and_trainers_do_not() {
         assert_eq!(mounted.and_then(|mount| mount.sub_path.as_deref()), there.then_some("mnist"), "{role}");
         let told = main.env.iter().flatten().find(|var| var.name == "PSJOB_CHECKPOINT");
         let told = told.and_then(|var| var.value.as_deref());
-        assert_eq!(told.is_some_and(|told| told.contains(r#""intervalSeconds":5"#)), there, "{role}");
+        for policy in [r#""intervalSeconds":5"#, r#""keep":3"#, r#""resume":false"#] {
+            assert_eq!(told.is_some_and(|told| told.contains(policy)), there, "{role}: {policy}");
+        }
     }
     let existing = valid_job("checkpoint: {existingClaim: shared, path: runs/a}");
     assert!(super::claim(&existing).is_none());

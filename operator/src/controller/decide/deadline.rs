@@ -8,6 +8,7 @@ use psjobs_api::crd::{ConditionType, Phase};
 use super::Draft;
 use super::conditions::{self, Verdict};
 use super::judge::{self, Remedy, STALLED, judge};
+use super::phase::cause;
 use crate::controller::observe::{Failure, Obstacle, Replica};
 
 /// Reason of the condition Created while a job that found no nodes stands back.
@@ -61,9 +62,8 @@ impl Draft<'_> {
     /// What keeps some pod from starting.
     pub(super) fn obstacle(&self) -> Option<(Replica, &Obstacle)> {
         let alive = self.world.pods.iter().filter(|(replica, pod)| self.is_current(**replica, pod));
-        alive
-            .filter(|(_, pod)| pod.gone_by.is_none())
-            .find_map(|(&replica, pod)| Some((replica, pod.obstacle.as_ref()?)))
+        let starting = alive.filter(|(_, pod)| pod.gone_by.is_none());
+        cause(starting.filter_map(|(&replica, pod)| Some((replica, pod.obstacle.as_ref()?))))
     }
 
     /// Whether the job stands back because its pods found no nodes: it has none until it tries again.

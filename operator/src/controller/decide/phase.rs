@@ -48,7 +48,8 @@ impl<'a> Draft<'a> {
 
     pub(super) fn report_running(&mut self, failed: &[Failed<'_>]) {
         let waits_for = self.waits_for(failed);
-        let obstacle = waits_for.iter().find_map(|&replica| Some((replica, self.live(replica)?.obstacle.as_ref()?)));
+        let obstacles = waits_for.iter().filter_map(|&replica| Some((replica, self.live(replica)?.obstacle.as_ref()?)));
+        let obstacle = cause(obstacles);
         let servers_ready = self.servers_are_ready();
         // Once the job runs, a server whose probe fails for a moment does not take that back.
         let was_running = self.prev.phase == Some(Phase::Running);
@@ -175,6 +176,13 @@ impl<'a> Draft<'a> {
         }
         self.set(ConditionType::Restarting, verdict);
     }
+}
+
+/// The first of obstacles that is a pod's own, or else the first.
+pub(super) fn cause<'a>(
+    mut obstacles: impl Iterator<Item = (Replica, &'a Obstacle)> + Clone,
+) -> Option<(Replica, &'a Obstacle)> {
+    obstacles.clone().find(|(_, obstacle)| obstacle.is_own()).or_else(|| obstacles.next())
 }
 
 fn servers_verdict(ready: bool, obstacle: Option<(Replica, &Obstacle)>) -> Verdict {

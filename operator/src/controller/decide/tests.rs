@@ -80,6 +80,25 @@ fn a_server_that_is_busy_for_a_moment_does_not_stop_the_job_from_running() {
     assert!(!conditions::holds(&cluster.status, ConditionType::ServersReady));
 }
 
+/// As Kubernetes' own scheduler tells those that are scheduled together: one why it finds no node, the others that they wait.
+#[test]
+fn of_pods_that_are_scheduled_together_the_one_that_finds_no_node_is_told() {
+    let mut cluster = Cluster::new("schedulingPolicy: {backend: Workload}");
+    cluster.reconcile();
+    for (pod, message) in [
+        ("ps-0", "minCount (3) cannot be satisfied: 1 scheduled, 1 remaining"),
+        ("trainer-0", "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."),
+        ("trainer-1", "pod group is unschedulable, minCount (3) cannot be satisfied: 1 scheduled, 1 remaining"),
+    ] {
+        let (reason, unschedulable_since) = ("Unschedulable".to_owned(), Some(at(0)));
+        let obstacle = crate::controller::observe::Obstacle { reason, message: message.into(), unschedulable_since };
+        cluster.edit(pod, |pod| ObservedPod { life: Life::Pending, obstacle: Some(obstacle.clone()), ..pod });
+    }
+    cluster.reconcile();
+    let message = cluster.message(ConditionType::Running);
+    assert_eq!(message, "trainer 0 cannot start: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu.");
+}
+
 #[test]
 fn what_keeps_a_pod_from_starting_is_told_in_its_words() {
     let mut cluster = Cluster::new("");
@@ -95,6 +114,34 @@ fn what_keeps_a_pod_from_starting_is_told_in_its_words() {
     assert_eq!(cluster.status.reason.as_deref(), Some("Unschedulable"));
     let message = cluster.message(ConditionType::Running);
     assert_eq!(message, "trainer 1 cannot start: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu.");
+}
+
+#[test]
+fn a_role_is_counted_by_what_its_pods_do() {
+    let trainers = |cluster: &Cluster| {
+        let counts = cluster.status.trainer.clone().expect("counted");
+        assert!(counts.selector.contains("mnist") && counts.selector.contains("trainer"), "{}", counts.selector);
+        let of_pods = [counts.desired, counts.ready, counts.active, counts.succeeded, counts.failed, counts.restarts];
+        (of_pods, counts.summary)
+    };
+    let mut cluster = Cluster::new("");
+    cluster.reconcile();
+    assert_eq!(trainers(&cluster), ([2, 0, 2, 0, 0, 0], "0/2".to_owned()));
+    cluster.run_all();
+    cluster.reconcile();
+    assert_eq!(trainers(&cluster), ([2, 2, 2, 0, 0, 0], "2/2".to_owned()));
+    cluster.succeed("trainer-0");
+    cluster.reconcile();
+    assert_eq!(trainers(&cluster), ([2, 1, 1, 1, 0, 0], "2/2".to_owned()), "one that is done counts as ready");
+    cluster.fail("trainer-1", 1);
+    cluster.settle();
+    assert_eq!(trainers(&cluster), ([2, 0, 1, 1, 0, 1], "1/2".to_owned()), "it was replaced at once");
+    cluster.fail("trainer-1", 1);
+    cluster.reconcile();
+    assert_eq!(trainers(&cluster), ([2, 0, 0, 1, 1, 1], "1/2".to_owned()), "the second time it waits");
+    let servers = cluster.status.ps.clone().expect("counted");
+    assert_eq!((servers.desired, servers.ready, servers.active, servers.summary.as_str()), (1, 1, 1, "1/1"));
+    assert!(servers.selector.contains("mnist") && servers.selector.contains("ps"), "{}", servers.selector);
 }
 
 #[test]

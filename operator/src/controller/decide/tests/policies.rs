@@ -88,6 +88,7 @@ fn all_pods_start_again_after_a_failure_and_that_counts_once() {
         assert_eq!(cluster.incarnation(who), 1, "{who}, also the one that was done");
     }
     assert_eq!((cluster.phase(), cluster.status.restarts), (Phase::Restarting, 3));
+    assert_eq!(cluster.status.recreations_in_a_row, 1);
     assert_eq!(cluster.status.last_failure.as_ref().map(|cause| cause.pod.as_str()), Some("mnist-ps-0"));
     cluster.run_all();
     cluster.settle();
@@ -102,6 +103,7 @@ fn all_pods_start_again_after_a_failure_and_that_counts_once() {
     cluster.pass(1);
     cluster.settle();
     assert_eq!((cluster.incarnation("ps-0"), cluster.status.restarts_counted), (2, 2));
+    assert_eq!(cluster.status.recreations_in_a_row, 2);
     cluster.run_all();
     cluster.settle();
     cluster.fail("trainer-1", 1);
@@ -270,16 +272,23 @@ fn a_hung_job_is_stalled_then_started_again_then_failed() {
 
 #[test]
 fn silence_of_server_0_and_a_new_step_are_no_stall() {
+    let stepped = |cluster: &Cluster| {
+        let progress = cluster.status.progress.clone().expect("told");
+        progress.last_step_time.expect("kept where a deadline needs it").0
+    };
     let mut cluster = running("runPolicy: {progressDeadlineSeconds: 60}");
     report(&mut cluster, 7);
+    let first = stepped(&cluster);
     cluster.pass(90);
     cluster.reconcile();
     assert_eq!(cluster.phase(), Phase::Running, "the report is old: nobody knows what happens there");
     report(&mut cluster, 8);
     assert_eq!(cluster.phase(), Phase::Running);
+    assert_eq!(stepped(&cluster).duration_since(first).as_secs(), 90);
     cluster.pass(60);
     report(&mut cluster, 8);
     assert_eq!(cluster.phase(), Phase::Stalled);
+    assert_eq!(stepped(&cluster).duration_since(first).as_secs(), 90, "the same step is no other");
     report(&mut cluster, 9);
     assert_eq!(cluster.phase(), Phase::Running, "it went on by itself");
 }
