@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use tokio::runtime::Runtime;
 
 use super::attendance::{Attendance, Report};
-use super::link::{enter, persist};
+use super::connecting::{enter, persist};
 use super::{ClientError, SessionConfig, network};
 
 /// A trainer's place in a job whose servers train no blocks for it.
@@ -23,7 +23,7 @@ impl Member {
     /// # Errors
     /// If a server stays away, or refuses this trainer.
     pub fn join(config: SessionConfig) -> Result<Self, ClientError> {
-        let runtime = network()?;
+        let runtime = network(1)?;
         let mut attendance = Attendance::default();
         runtime.block_on(async {
             for server in 0..config.servers.len() as u32 {

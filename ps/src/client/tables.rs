@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
-use super::link::{Failure, connect, in_place, join, persist, until};
+use super::connecting::{Failure, connect, in_place, join, persist, until};
 use super::{ClientError, SessionConfig, is_retryable, network};
 use crate::proto::sparse_tables_client::SparseTablesClient;
 use crate::proto::{self, OpenTablesRequest, PullRowsRequest, PushRowsRequest};
@@ -71,7 +71,7 @@ impl Tables {
     /// # Errors
     /// If a server stays away, or refuses the tables.
     pub fn open(config: SessionConfig, specs: Vec<TableSpec>) -> Result<Self, ClientError> {
-        let runtime = network()?;
+        let runtime = network(1)?;
         let (shared, next_step) = runtime.block_on(open_all(config, specs, false))?;
         Ok(Self { shared: Arc::new(shared), next_step, waiting: Duration::ZERO, runtime })
     }

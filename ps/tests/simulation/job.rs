@@ -263,6 +263,9 @@ impl Supervisor {
             Fault::Break { trainer, server, half } => {
                 self.job.network.wires().break_between(self.newest(trainer), Host::Server(server), half);
             }
+            Fault::Sever { trainer, server, nth } => {
+                self.job.network.wires().sever(self.newest(trainer), Host::Server(server), nth);
+            }
             Fault::Partition { trainer, server, up, down, lasts } => {
                 let (trainer, server) = (self.newest(trainer), Host::Server(server));
                 let directions = [(up, (trainer, server)), (down, (server, trainer))];

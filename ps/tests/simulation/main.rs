@@ -70,6 +70,31 @@ fn what_was_found_before_stays_mended() {
     }
 }
 
+/// Blocks that travel over several connections of a trainer, of which one breaks, and then that of another.
+#[test]
+fn jobs_with_several_connections_lose_one_and_go_on() {
+    let away = Duration::from_millis(300);
+    let severed = |nth| Fault::Sever { trainer: 0, server: 0, nth };
+    let rows = [
+        ("two break", false, vec![severed(0), severed(1)]),
+        ("one breaks, its trainer dies", false, vec![severed(2), Fault::Replace { trainer: 0, away, silent: false }]),
+        ("trainers come and go", true, vec![severed(1), Fault::Leave { trainer: 1, back: Some(away) }]),
+    ];
+    for mode in [ConsistencyMode::Sync, ConsistencyMode::Async] {
+        for (label, elastic, faults) in &rows {
+            let failures = sweep(0, 6, |seed| {
+                let consistency = Consistency { mode, ..Consistency::default() };
+                let at = |nth: usize| Duration::from_millis(12 * seed + 30 * nth as u64);
+                let faults = faults.iter().enumerate().map(|(nth, fault)| (at(nth), fault.clone())).collect();
+                let plan = Plan { consistency, faults, ..Plan::fair(seed).large(1, 2 + seed as u32 % 2) };
+                let plan = if *elastic { plan.made_elastic(1) } else { plan };
+                job::run(&plan, false).verdict
+            });
+            assert!(failures.is_empty(), "{mode:?}, {label}: {failures:#?}");
+        }
+    }
+}
+
 /// What each of these meets shows in few jobs of many.
 #[test]
 fn elastic_jobs_go_on_with_those_who_are_there() {

@@ -95,6 +95,7 @@ pub fn config(job: &Job, index: u32, incarnation: u32) -> SessionConfig {
         total_steps: job.plan.steps,
         elastic: job.plan.least.is_some(),
         connect_timeout: Duration::from_secs(120),
+        connections: job.plan.connections,
         shared_memory: false,
         replication_factor: if job.plan.replicated { 2 } else { 1 },
         compression: Default::default(),
