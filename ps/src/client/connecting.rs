@@ -64,7 +64,7 @@ pub(super) async fn persist<T, A: Future<Output = Result<T, Failure>>>(
 
 /// The share of a pause that is waited, from a half to all of it: another one for each trainer and try, so that
 /// those who lost a server together do not come back together.
-fn spread(trainer: u32, server: u32, tries: u32) -> f64 {
+pub(super) fn spread(trainer: u32, server: u32, tries: u32) -> f64 {
     let mixed = [server, tries].into_iter().fold(trainer, |mixed, more| {
         let mixed = (mixed ^ more.rotate_left(16)).wrapping_add(1).wrapping_mul(0x9e37_79b1);
         mixed ^ (mixed >> 15)

@@ -25,10 +25,10 @@ use tonic::Status;
 
 pub use blocking::Session;
 pub use layers::Layers;
-pub use member::Member;
+pub use member::{AsyncMember, Member};
 pub(crate) use reading::Reading;
 pub use session::AsyncSession;
-pub use tables::{Pulling, Pushing, RowGradients, Tables};
+pub use tables::{AsyncTables, Pulling, Pushing, RowGradients, Tables};
 
 use self::lane::{connections, cores};
 use crate::layout::LayoutError;

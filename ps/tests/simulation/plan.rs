@@ -10,6 +10,8 @@ use super::network::Weather;
 
 /// One in so many jobs is elastic.
 const ELASTIC: u64 = 4;
+/// One in so many jobs has a sparse table.
+const TABLES: u64 = 4;
 /// One in so many models has several full blocks on each server.
 const LARGE: u64 = 25;
 /// Elements of those, three blocks.
@@ -31,6 +33,8 @@ pub struct Plan {
     pub checkpoint: Option<Duration>,
     /// Every block is held by two servers.
     pub replicated: bool,
+    /// Gradients go into a sparse table, and the trainers train their layers themselves.
+    pub tables: bool,
     /// Streams of a trainer to each server, as far as that has blocks.
     pub connections: u32,
     /// Longest time that a trainer computes for a step, in ms.
@@ -93,6 +97,7 @@ impl Plan {
             elements: if large { FULL_BLOCKS } else { small },
             checkpoint,
             replicated: false,
+            tables: seed % TABLES == 3 && !large,
             connections: 1,
             compute: [0, 10, 100, 400][chance.random_range(0..4)],
             weather: weather(chance),
@@ -165,6 +170,7 @@ impl Plan {
             elements: 40,
             checkpoint: None,
             replicated: false,
+            tables: false,
             connections: 1,
             compute: 80,
             weather: Weather { delay: 3, lost: 0.0, torn: 0.0, broken: 0.0, doubled: 0.0 },
