@@ -93,8 +93,8 @@ mod tests {
     #[test]
     fn a_stream_takes_the_place_of_those_that_a_block_may_hear_no_more() {
         // Trainer 1 has three streams; another one comes.
-        let rows: [(&str, u32, u32, u32, Lane, &[usize]); 7] = [
-            ("the same one again", 1, 0, 0, exchange(1, 3), &[1]),
+        let rows = [
+            ("the same one again", 1, 0, 0, exchange(1, 3), &[1][..]),
             ("of a successor", 1, 1, 0, exchange(2, 3), &[0, 1, 2]),
             ("the only one", 1, 0, 0, exchange(0, 1), &[0, 1, 2]),
             ("one of more", 1, 0, 0, exchange(3, 4), &[0, 1, 2]),
