@@ -35,6 +35,8 @@ pub const PSJOB_TRAINERS: &str = "PSJOB_TRAINERS";
 pub const PSJOB_MIN_TRAINERS: &str = "PSJOB_MIN_TRAINERS";
 /// Servers that hold each block, 1 or 2; 1 if it is not set.
 pub const PSJOB_REPLICATION_FACTOR: &str = "PSJOB_REPLICATION_FACTOR";
+/// Connections of a trainer to each server; not set if it is to decide.
+pub const PSJOB_CONNECTIONS: &str = "PSJOB_CONNECTIONS";
 /// `spec.training` as JSON.
 pub const PSJOB_TRAINING: &str = "PSJOB_TRAINING";
 /// How often this replica was started before: 0, 1, ...
@@ -101,6 +103,8 @@ pub struct Environment {
     pub servers: Vec<String>,
     /// Servers that hold each block, 1 or 2; at most the number of servers.
     pub replication_factor: u32,
+    /// Connections that a trainer opens to each server, 1 to 16, if it is not to decide by itself.
+    pub connections: Option<u32>,
     /// Number of trainers, at least one; in an elastic job the most there may be.
     pub trainers: u32,
     /// The fewest trainers that train, if they may come and go: 1 to `trainers`.
@@ -161,6 +165,7 @@ impl Environment {
             index: 0,
             servers,
             replication_factor: 1,
+            connections: None,
             trainers,
             min_trainers: None,
             training,
@@ -227,6 +232,7 @@ impl Environment {
         if self.replication_factor > 1 {
             vars.push((PSJOB_REPLICATION_FACTOR, self.replication_factor.to_string()));
         }
+        vars.extend(self.connections.map(|connections| (PSJOB_CONNECTIONS, connections.to_string())));
         vars.extend(self.min_trainers.map(|fewest| (PSJOB_MIN_TRAINERS, fewest.to_string())));
         vars.extend(self.tls_folder.clone().map(|folder| (PSJOB_TLS_DIR, folder)));
         vars.extend(self.result_file.clone().map(|file| (PSJOB_RESULT_FILE, file)));
@@ -265,6 +271,10 @@ impl Environment {
             let expected = format!("1, or 2 with at least 2 servers; there are {}", servers.len());
             return Err(invalid(PSJOB_REPLICATION_FACTOR, &replication_factor.to_string(), &expected));
         }
+        let connections = lookup(PSJOB_CONNECTIONS).map(|_| vars.number(PSJOB_CONNECTIONS)).transpose()?;
+        if let Some(connections) = connections.filter(|connections| !(1..=16).contains(connections)) {
+            return Err(invalid(PSJOB_CONNECTIONS, &connections.to_string(), "1 to 16, or nothing at all"));
+        }
         let index = vars.number(PSJOB_INDEX)?;
         let replicas = if role == Role::Server { servers.len() as u32 } else { trainers };
         if index >= replicas {
@@ -279,6 +289,7 @@ impl Environment {
             index,
             servers,
             replication_factor,
+            connections,
             trainers,
             min_trainers,
             training: parse_training(&vars.text(PSJOB_TRAINING)?)?,
@@ -366,6 +377,7 @@ mod tests {
             index: 1,
             servers: vec!["mnist-ps-0.mnist.default.svc:29500".into(), "mnist-ps-1.mnist.default.svc:29500".into()],
             replication_factor: 2,
+            connections: Some(2),
             trainers: 3,
             min_trainers: Some(2),
             training: Training::default(),
@@ -407,6 +419,7 @@ mod tests {
             (PSJOB_TRAINERS, "0", "at least 1"),
             (PSJOB_MIN_TRAINERS, "4", "1 to 3"),
             (PSJOB_REPLICATION_FACTOR, "3", "at least 2 servers"),
+            (PSJOB_CONNECTIONS, "0", "1 to 16"),
             (PSJOB_TRAINING, "{", "JSON"),
             (PSJOB_TRAINING, r#"{"optimizer":{"momentum":7}}"#, "momentum"),
             (PSJOB_CHECKPOINT, r#"{"keep":0}"#, "at least 1"),

@@ -104,6 +104,14 @@ impl Layout {
         block % self.servers as u32
     }
 
+    /// Which of `lanes` connections to its server a block travels over: those of a server take turns, so that the bytes
+    /// of two connections differ by a block at most, and neighbours, which are sent one after the other, by different
+    /// ones.
+    #[must_use]
+    pub fn lane(&self, block: u32, lanes: u32) -> u32 {
+        block / self.servers as u32 % lanes.max(1)
+    }
+
     /// The blocks of a server, ascending.
     pub fn owned_by(&self, server: u32) -> impl DoubleEndedIterator<Item = u32> + use<> {
         let (blocks, servers) = (self.blocks(), self.servers as u32);
@@ -152,6 +160,17 @@ mod tests {
             prop_assert_eq!(dealt, layout.blocks() as usize);
             for server in 0..servers as u32 {
                 prop_assert!(layout.owned_by(server).all(|b| layout.owner(b) == server));
+            }
+        }
+
+        #[test]
+        fn connections_carry_as_much_as_each_other(n in 1_u64..9_000_000, servers in 1_usize..4, lanes in 1_u32..17) {
+            let layout = Layout::new(&[tensor(&[n])], servers).expect("fits");
+            for server in 0..servers as u32 {
+                let mut bytes = vec![0; lanes as usize];
+                layout.owned_by(server).for_each(|b| bytes[layout.lane(b, lanes) as usize] += layout.range(b).len());
+                let (least, most) = (bytes.iter().min(), bytes.iter().max());
+                prop_assert!(most.expect("lanes") - least.expect("lanes") <= layout.block_elements());
             }
         }
     }

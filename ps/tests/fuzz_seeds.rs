@@ -34,7 +34,14 @@ fn seeds_are_of_today() {
 
 fn frames() -> Vec<(String, Vec<u8>)> {
     let id = TrainerId { job_uid: "job".into(), index: 1, incarnation: 2 };
-    let open = Message::Open(Open { trainer: Some(id.clone()), shared_memory_token: 3, epoch: 4, shard: Some(1) });
+    let open = Message::Open(Open {
+        trainer: Some(id.clone()),
+        shared_memory_token: 3,
+        epoch: 4,
+        shard: Some(1),
+        lane: 1,
+        lanes: 2,
+    });
     let exchange = |message| frame::message(&ExchangeRequest { message: Some(message) });
     let mut seeds = Vec::new();
     for codec in [Codec::F32, Codec::Bf16, Codec::Fp16, Codec::Int8, Codec::OneBit, Codec::TopK] {

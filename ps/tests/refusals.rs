@@ -83,6 +83,7 @@ async fn bad_frames_end_the_stream_with_a_reason_and_change_nothing() {
     let first = proto::Open { trainer: Some(id.clone()), ..proto::Open::default() };
     let shared = Message::Open(proto::Open { shared_memory_token: 77, ..first.clone() });
     let elsewhere = Message::Open(proto::Open { shard: Some(1), ..first.clone() });
+    let many = Message::Open(proto::Open { lane: 2, lanes: 2, ..first.clone() });
     let open = Message::Open(first);
     let gradient = |block, codec: i32, payload: Vec<u8>| {
         Message::Gradient(proto::GradientBlock { step: 0, block, codec, version: 0, payload: payload.into() })
@@ -99,6 +100,7 @@ async fn bad_frames_end_the_stream_with_a_reason_and_change_nothing() {
         ("unknown codec", vec![open.clone(), gradient(0, 77, vec![0; full])], "codec 77"),
         ("not finite", vec![open.clone(), gradient(0, 1, nan)], "NaN or infinity"),
         ("unknown shared memory", vec![shared, gradient(0, 1, vec![])], "token is not known"),
+        ("a stream too many", vec![many], "stream 2 of 2: a trainer has up to 16"),
         ("opened twice", vec![open.clone(), open.clone()], "Open comes once"),
     ];
     for (label, messages, want) in rows {

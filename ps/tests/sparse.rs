@@ -162,12 +162,8 @@ async fn what_does_not_fit_is_refused_in_a_sentence_and_changes_nothing() {
         move || {
             let (member, tables) = open(member(0, servers.clone()), specs());
             let others = vec![TableSpec::new("user", 8, 0.5), specs().remove(1)];
-            let error = Tables::open(self::member(0, servers.clone()), others).err().expect("other tables").to_string();
+            let error = Tables::open(self::member(0, servers), others).err().expect("other tables").to_string();
             assert!(error.contains("width: 4") && error.contains("width: 8"), "{error}");
-            let stranger = SessionConfig { connect_timeout: Duration::from_millis(1), ..self::member(0, servers) };
-            let stranger = SessionConfig { incarnation: 7, ..stranger };
-            let error = Tables::open(stranger, specs()).err().expect("it has not joined").to_string();
-            assert!(error.contains("has not joined"), "{error}");
             (member, tables)
         }
     })
@@ -204,6 +200,10 @@ async fn what_does_not_fit_is_refused_in_a_sentence_and_changes_nothing() {
     }
     let nobody = client.push_rows(PushRowsRequest::default()).await.expect_err("nobody");
     assert!(nobody.message().contains("has no trainer"), "{}", nobody.message());
+    let stranger = trainer().map(|trainer| TrainerId { incarnation: 7, ..trainer });
+    let stranger = PushRowsRequest { trainer: stranger, ..PushRowsRequest::default() };
+    let stranger = client.push_rows(stranger).await.expect_err("it has not joined");
+    assert!(stranger.message().contains("has not joined"), "{}", stranger.message());
     blocking(move || {
         let begun = tables.pull(&[(0, &[at_home])]).expect("the server lives").remove(0);
         tables.push(0, &[RowGradients { table: 0, keys: &[at_home], values: &[1.0; WIDTH] }]).expect("step 0 is free");

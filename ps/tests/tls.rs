@@ -65,7 +65,8 @@ async fn only_those_with_a_certificate_of_the_jobs_authority_train() {
         .collect();
     let join = |network: Network, patience: u64| {
         let mut config = session_config(0, addresses.clone());
-        (config.network, config.replication_factor) = (network, 2);
+        (config.network, config.replication_factor, config.connections) = (network, 2, 2);
+        config.shared_memory = false;
         config.connect_timeout = Duration::from_secs(patience);
         tokio::task::spawn_blocking(move || Session::join(config, &vec![1.0; elements()]))
     };

@@ -228,6 +228,12 @@ pub struct ServerSpec {
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 2))]
     pub replication_factor: i32,
+    /// Connections that each trainer opens to each server, 1 to 16; the parameters are dealt over them. More than one
+    /// is faster where one core for a connection is the limit, as with TLS or on fast networks. Default: 1, with TLS half
+    /// of the trainer's cores, at most 4.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 16))]
+    pub connections: Option<i32>,
     /// When a server that failed is started again, as for trainers. Default OnFailure.
     #[serde(default)]
     pub restart_policy: RestartPolicy,
@@ -269,7 +275,13 @@ pub struct TrainerSpec {
 
 impl Default for ServerSpec {
     fn default() -> Self {
-        Self { replicas: one(), replication_factor: one(), restart_policy: RestartPolicy::default(), template: None }
+        Self {
+            replicas: one(),
+            replication_factor: one(),
+            connections: None,
+            restart_policy: RestartPolicy::default(),
+            template: None,
+        }
     }
 }
 

@@ -37,14 +37,20 @@ struct Way {
     shared_memory: bool,
     codec: Codec,
     tls: bool,
+    connections: u32,
 }
 
-const WAYS: [Way; 5] = [
-    Way { case: "tcp-f32", trainers: 1, shared_memory: false, codec: Codec::F32, tls: false },
-    Way { case: "shm-f32", trainers: 1, shared_memory: true, codec: Codec::F32, tls: false },
-    Way { case: "tcp-bf16", trainers: 1, shared_memory: false, codec: Codec::BF16, tls: false },
-    Way { case: "tcp-f32-2-trainers", trainers: 2, shared_memory: false, codec: Codec::F32, tls: false },
-    Way { case: "tls-f32", trainers: 1, shared_memory: false, codec: Codec::F32, tls: true },
+/// One trainer, over TCP.
+const PLAIN: Way =
+    Way { case: "tcp-f32", trainers: 1, shared_memory: false, codec: Codec::F32, tls: false, connections: 1 };
+
+const WAYS: [Way; 6] = [
+    PLAIN,
+    Way { case: "shm-f32", shared_memory: true, ..PLAIN },
+    Way { case: "tcp-bf16", codec: Codec::BF16, ..PLAIN },
+    Way { case: "tcp-f32-2-trainers", trainers: 2, ..PLAIN },
+    Way { case: "tls-f32", tls: true, ..PLAIN },
+    Way { case: "tls-f32-2-connections", tls: true, connections: 2, ..PLAIN },
 ];
 
 /// Steps before the clock starts: connections grow, memory is touched.
@@ -86,6 +92,7 @@ impl WireArgs {
         let servers = vec![listener.local_addr().context("bound")?.to_string()];
         let environment = Environment {
             tls_folder: way.tls.then(|| folder.display().to_string()),
+            connections: Some(way.connections),
             ..Environment::new("bench-wire", "bench-wire", servers, way.trainers, training)
         };
         let config = ServerConfig { network: Network::of(&environment)?, ..ServerConfig::new(&environment) };

@@ -92,6 +92,7 @@ pub struct Plan {
     /// Places for trainers, of an elastic job more than there are.
     places: u32,
     replication_factor: u32,
+    connections: Option<u32>,
     server: Program,
     trainer: Program,
     training: Training,
@@ -165,6 +166,7 @@ impl Plan {
             trainers,
             places: elastic.map_or(trainers, |elastic| elastic.max_replicas.unsigned_abs()),
             replication_factor: spec.ps.replication_factor.unsigned_abs(),
+            connections: spec.ps.connections.map(i32::unsigned_abs),
             server,
             trainer,
             training: spec.training.clone(),
@@ -220,6 +222,7 @@ impl Plan {
             role: replica.role,
             index: replica.index,
             replication_factor: self.replication_factor,
+            connections: self.connections,
             min_trainers: self.rules.min_trainers,
             incarnation,
             local_rank,

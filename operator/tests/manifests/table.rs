@@ -30,6 +30,7 @@ pub const SCHEMA: &[Row] = &[
     ),
     ("spec: {ps: {replicas: 0}}", "spec.ps.replicas in body should be greater than or equal to 1"),
     ("spec: {ps: {replicationFactor: 3}}", "spec.ps.replicationFactor in body should be less than or equal to 2"),
+    ("spec: {ps: {connections: 17}}", "spec.ps.connections in body should be less than or equal to 16"),
     ("spec: {ps: {replicas: 129}}", "spec.ps.replicas in body should be less than or equal to 128"),
     (
         "spec: {failurePolicy: {maxRestarts: -1}}",

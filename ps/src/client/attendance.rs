@@ -9,7 +9,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use super::link::{connect_lazily, is_refused, join, reason};
+use super::connecting::{connect_lazily, is_refused, join, reason};
 use super::{ClientError, SessionConfig, is_retryable};
 use crate::proto;
 use crate::proto::coordination_client::CoordinationClient;

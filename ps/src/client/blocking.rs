@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::runtime::Runtime;
 
+use super::lane::threads;
 use super::session::AsyncSession;
 use super::{ClientError, SessionConfig, network};
 use crate::batch::sharing::{Share, Work};
@@ -23,7 +24,7 @@ impl Session {
     /// # Errors
     /// If a server stays away, or refuses this trainer.
     pub fn join(config: SessionConfig, initial: &[f32]) -> Result<Self, ClientError> {
-        let runtime = network()?;
+        let runtime = network(threads(config.connections))?;
         let session = runtime.block_on(AsyncSession::join(config, initial))?;
         Ok(Self { session, runtime })
     }

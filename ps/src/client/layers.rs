@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures::future::try_join_all;
 
 use super::ClientError;
-use super::tables::{Shared, Tables};
+use super::tables::{AsyncTables, Shared};
 use crate::layout::Layout;
 use crate::proto::coordination_client::CoordinationClient;
 use crate::proto::{self, KeepLayersRequest, KeptLayersRequest};
@@ -27,7 +27,7 @@ pub struct Layers {
     pub state: Vec<f32>,
 }
 
-impl Tables {
+impl AsyncTables {
     /// Whether a checkpoint wants the layers of a trainer that has done `steps`.
     #[must_use]
     pub fn wants_layers(&self, steps: u64) -> bool {
@@ -42,22 +42,22 @@ impl Tables {
     ///
     /// # Panics
     /// If the state has another length than the tensors.
-    pub fn keep(&mut self, layers: &Layers) -> Result<(), ClientError> {
+    pub async fn keep(&self, layers: &Layers) -> Result<(), ClientError> {
         if self.shared.epoch == 0 {
             return Ok(());
         }
         self.shared.layers_wanted.store(0, Ordering::Relaxed);
-        self.runtime.block_on(self.shared.keep(layers))
+        self.shared.keep(layers).await
     }
 
-    /// As [`Tables::keep`], by a trainer that was told to stop, for a short time only: the servers write their last
+    /// As [`AsyncTables::keep`], by a trainer that was told to stop, for a short time only: the servers write their last
     /// checkpoint soon.
-    pub fn keep_at_stop(&mut self, layers: &Layers) {
+    pub async fn keep_at_stop(&self, layers: &Layers) {
         if self.shared.epoch == 0 {
             return;
         }
         let shared = self.shared.uninterrupted();
-        let kept = self.runtime.block_on(tokio::time::timeout(AT_STOP, shared.keep(layers)));
+        let kept = tokio::time::timeout(AT_STOP, shared.keep(layers)).await;
         if !matches!(kept, Ok(Ok(()))) {
             tracing::warn!(step = layers.steps, "the servers did not take the layers of the last step");
         }
@@ -66,9 +66,9 @@ impl Tables {
     /// The layers as they were kept last; `None` if they never were.
     ///
     /// # Errors
-    /// As [`Tables::keep`].
-    pub fn kept(&mut self) -> Result<Option<Layers>, ClientError> {
-        if self.shared.epoch == 0 { Ok(None) } else { self.runtime.block_on(self.shared.kept()) }
+    /// As [`AsyncTables::keep`].
+    pub async fn kept(&self) -> Result<Option<Layers>, ClientError> {
+        if self.shared.epoch == 0 { Ok(None) } else { self.shared.kept().await }
     }
 
     /// Waits until losing servers can no longer cost a step of this trainer, which has given its last one. False if the
@@ -76,8 +76,8 @@ impl Tables {
     ///
     /// # Errors
     /// If server 0 stays away.
-    pub fn conclude(&mut self) -> Result<bool, ClientError> {
-        match self.runtime.block_on(self.shared.conclude()) {
+    pub async fn conclude(&self) -> Result<bool, ClientError> {
+        match self.shared.conclude().await {
             Err(ClientError::TablesLost { .. }) => Ok(false),
             concluded => concluded.map(|()| true),
         }

@@ -5,6 +5,8 @@
 mod attendance;
 mod blocking;
 mod coder;
+mod connecting;
+mod lane;
 mod layers;
 mod link;
 mod member;
@@ -23,11 +25,12 @@ use tonic::Status;
 
 pub use blocking::Session;
 pub use layers::Layers;
-pub use member::Member;
+pub use member::{AsyncMember, Member};
 pub(crate) use reading::Reading;
 pub use session::AsyncSession;
-pub use tables::{Pulling, Pushing, RowGradients, Tables};
+pub use tables::{AsyncTables, Pulling, Pushing, RowGradients, Tables};
 
+use self::lane::{connections, cores};
 use crate::layout::LayoutError;
 pub use crate::layout::TensorSpec;
 use crate::network::Network;
@@ -52,6 +55,9 @@ pub struct SessionConfig {
     pub elastic: bool,
     /// How long to wait for a server that does not answer, at the start and after it was lost.
     pub connect_timeout: Duration,
+    /// Connections to each server, over which its blocks are dealt, at most 16: more than one where one core for a
+    /// connection is the limit. Shared memory needs but one.
+    pub connections: u32,
     /// Exchange blocks through shared memory with servers of this host that offer it.
     pub shared_memory: bool,
     /// Servers that hold each block: server k's are also held by server k+1 if it is 2.
@@ -77,6 +83,7 @@ impl SessionConfig {
             total_steps,
             elastic: environment.min_trainers.is_some(),
             connect_timeout: Duration::from_secs(120),
+            connections: connections(environment.connections, environment.tls_folder.is_some(), cores()),
             shared_memory: true,
             replication_factor: environment.replication_factor,
             compression: environment.training.compression.clone(),
@@ -188,8 +195,8 @@ pub(crate) fn is_retryable(status: &Status) -> bool {
     )
 }
 
-/// What serves a session's connections: one thread, as one connection is never faster on two.
-fn network() -> Result<Runtime, ClientError> {
+/// What serves a session's connections on so many threads.
+fn network(threads: usize) -> Result<Runtime, ClientError> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.worker_threads(1).thread_name("psjobs-net").enable_all().build().map_err(ClientError::Runtime)
+    builder.worker_threads(threads).thread_name("psjobs-net").enable_all().build().map_err(ClientError::Runtime)
 }

@@ -5,8 +5,9 @@ use std::time::Duration;
 use psjobs_api::Environment;
 use tonic::Status;
 
+use super::connecting::{Failure, connect};
 use super::holders;
-use super::link::{Failure, PULL, connect, once};
+use super::link::{PULL, once};
 use crate::codec::Codec;
 use crate::layout::Layout;
 use crate::network::Network;

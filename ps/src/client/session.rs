@@ -1,21 +1,24 @@
 //! One trainer's session with all servers of its job. It needs a runtime of tokio, and takes time from it alone.
 
 mod elastic;
+mod entering;
+mod queue;
+mod stepping;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tonic::Status;
 
-use self::elastic::{Hand, is_late};
+use self::elastic::Hand;
+use self::queue::Queue;
 use super::attendance::{Attendance, Report};
 use super::coder::Coder;
-use super::link::{Event, Link, Opening};
+use super::lane::Event;
+use super::link::Link;
 use super::{ClientError, SessionConfig, is_retryable};
 use crate::batch::sharing::{Share, Work};
-use crate::codec::Codec;
 use crate::layout::Layout;
 use crate::proto;
 use crate::shm::Mapping;
@@ -45,9 +48,8 @@ pub struct AsyncSession {
     versions: Vec<u64>,
     /// Blocks of the step in flight that were not answered yet.
     owed: Vec<bool>,
-    /// By server: blocks of the step that are still to be sent, and those sent and not answered.
-    to_send: Vec<VecDeque<u32>>,
-    in_flight: Vec<usize>,
+    /// By server.
+    queues: Vec<Queue>,
     next_step: u64,
     /// The servers need this trainer no more.
     concluded: bool,
@@ -95,8 +97,7 @@ impl AsyncSession {
             buffers,
             versions: vec![0; blocks],
             owed: vec![false; blocks],
-            to_send: vec![VecDeque::new(); servers],
-            in_flight: vec![0; servers],
+            queues: (0..servers).map(|_| Queue::default()).collect(),
             next_step: 0,
             concluded: false,
             hand: Hand::default(),
@@ -151,8 +152,7 @@ impl AsyncSession {
         let start = Instant::now();
         self.owed.fill(true);
         for server in 0..self.links.len() {
-            self.to_send[server] = self.layout.owned_by(server as u32).rev().collect();
-            self.in_flight[server] = 0;
+            self.queues[server].begin(self.layout.owned_by(server as u32));
             self.send(step, server);
         }
         let settled = match self.settle(step).await? {
@@ -214,218 +214,5 @@ impl AsyncSession {
             }
             left => left,
         }
-    }
-
-    /// Joins all servers, which must agree on what they hold, and pulls it.
-    async fn enter(&mut self) -> Result<(), ClientError> {
-        let mut epoch = 0;
-        loop {
-            self.links.clear();
-            for server in 0..self.config.servers.len() as u32 {
-                let link = self.open(server, epoch).await?;
-                self.links.push(link);
-            }
-            let newest = self.links.iter().map(|link| link.epoch).max().unwrap_or(0);
-            // The others are about to go to the same checkpoint.
-            epoch = newest;
-            if self.links.iter().any(|link| link.epoch < newest) {
-                continue;
-            }
-            if self.config.elastic {
-                match self.take_place().await? {
-                    Settled::Done => return Ok(()),
-                    Settled::Rewound => continue,
-                }
-            }
-            // Every server has at least one block of most models; one that has none says u64::MAX.
-            self.next_step = self.links.iter().map(|link| link.next_step).min().unwrap_or(0);
-            if let Settled::Rewound = self.pull().await? {
-                continue;
-            }
-            // A process before this one gave the last step, and may have died before it was kept.
-            if self.next_step < self.config.total_steps || matches!(self.conclude().await?, Settled::Done) {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Sends what the window of `server` lets through. All trainers send their blocks in one order, so that a round
-    /// never waits for a block that somebody holds back.
-    fn send(&mut self, step: u64, server: usize) {
-        let link = &self.links[server];
-        // Where a server passes gradients on to another one, they travel in any case.
-        let travels = !link.shares_memory || self.config.replication_factor > 1;
-        while (!travels || self.in_flight[server] < link.window)
-            && let Some(block) = self.to_send[server].pop_front()
-        {
-            let version = self.versions[block as usize];
-            let message = if link.shares_memory {
-                Coder::notice(step, block, version)
-            } else {
-                self.coder.message(step, block, version, &self.memory.gradients()[self.layout.range(block)])
-            };
-            self.in_flight[server] += 1;
-            link.send(message);
-        }
-    }
-
-    /// Takes answers until no block is owed; makes broken links anew and sends again what they owe.
-    async fn settle(&mut self, step: u64) -> Result<Settled, ClientError> {
-        let mut owed = self.owed.len();
-        while owed > 0 {
-            match self.next_event().await? {
-                // What an older stream still says is of a state that may be gone.
-                Event::Block { server, generation, block }
-                    if self.links[server as usize].generation == generation
-                        && block.step == step
-                        && self.take(&block) =>
-                {
-                    owed -= 1;
-                    let server = server as usize;
-                    self.in_flight[server] = self.in_flight[server].saturating_sub(1);
-                    self.send(step, server);
-                }
-                Event::Block { .. } => {} // A second answer to a gradient that was sent again.
-                Event::Broken { server, generation, status } => {
-                    if self.links[server as usize].generation != generation {
-                        continue;
-                    }
-                    if is_late(&status) {
-                        return Ok(Settled::Rewound);
-                    }
-                    if let Settled::Rewound = self.reopen(server, &status).await? {
-                        return Ok(Settled::Rewound);
-                    }
-                    let unanswered = self.layout.owned_by(server).rev().filter(|block| self.owed[*block as usize]);
-                    self.to_send[server as usize] = unanswered.collect();
-                    self.in_flight[server as usize] = 0;
-                    self.send(step, server as usize);
-                }
-            }
-        }
-        Ok(Settled::Done)
-    }
-
-    /// Sees to it that the last step outlives every server: this trainer will not be there to give it again.
-    async fn conclude(&mut self) -> Result<Settled, ClientError> {
-        let (begun, patience) = (Instant::now(), self.config.connect_timeout);
-        loop {
-            let left = patience.saturating_sub(begun.elapsed());
-            let status = match tokio::time::timeout(left, self.links[0].conclude(&self.config)).await {
-                Ok(Ok(())) => break,
-                Ok(Err(status)) => status,
-                Err(_) => Status::deadline_exceeded("not all servers could keep the last step"),
-            };
-            if self.config.interrupted() {
-                return Err(ClientError::Interrupted);
-            }
-            if begun.elapsed() >= patience {
-                let (address, reason) = (self.config.servers[0].clone(), status.message().to_owned());
-                return Err(ClientError::Unreachable { address, seconds: patience.as_secs(), reason });
-            }
-            if let Settled::Rewound = self.reopen(0, &status).await? {
-                return Ok(Settled::Rewound);
-            }
-        }
-        self.concluded = true;
-        Ok(Settled::Done)
-    }
-
-    async fn next_event(&mut self) -> Result<Event, ClientError> {
-        loop {
-            // Mostly there is one, and no timer is needed.
-            if let Ok(event) = self.events.try_recv() {
-                return Ok(event);
-            }
-            match tokio::time::timeout(INTERRUPTIBLE, self.events.recv()).await {
-                Ok(event) => return Ok(event.expect("the session holds a sender")),
-                Err(_) if self.config.interrupted() => {
-                    // Who leaves an elastic job lets others read again what it has not seen the end of.
-                    let since = self.interrupted.get_or_insert_with(Instant::now).elapsed();
-                    if !self.config.elastic || since >= LAST_STEP {
-                        return Err(ClientError::Interrupted);
-                    }
-                }
-                Err(_) => {} // Nothing yet.
-            }
-        }
-    }
-
-    /// Takes a block's values; false if they were not owed.
-    fn take(&mut self, block: &proto::ParameterBlock) -> bool {
-        let number = block.block as usize;
-        let range = self.layout.range(block.block);
-        if range.is_empty() || !self.owed[number] {
-            return false;
-        }
-        let shared = block.payload.is_empty() && self.links[self.layout.owner(block.block) as usize].shares_memory;
-        let taken = shared
-            || Codec::from_number(block.codec)
-                .is_some_and(|codec| codec.decode(&block.payload, &mut self.memory.parameters_mut()[range]).is_ok());
-        if taken {
-            self.owed[number] = false;
-            self.versions[number] = block.version;
-            self.coder.answered(block.block);
-        }
-        taken
-    }
-
-    async fn open(&mut self, server: u32, epoch: u64) -> Result<Link, ClientError> {
-        self.generation += 1;
-        let opening = Opening {
-            config: &self.config,
-            layout: &self.layout,
-            server,
-            generation: self.generation,
-            epoch,
-            memory: &self.memory,
-            initial: &self.initial,
-            buffers: &self.buffers,
-            events: &self.sender,
-        };
-        let link = Link::open(&opening).await?;
-        self.attendance.attend(&self.config, link.host, link.channel());
-        // Another holder of the blocks leads nothing now, and may again: it has to know of this trainer, too.
-        for holder in self.config.holders(server).into_iter().filter(|holder| *holder != link.host) {
-            self.attendance.attend_lazily(&self.config, holder);
-        }
-        Ok(link)
-    }
-
-    async fn reopen(&mut self, server: u32, status: &Status) -> Result<Settled, ClientError> {
-        let address = self.config.servers[server as usize].clone();
-        if !is_retryable(status) {
-            return Err(ClientError::Refused { address, reason: status.message().to_owned() });
-        }
-        tracing::warn!(%address, reason = status.message(), "lost server {server}; connecting again");
-        let epoch = self.links[server as usize].epoch;
-        let link = self.open(server, epoch).await?;
-        tracing::info!(%address, "server {server} is back");
-        let rewound = link.epoch > epoch;
-        self.links[server as usize] = link;
-        Ok(if rewound { Settled::Rewound } else { Settled::Done })
-    }
-
-    async fn pull(&mut self) -> Result<Settled, ClientError> {
-        for server in 0..self.links.len() as u32 {
-            let blocks = loop {
-                match self.links[server as usize].pull(&self.config, server, &self.buffers).await {
-                    Ok(blocks) => break blocks,
-                    Err(status) => {
-                        if let Settled::Rewound = self.reopen(server, &status).await? {
-                            return Ok(Settled::Rewound);
-                        }
-                    }
-                }
-            };
-            for block in blocks {
-                if let Some(owed) = self.owed.get_mut(block.block as usize) {
-                    *owed = true;
-                    self.take(&block);
-                }
-            }
-        }
-        self.owed.fill(false);
-        Ok(Settled::Done)
     }
 }

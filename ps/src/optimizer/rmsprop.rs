@@ -19,59 +19,107 @@ pub struct RmsProp {
     pub centered: bool,
 }
 
-/// Elements that pass through the stages of an update together, and stay in the first-level cache
-/// meanwhile.
-const TILE: usize = 512;
-
 impl Rule for RmsProp {
     fn slots(&self) -> usize {
         1 + usize::from(self.centered) + usize::from(self.momentum != 0.0)
     }
 
     fn update(&self, weights: &mut [f32], gradient: &[[u8; 4]], slots: &mut [Vec<f32>], rate: f64, _step: u64) {
-        let (squares, others) = slots.split_first_mut().expect("RMSprop keeps a slot at least");
-        let (means, updates) = others.split_at_mut(usize::from(self.centered));
-        let [means, updates] = [means, updates].map(|slot| slot.first_mut().map(Vec::as_mut_slice).unwrap_or_default());
-        crate::simd::run(kernel, (self, weights, gradient, squares, means, updates, rate as f32));
+        let [alpha, fresh, eps, decay, momentum, rate] =
+            [self.alpha, 1.0 - self.alpha, self.epsilon, self.weight_decay, self.momentum, rate].map(|v| v as f32);
+        let factors = Factors { alpha, fresh, eps, decay, momentum, rate };
+        // One loop for each choice of slots, so that each is vectorized whole.
+        match slots {
+            [square] => crate::simd::run(plain, (weights, gradient, square, factors)),
+            [square, mean] if self.centered => {
+                crate::simd::run(centered, (weights, gradient, (square, mean), factors));
+            }
+            [square, update] => crate::simd::run(heavy, (weights, gradient, (square, update), factors)),
+            [square, mean, update] => {
+                crate::simd::run(centered_heavy, (weights, gradient, (square, mean, update), factors));
+            }
+            _ => unreachable!("RMSprop keeps one to three slots"),
+        }
     }
 }
 
-type Arguments<'a> = (&'a RmsProp, &'a mut [f32], &'a [[u8; 4]], &'a mut [f32], &'a mut [f32], &'a mut [f32], f32);
+#[derive(Clone, Copy)]
+struct Factors {
+    alpha: f32,
+    fresh: f32,
+    eps: f32,
+    decay: f32,
+    momentum: f32,
+    rate: f32,
+}
+
+impl Factors {
+    #[inline(always)]
+    fn gradient(self, weight: f32, gradient: [u8; 4]) -> f32 {
+        f32::from_le_bytes(gradient) + self.decay * weight
+    }
+
+    #[inline(always)]
+    fn mean_square(self, square: &mut f32, g: f32) -> f32 {
+        *square = self.alpha * *square + self.fresh * (g * g);
+        *square
+    }
+
+    #[inline(always)]
+    fn variance(self, square: &mut f32, mean: &mut f32, g: f32) -> f32 {
+        let square = self.mean_square(square, g);
+        *mean += self.fresh * (g - *mean);
+        // Rounding can make the difference negative.
+        (square - *mean * *mean).max(0.0)
+    }
+
+    #[inline(always)]
+    fn quotient(self, g: f32, variance: f32) -> f32 {
+        g / (variance.sqrt() + self.eps)
+    }
+
+    #[inline(always)]
+    fn gather(self, update: &mut f32, quotient: f32) -> f32 {
+        *update = self.momentum * *update + quotient;
+        *update
+    }
+}
+
+type Slot<'a> = &'a mut Vec<f32>;
+type Arguments<'a, S> = (&'a mut [f32], &'a [[u8; 4]], S, Factors);
 
 #[inline(always)]
-fn kernel((args, weights, gradient, squares, means, updates, rate): Arguments) {
-    let [alpha, fresh, eps, weight_decay, momentum] =
-        [args.alpha, 1.0 - args.alpha, args.epsilon, args.weight_decay, args.momentum].map(|v| v as f32);
-    let mut means = means.chunks_mut(TILE);
-    let mut updates = updates.chunks_mut(TILE);
-    let tiles = weights.chunks_mut(TILE).zip(gradient.chunks(TILE)).zip(squares.chunks_mut(TILE));
-    for ((weights, gradient), squares) in tiles {
-        let (mut direction, mut variance) = ([0.0; TILE], [0.0; TILE]);
-        let (direction, variance) = (&mut direction[..weights.len()], &mut variance[..weights.len()]);
-        let out = direction.iter_mut().zip(&mut *variance);
-        for (((w, g), square), (d, v)) in weights.iter().zip(gradient).zip(squares).zip(out) {
-            *d = f32::from_le_bytes(*g) + weight_decay * w;
-            *square = alpha * *square + fresh * (*d * *d);
-            *v = *square;
-        }
-        if let Some(means) = means.next() {
-            for ((mean, d), v) in means.iter_mut().zip(&*direction).zip(&mut *variance) {
-                *mean += fresh * (d - *mean);
-                // Rounding can make the difference negative.
-                *v = (*v - *mean * *mean).max(0.0);
-            }
-        }
-        for (d, v) in direction.iter_mut().zip(variance) {
-            *d /= v.sqrt() + eps;
-        }
-        if let Some(updates) = updates.next() {
-            for (update, d) in updates.iter_mut().zip(&mut *direction) {
-                *update = momentum * *update + *d;
-                *d = *update;
-            }
-        }
-        for (w, d) in weights.iter_mut().zip(direction) {
-            *w -= rate * *d;
-        }
+fn plain((weights, gradient, square, factors): Arguments<Slot>) {
+    for ((w, g), square) in weights.iter_mut().zip(gradient).zip(square) {
+        let g = factors.gradient(*w, *g);
+        let square = factors.mean_square(square, g);
+        *w -= factors.rate * factors.quotient(g, square);
+    }
+}
+
+#[inline(always)]
+fn centered((weights, gradient, (square, mean), factors): Arguments<(Slot, Slot)>) {
+    for (((w, g), square), mean) in weights.iter_mut().zip(gradient).zip(square).zip(mean) {
+        let g = factors.gradient(*w, *g);
+        let variance = factors.variance(square, mean, g);
+        *w -= factors.rate * factors.quotient(g, variance);
+    }
+}
+
+#[inline(always)]
+fn heavy((weights, gradient, (square, update), factors): Arguments<(Slot, Slot)>) {
+    for (((w, g), square), update) in weights.iter_mut().zip(gradient).zip(square).zip(update) {
+        let g = factors.gradient(*w, *g);
+        let square = factors.mean_square(square, g);
+        *w -= factors.rate * factors.gather(update, factors.quotient(g, square));
+    }
+}
+
+#[inline(always)]
+fn centered_heavy((weights, gradient, (square, mean, update), factors): Arguments<(Slot, Slot, Slot)>) {
+    for ((((w, g), square), mean), update) in weights.iter_mut().zip(gradient).zip(square).zip(mean).zip(update) {
+        let g = factors.gradient(*w, *g);
+        let variance = factors.variance(square, mean, g);
+        *w -= factors.rate * factors.gather(update, factors.quotient(g, variance));
     }
 }

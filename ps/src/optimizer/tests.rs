@@ -92,7 +92,7 @@ fn updates_follow_their_definition_for_100_steps() {
     ] {
         let optimizer = Optimizer::new(&json(spec));
         for factor in [|_| 1.0, |t| 0.5_f64.powi(t / 20)] {
-            // More than a tile and not a multiple of any vector's length.
+            // Not a multiple of any vector's length.
             let start = |i: usize| (i as f32 * 0.37).sin() * 0.3;
             let mut weights: Vec<f32> = (0..531).map(start).collect();
             let mut state = optimizer.state(weights.len());

@@ -21,6 +21,7 @@ mod replication;
 mod service;
 mod shared;
 mod store;
+mod streams;
 mod sum;
 mod tables;
 

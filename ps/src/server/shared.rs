@@ -1,7 +1,6 @@
 //! What the services of one server share: the members, the blocks once the model is known, and the
 //! open streams.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
@@ -19,6 +18,7 @@ use super::recipe::Recipe;
 use super::recovery::Recovery;
 use super::replication::Replication;
 use super::store::{Progress, Start, Store};
+use super::streams::{Lane, Streams};
 use crate::batch::sharing::Sharing;
 use crate::clock::now;
 use crate::layout::{Layout, TensorSpec};
@@ -54,7 +54,7 @@ pub struct Shared {
     store: OnceLock<Store>,
     /// Rung when the model is known.
     model: Notify,
-    streams: Mutex<BTreeMap<(u32, u32, StreamKind), HangUp>>,
+    streams: Mutex<Streams>,
 }
 
 impl Shared {
@@ -241,16 +241,17 @@ impl Shared {
         Ok(Some(memory))
     }
 
-    /// A trainer opens a stream, which `end` ends: ends the one that it, or an earlier incarnation, had before.
-    pub fn open_stream(&self, trainer: u32, shard: u32, kind: StreamKind, end: &HangUp) {
-        if let Some(before) = self.streams().insert((trainer, shard, kind), end.clone()) {
-            before.hang_up(Status::aborted(format!("a newer stream of trainer {trainer} has taken the place of this")));
-        }
+    /// A trainer opens a stream, which `end` ends: ends those whose place it takes.
+    pub fn open_stream(&self, id: &proto::TrainerId, shard: u32, lane: Lane, end: &HangUp) {
+        let why = Status::aborted(format!("a newer stream of trainer {} has taken the place of this", id.index));
+        let replaced = self.streams().open(id, shard, lane, end.clone());
+        replaced.into_iter().for_each(|before| before.hang_up(why.clone()));
     }
 
     /// Ends what a trainer has open.
     pub fn disconnect(&self, trainer: u32, why: &Status) {
-        self.streams().extract_if(.., |(of, ..), _| *of == trainer).for_each(|(_, end)| end.hang_up(why.clone()));
+        let open = self.streams().of(trainer);
+        open.into_iter().for_each(|end| end.hang_up(why.clone()));
     }
 
     /// Whether this server ends when its trainers are done. Of an elastic job with checkpoints only server 0 does, and
@@ -279,26 +280,20 @@ impl Shared {
         }
     }
 
-    fn streams(&self) -> MutexGuard<'_, BTreeMap<(u32, u32, StreamKind), HangUp>> {
+    fn streams(&self) -> MutexGuard<'_, Streams> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends all streams.
     pub fn close_streams(&self) {
-        for (_, end) in std::mem::take(&mut *self.streams()) {
+        let open = self.streams().all();
+        for end in open {
             end.hang_up(Status::aborted("the servers go to a checkpoint or end; join again"));
         }
         if let Some(replication) = &self.replication {
             replication.restart();
         }
     }
-}
-
-/// Streams of which a trainer has one for each shard at a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum StreamKind {
-    Exchange,
-    Pull,
 }
 
 /// The one table from refusals to gRPC status.

@@ -176,9 +176,10 @@ impl<W> Shard<W> {
         free
     }
 
-    /// The first step that this shard does not have from the trainer.
+    /// The first step that the rows do not contain of the trainer. What it gave to the open round is not in them: a
+    /// successor gives that step again, and waits for the round like everybody else.
     pub fn next_step(&self, trainer: u32) -> u64 {
-        self.rule.next_step(trainer)
+        self.rule.entry(trainer)
     }
 
     /// By trainer: the first step that the rows do not contain.

@@ -1,12 +1,15 @@
 //! One job from its start to its end: servers and trainers as processes that can be killed, somebody who starts them
 //! again as the operator would, and the faults of the plan.
 
+mod strike;
+mod verdict;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use psjobs_api::ReplicaResult;
@@ -18,12 +21,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-use super::elastic;
 use super::end::Dialer;
 use super::model::Model;
 use super::network::{Host, Network, address_of};
 use super::plan::{Fault, Plan};
-use super::trainer::{Failure, Job, train};
+use super::trainer::{self, Failure, Job};
+use super::{elastic, tables};
 
 pub const JOB: &str = "job";
 /// Time after which a job counts as hanging. Servers give up after 10 minutes without trainers.
@@ -221,11 +224,12 @@ impl Supervisor {
         let (job, leave) = (self.job.clone(), Arc::<AtomicBool>::default());
         let told = leave.clone();
         let abort = self.processes.spawn_local(async move {
-            let elastic = job.plan.least.is_some();
-            let trained = if elastic {
+            let trained = if job.plan.least.is_some() {
                 elastic::train(job, index, incarnation, told).await
+            } else if job.plan.tables {
+                tables::train(job, index, incarnation).await
             } else {
-                train(job, index, incarnation).await
+                trainer::train(job, index, incarnation).await
             };
             (host, Ended::Trainer(trained))
         });
@@ -238,101 +242,6 @@ impl Supervisor {
         process.abort.abort();
         self.job.network.kill(host, silently);
         true
-    }
-
-    fn act(&mut self, action: Action) {
-        match action {
-            Action::Fault(fault) => self.strike(fault),
-            Action::Mend(directions) => {
-                let mut wires = self.job.network.wires();
-                wires.trace.tell(format_args!("mended: {directions:?}"));
-                directions.into_iter().for_each(|(from, to)| wires.mend(from, to));
-            }
-            Action::StartServer(index) => {
-                self.job.restarted.set(true);
-                self.start_server(index);
-            }
-            Action::StartTrainer { index, incarnation } => self.start_trainer(index, incarnation),
-            Action::ClearUp => self.job.network.wires().clear_up(),
-        }
-    }
-
-    fn strike(&mut self, fault: Fault) {
-        self.job.network.wires().trace.tell(format_args!("fault: {fault:?}"));
-        match fault {
-            Fault::Break { trainer, server, half } => {
-                self.job.network.wires().break_between(self.newest(trainer), Host::Server(server), half);
-            }
-            Fault::Partition { trainer, server, up, down, lasts } => {
-                let (trainer, server) = (self.newest(trainer), Host::Server(server));
-                let directions = [(up, (trainer, server)), (down, (server, trainer))];
-                self.cut(directions.into_iter().filter(|(cut, _)| *cut).map(|(_, ends)| ends).collect(), lasts);
-            }
-            Fault::Split { server, lasts } => {
-                let (one, other) = (Host::Server(0), Host::Server(server));
-                self.cut(vec![(one, other), (other, one)], lasts);
-            }
-            Fault::Kill { server, away, silent } => {
-                if self.kill(Host::Server(server), silent) {
-                    self.later(away, Action::StartServer(server));
-                }
-            }
-            Fault::Stop { server, away } => {
-                if let Some(process) = self.running.get(&Host::Server(server)) {
-                    process.stop.cancel();
-                    self.stopping[server as usize] = true;
-                    self.later(away, Action::StartServer(server));
-                }
-            }
-            Fault::Replace { trainer, away, silent } => {
-                if self.kill(self.newest(trainer), silent) {
-                    self.succeed(trainer, away);
-                }
-            }
-            Fault::Zombie { trainer, away, lasts } => {
-                let host = self.newest(trainer);
-                if self.running.contains_key(&host) {
-                    let servers = (0..self.job.plan.servers).map(Host::Server);
-                    self.cut(servers.flat_map(|server| [(host, server), (server, host)]).collect(), lasts);
-                    self.succeed(trainer, away);
-                }
-            }
-            Fault::Leave { trainer, back } => {
-                if let Some(process) = self.running.get(&self.newest(trainer)) {
-                    process.leave.store(true, Relaxed);
-                    if let Some(away) = back {
-                        self.succeed(trainer, away);
-                    }
-                }
-            }
-            Fault::Lost { trainer, silent } => {
-                if self.kill(self.newest(trainer), silent)
-                    && !self.is_replaced(trainer, self.incarnations[trainer as usize])
-                {
-                    self.trainers_over[trainer as usize] = true;
-                }
-            }
-            Fault::Late { .. } => {} // It was so from the beginning.
-            Fault::Lose { server } => {
-                self.kill(Host::Server(server), false);
-                self.servers_over[server as usize] = true;
-            }
-        }
-    }
-
-    fn cut(&mut self, directions: Vec<(Host, Host)>, lasts: Duration) {
-        let mut wires = self.job.network.wires();
-        directions.iter().for_each(|(from, to)| wires.cut(*from, *to));
-        drop(wires);
-        self.later(lasts, Action::Mend(directions));
-    }
-
-    /// Starts a successor of `trainer` later, unless one is on its way: no two processes have one incarnation.
-    fn succeed(&mut self, trainer: u32, away: Duration) {
-        let incarnation = self.incarnations[trainer as usize] + 1;
-        if !self.is_replaced(trainer, incarnation - 1) {
-            self.later(away, Action::StartTrainer { index: trainer, incarnation });
-        }
     }
 
     fn newest(&self, trainer: u32) -> Host {
@@ -353,112 +262,5 @@ impl Supervisor {
             }
             _ => unreachable!("servers end as servers"),
         }
-    }
-
-    fn server_ended(&mut self, index: usize, result: Result<ReplicaResult, ServerError>) -> Result<(), String> {
-        let plan = &self.job.plan;
-        self.job.network.wires().trace.tell(format_args!("server {index} ends: {}", told(&result)));
-        self.job.network.kill(Host::Server(index as u32), false);
-        match result {
-            Ok(result) => {
-                let want = if plan.least.is_some() { plan.steps } else { u64::from(plan.trainers) * plan.steps };
-                // Of an elastic job server 0 counts, and what nobody has done in the end is missing.
-                let told = plan.least.is_none() || (index == 0 && !plan.may_leave_out());
-                if told && result.steps != want {
-                    return Err(format!("server {index} says that {} steps were done, not {want}", result.steps));
-                }
-                self.servers_over[index] = true;
-            }
-            Err(ServerError::Stopped) if self.stopping[index] => {
-                self.stopping[index] = false;
-                // If it was to start again meanwhile, that time has passed.
-                self.later(Duration::from_millis(1), Action::StartServer(index as u32));
-            }
-            Err(ServerError::Abandoned(_)) if plan.doomed || self.trainers_over.iter().all(|over| *over) => {
-                self.servers_over[index] = true;
-            }
-            Err(error) => return Err(format!("server {index} ended: {error}")),
-        }
-        Ok(())
-    }
-
-    fn trainer_ended(&mut self, index: u32, incarnation: u32, result: Result<(), Failure>) -> Result<(), String> {
-        self.job.network.wires().trace.tell(format_args!("trainer {index} ({incarnation}) ends: {result:?}"));
-        let newest = self.incarnations[index as usize];
-        match result {
-            // It has left, and comes back.
-            Ok(())
-                if self.job.plan.least.is_some() && (incarnation < newest || self.is_replaced(index, incarnation)) =>
-            {
-                Ok(())
-            }
-            Ok(()) => {
-                self.trainers_over[index as usize] = true;
-                // The servers have let in no successor, or it would not have been heard.
-                self.kill(Host::Trainer(index, newest), false);
-                Ok(())
-            }
-            Err(Failure::Violation(what)) => Err(what),
-            // Its successor does the work.
-            Err(Failure::Told(_)) if incarnation < newest || self.is_replaced(index, incarnation) => Ok(()),
-            // Also where servers have ended, because a process before this one did all the work.
-            Err(Failure::Told(why)) if self.may_give_up() && why.contains("did not answer") => {
-                self.trainers_over[index as usize] = true;
-                Ok(())
-            }
-            Err(Failure::Told(why)) => Err(format!("trainer {index} gave up: {why}")),
-        }
-    }
-
-    /// A server ends when it hears of the last trainer's end, or takes a silent one that gave all its steps for
-    /// finished: who is cut off then, and its successor, have nobody to talk to. What they gave is in the model.
-    fn may_give_up(&self) -> bool {
-        self.job.plan.doomed || self.servers_over.iter().any(|over| *over)
-    }
-
-    /// Whether a successor is about to start.
-    fn is_replaced(&self, trainer: u32, incarnation: u32) -> bool {
-        self.agenda.values().any(|action| match action {
-            Action::StartTrainer { index, incarnation: next } => *index == trainer && *next > incarnation,
-            _ => false,
-        })
-    }
-
-    /// What the job leaves behind holds every gradient once.
-    fn check_model(&self) -> Result<(), String> {
-        let plan = &self.job.plan;
-        if plan.checkpoint.is_none() || plan.doomed {
-            return Ok(());
-        }
-        let file =
-            std::fs::read(self.folder.join("model.safetensors")).map_err(|error| format!("no model: {error}"))?;
-        let values = &file[file.len() - 4 * plan.elements..];
-        let parameters: Vec<f32> = values.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-        if plan.least.is_some() {
-            let batches = self.job.model.batches(&parameters);
-            let missing = batches.iter().flatten().filter(|share| **share == 0.0).count();
-            let sent = self.job.sent.borrow();
-            let often = batches
-                .iter()
-                .any(|block| block.iter().zip(sent.iter()).any(|(share, sent)| *share > *sent as f32 + 1e-3));
-            return if often || (missing > 0 && !plan.may_leave_out()) {
-                Err(format!("the model holds {batches:?}, given {sent:?} times"))
-            } else {
-                Ok(())
-            };
-        }
-        let counts = self.job.model.counts(&parameters).map_err(|what| format!("in the model {what}"))?;
-        if counts.iter().flatten().all(|count| *count == plan.steps) {
-            return Ok(());
-        }
-        Err(format!("the model holds {counts:?} of {} gradients of each trainer", plan.steps))
-    }
-}
-
-/// How a server ended, without what differs from run to run: the folder's name and the time of day.
-fn told(result: &Result<ReplicaResult, ServerError>) -> String {
-    match result {
-        Ok(result) => format!("{} steps, {} examples", result.steps, result.examples),
-        Err(error) => error.to_string(),
     }
 }

@@ -11,6 +11,7 @@ mod job;
 mod model;
 mod network;
 mod plan;
+mod tables;
 mod trace;
 mod trainer;
 
@@ -70,6 +71,31 @@ fn what_was_found_before_stays_mended() {
     }
 }
 
+/// Blocks that travel over several connections of a trainer, of which one breaks, and then that of another.
+#[test]
+fn jobs_with_several_connections_lose_one_and_go_on() {
+    let away = Duration::from_millis(300);
+    let severed = |nth| Fault::Sever { trainer: 0, server: 0, nth };
+    let rows = [
+        ("two break", false, vec![severed(0), severed(1)]),
+        ("one breaks, its trainer dies", false, vec![severed(2), Fault::Replace { trainer: 0, away, silent: false }]),
+        ("trainers come and go", true, vec![severed(1), Fault::Leave { trainer: 1, back: Some(away) }]),
+    ];
+    for mode in [ConsistencyMode::Sync, ConsistencyMode::Async] {
+        for (label, elastic, faults) in &rows {
+            let failures = sweep(0, 6, |seed| {
+                let consistency = Consistency { mode, ..Consistency::default() };
+                let at = |nth: usize| Duration::from_millis(12 * seed + 30 * nth as u64);
+                let faults = faults.iter().enumerate().map(|(nth, fault)| (at(nth), fault.clone())).collect();
+                let plan = Plan { consistency, faults, ..Plan::fair(seed).large(1, 2 + seed as u32 % 2) };
+                let plan = if *elastic { plan.made_elastic(1) } else { plan };
+                job::run(&plan, false).verdict
+            });
+            assert!(failures.is_empty(), "{mode:?}, {label}: {failures:#?}");
+        }
+    }
+}
+
 /// What each of these meets shows in few jobs of many.
 #[test]
 fn elastic_jobs_go_on_with_those_who_are_there() {
@@ -90,6 +116,38 @@ fn elastic_jobs_go_on_with_those_who_are_there() {
                 let consistency = Consistency { mode, ..Consistency::default() };
                 let faults = faults.iter().map(|fault| (Duration::from_millis(20 * seed), fault.clone())).collect();
                 let plan = Plan { consistency, checkpoint: *checkpoint, faults, ..Plan::fair(seed).made_elastic(1) };
+                job::run(&plan, false).verdict
+            });
+            assert!(failures.is_empty(), "{mode:?}, {label}: {failures:#?}");
+        }
+    }
+}
+
+/// Jobs with a sparse table, and layers that the trainers train themselves.
+#[test]
+fn rows_count_every_push_once_whatever_dies() {
+    let away = Duration::from_millis(300);
+    let kill = |server, silent| Fault::Kill { server, away, silent };
+    let replace = |trainer, silent| Fault::Replace { trainer, away, silent };
+    let zombie = Fault::Zombie { trainer: 0, away, lasts: 10 * away };
+    let soon = Some(Duration::from_millis(40));
+    let rows = [
+        ("nothing happens", None, Vec::new()),
+        ("a trainer dies within a push", None, vec![replace(1, false)]),
+        ("the one that keeps the layers dies", soon, vec![replace(0, true)]),
+        ("one is replaced and lives on", soon, vec![zombie]),
+        ("a server dies", soon, vec![kill(1, false)]),
+        ("server 0 dies", soon, vec![kill(0, false)]),
+        ("both die", soon, vec![kill(0, true), kill(1, false)]),
+        ("the servers go back to nothing", Some(Duration::from_secs(60)), vec![kill(1, false)]),
+        ("a server is told to stop", soon, vec![Fault::Stop { server: 1, away }]),
+    ];
+    for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
+        for (label, checkpoint, faults) in &rows {
+            let failures = sweep(0, 16, |seed| {
+                let consistency = Consistency { mode, staleness: 1, ..Consistency::default() };
+                let faults = faults.iter().map(|fault| (Duration::from_millis(25 * seed), fault.clone())).collect();
+                let plan = Plan { consistency, checkpoint: *checkpoint, tables: true, faults, ..Plan::fair(seed) };
                 job::run(&plan, false).verdict
             });
             assert!(failures.is_empty(), "{mode:?}, {label}: {failures:#?}");

@@ -30,7 +30,7 @@ impl Model {
     pub fn new(plan: &Plan) -> Self {
         let layout = Layout::new(&tensors(plan), plan.servers as usize).expect("not empty");
         let mut model = Self { layout, trainers: plan.trainers, steps: plan.steps, states: Vec::new() };
-        if plan.consistency.mode == ConsistencyMode::Sync && plan.least.is_none() {
+        if plan.consistency.mode == ConsistencyMode::Sync && plan.least.is_none() && !plan.tables {
             model.states = model.undisturbed();
         }
         model
@@ -88,16 +88,9 @@ impl Model {
         }
         let count = |trainer| {
             let marks: Vec<f64> = parameters[self.marks(block, trainer)].iter().map(|v| f64::from(*v)).collect();
-            let count = marks[0] as u64;
-            let want: Vec<f64> = (0..count.min(self.steps))
-                .map(moments)
-                .fold(vec![0.0; 3], |sum, more| sum.iter().zip(more).map(|(a, b)| a + b).collect());
-            if marks == want {
-                return Ok(count);
-            }
-            Err(format!(
-                "block {block} holds {marks:?} of trainer {trainer}: not the first {count} gradients once each"
-            ))
+            counted(&marks, self.steps).ok_or_else(|| {
+                format!("block {block} holds {marks:?} of trainer {trainer}: not its first gradients once each")
+            })
         };
         (0..self.trainers).map(count).collect()
     }
@@ -138,8 +131,17 @@ pub fn tensors(plan: &Plan) -> Vec<TensorSpec> {
     ]
 }
 
+/// How many gradients left these marks, if they are the first of at most `most`, each once.
+pub fn counted(marks: &[f64], most: u64) -> Option<u64> {
+    let count = marks[0] as u64;
+    let want = (0..count.min(most))
+        .map(moments)
+        .fold(vec![0.0; 3], |sum, more| sum.iter().zip(more).map(|(a, b)| a + b).collect());
+    (marks == want).then_some(count)
+}
+
 /// What gradient `step` adds to the three marks. Sums of them are exact in f32.
-fn moments(step: u64) -> [f64; 3] {
+pub fn moments(step: u64) -> [f64; 3] {
     let s = step as f64;
     [1.0, s, s * s]
 }

@@ -212,6 +212,20 @@ impl Wires {
         self.wake();
     }
 
+    /// One of the connections that `from` has made to `to` breaks.
+    pub fn sever(&mut self, from: Host, to: Host, nth: u32) {
+        let alive = self.connections.iter().filter(|(_, connection)| {
+            connection.hosts == [from, to] && connection.sides.iter().all(|side| !side.dead && !side.closed)
+        });
+        let ids: Vec<Id> = alive.map(|(id, _)| *id).collect();
+        let Some(id) = ids.get(nth as usize % ids.len().max(1)) else { return };
+        self.trace.tell(format_args!("{from:?} and {to:?} lose connection {id:?}"));
+        let connection = self.connections.get_mut(id).expect("listed just now");
+        connection.sides.iter_mut().for_each(|side| side.dead = true);
+        connection.wake();
+        self.wake();
+    }
+
     /// From now on connections are no longer broken by the weather.
     pub fn clear_up(&mut self) {
         self.weather = Weather { broken: 0.0, doubled: 0.0, ..self.weather.clone() };

@@ -10,8 +10,12 @@ use super::network::Weather;
 
 /// One in so many jobs is elastic.
 const ELASTIC: u64 = 4;
+/// One in so many jobs has a sparse table.
+const TABLES: u64 = 4;
 /// One in so many models has several full blocks on each server.
-const LARGE: u64 = 50;
+const LARGE: u64 = 25;
+/// Elements of those, three blocks.
+const FULL_BLOCKS: usize = 600_000;
 
 /// One job's fate.
 #[derive(Clone, Debug)]
@@ -29,6 +33,10 @@ pub struct Plan {
     pub checkpoint: Option<Duration>,
     /// Every block is held by two servers.
     pub replicated: bool,
+    /// Gradients go into a sparse table, and the trainers train their layers themselves.
+    pub tables: bool,
+    /// Streams of a trainer to each server, as far as that has blocks.
+    pub connections: u32,
     /// Longest time that a trainer computes for a step, in ms.
     pub compute: u64,
     pub weather: Weather,
@@ -42,6 +50,8 @@ pub struct Plan {
 pub enum Fault {
     /// The connections between a trainer and a server break; with `half` only one side hears of it.
     Break { trainer: u32, server: u32, half: bool },
+    /// One of the connections between a trainer and a server breaks.
+    Sever { trainer: u32, server: u32, nth: u32 },
     /// Nothing passes between a trainer and a server, or in one direction only.
     Partition { trainer: u32, server: u32, up: bool, down: bool, lasts: Duration },
     /// Nothing passes between server 0 and another one.
@@ -84,9 +94,11 @@ impl Plan {
             steps,
             least: None,
             consistency,
-            elements: if large { 600_000 } else { small },
+            elements: if large { FULL_BLOCKS } else { small },
             checkpoint,
             replicated: false,
+            tables: seed % TABLES == 3 && !large,
+            connections: 1,
             compute: [0, 10, 100, 400][chance.random_range(0..4)],
             weather: weather(chance),
             faults: Vec::new(),
@@ -104,6 +116,12 @@ impl Plan {
             plan.faults
                 .extend((0..count).map(|_| (plan.moment(chance), plan.change(chance, least))).collect::<Vec<_>>());
         }
+        if large {
+            plan.connections = chance.random_range(1..=4);
+            let (trainer, server) = (chance.random_range(0..trainers), chance.random_range(0..servers));
+            let nth = chance.random_range(0..4);
+            plan.faults.push((plan.moment(chance), Fault::Sever { trainer, server, nth }));
+        }
         plan
     }
 
@@ -118,7 +136,9 @@ impl Plan {
     /// Whether some of its batches may be nobody's in the end: held by a trainer that went, or was out of reach for so
     /// long that it was taken for lost, when the others were done.
     pub fn may_leave_out(&self) -> bool {
-        let harmless = |fault: &Fault| matches!(fault, Fault::Break { half: false, .. } | Fault::Late { .. });
+        let harmless = |fault: &Fault| {
+            matches!(fault, Fault::Break { half: false, .. } | Fault::Sever { .. } | Fault::Late { .. })
+        };
         self.weather.lost > 0.0 || self.weather.broken > 0.0 || !self.faults.iter().all(|(_, fault)| harmless(fault))
     }
 
@@ -133,6 +153,11 @@ impl Plan {
         }
     }
 
+    /// The same job with a model of three full blocks and few steps.
+    pub fn large(self, servers: u32, connections: u32) -> Self {
+        Self { servers, connections, elements: FULL_BLOCKS, steps: 3, ..self }
+    }
+
     /// Two servers, three trainers of different speed, eight steps, and nothing that goes wrong.
     pub fn fair(seed: u64) -> Self {
         Self {
@@ -145,6 +170,8 @@ impl Plan {
             elements: 40,
             checkpoint: None,
             replicated: false,
+            tables: false,
+            connections: 1,
             compute: 80,
             weather: Weather { delay: 3, lost: 0.0, torn: 0.0, broken: 0.0, doubled: 0.0 },
             faults: Vec::new(),

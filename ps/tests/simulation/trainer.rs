@@ -47,9 +47,10 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
     let host = Host::Trainer(index, incarnation);
     let mut chance = ChaCha8Rng::seed_from_u64(plan.seed ^ (u64::from(index) << 32) ^ (u64::from(incarnation) << 40));
     let mut session = AsyncSession::join(config(&job, index, incarnation), &job.model.initial()).await.map_err(told)?;
-    let mut witness = Witness { job: &job, index, floor: Vec::new(), seen: Vec::new() };
+    let mut witness = Witness::new(&job, index);
+    let counts = |parameters: &[f32]| job.model.counts(parameters);
     let mut step = session.next_step();
-    witness.entered(step, session.parameters())?;
+    witness.entered(step, counts(session.parameters()))?;
     loop {
         while step < plan.steps {
             tokio::time::sleep(Duration::from_millis(chance.random_range(0..=plan.compute))).await;
@@ -57,9 +58,9 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
             let next = session.exchange(step).await.map_err(told)?;
             job.network.wires().trace.tell(format_args!("{host:?} did step {step}, goes on with {next}"));
             if next == step + 1 {
-                witness.answered(step, session.parameters())?
+                witness.answered(step, counts(session.parameters()))?
             } else {
-                witness.entered(next, session.parameters())?
+                witness.entered(next, counts(session.parameters()))?
             }
             step = next;
         }
@@ -71,11 +72,11 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
         job.model.fill(index, plan.steps - 1, session.gradients_mut());
         step = session.exchange(plan.steps - 1).await.map_err(told)?;
         if step == plan.steps {
-            witness.all_there(session.parameters())?;
+            witness.all_there(counts(session.parameters()))?;
             break;
         }
         job.complete.borrow_mut()[index as usize] = false;
-        witness.entered(step, session.parameters())?;
+        witness.entered(step, counts(session.parameters()))?;
     }
     session.leave(true, plan.steps, [("loss".to_owned(), 0.5)].into()).await.map_err(told)
 }
@@ -95,6 +96,7 @@ pub fn config(job: &Job, index: u32, incarnation: u32) -> SessionConfig {
         total_steps: job.plan.steps,
         elastic: job.plan.least.is_some(),
         connect_timeout: Duration::from_secs(120),
+        connections: job.plan.connections,
         shared_memory: false,
         replication_factor: if job.plan.replicated { 2 } else { 1 },
         compression: Default::default(),
@@ -103,19 +105,23 @@ pub fn config(job: &Job, index: u32, incarnation: u32) -> SessionConfig {
     }
 }
 
-/// Looks at every set of parameters that a trainer gets.
-struct Witness<'a> {
+/// Looks at every set of parameters, or rows, that a trainer gets. It is told what is in them.
+pub struct Witness<'a> {
     job: &'a Job,
     index: u32,
-    /// By block: own gradients that were there when it entered. Blocks may differ by some.
+    /// By block, or row of each trainer: own gradients that were there when it entered. Blocks may differ by some.
     floor: Vec<u64>,
     seen: Counts,
 }
 
-impl Witness<'_> {
+impl<'a> Witness<'a> {
+    pub fn new(job: &'a Job, index: u32) -> Self {
+        Self { job, index, floor: Vec::new(), seen: Vec::new() }
+    }
+
     /// It has joined, or the servers went back: it goes on with `next`.
-    fn entered(&mut self, next: u64, parameters: &[f32]) -> Result<(), Failure> {
-        self.seen = self.counts(parameters)?;
+    pub fn entered(&mut self, next: u64, counts: Result<Counts, String>) -> Result<(), Failure> {
+        self.seen = self.told(counts)?;
         self.floor = self.seen.iter().map(|block| block[self.index as usize]).collect();
         match self.floor.iter().position(|own| *own < next) {
             Some(block) => {
@@ -126,10 +132,10 @@ impl Witness<'_> {
     }
 
     /// `step` was acknowledged.
-    fn answered(&mut self, step: u64, parameters: &[f32]) -> Result<(), Failure> {
+    pub fn answered(&mut self, step: u64, counts: Result<Counts, String>) -> Result<(), Failure> {
         let (job, index) = (self.job, self.index as usize);
         let before = std::mem::take(&mut self.seen);
-        self.seen = self.counts(parameters)?;
+        self.seen = self.told(counts)?;
         for (block, (now, before)) in self.seen.iter().zip(&before).enumerate() {
             let want = self.floor[block].max(step + 1);
             if now[index] != want {
@@ -148,19 +154,19 @@ impl Witness<'_> {
     }
 
     /// Every trainer has done its steps.
-    fn all_there(&self, parameters: &[f32]) -> Result<(), Failure> {
-        let counts = self.counts(parameters)?;
+    pub fn all_there(&self, counts: Result<Counts, String>) -> Result<(), Failure> {
+        let counts = self.told(counts)?;
         if counts.iter().flatten().all(|count| *count == self.job.plan.steps) {
             return Ok(());
         }
         self.violation(format!("finds {counts:?} when all trainers have done their steps"))
     }
 
-    fn counts(&self, parameters: &[f32]) -> Result<Counts, Failure> {
-        self.job.model.counts(parameters).or_else(|what| self.violation(format!("finds that {what}")))
+    fn told(&self, counts: Result<Counts, String>) -> Result<Counts, Failure> {
+        counts.or_else(|what| self.violation(format!("finds that {what}")))
     }
 
-    fn violation<T>(&self, what: String) -> Result<T, Failure> {
+    pub fn violation<T>(&self, what: String) -> Result<T, Failure> {
         Err(Failure::Violation(format!("trainer {} {what}", self.index)))
     }
 }

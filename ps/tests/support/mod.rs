@@ -119,6 +119,7 @@ pub fn session_config(trainer: u32, servers: Vec<String>) -> SessionConfig {
         total_steps: 10,
         elastic: false,
         connect_timeout: Duration::from_secs(20),
+        connections: 1,
         shared_memory: true,
         replication_factor: 1,
         compression: Compression::default(),

@@ -33,6 +33,10 @@ pub struct PlaceArgs {
     /// Servers and trainers need it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub min_trainers: Option<u32>,
+    /// Connections of this trainer to each server, where one core for a connection is the limit [default: 1; with TLS half
+    /// of the cores, at most 4]
+    #[arg(long, value_name = "N", env = env::PSJOB_CONNECTIONS, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub connections: Option<u32>,
     /// Folder with ca.crt, tls.crt and tls.key, as `psjobs certificates` writes it: talk TLS, and only to those who
     /// show a certificate of that authority
     #[arg(long, value_name = "DIR", env = env::PSJOB_TLS_DIR)]
@@ -106,6 +110,11 @@ impl PlaceArgs {
                 text(self.min_trainers),
                 text(environment.min_trainers).unwrap_or_else(|| "nothing of it".into()),
             ),
+            (
+                "--connections",
+                text(self.connections),
+                text(environment.connections).unwrap_or_else(|| "nothing of it".into()),
+            ),
             ("--servers", text(self.servers), environment.servers.len().to_string()),
             ("--master-addr", self.master_addr.clone(), host.to_owned()),
             ("--master-port", text(self.master_port.map(u32::from)), port.to_owned()),
@@ -145,7 +154,8 @@ impl PlaceArgs {
         }
         let job = Environment::new(BY_HAND, BY_HAND, addresses, trainers, Training::default());
         let tls_folder = self.tls_dir.clone();
-        Ok(Environment { role, index, local_rank: index, min_trainers: self.min_trainers, tls_folder, ..job })
+        let (min_trainers, connections) = (self.min_trainers, self.connections);
+        Ok(Environment { role, index, local_rank: index, min_trainers, connections, tls_folder, ..job })
     }
 
     fn addresses(&self) -> Result<Vec<String>, PlaceError> {

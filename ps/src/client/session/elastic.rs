@@ -108,7 +108,7 @@ impl AsyncSession {
                 let (address, seconds) = (self.config.servers[0].clone(), self.config.connect_timeout.as_secs());
                 return Err(ClientError::Unreachable { address, seconds, reason: status.message().to_owned() });
             }
-            if let Settled::Rewound = self.reopen(0, &status).await? {
+            if let Settled::Rewound = self.reopen(0, 0, &status).await? {
                 self.enter_anew().await?;
             } else {
                 tokio::time::sleep(PAUSE).await;
@@ -141,7 +141,7 @@ impl AsyncSession {
         let mut margin = 0;
         loop {
             self.owed.fill(true);
-            (0..self.links.len()).for_each(|server| self.send_entry(step, server));
+            (0..self.links.len()).for_each(|server| self.send_entry(step, server, |_| true));
             let Some(furthest) = self.settle_entry(step).await? else { return Ok(Settled::Rewound) };
             if furthest == step {
                 self.next_step = step;
@@ -153,11 +153,16 @@ impl AsyncSession {
         }
     }
 
-    /// Tells the blocks of a server that are still to answer with which step this trainer begins.
-    fn send_entry(&self, step: u64, server: usize) {
+    /// Tells the blocks of a server that are still to answer with which step this trainer begins: those that travel over
+    /// the streams named.
+    fn send_entry(&self, step: u64, server: usize, over: impl Fn(u32) -> bool) {
+        let link = &self.links[server];
         for block in self.layout.owned_by(server as u32).filter(|block| self.owed[*block as usize]) {
-            let message = Some(Message::Enter(proto::Enter { block, step }));
-            self.links[server].send(frame::message(&proto::ExchangeRequest { message }));
+            let lane = self.layout.lane(block, link.width);
+            if over(lane) {
+                let message = Some(Message::Enter(proto::Enter { block, step }));
+                link.send(lane, frame::message(&proto::ExchangeRequest { message }));
+            }
         }
     }
 
@@ -167,7 +172,7 @@ impl AsyncSession {
         let (mut furthest, mut owed) = (step, self.owed.len());
         while owed > 0 {
             match self.next_event().await? {
-                Event::Block { server, generation, block } if self.links[server as usize].generation == generation => {
+                Event::Block(_, block) => {
                     let refused = block.step > step && self.owed.get(block.block as usize) == Some(&true);
                     if refused {
                         self.owed[block.block as usize] = false;
@@ -175,15 +180,13 @@ impl AsyncSession {
                     }
                     owed -= usize::from(refused || (block.step == step && self.take(&block)));
                 }
-                Event::Broken { server, generation, status }
-                    if self.links[server as usize].generation == generation =>
-                {
-                    if let Settled::Rewound = self.reopen(server, &status).await? {
+                Event::Broken(name, status) => {
+                    if let Settled::Rewound = self.reopen(name.server, name.lane, &status).await? {
                         return Ok(None);
                     }
-                    self.send_entry(step, server as usize);
+                    let server = name.server as usize;
+                    self.send_entry(step, server, |lane| self.links[server].has(lane, self.generation));
                 }
-                Event::Block { .. } | Event::Broken { .. } => {} // Of a stream before this one.
             }
         }
         Ok(Some(furthest))

@@ -188,6 +188,11 @@ async fn rewind(
         store.restore(block, epoch, Some(state)).await;
     }
     refill(shared, &checkpoint, epoch).await.map_err(|damage| unusable(checkpoint.folder(), damage.to_string()))?;
+    if let Some(tables) = shared.tables.get() {
+        // The layers may have been kept before the steps that the rows contain.
+        let asked = (0..shared.config.trainers).map(|trainer| tables.next_step(trainer));
+        steps = join_all(asked).await.into_iter().map(Result::unwrap_or_default).collect();
+    }
     shared.members().rewind(&steps, concluded, now());
     let (step, path) = (checkpoint.description().step, checkpoint.folder().to_owned());
     tracing::info!(step, path = %path.display(), "restored from a checkpoint");

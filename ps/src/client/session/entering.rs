@@ -1,0 +1,118 @@
+//! How a trainer comes to its servers, and comes back to one that was lost.
+
+use tonic::Status;
+
+use super::{AsyncSession, Settled};
+use crate::client::link::{Link, Opening};
+use crate::client::{ClientError, is_retryable};
+
+impl AsyncSession {
+    /// Joins all servers, which must agree on what they hold, and pulls it.
+    pub(super) async fn enter(&mut self) -> Result<(), ClientError> {
+        let mut epoch = 0;
+        loop {
+            self.links.clear();
+            for server in 0..self.config.servers.len() as u32 {
+                let link = self.open(server, epoch, None).await?;
+                self.links.push(link);
+            }
+            let newest = self.links.iter().map(|link| link.epoch).max().unwrap_or(0);
+            // The others are about to go to the same checkpoint.
+            epoch = newest;
+            if self.links.iter().any(|link| link.epoch < newest) {
+                continue;
+            }
+            if self.config.elastic {
+                match self.take_place().await? {
+                    Settled::Done => return Ok(()),
+                    Settled::Rewound => continue,
+                }
+            }
+            // Every server has at least one block of most models; one that has none says u64::MAX.
+            self.next_step = self.links.iter().map(|link| link.next_step).min().unwrap_or(0);
+            if let Settled::Rewound = self.pull().await? {
+                continue;
+            }
+            // A process before this one gave the last step, and may have died before it was kept.
+            if self.next_step < self.config.total_steps || matches!(self.conclude().await?, Settled::Done) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Opens the streams to a server, or only one of so many.
+    async fn open(&mut self, server: u32, epoch: u64, only: Option<(u32, u32)>) -> Result<Link, ClientError> {
+        self.generation += 1;
+        let opening = Opening {
+            config: &self.config,
+            layout: &self.layout,
+            server,
+            generation: self.generation,
+            only,
+            epoch,
+            memory: &self.memory,
+            initial: &self.initial,
+            buffers: &self.buffers,
+            events: &self.sender,
+        };
+        let link = Link::open(&opening).await?;
+        if only.is_none_or(|(lane, _)| lane == 0) {
+            self.attendance.attend(&self.config, link.host, link.channel());
+        }
+        // Another holder of the blocks leads nothing now, and may again: it has to know of this trainer, too.
+        for holder in self.config.holders(server).into_iter().filter(|holder| *holder != link.host) {
+            self.attendance.attend_lazily(&self.config, holder);
+        }
+        Ok(link)
+    }
+
+    /// Opens a stream again that broke with `status`; all of the server if its blocks are led elsewhere now. Those that
+    /// were opened have the newest generation.
+    pub(super) async fn reopen(&mut self, server: u32, lane: u32, status: &Status) -> Result<Settled, ClientError> {
+        let address = self.config.servers[server as usize].clone();
+        if !is_retryable(status) {
+            return Err(ClientError::Refused { address, reason: status.message().to_owned() });
+        }
+        tracing::warn!(%address, lane, reason = status.message(), "lost server {server}; connecting again");
+        let Link { epoch, host, width, .. } = self.links[server as usize];
+        let only = (width > 1).then_some((lane, width));
+        let mut link = self.open(server, epoch, only).await?;
+        let elsewhere = link.host != host;
+        if only.is_some() && elsewhere {
+            link = self.open(server, epoch, None).await?;
+        }
+        tracing::info!(%address, lane, "server {server} is back");
+        if link.epoch > epoch {
+            return Ok(Settled::Rewound);
+        }
+        if only.is_some() && !elsewhere {
+            self.links[server as usize].mend(link);
+        } else {
+            self.links[server as usize] = link;
+        }
+        Ok(Settled::Done)
+    }
+
+    async fn pull(&mut self) -> Result<Settled, ClientError> {
+        for server in 0..self.links.len() as u32 {
+            let blocks = loop {
+                match self.links[server as usize].pull(&self.config, server, &self.buffers).await {
+                    Ok(blocks) => break blocks,
+                    Err(status) => {
+                        if let Settled::Rewound = self.reopen(server, 0, &status).await? {
+                            return Ok(Settled::Rewound);
+                        }
+                    }
+                }
+            };
+            for block in blocks {
+                if let Some(owed) = self.owed.get_mut(block.block as usize) {
+                    *owed = true;
+                    self.take(&block);
+                }
+            }
+        }
+        self.owed.fill(false);
+        Ok(Settled::Done)
+    }
+}

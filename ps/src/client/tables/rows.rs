@@ -1,0 +1,164 @@
+//! Keys to their servers, rows and gradients back and forth.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures::future::try_join_all;
+use tokio::time::Instant;
+use tonic::transport::Channel;
+use tonic::{Code, Response, Status};
+
+use super::{RowGradients, Shared};
+use crate::client::connecting::{spread, until};
+use crate::client::{ClientError, SessionConfig, is_retryable};
+use crate::proto::sparse_tables_client::SparseTablesClient;
+use crate::proto::{self, PullRowsRequest, PushRowsRequest};
+use crate::sparse::{MAX_MESSAGE, key};
+
+/// Pause before the second try; it doubles up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+impl Shared {
+    /// The same for a trainer that was told to stop, and still has something to say.
+    pub fn uninterrupted(&self) -> Self {
+        Self {
+            config: SessionConfig { interrupt: Arc::default(), ..self.config.clone() },
+            specs: self.specs.clone(),
+            epoch: self.epoch,
+            clients: self.clients.clone(),
+            lead: self.lead.clone(),
+            layers_wanted: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) async fn pull(&self, wanted: &[(usize, Vec<u64>)]) -> Result<Vec<Vec<f32>>, ClientError> {
+        let servers = self.clients.len();
+        // By server and table: the places of its keys.
+        let mut places = vec![vec![Vec::new(); wanted.len()]; servers];
+        for (of, (_, keys)) in wanted.iter().enumerate() {
+            for (place, key) in keys.iter().enumerate() {
+                places[key::server(*key, servers as u32) as usize][of].push(place);
+            }
+        }
+        let asked = places.iter().enumerate().filter(|(_, places)| places.iter().any(|p| !p.is_empty()));
+        let answers = asked.map(|(server, places)| async move {
+            let keys = |(of, places): (usize, &Vec<usize>)| proto::TableKeys {
+                table: wanted[of].0 as u32,
+                keys: places.iter().map(|place| wanted[of].1[*place]).collect(),
+            };
+            let wanted = places.iter().enumerate().map(keys).collect();
+            let request = PullRowsRequest { trainer: Some(self.config.id()), wanted, epoch: self.epoch };
+            let reply = self
+                .insist(server, |mut client| {
+                    let request = request.clone();
+                    async move { client.pull_rows(request).await }
+                })
+                .await?;
+            Ok::<_, ClientError>((server, places, reply.rows))
+        });
+        let mut rows: Vec<Vec<f32>> =
+            wanted.iter().map(|(table, keys)| vec![0.0; keys.len() * self.specs[*table].width]).collect();
+        for (server, places, answer) in try_join_all(answers).await? {
+            for (of, places) in places.iter().enumerate() {
+                let row = self.specs[wanted[of].0].width * size_of::<f32>();
+                let answer = answer.get(of).filter(|rows| rows.len() == places.len() * row);
+                let answer = answer.ok_or_else(|| self.refused(server, "it sent other rows than were asked for"))?;
+                let into: &mut [u8] = bytemuck::cast_slice_mut(&mut rows[of]);
+                for (place, values) in places.iter().zip(answer.chunks_exact(row)) {
+                    into[place * row..][..row].copy_from_slice(values);
+                }
+            }
+        }
+        Ok(rows)
+    }
+
+    /// One for each server, even where it gets no gradient: in Sync it waits for this trainer's step.
+    pub(super) fn requests(&self, step: u64, gradients: &[RowGradients]) -> Vec<PushRowsRequest> {
+        let servers = self.clients.len();
+        let mut requests: Vec<PushRowsRequest> = (0..servers)
+            .map(|_| PushRowsRequest { trainer: Some(self.config.id()), step, tables: Vec::new(), epoch: self.epoch })
+            .collect();
+        for RowGradients { table, keys, values } in gradients {
+            let width = self.specs[*table].width;
+            assert_eq!(values.len(), keys.len() * width, "a row of table {table} for each key");
+            let mut parts = vec![(Vec::new(), Vec::new()); servers];
+            for (key, row) in keys.iter().zip(values.chunks_exact(width)) {
+                let (keys, bytes) = &mut parts[key::server(*key, servers as u32) as usize];
+                keys.push(*key);
+                bytes.extend_from_slice(bytemuck::cast_slice(row));
+            }
+            for (request, (keys, bytes)) in requests.iter_mut().zip(parts) {
+                if !keys.is_empty() {
+                    let table = *table as u32;
+                    request.tables.push(proto::TableGradients { table, keys, gradients: bytes.into() });
+                }
+            }
+        }
+        requests
+    }
+
+    pub(super) async fn push(&self, requests: Vec<PushRowsRequest>) -> Result<(), ClientError> {
+        let pushed = requests.into_iter().enumerate().map(|(server, request)| async move {
+            let bytes: usize = request.tables.iter().map(|t| t.keys.len() * 8 + t.gradients.len()).sum();
+            if bytes + 4096 > MAX_MESSAGE {
+                let reason = format!("a push of {bytes} bytes is longer than a message may be, {MAX_MESSAGE}");
+                return Err(self.refused(server, format!("{reason}; read fewer examples in a step")));
+            }
+            self.insist(server, |mut client| {
+                let request = request.clone();
+                async move { client.push_rows(request).await }
+            })
+            .await
+        });
+        let replies = try_join_all(pushed).await?;
+        let wanted = replies.first().map_or(0, |of_server_0| of_server_0.layers_wanted_at);
+        self.layers_wanted.store(wanted, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Calls a server until it answers, for as long as a server may be away. There is no deadline for the
+    /// answer itself: it may have to wait for other trainers. That a server is gone shows by its
+    /// connection.
+    pub async fn insist<T, F: Future<Output = Result<Response<T>, Status>>>(
+        &self,
+        server: usize,
+        call: impl Fn(SparseTablesClient<Channel>) -> F,
+    ) -> Result<T, ClientError> {
+        let answer = async {
+            let (mut away, mut pause, mut tries) = (None::<Instant>, FIRST_PAUSE, 0);
+            loop {
+                let status = match call(self.clients[server].clone()).await {
+                    Ok(reply) => return Ok(reply.into_inner()),
+                    Err(status) if status.code() == Code::Aborted => {
+                        return Err(ClientError::TablesLost { address: self.config.servers[server].clone() });
+                    }
+                    Err(status) if !is_retryable(&status) => return Err(self.refused(server, status.message())),
+                    Err(status) => status,
+                };
+                let since = *away.get_or_insert_with(Instant::now);
+                if since.elapsed() + pause >= self.config.connect_timeout {
+                    return Err(ClientError::Unreachable {
+                        address: self.config.servers[server].clone(),
+                        seconds: self.config.connect_timeout.as_secs(),
+                        reason: status.message().to_owned(),
+                    });
+                }
+                tracing::debug!(server, reason = status.message(), "asking again");
+                tokio::time::sleep(pause.mul_f64(spread(self.config.trainer, server as u32, tries))).await;
+                tries += 1;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        };
+        tokio::select! {
+            biased;
+            answer = answer => answer,
+            () = until(|| self.config.interrupted()) => Err(ClientError::Interrupted),
+        }
+    }
+
+    pub fn refused(&self, server: usize, reason: impl Into<String>) -> ClientError {
+        ClientError::Refused { address: self.config.servers[server].clone(), reason: reason.into() }
+    }
+}

@@ -1,0 +1,132 @@
+//! The streams that trainers have open, and which of them a newer one takes the place of.
+
+use std::collections::BTreeMap;
+
+use tonic::Status;
+
+use super::hang_up::HangUp;
+use crate::{proto, wire};
+
+/// Which stream of a trainer it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// Gradients: number `lane` of so many that the blocks are dealt over.
+    Exchange { lane: u32, lanes: u32 },
+    /// A pull.
+    Pull,
+}
+
+impl Lane {
+    /// The training stream that `open` opens.
+    ///
+    /// # Errors
+    /// If there is no such one.
+    pub fn of(open: &proto::Open) -> Result<Self, Status> {
+        let (lane, lanes) = (open.lane, open.lanes.max(1));
+        if lane < lanes && lanes <= wire::LANES {
+            return Ok(Self::Exchange { lane, lanes });
+        }
+        Err(Status::invalid_argument(format!(
+            "stream {lane} of {lanes}: a trainer has up to {} to a server, numbered from 0; set lane and lanes of Open",
+            wire::LANES
+        )))
+    }
+
+    /// Trainer streams of one kind live and are replaced together.
+    fn parts(self) -> (bool, u32, u32) {
+        match self {
+            Self::Exchange { lane, lanes } => (true, lane, lanes),
+            Self::Pull => (false, 0, 1),
+        }
+    }
+}
+
+/// What one process has open to a shard: it deals its blocks over so many lanes.
+#[derive(Debug)]
+struct Open {
+    incarnation: u32,
+    lanes: u32,
+    ends: BTreeMap<u32, HangUp>,
+}
+
+/// All open streams.
+#[derive(Debug, Default)]
+pub struct Streams {
+    /// By trainer, shard, and whether gradients come over them.
+    open: BTreeMap<(u32, u32, bool), Open>,
+}
+
+impl Streams {
+    /// A trainer opens a stream, which `end` ends. Those that are to be ended: the one of the same number, or all where
+    /// another process had them, or dealt its blocks otherwise, so that a block never hears two streams of a trainer.
+    pub fn open(&mut self, id: &proto::TrainerId, shard: u32, lane: Lane, end: HangUp) -> Vec<HangUp> {
+        let (trains, lane, lanes) = lane.parts();
+        let fresh = || Open { incarnation: id.incarnation, lanes, ends: BTreeMap::new() };
+        let open = self.open.entry((id.index, shard, trains)).or_insert_with(fresh);
+        let mut replaced = Vec::new();
+        if (open.incarnation, open.lanes) != (id.incarnation, lanes) {
+            replaced.extend(std::mem::replace(open, fresh()).ends.into_values());
+        }
+        replaced.extend(open.ends.insert(lane, end));
+        replaced
+    }
+
+    /// Takes out those of a trainer.
+    pub fn of(&mut self, trainer: u32) -> Vec<HangUp> {
+        self.open.extract_if(.., |(of, ..), _| *of == trainer).flat_map(|(_, open)| open.ends.into_values()).collect()
+    }
+
+    /// Takes out all.
+    pub fn all(&mut self) -> Vec<HangUp> {
+        std::mem::take(&mut self.open).into_values().flat_map(|open| open.ends.into_values()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exchange(lane: u32, lanes: u32) -> Lane {
+        Lane::Exchange { lane, lanes }
+    }
+
+    #[test]
+    fn a_stream_takes_the_place_of_those_that_a_block_may_hear_no_more() {
+        // Trainer 1 has three streams; another one comes.
+        let rows = [
+            ("the same one again", 1, 0, 0, exchange(1, 3), &[1][..]),
+            ("of a successor", 1, 1, 0, exchange(2, 3), &[0, 1, 2]),
+            ("the only one", 1, 0, 0, exchange(0, 1), &[0, 1, 2]),
+            ("one of more", 1, 0, 0, exchange(3, 4), &[0, 1, 2]),
+            ("to another shard", 1, 0, 1, exchange(0, 3), &[]),
+            ("of another trainer", 2, 0, 0, exchange(0, 3), &[]),
+            ("a pull", 1, 0, 0, Lane::Pull, &[]),
+        ];
+        for (label, index, incarnation, shard, lane, want) in rows {
+            let mut streams = Streams::default();
+            let of = |index, incarnation| proto::TrainerId { job_uid: String::new(), index, incarnation };
+            let ends: Vec<HangUp> = (0..3).map(|_| HangUp::default()).collect();
+            for (number, end) in (0..).zip(&ends) {
+                assert!(streams.open(&of(1, 0), 0, exchange(number, 3), end.clone()).is_empty(), "{label}");
+            }
+            let why = || Status::aborted("replaced");
+            let replaced = streams.open(&of(index, incarnation), shard, lane, HangUp::default());
+            replaced.into_iter().for_each(|end| end.hang_up(why()));
+            let ended: Vec<usize> = (0..3).filter(|number| ends[*number].has_ended()).collect();
+            assert_eq!(ended, want, "{label}");
+            let left = streams.of(index).len();
+            assert_eq!(left, if index == 1 { 4 - want.len() } else { 1 }, "{label}");
+            assert_eq!(streams.all().len(), if index == 1 { 0 } else { 3 }, "{label}");
+        }
+    }
+
+    #[test]
+    fn numbers_that_are_none_are_refused() {
+        for (lane, lanes, good) in
+            [(0, 0, true), (0, 1, true), (15, 16, true), (1, 0, false), (2, 2, false), (0, 17, false)]
+        {
+            let open = proto::Open { lane, lanes, ..proto::Open::default() };
+            assert_eq!(Lane::of(&open).is_ok(), good, "{lane} of {lanes}");
+        }
+    }
+}

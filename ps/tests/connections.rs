@@ -1,0 +1,169 @@
+//! Trainers with several connections to each server: they train as with one, and one that breaks is made again alone.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+
+use psjobs_api::training::ConsistencyMode;
+use psjobs_ps::client::{Session, SessionConfig, TensorSpec};
+use support::*;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+const STEPS: u64 = 6;
+/// Five blocks and a bit.
+const ELEMENTS: usize = 5 * 262_144 + 99;
+
+/// Values that differ in every element, trainer and step; those of a step are quickly made.
+fn gradients(trainer: u32, step: u64) -> impl Iterator<Item = f32> {
+    (0..ELEMENTS as u32)
+        .map(move |i| (i.wrapping_mul(2_654_435_761) >> 9) as f32 * 1e-6 + (step as f32) - trainer as f32 * 1e-3)
+}
+
+/// What one process gets that adds up the trainers' gradients in their order and divides.
+fn local(trainers: u32) -> Vec<f32> {
+    let (mut weights, mut momentum) = (vec![1.0_f32; ELEMENTS], vec![0.0_f32; ELEMENTS]);
+    for step in 0..STEPS {
+        let mut sum: Vec<f32> = gradients(0, step).collect();
+        for trainer in 1..trainers {
+            sum.iter_mut().zip(gradients(trainer, step)).for_each(|(sum, g)| *sum += g);
+        }
+        for ((w, m), g) in weights.iter_mut().zip(&mut momentum).zip(sum) {
+            *m = 0.5 * *m + g / trainers as f32;
+            *w -= 0.125 * *m;
+        }
+    }
+    weights
+}
+
+/// Passes on what comes to a server, and counts the connections. It breaks number `broken` when so many bytes have come
+/// in over that.
+struct Relay {
+    address: SocketAddr,
+    connections: Arc<AtomicU32>,
+    /// What every connection has brought.
+    bytes: Arc<[AtomicU64; 8]>,
+}
+
+impl Relay {
+    async fn start(server: SocketAddr, broken: Option<(u32, u64)>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let (connections, bytes) = (Arc::<AtomicU32>::default(), Arc::<[AtomicU64; 8]>::default());
+        let (counted, brought) = (connections.clone(), bytes.clone());
+        tokio::spawn(async move {
+            loop {
+                let (mut trainer, _) = listener.accept().await.expect("it listens");
+                let number = counted.fetch_add(1, SeqCst);
+                let (brought, most) = (brought.clone(), broken.filter(|(broken, _)| *broken == number));
+                tokio::spawn(async move {
+                    let mut server = TcpStream::connect(server).await.expect("it is there");
+                    let (mut up, mut to_trainer) = trainer.split();
+                    let (mut down, mut to_server) = server.split();
+                    let up = async {
+                        let mut buffer = vec![0; 64 * 1024];
+                        loop {
+                            let n = up.read(&mut buffer).await.unwrap_or(0);
+                            let so_far = brought[number as usize].fetch_add(n as u64, SeqCst) + n as u64;
+                            let full = most.is_some_and(|(_, most)| so_far > most);
+                            if n == 0 || full || to_server.write_all(&buffer[..n]).await.is_err() {
+                                return;
+                            }
+                        }
+                    };
+                    // Whoever ends first ends both.
+                    tokio::select! {
+                        () = up => {}
+                        _ = tokio::io::copy(&mut down, &mut to_trainer) => {}
+                    }
+                });
+            }
+        });
+        Self { address, connections, bytes }
+    }
+}
+
+fn train_over(config: SessionConfig) -> Vec<f32> {
+    let trainer = config.trainer;
+    let mut session = Session::join(config, &vec![1.0; ELEMENTS]).expect("joins");
+    let mut step = session.next_step();
+    while step < STEPS {
+        session.gradients_mut().iter_mut().zip(gradients(trainer, step)).for_each(|(g, value)| *g = value);
+        step = session.exchange(step).expect("the servers answer");
+    }
+    let parameters = session.parameters().to_vec();
+    session.leave(true, 0, BTreeMap::new()).expect("leaves");
+    parameters
+}
+
+/// A job of one server behind a relay that breaks a connection: what its trainers end with, and what the relay saw.
+async fn run(connections: &[u32], shared_memory: bool, broken: Option<(u32, u64)>) -> (Vec<Vec<f32>>, Relay) {
+    let server = start(config(0, 1, connections.len() as u32, ConsistencyMode::Sync)).await;
+    let relay = Relay::start(server.address, broken).await;
+    let address = relay.address.to_string();
+    let trainers: Vec<_> = (0..)
+        .zip(connections)
+        .map(|(trainer, connections)| {
+            let config = SessionConfig {
+                tensors: vec![TensorSpec { name: "weight".into(), shape: vec![ELEMENTS as u64] }],
+                total_steps: STEPS,
+                connections: *connections,
+                shared_memory,
+                ..session_config(trainer, vec![address.clone()])
+            };
+            tokio::task::spawn_blocking(move || train_over(config))
+        })
+        .collect();
+    let mut parameters = Vec::new();
+    for trainer in trainers {
+        parameters.push(trainer.await.expect("no panic"));
+    }
+    let result = server.ended.await.expect("no panic").expect("ends well");
+    assert_eq!(result.steps, STEPS * connections.len() as u64);
+    (parameters, relay)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sync_is_bit_equal_over_any_number_of_connections() {
+    let (alone, together) = (local(1), local(2));
+    let rows: [(&[u32], bool, u32); 7] = [
+        (&[1], false, 1),
+        (&[2], false, 2),
+        (&[3], false, 3),
+        (&[4], false, 4),
+        // It has six blocks: nobody needs a seventh connection. Shared memory needs one.
+        (&[9], false, 6),
+        (&[4], true, 1),
+        (&[2, 3], false, 5),
+    ];
+    for (connections, shared_memory, opened) in rows {
+        let (parameters, relay) = run(connections, shared_memory, None).await;
+        let want = if connections.len() == 1 { &alone } else { &together };
+        assert!(parameters.iter().all(|got| got == want), "{connections:?}, shared memory {shared_memory}: differs");
+        assert_eq!(relay.connections.load(SeqCst), opened, "{connections:?}, shared memory {shared_memory}");
+        let brought: Vec<u64> = relay.bytes.iter().map(|bytes| bytes.load(SeqCst)).take(opened as usize).collect();
+        // A mebibyte for each of its blocks, of which the last is short, and each step.
+        let least = STEPS * (1 << 20) * (5 / u64::from(opened));
+        assert!(shared_memory || brought.iter().all(|bytes| *bytes >= least), "{connections:?}: {brought:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_breaks_within_a_step_is_made_again_alone() {
+    let (alone, together) = (local(1), local(2));
+    for (connections, broken) in [(&[3][..], 0), (&[3], 1), (&[3], 2), (&[2, 2], 1)] {
+        // The first fills the blocks; then each brings two of them in a step: this is within one of the second.
+        let filled = if broken == 0 { ELEMENTS as u64 * 4 } else { 0 };
+        let (parameters, relay) = run(connections, false, Some((broken, filled + (5 << 19)))).await;
+        let want = if connections.len() == 1 { &alone } else { &together };
+        assert!(
+            parameters.iter().all(|got| got == want),
+            "{connections:?}, without {broken}: a gradient is lost or repeated"
+        );
+        let opened = connections.iter().sum::<u32>() + 1;
+        assert_eq!(relay.connections.load(SeqCst), opened, "{connections:?}, without {broken}");
+    }
+}

@@ -1,0 +1,108 @@
+//! What the plan does to a job.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use super::{Action, Supervisor};
+use crate::network::Host;
+use crate::plan::Fault;
+
+impl Supervisor {
+    pub(super) fn act(&mut self, action: Action) {
+        match action {
+            Action::Fault(fault) => self.strike(fault),
+            Action::Mend(directions) => {
+                let mut wires = self.job.network.wires();
+                wires.trace.tell(format_args!("mended: {directions:?}"));
+                directions.into_iter().for_each(|(from, to)| wires.mend(from, to));
+            }
+            Action::StartServer(index) => {
+                self.job.restarted.set(true);
+                self.start_server(index);
+            }
+            Action::StartTrainer { index, incarnation } => self.start_trainer(index, incarnation),
+            Action::ClearUp => self.job.network.wires().clear_up(),
+        }
+    }
+
+    fn strike(&mut self, fault: Fault) {
+        self.job.network.wires().trace.tell(format_args!("fault: {fault:?}"));
+        match fault {
+            Fault::Break { trainer, server, half } => {
+                self.job.network.wires().break_between(self.newest(trainer), Host::Server(server), half);
+            }
+            Fault::Sever { trainer, server, nth } => {
+                self.job.network.wires().sever(self.newest(trainer), Host::Server(server), nth);
+            }
+            Fault::Partition { trainer, server, up, down, lasts } => {
+                let (trainer, server) = (self.newest(trainer), Host::Server(server));
+                let directions = [(up, (trainer, server)), (down, (server, trainer))];
+                self.cut(directions.into_iter().filter(|(cut, _)| *cut).map(|(_, ends)| ends).collect(), lasts);
+            }
+            Fault::Split { server, lasts } => {
+                let (one, other) = (Host::Server(0), Host::Server(server));
+                self.cut(vec![(one, other), (other, one)], lasts);
+            }
+            Fault::Kill { server, away, silent } => {
+                if self.kill(Host::Server(server), silent) {
+                    self.later(away, Action::StartServer(server));
+                }
+            }
+            Fault::Stop { server, away } => {
+                if let Some(process) = self.running.get(&Host::Server(server)) {
+                    process.stop.cancel();
+                    self.stopping[server as usize] = true;
+                    self.later(away, Action::StartServer(server));
+                }
+            }
+            Fault::Replace { trainer, away, silent } => {
+                if self.kill(self.newest(trainer), silent) {
+                    self.succeed(trainer, away);
+                }
+            }
+            Fault::Zombie { trainer, away, lasts } => {
+                let host = self.newest(trainer);
+                if self.running.contains_key(&host) {
+                    let servers = (0..self.job.plan.servers).map(Host::Server);
+                    self.cut(servers.flat_map(|server| [(host, server), (server, host)]).collect(), lasts);
+                    self.succeed(trainer, away);
+                }
+            }
+            Fault::Leave { trainer, back } => {
+                if let Some(process) = self.running.get(&self.newest(trainer)) {
+                    process.leave.store(true, Relaxed);
+                    if let Some(away) = back {
+                        self.succeed(trainer, away);
+                    }
+                }
+            }
+            Fault::Lost { trainer, silent } => {
+                if self.kill(self.newest(trainer), silent)
+                    && !self.is_replaced(trainer, self.incarnations[trainer as usize])
+                {
+                    self.trainers_over[trainer as usize] = true;
+                }
+            }
+            Fault::Late { .. } => {} // It was so from the beginning.
+            Fault::Lose { server } => {
+                self.kill(Host::Server(server), false);
+                self.servers_over[server as usize] = true;
+            }
+        }
+    }
+
+    fn cut(&mut self, directions: Vec<(Host, Host)>, lasts: Duration) {
+        let mut wires = self.job.network.wires();
+        directions.iter().for_each(|(from, to)| wires.cut(*from, *to));
+        drop(wires);
+        self.later(lasts, Action::Mend(directions));
+    }
+
+    /// Starts a successor of `trainer` later, unless one is on its way: no two processes have one incarnation.
+    fn succeed(&mut self, trainer: u32, away: Duration) {
+        let incarnation = self.incarnations[trainer as usize] + 1;
+        if !self.is_replaced(trainer, incarnation - 1) {
+            self.later(away, Action::StartTrainer { index: trainer, incarnation });
+        }
+    }
+}

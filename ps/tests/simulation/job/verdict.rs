@@ -1,0 +1,132 @@
+//! How the processes of a job may end, and what it must leave behind.
+
+use std::time::Duration;
+
+use psjobs_api::ReplicaResult;
+use psjobs_ps::server::ServerError;
+
+use super::{Action, Supervisor};
+use crate::network::Host;
+use crate::tables;
+use crate::trainer::Failure;
+
+impl Supervisor {
+    pub(super) fn server_ended(
+        &mut self,
+        index: usize,
+        result: Result<ReplicaResult, ServerError>,
+    ) -> Result<(), String> {
+        let plan = &self.job.plan;
+        self.job.network.wires().trace.tell(format_args!("server {index} ends: {}", told(&result)));
+        self.job.network.kill(Host::Server(index as u32), false);
+        match result {
+            Ok(result) => {
+                let want = if plan.least.is_some() { plan.steps } else { u64::from(plan.trainers) * plan.steps };
+                // Of an elastic job server 0 counts, and what nobody has done in the end is missing.
+                let told = plan.least.is_none() || (index == 0 && !plan.may_leave_out());
+                if told && result.steps != want {
+                    return Err(format!("server {index} says that {} steps were done, not {want}", result.steps));
+                }
+                self.servers_over[index] = true;
+            }
+            Err(ServerError::Stopped) if self.stopping[index] => {
+                self.stopping[index] = false;
+                // If it was to start again meanwhile, that time has passed.
+                self.later(Duration::from_millis(1), Action::StartServer(index as u32));
+            }
+            Err(ServerError::Abandoned(_)) if plan.doomed || self.trainers_over.iter().all(|over| *over) => {
+                self.servers_over[index] = true;
+            }
+            Err(error) => return Err(format!("server {index} ended: {error}")),
+        }
+        Ok(())
+    }
+
+    pub(super) fn trainer_ended(
+        &mut self,
+        index: u32,
+        incarnation: u32,
+        result: Result<(), Failure>,
+    ) -> Result<(), String> {
+        self.job.network.wires().trace.tell(format_args!("trainer {index} ({incarnation}) ends: {result:?}"));
+        let newest = self.incarnations[index as usize];
+        match result {
+            // It has left, and comes back.
+            Ok(())
+                if self.job.plan.least.is_some() && (incarnation < newest || self.is_replaced(index, incarnation)) =>
+            {
+                Ok(())
+            }
+            Ok(()) => {
+                self.trainers_over[index as usize] = true;
+                // The servers have let in no successor, or it would not have been heard.
+                self.kill(Host::Trainer(index, newest), false);
+                Ok(())
+            }
+            Err(Failure::Violation(what)) => Err(what),
+            // Its successor does the work.
+            Err(Failure::Told(_)) if incarnation < newest || self.is_replaced(index, incarnation) => Ok(()),
+            // Also where servers have ended, because a process before this one did all the work.
+            Err(Failure::Told(why)) if self.may_give_up() && why.contains("did not answer") => {
+                self.trainers_over[index as usize] = true;
+                Ok(())
+            }
+            Err(Failure::Told(why)) => Err(format!("trainer {index} gave up: {why}")),
+        }
+    }
+
+    /// A server ends when it hears of the last trainer's end, or takes a silent one that gave all its steps for
+    /// finished: who is cut off then, and its successor, have nobody to talk to. What they gave is in the model.
+    fn may_give_up(&self) -> bool {
+        self.job.plan.doomed || self.servers_over.iter().any(|over| *over)
+    }
+
+    /// Whether a successor is about to start.
+    pub(super) fn is_replaced(&self, trainer: u32, incarnation: u32) -> bool {
+        self.agenda.values().any(|action| match action {
+            Action::StartTrainer { index, incarnation: next } => *index == trainer && *next > incarnation,
+            _ => false,
+        })
+    }
+
+    /// What the job leaves behind holds every gradient once.
+    pub(super) fn check_model(&self) -> Result<(), String> {
+        let plan = &self.job.plan;
+        if plan.checkpoint.is_none() || plan.doomed {
+            return Ok(());
+        }
+        let file =
+            std::fs::read(self.folder.join("model.safetensors")).map_err(|error| format!("no model: {error}"))?;
+        let values = &file[file.len() - 4 * plan.elements..];
+        let parameters: Vec<f32> = values.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        if plan.tables {
+            return tables::check_exported(plan, &parameters, &self.folder.join("tables.safetensors"));
+        }
+        if plan.least.is_some() {
+            let batches = self.job.model.batches(&parameters);
+            let missing = batches.iter().flatten().filter(|share| **share == 0.0).count();
+            let sent = self.job.sent.borrow();
+            let often = batches
+                .iter()
+                .any(|block| block.iter().zip(sent.iter()).any(|(share, sent)| *share > *sent as f32 + 1e-3));
+            return if often || (missing > 0 && !plan.may_leave_out()) {
+                Err(format!("the model holds {batches:?}, given {sent:?} times"))
+            } else {
+                Ok(())
+            };
+        }
+        let counts = self.job.model.counts(&parameters).map_err(|what| format!("in the model {what}"))?;
+        if counts.iter().flatten().all(|count| *count == plan.steps) {
+            return Ok(());
+        }
+        Err(format!("the model holds {counts:?} of {} gradients of each trainer", plan.steps))
+    }
+}
+
+/// How a server ended, without what differs from run to run: the folder's name and the time of day.
+fn told(result: &Result<ReplicaResult, ServerError>) -> String {
+    match result {
+        Ok(result) => format!("{} steps, {} examples", result.steps, result.examples),
+        Err(error) => error.to_string(),
+    }
+}
