@@ -4,13 +4,13 @@
 mod gpu;
 mod hybrid;
 pub mod job;
-mod mnist;
 mod optimizers;
 pub mod processes;
 mod recovery;
 mod remote;
 mod rl;
 mod snapshot;
+mod together;
 mod trainers;
 mod waiting;
 mod wire;
@@ -21,6 +21,8 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
+
+use self::together::TogetherArgs;
 
 /// Measure speed against a limit of this machine
 ///
@@ -40,7 +42,10 @@ pub struct BenchArgs {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
-    Mnist(mnist::MnistArgs),
+    /// Steps/s of two trainers and one server, over twice one local loop's
+    Mnist(TogetherArgs),
+    /// Tokens/s of the language model, likewise
+    Lm(TogetherArgs),
     Wire(wire::WireArgs),
     Optimizers(optimizers::OptimizersArgs),
     Recovery(recovery::RecoveryArgs),
@@ -104,7 +109,8 @@ fn say(text: &str) {
 impl BenchArgs {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let cases = match self.bench {
-            Bench::Mnist(args) => args.measure(self.runs)?,
+            Bench::Mnist(args) => args.measure(&together::MNIST, self.runs)?,
+            Bench::Lm(args) => args.measure(&together::LM, self.runs)?,
             Bench::Wire(args) => args.measure(self.runs)?,
             Bench::Optimizers(args) => args.measure(self.runs),
             Bench::Recovery(args) => args.measure(self.runs)?,
