@@ -28,7 +28,7 @@ fn value(pod: &Pod, name: &str) -> String {
 
 #[test]
 fn pods_know_their_place() {
-    let pod = build("ps: {replicas: 2, replicationFactor: 2}", "trainer-1");
+    let pod = build("ps: {replicas: 2, replicationFactor: 2, connections: 3}", "trainer-1");
     for (name, want) in [
         ("RANK", "3"),
         ("WORLD_SIZE", "4"),
@@ -48,7 +48,7 @@ fn pods_know_their_place() {
         env.into_iter().find(|var| var.name == name)?.value
     });
     let environment = environment.expect("readable").expect("the worker can read what the operator writes");
-    assert_eq!(environment.replication_factor, 2);
+    assert_eq!((environment.replication_factor, environment.connections), (2, Some(3)));
 
     let spec = pod.spec.as_ref().expect("a spec");
     assert_eq!((spec.hostname.as_deref(), spec.subdomain.as_deref()), (Some("mnist-trainer-1"), Some("mnist")));
