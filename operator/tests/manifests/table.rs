@@ -356,7 +356,7 @@ pub const ACCEPTED: &[&str] = &[
     "spec: {ps: {template: {spec: {containers: [{name: server, image: i}]}}}}",
     "spec: {checkpoint: {volumeClaim: {size: 1Gi, accessMode: ReadWriteMany, storageClassName: fast}}}",
     "spec: {checkpoint: {existingClaim: shared, path: runs/7, intervalSeconds: 30, keep: 5, resume: false}}",
-    "spec: {ps: {replicas: 2, replicationFactor: 2}}",
+    "spec: {ps: {replicas: 2, replicationFactor: 2, connections: 2}}",
     "spec: {runPolicy: {cleanPodPolicy: None, activeDeadlineSeconds: 1, startupDeadlineSeconds: 1, progressDeadlineSeconds: 1, forceDeleteAfterSeconds: 0}}",
     "spec: {trainer: {gpus: 2, gpuResourceName: nvidia.com/mig-1g.5gb, restartPolicy: Never}}",
     "spec: {training: {nonFinite: Skip, seed: 7, compression: {codec: TopK, density: 0.01}}}",
