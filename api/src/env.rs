@@ -37,6 +37,8 @@ pub const PSJOB_MIN_TRAINERS: &str = "PSJOB_MIN_TRAINERS";
 pub const PSJOB_REPLICATION_FACTOR: &str = "PSJOB_REPLICATION_FACTOR";
 /// Connections of a trainer to each server; not set if it is to decide.
 pub const PSJOB_CONNECTIONS: &str = "PSJOB_CONNECTIONS";
+/// So many there are at most.
+pub const MOST_CONNECTIONS: u32 = 16;
 /// `spec.training` as JSON.
 pub const PSJOB_TRAINING: &str = "PSJOB_TRAINING";
 /// How often this replica was started before: 0, 1, ...
@@ -272,8 +274,9 @@ impl Environment {
             return Err(invalid(PSJOB_REPLICATION_FACTOR, &replication_factor.to_string(), &expected));
         }
         let connections = lookup(PSJOB_CONNECTIONS).map(|_| vars.number(PSJOB_CONNECTIONS)).transpose()?;
-        if let Some(connections) = connections.filter(|connections| !(1..=16).contains(connections)) {
-            return Err(invalid(PSJOB_CONNECTIONS, &connections.to_string(), "1 to 16, or nothing at all"));
+        if let Some(connections) = connections.filter(|connections| !(1..=MOST_CONNECTIONS).contains(connections)) {
+            let expected = format!("1 to {MOST_CONNECTIONS}, or nothing at all");
+            return Err(invalid(PSJOB_CONNECTIONS, &connections.to_string(), &expected));
         }
         let index = vars.number(PSJOB_INDEX)?;
         let replicas = if role == Role::Server { servers.len() as u32 } else { trainers };

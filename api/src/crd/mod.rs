@@ -32,6 +32,7 @@ pub use status::{
     Progress, ReplicaGroup, RoleStatus,
 };
 
+use crate::env::MOST_CONNECTIONS;
 use crate::training::Training;
 
 /// API group of the resource.
@@ -232,7 +233,7 @@ pub struct ServerSpec {
     /// is faster where one core for a connection is the limit, as with TLS or on fast networks. Default: 1, with TLS half
     /// of the trainer's cores, at most 4.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 16))]
+    #[schemars(range(min = 1, max = MOST_CONNECTIONS))]
     pub connections: Option<i32>,
     /// When a server that failed is started again, as for trainers. Default OnFailure.
     #[serde(default)]

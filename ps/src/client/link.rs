@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use psjobs_api::env::MOST_CONNECTIONS;
 use tokio::sync::mpsc;
 use tonic::Status;
 use tonic::transport::Channel;
@@ -100,7 +101,7 @@ impl Link {
             None => {
                 // Memory needs no second connection, and nobody one that carries nothing.
                 let most = if token != 0 { 1 } else { config.connections };
-                let width = most.clamp(1, blocks.clamp(1, wire::LANES as usize) as u32);
+                let width = most.clamp(1, blocks.clamp(1, MOST_CONNECTIONS as usize) as u32);
                 (0..width, width)
             }
         };
@@ -121,8 +122,7 @@ impl Link {
             };
             let name = Name { server, lane, generation: opening.generation };
             // The whole step fits, so that the training thread never waits to hand over a block.
-            let lane_open = Lane::open(name, channel, open, blocks + 1, opening.buffers, opening.events).await?;
-            lanes.insert(lane, lane_open);
+            lanes.insert(lane, Lane::open(name, channel, open, blocks + 1, opening.buffers, opening.events).await?);
         }
         let window = (reply.window as usize).clamp(1, wire::WINDOW);
         let (next_step, epoch) = (reply.next_step, reply.epoch);

@@ -11,7 +11,7 @@ use super::peer::Peer;
 use super::service::Methods;
 use super::shared::{Shared, trainer};
 use super::store::Store;
-use super::streams::Lane;
+use super::streams::StreamKind;
 use crate::clock::now;
 use crate::proto::{self, exchange_request::Message};
 use crate::wire::{Outgoing, Reader, frame};
@@ -85,7 +85,7 @@ async fn send_blocks(shared: &Shared, mut reader: Reader, answers: &Answers, end
     let store = shared.store()?;
     let shard = shared.shard(request.shard)?;
     if let Some(id) = id {
-        shared.open_stream(&id, shard, Lane::Pull, end);
+        shared.open_stream(&id, shard, StreamKind::Pull, end);
     }
     let blocks: Vec<u32> = if request.blocks.is_empty() { store.shard(shard).collect() } else { request.blocks };
     for block in blocks {
@@ -132,13 +132,13 @@ async fn read_gradients(shared: &Shared, mut reader: Reader, answers: Answers, e
     let Some(proto::ExchangeRequest { message: Some(Message::Open(open)) }) = first(shared, &mut reader).await? else {
         return Err(Status::invalid_argument("the first message of a training stream must be Open"));
     };
-    let lane = Lane::of(&open)?;
+    let kind = StreamKind::of(&open)?;
     let id = trainer(open.trainer)?;
     shared.members().hear(&id, now())?;
     shared.check_epoch(open.epoch)?;
     let shard = shared.shard(open.shard)?;
     let memory = shared.memory(open.shared_memory_token, store.layout().elements())?;
-    shared.open_stream(&id, shard, lane, end);
+    shared.open_stream(&id, shard, kind, end);
     let peer = Peer::new(id.index, open.epoch, answers, memory, end.clone());
     loop {
         let message = tokio::select! {

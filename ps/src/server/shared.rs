@@ -18,7 +18,7 @@ use super::recipe::Recipe;
 use super::recovery::Recovery;
 use super::replication::Replication;
 use super::store::{Progress, Start, Store};
-use super::streams::{Lane, Streams};
+use super::streams::{StreamKind, Streams};
 use crate::batch::sharing::Sharing;
 use crate::clock::now;
 use crate::layout::{Layout, TensorSpec};
@@ -242,9 +242,9 @@ impl Shared {
     }
 
     /// A trainer opens a stream, which `end` ends: ends those whose place it takes.
-    pub fn open_stream(&self, id: &proto::TrainerId, shard: u32, lane: Lane, end: &HangUp) {
+    pub fn open_stream(&self, id: &proto::TrainerId, shard: u32, kind: StreamKind, end: &HangUp) {
         let why = Status::aborted(format!("a newer stream of trainer {} has taken the place of this", id.index));
-        let replaced = self.streams().open(id, shard, lane, end.clone());
+        let replaced = self.streams().open(id, shard, kind, end.clone());
         replaced.into_iter().for_each(|before| before.hang_up(why.clone()));
     }
 

@@ -2,37 +2,38 @@
 
 use std::collections::BTreeMap;
 
+use psjobs_api::env::MOST_CONNECTIONS;
 use tonic::Status;
 
 use super::hang_up::HangUp;
-use crate::{proto, wire};
+use crate::proto;
 
-/// Which stream of a trainer it is.
+/// Streams that a trainer has to a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lane {
+pub enum StreamKind {
     /// Gradients: number `lane` of so many that the blocks are dealt over.
     Exchange { lane: u32, lanes: u32 },
-    /// A pull.
+    /// One at a time.
     Pull,
 }
 
-impl Lane {
+impl StreamKind {
     /// The training stream that `open` opens.
     ///
     /// # Errors
     /// If there is no such one.
     pub fn of(open: &proto::Open) -> Result<Self, Status> {
         let (lane, lanes) = (open.lane, open.lanes.max(1));
-        if lane < lanes && lanes <= wire::LANES {
+        if lane < lanes && lanes <= MOST_CONNECTIONS {
             return Ok(Self::Exchange { lane, lanes });
         }
         Err(Status::invalid_argument(format!(
-            "stream {lane} of {lanes}: a trainer has up to {} to a server, numbered from 0; set lane and lanes of Open",
-            wire::LANES
+            "stream {lane} of {lanes}: a trainer has up to {MOST_CONNECTIONS} to a server, numbered from 0; set lane and \
+             lanes of Open"
         )))
     }
 
-    /// Trainer streams of one kind live and are replaced together.
+    /// Whether gradients come over it, its number, and how many there are of its kind.
     fn parts(self) -> (bool, u32, u32) {
         match self {
             Self::Exchange { lane, lanes } => (true, lane, lanes),
@@ -59,8 +60,8 @@ pub struct Streams {
 impl Streams {
     /// A trainer opens a stream, which `end` ends. Those that are to be ended: the one of the same number, or all where
     /// another process had them, or dealt its blocks otherwise, so that a block never hears two streams of a trainer.
-    pub fn open(&mut self, id: &proto::TrainerId, shard: u32, lane: Lane, end: HangUp) -> Vec<HangUp> {
-        let (trains, lane, lanes) = lane.parts();
+    pub fn open(&mut self, id: &proto::TrainerId, shard: u32, kind: StreamKind, end: HangUp) -> Vec<HangUp> {
+        let (trains, lane, lanes) = kind.parts();
         let fresh = || Open { incarnation: id.incarnation, lanes, ends: BTreeMap::new() };
         let open = self.open.entry((id.index, shard, trains)).or_insert_with(fresh);
         let mut replaced = Vec::new();
@@ -86,8 +87,8 @@ impl Streams {
 mod tests {
     use super::*;
 
-    fn exchange(lane: u32, lanes: u32) -> Lane {
-        Lane::Exchange { lane, lanes }
+    fn exchange(lane: u32, lanes: u32) -> StreamKind {
+        StreamKind::Exchange { lane, lanes }
     }
 
     #[test]
@@ -100,9 +101,9 @@ mod tests {
             ("one of more", 1, 0, 0, exchange(3, 4), &[0, 1, 2]),
             ("to another shard", 1, 0, 1, exchange(0, 3), &[]),
             ("of another trainer", 2, 0, 0, exchange(0, 3), &[]),
-            ("a pull", 1, 0, 0, Lane::Pull, &[]),
+            ("a pull", 1, 0, 0, StreamKind::Pull, &[]),
         ];
-        for (label, index, incarnation, shard, lane, want) in rows {
+        for (label, index, incarnation, shard, kind, want) in rows {
             let mut streams = Streams::default();
             let of = |index, incarnation| proto::TrainerId { job_uid: String::new(), index, incarnation };
             let ends: Vec<HangUp> = (0..3).map(|_| HangUp::default()).collect();
@@ -110,7 +111,7 @@ mod tests {
                 assert!(streams.open(&of(1, 0), 0, exchange(number, 3), end.clone()).is_empty(), "{label}");
             }
             let why = || Status::aborted("replaced");
-            let replaced = streams.open(&of(index, incarnation), shard, lane, HangUp::default());
+            let replaced = streams.open(&of(index, incarnation), shard, kind, HangUp::default());
             replaced.into_iter().for_each(|end| end.hang_up(why()));
             let ended: Vec<usize> = (0..3).filter(|number| ends[*number].has_ended()).collect();
             assert_eq!(ended, want, "{label}");
@@ -126,7 +127,7 @@ mod tests {
             [(0, 0, true), (0, 1, true), (15, 16, true), (1, 0, false), (2, 2, false), (0, 17, false)]
         {
             let open = proto::Open { lane, lanes, ..proto::Open::default() };
-            assert_eq!(Lane::of(&open).is_ok(), good, "{lane} of {lanes}");
+            assert_eq!(StreamKind::of(&open).is_ok(), good, "{lane} of {lanes}");
         }
     }
 }

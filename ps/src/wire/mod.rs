@@ -29,9 +29,6 @@ pub fn window(blocks: usize, trainers: u32) -> usize {
     (blocks / (6 * trainers.max(1) as usize)).clamp(1, WINDOW)
 }
 
-/// The most streams that a trainer may have to a shard.
-pub const LANES: u32 = 16;
-
 /// HTTP/2 frames that either side takes. In the protocol's 16 KiB a block has 64 of them.
 pub const MAX_FRAME: u32 = 256 * 1024;
 

@@ -35,7 +35,8 @@ pub struct PlaceArgs {
     pub min_trainers: Option<u32>,
     /// Connections of this trainer to each server, where one core for a connection is the limit [default: 1; with TLS half
     /// of the cores, at most 4]
-    #[arg(long, value_name = "N", env = env::PSJOB_CONNECTIONS, value_parser = clap::value_parser!(u32).range(1..=16))]
+    #[arg(long, value_name = "N", env = env::PSJOB_CONNECTIONS)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(env::MOST_CONNECTIONS)))]
     pub connections: Option<u32>,
     /// Folder with ca.crt, tls.crt and tls.key, as `psjobs certificates` writes it: talk TLS, and only to those who
     /// show a certificate of that authority
