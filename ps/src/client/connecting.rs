@@ -31,7 +31,7 @@ pub(super) async fn persist<T, A: Future<Output = Result<T, Failure>>>(
 ) -> Result<T, ClientError> {
     let address = &config.servers[server as usize];
     let start = Instant::now();
-    let (mut pause, mut told, mut tries) = (FIRST_PAUSE, false, 0);
+    let (mut pauses, mut told) = (Pauses::new(config.trainer, server), false);
     loop {
         let tried = tokio::select! {
             biased;
@@ -48,7 +48,7 @@ pub(super) async fn persist<T, A: Future<Output = Result<T, Failure>>>(
             Ok(Err(Failure::Status(status))) => reason(&status),
             Err(_) => "no answer".to_owned(),
         };
-        if start.elapsed() + pause >= config.connect_timeout {
+        if start.elapsed() + pauses.next >= config.connect_timeout {
             let seconds = config.connect_timeout.as_secs();
             return Err(ClientError::Unreachable { address: address.clone(), seconds, reason: status });
         }
@@ -56,15 +56,34 @@ pub(super) async fn persist<T, A: Future<Output = Result<T, Failure>>>(
             tracing::info!(%address, reason = %status, "waiting for server {server}");
             told = true;
         }
-        tokio::time::sleep(pause.mul_f64(spread(config.trainer, server, tries))).await;
-        tries += 1;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        pauses.pause().await;
+    }
+}
+
+/// Pauses between tries, which grow.
+pub(super) struct Pauses {
+    trainer: u32,
+    server: u32,
+    tries: u32,
+    /// The longest that the next one takes.
+    pub next: Duration,
+}
+
+impl Pauses {
+    pub fn new(trainer: u32, server: u32) -> Self {
+        Self { trainer, server, tries: 0, next: FIRST_PAUSE }
+    }
+
+    pub async fn pause(&mut self) {
+        tokio::time::sleep(self.next.mul_f64(spread(self.trainer, self.server, self.tries))).await;
+        self.tries += 1;
+        self.next = (self.next * 2).min(LONGEST_PAUSE);
     }
 }
 
 /// The share of a pause that is waited, from a half to all of it: another one for each trainer and try, so that
 /// those who lost a server together do not come back together.
-pub(super) fn spread(trainer: u32, server: u32, tries: u32) -> f64 {
+fn spread(trainer: u32, server: u32, tries: u32) -> f64 {
     let mixed = [server, tries].into_iter().fold(trainer, |mixed, more| {
         let mixed = (mixed ^ more.rotate_left(16)).wrapping_add(1).wrapping_mul(0x9e37_79b1);
         mixed ^ (mixed >> 15)

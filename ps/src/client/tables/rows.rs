@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use futures::future::try_join_all;
 use tokio::time::Instant;
@@ -10,15 +9,11 @@ use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use super::{RowGradients, Shared};
-use crate::client::connecting::{spread, until};
+use crate::client::connecting::{Pauses, until};
 use crate::client::{ClientError, SessionConfig, is_retryable};
 use crate::proto::sparse_tables_client::SparseTablesClient;
 use crate::proto::{self, PullRowsRequest, PushRowsRequest};
 use crate::sparse::{MAX_MESSAGE, key};
-
-/// Pause before the second try; it doubles up to [`LONGEST_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 impl Shared {
     /// The same for a trainer that was told to stop, and still has something to say.
@@ -127,7 +122,7 @@ impl Shared {
         call: impl Fn(SparseTablesClient<Channel>) -> F,
     ) -> Result<T, ClientError> {
         let answer = async {
-            let (mut away, mut pause, mut tries) = (None::<Instant>, FIRST_PAUSE, 0);
+            let (mut away, mut pauses) = (None::<Instant>, Pauses::new(self.config.trainer, server as u32));
             loop {
                 let status = match call(self.clients[server].clone()).await {
                     Ok(reply) => return Ok(reply.into_inner()),
@@ -138,7 +133,7 @@ impl Shared {
                     Err(status) => status,
                 };
                 let since = *away.get_or_insert_with(Instant::now);
-                if since.elapsed() + pause >= self.config.connect_timeout {
+                if since.elapsed() + pauses.next >= self.config.connect_timeout {
                     return Err(ClientError::Unreachable {
                         address: self.config.servers[server].clone(),
                         seconds: self.config.connect_timeout.as_secs(),
@@ -146,9 +141,7 @@ impl Shared {
                     });
                 }
                 tracing::debug!(server, reason = status.message(), "asking again");
-                tokio::time::sleep(pause.mul_f64(spread(self.config.trainer, server as u32, tries))).await;
-                tries += 1;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                pauses.pause().await;
             }
         };
         tokio::select! {
