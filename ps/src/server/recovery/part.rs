@@ -188,11 +188,14 @@ async fn rewind(
         store.restore(block, epoch, Some(state)).await;
     }
     refill(shared, &checkpoint, epoch).await.map_err(|damage| unusable(checkpoint.folder(), damage.to_string()))?;
-    if let Some(tables) = shared.tables.get() {
+    let steps = match shared.tables.get() {
         // The layers may have been kept before the steps that the rows contain.
-        let asked = (0..shared.config.trainers).map(|trainer| tables.next_step(trainer));
-        steps = join_all(asked).await.into_iter().map(Result::unwrap_or_default).collect();
-    }
+        Some(tables) => {
+            let asked = (0..shared.config.trainers).map(|trainer| tables.next_step(trainer));
+            join_all(asked).await.into_iter().map(Result::unwrap_or_default).collect()
+        }
+        None => steps,
+    };
     shared.members().rewind(&steps, concluded, now());
     let (step, path) = (checkpoint.description().step, checkpoint.folder().to_owned());
     tracing::info!(step, path = %path.display(), "restored from a checkpoint");
