@@ -7,6 +7,7 @@
 use std::env;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
@@ -21,7 +22,7 @@ pub struct Libtorch {
 }
 
 /// The libtorch that was found cannot be used.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[error(
     "this psjobs-worker needs libtorch {BUILT_AGAINST} but found {found}; put the right one first on LD_LIBRARY_PATH, \
      or build again with LIBTORCH set to the one you have"
@@ -30,12 +31,17 @@ pub struct WrongVersion {
     found: String,
 }
 
-/// Checks the version and loads CUDA support. Call it once, before anything of `tch`: libtorch
-/// looks for CUDA at its first call and remembers the answer.
+/// Checks the version and loads CUDA support; once, however often it is called. Call it before anything of `tch`:
+/// libtorch looks for CUDA at its first call and remembers the answer.
 ///
 /// # Errors
 /// [`WrongVersion`] if the library is not of the release this binary was built against.
 pub fn load() -> Result<Libtorch, WrongVersion> {
+    static LOADED: OnceLock<Result<Libtorch, WrongVersion>> = OnceLock::new();
+    LOADED.get_or_init(prepare).clone()
+}
+
+fn prepare() -> Result<Libtorch, WrongVersion> {
     let found = abi_version();
     match &found {
         Some(version) if version == BUILT_AGAINST => {}
@@ -70,8 +76,8 @@ pub fn wait_passively() {
 }
 
 /// Keeps the memory of tensors that are gone for those of the next step. Elsewhere than on the first thread the C
-/// library would give much of it back after each call, and take it page by page in the next: an eighth of the time of a
-/// network on a server.
+/// library would give much of it back after each call, and take it page by page in the next: about a fifteenth of
+/// the time of a network on a server.
 #[cfg(target_env = "gnu")]
 fn keep_memory() {
     /// Of one piece; the C library takes no more (mallopt(3)).
