@@ -4,11 +4,10 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
 
-use super::{Case, job, say};
+use super::{Case, job};
 
 /// Steps/s of two trainers with sparse tables and all-reduce, over twice one local loop's
 #[derive(Debug, Args)]
@@ -27,25 +26,17 @@ pub struct HybridArgs {
 impl HybridArgs {
     pub fn measure(&self, runs: u32) -> anyhow::Result<Vec<Case>> {
         let worker = job::worker(self.worker.as_deref())?;
-        let [steps, batch] = [self.steps, self.batch_size].map(|number| number.to_string());
-        // The layers of DLRM's own benchmark on Criteo's logs.
-        let layers = ["--lower", "512,256", "--upper", "512,256"];
-        // Evaluation is not part of what is measured.
-        let extent = ["--max-steps", &steps, "--batch-size", &batch, "--held-out", "1"];
-        let args = [["train", "recsys"].as_slice(), &layers, &extent].concat();
-        let rule = ["--optimizer", "adagrad", "--learning-rate", "0.05"];
+        // The layers of DLRM's own benchmark on Criteo's logs. Evaluation is not part of what is measured.
+        let train = format!(
+            "train recsys --lower 512,256 --upper 512,256 --max-steps {} --batch-size {} --held-out 1",
+            self.steps, self.batch_size
+        );
         let training = json!({
             "consistency": {"mode": "Sync"},
             "optimizer": {"type": "Adagrad", "learningRate": 0.05},
         });
-        let job = job::job("bench-hybrid", training, 2, &args)?;
-        let alone_args = [&args[..], &["--local", "--threads", "1"], &rule].concat();
-        let (mut together, mut alone) = (Vec::new(), Vec::new());
-        for run in 1..=runs {
-            say(&format!("hybrid: run {run} of {runs}"));
-            alone.push(2.0 * job::alone(&worker, &alone_args)?);
-            together.push(job::run(&job, &worker)?.steps_per_second.context("the trainers left no result")?);
-        }
+        let [together, alone] = job::Pair::new("bench-hybrid", training, 2, &train)?.measure(&worker, runs)?;
+        let alone: Vec<f64> = alone.into_iter().map(|rate| 2.0 * rate).collect();
         Ok(vec![Case::new("hybrid", "2-trainers-1-server", "steps/s", &together, &alone)])
     }
 }

@@ -10,6 +10,7 @@ use psjobs_api::crd::ParameterServerJob;
 use psjobs_api::env::PSJOB_RESULT_FILE;
 use serde_json::{Value, json};
 
+use super::say;
 use crate::BadInput;
 use crate::run::{self, Options, Progress, State, Summary, Wish, machine};
 
@@ -58,6 +59,56 @@ pub fn run(job: &ParameterServerJob, worker: &Path) -> anyhow::Result<Summary> {
     Ok(summary)
 }
 
+/// A job, and one process that does the same alone.
+pub struct Pair {
+    pub job: ParameterServerJob,
+    alone: Vec<String>,
+}
+
+impl Pair {
+    /// A job of one server and `trainers` trainers. Alone, the optimizer of `training` is that of the process.
+    pub fn new(name: &str, training: Value, trainers: u32, train: &str) -> anyhow::Result<Self> {
+        let args: Vec<&str> = train.split_whitespace().collect();
+        let mut alone: Vec<String> = args.iter().chain(&["--local"]).map(|arg| (*arg).to_owned()).collect();
+        alone.extend(flags(&training["optimizer"]));
+        Ok(Self { job: job(name, training, trainers, &args)?, alone })
+    }
+
+    /// Steps/s of all trainers of the job, and of the process alone, which take turns: of each, one a run.
+    pub fn measure(&self, worker: &Path, runs: u32) -> anyhow::Result<[Vec<f64>; 2]> {
+        let name = self.job.metadata.name.as_deref().unwrap_or_default();
+        let args: Vec<&str> = self.alone.iter().map(String::as_str).collect();
+        let [mut together, mut by_itself] = [const { Vec::new() }; 2];
+        for turn in 1..=runs {
+            say(&format!("{name}: run {turn} of {runs}"));
+            by_itself.push(alone(worker, &args)?);
+            together.push(run(&self.job, worker)?.steps_per_second.context("the trainers left no result")?);
+        }
+        Ok([together, by_itself])
+    }
+}
+
+/// What `spec.training.optimizer` says, as flags of psjobs-worker; it has no switches.
+fn flags(optimizer: &Value) -> Vec<String> {
+    let fields = optimizer.as_object().into_iter().flatten();
+    let flag = |(field, value): (&String, &Value)| match value {
+        Value::String(kind) => ["--optimizer".to_owned(), kind.to_lowercase()],
+        number => [format!("--{}", kebab(field)), number.to_string()],
+    };
+    fields.flat_map(flag).collect()
+}
+
+/// `learning-rate` for `learningRate`.
+fn kebab(field: &str) -> String {
+    field.chars().fold(String::new(), |mut flag, letter| {
+        if letter.is_ascii_uppercase() {
+            flag.push('-');
+        }
+        flag.push(letter.to_ascii_lowercase());
+        flag
+    })
+}
+
 /// Steps/s of MNIST's convolutional net in one process and one thread, with its own optimizer.
 pub fn mnist_alone(worker: &Path, steps: u32) -> anyhow::Result<f64> {
     alone(worker, &["train", "mnist", "--local", "--threads", "1", "--max-steps", &steps.to_string()])
@@ -79,4 +130,28 @@ pub fn alone(worker: &Path, args: &[&str]) -> anyhow::Result<f64> {
     let result = fs::read_to_string(&file).ok().as_deref().and_then(ReplicaResult::parse);
     let result = result.with_context(|| format!("the local loop left no result in {}", file.display()))?;
     Ok(result.steps as f64 / result.seconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_have_the_same_arguments_and_the_same_optimizer() {
+        let rows = [
+            (json!({"learningRate": 0.01, "momentum": 0.9}), "--learning-rate 0.01 --momentum 0.9"),
+            (json!({"learningRate": 0.05, "type": "Adagrad"}), "--learning-rate 0.05 --optimizer adagrad"),
+            (Value::Null, ""),
+        ];
+        for (optimizer, flags) in rows {
+            let mut training = json!({"consistency": {"mode": "Sync"}});
+            if !optimizer.is_null() {
+                training["optimizer"] = optimizer;
+            }
+            let pair = Pair::new("bench", training, 2, "train mlp --max-steps 7").expect("a job");
+            assert_eq!(pair.alone.join(" "), format!("train mlp --max-steps 7 --local {flags}").trim());
+            let trainer = &pair.job.spec.trainer.template.spec.as_ref().expect("a pod").containers[0];
+            assert_eq!(trainer.args.as_deref().expect("arguments").join(" "), "train mlp --max-steps 7");
+        }
+    }
 }

@@ -3,11 +3,10 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context as _;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{Case, job, say};
+use super::{Case, job};
 
 /// How long, and with what.
 #[derive(Debug, Args)]
@@ -20,12 +19,12 @@ pub struct TogetherArgs {
     worker: Option<PathBuf>,
 }
 
-/// A workload, its optimizer as a job has it and as flags.
+/// A workload as it is measured.
 pub struct Workload {
-    name: &'static str,
+    pub name: &'static str,
     train: &'static str,
-    optimizer: fn() -> Value,
-    flags: &'static str,
+    /// `spec.training`.
+    pub training: fn() -> Value,
     steps: u32,
     unit: &'static str,
     /// Units in one step of one trainer.
@@ -36,8 +35,7 @@ pub struct Workload {
 pub const MNIST: Workload = Workload {
     name: "mnist",
     train: "train mnist",
-    optimizer: || json!({"learningRate": 0.01, "momentum": 0.9}),
-    flags: "--learning-rate 0.01 --momentum 0.9",
+    training: || json!({"optimizer": {"learningRate": 0.01, "momentum": 0.9}}),
     steps: 300,
     unit: "steps/s",
     per_step: 1.0,
@@ -47,8 +45,7 @@ pub const MNIST: Workload = Workload {
 pub const LM: Workload = Workload {
     name: "lm",
     train: "train lm --window 20 --batch-size 32 --epochs 1000",
-    optimizer: || json!({"type": "Adam", "learningRate": 0.001}),
-    flags: "--optimizer adam --learning-rate 0.001",
+    training: || json!({"optimizer": {"type": "Adam", "learningRate": 0.001}}),
     steps: 100,
     unit: "tokens/s",
     per_step: 640.0,
@@ -56,19 +53,12 @@ pub const LM: Workload = Workload {
 
 impl TogetherArgs {
     pub fn measure(&self, workload: &Workload, runs: u32) -> anyhow::Result<Vec<Case>> {
-        let &Workload { name, train, optimizer, flags, steps, unit, per_step } = workload;
+        let &Workload { name, train, training, steps, unit, per_step } = workload;
         let worker = job::worker(self.worker.as_deref())?;
         let train = format!("{train} --max-steps {}", self.steps.unwrap_or(steps));
-        let args: Vec<&str> = train.split(' ').collect();
-        let job = job::job(&format!("bench-{name}"), json!({"optimizer": optimizer()}), 2, &args)?;
-        let alone_args: Vec<&str> = args.iter().copied().chain(["--local"]).chain(flags.split(' ')).collect();
-        let (mut together, mut alone) = (Vec::new(), Vec::new());
-        for run in 1..=runs {
-            say(&format!("{name}: run {run} of {runs}"));
-            alone.push(2.0 * per_step * job::alone(&worker, &alone_args)?);
-            let rate = job::run(&job, &worker)?.steps_per_second.context("the trainers left no result")?;
-            together.push(per_step * rate);
-        }
-        Ok(vec![Case::new(name, "2-trainers-1-server", unit, &together, &alone)])
+        let pair = job::Pair::new(&format!("bench-{name}"), training(), 2, &train)?;
+        let [together, alone] = pair.measure(&worker, runs)?;
+        let units = |rates: &[f64], times: f64| rates.iter().map(|rate| times * per_step * rate).collect::<Vec<_>>();
+        Ok(vec![Case::new(name, "2-trainers-1-server", unit, &units(&together, 1.0), &units(&alone, 2.0))])
     }
 }
