@@ -17,10 +17,7 @@ async fn the_pods_of_a_gang_find_nodes_all_at_once_or_not_at_all() {
     let Some(flags) = gang_scheduling() else {
         return eprintln!("SKIPPED: this test needs the programs of Kubernetes 1.37 or newer");
     };
-    let Some(mut server) = ApiServer::start_with(&flags).await else { return };
-    if !server.schedule(&flags[..1]) {
-        return;
-    }
+    let Some(server) = ApiServer::start_with(&flags, Some(&flags[..1])).await else { return };
     install_definition(&server.client()).await;
     add_node(&server.client()).await;
     make_room(&server.client(), 2).await;

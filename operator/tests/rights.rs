@@ -36,7 +36,7 @@ async fn the_operator_has_the_rights_that_it_uses_and_no_others() {
     let flag = |name: &str, path: &std::path::Path| format!("--{name}={}", path.display());
     let mut flags = vec![flag("audit-policy-file", &policy), flag("audit-log-path", &log)];
     flags.extend(gang_scheduling().into_iter().flatten());
-    let Some(server) = ApiServer::start_with(&flags).await else { return };
+    let Some(server) = ApiServer::start_with(&flags, None).await else { return };
     install_definition(&server.client()).await;
     let mut granted = rules();
     grant(&server.client(), &granted).await;

@@ -1,12 +1,15 @@
 //! Traces, as a collector gets them from the operator's process.
 
+#[path = "support/process.rs"]
+mod process;
 #[expect(dead_code, reason = "the other test programs use the rest")]
 mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::convert::Infallible;
+use std::fs;
 use std::net::SocketAddr;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus};
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::api::core::v1::Pod;
@@ -17,18 +20,15 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
+use process::Operator;
 use psjobs_api::certificates::Certificates;
 use psjobs_api::crd::{ConditionType, Phase};
-use support::{Team, api_server};
-use tempfile::TempDir;
+use support::{DEADLINE, Team, api_server, within};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::{Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status};
-
-/// Longer than anything here takes on a busy machine.
-const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Keeps what it is sent.
 struct Collector(mpsc::UnboundedSender<ExportTraceServiceRequest>);
@@ -56,29 +56,13 @@ fn collect(listener: TcpListener, identity: Option<Identity>) -> mpsc::Unbounded
     batches
 }
 
-/// The operator as a process, for one namespace; killed when it is dropped.
-struct Operator {
-    process: Child,
-    folder: TempDir,
+/// The operator, for one namespace.
+async fn start(team: &Team, variables: &[(&str, &str)]) -> Operator {
+    let server = api_server().await.expect("the team has one");
+    Operator::start(&server.kubeconfig, &["--namespace", &team.namespace], variables)
 }
 
 impl Operator {
-    async fn start(team: &Team, variables: &[(&str, &str)]) -> Self {
-        let server = api_server().await.expect("the team has one");
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let kubeconfig = folder.path().join("kubeconfig");
-        fs::write(&kubeconfig, serde_yaml::to_string(&server.kubeconfig).expect("YAML")).expect("a file");
-        let process = Command::new(env!("CARGO_BIN_EXE_psjobs-operator"))
-            .args(["--metrics-addr=127.0.0.1:0", "--namespace", &team.namespace])
-            .env("KUBECONFIG", kubeconfig)
-            .envs(variables.iter().copied())
-            .stdin(Stdio::null())
-            .stderr(File::create(folder.path().join("log")).expect("a file"))
-            .spawn()
-            .expect("the operator starts");
-        Self { process, folder }
-    }
-
     /// Lines of its log with these words.
     fn said(&self, words: &str) -> Vec<String> {
         let log = fs::read_to_string(self.folder.path().join("log")).expect("it has a log");
@@ -101,22 +85,15 @@ impl Operator {
 /// Looks until it is there.
 async fn look<T>(mut found: impl FnMut() -> Option<T>) -> T {
     let mut looks = tokio::time::interval(Duration::from_millis(20));
-    let looking = async {
+    within(async {
         loop {
             looks.tick().await;
             if let Some(found) = found() {
-                return found;
+                return Ok::<_, Infallible>(found);
             }
         }
-    };
-    tokio::time::timeout(DEADLINE, looking).await.expect("it happens in time")
-}
-
-impl Drop for Operator {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+    })
+    .await
 }
 
 fn texts(attributes: &[KeyValue]) -> BTreeMap<&str, String> {
@@ -164,7 +141,7 @@ async fn a_reconcile_is_a_trace_of_its_steps_and_the_last_arrive_at_the_end() {
         // Nothing is sent of itself within this test.
         ("OTEL_BSP_SCHEDULE_DELAY", "3600000"),
     ];
-    let mut operator = Operator::start(&team, &variables).await;
+    let mut operator = start(&team, &variables).await;
     let job = team.apply("").await;
     team.status(|status| status.conditions.iter().any(|c| c.type_ == ConditionType::Created && c.status == "True"))
         .await;
@@ -235,7 +212,7 @@ async fn a_collector_that_is_not_there_costs_a_line_and_no_job() {
         ("OTEL_SERVICE_NAME", "mine"),
         ("OTEL_BSP_SCHEDULE_DELAY", "20"),
     ];
-    let mut operator = Operator::start(&team, &variables).await;
+    let mut operator = start(&team, &variables).await;
     team.apply("").await;
     team.run_all().await;
     for pod in ["mnist-trainer-0", "mnist-trainer-1"] {

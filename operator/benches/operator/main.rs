@@ -5,7 +5,9 @@
 #[path = "../../tests/support/apiserver.rs"]
 mod apiserver;
 mod bare;
+mod cost;
 mod fleet;
+#[path = "../../tests/support/process.rs"]
 mod process;
 mod report;
 mod rules;
@@ -41,7 +43,7 @@ fn main() -> Result<()> {
         let server = ApiServer::find().await.context("there is no API server to measure against")?;
         let client = server.client();
         install(&client, serde_yaml::from_str(DEFINITION)?).await?;
-        let operator = Operator::start(&server.kubeconfig)?;
+        let operator = Operator::start(&server.kubeconfig, &["--log=warn"], &[]);
         let site = Site { client, operator };
         scenarios::all(&site, only.as_deref()).await
     })

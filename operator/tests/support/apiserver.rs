@@ -16,8 +16,8 @@ pub struct ApiServer {
     /// What other programs need to reach it.
     #[allow(dead_code, reason = "of the programs that share this file, only the benchmark starts another one")]
     pub kubeconfig: Kubeconfig,
-    processes: Vec<Supervised>,
-    folder: Option<TempDir>,
+    /// In the order in which they end.
+    _ours: Option<(Vec<Supervised>, TempDir)>,
 }
 
 /// Ends with its standard input, hence also when this process is killed.
@@ -30,9 +30,6 @@ impl Drop for Supervised {
     }
 }
 
-const SKIPPED: &str = "SKIPPED: these tests need an API server; set PSJOBS_TEST_KUBECONFIG, \
-                       or put etcd, kube-apiserver and openssl on the PATH";
-
 const TOKEN: &str = "admin-of-a-server-on-loopback";
 
 impl ApiServer {
@@ -41,7 +38,7 @@ impl ApiServer {
         match std::env::var_os("PSJOBS_TEST_KUBECONFIG") {
             Some(path) => {
                 let kubeconfig = Kubeconfig::read_from(path).expect("PSJOBS_TEST_KUBECONFIG names a kubeconfig");
-                Some(Self { config: config(kubeconfig.clone()).await, kubeconfig, processes: Vec::new(), folder: None })
+                Some(Self { config: config(kubeconfig.clone()).await, kubeconfig, _ours: None })
             }
             None => Self::start().await,
         }
@@ -49,42 +46,31 @@ impl ApiServer {
 
     /// A control plane of our own, `None` where its programs are not installed.
     pub async fn start() -> Option<Self> {
-        Self::start_with(&[]).await
+        Self::start_with(&[], None).await
     }
 
-    /// The same with more flags for kube-apiserver.
-    pub async fn start_with(flags: &[String]) -> Option<Self> {
-        if !["etcd", "kube-apiserver", "openssl"].into_iter().all(is_installed) {
+    /// The same with more flags for kube-apiserver, and with Kubernetes' own scheduler if there are flags for it.
+    pub async fn start_with(flags: &[String], scheduler_flags: Option<&[String]>) -> Option<Self> {
+        let needed = ["etcd", "kube-apiserver", "openssl"].into_iter().chain(scheduler_flags.map(|_| "kube-scheduler"));
+        let missing = needed.filter(|program| !is_installed(program)).collect::<Vec<_>>();
+        if !missing.is_empty() {
+            let missing = missing.join(", ");
+            let advice = match scheduler_flags {
+                Some(_) => "",
+                None => ", or set PSJOBS_TEST_KUBECONFIG to use a cluster that is there",
+            };
             // Past the capture of the test harness, so that nobody takes a skipped test for one that passed.
-            let _ = writeln!(std::io::stderr(), "{SKIPPED}");
+            let _ = writeln!(std::io::stderr(), "SKIPPED: this needs an API server; put {missing} on the PATH{advice}");
             return None;
         }
         let folder = tempfile::tempdir().expect("a temporary folder");
         let [client, peer, api] = free_ports();
-        let processes = vec![etcd(folder.path(), client, peer), apiserver(folder.path(), client, api, flags)];
+        let mut processes = vec![etcd(folder.path(), client, peer), apiserver(folder.path(), client, api, flags)];
         let kubeconfig = kubeconfig(api);
         let config = config(kubeconfig.clone()).await;
         wait_until_ready(&config, folder.path()).await;
-        Some(Self { config, kubeconfig, processes, folder: Some(folder) })
-    }
-
-    /// Starts Kubernetes' own scheduler for it; whether it is installed.
-    #[allow(dead_code, reason = "of the programs that share this file, only the test of gangs needs it")]
-    pub fn schedule(&mut self, flags: &[String]) -> bool {
-        let folder = self.folder.as_ref().expect("the server is ours").path();
-        if !is_installed("kube-scheduler") {
-            let _ = writeln!(std::io::stderr(), "SKIPPED: this test needs kube-scheduler on the PATH");
-            return false;
-        }
-        let kubeconfig = folder.join("kubeconfig");
-        fs::write(&kubeconfig, serde_yaml::to_string(&self.kubeconfig).expect("YAML")).expect("the folder is writable");
-        let mut command = supervise("kube-scheduler", &folder.join("scheduler.log"));
-        for flag in ["--kubeconfig", "--authentication-kubeconfig", "--authorization-kubeconfig"] {
-            command.arg(flag).arg(&kubeconfig);
-        }
-        command.args(["--leader-elect=false", "--secure-port=0"]).args(flags);
-        self.processes.push(Supervised(command.spawn().expect("kube-scheduler starts")));
-        true
+        processes.extend(scheduler_flags.map(|flags| scheduler(folder.path(), &kubeconfig, flags)));
+        Some(Self { config, kubeconfig, _ours: Some((processes, folder)) })
     }
 
     pub fn client(&self) -> kube::Client {
@@ -130,6 +116,17 @@ fn apiserver(folder: &Path, etcd: u16, port: u16, flags: &[String]) -> Supervise
     command.arg("--service-account-key-file").arg(&key).arg("--service-account-signing-key-file").arg(&key);
     command.arg("--service-account-issuer=https://kubernetes.default.svc").args(flags);
     Supervised(command.spawn().expect("kube-apiserver starts"))
+}
+
+fn scheduler(folder: &Path, kubeconfig: &Kubeconfig, flags: &[String]) -> Supervised {
+    let file = folder.join("kubeconfig");
+    fs::write(&file, serde_yaml::to_string(kubeconfig).expect("YAML")).expect("the folder is writable");
+    let mut command = supervise("kube-scheduler", &folder.join("scheduler.log"));
+    for flag in ["--kubeconfig", "--authentication-kubeconfig", "--authorization-kubeconfig"] {
+        command.arg(flag).arg(&file);
+    }
+    command.args(["--leader-elect=false", "--secure-port=0"]).args(flags);
+    Supervised(command.spawn().expect("kube-scheduler starts"))
 }
 
 fn supervise(program: &str, log: &Path) -> Command {

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 pub use apiserver::{ApiServer, gang_scheduling};
 
 /// Longer than anything here takes on a busy machine.
-const DEADLINE: Duration = Duration::from_secs(60);
+pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The API server of this test program, with the definition installed; `None` where there is none.
 pub async fn api_server() -> Option<&'static ApiServer> {

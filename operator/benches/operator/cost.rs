@@ -1,41 +1,15 @@
-//! The operator as a process of its own, and what it costs: memory and CPU as the kernel counts them.
+//! What the operator's process costs: memory and CPU as the kernel counts them.
 
 use std::fs;
-use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result};
-use kube::config::Kubeconfig;
-use tempfile::TempDir;
+
+use crate::process::Operator;
 
 /// Clock ticks a second in /proc; Linux has no other value for programs.
 const TICKS: f64 = 100.0;
 
-/// Ends with this value.
-pub struct Operator {
-    process: Child,
-    _folder: TempDir,
-}
-
 impl Operator {
-    /// Starts the binary of this build.
-    pub fn start(kubeconfig: &Kubeconfig) -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let file = folder.path().join("kubeconfig");
-        fs::write(&file, serde_yaml::to_string(kubeconfig)?)?;
-        let log = match std::env::var_os("PSJOBS_BENCH_LOG") {
-            Some(path) => Stdio::from(fs::File::create(path)?),
-            None => Stdio::null(),
-        };
-        let process = Command::new(env!("CARGO_BIN_EXE_psjobs-operator"))
-            .args(["--metrics-addr=127.0.0.1:0", "--log=warn"])
-            .env("KUBECONFIG", &file)
-            .stdin(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .context("the operator does not start")?;
-        Ok(Self { process, _folder: folder })
-    }
-
     /// Resident memory now, in MiB.
     pub fn rss_mib(&self) -> Result<f64> {
         let status =
@@ -53,12 +27,5 @@ impl Operator {
         let ticks = |index: usize| fields.get(index).and_then(|field| field.parse::<f64>().ok());
         // utime and stime are fields 14 and 15; two are before the name's end.
         Ok((ticks(11).context("utime")? + ticks(12).context("stime")?) / TICKS)
-    }
-}
-
-impl Drop for Operator {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
