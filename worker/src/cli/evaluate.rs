@@ -25,25 +25,30 @@ use crate::model::mlp::Mlp;
 use crate::train::evaluator::Evaluator;
 use crate::workload::Workload;
 
-/// `serve`, and what may follow it.
+/// `serve`, and what may follow it: an evaluation as `E` tells.
 #[derive(Clone, Debug, Args)]
-pub struct ServeCommand {
+pub struct ServeCommand<E: Args> {
     #[command(flatten)]
     serve: ServeArgs,
     #[command(subcommand)]
-    then: Option<Then>,
+    then: Option<Then<E>>,
 }
 
 #[derive(Clone, Debug, Subcommand)]
-enum Then {
+enum Then<E: Args> {
     /// Server 0 measures the model every so often, while training goes on
-    #[command(subcommand)]
-    Evaluate(Evaluated),
+    Evaluate(E),
 }
 
 /// What the trainers train. Arguments that shape the model are to be those of `train`.
+#[derive(Clone, Debug, Args)]
+pub struct Evaluated {
+    #[command(subcommand)]
+    workload: Known,
+}
+
 #[derive(Clone, Debug, Subcommand)]
-enum Evaluated {
+enum Known {
     /// The accuracy of `train mnist`
     Mnist(Of<SetArgs>),
     /// The accuracy of `train mlp`
@@ -74,20 +79,25 @@ pub(super) struct EvaluateArgs {
     threads: NonZeroUsize,
 }
 
-impl ServeCommand {
-    pub fn run(&self) -> Result<ReplicaResult, Failure> {
-        let serve = &self.serve;
+impl<E: Args> ServeCommand<E> {
+    /// Serves; `evaluate` is what serves where evaluations are asked for.
+    pub(super) fn run(
+        &self,
+        evaluate: impl FnOnce(&ServeArgs, &E) -> Result<ReplicaResult, Failure>,
+    ) -> Result<ReplicaResult, Failure> {
         match &self.then {
-            None => serve::run(serve),
-            Some(Then::Evaluate(Evaluated::Mnist(of))) => {
-                of.evaluate.run(serve, Vec::new(), |source| of.workload.open(source, ConvNet::new))
-            }
-            Some(Then::Evaluate(Evaluated::Mlp(of))) => {
-                of.evaluate.run(serve, Vec::new(), |source| of.workload.open(source, Mlp::new))
-            }
-            Some(Then::Evaluate(Evaluated::Lm(of))) => {
-                of.evaluate.run(serve, Vec::new(), |source| of.workload.open(source))
-            }
+            None => serve::run(&self.serve),
+            Some(Then::Evaluate(args)) => evaluate(&self.serve, args),
+        }
+    }
+}
+
+impl Evaluated {
+    pub(super) fn run(&self, serve: &ServeArgs) -> Result<ReplicaResult, Failure> {
+        match &self.workload {
+            Known::Mnist(of) => of.evaluate.run(serve, Vec::new(), |source| of.workload.open(source, ConvNet::new)),
+            Known::Mlp(of) => of.evaluate.run(serve, Vec::new(), |source| of.workload.open(source, Mlp::new)),
+            Known::Lm(of) => of.evaluate.run(serve, Vec::new(), |source| of.workload.open(source)),
         }
     }
 }

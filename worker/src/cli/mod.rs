@@ -19,6 +19,7 @@ use clap::{Args, Parser, Subcommand};
 use psjobs_api::env::PSJOB_RESULT_FILE;
 use psjobs_api::{Environment, ReplicaResult};
 
+use evaluate::{Evaluated, ServeCommand};
 use logging::LogFormat;
 use signals::Signal;
 
@@ -55,7 +56,7 @@ struct OutputArgs {
 #[derive(Clone, Debug, Subcommand)]
 enum Command {
     /// Runs a parameter server until every trainer has left
-    Serve(evaluate::ServeCommand),
+    Serve(ServeCommand<Evaluated>),
     /// Trains a workload
     Train(train::TrainCommand),
 }
@@ -86,7 +87,7 @@ impl Failure {
 pub fn main() -> ExitCode {
     let Cli { output, command } = Cli::parse();
     conclude(output, || match command {
-        Command::Serve(command) => command.run(),
+        Command::Serve(command) => command.run(|serve, evaluated| evaluated.run(serve)),
         Command::Train(command) => train::run(&command),
     })
 }

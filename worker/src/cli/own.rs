@@ -5,8 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use super::evaluate::EvaluateArgs;
-use super::serve::{self, ServeArgs};
+use super::evaluate::{EvaluateArgs, ServeCommand};
 use super::train::{Source, TrainArgs};
 use super::{OutputArgs, conclude};
 use crate::workload::Workload;
@@ -27,23 +26,9 @@ struct Cli {
 #[derive(Clone, Debug, Subcommand)]
 enum Command {
     /// Runs a parameter server until every trainer has left
-    Serve(OwnServe),
+    Serve(ServeCommand<OwnEvaluate>),
     /// Trains the workload
     Train(OwnArgs),
-}
-
-#[derive(Clone, Debug, clap::Args)]
-struct OwnServe {
-    #[command(flatten)]
-    serve: ServeArgs,
-    #[command(subcommand)]
-    then: Option<Then>,
-}
-
-#[derive(Clone, Debug, Subcommand)]
-enum Then {
-    /// Server 0 measures the model every so often, while training goes on
-    Evaluate(OwnEvaluate),
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -70,10 +55,7 @@ struct OwnArgs {
 pub fn main<W: Workload>(open: impl FnOnce(&Source) -> anyhow::Result<W>) -> ExitCode {
     let Cli { output, command } = Cli::parse();
     conclude(output, || match command {
-        Command::Serve(OwnServe { serve, then: None }) => serve::run(&serve),
-        Command::Serve(OwnServe { serve, then: Some(Then::Evaluate(args)) }) => {
-            args.evaluate.run(&serve, args.own, open)
-        }
+        Command::Serve(command) => command.run(|serve, args| args.evaluate.run(serve, args.own.clone(), open)),
         Command::Train(args) => args.train.run_with(args.own, open),
     })
 }
