@@ -24,15 +24,13 @@ pub async fn is_waited_for(site: &Site) -> Result<()> {
 
     let server = site.pods_of("mnist", Role::Server).await?.pop().context("the server's pod")?;
     let node = server.spec.and_then(|spec| spec.node_name).context("the server has a node")?;
-    let given = async {
+    lend(site, &node, async {
         give(site, &node, json!("1")).await?;
         waits(site, 1).await?;
         give(site, &node, json!("2")).await?;
-        site.phase("mnist", Phase::Succeeded, TRAINING).await
-    };
-    let given = given.await;
-    give(site, &node, Value::Null).await?;
-    given.map(drop)
+        site.phase("mnist", Phase::Succeeded, TRAINING).await.map(drop)
+    })
+    .await
 }
 
 pub async fn is_waited_for_by_all(site: &Site) -> Result<()> {
@@ -43,8 +41,8 @@ pub async fn is_waited_for_by_all(site: &Site) -> Result<()> {
         Some(worker) => worker,
         None => nodes::control_plane(&site.cluster).await?,
     };
-    give(site, &node, json!("1")).await?;
-    let given = async {
+    lend(site, &node, async {
+        give(site, &node, json!("1")).await?;
         site.apply(&job).await?;
         waits(site, 0).await?;
         let told = site.kubectl(&["get", "psjobs,pods", "--output", "wide"]).await?;
@@ -54,13 +52,11 @@ pub async fn is_waited_for_by_all(site: &Site) -> Result<()> {
         ensure!((pods.len(), bound.count()) == (3, 0), "all pods are there and none has a node:\n{told}");
         give(site, &node, json!("2")).await?;
         site.phase("mnist", Phase::Running, SHORT).await?;
-        site.phase("mnist", Phase::Succeeded, TRAINING).await
-    };
-    let given = given.await;
-    give(site, &node, Value::Null).await?;
-    let restarts = given?.restarts;
-    ensure!(restarts == 0, "waiting is no failure: {restarts} restarts");
-    Ok(())
+        let restarts = site.phase("mnist", Phase::Succeeded, TRAINING).await?.restarts;
+        ensure!(restarts == 0, "waiting is no failure: {restarts} restarts");
+        Ok(())
+    })
+    .await
 }
 
 fn job() -> Result<ParameterServerJob> {
@@ -84,6 +80,13 @@ async fn waits(site: &Site, ready: i32) -> Result<()> {
     until(&site.jobs(), "mnist", SHORT, &format!("a trainer to wait for a GPU beside {ready} that have one"), told)
         .await?;
     Ok(())
+}
+
+/// Tells a story in which the node gets GPUs, and takes them back whatever happens.
+async fn lend(site: &Site, node: &str, story: impl Future<Output = Result<()>>) -> Result<()> {
+    let told = story.await;
+    give(site, node, Value::Null).await?;
+    told
 }
 
 async fn give(site: &Site, node: &str, gpus: Value) -> Result<()> {
