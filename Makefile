@@ -30,7 +30,7 @@ build: ## compile psjobs, psjobs-worker and psjobs-operator for use
 	$(WITH_LIBTORCH) $(CARGO) build --locked --release $(PROGRAMS)
 
 .PHONY: test
-test: mnist ## run every test that needs no cluster
+test: mnist fashion ## run every test that needs no cluster
 	$(WITH_LIBTORCH) $(CARGO) build --locked --workspace --bins --tests
 	$(WITH_LIBTORCH) PSJOBS_WORKER=$(abspath $(TARGET))/debug/psjobs-worker $(CARGO) test --locked --workspace
 	$(MAKE) --no-print-directory test-foreign chart

@@ -4,31 +4,18 @@
 mod process;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use process::Running;
+use process::{Running, example, root};
 use serde_json::Value;
 
 const DEADLINE: Duration = Duration::from_secs(3600);
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
 /// The worker to measure, which `make workloads` names.
 fn worker() -> PathBuf {
     std::env::var_os("PSJOBS_WORKER").expect("PSJOBS_WORKER names a psjobs-worker; `make workloads` does").into()
-}
-
-/// An example with some of its text replaced.
-fn example(name: &str, changes: &[(&str, &str)]) -> String {
-    let text = fs::read_to_string(root().join("examples").join(name)).expect("an example");
-    changes.iter().fold(text, |text, (from, to)| {
-        assert_eq!(text.matches(from).count(), 1, "{from:?} in examples/{name}");
-        text.replace(from, to)
-    })
 }
 
 /// The metrics of `psjobs run` with this manifest.

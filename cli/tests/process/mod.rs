@@ -1,13 +1,28 @@
-//! A child process that neither outlives its test nor keeps it for ever.
+//! A child process that neither outlives its test nor keeps it for ever, and the manifests that it is given.
 // Each test target uses its part of this.
 #![allow(dead_code)]
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// A manifest of examples/ with some of its text replaced.
+pub fn example(name: &str, changes: &[(&str, &str)]) -> String {
+    let text = fs::read_to_string(root().join("examples").join(name)).expect("an example");
+    changes.iter().fold(text, |text, (from, to)| {
+        assert_eq!(text.matches(from).count(), 1, "{from:?} in examples/{name}");
+        text.replace(from, to)
+    })
+}
 
 /// Killed when it is dropped.
 pub struct Running(Option<Child>);
