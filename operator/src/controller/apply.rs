@@ -5,7 +5,7 @@ use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, ListParams, Preconditions};
 use kube::core::{ApiResource, DynamicObject, Status};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use psjobs_api::Role;
@@ -20,7 +20,7 @@ use super::dereference::is_owned;
 use super::observe::observe;
 use super::turns::Write;
 use super::validate::ValidJob;
-use super::{Context, ReconcileError, build, shard};
+use super::{Context, ReconcileError, build, request, shard};
 use crate::traces;
 
 /// Requests of one job under way at once.
@@ -142,7 +142,7 @@ async fn create_certificates(context: &Context, job: &ValidJob) -> Result<Option
     let secrets = Api::<Secret>::namespaced(context.client.clone(), &job.namespace);
     let child = format!("secret {}", secret.name_any());
     let _turn = context.turn(Write::Child).await;
-    match secrets.create(&PostParams::default(), &secret).await {
+    match request::create(&secrets, &secret).await {
         Ok(_) => Ok(None),
         Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(None),
         Err(kube::Error::Api(status)) if !is_passing(&status) => {
@@ -221,8 +221,12 @@ where
     let Wanted { child, object, owner, missing } = wanted;
     let name = object.name_any();
     let refused = |message| Ok(Outcome::Refused(Refusal { child: child.clone(), message }));
-    match api.create(&PostParams::default(), object).await {
-        Ok(created) => Ok(Outcome::Exists(created.into())),
+    match request::create(api, *object).await {
+        Ok(metadata) => {
+            let mut created = (*object).clone();
+            *created.meta_mut() = metadata;
+            Ok(Outcome::Exists(created.into()))
+        }
         Err(kube::Error::Api(status)) if status.is_already_exists() => match api.get_opt(&name).await {
             Ok(Some(existing)) if is_owned(&existing, owner) && !shard::same(&existing, *object) => {
                 Err(ReconcileError::Disputed { child: child.clone() })
@@ -266,14 +270,14 @@ async fn delete_one(context: &Context, pods: &Api<Pod>, deletion: &Deletion) -> 
     if deletion.force {
         params = params.grace_period(0);
     }
-    settled(pods.delete(&deletion.name, &params).await.map(drop), || format!("delete pod {}", deletion.name))
+    settled(request::delete(pods, &deletion.name, &params).await, || format!("delete pod {}", deletion.name))
 }
 
 /// Deletes the job itself; its children follow it as owned objects do.
 pub async fn delete_job(client: &Client, job: &ParameterServerJob) -> Result<(), ReconcileError> {
     let jobs = Api::<ParameterServerJob>::namespaced(client.clone(), &job.namespace().unwrap_or_default());
     let params = DeleteParams::background().preconditions(only(&job.uid().unwrap_or_default()));
-    settled(jobs.delete(&job.name_any(), &params).await.map(drop), || "delete the job after its ttl".into())
+    settled(request::delete(&jobs, &job.name_any(), &params).await, || "delete the job after its ttl".into())
 }
 
 fn only(uid: &str) -> Preconditions {

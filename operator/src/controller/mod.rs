@@ -18,6 +18,7 @@ pub mod memory;
 pub mod nodes;
 pub mod observe;
 pub mod pods;
+pub mod request;
 pub mod shard;
 pub mod turns;
 pub mod update_status;

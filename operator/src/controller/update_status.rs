@@ -7,8 +7,8 @@ use kube::{Api, Client, ResourceExt as _};
 use psjobs_api::crd::{ConditionType, JobCondition, ParameterServerJob, ParameterServerJobStatus, RoleStatus};
 use serde_json::{Map, Value, json};
 
-use super::ReconcileError;
 use super::decide::Ledger;
+use super::{ReconcileError, request};
 
 /// Name under which the API server notes the operator's writes.
 const FIELD_MANAGER: &str = "psjobs-operator";
@@ -22,8 +22,9 @@ pub async fn update_status(
     let Some(patch) = status_patch(job, status)? else { return Ok(None) };
     let jobs = Api::<ParameterServerJob>::namespaced(client.clone(), &job.namespace().unwrap_or_default());
     let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
-    match jobs.patch_status(&job.name_any(), &params, &Patch::Merge(patch)).await {
-        Ok(stored) => Ok(Some(stored)),
+    match request::patch_status(&jobs, &job.name_any(), &params, &Patch::Merge(patch)).await {
+        // The patch was taken because the job was as it was read, so its spec still is.
+        Ok(metadata) => Ok(Some(ParameterServerJob { metadata, spec: job.spec.clone(), status: Some(status.clone()) })),
         Err(kube::Error::Api(answer)) if answer.is_conflict() => Err(ReconcileError::OutOfDate),
         Err(kube::Error::Api(answer)) if answer.is_not_found() => Ok(None),
         Err(source) => Err(ReconcileError::Api { what: "write the status".into(), source: Box::new(source) }),
