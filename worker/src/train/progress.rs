@@ -94,7 +94,8 @@ impl Progress {
             self.loss = Some(self.window.mean_loss());
             self.window = Window::new(now, waiting);
         }
-        let due = now - self.reported >= REPORT_EVERY;
+        // The last step at once: an evaluation may follow, which is no time of training.
+        let due = next == self.total || now - self.reported >= REPORT_EVERY;
         if due {
             self.reported = now;
         }
@@ -189,13 +190,13 @@ mod tests {
     }
 
     #[test]
-    fn reports_are_due_once_a_second() {
+    fn reports_are_due_once_a_second_and_after_the_last_step() {
         let start = Instant::now();
         let mut progress = Progress::new(100, 10, start);
-        let due: Vec<bool> = [300, 900, 1100, 1500, 2100, 2200]
-            .map(|ms| progress.step(done(1, 1, 1.0), start + Duration::from_millis(ms)))
+        let due: Vec<bool> = [(1, 300), (2, 900), (3, 1100), (4, 1500), (5, 2100), (99, 2200), (100, 2300)]
+            .map(|(next, ms)| progress.step(done(next, 1, 1.0), start + Duration::from_millis(ms)))
             .into();
-        assert_eq!(due, [false, false, true, false, true, false]);
+        assert_eq!(due, [false, false, true, false, true, false, true]);
     }
 
     #[test]
