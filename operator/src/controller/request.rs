@@ -15,7 +15,7 @@ const METADATA: HeaderValue =
 /// Creates an object; the metadata that it has then.
 pub async fn create<K: Clone + Resource + Serialize>(api: &Api<K>, object: &K) -> Result<ObjectMeta> {
     let body = serde_json::to_vec(object).map_err(Error::SerdeError)?;
-    answer(api, Request::new(api.resource_url()).create(&PostParams::default(), body)).await
+    answer(api, "create", Request::new(api.resource_url()).create(&PostParams::default(), body)).await
 }
 
 /// Changes an object's status; the metadata that the object has then.
@@ -25,25 +25,29 @@ pub async fn patch_status<K: Clone + Resource>(
     params: &PatchParams,
     patch: &Patch<impl Serialize>,
 ) -> Result<ObjectMeta> {
-    answer(api, Request::new(api.resource_url()).patch_subresource("status", name, params, patch)).await
+    let request = Request::new(api.resource_url()).patch_subresource("status", name, params, patch);
+    answer(api, "patch_status", request).await
 }
 
 /// Deletes an object.
 pub async fn delete<K: Clone + Resource>(api: &Api<K>, name: &str, params: &DeleteParams) -> Result<()> {
     let request = Request::new(api.resource_url()).delete(name, params).map_err(Error::BuildRequest)?;
-    api.clone().into_client().request_text(brief(request)).await.map(drop)
+    api.clone().into_client().request_text(brief(request, "delete")).await.map(drop)
 }
 
 async fn answer<K: Clone + Resource>(
     api: &Api<K>,
+    verb: &'static str,
     request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
 ) -> Result<ObjectMeta> {
-    let request = brief(request.map_err(Error::BuildRequest)?);
+    let request = brief(request.map_err(Error::BuildRequest)?, verb);
     let object: PartialObjectMeta = api.clone().into_client().request(request).await?;
     Ok(object.metadata)
 }
 
-fn brief(mut request: http::Request<Vec<u8>>) -> http::Request<Vec<u8>> {
+/// `verb` names the request's span in traces, where the client looks for it.
+fn brief(mut request: http::Request<Vec<u8>>, verb: &'static str) -> http::Request<Vec<u8>> {
     request.headers_mut().insert(ACCEPT, METADATA);
+    request.extensions_mut().insert(verb);
     request
 }
