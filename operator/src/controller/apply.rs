@@ -5,6 +5,7 @@ use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, ListParams, Preconditions};
 use kube::core::{ApiResource, DynamicObject, Status};
 use kube::{Api, Client, Resource, ResourceExt as _};
@@ -28,6 +29,8 @@ const REQUESTS_OF_JOB: usize = 32;
 
 /// What became of a child that was to be created.
 enum Outcome<K> {
+    /// As it was sent, with this metadata.
+    Created(Box<ObjectMeta>),
     Exists(Box<K>),
     Refused(Refusal),
 }
@@ -74,14 +77,14 @@ pub async fn create(
     let requests = stream::iter(requests).buffered(REQUESTS_OF_JOB).try_collect::<Vec<_>>();
     let (service, outcomes) = futures::try_join!(service, requests)?;
     match service {
-        Some(Outcome::Exists(_)) => world.service = true,
+        Some(Outcome::Created(_) | Outcome::Exists(_)) => world.service = true,
         Some(Outcome::Refused(refusal)) => world.refused.push(refusal),
         None => {}
     }
     for outcome in outcomes {
         match outcome {
-            Outcome::Exists(pod) => world.pods.extend(observe(&pod)),
-            Outcome::Refused(refusal) => world.refused.push(refusal),
+            Ok(pod) => world.pods.extend(observe(&pod)),
+            Err(refusal) => world.refused.push(refusal),
         }
     }
     Ok(children.len() - world.refused.len())
@@ -160,17 +163,22 @@ async fn delete_others(groups: &Api<DynamicObject>, job: &ValidJob, name: &str) 
     settled(deleted, || "delete the group of earlier pods".into())
 }
 
-async fn create_pod(context: &Context, job: &ValidJob, new: &NewPod) -> Result<Outcome<Pod>, ReconcileError> {
+async fn create_pod(context: &Context, job: &ValidJob, new: &NewPod) -> Result<Result<Pod, Refusal>, ReconcileError> {
     // Before it is built: those that wait for their turn are thousands, and would be most of the operator's memory.
     let _turn = context.turn(Write::Child).await;
     let pod = traces::step("build").in_scope(|| build::pod(job, new, &context.worker_image));
-    match build::scheduling_group(job) {
-        Some(group) => Box::pin(create_grouped_pod(context, job, &pod, group)).await,
+    let outcome = match build::scheduling_group(job) {
+        Some(group) => Box::pin(create_grouped_pod(context, job, &pod, group)).await?,
         None => {
             let pods = Api::<Pod>::namespaced(context.client.clone(), &job.namespace);
-            create_now(&pods, &wanted(&pod, &job.uid)).await
+            create_now(&pods, &wanted(&pod, &job.uid)).await?
         }
-    }
+    };
+    Ok(match outcome {
+        Outcome::Created(metadata) => Ok(Pod { metadata: *metadata, ..pod }),
+        Outcome::Exists(pod) => Ok(*pod),
+        Outcome::Refused(refusal) => Err(refusal),
+    })
 }
 
 /// Creates a pod with a field that its type here does not have.
@@ -188,6 +196,7 @@ async fn create_grouped_pod(
     let child = format!("pod {}", pod.name_any());
     let grouped = Wanted { child, object: &object, owner: &job.uid, missing: None };
     match create_now(&pods, &grouped).await? {
+        Outcome::Created(metadata) => Ok(Outcome::Created(metadata)),
         Outcome::Exists(object) => {
             let object = serde_json::to_value(object).map_err(ReconcileError::Json)?;
             Ok(Outcome::Exists(Box::new(serde_json::from_value(object).map_err(ReconcileError::Json)?)))
@@ -222,11 +231,7 @@ where
     let name = object.name_any();
     let refused = |message| Ok(Outcome::Refused(Refusal { child: child.clone(), message }));
     match request::create(api, *object).await {
-        Ok(metadata) => {
-            let mut created = (*object).clone();
-            *created.meta_mut() = metadata;
-            Ok(Outcome::Exists(created.into()))
-        }
+        Ok(metadata) => Ok(Outcome::Created(metadata.into())),
         Err(kube::Error::Api(status)) if status.is_already_exists() => match api.get_opt(&name).await {
             Ok(Some(existing)) if is_owned(&existing, owner) && !shard::same(&existing, *object) => {
                 Err(ReconcileError::Disputed { child: child.clone() })
