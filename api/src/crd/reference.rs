@@ -20,11 +20,9 @@ pub fn reference() -> String {
     let definition = serde_json::to_value(definition()).unwrap_or_default();
     let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
     let mut page = HEAD.to_owned();
-    for part in ["spec", "status"] {
-        let schema = &schema["properties"][part];
-        section(&mut page, part, schema);
-        rules(&mut page, schema);
-    }
+    section(&mut page, "spec", &schema["properties"]["spec"]);
+    rules(&mut page, schema);
+    section(&mut page, "status", &schema["properties"]["status"]);
     page
 }
 

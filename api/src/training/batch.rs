@@ -11,6 +11,16 @@ const MOST: u32 = 65_536;
 /// Examples a step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(extend("x-kubernetes-validations" = [
+    {
+        "rule": "self.adaptive || (self.min == 1 && !has(self.max))",
+        "message": "spec.training.batch: min and max are the bounds of an adaptive batch; remove them, or set adaptive to true",
+    },
+    {
+        "rule": "self.min <= self.base && (!has(self.max) || self.base <= self.max)",
+        "message": "spec.training.batch.base must lie between min and max; write bounds around it, or remove them",
+    },
+]))]
 pub struct Batch {
     /// Examples that one trainer reads in one step. Default 32.
     #[serde(default = "default_base")]

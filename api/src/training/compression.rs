@@ -9,6 +9,12 @@ use super::{TrainingError, in_range};
 /// trainer's next one. Trainers on a server's own host use shared memory, and no codec.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(extend("x-kubernetes-validations" = [
+    {
+        "rule": "self.codec == 'TopK' || self.density == 0.01",
+        "message": "spec.training.compression.density is for TopK; remove it, or set codec to TopK",
+    },
+]))]
 pub struct Compression {
     /// Codec of gradients: F32 (default) as they are; BF16 and FP16 half the bytes; INT8 a quarter;
     /// OneBit a sign for each element; TopK only the largest elements.

@@ -9,6 +9,16 @@ use super::{TrainingError, in_range};
 /// When a gradient takes effect.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(extend("x-kubernetes-validations" = [
+    {
+        "rule": "self.mode == 'Sync' || self.backupTrainers == 0",
+        "message": "spec.training.consistency.backupTrainers is for Sync; remove it, or set mode to Sync",
+    },
+    {
+        "rule": "self.mode == 'Bounded' || self.staleness == 8",
+        "message": "spec.training.consistency.staleness is the bound of Bounded; remove it, or set mode to Bounded",
+    },
+]))]
 pub struct Consistency {
     /// Async (default): each gradient is applied when it arrives and answered at once, so a slow
     /// trainer delays nobody. Bounded: as Async, but a trainer waits while it is more than

@@ -9,6 +9,44 @@ use super::{TrainingError, in_range};
 /// does not have is refused.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(extend("x-kubernetes-validations" = [
+    {
+        "rule": "!self.nesterov || self.momentum > 0.0",
+        "message": "spec.training.optimizer.nesterov needs momentum; set momentum above 0, for example 0.9, or remove nesterov",
+    },
+    {
+        "rule": "self.type in ['SGD', 'RMSprop'] || self.momentum == 0.0",
+        "message": "spec.training.optimizer.momentum is an argument of SGD and RMSprop; remove it, or use one of these types",
+    },
+    {
+        "rule": "self.type == 'SGD' || !self.nesterov",
+        "message": "spec.training.optimizer.nesterov is an argument of SGD; remove it, or use type SGD",
+    },
+    {
+        "rule": "self.type != 'FTRL' || self.weightDecay == 0.0",
+        "message": "spec.training.optimizer: FTRL has no weightDecay; write l2 instead",
+    },
+    {
+        "rule": "self.type in ['Adam', 'AdamW'] || (self.beta1 == 0.9 && self.beta2 == 0.999 && !self.amsgrad)",
+        "message": "spec.training.optimizer: beta1, beta2 and amsgrad are arguments of Adam and AdamW; remove them, or use one of these types",
+    },
+    {
+        "rule": "!(self.type in ['SGD', 'FTRL']) || self.epsilon == 1e-8",
+        "message": "spec.training.optimizer: SGD and FTRL have no epsilon; remove it",
+    },
+    {
+        "rule": "self.type == 'RMSprop' || (self.alpha == 0.99 && !self.centered)",
+        "message": "spec.training.optimizer: alpha and centered are arguments of RMSprop; remove them, or use type RMSprop",
+    },
+    {
+        "rule": "self.type == 'Adagrad' || (self.learningRateDecay == 0.0 && self.initialAccumulator == 0.0)",
+        "message": "spec.training.optimizer: learningRateDecay and initialAccumulator are arguments of Adagrad; remove them, or use type Adagrad",
+    },
+    {
+        "rule": "self.type == 'FTRL' || (self.beta == 1.0 && self.l1 == 0.0 && self.l2 == 0.0)",
+        "message": "spec.training.optimizer: beta, l1 and l2 are arguments of FTRL; remove them, or use type FTRL",
+    },
+]))]
 pub struct Optimizer {
     /// SGD (default), Adam, AdamW, Adagrad, RMSprop or FTRL.
     #[serde(default, rename = "type")]

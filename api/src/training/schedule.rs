@@ -9,6 +9,12 @@ use super::{TrainingError, in_range};
 /// consistency mode and for any number of trainers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(extend("x-kubernetes-validations" = [
+    {
+        "rule": "!(self.type in ['Linear', 'Cosine']) || self.totalSteps > 0",
+        "message": "spec.training.schedule.totalSteps: Linear and Cosine need to know where they end; write the steps of one trainer, for example 10000",
+    },
+]))]
 pub struct Schedule {
     /// Constant (default); Step: times `gamma` every `stepSize` steps; Linear or Cosine: down to
     /// `end` x learningRate at step `totalSteps`.

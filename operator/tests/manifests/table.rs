@@ -299,6 +299,11 @@ pub const CHANGES: &[Row] = &[
         "spec.training cannot change while the job runs; set spec.suspend to true first, or create a new job",
     ),
     (
+        "{spec: {training: {optimizer: {learningRate: 0.5}}}, status: {phase: Failed, progress: {step: 7}}}",
+        "spec.training cannot change while the job runs; set spec.suspend to true first, or create a new job",
+    ),
+    ("{spec: {trainer: {gpus: 1}}, status: {phase: Failed}}", TRAINER_CHANGED),
+    (
         "spec: {ps: {replicas: 2}}",
         "spec.ps cannot change while the job runs; set spec.suspend to true first, or create a new job",
     ),
