@@ -12,8 +12,8 @@ use super::{Case, job, say};
 /// Steps/s of trainers whose network lives on a server, over as many local loops'
 #[derive(Debug, Args)]
 pub struct RemoteArgs {
-    /// Steps of each trainer in each run
-    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Steps of each trainer in each run; the first 200 are slower than those after them
+    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
     /// The psjobs-worker to measure [default: the one beside psjobs, or on PATH]
     #[arg(long, value_name = "PATH", env = "PSJOBS_WORKER")]
