@@ -96,7 +96,9 @@ fn mnist_on_the_server() {
 #[test]
 #[ignore = "make workloads"]
 fn perceptron() {
-    for changes in [&[][..], &[("mode: Sync", "mode: Async")]] {
+    // Async keeps a noise of its learning rate: at one rate all the way it ends between .963 and .972.
+    let asynchronous = ("{mode: Sync}", "{mode: Async}\n    schedule: {type: Cosine, totalSteps: 1874}");
+    for changes in [&[][..], &[asynchronous]] {
         let accuracy = reached("accuracy", "mlp.yaml", changes);
         assert!(accuracy >= 0.97, "{accuracy} with {changes:?}");
     }
