@@ -1,6 +1,8 @@
 //! Carries decisions out. Creating is safe to repeat, because names follow from the job, and deleting
 //! is, because a delete names the uid that it means.
 
+use std::time::Instant;
+
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret, Service};
@@ -19,6 +21,7 @@ use tracing::Instrument as _;
 use super::decide::{Child, Deletion, NewPod, Refusal, World};
 use super::dereference::is_owned;
 use super::observe::observe;
+use super::pods::CachedPod;
 use super::turns::Write;
 use super::validate::ValidJob;
 use super::{Context, ReconcileError, build, request, shard};
@@ -64,8 +67,14 @@ pub async fn create(
         if !children.contains(&Child::Service) {
             return Ok(None);
         }
+        let (service, unseen) = (build::service(job), &context.children.new_services);
+        let name = service.name_any();
+        unseen.request(&job.namespace, &name);
         // Boxed: together the requests' states would fill a thread's stack.
-        Box::pin(create_one(context, &services, &wanted(&build::service(job), &job.uid))).await.map(Some)
+        let outcome = Box::pin(create_one(context, &services, &wanted(&service, &job.uid))).await;
+        let is_new = matches!(outcome, Ok(Outcome::Created(_)));
+        unseen.answer(&job.namespace, &name, is_new.then(|| job.uid.clone()), Instant::now());
+        outcome.map(Some)
     };
     let mut requests = Vec::new();
     for child in children {
@@ -167,18 +176,26 @@ async fn create_pod(context: &Context, job: &ValidJob, new: &NewPod) -> Result<R
     // Before it is built: those that wait for their turn are thousands, and would be most of the operator's memory.
     let _turn = context.turn(Write::Child).await;
     let pod = traces::step("build").in_scope(|| build::pod(job, new, &context.worker_image));
+    let (name, unseen) = (pod.name_any(), &context.children.new_pods);
+    unseen.request(&job.namespace, &name);
     let outcome = match build::scheduling_group(job) {
-        Some(group) => Box::pin(create_grouped_pod(context, job, &pod, group)).await?,
+        Some(group) => Box::pin(create_grouped_pod(context, job, &pod, group)).await,
         None => {
             let pods = Api::<Pod>::namespaced(context.client.clone(), &job.namespace);
-            create_now(&pods, &wanted(&pod, &job.uid)).await?
+            create_now(&pods, &wanted(&pod, &job.uid)).await
         }
     };
-    Ok(match outcome {
-        Outcome::Created(metadata) => Ok(Pod { metadata: *metadata, ..pod }),
-        Outcome::Exists(pod) => Ok(*pod),
+    let pod = outcome.map(|outcome| match outcome {
+        Outcome::Created(metadata) => Ok((Pod { metadata: *metadata, ..pod }, true)),
+        Outcome::Exists(pod) => Ok((*pod, false)),
         Outcome::Refused(refusal) => Err(refusal),
-    })
+    });
+    let new = match &pod {
+        Ok(Ok((pod, true))) => CachedPod::read(pod),
+        _ => None,
+    };
+    unseen.answer(&job.namespace, &name, new, Instant::now());
+    Ok(pod?.map(|(pod, _)| pod))
 }
 
 /// Creates a pod with a field that its type here does not have.

@@ -1,7 +1,8 @@
-//! Gathers what a decision looks at from the caches that the watches fill. Nothing here asks the API
-//! server: what a cache does not have yet, creating it again finds out (see `apply`).
+//! Gathers what a decision looks at from the caches that the watches fill, and from what was created since. Nothing here
+//! asks the API server: what neither has, creating it again finds out (see `apply`).
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use k8s_openapi::api::core::v1::Service;
 use kube::core::PartialObjectMeta;
@@ -15,6 +16,7 @@ use super::decide::{Ledger, ProgressReport, World};
 use super::nodes::Nodes;
 use super::observe::ObservedPod;
 use super::pods::CachedPod;
+use super::unseen::Unseen;
 use super::validate::ValidJob;
 
 /// The caches of what jobs own.
@@ -23,13 +25,17 @@ pub struct Children {
     pub pods: Store<CachedPod>,
     pub services: Store<PartialObjectMeta<Service>>,
     pub nodes: Nodes,
+    /// Pods and services that the caches do not have yet; of a service, its job's uid.
+    pub new_pods: Unseen<CachedPod>,
+    pub new_services: Unseen<String>,
     ready: Arc<OnceCell<()>>,
 }
 
 impl Children {
     /// Caches that their watches are about to fill.
     pub fn new(pods: Store<CachedPod>, services: Store<PartialObjectMeta<Service>>, nodes: Nodes) -> Self {
-        Self { pods, services, nodes, ready: Arc::default() }
+        let (new_pods, new_services) = (Unseen::default(), Unseen::default());
+        Self { pods, services, nodes, new_pods, new_services, ready: Arc::default() }
     }
 
     /// Waits for the lists that the caches start with.
@@ -57,15 +63,24 @@ pub fn dereference(
         let highest = job.places(role).max(Ledger::read(status).count(role));
         (0..highest).map(move |index| names::pod(&job.name, role, index))
     });
-    let pods = pods.filter_map(|name| children.pods.get(&ObjectRef::new(&name).within(&job.namespace)));
+    let now = Instant::now();
+    let pods = pods.filter_map(|name| {
+        let cached = || children.pods.get(&ObjectRef::new(&name).within(&job.namespace)).map(Arc::unwrap_or_clone);
+        children.new_pods.get(&job.namespace, &name, now).or_else(cached)
+    });
     let pods = pods.filter(|pod| pod.owner == job.uid).map(|pod| {
-        let pod = Arc::unwrap_or_clone(pod);
         let node_lost = pod.observed.node.as_deref().and_then(|node| children.nodes.lost_since(node));
         (pod.replica, ObservedPod { node_lost, ..pod.observed })
     });
     let pods = pods.collect();
-    let service = ObjectRef::new(&names::service(&job.name)).within(&job.namespace);
-    let service = children.services.get(&service).is_some_and(|service| is_owned(&*service, &job.uid));
+    let service = names::service(&job.name);
+    let service = match children.new_services.get(&job.namespace, &service, now) {
+        Some(owner) => owner == job.uid,
+        None => {
+            let service = children.services.get(&ObjectRef::new(&service).within(&job.namespace));
+            service.is_some_and(|service| is_owned(&*service, &job.uid))
+        }
+    };
     World { pods, service, refused: Vec::new(), progress }
 }
 

@@ -21,6 +21,7 @@ pub mod pods;
 pub mod request;
 pub mod shard;
 pub mod turns;
+mod unseen;
 pub mod update_status;
 pub mod validate;
 mod watch;

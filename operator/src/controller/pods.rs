@@ -12,6 +12,7 @@ use psjobs_api::crd::{ParameterServerJob, names};
 use tracing::warn;
 
 use super::observe::{ObservedPod, Replica, observe};
+use super::unseen::Unseen;
 
 /// A pod as the cache keeps it.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,6 +75,7 @@ impl Lookup for CachedPod {
 /// The cache that a watch fills, and the jobs whose pods it tells of.
 pub fn cache(
     watch: impl Stream<Item = watcher::Result<Event<Pod>>> + Send + 'static,
+    unseen: Unseen<CachedPod>,
 ) -> (Store<CachedPod>, impl Stream<Item = ObjectRef<ParameterServerJob>> + Send + 'static) {
     let (cache, mut writer) = store();
     let jobs = watch.filter_map(move |event| {
@@ -81,6 +83,7 @@ pub fn cache(
         let event = event.ok().and_then(read);
         if let Some(event) = &event {
             writer.apply_watcher_event(event);
+            unseen.told(event);
         }
         std::future::ready(event.and_then(job_of))
     });
@@ -132,7 +135,7 @@ mod tests {
             Event::Delete(pod(0, true)),
             Event::Apply(pod(3, true)),
         ];
-        let (cache, jobs) = cache(stream::iter(events.map(Ok)));
+        let (cache, jobs) = cache(stream::iter(events.map(Ok)), Unseen::default());
         let jobs = jobs.collect::<Vec<_>>().await;
         assert_eq!(jobs, vec![ObjectRef::new("mnist").within("team"); 4], "the pod that no job owns is left out");
         let mut names = cache.state().iter().map(|pod| pod.observed.name.clone()).collect::<Vec<_>>();

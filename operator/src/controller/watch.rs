@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use futures::StreamExt as _;
 use futures::channel::mpsc;
+use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use kube::core::PartialObjectMeta;
 use kube::runtime::controller::{self, Controller};
-use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::reflector::{self, Lookup, ObjectRef, Store};
 use kube::runtime::utils::WatchStreamExt as _;
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt as _};
@@ -19,6 +19,7 @@ use super::dereference::Children;
 use super::nodes::{self, Nodes};
 use super::pods::{self, CachedPod};
 use super::shard::Shard;
+use super::unseen::Unseen;
 use super::{Context, reconcile, retry};
 
 /// Reconciles under way at once. Each is mostly waiting for its turn to write; a job whose status waits must
@@ -45,13 +46,15 @@ impl Watches {
         let (services, service_writer) = reflector::store();
 
         let pod_watch = watcher(api::<Pod>(client, namespace), watcher::Config::default().labels(&pods_of_shard));
-        let (pods, jobs_of_pods) = pods::cache(pod_watch.default_backoff());
+        let (new_pods, new_services) = (Unseen::default(), Unseen::default());
+        let (pods, jobs_of_pods) = pods::cache(pod_watch.default_backoff(), new_pods.clone());
         // Those of all shards: one of a job and only its metadata, so that nobody has to take them over.
         let of_jobs = watcher::Config::default().labels(names::LABEL_JOB);
         let service_watch = watcher(api::<PartialObjectMeta<Service>>(client, namespace), of_jobs)
             .default_backoff()
             .modify(forget_what_nobody_reads)
             .reflect(service_writer)
+            .inspect_ok(told(&new_services))
             .touched_objects();
         let jobs_of_shard = watcher::Config::default().labels(&of_shard);
         let job_watch = watcher(api::<ParameterServerJob>(client, namespace), jobs_of_shard)
@@ -64,9 +67,14 @@ impl Watches {
             .reconcile_on(jobs_of_pods)
             .owns_stream::<PartialObjectMeta<Service>>(service_watch)
             .reconcile_on(progress);
+        let children = |pods, nodes| {
+            let mut children = Children::new(pods, services, nodes);
+            (children.new_pods, children.new_services) = (new_pods, new_services);
+            children
+        };
         if namespace.is_some() {
             // Nodes are in no namespace, and the rights of an operator end at its own.
-            return Self { controller, children: Children::new(pods, services, Nodes::new(None)) };
+            return Self { controller, children: children(pods, Nodes::new(None)) };
         }
         let (nodes, node_writer) = reflector::store();
         let node_watch = watcher(Api::<Node>::all(client.clone()), watcher::Config::default())
@@ -79,7 +87,7 @@ impl Watches {
             let jobs = jobs_on(&node, &on_nodes).into_iter();
             jobs.map(|(namespace, job)| ObjectRef::new(&job).within(&namespace))
         });
-        Self { controller, children: Children::new(pods, services, Nodes::new(Some(nodes))) }
+        Self { controller, children: children(pods, Nodes::new(Some(nodes))) }
     }
 
     pub fn jobs(&self) -> Store<ParameterServerJob> {
@@ -89,6 +97,11 @@ impl Watches {
     pub fn children(&self) -> Children {
         self.children.clone()
     }
+}
+
+fn told<K: Lookup>(unseen: &Unseen<String>) -> impl Fn(&watcher::Event<K>) + Send + 'static {
+    let unseen = unseen.clone();
+    move |event| unseen.told(event)
 }
 
 /// Jobs that have a pod on a node which does not answer; none if it does, as its pods tell the rest.
