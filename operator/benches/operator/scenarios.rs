@@ -51,16 +51,16 @@ async fn burst(site: &Site, case: &'static str, jobs: usize, trainers: u32, runs
         let fleet = Fleet::new(&site.client, jobs, trainers).await?;
         let mut journal = Journal::of(&site.client, &fleet.namespace);
         let names = fleet.names();
-        let before = writes(site).await?;
+        let (before, sent_before) = (writes(site).await?, sent_again(site).await?);
         let begin = Instant::now();
         let stored = fleet.apply(&names, json!({})).await?;
         let times = journal.all(&fleet.creations(&names)).await?;
-        let early = writes(site).await? - before;
+        let (early, again) = (writes(site).await? - before, sent_again(site).await? - sent_before);
         let since = |times: Vec<Instant>| times.into_iter().max().unwrap_or(begin).duration_since(begin).as_secs_f64();
         let (stored, last) = (since(stored), since(times));
         eprintln!(
             "{case}: run {run} of {runs}: jobs stored after {stored:.2} s, last pod after {last:.2} s; {early} statuses and \
-             events until then"
+             events until then, {again} pods sent again"
         );
         values.push(last);
         // Once every status is written, the operator has seen all that it keeps.
@@ -156,13 +156,25 @@ fn print_p99(case: &'static str, values: &[f64], limit: f64) {
 
 /// Statuses and events written so far, as the API server counts them; only the operator writes these.
 async fn writes(site: &Site) -> Result<f64> {
-    let text = site.client.request_text(Request::get("/metrics").body(Vec::new())?).await?;
-    let counts = |line: &&str| {
+    requests(site, |line| {
         let of_status = line.contains("resource=\"parameterserverjobs\"") && line.contains("subresource=\"status\"");
         let of_event = line.contains("resource=\"events\"");
         let write = ["POST", "PUT", "PATCH", "APPLY"].iter().any(|verb| line.contains(&format!("verb=\"{verb}\"")));
-        line.starts_with("apiserver_request_total{") && (of_status || of_event) && write
-    };
+        (of_status || of_event) && write
+    })
+    .await
+}
+
+/// Pods that were to be created and existed, so far.
+async fn sent_again(site: &Site) -> Result<f64> {
+    let refused = ["verb=\"POST\"", "resource=\"pods\"", "code=\"409\""];
+    requests(site, |line| refused.iter().all(|label| line.contains(label))).await
+}
+
+/// Requests so far, of those whose line in the API server's metrics `counts`.
+async fn requests(site: &Site, counts: impl Fn(&str) -> bool) -> Result<f64> {
+    let text = site.client.request_text(Request::get("/metrics").body(Vec::new())?).await?;
+    let counts = |line: &&str| line.starts_with("apiserver_request_total{") && counts(line);
     let values = text.lines().filter(counts).filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
     Ok(values.sum())
 }

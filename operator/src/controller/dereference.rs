@@ -96,6 +96,32 @@ mod tests {
     use tokio::task::JoinSet;
 
     use super::*;
+    use crate::controller::fixtures::{pod, valid_job};
+    use crate::controller::observe::Replica;
+
+    #[test]
+    fn what_was_created_is_there_before_the_caches_have_it() {
+        let (job, status) = (valid_job(""), ParameterServerJobStatus::default());
+        let children = Children::new(store().0, store().0, Nodes::new(None));
+        let replica = Replica::trainer(1);
+        let new = |owner: &str| CachedPod {
+            namespace: job.namespace.clone(),
+            job: job.name.clone(),
+            owner: owner.to_owned(),
+            replica,
+            observed: pod(replica),
+        };
+        let (name, service) = (names::pod(&job.name, Role::Trainer, 1), names::service(&job.name));
+        for (owner, ours) in [(job.uid.as_str(), true), ("an earlier job's of this name", false)] {
+            children.new_pods.request(&job.namespace, &name);
+            children.new_services.request(&job.namespace, &service);
+            assert_eq!(dereference(&job, &status, &children, None), World::default());
+            children.new_pods.answer(&job.namespace, &name, Some(new(owner)), Instant::now());
+            children.new_services.answer(&job.namespace, &service, Some(owner.to_owned()), Instant::now());
+            let world = dereference(&job, &status, &children, None);
+            assert_eq!((world.pods.contains_key(&replica), world.service), (ours, ours), "owned by {owner}");
+        }
+    }
 
     #[tokio::test]
     async fn all_who_wait_for_the_caches_go_on_when_they_are_filled() {
