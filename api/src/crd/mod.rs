@@ -46,9 +46,10 @@ pub const KIND: &str = "ParameterServerJob";
 /// In a rule at the root: the status is being written, with which the spec cannot change; a change of the spec comes
 /// with the status that is stored. To compare the spec costs the API server a third of such a write.
 /// <https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#status-subresource>
-const IS_STATUS: &str = "has(self.status) && has(self.status.phase) && \
-     (!has(oldSelf.status) || !has(oldSelf.status.phase) || self.status.phase != oldSelf.status.phase) || \
-     self.?status.?progress.?step.orValue(0) != oldSelf.?status.?progress.?step.orValue(0)";
+const IS_STATUS: &str = "has(self.status) && (!has(oldSelf.status) || \
+     has(self.status.phase) && (!has(oldSelf.status.phase) || self.status.phase != oldSelf.status.phase) || \
+     has(self.status.progress) && \
+     (!has(oldSelf.status.progress) || self.status.progress.step != oldSelf.status.progress.step))";
 
 /// A training job: parameter servers, and trainers that push gradients to them and pull
 /// parameters back. `spec.trainer.template` is the one field that must be written.

@@ -46,10 +46,13 @@ impl<V: Clone> Unseen<V> {
     /// What became of the request: the child, or `None` if it was not created.
     pub fn answer(&self, namespace: &str, name: &str, child: Option<V>, now: Instant) {
         let (mut children, key) = (self.lock(), (namespace.to_owned(), name.to_owned()));
-        match child {
-            // If it is not there any more, the watch was faster.
-            Some(child) => drop(children.entry(key).and_modify(|known| *known = Child::Created(child, now))),
-            None => drop(children.remove(&key)),
+        let Some(child) = child else {
+            children.remove(&key);
+            return;
+        };
+        // If it is not there any more, the watch was faster.
+        if let Some(known) = children.get_mut(&key) {
+            *known = Child::Created(child, now);
         }
     }
 
