@@ -2,8 +2,7 @@
 //! how a process reads it. The torch names (`MASTER_ADDR`, `RANK`, ...) are the ones users know;
 //! ours carry the prefix `PSJOB_`.
 
-use std::fmt;
-
+use crate::Role;
 use crate::checkpoint::CheckpointPolicy;
 use crate::training::{Training, TrainingError};
 
@@ -51,42 +50,6 @@ pub const PSJOB_CHECKPOINT: &str = "PSJOB_CHECKPOINT";
 pub const PSJOB_TLS_DIR: &str = "PSJOB_TLS_DIR";
 /// File that takes the [`ReplicaResult`](crate::ReplicaResult) at the end.
 pub const PSJOB_RESULT_FILE: &str = "PSJOB_RESULT_FILE";
-
-/// What a replica does in its job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Role {
-    /// A parameter server.
-    Server,
-    /// A trainer.
-    Trainer,
-}
-
-impl Role {
-    /// `ps` or `trainer`, as in pod names, labels and `PSJOB_ROLE`.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Server => "ps",
-            Self::Trainer => "trainer",
-        }
-    }
-
-    /// The reverse of [`Role::as_str`].
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        match text {
-            "ps" => Some(Self::Server),
-            "trainer" => Some(Self::Trainer),
-            _ => None,
-        }
-    }
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
 
 /// Everything a process is told about its job and its own place in it.
 #[derive(Clone, Debug, PartialEq)]

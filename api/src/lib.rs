@@ -11,11 +11,13 @@ pub mod crd;
 pub mod env;
 pub mod progress;
 pub mod result;
+mod role;
 pub mod training;
 
-pub use env::{Environment, Role};
+pub use env::Environment;
 pub use progress::TrainingStatus;
 pub use result::{CheckpointResult, ReplicaResult};
+pub use role::Role;
 pub use training::Training;
 
 /// The port that server 0 listens on unless told otherwise; PyTorch's default master port.

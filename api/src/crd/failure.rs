@@ -5,7 +5,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::env::Role;
+use crate::Role;
 
 /// What happens when pods fail. A disruption (eviction, preemption, a lost node, a deleted pod)
 /// is replaced without counting.

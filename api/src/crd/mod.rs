@@ -44,7 +44,7 @@ pub const MANAGER: &str = "psjobs.dev/operator";
 /// Kind of the resource.
 pub const KIND: &str = "ParameterServerJob";
 /// In a rule at the root: the status is being written, with which the spec cannot change; a change of the spec comes
-/// with the status that is stored. To compare the spec costs the API server a third of such a write.
+/// with the status that is stored. To compare the spec would be a good part of what such a write costs the API server.
 /// <https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#status-subresource>
 const IS_STATUS: &str = "has(self.status) && (!has(oldSelf.status) || \
      has(self.status.phase) && (!has(oldSelf.status.phase) || self.status.phase != oldSelf.status.phase) || \
