@@ -68,13 +68,13 @@ pub async fn create(
             return Ok(None);
         }
         let (service, unseen) = (build::service(job), &context.children.new_services);
-        let name = service.name_any();
-        unseen.request(&job.namespace, &name);
+        let request = unseen.request(&job.namespace, &service.name_any());
         // Boxed: together the requests' states would fill a thread's stack.
-        let outcome = Box::pin(create_one(context, &services, &wanted(&service, &job.uid))).await;
-        let is_new = matches!(outcome, Ok(Outcome::Created(_)));
-        unseen.answer(&job.namespace, &name, is_new.then(|| job.uid.clone()), Instant::now());
-        outcome.map(Some)
+        let outcome = Box::pin(create_one(context, &services, &wanted(&service, &job.uid))).await?;
+        if let Outcome::Created(_) = outcome {
+            request.created(job.uid.clone(), Instant::now());
+        }
+        Ok(Some(outcome))
     };
     let mut requests = Vec::new();
     for child in children {
@@ -176,26 +176,25 @@ async fn create_pod(context: &Context, job: &ValidJob, new: &NewPod) -> Result<R
     // Before it is built: those that wait for their turn are thousands, and would be most of the operator's memory.
     let _turn = context.turn(Write::Child).await;
     let pod = traces::step("build").in_scope(|| build::pod(job, new, &context.worker_image));
-    let (name, unseen) = (pod.name_any(), &context.children.new_pods);
-    unseen.request(&job.namespace, &name);
+    let request = context.children.new_pods.request(&job.namespace, &pod.name_any());
     let outcome = match build::scheduling_group(job) {
-        Some(group) => Box::pin(create_grouped_pod(context, job, &pod, group)).await,
+        Some(group) => Box::pin(create_grouped_pod(context, job, &pod, group)).await?,
         None => {
             let pods = Api::<Pod>::namespaced(context.client.clone(), &job.namespace);
-            create_now(&pods, &wanted(&pod, &job.uid)).await
+            create_now(&pods, &wanted(&pod, &job.uid)).await?
         }
     };
-    let pod = outcome.map(|outcome| match outcome {
-        Outcome::Created(metadata) => Ok((Pod { metadata: *metadata, ..pod }, true)),
-        Outcome::Exists(pod) => Ok((*pod, false)),
+    Ok(match outcome {
+        Outcome::Created(metadata) => {
+            let pod = Pod { metadata: *metadata, ..pod };
+            if let Some(new) = CachedPod::read(&pod) {
+                request.created(new, Instant::now());
+            }
+            Ok(pod)
+        }
+        Outcome::Exists(pod) => Ok(*pod),
         Outcome::Refused(refusal) => Err(refusal),
-    });
-    let new = match &pod {
-        Ok(Ok((pod, true))) => CachedPod::read(pod),
-        _ => None,
-    };
-    unseen.answer(&job.namespace, &name, new, Instant::now());
-    Ok(pod?.map(|(pod, _)| pod))
+    })
 }
 
 /// Creates a pod with a field that its type here does not have.

@@ -32,9 +32,12 @@ pub struct Children {
 }
 
 impl Children {
-    /// Caches that their watches are about to fill.
-    pub fn new(pods: Store<CachedPod>, services: Store<PartialObjectMeta<Service>>, nodes: Nodes) -> Self {
-        let (new_pods, new_services) = (Unseen::default(), Unseen::default());
+    /// Caches that their watches are about to fill, each with what it does not have yet.
+    pub fn new(
+        (pods, new_pods): (Store<CachedPod>, Unseen<CachedPod>),
+        (services, new_services): (Store<PartialObjectMeta<Service>>, Unseen<String>),
+        nodes: Nodes,
+    ) -> Self {
         Self { pods, services, nodes, new_pods, new_services, ready: Arc::default() }
     }
 
@@ -102,7 +105,7 @@ mod tests {
     #[test]
     fn what_was_created_is_there_before_the_caches_have_it() {
         let (job, status) = (valid_job(""), ParameterServerJobStatus::default());
-        let children = Children::new(store().0, store().0, Nodes::new(None));
+        let children = Children::new((store().0, Unseen::default()), (store().0, Unseen::default()), Nodes::new(None));
         let replica = Replica::trainer(1);
         let new = |owner: &str| CachedPod {
             namespace: job.namespace.clone(),
@@ -113,11 +116,11 @@ mod tests {
         };
         let (name, service) = (names::pod(&job.name, Role::Trainer, 1), names::service(&job.name));
         for (owner, ours) in [(job.uid.as_str(), true), ("an earlier job's of this name", false)] {
-            children.new_pods.request(&job.namespace, &name);
-            children.new_services.request(&job.namespace, &service);
+            let new_pod = children.new_pods.request(&job.namespace, &name);
+            let new_service = children.new_services.request(&job.namespace, &service);
             assert_eq!(dereference(&job, &status, &children, None), World::default());
-            children.new_pods.answer(&job.namespace, &name, Some(new(owner)), Instant::now());
-            children.new_services.answer(&job.namespace, &service, Some(owner.to_owned()), Instant::now());
+            new_pod.created(new(owner), Instant::now());
+            new_service.created(owner.to_owned(), Instant::now());
             let world = dereference(&job, &status, &children, None);
             assert_eq!((world.pods.contains_key(&replica), world.service), (ours, ours), "owned by {owner}");
         }
@@ -126,7 +129,7 @@ mod tests {
     #[tokio::test]
     async fn all_who_wait_for_the_caches_go_on_when_they_are_filled() {
         let ((pods, mut pod_writer), (services, mut service_writer)) = (store(), store());
-        let children = Children::new(pods, services, Nodes::new(None));
+        let children = Children::new((pods, Unseen::default()), (services, Unseen::default()), Nodes::new(None));
         let mut waiting = JoinSet::new();
         for _ in 0..10 {
             let children = children.clone();

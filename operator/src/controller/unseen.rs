@@ -37,23 +37,37 @@ impl<V> Default for Unseen<V> {
     }
 }
 
-impl<V: Clone> Unseen<V> {
-    /// A child is about to be created.
-    pub fn request(&self, namespace: &str, name: &str) {
-        self.lock().insert((namespace.to_owned(), name.to_owned()), Child::Requested);
-    }
+/// The request that creates a child. Dropped before its child was created, it leaves nothing.
+#[derive(Debug)]
+pub struct Request<'a, V> {
+    unseen: &'a Unseen<V>,
+    key: Key,
+}
 
-    /// What became of the request: the child, or `None` if it was not created.
-    pub fn answer(&self, namespace: &str, name: &str, child: Option<V>, now: Instant) {
-        let (mut children, key) = (self.lock(), (namespace.to_owned(), name.to_owned()));
-        let Some(child) = child else {
-            children.remove(&key);
-            return;
-        };
-        // If it is not there any more, the watch was faster.
-        if let Some(known) = children.get_mut(&key) {
+impl<V> Request<'_, V> {
+    /// The child was created. Not kept if the watch was faster: it may be deleted by now.
+    pub fn created(self, child: V, now: Instant) {
+        if let Some(known) = self.unseen.lock().get_mut(&self.key) {
             *known = Child::Created(child, now);
         }
+    }
+}
+
+impl<V> Drop for Request<'_, V> {
+    fn drop(&mut self) {
+        let mut children = self.unseen.lock();
+        if let Some(Child::Requested) = children.get(&self.key) {
+            children.remove(&self.key);
+        }
+    }
+}
+
+impl<V> Unseen<V> {
+    /// A child is about to be created.
+    pub fn request(&self, namespace: &str, name: &str) -> Request<'_, V> {
+        let key = (namespace.to_owned(), name.to_owned());
+        self.lock().insert(key.clone(), Child::Requested);
+        Request { unseen: self, key }
     }
 
     /// The watch has told of a child, or begins anew with a list that has them all. To be called when the cache has it.
@@ -70,7 +84,10 @@ impl<V: Clone> Unseen<V> {
     }
 
     /// A child that was created and not told of yet; newer than what the cache has.
-    pub fn get(&self, namespace: &str, name: &str, now: Instant) -> Option<V> {
+    pub fn get(&self, namespace: &str, name: &str, now: Instant) -> Option<V>
+    where
+        V: Clone,
+    {
         let children = self.lock();
         match children.get(&(namespace.to_owned(), name.to_owned()))? {
             Child::Created(child, at) if now.saturating_duration_since(*at) < PATIENCE => Some(child.clone()),
@@ -99,9 +116,9 @@ mod tests {
         let now = Instant::now();
         for event in [Event::Apply(pod("a")), Event::Delete(pod("a")), Event::InitApply(pod("a")), Event::Init] {
             let unseen = Unseen::default();
-            unseen.request("team", "a");
+            let request = unseen.request("team", "a");
             assert_eq!(unseen.get("team", "a", now), None, "nobody knows yet whether it is created");
-            unseen.answer("team", "a", Some(1), now);
+            request.created(1, now);
             unseen.told(&Event::Apply(pod("b")));
             unseen.told(&Event::<Pod>::InitDone);
             assert_eq!(unseen.get("team", "a", now), Some(1));
@@ -114,20 +131,18 @@ mod tests {
     #[test]
     fn an_answer_after_the_watch_and_one_that_refuses_leave_nothing() {
         let (unseen, now) = (Unseen::default(), Instant::now());
-        unseen.request("team", "a");
+        let request = unseen.request("team", "a");
         unseen.told(&Event::Apply(pod("a")));
-        unseen.answer("team", "a", Some(1), now);
+        request.created(1, now);
         assert_eq!(unseen.get("team", "a", now), None, "it may be deleted by now");
-        unseen.request("team", "a");
-        unseen.answer("team", "a", None, now);
+        drop(unseen.request("team", "a"));
         assert!(unseen.lock().is_empty());
     }
 
     #[test]
     fn a_watch_that_is_silent_is_not_waited_for_without_end() {
         let (unseen, now) = (Unseen::default(), Instant::now());
-        unseen.request("team", "a");
-        unseen.answer("team", "a", Some(1), now);
+        unseen.request("team", "a").created(1, now);
         assert_eq!(unseen.get("team", "a", now + PATIENCE - Duration::from_millis(1)), Some(1));
         assert_eq!(unseen.get("team", "a", now + PATIENCE), None);
     }

@@ -8,7 +8,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use kube::core::PartialObjectMeta;
 use kube::runtime::controller::{self, Controller};
-use kube::runtime::reflector::{self, Lookup, ObjectRef, Store};
+use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::utils::WatchStreamExt as _;
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt as _};
@@ -54,7 +54,10 @@ impl Watches {
             .default_backoff()
             .modify(forget_what_nobody_reads)
             .reflect(service_writer)
-            .inspect_ok(told(&new_services))
+            .inspect_ok({
+                let new_services = new_services.clone();
+                move |event| new_services.told(event)
+            })
             .touched_objects();
         let jobs_of_shard = watcher::Config::default().labels(&of_shard);
         let job_watch = watcher(api::<ParameterServerJob>(client, namespace), jobs_of_shard)
@@ -67,11 +70,7 @@ impl Watches {
             .reconcile_on(jobs_of_pods)
             .owns_stream::<PartialObjectMeta<Service>>(service_watch)
             .reconcile_on(progress);
-        let children = |pods, nodes| {
-            let mut children = Children::new(pods, services, nodes);
-            (children.new_pods, children.new_services) = (new_pods, new_services);
-            children
-        };
+        let children = |pods, nodes| Children::new((pods, new_pods), (services, new_services), nodes);
         if namespace.is_some() {
             // Nodes are in no namespace, and the rights of an operator end at its own.
             return Self { controller, children: children(pods, Nodes::new(None)) };
@@ -97,11 +96,6 @@ impl Watches {
     pub fn children(&self) -> Children {
         self.children.clone()
     }
-}
-
-fn told<K: Lookup>(unseen: &Unseen<String>) -> impl Fn(&watcher::Event<K>) + Send + 'static {
-    let unseen = unseen.clone();
-    move |event| unseen.told(event)
 }
 
 /// Jobs that have a pod on a node which does not answer; none if it does, as its pods tell the rest.
