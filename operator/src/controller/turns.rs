@@ -2,7 +2,7 @@
 //! the API server to others (it takes 200 writes at once by default). Each is a connection.
 //!
 //! When many jobs begin or end together, what somebody waits for comes first: ends of jobs, then pods, then other
-//! statuses, then events. A status costs the API server as much as several pods.
+//! statuses, then events. A status costs the API server as much as several pods, so it does not go beside them either.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -29,19 +29,50 @@ pub struct Turns {
     lanes: [Lane; 4],
     /// For one that has waited long enough.
     late: Semaphore,
-    /// Rings when nobody waits in a lane any more.
-    empty: Notify,
+    /// Rings when a lane becomes free: when nobody waits in it any more, and when nobody writes in it any more.
+    free: Notify,
     patience: Duration,
 }
 
 struct Lane {
     permits: Semaphore,
+    size: usize,
     /// Writes that wait for their turn.
     waiting: AtomicUsize,
 }
 
+impl Lane {
+    fn new(size: usize) -> Self {
+        Self { permits: Semaphore::new(size), size, waiting: AtomicUsize::new(0) }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.permits.available_permits() == self.size
+    }
+
+    /// Whether a less urgent write may go.
+    fn lets(&self, write: Write) -> bool {
+        let nobody_misses_it = write >= Write::Status;
+        self.waiting.load(Ordering::Acquire) == 0 && (!nobody_misses_it || self.is_idle())
+    }
+}
+
 /// The right to write, until it is dropped.
-pub struct Turn<'a>(#[expect(dead_code, reason = "held")] [Option<SemaphorePermit<'a>>; 2]);
+pub struct Turn<'a> {
+    turns: &'a Turns,
+    lane: &'a Lane,
+    permit: Option<SemaphorePermit<'a>>,
+    _late: Option<SemaphorePermit<'a>>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.permit = None;
+        if self.lane.is_idle() {
+            self.turns.free.notify_waiters();
+        }
+    }
+}
 
 /// One that waits; also one that gives up waiting is counted out.
 struct Waiting<'a>(&'a Turns, &'a Lane);
@@ -49,54 +80,54 @@ struct Waiting<'a>(&'a Turns, &'a Lane);
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         if self.1.waiting.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.0.empty.notify_waiters();
+            self.0.free.notify_waiters();
         }
     }
 }
 
 impl Default for Turns {
     fn default() -> Self {
-        let lane = |permits| Lane { permits: Semaphore::new(permits), waiting: AtomicUsize::new(0) };
-        let lanes = [lane(16), lane(64), lane(8), lane(4)];
-        Self { lanes, late: Semaphore::new(1), empty: Notify::new(), patience: PATIENCE }
+        let lanes = [16, 64, 8, 4].map(Lane::new);
+        Self { lanes, late: Semaphore::new(1), free: Notify::new(), patience: PATIENCE }
     }
 }
 
 impl Turns {
     /// Waits for the turn to write this. Cancel-safe.
     pub async fn turn(&self, write: Write) -> Turn<'_> {
-        let (before, lane) = (&self.lanes[..write as usize], &self.lanes[write as usize]);
+        let lane = &self.lanes[write as usize];
         lane.waiting.fetch_add(1, Ordering::AcqRel);
         let _waiting = Waiting(self, lane);
         // More of the others than the API server takes in that time: this cannot wait for all.
-        let late = match tokio::time::timeout(self.patience, self.until_empty(before)).await {
+        let late = match tokio::time::timeout(self.patience, self.until_free(write)).await {
             Ok(()) => None,
             Err(_) => Some(acquire(&self.late).await),
         };
-        Turn([late, Some(acquire(&lane.permits).await)])
+        Turn { turns: self, lane, permit: Some(acquire(&lane.permits).await), _late: late }
     }
 
     /// The turn to write this, if it is now.
     pub fn turn_now(&self, write: Write) -> Option<Turn<'_>> {
-        let (before, lane) = (&self.lanes[..write as usize], &self.lanes[write as usize]);
-        let permit = lane.permits.try_acquire().ok().filter(|_| are_empty(before))?;
-        Some(Turn([None, Some(permit)]))
+        let lane = &self.lanes[write as usize];
+        let permit = self.are_free(write).then(|| lane.permits.try_acquire().ok())??;
+        Some(Turn { turns: self, lane, permit: Some(permit), _late: None })
     }
 
-    async fn until_empty(&self, lanes: &[Lane]) {
+    async fn until_free(&self, write: Write) {
         loop {
             // Before the look, so that a ring in between is not missed.
-            let rung = self.empty.notified();
-            if are_empty(lanes) {
+            let rung = self.free.notified();
+            if self.are_free(write) {
                 return;
             }
             rung.await;
         }
     }
-}
 
-fn are_empty(lanes: &[Lane]) -> bool {
-    lanes.iter().all(|lane| lane.waiting.load(Ordering::Acquire) == 0)
+    /// Whether the lanes before that of `write` let it go.
+    fn are_free(&self, write: Write) -> bool {
+        self.lanes[..write as usize].iter().all(|lane| lane.lets(write))
+    }
 }
 
 async fn acquire(permits: &Semaphore) -> SemaphorePermit<'_> {
@@ -110,40 +141,56 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_less_urgent_waits_for_those_that_wait_but_not_for_ever() {
+    async fn what_nobody_waits_for_goes_when_nothing_more_urgent_is_under_way() {
+        let turns = Turns::default();
+        let end = turns.turn(Write::End).await;
+        let child = turns.turn(Write::Child).now_or_never().expect("an end that is being written is in nobody's way");
+        assert!(turns.turn_now(Write::Status).is_none(), "an end and a child are under way");
+        let mut status = Box::pin(turns.turn(Write::Status));
+        assert!(status.as_mut().now_or_never().is_none(), "an end and a child are under way");
+        let mut event = Box::pin(turns.turn(Write::Event));
+        assert!(event.as_mut().now_or_never().is_none(), "the same");
+        drop(end);
+        assert!(status.as_mut().now_or_never().is_none(), "a child is under way");
+        drop(child);
+        let first = status.now_or_never().expect("nothing is under way");
+        let second = turns.turn_now(Write::Status).expect("others of its kind are not in its way");
+        assert!(event.as_mut().now_or_never().is_none(), "two statuses are under way");
+        drop((first, second));
+        assert!(event.now_or_never().is_some(), "nothing is under way");
+    }
+
+    #[tokio::test]
+    async fn what_is_less_urgent_waits_for_those_that_wait() {
+        let turns = Turns::default();
+        let mut under_way = Vec::new();
+        for _ in 0..16 {
+            under_way.push(turns.turn(Write::End).await);
+        }
+        let mut next = Box::pin(turns.turn(Write::End));
+        assert!(next.as_mut().now_or_never().is_none(), "16 are under way");
+        let mut child = Box::pin(turns.turn(Write::Child));
+        assert!(child.as_mut().now_or_never().is_none(), "an end waits");
+        under_way.pop();
+        let _next = next.now_or_never().expect("one of them is written");
+        assert!(child.now_or_never().is_some(), "no end waits any more");
+        let mut next = Box::pin(turns.turn(Write::End));
+        assert!(next.as_mut().now_or_never().is_none());
+        drop(next);
+        assert!(turns.turn(Write::Child).now_or_never().is_some(), "one that gave up waiting is in nobody's way");
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_for_ever() {
         let patience = Duration::from_millis(20);
         let turns = Turns { patience, ..Turns::default() };
-        let mut under_way = Vec::new();
-        for _ in 0..64 {
-            under_way.push(turns.turn(Write::Child).await);
-        }
-        assert!(
-            turns.turn(Write::Status).now_or_never().is_some(),
-            "children that are being written are not in the way"
-        );
-        let mut next = Box::pin(turns.turn(Write::Child));
-        assert!(next.as_mut().now_or_never().is_none(), "64 are under way");
-        assert!(turns.turn(Write::End).now_or_never().is_some(), "an end waits for nobody");
-        assert!(turns.turn_now(Write::Status).is_none(), "a child waits");
-        let mut status = Box::pin(turns.turn(Write::Status));
-        assert!(status.as_mut().now_or_never().is_none(), "a child waits");
-        let mut event = Box::pin(turns.turn(Write::Event));
-        assert!(event.as_mut().now_or_never().is_none(), "a child and a status wait");
-        under_way.pop();
-        let _child = next.await;
-        drop(status.await);
-        drop(event.await);
-        assert!(turns.turn_now(Write::Status).is_some(), "nobody waits any more");
-
-        let mut next = Box::pin(turns.turn(Write::Child));
-        assert!(next.as_mut().now_or_never().is_none());
+        let child = turns.turn(Write::Child).await;
         let late = turns.turn(Write::Status).await;
-        assert!(next.as_mut().now_or_never().is_none(), "it is still there; the status has waited long enough");
         let second = tokio::time::timeout(patience * 3, turns.turn(Write::Status)).await;
         assert!(second.is_err(), "late ones go one at a time");
         drop(late);
         drop(turns.turn(Write::Status).await);
-        drop(next);
-        assert!(turns.turn(Write::Status).now_or_never().is_some(), "one that gave up waiting is in nobody's way");
+        drop(child);
+        assert!(turns.turn(Write::Status).now_or_never().is_some(), "the child is written");
     }
 }

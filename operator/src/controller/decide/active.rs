@@ -21,7 +21,7 @@ impl Draft<'_> {
         }
         self.tell_scaling();
         self.out.status.observed_generation = self.job.generation;
-        self.out.status.start_time = self.prev.start_time.clone().or(self.time());
+        self.out.status.start_time = self.start_time();
         self.note_certificates();
         conditions::clear(&mut self.out.status, ConditionType::Suspended, "Resumed", self.now);
 

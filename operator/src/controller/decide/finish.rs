@@ -7,16 +7,14 @@ use psjobs_api::crd::{CleanPodPolicy, ConditionType, Phase};
 
 use super::conditions::{self, Verdict};
 use super::{Draft, Notice, counted};
-use crate::controller::memory::PASSING;
 use crate::controller::observe::{Life, ObservedPod, Replica};
-use crate::controller::turns;
 
 impl Draft<'_> {
     /// The trainers are done: let the servers end by themselves, for as long as they may take.
     pub(super) fn complete(&mut self) {
         self.ledger.observe(self.pods_without_toll());
         self.out.status.observed_generation = self.job.generation;
-        self.out.status.start_time = self.prev.start_time.clone().or(self.time());
+        self.out.status.start_time = self.start_time();
         self.count();
         self.report_results();
         self.stop_the_rest();
@@ -46,14 +44,13 @@ impl Draft<'_> {
     }
 
     /// When the last trainer ended: the condition may be written some seconds later, and the servers' time runs from
-    /// here. As clocks of nodes differ, not longer ago than the condition may wait.
+    /// here.
     fn trainers_done_at(&self) -> Timestamp {
         let ended = self.pods_of(Role::Trainer).filter_map(|(_, pod)| match pod.life {
             Life::Succeeded { at, .. } => Some(at),
             _ => None,
         });
-        let earliest = self.now.saturating_sub(PASSING + turns::PATIENCE).unwrap_or(self.now);
-        ended.max().map_or(self.now, |at| at.clamp(earliest, self.now))
+        ended.max().map_or(self.now, |at| self.lately(at))
     }
 
     /// Trainers whose success is not waited for, and then the servers, which wait for all of them. Those of an

@@ -30,7 +30,9 @@ use psjobs_api::{CheckpointResult, Role};
 use self::conditions::Verdict;
 pub use self::ledger::Ledger;
 use self::ledger::Toll;
+use super::memory::PASSING;
 use super::observe::{Life, ObservedPod, Replica};
+use super::turns;
 use super::validate::{SpecError, Success, ValidJob};
 
 /// Everything outside the job's own object that a decision looks at.
@@ -283,6 +285,20 @@ impl<'a> Draft<'a> {
     /// `1 server and 2 trainers`.
     fn members(&self) -> String {
         format!("{} and {}", counted(self.job.servers, "server"), counted(self.job.trainers, "trainer"))
+    }
+
+    /// When the job began: when it was created, which a first status tells some seconds later, or resumed.
+    fn start_time(&self) -> Option<Time> {
+        let created = self.job.object.metadata.creation_timestamp.as_ref().filter(|_| self.prev.phase.is_none());
+        let begun = || Time(created.map_or(self.now, |created| self.lately(created.0)));
+        Some(self.prev.start_time.clone().unwrap_or_else(begun))
+    }
+
+    /// A time that others tell: as clocks of machines differ, it is not to come, and not longer ago than a state may
+    /// wait to be written.
+    fn lately(&self, at: Timestamp) -> Timestamp {
+        let earliest = self.now.saturating_sub(PASSING + turns::PATIENCE).unwrap_or(self.now);
+        at.clamp(earliest, self.now)
     }
 
     fn time(&self) -> Option<Time> {

@@ -76,6 +76,8 @@ impl<'a> Draft<'a> {
             None => conditions::clear(&mut self.out.status, ConditionType::Restarting, "Running", self.now),
         }
         self.out.status.reason = self.reason(phase, obstacle.is_some());
+        // A job that has just begun, and nothing is in its way: its pods, and those of others, come first.
+        self.out.passing = self.prev.phase.is_none() && !running && obstacle.is_none() && self.world.refused.is_empty();
         if running && !was_running {
             let some = format!("{} and {}", counted(self.job.servers, "server"), self.running_trainers(&waits_for));
             self.notice("Running", format!("Running: {some}"));

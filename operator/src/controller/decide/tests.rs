@@ -8,6 +8,8 @@ mod failure;
 mod history;
 mod policies;
 
+use std::sync::Arc;
+
 use psjobs_api::crd::{ConditionType, Phase};
 use psjobs_api::{CheckpointResult, ReplicaResult};
 
@@ -35,6 +37,51 @@ fn all_pods_are_created_at_once_and_counted_in_the_same_reconcile() {
     assert_eq!(cluster.phase(), Phase::Pending);
     assert!(conditions::holds(&cluster.status, ConditionType::Created));
     assert_eq!(cluster.told, ["Created: Created the service and the pods of 2 servers and 2 trainers"]);
+}
+
+#[test]
+fn a_first_status_may_wait_unless_there_is_something_to_tell() {
+    let obstacle = crate::controller::observe::Obstacle {
+        reason: "ErrImagePull".into(),
+        message: "not found".into(),
+        unschedulable_since: None,
+    };
+    let passing = |change: &dyn Fn(&mut Cluster)| {
+        let mut cluster = Cluster::new("");
+        cluster.reconcile();
+        change(&mut cluster);
+        cluster.reconcile().passing
+    };
+    let begin = |cluster: &mut Cluster| cluster.status = ParameterServerJobStatus::default();
+    assert!(passing(&begin));
+    assert!(!passing(&|_| ()), "it is written already");
+    let refuse = |cluster: &mut Cluster| {
+        *cluster = Cluster::new("");
+        cluster.refuse = Some("exceeded quota".into());
+    };
+    assert!(!passing(&refuse), "refused");
+    let cannot_start = |cluster: &mut Cluster| {
+        begin(cluster);
+        cluster.edit("ps-0", |pod| ObservedPod { obstacle: Some(obstacle.clone()), ..pod });
+    };
+    assert!(!passing(&cannot_start), "a pod cannot start");
+    let run = |cluster: &mut Cluster| {
+        begin(cluster);
+        cluster.run_all();
+    };
+    assert!(!passing(&run), "it runs");
+}
+
+#[test]
+fn a_job_begins_when_it_is_created_but_its_clock_is_not_trusted_far() {
+    // When it was created, and when it began by what is told at second 100.
+    for (created, begun) in [(99, 99), (94, 94), (40, 94), (130, 100)] {
+        let mut cluster = Cluster::new("");
+        Arc::make_mut(&mut cluster.job.object).metadata.creation_timestamp = Some(Time(at(created)));
+        cluster.pass(100);
+        cluster.reconcile();
+        assert_eq!(cluster.status.start_time, Some(Time(at(begun))), "created at {created}");
+    }
 }
 
 #[test]
