@@ -81,9 +81,9 @@ async fn burst(site: &Site, case: &'static str, jobs: usize, trainers: u32, runs
     Ok(())
 }
 
-/// One job every two seconds: from stored to its last pod.
+/// One job every two seconds: from stored to its last pod. The first finds cold connections, and is the worst.
 async fn paced(site: &Site) -> Result<()> {
-    const JOBS: usize = 30;
+    const JOBS: usize = 100;
     let fleet = Fleet::new(&site.client, JOBS, 4).await?;
     let mut journal = Journal::of(&site.client, &fleet.namespace);
     let mut turns = tokio::time::interval(Duration::from_secs(2));

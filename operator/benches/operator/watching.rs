@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use futures::TryStreamExt as _;
+use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::core::PartialObjectMeta;
+use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use psjobs_api::crd::{ParameterServerJob, Phase};
@@ -79,23 +80,27 @@ impl Drop for Journal {
 }
 
 async fn watch_pods(pods: Api<PartialObjectMeta<Pod>>, note: impl Fn(Change)) {
-    let mut events = Box::pin(watcher(pods, watcher::Config::default()));
-    while let Ok(Some(event)) = events.try_next().await {
-        match event {
-            Event::Apply(pod) | Event::InitApply(pod) => note(Change::PodCreated(pod.name_any())),
-            Event::Delete(pod) => note(Change::PodDeleted(pod.name_any())),
-            Event::Init | Event::InitDone => {}
-        }
-    }
+    let events = watcher(pods, watcher::Config::default()).default_backoff();
+    let note = |event: Event<PartialObjectMeta<Pod>>| match event {
+        Event::Apply(pod) | Event::InitApply(pod) => note(Change::PodCreated(pod.name_any())),
+        Event::Delete(pod) => note(Change::PodDeleted(pod.name_any())),
+        Event::Init | Event::InitDone => {}
+    };
+    events.for_each(async |event| event.map_or_else(begins_anew, note)).await;
 }
 
 async fn watch_jobs(jobs: Api<ParameterServerJob>, note: impl Fn(Change)) {
-    let mut events = Box::pin(watcher(jobs, watcher::Config::default()));
-    while let Ok(Some(event)) = events.try_next().await {
+    let events = watcher(jobs, watcher::Config::default()).default_backoff();
+    let note = |event: Event<ParameterServerJob>| {
         if let Event::Apply(job) | Event::InitApply(job) = event
             && let Some(phase) = job.status.as_ref().and_then(|status| status.phase)
         {
             note(Change::Phase(job.name_any(), phase));
         }
-    }
+    };
+    events.for_each(async |event| event.map_or_else(begins_anew, note)).await;
+}
+
+fn begins_anew(error: watcher::Error) {
+    eprintln!("a watch of the benchmark broke, and begins anew: {error}");
 }
