@@ -1,18 +1,21 @@
 //! One test's place in the cluster: a namespace of its own, and what tests do in it.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use k8s_openapi::api::core::v1::{Namespace, Pod};
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::{Event, Namespace, Pod};
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams, ObjectMeta, PostParams};
+use kube::runtime::{WatchStreamExt, watcher};
 use psjobs_api::Role;
 use psjobs_api::crd::{ParameterServerJob, ParameterServerJobStatus, Phase, names};
 
 use crate::cluster::Cluster;
-use crate::wait::{SHORT, until};
+use crate::wait::{SHORT, until, within};
 
 /// A namespace for one test.
 pub struct Site {
@@ -115,6 +118,29 @@ impl Site {
             self.kubectl(&["get", "pods", "--selector", &of_job, "--output", "wide"]).await,
         ];
         said.map(|said| said.unwrap_or_else(|error| format!("{error:#}"))).join("\n")
+    }
+
+    /// Waits until an event tells of a job: events are written after the status of which they tell.
+    ///
+    /// # Errors
+    /// If none does within a short while.
+    pub async fn event(&self, reason: &str, words: &str) -> Result<()> {
+        let of_jobs = watcher::Config::default().fields("involvedObject.kind=ParameterServerJob");
+        let events = Api::<Event>::namespaced(self.cluster.client.clone(), &self.namespace);
+        let told = async {
+            let mut events = pin!(watcher(events, of_jobs).default_backoff().applied_objects());
+            let tells = |event: &Event| {
+                let text = event.message.as_deref().unwrap_or_default();
+                event.reason.as_deref() == Some(reason) && text.contains(words)
+            };
+            while let Some(event) = events.next().await {
+                if event.is_ok_and(|event| tells(&event)) {
+                    return Ok(());
+                }
+            }
+            bail!("the watch of events ended")
+        };
+        within(SHORT, &format!("an event {reason} with {words:?}"), told).await
     }
 
     /// The uid of each of a job's pods by its name: another one is another pod.

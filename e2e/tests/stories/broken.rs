@@ -24,7 +24,7 @@ pub async fn jobs_tell_why(site: &Site) -> Result<()> {
             "more CPU than any node has",
             with_trainer(|trainer| limit(trainer.resources.get_or_insert_default(), "cpu", "1000"))?,
             &["Unschedulable"],
-            &["trainer 0 cannot start", "Insufficient cpu"],
+            &["cannot start", "Insufficient cpu"],
         ),
         (
             "less memory than training needs",

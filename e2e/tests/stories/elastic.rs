@@ -45,11 +45,8 @@ pub async fn grows_and_shrinks(site: &Site) -> Result<()> {
     let accuracy = metrics.iter().find(|metric| metric.name == "accuracy").context("the job tells its accuracy")?.value;
     println!("    2, 3, then 1 trainers; accuracy {accuracy:.4} (at least {ACCURACY})");
     ensure!(accuracy >= ACCURACY, "the accuracy is {accuracy}");
-    let events = site.kubectl(&["get", "events", "--field-selector", "involvedObject.kind=ParameterServerJob"]).await?;
-    for event in ["Scaled from 2 to 3 trainers", "Scaled from 3 to 1 trainers"] {
-        ensure!(events.contains(event), "no event {event:?} in\n{events}");
-    }
-    Ok(())
+    site.event("ScaledUp", "Scaled from 2 to 3 trainers").await?;
+    site.event("ScaledDown", "Scaled from 3 to 1 trainers").await
 }
 
 async fn scale(site: &Site, trainers: u32) -> Result<()> {

@@ -31,7 +31,5 @@ pub async fn is_told(site: &Site) -> Result<()> {
 
     // The servers go after the condition is written, so that nobody waits for them to learn the cause.
     site.ended("mnist-ps-0").await?;
-    let events = site.kubectl(&["get", "events", "--field-selector", "involvedObject.kind=ParameterServerJob"]).await?;
-    ensure!(events.contains("Failed") && events.contains("exit code 1"), "the job's events are\n{events}");
-    Ok(())
+    site.event("Failed", "exit code 1").await
 }

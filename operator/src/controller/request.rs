@@ -12,20 +12,24 @@ use serde::Serialize;
 const METADATA: HeaderValue =
     HeaderValue::from_static("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json");
 
+/// Name under which the API server notes who wrote what, in metadata.managedFields.
+const FIELD_MANAGER: &str = "psjobs-operator";
+
 /// Creates an object; the metadata that it has then.
 pub async fn create<K: Clone + Resource + Serialize>(api: &Api<K>, object: &K) -> Result<ObjectMeta> {
     let body = serde_json::to_vec(object).map_err(Error::SerdeError)?;
-    answer(api, "create", Request::new(api.resource_url()).create(&PostParams::default(), body)).await
+    let params = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
+    answer(api, "create", Request::new(api.resource_url()).create(&params, body)).await
 }
 
 /// Changes an object's status; the metadata that the object has then.
 pub async fn patch_status<K: Clone + Resource>(
     api: &Api<K>,
     name: &str,
-    params: &PatchParams,
     patch: &Patch<impl Serialize>,
 ) -> Result<ObjectMeta> {
-    let request = Request::new(api.resource_url()).patch_subresource("status", name, params, patch);
+    let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
+    let request = Request::new(api.resource_url()).patch_subresource("status", name, &params, patch);
     answer(api, "patch_status", request).await
 }
 

@@ -2,16 +2,13 @@
 //! resource version says exactly that; server-side apply would force a field over another writer's
 //! newer one, and a restart that was counted on an old status would be counted twice.
 
-use kube::api::{Patch, PatchParams};
+use kube::api::Patch;
 use kube::{Api, Client, ResourceExt as _};
 use psjobs_api::crd::{ConditionType, JobCondition, ParameterServerJob, ParameterServerJobStatus, RoleStatus};
 use serde_json::{Map, Value, json};
 
 use super::decide::Ledger;
 use super::{ReconcileError, request};
-
-/// Name under which the API server notes the operator's writes.
-const FIELD_MANAGER: &str = "psjobs-operator";
 
 /// Writes `status` if it differs from the job's. Returns the job as stored then.
 pub async fn update_status(
@@ -21,8 +18,7 @@ pub async fn update_status(
 ) -> Result<Option<ParameterServerJob>, ReconcileError> {
     let Some(patch) = status_patch(job, status)? else { return Ok(None) };
     let jobs = Api::<ParameterServerJob>::namespaced(client.clone(), &job.namespace().unwrap_or_default());
-    let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
-    match request::patch_status(&jobs, &job.name_any(), &params, &Patch::Merge(patch)).await {
+    match request::patch_status(&jobs, &job.name_any(), &Patch::Merge(patch)).await {
         // The patch was taken because the job was as it was read, so its spec still is.
         Ok(metadata) => Ok(Some(ParameterServerJob { metadata, spec: job.spec.clone(), status: Some(status.clone()) })),
         Err(kube::Error::Api(answer)) if answer.is_conflict() => Err(ReconcileError::OutOfDate),
