@@ -1,20 +1,30 @@
 //! The limit: a client that creates the same objects as the operator does, and nothing else. A watch notes when they
 //! exist, as for the operator, because it tells later than the answers do, and costs the API server something too.
+//! Also one that writes the same last statuses, when a watch tells it that the pods have ended.
 
+use std::collections::{HashMap, HashSet};
+use std::future::ready;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::{Pod, Secret, Service};
-use kube::api::{ListParams, ObjectMeta, PostParams};
+use kube::api::{ListParams, ObjectMeta, Patch, PostParams};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, Resource, ResourceExt as _};
+use psjobs_api::crd::{ParameterServerJob, Phase};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
 
+use crate::fleet::patch_status;
 use crate::watching::{Change, Journal};
 
 /// Requests under way at once; more do not make this API server faster.
 const REQUESTS: usize = 64;
+/// Statuses under way at once.
+const STATUSES: usize = 64;
 
 /// Seconds that creating the pods, services and certificates of `from` in `to` takes, until the last pod is told of.
 pub async fn copy(client: &Client, from: &str, to: &str) -> Result<f64> {
@@ -68,4 +78,64 @@ where
     let requests = objects.iter().map(|object| api.create(&params, object)).collect::<Vec<_>>();
     stream::iter(requests).buffer_unordered(REQUESTS).try_for_each(async |_| Ok(())).await?;
     Ok(())
+}
+
+/// The statuses with which jobs ended, by name.
+pub struct Ends(HashMap<String, End>);
+
+/// A status in two halves.
+struct End {
+    before: Map<String, Value>,
+    /// What the last write brought.
+    last: Map<String, Value>,
+}
+
+impl Ends {
+    /// Of the jobs of a namespace, which have ended.
+    pub async fn of(client: &Client, namespace: &str) -> Result<Self> {
+        let halves = |job: ParameterServerJob| {
+            let Value::Object(mut last) = serde_json::to_value(&job.status)? else { anyhow::bail!("no status") };
+            let mut before = last.clone();
+            before.insert("phase".into(), serde_json::to_value(Phase::Running)?);
+            before.remove("completionTime");
+            if let Some(conditions) = before.get_mut("conditions").and_then(Value::as_array_mut) {
+                conditions.retain(|condition| condition["type"] != "Succeeded");
+            }
+            last.retain(|key, value| before.get(key) != Some(value));
+            Ok((job.name_any(), End { before, last }))
+        };
+        Ok(Self(list::<ParameterServerJob>(client, namespace).await?.into_iter().map(halves).collect::<Result<_>>()?))
+    }
+
+    /// Jobs of these names are as they were before their ends.
+    pub async fn begin(&self, client: &Client, namespace: &str) -> Result<()> {
+        let all = stream::iter(self.0.iter().map(|(name, end)| tell(client, namespace, name, &end.before)));
+        all.buffer_unordered(STATUSES).try_for_each(async |()| Ok(())).await
+    }
+
+    /// Writes the last status of each, as soon as so many of its pods have ended.
+    pub async fn write(&self, client: &Client, namespace: &str, pods: usize) -> Result<()> {
+        let watched = watcher(Api::<Pod>::namespaced(client.clone(), namespace), watcher::Config::default());
+        let mut ended = HashMap::<String, HashSet<String>>::new();
+        let done = watched.default_backoff().applied_objects().filter_map(|pod| {
+            let pod =
+                pod.ok().filter(|pod| pod.status.as_ref().is_some_and(|s| s.phase.as_deref() == Some("Succeeded")));
+            ready(pod.and_then(|pod| {
+                let name = pod.name_any();
+                let (job, _) = name.split_once("-ps-").or_else(|| name.split_once("-trainer-"))?;
+                let of_job = ended.entry(job.to_owned()).or_default();
+                (of_job.insert(name.clone()) && of_job.len() == pods).then(|| job.to_owned())
+            }))
+        });
+        let writes = done.map(async |job| {
+            let end = self.0.get(&job).with_context(|| format!("{job} had an end"))?;
+            tell(client, namespace, &job, &end.last).await
+        });
+        writes.buffer_unordered(STATUSES).take(self.0.len()).try_for_each(async |()| Ok(())).await
+    }
+}
+
+async fn tell(client: &Client, namespace: &str, job: &str, status: &Map<String, Value>) -> Result<()> {
+    let jobs = Api::<ParameterServerJob>::namespaced(client.clone(), namespace);
+    patch_status(client, jobs.resource_url(), job, &Patch::Merge(json!({"status": status}))).await
 }

@@ -4,9 +4,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
+use http::header::{ACCEPT, HeaderValue};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, Namespace, Pod, Secret, Service};
 use kube::api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams};
+use kube::core::{PartialObjectMeta, Request};
 use kube::{Api, Client, ResourceExt as _};
 use psjobs_api::Role;
 use psjobs_api::crd::{ParameterServerJob, names};
@@ -17,6 +19,8 @@ use crate::watching::Change;
 
 /// Requests of this program under way at once.
 const REQUESTS: usize = 64;
+
+const METADATA: HeaderValue = HeaderValue::from_static("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1");
 
 /// Jobs of one size.
 pub struct Fleet {
@@ -45,19 +49,15 @@ impl Fleet {
         jobs.iter().flat_map(|job| self.pods_of(job)).map(Change::PodCreated).collect()
     }
 
-    /// Creates jobs; when each of them was stored.
-    pub async fn apply(&self, jobs: &[String], run_policy: Value) -> Result<Vec<Instant>> {
+    /// Creates jobs with `more` in their specs; when each of them was stored.
+    pub async fn apply(&self, jobs: &[String], more: Value) -> Result<Vec<Instant>> {
         let api = Api::<ParameterServerJob>::namespaced(self.client.clone(), &self.namespace);
         let template = json!({"spec": {"containers": [{"name": "trainer", "image": "psjobs-worker:0.1.0", "args": ["train", "mnist"]}]}});
+        let mut spec = more;
+        spec["startupPolicy"] = "AnyOrder".into();
+        spec["trainer"] = json!({"replicas": self.trainers, "template": template});
         let requests = jobs.iter().map(|name| {
-            let object = json!({
-                "metadata": {"name": name},
-                "spec": {
-                    "startupPolicy": "AnyOrder",
-                    "trainer": {"replicas": self.trainers, "template": template},
-                    "runPolicy": run_policy,
-                },
-            });
+            let object = json!({"metadata": {"name": name}, "spec": spec});
             let api = &api;
             async move {
                 api.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
@@ -107,10 +107,10 @@ impl Fleet {
             status["containerStatuses"] = json!([{
                 "name": container, "image": "i", "imageID": "i", "ready": true, "restartCount": 0, "state": state
             }]);
-            let api = &api;
+            let pods = api.resource_url();
             async move {
                 let patch = Patch::Merge(json!({ "status": status }));
-                api.patch_status(name, &PatchParams::default(), &patch).await?;
+                patch_status(&self.client, pods, name, &patch).await?;
                 anyhow::Ok(Instant::now())
             }
         });
@@ -121,6 +121,15 @@ impl Fleet {
     pub async fn clear(&self) -> Result<()> {
         clear(&self.client, &self.namespace).await
     }
+}
+
+/// Changes a status. The answer is metadata alone: a kubelet's, in protobuf, costs the API server as little, and this
+/// program on the same cores has no use for the rest.
+pub async fn patch_status(client: &Client, resource: &str, name: &str, patch: &Patch<Value>) -> Result<()> {
+    let mut request = Request::new(resource).patch_subresource("status", name, &PatchParams::default(), patch)?;
+    request.headers_mut().insert(ACCEPT, METADATA);
+    client.request::<PartialObjectMeta>(request).await?;
+    Ok(())
 }
 
 /// A new namespace.

@@ -103,6 +103,7 @@ async fn paced(site: &Site) -> Result<()> {
 /// 200 jobs from apply to Succeeded; their last trainers are done at once, and their servers then end.
 async fn whole_life(site: &Site) -> Result<()> {
     let (mut p99s, mut per_job_writes, mut per_job_cpu) = (Vec::new(), Vec::new(), Vec::new());
+    let mut bare_p99s = Vec::new();
     for _ in 0..RUNS {
         let fleet = Fleet::new(&site.client, 200, 4).await?;
         let mut journal = Journal::of(&site.client, &fleet.namespace);
@@ -112,24 +113,51 @@ async fn whole_life(site: &Site) -> Result<()> {
         journal.all(&fleet.creations(&names)).await?;
         fleet.run(&names).await?;
         journal.all(&phases(&names, Phase::Running)).await?;
-        fleet.end(&names, Role::Trainer, 0..3).await?;
-        let done = fleet.end(&names, Role::Trainer, 3..4).await?;
-        let ended = fleet.end(&names, Role::Server, 0..1).await?;
-        let succeeded = journal.all(&phases(&names, Phase::Succeeded)).await?;
-        // A job is done when its server has ended too; that is the bench's own doing.
-        let done = done.into_iter().zip(ended).map(|(trainer, server)| trainer.max(server));
-        p99s.push(p99("done-to-succeeded-p99-s", &waits(done, succeeded)));
+        p99s.push(p99("done-to-succeeded-p99-s", &until_succeeded(&fleet, &names, &mut journal).await?));
         // The event of its end is the last that is written of a job.
         fleet.told(names.len(), "Succeeded").await?;
         let per_job = |total: f64| total / names.len() as f64;
         per_job_writes.push(per_job(self::writes(site).await? - writes));
         per_job_cpu.push(per_job(site.operator.cpu_seconds()? - cpu));
+        drop(journal);
+        bare_p99s.push(bare_ends(site, &fleet, &names).await?);
         fleet.clear().await?;
     }
     print("done-to-succeeded-p99-s", "s", &p99s, &[1.0]);
+    print("bare-done-to-succeeded-p99-s", "s", &bare_p99s, &[]);
     print("writes-per-job", "writes", &per_job_writes, &[8.0]);
     print("cpu-s-per-job", "s", &per_job_cpu, &[]);
     Ok(())
+}
+
+/// Ends all pods of jobs that run, the last trainers at once: how long each job then takes to succeed.
+async fn until_succeeded(fleet: &Fleet, names: &[String], journal: &mut Journal) -> Result<Vec<f64>> {
+    fleet.end(names, Role::Trainer, 0..3).await?;
+    let done = fleet.end(names, Role::Trainer, 3..4).await?;
+    let ended = fleet.end(names, Role::Server, 0..1).await?;
+    let succeeded = journal.all(&phases(names, Phase::Succeeded)).await?;
+    // A job is done when its server has ended too; that is the bench's own doing.
+    let done = done.into_iter().zip(ended).map(|(trainer, server)| trainer.max(server));
+    Ok(waits(done, succeeded))
+}
+
+/// The same ends of the same pods, and statuses written by a client that does nothing else. The operator leaves these
+/// jobs alone.
+async fn bare_ends(site: &Site, of: &Fleet, names: &[String]) -> Result<f64> {
+    let ends = bare::Ends::of(&site.client, &of.namespace).await?;
+    let fleet = Fleet::new(&site.client, of.jobs, of.trainers).await?;
+    fleet.apply(names, json!({"managedBy": "psjobs.dev/bench"})).await?;
+    bare::copy(&site.client, &of.namespace, &fleet.namespace).await?;
+    let mut journal = Journal::of(&site.client, &fleet.namespace);
+    fleet.run(names).await?;
+    ends.begin(&site.client, &fleet.namespace).await?;
+    journal.all(&phases(names, Phase::Running)).await?;
+    let (waits, ()) = tokio::try_join!(
+        until_succeeded(&fleet, names, &mut journal),
+        ends.write(&site.client, &fleet.namespace, of.trainers as usize + 1)
+    )?;
+    fleet.clear().await?;
+    Ok(p99("bare-done-to-succeeded-p99-s", &waits))
 }
 
 /// 200 jobs whose servers do not end by themselves: from the end of the drain until they are gone.
@@ -137,7 +165,7 @@ async fn stubborn_servers(site: &Site) -> Result<()> {
     let fleet = Fleet::new(&site.client, 200, 1).await?;
     let mut journal = Journal::of(&site.client, &fleet.namespace);
     let names = fleet.names();
-    fleet.apply(&names, json!({"serverDrainSeconds": DRAIN.as_secs()})).await?;
+    fleet.apply(&names, json!({"runPolicy": {"serverDrainSeconds": DRAIN.as_secs()}})).await?;
     journal.all(&fleet.creations(&names)).await?;
     fleet.run(&names).await?;
     journal.all(&phases(&names, Phase::Running)).await?;
