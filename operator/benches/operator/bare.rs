@@ -17,6 +17,7 @@ use psjobs_api::crd::{ParameterServerJob, Phase};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
+use tokio::sync::watch;
 
 use crate::fleet::patch_status;
 use crate::watching::{Change, Journal};
@@ -113,8 +114,14 @@ impl Ends {
         all.buffer_unordered(STATUSES).try_for_each(async |()| Ok(())).await
     }
 
-    /// Writes the last status of each, as soon as so many of its pods have ended.
-    pub async fn write(&self, client: &Client, namespace: &str, pods: usize) -> Result<()> {
+    /// Writes the last status of each, as soon as so many of its pods have ended; `heard` is of how many of all.
+    pub async fn write(
+        &self,
+        client: &Client,
+        namespace: &str,
+        pods: usize,
+        heard: watch::Sender<usize>,
+    ) -> Result<()> {
         let watched = watcher(Api::<Pod>::namespaced(client.clone(), namespace), watcher::Config::default());
         let mut ended = HashMap::<String, HashSet<String>>::new();
         let done = watched.default_backoff().applied_objects().filter_map(|pod| {
@@ -124,7 +131,9 @@ impl Ends {
                 let name = pod.name_any();
                 let (job, _) = name.split_once("-ps-").or_else(|| name.split_once("-trainer-"))?;
                 let of_job = ended.entry(job.to_owned()).or_default();
-                (of_job.insert(name.clone()) && of_job.len() == pods).then(|| job.to_owned())
+                let new = of_job.insert(name.clone());
+                heard.send_modify(|count| *count += usize::from(new));
+                (new && of_job.len() == pods).then(|| job.to_owned())
             }))
         });
         let writes = done.map(async |job| {

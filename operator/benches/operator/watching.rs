@@ -23,6 +23,8 @@ pub enum Change {
     PodCreated(String),
     PodDeleted(String),
     Phase(String, Phase),
+    /// So many of a job's trainers are done, as its status says.
+    Done(String, i32),
 }
 
 /// First times of changes in one namespace, from now on.
@@ -92,10 +94,13 @@ async fn watch_pods(pods: Api<PartialObjectMeta<Pod>>, note: impl Fn(Change)) {
 async fn watch_jobs(jobs: Api<ParameterServerJob>, note: impl Fn(Change)) {
     let events = watcher(jobs, watcher::Config::default()).default_backoff();
     let note = |event: Event<ParameterServerJob>| {
-        if let Event::Apply(job) | Event::InitApply(job) = event
-            && let Some(phase) = job.status.as_ref().and_then(|status| status.phase)
-        {
+        let (Event::Apply(job) | Event::InitApply(job)) = event else { return };
+        let Some(status) = &job.status else { return };
+        if let Some(phase) = status.phase {
             note(Change::Phase(job.name_any(), phase));
+        }
+        if let Some(trainers) = &status.trainer {
+            note(Change::Done(job.name_any(), trainers.succeeded));
         }
     };
     events.for_each(async |event| event.map_or_else(begins_anew, note)).await;
