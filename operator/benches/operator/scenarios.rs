@@ -111,11 +111,13 @@ async fn whole_life(site: &Site) -> Result<()> {
     let mut bare_p99s = Vec::new();
     for _ in 0..RUNS {
         let fleet = Fleet::new(&site.client, 200, 4).await?;
-        let mut journal = Journal::of(&site.client, &fleet.namespace);
+        let mut creations = Journal::of(&site.client, &fleet.namespace);
         let names = fleet.names();
         let (writes, cpu) = (writes(site).await?, site.operator.cpu_seconds()?);
         fleet.apply(&names, json!({})).await?;
-        journal.all(&fleet.creations(&names)).await?;
+        creations.all(&fleet.creations(&names)).await?;
+        drop(creations);
+        let mut journal = Journal::of_jobs(&site.client, &fleet.namespace);
         fleet.run(&names).await?;
         journal.all(&phases(&names, Phase::Running)).await?;
         fleet.end(&names, Role::Trainer, 0..3).await?;
@@ -155,7 +157,7 @@ async fn bare_ends(site: &Site, of: &Fleet, names: &[String]) -> Result<f64> {
     let fleet = Fleet::new(&site.client, of.jobs, of.trainers).await?;
     fleet.apply(names, json!({"managedBy": "psjobs.dev/bench"})).await?;
     bare::copy(&site.client, &of.namespace, &fleet.namespace).await?;
-    let mut journal = Journal::of(&site.client, &fleet.namespace);
+    let mut journal = Journal::of_jobs(&site.client, &fleet.namespace);
     fleet.run(names).await?;
     ends.begin(&site.client, &fleet.namespace).await?;
     journal.all(&phases(names, Phase::Running)).await?;

@@ -31,11 +31,20 @@ pub enum Change {
 pub struct Journal {
     times: Arc<Mutex<HashMap<Change, Instant>>>,
     count: watch::Receiver<usize>,
-    tasks: [JoinHandle<()>; 2],
+    tasks: Vec<JoinHandle<()>>,
 }
 
 impl Journal {
     pub fn of(client: &Client, namespace: &str) -> Self {
+        Self::new(client, namespace, true)
+    }
+
+    /// Without a watch of pods, which costs the API server a share of each change of theirs.
+    pub fn of_jobs(client: &Client, namespace: &str) -> Self {
+        Self::new(client, namespace, false)
+    }
+
+    fn new(client: &Client, namespace: &str, pods_too: bool) -> Self {
         let times = Arc::new(Mutex::new(HashMap::new()));
         let (counter, count) = watch::channel(0);
         let note = {
@@ -48,7 +57,10 @@ impl Journal {
         };
         let pods = Api::<PartialObjectMeta<Pod>>::namespaced(client.clone(), namespace);
         let jobs = Api::<ParameterServerJob>::namespaced(client.clone(), namespace);
-        let tasks = [tokio::spawn(watch_pods(pods, note.clone())), tokio::spawn(watch_jobs(jobs, note))];
+        let mut tasks = vec![tokio::spawn(watch_jobs(jobs, note.clone()))];
+        if pods_too {
+            tasks.push(tokio::spawn(watch_pods(pods, note)));
+        }
         Self { times, count, tasks }
     }
 
