@@ -187,7 +187,7 @@ async fn a_reconcile_is_a_trace_of_its_steps_and_the_last_arrive_at_the_end() {
     tree.only(pod, "build");
     let request = tree.only(pod, "create");
     assert_eq!(request.kind, SpanKind::Client as i32);
-    assert!(texts(&request.attributes)["http.url"].contains("/pods?"), "{request:#?}");
+    assert!(texts(&request.attributes)["http.url"].ends_with("/pods?&fieldManager=psjobs-operator"), "{request:#?}");
 
     let wrote = tree.roots().find(|root| tree.names(root).contains("update_status")).expect("one wrote the status");
     let wrote = texts(&tree.only(wrote, "update_status").attributes);

@@ -9,14 +9,14 @@ use std::time::Instant;
 use anyhow::{Context as _, Result};
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::{Pod, Secret, Service};
-use kube::api::{ListParams, ObjectMeta, Patch, PostParams};
+use kube::api::{ListParams, ObjectMeta, PostParams};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use psjobs_api::crd::{ParameterServerJob, Phase};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use tokio::sync::watch;
 
 use crate::fleet::patch_status;
@@ -24,8 +24,6 @@ use crate::watching::{Change, Journal};
 
 /// Requests under way at once; more do not make this API server faster.
 const REQUESTS: usize = 64;
-/// Statuses under way at once.
-const STATUSES: usize = 64;
 
 /// Seconds that creating the pods, services and certificates of `from` in `to` takes, until the last pod is told of.
 pub async fn copy(client: &Client, from: &str, to: &str) -> Result<f64> {
@@ -110,8 +108,9 @@ impl Ends {
 
     /// Jobs of these names are as they were before their ends.
     pub async fn begin(&self, client: &Client, namespace: &str) -> Result<()> {
-        let all = stream::iter(self.0.iter().map(|(name, end)| tell(client, namespace, name, &end.before)));
-        all.buffer_unordered(STATUSES).try_for_each(async |()| Ok(())).await
+        let jobs = Api::<ParameterServerJob>::namespaced(client.clone(), namespace);
+        let all = stream::iter(self.0.iter().map(|(name, end)| patch_status(&jobs, name, &end.before)));
+        all.buffer_unordered(REQUESTS).try_for_each(async |()| Ok(())).await
     }
 
     /// Writes the last status of each, as soon as so many of its pods have ended; `heard` is of how many of all.
@@ -122,29 +121,28 @@ impl Ends {
         pods: usize,
         heard: watch::Sender<usize>,
     ) -> Result<()> {
+        let jobs = Api::<ParameterServerJob>::namespaced(client.clone(), namespace);
         let watched = watcher(Api::<Pod>::namespaced(client.clone(), namespace), watcher::Config::default());
         let mut ended = HashMap::<String, HashSet<String>>::new();
-        let done = watched.default_backoff().applied_objects().filter_map(|pod| {
-            let pod =
-                pod.ok().filter(|pod| pod.status.as_ref().is_some_and(|s| s.phase.as_deref() == Some("Succeeded")));
-            ready(pod.and_then(|pod| {
-                let name = pod.name_any();
-                let (job, _) = name.split_once("-ps-").or_else(|| name.split_once("-trainer-"))?;
-                let of_job = ended.entry(job.to_owned()).or_default();
-                let new = of_job.insert(name.clone());
-                heard.send_modify(|count| *count += usize::from(new));
-                (new && of_job.len() == pods).then(|| job.to_owned())
-            }))
-        });
+        let mut completes = |pod: Pod| {
+            let name = ended_well(&pod).then(|| pod.name_any())?;
+            let (job, _) = name.split_once("-ps-").or_else(|| name.split_once("-trainer-"))?;
+            let job = job.to_owned();
+            let of_job = ended.entry(job.clone()).or_default();
+            let new = of_job.insert(name);
+            heard.send_modify(|count| *count += usize::from(new));
+            (new && of_job.len() == pods).then_some(job)
+        };
+        let done = watched.default_backoff().applied_objects();
+        let done = done.filter_map(|pod| ready(pod.ok().and_then(&mut completes)));
         let writes = done.map(async |job| {
             let end = self.0.get(&job).with_context(|| format!("{job} had an end"))?;
-            tell(client, namespace, &job, &end.last).await
+            patch_status(&jobs, &job, &end.last).await
         });
-        writes.buffer_unordered(STATUSES).take(self.0.len()).try_for_each(async |()| Ok(())).await
+        writes.buffer_unordered(REQUESTS).take(self.0.len()).try_for_each(async |()| Ok(())).await
     }
 }
 
-async fn tell(client: &Client, namespace: &str, job: &str, status: &Map<String, Value>) -> Result<()> {
-    let jobs = Api::<ParameterServerJob>::namespaced(client.clone(), namespace);
-    patch_status(client, jobs.resource_url(), job, &Patch::Merge(json!({"status": status}))).await
+fn ended_well(pod: &Pod) -> bool {
+    pod.status.as_ref().is_some_and(|status| status.phase.as_deref() == Some("Succeeded"))
 }

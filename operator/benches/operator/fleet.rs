@@ -9,9 +9,10 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, Namespace, Pod, Secret, Service};
 use kube::api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::core::{PartialObjectMeta, Request};
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Api, Client, Resource, ResourceExt as _};
 use psjobs_api::Role;
 use psjobs_api::crd::{ParameterServerJob, names};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::DEADLINE;
@@ -107,10 +108,9 @@ impl Fleet {
             status["containerStatuses"] = json!([{
                 "name": container, "image": "i", "imageID": "i", "ready": true, "restartCount": 0, "state": state
             }]);
-            let pods = api.resource_url();
+            let api = &api;
             async move {
-                let patch = Patch::Merge(json!({ "status": status }));
-                patch_status(&self.client, pods, name, &patch).await?;
+                patch_status(api, name, &status).await?;
                 anyhow::Ok(Instant::now())
             }
         });
@@ -123,12 +123,14 @@ impl Fleet {
     }
 }
 
-/// Changes a status. The answer is metadata alone: a kubelet's, in protobuf, costs the API server as little, and this
-/// program on the same cores has no use for the rest.
-pub async fn patch_status(client: &Client, resource: &str, name: &str, patch: &Patch<Value>) -> Result<()> {
-    let mut request = Request::new(resource).patch_subresource("status", name, &PatchParams::default(), patch)?;
+/// Changes an object's status. The answer is metadata alone: a kubelet's, in protobuf, costs the API server as little,
+/// and this program on the same cores has no use for the rest.
+pub async fn patch_status<K: Clone + Resource>(api: &Api<K>, name: &str, status: &impl Serialize) -> Result<()> {
+    let patch = Patch::Merge(json!({ "status": status }));
+    let request = Request::new(api.resource_url());
+    let mut request = request.patch_subresource("status", name, &PatchParams::default(), &patch)?;
     request.headers_mut().insert(ACCEPT, METADATA);
-    client.request::<PartialObjectMeta>(request).await?;
+    api.clone().into_client().request::<PartialObjectMeta>(request).await?;
     Ok(())
 }
 

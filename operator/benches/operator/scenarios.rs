@@ -32,7 +32,7 @@ pub async fn all(site: &Site, only: Option<&str>) -> Result<()> {
     if wanted(&["burst-200-all-pods-s"]) {
         burst(site, "burst-200-all-pods-s", 200, 4, RUNS).await?;
     }
-    if wanted(&["done-to-succeeded-p99-s", "writes-per-job", "cpu-s-per-job"]) {
+    if wanted(&["done-to-succeeded-p99-s", "bare-done-to-succeeded-p99-s", "writes-per-job", "cpu-s-per-job"]) {
         whole_life(site).await?;
     }
     if wanted(&["servers-gone-p99-s"]) {
@@ -142,7 +142,7 @@ async fn whole_life(site: &Site) -> Result<()> {
 
 /// Ends the last trainers of all jobs at once, and their servers: how long each job then takes to succeed.
 async fn until_succeeded(fleet: &Fleet, names: &[String], journal: &mut Journal) -> Result<Vec<f64>> {
-    let done = fleet.end(names, Role::Trainer, 3..4).await?;
+    let done = fleet.end(names, Role::Trainer, fleet.trainers - 1..fleet.trainers).await?;
     let ended = fleet.end(names, Role::Server, 0..1).await?;
     let succeeded = journal.all(&phases(names, Phase::Succeeded)).await?;
     // A job is done when its server has ended too; that is the bench's own doing.
