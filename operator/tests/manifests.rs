@@ -100,7 +100,11 @@ async fn kubectl_scale_changes_the_trainers_of_a_suspended_job() {
     let params = PatchParams::default();
     let set = || jobs.patch_scale("mnist", &params, &three);
     let Err(kube::Error::Api(refused)) = set().await else { panic!("a running job was scaled") };
-    assert!(refused.message.contains("spec.trainer.replicas cannot change while the job runs"), "{}", refused.message);
+    assert!(
+        refused.message.contains("spec.training, spec.ps and spec.trainer cannot change while the job runs"),
+        "{}",
+        refused.message
+    );
     team.patch(json!({"suspend": true})).await;
     let scale = set().await.expect("a suspended job can be scaled");
     assert_eq!(scale.spec.and_then(|spec| spec.replicas), Some(3));

@@ -36,7 +36,7 @@ pub async fn changes_are_refused(site: &Site) -> Result<()> {
     site.apply(&job).await?;
     site.phase("mnist", Phase::Running, SHORT).await?;
     job.spec.ps.replicas = 2;
-    let words = ["spec.ps cannot change while the job runs", "set spec.suspend to true first"];
+    let words = ["spec.ps and spec.trainer cannot change while the job runs", "set spec.suspend to true first"];
     refused(site, "another spec.ps", &serde_yaml::to_string(&job)?, &words).await
 }
 

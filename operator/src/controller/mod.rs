@@ -197,12 +197,15 @@ async fn settle(
     if difference != Difference::None {
         let patience = patience.unwrap_or_default() + turns::PATIENCE;
         let may_wait = || context.memory.gather(uid, patience, Instant::now()).is_some();
-        let _turn = match context.turns.turn_now(Write::Status) {
+        let write = match () {
+            () if ends(difference, status) => Write::End,
+            () if !delete.is_empty() => Write::Child,
+            () => Write::Status,
+        };
+        let _turn = match context.turns.turn_now(write) {
             Some(turn) => turn,
-            None if ends(difference, status) => context.turn(Write::End).await,
-            None if !delete.is_empty() => context.turn(Write::Child).await,
-            None if may_wait() => return Ok(Some(memory::BUSY)),
-            None => context.turn(Write::Status).await,
+            None if write == Write::Status && may_wait() => return Ok(Some(memory::BUSY)),
+            None => context.turn(write).await,
         };
         let writing = async {
             traces::attribute("psjobs.change", format!("{difference:?}"));
@@ -240,7 +243,7 @@ fn ends(difference: Difference, status: &ParameterServerJobStatus) -> bool {
 fn patience(difference: Difference, decision: &Decision) -> Option<Duration> {
     match difference {
         _ if !decision.delete.is_empty() => None,
-        Difference::Facts if decision.passing => Some(memory::PASSING),
+        Difference::Facts if decision.passing.is_some() => decision.passing,
         Difference::Details if decision.notices.is_empty() => Some(memory::GATHER),
         _ => None,
     }
@@ -280,13 +283,13 @@ mod tests {
             (
                 "a phase that mostly passes at once",
                 Difference::Facts,
-                Decision { passing: true, notices: vec![notice], ..none() },
-                Some(memory::PASSING),
+                Decision { passing: Some(memory::ENDING), notices: vec![notice], ..none() },
+                Some(memory::ENDING),
             ),
             (
                 "the same, with a pod to delete after it is on record",
                 Difference::Facts,
-                Decision { passing: true, delete: vec![delete], ..none() },
+                Decision { passing: Some(memory::ENDING), delete: vec![delete], ..none() },
                 None,
             ),
         ];

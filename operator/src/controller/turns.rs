@@ -2,15 +2,20 @@
 //! the API server to others (it takes 200 writes at once by default). Each is a connection.
 //!
 //! When many jobs begin or end together, what somebody waits for comes first: ends of jobs, then pods, then other
-//! statuses, then events. A status costs the API server as much as several pods, so it does not go beside them either.
+//! statuses, then events. A status costs the API server as much as several pods, so it does not go beside them either. Jobs
+//! that end together do so in gusts, and events fill no gap between these: they wait until no more end.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+use tokio::time::{Instant, timeout};
 
 /// How long a write lets those before it pass. After that it goes, but one at a time.
 pub const PATIENCE: Duration = Duration::from_secs(5);
+/// How long after a job's end events wait whether another ends.
+const LULL: Duration = Duration::from_millis(500);
 
 /// What is written, the most urgent first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,6 +37,9 @@ pub struct Turns {
     /// Rings when a lane becomes free: when nobody waits in it any more, and when nobody writes in it any more.
     free: Notify,
     patience: Duration,
+    lull: Duration,
+    /// Until then events wait whether another job ends.
+    lull_over: Mutex<Instant>,
 }
 
 struct Lane {
@@ -61,6 +69,7 @@ impl Lane {
 pub struct Turn<'a> {
     turns: &'a Turns,
     lane: &'a Lane,
+    write: Write,
     permit: Option<SemaphorePermit<'a>>,
     _late: Option<SemaphorePermit<'a>>,
 }
@@ -68,6 +77,9 @@ pub struct Turn<'a> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.permit = None;
+        if self.write == Write::End {
+            *self.turns.lull_over.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now() + self.turns.lull;
+        }
         if self.lane.is_idle() {
             self.turns.free.notify_waiters();
         }
@@ -88,7 +100,8 @@ impl Drop for Waiting<'_> {
 impl Default for Turns {
     fn default() -> Self {
         let lanes = [16, 64, 8, 4].map(Lane::new);
-        Self { lanes, late: Semaphore::new(1), free: Notify::new(), patience: PATIENCE }
+        let lull_over = Mutex::new(Instant::now());
+        Self { lanes, late: Semaphore::new(1), free: Notify::new(), patience: PATIENCE, lull: LULL, lull_over }
     }
 }
 
@@ -99,33 +112,43 @@ impl Turns {
         lane.waiting.fetch_add(1, Ordering::AcqRel);
         let _waiting = Waiting(self, lane);
         // More of the others than the API server takes in that time: this cannot wait for all.
-        let late = match tokio::time::timeout(self.patience, self.until_free(write)).await {
+        let late = match timeout(self.patience, self.until_free(write)).await {
             Ok(()) => None,
             Err(_) => Some(acquire(&self.late).await),
         };
-        Turn { turns: self, lane, permit: Some(acquire(&lane.permits).await), _late: late }
+        Turn { turns: self, lane, write, permit: Some(acquire(&lane.permits).await), _late: late }
     }
 
     /// The turn to write this, if it is now.
     pub fn turn_now(&self, write: Write) -> Option<Turn<'_>> {
         let lane = &self.lanes[write as usize];
-        let permit = self.are_free(write).then(|| lane.permits.try_acquire().ok())??;
-        Some(Turn { turns: self, lane, permit: Some(permit), _late: None })
+        let is_free = self.rest_of_lull(write).is_none() && self.lanes_let(write);
+        let permit = is_free.then(|| lane.permits.try_acquire().ok())??;
+        Some(Turn { turns: self, lane, write, permit: Some(permit), _late: None })
     }
 
     async fn until_free(&self, write: Write) {
         loop {
             // Before the look, so that a ring in between is not missed.
             let rung = self.free.notified();
-            if self.are_free(write) {
-                return;
+            match self.rest_of_lull(write) {
+                // Time alone ends it.
+                Some(lull) => _ = timeout(lull, rung).await,
+                None if self.lanes_let(write) => return,
+                None => rung.await,
             }
-            rung.await;
         }
     }
 
+    /// How long an event still waits whether another job ends.
+    fn rest_of_lull(&self, write: Write) -> Option<Duration> {
+        let over = *self.lull_over.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = over.saturating_duration_since(Instant::now());
+        (write == Write::Event && !left.is_zero()).then_some(left)
+    }
+
     /// Whether the lanes before that of `write` let it go.
-    fn are_free(&self, write: Write) -> bool {
+    fn lanes_let(&self, write: Write) -> bool {
         self.lanes[..write as usize].iter().all(|lane| lane.lets(write))
     }
 }
@@ -157,7 +180,22 @@ mod tests {
         let second = turns.turn_now(Write::Status).expect("others of its kind are not in its way");
         assert!(event.as_mut().now_or_never().is_none(), "two statuses are under way");
         drop((first, second));
-        assert!(event.now_or_never().is_some(), "nothing is under way");
+        event.await;
+    }
+
+    #[tokio::test]
+    async fn events_wait_until_no_more_jobs_end() {
+        let turns = Turns { lull: Duration::from_hours(1), ..Turns::default() };
+        drop(turns.turn(Write::End).await);
+        assert!(turns.turn(Write::Status).now_or_never().is_some(), "others do not wait");
+        assert!(turns.turn_now(Write::Event).is_none(), "another may end");
+        assert!(turns.turn(Write::Event).now_or_never().is_none(), "the same");
+
+        let turns = Turns { lull: Duration::from_millis(20), ..Turns::default() };
+        let begin = Instant::now();
+        drop(turns.turn(Write::End).await);
+        drop(turns.turn(Write::Event).await);
+        assert!(begin.elapsed() >= turns.lull && begin.elapsed() < turns.patience, "{:?}", begin.elapsed());
     }
 
     #[tokio::test]

@@ -294,35 +294,26 @@ pub const CHANGES: &[Row] = &[
         "spec: {checkpoint: {existingClaim: other}}",
         "spec.checkpoint cannot change while the job runs; set spec.suspend to true first, or create a new job",
     ),
-    (
-        "spec: {training: {optimizer: {learningRate: 0.5}}}",
-        "spec.training cannot change while the job runs; set spec.suspend to true first, or create a new job",
-    ),
+    ("spec: {training: {optimizer: {learningRate: 0.5}}}", START_CHANGED),
     (
         "{spec: {training: {optimizer: {learningRate: 0.5}}}, status: {phase: Failed, progress: {step: 7}}}",
-        "spec.training cannot change while the job runs; set spec.suspend to true first, or create a new job",
+        START_CHANGED,
     ),
-    ("{spec: {trainer: {gpus: 1}}, status: {phase: Failed}}", TRAINER_CHANGED),
-    (
-        "spec: {ps: {replicas: 2}}",
-        "spec.ps cannot change while the job runs; set spec.suspend to true first, or create a new job",
-    ),
+    ("{spec: {trainer: {gpus: 1}}, status: {phase: Failed}}", START_CHANGED),
+    ("spec: {ps: {replicas: 2}}", START_CHANGED),
     (
         "spec: {schedulingPolicy: {queue: team-a}}",
         "spec.schedulingPolicy cannot change while the job runs; set spec.suspend to true first, or create a new job",
     ),
-    (
-        "spec: {trainer: {replicas: 3}}",
-        "spec.trainer.replicas cannot change while the job runs; set spec.suspend to true first, or create a new job with spec.elasticPolicy",
-    ),
-    ("spec: {trainer: {template: {metadata: {labels: {team: blue}}}}}", TRAINER_CHANGED),
-    ("spec: {trainer: {gpus: 1}}", TRAINER_CHANGED),
-    ("spec: {trainer: {gpuResourceName: example.com/gpu}}", TRAINER_CHANGED),
-    ("spec: {trainer: {restartPolicy: Never}}", TRAINER_CHANGED),
+    ("spec: {trainer: {replicas: 3}}", START_CHANGED),
+    ("spec: {trainer: {template: {metadata: {labels: {team: blue}}}}}", START_CHANGED),
+    ("spec: {trainer: {gpus: 1}}", START_CHANGED),
+    ("spec: {trainer: {gpuResourceName: example.com/gpu}}", START_CHANGED),
+    ("spec: {trainer: {restartPolicy: Never}}", START_CHANGED),
     ("spec: {elasticPolicy: {maxReplicas: 4}}", ELASTIC_CHANGED),
 ];
 
-const TRAINER_CHANGED: &str = "spec.trainer cannot change while the job runs, but for replicas of an elastic job; set spec.suspend to true first, or create a new job";
+const START_CHANGED: &str = "spec.training, spec.ps and spec.trainer cannot change while the job runs, but for trainer.replicas of a job with elasticPolicy; set spec.suspend to true first, or create a new job";
 const ELASTIC_CHANGED: &str = "spec.elasticPolicy cannot change while the job runs, because its processes know it from their start; set spec.suspend to true first, or create a new job";
 pub const NOT_BETWEEN: &str = "spec.trainer.replicas must lie between spec.elasticPolicy.minReplicas and maxReplicas; write a number between them";
 
@@ -330,13 +321,10 @@ pub const NOT_BETWEEN: &str = "spec.trainer.replicas must lie between spec.elast
 pub const ELASTIC_CHANGES: &[Row] = &[
     ("spec: {trainer: {replicas: 1}}", NOT_BETWEEN),
     ("spec: {trainer: {replicas: 5}}", NOT_BETWEEN),
-    ("spec: {trainer: {replicas: 3, gpus: 1}}", TRAINER_CHANGED),
+    ("spec: {trainer: {replicas: 3, gpus: 1}}", START_CHANGED),
     ("spec: {elasticPolicy: {maxReplicas: 5}}", ELASTIC_CHANGED),
     ("spec: {elasticPolicy: null}", ELASTIC_CHANGED),
-    (
-        "spec: {ps: {replicas: 2}}",
-        "spec.ps cannot change while the job runs; set spec.suspend to true first, or create a new job",
-    ),
+    ("spec: {ps: {replicas: 2}}", START_CHANGED),
 ];
 
 /// Changes that are refused even while the job is suspended.

@@ -21,6 +21,7 @@ mod report;
 mod suspend;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -30,7 +31,7 @@ use psjobs_api::{CheckpointResult, Role};
 use self::conditions::Verdict;
 pub use self::ledger::Ledger;
 use self::ledger::Toll;
-use super::memory::PASSING;
+use super::memory::ENDING;
 use super::observe::{Life, ObservedPod, Replica};
 use super::turns;
 use super::validate::{SpecError, Success, ValidJob};
@@ -79,8 +80,8 @@ pub struct Decision {
     /// The job's time after its end is over.
     pub delete_job: bool,
     pub notices: Vec<Notice>,
-    /// The job mostly leaves this state at once: unless something is to be deleted, nobody misses it.
-    pub passing: bool,
+    /// The job mostly leaves this state within this time: unless something is to be deleted, nobody misses it.
+    pub passing: Option<Duration>,
     /// Look again then, even if nothing changes.
     pub requeue: Option<SignedDuration>,
 }
@@ -297,7 +298,7 @@ impl<'a> Draft<'a> {
     /// A time that others tell: as clocks of machines differ, it is not to come, and not longer ago than a state may
     /// wait to be written.
     fn lately(&self, at: Timestamp) -> Timestamp {
-        let earliest = self.now.saturating_sub(PASSING + turns::PATIENCE).unwrap_or(self.now);
+        let earliest = self.now.saturating_sub(ENDING + turns::PATIENCE).unwrap_or(self.now);
         at.clamp(earliest, self.now)
     }
 

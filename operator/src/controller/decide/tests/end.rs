@@ -37,7 +37,7 @@ fn servers_that_do_not_end_are_stopped_after_the_drain() {
 #[test]
 fn the_drain_begins_when_the_last_trainer_ended_but_clocks_of_nodes_are_not_trusted_far() {
     // When the trainers ended, and what is left of 60 s at second 100.
-    for (ended, left) in [(100, 60), (99, 59), (94, 54), (40, 54), (130, 60)] {
+    for (ended, left) in [(100, 60), (99, 59), (93, 53), (40, 53), (130, 60)] {
         let mut cluster = running("");
         cluster.pass(100);
         for trainer in ["trainer-0", "trainer-1"] {
