@@ -4,8 +4,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What the operator knows of the job. Written by the operator alone, so it is one field in metadata.managedFields: who
-/// wrote which part of it would be half of the object, and a fifth of what a write of it costs the API server.
+// One writer, so one field in metadata.managedFields: its parts would be half of the object, and a fifth of what a write
+// of the status costs the API server.
+/// What the operator knows of the job. Written by the operator alone.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-map-type" = "atomic"))]

@@ -95,7 +95,7 @@ pub enum ReconcileError {
     Disputed { child: String },
     #[error(transparent)]
     Certificates(#[from] MakeError),
-    #[error("the status does not fit JSON")]
+    #[error("an object does not fit JSON")]
     Json(#[source] serde_json::Error),
 }
 
