@@ -17,7 +17,7 @@ use psjobs_api::crd::ParameterServerJob;
 use psjobs_operator::controller::validate::validate;
 use serde_json::{Value, json};
 use support::Team;
-use table::{ACCEPTED, ACCEPTED_CHANGES, CHANGES, ELASTIC_CHANGES, NEVER, NOT_BETWEEN, RULES, SCHEMA};
+use table::{ACCEPTED, ACCEPTED_CHANGES, CHANGES, ELASTIC_CHANGES, NEVER, NOT_BETWEEN, RULES, SCHEMA, START_CHANGED};
 
 /// A manifest that every rule lets through; the rows change it.
 const GOOD: &str = r#"
@@ -68,6 +68,26 @@ async fn changes_that_a_running_job_cannot_follow_are_refused_until_it_is_suspen
         expect_refusal(&mut wrong, change, update(&team, change).await, sentence);
     }
     assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[tokio::test]
+async fn a_status_without_a_phase_is_in_no_rules_way() {
+    let Some(team) = Team::new("phaseless").await else { return };
+    team.apply("").await;
+    let some = Patch::Merge(json!({"status": {"restarts": 1}}));
+    let jobs = team.api::<ParameterServerJob>();
+    jobs.patch_status("mnist", &PatchParams::default(), &some).await.expect("a first status");
+    update(&team, "spec: {failurePolicy: {maxRestarts: 9}}").await.expect("a change that a running job takes");
+    let mut wrong = String::new();
+    let change = "spec: {trainer: {gpus: 1}}";
+    expect_refusal(&mut wrong, change, update(&team, change).await, START_CHANGED);
+    assert!(wrong.is_empty(), "{wrong}");
+    team.patch(json!({"suspend": true})).await;
+    update(&team, change).await.expect("a change of a suspended job");
+    for status in [json!({"restarts": 2}), json!({"phase": "Running"}), json!(null)] {
+        let patch = Patch::Merge(json!({"status": status}));
+        jobs.patch_status("mnist", &PatchParams::default(), &patch).await.expect("another status");
+    }
 }
 
 #[tokio::test]

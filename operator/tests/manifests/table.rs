@@ -313,7 +313,7 @@ pub const CHANGES: &[Row] = &[
     ("spec: {elasticPolicy: {maxReplicas: 4}}", ELASTIC_CHANGED),
 ];
 
-const START_CHANGED: &str = "spec.training, spec.ps and spec.trainer cannot change while the job runs, but for trainer.replicas of a job with elasticPolicy; set spec.suspend to true first, or create a new job";
+pub const START_CHANGED: &str = "spec.training, spec.ps and spec.trainer cannot change while the job runs, but for trainer.replicas of a job with elasticPolicy; set spec.suspend to true first, or create a new job";
 const ELASTIC_CHANGED: &str = "spec.elasticPolicy cannot change while the job runs, because its processes know it from their start; set spec.suspend to true first, or create a new job";
 pub const NOT_BETWEEN: &str = "spec.trainer.replicas must lie between spec.elasticPolicy.minReplicas and maxReplicas; write a number between them";
 
