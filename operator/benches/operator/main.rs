@@ -12,6 +12,7 @@ mod process;
 mod report;
 mod rules;
 mod scenarios;
+mod statuses;
 mod watching;
 
 use std::time::Duration;

@@ -4,15 +4,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use http::Request;
+use kube::Api;
 use psjobs_api::Role;
-use psjobs_api::crd::Phase;
+use psjobs_api::crd::{ParameterServerJob, Phase};
 use serde_json::json;
 use tokio::sync::watch;
 
 use crate::fleet::{Fleet, clear, namespace};
 use crate::report::{print, quantile};
 use crate::watching::{Change, Journal};
-use crate::{Site, bare, rules};
+use crate::{Site, bare, rules, statuses};
 
 /// Runs of jobs that begin or end at once; the others run once. Quantiles are over the jobs of a run.
 const RUNS: usize = 3;
@@ -25,6 +26,9 @@ pub async fn all(site: &Site, only: Option<&str>) -> Result<()> {
     if wanted(&["dry-run-create-ms"]) {
         let (with_rules, without) = rules::costs(&site.client).await?;
         print("dry-run-create-ms", "ms", &with_rules, &without);
+    }
+    if wanted(&["status-cpu-ms"]) {
+        statuses_of_one(site).await?;
     }
     if wanted(&["paced-created-to-pods-p99-s"]) {
         paced(site).await?;
@@ -46,6 +50,31 @@ pub async fn all(site: &Site, only: Option<&str>) -> Result<()> {
         burst(site, "burst-1000-all-pods-s", 1000, 8, RUNS).await?;
     }
     Ok(())
+}
+
+/// What the API server spends on a status: on those that the operator wrote of a job, written again to one of another's.
+async fn statuses_of_one(site: &Site) -> Result<()> {
+    let fleet = Fleet::new(&site.client, 1, 4).await?;
+    let mut journal = Journal::of(&site.client, &fleet.namespace);
+    let (names, jobs) = (fleet.names(), Api::<ParameterServerJob>::namespaced(site.client.clone(), &fleet.namespace));
+    fleet.apply(&names, json!({})).await?;
+    journal.all(&fleet.creations(&names)).await?;
+    fleet.run(&names).await?;
+    journal.all(&phases(&names, Phase::Running)).await?;
+    let running = jobs.get_status(&names[0]).await?.status.unwrap_or_default();
+    fleet.end(&names, Role::Trainer, 0..fleet.trainers).await?;
+    fleet.end(&names, Role::Server, 0..1).await?;
+    journal.all(&phases(&names, Phase::Succeeded)).await?;
+    let succeeded = jobs.get_status(&names[0]).await?.status.unwrap_or_default();
+    drop(journal);
+    fleet.clear().await?;
+
+    let fleet = Fleet::new(&site.client, 1, 4).await?;
+    fleet.apply(&names, json!({"managedBy": "psjobs.dev/bench"})).await?;
+    let jobs = Api::namespaced(site.client.clone(), &fleet.namespace);
+    let (written, patched) = statuses::costs(&site.client, &jobs, &names[0], &[running, succeeded]).await?;
+    print("status-cpu-ms", "ms", &written, &patched);
+    fleet.clear().await
 }
 
 /// Jobs applied at once: until all their pods exist, over a bare client that creates the same objects.
