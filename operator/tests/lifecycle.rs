@@ -419,8 +419,10 @@ async fn a_status_is_written_only_on_top_of_what_was_read() {
     let team = team!("status");
     let old = team.apply("").await;
     let with = |step: i32| ParameterServerJobStatus { restarts: step, ..Default::default() };
-    let stored = update_status(&team.client, &old, &with(1)).await.expect("written").expect("it is there");
+    let stored = update_status(&team.client, &old, &with(1)).await.expect("written").expect("changed");
     assert_eq!(stored.status, Some(with(1)));
+    let again = update_status(&team.client, &stored, &with(1)).await.expect("nothing to do");
+    assert!(again.is_none(), "an equal status is not written");
     let late = update_status(&team.client, &old, &with(2)).await;
     assert!(matches!(late, Err(ReconcileError::OutOfDate)), "{late:?}");
     team.api::<ParameterServerJob>().delete("mnist", &DeleteParams::default()).await.expect("deleted");

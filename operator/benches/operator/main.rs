@@ -18,6 +18,7 @@ mod watching;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use http::Request;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::wait::{await_condition, conditions};
@@ -48,6 +49,11 @@ fn main() -> Result<()> {
         let site = Site { client, operator };
         scenarios::all(&site, only.as_deref()).await
     })
+}
+
+/// What the API server tells of itself.
+async fn metrics(client: &Client) -> Result<String> {
+    Ok(client.request_text(Request::get("/metrics").body(Vec::new())?).await?)
 }
 
 async fn install(client: &Client, definition: CustomResourceDefinition) -> Result<()> {

@@ -3,17 +3,16 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use http::Request;
 use kube::Api;
 use psjobs_api::Role;
 use psjobs_api::crd::{ParameterServerJob, Phase};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::fleet::{Fleet, clear, namespace};
 use crate::report::{print, quantile};
 use crate::watching::{Change, Journal};
-use crate::{Site, bare, rules, statuses};
+use crate::{Site, bare, metrics, rules, statuses};
 
 /// Runs of jobs that begin or end at once; the others run once. Quantiles are over the jobs of a run.
 const RUNS: usize = 3;
@@ -54,13 +53,8 @@ pub async fn all(site: &Site, only: Option<&str>) -> Result<()> {
 
 /// What the API server spends on a status: on those that the operator wrote of a job, written again to one of another's.
 async fn statuses_of_one(site: &Site) -> Result<()> {
-    let fleet = Fleet::new(&site.client, 1, 4).await?;
-    let mut journal = Journal::of(&site.client, &fleet.namespace);
-    let (names, jobs) = (fleet.names(), Api::<ParameterServerJob>::namespaced(site.client.clone(), &fleet.namespace));
-    fleet.apply(&names, json!({})).await?;
-    journal.all(&fleet.creations(&names)).await?;
-    fleet.run(&names).await?;
-    journal.all(&phases(&names, Phase::Running)).await?;
+    let (fleet, names, mut journal) = running(site, 1, 4, json!({})).await?;
+    let jobs = Api::<ParameterServerJob>::namespaced(site.client.clone(), &fleet.namespace);
     let running = jobs.get_status(&names[0]).await?.status.unwrap_or_default();
     fleet.end(&names, Role::Trainer, 0..fleet.trainers).await?;
     fleet.end(&names, Role::Server, 0..1).await?;
@@ -207,18 +201,25 @@ async fn bare_ends(site: &Site, of: &Fleet, names: &[String]) -> Result<f64> {
 
 /// 200 jobs whose servers do not end by themselves: from the end of the drain until they are gone.
 async fn stubborn_servers(site: &Site) -> Result<f64> {
-    let fleet = Fleet::new(&site.client, 200, 1).await?;
-    let mut journal = Journal::of(&site.client, &fleet.namespace);
-    let names = fleet.names();
-    fleet.apply(&names, json!({"runPolicy": {"serverDrainSeconds": DRAIN.as_secs()}})).await?;
-    journal.all(&fleet.creations(&names)).await?;
-    fleet.run(&names).await?;
-    journal.all(&phases(&names, Phase::Running)).await?;
+    let drain = json!({"runPolicy": {"serverDrainSeconds": DRAIN.as_secs()}});
+    let (fleet, names, mut journal) = running(site, 200, 1, drain).await?;
     let done = fleet.end(&names, Role::Trainer, 0..1).await?;
     let servers = names.iter().map(|name| Change::PodDeleted(format!("{name}-ps-0"))).collect::<Vec<_>>();
     let gone = journal.all(&servers).await?;
     fleet.clear().await?;
     Ok(p99("servers-gone-p99-s", &waits(done.into_iter().map(|time| time + DRAIN), gone)))
+}
+
+/// Jobs that run, their names, and a journal of them and their pods.
+async fn running(site: &Site, jobs: usize, trainers: u32, more: Value) -> Result<(Fleet, Vec<String>, Journal)> {
+    let fleet = Fleet::new(&site.client, jobs, trainers).await?;
+    let mut journal = Journal::of(&site.client, &fleet.namespace);
+    let names = fleet.names();
+    fleet.apply(&names, more).await?;
+    journal.all(&fleet.creations(&names)).await?;
+    fleet.run(&names).await?;
+    journal.all(&phases(&names, Phase::Running)).await?;
+    Ok((fleet, names, journal))
 }
 
 fn phases(names: &[String], phase: Phase) -> Vec<Change> {
@@ -254,7 +255,7 @@ async fn sent_again(site: &Site) -> Result<f64> {
 
 /// Requests so far, of those whose line in the API server's metrics `counts`.
 async fn requests(site: &Site, counts: impl Fn(&str) -> bool) -> Result<f64> {
-    let text = site.client.request_text(Request::get("/metrics").body(Vec::new())?).await?;
+    let text = metrics(&site.client).await?;
     let counts = |line: &&str| line.starts_with("apiserver_request_total{") && counts(line);
     let values = text.lines().filter(counts).filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
     Ok(values.sum())

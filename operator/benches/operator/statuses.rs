@@ -1,12 +1,12 @@
 //! What a job's status costs the API server: written as the operator does it, against a patch by the same client.
 
 use anyhow::{Context as _, Result};
-use http::Request;
 use kube::{Api, Client};
 use psjobs_api::crd::{ParameterServerJob, ParameterServerJobStatus};
 use psjobs_operator::controller::update_status::update_status;
 
 use crate::fleet::patch_status;
+use crate::metrics;
 
 /// Writes of each kind, and of how many the CPU time is taken; in turn.
 const RUNS: usize = 5;
@@ -26,7 +26,7 @@ pub async fn costs(
         let mut job = jobs.get(name).await?;
         let begin = cpu_seconds(client).await?;
         for status in statuses.iter().cycle().take(WRITES) {
-            job = update_status(client, &job, status).await?.context("the job is gone")?;
+            job = update_status(client, &job, status).await?.context("nothing was written")?;
         }
         let between = cpu_seconds(client).await?;
         for status in statuses.iter().cycle().take(WRITES) {
@@ -40,7 +40,7 @@ pub async fn costs(
 
 /// CPU time that the API server has used so far, as it says itself.
 async fn cpu_seconds(client: &Client) -> Result<f64> {
-    let text = client.request_text(Request::get("/metrics").body(Vec::new())?).await?;
+    let text = metrics(client).await?;
     let line = text.lines().find_map(|line| line.strip_prefix("process_cpu_seconds_total "));
     line.context("the API server does not tell its CPU time")?.parse().context("CPU time is a number")
 }

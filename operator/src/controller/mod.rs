@@ -197,10 +197,12 @@ async fn settle(
     if difference != Difference::None {
         let patience = patience.unwrap_or_default() + turns::PATIENCE;
         let may_wait = || context.memory.gather(uid, patience, Instant::now()).is_some();
-        let write = match () {
-            () if ends(difference, status) => Write::End,
-            () if !delete.is_empty() => Write::Child,
-            () => Write::Status,
+        let write = if ends(difference, status) {
+            Write::End
+        } else if delete.is_empty() {
+            Write::Status
+        } else {
+            Write::Child
         };
         let _turn = match context.turns.turn_now(write) {
             Some(turn) => turn,

@@ -19,8 +19,7 @@ const FIELD_MANAGER: &str = "psjobs-operator";
 /// Creates an object; the metadata that it has then.
 pub async fn create<K: Clone + Resource + Serialize>(api: &Api<K>, object: &K) -> Result<ObjectMeta> {
     let body = serde_json::to_vec(object).map_err(Error::SerdeError)?;
-    let params = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
-    answer(api, "create", Request::new(api.resource_url()).create(&params, body)).await
+    answer(api, "create", Request::new(api.resource_url()).create(&signed(), body)).await
 }
 
 /// Writes the whole status of an object that is still as it was with this metadata; the metadata that it has then. A
@@ -36,8 +35,7 @@ where
     let object =
         json!({"apiVersion": K::api_version(&()), "kind": K::kind(&()), "metadata": metadata, "status": status});
     let body = serde_json::to_vec(&object).map_err(Error::SerdeError)?;
-    let params = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
-    let request = Request::new(api.resource_url()).replace_subresource("status", name, &params, body);
+    let request = Request::new(api.resource_url()).replace_subresource("status", name, &signed(), body);
     answer(api, "replace_status", request).await
 }
 
@@ -45,6 +43,10 @@ where
 pub async fn delete<K: Clone + Resource>(api: &Api<K>, name: &str, params: &DeleteParams) -> Result<()> {
     let request = Request::new(api.resource_url()).delete(name, params).map_err(Error::BuildRequest)?;
     api.clone().into_client().request_text(brief(request, "delete")).await.map(drop)
+}
+
+fn signed() -> PostParams {
+    PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() }
 }
 
 async fn answer<K: Clone + Resource>(

@@ -68,7 +68,6 @@ impl Lane {
 /// The right to write, until it is dropped.
 pub struct Turn<'a> {
     turns: &'a Turns,
-    lane: &'a Lane,
     write: Write,
     permit: Option<SemaphorePermit<'a>>,
     _late: Option<SemaphorePermit<'a>>,
@@ -80,7 +79,7 @@ impl Drop for Turn<'_> {
         if self.write == Write::End {
             *self.turns.lull_over.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now() + self.turns.lull;
         }
-        if self.lane.is_idle() {
+        if self.turns.lane(self.write).is_idle() {
             self.turns.free.notify_waiters();
         }
     }
@@ -108,7 +107,7 @@ impl Default for Turns {
 impl Turns {
     /// Waits for the turn to write this. Cancel-safe.
     pub async fn turn(&self, write: Write) -> Turn<'_> {
-        let lane = &self.lanes[write as usize];
+        let lane = self.lane(write);
         lane.waiting.fetch_add(1, Ordering::AcqRel);
         let _waiting = Waiting(self, lane);
         // More of the others than the API server takes in that time: this cannot wait for all.
@@ -116,15 +115,14 @@ impl Turns {
             Ok(()) => None,
             Err(_) => Some(acquire(&self.late).await),
         };
-        Turn { turns: self, lane, write, permit: Some(acquire(&lane.permits).await), _late: late }
+        Turn { turns: self, write, permit: Some(acquire(&lane.permits).await), _late: late }
     }
 
     /// The turn to write this, if it is now.
     pub fn turn_now(&self, write: Write) -> Option<Turn<'_>> {
-        let lane = &self.lanes[write as usize];
         let is_free = self.rest_of_lull(write).is_none() && self.lanes_let(write);
-        let permit = is_free.then(|| lane.permits.try_acquire().ok())??;
-        Some(Turn { turns: self, lane, write, permit: Some(permit), _late: None })
+        let permit = is_free.then(|| self.lane(write).permits.try_acquire().ok())??;
+        Some(Turn { turns: self, write, permit: Some(permit), _late: None })
     }
 
     async fn until_free(&self, write: Write) {
@@ -142,9 +140,15 @@ impl Turns {
 
     /// How long an event still waits whether another job ends.
     fn rest_of_lull(&self, write: Write) -> Option<Duration> {
+        if write != Write::Event {
+            return None;
+        }
         let over = *self.lull_over.lock().unwrap_or_else(PoisonError::into_inner);
-        let left = over.saturating_duration_since(Instant::now());
-        (write == Write::Event && !left.is_zero()).then_some(left)
+        over.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+    }
+
+    fn lane(&self, write: Write) -> &Lane {
+        &self.lanes[write as usize]
     }
 
     /// Whether the lanes before that of `write` let it go.

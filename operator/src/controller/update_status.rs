@@ -8,12 +8,15 @@ use psjobs_api::crd::{ConditionType, JobCondition, ParameterServerJob, Parameter
 use super::decide::Ledger;
 use super::{ReconcileError, request};
 
-/// Writes the job's status. Returns the job as stored then, `None` if it is gone.
+/// Writes `status` if it differs from the job's. Returns the job as stored then, `None` if nothing was written.
 pub async fn update_status(
     client: &Client,
     job: &ParameterServerJob,
     status: &ParameterServerJobStatus,
 ) -> Result<Option<ParameterServerJob>, ReconcileError> {
+    if job.status.clone().unwrap_or_default() == *status {
+        return Ok(None);
+    }
     let jobs = Api::<ParameterServerJob>::namespaced(client.clone(), &job.namespace().unwrap_or_default());
     match request::replace_status(&jobs, &job.metadata, status).await {
         // The status was taken because the job was as it was read, so its spec still is.
