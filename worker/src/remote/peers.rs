@@ -116,20 +116,27 @@ pub(crate) fn hello(endpoint: &Endpoint, session: Session, held: &Snapshot) -> p
     }
 }
 
-/// Leaves a connection that ended.
+/// Leaves a connection that ended, unless a new one has replaced it.
 pub(crate) fn detach(endpoint: &Endpoint, link: &Link, reason: &str, ended: bool) {
-    link.close(reason);
-    {
+    let left = {
         let mut peers = lock(&endpoint.shared().peers);
-        let Some(state) = peers.by_name.get_mut(&link.peer) else { return };
-        if !state.link.as_ref().is_ok_and(|current| std::ptr::eq(Arc::as_ptr(current), link)) {
-            return;
+        match peers.by_name.get_mut(&link.peer) {
+            Some(State { link: current, .. })
+                if current.as_ref().is_ok_and(|current| std::ptr::eq(Arc::as_ptr(current), link)) =>
+            {
+                *current = Err(Absence { reason: reason.to_owned(), ended });
+                true
+            }
+            _ => false,
         }
-        state.link = Err(Absence { reason: reason.to_owned(), ended });
-    }
-    endpoint.shared().peers_changed.notify_all();
-    if ended {
-        forget(endpoint, link.session);
+    };
+    // Only now: who learns here that a call is lost may call again at once, and must not find this connection.
+    link.close(reason);
+    if left {
+        endpoint.shared().peers_changed.notify_all();
+        if ended {
+            forget(endpoint, link.session);
+        }
     }
 }
 

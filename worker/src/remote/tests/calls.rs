@@ -1,9 +1,9 @@
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tch::{Kind, Tensor};
 
-use super::super::{Endpoint, Pending, RRef, RemoteError, Settings, Value, Values};
+use super::super::{Endpoint, Pending, RRef, RemoteError, Settings, Value, Values, peers};
 use super::{Job, PATIENCE, pair};
 
 fn counter(endpoint: &Endpoint, peer: &str, start: i64) -> RRef {
@@ -243,4 +243,24 @@ fn more_calls_than_fit_wait_for_their_turn() {
     let object = counter(&client, "ps-0", 0);
     let calls: Vec<Pending<i64>> = (0..3000).map(|_| object.rpc_async("add", 1).expect("sent in time")).collect();
     assert_eq!(calls.into_iter().last().expect("there are some").wait(), Ok(3000));
+}
+
+#[test]
+fn the_call_after_a_lost_one_waits_for_the_new_connection() {
+    let mut job = Job::new();
+    // Leases this long do not end, however busy the machine is.
+    let lease = Duration::from_secs(3600);
+    let server = job.start(Settings { lease, ..Settings::new("ps-0", "test") });
+    let address = job.serve(&server);
+    let client = job.start(Settings { lease, ..Settings::new("trainer-0", "test") });
+    let peer = client.connect("ps-0", &address, PATIENCE).expect("it is up");
+    let mut lost = 0;
+    for _ in 0..500 {
+        let link = peers::link_to(&server, "trainer-0", "a break", Instant::now() + PATIENCE).expect("connected");
+        link.close("the cable was pulled");
+        // Unless the new connection was quicker.
+        lost += i32::from(peer.rpc_sync::<i64>("echo", 1).is_err());
+        assert_eq!(peer.rpc_sync("echo", 2), Ok(2_i64));
+    }
+    assert!(lost > 0);
 }

@@ -70,7 +70,8 @@ fn a_silent_process_loses_what_it_held() {
     // It connects again, but what it held stays gone.
     let error = object.rpc_sync::<i64>("add", 1).expect_err("freed").to_string();
     assert!(error.contains("is not here any more") || error.contains("broke"), "{error}");
-    assert_eq!(silent.peer("ps-0").rpc_sync("echo", 1), Ok(1_i64));
+    // On a busy machine the new connection may be silent for a lease, too.
+    eventually("answered", || silent.peer("ps-0").rpc_sync("echo", 1) == Ok(1_i64));
 }
 
 #[test]
