@@ -132,6 +132,27 @@ async fn kubectl_scale_changes_the_trainers_of_a_suspended_job() {
 }
 
 #[tokio::test]
+async fn a_policy_has_one_owner_and_applied_again_nothing_changes() {
+    let Some(team) = Team::new("owners").await else { return };
+    let jobs = team.api::<ParameterServerJob>();
+    let mut job: Value = serde_yaml::from_str(GOOD).expect("YAML");
+    merge(&mut job, &json!({"spec": {"training": {"batch": {"base": 64}}, "runPolicy": {"serverDrainSeconds": 9}}}));
+    let (params, patch) = (PatchParams::apply("git"), Patch::Apply(&job));
+    let apply = || jobs.patch("mnist", &params, &patch);
+    let stored = apply().await.expect("applied").metadata;
+    let owners = serde_json::to_value(&stored.managed_fields).expect("JSON");
+    assert_eq!(owners[0]["fieldsV1"]["f:spec"]["f:training"], json!({}), "{owners:#}");
+    // As a controller that keeps a cluster as its repository says does every few minutes.
+    let again = apply().await.expect("applied").metadata;
+    assert_eq!(again.resource_version, stored.resource_version);
+    // Who suspends it is in nobody's way.
+    team.patch(json!({"suspend": true})).await;
+    let applied = apply().await.expect("no conflict");
+    assert!(applied.spec.suspend);
+    assert_eq!(applied.spec.training.batch.base, 64);
+}
+
+#[tokio::test]
 async fn manifests_of_the_first_version_still_work() {
     let Some(team) = Team::new("yesterday").await else { return };
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/manifests-0.1.0");
