@@ -49,7 +49,7 @@ fn tidy(value: &mut Value, in_template: bool) {
 }
 
 /// Gives each policy in the spec one owner, as it is written by one: an account field by field of who
-/// wrote `training` and the like is a fourth of an object, and the API server goes through it with
+/// wrote `training` and the like is a fifth of an object, and the API server goes through it with
 /// every status. Whoever changes one field of a policy by server-side apply gives all of them.
 fn own_as_wholes(definition: &mut Value) {
     let versions = definition["spec"]["versions"].as_array_mut().into_iter().flatten();
