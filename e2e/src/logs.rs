@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, LogParams};
 
-use crate::wait::within;
+use crate::wait::{until, within};
 
 /// A line of a log.
 #[derive(Clone, Debug)]
@@ -17,13 +17,15 @@ pub struct Line {
     pub text: String,
 }
 
-/// The first line of a running or finished pod that holds all of `words`; waits for it.
+/// The first line of a pod that holds all of `words`; waits until the pod runs, and for the line.
 ///
 /// # Errors
 /// If the pod ends or `limit` passes without such a line.
 pub async fn line(pods: &Api<Pod>, pod: &str, words: &[&str], limit: Duration) -> Result<Line> {
     let parameters = LogParams { follow: true, timestamps: true, ..LogParams::default() };
     let found = async {
+        // A pod that has not started has no log; a job runs with fewer trainers than it may have.
+        until(pods, pod, limit, &format!("{pod} to start"), has_started).await?;
         let mut lines = pods.log_stream(pod, &parameters).await?.lines();
         while let Some(line) = lines.try_next().await? {
             if words.iter().all(|word| line.contains(word)) {
@@ -33,6 +35,11 @@ pub async fn line(pods: &Api<Pod>, pod: &str, words: &[&str], limit: Duration) -
         Err(anyhow!("{pod} ended without a log line that has {words:?}"))
     };
     within(limit, &format!("{pod} to log {words:?}"), found).await
+}
+
+fn has_started(pod: Option<&Pod>) -> bool {
+    let phase = pod.and_then(|pod| pod.status.as_ref()?.phase.as_deref());
+    phase.is_some_and(|phase| phase != "Pending")
 }
 
 fn parse(line: &str) -> Result<Line> {
