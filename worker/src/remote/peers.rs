@@ -56,6 +56,13 @@ impl Peers {
         }
     }
 
+    /// Enters that a connection is no more; false if it was not the current one.
+    fn leave(&mut self, link: &Link, absence: Absence) -> bool {
+        let is_current =
+            |state: &&mut State| state.link.as_ref().is_ok_and(|current| std::ptr::eq(Arc::as_ptr(current), link));
+        self.by_name.get_mut(&link.peer).filter(is_current).map(|state| state.link = Err(absence)).is_some()
+    }
+
     fn silent(&self, now: Instant, lease: Duration) -> Vec<Arc<str>> {
         let over = |state: &State| now.duration_since(state.heard) > lease && !state.is_ended();
         self.by_name.iter().filter(|(_, state)| over(state)).map(|(name, _)| Arc::clone(name)).collect()
@@ -118,18 +125,7 @@ pub(crate) fn hello(endpoint: &Endpoint, session: Session, held: &Snapshot) -> p
 
 /// Leaves a connection that ended, unless a new one has replaced it.
 pub(crate) fn detach(endpoint: &Endpoint, link: &Link, reason: &str, ended: bool) {
-    let left = {
-        let mut peers = lock(&endpoint.shared().peers);
-        match peers.by_name.get_mut(&link.peer) {
-            Some(State { link: current, .. })
-                if current.as_ref().is_ok_and(|current| std::ptr::eq(Arc::as_ptr(current), link)) =>
-            {
-                *current = Err(Absence { reason: reason.to_owned(), ended });
-                true
-            }
-            _ => false,
-        }
-    };
+    let left = lock(&endpoint.shared().peers).leave(link, Absence { reason: reason.to_owned(), ended });
     // Only now: who learns here that a call is lost may call again at once, and must not find this connection.
     link.close(reason);
     if left {
