@@ -45,10 +45,12 @@ fn exchange(shared: Arc<Shared>, reader: Reader) -> Result<Outgoing, Status> {
     let end = HangUp::default();
     let outgoing = Outgoing::response(stream).until(end.clone().hung_up());
     shared.clone().tasks.spawn(async move {
-        if let Err(status) = read_gradients(&shared, reader, answers, &end).await {
+        if let Err(status) = read_gradients(&shared, reader, &answers, &end).await {
             tracing::debug!(reason = status.message(), "a training stream ended");
             end.hang_up(status);
         }
+        // Not before: answers that nobody holds any more are a good end.
+        drop(answers);
     });
     Ok(outgoing)
 }
@@ -127,7 +129,7 @@ pub fn empty(block: u32) -> Status {
 }
 
 /// Hands over a trainer's gradients until its stream ends, or is ended from here.
-async fn read_gradients(shared: &Shared, mut reader: Reader, answers: Answers, end: &HangUp) -> Result<(), Status> {
+async fn read_gradients(shared: &Shared, mut reader: Reader, answers: &Answers, end: &HangUp) -> Result<(), Status> {
     let store: &Store = shared.store()?;
     let Some(proto::ExchangeRequest { message: Some(Message::Open(open)) }) = first(shared, &mut reader).await? else {
         return Err(Status::invalid_argument("the first message of a training stream must be Open"));
@@ -139,7 +141,7 @@ async fn read_gradients(shared: &Shared, mut reader: Reader, answers: Answers, e
     let shard = shared.shard(open.shard)?;
     let memory = shared.memory(open.shared_memory_token, store.layout().elements())?;
     shared.open_stream(&id, shard, kind, end);
-    let peer = Peer::new(id.index, open.epoch, answers, memory, end.clone());
+    let peer = Peer::new(id.index, open.epoch, answers.clone(), memory, end.clone());
     loop {
         let message = tokio::select! {
             biased;

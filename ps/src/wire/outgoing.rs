@@ -40,7 +40,8 @@ impl Outgoing {
         Self { messages, next: None, trailers: true, ended: false, cut: None }
     }
 
-    /// Ends it with the status that `cut` resolves to, with what is in the channel unsent.
+    /// Ends it with the status that `cut` resolves to, with what is in the channel unsent. Who ends it so keeps the
+    /// channel until then: a channel that all have let go of is a good end.
     #[must_use]
     pub fn until(mut self, cut: impl Future<Output = Status> + Send + 'static) -> Self {
         self.cut = Some(Box::pin(cut));
@@ -53,6 +54,13 @@ impl Outgoing {
         let mut response = Response::new(tonic::body::Body::new(self));
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         response
+    }
+
+    fn poll_cut(&mut self, cx: &mut Context<'_>) -> Option<Status> {
+        match self.cut.as_mut()?.as_mut().poll(cx) {
+            Poll::Ready(status) => Some(status),
+            Poll::Pending => None,
+        }
     }
 
     fn end(&mut self, status: &Status) -> Option<Result<Frame<Bytes>, Infallible>> {
@@ -75,7 +83,7 @@ impl Body for Outgoing {
         if this.ended {
             return Poll::Ready(None);
         }
-        if let Some(Poll::Ready(status)) = this.cut.as_mut().map(|cut| cut.as_mut().poll(cx)) {
+        if let Some(status) = this.poll_cut(cx) {
             return Poll::Ready(this.end(&status));
         }
         let first = match this.next.take() {
@@ -85,7 +93,11 @@ impl Body for Outgoing {
         let first = match first {
             Some(Ok(first)) => first,
             Some(Err(status)) => return Poll::Ready(this.end(&status)),
-            None => return Poll::Ready(this.end(&Status::ok(""))),
+            // Whoever ended it may have let go of the channel since the look above.
+            None => {
+                let status = this.poll_cut(cx).unwrap_or_else(|| Status::ok(""));
+                return Poll::Ready(this.end(&status));
+            }
         };
         if first.len() >= SMALL {
             return Poll::Ready(Some(Ok(Frame::data(first))));

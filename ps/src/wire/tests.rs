@@ -131,6 +131,25 @@ fn small_messages_leave_together_and_in_order() {
 }
 
 #[test]
+fn a_body_that_is_ended_while_it_looks_tells_why() {
+    let (sender, receiver) = mpsc::channel(1);
+    let mut sender = Some(sender);
+    // Between the look at the end and the look at the channel, another thread ends the body and lets go of it.
+    let cut = std::future::poll_fn(move |_| match sender.take() {
+        Some(sender) => {
+            drop(sender);
+            Poll::Pending
+        }
+        None => Poll::Ready(Status::aborted("enough")),
+    });
+    let mut body = Outgoing::response(receiver).until(cut);
+    let mut context = Context::from_waker(std::task::Waker::noop());
+    let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut body).poll_frame(&mut context) else { panic!("no end") };
+    let trailers = frame.into_trailers().expect("trailers");
+    assert_eq!(Status::from_header_map(&trailers).expect("a status").message(), "enough");
+}
+
+#[test]
 fn a_buffer_is_used_again_when_all_views_of_it_are_gone() {
     let buffers = Buffers::default();
     let mut buffer = buffers.take(10_000);
