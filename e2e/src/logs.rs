@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, LogParams};
 
+use crate::site::phase_of;
 use crate::wait::{until, within};
 
 /// A line of a log.
@@ -38,8 +39,7 @@ pub async fn line(pods: &Api<Pod>, pod: &str, words: &[&str], limit: Duration) -
 }
 
 fn has_started(pod: Option<&Pod>) -> bool {
-    let phase = pod.and_then(|pod| pod.status.as_ref()?.phase.as_deref());
-    phase.is_some_and(|phase| phase != "Pending")
+    pod.and_then(phase_of).is_some_and(|phase| phase != "Pending")
 }
 
 fn parse(line: &str) -> Result<Line> {

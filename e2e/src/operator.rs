@@ -11,6 +11,7 @@ use kube::api::{Api, DeleteParams, ListParams};
 
 use crate::cluster::{Cluster, SYSTEM};
 use crate::command::run;
+use crate::site::phase_of;
 use crate::wait::{SHORT, until};
 
 /// The lease, and the chart's Deployment under the release's name.
@@ -24,8 +25,7 @@ const DEPLOYMENT: &str = "psjobs";
 pub async fn running(cluster: &Cluster) -> Result<Vec<String>> {
     let ours = ListParams::default().labels("app.kubernetes.io/instance=psjobs,app.kubernetes.io/component=operator");
     let mut pods = pods(cluster).list(&ours).await?.items;
-    let phase = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.clone());
-    pods.retain(|pod| pod.metadata.deletion_timestamp.is_none() && phase(pod).as_deref() == Some("Running"));
+    pods.retain(|pod| pod.metadata.deletion_timestamp.is_none() && phase_of(pod) == Some("Running"));
     Ok(pods.iter().map(ResourceExt::name_any).collect())
 }
 

@@ -17,6 +17,12 @@ use psjobs_api::crd::{ParameterServerJob, ParameterServerJobStatus, Phase, names
 use crate::cluster::Cluster;
 use crate::wait::{SHORT, until, within};
 
+/// A pod's phase, as its node told it.
+#[must_use]
+pub fn phase_of(pod: &Pod) -> Option<&str> {
+    pod.status.as_ref()?.phase.as_deref()
+}
+
 /// A namespace for one test.
 pub struct Site {
     pub cluster: Arc<Cluster>,
@@ -158,8 +164,7 @@ impl Site {
     /// # Errors
     /// If it is still there after a short while.
     pub async fn ended(&self, pod: &str) -> Result<()> {
-        let phase = |pod: &Pod| pod.status.as_ref()?.phase.clone();
-        let ended = |pod: Option<&Pod>| pod.is_none_or(|pod| phase(pod).as_deref() == Some("Succeeded"));
+        let ended = |pod: Option<&Pod>| pod.is_none_or(|pod| phase_of(pod) == Some("Succeeded"));
         until(&self.pods(), pod, SHORT, &format!("{pod} to end"), ended).await?;
         Ok(())
     }

@@ -12,7 +12,7 @@ use psjobs_api::crd::{ParameterServerJob, Phase, names};
 use psjobs_api::{METRICS_PORT, Role};
 use psjobs_e2e::logs::line;
 use psjobs_e2e::manifest::example;
-use psjobs_e2e::site::Site;
+use psjobs_e2e::site::{Site, phase_of};
 use psjobs_e2e::wait::{SHORT, TRAINING, until};
 use serde_json::json;
 
@@ -37,8 +37,7 @@ pub async fn keeps_strangers_out(site: &Site) -> Result<()> {
     let mut before = 0;
     for (name, secret) in [("without", None), ("another", Some(FOREIGN))] {
         site.pods().create(&PostParams::default(), &stranger(site, &job, name, secret)?).await?;
-        let phase = |pod: Option<&Pod>| pod.and_then(|pod| pod.status.as_ref()?.phase.clone());
-        let ended = |pod: Option<&Pod>| phase(pod).as_deref() == Some("Failed");
+        let ended = |pod: Option<&Pod>| pod.and_then(phase_of) == Some("Failed");
         until(&site.pods(), name, SHORT, &format!("the stranger {name} to give up"), ended).await?;
         let now = refused(site).await?;
         println!("    the stranger {name}: {} handshakes refused", now - before);

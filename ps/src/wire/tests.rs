@@ -104,6 +104,21 @@ fn bad_messages_are_named() {
     }
 }
 
+/// The next frame of a body that has one ready; `None` at its end.
+fn next(body: &mut Outgoing) -> Option<Frame<Bytes>> {
+    let mut context = Context::from_waker(std::task::Waker::noop());
+    match Pin::new(body).poll_frame(&mut context) {
+        Poll::Ready(frame) => frame.map(|frame| frame.expect("cannot fail")),
+        Poll::Pending => panic!("nothing is ready"),
+    }
+}
+
+/// What a body's last frame says.
+fn status(frame: Option<Frame<Bytes>>) -> Status {
+    let trailers = frame.expect("a frame").into_trailers().expect("trailers");
+    Status::from_header_map(&trailers).expect("a status")
+}
+
 #[test]
 fn small_messages_leave_together_and_in_order() {
     let (sender, receiver) = mpsc::channel(10);
@@ -114,20 +129,12 @@ fn small_messages_leave_together_and_in_order() {
     sender.try_send(Err(Status::aborted("enough"))).expect("fits");
     sender.try_send(Ok(Bytes::from("never sent"))).expect("fits");
     let mut body = Outgoing::response(receiver);
-    let mut next = || {
-        let mut context = Context::from_waker(std::task::Waker::noop());
-        match Pin::new(&mut body).poll_frame(&mut context) {
-            Poll::Ready(frame) => frame.map(|frame| frame.expect("cannot fail")),
-            Poll::Pending => panic!("all messages are there"),
-        }
-    };
     let data = |frame: Option<Frame<Bytes>>| frame.expect("a frame").into_data().expect("data");
-    assert_eq!(data(next()), "ab");
-    assert_eq!(data(next()), large);
-    assert_eq!(data(next()), "c");
-    let trailers = next().expect("a frame").into_trailers().expect("trailers");
-    assert_eq!(Status::from_header_map(&trailers).expect("a status").message(), "enough");
-    assert!(next().is_none());
+    assert_eq!(data(next(&mut body)), "ab");
+    assert_eq!(data(next(&mut body)), large);
+    assert_eq!(data(next(&mut body)), "c");
+    assert_eq!(status(next(&mut body)).message(), "enough");
+    assert!(next(&mut body).is_none());
 }
 
 #[test]
@@ -143,10 +150,7 @@ fn a_body_that_is_ended_while_it_looks_tells_why() {
         None => Poll::Ready(Status::aborted("enough")),
     });
     let mut body = Outgoing::response(receiver).until(cut);
-    let mut context = Context::from_waker(std::task::Waker::noop());
-    let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut body).poll_frame(&mut context) else { panic!("no end") };
-    let trailers = frame.into_trailers().expect("trailers");
-    assert_eq!(Status::from_header_map(&trailers).expect("a status").message(), "enough");
+    assert_eq!(status(next(&mut body)).message(), "enough");
 }
 
 #[test]
