@@ -1,4 +1,4 @@
-//! The cluster under test: found or made, with this checkout's images and chart in it.
+//! The cluster under test: finds or creates it, loads this checkout's images and installs its chart.
 
 use std::env;
 use std::path::Path;
@@ -15,30 +15,30 @@ pub const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 pub const SYSTEM: &str = "psjobs-system";
 /// Helm release.
 const RELEASE: &str = "psjobs";
-/// Clusters of kind that are used when KUBECONFIG names none; the last is made when none is there.
+/// Kind clusters that are used when KUBECONFIG is not set; the last is created when there is none.
 const KIND_CLUSTERS: [&str; 2] = ["psjobs", "psjobs-e2e"];
 
 /// A cluster that is ready for jobs.
 pub struct Cluster {
     pub client: Client,
     pub context: String,
-    /// Whether the chart was not there before.
+    /// True if [`Cluster::prepare`] installed the chart and did not upgrade it.
     installed: bool,
 }
 
-/// Which cluster to use.
+/// The cluster to use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Choice {
     /// KUBECONFIG's current context.
     Current,
-    /// A cluster of kind that is there.
+    /// An existing kind cluster.
     Kind(&'static str),
-    /// A new cluster of kind.
+    /// A new kind cluster.
     New(&'static str),
 }
 
-/// Without KUBECONFIG the current context of the user's own configuration is left alone: it may well be
-/// a cluster that matters.
+/// Chooses the cluster. Without KUBECONFIG the current context of the user's own configuration is not
+/// used: it may be a production cluster.
 fn choose(kubeconfig_is_set: bool, of_kind: &[&str]) -> Choice {
     if kubeconfig_is_set {
         return Choice::Current;
@@ -50,10 +50,10 @@ fn choose(kubeconfig_is_set: bool, of_kind: &[&str]) -> Choice {
 }
 
 impl Cluster {
-    /// Finds or makes a cluster, loads the images and installs the chart.
+    /// Finds or creates a cluster, loads the images and installs the chart.
     ///
     /// # Errors
-    /// If one of the programs for it fails.
+    /// If kind, docker, helm or the API server fails.
     pub async fn prepare() -> Result<Self> {
         env::set_current_dir(ROOT).with_context(|| format!("cannot work in {ROOT}"))?;
         let context = context().await?;
@@ -67,15 +67,15 @@ impl Cluster {
         Ok(Self { client, context, installed })
     }
 
-    /// What `kubectl` says.
+    /// Runs `kubectl` and returns its output.
     ///
     /// # Errors
-    /// If it fails; the text holds what it said.
+    /// If it fails; the error holds its output.
     pub async fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         self.kubectl_with_input(arguments, "").await
     }
 
-    /// As [`Cluster::kubectl`], with `input` as standard input.
+    /// Runs `kubectl` with `input` as standard input.
     ///
     /// # Errors
     /// As [`Cluster::kubectl`].
@@ -84,13 +84,13 @@ impl Cluster {
         run_with_input("kubectl", &arguments, input).await
     }
 
-    /// Whether nodes are containers of this machine's docker.
+    /// Returns true if the nodes are containers of this machine's docker.
     #[must_use]
     pub fn is_of_kind(&self) -> bool {
         self.context.starts_with("kind-")
     }
 
-    /// What `helm` says; the first argument is the command, and the release follows it.
+    /// Runs `helm` and returns its output; the first argument is the command, which the release's name follows.
     ///
     /// # Errors
     /// If it fails.
@@ -100,7 +100,7 @@ impl Cluster {
         run("helm", &[&[*command, RELEASE], rest, &in_context].concat()).await
     }
 
-    /// Takes the chart away again, if [`Cluster::prepare`] brought it.
+    /// Uninstalls the chart, if [`Cluster::prepare`] installed it.
     ///
     /// # Errors
     /// If helm fails.
@@ -130,7 +130,7 @@ async fn context() -> Result<String> {
     }
 }
 
-/// `psjobs-worker:0.1.0`.
+/// Returns the image of a program with this version's tag, for example `psjobs-worker:0.1.0`.
 #[must_use]
 pub fn image(program: &str) -> String {
     format!("{program}:{}", env!("CARGO_PKG_VERSION"))
@@ -148,7 +148,7 @@ async fn load_images(context: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether the chart was not there before.
+/// Installs or upgrades the chart; returns true if it was not installed before.
 async fn install(context: &str) -> Result<bool> {
     let in_context = ["--kube-context", context, "--namespace", SYSTEM];
     let installed = run("helm", &[&["status", RELEASE], &in_context[..]].concat()).await.is_err();

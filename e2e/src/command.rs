@@ -1,4 +1,4 @@
-//! The programs a user would type: docker, kind, helm, kubectl.
+//! Runs the programs that a user would type: docker, kind, helm, kubectl.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -7,18 +7,18 @@ use anyhow::{Context, Result, bail};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-/// Loading an image into a node is the longest of them.
+/// Deadline of a command; loading an image into a node takes longest.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// Standard output of a program that ends well.
+/// Runs a program and returns its standard output.
 ///
 /// # Errors
-/// If it does not start, ends badly or takes too long; the text holds the command and what it said.
+/// If it does not start, fails or takes too long; the error holds the command and its output.
 pub async fn run(program: &str, arguments: &[&str]) -> Result<String> {
     run_with_input(program, arguments, "").await
 }
 
-/// As [`run`], with `input` as standard input.
+/// Runs a program with `input` as standard input.
 ///
 /// # Errors
 /// As [`run`].
@@ -34,7 +34,7 @@ pub async fn run_with_input(program: &str, arguments: &[&str], input: &str) -> R
         .with_context(|| format!("`{line}` does not start; is {program} installed?"))?;
     let mut stdin = child.stdin.take().context("standard input is piped")?;
     let ended = async {
-        // A program that fails early does not read; what it says then matters more.
+        // A program that fails early does not read its input; its own error matters more than the broken pipe.
         let _ = stdin.write_all(input.as_bytes()).await;
         drop(stdin);
         child.wait_with_output().await

@@ -1,4 +1,4 @@
-//! Log lines of pods, with the time at which the node wrote them.
+//! Log lines of pods, with the node's timestamps.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, LogParams};
 
-use crate::site::phase_of;
+use crate::namespace::phase_of;
 use crate::wait::{until, within};
 
 /// A line of a log.
@@ -18,7 +18,7 @@ pub struct Line {
     pub text: String,
 }
 
-/// The first line of a pod that holds all of `words`; waits until the pod runs, and for the line.
+/// Waits for the first log line of a pod that contains all of `words`, and before that for the pod to start.
 ///
 /// # Errors
 /// If the pod ends or `limit` passes without such a line.

@@ -1,13 +1,13 @@
-//! Manifests of the tests: the example that users begin with, changed in a few fields.
+//! Manifests of the tests: the first example of the README, with a few fields changed.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Container;
 use psjobs_api::crd::ParameterServerJob;
 
-/// The example's manifest, from the repository's root.
+/// Path of the example's manifest, from the repository's root.
 pub const EXAMPLE: &str = "examples/mnist.yaml";
 
-/// The example as an object.
+/// Reads the example.
 ///
 /// # Errors
 /// If the file cannot be read or is no ParameterServerJob.
@@ -15,7 +15,7 @@ pub fn example() -> Result<ParameterServerJob> {
     from_file(EXAMPLE)
 }
 
-/// The job of a file, its path from the repository's root.
+/// Reads the job of a file; the path is relative to the repository's root.
 ///
 /// # Errors
 /// If the file cannot be read or is no ParameterServerJob.
@@ -24,7 +24,7 @@ pub fn from_file(path: &str) -> Result<ParameterServerJob> {
     serde_yaml::from_str(&text).with_context(|| format!("{path} is not a ParameterServerJob"))
 }
 
-/// The container of a job's trainers.
+/// Returns the main container of a job's trainers.
 ///
 /// # Errors
 /// If their template has none.
@@ -33,7 +33,7 @@ pub fn main_container(job: &mut ParameterServerJob) -> Result<&mut Container> {
     pod.containers.first_mut().context("the template has a container")
 }
 
-/// The example with `change` made to its trainers' container.
+/// Returns the example with `change` applied to its trainers' container.
 ///
 /// # Errors
 /// As [`example`].
@@ -43,7 +43,7 @@ pub fn with_trainer(change: impl FnOnce(&mut Container)) -> Result<ParameterServ
     Ok(job)
 }
 
-/// The example with other arguments for its trainers.
+/// Returns the example with other arguments for its trainers.
 ///
 /// # Errors
 /// As [`example`].

@@ -1,4 +1,4 @@
-//! Nodes of a cluster of kind, which are containers: told to take no pods, stopped, cut off, and brought back.
+//! Nodes of a kind cluster, which are containers: cordoned, stopped, disconnected, and brought back.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use crate::cluster::Cluster;
 use crate::command::run;
 use crate::wait::until;
 
-/// Label of the nodes that the cluster itself runs on.
+/// Label of the control plane's nodes.
 const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
-/// Kind's network.
+/// Docker network of kind.
 const NETWORK: &str = "kind";
-/// A node is told to be silent after 40 to 50 s, and comes back within a minute.
+/// Deadline of a node's change of state: it is NotReady after 40 to 50 s, and Ready again within a minute.
 const LIMIT: Duration = Duration::from_secs(150);
 
-/// Names of the nodes that jobs run on, where others run the cluster; none in a cluster of one node.
+/// Returns the names of the worker nodes; none in a cluster of one node.
 ///
 /// # Errors
 /// If the cluster does not answer.
@@ -26,10 +26,10 @@ pub async fn workers(cluster: &Cluster) -> Result<Vec<String>> {
     select(cluster, &format!("!{CONTROL_PLANE}")).await
 }
 
-/// Name of the node that runs the API server.
+/// Returns the name of the node that runs the API server.
 ///
 /// # Errors
-/// If there is none to see.
+/// If no node has the label of a control plane.
 pub async fn control_plane(cluster: &Cluster) -> Result<String> {
     select(cluster, CONTROL_PLANE).await?.pop().context("no node has the label of a control plane")
 }
@@ -39,7 +39,7 @@ async fn select(cluster: &Cluster, selector: &str) -> Result<Vec<String>> {
     Ok(nodes.list(&ListParams::default().labels(selector)).await?.iter().map(ResourceExt::name_any).collect())
 }
 
-/// Lets a node take pods or not; those that it has stay.
+/// Cordons or uncordons a node; its pods stay.
 ///
 /// # Errors
 /// If the cluster refuses.
@@ -48,12 +48,12 @@ pub async fn take_pods(cluster: &Cluster, node: &str, takes: bool) -> Result<()>
     Ok(())
 }
 
-/// How a node is lost.
+/// The way in which a node is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// Its power is gone, and so is every process.
+    /// Power: every process is killed.
     Power,
-    /// Its network is gone; its processes go on.
+    /// Network: the processes go on without it.
     Network,
 }
 
@@ -66,7 +66,7 @@ pub struct LostNode {
 }
 
 impl LostNode {
-    /// Takes power or network away from a node.
+    /// Kills or disconnects a node.
     ///
     /// # Errors
     /// If docker does not know the node.
@@ -80,18 +80,18 @@ impl LostNode {
         Ok(Self { name: name.to_owned(), loss, address })
     }
 
-    /// Waits until the cluster says that it does not hear the node.
+    /// Waits until the node is NotReady (its condition Ready is Unknown).
     ///
     /// # Errors
-    /// If it goes on hearing it.
+    /// If the node stays Ready.
     pub async fn until_silent(&self, cluster: &Cluster) -> Result<()> {
         self.until(cluster, "Unknown").await
     }
 
-    /// Gives back what was taken, and waits until the node is ready.
+    /// Starts or reconnects the node, and waits until it is Ready.
     ///
     /// # Errors
-    /// If it does not come back.
+    /// If it does not become Ready.
     pub async fn bring_back(self, cluster: &Cluster) -> Result<()> {
         ensure!(!self.address.is_empty(), "{} had no address", self.name);
         match self.loss {

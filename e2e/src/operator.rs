@@ -1,4 +1,4 @@
-//! The operator's pods: which one leads, and its death.
+//! The operator's pods: finds the leader, kills and scales them.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use kube::api::{Api, DeleteParams, ListParams};
 
 use crate::cluster::{Cluster, SYSTEM};
 use crate::command::run;
-use crate::site::phase_of;
+use crate::namespace::phase_of;
 use crate::wait::{SHORT, until};
 
-/// The lease, and the chart's Deployment under the release's name.
+/// Names of the operator's lease and of the chart's Deployment.
 const LEASE: &str = "psjobs-operator";
 const DEPLOYMENT: &str = "psjobs";
 
-/// Names of the operator's pods that run.
+/// Returns the names of the operator's running pods.
 ///
 /// # Errors
 /// If the cluster does not answer.
@@ -29,16 +29,16 @@ pub async fn running(cluster: &Cluster) -> Result<Vec<String>> {
     Ok(pods.iter().map(ResourceExt::name_any).collect())
 }
 
-/// The node that an operator's pod is on.
+/// Returns the node of an operator's pod.
 ///
 /// # Errors
-/// If it is on none.
+/// If it has no node.
 pub async fn node_of(cluster: &Cluster, pod: &str) -> Result<String> {
     let node = pods(cluster).get(pod).await?.spec.and_then(|spec| spec.node_name);
     node.with_context(|| format!("{pod} is on no node"))
 }
 
-/// Who leads, as soon as it is somebody for whom `is` holds.
+/// Waits for a leader for which `is` holds, and returns its pod's name.
 ///
 /// # Errors
 /// If that takes longer than `limit`.
@@ -50,8 +50,8 @@ pub async fn leader(cluster: &Cluster, is: impl Fn(&str) -> bool, limit: Duratio
     holder(lease.as_ref()).context("somebody leads")
 }
 
-/// Kills an operator by a signal that it cannot hear, in a cluster of kind; its pod goes too, as the kubelet would start
-/// a process that crashes again and again later and later.
+/// Kills an operator's process with SIGKILL, in a kind cluster, and deletes its pod, because the kubelet would delay
+/// the restarts of a container that crashes again and again.
 ///
 /// # Errors
 /// If there is no such process.
@@ -67,10 +67,10 @@ pub async fn kill(cluster: &Cluster, pod: &str) -> Result<()> {
     }
 }
 
-/// Runs so many operators, and waits until they are ready.
+/// Scales the operator's Deployment, and waits until all replicas are ready.
 ///
 /// # Errors
-/// If they are not soon.
+/// If they are not ready within [`SHORT`].
 pub async fn scale(cluster: &Cluster, operators: i32) -> Result<()> {
     let (deployment, replicas) = (format!("deployment/{DEPLOYMENT}"), format!("--replicas={operators}"));
     cluster.kubectl(&["--namespace", SYSTEM, "scale", &deployment, &replicas]).await?;

@@ -1,4 +1,4 @@
-//! Waiting: by watch, with a deadline, and a sentence for when it passes.
+//! Waits that watch, have a deadline, and name in their error what they waited for.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -13,12 +13,12 @@ use kube::runtime::watcher::watch_object;
 use kube::{Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
-/// For everything short of training.
+/// Deadline of everything that takes less time than training.
 pub const SHORT: Duration = Duration::from_secs(90);
-/// For a job from its first step to its last, on a small and busy machine.
+/// Deadline of a job from its first step to its last, on a small and busy machine.
 pub const TRAINING: Duration = Duration::from_secs(420);
 
-/// What `future` yields, if it does so in time.
+/// Awaits `future` for at most `limit`.
 ///
 /// # Errors
 /// Its own, or that `what` did not happen within `limit`.
@@ -27,7 +27,7 @@ pub async fn within<T>(limit: Duration, what: &str, future: impl Future<Output =
     tokio::time::timeout(limit, future).await.map_err(late)?
 }
 
-/// The object, as soon as `is` holds for it (`None`: it does not exist).
+/// Waits until `is` holds for the object, and returns it (`None`: it does not exist).
 ///
 /// # Errors
 /// If that takes longer than `limit`.
@@ -41,7 +41,7 @@ pub async fn until<K>(
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    // A watch that breaks off is begun again: only the deadline ends this.
+    // A watch that ends with an error is started again: only the deadline ends the wait.
     let watch = watch_object(api.clone(), name).default_backoff();
     let seen = async {
         let mut watch = pin!(watch);
@@ -57,7 +57,7 @@ where
     within(limit, what, seen).await
 }
 
-/// Returns when no object that `parameters` select is left.
+/// Waits until no object that `parameters` select is left.
 ///
 /// # Errors
 /// If that takes longer than `limit`.

@@ -1,105 +1,130 @@
-//! `make e2e`: prepares the cluster once, then runs one story after the other, each in a namespace of
-//! its own. Takes the arguments of any test binary, for instance part of a name.
+//! `make e2e`: prepares the cluster once, then runs the tests, each in a namespace of its own. Takes the arguments
+//! of any test binary, for instance part of a name, and `--test-threads N` to run N tests at the same time.
 
-mod stories;
+mod cases;
 
+use std::env;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use futures::future::{BoxFuture, FutureExt};
 use libtest_mimic::{Arguments, Failed, Trial};
 use psjobs_e2e::cluster::Cluster;
 use psjobs_e2e::dump::dump;
-use psjobs_e2e::site::Site;
+use psjobs_e2e::namespace::TestNamespace;
 use tokio::runtime::Runtime;
+use tokio::sync::RwLock;
 
-use stories::{
-    broken, elastic, failure, gpu, invalid, mnist, nodes, operators, recovery, speed, suspend, tls, workloads,
+use cases::{
+    broken, elastic, failure, gpu, invalid, mnist, nodes, operators, recovery, suspend, timing, tls, workloads,
 };
 
-type Story = for<'a> fn(&'a Site) -> BoxFuture<'a, Result<()>>;
+type Test = for<'a> fn(&'a TestNamespace) -> BoxFuture<'a, Result<()>>;
 
-/// What a story needs of the cluster.
+/// How many tests run at the same time unless `--test-threads` says otherwise.
+const THREADS: &str = "PSJOBS_E2E_THREADS";
+
+/// A requirement of a test on the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Needs {
     Nothing,
-    /// Nodes that are containers here.
+    /// Nodes that are containers of this machine.
     Kind,
-    /// Two of them for jobs alone.
+    /// The same, with two worker nodes.
     Workers,
-    /// Kubernetes' own scheduling of gangs.
+    /// Kubernetes' own gang scheduling.
     Gangs,
 }
 
 use Needs::{Gangs, Kind, Nothing, Workers};
 
-const STORIES: [(&str, Needs, Story); 26] = [
-    ("mnist_trains_and_leaves_nothing_behind", Nothing, |site| mnist::trains(site).boxed()),
-    ("start_and_end_are_measured", Nothing, |site| speed::is_measured(site).boxed()),
-    ("a_failing_trainer_fails_the_job_with_its_cause", Nothing, |site| failure::is_told(site).boxed()),
-    ("a_killed_trainer_is_replaced", Nothing, |site| recovery::of_a_trainer(site).boxed()),
-    ("a_killed_server_is_replaced", Nothing, |site| recovery::of_a_server(site).boxed()),
-    ("a_killed_replicated_server_is_replaced", Nothing, |site| recovery::of_a_replicated_server(site).boxed()),
-    ("a_suspended_job_starts_again", Nothing, |site| suspend::and_resume(site).boxed()),
-    ("a_resumed_job_goes_on_from_its_checkpoint", Nothing, |site| suspend::and_resume_from_a_checkpoint(site).boxed()),
-    ("a_job_grows_and_shrinks", Nothing, |site| elastic::grows_and_shrinks(site).boxed()),
-    ("tls_keeps_strangers_out", Nothing, |site| tls::keeps_strangers_out(site).boxed()),
-    ("trainers_wait_for_gpus_and_say_so", Nothing, |site| gpu::is_waited_for(site).boxed()),
-    ("a_gang_waits_for_gpus_as_one", Gangs, |site| gpu::is_waited_for_by_all(site).boxed()),
-    ("broken_jobs_tell_why", Nothing, |site| broken::jobs_tell_why(site).boxed()),
-    ("mnist_remote_runs", Nothing, |site| workloads::mnist_remote(site).boxed()),
-    ("cartpole_runs", Nothing, |site| workloads::cartpole(site).boxed()),
-    ("lm_runs", Nothing, |site| workloads::lm(site).boxed()),
-    ("recsys_runs", Nothing, |site| workloads::recsys(site).boxed()),
-    ("invalid_manifests_are_refused", Nothing, |site| invalid::manifests_are_refused(site).boxed()),
-    ("a_running_job_keeps_its_spec", Nothing, |site| invalid::changes_are_refused(site).boxed()),
-    ("a_job_deleted_in_the_foreground_ends_in_time", Nothing, |site| mnist::ends_in_the_foreground(site).boxed()),
-    ("an_upgrade_and_a_rollback_leave_a_running_job_alone", Nothing, |site| {
-        operators::upgraded_and_rolled_back(site).boxed()
+/// Tests that change nothing outside their namespace, except for a resource of a node that is named after the
+/// namespace: any of them may run at the same time.
+const SHARED: [(&str, Needs, Test); 18] = [
+    ("mnist_trains_and_leaves_nothing_behind", Nothing, |ns| mnist::trains(ns).boxed()),
+    ("a_failing_trainer_fails_the_job_with_its_cause", Nothing, |ns| failure::cause_is_reported(ns).boxed()),
+    ("a_killed_trainer_is_replaced", Nothing, |ns| recovery::killed_trainer_is_replaced(ns).boxed()),
+    ("a_killed_server_is_replaced", Nothing, |ns| recovery::killed_server_is_replaced(ns).boxed()),
+    ("a_killed_replicated_server_is_replaced", Nothing, |ns| {
+        recovery::killed_replicated_server_is_replaced(ns).boxed()
     }),
-    ("of_two_operators_one_takes_over_in_seconds", Kind, |site| operators::one_takes_over(site).boxed()),
-    ("an_operator_killed_twenty_times_loses_no_job", Kind, |site| operators::killed_twenty_times(site).boxed()),
-    ("a_job_outlives_a_restart_of_the_api_server", Kind, |site| operators::the_api_server_restarts(site).boxed()),
-    ("a_stopped_node_costs_its_pods_and_not_the_job", Workers, |site| nodes::is_stopped(site).boxed()),
-    ("a_node_that_is_cut_off_costs_its_pods_and_not_the_job", Workers, |site| nodes::is_cut_off(site).boxed()),
+    ("a_suspended_job_starts_again", Nothing, |ns| suspend::starts_again(ns).boxed()),
+    ("a_resumed_job_goes_on_from_its_checkpoint", Nothing, |ns| suspend::resumes_from_a_checkpoint(ns).boxed()),
+    ("a_job_grows_and_shrinks", Nothing, |ns| elastic::grows_and_shrinks(ns).boxed()),
+    ("tls_keeps_strangers_out", Nothing, |ns| tls::refuses_other_certificates(ns).boxed()),
+    ("trainers_wait_for_gpus_and_say_so", Nothing, |ns| gpu::trainers_wait(ns).boxed()),
+    ("a_gang_waits_for_gpus_as_one", Gangs, |ns| gpu::gang_waits(ns).boxed()),
+    ("broken_jobs_tell_why", Nothing, |ns| broken::causes_are_shown(ns).boxed()),
+    ("mnist_remote_runs", Nothing, |ns| workloads::mnist_remote(ns).boxed()),
+    ("cartpole_runs", Nothing, |ns| workloads::cartpole(ns).boxed()),
+    ("lm_runs", Nothing, |ns| workloads::lm(ns).boxed()),
+    ("recsys_runs", Nothing, |ns| workloads::recsys(ns).boxed()),
+    ("invalid_manifests_are_refused", Nothing, |ns| invalid::manifests_are_refused(ns).boxed()),
+    ("a_running_job_keeps_its_spec", Nothing, |ns| invalid::changes_are_refused(ns).boxed()),
 ];
 
+/// Tests that run alone: they measure or limit times, or disturb the operator, the API server or nodes.
+const ALONE: [(&str, Needs, Test); 8] = [
+    ("start_and_end_are_measured", Nothing, |ns| timing::start_and_end(ns).boxed()),
+    ("a_job_deleted_in_the_foreground_ends_in_time", Nothing, |ns| mnist::is_deleted_in_the_foreground(ns).boxed()),
+    ("an_upgrade_and_a_rollback_leave_a_running_job_alone", Nothing, |ns| {
+        operators::upgraded_and_rolled_back(ns).boxed()
+    }),
+    ("of_two_operators_one_takes_over_in_seconds", Kind, |ns| operators::one_takes_over(ns).boxed()),
+    ("an_operator_killed_twenty_times_loses_no_job", Kind, |ns| operators::killed_twenty_times(ns).boxed()),
+    ("a_job_outlives_a_restart_of_the_api_server", Kind, |ns| operators::the_api_server_restarts(ns).boxed()),
+    ("a_stopped_node_costs_its_pods_and_not_the_job", Workers, |ns| nodes::job_survives_a_killed_node(ns).boxed()),
+    ("a_node_that_is_cut_off_costs_its_pods_and_not_the_job", Workers, |ns| {
+        nodes::job_survives_a_disconnected_node(ns).boxed()
+    }),
+];
+
+/// What all tests use.
+struct Environment {
+    runtime: Runtime,
+    /// `None` where the tests are only listed.
+    cluster: Option<Arc<Cluster>>,
+    /// What the cluster offers.
+    offers: Vec<Needs>,
+    /// Held for reading by each test of [`SHARED`], for writing by each of [`ALONE`].
+    isolation: RwLock<()>,
+}
+
 fn main() -> ExitCode {
-    let mut arguments = Arguments::from_args();
-    // Side by side, the jobs would only take each other's cores, and the figures would say little.
-    arguments.test_threads.get_or_insert(1);
-    let runtime = match Runtime::new() {
-        Ok(runtime) => Arc::new(runtime),
-        Err(error) => return stop(&error.into()),
+    let arguments = Arguments::from_args();
+    let code = Runtime::new().context("cannot start a runtime").and_then(|runtime| run(runtime, arguments));
+    code.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(runtime: Runtime, mut arguments: Arguments) -> Result<ExitCode> {
+    // One test at a time by default: on a small machine, jobs of several tests compete for its cores.
+    let threads = env::var(THREADS).ok().filter(|threads| !threads.is_empty());
+    let threads = threads.map_or(Ok(1), |threads| threads.parse());
+    let threads = threads.with_context(|| format!("{THREADS} must be a number of tests to run at the same time"))?;
+    arguments.test_threads.get_or_insert(threads);
+    let (cluster, offers) = if arguments.list {
+        (None, vec![Kind, Workers, Gangs])
+    } else {
+        let cluster = Arc::new(runtime.block_on(Cluster::prepare())?);
+        let offers = runtime.block_on(offers(&cluster))?;
+        (Some(cluster), offers)
     };
-    if arguments.list {
-        return libtest_mimic::run(&arguments, trials(&runtime, None, &[Kind, Workers, Gangs])).exit_code();
-    }
-    let cluster = match runtime.block_on(Cluster::prepare()) {
-        Ok(cluster) => Arc::new(cluster),
-        Err(error) => return stop(&error),
-    };
-    let offers = match runtime.block_on(offers(&cluster)) {
-        Ok(offers) => offers,
-        Err(error) => return stop(&error),
-    };
-    let conclusion = libtest_mimic::run(&arguments, trials(&runtime, Some(&cluster), &offers));
-    if !conclusion.has_failed()
-        && let Err(error) = runtime.block_on(cluster.clean_up())
+    let environment = Arc::new(Environment { runtime, cluster, offers, isolation: RwLock::new(()) });
+    let conclusion = libtest_mimic::run(&arguments, trials(&environment));
+    if let Some(cluster) = &environment.cluster
+        && !conclusion.has_failed()
     {
-        return stop(&error);
+        environment.runtime.block_on(cluster.clean_up())?;
     }
-    conclusion.exit_code()
+    Ok(conclusion.exit_code())
 }
 
-fn stop(error: &anyhow::Error) -> ExitCode {
-    eprintln!("error: {error:#}");
-    ExitCode::FAILURE
-}
-
-/// What the cluster has for stories.
+/// Returns what the cluster offers to tests.
 async fn offers(cluster: &Cluster) -> Result<Vec<Needs>> {
     let workers = psjobs_e2e::nodes::workers(cluster).await?.len();
     let groups = cluster.client.list_api_groups().await?.groups;
@@ -109,37 +134,43 @@ async fn offers(cluster: &Cluster) -> Result<Vec<Needs>> {
     Ok(offers.into_iter().filter(|offer| offer.1).map(|offer| offer.0).collect())
 }
 
-/// All stories, those that the cluster cannot tell marked as ignored; without a cluster only to list them.
-fn trials(runtime: &Arc<Runtime>, cluster: Option<&Arc<Cluster>>, offers: &[Needs]) -> Vec<Trial> {
-    let trial = |(name, needs, story): (&'static str, Needs, Story)| {
-        let (runtime, cluster) = (runtime.clone(), cluster.cloned());
-        let lacks = match needs {
-            Nothing => None,
-            needs if offers.contains(&needs) => None,
-            Kind => Some("a cluster of kind"),
-            Workers => Some("a cluster of kind with two workers besides the control plane"),
-            Gangs => Some("Kubernetes 1.37 with the feature GenericWorkload and scheduling.k8s.io/v1beta1"),
-        };
-        if let Some(lacks) = lacks {
-            println!("SKIPPED: {name} needs {lacks}");
-        }
-        let trial = Trial::test(name, move || match cluster {
-            Some(cluster) => runtime.block_on(tell(cluster, name, story)).map_err(|e| Failed::from(format!("{e:#}"))),
-            None => Err("there is no cluster".into()),
-        });
-        trial.with_ignored_flag(lacks.is_some())
-    };
-    STORIES.into_iter().map(trial).collect()
+/// Returns all tests, first those that may run at the same time; ignored are those that the cluster cannot run.
+fn trials(environment: &Arc<Environment>) -> Vec<Trial> {
+    let shared = SHARED.into_iter().map(|test| trial(environment, test, false));
+    shared.chain(ALONE.into_iter().map(|test| trial(environment, test, true))).collect()
 }
 
-async fn tell(cluster: Arc<Cluster>, name: &str, story: Story) -> Result<()> {
-    let begin = Instant::now();
-    let site = Site::prepare(cluster, name).await?;
-    let told = story(&site).await;
-    if told.is_err() {
-        dump(&site).await;
+fn trial(environment: &Arc<Environment>, (name, needs, test): (&'static str, Needs, Test), alone: bool) -> Trial {
+    let lacks = match needs {
+        Nothing => None,
+        needs if environment.offers.contains(&needs) => None,
+        Kind => Some("a cluster of kind"),
+        Workers => Some("a cluster of kind with two workers besides the control plane"),
+        Gangs => Some("Kubernetes 1.37 with the feature GenericWorkload and scheduling.k8s.io/v1beta1"),
+    };
+    if let Some(lacks) = lacks {
+        println!("SKIPPED: {name} needs {lacks}");
     }
-    println!("    {name}: {:.0} s", begin.elapsed().as_secs_f64());
-    site.remove().await?;
-    told
+    let environment = environment.clone();
+    let trial = Trial::test(name, move || {
+        let result = environment.runtime.block_on(run_test(&environment, name, test, alone));
+        result.map_err(|error| Failed::from(format!("{error:#}")))
+    });
+    trial.with_ignored_flag(lacks.is_some())
+}
+
+async fn run_test(environment: &Environment, name: &str, test: Test, alone: bool) -> Result<()> {
+    // The lock is fair: while a test waits to run alone, no other one begins.
+    let _shared = if alone { None } else { Some(environment.isolation.read().await) };
+    let _alone = if alone { Some(environment.isolation.write().await) } else { None };
+    let begin = Instant::now();
+    let cluster = environment.cluster.clone().context("there is no cluster")?;
+    let namespace = TestNamespace::prepare(cluster, name).await?;
+    let result = test(&namespace).await;
+    if result.is_err() {
+        dump(&namespace).await;
+    }
+    namespace.print(format_args!("{:.0} s", begin.elapsed().as_secs_f64()));
+    namespace.remove().await?;
+    result
 }

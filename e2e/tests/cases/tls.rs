@@ -1,5 +1,4 @@
-//! A job's pods talk TLS, and strangers who reach its server are not heard: one without a certificate, and one with
-//! that of another authority.
+//! A job's pods talk TLS, and its server refuses peers without a certificate or with one of another authority.
 
 use std::time::SystemTime;
 
@@ -12,49 +11,49 @@ use psjobs_api::crd::{ParameterServerJob, Phase, names};
 use psjobs_api::{METRICS_PORT, Role};
 use psjobs_e2e::logs::line;
 use psjobs_e2e::manifest::example;
-use psjobs_e2e::site::{Site, phase_of};
+use psjobs_e2e::namespace::{TestNamespace, phase_of};
 use psjobs_e2e::wait::{SHORT, TRAINING, until};
 use serde_json::json;
 
-/// What another job would have; also its name.
+/// Name of the Secret with another job's certificates.
 const FOREIGN: &str = "foreign";
 const REFUSED: &str = "psjobs_ps_refused_peers_total ";
 
-pub async fn keeps_strangers_out(site: &Site) -> Result<()> {
+pub async fn refuses_other_certificates(namespace: &TestNamespace) -> Result<()> {
     let job = example()?;
-    site.apply(&job).await?;
-    let status = site.phase("mnist", Phase::Running, SHORT).await?;
+    namespace.apply(&job).await?;
+    let status = namespace.phase("mnist", Phase::Running, SHORT).await?;
     let secret = status.certificates.context("a job tells where its certificates are")?;
     ensure!(secret.starts_with("mnist-tls-"), "the certificates are in {secret}");
-    ensure!(refused(site).await? == 0, "somebody was refused before a stranger came");
+    ensure!(refused(namespace).await? == 0, "somebody was refused before a stranger came");
 
-    let certificates = Certificates::make(&[names::hosts("mnist", &site.namespace)], SystemTime::now(), LIFE)?;
+    let certificates = Certificates::make(&[names::hosts("mnist", &namespace.name)], SystemTime::now(), LIFE)?;
     let data = certificates.files().map(|(name, text)| (name.to_owned(), ByteString(text.into())));
     let metadata = ObjectMeta { name: Some(FOREIGN.into()), ..ObjectMeta::default() };
     let foreign = Secret { metadata, data: Some(data.into()), ..Secret::default() };
-    let secrets: Api<Secret> = Api::namespaced(site.cluster.client.clone(), &site.namespace);
+    let secrets: Api<Secret> = Api::namespaced(namespace.cluster.client.clone(), &namespace.name);
     secrets.create(&PostParams::default(), &foreign).await?;
     let mut before = 0;
     for (name, secret) in [("without", None), ("another", Some(FOREIGN))] {
-        site.pods().create(&PostParams::default(), &stranger(site, &job, name, secret)?).await?;
+        namespace.pods().create(&PostParams::default(), &stranger(namespace, &job, name, secret)?).await?;
         let ended = |pod: Option<&Pod>| pod.and_then(phase_of) == Some("Failed");
-        until(&site.pods(), name, SHORT, &format!("the stranger {name} to give up"), ended).await?;
-        let now = refused(site).await?;
-        println!("    the stranger {name}: {} handshakes refused", now - before);
+        until(&namespace.pods(), name, SHORT, &format!("the stranger {name} to give up"), ended).await?;
+        let now = refused(namespace).await?;
+        namespace.print(format_args!("the stranger {name}: {} handshakes refused", now - before));
         ensure!(now > before, "the server counts no refused peer after the stranger {name} came");
         before = now;
     }
-    line(&site.pods(), "mnist-ps-0", &["refused a peer without a certificate of this job"], SHORT).await?;
+    line(&namespace.pods(), "mnist-ps-0", &["refused a peer without a certificate of this job"], SHORT).await?;
 
-    let status = site.phase("mnist", Phase::Succeeded, TRAINING).await?;
+    let status = namespace.phase("mnist", Phase::Succeeded, TRAINING).await?;
     ensure!(status.restarts == 0, "{} pods were replaced though nothing happened to them", status.restarts);
     Ok(())
 }
 
-/// A pod that is not of the job and wants to train with its server.
-fn stranger(site: &Site, job: &ParameterServerJob, name: &str, secret: Option<&str>) -> Result<Pod> {
+/// Returns a pod outside the job that tries to train with its server.
+fn stranger(namespace: &TestNamespace, job: &ParameterServerJob, name: &str, secret: Option<&str>) -> Result<Pod> {
     let template = job.spec.trainer.template.spec.as_ref().context("the example's template has a spec")?;
-    let server = names::host("mnist", &site.namespace, Role::Server, 0);
+    let server = names::host("mnist", &namespace.name, Role::Server, 0);
     let mut args = vec!["train", "mnist", "--master-addr", &server, "--connect-timeout", "3"];
     let (mut mounts, mut volumes) = (vec![], vec![]);
     if let Some(secret) = secret {
@@ -79,10 +78,10 @@ fn stranger(site: &Site, job: &ParameterServerJob, name: &str, secret: Option<&s
     }))?)
 }
 
-/// How many peers server 0 has refused, by its metrics.
-async fn refused(site: &Site) -> Result<u64> {
-    let path = format!("/api/v1/namespaces/{}/pods/mnist-ps-0:{METRICS_PORT}/proxy/metrics", site.namespace);
-    let metrics = site.kubectl(&["get", "--raw", &path]).await?;
+/// Reads from server 0's metrics how many peers it has refused.
+async fn refused(namespace: &TestNamespace) -> Result<u64> {
+    let path = format!("/api/v1/namespaces/{}/pods/mnist-ps-0:{METRICS_PORT}/proxy/metrics", namespace.name);
+    let metrics = namespace.kubectl(&["get", "--raw", &path]).await?;
     let count = metrics.lines().find_map(|line| line.strip_prefix(REFUSED));
     Ok(count.with_context(|| format!("no {REFUSED}in {metrics}"))?.parse()?)
 }

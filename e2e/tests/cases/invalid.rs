@@ -1,12 +1,12 @@
-//! Manifests that cannot work are refused at once, with what to write instead.
+//! The API server refuses invalid manifests, with a message that says what to write instead.
 
 use anyhow::{Result, bail, ensure};
 use psjobs_api::crd::Phase;
 use psjobs_e2e::manifest::{EXAMPLE, example};
-use psjobs_e2e::site::Site;
+use psjobs_e2e::namespace::TestNamespace;
 use psjobs_e2e::wait::SHORT;
 
-/// What is replaced in the example by what, and words of the refusal.
+/// Changes to the example: the text replaced, its replacement, and words of the refusal.
 const WRONG: [(&str, &str, &[&str]); 8] = [
     ("replicas: 2", "replica: 2", &["unknown field", "spec.trainer.replica"]),
     ("replicas: 2", "replicas: 0", &["spec.trainer.replicas", "greater than or equal to 1"]),
@@ -22,26 +22,26 @@ const WRONG: [(&str, &str, &[&str]); 8] = [
     ),
 ];
 
-pub async fn manifests_are_refused(site: &Site) -> Result<()> {
+pub async fn manifests_are_refused(namespace: &TestNamespace) -> Result<()> {
     let good = std::fs::read_to_string(EXAMPLE)?;
     for (right, wrong, words) in WRONG {
         ensure!(good.contains(right), "{EXAMPLE} has no {right:?} to replace");
-        refused(site, wrong, &good.replacen(right, wrong, 1), words).await?;
+        refused(namespace, wrong, &good.replacen(right, wrong, 1), words).await?;
     }
     Ok(())
 }
 
-pub async fn changes_are_refused(site: &Site) -> Result<()> {
+pub async fn changes_are_refused(namespace: &TestNamespace) -> Result<()> {
     let mut job = example()?;
-    site.apply(&job).await?;
-    site.phase("mnist", Phase::Running, SHORT).await?;
+    namespace.apply(&job).await?;
+    namespace.phase("mnist", Phase::Running, SHORT).await?;
     job.spec.ps.replicas = 2;
     let words = ["spec.ps and spec.trainer cannot change while the job runs", "set spec.suspend to true first"];
-    refused(site, "another spec.ps", &serde_yaml::to_string(&job)?, &words).await
+    refused(namespace, "another spec.ps", &serde_yaml::to_string(&job)?, &words).await
 }
 
-async fn refused(site: &Site, what: &str, manifest: &str, words: &[&str]) -> Result<()> {
-    match site.apply_text(manifest).await {
+async fn refused(namespace: &TestNamespace, what: &str, manifest: &str, words: &[&str]) -> Result<()> {
+    match namespace.apply_text(manifest).await {
         Ok(_) => bail!("{what:?} was accepted"),
         Err(error) => {
             let said = format!("{error:#}");

@@ -1,4 +1,4 @@
-//! Jobs that are broken on purpose: `kubectl get psjobs` and `kubectl describe psjob` alone tell the cause.
+//! Jobs that are broken on purpose: `kubectl get psjobs` and `kubectl describe psjob` alone show the cause.
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::ResourceRequirements;
@@ -6,13 +6,13 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::DeleteParams;
 use psjobs_api::crd::ParameterServerJob;
 use psjobs_e2e::manifest::{example, with_trainer};
-use psjobs_e2e::site::Site;
+use psjobs_e2e::namespace::TestNamespace;
 use psjobs_e2e::wait::{SHORT, until};
 
-/// What is broken, the job, the reason that `get --output wide` shows, and words that `describe` has.
+/// A fault: what is broken, the job, the reasons that `get --output wide` may show, and words of `describe`.
 type Fault = (&'static str, ParameterServerJob, &'static [&'static str], &'static [&'static str]);
 
-pub async fn jobs_tell_why(site: &Site) -> Result<()> {
+pub async fn causes_are_shown(namespace: &TestNamespace) -> Result<()> {
     let faults: [Fault; 3] = [
         (
             "an image that does not exist",
@@ -39,33 +39,33 @@ pub async fn jobs_tell_why(site: &Site) -> Result<()> {
         ),
     ];
     for (fault, job, reasons, words) in faults {
-        site.apply(&job).await?;
-        tells(site, fault, reasons, words).await?;
-        delete(site).await?;
+        namespace.apply(&job).await?;
+        shows_cause(namespace, fault, reasons, words).await?;
+        delete(namespace).await?;
     }
-    quota(site).await
+    quota(namespace).await
 }
 
-/// A quota that leaves no room for the job's pods, and then does.
-async fn quota(site: &Site) -> Result<()> {
-    site.kubectl(&["create", "quota", "few", "--hard=pods=1"]).await?;
-    site.apply(&example()?).await?;
-    tells(site, "a full quota", &["Refused"], &["exceeded quota: few", "tried again"]).await?;
-    site.kubectl(&["delete", "quota", "few"]).await?;
-    site.phase("mnist", psjobs_api::crd::Phase::Running, SHORT).await?;
-    delete(site).await
+/// Creates a quota that leaves no room for the job's pods, and then deletes it.
+async fn quota(namespace: &TestNamespace) -> Result<()> {
+    namespace.kubectl(&["create", "quota", "few", "--hard=pods=1"]).await?;
+    namespace.apply(&example()?).await?;
+    shows_cause(namespace, "a full quota", &["Refused"], &["exceeded quota: few", "tried again"]).await?;
+    namespace.kubectl(&["delete", "quota", "few"]).await?;
+    namespace.phase("mnist", psjobs_api::crd::Phase::Running, SHORT).await?;
+    delete(namespace).await
 }
 
-async fn tells(site: &Site, fault: &str, reasons: &[&str], words: &[&str]) -> Result<()> {
+async fn shows_cause(namespace: &TestNamespace, fault: &str, reasons: &[&str], words: &[&str]) -> Result<()> {
     let reason = |job: Option<&ParameterServerJob>| {
         let reason = job.and_then(|job| job.status.as_ref()?.reason.as_deref());
         reason.is_some_and(|reason| reasons.contains(&reason))
     };
-    until(&site.jobs(), "mnist", SHORT, &format!("the reason of {fault}"), reason).await?;
-    let row = site.kubectl(&["get", "psjobs", "--output", "wide"]).await?;
+    until(&namespace.jobs(), "mnist", SHORT, &format!("the reason of {fault}"), reason).await?;
+    let row = namespace.kubectl(&["get", "psjobs", "--output", "wide"]).await?;
     ensure!(reasons.iter().any(|reason| row.contains(reason)), "{fault}: {row}");
-    let described = site.kubectl(&["describe", "psjob", "mnist"]).await?;
-    println!("    {fault}:\n{row}\n{described}");
+    let described = namespace.kubectl(&["describe", "psjob", "mnist"]).await?;
+    namespace.print(format_args!("{fault}:\n{row}\n{described}"));
     let missing: Vec<_> = words.iter().filter(|&&word| !described.contains(word)).collect();
     ensure!(missing.is_empty(), "{fault}: {missing:?} are not in\n{described}");
     Ok(())
@@ -77,8 +77,8 @@ fn limit(resources: &mut ResourceRequirements, name: &str, most: &str) {
     }
 }
 
-async fn delete(site: &Site) -> Result<()> {
-    site.jobs().delete("mnist", &DeleteParams::foreground()).await?;
-    until(&site.jobs(), "mnist", SHORT, "the deleted job to go", |job| job.is_none()).await?;
+async fn delete(namespace: &TestNamespace) -> Result<()> {
+    namespace.jobs().delete("mnist", &DeleteParams::foreground()).await?;
+    until(&namespace.jobs(), "mnist", SHORT, "the deleted job to go", |job| job.is_none()).await?;
     Ok(())
 }

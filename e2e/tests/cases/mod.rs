@@ -1,4 +1,4 @@
-//! What users do, and what they must see. One story a function.
+//! The tests, one function each, by area: each does what a user does, and checks what the user sees.
 
 pub mod broken;
 pub mod elastic;
@@ -9,7 +9,7 @@ pub mod mnist;
 pub mod nodes;
 pub mod operators;
 pub mod recovery;
-pub mod speed;
 pub mod suspend;
+pub mod timing;
 pub mod tls;
 pub mod workloads;

@@ -1,4 +1,4 @@
-//! The first thing a user does: apply the example, watch it, read its accuracy, delete it.
+//! The first example: applied, watched, its accuracy read, deleted.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -10,60 +10,60 @@ use kube::api::{Api, DeleteParams, ListParams};
 use psjobs_api::crd::{Phase, names};
 use psjobs_api::{Role, env};
 use psjobs_e2e::manifest::EXAMPLE;
-use psjobs_e2e::site::Site;
+use psjobs_e2e::namespace::TestNamespace;
 use psjobs_e2e::wait::{SHORT, TRAINING, until_none, within};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
-/// Half of what Kubernetes gives pods by default: a pod that only ends because that is over has not heard.
+/// Limit for the pods' end: half of the default grace period, so that a pod that ignores SIGTERM fails the test.
 const GRACE: Duration = Duration::from_secs(15);
 const JOB: &str = "mnist";
-/// Of one pass over the data in all; one process alone reaches .978 to .983.
+/// Lowest accuracy after one epoch in all; one process alone reaches .978 to .983.
 const ACCURACY: f64 = 0.975;
 
-pub async fn trains(site: &Site) -> Result<()> {
-    site.kubectl(&["apply", "--filename", EXAMPLE]).await?;
-    let (table, status) = tokio::try_join!(watched(site), async {
-        site.phase(JOB, Phase::Running, SHORT).await?;
-        pods_know_their_places(site).await?;
-        site.phase(JOB, Phase::Succeeded, TRAINING).await
+pub async fn trains(namespace: &TestNamespace) -> Result<()> {
+    namespace.kubectl(&["apply", "--filename", EXAMPLE]).await?;
+    let (table, status) = tokio::try_join!(watched(namespace), async {
+        namespace.phase(JOB, Phase::Running, SHORT).await?;
+        pods_have_their_environment(namespace).await?;
+        namespace.phase(JOB, Phase::Succeeded, TRAINING).await
     })?;
     println!("{}", table.join("\n"));
 
     let columns: Vec<&str> = table[0].split_whitespace().collect();
     ensure!(columns == ["NAME", "STATE", "SERVERS", "TRAINERS", "PROGRESS", "RESTARTS", "AGE"], "{columns:?}");
     let states: Vec<&str> = table[1..].iter().filter_map(|row| row.split_whitespace().nth(1)).collect();
-    // Pending is not written of a job that runs within a second.
+    // The operator does not write Pending for a job that runs within a second.
     for state in ["Running", "Succeeded"] {
         ensure!(states.contains(&state), "the states were {states:?}, without {state}");
     }
 
     let metrics = status.progress.context("a job that succeeded tells its progress")?.metrics;
     let accuracy = metrics.iter().find(|metric| metric.name == "accuracy").context("the job tells its accuracy")?.value;
-    println!("    accuracy: {accuracy:.4} (at least {ACCURACY})");
+    namespace.print(format_args!("accuracy: {accuracy:.4} (at least {ACCURACY})"));
     ensure!(accuracy >= ACCURACY, "the accuracy is {accuracy}");
     ensure!(status.restarts == 0, "{} pods were replaced though nothing happened to them", status.restarts);
 
-    for server in site.pods_of(JOB, Role::Server).await? {
-        site.ended(&server.name_any()).await?;
+    for server in namespace.pods_of(JOB, Role::Server).await? {
+        namespace.ended(&server.name_any()).await?;
     }
-    nothing_is_left_after_delete(site).await
+    nothing_is_left_after_delete(namespace).await
 }
 
-/// A job that runs, deleted with `--cascade=foreground`: it is there until its last pod has ended, and that is soon.
-pub async fn ends_in_the_foreground(site: &Site) -> Result<()> {
-    site.kubectl(&["apply", "--filename", EXAMPLE]).await?;
-    site.phase(JOB, Phase::Running, SHORT).await?;
+/// Deletes a running job in the foreground: the job exists until its last pod has ended, within [`GRACE`].
+pub async fn is_deleted_in_the_foreground(namespace: &TestNamespace) -> Result<()> {
+    namespace.kubectl(&["apply", "--filename", EXAMPLE]).await?;
+    namespace.phase(JOB, Phase::Running, SHORT).await?;
     let deleted = Instant::now();
-    within(GRACE, "a deleted job to end", nothing_is_left_after_delete(site)).await?;
-    println!("    all gone {:.1} s after the delete", deleted.elapsed().as_secs_f64());
+    within(GRACE, "a deleted job to end", nothing_is_left_after_delete(namespace)).await?;
+    namespace.print(format_args!("all gone {:.1} s after the delete", deleted.elapsed().as_secs_f64()));
     Ok(())
 }
 
-/// What `kubectl get psjobs --watch` prints until the job has ended: the header, then a row for each change.
-async fn watched(site: &Site) -> Result<Vec<String>> {
+/// Returns what `kubectl get psjobs --watch` prints until the job has ended: the header, then a row for each change.
+async fn watched(namespace: &TestNamespace) -> Result<Vec<String>> {
     let mut child = Command::new("kubectl")
-        .args(["--context", &site.cluster.context, "--namespace", &site.namespace, "get", "psjobs", "--watch"])
+        .args(["--context", &namespace.cluster.context, "--namespace", &namespace.name, "get", "psjobs", "--watch"])
         .stdout(Stdio::piped())
         .kill_on_drop(true)
         .spawn()?;
@@ -82,12 +82,12 @@ async fn watched(site: &Site) -> Result<Vec<String>> {
     within(SHORT + TRAINING, "kubectl get psjobs --watch to show the end", read).await
 }
 
-async fn pods_know_their_places(site: &Site) -> Result<()> {
-    let mut pods = site.pods_of(JOB, Role::Server).await?;
-    pods.extend(site.pods_of(JOB, Role::Trainer).await?);
+async fn pods_have_their_environment(namespace: &TestNamespace) -> Result<()> {
+    let mut pods = namespace.pods_of(JOB, Role::Server).await?;
+    pods.extend(namespace.pods_of(JOB, Role::Trainer).await?);
     let names: Vec<String> = pods.iter().map(ResourceExt::name_any).collect();
     ensure!(names == ["mnist-ps-0", "mnist-trainer-0", "mnist-trainer-1"], "the pods are {names:?}");
-    let server = names::host(JOB, &site.namespace, Role::Server, 0);
+    let server = names::host(JOB, &namespace.name, Role::Server, 0);
     for (rank, pod) in pods.iter().enumerate() {
         let name = pod.name_any();
         for (variable, want) in [
@@ -108,17 +108,17 @@ fn variable_of<'a>(pod: &'a Pod, name: &str) -> Option<&'a String> {
     main.env.as_ref()?.iter().find(|variable| variable.name == name)?.value.as_ref()
 }
 
-async fn nothing_is_left_after_delete(site: &Site) -> Result<()> {
-    site.jobs().delete(JOB, &DeleteParams::foreground()).await?;
+async fn nothing_is_left_after_delete(namespace: &TestNamespace) -> Result<()> {
+    namespace.jobs().delete(JOB, &DeleteParams::foreground()).await?;
     let all = ListParams::default();
-    until_none(&site.jobs(), &all, SHORT, "the deleted job to go").await?;
-    let client = || site.cluster.client.clone();
-    let mut left = names_of(&site.pods()).await?;
-    left.extend(names_of(&Api::<Service>::namespaced(client(), &site.namespace)).await?);
-    left.extend(names_of(&Api::<Secret>::namespaced(client(), &site.namespace)).await?);
-    left.extend(names_of(&Api::<PersistentVolumeClaim>::namespaced(client(), &site.namespace)).await?);
-    left.extend(names_of(&Api::<ConfigMap>::namespaced(client(), &site.namespace)).await?);
-    // Kubernetes puts this one into every namespace.
+    until_none(&namespace.jobs(), &all, SHORT, "the deleted job to go").await?;
+    let client = || namespace.cluster.client.clone();
+    let mut left = names_of(&namespace.pods()).await?;
+    left.extend(names_of(&Api::<Service>::namespaced(client(), &namespace.name)).await?);
+    left.extend(names_of(&Api::<Secret>::namespaced(client(), &namespace.name)).await?);
+    left.extend(names_of(&Api::<PersistentVolumeClaim>::namespaced(client(), &namespace.name)).await?);
+    left.extend(names_of(&Api::<ConfigMap>::namespaced(client(), &namespace.name)).await?);
+    // Kubernetes creates this one in every namespace.
     left.retain(|name| name != "kube-root-ca.crt");
     ensure!(left.is_empty(), "after the job was deleted there are still {left:?}");
     Ok(())

@@ -1,6 +1,7 @@
-//! One test's place in the cluster: a namespace of its own, and what tests do in it.
+//! The namespace of one test, and what tests do in it: apply jobs, wait for phases, events and pods.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,86 +18,91 @@ use psjobs_api::crd::{ParameterServerJob, ParameterServerJobStatus, Phase, names
 use crate::cluster::Cluster;
 use crate::wait::{SHORT, until, within};
 
-/// A pod's phase, as its node told it.
+/// Returns the pod's phase as its node reported it.
 #[must_use]
 pub fn phase_of(pod: &Pod) -> Option<&str> {
     pod.status.as_ref()?.phase.as_deref()
 }
 
-/// A namespace for one test.
-pub struct Site {
+/// A namespace that belongs to one test. Tests in different namespaces may run at the same time.
+pub struct TestNamespace {
     pub cluster: Arc<Cluster>,
-    pub namespace: String,
+    pub name: String,
 }
 
-impl Site {
-    /// An empty namespace named after the test; one of an earlier run is deleted first.
+impl TestNamespace {
+    /// Creates an empty namespace named after the test; deletes the one of an earlier run first.
     ///
     /// # Errors
     /// If the cluster refuses.
     pub async fn prepare(cluster: Arc<Cluster>, test: &str) -> Result<Self> {
-        let site = Self { cluster, namespace: format!("e2e-{}", test.replace('_', "-")) };
-        let namespaces: Api<Namespace> = Api::all(site.cluster.client.clone());
-        site.remove().await?;
-        let what = format!("namespace {} of an earlier run to go", site.namespace);
-        until(&namespaces, &site.namespace, SHORT, &what, |now| now.is_none()).await?;
-        // Every story's pods must pass the strictest of Kubernetes' standards.
+        let namespace = Self { cluster, name: format!("e2e-{}", test.replace('_', "-")) };
+        let namespaces: Api<Namespace> = Api::all(namespace.cluster.client.clone());
+        namespace.remove().await?;
+        let what = format!("namespace {} of an earlier run to be deleted", namespace.name);
+        until(&namespaces, &namespace.name, SHORT, &what, |now| now.is_none()).await?;
+        // The pods of every test must pass the strictest of Kubernetes' pod security standards.
         let labels = [("pod-security.kubernetes.io/enforce".to_owned(), "restricted".to_owned())];
-        let name = Some(site.namespace.clone());
+        let name = Some(namespace.name.clone());
         let metadata = ObjectMeta { name, labels: Some(labels.into()), ..ObjectMeta::default() };
         namespaces.create(&PostParams::default(), &Namespace { metadata, ..Namespace::default() }).await?;
-        Ok(site)
+        Ok(namespace)
     }
 
-    /// Deletes the namespace; does not wait for its end.
+    /// Deletes the namespace; does not wait until it is gone.
     ///
     /// # Errors
     /// If the cluster refuses.
     pub async fn remove(&self) -> Result<()> {
         let namespaces: Api<Namespace> = Api::all(self.cluster.client.clone());
-        match namespaces.delete(&self.namespace, &DeleteParams::default()).await {
+        match namespaces.delete(&self.name, &DeleteParams::default()).await {
             Ok(_) => Ok(()),
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
+    /// Prints a line of output with the namespace's name, as tests may run at the same time.
+    pub fn print(&self, line: impl Display) {
+        println!("    {}: {line}", self.name);
+    }
+
     #[must_use]
     pub fn jobs(&self) -> Api<ParameterServerJob> {
-        Api::namespaced(self.cluster.client.clone(), &self.namespace)
+        Api::namespaced(self.cluster.client.clone(), &self.name)
     }
 
     #[must_use]
     pub fn pods(&self) -> Api<Pod> {
-        Api::namespaced(self.cluster.client.clone(), &self.namespace)
+        Api::namespaced(self.cluster.client.clone(), &self.name)
     }
 
-    /// What `kubectl` says in this namespace.
+    /// Runs `kubectl` in this namespace and returns its output.
     ///
     /// # Errors
     /// If it fails.
     pub async fn kubectl(&self, arguments: &[&str]) -> Result<String> {
-        self.cluster.kubectl(&[&["--namespace", &self.namespace], arguments].concat()).await
+        self.cluster.kubectl(&[&["--namespace", &self.name], arguments].concat()).await
     }
 
-    /// Applies a job as a user does.
+    /// Applies a job with kubectl.
     ///
     /// # Errors
-    /// If kubectl or the API server refuses; the text holds their words.
+    /// If kubectl or the API server refuses; the error holds their message.
     pub async fn apply(&self, job: &ParameterServerJob) -> Result<String> {
         self.apply_text(&serde_yaml::to_string(job)?).await
     }
 
-    /// As [`Site::apply`], for text that need not be a job.
+    /// Applies a manifest's text with kubectl; it need not be a valid job.
     ///
     /// # Errors
-    /// As [`Site::apply`].
+    /// As [`TestNamespace::apply`].
     pub async fn apply_text(&self, manifest: &str) -> Result<String> {
-        let arguments = ["--namespace", &self.namespace, "apply", "--filename", "-"];
+        let arguments = ["--namespace", &self.name, "apply", "--filename", "-"];
         self.cluster.kubectl_with_input(&arguments, manifest).await
     }
 
-    /// The job's status when it is in `phase`.
+    /// Waits until the job is in `phase`, and returns its status.
     ///
     /// # Errors
     /// If that takes longer than `limit`, or the job has ended in another phase.
@@ -115,7 +121,7 @@ impl Site {
         }
     }
 
-    /// Where a job and its pods are, in some lines: what one looks at first when it does not get on.
+    /// Describes the conditions of a job and its pods in some lines, for the error of a wait that timed out.
     async fn state(&self, job: &str) -> String {
         let conditions = "jsonpath={.status.phase}: {range .status.conditions[*]}{.type}={.status} ({.message}) {end}";
         let of_job = format!("{}={job}", names::LABEL_JOB);
@@ -126,30 +132,30 @@ impl Site {
         said.map(|said| said.unwrap_or_else(|error| format!("{error:#}"))).join("\n")
     }
 
-    /// Waits until an event tells of a job: events are written after the status of which they tell.
+    /// Waits for an event of a job: the operator writes events after the status that they report.
     ///
     /// # Errors
-    /// If none does within a short while.
+    /// If there is none within [`SHORT`].
     pub async fn event(&self, reason: &str, words: &str) -> Result<()> {
         let of_jobs = watcher::Config::default().fields("involvedObject.kind=ParameterServerJob");
-        let events = Api::<Event>::namespaced(self.cluster.client.clone(), &self.namespace);
-        let told = async {
+        let events = Api::<Event>::namespaced(self.cluster.client.clone(), &self.name);
+        let seen = async {
             let mut events = pin!(watcher(events, of_jobs).default_backoff().applied_objects());
-            let tells = |event: &Event| {
+            let matches = |event: &Event| {
                 let text = event.message.as_deref().unwrap_or_default();
                 event.reason.as_deref() == Some(reason) && text.contains(words)
             };
             while let Some(event) = events.next().await {
-                if event.is_ok_and(|event| tells(&event)) {
+                if event.is_ok_and(|event| matches(&event)) {
                     return Ok(());
                 }
             }
             bail!("the watch of events ended")
         };
-        within(SHORT, &format!("an event {reason} with {words:?}"), told).await
+        within(SHORT, &format!("an event {reason} with {words:?}"), seen).await
     }
 
-    /// The uid of each of a job's pods by its name: another one is another pod.
+    /// Returns the uid of each of a job's pods by name; another uid means that the pod was replaced.
     ///
     /// # Errors
     /// If the cluster does not answer.
@@ -159,17 +165,17 @@ impl Site {
         Ok(pods.iter().map(|pod| (pod.name_any(), pod.uid())).collect())
     }
 
-    /// Waits until a pod has ended well or is gone. A pod's phase follows its containers by a second.
+    /// Waits until a pod has succeeded or is gone. A pod's phase follows its containers by a second.
     ///
     /// # Errors
-    /// If it is still there after a short while.
+    /// If it still runs after [`SHORT`].
     pub async fn ended(&self, pod: &str) -> Result<()> {
         let ended = |pod: Option<&Pod>| pod.is_none_or(|pod| phase_of(pod) == Some("Succeeded"));
         until(&self.pods(), pod, SHORT, &format!("{pod} to end"), ended).await?;
         Ok(())
     }
 
-    /// The job's pods of one role, by name.
+    /// Returns the job's pods of one role, sorted by name.
     ///
     /// # Errors
     /// If the cluster does not answer.

@@ -1,0 +1,59 @@
+//! A job is suspended and resumed.
+
+use anyhow::{Context, Result, ensure};
+use kube::api::{ListParams, Patch, PatchParams};
+use psjobs_api::crd::{ParameterServerJob, Phase};
+use psjobs_e2e::logs::line;
+use psjobs_e2e::manifest::training;
+use psjobs_e2e::namespace::TestNamespace;
+use psjobs_e2e::wait::{SHORT, TRAINING, until, until_none};
+use serde_json::json;
+
+pub async fn starts_again(namespace: &TestNamespace) -> Result<()> {
+    namespace.apply(&training(&["train", "mnist", "--max-steps", "300"])?).await?;
+    namespace.phase("mnist", Phase::Running, SHORT).await?;
+
+    suspend(namespace, "mnist", true).await?;
+    let status = namespace.phase("mnist", Phase::Suspended, SHORT).await?;
+    ensure!(status.start_time.is_none(), "a suspended job is not active");
+    until_none(&namespace.pods(), &ListParams::default(), SHORT, "the suspended job's pods to go").await?;
+
+    suspend(namespace, "mnist", false).await?;
+    namespace.phase("mnist", Phase::Running, SHORT).await?;
+    let status = namespace.phase("mnist", Phase::Succeeded, TRAINING).await?;
+    ensure!(status.restarts_counted == 0, "being suspended was counted as a failure");
+    Ok(())
+}
+
+/// Suspends a job with checkpoints: it resumes from the last one.
+pub async fn resumes_from_a_checkpoint(namespace: &TestNamespace) -> Result<()> {
+    const JOB: &str = "mnist-checkpoint";
+    namespace.kubectl(&["apply", "--filename", "examples/mnist-checkpoint.yaml"]).await?;
+    let checkpoint = |job: &ParameterServerJob| job.status.as_ref()?.last_checkpoint.clone();
+    let kept = |job: Option<&ParameterServerJob>| job.and_then(checkpoint).is_some();
+    let job = until(&namespace.jobs(), JOB, TRAINING, "a checkpoint in the job's status", kept).await?;
+    let before = job.as_ref().and_then(checkpoint).context("it was there")?;
+
+    suspend(namespace, JOB, true).await?;
+    namespace.phase(JOB, Phase::Suspended, SHORT).await?;
+    until_none(&namespace.pods(), &ListParams::default(), SHORT, "the suspended job's pods to go").await?;
+    suspend(namespace, JOB, false).await?;
+    namespace.phase(JOB, Phase::Running, SHORT).await?;
+    let restored = line(&namespace.pods(), "mnist-checkpoint-ps-0", &["restored from a checkpoint"], SHORT).await?;
+    namespace.print(format_args!("{}", restored.text));
+
+    let status = namespace.phase(JOB, Phase::Succeeded, TRAINING).await?;
+    let (last, model) = (status.last_checkpoint.context("the last checkpoint")?, status.model.context("the model")?);
+    ensure!(last.step > before.step, "the checkpoint of step {} is not after that of step {}", last.step, before.step);
+    ensure!(model.path == "mnist-checkpoint/model.safetensors", "the model is at {}", model.path);
+    let accuracy = model.metric.context("the model's metric")?;
+    namespace.print(format_args!("{} {:.4}", accuracy.name, accuracy.value));
+    ensure!(accuracy.name == "accuracy" && accuracy.value > 0.96, "the model's metric is {accuracy:?}");
+    Ok(())
+}
+
+async fn suspend(namespace: &TestNamespace, job: &str, suspend: bool) -> Result<()> {
+    let patch = Patch::Merge(json!({"spec": {"suspend": suspend}}));
+    namespace.jobs().patch(job, &PatchParams::default(), &patch).await?;
+    Ok(())
+}
