@@ -1,4 +1,5 @@
-//! A bare control plane: etcd and kube-apiserver as plain processes, no nodes. Tests play the kubelet.
+//! Starts a bare control plane for tests: etcd and kube-apiserver as plain processes, without nodes. The tests take
+//! the kubelet's part.
 
 use std::fs;
 use std::io::Write as _;
@@ -10,17 +11,17 @@ use std::time::Duration;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tempfile::TempDir;
 
-/// A cluster's configuration, and the processes behind it if they are ours.
+/// An API server that tests talk to, with its processes if this program started them.
 pub struct ApiServer {
     pub config: kube::Config,
-    /// What other programs need to reach it.
+    /// Configuration for other programs that connect to it.
     #[allow(dead_code, reason = "of the programs that share this file, only the benchmark starts another one")]
     pub kubeconfig: Kubeconfig,
-    /// In the order in which they end.
+    /// Processes in the order in which they are stopped, and their folder.
     _ours: Option<(Vec<Supervised>, TempDir)>,
 }
 
-/// Ends with its standard input, hence also when this process is killed.
+/// A process that is killed when its standard input is closed, hence also when this process dies.
 struct Supervised(Child);
 
 impl Drop for Supervised {
@@ -30,10 +31,18 @@ impl Drop for Supervised {
     }
 }
 
+/// Set to 1 where an API server must be available, as in CI: tests without one then fail and are not skipped.
+const REQUIRE: &str = "PSJOBS_REQUIRE_APISERVER";
+
+fn is_required() -> bool {
+    std::env::var(REQUIRE).is_ok_and(|value| !matches!(value.as_str(), "" | "0"))
+}
+
 const TOKEN: &str = "admin-of-a-server-on-loopback";
 
 impl ApiServer {
-    /// The cluster of `PSJOBS_TEST_KUBECONFIG`, else a control plane of our own, else `None`.
+    /// Connects to the cluster of `PSJOBS_TEST_KUBECONFIG`; where that is not set, starts a control plane as
+    /// [`ApiServer::start`] does.
     pub async fn find() -> Option<Self> {
         match std::env::var_os("PSJOBS_TEST_KUBECONFIG") {
             Some(path) => {
@@ -44,12 +53,16 @@ impl ApiServer {
         }
     }
 
-    /// A control plane of our own, `None` where its programs are not installed.
+    /// Starts a control plane; returns `None` where its programs are not installed.
+    ///
+    /// # Panics
+    /// If they are not installed and `PSJOBS_REQUIRE_APISERVER` says that they must be.
     pub async fn start() -> Option<Self> {
         Self::start_with(&[], None).await
     }
 
-    /// The same with more flags for kube-apiserver, and with Kubernetes' own scheduler if there are flags for it.
+    /// Starts a control plane with more flags for kube-apiserver, and with kube-scheduler if there are flags for it;
+    /// otherwise as [`ApiServer::start`].
     pub async fn start_with(flags: &[String], scheduler_flags: Option<&[String]>) -> Option<Self> {
         let needed = ["etcd", "kube-apiserver", "openssl"].into_iter().chain(scheduler_flags.map(|_| "kube-scheduler"));
         let missing = needed.filter(|program| !is_installed(program)).collect::<Vec<_>>();
@@ -59,7 +72,11 @@ impl ApiServer {
                 Some(_) => "",
                 None => ", or set PSJOBS_TEST_KUBECONFIG to use a cluster that is there",
             };
-            // Past the capture of the test harness, so that nobody takes a skipped test for one that passed.
+            assert!(
+                !is_required(),
+                "{REQUIRE} is set and this test needs an API server; put {missing} on the PATH{advice}"
+            );
+            // Written to standard error directly, because the test harness hides what a passing test prints.
             let _ = writeln!(std::io::stderr(), "SKIPPED: this needs an API server; put {missing} on the PATH{advice}");
             return None;
         }
@@ -82,14 +99,27 @@ fn is_installed(program: &str) -> bool {
     Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
 }
 
-/// Flags that turn Kubernetes' own gang scheduling on; `None` if this version does not have it.
+/// Returns the flags that enable Kubernetes' own gang scheduling; `None` if this version does not have it.
+///
+/// # Panics
+/// If this version does not have it and `PSJOBS_REQUIRE_APISERVER` says that an API server must be available.
 #[allow(dead_code, reason = "of the programs that share this file, few need it")]
 pub fn gang_scheduling() -> Option<[String; 2]> {
+    let minor = minor_version();
+    let installed = minor.map_or("none".to_owned(), |minor| format!("1.{minor}"));
+    assert!(
+        !is_required() || minor >= Some(37),
+        "{REQUIRE} is set and this test needs the programs of Kubernetes 1.37 or newer; {installed} is on the PATH"
+    );
+    let flags = ["--feature-gates=GenericWorkload=true", "--runtime-config=scheduling.k8s.io/v1beta1=true"];
+    (minor >= Some(37)).then(|| flags.map(str::to_owned))
+}
+
+/// Returns the 37 of the installed kube-apiserver's version 1.37.1.
+fn minor_version() -> Option<u32> {
     let version = Command::new("kube-apiserver").arg("--version").output().ok()?;
     let version = String::from_utf8(version.stdout).ok()?;
-    let minor = version.trim().strip_prefix("Kubernetes v1.")?.split('.').next()?.parse::<u32>().ok()?;
-    let flags = ["--feature-gates=GenericWorkload=true", "--runtime-config=scheduling.k8s.io/v1beta1=true"];
-    (minor >= 37).then(|| flags.map(str::to_owned))
+    version.trim().strip_prefix("Kubernetes v1.")?.split('.').next()?.parse().ok()
 }
 
 fn etcd(folder: &Path, client: u16, peer: u16) -> Supervised {
@@ -138,7 +168,7 @@ fn supervise(program: &str, log: &Path) -> Command {
 }
 
 fn free_ports<const N: usize>() -> [u16; N] {
-    // All are held until all are known, so that they differ.
+    // All listeners are open until all ports are known, so that the ports differ.
     let listeners: [TcpListener; N] = std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").expect("a free port"));
     listeners.map(|listener| listener.local_addr().expect("bound").port())
 }
