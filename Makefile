@@ -29,9 +29,12 @@ run: build mnist ## train MNIST on this machine: one server, two trainers
 build: ## compile psjobs, psjobs-worker and psjobs-operator for use
 	$(WITH_LIBTORCH) $(CARGO) build --locked --release $(PROGRAMS)
 
-.PHONY: test
-test: mnist fashion ## run every test that needs no cluster
+.PHONY: build-tests
+build-tests: ## compile every program and test that `make test` runs
 	$(WITH_LIBTORCH) $(CARGO) build --locked --workspace --bins --tests
+
+.PHONY: test
+test: build-tests mnist fashion ## run every test that needs no cluster
 	$(WITH_LIBTORCH) PSJOBS_WORKER=$(abspath $(TARGET))/debug/psjobs-worker $(CARGO) test --locked --workspace
 	$(MAKE) --no-print-directory test-foreign chart
 
@@ -53,19 +56,26 @@ chart: ## check the Helm chart, where helm is installed
 	if command -v helm >/dev/null; then charts/psjobs/tests/check.sh; else echo "chart: not checked, helm is not installed"; fi
 
 .PHONY: lint
-lint: ## check format, lints and, where cargo-deny is installed, licences and sources
+lint: ## check format, lints, documents, commits and, where cargo-deny and cargo-machete are installed, dependencies
+	scripts/check-docs.py
+	scripts/check-commits.sh
 	$(CARGO) fmt --all --check
 	for crate in fuzz examples/custom; do $(CARGO) fmt --check --manifest-path $$crate/Cargo.toml || exit; done
 	$(WITH_LIBTORCH) $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --locked --workspace --test e2e -- -D warnings
 	if command -v cargo-deny >/dev/null; then $(CARGO) deny --locked check licenses bans sources; else echo "lint: licences not checked, cargo-deny is not installed"; fi
+	if command -v cargo-machete >/dev/null; then $(CARGO) machete --skip-target-dir; else echo "lint: unused dependencies not checked, cargo-machete is not installed"; fi
+
+# Compiled alone, with fewer dependencies than the workspace's; after `make build-tests` it is there already:
+# CRDGEN=target/debug/crdgen.
+CRDGEN ?= $(CARGO) run --locked --quiet -p psjobs-api --features crd --bin crdgen --
 
 .PHONY: generate
 generate: ## write crds/, the chart's copy and docs/reference.md from the Rust types
-	$(CARGO) run --locked --quiet -p psjobs-api --features crd --bin crdgen > $(TARGET)/$(CRD)
+	$(CRDGEN) > $(TARGET)/$(CRD)
 	cp $(TARGET)/$(CRD) crds/$(CRD)
 	cp $(TARGET)/$(CRD) charts/psjobs/files/$(CRD)
-	$(CARGO) run --locked --quiet -p psjobs-api --features crd --bin crdgen -- --reference > $(TARGET)/reference.md
+	$(CRDGEN) --reference > $(TARGET)/reference.md
 	cp $(TARGET)/reference.md docs/reference.md
 
 .PHONY: check-generated
