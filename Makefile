@@ -48,8 +48,8 @@ simulate: ## run simulated jobs: SEEDS of them, from seed FROM on
 	PSJOBS_SIMULATE_SEEDS=$(SEEDS) PSJOBS_SIMULATE_FROM=$(FROM) PSJOBS_SIMULATE_TRACE=$(TRACE) $(CARGO) test --locked --workspace --test simulation -- --nocapture no_job
 
 .PHONY: fuzz
-fuzz: ## run the fuzz targets for SECONDS each, on stable Rust
-	scripts/fuzz.sh $(or $(SECONDS),20)
+fuzz: ## run the fuzz targets, or TARGETS of them, for SECONDS each, on stable Rust
+	scripts/fuzz.sh $(or $(SECONDS),20) $(TARGETS)
 
 .PHONY: chart
 chart: ## check the Helm chart, where helm is installed
