@@ -5,7 +5,7 @@
 set -euo pipefail
 
 kubernetes=1.37.1
-etcd=3.6.5
+etcd=3.7.3
 programs=(etcd kube-apiserver kube-scheduler)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/psjobs
 folder=$cache/kubernetes-$kubernetes
