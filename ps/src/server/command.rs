@@ -24,7 +24,7 @@ pub enum Command {
     },
     /// A trainer of an elastic job takes part from a step on, and gets the values for it; the answer goes to the
     /// peer's stream.
-    Enter(Peer, u64),
+    JoinRound(Peer, u64),
     /// Values for a block that has none, checked to be of its length; answers whether it took them.
     Initialize(Codec, Bytes, oneshot::Sender<bool>),
     /// The message that tells a trainer the version and the current values, `None` if the block has none.
@@ -61,7 +61,7 @@ impl Command {
     pub fn changes(&self) -> bool {
         match self {
             Self::Gradient { .. }
-            | Self::Enter(..)
+            | Self::JoinRound(..)
             | Self::Initialize(..)
             | Self::Finish(_)
             | Self::Restore(..)

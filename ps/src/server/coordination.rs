@@ -88,10 +88,10 @@ impl proto::coordination_server::Coordination for Coordination {
         Ok(Response::new(proto::LeaveReply {}))
     }
 
-    async fn conclude(
+    async fn wait_until_durable(
         &self,
-        request: Request<proto::ConcludeRequest>,
-    ) -> Result<Response<proto::ConcludeReply>, Status> {
+        request: Request<proto::WaitUntilDurableRequest>,
+    ) -> Result<Response<proto::WaitUntilDurableReply>, Status> {
         let request = request.into_inner();
         let id = trainer(request.trainer)?;
         {
@@ -101,7 +101,7 @@ impl proto::coordination_server::Coordination for Coordination {
             members.conclude(id.index);
         }
         recovery::conclude(&self.0, request.epoch).await?;
-        Ok(Response::new(proto::ConcludeReply {}))
+        Ok(Response::new(proto::WaitUntilDurableReply {}))
     }
 
     async fn heartbeat(
@@ -124,10 +124,10 @@ impl proto::coordination_server::Coordination for Coordination {
         Ok(Response::new(proto::HeartbeatReply {}))
     }
 
-    async fn share_batch(
+    async fn get_batch_share(
         &self,
-        request: Request<proto::ShareBatchRequest>,
-    ) -> Result<Response<proto::ShareBatchReply>, Status> {
+        request: Request<proto::GetBatchShareRequest>,
+    ) -> Result<Response<proto::GetBatchShareReply>, Status> {
         let request = request.into_inner();
         let id = trainer(request.trainer)?;
         self.0.members().hear(&id, now())?;
@@ -143,17 +143,17 @@ impl proto::coordination_server::Coordination for Coordination {
         // A number that is no time says nothing of the speed.
         let busy = Duration::try_from_secs_f64(request.busy_seconds).unwrap_or_default();
         let share = sharing.ask(id.index, id.incarnation, Work { examples: request.examples, busy }, request.step);
-        Ok(Response::new(proto::ShareBatchReply {
+        Ok(Response::new(proto::GetBatchShareReply {
             until_step: share.until,
             offset: share.offset,
             examples: share.examples,
         }))
     }
 
-    async fn deal_batches(
+    async fn assign_batches(
         &self,
-        request: Request<proto::DealBatchesRequest>,
-    ) -> Result<Response<proto::DealBatchesReply>, Status> {
+        request: Request<proto::AssignBatchesRequest>,
+    ) -> Result<Response<proto::AssignBatchesReply>, Status> {
         dealing::deal(&self.0, request.into_inner()).await.map(Response::new)
     }
 

@@ -45,7 +45,7 @@ impl Dealing {
 ///
 /// # Errors
 /// If the job is not elastic, the trainer has to join again, or reckons with another number of batches than others.
-pub async fn deal(shared: &Shared, request: proto::DealBatchesRequest) -> Result<proto::DealBatchesReply, Status> {
+pub async fn deal(shared: &Shared, request: proto::AssignBatchesRequest) -> Result<proto::AssignBatchesReply, Status> {
     let id = trainer(request.trainer.clone())?;
     let dealing = shared.dealing.as_ref().ok_or_else(|| {
         Status::failed_precondition(
@@ -63,13 +63,13 @@ pub async fn deal(shared: &Shared, request: proto::DealBatchesRequest) -> Result
         match ask(shared, &mut dealing.dealer(), &id, &request, present, enough)? {
             Deal::Batches(batches) => {
                 let count = (batches.end - batches.start) as u32;
-                return Ok(proto::DealBatchesReply { first: batches.start, count, wait: false });
+                return Ok(proto::AssignBatchesReply { first: batches.start, count, wait: false });
             }
-            Deal::Nothing => return Ok(proto::DealBatchesReply::default()),
+            Deal::Nothing => return Ok(proto::AssignBatchesReply::default()),
             Deal::Wait => {}
         }
         if tokio::time::timeout_at(until, came).await.is_err() {
-            return Ok(proto::DealBatchesReply { wait: true, ..proto::DealBatchesReply::default() });
+            return Ok(proto::AssignBatchesReply { wait: true, ..proto::AssignBatchesReply::default() });
         }
     }
 }
@@ -78,7 +78,7 @@ fn ask(
     shared: &Shared,
     dealer: &mut Dealer,
     id: &proto::TrainerId,
-    request: &proto::DealBatchesRequest,
+    request: &proto::AssignBatchesRequest,
     present: usize,
     enough: bool,
 ) -> Result<Deal, Status> {
@@ -95,6 +95,6 @@ fn ask(
         dealer.catch_up(request.seen.min(request.batches));
     }
     let process = (id.incarnation, request.entry);
-    let question = Question { trainer: id.index, process, dealt: request.dealt, done: request.done };
+    let question = Question { trainer: id.index, process, dealt: request.assigned, done: request.done };
     Ok(dealer.ask(question, present, enough))
 }

@@ -33,7 +33,7 @@ impl Methods for Training {
         match method {
             "Exchange" => Some(exchange(shared, reader)),
             "Pull" => Some(Ok(pull(shared, reader))),
-            "Push" => Some(Ok(push(shared, reader))),
+            "InitializeBlocks" => Some(Ok(initialize_blocks(shared, reader))),
             _ => None,
         }
     }
@@ -67,10 +67,10 @@ fn pull(shared: Arc<Shared>, reader: Reader) -> Outgoing {
     outgoing
 }
 
-fn push(shared: Arc<Shared>, reader: Reader) -> Outgoing {
+fn initialize_blocks(shared: Arc<Shared>, reader: Reader) -> Outgoing {
     let (answers, stream) = mpsc::channel(1);
     shared.clone().tasks.spawn(async move {
-        let reply = take_values(&shared, reader).await;
+        let reply = take_initial_values(&shared, reader).await;
         drop(answers.send(reply.map(|reply| frame::message(&reply))).await);
     });
     Outgoing::response(stream)
@@ -99,10 +99,10 @@ async fn send_blocks(shared: &Shared, mut reader: Reader, answers: &Answers, end
     Ok(())
 }
 
-async fn take_values(shared: &Shared, mut reader: Reader) -> Result<proto::PushReply, Status> {
+async fn take_initial_values(shared: &Shared, mut reader: Reader) -> Result<proto::InitializeBlocksReply, Status> {
     let store = shared.store()?;
     let (mut known, mut initialized) = (false, 0);
-    while let Some(push) = reader.message::<proto::PushRequest>().await? {
+    while let Some(push) = reader.message::<proto::InitializeBlocksRequest>().await? {
         if !known {
             shared.members().hear(&trainer(push.trainer)?, now())?;
             known = true;
@@ -110,7 +110,7 @@ async fn take_values(shared: &Shared, mut reader: Reader) -> Result<proto::PushR
         shared.shard(Some(store.layout().owner(push.block)))?;
         initialized += u32::from(store.initialize(push.block, push.codec, push.payload).await?);
     }
-    Ok(proto::PushReply { initialized })
+    Ok(proto::InitializeBlocksReply { initialized })
 }
 
 /// The first message of a stream. One that opens it has something to say.
@@ -151,9 +151,9 @@ async fn read_gradients(shared: &Shared, mut reader: Reader, answers: &Answers, 
         let Some(message) = message else { return Ok(()) };
         let gradient = match message.message {
             Some(Message::Gradient(gradient)) => gradient,
-            Some(Message::Enter(enter)) => {
+            Some(Message::JoinRound(entry)) => {
                 shared.members().hear(&id, now())?;
-                store.enter(&peer, enter.block, enter.step).await?;
+                store.join_round(&peer, entry.block, entry.step).await?;
                 continue;
             }
             _ => return Err(Status::invalid_argument("expected a gradient block; Open comes once, at the start")),

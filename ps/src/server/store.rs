@@ -115,8 +115,8 @@ impl Store {
     }
 
     /// Tells a block that a trainer takes part from `step` on.
-    pub async fn enter(&self, peer: &Peer, block: u32, step: u64) -> Result<(), Status> {
-        self.owned(block)?.send(Command::Enter(peer.clone(), step)).await.map_err(|_| ended())
+    pub async fn join_round(&self, peer: &Peer, block: u32, step: u64) -> Result<(), Status> {
+        self.owned(block)?.send(Command::JoinRound(peer.clone(), step)).await.map_err(|_| ended())
     }
 
     /// Gives a block its first values; false if it has some.

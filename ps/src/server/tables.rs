@@ -8,8 +8,8 @@ use super::shared::{Shared, trainer};
 use crate::clock::now;
 use crate::proto::sparse_tables_server::{self, SparseTablesServer};
 use crate::proto::{
-    BlockContents, KeepLayersReply, KeepLayersRequest, KeptLayersRequest, OpenTablesReply, OpenTablesRequest,
-    PullRowsReply, PullRowsRequest, PushRowsReply, PushRowsRequest,
+    BlockContents, GetLayersRequest, OpenTablesReply, OpenTablesRequest, PullRowsReply, PullRowsRequest, PushRowsReply,
+    PushRowsRequest, StoreLayersReply, StoreLayersRequest,
 };
 use crate::sparse::{MAX_MESSAGE, Pull, Push, TableSpec, Tables, TablesError};
 
@@ -60,17 +60,17 @@ impl sparse_tables_server::SparseTables for Service {
         Ok(Response::new(PushRowsReply { layers_wanted_at: tables.layers_wanted() }))
     }
 
-    async fn keep_layers(&self, request: Request<KeepLayersRequest>) -> Result<Response<KeepLayersReply>, Status> {
-        let KeepLayersRequest { trainer: id, epoch, contents } = request.into_inner();
+    async fn store_layers(&self, request: Request<StoreLayersRequest>) -> Result<Response<StoreLayersReply>, Status> {
+        let StoreLayersRequest { trainer: id, epoch, contents } = request.into_inner();
         self.0.members().hear(&trainer(id)?, now())?;
         self.0.check_epoch(epoch)?;
         let contents = contents.ok_or_else(|| Status::invalid_argument("the message has no contents; set them"))?;
         self.0.store()?.keep(epoch, contents).await?;
-        Ok(Response::new(KeepLayersReply {}))
+        Ok(Response::new(StoreLayersReply {}))
     }
 
-    async fn kept_layers(&self, request: Request<KeptLayersRequest>) -> Result<Response<BlockContents>, Status> {
-        let KeptLayersRequest { trainer: id, block } = request.into_inner();
+    async fn get_layers(&self, request: Request<GetLayersRequest>) -> Result<Response<BlockContents>, Status> {
+        let GetLayersRequest { trainer: id, block } = request.into_inner();
         self.0.members().hear(&trainer(id)?, now())?;
         Ok(Response::new(self.0.store()?.contents(block).await?))
     }

@@ -125,7 +125,7 @@ impl Block {
         // A caller that has gone away no longer wants its answer: failed sends are fine.
         match command {
             Command::Gradient { peer, step, version, gradient } => self.gradient(peer, step, version, gradient),
-            Command::Enter(peer, step) => self.enter(peer, step),
+            Command::JoinRound(peer, step) => self.join_round(peer, step),
             Command::Initialize(codec, payload, reply) => {
                 let _ = reply.send(self.initialize(codec, &payload));
             }

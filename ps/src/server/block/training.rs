@@ -30,7 +30,7 @@ pub(super) struct Round {
 }
 
 impl Block {
-    pub(super) fn enter(&mut self, peer: Peer, step: u64) {
+    pub(super) fn join_round(&mut self, peer: Peer, step: u64) {
         if !self.hears(&peer) {
             return;
         }
