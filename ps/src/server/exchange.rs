@@ -6,15 +6,13 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use super::hang_up::HangUp;
-use super::peer::Peer;
 use super::service::Methods;
 use super::shared::{Shared, trainer};
-use super::store::Store;
 use super::streams::StreamKind;
+use crate::block::{Peer, Store, no_values};
 use crate::clock::now;
 use crate::proto::{self, exchange_request::Message};
-use crate::wire::{Outgoing, Reader, frame};
+use crate::wire::{Outgoing, Reader, StreamAbort, frame};
 
 /// Blocks that a Pull holds in memory while the reader is slow.
 const PULL_QUEUE: usize = 1;
@@ -42,12 +40,12 @@ impl Methods for Training {
 fn exchange(shared: Arc<Shared>, reader: Reader) -> Result<Outgoing, Status> {
     // One answer for each block of the step in flight, and one error.
     let (answers, stream) = mpsc::channel(shared.store()?.layout().blocks() as usize + 1);
-    let end = HangUp::default();
-    let outgoing = Outgoing::response(stream).until(end.clone().hung_up());
+    let abort = StreamAbort::default();
+    let outgoing = Outgoing::response(stream).until(abort.clone().aborted());
     shared.clone().tasks.spawn(async move {
-        if let Err(status) = read_gradients(&shared, reader, &answers, &end).await {
+        if let Err(status) = read_gradients(&shared, reader, &answers, &abort).await {
             tracing::debug!(reason = status.message(), "a training stream ended");
-            end.hang_up(status);
+            abort.abort(status);
         }
         // Not before: answers that nobody holds any more are a good end.
         drop(answers);
@@ -57,10 +55,10 @@ fn exchange(shared: Arc<Shared>, reader: Reader) -> Result<Outgoing, Status> {
 
 fn pull(shared: Arc<Shared>, reader: Reader) -> Outgoing {
     let (answers, stream) = mpsc::channel(PULL_QUEUE);
-    let end = HangUp::default();
-    let outgoing = Outgoing::response(stream).until(end.clone().hung_up());
+    let abort = StreamAbort::default();
+    let outgoing = Outgoing::response(stream).until(abort.clone().aborted());
     shared.clone().tasks.spawn(async move {
-        if let Err(status) = send_blocks(&shared, reader, &answers, &end).await {
+        if let Err(status) = send_blocks(&shared, reader, &answers, &abort).await {
             drop(answers.send(Err(status)).await);
         }
     });
@@ -76,7 +74,12 @@ fn initialize_blocks(shared: Arc<Shared>, reader: Reader) -> Outgoing {
     Outgoing::response(stream)
 }
 
-async fn send_blocks(shared: &Shared, mut reader: Reader, answers: &Answers, end: &HangUp) -> Result<(), Status> {
+async fn send_blocks(
+    shared: &Shared,
+    mut reader: Reader,
+    answers: &Answers,
+    abort: &StreamAbort,
+) -> Result<(), Status> {
     let request: proto::PullRequest =
         first(shared, &mut reader).await?.ok_or_else(|| Status::invalid_argument("a Pull needs one PullRequest"))?;
     let reader = request.trainer.is_none() && request.job_uid == shared.config.job_uid;
@@ -87,11 +90,11 @@ async fn send_blocks(shared: &Shared, mut reader: Reader, answers: &Answers, end
     let store = shared.store()?;
     let shard = shared.shard(request.shard)?;
     if let Some(id) = id {
-        shared.open_stream(&id, shard, StreamKind::Pull, end);
+        shared.open_stream(&id, shard, StreamKind::Pull, abort);
     }
     let blocks: Vec<u32> = if request.blocks.is_empty() { store.shard(shard).collect() } else { request.blocks };
     for block in blocks {
-        let values = store.read(block).await?.ok_or_else(|| empty(block))?;
+        let values = store.read(block).await?.ok_or_else(|| no_values(block))?;
         if answers.send(Ok(values)).await.is_err() {
             break; // Nobody reads on.
         }
@@ -122,14 +125,13 @@ async fn first<M: prost::Message + Default>(shared: &Shared, reader: &mut Reader
     })
 }
 
-/// Not the last word: whoever joins again is told which blocks to fill. The servers may have gone back to nothing
-/// since a trainer filled this one.
-pub fn empty(block: u32) -> Status {
-    Status::aborted(format!("block {block} has no values yet; push them first"))
-}
-
 /// Hands over a trainer's gradients until its stream ends, or is ended from here.
-async fn read_gradients(shared: &Shared, mut reader: Reader, answers: &Answers, end: &HangUp) -> Result<(), Status> {
+async fn read_gradients(
+    shared: &Shared,
+    mut reader: Reader,
+    answers: &Answers,
+    abort: &StreamAbort,
+) -> Result<(), Status> {
     let store: &Store = shared.store()?;
     let Some(proto::ExchangeRequest { message: Some(Message::Open(open)) }) = first(shared, &mut reader).await? else {
         return Err(Status::invalid_argument("the first message of a training stream must be Open"));
@@ -140,12 +142,12 @@ async fn read_gradients(shared: &Shared, mut reader: Reader, answers: &Answers, 
     shared.check_epoch(open.epoch)?;
     let shard = shared.shard(open.shard)?;
     let memory = shared.memory(open.shared_memory_token, store.layout().elements())?;
-    shared.open_stream(&id, shard, kind, end);
-    let peer = Peer::new(id.index, open.epoch, answers.clone(), memory, end.clone());
+    shared.open_stream(&id, shard, kind, abort);
+    let peer = Peer::new(id.index, open.epoch, answers.clone(), memory, abort.clone());
     loop {
         let message = tokio::select! {
             biased;
-            why = end.clone().hung_up() => return Err(why),
+            why = abort.clone().aborted() => return Err(why),
             message = reader.message::<proto::ExchangeRequest>() => message?,
         };
         let Some(message) = message else { return Ok(()) };

@@ -3,8 +3,8 @@
 
 use std::fmt::Write as _;
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::Router;
 use axum::extract::State;
@@ -15,26 +15,23 @@ use psjobs_api::{CheckpointResult, TrainingStatus};
 use tokio::net::TcpListener;
 
 use super::coordination;
-use super::heat::Heat;
 use super::shared::Shared;
+use crate::block::BlockMetrics;
 use crate::clock::now;
 use crate::network::Network;
 use crate::sparse::TableCounts;
 use crate::staleness::Histogram;
 
 /// Blocks that are shown; a large model has thousands, and one wants to see the ones that are in the way.
-const HOT_BLOCKS: usize = 10;
+const BUSIEST_BLOCKS: usize = 10;
 
 /// Counters of the data plane.
 #[derive(Debug, Default)]
 pub struct Metrics {
     gradients: AtomicU64,
     gradient_bytes: AtomicU64,
-    late: AtomicU64,
-    not_finite: AtomicU64,
-    staleness: Mutex<Histogram>,
-    /// How long the blocks' tasks have worked.
-    pub heat: Heat,
+    /// Those of the blocks.
+    pub blocks: Arc<BlockMetrics>,
 }
 
 impl Metrics {
@@ -44,29 +41,10 @@ impl Metrics {
         self.gradient_bytes.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// Counts a gradient that came after its round had closed without it.
-    pub fn late(&self) {
-        self.late.fetch_add(1, Relaxed);
-    }
-
-    /// Counts a gradient with NaN or infinity.
-    pub fn not_finite(&self) {
-        self.not_finite.fetch_add(1, Relaxed);
-    }
-
-    /// Counts an update by its staleness.
-    pub fn staleness(&self, staleness: u64) {
-        self.histogram().record(staleness);
-    }
-
     /// Updates in each bucket of the staleness' histogram; none if nothing was stale or could be.
     pub fn staleness_counts(&self) -> Vec<u64> {
-        let histogram = self.histogram();
+        let histogram = self.blocks.staleness();
         if histogram.total() > 0 { histogram.counts().to_vec() } else { Vec::new() }
-    }
-
-    fn histogram(&self) -> MutexGuard<'_, Histogram> {
-        self.staleness.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -121,8 +99,8 @@ fn render(shared: &Shared) -> String {
     family("gradient_blocks_total", "counter", "Gradient blocks received.", &counter(&shared.metrics.gradients));
     family("gradient_bytes_total", "counter", "Bytes of gradients received.", &counter(&shared.metrics.gradient_bytes));
     let of_tables = shared.tables.get().map_or(0, |tables| tables.counts().not_finite());
-    let not_finite = one((shared.metrics.not_finite.load(Relaxed) + of_tables) as f64);
-    let late = counter(&shared.metrics.late);
+    let not_finite = one((shared.metrics.blocks.not_finite() + of_tables) as f64);
+    let late = one(shared.metrics.blocks.late() as f64);
     family("late_gradients_total", "counter", "Gradients dropped because their round had closed.", &late);
     family("not_finite_gradients_total", "counter", "Gradients with NaN or infinity.", &not_finite);
     family(
@@ -150,14 +128,14 @@ fn render(shared: &Shared) -> String {
         family("checkpoint_step", "gauge", "Step of the newest checkpoint.", &one(newest.step as f64));
         family("checkpoint_time_seconds", "gauge", "When it was complete.", &one(newest.unix_seconds as f64));
     }
-    let hot: Vec<_> = (shared.metrics.heat.hottest(HOT_BLOCKS).into_iter())
+    let busiest: Vec<_> = (shared.metrics.blocks.busy_times.busiest(BUSIEST_BLOCKS).into_iter())
         .map(|(block, worked)| {
             let tensor = shared.tensor_of(block);
             (format!("{{block=\"{block}\",tensor={tensor:?}}}"), worked.as_secs_f64())
         })
         .collect();
-    if !hot.is_empty() {
-        family("block_busy_seconds_total", "counter", "Work of the ten blocks that worked longest.", &hot);
+    if !busiest.is_empty() {
+        family("block_busy_seconds_total", "counter", "Work of the ten blocks that worked longest.", &busiest);
     }
     if let Network::Tls(credentials) = &shared.config.network {
         let refused = one(credentials.refused() as f64);
@@ -175,7 +153,7 @@ fn render(shared: &Shared) -> String {
         family("table_pulled_keys_total", "counter", "Keys that trainers pulled.", &by_table(|t| t.pulled));
         family("table_pushed_keys_total", "counter", "Keys that trainers pushed.", &by_table(|t| t.pushed));
     }
-    histogram(&mut text, &shared.metrics.histogram());
+    histogram(&mut text, &shared.metrics.blocks.staleness());
     text
 }
 

@@ -2,27 +2,18 @@
 //! it is told to stop. `coordination` and `exchange` are the services, `membership` knows the
 //! trainers, `store` and `block` hold the parameters, `tables` serves what `crate::sparse` holds.
 
-mod block;
-mod command;
 mod coordination;
 mod dealing;
 mod evaluation;
 mod exchange;
-mod hang_up;
-mod heat;
 mod membership;
 mod metrics;
-mod mirror;
 mod pace;
-mod peer;
-mod recipe;
 mod recovery;
 mod replication;
 mod service;
 mod shared;
-mod store;
 mod streams;
-mod sum;
 mod tables;
 
 use std::future::Future;
@@ -45,9 +36,7 @@ use tonic::transport::server::Connected;
 pub use evaluation::{Evaluation, Measurement};
 use membership::News;
 pub use membership::Patience;
-pub(crate) use recipe::Recipe;
 pub use recovery::CheckpointConfig;
-pub(crate) use sum::finite;
 
 use crate::clock::now;
 use crate::network::{Network, ServeError};

@@ -54,7 +54,7 @@ impl<M: Methods> tower::Service<Request<Body>> for Service<M> {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let path = request.uri().path().to_owned();
-        let reader = Reader::new(request.into_body(), self.shared.recipe.buffers.clone());
+        let reader = Reader::new(request.into_body(), self.shared.rules.buffers.clone());
         let method = path.rsplit('/').next().unwrap_or_default();
         let begun = self.methods.begin(method, self.shared.clone(), reader);
         let unknown =

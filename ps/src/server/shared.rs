@@ -9,22 +9,21 @@ use tokio_util::task::TaskTracker;
 use tonic::Status;
 
 use super::ServerConfig;
-use super::command::Standing;
 use super::dealing::Dealing;
-use super::hang_up::HangUp;
 use super::membership::{Membership, Refusal};
 use super::metrics::Metrics;
-use super::recipe::Recipe;
 use super::recovery::Recovery;
 use super::replication::Replication;
-use super::store::{Progress, Start, Store};
 use super::streams::{StreamKind, Streams};
 use crate::batch::sharing::Sharing;
+use crate::block::{Progress, ReplicaRole, Start, Store};
 use crate::clock::now;
 use crate::layout::{Layout, TensorSpec};
 use crate::proto;
 use crate::shm::{self, Mapping, Offer};
 use crate::sparse::{Place, TableSpec, Tables};
+use crate::training_rules::TrainingRules;
+use crate::wire::StreamAbort;
 
 /// More tasks than this share the rows of tables no better.
 const MOST_SHARDS: usize = 16;
@@ -32,8 +31,8 @@ const MOST_SHARDS: usize = 16;
 /// Shared by the services; the locks are held for a few assignments, never across an await.
 pub struct Shared {
     pub config: ServerConfig,
-    pub metrics: Arc<Metrics>,
-    pub recipe: Arc<Recipe>,
+    pub metrics: Metrics,
+    pub rules: Arc<TrainingRules>,
     pub tasks: TaskTracker,
     /// Rung when the last trainer has left.
     pub done: Notify,
@@ -72,9 +71,9 @@ impl Shared {
         let dealing = (config.min_trainers.is_some() && config.index == 0).then(Dealing::default);
         Arc::new(Self {
             shared_memory,
-            recipe: Arc::new(Recipe::new(&config.training, config.trainers)),
+            rules: Arc::new(TrainingRules::new(&config.training, config.trainers)),
             config,
-            metrics: Arc::default(),
+            metrics: Metrics::default(),
             tasks: TaskTracker::new(),
             done: Notify::new(),
             left: Notify::new(),
@@ -129,14 +128,14 @@ impl Shared {
                 trainers: config.trainers,
                 elastic: config.min_trainers.is_some(),
                 epoch: self.recovery.epoch(),
-                recipe: &self.recipe,
-                metrics: &self.metrics,
+                rules: &self.rules,
+                metrics: &self.metrics.blocks,
                 tasks: &self.tasks,
             })
         };
         let store = match &self.replication {
-            Some(replication) => replication.with_standings(|shards| self.store.get_or_init(|| start(shards))),
-            None => self.store.get_or_init(|| start([(self.config.index, Standing::Alone)].into())),
+            Some(replication) => replication.with_roles(|shards| self.store.get_or_init(|| start(shards))),
+            None => self.store.get_or_init(|| start([(self.config.index, ReplicaRole::Alone)].into())),
         };
         self.model.notify_waiters();
         store
@@ -171,7 +170,7 @@ impl Shared {
                 seed: config.training.seed,
                 shards: thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_SHARDS)),
             };
-            Tables::start(specs.to_vec(), place, &self.recipe, &self.tasks)
+            Tables::start(specs.to_vec(), place, &self.rules, &self.tasks)
         })
     }
 
@@ -242,16 +241,16 @@ impl Shared {
     }
 
     /// A trainer opens a stream, which `end` ends: ends those whose place it takes.
-    pub fn open_stream(&self, id: &proto::TrainerId, shard: u32, kind: StreamKind, end: &HangUp) {
+    pub fn open_stream(&self, id: &proto::TrainerId, shard: u32, kind: StreamKind, end: &StreamAbort) {
         let why = Status::aborted(format!("a newer stream of trainer {} has taken the place of this", id.index));
         let replaced = self.streams().open(id, shard, kind, end.clone());
-        replaced.into_iter().for_each(|before| before.hang_up(why.clone()));
+        replaced.into_iter().for_each(|before| before.abort(why.clone()));
     }
 
     /// Ends what a trainer has open.
     pub fn disconnect(&self, trainer: u32, why: &Status) {
         let open = self.streams().of(trainer);
-        open.into_iter().for_each(|end| end.hang_up(why.clone()));
+        open.into_iter().for_each(|end| end.abort(why.clone()));
     }
 
     /// Whether this server ends when its trainers are done. Of an elastic job with checkpoints only server 0 does, and
@@ -288,7 +287,7 @@ impl Shared {
     pub fn close_streams(&self) {
         let open = self.streams().all();
         for end in open {
-            end.hang_up(Status::aborted("the servers go to a checkpoint or end; join again"));
+            end.abort(Status::aborted("the servers go to a checkpoint or end; join again"));
         }
         if let Some(replication) = &self.replication {
             replication.restart();

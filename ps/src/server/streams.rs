@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use psjobs_api::env::MOST_CONNECTIONS;
 use tonic::Status;
 
-use super::hang_up::HangUp;
 use crate::proto;
+use crate::wire::StreamAbort;
 
 /// Streams that a trainer has to a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl StreamKind {
 struct Open {
     incarnation: u32,
     lanes: u32,
-    ends: BTreeMap<u32, HangUp>,
+    ends: BTreeMap<u32, StreamAbort>,
 }
 
 /// All open streams.
@@ -60,7 +60,7 @@ pub struct Streams {
 impl Streams {
     /// A trainer opens a stream, which `end` ends. Those that are to be ended: the one of the same number, or all where
     /// another process had them, or dealt its blocks otherwise, so that a block never hears two streams of a trainer.
-    pub fn open(&mut self, id: &proto::TrainerId, shard: u32, kind: StreamKind, end: HangUp) -> Vec<HangUp> {
+    pub fn open(&mut self, id: &proto::TrainerId, shard: u32, kind: StreamKind, end: StreamAbort) -> Vec<StreamAbort> {
         let (trains, lane, lanes) = kind.parts();
         let fresh = || Open { incarnation: id.incarnation, lanes, ends: BTreeMap::new() };
         let open = self.open.entry((id.index, shard, trains)).or_insert_with(fresh);
@@ -73,12 +73,12 @@ impl Streams {
     }
 
     /// Takes out those of a trainer.
-    pub fn of(&mut self, trainer: u32) -> Vec<HangUp> {
+    pub fn of(&mut self, trainer: u32) -> Vec<StreamAbort> {
         self.open.extract_if(.., |(of, ..), _| *of == trainer).flat_map(|(_, open)| open.ends.into_values()).collect()
     }
 
     /// Takes out all.
-    pub fn all(&mut self) -> Vec<HangUp> {
+    pub fn all(&mut self) -> Vec<StreamAbort> {
         std::mem::take(&mut self.open).into_values().flat_map(|open| open.ends.into_values()).collect()
     }
 }
@@ -106,14 +106,14 @@ mod tests {
         for (label, index, incarnation, shard, kind, want) in rows {
             let mut streams = Streams::default();
             let of = |index, incarnation| proto::TrainerId { job_uid: String::new(), index, incarnation };
-            let ends: Vec<HangUp> = (0..3).map(|_| HangUp::default()).collect();
+            let ends: Vec<StreamAbort> = (0..3).map(|_| StreamAbort::default()).collect();
             for (number, end) in (0..).zip(&ends) {
                 assert!(streams.open(&of(1, 0), 0, exchange(number, 3), end.clone()).is_empty(), "{label}");
             }
             let why = || Status::aborted("replaced");
-            let replaced = streams.open(&of(index, incarnation), shard, kind, HangUp::default());
-            replaced.into_iter().for_each(|end| end.hang_up(why()));
-            let ended: Vec<usize> = (0..3).filter(|number| ends[*number].has_ended()).collect();
+            let replaced = streams.open(&of(index, incarnation), shard, kind, StreamAbort::default());
+            replaced.into_iter().for_each(|end| end.abort(why()));
+            let ended: Vec<usize> = (0..3).filter(|number| ends[*number].is_aborted()).collect();
             assert_eq!(ended, want, "{label}");
             let left = streams.of(index).len();
             assert_eq!(left, if index == 1 { 4 - want.len() } else { 1 }, "{label}");

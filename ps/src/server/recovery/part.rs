@@ -83,7 +83,7 @@ fn describe(shared: &Shared, step: u64, layout: &Layout) -> Description {
         servers: config.servers,
         trainers: config.trainers,
         block_elements: layout.block_elements(),
-        slots: shared.recipe.optimizer.slots(),
+        slots: shared.rules.optimizer.slots(),
         training: serde_json::to_value(&config.training).expect("training is JSON"),
         tensors: shared.members().tensors().to_vec(),
     }
@@ -126,7 +126,7 @@ pub async fn whole(shared: &Shared, config: &CheckpointConfig) -> Option<(Vec<u6
 /// A checkpoint can be restored with other servers or another learning rate, not with another
 /// model or optimizer.
 fn fits(shared: &Shared, checkpoint: &Checkpoint) -> Result<(), RecoveryError> {
-    let (description, want) = (checkpoint.description(), shared.recipe.optimizer.slots());
+    let (description, want) = (checkpoint.description(), shared.rules.optimizer.slots());
     let kind = serde_json::to_value(shared.config.training.optimizer.kind).expect("an optimizer's name is JSON");
     let kind = kind.as_str().unwrap_or_default();
     if description.slots != want || description.optimizer() != kind {

@@ -3,10 +3,10 @@
 use tonic::Status;
 
 use super::{Replication, Role};
+use crate::block::FrameSender;
 use crate::clock::now;
 use crate::layout::{Layout, TensorSpec};
 use crate::proto::{self, follow_request::Message};
-use crate::server::mirror::Frames;
 use crate::server::shared::Shared;
 use crate::wire::{MAX_FRAME, Outgoing, call, frame};
 
@@ -45,11 +45,11 @@ async fn take(shared: &Shared, replication: &Replication, shard: u32) -> Result<
         epoch: shared.recovery.epoch(),
         held,
     };
-    let (acknowledgements, outgoing) = Frames::new(shared.config.trainers);
+    let (acknowledgements, outgoing) = FrameSender::new(shared.config.trainers);
     acknowledgements.send(Ok(frame::message(&proto::FollowRequest { message: Some(Message::Open(open)) })));
     let (path, outgoing) =
-        ("/psjobs.v1.Replication/Follow", Outgoing::request(outgoing).until(acknowledgements.end().hung_up()));
-    let mut incoming = call(channel, path, outgoing, &shared.recipe.buffers).await?;
+        ("/psjobs.v1.Replication/Follow", Outgoing::request(outgoing).until(acknowledgements.abort().aborted()));
+    let mut incoming = call(channel, path, outgoing, &shared.rules.buffers).await?;
     while let Some(mut replica) = incoming.message::<proto::Replica>().await? {
         if let Some(model) = replica.model.take() {
             adopt(shared, replication, shard, model).await?;

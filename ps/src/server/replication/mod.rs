@@ -1,6 +1,6 @@
 //! Two servers hold every block, so that the loss of one costs no step (spec.ps.replicationFactor 2). The shard
 //! of server k is also held by server k+1. [`role`] says what a server is to a shard, [`follow`] is the backup's
-//! side of the stream between the two, [`serve`] the primary's. The blocks do the rest (`server::mirror`).
+//! side of the stream between the two, [`serve`] the primary's. The blocks do the rest (`crate::block`).
 
 mod follow;
 mod role;
@@ -15,9 +15,9 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Status};
 
-use super::command::Standing;
 use super::shared::Shared;
 use super::{ServerConfig, ServerError};
+use crate::block::ReplicaRole;
 use crate::network::Network;
 use crate::proto;
 use crate::proto::replication_client::ReplicationClient;
@@ -77,9 +77,9 @@ impl Replication {
     }
 
     /// Calls `start` with what the blocks of each shard here are to begin as; that does not change meanwhile.
-    pub fn with_standings<R>(&self, start: impl FnOnce(BTreeMap<u32, Standing>) -> R) -> R {
+    pub fn with_roles<R>(&self, start: impl FnOnce(BTreeMap<u32, ReplicaRole>) -> R) -> R {
         let shards = self.lock();
-        start(shards.iter().map(|(number, shard)| (*number, standing(shard.role))).collect())
+        start(shards.iter().map(|(number, shard)| (*number, replica_role(shard.role))).collect())
     }
 
     /// Whether trainers may talk to this server about `shard`.
@@ -242,11 +242,11 @@ impl Shard {
     }
 }
 
-fn standing(role: Role) -> Standing {
+fn replica_role(role: Role) -> ReplicaRole {
     match role {
-        Role::Primary { alone: true } => Standing::Alone,
-        Role::Primary { alone: false } => Standing::Mirrored,
-        Role::Starting | Role::Backup { .. } => Standing::Backup,
+        Role::Primary { alone: true } => ReplicaRole::Alone,
+        Role::Primary { alone: false } => ReplicaRole::Primary,
+        Role::Starting | Role::Backup { .. } => ReplicaRole::Backup,
     }
 }
 
@@ -299,7 +299,7 @@ async fn assume(shared: &Shared, replication: &Replication, shard: u32, role: Ro
     }
     replication.change(shard, |shard| shard.role = role);
     if let Ok(store) = shared.store() {
-        store.stand(shard, standing(role)).await;
+        store.set_role(shard, replica_role(role)).await;
         if shared.config.min_trainers.is_some() && matches!(role, Role::Primary { .. }) {
             // Updates that were under way told of trainers that had gone meanwhile.
             let absent = shared.members().absent();

@@ -7,11 +7,11 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use super::{Replication, Role};
+use crate::block::FrameSender;
+use crate::block::Store;
 use crate::proto::{self, follow_request::Message};
-use crate::server::mirror::Frames;
 use crate::server::service::Methods;
 use crate::server::shared::Shared;
-use crate::server::store::Store;
 use crate::wire::{Outgoing, Reader, frame};
 
 /// Blocks that are copied to a backup at a time: updates of the others need not wait behind them.
@@ -43,8 +43,8 @@ fn greet(shared: Arc<Shared>, reader: Reader) -> Outgoing {
 }
 
 fn follow(shared: Arc<Shared>, reader: Reader) -> Outgoing {
-    let (backup, stream) = Frames::new(shared.config.trainers);
-    let outgoing = Outgoing::response(stream).until(backup.end().hung_up());
+    let (backup, stream) = FrameSender::new(shared.config.trainers);
+    let outgoing = Outgoing::response(stream).until(backup.abort().aborted());
     shared.clone().tasks.spawn(async move {
         if let Err(status) = serve(&shared, reader, &backup).await {
             backup.send(Err(status));
@@ -72,7 +72,7 @@ async fn role(shared: &Shared, mut reader: Reader) -> Result<proto::GreetReply, 
     Ok(proto::GreetReply { role: replication.role(request.shard).told().into() })
 }
 
-async fn serve(shared: &Shared, mut reader: Reader, backup: &Frames) -> Result<(), Status> {
+async fn serve(shared: &Shared, mut reader: Reader, backup: &FrameSender) -> Result<(), Status> {
     let Some(proto::FollowRequest { message: Some(Message::Open(open)) }) = reader.message().await? else {
         return Err(Status::invalid_argument("the first message of Follow must be Open"));
     };
@@ -88,7 +88,7 @@ async fn serve(shared: &Shared, mut reader: Reader, backup: &Frames) -> Result<(
         biased;
         served = give(shared, replication, &open, &mut reader, backup) => served,
         () = end.cancelled() => Err(Status::aborted("the primary has ended this stream; follow again")),
-        status = backup.end().hung_up() => Err(status),
+        status = backup.abort().aborted() => Err(status),
     };
     replication.close_stream(open.shard, &end);
     served
@@ -99,7 +99,7 @@ async fn give(
     replication: &Replication,
     open: &proto::OpenFollow,
     reader: &mut Reader,
-    backup: &Frames,
+    backup: &FrameSender,
 ) -> Result<(), Status> {
     let send = |replica: &proto::Replica| backup.send(Ok(frame::message(replica)));
     let model = |model| proto::Replica { model: Some(model), ..proto::Replica::default() };
@@ -138,7 +138,7 @@ async fn attach(
     held: &BTreeMap<u32, u64>,
     lacking: &mut VecDeque<u32>,
     copying: &mut BTreeSet<u32>,
-    backup: &Frames,
+    backup: &FrameSender,
 ) -> Result<(), Status> {
     while copying.len() < COPIES
         && let Some(block) = lacking.pop_front()

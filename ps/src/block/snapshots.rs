@@ -1,22 +1,21 @@
-//! A block's state, taken for a checkpoint and put back.
+//! Captures the state of a block for a checkpoint, and restores it.
 
 use tokio::sync::oneshot;
 
-use super::Block;
-use super::training::Round;
+use super::state::{Block, Round};
 use crate::checkpoint::BlockState;
 use crate::optimizer::State;
 
 impl Block {
     pub(super) fn snapshot(&mut self, at: Option<u64>, reply: oneshot::Sender<Option<BlockState>>) {
         match at {
-            Some(at) if at > self.version && !self.values.is_empty() => self.snapshots.push((at, reply)),
+            Some(at) if at > self.version && self.is_initialized() => self.snapshots.push((at, reply)),
             Some(at) if at < self.version => drop(reply.send(None)),
             _ => self.due.push(reply),
         }
     }
 
-    /// The block has a new version.
+    /// Finds the snapshots that were requested for the version that the block has reached.
     pub(super) fn find_due_snapshots(&mut self) {
         let version = self.version;
         self.due.extend(self.snapshots.extract_if(.., |(at, _)| *at <= version).map(|(_, reply)| reply));
@@ -24,15 +23,15 @@ impl Block {
 
     pub(super) fn take_due_snapshots(&mut self) {
         for reply in std::mem::take(&mut self.due) {
-            // Whoever asked may be gone.
+            // The caller may have gone away.
             drop(reply.send(self.capture()));
         }
     }
 
-    /// Takes what a trainer gives of parameters that it trains itself. A snapshot of a version that was never given is
-    /// not to be had any more.
+    /// Stores the state of parameters that the trainers train themselves. Snapshots of versions that were skipped
+    /// fail.
     pub(super) fn keep(&mut self, state: BlockState) {
-        let state = BlockState { next_steps: vec![state.version; self.plan.trainers as usize], ..state };
+        let state = BlockState { next_steps: vec![state.version; self.spec.trainers as usize], ..state };
         for (_, reply) in self.snapshots.extract_if(.., |(at, _)| *at < state.version) {
             drop(reply.send(None));
         }
@@ -43,7 +42,7 @@ impl Block {
     }
 
     fn capture(&self) -> Option<BlockState> {
-        if self.values.is_empty() {
+        if !self.is_initialized() {
             return None;
         }
         Some(BlockState {
@@ -55,9 +54,9 @@ impl Block {
         })
     }
 
-    /// By trainer: the first step that the values do not have.
+    /// Returns, by trainer, the first step that is not in the values.
     pub(super) fn settled_steps(&self) -> Vec<u64> {
-        (0..self.plan.trainers).map(|trainer| self.rule.settled(trainer)).collect()
+        (0..self.spec.trainers).map(|trainer| self.rule.settled(trainer)).collect()
     }
 
     pub(super) fn restore(&mut self, state: Option<BlockState>) {
@@ -67,7 +66,7 @@ impl Block {
         self.version = version;
         self.rule.restore(&next_steps);
         self.round = Round::default();
-        self.entering.clear();
+        self.joining.clear();
         self.ahead.clear();
         self.snapshots.clear();
     }

@@ -1,5 +1,5 @@
-//! All blocks that this server holds, its own shard and with replication another's: starts their tasks once the model is known, and checks what
-//! comes from outside before a block sees it.
+//! All blocks of a server: its own shard and, with replication, another server's. Starts their tasks once the model is
+//! known, and checks requests before a block sees them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,48 +9,50 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 use tonic::Status;
 
-use super::block;
-use super::command::{Command, Standing, Update};
-use super::metrics::Metrics;
-use super::mirror::Frames;
-use super::peer::{Gradient, Peer};
-use super::recipe::Recipe;
+use super::command::{Command, ReplicaRole, Update};
+use super::metrics::BlockMetrics;
+use super::peer::Peer;
+use super::replication_log::FrameSender;
+use super::state::BlockSpec;
+use super::task;
 use crate::checkpoint::BlockState;
 use crate::codec::Codec;
+use crate::gradient::Gradient;
 use crate::layout::Layout;
 use crate::proto;
+use crate::training_rules::TrainingRules;
 
-/// Commands that wait for one block. Every trainer has at most one gradient for it in flight, so
-/// this many trainers can hand theirs over without waiting for each other.
+/// Queue length of one block. Every trainer has at most one gradient for it in flight, so this many trainers can send
+/// theirs without waiting for each other.
 const QUEUE: usize = 64;
 
-/// How far training is.
+/// How far training has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Highest version of a block: in Sync the rounds that have closed.
+    /// Highest version of a block; in Sync the number of closed rounds.
     pub version: u64,
-    /// Mean over the trainers of the steps that all blocks have; in an elastic job, where newcomers begin where the
-    /// others are, the most of one trainer.
+    /// Steps applied to all blocks: the mean over the trainers, or in an elastic job the maximum, because new trainers
+    /// begin at the step of the others.
     pub step: u64,
 }
 
-/// What the blocks of a server need to start.
+/// The settings that the blocks of a server start with.
 pub struct Start<'a> {
-    /// How the parameters are cut.
+    /// The division of the parameters into blocks.
     pub layout: Layout,
-    /// The shards that the server holds, and its part in each.
-    pub shards: BTreeMap<u32, Standing>,
-    /// Trainers of the job.
+    /// The shards that the server holds, with its role in each.
+    pub shards: BTreeMap<u32, ReplicaRole>,
+    /// Number of trainers of the job.
     pub trainers: u32,
-    /// They come and go.
+    /// Trainers may join and leave during the job.
     pub elastic: bool,
     /// The server's epoch.
     pub epoch: u64,
     /// How the job trains.
-    pub recipe: &'a Arc<Recipe>,
-    /// Counts what happens.
-    pub metrics: &'a Arc<Metrics>,
-    /// Runs the blocks' tasks.
+    pub rules: &'a Arc<TrainingRules>,
+    /// The counters that the blocks increment.
+    pub metrics: &'a Arc<BlockMetrics>,
+    /// Tracks the blocks' tasks.
     pub tasks: &'a TaskTracker,
 }
 
@@ -67,33 +69,33 @@ impl Store {
     /// Starts a task for each block; they end when the store is dropped.
     #[must_use]
     pub fn start(start: Start) -> Self {
-        let Start { layout, shards, trainers, elastic, epoch, recipe, metrics, tasks } = start;
-        let blocks = shards.iter().flat_map(|(shard, standing)| layout.owned_by(*shard).map(|b| (b, *standing)));
-        let blocks = blocks.map(|(block, standing)| {
+        let Start { layout, shards, trainers, elastic, epoch, rules, metrics, tasks } = start;
+        let blocks = shards.iter().flat_map(|(shard, role)| layout.owned_by(*shard).map(|b| (b, *role)));
+        let blocks = blocks.map(|(block, role)| {
             let (sender, receiver) = mpsc::channel(QUEUE);
-            let plan = block::Plan {
+            let spec = BlockSpec {
                 block,
                 range: layout.range(block),
                 trainers,
                 elastic,
-                recipe: recipe.clone(),
+                rules: rules.clone(),
                 epoch,
-                standing,
+                role,
                 metrics: metrics.clone(),
             };
-            tasks.spawn(block::own(plan, receiver));
+            tasks.spawn(task::run(spec, receiver));
             (block, sender)
         });
-        Self { blocks: blocks.collect(), elastic, slots: recipe.optimizer.slots(), layout }
+        Self { blocks: blocks.collect(), elastic, slots: rules.optimizer.slots(), layout }
     }
 
-    /// How the parameters are cut.
+    /// Returns the division of the parameters into blocks.
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Hands a trainer's gradient to its block.
+    /// Sends a trainer's gradient to its block.
     pub async fn gradient(&self, peer: &Peer, frame: proto::GradientBlock) -> Result<(), Status> {
         let proto::GradientBlock { step, version, block, codec, payload } = frame;
         let (sender, gradient) = match peer.memory() {
@@ -114,26 +116,26 @@ impl Store {
         sender.send(command).await.map_err(|_| ended())
     }
 
-    /// Tells a block that a trainer takes part from `step` on.
+    /// Tells a block that a trainer joins its rounds from `step` on.
     pub async fn join_round(&self, peer: &Peer, block: u32, step: u64) -> Result<(), Status> {
         self.owned(block)?.send(Command::JoinRound(peer.clone(), step)).await.map_err(|_| ended())
     }
 
-    /// Gives a block its first values; false if it has some.
+    /// Sets the first values of a block; returns false if it has values already.
     pub async fn initialize(&self, block: u32, codec: i32, payload: Bytes) -> Result<bool, Status> {
         let (sender, codec) = self.check(block, codec, &payload)?;
         ask(sender, |reply| Command::Initialize(codec, payload, reply)).await
     }
 
-    /// The message that tells a trainer a block's version and values, `None` if it has none.
+    /// Returns the message with a block's version and values, `None` if it has no values.
     pub async fn read(&self, block: u32) -> Result<Option<Bytes>, Status> {
         ask(self.owned(block)?, Command::Read).await
     }
 
-    /// The step that the trainer begins with, and the blocks of `shard` without values: the first step that not every
-    /// block has from it, in an elastic job that of the block that is furthest.
+    /// Returns the step that a trainer begins with, and the blocks of `shard` without values. The step is the first that
+    /// not every block has from this trainer, or in an elastic job that of the furthest block.
     pub async fn next_step(&self, shard: u32, trainer: u32) -> Result<(u64, Vec<u32>), Status> {
-        // A server without blocks holds nobody back.
+        // A server without blocks does not limit the step.
         let (mut next, mut empty) = (if self.elastic { 0 } else { u64::MAX }, Vec::new());
         for block in self.shard(shard) {
             let (step, initialized) = ask(self.owned(block)?, |reply| Command::NextStep(trainer, reply)).await?;
@@ -145,25 +147,25 @@ impl Store {
         Ok((next, empty))
     }
 
-    /// Changes the part of this server in replicating `shard`.
-    pub async fn stand(&self, shard: u32, standing: Standing) {
+    /// Changes the role of this server in the replication of `shard`.
+    pub async fn set_role(&self, shard: u32, role: ReplicaRole) {
         for block in self.shard(shard) {
-            self.tell(block, Command::Stand(standing)).await;
+            self.tell(block, Command::SetRole(role)).await;
         }
     }
 
-    /// Lets a backup that holds version `held` of a block follow; whether it gets a copy.
-    pub async fn attach(&self, block: u32, held: Option<u64>, backup: &Frames) -> Result<bool, Status> {
+    /// Lets a backup that holds version `held` of a block follow; returns whether it is sent a copy.
+    pub async fn attach(&self, block: u32, held: Option<u64>, backup: &FrameSender) -> Result<bool, Status> {
         ask(self.owned(block)?, |reply| Command::Attach(held, backup.clone(), reply)).await
     }
 
-    /// The backup of a block has `version`.
+    /// Tells a block that its backup has `version`.
     pub async fn acknowledged(&self, block: u32, version: u64) {
         self.tell(block, Command::Acknowledged(version)).await;
     }
 
-    /// On a backup: takes what its primary says of a block. Acknowledgements go to `primary`.
-    pub async fn follow(&self, replica: proto::Replica, primary: &Frames) -> Result<(), Status> {
+    /// Applies a message of the primary on a backup. Acknowledgements go to `primary`.
+    pub async fn follow(&self, replica: proto::Replica, primary: &FrameSender) -> Result<(), Status> {
         if let Some(contents) = replica.contents {
             let range = self.layout.range(contents.block);
             let state = state(contents, range.len())?;
@@ -173,22 +175,22 @@ impl Store {
         let proto::Replica { block, version, factor, next_steps, codec, payload, .. } = replica;
         let (sender, codec) = self.check(block, codec, &payload)?;
         let update = Update { version, factor, next_steps, gradient: Gradient::Wire(codec, payload) };
-        sender.send(Command::Mirror(update, primary.clone())).await.map_err(|_| ended())
+        sender.send(Command::ApplyUpdate(update, primary.clone())).await.map_err(|_| ended())
     }
 
     async fn tell(&self, block: u32, command: Command) {
         if let Ok(sender) = self.owned(block) {
-            // A block that has ended needs no word.
+            // A block that has ended needs no command.
             drop(sender.send(command).await);
         }
     }
 
-    /// A block's state at `version`, or now; `None` if it is past that, or has no values.
+    /// Returns a block's state at `version`, or now; `None` if the block is past it or has no values.
     pub async fn snapshot(&self, block: u32, version: Option<u64>) -> Option<BlockState> {
         ask(self.owned(block).ok()?, |reply| Command::Snapshot(version, reply)).await.ok()?
     }
 
-    /// Takes a block back to `state`; gradients of streams from before `epoch` no longer reach it.
+    /// Sets a block to `state`; it ignores gradients of streams from before `epoch`.
     pub async fn restore(&self, block: u32, epoch: u64, state: Option<BlockState>) {
         if let Ok(sender) = self.owned(block) {
             // A block that has ended needs no state.
@@ -196,7 +198,7 @@ impl Store {
         }
     }
 
-    /// Takes a block of parameters that trainers train themselves, as one of them gives it in `epoch`.
+    /// Stores a block of parameters that the trainers train themselves, as one of them sends it in `epoch`.
     pub async fn keep(&self, epoch: u64, contents: proto::BlockContents) -> Result<(), Status> {
         let (block, slots) = (contents.block, contents.slots.len());
         let sender = self.owned(block)?;
@@ -210,7 +212,7 @@ impl Store {
         sender.send(Command::Keep(epoch, state)).await.map_err(|_| ended())
     }
 
-    /// A block as it was kept, or trained, last; without values if there are none.
+    /// Returns the current contents of a block, without values if it has none.
     pub async fn contents(&self, block: u32) -> Result<proto::BlockContents, Status> {
         self.owned(block)?;
         let BlockState { values, slots, updates, version, next_steps } =
@@ -220,7 +222,7 @@ impl Store {
         Ok(proto::BlockContents { block, version, updates, next_steps, values, slots })
     }
 
-    /// How far training is in `shard`; `None` while blocks are without values.
+    /// Returns how far training has come in `shard`, `None` while blocks are without values.
     pub async fn progress(&self, shard: u32) -> Option<Progress> {
         let (mut version, mut steps) = (0, Vec::new());
         for block in self.shard(shard) {
@@ -238,25 +240,25 @@ impl Store {
         Some(Progress { version, step })
     }
 
-    /// Tells every block that a trainer has finished or gone.
+    /// Tells every block that a trainer has finished or left.
     pub async fn finish(&self, trainer: u32) {
         for sender in self.blocks.values() {
-            // A block that has ended waits for nobody.
+            // A block that has ended waits for no trainer.
             drop(sender.send(Command::Finish(trainer)).await);
         }
     }
 
-    /// The blocks here, ascending.
+    /// Returns the blocks of this server, ascending.
     pub fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
         self.blocks.keys().copied()
     }
 
-    /// The blocks of a shard, ascending.
+    /// Returns the blocks of a shard, ascending.
     pub fn shard(&self, shard: u32) -> impl DoubleEndedIterator<Item = u32> + use<> {
         self.layout.owned_by(shard)
     }
 
-    /// Blocks of a shard that have values, and their versions.
+    /// Returns the blocks of a shard that have values, with their versions.
     pub async fn held(&self, shard: u32) -> Vec<proto::BlockVersion> {
         let mut held = Vec::new();
         for block in self.shard(shard) {
@@ -300,7 +302,7 @@ async fn ask<T>(
     answer.await.map_err(|_| ended())
 }
 
-/// The state in a primary's message, checked against the block's length.
+/// Reads the state in a message, checked against the block's length.
 fn state(contents: proto::BlockContents, elements: usize) -> Result<(u32, BlockState), Status> {
     let proto::BlockContents { block, version, updates, next_steps, values, slots } = contents;
     let floats = |bytes: Bytes| -> Result<Vec<f32>, Status> {

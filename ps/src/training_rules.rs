@@ -1,4 +1,4 @@
-//! How a job trains, as its blocks need it: `spec.training` read once.
+//! The rules of a job's training, converted from `spec.training` once for all blocks.
 
 use psjobs_api::Training;
 use psjobs_api::training::{self, Consistency, NonFinite, StalenessPolicy};
@@ -9,24 +9,24 @@ use crate::schedule::Schedule;
 use crate::staleness::Damping;
 use crate::wire::Buffers;
 
-/// Shared by all blocks of a server.
-pub struct Recipe {
+/// How gradients change parameters. Shared by all blocks and tables of a server.
+pub struct TrainingRules {
     /// When gradients take effect.
     pub consistency: Consistency,
-    /// How they do.
+    /// How gradients change the values.
     pub optimizer: Optimizer,
-    /// What happens to one that is not finite.
+    /// How gradients with NaN or infinity are treated.
     pub non_finite: NonFinite,
-    /// How parameters travel back.
+    /// The codec of parameters sent to trainers.
     pub parameters: Codec,
-    /// Memory for what travels and for sums.
+    /// Reusable memory for frames and sums.
     pub buffers: Buffers,
     schedule: Schedule,
     damping: Damping,
 }
 
-impl Recipe {
-    /// The recipe that `training` asks for, in a job of so many trainers.
+impl TrainingRules {
+    /// Converts `training`, for a job of `trainers` trainers.
     #[must_use]
     pub fn new(training: &Training, trainers: u32) -> Self {
         Self {
@@ -40,7 +40,7 @@ impl Recipe {
         }
     }
 
-    /// Factor on the learning rate for a gradient of a trainer's `step`.
+    /// Returns the factor on the learning rate for a gradient of `step` with `staleness`.
     #[must_use]
     pub fn factor(&self, step: u64, staleness: u64) -> f64 {
         self.schedule.factor(step) * self.damping.factor(staleness)
