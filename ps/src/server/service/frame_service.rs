@@ -11,7 +11,7 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 
-use super::shared::Shared;
+use crate::server::state::ServerState;
 use crate::wire::{Outgoing, Reader};
 
 /// The methods of such a service.
@@ -21,29 +21,29 @@ pub trait Methods: Copy + Send + 'static {
 
     /// Begins the method of that name, which takes what comes in from `reader`; what it answers. `None` for a
     /// method that there is not.
-    fn begin(self, method: &str, shared: Arc<Shared>, reader: Reader) -> Option<Result<Outgoing, Status>>;
+    fn begin(self, method: &str, state: Arc<ServerState>, reader: Reader) -> Option<Result<Outgoing, Status>>;
 }
 
 /// The service, for tonic's router.
 #[derive(Clone)]
-pub struct Service<M> {
+pub struct FrameService<M> {
     methods: M,
-    shared: Arc<Shared>,
+    state: Arc<ServerState>,
 }
 
-impl<M: Methods> Service<M> {
+impl<M: Methods> FrameService<M> {
     /// `methods` on the state of this server.
     #[must_use]
-    pub fn new(methods: M, shared: &Arc<Shared>) -> Self {
-        Self { methods, shared: shared.clone() }
+    pub fn new(methods: M, state: &Arc<ServerState>) -> Self {
+        Self { methods, state: state.clone() }
     }
 }
 
-impl<M: Methods> NamedService for Service<M> {
+impl<M: Methods> NamedService for FrameService<M> {
     const NAME: &'static str = M::NAME;
 }
 
-impl<M: Methods> tower::Service<Request<Body>> for Service<M> {
+impl<M: Methods> tower::Service<Request<Body>> for FrameService<M> {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Ready<Result<Response<Body>, Infallible>>;
@@ -54,9 +54,9 @@ impl<M: Methods> tower::Service<Request<Body>> for Service<M> {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let path = request.uri().path().to_owned();
-        let reader = Reader::new(request.into_body(), self.shared.rules.buffers.clone());
+        let reader = Reader::new(request.into_body(), self.state.rules.buffers.clone());
         let method = path.rsplit('/').next().unwrap_or_default();
-        let begun = self.methods.begin(method, self.shared.clone(), reader);
+        let begun = self.methods.begin(method, self.state.clone(), reader);
         let unknown =
             || Err(Status::unimplemented(format!("{path} is not known here; is the caller of this version?")));
         ready(Ok(begun.unwrap_or_else(unknown).map_or_else(Status::into_http, Outgoing::into_http)))

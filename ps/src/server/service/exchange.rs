@@ -6,12 +6,13 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use super::service::Methods;
-use super::shared::{Shared, trainer};
-use super::streams::StreamKind;
+use super::frame_service::Methods;
+use super::trainer;
 use crate::block::{Peer, Store, no_values};
 use crate::clock::now;
 use crate::proto::{self, exchange_request::Message};
+use crate::server::state::ServerState;
+use crate::server::state::streams::StreamKind;
 use crate::wire::{Outgoing, Reader, StreamAbort, frame};
 
 /// Blocks that a Pull holds in memory while the reader is slow.
@@ -22,28 +23,28 @@ type Answers = mpsc::Sender<Result<Bytes, Status>>;
 
 /// The service's methods.
 #[derive(Clone, Copy)]
-pub struct Training;
+pub struct ParameterServer;
 
-impl Methods for Training {
+impl Methods for ParameterServer {
     const NAME: &'static str = "psjobs.v1.ParameterServer";
 
-    fn begin(self, method: &str, shared: Arc<Shared>, reader: Reader) -> Option<Result<Outgoing, Status>> {
+    fn begin(self, method: &str, state: Arc<ServerState>, reader: Reader) -> Option<Result<Outgoing, Status>> {
         match method {
-            "Exchange" => Some(exchange(shared, reader)),
-            "Pull" => Some(Ok(pull(shared, reader))),
-            "InitializeBlocks" => Some(Ok(initialize_blocks(shared, reader))),
+            "Exchange" => Some(exchange(state, reader)),
+            "Pull" => Some(Ok(pull(state, reader))),
+            "InitializeBlocks" => Some(Ok(initialize_blocks(state, reader))),
             _ => None,
         }
     }
 }
 
-fn exchange(shared: Arc<Shared>, reader: Reader) -> Result<Outgoing, Status> {
+fn exchange(state: Arc<ServerState>, reader: Reader) -> Result<Outgoing, Status> {
     // One answer for each block of the step in flight, and one error.
-    let (answers, stream) = mpsc::channel(shared.store()?.layout().blocks() as usize + 1);
+    let (answers, stream) = mpsc::channel(state.store()?.layout().blocks() as usize + 1);
     let abort = StreamAbort::default();
     let outgoing = Outgoing::response(stream).until(abort.clone().aborted());
-    shared.clone().tasks.spawn(async move {
-        if let Err(status) = read_gradients(&shared, reader, &answers, &abort).await {
+    state.clone().tasks.spawn(async move {
+        if let Err(status) = read_gradients(&state, reader, &answers, &abort).await {
             tracing::debug!(reason = status.message(), "a training stream ended");
             abort.abort(status);
         }
@@ -53,44 +54,44 @@ fn exchange(shared: Arc<Shared>, reader: Reader) -> Result<Outgoing, Status> {
     Ok(outgoing)
 }
 
-fn pull(shared: Arc<Shared>, reader: Reader) -> Outgoing {
+fn pull(state: Arc<ServerState>, reader: Reader) -> Outgoing {
     let (answers, stream) = mpsc::channel(PULL_QUEUE);
     let abort = StreamAbort::default();
     let outgoing = Outgoing::response(stream).until(abort.clone().aborted());
-    shared.clone().tasks.spawn(async move {
-        if let Err(status) = send_blocks(&shared, reader, &answers, &abort).await {
+    state.clone().tasks.spawn(async move {
+        if let Err(status) = send_blocks(&state, reader, &answers, &abort).await {
             drop(answers.send(Err(status)).await);
         }
     });
     outgoing
 }
 
-fn initialize_blocks(shared: Arc<Shared>, reader: Reader) -> Outgoing {
+fn initialize_blocks(state: Arc<ServerState>, reader: Reader) -> Outgoing {
     let (answers, stream) = mpsc::channel(1);
-    shared.clone().tasks.spawn(async move {
-        let reply = take_initial_values(&shared, reader).await;
+    state.clone().tasks.spawn(async move {
+        let reply = take_initial_values(&state, reader).await;
         drop(answers.send(reply.map(|reply| frame::message(&reply))).await);
     });
     Outgoing::response(stream)
 }
 
 async fn send_blocks(
-    shared: &Shared,
+    state: &ServerState,
     mut reader: Reader,
     answers: &Answers,
     abort: &StreamAbort,
 ) -> Result<(), Status> {
     let request: proto::PullRequest =
-        first(shared, &mut reader).await?.ok_or_else(|| Status::invalid_argument("a Pull needs one PullRequest"))?;
-    let reader = request.trainer.is_none() && request.job_uid == shared.config.job_uid;
+        first(state, &mut reader).await?.ok_or_else(|| Status::invalid_argument("a Pull needs one PullRequest"))?;
+    let reader = request.trainer.is_none() && request.job_uid == state.config.job_uid;
     let id = if reader { None } else { Some(trainer(request.trainer)?) };
     if let Some(id) = &id {
-        shared.members().hear(id, now())?;
+        state.members().hear(id, now())?;
     }
-    let store = shared.store()?;
-    let shard = shared.shard(request.shard)?;
+    let store = state.store()?;
+    let shard = state.shard(request.shard)?;
     if let Some(id) = id {
-        shared.open_stream(&id, shard, StreamKind::Pull, abort);
+        state.open_stream(&id, shard, StreamKind::Pull, abort);
     }
     let blocks: Vec<u32> = if request.blocks.is_empty() { store.shard(shard).collect() } else { request.blocks };
     for block in blocks {
@@ -102,23 +103,23 @@ async fn send_blocks(
     Ok(())
 }
 
-async fn take_initial_values(shared: &Shared, mut reader: Reader) -> Result<proto::InitializeBlocksReply, Status> {
-    let store = shared.store()?;
+async fn take_initial_values(state: &ServerState, mut reader: Reader) -> Result<proto::InitializeBlocksReply, Status> {
+    let store = state.store()?;
     let (mut known, mut initialized) = (false, 0);
     while let Some(push) = reader.message::<proto::InitializeBlocksRequest>().await? {
         if !known {
-            shared.members().hear(&trainer(push.trainer)?, now())?;
+            state.members().hear(&trainer(push.trainer)?, now())?;
             known = true;
         }
-        shared.shard(Some(store.layout().owner(push.block)))?;
+        state.shard(Some(store.layout().owner(push.block)))?;
         initialized += u32::from(store.initialize(push.block, push.codec, push.payload).await?);
     }
     Ok(proto::InitializeBlocksReply { initialized })
 }
 
 /// The first message of a stream. One that opens it has something to say.
-async fn first<M: prost::Message + Default>(shared: &Shared, reader: &mut Reader) -> Result<Option<M>, Status> {
-    let patience = shared.config.patience.silence;
+async fn first<M: prost::Message + Default>(state: &ServerState, reader: &mut Reader) -> Result<Option<M>, Status> {
+    let patience = state.config.timeouts.silence;
     tokio::time::timeout(patience, reader.message()).await.unwrap_or_else(|_| {
         let seconds = patience.as_secs_f64();
         Err(Status::deadline_exceeded(format!("no message came in {seconds} s after the stream was opened")))
@@ -127,22 +128,22 @@ async fn first<M: prost::Message + Default>(shared: &Shared, reader: &mut Reader
 
 /// Hands over a trainer's gradients until its stream ends, or is ended from here.
 async fn read_gradients(
-    shared: &Shared,
+    state: &ServerState,
     mut reader: Reader,
     answers: &Answers,
     abort: &StreamAbort,
 ) -> Result<(), Status> {
-    let store: &Store = shared.store()?;
-    let Some(proto::ExchangeRequest { message: Some(Message::Open(open)) }) = first(shared, &mut reader).await? else {
+    let store: &Store = state.store()?;
+    let Some(proto::ExchangeRequest { message: Some(Message::Open(open)) }) = first(state, &mut reader).await? else {
         return Err(Status::invalid_argument("the first message of a training stream must be Open"));
     };
     let kind = StreamKind::of(&open)?;
     let id = trainer(open.trainer)?;
-    shared.members().hear(&id, now())?;
-    shared.check_epoch(open.epoch)?;
-    let shard = shared.shard(open.shard)?;
-    let memory = shared.memory(open.shared_memory_token, store.layout().elements())?;
-    shared.open_stream(&id, shard, kind, abort);
+    state.members().hear(&id, now())?;
+    state.check_epoch(open.epoch)?;
+    let shard = state.shard(open.shard)?;
+    let memory = state.memory(open.shared_memory_token, store.layout().elements())?;
+    state.open_stream(&id, shard, kind, abort);
     let peer = Peer::new(id.index, open.epoch, answers.clone(), memory, abort.clone());
     loop {
         let message = tokio::select! {
@@ -154,16 +155,16 @@ async fn read_gradients(
         let gradient = match message.message {
             Some(Message::Gradient(gradient)) => gradient,
             Some(Message::JoinRound(entry)) => {
-                shared.members().hear(&id, now())?;
+                state.members().hear(&id, now())?;
                 store.join_round(&peer, entry.block, entry.step).await?;
                 continue;
             }
             _ => return Err(Status::invalid_argument("expected a gradient block; Open comes once, at the start")),
         };
-        shared.members().hear(&id, now())?;
-        shared.metrics.gradient(gradient.payload.len());
+        state.members().hear(&id, now())?;
+        state.metrics.gradient(gradient.payload.len());
         let step = gradient.step;
         store.gradient(&peer, gradient).await?;
-        shared.members().gave(id.index, step, now());
+        state.members().gave(id.index, step, now());
     }
 }

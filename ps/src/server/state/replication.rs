@@ -1,42 +1,24 @@
-//! Two servers hold every block, so that the loss of one costs no step (spec.ps.replicationFactor 2). The shard
-//! of server k is also held by server k+1. [`role`] says what a server is to a shard, [`follow`] is the backup's
-//! side of the stream between the two, [`serve`] the primary's. The blocks do the rest (`crate::block`).
-
-mod follow;
-mod role;
-mod serve;
+//! The state of this server's replication: its role in each shard that it holds, and the stream to the other holder.
 
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
-use tonic::{Request, Status};
+use tonic::Status;
 
-use super::shared::Shared;
-use super::{ServerConfig, ServerError};
+use super::replica_role::Role;
 use crate::block::ReplicaRole;
 use crate::network::Network;
-use crate::proto;
-use crate::proto::replication_client::ReplicationClient;
-
-pub use role::{Evidence, Role};
-pub use serve::Replicating;
-
-/// Pause between two looks at a server that is not as it should be.
-const PAUSE: Duration = Duration::from_millis(50);
-/// A server that has not answered by then is silent.
-const ANSWER: Duration = Duration::from_secs(2);
+use crate::server::config::ServerConfig;
 
 /// This server's part in replication.
 pub struct Replication {
     /// Drawn at random by this process.
-    instance: u64,
-    index: u32,
-    servers: Vec<String>,
-    network: Network,
+    pub(in crate::server) instance: u64,
+    pub(in crate::server) index: u32,
+    pub(in crate::server) servers: Vec<String>,
+    pub(in crate::server) network: Network,
     shards: Mutex<BTreeMap<u32, Shard>>,
     /// Rung at every change of a shard.
     changed: Notify,
@@ -44,17 +26,17 @@ pub struct Replication {
 
 /// What is known of one of the shards here.
 #[derive(Clone)]
-struct Shard {
-    role: Role,
+pub(in crate::server) struct Shard {
+    pub(in crate::server) role: Role,
     /// What this process has learned of the state that it should hold: none yet, that there is none, that
     /// there is some.
-    found: Option<bool>,
+    pub(in crate::server) found: Option<bool>,
     /// On a primary: the backup has all.
-    whole: bool,
+    pub(in crate::server) whole: bool,
     /// The stream from the backup, or to the primary, if there is one.
-    stream: Option<CancellationToken>,
+    pub(in crate::server) stream: Option<CancellationToken>,
     /// The process at its other end.
-    peer: Option<u64>,
+    pub(in crate::server) peer: Option<u64>,
 }
 
 impl Replication {
@@ -148,23 +130,28 @@ impl Replication {
         self.lock().values().filter_map(|shard| shard.stream.as_ref()).for_each(CancellationToken::cancel);
     }
 
-    fn role(&self, shard: u32) -> Role {
+    /// Returns the shards that this server holds, ascending.
+    pub(in crate::server) fn shards(&self) -> Vec<u32> {
+        self.lock().keys().copied().collect()
+    }
+
+    pub(in crate::server) fn role(&self, shard: u32) -> Role {
         self.lock().get(&shard).map_or(Role::Starting, |shard| shard.role)
     }
 
     /// The other server that holds `shard`.
-    fn other(&self, shard: u32) -> u32 {
+    pub(in crate::server) fn other(&self, shard: u32) -> u32 {
         if shard == self.index { (shard + 1) % self.servers.len() as u32 } else { shard }
     }
 
-    fn change(&self, shard: u32, change: impl FnOnce(&mut Shard)) {
+    pub(in crate::server) fn change(&self, shard: u32, change: impl FnOnce(&mut Shard)) {
         self.lock().entry(shard).and_modify(change);
         self.changed.notify_waiters();
     }
 
     /// Process `instance` holds the other copy of `shard`. If that was another one before, it has ended, even if
     /// its connection has not.
-    fn meet(&self, shard: u32, instance: u64) {
+    pub(in crate::server) fn meet(&self, shard: u32, instance: u64) {
         self.change(shard, |shard| {
             if shard.peer.replace(instance).is_some_and(|before| before != instance)
                 && let Some(stream) = &shard.stream
@@ -175,7 +162,7 @@ impl Replication {
     }
 
     /// A stream of `shard` with process `peer` begins: ends the one before.
-    fn open_stream(&self, shard: u32, peer: Option<u64>) -> CancellationToken {
+    pub(in crate::server) fn open_stream(&self, shard: u32, peer: Option<u64>) -> CancellationToken {
         let token = CancellationToken::new();
         let opened = token.clone();
         self.change(shard, |shard| {
@@ -187,7 +174,7 @@ impl Replication {
         token
     }
 
-    fn close_stream(&self, shard: u32, token: &CancellationToken) {
+    pub(in crate::server) fn close_stream(&self, shard: u32, token: &CancellationToken) {
         token.cancel();
         self.change(shard, |shard| {
             if shard.stream.take_if(|stream| stream.is_cancelled()).is_some() {
@@ -197,7 +184,7 @@ impl Replication {
     }
 
     /// Waits until a primary lacks a backup that it should have.
-    async fn without_backup(&self, shard: u32) {
+    pub(in crate::server) async fn without_backup(&self, shard: u32) {
         loop {
             let changed = self.changed.notified();
             let here = self.lock().get(&shard).cloned();
@@ -212,23 +199,6 @@ impl Replication {
         // Assignments only are made under this lock.
         self.shards.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// Asks the other holder of `shard`, after a look at whether it is there.
-    async fn look(&self, shard: u32, job_uid: &str) -> Evidence {
-        let address = &self.servers[self.other(shard) as usize];
-        match tokio::time::timeout(ANSWER, self.network.probe(address)).await {
-            Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused => return Evidence::Gone,
-            Ok(Ok(())) => {}
-            _ => return Evidence::Silent,
-        }
-        let request = proto::GreetRequest { job_uid: job_uid.to_owned(), shard, instance: self.instance };
-        let greet = async {
-            let endpoint = self.network.endpoint(address).ok()?;
-            let mut client = ReplicationClient::new(self.network.connect(&endpoint).await.ok()?);
-            client.greet(Request::new(request)).await.ok().map(|reply| reply.into_inner().role())
-        };
-        tokio::time::timeout(ANSWER, greet).await.ok().flatten().map_or(Evidence::Silent, Evidence::Is)
-    }
 }
 
 impl Shard {
@@ -242,70 +212,10 @@ impl Shard {
     }
 }
 
-fn replica_role(role: Role) -> ReplicaRole {
+pub(in crate::server) fn replica_role(role: Role) -> ReplicaRole {
     match role {
         Role::Primary { alone: true } => ReplicaRole::Alone,
         Role::Primary { alone: false } => ReplicaRole::Primary,
         Role::Starting | Role::Backup { .. } => ReplicaRole::Backup,
-    }
-}
-
-/// Plays this server's part in all shards that it holds, until one is lost.
-pub async fn run(shared: &Arc<Shared>) -> ServerError {
-    let Some(replication) = &shared.replication else { return std::future::pending().await };
-    let shards: Vec<u32> = replication.lock().keys().copied().collect();
-    let kept = shards.into_iter().map(|shard| Box::pin(keep(shared, replication, shard)));
-    let (shard, ..) = futures::future::select_all(kept).await;
-    ServerError::Lost { shard, other: replication.other(shard) }
-}
-
-/// Plays this server's part in `shard`, until it is lost.
-async fn keep(shared: &Arc<Shared>, replication: &Replication, shard: u32) -> u32 {
-    let home = shard == replication.index;
-    loop {
-        match replication.role(shard) {
-            Role::Backup { .. } => {
-                if let Err(status) = follow::follow(shared, replication, shard).await {
-                    tracing::debug!(shard, reason = status.message(), "no longer following");
-                }
-            }
-            Role::Primary { .. } => replication.without_backup(shard).await,
-            Role::Starting => {}
-        }
-        let evidence = replication.look(shard, &shared.config.job_uid).await;
-        let before = replication.role(shard);
-        let role = before.after(evidence, home);
-        if role == Role::Starting && before != role {
-            return shard;
-        }
-        if role == before {
-            tokio::time::sleep(PAUSE).await;
-        } else {
-            assume(shared, replication, shard, role).await;
-        }
-    }
-}
-
-/// Takes on another role.
-async fn assume(shared: &Shared, replication: &Replication, shard: u32, role: Role) {
-    let other = replication.other(shard);
-    match role {
-        Role::Primary { alone: true } => {
-            tracing::info!("server {other} has ended; this one goes on with the blocks of server {shard} alone");
-        }
-        Role::Primary { alone: false } => tracing::info!("this server leads the blocks of server {shard}"),
-        Role::Backup { .. } => tracing::info!("backs up the blocks of server {shard}, which server {other} leads"),
-        Role::Starting => {}
-    }
-    replication.change(shard, |shard| shard.role = role);
-    if let Ok(store) = shared.store() {
-        store.set_role(shard, replica_role(role)).await;
-        if shared.config.min_trainers.is_some() && matches!(role, Role::Primary { .. }) {
-            // Updates that were under way told of trainers that had gone meanwhile.
-            let absent = shared.members().absent();
-            for trainer in absent {
-                store.finish(trainer).await;
-            }
-        }
     }
 }

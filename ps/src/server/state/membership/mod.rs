@@ -1,38 +1,23 @@
 //! Who takes part in the job and how far everybody is: a state machine without I/O or clock. Every
 //! method takes the time; the services call it under a short lock. What it tells is in [`report`].
 
-mod end;
+mod liveness;
 mod refusal;
 mod report;
+mod stragglers;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::pace::Pace;
+use self::stragglers::Pace;
 use crate::layout::TensorSpec;
 use crate::proto;
+use crate::server::config::Timeouts;
 pub use refusal::Refusal;
-
-/// When silence becomes worth a word.
-#[derive(Clone, Debug)]
-pub struct Patience {
-    /// A trainer that has not joined after this long is named.
-    pub join: Duration,
-    /// A trainer that has been silent for this long is taken for lost, and named.
-    pub silence: Duration,
-    /// The server gives up when no trainer has been active for this long.
-    pub abandon: Duration,
-}
-
-impl Default for Patience {
-    fn default() -> Self {
-        Self { join: Duration::from_secs(60), silence: Duration::from_secs(30), abandon: Duration::from_secs(600) }
-    }
-}
 
 /// What is new about a trainer that is missed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct News {
+pub struct LivenessEvent {
     /// Its index.
     pub trainer: u32,
     /// It was there; otherwise it has never come.
@@ -87,7 +72,7 @@ pub struct Membership {
     least: Option<u32>,
     /// Nobody is let in any more who was not there before.
     closed: bool,
-    patience: Patience,
+    timeouts: Timeouts,
     members: Vec<Member>,
     tensors: Vec<TensorSpec>,
     /// The model that this server can evaluate, if that is told.
@@ -96,7 +81,7 @@ pub struct Membership {
     evaluation: (BTreeMap<String, f64>, Instant),
     started: Instant,
     /// Last time that anybody was active.
-    company: Instant,
+    last_active: Instant,
     training: Option<(Instant, Instant)>,
 }
 
@@ -106,7 +91,7 @@ const RATE_WINDOW: f64 = 10.0;
 impl Membership {
     /// A job of `trainers` trainers, all awaited.
     #[must_use]
-    pub fn new(job_uid: String, trainers: u32, least: Option<u32>, patience: Patience, now: Instant) -> Self {
+    pub fn new(job_uid: String, trainers: u32, least: Option<u32>, timeouts: Timeouts, now: Instant) -> Self {
         let member = Member {
             presence: Presence::Awaited,
             missed: false,
@@ -127,13 +112,13 @@ impl Membership {
             job_uid,
             least,
             closed: false,
-            patience,
+            timeouts,
             members,
             tensors: Vec::new(),
             expected: Vec::new(),
             evaluation: (BTreeMap::new(), now),
             started: now,
-            company: now,
+            last_active: now,
             training: None,
         }
     }
@@ -179,7 +164,7 @@ impl Membership {
         member.total_steps = total_steps;
         // The job was started again, to do more.
         member.concluded &= self.least.is_some() || total_steps <= member.steps;
-        self.company = now;
+        self.last_active = now;
         self.tensors = tensors;
         Ok(())
     }
@@ -279,7 +264,7 @@ impl Membership {
             member.presence = Presence::Active;
         }
         if member.presence == Presence::Active {
-            self.company = now;
+            self.last_active = now;
         }
         Ok(())
     }

@@ -1,6 +1,14 @@
 //! What the services of one server share: the members, the blocks once the model is known, and the
 //! open streams.
 
+pub mod batch_assignment;
+pub mod membership;
+pub mod metrics;
+pub mod recovery;
+pub mod replica_role;
+pub mod replication;
+pub mod streams;
+
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
@@ -8,18 +16,18 @@ use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 use tonic::Status;
 
-use super::ServerConfig;
-use super::dealing::Dealing;
-use super::membership::{Membership, Refusal};
-use super::metrics::Metrics;
-use super::recovery::Recovery;
-use super::replication::Replication;
-use super::streams::{StreamKind, Streams};
+use self::batch_assignment::Dealing;
+use self::membership::Membership;
+use self::metrics::Metrics;
+use self::recovery::Recovery;
+use self::replication::Replication;
+use self::streams::{StreamKind, Streams};
 use crate::batch::sharing::Sharing;
 use crate::block::{Progress, ReplicaRole, Start, Store};
 use crate::clock::now;
 use crate::layout::{Layout, TensorSpec};
 use crate::proto;
+use crate::server::config::ServerConfig;
 use crate::shm::{self, Mapping, Offer};
 use crate::sparse::{Place, TableSpec, Tables};
 use crate::training_rules::TrainingRules;
@@ -28,8 +36,8 @@ use crate::wire::StreamAbort;
 /// More tasks than this share the rows of tables no better.
 const MOST_SHARDS: usize = 16;
 
-/// Shared by the services; the locks are held for a few assignments, never across an await.
-pub struct Shared {
+/// ServerState by the services; the locks are held for a few assignments, never across an await.
+pub struct ServerState {
     pub config: ServerConfig,
     pub metrics: Metrics,
     pub rules: Arc<TrainingRules>,
@@ -56,10 +64,10 @@ pub struct Shared {
     streams: Mutex<Streams>,
 }
 
-impl Shared {
+impl ServerState {
     pub fn new(config: ServerConfig) -> Arc<Self> {
-        let (uid, patience) = (config.job_uid.clone(), config.patience.clone());
-        let membership = Membership::new(uid, config.trainers, config.min_trainers, patience, now());
+        let (uid, timeouts) = (config.job_uid.clone(), config.timeouts.clone());
+        let membership = Membership::new(uid, config.trainers, config.min_trainers, timeouts, now());
         let shared_memory = config.shared_memory.then(shm::offer).and_then(|offer| {
             offer.inspect_err(|error| tracing::warn!(%error, "no shared memory; trainers of this host use TCP")).ok()
         });
@@ -293,27 +301,4 @@ impl Shared {
             replication.restart();
         }
     }
-}
-
-/// The one table from refusals to gRPC status.
-impl From<Refusal> for Status {
-    fn from(refusal: Refusal) -> Self {
-        let text = refusal.to_string();
-        match refusal {
-            Refusal::OtherJob { .. }
-            | Refusal::NoSuchTrainer { .. }
-            | Refusal::OtherModel { .. }
-            | Refusal::NotEvaluated { .. } => Self::invalid_argument(text),
-            // The server is about to end.
-            Refusal::Over { .. } => Self::unavailable(text),
-            Refusal::Replaced { .. } => Self::failed_precondition(text),
-            // The server may have been restarted: the trainer joins again and goes on.
-            Refusal::NotJoined { .. } => Self::aborted(text),
-        }
-    }
-}
-
-/// The trainer of a message, or what is missing.
-pub fn trainer(id: Option<proto::TrainerId>) -> Result<proto::TrainerId, Status> {
-    id.ok_or_else(|| Status::invalid_argument("the message has no trainer; set job_uid, index and incarnation"))
 }

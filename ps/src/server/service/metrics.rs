@@ -15,57 +15,33 @@ use psjobs_api::{CheckpointResult, TrainingStatus};
 use tokio::net::TcpListener;
 
 use super::coordination;
-use super::shared::Shared;
-use crate::block::BlockMetrics;
 use crate::clock::now;
 use crate::network::Network;
+use crate::server::state::ServerState;
 use crate::sparse::TableCounts;
 use crate::staleness::Histogram;
 
 /// Blocks that are shown; a large model has thousands, and one wants to see the ones that are in the way.
 const BUSIEST_BLOCKS: usize = 10;
 
-/// Counters of the data plane.
-#[derive(Debug, Default)]
-pub struct Metrics {
-    gradients: AtomicU64,
-    gradient_bytes: AtomicU64,
-    /// Those of the blocks.
-    pub blocks: Arc<BlockMetrics>,
-}
-
-impl Metrics {
-    /// Counts one gradient block.
-    pub fn gradient(&self, bytes: usize) {
-        self.gradients.fetch_add(1, Relaxed);
-        self.gradient_bytes.fetch_add(bytes as u64, Relaxed);
-    }
-
-    /// Updates in each bucket of the staleness' histogram; none if nothing was stale or could be.
-    pub fn staleness_counts(&self) -> Vec<u64> {
-        let histogram = self.blocks.staleness();
-        if histogram.total() > 0 { histogram.counts().to_vec() } else { Vec::new() }
-    }
-}
-
 /// Serves `/metrics`, `/status`, `/healthz` and `/readyz` until `shutdown`.
 pub async fn serve(
     listener: TcpListener,
-    shared: Arc<Shared>,
+    state: Arc<ServerState>,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
     let router = Router::new()
-        .route("/metrics", get(|State(shared): State<Arc<Shared>>| async move { render(&shared) }))
-        .route("/status", get(|State(shared): State<Arc<Shared>>| async move { progress(&shared) }))
+        .route("/metrics", get(|State(state): State<Arc<ServerState>>| async move { render(&state) }))
+        .route("/status", get(|State(state): State<Arc<ServerState>>| async move { progress(&state) }))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(|| async { "ok\n" }))
-        .with_state(shared);
+        .with_state(state);
     axum::serve(listener, router).with_graceful_shutdown(shutdown).await
 }
 
 /// How far training is, as JSON for the operator.
-fn progress(shared: &Shared) -> impl IntoResponse + use<> {
-    let status = coordination::status(shared);
+fn progress(state: &ServerState) -> impl IntoResponse + use<> {
+    let status = coordination::status(state);
     let checkpoint = status.checkpoint.map(|newest| CheckpointResult {
         step: newest.step,
         path: newest.path,
@@ -84,8 +60,8 @@ fn progress(shared: &Shared) -> impl IntoResponse + use<> {
     ([(header::CONTENT_TYPE, "application/json")], text)
 }
 
-fn render(shared: &Shared) -> String {
-    let status = shared.members().status(now());
+fn render(state: &ServerState) -> String {
+    let status = state.members().status(now());
     let mut text = String::new();
     let mut family = |name: &str, kind: &str, help: &str, rows: &[(String, f64)]| {
         // Writing to a String cannot fail.
@@ -96,11 +72,11 @@ fn render(shared: &Shared) -> String {
     };
     let one = |value: f64| vec![(String::new(), value)];
     let counter = |value: &AtomicU64| one(value.load(Relaxed) as f64);
-    family("gradient_blocks_total", "counter", "Gradient blocks received.", &counter(&shared.metrics.gradients));
-    family("gradient_bytes_total", "counter", "Bytes of gradients received.", &counter(&shared.metrics.gradient_bytes));
-    let of_tables = shared.tables.get().map_or(0, |tables| tables.counts().not_finite());
-    let not_finite = one((shared.metrics.blocks.not_finite() + of_tables) as f64);
-    let late = one(shared.metrics.blocks.late() as f64);
+    family("gradient_blocks_total", "counter", "Gradient blocks received.", &counter(&state.metrics.gradients));
+    family("gradient_bytes_total", "counter", "Bytes of gradients received.", &counter(&state.metrics.gradient_bytes));
+    let of_tables = state.tables.get().map_or(0, |tables| tables.counts().not_finite());
+    let not_finite = one((state.metrics.blocks.not_finite() + of_tables) as f64);
+    let late = one(state.metrics.blocks.late() as f64);
     family("late_gradients_total", "counter", "Gradients dropped because their round had closed.", &late);
     family("not_finite_gradients_total", "counter", "Gradients with NaN or infinity.", &not_finite);
     family(
@@ -124,25 +100,25 @@ fn render(shared: &Shared) -> String {
         status.trainers.iter().map(|t| (format!("{{trainer=\"{}\"}}", t.index), straggles(t.index))).collect();
     family("trainer_straggles", "gauge", "1 for a trainer that is clearly slower than the others.", &stragglers);
     family("trainer_silent_seconds", "gauge", "Seconds since a trainer was heard.", &by_trainer(|t| t.silent_seconds));
-    if let Some(newest) = shared.recovery.newest() {
+    if let Some(newest) = state.recovery.newest() {
         family("checkpoint_step", "gauge", "Step of the newest checkpoint.", &one(newest.step as f64));
         family("checkpoint_time_seconds", "gauge", "When it was complete.", &one(newest.unix_seconds as f64));
     }
-    let busiest: Vec<_> = (shared.metrics.blocks.busy_times.busiest(BUSIEST_BLOCKS).into_iter())
+    let busiest: Vec<_> = (state.metrics.blocks.busy_times.busiest(BUSIEST_BLOCKS).into_iter())
         .map(|(block, worked)| {
-            let tensor = shared.tensor_of(block);
+            let tensor = state.tensor_of(block);
             (format!("{{block=\"{block}\",tensor={tensor:?}}}"), worked.as_secs_f64())
         })
         .collect();
     if !busiest.is_empty() {
         family("block_busy_seconds_total", "counter", "Work of the ten blocks that worked longest.", &busiest);
     }
-    if let Network::Tls(credentials) = &shared.config.network {
+    if let Network::Tls(credentials) = &state.config.network {
         let refused = one(credentials.refused() as f64);
         family("refused_peers_total", "counter", "Peers without a certificate of this job.", &refused);
     }
     family("warnings", "gauge", "Things that are wrong; Status tells them.", &one(status.warnings.len() as f64));
-    let tables: Vec<TableCounts> = shared.tables.get().map_or_else(Vec::new, |all| all.counts().tables().collect());
+    let tables: Vec<TableCounts> = state.tables.get().map_or_else(Vec::new, |all| all.counts().tables().collect());
     let by_table = |value: fn(&TableCounts) -> u64| -> Vec<_> {
         tables.iter().map(|t| (format!("{{table=\"{}\"}}", t.table), value(t) as f64)).collect()
     };
@@ -153,7 +129,7 @@ fn render(shared: &Shared) -> String {
         family("table_pulled_keys_total", "counter", "Keys that trainers pulled.", &by_table(|t| t.pulled));
         family("table_pushed_keys_total", "counter", "Keys that trainers pushed.", &by_table(|t| t.pushed));
     }
-    histogram(&mut text, &shared.metrics.blocks.staleness());
+    histogram(&mut text, &state.metrics.blocks.staleness());
     text
 }
 

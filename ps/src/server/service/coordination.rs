@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use tonic::{Request, Response, Status};
 
-use super::shared::{Shared, trainer};
-use super::{dealing, recovery};
+use super::{batch_assignment, trainer};
 use crate::batch::sharing::Work;
 use crate::clock::now;
 use crate::layout::{Layout, TensorSpec};
+use crate::server::state::ServerState;
 use crate::{proto, wire};
 
-pub struct Coordination(pub Arc<Shared>);
+pub struct Coordination(pub Arc<ServerState>);
 
 #[tonic::async_trait]
 impl proto::coordination_server::Coordination for Coordination {
@@ -100,7 +100,9 @@ impl proto::coordination_server::Coordination for Coordination {
             self.0.check_epoch(request.epoch)?;
             members.conclude(id.index);
         }
-        recovery::conclude(&self.0, request.epoch).await?;
+        if self.0.config.checkpoint.is_some() && self.0.config.index == 0 {
+            self.0.recovery.wait_until_durable(request.epoch).await?;
+        }
         Ok(Response::new(proto::WaitUntilDurableReply {}))
     }
 
@@ -154,7 +156,7 @@ impl proto::coordination_server::Coordination for Coordination {
         &self,
         request: Request<proto::AssignBatchesRequest>,
     ) -> Result<Response<proto::AssignBatchesReply>, Status> {
-        dealing::deal(&self.0, request.into_inner()).await.map(Response::new)
+        batch_assignment::assign(&self.0, request.into_inner()).await.map(Response::new)
     }
 
     async fn status(&self, _: Request<proto::StatusRequest>) -> Result<Response<proto::StatusReply>, Status> {
@@ -163,20 +165,20 @@ impl proto::coordination_server::Coordination for Coordination {
 }
 
 /// All that this server knows of the job.
-pub(super) fn status(shared: &Shared) -> proto::StatusReply {
-    let mut status = shared.members().status(now());
-    status.staleness = shared.metrics.staleness_counts();
-    if let Ok(sharing) = shared.sharing() {
+pub(super) fn status(state: &ServerState) -> proto::StatusReply {
+    let mut status = state.members().status(now());
+    status.staleness = state.metrics.staleness_counts();
+    if let Ok(sharing) = state.sharing() {
         status.trainers.iter_mut().for_each(|trainer| trainer.batch = sharing.share(trainer.index));
     }
-    if let Some(dealing) = &shared.dealing {
+    if let Some(dealing) = &state.dealing {
         let dealer = dealing.dealer();
         (status.step, status.total_steps) = (dealer.done(), dealer.total().unwrap_or(status.total_steps));
     }
-    if let Some(replication) = &shared.replication {
-        status.warnings.extend(replication.warnings(shared.store().is_ok()));
+    if let Some(replication) = &state.replication {
+        status.warnings.extend(replication.warnings(state.store().is_ok()));
     }
-    status.checkpoint = shared.recovery.newest().map(|newest| proto::CheckpointStatus {
+    status.checkpoint = state.recovery.newest().map(|newest| proto::CheckpointStatus {
         step: newest.step,
         path: newest.path.display().to_string(),
         unix_seconds: newest.unix_seconds,

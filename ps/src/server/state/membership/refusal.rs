@@ -1,5 +1,7 @@
 //! Why a trainer may not take part.
 
+use tonic::Status;
+
 /// Why a trainer is not let in, or no longer. None of these passes by waiting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
@@ -66,4 +68,22 @@ pub enum Refusal {
         /// The first tensor that differs, with both shapes.
         difference: String,
     },
+}
+
+/// The one table from refusals to gRPC status.
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Self {
+        let text = refusal.to_string();
+        match refusal {
+            Refusal::OtherJob { .. }
+            | Refusal::NoSuchTrainer { .. }
+            | Refusal::OtherModel { .. }
+            | Refusal::NotEvaluated { .. } => Self::invalid_argument(text),
+            // The server is about to end.
+            Refusal::Over { .. } => Self::unavailable(text),
+            Refusal::Replaced { .. } => Self::failed_precondition(text),
+            // The server may have been restarted: the trainer joins again and goes on.
+            Refusal::NotJoined { .. } => Self::aborted(text),
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::report::{awaited, lost};
-use super::{Member, Membership, News, Presence};
+use super::{LivenessEvent, Member, Membership, Presence};
 
 impl Membership {
     /// A trainer has given all its steps.
@@ -34,7 +34,7 @@ impl Membership {
     pub fn presume_finished(&mut self, now: Instant) -> Vec<u32> {
         let mut finished = Vec::new();
         for (index, member) in (0..).zip(&mut self.members) {
-            let quiet = now.saturating_duration_since(member.heard) >= self.patience.silence;
+            let quiet = now.saturating_duration_since(member.heard) >= self.timeouts.silence;
             if member.concluded && quiet && member.presence != Presence::Finished {
                 member.presence = Presence::Finished;
                 member.rate = 0.0;
@@ -53,20 +53,20 @@ impl Membership {
     }
 
     /// Marks who has been silent too long as lost; what is new since the last call.
-    pub fn look(&mut self, now: Instant) -> Vec<News> {
+    pub fn look(&mut self, now: Instant) -> Vec<LivenessEvent> {
         let waited = now.saturating_duration_since(self.started);
         let mut news = Vec::new();
         for (index, member) in (0..).zip(&mut self.members) {
             let quiet = now.saturating_duration_since(member.heard);
             match member.presence {
-                Presence::Active if quiet >= self.patience.silence => {
+                Presence::Active if quiet >= self.timeouts.silence => {
                     member.presence = Presence::Lost;
                     member.rate = 0.0;
-                    news.push(News { trainer: index, is_lost: true, sentence: lost(index, member, quiet) });
+                    news.push(LivenessEvent { trainer: index, is_lost: true, sentence: lost(index, member, quiet) });
                 }
-                Presence::Awaited if self.least.is_none() && waited >= self.patience.join && !member.missed => {
+                Presence::Awaited if self.least.is_none() && waited >= self.timeouts.join && !member.missed => {
                     member.missed = true;
-                    news.push(News { trainer: index, is_lost: false, sentence: awaited(index, waited) });
+                    news.push(LivenessEvent { trainer: index, is_lost: false, sentence: awaited(index, waited) });
                 }
                 _ => {}
             }
@@ -77,8 +77,8 @@ impl Membership {
     /// Says why the server should give up, once nobody has been active for too long.
     #[must_use]
     pub fn abandoned(&self, now: Instant) -> Option<String> {
-        let alone = now.saturating_duration_since(self.company);
-        if self.active() || alone < self.patience.abandon {
+        let alone = now.saturating_duration_since(self.last_active);
+        if self.active() || alone < self.timeouts.abandon {
             return None;
         }
         let came = self.least.is_some() && self.members.iter().any(|member| member.incarnation.is_some());

@@ -1,6 +1,7 @@
 //! Checkpoints that server 0 has written, and the model at the end.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::{join_all, try_join_all};
@@ -8,13 +9,19 @@ use psjobs_api::training::ConsistencyMode;
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
-use super::{Leader, PAUSE, client};
+use super::client::client;
 use crate::checkpoint::format::{FORMAT, PartEntry};
-use crate::checkpoint::{Catalog, Checkpoint, Manifest, export, write};
+use crate::checkpoint::{Catalog, Checkpoint, Manifest, export, on_disk, write};
 use crate::proto;
-use crate::server::recovery::LastCheckpoint;
-use crate::server::recovery::part::on_disk;
+use crate::server::config::CheckpointConfig;
+use crate::server::state::ServerState;
+use crate::server::state::recovery::LastCheckpoint;
 
+/// Pause between two attempts at the last checkpoint.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Steps ahead of the current one for which a synchronous checkpoint is asked: time for the question to
+/// reach every server before the step does.
+const AHEAD: u64 = 2;
 /// A checkpoint that is not written by then is given up; the next one follows.
 const WRITE: Duration = Duration::from_secs(120);
 /// How long the last checkpoint is tried; the other servers wait for it somewhat longer.
@@ -31,7 +38,21 @@ pub(super) enum When {
     Now,
 }
 
-impl Leader<'_> {
+/// Writes the checkpoints of a job.
+pub(super) struct CheckpointSchedule<'a> {
+    state: &'a Arc<ServerState>,
+    config: &'a CheckpointConfig,
+    /// Steps between the current step and that of a synchronous checkpoint; grows when requests arrive too late.
+    margin: u64,
+    /// The step of the last checkpoint and the trainers that had concluded in it.
+    pub kept: Option<(u64, Vec<u32>)>,
+}
+
+impl<'a> CheckpointSchedule<'a> {
+    pub(super) fn new(state: &'a Arc<ServerState>, config: &'a CheckpointConfig) -> Self {
+        Self { state, config, margin: AHEAD, kept: None }
+    }
+
     /// Writes the last checkpoint, if there is anything to keep. A server that is away for a moment is waited for.
     pub(super) async fn keep_last(&mut self) {
         let deadline = Instant::now() + LAST_TRIES;
@@ -51,11 +72,11 @@ impl Leader<'_> {
     /// and becomes its last one. A server that is away sees in it that all is done.
     async fn settle_for_newest(&mut self) {
         let (concluded, done) = {
-            let members = self.shared.members();
+            let members = self.state.members();
             (members.concluded(), members.done())
         };
-        let elastic = self.shared.config.min_trainers.is_some();
-        let Some(newest) = self.shared.recovery.newest().filter(|_| elastic && done) else { return };
+        let elastic = self.state.config.min_trainers.is_some();
+        let Some(newest) = self.state.recovery.newest().filter(|_| elastic && done) else { return };
         let (folder, last) = (newest.path.clone(), concluded.clone());
         let settled = on_disk(move || {
             let manifest = Checkpoint::open(&folder).ok()?.manifest().clone();
@@ -69,15 +90,15 @@ impl Leader<'_> {
     /// Lets the other servers end. One that does not hear it ends somewhat later.
     pub(super) async fn release(&self) {
         let request = proto::SnapshotRequest {
-            job_uid: self.shared.config.job_uid.clone(),
-            epoch: self.shared.recovery.epoch(),
+            job_uid: self.state.config.job_uid.clone(),
+            epoch: self.state.recovery.epoch(),
             last: true,
-            done: self.shared.members().done(),
+            done: self.state.members().done(),
             ..proto::SnapshotRequest::default()
         };
         let told = self.config.servers.iter().skip(1).map(|address| {
             let request = request.clone();
-            async move { client(&self.shared.config.network, address)?.snapshot(request).await.map(drop) }
+            async move { client(&self.state.config.network, address)?.snapshot(request).await.map(drop) }
         });
         if tokio::time::timeout(RELEASE, join_all(told)).await.is_err() {
             tracing::debug!("not every server has heard that it can end");
@@ -87,29 +108,29 @@ impl Leader<'_> {
     /// Has every server write its part, and marks the checkpoint as complete.
     pub(super) async fn keep(&mut self, when: When) -> Result<(), Status> {
         let started = Instant::now();
-        let (shared, config) = (self.shared, self.config);
-        if shared.store().is_err() {
+        let (state, config) = (self.state, self.config);
+        if state.store().is_err() {
             return Err(Status::failed_precondition("no trainer has joined yet"));
         }
         // What is known to be done now is in what is written later.
-        let dealt = shared.dealing.as_ref().map(|dealing| dealing.dealer().position()).unwrap_or_default();
-        let progress = shared.progress().await;
+        let dealt = state.dealing.as_ref().map(|dealing| dealing.dealer().position()).unwrap_or_default();
+        let progress = state.progress().await;
         let Some(progress) = progress else { return Err(Status::failed_precondition("not all blocks have values")) };
-        let sync = shared.config.training.consistency.mode == ConsistencyMode::Sync;
+        let sync = state.config.training.consistency.mode == ConsistencyMode::Sync;
         // Trainers with layers of their own keep in step, and give those for a step that is named.
-        let tables = shared.tables.get();
+        let tables = state.tables.get();
         let soon = (sync || tables.is_some()) && when == When::Soon && progress.version > 0;
         let version = soon.then_some(progress.version + self.margin);
         let now = if sync { progress.version } else { progress.step };
-        let concluded = shared.members().concluded();
-        let all = concluded.len() == shared.config.trainers as usize;
+        let concluded = state.members().concluded();
+        let all = concluded.len() == state.config.trainers as usize;
         if self.kept.as_ref() == Some(&(now, concluded.clone())) && (all || when == When::Soon) {
             return Ok(()); // Nothing has happened since.
         }
-        let newest = shared.recovery.newest().map(|newest| newest.step);
+        let newest = state.recovery.newest().map(|newest| newest.step);
         // In Sync with all trainers the state of a step is what it is, and is written again as it was. Otherwise it is
         // another one, which must not come into the folder of one that is complete.
-        let repeated = sync && shared.config.min_trainers.is_none();
+        let repeated = sync && state.config.min_trainers.is_none();
         let taken = newest.filter(|_| !repeated).map_or(0, |newest| newest + 1);
         let step = version.unwrap_or(now).max(taken);
         let done = newest == Some(step);
@@ -119,8 +140,8 @@ impl Leader<'_> {
             on_disk(move || write::revoke(&folder)).await.map_err(internal)?;
         }
         let request = proto::SnapshotRequest {
-            job_uid: shared.config.job_uid.clone(),
-            epoch: shared.recovery.epoch(),
+            job_uid: state.config.job_uid.clone(),
+            epoch: state.recovery.epoch(),
             step,
             version,
             last: false,
@@ -130,7 +151,7 @@ impl Leader<'_> {
             config.servers.iter().map(|address| {
                 let request = request.clone();
                 async move {
-                    Ok::<_, Status>(client(&shared.config.network, address)?.snapshot(request).await?.into_inner())
+                    Ok::<_, Status>(client(&state.config.network, address)?.snapshot(request).await?.into_inner())
                 }
             });
         if let Some(tables) = tables {
@@ -154,7 +175,7 @@ impl Leader<'_> {
         if !rows.is_empty() && rows.len() < parts.len() {
             return Err(Status::failed_precondition("not all servers have heard of the tables"));
         }
-        let (job, given_all) = (shared.config.job_uid.clone(), concluded.clone());
+        let (job, given_all) = (state.config.job_uid.clone(), concluded.clone());
         let manifest = Manifest { format: FORMAT, job, step, parts, rows, concluded: given_all, dealt };
         let (path, keep) = (catalog.path(step), config.keep);
         let newest = on_disk({
@@ -169,7 +190,7 @@ impl Leader<'_> {
         })
         .await
         .map_err(internal)?;
-        shared.recovery.set_newest(newest);
+        state.recovery.set_newest(newest);
         self.kept = Some((if repeated { step } else { version.unwrap_or(now) }, concluded));
         tracing::info!(step, path = %path.display(), seconds = started.elapsed().as_secs_f64(), "wrote a checkpoint");
         Ok(())
@@ -177,10 +198,10 @@ impl Leader<'_> {
 
     /// Writes the model, from the last checkpoint, if every trainer has finished and all of it is there.
     pub(super) async fn export(&self) {
-        let trainers = self.shared.config.trainers as usize;
+        let trainers = self.state.config.trainers as usize;
         let whole = self.kept.as_ref().is_some_and(|(_, concluded)| concluded.len() == trainers);
-        let whole = whole && self.shared.members().done();
-        let Some(newest) = self.shared.recovery.newest().filter(|_| whole) else { return };
+        let whole = whole && self.state.members().done();
+        let Some(newest) = self.state.recovery.newest().filter(|_| whole) else { return };
         let folder: PathBuf = self.config.folder.clone();
         let exported = on_disk(move || {
             let checkpoint = Checkpoint::open(&newest.path).map_err(export::ExportError::from)?;
@@ -191,7 +212,7 @@ impl Leader<'_> {
             Ok(path) => {
                 tracing::info!(path = %path.display(), "wrote the model");
                 // Only one task leads, and it ends with this.
-                let _ = self.shared.recovery.model.set(path);
+                let _ = self.state.recovery.model.set(path);
             }
             Err(error) => tracing::error!(%error, "the model could not be written; the checkpoint holds it"),
         }

@@ -1,8 +1,6 @@
 //! What server 0 does for the job: brings every server that starts to one state, has checkpoints
 //! written as time passes, and the last one and the model when training has ended.
 
-mod keep;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -11,18 +9,17 @@ use std::time::{Duration, SystemTime};
 use futures::future::try_join_all;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Channel;
 use tonic::{Code, ConnectError, Status};
 
-use self::keep::When;
-use super::part::on_disk;
-use super::{CheckpointConfig, Conclusion, LastCheckpoint};
-use crate::checkpoint::{Catalog, Checkpoint};
+use super::checkpoint_schedule::{CheckpointSchedule, When};
+use super::client::client;
+use crate::checkpoint::{Catalog, Checkpoint, on_disk};
 use crate::network::Network;
 use crate::proto;
-use crate::proto::recovery_client::RecoveryClient;
-use crate::server::ServerError;
-use crate::server::shared::Shared;
+use crate::server::config::CheckpointConfig;
+use crate::server::error::ServerError;
+use crate::server::state::ServerState;
+use crate::server::state::recovery::{DurabilityRequest, LastCheckpoint};
 
 /// Pause between two tries to reach a server.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -30,48 +27,45 @@ const PAUSE: Duration = Duration::from_millis(200);
 const QUIET: Duration = Duration::from_secs(10);
 /// How soon it is looked again whether there is something to keep.
 const SOON: Duration = Duration::from_millis(250);
-/// Steps ahead of the current one for which a synchronous checkpoint is asked: time for the question to
-/// reach every server before the step does.
-const AHEAD: u64 = 2;
-
 /// Leads until `training` ends, from the state that other servers have `given` to this one or from the newest
 /// checkpoint, then writes the last checkpoint and the model.
 ///
 /// # Errors
 /// If there is a checkpoint that this job cannot go on from: beginning anew would overwrite it.
-pub async fn lead(
-    shared: &Arc<Shared>,
+pub async fn coordinate(
+    state: &Arc<ServerState>,
     config: &CheckpointConfig,
     given: bool,
     training: CancellationToken,
 ) -> Result<(), ServerError> {
-    let mut arrivals = shared.recovery.arrivals();
-    let mut leader = Leader { shared, config, instances: BTreeMap::new(), margin: AHEAD, kept: None };
-    let mut conclusions = shared.recovery.conclusions();
+    let mut arrivals = state.recovery.arrivals();
+    let mut coordinator =
+        Coordinator { state, config, instances: BTreeMap::new(), schedule: CheckpointSchedule::new(state, config) };
+    let mut conclusions = state.recovery.conclusions();
     // Trainers that wait for a checkpoint of now.
     let mut concluding = Vec::new();
     let mut resume = config.resume;
     let mut ticks = tokio::time::interval(config.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     if given {
-        leader.take_over().await;
-    } else if !leader.recover_before(&training, resume).await? {
-        leader.export().await;
+        coordinator.take_over().await;
+    } else if !coordinator.recover_before(&training, resume).await? {
+        coordinator.schedule.export().await;
         return Ok(());
     }
     loop {
         // What this job has written is always its own to go on from.
-        resume |= shared.recovery.newest().is_some();
+        resume |= state.recovery.newest().is_some();
         tokio::select! {
             biased;
             Some(newcomer) = arrivals.recv() => {
                 if newcomer.given {
-                    leader.instances.insert(newcomer.server, newcomer.instance);
-                } else if leader.instances.get(&newcomer.server) != Some(&newcomer.instance) {
+                    coordinator.instances.insert(newcomer.server, newcomer.instance);
+                } else if coordinator.instances.get(&newcomer.server) != Some(&newcomer.instance) {
                     let server = newcomer.server;
                     tracing::warn!("server {server} has started anew; all servers go back to the newest checkpoint");
-                    if !leader.recover_before(&training, resume).await? {
-                        leader.export().await;
+                    if !coordinator.recover_before(&training, resume).await? {
+                        coordinator.schedule.export().await;
                         return Ok(());
                     }
                 }
@@ -84,12 +78,12 @@ pub async fn lead(
             }
             _ = ticks.tick() => {
                 // Who concluded before the servers went back learns that it has to come again.
-                concluding.retain(|conclusion: &Conclusion| conclusion.epoch == shared.recovery.epoch());
+                concluding.retain(|conclusion: &DurabilityRequest| conclusion.epoch == state.recovery.epoch());
                 let when = if concluding.is_empty() { When::Soon } else { When::Now };
                 let waiting = concluding.len();
                 let kept = tokio::select! {
                     biased;
-                    kept = leader.keep(when) => kept,
+                    kept = coordinator.schedule.keep(when) => kept,
                     // The step that was to be kept may never come.
                     Some(conclusion) = conclusions.recv(), if when == When::Soon => {
                         concluding.push(conclusion);
@@ -117,24 +111,22 @@ pub async fn lead(
             () = training.cancelled() => break,
         }
     }
-    leader.keep_last().await;
-    leader.export().await;
-    leader.release().await;
+    coordinator.schedule.keep_last().await;
+    coordinator.schedule.export().await;
+    coordinator.schedule.release().await;
     Ok(())
 }
 
-struct Leader<'a> {
-    shared: &'a Arc<Shared>,
+struct Coordinator<'a> {
+    state: &'a Arc<ServerState>,
     config: &'a CheckpointConfig,
     /// The process of each server that holds the current state.
     instances: BTreeMap<u32, u64>,
-    margin: u64,
-    /// Steps done and trainers that had concluded, at the last checkpoint.
-    kept: Option<(u64, Vec<u32>)>,
+    schedule: CheckpointSchedule<'a>,
 }
 
-impl Leader<'_> {
-    /// As [`Leader::recover`], unless training ends first; whether it did not.
+impl Coordinator<'_> {
+    /// As [`Coordinator::recover`], unless training ends first; whether it did not.
     async fn recover_before(&mut self, training: &CancellationToken, resume: bool) -> Result<bool, ServerError> {
         tokio::select! {
             biased;
@@ -150,10 +142,10 @@ impl Leader<'_> {
             let step = if resume { self.newest(&damaged).await } else { None };
             let concluded = self.concluded_in(step).await;
             // Where all have, the others may be done and gone: the model can be written without them.
-            self.kept = step.map(|step| (step, concluded.clone()));
-            let (job_uid, epoch) = (self.shared.config.job_uid.clone(), new_epoch());
+            self.schedule.kept = step.map(|step| (step, concluded.clone()));
+            let (job_uid, epoch) = (self.state.config.job_uid.clone(), new_epoch());
             let request = proto::RestoreRequest { job_uid, epoch, step, concluded };
-            let config = &self.shared.config;
+            let config = &self.state.config;
             let restored =
                 (0..).zip(&self.config.servers).map(|(server, address)| {
                     let request = request.clone();
@@ -185,7 +177,7 @@ impl Leader<'_> {
     async fn take_over(&mut self) {
         if let Some(step) = self.newest(&[]).await {
             let path = Catalog::new(&self.config.folder).path(step);
-            self.shared.recovery.set_newest(on_disk(move || LastCheckpoint::complete(step, path)).await);
+            self.state.recovery.set_newest(on_disk(move || LastCheckpoint::complete(step, path)).await);
         }
     }
 
@@ -206,7 +198,7 @@ impl Leader<'_> {
     async fn concluded_in(&self, step: Option<u64>) -> Vec<u32> {
         let Some(step) = step else { return Vec::new() };
         let folder = Catalog::new(&self.config.folder).path(step);
-        let uid = self.shared.config.job_uid.clone();
+        let uid = self.state.config.job_uid.clone();
         let concluded = on_disk(move || {
             let checkpoint = Checkpoint::open(&folder).ok().filter(|checkpoint| checkpoint.description().job == uid);
             checkpoint.map(|checkpoint| checkpoint.concluded().to_vec())
@@ -230,7 +222,7 @@ async fn restore(
     request: proto::RestoreRequest,
 ) -> Result<Restored, Status> {
     let doubtful = AtomicBool::new(false);
-    insist(&format!("server {server}"), || {
+    retry_until_ok(&format!("server {server}"), || {
         let epoch = if doubtful.load(Relaxed) { new_epoch() } else { request.epoch };
         let (request, doubtful) = (proto::RestoreRequest { epoch, ..request.clone() }, &doubtful);
         async move {
@@ -264,7 +256,7 @@ fn is_final(status: &Status) -> bool {
 }
 
 /// Tries until there is an answer.
-pub(super) async fn insist<T, F: Future<Output = Result<T, Status>>>(who: &str, attempt: impl Fn() -> F) -> T {
+pub(super) async fn retry_until_ok<T, F: Future<Output = Result<T, Status>>>(who: &str, attempt: impl Fn() -> F) -> T {
     let mut told = Instant::now();
     loop {
         match attempt().await {
@@ -277,13 +269,6 @@ pub(super) async fn insist<T, F: Future<Output = Result<T, Status>>>(who: &str, 
         }
         tokio::time::sleep(PAUSE).await;
     }
-}
-
-/// A client that connects at its first call.
-pub(super) fn client(network: &Network, address: &str) -> Result<RecoveryClient<Channel>, Status> {
-    let endpoint = (network.endpoint(address))
-        .map_err(|_| Status::invalid_argument(format!("{address:?} is not the address of a server")))?;
-    Ok(RecoveryClient::new(network.connect_lazy(&endpoint.connect_timeout(Duration::from_secs(5)))))
 }
 
 #[cfg(test)]

@@ -4,20 +4,21 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
-use super::shared::{Shared, trainer};
+use super::trainer;
 use crate::clock::now;
 use crate::proto::sparse_tables_server::{self, SparseTablesServer};
 use crate::proto::{
     BlockContents, GetLayersRequest, OpenTablesReply, OpenTablesRequest, PullRowsReply, PullRowsRequest, PushRowsReply,
     PushRowsRequest, StoreLayersReply, StoreLayersRequest,
 };
+use crate::server::state::ServerState;
 use crate::sparse::{MAX_MESSAGE, Pull, Push, TableSpec, Tables, TablesError};
 
-pub struct Service(Arc<Shared>);
+pub struct Service(Arc<ServerState>);
 
 /// The service, for tonic's router.
-pub fn service(shared: Arc<Shared>) -> SparseTablesServer<Service> {
-    SparseTablesServer::new(Service(shared)).max_decoding_message_size(MAX_MESSAGE)
+pub fn service(state: Arc<ServerState>) -> SparseTablesServer<Service> {
+    SparseTablesServer::new(Service(state)).max_decoding_message_size(MAX_MESSAGE)
 }
 
 #[tonic::async_trait]
@@ -85,22 +86,22 @@ impl Service {
     /// The job's tables, made from the first trainer's specs.
     fn tables_for(&self, specs: Vec<TableSpec>, trainer: u32) -> Result<&Tables, Status> {
         TableSpec::validate(&specs).map_err(|error| Status::invalid_argument(error.to_string()))?;
-        let (shared, config) = (&self.0, &self.0.config);
+        let (state, config) = (&self.0, &self.0.config);
         let table = &specs[0].name;
-        if config.checkpoint.is_some() && shared.store().is_err() {
+        if config.checkpoint.is_some() && state.store().is_err() {
             return Err(Status::failed_precondition(format!(
                 "a checkpoint holds the rows of sparse tables together with the trainers' own layers; this job has table \
                  {table} and no layers: tell them in Join, or remove spec.checkpoint, or --checkpoint-dir"
             )));
         }
-        if shared.replication.is_some() {
+        if state.replication.is_some() {
             return Err(Status::failed_precondition(format!(
                 "replication does not hold the rows of sparse tables, and this job has table {table}: set \
                  spec.ps.replicationFactor to 1"
             )));
         }
-        let tables = shared.tables_for(&specs);
-        match difference(tables.specs(), &specs) {
+        let tables = state.tables_for(&specs);
+        match TableSpec::difference(tables.specs(), &specs) {
             Some(difference) => Err(Status::invalid_argument(format!(
                 "trainer {trainer} has other tables than the job: {difference}; start all trainers with the same arguments"
             ))),
@@ -109,35 +110,11 @@ impl Service {
     }
 }
 
-/// The first table that is another one, in words.
-pub(super) fn difference(job: &[TableSpec], trainer: &[TableSpec]) -> Option<String> {
-    if job.len() != trainer.len() {
-        return Some(format!("the job has {}, the trainer {}", job.len(), trainer.len()));
-    }
-    let (job, trainer) = job.iter().zip(trainer).find(|(job, trainer)| job != trainer)?;
-    Some(format!("the job has {job:?}, the trainer {trainer:?}"))
-}
-
 impl From<TablesError> for Status {
     fn from(error: TablesError) -> Self {
         match error {
             TablesError::Ended => Self::unavailable(error.to_string()),
             _ => Self::invalid_argument(error.to_string()),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn other_tables_are_told_with_both_sides() {
-        let table = |name: &str, width| TableSpec::new(name, width, 0.1);
-        let job = [table("user", 16), table("item", 16)];
-        assert_eq!(difference(&job, &job), None);
-        assert_eq!(difference(&job, &job[..1]).as_deref(), Some("the job has 2, the trainer 1"));
-        let found = difference(&job, &[table("user", 16), table("item", 8)]).expect("another width");
-        assert!(found.contains("width: 16") && found.contains("width: 8") && found.contains("item"), "{found}");
     }
 }

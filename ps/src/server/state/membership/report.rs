@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use super::stragglers::stragglers;
 use super::{Member, Membership, Presence};
 use crate::proto;
-use crate::server::pace::stragglers;
 
 impl Membership {
     /// What another server is told: the model, and who takes part.
@@ -30,7 +30,7 @@ impl Membership {
     pub fn warnings(&self, now: Instant) -> Vec<String> {
         let waited = now.saturating_duration_since(self.started);
         let describe = |(index, member): (u32, &Member)| match member.presence {
-            Presence::Awaited if self.least.is_none() && waited >= self.patience.join => Some(awaited(index, waited)),
+            Presence::Awaited if self.least.is_none() && waited >= self.timeouts.join => Some(awaited(index, waited)),
             Presence::Lost => Some(lost(index, member, now.saturating_duration_since(member.heard))),
             _ => None,
         };

@@ -1,13 +1,13 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::{Membership, Patience};
+use super::{Membership, Timeouts};
 use crate::proto;
 
 #[test]
 fn a_trainer_that_never_came_is_news_once_and_a_warning_for_good() {
     let start = Instant::now();
-    let mut members = Membership::new("job".into(), 1, None, Patience::default(), start);
+    let mut members = Membership::new("job".into(), 1, None, Timeouts::default(), start);
     for (second, news, warnings) in [(59, 0, 0), (60, 1, 1), (61, 0, 1)] {
         let now = start + Duration::from_secs(second);
         assert_eq!(members.look(now).len(), news, "news at {second} s");
@@ -20,7 +20,7 @@ fn the_rate_is_that_of_the_reports_whatever_comes_in_between() {
     let start = Instant::now();
     let at = |seconds: f64| start + Duration::from_secs_f64(seconds);
     let id = id(0, 0);
-    let mut members = Membership::new("job".into(), 1, None, Patience::default(), start);
+    let mut members = Membership::new("job".into(), 1, None, Timeouts::default(), start);
     members.join(&id, Vec::new(), 100, start).expect("joins");
     for (now, examples, want) in [(0.5, 100_000, 0.0), (2.5, 100_640, 320.0), (4.5, 101_280, 320.0)] {
         members.hear(&id, at(now - 0.001)).expect("a gradient just before the heartbeat");
@@ -34,7 +34,7 @@ fn the_rate_is_that_of_the_reports_whatever_comes_in_between() {
 fn a_heartbeat_that_the_last_words_have_overtaken_takes_nothing_back() {
     let start = Instant::now();
     let id = proto::TrainerId { job_uid: "job".into(), index: 0, incarnation: 0 };
-    let mut members = Membership::new("job".into(), 1, None, Patience::default(), start);
+    let mut members = Membership::new("job".into(), 1, None, Timeouts::default(), start);
     members.join(&id, Vec::new(), 7, start).expect("joins");
     let last = proto::LeaveRequest {
         trainer: Some(id.clone()),
@@ -55,7 +55,7 @@ fn what_was_said_last_of_a_metric_counts() {
     let start = Instant::now();
     let at = |second| start + Duration::from_secs(second);
     let told = |value: f64| BTreeMap::from([("perplexity".to_owned(), value)]);
-    let mut members = Membership::new("job".into(), 2, None, Patience::default(), start);
+    let mut members = Membership::new("job".into(), 2, None, Timeouts::default(), start);
     (0..2).for_each(|index| members.join(&id(index, 0), Vec::new(), 100, start).expect("joins"));
     members.evaluated(told(300.0), at(1));
     assert_eq!(members.metrics(), told(300.0), "nobody else has measured it");
@@ -71,7 +71,7 @@ fn what_was_said_last_of_a_metric_counts() {
 fn a_slow_trainer_is_named_although_all_go_in_step() {
     let start = Instant::now();
     let id = |index| id(index, 0);
-    let mut members = Membership::new("job".into(), 3, None, Patience::default(), start);
+    let mut members = Membership::new("job".into(), 3, None, Timeouts::default(), start);
     (0..3).for_each(|index| members.join(&id(index), Vec::new(), 100, start).expect("joins"));
     for second in 1..=20 {
         let now = start + Duration::from_secs(second);
@@ -91,7 +91,7 @@ fn a_slow_trainer_is_named_although_all_go_in_step() {
 }
 
 fn elastic(least: u32, start: Instant) -> Membership {
-    Membership::new("job".into(), 4, Some(least), Patience::default(), start)
+    Membership::new("job".into(), 4, Some(least), Timeouts::default(), start)
 }
 
 fn id(index: u32, incarnation: u32) -> proto::TrainerId {

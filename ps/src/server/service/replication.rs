@@ -6,12 +6,13 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use super::{Replication, Role};
+use super::frame_service::Methods;
 use crate::block::FrameSender;
 use crate::block::Store;
 use crate::proto::{self, follow_request::Message};
-use crate::server::service::Methods;
-use crate::server::shared::Shared;
+use crate::server::state::ServerState;
+use crate::server::state::replica_role::Role;
+use crate::server::state::replication::Replication;
 use crate::wire::{Outgoing, Reader, frame};
 
 /// Blocks that are copied to a backup at a time: updates of the others need not wait behind them.
@@ -24,61 +25,61 @@ pub struct Replicating;
 impl Methods for Replicating {
     const NAME: &'static str = "psjobs.v1.Replication";
 
-    fn begin(self, method: &str, shared: Arc<Shared>, reader: Reader) -> Option<Result<Outgoing, Status>> {
+    fn begin(self, method: &str, state: Arc<ServerState>, reader: Reader) -> Option<Result<Outgoing, Status>> {
         match method {
-            "Greet" => Some(Ok(greet(shared, reader))),
-            "Follow" => Some(Ok(follow(shared, reader))),
+            "Greet" => Some(Ok(greet(state, reader))),
+            "Follow" => Some(Ok(follow(state, reader))),
             _ => None,
         }
     }
 }
 
-fn greet(shared: Arc<Shared>, reader: Reader) -> Outgoing {
+fn greet(state: Arc<ServerState>, reader: Reader) -> Outgoing {
     let (answers, stream) = mpsc::channel(1);
-    shared.clone().tasks.spawn(async move {
-        let reply = role(&shared, reader).await;
+    state.clone().tasks.spawn(async move {
+        let reply = role(&state, reader).await;
         drop(answers.try_send(reply.map(|reply| frame::message(&reply))));
     });
     Outgoing::response(stream)
 }
 
-fn follow(shared: Arc<Shared>, reader: Reader) -> Outgoing {
-    let (backup, stream) = FrameSender::new(shared.config.trainers);
+fn follow(state: Arc<ServerState>, reader: Reader) -> Outgoing {
+    let (backup, stream) = FrameSender::new(state.config.trainers);
     let outgoing = Outgoing::response(stream).until(backup.abort().aborted());
-    shared.clone().tasks.spawn(async move {
-        if let Err(status) = serve(&shared, reader, &backup).await {
+    state.clone().tasks.spawn(async move {
+        if let Err(status) = serve(&state, reader, &backup).await {
             backup.send(Err(status));
         }
     });
     outgoing
 }
 
-fn replication<'a>(shared: &'a Shared, job_uid: &str) -> Result<&'a Replication, Status> {
-    let want = &shared.config.job_uid;
+fn replication<'a>(state: &'a ServerState, job_uid: &str) -> Result<&'a Replication, Status> {
+    let want = &state.config.job_uid;
     if job_uid != want {
         let text = format!("this server belongs to job {want}, the caller to job {job_uid}; check the addresses");
         return Err(Status::invalid_argument(text));
     }
-    shared.replication.as_ref().ok_or_else(|| {
+    state.replication.as_ref().ok_or_else(|| {
         Status::failed_precondition("this server replicates nothing, the caller does; start all with the same settings")
     })
 }
 
-async fn role(shared: &Shared, mut reader: Reader) -> Result<proto::GreetReply, Status> {
+async fn role(state: &ServerState, mut reader: Reader) -> Result<proto::GreetReply, Status> {
     let request: proto::GreetRequest =
         reader.message().await?.ok_or_else(|| Status::invalid_argument("Greet needs one GreetRequest"))?;
-    let replication = replication(shared, &request.job_uid)?;
+    let replication = replication(state, &request.job_uid)?;
     replication.meet(request.shard, request.instance);
     Ok(proto::GreetReply { role: replication.role(request.shard).told().into() })
 }
 
-async fn serve(shared: &Shared, mut reader: Reader, backup: &FrameSender) -> Result<(), Status> {
+async fn serve(state: &ServerState, mut reader: Reader, backup: &FrameSender) -> Result<(), Status> {
     let Some(proto::FollowRequest { message: Some(Message::Open(open)) }) = reader.message().await? else {
         return Err(Status::invalid_argument("the first message of Follow must be Open"));
     };
-    let replication = replication(shared, &open.job_uid)?;
+    let replication = replication(state, &open.job_uid)?;
     replication.leads(open.shard)?;
-    let epoch = shared.recovery.epoch();
+    let epoch = state.recovery.epoch();
     if open.epoch != 0 && open.epoch != epoch {
         return Err(Status::unavailable("the servers are about to go to a checkpoint; follow again"));
     }
@@ -86,7 +87,7 @@ async fn serve(shared: &Shared, mut reader: Reader, backup: &FrameSender) -> Res
     replication.change(open.shard, |shard| shard.role = Role::Primary { alone: false });
     let served = tokio::select! {
         biased;
-        served = give(shared, replication, &open, &mut reader, backup) => served,
+        served = give(state, replication, &open, &mut reader, backup) => served,
         () = end.cancelled() => Err(Status::aborted("the primary has ended this stream; follow again")),
         status = backup.abort().aborted() => Err(status),
     };
@@ -95,7 +96,7 @@ async fn serve(shared: &Shared, mut reader: Reader, backup: &FrameSender) -> Res
 }
 
 async fn give(
-    shared: &Shared,
+    state: &ServerState,
     replication: &Replication,
     open: &proto::OpenFollow,
     reader: &mut Reader,
@@ -103,13 +104,13 @@ async fn give(
 ) -> Result<(), Status> {
     let send = |replica: &proto::Replica| backup.send(Ok(frame::message(replica)));
     let model = |model| proto::Replica { model: Some(model), ..proto::Replica::default() };
-    let (epoch, instance) = (shared.recovery.epoch(), replication.instance);
-    if shared.store().is_err() {
+    let (epoch, instance) = (state.recovery.epoch(), replication.instance);
+    if state.store().is_err() {
         send(&model(proto::Model { instance, ..proto::Model::default() }));
-        shared.model_known().await;
+        state.model_known().await;
     }
-    let store = shared.store()?;
-    let (tensors, roster) = shared.members().told();
+    let store = state.store()?;
+    let (tensors, roster) = state.members().told();
     send(&model(proto::Model { tensors, roster, epoch, instance }));
     let held: BTreeMap<u32, u64> = open.held.iter().map(|held| (held.block, held.version)).collect();
     let mut copying = BTreeSet::new();
