@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use bytes::Bytes;
-use psjobs_ps::batch::dealer::Position;
+use psjobs_ps::batch::assigner::Position;
 use psjobs_ps::checkpoint::format::{FORMAT, MANIFEST, Manifest, part_name};
 use psjobs_ps::checkpoint::{BlockState, Description, PartWriter, write};
 use psjobs_ps::codec::{Codec, Encoder};

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::BlockState;
-use crate::batch::dealer::Position;
+use crate::batch::assigner::Position;
 use crate::layout::{Layout, LayoutError, TensorSpec};
 use crate::proto;
 

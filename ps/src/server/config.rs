@@ -14,34 +14,34 @@ use crate::client::Reading;
 use crate::layout::TensorSpec;
 use crate::network::Network;
 
-/// What one server is told.
+/// The configuration of one server.
 #[derive(Debug)]
 pub struct ServerConfig {
     /// The job; trainers of another one are refused.
     pub job_uid: String,
-    /// Place of this server among the job's servers.
+    /// Index of this server among the job's servers.
     pub index: u32,
     /// Number of servers.
     pub servers: u32,
-    /// Number of trainers; in an elastic job the most.
+    /// Number of trainers; in an elastic job the maximum.
     pub trainers: u32,
-    /// The job is elastic: trainers come and go, and it goes on while so many are there.
+    /// The minimum of trainers of an elastic job, in which trainers join and leave.
     pub min_trainers: Option<u32>,
     /// Consistency, optimizer and seed.
     pub training: Training,
-    /// When a missing trainer is named, and when the server gives up.
+    /// When trainers are reported as missing or lost, and when the server gives up.
     pub timeouts: Timeouts,
     /// Exchange blocks through shared memory with trainers of this host.
     pub shared_memory: bool,
     /// `host:port` of every server, in order, if each block is held by two of them; else empty.
     pub replicas: Vec<String>,
-    /// Where the job's state is kept, if anywhere.
+    /// Where checkpoints are written, if anywhere.
     pub checkpoint: Option<CheckpointConfig>,
     /// Where `/metrics`, `/status`, `/healthz` and `/readyz` are served, if anywhere.
     pub metrics: Option<TcpListener>,
-    /// Has the model measured while it trains; on one server of a job.
+    /// Evaluation of the model during training, on one server of a job.
     pub evaluation: Option<Evaluation>,
-    /// What the other servers are reached through.
+    /// The network that the other servers are reached through.
     pub network: Network,
     /// Further gRPC services on the same port.
     pub services: Routes,
@@ -50,7 +50,7 @@ pub struct ServerConfig {
 }
 
 impl ServerConfig {
-    /// The configuration of a server in `environment`.
+    /// Reads the configuration of a server from `environment`.
     #[must_use]
     pub fn new(environment: &Environment) -> Self {
         Self {
@@ -73,7 +73,7 @@ impl ServerConfig {
     }
 }
 
-/// Why a job that trains so cannot be elastic, and what to change.
+/// Returns why a job with these settings cannot be elastic and what to change, if so.
 #[must_use]
 pub fn inelastic(training: &Training) -> Option<&'static str> {
     if training.consistency.backup_trainers > 0 {
@@ -88,12 +88,12 @@ pub fn inelastic(training: &Training) -> Option<&'static str> {
     )
 }
 
-/// When silence becomes worth a word.
+/// The timeouts of trainers.
 #[derive(Clone, Debug)]
 pub struct Timeouts {
-    /// A trainer that has not joined after this long is named.
+    /// A trainer that has not joined after this long is reported.
     pub join: Duration,
-    /// A trainer that has been silent for this long is taken for lost, and named.
+    /// A trainer that has been silent for this long is lost, and reported.
     pub silence: Duration,
     /// The server gives up when no trainer has been active for this long.
     pub abandon: Duration,
@@ -105,7 +105,7 @@ impl Default for Timeouts {
     }
 }
 
-/// Where and how often a job's state is kept.
+/// Where and how often checkpoints are written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointConfig {
     /// Folder that all servers of the job share.
@@ -114,14 +114,14 @@ pub struct CheckpointConfig {
     pub interval: Duration,
     /// Complete checkpoints to keep.
     pub keep: usize,
-    /// Begin from the newest checkpoint in the folder, if there is one.
+    /// Starts from the newest checkpoint in the folder, if there is one.
     pub resume: bool,
     /// `host:port` of every server, in order.
     pub servers: Vec<String>,
 }
 
 impl CheckpointConfig {
-    /// The settings in `environment`; `None` if nothing is to be kept.
+    /// Reads the settings from `environment`, `None` if the job has no checkpoints.
     #[must_use]
     pub fn new(environment: &Environment) -> Option<Self> {
         let checkpoint = environment.checkpoint.as_ref()?;
@@ -135,7 +135,7 @@ impl CheckpointConfig {
     }
 }
 
-/// How often, and of which model, the parameters are measured.
+/// A periodic evaluation of the model.
 #[derive(Debug)]
 pub struct Evaluation {
     tensors: Vec<TensorSpec>,
@@ -144,30 +144,30 @@ pub struct Evaluation {
     pub(super) measurements: mpsc::Sender<Measurement>,
 }
 
-/// Parameters to measure.
+/// Parameters to evaluate.
 #[derive(Debug)]
 pub struct Measurement {
-    /// The whole flat space.
+    /// The whole flat parameter space.
     pub parameters: Vec<f32>,
-    /// Takes the metrics by name.
+    /// Receives the metrics by name.
     pub reply: oneshot::Sender<BTreeMap<String, f64>>,
 }
 
 impl Evaluation {
-    /// Of a model of these tensors, in the job of `environment`; the receiver gets the parameters `every` so often.
-    /// It is closed when the server ends.
+    /// Creates the evaluation of a model of `tensors` in the job of `environment`. The receiver gets the parameters at
+    /// the interval `every`, and is closed when the server ends.
     #[must_use]
     pub fn new(
         environment: &Environment,
         tensors: Vec<TensorSpec>,
         every: Duration,
     ) -> (Self, mpsc::Receiver<Measurement>) {
-        // The next one is read when the last one is measured.
+        // The parameters are read again after the last evaluation has ended.
         let (measurements, receiver) = mpsc::channel(1);
         (Self { tensors, every, reading: Reading::new(environment), measurements }, receiver)
     }
 
-    /// The tensors of the model, in the order of the flat space.
+    /// Returns the tensors of the model, in the order of the flat space.
     #[must_use]
     pub fn tensors(&self) -> &[TensorSpec] {
         &self.tensors

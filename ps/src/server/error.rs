@@ -2,10 +2,10 @@
 
 use crate::network::ServeError;
 
-/// Why a server ended before its work was done.
+/// An error that ends a server before its work is done.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The services broke, or could not begin.
+    /// The services failed, or could not start.
     #[error(transparent)]
     Serve(#[from] ServeError),
     /// The descriptors that are part of this program are damaged.
@@ -14,7 +14,7 @@ pub enum ServerError {
     /// The job cannot be elastic.
     #[error("{0}")]
     Elastic(&'static str),
-    /// Nobody is left to train.
+    /// No trainer has been active for too long.
     #[error("gave up: {0}; see their logs, then start the job again")]
     Abandoned(String),
     /// The checkpoint folder holds another job's state.

@@ -133,8 +133,8 @@ pub async fn run_on<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
     }
     outcome.map(|()| {
         let mut result = state.recovery.add_to(state.members().result());
-        if let Some(dealing) = &state.dealing {
-            result.steps = dealing.dealer().done();
+        if let Some(batch_assignments) = &state.batch_assignments {
+            result.steps = batch_assignments.assigner().done();
         }
         tracing::info!(steps = result.steps, examples = result.examples, "every trainer has left; done");
         result

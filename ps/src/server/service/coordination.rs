@@ -1,4 +1,4 @@
-//! The `Coordination` service: members and progress.
+//! The `Coordination` service: tracks members and reports progress.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,10 +41,10 @@ impl proto::coordination_server::Coordination for Coordination {
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
         self.0.members().join(&id, tensors.clone(), request.total_steps, now())?;
         let store = self.0.store_for(layout, &tensors);
-        // A trainer that asks for no blocks only takes part; who leads them is not its matter.
+        // Without a shard the trainer only joins, so this server need not be a primary.
         let shard = if request.shard.is_some() { self.0.shard(request.shard)? } else { config.index };
-        if let Some(dealing) = &self.0.dealing {
-            dealing.welcome();
+        if let Some(batch_assignments) = &self.0.batch_assignments {
+            batch_assignments.welcome();
         }
         let (next_step, empty_blocks) = store.next_step(shard, id.index).await?;
         tracing::info!(trainer = id.index, incarnation = id.incarnation, next_step, "joined");
@@ -73,8 +73,8 @@ impl proto::coordination_server::Coordination for Coordination {
             members.done()
         };
         tracing::info!(trainer = id.index, incarnation = id.incarnation, finished = request.finished, "left");
-        if let Some(dealing) = &self.0.dealing {
-            dealing.hear(&id, request.entry, request.done);
+        if let Some(batch_assignments) = &self.0.batch_assignments {
+            batch_assignments.hear(&id, request.entry, request.done);
         }
         if self.0.config.min_trainers.is_some() {
             self.0.part(id.index, &Status::aborted("this trainer has left")).await;
@@ -117,11 +117,11 @@ impl proto::coordination_server::Coordination for Coordination {
         if request.step > 0 {
             members.gave(id.index, request.step - 1, now);
         }
-        // A number that is no time is as good as none.
+        // An invalid number counts as no waiting time.
         members.waited(id.index, Duration::try_from_secs_f64(request.waiting_seconds).unwrap_or_default(), now);
         drop(members);
-        if let Some(dealing) = &self.0.dealing {
-            dealing.hear(&id, request.entry, request.done);
+        if let Some(batch_assignments) = &self.0.batch_assignments {
+            batch_assignments.hear(&id, request.entry, request.done);
         }
         Ok(Response::new(proto::HeartbeatReply {}))
     }
@@ -142,7 +142,7 @@ impl proto::coordination_server::Coordination for Coordination {
                 id.index, request.base
             )));
         }
-        // A number that is no time says nothing of the speed.
+        // An invalid number counts as no work.
         let busy = Duration::try_from_secs_f64(request.busy_seconds).unwrap_or_default();
         let share = sharing.ask(id.index, id.incarnation, Work { examples: request.examples, busy }, request.step);
         Ok(Response::new(proto::GetBatchShareReply {
@@ -164,16 +164,16 @@ impl proto::coordination_server::Coordination for Coordination {
     }
 }
 
-/// All that this server knows of the job.
+/// Returns all that this server knows of the job.
 pub(super) fn status(state: &ServerState) -> proto::StatusReply {
     let mut status = state.members().status(now());
     status.staleness = state.metrics.staleness_counts();
     if let Ok(sharing) = state.sharing() {
         status.trainers.iter_mut().for_each(|trainer| trainer.batch = sharing.share(trainer.index));
     }
-    if let Some(dealing) = &state.dealing {
-        let dealer = dealing.dealer();
-        (status.step, status.total_steps) = (dealer.done(), dealer.total().unwrap_or(status.total_steps));
+    if let Some(batch_assignments) = &state.batch_assignments {
+        let assigner = batch_assignments.assigner();
+        (status.step, status.total_steps) = (assigner.done(), assigner.total().unwrap_or(status.total_steps));
     }
     if let Some(replication) = &state.replication {
         status.warnings.extend(replication.warnings(state.store().is_ok()));

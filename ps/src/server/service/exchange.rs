@@ -1,4 +1,4 @@
-//! The `ParameterServer` service: gradients up, parameters down.
+//! The `ParameterServer` service: receives gradients and sends parameters.
 
 use std::sync::Arc;
 
@@ -15,13 +15,13 @@ use crate::server::state::ServerState;
 use crate::server::state::streams::StreamKind;
 use crate::wire::{Outgoing, Reader, StreamAbort, frame};
 
-/// Blocks that a Pull holds in memory while the reader is slow.
+/// Number of blocks that a Pull buffers for a slow reader.
 const PULL_QUEUE: usize = 1;
 
-/// Where answers are handed in.
+/// The queue of answers of a stream.
 type Answers = mpsc::Sender<Result<Bytes, Status>>;
 
-/// The service's methods.
+/// The methods of the service.
 #[derive(Clone, Copy)]
 pub struct ParameterServer;
 
@@ -48,7 +48,7 @@ fn exchange(state: Arc<ServerState>, reader: Reader) -> Result<Outgoing, Status>
             tracing::debug!(reason = status.message(), "a training stream ended");
             abort.abort(status);
         }
-        // Not before: answers that nobody holds any more are a good end.
+        // Only after the abort: the response ends with OK when all senders are dropped.
         drop(answers);
     });
     Ok(outgoing)
@@ -97,7 +97,7 @@ async fn send_blocks(
     for block in blocks {
         let values = store.read(block).await?.ok_or_else(|| no_values(block))?;
         if answers.send(Ok(values)).await.is_err() {
-            break; // Nobody reads on.
+            break; // The reader has gone away.
         }
     }
     Ok(())
@@ -117,7 +117,7 @@ async fn take_initial_values(state: &ServerState, mut reader: Reader) -> Result<
     Ok(proto::InitializeBlocksReply { initialized })
 }
 
-/// The first message of a stream. One that opens it has something to say.
+/// Reads the first message of a stream, which must come within the silence timeout.
 async fn first<M: prost::Message + Default>(state: &ServerState, reader: &mut Reader) -> Result<Option<M>, Status> {
     let patience = state.config.timeouts.silence;
     tokio::time::timeout(patience, reader.message()).await.unwrap_or_else(|_| {
@@ -126,7 +126,7 @@ async fn first<M: prost::Message + Default>(state: &ServerState, reader: &mut Re
     })
 }
 
-/// Hands over a trainer's gradients until its stream ends, or is ended from here.
+/// Forwards a trainer's gradients to their blocks until its stream ends or is aborted.
 async fn read_gradients(
     state: &ServerState,
     mut reader: Reader,

@@ -1,5 +1,5 @@
-//! A gRPC service whose messages are written and read by hand ([`crate::wire`]); to clients it looks like
-//! generated code.
+//! A gRPC service that reads and writes its messages without generated code ([`crate::wire`]), to avoid copies. Clients
+//! see no difference.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};

@@ -1,5 +1,5 @@
-//! What Prometheus reads: counters of the data plane, gauges of the members, over HTTP beside the
-//! probes and what the operator asks for. Nobody needs a certificate here, so nothing here is a secret.
+//! Serves `/metrics` for Prometheus, `/status` for the operator and the probes over HTTP. Clients need no certificate,
+//! so nothing here is secret.
 
 use std::fmt::Write as _;
 use std::future::Future;
@@ -21,7 +21,7 @@ use crate::server::state::ServerState;
 use crate::sparse::TableCounts;
 use crate::staleness::Histogram;
 
-/// Blocks that are shown; a large model has thousands, and one wants to see the ones that are in the way.
+/// Number of blocks in the metrics: the busiest ones, because a large model has thousands.
 const BUSIEST_BLOCKS: usize = 10;
 
 /// Serves `/metrics`, `/status`, `/healthz` and `/readyz` until `shutdown`.

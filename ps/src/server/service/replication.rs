@@ -1,4 +1,5 @@
-//! The primary's side of a shard: answers a server that greets, and gives a backup what it lacks.
+//! The `Replication` service, the primary's side of a shard: reports the role of this server and sends a backup the
+//! blocks that it lacks.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -15,10 +16,10 @@ use crate::server::state::replica_role::Role;
 use crate::server::state::replication::Replication;
 use crate::wire::{Outgoing, Reader, frame};
 
-/// Blocks that are copied to a backup at a time: updates of the others need not wait behind them.
+/// Number of blocks copied to a backup at a time, so that updates of other blocks do not wait behind copies.
 const COPIES: usize = 4;
 
-/// The `Replication` service's methods.
+/// The methods of the service.
 #[derive(Clone, Copy)]
 pub struct Replicating;
 
@@ -133,7 +134,7 @@ async fn give(
     }
 }
 
-/// Lets the backup follow the next blocks, as far as not too many are being copied.
+/// Lets the backup follow the next blocks while fewer than [`COPIES`] are being copied.
 async fn attach(
     store: &Store,
     held: &BTreeMap<u32, u64>,

@@ -1,4 +1,4 @@
-//! The `SparseTables` service: hands what trainers ask to [`crate::sparse`].
+//! The `SparseTables` service: forwards requests of trainers to [`crate::sparse`].
 
 use std::sync::Arc;
 
@@ -83,7 +83,7 @@ impl Service {
         self.0.tables.get().ok_or_else(missing)
     }
 
-    /// The job's tables, made from the first trainer's specs.
+    /// Returns the job's tables; the first trainer's specs determine them.
     fn tables_for(&self, specs: Vec<TableSpec>, trainer: u32) -> Result<&Tables, Status> {
         TableSpec::validate(&specs).map_err(|error| Status::invalid_argument(error.to_string()))?;
         let (state, config) = (&self.0, &self.0.config);

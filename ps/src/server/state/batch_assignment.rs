@@ -1,33 +1,33 @@
-//! The assignment of batches in an elastic job, on server 0: the [`Dealer`] and the trainers that wait for it.
+//! The assignment of batches in an elastic job, on server 0: the [`BatchAssigner`] and the trainers that wait for it.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use crate::batch::dealer::Dealer;
+use crate::batch::assigner::BatchAssigner;
 use crate::proto;
 
-/// The dealer and who waits for it.
+/// The assigner, and the requests that wait for trainers.
 #[derive(Default)]
-pub struct Dealing {
-    dealer: Mutex<Dealer>,
-    /// Rung when a trainer comes.
+pub struct BatchAssignments {
+    assigner: Mutex<BatchAssigner>,
+    /// Notified when a trainer joins.
     pub(in crate::server) came: Notify,
 }
 
-impl Dealing {
-    /// The dealer, for a few assignments.
-    pub fn dealer(&self) -> MutexGuard<'_, Dealer> {
-        // Whatever a panic leaves behind, it deals on.
-        self.dealer.lock().unwrap_or_else(PoisonError::into_inner)
+impl BatchAssignments {
+    /// Locks the assigner.
+    pub fn assigner(&self) -> MutexGuard<'_, BatchAssigner> {
+        // A panic under this lock leaves a state that batches can still be assigned from.
+        self.assigner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a trainer says beside other things: how often it has entered, and how many batches it has done since.
+    /// Records what a heartbeat reports: how often a trainer has joined, and how many batches it has done since.
     pub fn hear(&self, id: &proto::TrainerId, entry: u64, done: u64) {
-        self.dealer().tell(id.index, (id.incarnation, entry), done);
+        self.assigner().tell(id.index, (id.incarnation, entry), done);
     }
 
-    /// A trainer has come: there may be enough.
+    /// Wakes waiting requests because a trainer has joined.
     pub fn welcome(&self) {
         self.came.notify_waiters();
     }

@@ -1,5 +1,5 @@
-//! What the services of one server share: the members, the blocks once the model is known, and the
-//! open streams.
+//! The state that the services and tasks of one server share: the members, the blocks once the model is known, the open
+//! streams, and the server's part in recovery and replication. Nothing here waits for the network or the disk.
 
 pub mod batch_assignment;
 pub mod membership;
@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 use tonic::Status;
 
-use self::batch_assignment::Dealing;
+use self::batch_assignment::BatchAssignments;
 use self::membership::Membership;
 use self::metrics::Metrics;
 use self::recovery::Recovery;
@@ -33,33 +33,33 @@ use crate::sparse::{Place, TableSpec, Tables};
 use crate::training_rules::TrainingRules;
 use crate::wire::StreamAbort;
 
-/// More tasks than this share the rows of tables no better.
+/// Upper limit on the tasks that hold the rows of tables; more do not make them faster.
 const MOST_SHARDS: usize = 16;
 
-/// ServerState by the services; the locks are held for a few assignments, never across an await.
+/// The state of one server. Its locks are held for a few assignments, never across an await.
 pub struct ServerState {
     pub config: ServerConfig,
     pub metrics: Metrics,
     pub rules: Arc<TrainingRules>,
     pub tasks: TaskTracker,
-    /// Rung when the last trainer has left.
+    /// Notified when the last trainer has left.
     pub done: Notify,
-    /// Rung when a trainer leaves.
+    /// Notified when a trainer leaves.
     pub left: Notify,
     pub recovery: Recovery,
-    /// If every block is held twice.
+    /// Set if every block is held by two servers.
     pub replication: Option<Replication>,
-    /// Where trainers of this host hand over their memory.
+    /// The socket on which trainers of this host offer their memory.
     pub shared_memory: Option<Arc<Offer>>,
-    /// Who reads how many examples, on server 0 of a job where that follows the trainers' speed.
+    /// The share of each trainer in a batch, on server 0 of a job with adaptive batches.
     pub sharing: Option<Mutex<Sharing>>,
-    /// Who reads which batches, on server 0 of an elastic job.
-    pub dealing: Option<Dealing>,
-    /// The sparse tables, once a trainer has told them.
+    /// The batches of each trainer, on server 0 of an elastic job.
+    pub batch_assignments: Option<BatchAssignments>,
+    /// The sparse tables, once a trainer has described them.
     pub tables: OnceLock<Tables>,
     membership: Mutex<Membership>,
     store: OnceLock<Store>,
-    /// Rung when the model is known.
+    /// Notified when the model is known.
     model: Notify,
     streams: Mutex<Streams>,
 }
@@ -76,7 +76,7 @@ impl ServerState {
         let batch = &config.training.batch;
         let sharing =
             (batch.adaptive && config.index == 0).then(|| Mutex::new(Sharing::new(config.trainers, batch.into())));
-        let dealing = (config.min_trainers.is_some() && config.index == 0).then(Dealing::default);
+        let batch_assignments = (config.min_trainers.is_some() && config.index == 0).then(BatchAssignments::default);
         Arc::new(Self {
             shared_memory,
             rules: Arc::new(TrainingRules::new(&config.training, config.trainers)),
@@ -88,7 +88,7 @@ impl ServerState {
             recovery,
             replication,
             sharing,
-            dealing,
+            batch_assignments,
             model: Notify::new(),
             tables: OnceLock::new(),
             membership: Mutex::new(membership),
@@ -102,7 +102,7 @@ impl ServerState {
         self.membership.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Who reads how many examples; an error where that is fixed.
+    /// Returns the shares of the trainers in a batch; an error where batches are fixed.
     pub fn sharing(&self) -> Result<MutexGuard<'_, Sharing>, Status> {
         let sharing = self.sharing.as_ref().ok_or_else(|| {
             Status::failed_precondition(
@@ -110,17 +110,17 @@ impl ServerState {
                  --adaptive-batch",
             )
         })?;
-        // Whatever a panic leaves behind, shares are dealt out of it.
+        // A panic under this lock leaves a state that shares can still be computed from.
         Ok(sharing.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The blocks; an error for whoever comes before the first Join, perhaps because this server was started anew
-    /// after it.
+    /// Returns the blocks; an error before the first Join, which a trainer sees if this server was restarted after its
+    /// own.
     pub fn store(&self) -> Result<&Store, Status> {
         self.store.get().ok_or_else(|| Status::aborted("no trainer has joined yet; call Join first"))
     }
 
-    /// The blocks, made from the first trainer's tensors.
+    /// Returns the blocks; the first trainer's tensors determine them.
     pub fn store_for(&self, layout: Layout, tensors: &[TensorSpec]) -> &Store {
         let start = |shards| {
             let config = &self.config;
@@ -149,7 +149,7 @@ impl ServerState {
         store
     }
 
-    /// The epoch that a trainer comes into; an error while the servers look for a checkpoint to begin with.
+    /// Returns the epoch for a trainer that joins; an error while the servers look for a checkpoint to begin with.
     pub fn epoch(&self) -> Result<u64, Status> {
         let epoch = self.recovery.epoch();
         if self.config.checkpoint.is_some() && epoch == 0 {
@@ -158,7 +158,7 @@ impl ServerState {
         Ok(epoch)
     }
 
-    /// What a trainer sends from before the servers went to a checkpoint belongs to a state that is gone.
+    /// Refuses a message from before the servers restored a checkpoint: it belongs to a state that was discarded.
     pub fn check_epoch(&self, epoch: u64) -> Result<(), Status> {
         if epoch == self.recovery.epoch() {
             return Ok(());
@@ -166,7 +166,8 @@ impl ServerState {
         Err(Status::aborted("the servers went to a checkpoint since this trainer joined; join again"))
     }
 
-    /// The sparse tables, made from the first trainer's specs or those of a checkpoint, which were validated.
+    /// Returns the sparse tables; the first trainer's specs, or those of a checkpoint, determine them. `specs` must be
+    /// valid.
     pub fn tables_for(&self, specs: &[TableSpec]) -> &Tables {
         self.tables.get_or_init(|| {
             tracing::info!(tables = specs.len(), "the sparse tables are known");
@@ -182,16 +183,16 @@ impl ServerState {
         })
     }
 
-    /// How far training is here; `None` while blocks are without values.
+    /// Returns how far training has come on this server, `None` while blocks have no values.
     pub async fn progress(&self) -> Option<Progress> {
         let progress = self.store().ok()?.progress(self.config.index).await?;
         let Some(tables) = self.tables.get() else { return Some(progress) };
-        // The blocks hold what trainers train themselves, as it was kept last.
+        // The blocks hold the layers that trainers train themselves, as they were stored last.
         let step = tables.progress().await.ok()?;
         Some(Progress { version: step, step })
     }
 
-    /// Name of the tensor that a block begins with, for people.
+    /// Returns the name of the tensor that a block begins with, for display.
     pub fn tensor_of(&self, block: u32) -> String {
         let Ok(store) = self.store() else { return String::new() };
         let (start, mut end) = (store.layout().range(block).start, 0);
@@ -203,7 +204,7 @@ impl ServerState {
         named.map_or_else(String::new, |tensor| tensor.name.clone())
     }
 
-    /// Waits for the first trainer, who tells the model.
+    /// Waits until the model is known.
     pub async fn model_known(&self) {
         loop {
             let told = self.model.notified();
@@ -214,7 +215,7 @@ impl ServerState {
         }
     }
 
-    /// The shard that a trainer means: this server's unless it says otherwise; an error if another one leads it.
+    /// Returns the shard that a trainer means, by default this server's; an error if another server is its primary.
     pub fn shard(&self, shard: Option<u32>) -> Result<u32, Status> {
         let own = self.config.index;
         let shard = shard.unwrap_or(own);
@@ -230,7 +231,7 @@ impl ServerState {
         Ok(shard)
     }
 
-    /// What a stream's trainer shares: nothing for token 0.
+    /// Returns the memory that a stream's trainer shares; nothing for token 0.
     pub fn memory(&self, token: u64, elements: usize) -> Result<Option<Arc<Mapping>>, Status> {
         if token == 0 {
             return Ok(None);
@@ -248,36 +249,36 @@ impl ServerState {
         Ok(Some(memory))
     }
 
-    /// A trainer opens a stream, which `end` ends: ends those whose place it takes.
+    /// Registers a stream of a trainer, which `end` aborts, and aborts the streams that it replaces.
     pub fn open_stream(&self, id: &proto::TrainerId, shard: u32, kind: StreamKind, end: &StreamAbort) {
         let why = Status::aborted(format!("a newer stream of trainer {} has taken the place of this", id.index));
         let replaced = self.streams().open(id, shard, kind, end.clone());
         replaced.into_iter().for_each(|before| before.abort(why.clone()));
     }
 
-    /// Ends what a trainer has open.
+    /// Aborts all streams of a trainer.
     pub fn disconnect(&self, trainer: u32, why: &Status) {
         let open = self.streams().of(trainer);
         open.into_iter().for_each(|end| end.abort(why.clone()));
     }
 
-    /// Whether this server ends when its trainers are done. Of an elastic job with checkpoints only server 0 does, and
-    /// tells the others: who was lost, and when, each server finds by itself.
+    /// Returns whether this server decides that the job has ended. In an elastic job with checkpoints only server 0 does
+    /// and notifies the others, because each server detects lost trainers at another time.
     pub fn decides_the_end(&self) -> bool {
         self.config.min_trainers.is_none() || self.config.checkpoint.is_none() || self.config.index == 0
     }
 
-    /// A trainer of an elastic job has gone: nobody waits for it, and what it has not read is dealt to others.
+    /// Removes a trainer of an elastic job: rounds no longer wait for it, and others are assigned its unfinished batches.
     pub async fn part(&self, trainer: u32, why: &Status) {
-        // First, so that nothing of it reaches a block after that has heard.
+        // First, so that no gradient of it reaches a block after the block has removed it.
         self.disconnect(trainer, why);
-        if let Some(dealing) = &self.dealing {
-            dealing.dealer().give_back(trainer);
+        if let Some(batch_assignments) = &self.batch_assignments {
+            batch_assignments.assigner().give_back(trainer);
         }
         self.finish(trainer).await;
     }
 
-    /// Nobody waits for a trainer any more.
+    /// Tells all blocks and tables that a trainer has finished or left.
     pub async fn finish(&self, trainer: u32) {
         if let Ok(store) = self.store() {
             store.finish(trainer).await;
@@ -291,7 +292,7 @@ impl ServerState {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends all streams.
+    /// Aborts all streams.
     pub fn close_streams(&self) {
         let open = self.streams().all();
         for end in open {

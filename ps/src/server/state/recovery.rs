@@ -14,16 +14,16 @@ use crate::checkpoint::format::MANIFEST;
 /// The newest checkpoint of this job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastCheckpoint {
-    /// Step that it was taken at.
+    /// The step that it was taken at.
     pub step: u64,
     /// Its folder.
     pub path: PathBuf,
-    /// When it was complete, in seconds since 1970.
+    /// The time when it was completed, in seconds since 1970.
     pub unix_seconds: u64,
 }
 
 impl LastCheckpoint {
-    /// The one of `step` in `path`, with the time of its manifest, which is written last.
+    /// Describes the checkpoint of `step` in `path`. Its time is that of its manifest, which is written last.
     pub(in crate::server) fn complete(step: u64, path: PathBuf) -> Self {
         let written = std::fs::metadata(path.join(MANIFEST)).and_then(|manifest| manifest.modified());
         let written = written.unwrap_or_else(|_| SystemTime::now());
@@ -32,46 +32,46 @@ impl LastCheckpoint {
     }
 }
 
-/// A server that has started and asks to be brought to the others' state.
+/// A server that has started and asks to be restored to the state of the others.
 pub struct Newcomer {
     pub(in crate::server) server: u32,
     pub(in crate::server) instance: u64,
-    /// Another server has given it everything that it should hold.
+    /// Another server has already sent it all blocks that it should hold.
     pub(in crate::server) given: bool,
     pub(in crate::server) done: oneshot::Sender<()>,
 }
 
-/// A trainer that has given its last step.
+/// The request of a trainer that waits until its last step is in a checkpoint.
 pub struct DurabilityRequest {
-    /// Its epoch: the step may be gone in another one.
+    /// The epoch of the step; a restore may have discarded it.
     pub(in crate::server) epoch: u64,
     pub(in crate::server) kept: oneshot::Sender<()>,
 }
 
-/// This server's side of the job's recovery.
+/// The recovery state of this server.
 pub struct Recovery {
     /// Drawn at random by this process.
     pub(in crate::server) instance: u64,
-    /// Restores so far, by the leader's count; 0 before the first.
+    /// The epoch of the last restore; 0 before the first.
     epoch: AtomicU64,
-    /// Rung when the last checkpoint is written.
+    /// Notified when the last checkpoint is written.
     pub(in crate::server) last_written: Notify,
-    /// Rung when server 0 says that the trainers are done.
+    /// Notified when server 0 reports that the trainers are done.
     pub(in crate::server) ended: Notify,
-    /// Held while a part goes to disk.
+    /// Held while a part is written to disk.
     pub(in crate::server) writing: Arc<tokio::sync::Mutex<()>>,
     newest: Mutex<Option<LastCheckpoint>>,
-    /// The model that server 0 has written at the end.
+    /// The model that server 0 exports at the end.
     pub(in crate::server) model: OnceLock<PathBuf>,
     pub(in crate::server) newcomers: mpsc::Sender<Newcomer>,
     arrivals: Mutex<Option<mpsc::Receiver<Newcomer>>>,
-    /// Trainers that have given their last step, and wait until a checkpoint has it.
+    /// Trainers that wait until their last step is in a checkpoint.
     concluding: mpsc::Sender<DurabilityRequest>,
     conclusions: Mutex<Option<mpsc::Receiver<DurabilityRequest>>>,
 }
 
 impl Recovery {
-    /// As yet nothing is restored.
+    /// Creates the state of a server that has not restored anything.
     #[must_use]
     pub fn new(servers: u32) -> Self {
         let (newcomers, arrivals) = mpsc::channel(servers as usize + 1);
@@ -92,29 +92,29 @@ impl Recovery {
         }
     }
 
-    /// Restores so far.
+    /// Returns the epoch of the last restore.
     pub fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// On a server that was given its blocks by another one: it is in that one's epoch.
+    /// Takes over the epoch of the server that sent this one its blocks.
     pub fn adopt_epoch(&self, epoch: u64) {
         // One that has an epoch of its own was not given its blocks.
         let _ = self.epoch.compare_exchange(0, epoch, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// The newest checkpoint, as far as this server knows.
+    /// Returns the newest checkpoint that this server knows.
     pub fn newest(&self) -> Option<LastCheckpoint> {
         self.newest.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Servers that ask to be recovered; for the one task that leads.
+    /// Returns the queue of servers that ask to be restored. Only the coordinator calls it, once.
     pub(in crate::server) fn arrivals(&self) -> mpsc::Receiver<Newcomer> {
         let arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).take();
         arrivals.expect("only one task leads")
     }
 
-    /// What this server leaves behind, besides its members' figures.
+    /// Adds the newest checkpoint and the exported model to the result of a server.
     pub fn add_to(&self, result: ReplicaResult) -> ReplicaResult {
         let told = |newest: LastCheckpoint| CheckpointResult {
             step: newest.step,
@@ -125,7 +125,7 @@ impl Recovery {
         ReplicaResult { checkpoint: self.newest().map(told), model, ..result }
     }
 
-    /// Trainers that wait for a checkpoint; for the one task that leads.
+    /// Returns the queue of trainers that wait for a checkpoint. Only the coordinator calls it, once.
     pub(in crate::server) fn conclusions(&self) -> mpsc::Receiver<DurabilityRequest> {
         let conclusions = self.conclusions.lock().unwrap_or_else(PoisonError::into_inner).take();
         conclusions.expect("only one task leads")

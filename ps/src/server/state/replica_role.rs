@@ -1,5 +1,5 @@
-//! What a server is to a shard that it holds, and what it becomes by what it learns of the other server that
-//! holds it: a pure function.
+//! The role of a server in a shard that it holds, and its transitions by evidence about the other holder: a pure
+//! function.
 //!
 //! A backup becomes the primary, and a primary goes on alone, only when it is certain that the other process
 //! has ended: nothing listens at its address, or a successor speaks for it. Of one that is merely silent
@@ -7,36 +7,36 @@
 
 use crate::proto::ShardRole;
 
-/// A server's part in one shard.
+/// The role of a server in one shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It has just started and does not know.
+    /// The server has just started and does not know its role.
     Starting,
-    /// It talks to trainers.
+    /// The server serves trainers.
     Primary {
-        /// The other server is gone: nobody is waited for.
+        /// The other server has ended: answers do not wait for it.
         alone: bool,
     },
-    /// It follows the primary.
+    /// The server follows the primary.
     Backup {
         /// It holds everything that was acknowledged.
         complete: bool,
     },
 }
 
-/// What was learned of the other server.
+/// What a probe found about the other server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evidence {
     /// Nothing listens at its address.
     Gone,
     /// It does not answer.
     Silent,
-    /// What it says it is.
+    /// It reported this role.
     Is(ShardRole),
 }
 
 impl Role {
-    /// The role by `evidence`; `home` says that the shard is named after this server.
+    /// Returns the role after `evidence`; `home` is set if the shard is named after this server.
     #[must_use]
     pub fn after(self, evidence: Evidence, home: bool) -> Self {
         use Evidence::{Gone, Is, Silent};
@@ -52,7 +52,7 @@ impl Role {
         }
     }
 
-    /// As it is told to others.
+    /// Returns the role as reported to others.
     #[must_use]
     pub fn told(self) -> ShardRole {
         match self {

@@ -12,7 +12,7 @@ use crate::block::ReplicaRole;
 use crate::network::Network;
 use crate::server::config::ServerConfig;
 
-/// This server's part in replication.
+/// The replication state of this server.
 pub struct Replication {
     /// Drawn at random by this process.
     pub(in crate::server) instance: u64,
@@ -20,27 +20,26 @@ pub struct Replication {
     pub(in crate::server) servers: Vec<String>,
     pub(in crate::server) network: Network,
     shards: Mutex<BTreeMap<u32, Shard>>,
-    /// Rung at every change of a shard.
+    /// Notified at every change of a shard.
     changed: Notify,
 }
 
-/// What is known of one of the shards here.
+/// The state of one shard on this server.
 #[derive(Clone)]
 pub(in crate::server) struct Shard {
     pub(in crate::server) role: Role,
-    /// What this process has learned of the state that it should hold: none yet, that there is none, that
-    /// there is some.
+    /// Whether the other server holds values of the shard; `None` while this process has not learned it.
     pub(in crate::server) found: Option<bool>,
-    /// On a primary: the backup has all.
+    /// On a primary: the backup has every block.
     pub(in crate::server) whole: bool,
     /// The stream from the backup, or to the primary, if there is one.
     pub(in crate::server) stream: Option<CancellationToken>,
-    /// The process at its other end.
+    /// The process that holds the other copy.
     pub(in crate::server) peer: Option<u64>,
 }
 
 impl Replication {
-    /// What `config` asks for; `None` if every block is held once.
+    /// Creates the state that `config` asks for, `None` if every block is held once.
     #[must_use]
     pub fn new(config: &ServerConfig) -> Option<Self> {
         if config.replicas.len() < 2 {
@@ -58,16 +57,16 @@ impl Replication {
         })
     }
 
-    /// Calls `start` with what the blocks of each shard here are to begin as; that does not change meanwhile.
+    /// Calls `start` with the initial role of the blocks of each shard. Roles do not change during the call.
     pub fn with_roles<R>(&self, start: impl FnOnce(BTreeMap<u32, ReplicaRole>) -> R) -> R {
         let shards = self.lock();
         start(shards.iter().map(|(number, shard)| (*number, replica_role(shard.role))).collect())
     }
 
-    /// Whether trainers may talk to this server about `shard`.
+    /// Checks that this server is the primary of `shard`, which trainers talk to.
     ///
     /// # Errors
-    /// Who leads it, for the trainer's next try.
+    /// If another server is, or may be, the primary.
     pub fn leads(&self, shard: u32) -> Result<(), Status> {
         match self.lock().get(&shard).map(|shard| shard.role) {
             Some(Role::Primary { .. }) => Ok(()),
@@ -86,7 +85,7 @@ impl Replication {
         }
     }
 
-    /// Waits until this server knows what it is to its shards; whether others hold all of its state.
+    /// Waits until the role in every shard is known; returns whether other servers hold all state of this one.
     pub async fn settled(&self) -> bool {
         loop {
             let changed = self.changed.notified();
@@ -98,7 +97,7 @@ impl Replication {
         }
     }
 
-    /// What is not held twice, in sentences; there is nothing to hold while the model is not known.
+    /// Describes the shards that only one server holds. While the model is not known, there is nothing to hold.
     #[must_use]
     pub fn warnings(&self, model_is_known: bool) -> Vec<String> {
         let describe = |(number, shard): (&u32, &Shard)| {
@@ -125,7 +124,7 @@ impl Replication {
         self.lock().iter().filter_map(describe).collect()
     }
 
-    /// Ends the streams between servers: they follow anew.
+    /// Ends the streams between servers; the backups follow again.
     pub fn restart(&self) {
         self.lock().values().filter_map(|shard| shard.stream.as_ref()).for_each(CancellationToken::cancel);
     }
@@ -139,7 +138,7 @@ impl Replication {
         self.lock().get(&shard).map_or(Role::Starting, |shard| shard.role)
     }
 
-    /// The other server that holds `shard`.
+    /// Returns the other server that holds `shard`.
     pub(in crate::server) fn other(&self, shard: u32) -> u32 {
         if shard == self.index { (shard + 1) % self.servers.len() as u32 } else { shard }
     }
@@ -149,8 +148,8 @@ impl Replication {
         self.changed.notify_waiters();
     }
 
-    /// Process `instance` holds the other copy of `shard`. If that was another one before, it has ended, even if
-    /// its connection has not.
+    /// Records that process `instance` holds the other copy of `shard`. An earlier process has ended, so its stream is
+    /// closed even if the connection is still open.
     pub(in crate::server) fn meet(&self, shard: u32, instance: u64) {
         self.change(shard, |shard| {
             if shard.peer.replace(instance).is_some_and(|before| before != instance)
@@ -161,7 +160,7 @@ impl Replication {
         });
     }
 
-    /// A stream of `shard` with process `peer` begins: ends the one before.
+    /// Registers a stream of `shard` with process `peer` and ends the one before.
     pub(in crate::server) fn open_stream(&self, shard: u32, peer: Option<u64>) -> CancellationToken {
         let token = CancellationToken::new();
         let opened = token.clone();
@@ -183,7 +182,7 @@ impl Replication {
         });
     }
 
-    /// Waits until a primary lacks a backup that it should have.
+    /// Waits until the primary of `shard` has lost its backup.
     pub(in crate::server) async fn without_backup(&self, shard: u32) {
         loop {
             let changed = self.changed.notified();
@@ -202,7 +201,7 @@ impl Replication {
 }
 
 impl Shard {
-    /// Whether another process holds what belongs here; `None` while that is not known.
+    /// Returns whether another process holds the values of this shard, `None` while that is not known.
     fn restores(&self) -> Option<bool> {
         match self.role {
             Role::Starting => None,

@@ -1,4 +1,4 @@
-//! The streams that trainers have open, and which of them a newer one takes the place of.
+//! The open streams of trainers. A newer stream replaces older ones.
 
 use std::collections::BTreeMap;
 
@@ -8,20 +8,20 @@ use tonic::Status;
 use crate::proto;
 use crate::wire::StreamAbort;
 
-/// Streams that a trainer has to a shard.
+/// The kind of a stream of a trainer to a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamKind {
-    /// Gradients: number `lane` of so many that the blocks are dealt over.
+    /// A training stream: number `lane` of the `lanes` streams that the blocks are distributed over.
     Exchange { lane: u32, lanes: u32 },
-    /// One at a time.
+    /// A stream of the current values; a trainer has one at a time.
     Pull,
 }
 
 impl StreamKind {
-    /// The training stream that `open` opens.
+    /// Returns the kind of the training stream that `open` opens.
     ///
     /// # Errors
-    /// If there is no such one.
+    /// If `lane` or `lanes` is out of range.
     pub fn of(open: &proto::Open) -> Result<Self, Status> {
         let (lane, lanes) = (open.lane, open.lanes.max(1));
         if lane < lanes && lanes <= MOST_CONNECTIONS {
@@ -33,7 +33,7 @@ impl StreamKind {
         )))
     }
 
-    /// Whether gradients come over it, its number, and how many there are of its kind.
+    /// Returns whether it is a training stream, its number, and the number of streams of its kind.
     fn parts(self) -> (bool, u32, u32) {
         match self {
             Self::Exchange { lane, lanes } => (true, lane, lanes),
@@ -42,7 +42,7 @@ impl StreamKind {
     }
 }
 
-/// What one process has open to a shard: it deals its blocks over so many lanes.
+/// The open streams of one trainer process to a shard.
 #[derive(Debug)]
 struct Open {
     incarnation: u32,
@@ -53,13 +53,14 @@ struct Open {
 /// All open streams.
 #[derive(Debug, Default)]
 pub struct Streams {
-    /// By trainer, shard, and whether gradients come over them.
+    /// By trainer, shard, and whether they are training streams.
     open: BTreeMap<(u32, u32, bool), Open>,
 }
 
 impl Streams {
-    /// A trainer opens a stream, which `end` ends. Those that are to be ended: the one of the same number, or all where
-    /// another process had them, or dealt its blocks otherwise, so that a block never hears two streams of a trainer.
+    /// Registers a stream, which `end` aborts. Returns the streams that the caller has to abort: the one with the same
+    /// number, or all of them if the incarnation or the number of lanes differs, so that a block never receives
+    /// gradients of a trainer over two streams.
     pub fn open(&mut self, id: &proto::TrainerId, shard: u32, kind: StreamKind, end: StreamAbort) -> Vec<StreamAbort> {
         let (trains, lane, lanes) = kind.parts();
         let fresh = || Open { incarnation: id.incarnation, lanes, ends: BTreeMap::new() };
@@ -72,12 +73,12 @@ impl Streams {
         replaced
     }
 
-    /// Takes out those of a trainer.
+    /// Removes and returns the streams of a trainer.
     pub fn of(&mut self, trainer: u32) -> Vec<StreamAbort> {
         self.open.extract_if(.., |(of, ..), _| *of == trainer).flat_map(|(_, open)| open.ends.into_values()).collect()
     }
 
-    /// Takes out all.
+    /// Removes and returns all streams.
     pub fn all(&mut self) -> Vec<StreamAbort> {
         std::mem::take(&mut self.open).into_values().flat_map(|open| open.ends.into_values()).collect()
     }

@@ -1,5 +1,5 @@
-//! Has the model measured while it trains: server 0 reads the parameters from all servers, hands them to whoever
-//! started it, and tells the metrics that come back. What is computed with them is not this crate's matter.
+//! Evaluates the model during training: reads the parameters from all servers, sends them to the program that runs this
+//! server, and reports the metrics that it returns.
 
 use tokio::sync::oneshot;
 use tokio::time::{Instant, MissedTickBehavior};
@@ -8,13 +8,13 @@ use crate::clock::now;
 use crate::server::config::{Evaluation, Measurement};
 use crate::server::state::ServerState;
 
-/// Measures as time passes, unless nothing was trained since the last time. Ends when nobody measures any more.
+/// Requests an evaluation at every interval in which the model has changed. Ends when the receiver is dropped.
 pub async fn run(state: &ServerState, evaluation: Evaluation) {
     state.model_known().await;
     let Ok(layout) = state.store().map(|store| store.layout().clone()) else { return };
     let Evaluation { every, reading, measurements, .. } = evaluation;
     let mut ticks = tokio::time::interval_at(Instant::now() + every, every);
-    // A measurement that takes longer than the period leaves as long a pause after it.
+    // An evaluation that takes longer than the interval delays the next one by a whole interval.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut measured = 0;
     loop {

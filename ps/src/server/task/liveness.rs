@@ -8,12 +8,12 @@ use crate::clock::now;
 use crate::server::state::ServerState;
 use crate::server::state::membership::LivenessEvent;
 
-/// How often the server looks for trainers that are missing.
-const LOOK: Duration = Duration::from_secs(1);
+/// Interval between two checks for missing trainers.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// How long trainers may take to leave after the server was told to stop.
-const GOODBYE: Duration = Duration::from_secs(8);
-/// Waits, not long, for the trainers to end their steps and leave: then the last checkpoint holds whole
-/// steps.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// Waits a short time for the trainers to finish their steps and leave, so that the last checkpoint holds whole steps.
 pub async fn wait_for_leaving(state: &ServerState) {
     if state.config.checkpoint.is_none() {
         return;
@@ -27,14 +27,14 @@ pub async fn wait_for_leaving(state: &ServerState) {
             left.await;
         }
     };
-    if tokio::time::timeout(GOODBYE, all_left).await.is_err() {
+    if tokio::time::timeout(LEAVE_TIMEOUT, all_left).await.is_err() {
         tracing::warn!("trainers are still at work; keeping what they have given so far");
     }
 }
 
-/// Names missing trainers as time passes; resolves when the server should give up.
+/// Logs missing trainers and detaches lost ones. Resolves with the reason when the server should give up.
 pub async fn abandoned(state: &ServerState) -> String {
-    let mut ticks = tokio::time::interval(LOOK);
+    let mut ticks = tokio::time::interval(CHECK_INTERVAL);
     loop {
         ticks.tick().await;
         let now = now();

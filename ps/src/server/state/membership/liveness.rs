@@ -1,4 +1,4 @@
-//! Who is gone, who is done, and when all are.
+//! Decides which trainers are lost or finished, and when the job is done.
 
 use std::time::Instant;
 
@@ -6,13 +6,13 @@ use super::report::{awaited, lost};
 use super::{LivenessEvent, Member, Membership, Presence};
 
 impl Membership {
-    /// A trainer has given all its steps.
+    /// Records that a trainer has sent its last step.
     pub fn conclude(&mut self, trainer: u32) {
         self.members[trainer as usize].concluded = true;
     }
 
-    /// The trainers that have given all their steps, in order. In an elastic job, when somebody has and nobody is at
-    /// work, nothing is missing from the others either.
+    /// Returns the trainers that have sent their last step, in order. In an elastic job these are all trainers as soon
+    /// as one has and none is active, because no batch is left then.
     #[must_use]
     pub fn concluded(&self) -> Vec<u32> {
         let over = |member: &Member| member.concluded || member.presence == Presence::Finished;
@@ -22,15 +22,15 @@ impl Membership {
         (0..).zip(&self.members).filter(|(_, member)| is_all || over(member)).map(|(index, _)| index).collect()
     }
 
-    /// Trainers that nobody waits for in an elastic job: not at work.
+    /// Returns the trainers that are not active, which rounds of an elastic job do not wait for.
     #[must_use]
     pub fn absent(&self) -> Vec<u32> {
         let absent = |(_, member): &(u32, &Member)| member.presence != Presence::Active;
         (0..).zip(&self.members).filter(absent).map(|(index, _)| index).collect()
     }
 
-    /// Takes trainers that have given all and then were silent for finished: their last words got lost, or
-    /// were said to a process before this one. Which those are.
+    /// Marks trainers as finished that sent their last step and then timed out: their Leave was lost, or received by an
+    /// earlier process of this server. Returns their indices.
     pub fn presume_finished(&mut self, now: Instant) -> Vec<u32> {
         let mut finished = Vec::new();
         for (index, member) in (0..).zip(&mut self.members) {
@@ -44,7 +44,7 @@ impl Membership {
         finished
     }
 
-    /// Whether every trainer has left well; in an elastic job, one of them, and nobody is at work.
+    /// Returns whether every trainer has finished; in an elastic job, whether one has and none is active.
     #[must_use]
     pub fn done(&self) -> bool {
         let mut members = self.members.iter();
@@ -52,7 +52,7 @@ impl Membership {
         if self.least.is_some() { !self.active() && members.any(finished) } else { members.all(finished) }
     }
 
-    /// Marks who has been silent too long as lost; what is new since the last call.
+    /// Marks trainers that timed out as lost. Returns the changes since the last call.
     pub fn look(&mut self, now: Instant) -> Vec<LivenessEvent> {
         let waited = now.saturating_duration_since(self.started);
         let mut news = Vec::new();
@@ -74,7 +74,7 @@ impl Membership {
         news
     }
 
-    /// Says why the server should give up, once nobody has been active for too long.
+    /// Returns why the server should give up, once no trainer has been active for too long.
     #[must_use]
     pub fn abandoned(&self, now: Instant) -> Option<String> {
         let alone = now.saturating_duration_since(self.last_active);

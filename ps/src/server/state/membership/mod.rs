@@ -1,5 +1,5 @@
-//! Who takes part in the job and how far everybody is: a state machine without I/O or clock. Every
-//! method takes the time; the services call it under a short lock. What it tells is in [`report`].
+//! The trainers of a job and their progress: a state machine without I/O or clock. Every method takes the time; the
+//! services call it under a short lock. Lost and finished trainers are in [`liveness`], reports in [`report`].
 
 mod liveness;
 mod refusal;
@@ -15,14 +15,14 @@ use crate::proto;
 use crate::server::config::Timeouts;
 pub use refusal::Refusal;
 
-/// What is new about a trainer that is missed.
+/// A change of a trainer's liveness that is logged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LivenessEvent {
     /// Its index.
     pub trainer: u32,
-    /// It was there; otherwise it has never come.
+    /// It was active before; otherwise it has never joined.
     pub is_lost: bool,
-    /// For the log.
+    /// Text for the log.
     pub sentence: String,
 }
 
@@ -38,19 +38,19 @@ enum Presence {
 #[derive(Clone, Debug)]
 struct Member {
     presence: Presence,
-    /// It was said that this trainer has not come.
+    /// The log says already that this trainer has not joined.
     missed: bool,
-    /// All its steps are where losing a server does not cost them.
+    /// It has sent its last step, and a lost server no longer costs any of its steps.
     concluded: bool,
     incarnation: Option<u32>,
     heard: Instant,
-    /// When it last said how many examples it has read; gradients in between say nothing about that.
+    /// The time of its last report of examples; gradients do not report them.
     reported: Option<Instant>,
     steps: u64,
-    /// Steps that it gave here; in an elastic job its first one is not step 0.
+    /// Steps that this server received from it; in an elastic job its first step is not 0.
     given: u64,
     total_steps: u64,
-    /// Examples of earlier incarnations, and of this one.
+    /// Examples read by earlier incarnations, and by this one.
     examples: (u64, u64),
     rate: f64,
     pace: Pace,
@@ -58,7 +58,7 @@ struct Member {
 }
 
 impl Member {
-    /// Of those at work.
+    /// Returns its own pace if it is active.
     fn own_pace(&self) -> Option<f64> {
         self.pace.steps_per_second().filter(|_| self.presence == Presence::Active)
     }
@@ -68,19 +68,19 @@ impl Member {
 #[derive(Debug)]
 pub struct Membership {
     job_uid: String,
-    /// Trainers come and go; nothing is dealt to them while fewer are there.
+    /// Set in an elastic job: batches are assigned only while at least this many trainers are there.
     least: Option<u32>,
-    /// Nobody is let in any more who was not there before.
+    /// New trainers are refused because the job is done.
     closed: bool,
     timeouts: Timeouts,
     members: Vec<Member>,
     tensors: Vec<TensorSpec>,
-    /// The model that this server can evaluate, if that is told.
+    /// The model that this server evaluates, if it does.
     expected: Vec<TensorSpec>,
-    /// What its last evaluation gave, and when.
+    /// The metrics of its last evaluation, and their time.
     evaluation: (BTreeMap<String, f64>, Instant),
     started: Instant,
-    /// Last time that anybody was active.
+    /// The last time that a trainer was active.
     last_active: Instant,
     training: Option<(Instant, Instant)>,
 }
@@ -123,7 +123,7 @@ impl Membership {
         }
     }
 
-    /// Lets a trainer in. The first one's tensors become the job's.
+    /// Admits a trainer. The first one's tensors become the job's.
     ///
     /// # Errors
     /// If it belongs elsewhere, was replaced, or has another model.
@@ -169,22 +169,22 @@ impl Membership {
         Ok(())
     }
 
-    /// Lets in only trainers of this model, which the server evaluates.
+    /// Admits only trainers of this model, which the server evaluates.
     pub fn expect_model(&mut self, tensors: &[TensorSpec]) {
         self.expected = tensors.to_vec();
     }
 
-    /// The server has measured the model.
+    /// Records the metrics of an evaluation on this server.
     pub fn evaluated(&mut self, metrics: BTreeMap<String, f64>, now: Instant) {
         self.evaluation = (metrics, now);
     }
 
-    /// An elastic job is done, whoever comes now.
+    /// Refuses new trainers of an elastic job, because it is done.
     pub fn close(&mut self) {
         self.closed = self.least.is_some();
     }
 
-    /// The model's tensors; none before the first trainer has told them.
+    /// Returns the model's tensors; none before the first trainer has joined.
     #[must_use]
     pub fn tensors(&self) -> &[TensorSpec] {
         &self.tensors
@@ -193,7 +193,7 @@ impl Membership {
     /// Takes the model from a checkpoint.
     ///
     /// # Errors
-    /// The first tensor that is another one in the job.
+    /// If a tensor differs from those of the job; the text names the first.
     pub fn adopt(&mut self, tensors: &[TensorSpec]) -> Result<(), String> {
         if self.tensors.is_empty() {
             self.tensors = tensors.to_vec();
@@ -204,7 +204,7 @@ impl Membership {
         }
     }
 
-    /// Takes what another server knows of trainers that were never heard here.
+    /// Takes over what another server knows of trainers that have never contacted this one.
     pub fn adopt_roster(&mut self, roster: &[proto::RosterEntry], now: Instant) {
         for entry in roster {
             let Some(id) = &entry.trainer else { continue };
@@ -218,20 +218,20 @@ impl Membership {
         }
     }
 
-    /// The job goes back, or on, to where each trainer's next step is the one in `steps`, and those who have
-    /// `concluded` have given all.
+    /// Sets the next step of each trainer to that in `steps`, and marks those in `concluded` as having sent their last
+    /// step.
     pub fn rewind(&mut self, steps: &[u64], concluded: &[u32], now: Instant) {
         for (member, step) in self.members.iter_mut().zip(steps) {
             member.steps = *step;
         }
         for (index, member) in (0..).zip(&mut self.members) {
             member.concluded = concluded.contains(&index);
-            // In an elastic job the first who counts as finished ends it, so that the others need time to come.
+            // In an elastic job the first finished trainer may end the job, so the others need time to reconnect.
             member.heard = if self.least.is_some() { now } else { member.heard };
         }
     }
 
-    /// Trainers at work, and of an elastic job whether those and the ones that have finished are enough to go on.
+    /// Returns the number of active trainers, and whether an elastic job has enough active and finished ones to continue.
     #[must_use]
     pub fn present(&self) -> (usize, bool) {
         let count = |presence| self.members.iter().filter(|member| member.presence == presence).count();
@@ -239,13 +239,13 @@ impl Membership {
         (active, active + count(Presence::Finished) >= self.least.unwrap_or(0) as usize)
     }
 
-    /// Whether a trainer is at work.
+    /// Returns whether any trainer is active.
     #[must_use]
     pub fn active(&self) -> bool {
         self.members.iter().any(|member| member.presence == Presence::Active)
     }
 
-    /// A member spoke.
+    /// Records a message of a member.
     ///
     /// # Errors
     /// If it is not, or no longer, a member.
@@ -269,18 +269,18 @@ impl Membership {
         Ok(())
     }
 
-    /// A member gave its gradient of `step`.
+    /// Records that a member sent its gradient of `step`.
     pub fn gave(&mut self, trainer: u32, step: u64, now: Instant) {
         let Some(member) = self.members.get_mut(trainer as usize) else { return };
         let next = step.saturating_add(1);
         member.given += u64::from(next > member.steps);
-        // Of an elastic job that was started again, to do more.
+        // An elastic job may be started again, with more steps.
         member.concluded &= self.least.is_none() || next <= member.steps;
         member.steps = next.max(member.steps);
         self.training = Some((self.training.map_or(now, |(first, _)| first), now));
     }
 
-    /// A member reports examples read so far and its metrics.
+    /// Records the examples that a member has read so far and its metrics.
     ///
     /// # Errors
     /// As [`Membership::hear`].
@@ -294,7 +294,7 @@ impl Membership {
         self.hear(id, now)?;
         let member = &mut self.members[id.index as usize];
         if matches!(member.presence, Presence::Left | Presence::Finished) {
-            return Ok(()); // A heartbeat that its last words have overtaken.
+            return Ok(()); // Its Leave has overtaken this heartbeat.
         }
         // The first report counts from before this server was there.
         let before = member.reported.replace(now).unwrap_or(now);
@@ -309,13 +309,13 @@ impl Membership {
         Ok(())
     }
 
-    /// A member has waited for others for so long in all, in this incarnation.
+    /// Records the total time that this incarnation of a member has waited for others.
     pub fn waited(&mut self, trainer: u32, waiting: Duration, now: Instant) {
         let member = &mut self.members[trainer as usize];
         member.pace.observe(member.steps, waiting, now);
     }
 
-    /// A member goes, its work done (`finished`) or expecting to be replaced.
+    /// Records that a member leaves, its work done (`finished`) or expecting to be replaced.
     ///
     /// # Errors
     /// As [`Membership::hear`].

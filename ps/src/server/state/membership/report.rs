@@ -1,4 +1,4 @@
-//! What a server tells of its trainers: to other servers, to whoever asks for `Status`, and at its end.
+//! Reports on the trainers: for other servers, for `Status` and for the result of the server.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use super::{Member, Membership, Presence};
 use crate::proto;
 
 impl Membership {
-    /// What another server is told: the model, and who takes part.
+    /// Returns the model and the members, for another server.
     #[must_use]
     pub fn told(&self) -> (Vec<proto::TensorSpec>, Vec<proto::RosterEntry>) {
         let tensors = self.tensors.iter().map(|t| proto::TensorSpec { name: t.name.clone(), shape: t.shape.clone() });
@@ -25,7 +25,7 @@ impl Membership {
         (tensors.collect(), roster.collect())
     }
 
-    /// What is wrong right now, in sentences.
+    /// Describes current problems in sentences.
     #[must_use]
     pub fn warnings(&self, now: Instant) -> Vec<String> {
         let waited = now.saturating_duration_since(self.started);
@@ -42,8 +42,8 @@ impl Membership {
         (0..).zip(&self.members).filter_map(describe).collect()
     }
 
-    /// Metrics of all trainers; of those that report the same name the one of lowest index counts. What this server has
-    /// measured itself counts more than what was said before, and less than what is said after.
+    /// Returns the metrics of all trainers. The lowest index overrides others that report the same name. A server-side
+    /// evaluation overrides trainers that were last heard before it; those heard later override it.
     #[must_use]
     pub fn metrics(&self) -> BTreeMap<String, f64> {
         let (measured, at) = &self.evaluation;
@@ -54,7 +54,7 @@ impl Membership {
         said(false).chain(measured.clone()).chain(said(true)).collect()
     }
 
-    /// What this server leaves behind.
+    /// Returns the result of this server.
     #[must_use]
     pub fn result(&self) -> psjobs_api::ReplicaResult {
         psjobs_api::ReplicaResult {
@@ -66,13 +66,13 @@ impl Membership {
         }
     }
 
-    /// Steps done, of all trainers.
+    /// Returns the steps done by all trainers.
     fn steps(&self) -> u64 {
         let steps = |member: &Member| if self.least.is_some() { member.given } else { member.steps };
         self.members.iter().map(steps).sum()
     }
 
-    /// The answer to `Status`.
+    /// Returns the answer to `Status`.
     #[must_use]
     pub fn status(&self, now: Instant) -> proto::StatusReply {
         let phase = match () {
@@ -105,7 +105,7 @@ impl Membership {
         });
         let totals = || self.members.iter().map(|member| member.total_steps);
         let total_steps = match self.least {
-            Some(_) => totals().max().unwrap_or(0), // Each tells the job's.
+            Some(_) => totals().max().unwrap_or(0), // Each reports the total of the job.
             None if totals().all(|total| total > 0) => totals().sum(),
             None => 0,
         };

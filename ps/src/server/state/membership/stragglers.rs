@@ -1,13 +1,13 @@
-//! Who holds the others up. A trainer's own pace is what it does in the time that it does not wait for
-//! servers or other trainers, so a slow one shows also where all go in step.
+//! Detects stragglers. A trainer's own pace counts only the time in which it does not wait for servers or other trainers,
+//! so a slow trainer is detected also where all trainers proceed in step.
 
 use std::time::{Duration, Instant};
 
 /// Seconds of work over which the pace is smoothed.
 const WINDOW: f64 = 20.0;
-/// A pace says nothing before so much work: the first steps are slower.
+/// Seconds of work before a pace is reported: the first steps are slower.
 const WARM_UP: f64 = 5.0;
-/// A straggler takes this many times as long for a step as the median trainer.
+/// A straggler needs at least this many times the median time for a step.
 const CLEARLY: f64 = 1.5;
 
 /// The pace of one process.
@@ -16,18 +16,18 @@ pub struct Pace {
     steps: u64,
     waiting: Duration,
     at: Instant,
-    /// Seconds of work seen, up to where they no longer matter.
+    /// Seconds of work seen, at most the smoothing window.
     worked: f64,
     rate: f64,
 }
 
 impl Pace {
-    /// Of a process that begins now.
+    /// Creates the pace of a process that begins now.
     pub fn new(now: Instant) -> Self {
         Self { steps: 0, waiting: Duration::ZERO, at: now, worked: 0.0, rate: 0.0 }
     }
 
-    /// Takes in steps done, and time waited by this process, so far.
+    /// Records the steps done and the time waited by this process so far.
     pub fn observe(&mut self, steps: u64, waiting: Duration, now: Instant) {
         if steps == self.steps {
             return; // A step longer than a report: it is counted when it is done.
@@ -44,14 +44,14 @@ impl Pace {
         self.worked = (self.worked + work).min(WINDOW);
     }
 
-    /// `None` while too little was seen.
+    /// Returns the pace, `None` before enough work was seen.
     pub fn steps_per_second(&self) -> Option<f64> {
         (self.worked >= WARM_UP).then_some(self.rate)
     }
 }
 
-/// Indexes of those that are clearly slower than the median of all that have a pace; of two, the faster
-/// one is the measure.
+/// Returns the indices of trainers that are clearly slower than the median of all known paces. Of two trainers the
+/// faster one is the median.
 pub fn stragglers(paces: &[Option<f64>]) -> Vec<u32> {
     let mut known = paces.iter().flatten().copied().collect::<Vec<_>>();
     known.sort_by(f64::total_cmp);

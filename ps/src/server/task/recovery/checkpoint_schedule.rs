@@ -1,4 +1,4 @@
-//! Checkpoints that server 0 has written, and the model at the end.
+//! The checkpoints that server 0 requests from all servers, and the model at the end.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,19 +22,19 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Steps ahead of the current one for which a synchronous checkpoint is asked: time for the question to
 /// reach every server before the step does.
 const AHEAD: u64 = 2;
-/// A checkpoint that is not written by then is given up; the next one follows.
+/// Timeout of a checkpoint; after it the next one follows.
 const WRITE: Duration = Duration::from_secs(120);
-/// How long the last checkpoint is tried; the other servers wait for it somewhat longer.
+/// How long the last checkpoint is attempted; the other servers wait somewhat longer.
 const LAST_TRIES: Duration = Duration::from_secs(20);
-/// How long the other servers may take to hear that they can end.
+/// Timeout for telling the other servers that they can end.
 const RELEASE: Duration = Duration::from_secs(2);
 
-/// What a checkpoint is to hold.
+/// The version that a checkpoint holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
-    /// In Sync a step to come, so that training need not wait.
+    /// In Sync a future step, so that training need not wait.
     Soon,
-    /// What there is: no round can close meanwhile, because training has ended or a trainer has concluded.
+    /// The current one: no round can close meanwhile, because training has ended or a trainer has concluded.
     Now,
 }
 
@@ -53,7 +53,7 @@ impl<'a> CheckpointSchedule<'a> {
         Self { state, config, margin: AHEAD, kept: None }
     }
 
-    /// Writes the last checkpoint, if there is anything to keep. A server that is away for a moment is waited for.
+    /// Writes the last checkpoint, if there is anything to keep. Waits for servers that do not answer.
     pub(super) async fn keep_last(&mut self) {
         let deadline = Instant::now() + LAST_TRIES;
         while let Err(status) = self.keep(When::Now).await {
@@ -68,8 +68,8 @@ impl<'a> CheckpointSchedule<'a> {
         }
     }
 
-    /// Of an elastic job whose last trainers were lost: the newest checkpoint has every step of those who have finished,
-    /// and becomes its last one. A server that is away sees in it that all is done.
+    /// Makes the newest checkpoint the last one of an elastic job whose last trainers were lost: it has every step of the
+    /// finished trainers. A server that misses the end of the job finds in it that the job is done.
     async fn settle_for_newest(&mut self) {
         let (concluded, done) = {
             let members = self.state.members();
@@ -87,7 +87,7 @@ impl<'a> CheckpointSchedule<'a> {
         }
     }
 
-    /// Lets the other servers end. One that does not hear it ends somewhat later.
+    /// Tells the other servers that they can end. A server that misses the message ends somewhat later.
     pub(super) async fn release(&self) {
         let request = proto::SnapshotRequest {
             job_uid: self.state.config.job_uid.clone(),
@@ -113,7 +113,8 @@ impl<'a> CheckpointSchedule<'a> {
             return Err(Status::failed_precondition("no trainer has joined yet"));
         }
         // What is known to be done now is in what is written later.
-        let dealt = state.dealing.as_ref().map(|dealing| dealing.dealer().position()).unwrap_or_default();
+        let dealt =
+            state.batch_assignments.as_ref().map(|assignments| assignments.assigner().position()).unwrap_or_default();
         let progress = state.progress().await;
         let Some(progress) = progress else { return Err(Status::failed_precondition("not all blocks have values")) };
         let sync = state.config.training.consistency.mode == ConsistencyMode::Sync;
@@ -163,7 +164,7 @@ impl<'a> CheckpointSchedule<'a> {
         }
         let parts = parts.map_err(|_| Status::deadline_exceeded("a server did not write its part in time"))?;
         let parts = parts.inspect_err(|status| {
-            // The question came too late: the next one is asked earlier.
+            // The request came too late: the next one names a later step.
             if status.code() == Code::OutOfRange {
                 self.margin = (self.margin * 2).min(64);
             }

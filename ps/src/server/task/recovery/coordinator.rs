@@ -1,5 +1,5 @@
-//! What server 0 does for the job: brings every server that starts to one state, has checkpoints
-//! written as time passes, and the last one and the model when training has ended.
+//! The coordinator on server 0: restores every server that starts to one state, requests checkpoints at an interval, and
+//! the last checkpoint and the model when training has ended.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,13 +21,13 @@ use crate::server::error::ServerError;
 use crate::server::state::ServerState;
 use crate::server::state::recovery::{DurabilityRequest, LastCheckpoint};
 
-/// Pause between two tries to reach a server.
+/// Pause between two attempts to reach a server.
 const PAUSE: Duration = Duration::from_millis(200);
-/// After this long without an answer the log says who is waited for, again and again.
+/// Interval at which the log names a server that does not answer.
 const QUIET: Duration = Duration::from_secs(10);
-/// How soon it is looked again whether there is something to keep.
+/// Delay before the next attempt at a checkpoint that came too early.
 const SOON: Duration = Duration::from_millis(250);
-/// Leads until `training` ends, from the state that other servers have `given` to this one or from the newest
+/// Coordinates until `training` ends, from the state that other servers have `given` to this one or from the newest
 /// checkpoint, then writes the last checkpoint and the model.
 ///
 /// # Errors
@@ -42,7 +42,7 @@ pub async fn coordinate(
     let mut coordinator =
         Coordinator { state, config, instances: BTreeMap::new(), schedule: CheckpointSchedule::new(state, config) };
     let mut conclusions = state.recovery.conclusions();
-    // Trainers that wait for a checkpoint of now.
+    // Trainers that wait for a checkpoint of the current state.
     let mut concluding = Vec::new();
     let mut resume = config.resume;
     let mut ticks = tokio::time::interval(config.interval);
@@ -77,7 +77,7 @@ pub async fn coordinate(
                 ticks.reset_immediately();
             }
             _ = ticks.tick() => {
-                // Who concluded before the servers went back learns that it has to come again.
+                // Dropping a request from before a restore tells its trainer to join again.
                 concluding.retain(|conclusion: &DurabilityRequest| conclusion.epoch == state.recovery.epoch());
                 let when = if concluding.is_empty() { When::Soon } else { When::Now };
                 let waiting = concluding.len();
@@ -93,7 +93,7 @@ pub async fn coordinate(
                     () = training.cancelled() => break,
                 };
                 let Err(status) = kept else {
-                    // Who has gone away meanwhile asks again.
+                    // A trainer that has disconnected asks again.
                     for conclusion in concluding.drain(..waiting) {
                         let _ = conclusion.kept.send(());
                     }
@@ -126,7 +126,7 @@ struct Coordinator<'a> {
 }
 
 impl Coordinator<'_> {
-    /// As [`Coordinator::recover`], unless training ends first; whether it did not.
+    /// Recovers all servers; returns false if training ends first.
     async fn recover_before(&mut self, training: &CancellationToken, resume: bool) -> Result<bool, ServerError> {
         tokio::select! {
             biased;
@@ -135,7 +135,7 @@ impl Coordinator<'_> {
         }
     }
 
-    /// Brings all servers to the newest checkpoint that is whole, waiting for those that are away.
+    /// Restores all servers to the newest undamaged checkpoint, waiting for those that do not answer.
     async fn recover(&mut self, resume: bool) -> Result<(), ServerError> {
         let mut damaged = Vec::new();
         loop {
@@ -173,7 +173,7 @@ impl Coordinator<'_> {
         }
     }
 
-    /// Goes on where the process before this one was.
+    /// Continues where the previous process stopped.
     async fn take_over(&mut self) {
         if let Some(step) = self.newest(&[]).await {
             let path = Catalog::new(&self.config.folder).path(step);
@@ -207,7 +207,7 @@ impl Coordinator<'_> {
     }
 }
 
-/// A server that has gone where it was told.
+/// A server that has restored the checkpoint.
 struct Restored {
     instance: u64,
     epoch: u64,
@@ -244,18 +244,18 @@ fn new_epoch() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |age| age.as_micros() as u64)
 }
 
-/// Whether there was no connection to send a request on.
+/// Returns whether a request was never sent because there was no connection.
 fn never_sent(status: &Status) -> bool {
     let first = std::error::Error::source(status);
     std::iter::successors(first, |error| error.source()).any(|error| error.is::<ConnectError>())
 }
 
-/// Whether asking again would give the same answer.
+/// Returns whether a repeated request would fail in the same way.
 fn is_final(status: &Status) -> bool {
     matches!(status.code(), Code::DataLoss | Code::InvalidArgument)
 }
 
-/// Tries until there is an answer.
+/// Repeats `attempt` until it succeeds.
 pub(super) async fn retry_until_ok<T, F: Future<Output = Result<T, Status>>>(who: &str, attempt: impl Fn() -> F) -> T {
     let mut told = Instant::now();
     loop {

@@ -22,12 +22,12 @@ use crate::server::state::ServerState;
 
 use coordinator::{coordinate, retry_until_ok};
 
-/// How long server 0 may take to ask for the last part.
+/// Timeout for server 0 to request the last part.
 const LAST: Duration = Duration::from_secs(30);
-/// How often a server without trainers looks whether all is done.
+/// Interval at which a server without trainers checks whether the job is done.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// This server's part in keeping the job's state, until that of the end of `training` is kept.
+/// Runs this server's part in recovery until the last checkpoint, that of the end of `training`, is written.
 ///
 /// # Errors
 /// On server 0, if there is a checkpoint that this job cannot go on from.
@@ -71,7 +71,7 @@ pub async fn run(state: &Arc<ServerState>, training: CancellationToken) -> Resul
     Ok(())
 }
 
-/// Waits until this server holds what the others do: asks server 0 until it has said so.
+/// Asks server 0, until it succeeds, to restore this server to the state of the others.
 async fn follow(state: &ServerState, config: &CheckpointConfig, given: bool) {
     let (recovery, server) = (&state.recovery, state.config.index);
     let (job_uid, instance) = (state.config.job_uid.clone(), recovery.instance);
@@ -83,8 +83,8 @@ async fn follow(state: &ServerState, config: &CheckpointConfig, given: bool) {
     .await;
 }
 
-/// Waits until the job's last checkpoint is complete and no trainer has been at work for a while, as if there were more
-/// to do. So a server learns of the end that was away when it was told.
+/// Polls until the final checkpoint is complete and no trainer has been active for the silence timeout. A server that
+/// missed the end-of-job message ends this way.
 async fn wait_for_job_end(state: &ServerState, config: &CheckpointConfig) {
     let mut quiet = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! One server's part: written from the blocks while they train on, and read back into them.
+//! One server's part of a checkpoint: written from the blocks while training continues, and restored into them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::server::state::ServerState;
 use crate::server::state::recovery::LastCheckpoint;
 use crate::sparse::TableSpec;
 
-/// Why a server could not write or read its part.
+/// An error while writing or restoring a part.
 #[derive(Debug, thiserror::Error)]
 pub enum RecoveryError {
     /// The part could not be written.
@@ -42,12 +42,12 @@ pub enum RecoveryError {
     /// A block is past the version asked for.
     #[error("this server is past version {0}")]
     Past(u64),
-    /// No trainer has told the model, or given its values, yet.
+    /// The model is not known or its blocks have no values yet.
     #[error("there is nothing to keep yet")]
     Empty,
 }
 
-/// What a server has written.
+/// The files that a server has written.
 pub struct Written {
     pub part: PartEntry,
     /// The rows of sparse tables, if the job has any.
@@ -117,8 +117,8 @@ fn describe(state: &ServerState, step: u64, layout: &Layout) -> Description {
     }
 }
 
-/// Ends the training streams and goes to the checkpoint of `step`, or back to nothing. Trainers that have `concluded`
-/// in it need not come again.
+/// Aborts the training streams and restores the checkpoint of `step`, or the empty state. Trainers that have
+/// `concluded` in it need not join again.
 pub async fn restore(
     state: &ServerState,
     epoch: u64,
@@ -127,7 +127,7 @@ pub async fn restore(
 ) -> Result<(), RecoveryError> {
     let config = state.config.checkpoint.as_ref().expect("only called where checkpoints are kept");
     if epoch <= state.recovery.epoch() {
-        return Ok(()); // A message that was overtaken.
+        return Ok(()); // A newer restore has overtaken this request.
     }
     match step {
         None => rewind(state, epoch, None, concluded).await,
@@ -191,11 +191,13 @@ async fn rewind(
     checkpoint: Option<Checkpoint>,
     concluded: &[u32],
 ) -> Result<(), RecoveryError> {
-    // From here on nobody joins, and what is still on its way to a block is ignored there.
+    // From here on no trainer can join, and blocks ignore gradients that are still queued.
     state.recovery.set_epoch(0);
     state.close_streams();
-    if let Some(dealing) = &state.dealing {
-        dealing.dealer().restore(checkpoint.as_ref().map(|checkpoint| checkpoint.dealt().clone()).unwrap_or_default());
+    if let Some(batch_assignments) = &state.batch_assignments {
+        batch_assignments
+            .assigner()
+            .restore(checkpoint.as_ref().map(|checkpoint| checkpoint.dealt().clone()).unwrap_or_default());
     }
     let Some(checkpoint) = checkpoint else {
         if let Ok(store) = state.store() {
@@ -236,7 +238,7 @@ async fn rewind(
     finish(state, epoch, Some(newest))
 }
 
-/// Goes to the rows that a checkpoint holds, or to none.
+/// Restores the rows of a checkpoint, or none.
 async fn refill(state: &ServerState, checkpoint: &Arc<Checkpoint>, epoch: u64) -> Result<(), Damage> {
     let Some(rows) = checkpoint.rows().first() else {
         if let Some(tables) = state.tables.get() {

@@ -1,4 +1,4 @@
-//! The backup's side of a shard: takes the model, the blocks and every update from the primary.
+//! The backup's side of a shard: receives the model, the blocks and every update from the primary.
 
 use tonic::Status;
 
@@ -68,7 +68,7 @@ async fn take(state: &ServerState, replication: &Replication, shard: u32) -> Res
     Ok(())
 }
 
-/// Takes the model and the members from the primary; a model without tensors is one that nobody has told yet.
+/// Takes over the model and the members from the primary. A model without tensors is not known there yet.
 async fn adopt(state: &ServerState, replication: &Replication, shard: u32, model: proto::Model) -> Result<(), Status> {
     let there = !model.tensors.is_empty();
     if there {

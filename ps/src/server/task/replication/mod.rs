@@ -17,12 +17,12 @@ use crate::server::state::ServerState;
 use crate::server::state::replica_role::{Evidence, Role};
 use crate::server::state::replication::{Replication, replica_role};
 
-/// Pause between two looks at a server that is not as it should be.
+/// Pause between two probes of a server whose role has not settled.
 const PAUSE: Duration = Duration::from_millis(50);
-/// A server that has not answered by then is silent.
+/// Timeout of a probe; a server without an answer is silent.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// Plays this server's part in all shards that it holds, until one is lost.
+/// Keeps the role of this server in all its shards up to date, until the blocks of one are lost.
 pub async fn run(state: &Arc<ServerState>) -> ServerError {
     let Some(replication) = &state.replication else { return std::future::pending().await };
     let shards: Vec<u32> = replication.shards();
@@ -31,7 +31,7 @@ pub async fn run(state: &Arc<ServerState>) -> ServerError {
     ServerError::Lost { shard, other: replication.other(shard) }
 }
 
-/// Plays this server's part in `shard`, until it is lost.
+/// Keeps the role of this server in `shard` up to date. Returns when its blocks are lost.
 async fn keep(state: &Arc<ServerState>, replication: &Replication, shard: u32) -> u32 {
     let home = shard == replication.index;
     loop {
@@ -58,7 +58,7 @@ async fn keep(state: &Arc<ServerState>, replication: &Replication, shard: u32) -
     }
 }
 
-/// Takes on another role.
+/// Changes the role of this server in `shard`.
 async fn assume(state: &ServerState, replication: &Replication, shard: u32, role: Role) {
     let other = replication.other(shard);
     match role {
@@ -73,7 +73,7 @@ async fn assume(state: &ServerState, replication: &Replication, shard: u32, role
     if let Ok(store) = state.store() {
         store.set_role(shard, replica_role(role)).await;
         if state.config.min_trainers.is_some() && matches!(role, Role::Primary { .. }) {
-            // Updates that were under way told of trainers that had gone meanwhile.
+            // Updates on their way may have listed trainers that have left meanwhile.
             let absent = state.members().absent();
             for trainer in absent {
                 store.finish(trainer).await;
@@ -82,7 +82,7 @@ async fn assume(state: &ServerState, replication: &Replication, shard: u32, role
     }
 }
 
-/// Asks the other holder of `shard`, after a look at whether it is there.
+/// Probes the other holder of `shard` and asks for its role.
 async fn look(replication: &Replication, shard: u32, job_uid: &str) -> Evidence {
     let address = &replication.servers[replication.other(shard) as usize];
     match tokio::time::timeout(ANSWER, replication.network.probe(address)).await {
