@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use libfuzzer_sys::fuzz_target;
-use psjobs_ps::batch::dealer::Position;
+use psjobs_ps::batch::assigner::Position;
 use psjobs_ps::checkpoint::format::{FORMAT, MANIFEST, Manifest, PREFIX, PartEntry, PartPlan, part_name};
 use psjobs_ps::checkpoint::{Checkpoint, export};
 use tempfile::TempDir;

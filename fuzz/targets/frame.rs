@@ -13,7 +13,7 @@ use prost::Message;
 use psjobs_ps::codec::Codec;
 use psjobs_ps::layout::{Layout, TensorSpec};
 use psjobs_ps::proto::exchange_request::Message as Exchange;
-use psjobs_ps::proto::{ExchangeRequest, GradientBlock, JoinRequest, ParameterBlock, PullRequest, PushRequest};
+use psjobs_ps::proto::{ExchangeRequest, GradientBlock, JoinRequest, ParameterBlock, PullRequest, InitializeBlocksRequest};
 use psjobs_ps::wire::{Buffers, Reader, frame};
 use tonic::Status;
 use tonic::body::Body;
@@ -47,10 +47,10 @@ fuzz_target!(|input: &[u8]| {
     match kind % 5 {
         0 => read(&mut reader, |request: ExchangeRequest| match request.message {
             Some(Exchange::Gradient(gradient)) => take_gradient(&gradient),
-            Some(Exchange::Open(_) | Exchange::Enter(_)) | None => {}
+            Some(Exchange::Open(_) | Exchange::JoinRound(_)) | None => {}
         }),
         1 => read(&mut reader, |block: ParameterBlock| take_values(block.codec, &block.payload)),
-        2 => read(&mut reader, |push: PushRequest| take_values(push.codec, &push.payload)),
+        2 => read(&mut reader, |push: InitializeBlocksRequest| take_values(push.codec, &push.payload)),
         3 => read(&mut reader, |_: PullRequest| {}),
         _ => read(&mut reader, |join: JoinRequest| take_tensors(join)),
     }

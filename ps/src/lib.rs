@@ -1,14 +1,16 @@
 //! The parameter server: who owns which parameters ([`layout`]), how they change ([`optimizer`]),
-//! when ([`consistency`]), tables of rows by key ([`sparse`]), the process that holds them
-//! ([`server`]) and what a trainer talks to it with ([`client`]). Knows neither libtorch nor Kubernetes.
+//! when ([`consistency`]), the tasks that own them (`block`), tables of rows by key ([`sparse`]), the
+//! process that holds them ([`server`]) and what a trainer talks to it with ([`client`]). Knows neither libtorch nor Kubernetes.
 #![deny(missing_docs)]
 
 pub mod batch;
+mod block;
 pub mod checkpoint;
 pub mod client;
 mod clock;
 pub mod codec;
 pub mod consistency;
+mod gradient;
 pub mod layout;
 pub mod network;
 pub mod optimizer;
@@ -21,4 +23,5 @@ pub mod sparse;
 pub mod splitmix;
 pub mod staleness;
 pub mod tls;
+mod training_rules;
 pub mod wire;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use psjobs_api::ReplicaResult;
 use psjobs_api::training::ConsistencyMode;
 use psjobs_ps::client::{ClientError, Session, SessionConfig};
-use psjobs_ps::server::{CheckpointConfig, Patience, ServerConfig, ServerError};
+use psjobs_ps::server::{CheckpointConfig, ServerConfig, ServerError, Timeouts};
 use support::job::{Process, listen_again, wait_for_all_copies, wait_for_checkpoint};
 use support::*;
 
@@ -96,7 +96,7 @@ impl Elastic {
         });
         let config = ServerConfig {
             min_trainers: Some(self.least),
-            patience: Patience { silence: Duration::from_secs(2), ..Patience::default() },
+            timeouts: Timeouts { silence: Duration::from_secs(2), ..Timeouts::default() },
             checkpoint,
             replicas: if self.replicated { self.names() } else { Vec::new() },
             ..config(index, 2, 4, self.mode)

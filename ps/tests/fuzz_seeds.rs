@@ -5,14 +5,15 @@ use std::fs;
 use std::path::Path;
 
 use bytes::Bytes;
-use psjobs_ps::batch::dealer::Position;
+use psjobs_ps::batch::assigner::Position;
 use psjobs_ps::checkpoint::format::{FORMAT, MANIFEST, Manifest, part_name};
 use psjobs_ps::checkpoint::{BlockState, Description, PartWriter, write};
 use psjobs_ps::codec::{Codec, Encoder};
 use psjobs_ps::layout::TensorSpec;
 use psjobs_ps::proto::exchange_request::Message;
 use psjobs_ps::proto::{
-    self, ExchangeRequest, GradientBlock, JoinRequest, Open, ParameterBlock, PullRequest, PushRequest, TrainerId,
+    self, ExchangeRequest, GradientBlock, InitializeBlocksRequest, JoinRequest, Open, ParameterBlock, PullRequest,
+    TrainerId,
 };
 use psjobs_ps::wire::frame;
 
@@ -58,7 +59,7 @@ fn frames() -> Vec<(String, Vec<u8>)> {
     let codec = Codec::Bf16.number();
     let block = ParameterBlock { step: 9, block: 1, codec, version: 300, payload: payload.clone() };
     seeds.push(("frame/parameters".into(), 1, 100, frame::message(&block).to_vec()));
-    let push = PushRequest { trainer: Some(id.clone()), block: 1, codec, payload };
+    let push = InitializeBlocksRequest { trainer: Some(id.clone()), block: 1, codec, payload };
     seeds.push(("frame/push".into(), 2, 255, frame::message(&push).to_vec()));
     let pull = PullRequest { trainer: Some(id.clone()), blocks: vec![0, 1, 300], ..Default::default() };
     seeds.push(("frame/pull".into(), 3, 1, frame::message(&pull).to_vec()));

@@ -12,7 +12,7 @@ use psjobs_ps::client::Session;
 use psjobs_ps::proto::exchange_request::Message;
 use psjobs_ps::proto::parameter_server_client::ParameterServerClient;
 use psjobs_ps::proto::{self, ExchangeRequest, ParameterBlock};
-use psjobs_ps::server::Patience;
+use psjobs_ps::server::Timeouts;
 use support::*;
 use tokio::sync::Notify;
 use tokio_stream::{Stream, StreamExt as _};
@@ -25,7 +25,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// A server that is soon out of patience, a trainer that has joined, and a client to misbehave with.
 async fn joined(silence: Duration) -> (Server, Session, ParameterServerClient<Channel>) {
     let mut config = config(0, 1, 2, ConsistencyMode::Async);
-    config.patience = Patience { silence, ..Patience::default() };
+    config.timeouts = Timeouts { silence, ..Timeouts::default() };
     let server = start(config).await;
     let session = session_config(1, vec![server.address.to_string()]);
     let session = tokio::task::spawn_blocking(move || Session::join(session, &vec![1.0; elements()]));

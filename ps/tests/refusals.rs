@@ -11,7 +11,7 @@ use psjobs_ps::proto::coordination_client::CoordinationClient;
 use psjobs_ps::proto::exchange_request::Message;
 use psjobs_ps::proto::parameter_server_client::ParameterServerClient;
 use psjobs_ps::proto::{self, TrainerState};
-use psjobs_ps::server::Patience;
+use psjobs_ps::server::Timeouts;
 use support::*;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -122,7 +122,7 @@ async fn bad_frames_end_the_stream_with_a_reason_and_change_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_trainers_are_named_and_then_given_up() {
     let mut config = config(0, 1, 2, ConsistencyMode::Async);
-    config.patience = Patience {
+    config.timeouts = Timeouts {
         join: Duration::from_millis(100),
         silence: Duration::from_millis(1500),
         abandon: Duration::from_secs(4),

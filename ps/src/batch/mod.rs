@@ -1,8 +1,8 @@
 //! Who reads what: pure, no clock and no network. How many examples of a step each trainer reads, by its measured speed
 //! (`spec.training.batch.adaptive`): [`deal`] divides the examples of one step, [`sharing::Sharing`] decides when to do
-//! so anew. In an elastic job [`dealer::Dealer`] deals whole batches to whoever asks.
+//! so anew. In an elastic job [`assigner::BatchAssigner`] assigns whole batches to trainers that ask.
 
-pub mod dealer;
+pub mod assigner;
 pub mod sharing;
 
 use psjobs_api::training::Batch;

@@ -8,8 +8,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::BlockState;
-use crate::batch::dealer::Position;
+use crate::batch::assigner::Position;
 use crate::layout::{Layout, LayoutError, TensorSpec};
+use crate::proto;
 
 /// Version of the format; readers refuse any other.
 pub const FORMAT: u32 = 1;
@@ -345,5 +346,17 @@ impl PartPlan {
         sections.extend((0..self.slots).map(|slot| (format!("slot.{slot}"), Dtype::F32, vec![self.elements])));
         sections.push(("checksums".to_owned(), Dtype::U32, vec![blocks, 1 + self.slots]));
         entries(sections)
+    }
+}
+
+impl From<PartEntry> for proto::CheckpointFile {
+    fn from(PartEntry { file, bytes, crc32 }: PartEntry) -> Self {
+        Self { file, bytes, crc32 }
+    }
+}
+
+impl From<proto::CheckpointFile> for PartEntry {
+    fn from(proto::CheckpointFile { file, bytes, crc32 }: proto::CheckpointFile) -> Self {
+        Self { file, bytes, crc32 }
     }
 }

@@ -14,6 +14,7 @@
 //! the network: who takes a checkpoint when is the server's matter.
 
 pub mod catalog;
+mod disk;
 pub mod export;
 pub mod format;
 pub mod read;
@@ -24,6 +25,7 @@ pub mod write;
 mod tests;
 
 pub use catalog::Catalog;
+pub(crate) use disk::on_disk;
 pub use format::{Description, Manifest};
 pub use read::{Checkpoint, Damage};
 pub use write::{PartWriter, WriteError};

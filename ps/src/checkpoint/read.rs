@@ -14,7 +14,7 @@ use super::format::{
 };
 use super::rows::{RowsDescription, RowsPart, rows_name};
 use super::write::table_checksum;
-use crate::batch::dealer::Position;
+use crate::batch::assigner::Position;
 use crate::layout::Layout;
 
 /// Why a checkpoint cannot be used.

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::format::{FORMAT, MANIFEST, PartEntry, part_name};
 use super::{BlockState, Catalog, Checkpoint, Damage, Description, Manifest, PartWriter, WriteError, export, write};
-use crate::batch::dealer::Position;
+use crate::batch::assigner::Position;
 use crate::layout::{Layout, TensorSpec};
 
 const TRAINERS: u32 = 2;

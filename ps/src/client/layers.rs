@@ -11,7 +11,7 @@ use super::ClientError;
 use super::tables::{AsyncTables, Shared};
 use crate::layout::Layout;
 use crate::proto::coordination_client::CoordinationClient;
-use crate::proto::{self, KeepLayersRequest, KeptLayersRequest};
+use crate::proto::{self, GetLayersRequest, StoreLayersRequest};
 
 /// How long a trainer that was told to stop tries to give its layers.
 const AT_STOP: Duration = Duration::from_secs(5);
@@ -107,10 +107,10 @@ impl Shared {
                 slots: columns.collect(),
             };
             let request =
-                KeepLayersRequest { trainer: Some(self.config.id()), epoch: self.epoch, contents: Some(contents) };
+                StoreLayersRequest { trainer: Some(self.config.id()), epoch: self.epoch, contents: Some(contents) };
             self.insist(layout.owner(block) as usize, move |mut client| {
                 let request = request.clone();
-                async move { client.keep_layers(request).await }
+                async move { client.store_layers(request).await }
             })
         });
         try_join_all(kept).await.map(drop)
@@ -119,10 +119,10 @@ impl Shared {
     async fn kept(&self) -> Result<Option<Layers>, ClientError> {
         let layout = self.layout()?;
         let blocks = (0..layout.blocks()).map(|block| {
-            let request = KeptLayersRequest { trainer: Some(self.config.id()), block };
+            let request = GetLayersRequest { trainer: Some(self.config.id()), block };
             self.insist(layout.owner(block) as usize, move |mut client| {
                 let request = request.clone();
-                async move { client.kept_layers(request).await }
+                async move { client.get_layers(request).await }
             })
         });
         let blocks = try_join_all(blocks).await?;
@@ -149,10 +149,10 @@ impl Shared {
     }
 
     async fn conclude(&self) -> Result<(), ClientError> {
-        let request = proto::ConcludeRequest { trainer: Some(self.config.id()), epoch: self.epoch };
+        let request = proto::WaitUntilDurableRequest { trainer: Some(self.config.id()), epoch: self.epoch };
         let asked = self.insist(0, |_| {
             let (mut client, request) = (CoordinationClient::new(self.lead.clone()), request.clone());
-            async move { client.conclude(request).await }
+            async move { client.wait_until_durable(request).await }
         });
         asked.await.map(drop)
     }

@@ -57,7 +57,7 @@ pub struct Opening<'a> {
 
 /// Methods whose messages are written by hand.
 pub(super) const PULL: &str = "/psjobs.v1.ParameterServer/Pull";
-const PUSH: &str = "/psjobs.v1.ParameterServer/Push";
+const INITIALIZE_BLOCKS: &str = "/psjobs.v1.ParameterServer/InitializeBlocks";
 
 impl Link {
     /// Joins a server and opens streams, trying until `config.connect_timeout`.
@@ -153,8 +153,8 @@ impl Link {
 
     /// Waits until losing servers can no longer cost a step of this trainer, which has given its last one.
     pub async fn conclude(&self, config: &SessionConfig) -> Result<(), Status> {
-        let request = proto::ConcludeRequest { trainer: Some(config.id()), epoch: self.epoch };
-        CoordinationClient::new(self.channel()).conclude(request).await.map(drop)
+        let request = proto::WaitUntilDurableRequest { trainer: Some(config.id()), epoch: self.epoch };
+        CoordinationClient::new(self.channel()).wait_until_durable(request).await.map(drop)
     }
 
     /// Current values of the server's blocks.
@@ -200,7 +200,7 @@ async fn fill(channel: Channel, opening: &Opening<'_>, epoch: u64, blocks: &[u32
     let send = async {
         for (i, block) in blocks.iter().enumerate() {
             let payload = bytemuck::cast_slice(&values[layout.range(*block)]);
-            let push = proto::PushRequest {
+            let push = proto::InitializeBlocksRequest {
                 trainer: (i == 0).then(|| config.id()),
                 block: *block,
                 codec: Codec::F32.number(),
@@ -213,9 +213,9 @@ async fn fill(channel: Channel, opening: &Opening<'_>, epoch: u64, blocks: &[u32
         drop(sender);
         Ok::<_, Status>(())
     };
-    let take = async { call(channel, PUSH, Outgoing::request(receiver), buffers).await?.message().await };
+    let take = async { call(channel, INITIALIZE_BLOCKS, Outgoing::request(receiver), buffers).await?.message().await };
     let ((), reply) = tokio::try_join!(send, take)?;
-    let taken = reply.map_or(0, |reply: proto::PushReply| reply.initialized);
+    let taken = reply.map_or(0, |reply: proto::InitializeBlocksReply| reply.initialized);
     tracing::debug!(blocks = blocks.len(), taken, "gave values to empty blocks");
     Ok(())
 }

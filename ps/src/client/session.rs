@@ -179,10 +179,10 @@ impl AsyncSession {
     pub async fn share_batch(&self, step: u64, base: u32, work: Work) -> Result<Option<Share>, ClientError> {
         let Some(mut client) = self.attendance.client(0) else { return Ok(None) };
         let (trainer, busy_seconds) = (Some(self.config.id()), work.busy.as_secs_f64());
-        let request = proto::ShareBatchRequest { trainer, step, base, examples: work.examples, busy_seconds };
-        match tokio::time::timeout(SHARE, client.share_batch(request)).await {
+        let request = proto::GetBatchShareRequest { trainer, step, base, examples: work.examples, busy_seconds };
+        match tokio::time::timeout(SHARE, client.get_batch_share(request)).await {
             Ok(Ok(reply)) => {
-                let proto::ShareBatchReply { until_step, offset, examples } = reply.into_inner();
+                let proto::GetBatchShareReply { until_step, offset, examples } = reply.into_inner();
                 // A share that does not hold for the step would be asked for again and again.
                 Ok((until_step > step).then_some(Share { until: until_step, offset, examples }))
             }

@@ -8,7 +8,7 @@ use psjobs_api::Training;
 use super::gradients::Gradients;
 use super::shard::{Plan, Shard};
 use super::{SpecError, TableSpec};
-use crate::server::Recipe;
+use crate::training_rules::TrainingRules;
 
 /// All tables of a training that has one process.
 pub struct Local {
@@ -24,8 +24,8 @@ impl Local {
     pub fn new(specs: Vec<TableSpec>, training: &Training) -> Result<Self, SpecError> {
         TableSpec::validate(&specs)?;
         let specs: Arc<[TableSpec]> = specs.into();
-        let recipe = Arc::new(Recipe::new(training, 1));
-        let shard = Shard::new(&Plan { specs: specs.clone(), recipe, trainers: 1, seed: training.seed, shards: 1 });
+        let rules = Arc::new(TrainingRules::new(training, 1));
+        let shard = Shard::new(&Plan { specs: specs.clone(), rules, trainers: 1, seed: training.seed, shards: 1 });
         Ok(Self { specs, shard })
     }
 

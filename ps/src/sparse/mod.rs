@@ -81,6 +81,15 @@ pub enum SpecError {
 }
 
 impl TableSpec {
+    /// Describes the first difference between the tables of the job and those of a trainer.
+    pub(crate) fn difference(job: &[Self], trainer: &[Self]) -> Option<String> {
+        if job.len() != trainer.len() {
+            return Some(format!("the job has {}, the trainer {}", job.len(), trainer.len()));
+        }
+        let (job, trainer) = job.iter().zip(trainer).find(|(job, trainer)| job != trainer)?;
+        Some(format!("the job has {job:?}, the trainer {trainer:?}"))
+    }
+
     /// A table whose rows stay.
     #[must_use]
     pub fn new(name: impl Into<String>, width: usize, initial_bound: f32) -> Self {
@@ -152,5 +161,15 @@ mod tests {
             assert!(error.contains(want), "{label}: {error}");
         }
         TableSpec::validate(&[good]).expect("a good one");
+    }
+
+    #[test]
+    fn other_tables_are_told_with_both_sides() {
+        let table = |name: &str, width| TableSpec::new(name, width, 0.1);
+        let job = [table("user", 16), table("item", 16)];
+        assert_eq!(TableSpec::difference(&job, &job), None);
+        assert_eq!(TableSpec::difference(&job, &job[..1]).as_deref(), Some("the job has 2, the trainer 1"));
+        let found = TableSpec::difference(&job, &[table("user", 16), table("item", 8)]).expect("another width");
+        assert!(found.contains("width: 16") && found.contains("width: 8") && found.contains("item"), "{found}");
     }
 }

@@ -12,12 +12,12 @@ use super::idle::Idle;
 use super::rows::{Row, Rows, Snapshot};
 use super::{TableSpec, key};
 use crate::consistency::{Rule, Verdict};
-use crate::server::Recipe;
+use crate::training_rules::TrainingRules;
 
 /// What a shard is made of.
 pub struct Plan {
     pub specs: Arc<[TableSpec]>,
-    pub recipe: Arc<Recipe>,
+    pub rules: Arc<TrainingRules>,
     pub trainers: u32,
     pub seed: u64,
     /// Shards of the whole job, over which a table's limit of rows is spread.
@@ -26,7 +26,7 @@ pub struct Plan {
 
 /// `W` is whoever waits for a push.
 pub struct Shard<W> {
-    recipe: Arc<Recipe>,
+    rules: Arc<TrainingRules>,
     trainers: u32,
     tables: Vec<Table>,
     rule: Rule,
@@ -95,7 +95,7 @@ pub struct Holding {
 
 impl<W> Shard<W> {
     pub fn new(plan: &Plan) -> Self {
-        let slots = plan.recipe.optimizer.slots();
+        let slots = plan.rules.optimizer.slots();
         let table = |(place, spec): (usize, &TableSpec)| Table {
             rows: Rows::new(spec.width, slots),
             most: usize::try_from(spec.max_rows.div_ceil(plan.shards)).unwrap_or(usize::MAX),
@@ -108,8 +108,8 @@ impl<W> Shard<W> {
         Self {
             tables: plan.specs.iter().enumerate().map(table).collect(),
             trainers: plan.trainers,
-            rule: Rule::new(plan.recipe.consistency.clone(), plan.trainers),
-            recipe: plan.recipe.clone(),
+            rule: Rule::new(plan.rules.consistency.clone(), plan.trainers),
+            rules: plan.rules.clone(),
             round: Round::default(),
             ahead: Vec::new(),
             version: 0,
@@ -143,7 +143,7 @@ impl<W> Shard<W> {
         match self.rule.offer(trainer, step, staleness > 0) {
             Verdict::Apply => {
                 if let Some(gradients) = gradients {
-                    self.apply(&gradients, self.recipe.factor(step, staleness));
+                    self.apply(&gradients, self.rules.factor(step, staleness));
                 }
                 self.step = self.step.max(step);
                 self.ahead.push((step, who));
@@ -258,7 +258,7 @@ impl<W> Shard<W> {
         let Round { mut sum, added, step, waiting, .. } = std::mem::take(&mut self.round);
         if added > 0 {
             sum.iter_mut().for_each(|gradients| gradients.divide(added));
-            self.apply(&sum, self.recipe.factor(step, 0));
+            self.apply(&sum, self.rules.factor(step, 0));
         }
         self.step = self.step.max(step);
         waiting
@@ -278,7 +278,7 @@ impl<W> Shard<W> {
     }
 
     fn apply(&mut self, gradients: &[Gradients], factor: f64) {
-        let optimizer = &self.recipe.optimizer;
+        let optimizer = &self.rules.optimizer;
         for (table, gradients) in self.tables.iter_mut().zip(gradients) {
             let Table { spec, rows, origin, .. } = table;
             for (key, gradient) in gradients.rows(spec.width) {

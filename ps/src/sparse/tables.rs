@@ -15,7 +15,8 @@ use super::owner::{self, Command};
 use super::refill::Refill;
 use super::shard::{Plan, Shard, ShardState};
 use super::{TableSpec, key};
-use crate::server::{Recipe, finite};
+use crate::gradient::all_finite;
+use crate::training_rules::TrainingRules;
 
 /// Commands that wait for one task: a few of every trainer.
 const QUEUE: usize = 64;
@@ -124,11 +125,11 @@ pub struct Tables {
 impl Tables {
     /// Starts the tasks that own the rows; they end when the tables are dropped. The specs were
     /// validated.
-    pub(crate) fn start(specs: Vec<TableSpec>, place: Place, recipe: &Arc<Recipe>, tasks: &TaskTracker) -> Self {
+    pub(crate) fn start(specs: Vec<TableSpec>, place: Place, rules: &Arc<TrainingRules>, tasks: &TaskTracker) -> Self {
         let counts = Arc::new(Counts::new(&specs));
         let plan = Plan {
             specs: specs.into(),
-            recipe: recipe.clone(),
+            rules: rules.clone(),
             trainers: place.trainers,
             seed: place.seed,
             shards: u64::from(place.servers) * place.shards as u64,
@@ -318,20 +319,20 @@ impl Tables {
 
     /// Whether the push is to be left out because of NaN or infinity; an error if it is refused.
     fn not_finite<B: AsRef<[u8]>>(&self, trainer: u32, step: u64, pushes: &[Push<B>]) -> Result<bool, TablesError> {
-        if self.plan.recipe.non_finite == NonFinite::Pass {
+        if self.plan.rules.non_finite == NonFinite::Pass {
             return Ok(false);
         }
         for Push { table, keys, gradients } in pushes {
             let gradients = gradients.as_ref().as_chunks().0;
-            if finite(gradients) {
+            if all_finite(gradients) {
                 continue;
             }
             self.counts.left_out();
-            if self.plan.recipe.non_finite == NonFinite::Skip {
+            if self.plan.rules.non_finite == NonFinite::Skip {
                 return Ok(true);
             }
             let spec = &self.plan.specs[*table as usize];
-            let bad = gradients.chunks_exact(spec.width).position(|row| !finite(row)).unwrap_or(0);
+            let bad = gradients.chunks_exact(spec.width).position(|row| !all_finite(row)).unwrap_or(0);
             return Err(TablesError::NotFinite { trainer, step, table: spec.name.clone(), key: keys[bad] });
         }
         Ok(false)

@@ -9,11 +9,13 @@ mod call;
 pub mod frame;
 mod outgoing;
 mod reader;
+mod stream_abort;
 
 pub use buffers::Buffers;
 pub use call::call;
 pub use outgoing::Outgoing;
 pub use reader::Reader;
+pub(crate) use stream_abort::StreamAbort;
 
 /// Longest message that is read: a block and its envelope, with room for larger blocks.
 pub const MAX_MESSAGE: usize = 8 * 1024 * 1024;

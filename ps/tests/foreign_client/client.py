@@ -86,13 +86,13 @@ class Trainer:
             self.block_elements = reply.block_elements
             values = [self.push(block) for block in reply.empty_blocks]
             # Trainers may give first values at the same time: those of the first are taken.
-            assert blocks.Push(iter(values), timeout=DEADLINE).initialized <= len(values)
+            assert blocks.InitializeBlocks(iter(values), timeout=DEADLINE).initialized <= len(values)
         self.streams = [Stream(stub, self.id) for stub in self.blocks]
 
     def push(self, block):
         values = self.parameters[self.range(block)]
         payload = struct.pack(f"<{len(values)}f", *values)
-        return exchange.PushRequest(trainer=self.id, block=block, codec=exchange.CODEC_F32, payload=payload)
+        return exchange.InitializeBlocksRequest(trainer=self.id, block=block, codec=exchange.CODEC_F32, payload=payload)
 
     def range(self, block):
         return slice(block * self.block_elements, min((block + 1) * self.block_elements, PARAMETERS))
@@ -129,7 +129,7 @@ class Trainer:
     def leave(self):
         for stream in self.streams:
             stream.up.put(None)
-        self.members[0].Conclude(coordination.ConcludeRequest(trainer=self.id), timeout=DEADLINE)
+        self.members[0].WaitUntilDurable(coordination.WaitUntilDurableRequest(trainer=self.id), timeout=DEADLINE)
         request = coordination.LeaveRequest(trainer=self.id, finished=True, examples=STEPS * BATCH)
         for members in reversed(self.members):
             members.Leave(request, timeout=DEADLINE)

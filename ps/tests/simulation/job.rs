@@ -15,7 +15,7 @@ use std::time::Duration;
 use psjobs_api::ReplicaResult;
 use psjobs_api::training::Training;
 use psjobs_ps::network::Network as Reached;
-use psjobs_ps::server::{self, CheckpointConfig, Patience, ServerConfig, ServerError};
+use psjobs_ps::server::{self, CheckpointConfig, ServerConfig, ServerError, Timeouts};
 use tokio::task::{AbortHandle, JoinError, JoinSet, LocalSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -202,7 +202,7 @@ impl Supervisor {
             trainers: plan.trainers,
             min_trainers: plan.least,
             training,
-            patience: Patience::default(),
+            timeouts: Timeouts::default(),
             shared_memory: false,
             replicas: if plan.replicated { addresses(plan) } else { Vec::new() },
             checkpoint,

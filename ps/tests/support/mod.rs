@@ -11,7 +11,7 @@ use psjobs_api::ReplicaResult;
 use psjobs_api::training::{Compression, Consistency, ConsistencyMode, Optimizer, Training};
 use psjobs_ps::client::{Session, SessionConfig, TensorSpec};
 use psjobs_ps::network::Network;
-use psjobs_ps::server::{self, Patience, ServerConfig, ServerError};
+use psjobs_ps::server::{self, ServerConfig, ServerError, Timeouts};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -61,7 +61,7 @@ pub fn config(index: u32, servers: u32, trainers: u32, mode: ConsistencyMode) ->
         trainers,
         min_trainers: None,
         training: training(mode),
-        patience: Patience::default(),
+        timeouts: Timeouts::default(),
         shared_memory: true,
         replicas: Vec::new(),
         checkpoint: None,

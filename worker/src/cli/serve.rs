@@ -10,7 +10,7 @@ use psjobs_api::env::Checkpoint;
 use psjobs_api::training::ConsistencyMode;
 use psjobs_api::{Environment, METRICS_PORT, ReplicaResult, Role};
 use psjobs_ps::network::Network;
-use psjobs_ps::server::{self, Evaluation, Patience, ServerConfig};
+use psjobs_ps::server::{self, Evaluation, ServerConfig, Timeouts};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
@@ -152,7 +152,7 @@ impl ServeArgs {
         let listener = listen(host, port).await.map_err(|e| Failure::Input(cannot_listen(port, e, "--port")))?;
         let seconds = Duration::from_secs;
         let mut config = ServerConfig {
-            patience: Patience {
+            timeouts: Timeouts {
                 join: seconds(self.join_timeout),
                 silence: seconds(self.silence_timeout),
                 abandon: seconds(self.abandon_timeout),

@@ -8,8 +8,8 @@ use psjobs_api::Training;
 use super::*;
 use crate::checkpoint::format::{FORMAT, PartEntry};
 use crate::checkpoint::read::Damage;
-use crate::server::Recipe;
 use crate::sparse::{Clock, Plan, Row, Shard, ShardState, TableSpec};
+use crate::training_rules::TrainingRules;
 
 type Rows = BTreeMap<u64, (u64, u64, Vec<f32>)>;
 
@@ -33,10 +33,10 @@ fn description() -> RowsDescription {
 fn states() -> Vec<ShardState> {
     let mut training = Training::default();
     training.optimizer.kind = psjobs_api::training::OptimizerKind::Adam;
-    let recipe = Arc::new(Recipe::new(&training, 2));
+    let rules = Arc::new(TrainingRules::new(&training, 2));
     let state = |task: u64| {
         let specs = description().tables.into();
-        let mut shard = Shard::<()>::new(&Plan { specs, recipe: recipe.clone(), trainers: 2, seed: 1, shards: 2 });
+        let mut shard = Shard::<()>::new(&Plan { specs, rules: rules.clone(), trainers: 2, seed: 1, shards: 2 });
         for (table, count, width) in [(0, 5_000, 3), (1, 10, 1)] {
             for key in (task..2 * count).step_by(2) {
                 let numbers: Vec<f32> = (0..width * (1 + SLOTS)).map(|i| key as f32 + i as f32 * 0.1).collect();

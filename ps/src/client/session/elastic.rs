@@ -116,14 +116,14 @@ impl AsyncSession {
         }
     }
 
-    async fn ask(&self) -> Result<proto::DealBatchesReply, Status> {
+    async fn ask(&self) -> Result<proto::AssignBatchesReply, Status> {
         let Some(mut client) = self.attendance.client(0) else {
             return Err(Status::unavailable("this trainer has yet to join server 0"));
         };
         let &Hand { entry, dealt, done, seen, .. } = &self.hand;
         let (trainer, epoch, batches) = (Some(self.config.id()), self.links[0].epoch, self.config.total_steps);
-        let question = proto::DealBatchesRequest { trainer, epoch, entry, batches, dealt, done, seen };
-        let answer = tokio::time::timeout(ANSWER, client.deal_batches(question)).await;
+        let question = proto::AssignBatchesRequest { trainer, epoch, entry, batches, assigned: dealt, done, seen };
+        let answer = tokio::time::timeout(ANSWER, client.assign_batches(question)).await;
         Ok(answer.map_err(|_| Status::deadline_exceeded("no answer"))??.into_inner())
     }
 
@@ -160,7 +160,7 @@ impl AsyncSession {
         for block in self.layout.owned_by(server as u32).filter(|block| self.owed[*block as usize]) {
             let lane = self.layout.lane(block, link.width);
             if over(lane) {
-                let message = Some(Message::Enter(proto::Enter { block, step }));
+                let message = Some(Message::JoinRound(proto::JoinRound { block, step }));
                 link.send(lane, frame::message(&proto::ExchangeRequest { message }));
             }
         }

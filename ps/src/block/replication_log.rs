@@ -1,0 +1,206 @@
+//! The updates of a primary block that its backup has not acknowledged, and the answers that wait for these
+//! acknowledgements. Only a block with the role primary has a log.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+use tonic::Status;
+
+use super::peer::Peer;
+use crate::wire::{StreamAbort, WINDOW};
+
+/// Sends frames to the other server that holds a shard. Clones send over the same stream.
+#[derive(Clone)]
+pub struct FrameSender {
+    queue: mpsc::Sender<Result<Bytes, Status>>,
+    abort: StreamAbort,
+}
+
+impl FrameSender {
+    /// Creates the channel between two servers of a job of `trainers` trainers. It has room for two windows of updates
+    /// of each trainer, because updates may be sent again while the first are still queued, and for messages about
+    /// the stream itself.
+    #[must_use]
+    pub fn new(trainers: u32) -> (Self, mpsc::Receiver<Result<Bytes, Status>>) {
+        let (queue, frames) = mpsc::channel(2 * WINDOW * trainers as usize + 64);
+        (Self { queue, abort: StreamAbort::default() }, frames)
+    }
+
+    /// Sends a frame; returns false if the stream has ended or is full. A full stream is aborted, because the other side
+    /// does not read; it has to follow again.
+    pub fn send(&self, frame: Result<Bytes, Status>) -> bool {
+        let sent = self.queue.try_send(frame);
+        if let Err(TrySendError::Full(_)) = sent {
+            tracing::warn!("the other server that holds these blocks does not read; it has to follow anew");
+            self.abort.abort(Status::resource_exhausted("what was sent has not been read; follow anew"));
+        }
+        sent.is_ok()
+    }
+
+    /// Returns the handle that is aborted when the stream is full.
+    #[must_use]
+    pub fn abort(&self) -> StreamAbort {
+        self.abort.clone()
+    }
+}
+
+/// The replication log of one block.
+pub struct ReplicationLog {
+    backup: Option<FrameSender>,
+    /// The version that the backup has acknowledged.
+    acknowledged: u64,
+    /// Updates that the backup has not acknowledged, with the version after each.
+    unacknowledged: VecDeque<(u64, Bytes)>,
+    /// Trainers and their steps, with the version that must be acknowledged before they are answered.
+    waiting: VecDeque<(u64, Peer, u64)>,
+}
+
+impl ReplicationLog {
+    /// Creates the log of a block whose backup has `version`.
+    #[must_use]
+    pub fn new(version: u64) -> Self {
+        Self { backup: None, acknowledged: version, unacknowledged: VecDeque::new(), waiting: VecDeque::new() }
+    }
+
+    /// Records an update, and sends it if a backup follows.
+    pub fn update(&mut self, version: u64, frame: Bytes) {
+        self.send(frame.clone());
+        self.unacknowledged.push_back((version, frame));
+    }
+
+    /// Lets `backup`, which holds version `held`, follow. Sends it the updates that it lacks if the log still has them,
+    /// else the frame of the whole block at `version` that `contents` makes. Returns whether it sent the block.
+    pub fn attach(
+        &mut self,
+        backup: FrameSender,
+        held: Option<u64>,
+        version: Option<u64>,
+        contents: impl FnOnce() -> Bytes,
+    ) -> bool {
+        self.backup = Some(backup);
+        let oldest = self.unacknowledged.front().map(|(first, _)| first - 1).or(version);
+        if held == version || (held.is_some() && held >= oldest && held <= version) {
+            self.unacknowledged.retain(|(made, _)| held < Some(*made));
+            for (_, frame) in self.unacknowledged.clone() {
+                self.send(frame);
+            }
+            self.acknowledged = self.acknowledged.max(held.unwrap_or(0));
+            return false;
+        }
+        self.unacknowledged.clear();
+        self.send(contents());
+        true
+    }
+
+    /// Sends a frame without recording it.
+    pub fn send(&mut self, frame: Bytes) {
+        // A backup that has disconnected or does not read has to follow again.
+        if self.backup.as_ref().is_some_and(|backup| !backup.send(Ok(frame))) {
+            self.backup = None;
+        }
+    }
+
+    /// Returns whether the backup has not acknowledged `version` yet.
+    #[must_use]
+    pub fn lacks(&self, version: u64) -> bool {
+        self.acknowledged < version
+    }
+
+    /// Holds answers back until the backup has acknowledged `version`.
+    pub fn hold(&mut self, version: u64, peers: Vec<(Peer, u64)>) {
+        self.waiting.extend(peers.into_iter().map(|(peer, step)| (version, peer, step)));
+    }
+
+    /// Records that the backup has `version`; returns the trainers that may be answered now.
+    pub fn acknowledge(&mut self, version: u64) -> Vec<(Peer, u64)> {
+        self.acknowledged = self.acknowledged.max(version);
+        self.unacknowledged.retain(|(made, _)| *made > version);
+        let free = self.waiting.iter().take_while(|(needed, ..)| *needed <= self.acknowledged).count();
+        self.waiting.drain(..free).map(|(_, peer, step)| (peer, step)).collect()
+    }
+
+    /// Ends replication; returns all waiting trainers.
+    #[must_use]
+    pub fn close(self) -> Vec<(Peer, u64)> {
+        self.waiting.into_iter().map(|(_, peer, step)| (peer, step)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    fn frame(version: u64) -> Bytes {
+        version.to_le_bytes().to_vec().into()
+    }
+
+    fn sent(frames: &mut mpsc::Receiver<Result<Bytes, Status>>) -> Vec<Bytes> {
+        std::iter::from_fn(|| frames.try_recv().ok()).map(|frame| frame.expect("a frame")).collect()
+    }
+
+    /// A block at version 3, of which the backup has acknowledged 1.
+    fn behind() -> ReplicationLog {
+        let mut log = ReplicationLog::new(1);
+        for version in [2, 3] {
+            log.update(version, frame(version));
+        }
+        log
+    }
+
+    #[test]
+    fn a_backup_gets_what_it_lacks_and_no_more() {
+        let whole: Bytes = "all".into();
+        for (held, want, copied) in [
+            (Some(1), vec![frame(2), frame(3)], false),
+            (Some(2), vec![frame(3)], false),
+            (Some(3), vec![], false),
+            (Some(0), vec![whole.clone()], true),
+            (Some(4), vec![whole.clone()], true),
+            (None, vec![whole.clone()], true),
+        ] {
+            let (sender, mut frames) = FrameSender::new(1);
+            let mut log = behind();
+            assert_eq!(log.attach(sender, held, Some(3), || whole.clone()), copied, "it holds {held:?}");
+            assert_eq!(sent(&mut frames), want, "it holds {held:?}");
+            log.acknowledge(3);
+            assert!(!log.lacks(3) && log.lacks(4), "it holds {held:?}");
+        }
+    }
+
+    #[test]
+    fn a_backup_that_reads_nothing_has_to_follow_anew() {
+        let (sender, _frames) = FrameSender::new(1);
+        let abort = sender.abort();
+        let mut log = behind();
+        log.attach(sender, Some(3), Some(3), Bytes::new);
+        let sent = (4..).take_while(|version| {
+            log.update(*version, frame(*version));
+            abort.clone().aborted().now_or_never().is_none()
+        });
+        assert!(sent.count() >= WINDOW, "there is room for what a trainer has in flight");
+    }
+
+    #[test]
+    fn an_empty_block_is_not_copied() {
+        let (sender, mut frames) = FrameSender::new(1);
+        let mut log = ReplicationLog::new(0);
+        assert!(!log.attach(sender, None, None, || unreachable!("nothing to copy")));
+        assert!(sent(&mut frames).is_empty() && !log.lacks(0));
+    }
+
+    #[test]
+    fn updates_wait_for_a_backup_that_comes_back() {
+        let (sender, frames) = FrameSender::new(1);
+        let mut log = behind();
+        log.attach(sender, Some(3), Some(3), Bytes::new);
+        drop(frames);
+        log.update(4, frame(4));
+        let (sender, mut frames) = FrameSender::new(1);
+        assert!(!log.attach(sender, Some(3), Some(4), || unreachable!("it lacks one update")));
+        assert_eq!(sent(&mut frames), [frame(4)]);
+    }
+}

@@ -1,0 +1,73 @@
+//! Captures the state of a block for a checkpoint, and restores it.
+
+use tokio::sync::oneshot;
+
+use super::state::{Block, Round};
+use crate::checkpoint::BlockState;
+use crate::optimizer::State;
+
+impl Block {
+    pub(super) fn snapshot(&mut self, at: Option<u64>, reply: oneshot::Sender<Option<BlockState>>) {
+        match at {
+            Some(at) if at > self.version && self.is_initialized() => self.snapshots.push((at, reply)),
+            Some(at) if at < self.version => drop(reply.send(None)),
+            _ => self.due.push(reply),
+        }
+    }
+
+    /// Finds the snapshots that were requested for the version that the block has reached.
+    pub(super) fn find_due_snapshots(&mut self) {
+        let version = self.version;
+        self.due.extend(self.snapshots.extract_if(.., |(at, _)| *at <= version).map(|(_, reply)| reply));
+    }
+
+    pub(super) fn take_due_snapshots(&mut self) {
+        for reply in std::mem::take(&mut self.due) {
+            // The caller may have gone away.
+            drop(reply.send(self.capture()));
+        }
+    }
+
+    /// Stores the state of parameters that the trainers train themselves. Snapshots of versions that were skipped
+    /// fail.
+    pub(super) fn keep(&mut self, state: BlockState) {
+        let state = BlockState { next_steps: vec![state.version; self.spec.trainers as usize], ..state };
+        for (_, reply) in self.snapshots.extract_if(.., |(at, _)| *at < state.version) {
+            drop(reply.send(None));
+        }
+        let waiting = std::mem::take(&mut self.snapshots);
+        self.restore(Some(state));
+        self.snapshots = waiting;
+        self.find_due_snapshots();
+    }
+
+    fn capture(&self) -> Option<BlockState> {
+        if !self.is_initialized() {
+            return None;
+        }
+        Some(BlockState {
+            values: self.values.clone(),
+            slots: self.state.slots().to_vec(),
+            updates: self.state.step(),
+            version: self.version,
+            next_steps: self.settled_steps(),
+        })
+    }
+
+    /// Returns, by trainer, the first step that is not in the values.
+    pub(super) fn settled_steps(&self) -> Vec<u64> {
+        (0..self.spec.trainers).map(|trainer| self.rule.settled(trainer)).collect()
+    }
+
+    pub(super) fn restore(&mut self, state: Option<BlockState>) {
+        let BlockState { values, slots, updates, version, next_steps } = state.unwrap_or_default();
+        self.values = values;
+        self.state = State::restored(slots, updates);
+        self.version = version;
+        self.rule.restore(&next_steps);
+        self.round = Round::default();
+        self.joining.clear();
+        self.ahead.clear();
+        self.snapshots.clear();
+    }
+}

@@ -1,0 +1,135 @@
+//! The state of one block: values, optimizer state, version, and the gradients of the open round.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::oneshot;
+use tonic::Status;
+
+use super::command::ReplicaRole;
+use super::metrics::BlockMetrics;
+use super::peer::{Answer, Peer};
+use super::replication_log::ReplicationLog;
+use crate::checkpoint::BlockState;
+use crate::consistency::Rule;
+use crate::gradient::Gradient;
+use crate::optimizer::State;
+use crate::training_rules::TrainingRules;
+use crate::wire::buffers::Buffer;
+
+/// The settings that a block is made from.
+pub(super) struct BlockSpec {
+    /// Number of the block.
+    pub block: u32,
+    /// Its elements in the flat parameter space.
+    pub range: Range<usize>,
+    /// Number of trainers of the job.
+    pub trainers: u32,
+    /// Trainers may join and leave during the job.
+    pub elastic: bool,
+    /// How the job trains.
+    pub rules: Arc<TrainingRules>,
+    /// The server's epoch when the block is made.
+    pub epoch: u64,
+    /// Its role in replication when the block is made.
+    pub role: ReplicaRole,
+    /// The counters that the block's task increments.
+    pub metrics: Arc<BlockMetrics>,
+}
+
+impl BlockSpec {
+    /// Returns the answer with `values` at `version` to a trainer that is at `step`.
+    pub(super) fn answer<'a>(&self, step: u64, version: u64, values: &'a [f32]) -> Answer<'a> {
+        Answer { step, block: self.block, version, start: self.range.start, values }
+    }
+}
+
+/// The gradients of the open round.
+#[derive(Default)]
+pub(super) struct Round {
+    /// Sum of the gradients added so far, in trainer order.
+    pub sum: Option<Buffer>,
+    /// Number of gradients in `sum`.
+    pub added: usize,
+    /// Gradients that arrived before those of lower trainers; `None` for one that is left out as not finite.
+    pub early: BTreeMap<u32, Option<Gradient>>,
+    /// The highest step among the gradients.
+    pub step: u64,
+    /// Trainers that are answered when the round closes, with their steps.
+    pub waiting: Vec<(Peer, u64)>,
+}
+
+/// One block. Only its task accesses it.
+pub(super) struct Block {
+    pub spec: BlockSpec,
+    pub rule: Rule,
+    pub values: Vec<f32>,
+    pub state: State,
+    pub version: u64,
+    /// Gradients of streams from another epoch are ignored: they belong to a state that was discarded.
+    pub epoch: u64,
+    pub round: Round,
+    pub role: ReplicaRole,
+    /// Set while the role is [`ReplicaRole::Primary`].
+    pub log: Option<ReplicationLog>,
+    /// Trainers that have joined with a step whose round is not open yet.
+    pub joining: Vec<(Peer, u64)>,
+    /// Trainers whose gradient was applied, but that are too far ahead of others to be answered.
+    pub ahead: Vec<(Peer, u64)>,
+    /// Snapshots that were requested for a later version.
+    pub snapshots: Vec<(u64, oneshot::Sender<Option<BlockState>>)>,
+    /// Snapshots of the current version that have not been taken yet.
+    pub due: Vec<oneshot::Sender<Option<BlockState>>>,
+}
+
+impl Block {
+    pub(super) fn new(spec: BlockSpec) -> Self {
+        let consistency = spec.rules.consistency.clone();
+        let rule = if spec.elastic { Rule::elastic(consistency) } else { Rule::new(consistency, spec.trainers) };
+        let (epoch, role) = (spec.epoch, spec.role);
+        Self {
+            role,
+            log: (role == ReplicaRole::Primary).then(|| ReplicationLog::new(0)),
+            spec,
+            rule,
+            values: Vec::new(),
+            state: State::default(),
+            version: 0,
+            epoch,
+            round: Round::default(),
+            joining: Vec::new(),
+            ahead: Vec::new(),
+            snapshots: Vec::new(),
+            due: Vec::new(),
+        }
+    }
+
+    pub(super) fn is_initialized(&self) -> bool {
+        !self.values.is_empty()
+    }
+
+    /// Returns the message with the current version and values, if the block has values.
+    pub(super) fn read(&self) -> Option<Bytes> {
+        self.is_initialized().then(|| self.spec.answer(0, self.version, &self.values).encode(&self.spec.rules))
+    }
+
+    /// Decides whether a message of `peer` is processed.
+    pub(super) fn accepts(&self, peer: &Peer) -> bool {
+        // A message of an aborted stream is dropped: its trainer has left, or sends it again over a new stream.
+        if peer.epoch() != self.epoch || self.role == ReplicaRole::Backup || peer.is_aborted() {
+            return false;
+        }
+        if !self.is_initialized() {
+            peer.refuse(no_values(self.spec.block));
+        }
+        self.is_initialized()
+    }
+}
+
+/// Returns the error for a block without values. It is retryable: a trainer that joins again learns which blocks it
+/// has to fill. The servers may have discarded the values since another trainer filled the block.
+pub fn no_values(block: u32) -> Status {
+    Status::aborted(format!("block {block} has no values yet; push them first"))
+}

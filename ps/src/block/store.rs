@@ -1,0 +1,322 @@
+//! All blocks of a server: its own shard and, with replication, another server's. Starts their tasks once the model is
+//! known, and checks requests before a block sees them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::task::TaskTracker;
+use tonic::Status;
+
+use super::command::{Command, ReplicaRole, Update};
+use super::metrics::BlockMetrics;
+use super::peer::Peer;
+use super::replication_log::FrameSender;
+use super::state::BlockSpec;
+use super::task;
+use crate::checkpoint::BlockState;
+use crate::codec::Codec;
+use crate::gradient::Gradient;
+use crate::layout::Layout;
+use crate::proto;
+use crate::training_rules::TrainingRules;
+
+/// Queue length of one block. Every trainer has at most one gradient for it in flight, so this many trainers can send
+/// theirs without waiting for each other.
+const QUEUE: usize = 64;
+
+/// How far training has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Highest version of a block; in Sync the number of closed rounds.
+    pub version: u64,
+    /// Steps applied to all blocks: the mean over the trainers, or in an elastic job the maximum, because new trainers
+    /// begin at the step of the others.
+    pub step: u64,
+}
+
+/// The settings that the blocks of a server start with.
+pub struct Start<'a> {
+    /// The division of the parameters into blocks.
+    pub layout: Layout,
+    /// The shards that the server holds, with its role in each.
+    pub shards: BTreeMap<u32, ReplicaRole>,
+    /// Number of trainers of the job.
+    pub trainers: u32,
+    /// Trainers may join and leave during the job.
+    pub elastic: bool,
+    /// The server's epoch.
+    pub epoch: u64,
+    /// How the job trains.
+    pub rules: &'a Arc<TrainingRules>,
+    /// The counters that the blocks increment.
+    pub metrics: &'a Arc<BlockMetrics>,
+    /// Tracks the blocks' tasks.
+    pub tasks: &'a TaskTracker,
+}
+
+/// The blocks of one server.
+pub struct Store {
+    layout: Layout,
+    elastic: bool,
+    /// Slots of optimizer state for each element.
+    slots: usize,
+    blocks: BTreeMap<u32, mpsc::Sender<Command>>,
+}
+
+impl Store {
+    /// Starts a task for each block; they end when the store is dropped.
+    #[must_use]
+    pub fn start(start: Start) -> Self {
+        let Start { layout, shards, trainers, elastic, epoch, rules, metrics, tasks } = start;
+        let blocks = shards.iter().flat_map(|(shard, role)| layout.owned_by(*shard).map(|b| (b, *role)));
+        let blocks = blocks.map(|(block, role)| {
+            let (sender, receiver) = mpsc::channel(QUEUE);
+            let spec = BlockSpec {
+                block,
+                range: layout.range(block),
+                trainers,
+                elastic,
+                rules: rules.clone(),
+                epoch,
+                role,
+                metrics: metrics.clone(),
+            };
+            tasks.spawn(task::run(spec, receiver));
+            (block, sender)
+        });
+        Self { blocks: blocks.collect(), elastic, slots: rules.optimizer.slots(), layout }
+    }
+
+    /// Returns the division of the parameters into blocks.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Sends a trainer's gradient to its block.
+    pub async fn gradient(&self, peer: &Peer, frame: proto::GradientBlock) -> Result<(), Status> {
+        let proto::GradientBlock { step, version, block, codec, payload } = frame;
+        let (sender, gradient) = match peer.memory() {
+            None => {
+                let (sender, codec) = self.check(block, codec, &payload)?;
+                (sender, Gradient::Wire(codec, payload))
+            }
+            Some(memory) if payload.is_empty() => {
+                (self.owned(block)?, Gradient::Shared(memory.clone(), self.layout.range(block)))
+            }
+            Some(_) => {
+                return Err(Status::invalid_argument(
+                    "a stream with shared memory carries no payloads; leave them empty",
+                ));
+            }
+        };
+        let command = Command::Gradient { peer: peer.clone(), step, version, gradient };
+        sender.send(command).await.map_err(|_| ended())
+    }
+
+    /// Tells a block that a trainer joins its rounds from `step` on.
+    pub async fn join_round(&self, peer: &Peer, block: u32, step: u64) -> Result<(), Status> {
+        self.owned(block)?.send(Command::JoinRound(peer.clone(), step)).await.map_err(|_| ended())
+    }
+
+    /// Sets the first values of a block; returns false if it has values already.
+    pub async fn initialize(&self, block: u32, codec: i32, payload: Bytes) -> Result<bool, Status> {
+        let (sender, codec) = self.check(block, codec, &payload)?;
+        ask(sender, |reply| Command::Initialize(codec, payload, reply)).await
+    }
+
+    /// Returns the message with a block's version and values, `None` if it has no values.
+    pub async fn read(&self, block: u32) -> Result<Option<Bytes>, Status> {
+        ask(self.owned(block)?, Command::Read).await
+    }
+
+    /// Returns the step that a trainer begins with, and the blocks of `shard` without values. The step is the first that
+    /// not every block has from this trainer, or in an elastic job that of the furthest block.
+    pub async fn next_step(&self, shard: u32, trainer: u32) -> Result<(u64, Vec<u32>), Status> {
+        // A server without blocks does not limit the step.
+        let (mut next, mut empty) = (if self.elastic { 0 } else { u64::MAX }, Vec::new());
+        for block in self.shard(shard) {
+            let (step, initialized) = ask(self.owned(block)?, |reply| Command::NextStep(trainer, reply)).await?;
+            next = if self.elastic { next.max(step) } else { next.min(step) };
+            if !initialized {
+                empty.push(block);
+            }
+        }
+        Ok((next, empty))
+    }
+
+    /// Changes the role of this server in the replication of `shard`.
+    pub async fn set_role(&self, shard: u32, role: ReplicaRole) {
+        for block in self.shard(shard) {
+            self.tell(block, Command::SetRole(role)).await;
+        }
+    }
+
+    /// Lets a backup that holds version `held` of a block follow; returns whether it is sent a copy.
+    pub async fn attach(&self, block: u32, held: Option<u64>, backup: &FrameSender) -> Result<bool, Status> {
+        ask(self.owned(block)?, |reply| Command::Attach(held, backup.clone(), reply)).await
+    }
+
+    /// Tells a block that its backup has `version`.
+    pub async fn acknowledged(&self, block: u32, version: u64) {
+        self.tell(block, Command::Acknowledged(version)).await;
+    }
+
+    /// Applies a message of the primary on a backup. Acknowledgements go to `primary`.
+    pub async fn follow(&self, replica: proto::Replica, primary: &FrameSender) -> Result<(), Status> {
+        if let Some(contents) = replica.contents {
+            let range = self.layout.range(contents.block);
+            let state = state(contents, range.len())?;
+            self.owned(state.0)?.send(Command::Install(state.1, primary.clone())).await.map_err(|_| ended())?;
+            return Ok(());
+        }
+        let proto::Replica { block, version, factor, next_steps, codec, payload, .. } = replica;
+        let (sender, codec) = self.check(block, codec, &payload)?;
+        let update = Update { version, factor, next_steps, gradient: Gradient::Wire(codec, payload) };
+        sender.send(Command::ApplyUpdate(update, primary.clone())).await.map_err(|_| ended())
+    }
+
+    async fn tell(&self, block: u32, command: Command) {
+        if let Ok(sender) = self.owned(block) {
+            // A block that has ended needs no command.
+            drop(sender.send(command).await);
+        }
+    }
+
+    /// Returns a block's state at `version`, or now; `None` if the block is past it or has no values.
+    pub async fn snapshot(&self, block: u32, version: Option<u64>) -> Option<BlockState> {
+        ask(self.owned(block).ok()?, |reply| Command::Snapshot(version, reply)).await.ok()?
+    }
+
+    /// Sets a block to `state`; it ignores gradients of streams from before `epoch`.
+    pub async fn restore(&self, block: u32, epoch: u64, state: Option<BlockState>) {
+        if let Ok(sender) = self.owned(block) {
+            // A block that has ended needs no state.
+            let _ = ask(sender, |reply| Command::Restore(epoch, state, reply)).await;
+        }
+    }
+
+    /// Stores a block of parameters that the trainers train themselves, as one of them sends it in `epoch`.
+    pub async fn keep(&self, epoch: u64, contents: proto::BlockContents) -> Result<(), Status> {
+        let (block, slots) = (contents.block, contents.slots.len());
+        let sender = self.owned(block)?;
+        let (_, state) = state(contents, self.layout.range(block).len())?;
+        if state.values.is_empty() || state.slots.iter().any(Vec::is_empty) || slots != self.slots {
+            return Err(Status::invalid_argument(format!(
+                "block {block} needs values and {} slots of optimizer state, {slots} slots came",
+                self.slots
+            )));
+        }
+        sender.send(Command::Keep(epoch, state)).await.map_err(|_| ended())
+    }
+
+    /// Returns the current contents of a block, without values if it has none.
+    pub async fn contents(&self, block: u32) -> Result<proto::BlockContents, Status> {
+        self.owned(block)?;
+        let BlockState { values, slots, updates, version, next_steps } =
+            self.snapshot(block, None).await.unwrap_or_default();
+        let bytes = |values: Vec<f32>| Bytes::copy_from_slice(bytemuck::cast_slice(&values));
+        let (values, slots) = (bytes(values), slots.into_iter().map(bytes).collect());
+        Ok(proto::BlockContents { block, version, updates, next_steps, values, slots })
+    }
+
+    /// Returns how far training has come in `shard`, `None` while blocks are without values.
+    pub async fn progress(&self, shard: u32) -> Option<Progress> {
+        let (mut version, mut steps) = (0, Vec::new());
+        for block in self.shard(shard) {
+            let sender = self.owned(block).ok()?;
+            version = version.max(ask(sender, Command::Version).await.ok()??);
+            let of_block = ask(sender, Command::Steps).await.ok()?;
+            steps.resize(of_block.len(), u64::MAX);
+            steps.iter_mut().zip(of_block).for_each(|(step, of_block)| *step = of_block.min(*step));
+        }
+        let step = if self.elastic {
+            steps.iter().copied().max().unwrap_or(0)
+        } else {
+            steps.iter().sum::<u64>() / steps.len().max(1) as u64
+        };
+        Some(Progress { version, step })
+    }
+
+    /// Tells every block that a trainer has finished or left.
+    pub async fn finish(&self, trainer: u32) {
+        for sender in self.blocks.values() {
+            // A block that has ended waits for no trainer.
+            drop(sender.send(Command::Finish(trainer)).await);
+        }
+    }
+
+    /// Returns the blocks of this server, ascending.
+    pub fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
+        self.blocks.keys().copied()
+    }
+
+    /// Returns the blocks of a shard, ascending.
+    pub fn shard(&self, shard: u32) -> impl DoubleEndedIterator<Item = u32> + use<> {
+        self.layout.owned_by(shard)
+    }
+
+    /// Returns the blocks of a shard that have values, with their versions.
+    pub async fn held(&self, shard: u32) -> Vec<proto::BlockVersion> {
+        let mut held = Vec::new();
+        for block in self.shard(shard) {
+            let Ok(sender) = self.owned(block) else { continue };
+            if let Ok(Some(version)) = ask(sender, Command::Version).await {
+                held.push(proto::BlockVersion { block, version });
+            }
+        }
+        held
+    }
+
+    fn owned(&self, block: u32) -> Result<&mpsc::Sender<Command>, Status> {
+        self.blocks.get(&block).ok_or_else(|| {
+            let message = if block < self.layout.blocks() {
+                format!("block {block} belongs to server {}; send it there", self.layout.owner(block))
+            } else {
+                format!("block {block} does not exist; the model has blocks 0 to {}", self.layout.blocks() - 1)
+            };
+            Status::invalid_argument(message)
+        })
+    }
+
+    fn check(&self, block: u32, codec: i32, payload: &[u8]) -> Result<(&mpsc::Sender<Command>, Codec), Status> {
+        let sender = self.owned(block)?;
+        let codec = Codec::from_number(codec).ok_or_else(|| {
+            Status::invalid_argument(format!("codec {codec} is not known here; CODEC_F32 (1) always works"))
+        })?;
+        codec
+            .check(payload, self.layout.range(block).len())
+            .map_err(|error| Status::invalid_argument(format!("block {block}: {error}")))?;
+        Ok((sender, codec))
+    }
+}
+
+async fn ask<T>(
+    sender: &mpsc::Sender<Command>,
+    command: impl FnOnce(oneshot::Sender<T>) -> Command,
+) -> Result<T, Status> {
+    let (reply, answer) = oneshot::channel();
+    sender.send(command(reply)).await.map_err(|_| ended())?;
+    answer.await.map_err(|_| ended())
+}
+
+/// Reads the state in a message, checked against the block's length.
+fn state(contents: proto::BlockContents, elements: usize) -> Result<(u32, BlockState), Status> {
+    let proto::BlockContents { block, version, updates, next_steps, values, slots } = contents;
+    let floats = |bytes: Bytes| -> Result<Vec<f32>, Status> {
+        if !bytes.is_empty() && bytes.len() != elements * 4 {
+            let text = format!("block {block} holds {elements} elements, the message {} bytes", bytes.len());
+            return Err(Status::invalid_argument(text));
+        }
+        let (chunks, _) = bytes.as_chunks();
+        Ok(chunks.iter().map(|chunk| f32::from_le_bytes(*chunk)).collect())
+    };
+    let slots = slots.into_iter().map(floats).collect::<Result<_, _>>()?;
+    Ok((block, BlockState { values: floats(values)?, slots, updates, version, next_steps }))
+}
+
+fn ended() -> Status {
+    Status::unavailable("the server is ending; reconnect")
+}

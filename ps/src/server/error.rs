@@ -1,0 +1,37 @@
+//! The errors that end a server.
+
+use crate::network::ServeError;
+
+/// An error that ends a server before its work is done.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The services failed, or could not start.
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+    /// The descriptors that are part of this program are damaged.
+    #[error("gRPC reflection cannot be served")]
+    Reflection(#[source] tonic_reflection::server::Error),
+    /// The job cannot be elastic.
+    #[error("{0}")]
+    Elastic(&'static str),
+    /// No trainer has been active for too long.
+    #[error("gave up: {0}; see their logs, then start the job again")]
+    Abandoned(String),
+    /// The checkpoint folder holds another job's state.
+    #[error("{0}")]
+    Checkpoint(String),
+    /// The other server that held blocks of this one ended before this one had all of them.
+    #[error(
+        "the blocks of server {shard} are lost: server {other} ended before this one had copied them; started again, \
+         the servers go back to a checkpoint or are filled with a trainer's parameters"
+    )]
+    Lost {
+        /// The server that the blocks are named after.
+        shard: u32,
+        /// The one that ended.
+        other: u32,
+    },
+    /// It was told to stop before every trainer had finished.
+    #[error("stopped before all trainers had finished")]
+    Stopped,
+}

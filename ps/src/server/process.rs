@@ -1,0 +1,172 @@
+//! The server process: starts the services and tasks, waits for the end of training and shuts down in order.
+
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use psjobs_api::ReplicaResult;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tokio_stream::{Stream, StreamExt as _};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+use tonic::service::Routes;
+use tonic::transport::Server;
+use tonic::transport::server::Connected;
+
+use super::config::{ServerConfig, inelastic};
+use super::error::ServerError;
+use super::service::coordination::Coordination;
+use super::service::exchange::ParameterServer;
+use super::service::frame_service::FrameService;
+use super::service::{metrics, recovery as recovery_service, replication as replication_service, sparse_tables};
+use super::state::ServerState;
+use super::task::{evaluation, liveness, recovery, replication};
+use crate::proto;
+use proto::coordination_server::CoordinationServer;
+use proto::recovery_server::RecoveryServer;
+
+/// How long open connections may take to close at the end.
+const DRAIN: Duration = Duration::from_secs(5);
+/// Receive window of one stream: several blocks, so that a trainer never waits for a window update.
+const WINDOW: u32 = 4 * 1024 * 1024;
+
+/// Serves on `listener` until all trainers have left well, or `shutdown` resolves.
+///
+/// # Errors
+/// If the service breaks, the trainers abandon the server, or it is stopped early.
+pub async fn run(
+    listener: TcpListener,
+    config: ServerConfig,
+    shutdown: impl Future<Output = ()>,
+) -> Result<ReplicaResult, ServerError> {
+    let incoming = TcpListenerStream::new(listener).map(|stream| {
+        // Answers are written whole; waiting to fill packets would only delay them.
+        stream.inspect(|stream| drop(stream.set_nodelay(true)))
+    });
+    run_on(incoming, config, shutdown).await
+}
+
+/// As [`run`], on connections from wherever they come.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_on<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static>(
+    incoming: impl Stream<Item = io::Result<S>>,
+    mut config: ServerConfig,
+    shutdown: impl Future<Output = ()>,
+) -> Result<ReplicaResult, ServerError> {
+    if config.min_trainers.is_some()
+        && let Some(why) = inelastic(&config.training)
+    {
+        return Err(ServerError::Elastic(why));
+    }
+    let metrics = config.metrics.take();
+    let stop = config.ending.clone();
+    let services = std::mem::take(&mut config.services);
+    let evaluation = config.evaluation.take();
+    let state = ServerState::new(config);
+    let stopped = |stop: &CancellationToken| stop.clone().cancelled_owned();
+    if let Some(listener) = metrics {
+        let (state, stop) = (state.clone(), stopped(&stop));
+        tokio::spawn(async move {
+            if let Err(error) = metrics::serve(listener, state, stop).await {
+                tracing::warn!(%error, "the metrics service ended");
+            }
+        });
+    }
+    let evaluating = evaluation.map(|evaluation| {
+        state.members().expect_model(evaluation.tensors());
+        let state = state.clone();
+        AbortOnDropHandle::new(tokio::spawn(async move { evaluation::run(&state, evaluation).await }))
+    });
+    let serving = serve_grpc(incoming, &state, services, stopped(&stop));
+    let replicating = state.clone();
+    let mut replicating = AbortOnDropHandle::new(tokio::spawn(async move { replication::run(&replicating).await }));
+    let training_over = CancellationToken::new();
+    let recovering = recovery::run(&state, training_over.clone());
+    tokio::pin!(serving, recovering);
+    let mut kept = false;
+    let ended = async {
+        tokio::select! {
+            biased;
+            () = state.done.notified() => Ok(()),
+            why = liveness::abandoned(&state) => Err(ServerError::Abandoned(why)),
+            Ok(lost) = &mut replicating => Err(lost),
+            () = shutdown => {
+                liveness::wait_for_leaving(&state).await;
+                // Whoever is started in its place would wait for trainers that are done.
+                if state.members().done() && state.decides_the_end() { Ok(()) } else { Err(ServerError::Stopped) }
+            }
+        }
+    };
+    tokio::pin!(ended);
+    let outcome = loop {
+        tokio::select! {
+            biased;
+            served = &mut serving => return served.and(Err(ServerError::Stopped)),
+            recovered = &mut recovering, if !kept => match recovered {
+                Ok(()) => kept = true,
+                Err(error) => break Err(error),
+            },
+            outcome = &mut ended => break outcome,
+        }
+    };
+    if outcome.is_ok() {
+        state.members().close();
+    }
+    training_over.cancel();
+    drop(evaluating);
+    if !kept && !matches!(outcome, Err(ServerError::Checkpoint(_))) {
+        tokio::select! {
+            biased;
+            served = &mut serving => return served.and(Err(ServerError::Stopped)),
+            recovered = &mut recovering => recovered?,
+        }
+    }
+    stop.cancel();
+    state.close_streams();
+    if tokio::time::timeout(DRAIN, serving).await.is_err() {
+        tracing::debug!("closed connections that trainers kept open");
+    }
+    outcome.map(|()| {
+        let mut result = state.recovery.add_to(state.members().result());
+        if let Some(batch_assignments) = &state.batch_assignments {
+            result.steps = batch_assignments.assigner().done();
+        }
+        tracing::info!(steps = result.steps, examples = result.examples, "every trainer has left; done");
+        result
+    })
+}
+
+async fn serve_grpc<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static>(
+    incoming: impl Stream<Item = io::Result<S>>,
+    state: &Arc<ServerState>,
+    services: Routes,
+    stop: impl Future<Output = ()>,
+) -> Result<(), ServerError> {
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_serving::<CoordinationServer<Coordination>>().await;
+    health.set_serving::<FrameService<ParameterServer>>().await;
+    let reflection =
+        || tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(proto::DESCRIPTORS);
+    let router = Server::builder()
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(2 * WINDOW)
+        .max_frame_size(crate::wire::MAX_FRAME)
+        .http2_keepalive_interval(Some(Duration::from_secs(10)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(20)))
+        .add_routes(services)
+        .add_service(health_service)
+        .add_service(reflection().build_v1().map_err(ServerError::Reflection)?)
+        // What clients of other languages still ask for.
+        .add_service(reflection().build_v1alpha().map_err(ServerError::Reflection)?)
+        .add_service(FrameService::new(replication_service::Replicating, state))
+        .add_service(RecoveryServer::new(recovery_service::Service(state.clone())))
+        .add_service(CoordinationServer::new(Coordination(state.clone())))
+        .add_service(sparse_tables::service(state.clone()))
+        .add_service(FrameService::new(ParameterServer, state));
+    Ok(state.config.network.serve(router, incoming, stop).await?)
+}

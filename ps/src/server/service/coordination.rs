@@ -1,0 +1,187 @@
+//! The `Coordination` service: tracks members and reports progress.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tonic::{Request, Response, Status};
+
+use super::{batch_assignment, trainer};
+use crate::batch::sharing::Work;
+use crate::clock::now;
+use crate::layout::{Layout, TensorSpec};
+use crate::server::state::ServerState;
+use crate::{proto, wire};
+
+pub struct Coordination(pub Arc<ServerState>);
+
+#[tonic::async_trait]
+impl proto::coordination_server::Coordination for Coordination {
+    async fn join(&self, request: Request<proto::JoinRequest>) -> Result<Response<proto::JoinReply>, Status> {
+        let request = request.into_inner();
+        let id = trainer(request.trainer)?;
+        let tensors: Vec<TensorSpec> =
+            request.tensors.into_iter().map(|t| TensorSpec { name: t.name, shape: t.shape }).collect();
+        let config = &self.0.config;
+        let elastic = config.min_trainers.is_some();
+        if request.elastic != elastic {
+            return Err(Status::invalid_argument(if elastic {
+                "this job is elastic, the trainer is not; start it with --min-trainers, with a workload that can"
+            } else {
+                "the trainer was started for an elastic job, this server was not; give it --min-trainers, too"
+            }));
+        }
+        let epoch = self.0.epoch()?;
+        if tensors.is_empty() {
+            self.0.members().join(&id, tensors, request.total_steps, now())?;
+            tracing::info!(trainer = id.index, incarnation = id.incarnation, "joined, without parameters of its own");
+            let (server, servers) = (config.index, config.servers);
+            return Ok(Response::new(proto::JoinReply { server, servers, ..Default::default() }));
+        }
+        let layout = Layout::new(&tensors, config.servers as usize)
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        self.0.members().join(&id, tensors.clone(), request.total_steps, now())?;
+        let store = self.0.store_for(layout, &tensors);
+        // Without a shard the trainer only joins, so this server need not be a primary.
+        let shard = if request.shard.is_some() { self.0.shard(request.shard)? } else { config.index };
+        if let Some(batch_assignments) = &self.0.batch_assignments {
+            batch_assignments.welcome();
+        }
+        let (next_step, empty_blocks) = store.next_step(shard, id.index).await?;
+        tracing::info!(trainer = id.index, incarnation = id.incarnation, next_step, "joined");
+        Ok(Response::new(proto::JoinReply {
+            next_step,
+            block_elements: store.layout().block_elements() as u64,
+            server: config.index,
+            servers: config.servers,
+            empty_blocks,
+            shared_memory_socket: self
+                .0
+                .shared_memory
+                .as_ref()
+                .map_or_else(String::new, |offer| offer.name().to_owned()),
+            epoch,
+            window: wire::window(store.shard(shard).count(), config.trainers) as u32,
+        }))
+    }
+
+    async fn leave(&self, request: Request<proto::LeaveRequest>) -> Result<Response<proto::LeaveReply>, Status> {
+        let request = request.into_inner();
+        let id = trainer(request.trainer.clone())?;
+        let done = {
+            let mut members = self.0.members();
+            members.leave(&request, &id, now())?;
+            members.done()
+        };
+        tracing::info!(trainer = id.index, incarnation = id.incarnation, finished = request.finished, "left");
+        if let Some(batch_assignments) = &self.0.batch_assignments {
+            batch_assignments.hear(&id, request.entry, request.done);
+        }
+        if self.0.config.min_trainers.is_some() {
+            self.0.part(id.index, &Status::aborted("this trainer has left")).await;
+        } else if request.finished {
+            self.0.finish(id.index).await;
+        }
+        self.0.left.notify_waiters();
+        if done && self.0.decides_the_end() {
+            self.0.done.notify_one();
+        }
+        Ok(Response::new(proto::LeaveReply {}))
+    }
+
+    async fn wait_until_durable(
+        &self,
+        request: Request<proto::WaitUntilDurableRequest>,
+    ) -> Result<Response<proto::WaitUntilDurableReply>, Status> {
+        let request = request.into_inner();
+        let id = trainer(request.trainer)?;
+        {
+            let mut members = self.0.members();
+            members.hear(&id, now())?;
+            self.0.check_epoch(request.epoch)?;
+            members.conclude(id.index);
+        }
+        if self.0.config.checkpoint.is_some() && self.0.config.index == 0 {
+            self.0.recovery.wait_until_durable(request.epoch).await?;
+        }
+        Ok(Response::new(proto::WaitUntilDurableReply {}))
+    }
+
+    async fn heartbeat(
+        &self,
+        request: Request<proto::HeartbeatRequest>,
+    ) -> Result<Response<proto::HeartbeatReply>, Status> {
+        let request = request.into_inner();
+        let id = trainer(request.trainer)?;
+        let (mut members, now) = (self.0.members(), now());
+        members.report(&id, request.examples, request.metrics, now)?;
+        if request.step > 0 {
+            members.gave(id.index, request.step - 1, now);
+        }
+        // An invalid number counts as no waiting time.
+        members.waited(id.index, Duration::try_from_secs_f64(request.waiting_seconds).unwrap_or_default(), now);
+        drop(members);
+        if let Some(batch_assignments) = &self.0.batch_assignments {
+            batch_assignments.hear(&id, request.entry, request.done);
+        }
+        Ok(Response::new(proto::HeartbeatReply {}))
+    }
+
+    async fn get_batch_share(
+        &self,
+        request: Request<proto::GetBatchShareRequest>,
+    ) -> Result<Response<proto::GetBatchShareReply>, Status> {
+        let request = request.into_inner();
+        let id = trainer(request.trainer)?;
+        self.0.members().hear(&id, now())?;
+        let mut sharing = self.0.sharing()?;
+        let base = self.0.config.training.batch.base;
+        if request.base != base {
+            return Err(Status::invalid_argument(format!(
+                "trainer {} reads {} examples a step, the job's batch.base is {base}; leave --batch-size out, or \
+                 give server 0 the same",
+                id.index, request.base
+            )));
+        }
+        // An invalid number counts as no work.
+        let busy = Duration::try_from_secs_f64(request.busy_seconds).unwrap_or_default();
+        let share = sharing.ask(id.index, id.incarnation, Work { examples: request.examples, busy }, request.step);
+        Ok(Response::new(proto::GetBatchShareReply {
+            until_step: share.until,
+            offset: share.offset,
+            examples: share.examples,
+        }))
+    }
+
+    async fn assign_batches(
+        &self,
+        request: Request<proto::AssignBatchesRequest>,
+    ) -> Result<Response<proto::AssignBatchesReply>, Status> {
+        batch_assignment::assign(&self.0, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn status(&self, _: Request<proto::StatusRequest>) -> Result<Response<proto::StatusReply>, Status> {
+        Ok(Response::new(status(&self.0)))
+    }
+}
+
+/// Returns all that this server knows of the job.
+pub(super) fn status(state: &ServerState) -> proto::StatusReply {
+    let mut status = state.members().status(now());
+    status.staleness = state.metrics.staleness_counts();
+    if let Ok(sharing) = state.sharing() {
+        status.trainers.iter_mut().for_each(|trainer| trainer.batch = sharing.share(trainer.index));
+    }
+    if let Some(batch_assignments) = &state.batch_assignments {
+        let assigner = batch_assignments.assigner();
+        (status.step, status.total_steps) = (assigner.done(), assigner.total().unwrap_or(status.total_steps));
+    }
+    if let Some(replication) = &state.replication {
+        status.warnings.extend(replication.warnings(state.store().is_ok()));
+    }
+    status.checkpoint = state.recovery.newest().map(|newest| proto::CheckpointStatus {
+        step: newest.step,
+        path: newest.path.display().to_string(),
+        unix_seconds: newest.unix_seconds,
+    });
+    status
+}

@@ -1,0 +1,170 @@
+//! The `ParameterServer` service: receives gradients and sends parameters.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use tonic::Status;
+
+use super::frame_service::Methods;
+use super::trainer;
+use crate::block::{Peer, Store, no_values};
+use crate::clock::now;
+use crate::proto::{self, exchange_request::Message};
+use crate::server::state::ServerState;
+use crate::server::state::streams::StreamKind;
+use crate::wire::{Outgoing, Reader, StreamAbort, frame};
+
+/// Number of blocks that a Pull buffers for a slow reader.
+const PULL_QUEUE: usize = 1;
+
+/// The queue of answers of a stream.
+type Answers = mpsc::Sender<Result<Bytes, Status>>;
+
+/// The methods of the service.
+#[derive(Clone, Copy)]
+pub struct ParameterServer;
+
+impl Methods for ParameterServer {
+    const NAME: &'static str = "psjobs.v1.ParameterServer";
+
+    fn begin(self, method: &str, state: Arc<ServerState>, reader: Reader) -> Option<Result<Outgoing, Status>> {
+        match method {
+            "Exchange" => Some(exchange(state, reader)),
+            "Pull" => Some(Ok(pull(state, reader))),
+            "InitializeBlocks" => Some(Ok(initialize_blocks(state, reader))),
+            _ => None,
+        }
+    }
+}
+
+fn exchange(state: Arc<ServerState>, reader: Reader) -> Result<Outgoing, Status> {
+    // One answer for each block of the step in flight, and one error.
+    let (answers, stream) = mpsc::channel(state.store()?.layout().blocks() as usize + 1);
+    let abort = StreamAbort::default();
+    let outgoing = Outgoing::response(stream).until(abort.clone().aborted());
+    state.clone().tasks.spawn(async move {
+        if let Err(status) = read_gradients(&state, reader, &answers, &abort).await {
+            tracing::debug!(reason = status.message(), "a training stream ended");
+            abort.abort(status);
+        }
+        // Only after the abort: the response ends with OK when all senders are dropped.
+        drop(answers);
+    });
+    Ok(outgoing)
+}
+
+fn pull(state: Arc<ServerState>, reader: Reader) -> Outgoing {
+    let (answers, stream) = mpsc::channel(PULL_QUEUE);
+    let abort = StreamAbort::default();
+    let outgoing = Outgoing::response(stream).until(abort.clone().aborted());
+    state.clone().tasks.spawn(async move {
+        if let Err(status) = send_blocks(&state, reader, &answers, &abort).await {
+            drop(answers.send(Err(status)).await);
+        }
+    });
+    outgoing
+}
+
+fn initialize_blocks(state: Arc<ServerState>, reader: Reader) -> Outgoing {
+    let (answers, stream) = mpsc::channel(1);
+    state.clone().tasks.spawn(async move {
+        let reply = take_initial_values(&state, reader).await;
+        drop(answers.send(reply.map(|reply| frame::message(&reply))).await);
+    });
+    Outgoing::response(stream)
+}
+
+async fn send_blocks(
+    state: &ServerState,
+    mut reader: Reader,
+    answers: &Answers,
+    abort: &StreamAbort,
+) -> Result<(), Status> {
+    let request: proto::PullRequest =
+        first(state, &mut reader).await?.ok_or_else(|| Status::invalid_argument("a Pull needs one PullRequest"))?;
+    let reader = request.trainer.is_none() && request.job_uid == state.config.job_uid;
+    let id = if reader { None } else { Some(trainer(request.trainer)?) };
+    if let Some(id) = &id {
+        state.members().hear(id, now())?;
+    }
+    let store = state.store()?;
+    let shard = state.shard(request.shard)?;
+    if let Some(id) = id {
+        state.open_stream(&id, shard, StreamKind::Pull, abort);
+    }
+    let blocks: Vec<u32> = if request.blocks.is_empty() { store.shard(shard).collect() } else { request.blocks };
+    for block in blocks {
+        let values = store.read(block).await?.ok_or_else(|| no_values(block))?;
+        if answers.send(Ok(values)).await.is_err() {
+            break; // The reader has gone away.
+        }
+    }
+    Ok(())
+}
+
+async fn take_initial_values(state: &ServerState, mut reader: Reader) -> Result<proto::InitializeBlocksReply, Status> {
+    let store = state.store()?;
+    let (mut known, mut initialized) = (false, 0);
+    while let Some(push) = reader.message::<proto::InitializeBlocksRequest>().await? {
+        if !known {
+            state.members().hear(&trainer(push.trainer)?, now())?;
+            known = true;
+        }
+        state.shard(Some(store.layout().owner(push.block)))?;
+        initialized += u32::from(store.initialize(push.block, push.codec, push.payload).await?);
+    }
+    Ok(proto::InitializeBlocksReply { initialized })
+}
+
+/// Reads the first message of a stream, which must come within the silence timeout.
+async fn first<M: prost::Message + Default>(state: &ServerState, reader: &mut Reader) -> Result<Option<M>, Status> {
+    let patience = state.config.timeouts.silence;
+    tokio::time::timeout(patience, reader.message()).await.unwrap_or_else(|_| {
+        let seconds = patience.as_secs_f64();
+        Err(Status::deadline_exceeded(format!("no message came in {seconds} s after the stream was opened")))
+    })
+}
+
+/// Forwards a trainer's gradients to their blocks until its stream ends or is aborted.
+async fn read_gradients(
+    state: &ServerState,
+    mut reader: Reader,
+    answers: &Answers,
+    abort: &StreamAbort,
+) -> Result<(), Status> {
+    let store: &Store = state.store()?;
+    let Some(proto::ExchangeRequest { message: Some(Message::Open(open)) }) = first(state, &mut reader).await? else {
+        return Err(Status::invalid_argument("the first message of a training stream must be Open"));
+    };
+    let kind = StreamKind::of(&open)?;
+    let id = trainer(open.trainer)?;
+    state.members().hear(&id, now())?;
+    state.check_epoch(open.epoch)?;
+    let shard = state.shard(open.shard)?;
+    let memory = state.memory(open.shared_memory_token, store.layout().elements())?;
+    state.open_stream(&id, shard, kind, abort);
+    let peer = Peer::new(id.index, open.epoch, answers.clone(), memory, abort.clone());
+    loop {
+        let message = tokio::select! {
+            biased;
+            why = abort.clone().aborted() => return Err(why),
+            message = reader.message::<proto::ExchangeRequest>() => message?,
+        };
+        let Some(message) = message else { return Ok(()) };
+        let gradient = match message.message {
+            Some(Message::Gradient(gradient)) => gradient,
+            Some(Message::JoinRound(entry)) => {
+                state.members().hear(&id, now())?;
+                store.join_round(&peer, entry.block, entry.step).await?;
+                continue;
+            }
+            _ => return Err(Status::invalid_argument("expected a gradient block; Open comes once, at the start")),
+        };
+        state.members().hear(&id, now())?;
+        state.metrics.gradient(gradient.payload.len());
+        let step = gradient.step;
+        store.gradient(&peer, gradient).await?;
+        state.members().gave(id.index, step, now());
+    }
+}

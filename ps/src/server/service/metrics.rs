@@ -1,0 +1,150 @@
+//! Serves `/metrics` for Prometheus, `/status` for the operator and the probes over HTTP. Clients need no certificate,
+//! so nothing here is secret.
+
+use std::fmt::Write as _;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::header;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use psjobs_api::{CheckpointResult, TrainingStatus};
+use tokio::net::TcpListener;
+
+use super::coordination;
+use crate::clock::now;
+use crate::network::Network;
+use crate::server::state::ServerState;
+use crate::sparse::TableCounts;
+use crate::staleness::Histogram;
+
+/// Number of blocks in the metrics: the busiest ones, because a large model has thousands.
+const BUSIEST_BLOCKS: usize = 10;
+
+/// Serves `/metrics`, `/status`, `/healthz` and `/readyz` until `shutdown`.
+pub async fn serve(
+    listener: TcpListener,
+    state: Arc<ServerState>,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> std::io::Result<()> {
+    let router = Router::new()
+        .route("/metrics", get(|State(state): State<Arc<ServerState>>| async move { render(&state) }))
+        .route("/status", get(|State(state): State<Arc<ServerState>>| async move { progress(&state) }))
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(|| async { "ok\n" }))
+        .with_state(state);
+    axum::serve(listener, router).with_graceful_shutdown(shutdown).await
+}
+
+/// How far training is, as JSON for the operator.
+fn progress(state: &ServerState) -> impl IntoResponse + use<> {
+    let status = coordination::status(state);
+    let checkpoint = status.checkpoint.map(|newest| CheckpointResult {
+        step: newest.step,
+        path: newest.path,
+        unix_seconds: newest.unix_seconds,
+    });
+    let status = TrainingStatus {
+        step: status.step,
+        total_steps: status.total_steps,
+        examples_per_second: status.examples_per_second,
+        // JSON has no word for the loss of a model that has diverged.
+        metrics: status.metrics.into_iter().filter(|(_, value)| value.is_finite()).collect(),
+        checkpoint,
+        stragglers: status.stragglers,
+    };
+    let text = serde_json::to_string(&status).expect("names and finite numbers serialize");
+    ([(header::CONTENT_TYPE, "application/json")], text)
+}
+
+fn render(state: &ServerState) -> String {
+    let status = state.members().status(now());
+    let mut text = String::new();
+    let mut family = |name: &str, kind: &str, help: &str, rows: &[(String, f64)]| {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "# HELP psjobs_ps_{name} {help}\n# TYPE psjobs_ps_{name} {kind}");
+        for (labels, value) in rows {
+            let _ = writeln!(text, "psjobs_ps_{name}{labels} {value}");
+        }
+    };
+    let one = |value: f64| vec![(String::new(), value)];
+    let counter = |value: &AtomicU64| one(value.load(Relaxed) as f64);
+    family("gradient_blocks_total", "counter", "Gradient blocks received.", &counter(&state.metrics.gradients));
+    family("gradient_bytes_total", "counter", "Bytes of gradients received.", &counter(&state.metrics.gradient_bytes));
+    let of_tables = state.tables.get().map_or(0, |tables| tables.counts().not_finite());
+    let not_finite = one((state.metrics.blocks.not_finite() + of_tables) as f64);
+    let late = one(state.metrics.blocks.late() as f64);
+    family("late_gradients_total", "counter", "Gradients dropped because their round had closed.", &late);
+    family("not_finite_gradients_total", "counter", "Gradients with NaN or infinity.", &not_finite);
+    family(
+        "examples_per_second",
+        "gauge",
+        "Examples a second over all trainers, lately.",
+        &one(status.examples_per_second),
+    );
+    let by_trainer = |value: fn(&crate::proto::TrainerStatus) -> f64| -> Vec<_> {
+        status.trainers.iter().map(|t| (format!("{{trainer=\"{}\"}}", t.index), value(t))).collect()
+    };
+    family("trainer_steps", "gauge", "Last step a trainer gave a gradient for.", &by_trainer(|t| t.step as f64));
+    family(
+        "trainer_own_steps_per_second",
+        "gauge",
+        "Steps a second of the time that a trainer does not wait for others; 0 while unknown.",
+        &by_trainer(|t| t.steps_per_second),
+    );
+    let straggles = |index: u32| f64::from(u8::from(status.stragglers.contains(&index)));
+    let stragglers: Vec<_> =
+        status.trainers.iter().map(|t| (format!("{{trainer=\"{}\"}}", t.index), straggles(t.index))).collect();
+    family("trainer_straggles", "gauge", "1 for a trainer that is clearly slower than the others.", &stragglers);
+    family("trainer_silent_seconds", "gauge", "Seconds since a trainer was heard.", &by_trainer(|t| t.silent_seconds));
+    if let Some(newest) = state.recovery.newest() {
+        family("checkpoint_step", "gauge", "Step of the newest checkpoint.", &one(newest.step as f64));
+        family("checkpoint_time_seconds", "gauge", "When it was complete.", &one(newest.unix_seconds as f64));
+    }
+    let busiest: Vec<_> = (state.metrics.blocks.busy_times.busiest(BUSIEST_BLOCKS).into_iter())
+        .map(|(block, worked)| {
+            let tensor = state.tensor_of(block);
+            (format!("{{block=\"{block}\",tensor={tensor:?}}}"), worked.as_secs_f64())
+        })
+        .collect();
+    if !busiest.is_empty() {
+        family("block_busy_seconds_total", "counter", "Work of the ten blocks that worked longest.", &busiest);
+    }
+    if let Network::Tls(credentials) = &state.config.network {
+        let refused = one(credentials.refused() as f64);
+        family("refused_peers_total", "counter", "Peers without a certificate of this job.", &refused);
+    }
+    family("warnings", "gauge", "Things that are wrong; Status tells them.", &one(status.warnings.len() as f64));
+    let tables: Vec<TableCounts> = state.tables.get().map_or_else(Vec::new, |all| all.counts().tables().collect());
+    let by_table = |value: fn(&TableCounts) -> u64| -> Vec<_> {
+        tables.iter().map(|t| (format!("{{table=\"{}\"}}", t.table), value(t) as f64)).collect()
+    };
+    if !tables.is_empty() {
+        family("table_rows", "gauge", "Rows of a sparse table held here.", &by_table(|t| t.rows));
+        family("table_bytes", "gauge", "Bytes of its rows, optimizer state and index.", &by_table(|t| t.bytes));
+        family("table_evicted_rows_total", "counter", "Rows gone, too many or unused.", &by_table(|t| t.evicted));
+        family("table_pulled_keys_total", "counter", "Keys that trainers pulled.", &by_table(|t| t.pulled));
+        family("table_pushed_keys_total", "counter", "Keys that trainers pushed.", &by_table(|t| t.pushed));
+    }
+    histogram(&mut text, &state.metrics.blocks.staleness());
+    text
+}
+
+/// The staleness of updates, in Prometheus' cumulative buckets.
+fn histogram(text: &mut String, staleness: &Histogram) {
+    const NAME: &str = "psjobs_ps_staleness";
+    // Writing to a String cannot fail.
+    let _ =
+        writeln!(text, "# HELP {NAME} Updates of a block between its pull and the gradient.\n# TYPE {NAME} histogram");
+    let mut below = 0;
+    for (bound, count) in Histogram::BOUNDS.iter().zip(staleness.counts()) {
+        below += count;
+        let _ = writeln!(text, "{NAME}_bucket{{le=\"{bound}\"}} {below}");
+    }
+    let total = staleness.total();
+    let _ =
+        writeln!(text, "{NAME}_bucket{{le=\"+Inf\"}} {total}\n{NAME}_sum {}\n{NAME}_count {total}", staleness.sum());
+}

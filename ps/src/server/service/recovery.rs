@@ -1,0 +1,84 @@
+//! The `Recovery` service: server 0 and the other servers bring each other to one state.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+use tonic::{Request, Response, Status};
+
+use crate::proto;
+use crate::server::state::ServerState;
+use crate::server::state::recovery::Newcomer;
+use crate::server::task::recovery::server_checkpoint::{self, RecoveryError};
+
+/// The service.
+pub struct Service(pub Arc<ServerState>);
+
+#[tonic::async_trait]
+impl proto::recovery_server::Recovery for Service {
+    async fn recover(&self, request: Request<proto::RecoverRequest>) -> Result<Response<proto::RecoverReply>, Status> {
+        let request = request.into_inner();
+        self.of_this_job(&request.job_uid)?;
+        let (done, answer) = oneshot::channel();
+        let newcomer = Newcomer { server: request.server, instance: request.instance, given: request.given, done };
+        let leading = || Status::unavailable("this server does not lead yet");
+        self.0.recovery.newcomers.send(newcomer).await.map_err(|_| leading())?;
+        answer.await.map_err(|_| leading())?;
+        Ok(Response::new(proto::RecoverReply {}))
+    }
+
+    async fn restore(&self, request: Request<proto::RestoreRequest>) -> Result<Response<proto::RestoreReply>, Status> {
+        let request = request.into_inner();
+        self.of_this_job(&request.job_uid)?;
+        server_checkpoint::restore(&self.0, request.epoch, request.step, &request.concluded).await.map_err(status)?;
+        Ok(Response::new(proto::RestoreReply { instance: self.0.recovery.instance }))
+    }
+
+    async fn snapshot(
+        &self,
+        request: Request<proto::SnapshotRequest>,
+    ) -> Result<Response<proto::SnapshotReply>, Status> {
+        let request = request.into_inner();
+        self.of_this_job(&request.job_uid)?;
+        if request.epoch != self.0.recovery.epoch() {
+            return Err(Status::aborted("this server has gone back to another checkpoint since"));
+        }
+        if request.last && request.done {
+            self.0.recovery.ended.notify_one();
+        }
+        if request.last {
+            self.0.recovery.last_written.notify_one();
+            return Ok(Response::new(proto::SnapshotReply::default()));
+        }
+        let written = server_checkpoint::write(&self.0, request.step, request.version).await.map_err(status)?;
+        Ok(Response::new(proto::SnapshotReply {
+            part: Some(written.part.into()),
+            rows: written.rows.map(proto::CheckpointFile::from),
+        }))
+    }
+}
+
+impl Service {
+    fn of_this_job(&self, uid: &str) -> Result<(), Status> {
+        let want = &self.0.config.job_uid;
+        if uid != want {
+            let text = format!("this server belongs to job {want}, the caller to job {uid}; check the addresses");
+            return Err(Status::invalid_argument(text));
+        }
+        if self.0.config.checkpoint.is_none() {
+            return Err(Status::failed_precondition(
+                "this server has no checkpoint folder, the caller has; start all servers with the same settings",
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn status(error: RecoveryError) -> Status {
+    match error {
+        RecoveryError::Past(_) => Status::out_of_range(error.to_string()),
+        RecoveryError::Empty => Status::failed_precondition(error.to_string()),
+        RecoveryError::Mismatch { .. } => Status::invalid_argument(error.to_string()),
+        RecoveryError::Unusable { .. } => Status::data_loss(error.to_string()),
+        RecoveryError::Write(_) => Status::internal(error.to_string()),
+    }
+}

@@ -1,0 +1,120 @@
+//! The `SparseTables` service: forwards requests of trainers to [`crate::sparse`].
+
+use std::sync::Arc;
+
+use tonic::{Request, Response, Status};
+
+use super::trainer;
+use crate::clock::now;
+use crate::proto::sparse_tables_server::{self, SparseTablesServer};
+use crate::proto::{
+    BlockContents, GetLayersRequest, OpenTablesReply, OpenTablesRequest, PullRowsReply, PullRowsRequest, PushRowsReply,
+    PushRowsRequest, StoreLayersReply, StoreLayersRequest,
+};
+use crate::server::state::ServerState;
+use crate::sparse::{MAX_MESSAGE, Pull, Push, TableSpec, Tables, TablesError};
+
+pub struct Service(Arc<ServerState>);
+
+/// The service, for tonic's router.
+pub fn service(state: Arc<ServerState>) -> SparseTablesServer<Service> {
+    SparseTablesServer::new(Service(state)).max_decoding_message_size(MAX_MESSAGE)
+}
+
+#[tonic::async_trait]
+impl sparse_tables_server::SparseTables for Service {
+    async fn open_tables(&self, request: Request<OpenTablesRequest>) -> Result<Response<OpenTablesReply>, Status> {
+        let request = request.into_inner();
+        let id = trainer(request.trainer)?;
+        self.0.members().hear(&id, now())?;
+        let epoch = self.0.epoch()?;
+        let specs: Vec<TableSpec> = request.tables.into_iter().map(TableSpec::from).collect();
+        let tables = self.tables_for(specs, id.index)?;
+        let next_step = tables.next_step(id.index).await?;
+        let (server, servers) = (self.0.config.index, self.0.config.servers);
+        Ok(Response::new(OpenTablesReply { next_step, server, servers, epoch }))
+    }
+
+    async fn pull_rows(&self, request: Request<PullRowsRequest>) -> Result<Response<PullRowsReply>, Status> {
+        let PullRowsRequest { trainer: id, wanted, epoch } = request.into_inner();
+        let id = trainer(id)?;
+        self.0.members().hear(&id, now())?;
+        self.0.check_epoch(epoch)?;
+        let wanted: Vec<Pull> =
+            wanted.into_iter().map(|wanted| Pull { table: wanted.table, keys: wanted.keys }).collect();
+        let rows = self.tables()?.pull(id.index, &wanted).await?;
+        Ok(Response::new(PullRowsReply { rows: rows.into_iter().map(Into::into).collect() }))
+    }
+
+    async fn push_rows(&self, request: Request<PushRowsRequest>) -> Result<Response<PushRowsReply>, Status> {
+        let PushRowsRequest { trainer: id, step, tables, epoch } = request.into_inner();
+        let id = trainer(id)?;
+        self.0.check_epoch(epoch)?;
+        {
+            let (mut members, now) = (self.0.members(), now());
+            members.hear(&id, now)?;
+            members.gave(id.index, step, now);
+        }
+        let pushes = tables.into_iter().map(|t| Push { table: t.table, keys: t.keys, gradients: t.gradients });
+        let tables = self.tables()?;
+        tables.push((id.index, epoch), step, &pushes.collect::<Vec<_>>()).await?;
+        Ok(Response::new(PushRowsReply { layers_wanted_at: tables.layers_wanted() }))
+    }
+
+    async fn store_layers(&self, request: Request<StoreLayersRequest>) -> Result<Response<StoreLayersReply>, Status> {
+        let StoreLayersRequest { trainer: id, epoch, contents } = request.into_inner();
+        self.0.members().hear(&trainer(id)?, now())?;
+        self.0.check_epoch(epoch)?;
+        let contents = contents.ok_or_else(|| Status::invalid_argument("the message has no contents; set them"))?;
+        self.0.store()?.keep(epoch, contents).await?;
+        Ok(Response::new(StoreLayersReply {}))
+    }
+
+    async fn get_layers(&self, request: Request<GetLayersRequest>) -> Result<Response<BlockContents>, Status> {
+        let GetLayersRequest { trainer: id, block } = request.into_inner();
+        self.0.members().hear(&trainer(id)?, now())?;
+        Ok(Response::new(self.0.store()?.contents(block).await?))
+    }
+}
+
+impl Service {
+    fn tables(&self) -> Result<&Tables, Status> {
+        let missing = || Status::failed_precondition("no trainer has told the tables yet; call OpenTables first");
+        self.0.tables.get().ok_or_else(missing)
+    }
+
+    /// Returns the job's tables; the first trainer's specs determine them.
+    fn tables_for(&self, specs: Vec<TableSpec>, trainer: u32) -> Result<&Tables, Status> {
+        TableSpec::validate(&specs).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let (state, config) = (&self.0, &self.0.config);
+        let table = &specs[0].name;
+        if config.checkpoint.is_some() && state.store().is_err() {
+            return Err(Status::failed_precondition(format!(
+                "a checkpoint holds the rows of sparse tables together with the trainers' own layers; this job has table \
+                 {table} and no layers: tell them in Join, or remove spec.checkpoint, or --checkpoint-dir"
+            )));
+        }
+        if state.replication.is_some() {
+            return Err(Status::failed_precondition(format!(
+                "replication does not hold the rows of sparse tables, and this job has table {table}: set \
+                 spec.ps.replicationFactor to 1"
+            )));
+        }
+        let tables = state.tables_for(&specs);
+        match TableSpec::difference(tables.specs(), &specs) {
+            Some(difference) => Err(Status::invalid_argument(format!(
+                "trainer {trainer} has other tables than the job: {difference}; start all trainers with the same arguments"
+            ))),
+            None => Ok(tables),
+        }
+    }
+}
+
+impl From<TablesError> for Status {
+    fn from(error: TablesError) -> Self {
+        match error {
+            TablesError::Ended => Self::unavailable(error.to_string()),
+            _ => Self::invalid_argument(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! The assignment of batches in an elastic job, on server 0: the [`BatchAssigner`] and the trainers that wait for it.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+use crate::batch::assigner::BatchAssigner;
+use crate::proto;
+
+/// The assigner, and the requests that wait for trainers.
+#[derive(Default)]
+pub struct BatchAssignments {
+    assigner: Mutex<BatchAssigner>,
+    /// Notified when a trainer joins.
+    pub(in crate::server) came: Notify,
+}
+
+impl BatchAssignments {
+    /// Locks the assigner.
+    pub fn assigner(&self) -> MutexGuard<'_, BatchAssigner> {
+        // A panic under this lock leaves a state that batches can still be assigned from.
+        self.assigner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records what a heartbeat reports: how often a trainer has joined, and how many batches it has done since.
+    pub fn hear(&self, id: &proto::TrainerId, entry: u64, done: u64) {
+        self.assigner().tell(id.index, (id.incarnation, entry), done);
+    }
+
+    /// Wakes waiting requests because a trainer has joined.
+    pub fn welcome(&self) {
+        self.came.notify_waiters();
+    }
+}

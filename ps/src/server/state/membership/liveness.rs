@@ -1,0 +1,96 @@
+//! Decides which trainers are lost or finished, and when the job is done.
+
+use std::time::Instant;
+
+use super::report::{awaited, lost};
+use super::{LivenessEvent, Member, Membership, Presence};
+
+impl Membership {
+    /// Records that a trainer has sent its last step.
+    pub fn conclude(&mut self, trainer: u32) {
+        self.members[trainer as usize].concluded = true;
+    }
+
+    /// Returns the trainers that have sent their last step, in order. In an elastic job these are all trainers as soon
+    /// as one has and none is active, because no batch is left then.
+    #[must_use]
+    pub fn concluded(&self) -> Vec<u32> {
+        let over = |member: &Member| member.concluded || member.presence == Presence::Finished;
+        let is_all = self.least.is_some()
+            && self.members.iter().any(over)
+            && self.members.iter().all(|member| over(member) || member.presence != Presence::Active);
+        (0..).zip(&self.members).filter(|(_, member)| is_all || over(member)).map(|(index, _)| index).collect()
+    }
+
+    /// Returns the trainers that are not active, which rounds of an elastic job do not wait for.
+    #[must_use]
+    pub fn absent(&self) -> Vec<u32> {
+        let absent = |(_, member): &(u32, &Member)| member.presence != Presence::Active;
+        (0..).zip(&self.members).filter(absent).map(|(index, _)| index).collect()
+    }
+
+    /// Marks trainers as finished that sent their last step and then timed out: their Leave was lost, or received by an
+    /// earlier process of this server. Returns their indices.
+    pub fn presume_finished(&mut self, now: Instant) -> Vec<u32> {
+        let mut finished = Vec::new();
+        for (index, member) in (0..).zip(&mut self.members) {
+            let quiet = now.saturating_duration_since(member.heard) >= self.timeouts.silence;
+            if member.concluded && quiet && member.presence != Presence::Finished {
+                member.presence = Presence::Finished;
+                member.rate = 0.0;
+                finished.push(index);
+            }
+        }
+        finished
+    }
+
+    /// Returns whether every trainer has finished; in an elastic job, whether one has and none is active.
+    #[must_use]
+    pub fn done(&self) -> bool {
+        let mut members = self.members.iter();
+        let finished = |member: &Member| member.presence == Presence::Finished;
+        if self.least.is_some() { !self.active() && members.any(finished) } else { members.all(finished) }
+    }
+
+    /// Marks trainers that timed out as lost. Returns the changes since the last call.
+    pub fn look(&mut self, now: Instant) -> Vec<LivenessEvent> {
+        let waited = now.saturating_duration_since(self.started);
+        let mut news = Vec::new();
+        for (index, member) in (0..).zip(&mut self.members) {
+            let quiet = now.saturating_duration_since(member.heard);
+            match member.presence {
+                Presence::Active if quiet >= self.timeouts.silence => {
+                    member.presence = Presence::Lost;
+                    member.rate = 0.0;
+                    news.push(LivenessEvent { trainer: index, is_lost: true, sentence: lost(index, member, quiet) });
+                }
+                Presence::Awaited if self.least.is_none() && waited >= self.timeouts.join && !member.missed => {
+                    member.missed = true;
+                    news.push(LivenessEvent { trainer: index, is_lost: false, sentence: awaited(index, waited) });
+                }
+                _ => {}
+            }
+        }
+        news
+    }
+
+    /// Returns why the server should give up, once no trainer has been active for too long.
+    #[must_use]
+    pub fn abandoned(&self, now: Instant) -> Option<String> {
+        let alone = now.saturating_duration_since(self.last_active);
+        if self.active() || alone < self.timeouts.abandon {
+            return None;
+        }
+        let came = self.least.is_some() && self.members.iter().any(|member| member.incarnation.is_some());
+        let missing: Vec<String> = (self.members.iter().enumerate())
+            .filter(|(_, member)| member.presence != Presence::Finished)
+            .filter(|(_, member)| !(came && member.presence == Presence::Awaited))
+            .map(|(index, member)| match member.presence {
+                Presence::Awaited => format!("{index} (never joined)"),
+                Presence::Left => format!("{index} (left to be replaced)"),
+                _ => format!("{index} (lost)"),
+            })
+            .collect();
+        Some(format!("no trainer was active for {} s; missing: trainer {}", alone.as_secs(), missing.join(", ")))
+    }
+}

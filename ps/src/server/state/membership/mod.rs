@@ -1,0 +1,354 @@
+//! The trainers of a job and their progress: a state machine without I/O or clock. Every method takes the time; the
+//! services call it under a short lock. Lost and finished trainers are in [`liveness`], reports in [`report`].
+
+mod liveness;
+mod refusal;
+mod report;
+mod stragglers;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use self::stragglers::Pace;
+use crate::layout::TensorSpec;
+use crate::proto;
+use crate::server::config::Timeouts;
+pub use refusal::Refusal;
+
+/// A change of a trainer's liveness that is logged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LivenessEvent {
+    /// Its index.
+    pub trainer: u32,
+    /// It was active before; otherwise it has never joined.
+    pub is_lost: bool,
+    /// Text for the log.
+    pub sentence: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Presence {
+    Awaited,
+    Active,
+    Lost,
+    Left,
+    Finished,
+}
+
+#[derive(Clone, Debug)]
+struct Member {
+    presence: Presence,
+    /// The log says already that this trainer has not joined.
+    missed: bool,
+    /// It has sent its last step, and a lost server no longer costs any of its steps.
+    concluded: bool,
+    incarnation: Option<u32>,
+    heard: Instant,
+    /// The time of its last report of examples; gradients do not report them.
+    reported: Option<Instant>,
+    steps: u64,
+    /// Steps that this server received from it; in an elastic job its first step is not 0.
+    given: u64,
+    total_steps: u64,
+    /// Examples read by earlier incarnations, and by this one.
+    examples: (u64, u64),
+    rate: f64,
+    pace: Pace,
+    metrics: BTreeMap<String, f64>,
+}
+
+impl Member {
+    /// Returns its own pace if it is active.
+    fn own_pace(&self) -> Option<f64> {
+        self.pace.steps_per_second().filter(|_| self.presence == Presence::Active)
+    }
+}
+
+/// The trainers of one job, as one server sees them.
+#[derive(Debug)]
+pub struct Membership {
+    job_uid: String,
+    /// Set in an elastic job: batches are assigned only while at least this many trainers are there.
+    least: Option<u32>,
+    /// New trainers are refused because the job is done.
+    closed: bool,
+    timeouts: Timeouts,
+    members: Vec<Member>,
+    tensors: Vec<TensorSpec>,
+    /// The model that this server evaluates, if it does.
+    expected: Vec<TensorSpec>,
+    /// The metrics of its last evaluation, and their time.
+    evaluation: (BTreeMap<String, f64>, Instant),
+    started: Instant,
+    /// The last time that a trainer was active.
+    last_active: Instant,
+    training: Option<(Instant, Instant)>,
+}
+
+/// Seconds over which the rate of examples is smoothed.
+const RATE_WINDOW: f64 = 10.0;
+
+impl Membership {
+    /// A job of `trainers` trainers, all awaited.
+    #[must_use]
+    pub fn new(job_uid: String, trainers: u32, least: Option<u32>, timeouts: Timeouts, now: Instant) -> Self {
+        let member = Member {
+            presence: Presence::Awaited,
+            missed: false,
+            concluded: false,
+            incarnation: None,
+            heard: now,
+            reported: None,
+            steps: 0,
+            given: 0,
+            total_steps: 0,
+            examples: (0, 0),
+            rate: 0.0,
+            pace: Pace::new(now),
+            metrics: BTreeMap::new(),
+        };
+        let members = vec![member; trainers as usize];
+        Self {
+            job_uid,
+            least,
+            closed: false,
+            timeouts,
+            members,
+            tensors: Vec::new(),
+            expected: Vec::new(),
+            evaluation: (BTreeMap::new(), now),
+            started: now,
+            last_active: now,
+            training: None,
+        }
+    }
+
+    /// Admits a trainer. The first one's tensors become the job's.
+    ///
+    /// # Errors
+    /// If it belongs elsewhere, was replaced, or has another model.
+    pub fn join(
+        &mut self,
+        id: &proto::TrainerId,
+        tensors: Vec<TensorSpec>,
+        total_steps: u64,
+        now: Instant,
+    ) -> Result<(), Refusal> {
+        self.place(id)?;
+        if !self.tensors.is_empty()
+            && let Some(difference) = difference(&self.tensors, &tensors)
+        {
+            return Err(Refusal::OtherModel { trainer: id.index, difference });
+        }
+        if !self.expected.is_empty()
+            && let Some(difference) = difference(&self.expected, &tensors)
+        {
+            return Err(Refusal::NotEvaluated { trainer: id.index, difference });
+        }
+        let member = &mut self.members[id.index as usize];
+        if let Some(current) = member.incarnation.filter(|current| *current > id.incarnation) {
+            return Err(Refusal::Replaced { trainer: id.index, found: id.incarnation, current });
+        }
+        if self.closed && member.incarnation != Some(id.incarnation) {
+            return Err(Refusal::Over { trainer: id.index });
+        }
+        if member.incarnation != Some(id.incarnation) {
+            member.examples = (member.examples.0 + member.examples.1, 0);
+            member.rate = 0.0;
+            member.reported = None;
+            member.pace = Pace::new(now);
+        }
+        member.incarnation = Some(id.incarnation);
+        member.presence = Presence::Active;
+        member.heard = now;
+        member.total_steps = total_steps;
+        // The job was started again, to do more.
+        member.concluded &= self.least.is_some() || total_steps <= member.steps;
+        self.last_active = now;
+        self.tensors = tensors;
+        Ok(())
+    }
+
+    /// Admits only trainers of this model, which the server evaluates.
+    pub fn expect_model(&mut self, tensors: &[TensorSpec]) {
+        self.expected = tensors.to_vec();
+    }
+
+    /// Records the metrics of an evaluation on this server.
+    pub fn evaluated(&mut self, metrics: BTreeMap<String, f64>, now: Instant) {
+        self.evaluation = (metrics, now);
+    }
+
+    /// Refuses new trainers of an elastic job, because it is done.
+    pub fn close(&mut self) {
+        self.closed = self.least.is_some();
+    }
+
+    /// Returns the model's tensors; none before the first trainer has joined.
+    #[must_use]
+    pub fn tensors(&self) -> &[TensorSpec] {
+        &self.tensors
+    }
+
+    /// Takes the model from a checkpoint.
+    ///
+    /// # Errors
+    /// If a tensor differs from those of the job; the text names the first.
+    pub fn adopt(&mut self, tensors: &[TensorSpec]) -> Result<(), String> {
+        if self.tensors.is_empty() {
+            self.tensors = tensors.to_vec();
+        }
+        match difference(&self.tensors, tensors) {
+            Some(difference) => Err(difference.replace("the trainer", "the checkpoint")),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes over what another server knows of trainers that have never contacted this one.
+    pub fn adopt_roster(&mut self, roster: &[proto::RosterEntry], now: Instant) {
+        for entry in roster {
+            let Some(id) = &entry.trainer else { continue };
+            let Some(member) = self.members.get_mut(id.index as usize).filter(|m| m.incarnation.is_none()) else {
+                continue;
+            };
+            member.incarnation = Some(id.incarnation);
+            member.presence = if entry.finished { Presence::Finished } else { Presence::Active };
+            member.heard = now;
+            (member.steps, member.total_steps, member.examples.0) = (entry.step, entry.total_steps, entry.examples);
+        }
+    }
+
+    /// Sets the next step of each trainer to that in `steps`, and marks those in `concluded` as having sent their last
+    /// step.
+    pub fn rewind(&mut self, steps: &[u64], concluded: &[u32], now: Instant) {
+        for (member, step) in self.members.iter_mut().zip(steps) {
+            member.steps = *step;
+        }
+        for (index, member) in (0..).zip(&mut self.members) {
+            member.concluded = concluded.contains(&index);
+            // In an elastic job the first finished trainer may end the job, so the others need time to reconnect.
+            member.heard = if self.least.is_some() { now } else { member.heard };
+        }
+    }
+
+    /// Returns the number of active trainers, and whether an elastic job has enough active and finished ones to continue.
+    #[must_use]
+    pub fn present(&self) -> (usize, bool) {
+        let count = |presence| self.members.iter().filter(|member| member.presence == presence).count();
+        let active = count(Presence::Active);
+        (active, active + count(Presence::Finished) >= self.least.unwrap_or(0) as usize)
+    }
+
+    /// Returns whether any trainer is active.
+    #[must_use]
+    pub fn active(&self) -> bool {
+        self.members.iter().any(|member| member.presence == Presence::Active)
+    }
+
+    /// Records a message of a member.
+    ///
+    /// # Errors
+    /// If it is not, or no longer, a member.
+    pub fn hear(&mut self, id: &proto::TrainerId, now: Instant) -> Result<(), Refusal> {
+        self.place(id)?;
+        let member = &mut self.members[id.index as usize];
+        match member.incarnation {
+            Some(current) if current == id.incarnation => {}
+            Some(current) if current > id.incarnation => {
+                return Err(Refusal::Replaced { trainer: id.index, found: id.incarnation, current });
+            }
+            _ => return Err(Refusal::NotJoined { trainer: id.index, incarnation: id.incarnation }),
+        }
+        member.heard = now;
+        if member.presence == Presence::Lost {
+            member.presence = Presence::Active;
+        }
+        if member.presence == Presence::Active {
+            self.last_active = now;
+        }
+        Ok(())
+    }
+
+    /// Records that a member sent its gradient of `step`.
+    pub fn gave(&mut self, trainer: u32, step: u64, now: Instant) {
+        let Some(member) = self.members.get_mut(trainer as usize) else { return };
+        let next = step.saturating_add(1);
+        member.given += u64::from(next > member.steps);
+        // An elastic job may be started again, with more steps.
+        member.concluded &= self.least.is_none() || next <= member.steps;
+        member.steps = next.max(member.steps);
+        self.training = Some((self.training.map_or(now, |(first, _)| first), now));
+    }
+
+    /// Records the examples that a member has read so far and its metrics.
+    ///
+    /// # Errors
+    /// As [`Membership::hear`].
+    pub fn report(
+        &mut self,
+        id: &proto::TrainerId,
+        examples: u64,
+        metrics: BTreeMap<String, f64>,
+        now: Instant,
+    ) -> Result<(), Refusal> {
+        self.hear(id, now)?;
+        let member = &mut self.members[id.index as usize];
+        if matches!(member.presence, Presence::Left | Presence::Finished) {
+            return Ok(()); // Its Leave has overtaken this heartbeat.
+        }
+        // The first report counts from before this server was there.
+        let before = member.reported.replace(now).unwrap_or(now);
+        let seconds = now.saturating_duration_since(before).as_secs_f64();
+        if seconds > 0.0 && examples >= member.examples.1 {
+            let rate = (examples - member.examples.1) as f64 / seconds;
+            let weight = if member.rate == 0.0 { 1.0 } else { 1.0 - (-seconds / RATE_WINDOW).exp() };
+            member.rate += weight * (rate - member.rate);
+        }
+        member.examples.1 = examples;
+        member.metrics.extend(metrics.into_iter().filter(|(_, value)| value.is_finite()));
+        Ok(())
+    }
+
+    /// Records the total time that this incarnation of a member has waited for others.
+    pub fn waited(&mut self, trainer: u32, waiting: Duration, now: Instant) {
+        let member = &mut self.members[trainer as usize];
+        member.pace.observe(member.steps, waiting, now);
+    }
+
+    /// Records that a member leaves, its work done (`finished`) or expecting to be replaced.
+    ///
+    /// # Errors
+    /// As [`Membership::hear`].
+    pub fn leave(&mut self, request: &proto::LeaveRequest, id: &proto::TrainerId, now: Instant) -> Result<(), Refusal> {
+        self.report(id, request.examples, request.metrics.clone(), now)?;
+        if request.step > 0 {
+            self.gave(id.index, request.step - 1, now);
+        }
+        let member = &mut self.members[id.index as usize];
+        member.rate = 0.0;
+        member.presence = if request.finished { Presence::Finished } else { Presence::Left };
+        Ok(())
+    }
+
+    fn place(&self, id: &proto::TrainerId) -> Result<(), Refusal> {
+        if id.job_uid != self.job_uid {
+            return Err(Refusal::OtherJob { want: self.job_uid.clone(), found: id.job_uid.clone() });
+        }
+        if id.index as usize >= self.members.len() {
+            return Err(Refusal::NoSuchTrainer { found: id.index, trainers: self.members.len() as u32 });
+        }
+        Ok(())
+    }
+}
+
+fn difference(want: &[TensorSpec], found: &[TensorSpec]) -> Option<String> {
+    let show = |tensor: Option<&TensorSpec>| {
+        tensor.map_or_else(|| "nothing".to_owned(), |tensor| format!("{} {:?}", tensor.name, tensor.shape))
+    };
+    (0..want.len().max(found.len()))
+        .find(|i| want.get(*i) != found.get(*i))
+        .map(|i| format!("tensor {i} is {} in the job and {} in the trainer", show(want.get(i)), show(found.get(i))))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,89 @@
+//! Why a trainer may not take part.
+
+use tonic::Status;
+
+/// Why a trainer is not let in, or no longer. None of these passes by waiting.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// A process of another job, most likely an old one at a reused address.
+    #[error(
+        "this server belongs to job {want}, the trainer to job {found}; check the address and start both from one job"
+    )]
+    OtherJob {
+        /// Uid of the server's job.
+        want: String,
+        /// Uid that the trainer named.
+        found: String,
+    },
+    /// A rank beyond the job's size.
+    #[error("trainer {found} is beyond this job's {trainers} trainers; check rank and world size")]
+    NoSuchTrainer {
+        /// Index that the trainer named.
+        found: u32,
+        /// Number of trainers of the job.
+        trainers: u32,
+    },
+    /// It comes to an elastic job that is over: what is kept of it is what the others have done.
+    #[error("the trainers of this job have finished; nothing is left for trainer {trainer}")]
+    Over {
+        /// Index of the trainer.
+        trainer: u32,
+    },
+    /// Its successor has joined.
+    #[error("trainer {trainer} incarnation {found} was replaced by incarnation {current}; this process can end")]
+    Replaced {
+        /// Index of the trainer.
+        trainer: u32,
+        /// Incarnation that asks.
+        found: u32,
+        /// Incarnation that has joined.
+        current: u32,
+    },
+    /// It must join before anything else.
+    #[error("trainer {trainer} incarnation {incarnation} has not joined; call Join first")]
+    NotJoined {
+        /// Index of the trainer.
+        trainer: u32,
+        /// Incarnation that asks.
+        incarnation: u32,
+    },
+    /// The trainers do not train the same model.
+    #[error(
+        "trainer {trainer} has another model than the job: {difference}; start all trainers with the same arguments"
+    )]
+    OtherModel {
+        /// Index of the trainer.
+        trainer: u32,
+        /// The first tensor that differs, with both shapes.
+        difference: String,
+    },
+    /// The server could not evaluate what it trains.
+    #[error(
+        "trainer {trainer} has another model than the one that this server evaluates: {difference}; give `serve evaluate` \
+         the model's arguments of `train`"
+    )]
+    NotEvaluated {
+        /// Index of the trainer.
+        trainer: u32,
+        /// The first tensor that differs, with both shapes.
+        difference: String,
+    },
+}
+
+/// The one table from refusals to gRPC status.
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Self {
+        let text = refusal.to_string();
+        match refusal {
+            Refusal::OtherJob { .. }
+            | Refusal::NoSuchTrainer { .. }
+            | Refusal::OtherModel { .. }
+            | Refusal::NotEvaluated { .. } => Self::invalid_argument(text),
+            // The server is about to end.
+            Refusal::Over { .. } => Self::unavailable(text),
+            Refusal::Replaced { .. } => Self::failed_precondition(text),
+            // The server may have been restarted: the trainer joins again and goes on.
+            Refusal::NotJoined { .. } => Self::aborted(text),
+        }
+    }
+}

@@ -1,0 +1,155 @@
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::{Membership, Timeouts};
+use crate::proto;
+
+#[test]
+fn a_trainer_that_never_came_is_news_once_and_a_warning_for_good() {
+    let start = Instant::now();
+    let mut members = Membership::new("job".into(), 1, None, Timeouts::default(), start);
+    for (second, news, warnings) in [(59, 0, 0), (60, 1, 1), (61, 0, 1)] {
+        let now = start + Duration::from_secs(second);
+        assert_eq!(members.look(now).len(), news, "news at {second} s");
+        assert_eq!(members.warnings(now).len(), warnings, "warnings at {second} s");
+    }
+}
+
+#[test]
+fn the_rate_is_that_of_the_reports_whatever_comes_in_between() {
+    let start = Instant::now();
+    let at = |seconds: f64| start + Duration::from_secs_f64(seconds);
+    let id = id(0, 0);
+    let mut members = Membership::new("job".into(), 1, None, Timeouts::default(), start);
+    members.join(&id, Vec::new(), 100, start).expect("joins");
+    for (now, examples, want) in [(0.5, 100_000, 0.0), (2.5, 100_640, 320.0), (4.5, 101_280, 320.0)] {
+        members.hear(&id, at(now - 0.001)).expect("a gradient just before the heartbeat");
+        members.report(&id, examples, BTreeMap::new(), at(now)).expect("reports");
+        let rate = members.status(at(now)).examples_per_second;
+        assert!((rate - want).abs() < 1e-6, "{rate} examples/s at {now} s");
+    }
+}
+
+#[test]
+fn a_heartbeat_that_the_last_words_have_overtaken_takes_nothing_back() {
+    let start = Instant::now();
+    let id = proto::TrainerId { job_uid: "job".into(), index: 0, incarnation: 0 };
+    let mut members = Membership::new("job".into(), 1, None, Timeouts::default(), start);
+    members.join(&id, Vec::new(), 7, start).expect("joins");
+    let last = proto::LeaveRequest {
+        trainer: Some(id.clone()),
+        finished: true,
+        examples: 70,
+        metrics: [("loss".to_owned(), 0.5)].into(),
+        step: 7,
+        ..Default::default()
+    };
+    members.leave(&last, &id, start).expect("leaves");
+    members.report(&id, 0, [("loss".to_owned(), 2.0)].into(), start).expect("is heard, and that is all");
+    let result = members.result();
+    assert_eq!((result.steps, result.examples, result.metrics["loss"]), (7, 70, 0.5));
+}
+
+#[test]
+fn what_was_said_last_of_a_metric_counts() {
+    let start = Instant::now();
+    let at = |second| start + Duration::from_secs(second);
+    let told = |value: f64| BTreeMap::from([("perplexity".to_owned(), value)]);
+    let mut members = Membership::new("job".into(), 2, None, Timeouts::default(), start);
+    (0..2).for_each(|index| members.join(&id(index, 0), Vec::new(), 100, start).expect("joins"));
+    members.evaluated(told(300.0), at(1));
+    assert_eq!(members.metrics(), told(300.0), "nobody else has measured it");
+    members.report(&id(0, 0), 10, told(250.0), at(2)).expect("reports");
+    assert_eq!(members.metrics(), told(250.0));
+    members.evaluated(told(200.0), at(3));
+    members.report(&id(1, 0), 10, BTreeMap::from([("loss".to_owned(), 5.0)]), at(4)).expect("reports");
+    assert_eq!(members.metrics()["perplexity"], 200.0);
+    assert_eq!(members.status(at(4)).metrics["loss"], 5.0);
+}
+
+#[test]
+fn a_slow_trainer_is_named_although_all_go_in_step() {
+    let start = Instant::now();
+    let id = |index| id(index, 0);
+    let mut members = Membership::new("job".into(), 3, None, Timeouts::default(), start);
+    (0..3).for_each(|index| members.join(&id(index), Vec::new(), 100, start).expect("joins"));
+    for second in 1..=20 {
+        let now = start + Duration::from_secs(second);
+        for index in 0..3 {
+            // One step a second; trainers 0 and 2 wait for trainer 1 for most of it.
+            members.gave(index, second - 1, now);
+            let waiting = if index == 1 { Duration::ZERO } else { Duration::from_millis(700 * second) };
+            members.waited(index, waiting, now);
+        }
+    }
+    let status = members.status(start + Duration::from_secs(20));
+    assert_eq!(status.stragglers, [1]);
+    assert!((status.trainers[1].steps_per_second - 1.0).abs() < 1e-6, "{:?}", status.trainers[1]);
+    let leave = proto::LeaveRequest { trainer: Some(id(1)), finished: true, ..Default::default() };
+    members.leave(&leave, &id(1), start + Duration::from_secs(21)).expect("leaves");
+    assert_eq!(members.status(start + Duration::from_secs(21)).stragglers, [0; 0], "who has left holds nobody up");
+}
+
+fn elastic(least: u32, start: Instant) -> Membership {
+    Membership::new("job".into(), 4, Some(least), Timeouts::default(), start)
+}
+
+fn id(index: u32, incarnation: u32) -> proto::TrainerId {
+    proto::TrainerId { job_uid: "job".into(), index, incarnation }
+}
+
+#[test]
+fn an_elastic_job_needs_some_of_its_trainers() {
+    let start = Instant::now();
+    let mut members = elastic(2, start);
+    assert_eq!((members.present(), members.warnings(start).len()), ((0, false), 1));
+    for (index, want) in [(3, (1, false)), (0, (2, true)), (1, (3, true))] {
+        members.join(&id(index, 0), Vec::new(), 100, start).expect("joins");
+        assert_eq!(members.present(), want, "with trainer {index}");
+    }
+    let later = start + Duration::from_secs(120);
+    assert!(members.look(later).iter().all(|news| news.is_lost), "a place that nobody took is no news");
+    assert_eq!(members.absent(), [0, 1, 2, 3]);
+    members.hear(&id(1, 0), later).expect("it is back");
+    assert_eq!((members.present(), members.absent()), ((1, false), vec![0, 2, 3]));
+    assert_eq!(members.status(later).trainers.len(), 3, "places that nobody took are not shown");
+}
+
+#[test]
+fn an_elastic_job_ends_when_one_has_finished_and_nobody_is_at_work() {
+    let start = Instant::now();
+    let leave = |index, finished| proto::LeaveRequest { trainer: Some(id(index, 0)), finished, ..Default::default() };
+    let mut members = elastic(1, start);
+    (0..3).for_each(|index| members.join(&id(index, 0), Vec::new(), 100, start).expect("joins"));
+    members.leave(&leave(0, false), &id(0, 0), start).expect("leaves");
+    members.conclude(1);
+    assert_eq!(members.concluded(), [1], "trainer 2 is at work");
+    members.leave(&leave(1, true), &id(1, 0), start).expect("leaves");
+    assert!(!members.done(), "trainer 2 is at work");
+    let later = start + Duration::from_secs(31);
+    assert_eq!(members.look(later).len(), 1, "trainer 2 is lost");
+    assert!(members.done());
+    assert_eq!(members.concluded(), [0, 1, 2, 3], "nobody is missed");
+    members.close();
+    let error = members.join(&id(3, 0), Vec::new(), 100, later).expect_err("too late").to_string();
+    assert!(error.contains("nothing is left for trainer 3"), "{error}");
+
+    let mut members = elastic(1, start);
+    members.join(&id(0, 0), Vec::new(), 100, start).expect("joins");
+    members.leave(&leave(0, false), &id(0, 0), start).expect("leaves");
+    assert!(!members.done(), "nobody has finished");
+    let why = members.abandoned(start + Duration::from_secs(601)).expect("nobody came back");
+    assert!(why.ends_with("missing: trainer 0 (left to be replaced)"), "{why}");
+}
+
+#[test]
+fn trainers_of_an_elastic_job_get_time_to_come_back_before_one_counts_as_finished() {
+    let start = Instant::now();
+    let mut members = elastic(1, start);
+    let restored = start + Duration::from_secs(60);
+    members.rewind(&[9, 9], &[0], restored);
+    assert!(members.presume_finished(restored + Duration::from_secs(29)).is_empty());
+    members.join(&id(1, 0), Vec::new(), 100, restored + Duration::from_secs(29)).expect("joins");
+    assert_eq!(members.presume_finished(restored + Duration::from_secs(30)), [0]);
+    assert!(!members.done(), "trainer 1 is at work");
+}

@@ -1,0 +1,305 @@
+//! The state that the services and tasks of one server share: the members, the blocks once the model is known, the open
+//! streams, and the server's part in recovery and replication. Nothing here waits for the network or the disk.
+
+pub mod batch_assignment;
+pub mod membership;
+pub mod metrics;
+pub mod recovery;
+pub mod replica_role;
+pub mod replication;
+pub mod streams;
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+
+use tokio::sync::Notify;
+use tokio_util::task::TaskTracker;
+use tonic::Status;
+
+use self::batch_assignment::BatchAssignments;
+use self::membership::Membership;
+use self::metrics::Metrics;
+use self::recovery::Recovery;
+use self::replication::Replication;
+use self::streams::{StreamKind, Streams};
+use crate::batch::sharing::Sharing;
+use crate::block::{Progress, ReplicaRole, Start, Store};
+use crate::clock::now;
+use crate::layout::{Layout, TensorSpec};
+use crate::proto;
+use crate::server::config::ServerConfig;
+use crate::shm::{self, Mapping, Offer};
+use crate::sparse::{Place, TableSpec, Tables};
+use crate::training_rules::TrainingRules;
+use crate::wire::StreamAbort;
+
+/// Upper limit on the tasks that hold the rows of tables; more do not make them faster.
+const MOST_SHARDS: usize = 16;
+
+/// The state of one server. Its locks are held for a few assignments, never across an await.
+pub struct ServerState {
+    pub config: ServerConfig,
+    pub metrics: Metrics,
+    pub rules: Arc<TrainingRules>,
+    pub tasks: TaskTracker,
+    /// Notified when the last trainer has left.
+    pub done: Notify,
+    /// Notified when a trainer leaves.
+    pub left: Notify,
+    pub recovery: Recovery,
+    /// Set if every block is held by two servers.
+    pub replication: Option<Replication>,
+    /// The socket on which trainers of this host offer their memory.
+    pub shared_memory: Option<Arc<Offer>>,
+    /// The share of each trainer in a batch, on server 0 of a job with adaptive batches.
+    pub sharing: Option<Mutex<Sharing>>,
+    /// The batches of each trainer, on server 0 of an elastic job.
+    pub batch_assignments: Option<BatchAssignments>,
+    /// The sparse tables, once a trainer has described them.
+    pub tables: OnceLock<Tables>,
+    membership: Mutex<Membership>,
+    store: OnceLock<Store>,
+    /// Notified when the model is known.
+    model: Notify,
+    streams: Mutex<Streams>,
+}
+
+impl ServerState {
+    pub fn new(config: ServerConfig) -> Arc<Self> {
+        let (uid, timeouts) = (config.job_uid.clone(), config.timeouts.clone());
+        let membership = Membership::new(uid, config.trainers, config.min_trainers, timeouts, now());
+        let shared_memory = config.shared_memory.then(shm::offer).and_then(|offer| {
+            offer.inspect_err(|error| tracing::warn!(%error, "no shared memory; trainers of this host use TCP")).ok()
+        });
+        let recovery = Recovery::new(config.servers);
+        let replication = Replication::new(&config);
+        let batch = &config.training.batch;
+        let sharing =
+            (batch.adaptive && config.index == 0).then(|| Mutex::new(Sharing::new(config.trainers, batch.into())));
+        let batch_assignments = (config.min_trainers.is_some() && config.index == 0).then(BatchAssignments::default);
+        Arc::new(Self {
+            shared_memory,
+            rules: Arc::new(TrainingRules::new(&config.training, config.trainers)),
+            config,
+            metrics: Metrics::default(),
+            tasks: TaskTracker::new(),
+            done: Notify::new(),
+            left: Notify::new(),
+            recovery,
+            replication,
+            sharing,
+            batch_assignments,
+            model: Notify::new(),
+            tables: OnceLock::new(),
+            membership: Mutex::new(membership),
+            store: OnceLock::new(),
+            streams: Mutex::default(),
+        })
+    }
+
+    pub fn members(&self) -> MutexGuard<'_, Membership> {
+        // A panic under this lock leaves counters behind, nothing half-written that matters.
+        self.membership.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the shares of the trainers in a batch; an error where batches are fixed.
+    pub fn sharing(&self) -> Result<MutexGuard<'_, Sharing>, Status> {
+        let sharing = self.sharing.as_ref().ok_or_else(|| {
+            Status::failed_precondition(
+                "the batch of this job's trainers is fixed; set spec.training.batch.adaptive, or start server 0 with \
+                 --adaptive-batch",
+            )
+        })?;
+        // A panic under this lock leaves a state that shares can still be computed from.
+        Ok(sharing.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns the blocks; an error before the first Join, which a trainer sees if this server was restarted after its
+    /// own.
+    pub fn store(&self) -> Result<&Store, Status> {
+        self.store.get().ok_or_else(|| Status::aborted("no trainer has joined yet; call Join first"))
+    }
+
+    /// Returns the blocks; the first trainer's tensors determine them.
+    pub fn store_for(&self, layout: Layout, tensors: &[TensorSpec]) -> &Store {
+        let start = |shards| {
+            let config = &self.config;
+            tracing::info!(
+                tensors = tensors.len(),
+                parameters = layout.elements(),
+                blocks = layout.owned_by(config.index).count(),
+                "the first trainer has told the model"
+            );
+            Store::start(Start {
+                layout,
+                shards,
+                trainers: config.trainers,
+                elastic: config.min_trainers.is_some(),
+                epoch: self.recovery.epoch(),
+                rules: &self.rules,
+                metrics: &self.metrics.blocks,
+                tasks: &self.tasks,
+            })
+        };
+        let store = match &self.replication {
+            Some(replication) => replication.with_roles(|shards| self.store.get_or_init(|| start(shards))),
+            None => self.store.get_or_init(|| start([(self.config.index, ReplicaRole::Alone)].into())),
+        };
+        self.model.notify_waiters();
+        store
+    }
+
+    /// Returns the epoch for a trainer that joins; an error while the servers look for a checkpoint to begin with.
+    pub fn epoch(&self) -> Result<u64, Status> {
+        let epoch = self.recovery.epoch();
+        if self.config.checkpoint.is_some() && epoch == 0 {
+            return Err(Status::unavailable("the servers are looking for the newest checkpoint"));
+        }
+        Ok(epoch)
+    }
+
+    /// Refuses a message from before the servers restored a checkpoint: it belongs to a state that was discarded.
+    pub fn check_epoch(&self, epoch: u64) -> Result<(), Status> {
+        if epoch == self.recovery.epoch() {
+            return Ok(());
+        }
+        Err(Status::aborted("the servers went to a checkpoint since this trainer joined; join again"))
+    }
+
+    /// Returns the sparse tables; the first trainer's specs, or those of a checkpoint, determine them. `specs` must be
+    /// valid.
+    pub fn tables_for(&self, specs: &[TableSpec]) -> &Tables {
+        self.tables.get_or_init(|| {
+            tracing::info!(tables = specs.len(), "the sparse tables are known");
+            let config = &self.config;
+            let place = Place {
+                server: config.index,
+                servers: config.servers,
+                trainers: config.trainers,
+                seed: config.training.seed,
+                shards: thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_SHARDS)),
+            };
+            Tables::start(specs.to_vec(), place, &self.rules, &self.tasks)
+        })
+    }
+
+    /// Returns how far training has come on this server, `None` while blocks have no values.
+    pub async fn progress(&self) -> Option<Progress> {
+        let progress = self.store().ok()?.progress(self.config.index).await?;
+        let Some(tables) = self.tables.get() else { return Some(progress) };
+        // The blocks hold the layers that trainers train themselves, as they were stored last.
+        let step = tables.progress().await.ok()?;
+        Some(Progress { version: step, step })
+    }
+
+    /// Returns the name of the tensor that a block begins with, for display.
+    pub fn tensor_of(&self, block: u32) -> String {
+        let Ok(store) = self.store() else { return String::new() };
+        let (start, mut end) = (store.layout().range(block).start, 0);
+        let members = self.members();
+        let named = members.tensors().iter().find(|tensor| {
+            end += tensor.elements().unwrap_or(0);
+            start < end
+        });
+        named.map_or_else(String::new, |tensor| tensor.name.clone())
+    }
+
+    /// Waits until the model is known.
+    pub async fn model_known(&self) {
+        loop {
+            let told = self.model.notified();
+            if self.store.get().is_some() {
+                return;
+            }
+            told.await;
+        }
+    }
+
+    /// Returns the shard that a trainer means, by default this server's; an error if another server is its primary.
+    pub fn shard(&self, shard: Option<u32>) -> Result<u32, Status> {
+        let own = self.config.index;
+        let shard = shard.unwrap_or(own);
+        match &self.replication {
+            Some(replication) => replication.leads(shard)?,
+            None if shard != own => {
+                return Err(Status::invalid_argument(format!(
+                    "the blocks of server {shard} are not here; this is server {own}, check the order of addresses"
+                )));
+            }
+            None => {}
+        }
+        Ok(shard)
+    }
+
+    /// Returns the memory that a stream's trainer shares; nothing for token 0.
+    pub fn memory(&self, token: u64, elements: usize) -> Result<Option<Arc<Mapping>>, Status> {
+        if token == 0 {
+            return Ok(None);
+        }
+        let memory =
+            self.shared_memory.as_ref().and_then(|offer| offer.take(token)).ok_or_else(|| {
+                Status::aborted("the shared memory token is not known here; hand the memory over again")
+            })?;
+        if memory.elements() != elements {
+            return Err(Status::invalid_argument(format!(
+                "the shared memory holds {} parameters, the model has {elements}",
+                memory.elements()
+            )));
+        }
+        Ok(Some(memory))
+    }
+
+    /// Registers a stream of a trainer, which `end` aborts, and aborts the streams that it replaces.
+    pub fn open_stream(&self, id: &proto::TrainerId, shard: u32, kind: StreamKind, end: &StreamAbort) {
+        let why = Status::aborted(format!("a newer stream of trainer {} has taken the place of this", id.index));
+        let replaced = self.streams().open(id, shard, kind, end.clone());
+        replaced.into_iter().for_each(|before| before.abort(why.clone()));
+    }
+
+    /// Aborts all streams of a trainer.
+    pub fn disconnect(&self, trainer: u32, why: &Status) {
+        let open = self.streams().of(trainer);
+        open.into_iter().for_each(|end| end.abort(why.clone()));
+    }
+
+    /// Returns whether this server decides that the job has ended. In an elastic job with checkpoints only server 0 does
+    /// and notifies the others, because each server detects lost trainers at another time.
+    pub fn decides_the_end(&self) -> bool {
+        self.config.min_trainers.is_none() || self.config.checkpoint.is_none() || self.config.index == 0
+    }
+
+    /// Removes a trainer of an elastic job: rounds no longer wait for it, and others are assigned its unfinished batches.
+    pub async fn part(&self, trainer: u32, why: &Status) {
+        // First, so that no gradient of it reaches a block after the block has removed it.
+        self.disconnect(trainer, why);
+        if let Some(batch_assignments) = &self.batch_assignments {
+            batch_assignments.assigner().give_back(trainer);
+        }
+        self.finish(trainer).await;
+    }
+
+    /// Tells all blocks and tables that a trainer has finished or left.
+    pub async fn finish(&self, trainer: u32) {
+        if let Ok(store) = self.store() {
+            store.finish(trainer).await;
+        }
+        if let Some(tables) = self.tables.get() {
+            tables.finish(trainer).await;
+        }
+    }
+
+    fn streams(&self) -> MutexGuard<'_, Streams> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Aborts all streams.
+    pub fn close_streams(&self) {
+        let open = self.streams().all();
+        for end in open {
+            end.abort(Status::aborted("the servers go to a checkpoint or end; join again"));
+        }
+        if let Some(replication) = &self.replication {
+            replication.restart();
+        }
+    }
+}

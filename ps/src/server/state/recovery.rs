@@ -1,0 +1,152 @@
+//! The state of this server's recovery: its epoch, the newest checkpoint, and the requests that wait for the coordinator.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::SystemTime;
+
+use psjobs_api::{CheckpointResult, ReplicaResult};
+use tokio::sync::{Notify, mpsc, oneshot};
+use tonic::Status;
+
+use crate::checkpoint::format::MANIFEST;
+
+/// The newest checkpoint of this job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LastCheckpoint {
+    /// The step that it was taken at.
+    pub step: u64,
+    /// Its folder.
+    pub path: PathBuf,
+    /// The time when it was completed, in seconds since 1970.
+    pub unix_seconds: u64,
+}
+
+impl LastCheckpoint {
+    /// Describes the checkpoint of `step` in `path`. Its time is that of its manifest, which is written last.
+    pub(in crate::server) fn complete(step: u64, path: PathBuf) -> Self {
+        let written = std::fs::metadata(path.join(MANIFEST)).and_then(|manifest| manifest.modified());
+        let written = written.unwrap_or_else(|_| SystemTime::now());
+        let unix_seconds = written.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |age| age.as_secs());
+        Self { step, path, unix_seconds }
+    }
+}
+
+/// A server that has started and asks to be restored to the state of the others.
+pub struct Newcomer {
+    pub(in crate::server) server: u32,
+    pub(in crate::server) instance: u64,
+    /// Another server has already sent it all blocks that it should hold.
+    pub(in crate::server) given: bool,
+    pub(in crate::server) done: oneshot::Sender<()>,
+}
+
+/// The request of a trainer that waits until its last step is in a checkpoint.
+pub struct DurabilityRequest {
+    /// The epoch of the step; a restore may have discarded it.
+    pub(in crate::server) epoch: u64,
+    pub(in crate::server) kept: oneshot::Sender<()>,
+}
+
+/// The recovery state of this server.
+pub struct Recovery {
+    /// Drawn at random by this process.
+    pub(in crate::server) instance: u64,
+    /// The epoch of the last restore; 0 before the first.
+    epoch: AtomicU64,
+    /// Notified when the last checkpoint is written.
+    pub(in crate::server) last_written: Notify,
+    /// Notified when server 0 reports that the trainers are done.
+    pub(in crate::server) ended: Notify,
+    /// Held while a part is written to disk.
+    pub(in crate::server) writing: Arc<tokio::sync::Mutex<()>>,
+    newest: Mutex<Option<LastCheckpoint>>,
+    /// The model that server 0 exports at the end.
+    pub(in crate::server) model: OnceLock<PathBuf>,
+    pub(in crate::server) newcomers: mpsc::Sender<Newcomer>,
+    arrivals: Mutex<Option<mpsc::Receiver<Newcomer>>>,
+    /// Trainers that wait until their last step is in a checkpoint.
+    concluding: mpsc::Sender<DurabilityRequest>,
+    conclusions: Mutex<Option<mpsc::Receiver<DurabilityRequest>>>,
+}
+
+impl Recovery {
+    /// Creates the state of a server that has not restored anything.
+    #[must_use]
+    pub fn new(servers: u32) -> Self {
+        let (newcomers, arrivals) = mpsc::channel(servers as usize + 1);
+        // Whoever finds it full waits, as it would for the checkpoint.
+        let (concluding, conclusions) = mpsc::channel(16);
+        Self {
+            instance: rand::random(),
+            epoch: AtomicU64::new(0),
+            last_written: Notify::new(),
+            ended: Notify::new(),
+            writing: Arc::default(),
+            newest: Mutex::default(),
+            model: OnceLock::new(),
+            newcomers,
+            arrivals: Mutex::new(Some(arrivals)),
+            concluding,
+            conclusions: Mutex::new(Some(conclusions)),
+        }
+    }
+
+    /// Returns the epoch of the last restore.
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Takes over the epoch of the server that sent this one its blocks.
+    pub fn adopt_epoch(&self, epoch: u64) {
+        // One that has an epoch of its own was not given its blocks.
+        let _ = self.epoch.compare_exchange(0, epoch, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Returns the newest checkpoint that this server knows.
+    pub fn newest(&self) -> Option<LastCheckpoint> {
+        self.newest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns the queue of servers that ask to be restored. Only the coordinator calls it, once.
+    pub(in crate::server) fn arrivals(&self) -> mpsc::Receiver<Newcomer> {
+        let arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).take();
+        arrivals.expect("only one task leads")
+    }
+
+    /// Adds the newest checkpoint and the exported model to the result of a server.
+    pub fn add_to(&self, result: ReplicaResult) -> ReplicaResult {
+        let told = |newest: LastCheckpoint| CheckpointResult {
+            step: newest.step,
+            path: newest.path.display().to_string(),
+            unix_seconds: newest.unix_seconds,
+        };
+        let model = self.model.get().map(|path| path.display().to_string());
+        ReplicaResult { checkpoint: self.newest().map(told), model, ..result }
+    }
+
+    /// Returns the queue of trainers that wait for a checkpoint. Only the coordinator calls it, once.
+    pub(in crate::server) fn conclusions(&self) -> mpsc::Receiver<DurabilityRequest> {
+        let conclusions = self.conclusions.lock().unwrap_or_else(PoisonError::into_inner).take();
+        conclusions.expect("only one task leads")
+    }
+
+    pub(in crate::server) fn set_newest(&self, checkpoint: LastCheckpoint) {
+        *self.newest.lock().unwrap_or_else(PoisonError::into_inner) = Some(checkpoint);
+    }
+
+    pub(in crate::server) fn set_epoch(&self, epoch: u64) {
+        self.epoch.store(epoch, Ordering::Release);
+    }
+
+    /// Waits until a checkpoint contains the last step of a trainer that joined in `epoch`. On server 0 only.
+    ///
+    /// # Errors
+    /// If the servers restored an earlier checkpoint first.
+    pub async fn wait_until_durable(&self, epoch: u64) -> Result<(), Status> {
+        let back = || Status::aborted("the servers went to a checkpoint before one had the last step; join again");
+        let (kept, answer) = oneshot::channel();
+        self.concluding.send(DurabilityRequest { epoch, kept }).await.map_err(|_| back())?;
+        answer.await.map_err(|_| back())
+    }
+}

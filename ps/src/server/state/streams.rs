@@ -1,0 +1,134 @@
+//! The open streams of trainers. A newer stream replaces older ones.
+
+use std::collections::BTreeMap;
+
+use psjobs_api::env::MOST_CONNECTIONS;
+use tonic::Status;
+
+use crate::proto;
+use crate::wire::StreamAbort;
+
+/// The kind of a stream of a trainer to a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamKind {
+    /// A training stream: number `lane` of the `lanes` streams that the blocks are distributed over.
+    Exchange { lane: u32, lanes: u32 },
+    /// A stream of the current values; a trainer has one at a time.
+    Pull,
+}
+
+impl StreamKind {
+    /// Returns the kind of the training stream that `open` opens.
+    ///
+    /// # Errors
+    /// If `lane` or `lanes` is out of range.
+    pub fn of(open: &proto::Open) -> Result<Self, Status> {
+        let (lane, lanes) = (open.lane, open.lanes.max(1));
+        if lane < lanes && lanes <= MOST_CONNECTIONS {
+            return Ok(Self::Exchange { lane, lanes });
+        }
+        Err(Status::invalid_argument(format!(
+            "stream {lane} of {lanes}: a trainer has up to {MOST_CONNECTIONS} to a server, numbered from 0; set lane and \
+             lanes of Open"
+        )))
+    }
+
+    /// Returns whether it is a training stream, its number, and the number of streams of its kind.
+    fn parts(self) -> (bool, u32, u32) {
+        match self {
+            Self::Exchange { lane, lanes } => (true, lane, lanes),
+            Self::Pull => (false, 0, 1),
+        }
+    }
+}
+
+/// The open streams of one trainer process to a shard.
+#[derive(Debug)]
+struct Open {
+    incarnation: u32,
+    lanes: u32,
+    ends: BTreeMap<u32, StreamAbort>,
+}
+
+/// All open streams.
+#[derive(Debug, Default)]
+pub struct Streams {
+    /// By trainer, shard, and whether they are training streams.
+    open: BTreeMap<(u32, u32, bool), Open>,
+}
+
+impl Streams {
+    /// Registers a stream, which `end` aborts. Returns the streams that the caller has to abort: the one with the same
+    /// number, or all of them if the incarnation or the number of lanes differs, so that a block never receives
+    /// gradients of a trainer over two streams.
+    pub fn open(&mut self, id: &proto::TrainerId, shard: u32, kind: StreamKind, end: StreamAbort) -> Vec<StreamAbort> {
+        let (trains, lane, lanes) = kind.parts();
+        let fresh = || Open { incarnation: id.incarnation, lanes, ends: BTreeMap::new() };
+        let open = self.open.entry((id.index, shard, trains)).or_insert_with(fresh);
+        let mut replaced = Vec::new();
+        if (open.incarnation, open.lanes) != (id.incarnation, lanes) {
+            replaced.extend(std::mem::replace(open, fresh()).ends.into_values());
+        }
+        replaced.extend(open.ends.insert(lane, end));
+        replaced
+    }
+
+    /// Removes and returns the streams of a trainer.
+    pub fn of(&mut self, trainer: u32) -> Vec<StreamAbort> {
+        self.open.extract_if(.., |(of, ..), _| *of == trainer).flat_map(|(_, open)| open.ends.into_values()).collect()
+    }
+
+    /// Removes and returns all streams.
+    pub fn all(&mut self) -> Vec<StreamAbort> {
+        std::mem::take(&mut self.open).into_values().flat_map(|open| open.ends.into_values()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exchange(lane: u32, lanes: u32) -> StreamKind {
+        StreamKind::Exchange { lane, lanes }
+    }
+
+    #[test]
+    fn a_stream_takes_the_place_of_those_that_a_block_may_hear_no_more() {
+        // Trainer 1 has three streams; another one comes.
+        let rows = [
+            ("the same one again", 1, 0, 0, exchange(1, 3), &[1][..]),
+            ("of a successor", 1, 1, 0, exchange(2, 3), &[0, 1, 2]),
+            ("the only one", 1, 0, 0, exchange(0, 1), &[0, 1, 2]),
+            ("one of more", 1, 0, 0, exchange(3, 4), &[0, 1, 2]),
+            ("to another shard", 1, 0, 1, exchange(0, 3), &[]),
+            ("of another trainer", 2, 0, 0, exchange(0, 3), &[]),
+            ("a pull", 1, 0, 0, StreamKind::Pull, &[]),
+        ];
+        for (label, index, incarnation, shard, kind, want) in rows {
+            let mut streams = Streams::default();
+            let of = |index, incarnation| proto::TrainerId { job_uid: String::new(), index, incarnation };
+            let ends: Vec<StreamAbort> = (0..3).map(|_| StreamAbort::default()).collect();
+            for (number, end) in (0..).zip(&ends) {
+                assert!(streams.open(&of(1, 0), 0, exchange(number, 3), end.clone()).is_empty(), "{label}");
+            }
+            let why = || Status::aborted("replaced");
+            let replaced = streams.open(&of(index, incarnation), shard, kind, StreamAbort::default());
+            replaced.into_iter().for_each(|end| end.abort(why()));
+            let ended: Vec<usize> = (0..3).filter(|number| ends[*number].is_aborted()).collect();
+            assert_eq!(ended, want, "{label}");
+            let left = streams.of(index).len();
+            assert_eq!(left, if index == 1 { 4 - want.len() } else { 1 }, "{label}");
+            assert_eq!(streams.all().len(), if index == 1 { 0 } else { 3 }, "{label}");
+        }
+    }
+
+    #[test]
+    fn numbers_that_are_none_are_refused() {
+        for (lane, lanes, good) in
+            [(0, 0, true), (0, 1, true), (15, 16, true), (1, 0, false), (2, 2, false), (0, 17, false)]
+        {
+            let open = proto::Open { lane, lanes, ..proto::Open::default() };
+            assert_eq!(StreamKind::of(&open).is_ok(), good, "{lane} of {lanes}");
+        }
+    }
+}

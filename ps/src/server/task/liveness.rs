@@ -1,0 +1,67 @@
+//! Watches the trainers: logs and detaches lost ones, and decides when the server should give up.
+
+use std::time::Duration;
+
+use tonic::Status;
+
+use crate::clock::now;
+use crate::server::state::ServerState;
+use crate::server::state::membership::LivenessEvent;
+
+/// Interval between two checks for missing trainers.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// How long trainers may take to leave after the server was told to stop.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// Waits a short time for the trainers to finish their steps and leave, so that the last checkpoint holds whole steps.
+pub async fn wait_for_leaving(state: &ServerState) {
+    if state.config.checkpoint.is_none() {
+        return;
+    }
+    let all_left = async {
+        loop {
+            let left = state.left.notified();
+            if !state.members().active() {
+                return;
+            }
+            left.await;
+        }
+    };
+    if tokio::time::timeout(LEAVE_TIMEOUT, all_left).await.is_err() {
+        tracing::warn!("trainers are still at work; keeping what they have given so far");
+    }
+}
+
+/// Logs missing trainers and detaches lost ones. Resolves with the reason when the server should give up.
+pub async fn abandoned(state: &ServerState) -> String {
+    let mut ticks = tokio::time::interval(CHECK_INTERVAL);
+    loop {
+        ticks.tick().await;
+        let now = now();
+        let (finished, news, done, why) = {
+            let mut members = state.members();
+            let (finished, news) = (members.presume_finished(now), members.look(now));
+            let done = members.done() && state.decides_the_end();
+            (finished, news, done, members.abandoned(now).filter(|_| !done))
+        };
+        for trainer in &finished {
+            tracing::info!(trainer, "gave all its steps and is gone; taken for finished");
+            state.finish(*trainer).await;
+        }
+        let elastic = state.config.min_trainers.is_some();
+        for LivenessEvent { trainer, is_lost, sentence } in news {
+            tracing::warn!("{sentence}");
+            match (is_lost, elastic) {
+                (true, true) => state.part(trainer, &Status::aborted(sentence)).await,
+                (true, false) => state.disconnect(trainer, &Status::aborted(sentence)),
+                (false, _) => {}
+            }
+        }
+        if done && (elastic || !finished.is_empty()) {
+            state.done.notify_one();
+        }
+        if let Some(why) = why {
+            return why;
+        }
+    }
+}

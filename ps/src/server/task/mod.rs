@@ -1,0 +1,6 @@
+//! The tasks of a server that run beside its services.
+
+pub mod evaluation;
+pub mod liveness;
+pub mod recovery;
+pub mod replication;

@@ -1,0 +1,225 @@
+//! The checkpoints that server 0 requests from all servers, and the model at the end.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::{join_all, try_join_all};
+use psjobs_api::training::ConsistencyMode;
+use tokio::time::Instant;
+use tonic::{Code, Status};
+
+use super::client::client;
+use crate::checkpoint::format::{FORMAT, PartEntry};
+use crate::checkpoint::{Catalog, Checkpoint, Manifest, export, on_disk, write};
+use crate::proto;
+use crate::server::config::CheckpointConfig;
+use crate::server::state::ServerState;
+use crate::server::state::recovery::LastCheckpoint;
+
+/// Pause between two attempts at the last checkpoint.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Steps ahead of the current one for which a synchronous checkpoint is asked: time for the question to
+/// reach every server before the step does.
+const AHEAD: u64 = 2;
+/// Timeout of a checkpoint; after it the next one follows.
+const WRITE: Duration = Duration::from_secs(120);
+/// How long the last checkpoint is attempted; the other servers wait somewhat longer.
+const LAST_TRIES: Duration = Duration::from_secs(20);
+/// Timeout for telling the other servers that they can end.
+const RELEASE: Duration = Duration::from_secs(2);
+
+/// The version that a checkpoint holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum When {
+    /// In Sync a future step, so that training need not wait.
+    Soon,
+    /// The current one: no round can close meanwhile, because training has ended or a trainer has concluded.
+    Now,
+}
+
+/// Writes the checkpoints of a job.
+pub(super) struct CheckpointSchedule<'a> {
+    state: &'a Arc<ServerState>,
+    config: &'a CheckpointConfig,
+    /// Steps between the current step and that of a synchronous checkpoint; grows when requests arrive too late.
+    margin: u64,
+    /// The step of the last checkpoint and the trainers that had concluded in it.
+    pub kept: Option<(u64, Vec<u32>)>,
+}
+
+impl<'a> CheckpointSchedule<'a> {
+    pub(super) fn new(state: &'a Arc<ServerState>, config: &'a CheckpointConfig) -> Self {
+        Self { state, config, margin: AHEAD, kept: None }
+    }
+
+    /// Writes the last checkpoint, if there is anything to keep. Waits for servers that do not answer.
+    pub(super) async fn keep_last(&mut self) {
+        let deadline = Instant::now() + LAST_TRIES;
+        while let Err(status) = self.keep(When::Now).await {
+            if status.code() == Code::FailedPrecondition {
+                return;
+            }
+            if Instant::now() >= deadline {
+                tracing::error!(reason = status.message(), "the last checkpoint could not be written");
+                return self.settle_for_newest().await;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Makes the newest checkpoint the last one of an elastic job whose last trainers were lost: it has every step of the
+    /// finished trainers. A server that misses the end of the job finds in it that the job is done.
+    async fn settle_for_newest(&mut self) {
+        let (concluded, done) = {
+            let members = self.state.members();
+            (members.concluded(), members.done())
+        };
+        let elastic = self.state.config.min_trainers.is_some();
+        let Some(newest) = self.state.recovery.newest().filter(|_| elastic && done) else { return };
+        let (folder, last) = (newest.path.clone(), concluded.clone());
+        let settled = on_disk(move || {
+            let manifest = Checkpoint::open(&folder).ok()?.manifest().clone();
+            write::commit(&folder, &Manifest { concluded: last, ..manifest }).ok()
+        });
+        if settled.await.is_some() {
+            self.kept = Some((newest.step, concluded));
+        }
+    }
+
+    /// Tells the other servers that they can end. A server that misses the message ends somewhat later.
+    pub(super) async fn release(&self) {
+        let request = proto::SnapshotRequest {
+            job_uid: self.state.config.job_uid.clone(),
+            epoch: self.state.recovery.epoch(),
+            last: true,
+            done: self.state.members().done(),
+            ..proto::SnapshotRequest::default()
+        };
+        let told = self.config.servers.iter().skip(1).map(|address| {
+            let request = request.clone();
+            async move { client(&self.state.config.network, address)?.snapshot(request).await.map(drop) }
+        });
+        if tokio::time::timeout(RELEASE, join_all(told)).await.is_err() {
+            tracing::debug!("not every server has heard that it can end");
+        }
+    }
+
+    /// Has every server write its part, and marks the checkpoint as complete.
+    pub(super) async fn keep(&mut self, when: When) -> Result<(), Status> {
+        let started = Instant::now();
+        let (state, config) = (self.state, self.config);
+        if state.store().is_err() {
+            return Err(Status::failed_precondition("no trainer has joined yet"));
+        }
+        // What is known to be done now is in what is written later.
+        let dealt =
+            state.batch_assignments.as_ref().map(|assignments| assignments.assigner().position()).unwrap_or_default();
+        let progress = state.progress().await;
+        let Some(progress) = progress else { return Err(Status::failed_precondition("not all blocks have values")) };
+        let sync = state.config.training.consistency.mode == ConsistencyMode::Sync;
+        // Trainers with layers of their own keep in step, and give those for a step that is named.
+        let tables = state.tables.get();
+        let soon = (sync || tables.is_some()) && when == When::Soon && progress.version > 0;
+        let version = soon.then_some(progress.version + self.margin);
+        let now = if sync { progress.version } else { progress.step };
+        let concluded = state.members().concluded();
+        let all = concluded.len() == state.config.trainers as usize;
+        if self.kept.as_ref() == Some(&(now, concluded.clone())) && (all || when == When::Soon) {
+            return Ok(()); // Nothing has happened since.
+        }
+        let newest = state.recovery.newest().map(|newest| newest.step);
+        // In Sync with all trainers the state of a step is what it is, and is written again as it was. Otherwise it is
+        // another one, which must not come into the folder of one that is complete.
+        let repeated = sync && state.config.min_trainers.is_none();
+        let taken = newest.filter(|_| !repeated).map_or(0, |newest| newest + 1);
+        let step = version.unwrap_or(now).max(taken);
+        let done = newest == Some(step);
+        let catalog = Catalog::new(&config.folder);
+        if !done {
+            let folder = catalog.path(step);
+            on_disk(move || write::revoke(&folder)).await.map_err(internal)?;
+        }
+        let request = proto::SnapshotRequest {
+            job_uid: state.config.job_uid.clone(),
+            epoch: state.recovery.epoch(),
+            step,
+            version,
+            last: false,
+            done: false,
+        };
+        let parts =
+            config.servers.iter().map(|address| {
+                let request = request.clone();
+                async move {
+                    Ok::<_, Status>(client(&state.config.network, address)?.snapshot(request).await?.into_inner())
+                }
+            });
+        if let Some(tables) = tables {
+            tables.want_layers(version);
+        }
+        let parts = tokio::time::timeout(WRITE, try_join_all(parts)).await;
+        if let Some(tables) = tables {
+            tables.want_layers(None);
+        }
+        let parts = parts.map_err(|_| Status::deadline_exceeded("a server did not write its part in time"))?;
+        let parts = parts.inspect_err(|status| {
+            // The request came too late: the next one names a later step.
+            if status.code() == Code::OutOfRange {
+                self.margin = (self.margin * 2).min(64);
+            }
+        })?;
+        let (parts, rows): (Vec<_>, Vec<_>) = parts.into_iter().map(|reply| (reply.part, reply.rows)).unzip();
+        let files =
+            |files: Vec<Option<proto::CheckpointFile>>| files.into_iter().flatten().map(PartEntry::from).collect();
+        let (parts, rows): (Vec<_>, Vec<_>) = (files(parts), files(rows));
+        if !rows.is_empty() && rows.len() < parts.len() {
+            return Err(Status::failed_precondition("not all servers have heard of the tables"));
+        }
+        let (job, given_all) = (state.config.job_uid.clone(), concluded.clone());
+        let manifest = Manifest { format: FORMAT, job, step, parts, rows, concluded: given_all, dealt };
+        let (path, keep) = (catalog.path(step), config.keep);
+        let newest = on_disk({
+            let path = path.clone();
+            move || {
+                write::commit(&path, &manifest)?;
+                if let Err(error) = catalog.prune(keep) {
+                    tracing::warn!(%error, "old checkpoints could not be removed");
+                }
+                Ok(LastCheckpoint::complete(step, path))
+            }
+        })
+        .await
+        .map_err(internal)?;
+        state.recovery.set_newest(newest);
+        self.kept = Some((if repeated { step } else { version.unwrap_or(now) }, concluded));
+        tracing::info!(step, path = %path.display(), seconds = started.elapsed().as_secs_f64(), "wrote a checkpoint");
+        Ok(())
+    }
+
+    /// Writes the model, from the last checkpoint, if every trainer has finished and all of it is there.
+    pub(super) async fn export(&self) {
+        let trainers = self.state.config.trainers as usize;
+        let whole = self.kept.as_ref().is_some_and(|(_, concluded)| concluded.len() == trainers);
+        let whole = whole && self.state.members().done();
+        let Some(newest) = self.state.recovery.newest().filter(|_| whole) else { return };
+        let folder: PathBuf = self.config.folder.clone();
+        let exported = on_disk(move || {
+            let checkpoint = Checkpoint::open(&newest.path).map_err(export::ExportError::from)?;
+            export::export_tables(&checkpoint, &folder)?;
+            export::export(&checkpoint, &folder)
+        });
+        match exported.await {
+            Ok(path) => {
+                tracing::info!(path = %path.display(), "wrote the model");
+                // Only one task leads, and it ends with this.
+                let _ = self.state.recovery.model.set(path);
+            }
+            Err(error) => tracing::error!(%error, "the model could not be written; the checkpoint holds it"),
+        }
+    }
+}
+
+fn internal(error: write::WriteError) -> Status {
+    Status::internal(error.to_string())
+}

@@ -1,0 +1,100 @@
+//! Keeps the state of a job when servers are lost. Every server writes its own part of a checkpoint and restores it
+//! ([`server_checkpoint`]); server 0 is the [`coordinator`]: it decides when all servers write ([`checkpoint_schedule`])
+//! and what they restore, so that they always hold one state. Without a checkpoint folder none of this runs, and a
+//! trainer's parameters fill a restarted server.
+
+mod checkpoint_schedule;
+mod client;
+mod coordinator;
+pub mod server_checkpoint;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::now;
+use crate::proto;
+use crate::server::config::CheckpointConfig;
+use crate::server::error::ServerError;
+use crate::server::state::ServerState;
+
+use coordinator::{coordinate, retry_until_ok};
+
+/// Timeout for server 0 to request the last part.
+const LAST: Duration = Duration::from_secs(30);
+/// Interval at which a server without trainers checks whether the job is done.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// Runs this server's part in recovery until the last checkpoint, that of the end of `training`, is written.
+///
+/// # Errors
+/// On server 0, if there is a checkpoint that this job cannot go on from.
+pub async fn run(state: &Arc<ServerState>, training: CancellationToken) -> Result<(), ServerError> {
+    let Some(config) = &state.config.checkpoint else { return Ok(()) };
+    let given = match &state.replication {
+        Some(replication) => tokio::select! {
+            biased;
+            given = replication.settled() => given,
+            () = training.cancelled() => return Ok(()),
+        },
+        None => false,
+    };
+    if state.config.index == 0 {
+        return coordinate(state, config, given, training).await;
+    }
+    let last = state.recovery.last_written.notified();
+    let training_ends = async {
+        tokio::select! {
+            biased;
+            () = training.cancelled() => {}
+            () = follow(state, config, given) => training.cancelled().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        () = training_ends => {}
+        () = state.recovery.ended.notified(), if !state.decides_the_end() => {
+            state.done.notify_one();
+            return Ok(());
+        }
+        () = wait_for_job_end(state, config) => {
+            tracing::info!("the last checkpoint has every step of every trainer; done");
+            state.done.notify_one();
+            return Ok(());
+        }
+    }
+    if tokio::time::timeout(LAST, last).await.is_err() {
+        tracing::warn!("server 0 did not ask for the last checkpoint in time; the one before stays the newest");
+    }
+    Ok(())
+}
+
+/// Asks server 0, until it succeeds, to restore this server to the state of the others.
+async fn follow(state: &ServerState, config: &CheckpointConfig, given: bool) {
+    let (recovery, server) = (&state.recovery, state.config.index);
+    let (job_uid, instance) = (state.config.job_uid.clone(), recovery.instance);
+    let request = proto::RecoverRequest { job_uid, server, instance, given };
+    retry_until_ok("server 0", || async {
+        let mut client = client::client(&state.config.network, &config.servers[0])?;
+        client.recover(request.clone()).await.map(drop)
+    })
+    .await;
+}
+
+/// Polls until the final checkpoint is complete and no trainer has been active for the silence timeout. A server that
+/// missed the end-of-job message ends this way.
+async fn wait_for_job_end(state: &ServerState, config: &CheckpointConfig) {
+    let mut quiet = Instant::now();
+    loop {
+        tokio::time::sleep(LOOK).await;
+        if state.members().active() {
+            quiet = Instant::now();
+        } else if quiet.elapsed() >= state.config.timeouts.silence
+            && let Some((steps, trainers)) = server_checkpoint::whole(state, config).await
+        {
+            return state.members().rewind(&steps, &trainers, now());
+        }
+    }
+}

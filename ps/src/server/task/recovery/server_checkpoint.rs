@@ -1,0 +1,286 @@
+//! One server's part of a checkpoint: written from the blocks while training continues, and restored into them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use futures::future::{join, join_all};
+use psjobs_api::training::ConsistencyMode;
+
+use crate::checkpoint::format::{FORMAT, PartEntry};
+use crate::checkpoint::read::Damage;
+use crate::checkpoint::rows::{self, RowsDescription};
+use crate::checkpoint::{BlockState, Catalog, Checkpoint, Description, PartWriter, WriteError, on_disk};
+use crate::clock::now;
+use crate::layout::Layout;
+use crate::server::config::CheckpointConfig;
+use crate::server::state::ServerState;
+use crate::server::state::recovery::LastCheckpoint;
+use crate::sparse::TableSpec;
+
+/// An error while writing or restoring a part.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoveryError {
+    /// The part could not be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// The checkpoint is of another model or optimizer.
+    #[error("the checkpoint in {} is of another job: {why}", folder.display())]
+    Mismatch {
+        /// Its folder.
+        folder: PathBuf,
+        /// Both sides, and what to do.
+        why: String,
+    },
+    /// The checkpoint is damaged.
+    #[error("the checkpoint in {} cannot be used: {why}", folder.display())]
+    Unusable {
+        /// Its folder.
+        folder: PathBuf,
+        /// What is wrong, and what to do.
+        why: String,
+    },
+    /// A block is past the version asked for.
+    #[error("this server is past version {0}")]
+    Past(u64),
+    /// The model is not known or its blocks have no values yet.
+    #[error("there is nothing to keep yet")]
+    Empty,
+}
+
+/// The files that a server has written.
+pub struct Written {
+    pub part: PartEntry,
+    /// The rows of sparse tables, if the job has any.
+    pub rows: Option<PartEntry>,
+}
+
+/// Writes this server's part of the checkpoint of `step`: the blocks at `version`, or as they are.
+pub async fn write(state: &ServerState, step: u64, version: Option<u64>) -> Result<Written, RecoveryError> {
+    let config = state.config.checkpoint.as_ref().expect("only called where checkpoints are kept");
+    let store = state.store().map_err(|_| RecoveryError::Empty)?;
+    // All blocks are asked at once, so that each is copied as soon as it is there.
+    let states = join_all(store.shard(state.config.index).map(|block| store.snapshot(block, version)));
+    let (states, rows) = match state.tables.get() {
+        None => (states.await, None),
+        // All at one step.
+        Some(tables) if state.config.training.consistency.mode == ConsistencyMode::Sync => {
+            let (states, rows) = join(states, tables.snapshot(version)).await;
+            (states, Some(rows))
+        }
+        // As they are when the trainers' layers have come: trainers are a step or two apart, and rows with them.
+        Some(tables) => (states.await, Some(tables.snapshot(None).await)),
+    };
+    let past = || version.map_or(RecoveryError::Empty, RecoveryError::Past);
+    let states: Vec<BlockState> = states.into_iter().collect::<Option<_>>().ok_or_else(past)?;
+    let rows = rows.map(|rows| rows.ok_or_else(past)).transpose()?;
+    let description = describe(state, step, store.layout());
+    let of_rows = state.tables.get().map(|tables| describe_rows(&description, tables.specs()));
+    let folder = Catalog::new(&config.folder).path(step);
+    // A leader that has given up on a part may ask for it again while it is still being written.
+    let writing = state.recovery.writing.clone().lock_owned().await;
+    on_disk(move || {
+        let _writing = writing;
+        let rows = rows.zip(of_rows).map(|(rows, of_rows)| rows::write(&folder, of_rows, &rows)).transpose()?;
+        Ok(Written { part: write_part(&folder, &description, &states)?, rows })
+    })
+    .await
+    .map_err(|error: WriteError| error.into())
+}
+
+fn write_part(folder: &Path, description: &Description, states: &[BlockState]) -> Result<PartEntry, WriteError> {
+    let mut writer = PartWriter::create(folder, description)?;
+    for state in states {
+        writer.put(state)?;
+    }
+    writer.finish()
+}
+
+fn describe_rows(description: &Description, tables: &[TableSpec]) -> RowsDescription {
+    let Description { format, job, step, server, servers, slots, .. } = description.clone();
+    let (rows, clocks) = (Vec::new(), Vec::new());
+    RowsDescription { format, job, step, server, servers, slots, tables: tables.to_vec(), rows, clocks }
+}
+
+fn describe(state: &ServerState, step: u64, layout: &Layout) -> Description {
+    let config = &state.config;
+    Description {
+        format: FORMAT,
+        job: config.job_uid.clone(),
+        step,
+        server: config.index,
+        servers: config.servers,
+        trainers: config.trainers,
+        block_elements: layout.block_elements(),
+        slots: state.rules.optimizer.slots(),
+        training: serde_json::to_value(&config.training).expect("training is JSON"),
+        tensors: state.members().tensors().to_vec(),
+    }
+}
+
+/// Aborts the training streams and restores the checkpoint of `step`, or the empty state. Trainers that have
+/// `concluded` in it need not join again.
+pub async fn restore(
+    state: &ServerState,
+    epoch: u64,
+    step: Option<u64>,
+    concluded: &[u32],
+) -> Result<(), RecoveryError> {
+    let config = state.config.checkpoint.as_ref().expect("only called where checkpoints are kept");
+    if epoch <= state.recovery.epoch() {
+        return Ok(()); // A newer restore has overtaken this request.
+    }
+    match step {
+        None => rewind(state, epoch, None, concluded).await,
+        Some(step) => {
+            let folder = Catalog::new(&config.folder).path(step);
+            let opened = folder.clone();
+            let checkpoint = on_disk(move || Checkpoint::open(&opened)).await;
+            let checkpoint = checkpoint.map_err(|damage| unusable(&folder, damage.to_string()))?;
+            fits(state, &checkpoint)?;
+            rewind(state, epoch, Some(checkpoint), concluded).await
+        }
+    }
+}
+
+/// The trainers' steps, and the trainers, in the newest checkpoint, if it is this job's and all of them have concluded
+/// in it.
+pub async fn whole(state: &ServerState, config: &CheckpointConfig) -> Option<(Vec<u64>, Vec<u32>)> {
+    let (catalog, uid, trainers) =
+        (Catalog::new(&config.folder), state.config.job_uid.clone(), state.config.trainers as usize);
+    on_disk(move || {
+        let checkpoint = Checkpoint::open(&catalog.path(*catalog.complete().ok()?.last()?)).ok()?;
+        let whole = checkpoint.description().job == uid && checkpoint.concluded().len() == trainers;
+        let steps = whole.then(|| checkpoint.read(0..1).ok())??.next_steps;
+        Some((steps, checkpoint.concluded().to_vec()))
+    })
+    .await
+}
+
+/// A checkpoint can be restored with other servers or another learning rate, not with another
+/// model or optimizer.
+fn fits(state: &ServerState, checkpoint: &Checkpoint) -> Result<(), RecoveryError> {
+    let (description, want) = (checkpoint.description(), state.rules.optimizer.slots());
+    let kind = serde_json::to_value(state.config.training.optimizer.kind).expect("an optimizer's name is JSON");
+    let kind = kind.as_str().unwrap_or_default();
+    if description.slots != want || description.optimizer() != kind {
+        let why = format!(
+            "it holds the state of optimizer {} ({} slots), the job has {kind} ({want} slots); choose the same \
+             optimizer, or another checkpoint folder",
+            description.optimizer(),
+            description.slots
+        );
+        return Err(mismatch(checkpoint.folder(), why));
+    }
+    if let (Some(tables), Some(rows)) = (state.tables.get(), checkpoint.rows().first())
+        && let Some(difference) = TableSpec::difference(&rows.description().tables, tables.specs())
+    {
+        let why = format!("its tables are others: {difference}; give the trainers the same arguments as then");
+        return Err(mismatch(checkpoint.folder(), why));
+    }
+    state.members().adopt(&description.tensors).map_err(|difference| {
+        let why = format!(
+            "it is of another model: {difference}; start the job with the same model, or another checkpoint folder"
+        );
+        mismatch(checkpoint.folder(), why)
+    })
+}
+
+async fn rewind(
+    state: &ServerState,
+    epoch: u64,
+    checkpoint: Option<Checkpoint>,
+    concluded: &[u32],
+) -> Result<(), RecoveryError> {
+    // From here on no trainer can join, and blocks ignore gradients that are still queued.
+    state.recovery.set_epoch(0);
+    state.close_streams();
+    if let Some(batch_assignments) = &state.batch_assignments {
+        batch_assignments
+            .assigner()
+            .restore(checkpoint.as_ref().map(|checkpoint| checkpoint.dealt().clone()).unwrap_or_default());
+    }
+    let Some(checkpoint) = checkpoint else {
+        if let Ok(store) = state.store() {
+            join_all(store.numbers().map(|block| store.restore(block, epoch, None))).await;
+        }
+        if let Some(tables) = state.tables.get() {
+            tables.replace(tables.blank(), epoch).await;
+        }
+        state.members().rewind(&[], &[], now());
+        return finish(state, epoch, None);
+    };
+    let description = checkpoint.description();
+    let layout = Layout::new(&description.tensors, state.config.servers as usize)
+        .map_err(|error| unusable(checkpoint.folder(), error.to_string()))?;
+    let store = state.store_for(layout, &description.tensors);
+    let checkpoint = Arc::new(checkpoint);
+    let mut steps = Vec::new();
+    for block in store.numbers() {
+        let (reading, range) = (checkpoint.clone(), store.layout().range(block));
+        let state = on_disk(move || reading.read(range)).await;
+        let state = state.map_err(|damage| unusable(checkpoint.folder(), damage.to_string()))?;
+        steps.clone_from(&state.next_steps);
+        store.restore(block, epoch, Some(state)).await;
+    }
+    refill(state, &checkpoint, epoch).await.map_err(|damage| unusable(checkpoint.folder(), damage.to_string()))?;
+    let steps = match state.tables.get() {
+        // The layers may have been kept before the steps that the rows contain.
+        Some(tables) => {
+            let asked = (0..state.config.trainers).map(|trainer| tables.next_step(trainer));
+            join_all(asked).await.into_iter().map(Result::unwrap_or_default).collect()
+        }
+        None => steps,
+    };
+    state.members().rewind(&steps, concluded, now());
+    let (step, path) = (checkpoint.description().step, checkpoint.folder().to_owned());
+    tracing::info!(step, path = %path.display(), "restored from a checkpoint");
+    let newest = on_disk(move || LastCheckpoint::complete(step, path)).await;
+    finish(state, epoch, Some(newest))
+}
+
+/// Restores the rows of a checkpoint, or none.
+async fn refill(state: &ServerState, checkpoint: &Arc<Checkpoint>, epoch: u64) -> Result<(), Damage> {
+    let Some(rows) = checkpoint.rows().first() else {
+        if let Some(tables) = state.tables.get() {
+            tables.replace(tables.blank(), epoch).await;
+        }
+        return Ok(());
+    };
+    let tables = state.tables_for(&rows.description().tables);
+    let (mut refill, reading, server) = (tables.blank(), checkpoint.clone(), state.config.index as usize);
+    let alike = checkpoint.rows().len() == state.config.servers as usize;
+    let refill = on_disk(move || {
+        for (of_server, rows) in reading.rows().iter().enumerate() {
+            if alike && of_server != server {
+                continue; // None of its rows belong here.
+            }
+            for table in 0..rows.description().tables.len() {
+                rows.read(table, |row| {
+                    refill.insert(table, row);
+                    Ok::<_, Damage>(())
+                })?;
+            }
+        }
+        let clocks: Vec<_> = reading.rows().iter().map(|rows| rows.description().clocks.clone()).collect();
+        refill.resume(&clocks);
+        Ok::<_, Damage>(refill)
+    });
+    tables.replace(refill.await?, epoch).await;
+    Ok(())
+}
+
+fn finish(state: &ServerState, epoch: u64, newest: Option<LastCheckpoint>) -> Result<(), RecoveryError> {
+    if let Some(newest) = newest {
+        state.recovery.set_newest(newest);
+    }
+    state.recovery.set_epoch(epoch);
+    Ok(())
+}
+
+fn mismatch(folder: &Path, why: String) -> RecoveryError {
+    RecoveryError::Mismatch { folder: folder.to_owned(), why }
+}
+
+fn unusable(folder: &Path, why: String) -> RecoveryError {
+    RecoveryError::Unusable { folder: folder.to_owned(), why }
+}

@@ -1,0 +1,99 @@
+//! The backup's side of a shard: receives the model, the blocks and every update from the primary.
+
+use tonic::Status;
+
+use crate::block::FrameSender;
+use crate::clock::now;
+use crate::layout::{Layout, TensorSpec};
+use crate::proto::{self, follow_request::Message};
+use crate::server::state::ServerState;
+use crate::server::state::replica_role::Role;
+use crate::server::state::replication::Replication;
+use crate::wire::{MAX_FRAME, Outgoing, call, frame};
+
+/// Receive window: a few blocks.
+const WINDOW: u32 = 8 * 1024 * 1024;
+
+/// Follows the primary of `shard` until the stream ends.
+pub async fn follow(state: &ServerState, replication: &Replication, shard: u32) -> Result<(), Status> {
+    let end = replication.open_stream(shard, None);
+    let followed = tokio::select! {
+        biased;
+        followed = take(state, replication, shard) => followed,
+        () = end.cancelled() => Ok(()),
+    };
+    replication.close_stream(shard, &end);
+    followed
+}
+
+async fn take(state: &ServerState, replication: &Replication, shard: u32) -> Result<(), Status> {
+    let address = &replication.servers[replication.other(shard) as usize];
+    let endpoint = (replication.network.endpoint(address))
+        .map_err(|_| Status::invalid_argument(format!("{address:?} is not the address of a server")))?
+        .tcp_nodelay(true)
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(2 * WINDOW)
+        .max_frame_size(MAX_FRAME);
+    let channel = replication.network.connect(&endpoint).await.map_err(|error| Status::from_error(error.into()))?;
+    let held = match state.store() {
+        Ok(store) => store.held(shard).await,
+        Err(_) => Vec::new(),
+    };
+    let open = proto::OpenFollow {
+        job_uid: state.config.job_uid.clone(),
+        shard,
+        instance: replication.instance,
+        epoch: state.recovery.epoch(),
+        held,
+    };
+    let (acknowledgements, outgoing) = FrameSender::new(state.config.trainers);
+    acknowledgements.send(Ok(frame::message(&proto::FollowRequest { message: Some(Message::Open(open)) })));
+    let (path, outgoing) =
+        ("/psjobs.v1.Replication/Follow", Outgoing::request(outgoing).until(acknowledgements.abort().aborted()));
+    let mut incoming = call(channel, path, outgoing, &state.rules.buffers).await?;
+    while let Some(mut replica) = incoming.message::<proto::Replica>().await? {
+        if let Some(model) = replica.model.take() {
+            adopt(state, replication, shard, model).await?;
+        } else if replica.complete {
+            tracing::info!("holds all blocks of server {shard}");
+            replication.change(shard, |shard| shard.role = Role::Backup { complete: true });
+        } else {
+            {
+                let (mut members, now) = (state.members(), now());
+                replica.next_steps.iter().for_each(|next| members.gave(next.trainer, next.step.saturating_sub(1), now));
+            }
+            state.store()?.follow(replica, &acknowledgements).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes over the model and the members from the primary. A model without tensors is not known there yet.
+async fn adopt(state: &ServerState, replication: &Replication, shard: u32, model: proto::Model) -> Result<(), Status> {
+    let there = !model.tensors.is_empty();
+    if there {
+        let tensors = model.tensors.into_iter().map(|t| TensorSpec { name: t.name, shape: t.shape });
+        let tensors: Vec<TensorSpec> = tensors.collect();
+        let layout = Layout::new(&tensors, state.config.servers as usize)
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        state.recovery.adopt_epoch(model.epoch);
+        let done = {
+            let mut members = state.members();
+            members.adopt(&tensors).map_err(Status::invalid_argument)?;
+            members.adopt_roster(&model.roster, now());
+            members.done()
+        };
+        let store = state.store_for(layout, &tensors);
+        for entry in model.roster.into_iter().filter(|entry| entry.finished) {
+            store.finish(entry.trainer.map_or(u32::MAX, |trainer| trainer.index)).await;
+        }
+        if done && state.decides_the_end() {
+            state.done.notify_one();
+        }
+    }
+    replication.change(shard, |shard| {
+        shard.found = Some(there || shard.found == Some(true));
+        shard.peer = Some(model.instance);
+    });
+    Ok(())
+}

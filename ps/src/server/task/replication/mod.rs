@@ -1,0 +1,100 @@
+//! Keeps two copies of every block, so that the loss of one server costs no step (spec.ps.replicationFactor 2). The shard
+//! of server k is also held by server k+1. Its primary sends the updates (`server::service::replication`), its backup
+//! takes them ([`follow`]); the blocks do the rest.
+
+mod follow;
+
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tonic::Request;
+
+use crate::proto;
+use crate::proto::replication_client::ReplicationClient;
+use crate::server::error::ServerError;
+use crate::server::state::ServerState;
+use crate::server::state::replica_role::{Evidence, Role};
+use crate::server::state::replication::{Replication, replica_role};
+
+/// Pause between two probes of a server whose role has not settled.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Timeout of a probe; a server without an answer is silent.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// Keeps the role of this server in all its shards up to date, until the blocks of one are lost.
+pub async fn run(state: &Arc<ServerState>) -> ServerError {
+    let Some(replication) = &state.replication else { return std::future::pending().await };
+    let shards: Vec<u32> = replication.shards();
+    let kept = shards.into_iter().map(|shard| Box::pin(keep(state, replication, shard)));
+    let (shard, ..) = futures::future::select_all(kept).await;
+    ServerError::Lost { shard, other: replication.other(shard) }
+}
+
+/// Keeps the role of this server in `shard` up to date. Returns when its blocks are lost.
+async fn keep(state: &Arc<ServerState>, replication: &Replication, shard: u32) -> u32 {
+    let home = shard == replication.index;
+    loop {
+        match replication.role(shard) {
+            Role::Backup { .. } => {
+                if let Err(status) = follow::follow(state, replication, shard).await {
+                    tracing::debug!(shard, reason = status.message(), "no longer following");
+                }
+            }
+            Role::Primary { .. } => replication.without_backup(shard).await,
+            Role::Starting => {}
+        }
+        let evidence = look(replication, shard, &state.config.job_uid).await;
+        let before = replication.role(shard);
+        let role = before.after(evidence, home);
+        if role == Role::Starting && before != role {
+            return shard;
+        }
+        if role == before {
+            tokio::time::sleep(PAUSE).await;
+        } else {
+            assume(state, replication, shard, role).await;
+        }
+    }
+}
+
+/// Changes the role of this server in `shard`.
+async fn assume(state: &ServerState, replication: &Replication, shard: u32, role: Role) {
+    let other = replication.other(shard);
+    match role {
+        Role::Primary { alone: true } => {
+            tracing::info!("server {other} has ended; this one goes on with the blocks of server {shard} alone");
+        }
+        Role::Primary { alone: false } => tracing::info!("this server leads the blocks of server {shard}"),
+        Role::Backup { .. } => tracing::info!("backs up the blocks of server {shard}, which server {other} leads"),
+        Role::Starting => {}
+    }
+    replication.change(shard, |shard| shard.role = role);
+    if let Ok(store) = state.store() {
+        store.set_role(shard, replica_role(role)).await;
+        if state.config.min_trainers.is_some() && matches!(role, Role::Primary { .. }) {
+            // Updates on their way may have listed trainers that have left meanwhile.
+            let absent = state.members().absent();
+            for trainer in absent {
+                store.finish(trainer).await;
+            }
+        }
+    }
+}
+
+/// Probes the other holder of `shard` and asks for its role.
+async fn look(replication: &Replication, shard: u32, job_uid: &str) -> Evidence {
+    let address = &replication.servers[replication.other(shard) as usize];
+    match tokio::time::timeout(ANSWER, replication.network.probe(address)).await {
+        Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused => return Evidence::Gone,
+        Ok(Ok(())) => {}
+        _ => return Evidence::Silent,
+    }
+    let request = proto::GreetRequest { job_uid: job_uid.to_owned(), shard, instance: replication.instance };
+    let greet = async {
+        let endpoint = replication.network.endpoint(address).ok()?;
+        let mut client = ReplicationClient::new(replication.network.connect(&endpoint).await.ok()?);
+        client.greet(Request::new(request)).await.ok().map(|reply| reply.into_inner().role())
+    };
+    tokio::time::timeout(ANSWER, greet).await.ok().flatten().map_or(Evidence::Silent, Evidence::Is)
+}

@@ -1,0 +1,56 @@
+//! The rules of a job's training, converted from `spec.training` once for all blocks.
+
+use psjobs_api::Training;
+use psjobs_api::training::{self, Consistency, NonFinite, StalenessPolicy};
+
+use crate::codec::Codec;
+use crate::optimizer::Optimizer;
+use crate::schedule::Schedule;
+use crate::staleness::Damping;
+use crate::wire::Buffers;
+
+/// How gradients change parameters. Shared by all blocks and tables of a server.
+pub struct TrainingRules {
+    /// When gradients take effect.
+    pub consistency: Consistency,
+    /// How gradients change the values.
+    pub optimizer: Optimizer,
+    /// How gradients with NaN or infinity are treated.
+    pub non_finite: NonFinite,
+    /// The codec of parameters sent to trainers.
+    pub parameters: Codec,
+    /// Reusable memory for frames and sums.
+    pub buffers: Buffers,
+    schedule: Schedule,
+    damping: Damping,
+}
+
+impl TrainingRules {
+    /// Converts `training`, for a job of `trainers` trainers.
+    #[must_use]
+    pub fn new(training: &Training, trainers: u32) -> Self {
+        Self {
+            consistency: training.consistency.clone(),
+            optimizer: Optimizer::new(&training.optimizer),
+            non_finite: training.non_finite,
+            parameters: Codec::of_parameters(training.compression.codec),
+            buffers: Buffers::for_trainers(trainers),
+            schedule: Schedule::from(&training.schedule),
+            damping: damping(&training.staleness),
+        }
+    }
+
+    /// Returns the factor on the learning rate for a gradient of `step` with `staleness`.
+    #[must_use]
+    pub fn factor(&self, step: u64, staleness: u64) -> f64 {
+        self.schedule.factor(step) * self.damping.factor(staleness)
+    }
+}
+
+fn damping(spec: &training::Staleness) -> Damping {
+    match spec.policy {
+        StalenessPolicy::None => Damping::None,
+        StalenessPolicy::Damped => Damping::Damped { coefficient: spec.coefficient },
+        StalenessPolicy::Inverse => Damping::Inverse,
+    }
+}
