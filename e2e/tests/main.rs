@@ -14,7 +14,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use psjobs_e2e::cluster::Cluster;
 use psjobs_e2e::dump::dump;
 use psjobs_e2e::namespace::TestNamespace;
-use tokio::runtime::Runtime;
+use tokio::runtime::{self, Runtime};
 use tokio::sync::RwLock;
 
 use cases::{
@@ -23,8 +23,11 @@ use cases::{
 
 type Test = for<'a> fn(&'a TestNamespace) -> BoxFuture<'a, Result<()>>;
 
-/// How many tests run at the same time unless `--test-threads` says otherwise.
+/// Variable with how many tests run at the same time, where `--test-threads` does not say it.
 const THREADS: &str = "PSJOBS_E2E_THREADS";
+
+/// Stack of the threads that run tests: without optimisation their futures need more than the usual 2 MiB.
+const STACK: usize = 16 << 20;
 
 /// A requirement of a test on the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +97,8 @@ struct Environment {
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
-    let code = Runtime::new().context("cannot start a runtime").and_then(|runtime| run(runtime, arguments));
+    let runtime = runtime::Builder::new_multi_thread().enable_all().thread_stack_size(STACK).build();
+    let code = runtime.context("cannot start a runtime").and_then(|runtime| run(runtime, arguments));
     code.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
         ExitCode::FAILURE
@@ -102,11 +106,9 @@ fn main() -> ExitCode {
 }
 
 fn run(runtime: Runtime, mut arguments: Arguments) -> Result<ExitCode> {
-    // One test at a time by default: on a small machine, jobs of several tests compete for its cores.
-    let threads = env::var(THREADS).ok().filter(|threads| !threads.is_empty());
-    let threads = threads.map_or(Ok(1), |threads| threads.parse());
-    let threads = threads.with_context(|| format!("{THREADS} must be a number of tests to run at the same time"))?;
-    arguments.test_threads.get_or_insert(threads);
+    if arguments.test_threads.is_none() {
+        arguments.test_threads = Some(threads()?);
+    }
     let (cluster, offers) = if arguments.list {
         (None, vec![Kind, Workers, Gangs])
     } else {
@@ -122,6 +124,14 @@ fn run(runtime: Runtime, mut arguments: Arguments) -> Result<ExitCode> {
         environment.runtime.block_on(cluster.clean_up())?;
     }
     Ok(conclusion.exit_code())
+}
+
+/// Returns how many tests run at the same time: one unless [`THREADS`] says otherwise. On a node of 2 cores, pods of two
+/// jobs do not find the CPUs that they request.
+fn threads() -> Result<usize> {
+    let threads = env::var(THREADS).ok().filter(|threads| !threads.is_empty());
+    let threads = threads.map_or(Ok(1), |threads| threads.parse());
+    threads.with_context(|| format!("{THREADS} must be a number of tests to run at the same time"))
 }
 
 /// Returns what the cluster offers to tests.
@@ -153,13 +163,14 @@ fn trial(environment: &Arc<Environment>, (name, needs, test): (&'static str, Nee
     }
     let environment = environment.clone();
     let trial = Trial::test(name, move || {
-        let result = environment.runtime.block_on(run_test(&environment, name, test, alone));
+        let running = environment.runtime.spawn(run_test(environment.clone(), name, test, alone));
+        let result = environment.runtime.block_on(running).context("the test panicked").flatten();
         result.map_err(|error| Failed::from(format!("{error:#}")))
     });
     trial.with_ignored_flag(lacks.is_some())
 }
 
-async fn run_test(environment: &Environment, name: &str, test: Test, alone: bool) -> Result<()> {
+async fn run_test(environment: Arc<Environment>, name: &'static str, test: Test, alone: bool) -> Result<()> {
     // The lock is fair: while a test waits to run alone, no other one begins.
     let _shared = if alone { None } else { Some(environment.isolation.read().await) };
     let _alone = if alone { Some(environment.isolation.write().await) } else { None };
