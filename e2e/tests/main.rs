@@ -6,7 +6,6 @@ mod cases;
 use std::env;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -29,12 +28,6 @@ const THREADS: &str = "PSJOBS_E2E_THREADS";
 
 /// Stack of the threads that run tests: without optimisation their futures need more than the usual 2 MiB.
 const STACK: usize = 16 << 20;
-
-/// The most tests that run at the same time by default.
-const MOST_THREADS: usize = 2;
-
-/// CPUs of this machine for each test that runs at the same time: a test's pods request up to 1.25, Kubernetes' own nearly 1.
-const CPUS_PER_TEST: usize = 2;
 
 /// A requirement of a test on the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,18 +126,12 @@ fn run(runtime: Runtime, mut arguments: Arguments) -> Result<ExitCode> {
     Ok(conclusion.exit_code())
 }
 
-/// Returns how many tests run at the same time. On a small machine it is one: pods of two jobs would not find the CPUs that
-/// they request.
+/// Returns how many tests run at the same time: one unless [`THREADS`] says otherwise. On a node of 2 cores, pods of two
+/// jobs do not find the CPUs that they request.
 fn threads() -> Result<usize> {
-    match env::var(THREADS).ok().filter(|threads| !threads.is_empty()) {
-        Some(threads) => {
-            threads.parse().with_context(|| format!("{THREADS} must be a number of tests to run at the same time"))
-        }
-        None => {
-            let cpus = thread::available_parallelism().map_or(1, usize::from);
-            Ok((cpus / CPUS_PER_TEST).clamp(1, MOST_THREADS))
-        }
-    }
+    let threads = env::var(THREADS).ok().filter(|threads| !threads.is_empty());
+    let threads = threads.map_or(Ok(1), |threads| threads.parse());
+    threads.with_context(|| format!("{THREADS} must be a number of tests to run at the same time"))
 }
 
 /// Returns what the cluster offers to tests.
