@@ -9,6 +9,7 @@ use super::evaluate::{EvaluateArgs, ServeCommand};
 use super::train::{Source, TrainArgs};
 use super::{OutputArgs, conclude};
 use crate::workload::Workload;
+use psjobs_rpc::{Registry, rendezvous};
 
 /// Parameter servers and trainers of one workload.
 ///
@@ -55,7 +56,11 @@ struct OwnArgs {
 pub fn main<W: Workload>(open: impl FnOnce(&Source) -> anyhow::Result<W>) -> ExitCode {
     let Cli { output, command } = Cli::parse();
     conclude(output, || match command {
-        Command::Serve(command) => command.run(|serve, args| args.evaluate.run(serve, args.own.clone(), open)),
+        Command::Serve(command) => {
+            let mut registry = Registry::default();
+            rendezvous::offer(&mut registry);
+            command.run(registry, |serve, registry, args| args.evaluate.run(serve, registry, args.own.clone(), open))
+        }
         Command::Train(args) => args.train.run_with(args.own, open),
     })
 }

@@ -242,18 +242,20 @@ fn finish<W: Workload, U: Updater>(
 }
 
 impl Plan {
-    pub(crate) fn total_steps(&self, per_epoch: u64) -> u64 {
+    /// Returns the number of steps of the training, where an epoch has `per_epoch`.
+    #[must_use]
+    pub fn total_steps(&self, per_epoch: u64) -> u64 {
         let total = self.epochs.saturating_mul(per_epoch);
         self.max_steps.map_or(total, |most| most.min(total))
     }
 
     /// This trainer's place among those that share the steps out between them.
-    pub(crate) fn reader(&self) -> usize {
+    fn reader(&self) -> usize {
         if self.elastic { 0 } else { self.trainer }
     }
 
     /// Rests after `step`, in which this trainer computed with `examples` for `busy`, if it is to be a slow one.
-    pub(crate) fn rest(&self, step: u64, examples: usize, busy: Duration) {
+    pub fn rest(&self, step: u64, examples: usize, busy: Duration) {
         thread::sleep(self.pace.rest(self.trainer, step, self.seed, examples, busy));
     }
 

@@ -11,8 +11,8 @@ use psjobs_ps::tls::TlsError;
 use super::Plan;
 use super::progress::{Done, Progress};
 use crate::data::sampler::TooFewExamples;
-use crate::remote::{Driver, Endpoint, Peer, Registry, RemoteError, Settings, hosting};
 use crate::workload::Metrics;
+use psjobs_rpc::{Driver, Endpoint, Peer, Registry, RemoteError, Settings, hosting};
 
 /// Training failed.
 #[derive(Debug, thiserror::Error)]
