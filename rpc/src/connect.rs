@@ -11,13 +11,14 @@ use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::endpoint::Shared;
-use super::holdings::Snapshot;
-use super::link::{Link, Slot, lock};
+use super::link::{Link, Slot};
+use super::lock::lock;
+use super::remote_refs::Snapshot;
 use super::wire::proto;
 use super::wire::proto::frame::Kind;
 use super::wire::proto::remote_objects_client::RemoteObjectsClient;
 use super::wire::proto::remote_objects_server::{RemoteObjects, RemoteObjectsServer};
-use super::{Endpoint, Peer, RemoteError, inbox, peers};
+use super::{Endpoint, Peer, RemoteError, dispatch, peers};
 
 /// Largest frame: bounds what a broken peer can make this process allocate.
 const MAX_FRAME_BYTES: usize = 1 << 30;
@@ -121,7 +122,7 @@ async fn keep_connected(dial: Arc<Dial>) {
             Ok((link, frames)) => {
                 dial.tell_first(Ok(()));
                 pause = RETRY_FIRST;
-                if inbox::read(&dial.endpoint, &link, frames).await {
+                if dispatch::read(&dial.endpoint, &link, frames).await {
                     return;
                 }
             }
@@ -162,7 +163,7 @@ async fn dial_once(dial: &Dial) -> Result<(Arc<Link>, Streaming<proto::Frame>), 
             hello.name
         )));
     }
-    inbox::reconcile(endpoint, &hello);
+    dispatch::reconcile(endpoint, &hello);
     let link = Arc::new(Link::new(Arc::clone(&dial.name), hello.session, out));
     let told = if known == Some(hello.session) { told } else { Snapshot::default() };
     peers::attach(endpoint, &link, Some(&told));
@@ -190,13 +191,13 @@ impl RemoteObjects for Service {
         if endpoint.shared().stopping.is_cancelled() {
             return Err(Status::unavailable(format!("{} is ending", endpoint.name())));
         }
-        inbox::reconcile(endpoint, &hello);
+        dispatch::reconcile(endpoint, &hello);
         let (out, frames_out) = Link::channel();
         let link = Arc::new(Link::new(hello.name.as_str().into(), hello.session, out));
         peers::attach(endpoint, &link, None);
         let reader = endpoint.clone();
         endpoint.spawn_connection(async move {
-            inbox::read(&reader, &link, frames).await;
+            dispatch::read(&reader, &link, frames).await;
         });
         Ok(Response::new(Frames::new(frames_out).map(Ok)))
     }

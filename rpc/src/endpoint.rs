@@ -11,17 +11,18 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::autograd::{Contexts, Module, ModuleRef, Parameters};
-use super::driver::{Driver, Inner};
-use super::holdings::{ContextId, Holdings};
-use super::host::{Host, Hosted, ObjectId, Session};
-use super::inbox::Target;
-use super::link::{Link, Slot, lock};
+use super::link::{Link, Slot};
+use super::lock::lock;
 use super::object::Call;
+use super::object_table::{Hosted, ObjectId, ObjectTable, Session};
 use super::peers::Peers;
 use super::pending::Sent;
-use super::respond::Responder;
+use super::remote_refs::{ContextId, RemoteRefs};
+use super::reply::Responder;
+use super::runtime_driver::{Driver, Inner};
+use super::target::Target;
 use super::wire::{encode, proto};
-use super::{Peer, RRef, Registry, RemoteError, Value, inbox, peers};
+use super::{Peer, RRef, Registry, RemoteError, Value, dispatch, peers};
 
 /// Who this process is in its job, and how patient it is.
 #[derive(Clone, Debug)]
@@ -62,12 +63,12 @@ pub(crate) struct Shared {
     pub runtime: Handle,
     /// Gone if the runtime has threads of its own. Not held: its tasks hold this.
     driver: Weak<Inner>,
-    pub host: Host,
+    pub host: ObjectTable,
     pub contexts: Contexts,
     pub peers: Mutex<Peers>,
     pub peers_changed: Condvar,
     /// Locked before `peers` where both are.
-    pub holdings: Mutex<Holdings>,
+    pub holdings: Mutex<RemoteRefs>,
     pub lease_checks: AtomicU64,
     /// No new calls or connections from now on.
     pub stopping: CancellationToken,
@@ -116,7 +117,7 @@ impl Endpoint {
             registry,
             runtime,
             driver,
-            host: Host::default(),
+            host: ObjectTable::default(),
             contexts: Contexts::default(),
             peers: Mutex::default(),
             peers_changed: Condvar::new(),
@@ -269,7 +270,7 @@ impl Endpoint {
         let responder = Responder::here(Arc::clone(&slot), to.peer.clone(), describe.clone());
         let context = context.map(|id| self.0.contexts.open(id, self.0.session));
         let call = Call { endpoint: self.clone(), caller: Arc::clone(&self.0.name), deadline, context };
-        inbox::begin(call, target, arguments, responder);
+        dispatch::begin(call, target, arguments, responder);
         let driver = self.0.driver.clone();
         Sent { slot, deadline, timeout: to.timeout, call: describe, driver, over: None, peer: to.peer.clone() }
     }

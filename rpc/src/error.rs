@@ -54,6 +54,17 @@ fn without_stack(text: &str) -> &str {
     text[..end].trim_end()
 }
 
+/// Returns the error for a name that is not registered; it lists the names that are.
+pub(crate) fn unknown<'a>(what: &str, name: &str, known: impl Iterator<Item = &'a str>) -> RemoteError {
+    let known = known.collect::<Vec<_>>().join(", ");
+    RemoteError::new(format!("no {what} is called `{name}`; there are: {known}"))
+}
+
+/// Returns the error for a method that modules do not have.
+pub(crate) fn unknown_module_method(name: &str) -> RemoteError {
+    unknown("method of modules", name, ["forward", "parameters", "gradients", "version"].into_iter())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,22 +7,24 @@
 
 pub mod autograd;
 mod connect;
-mod driver;
+mod dispatch;
 mod endpoint;
 mod error;
-mod holdings;
-mod host;
-pub mod hosting;
-mod inbox;
 mod link;
+mod lock;
 mod object;
+mod object_table;
 mod peer;
 mod peers;
 mod pending;
 mod registry;
+mod remote_refs;
 pub mod rendezvous;
-mod respond;
+mod reply;
 mod rref;
+mod runtime_driver;
+pub mod server_integration;
+mod target;
 mod value;
 mod wire;
 
@@ -30,7 +32,6 @@ mod wire;
 mod tests;
 
 pub use connect::Service;
-pub use driver::Driver;
 pub use endpoint::{Endpoint, Settings, Stats};
 pub use error::RemoteError;
 pub use object::{Call, Methods, RemoteObject};
@@ -38,4 +39,5 @@ pub use peer::Peer;
 pub use pending::Pending;
 pub use registry::Registry;
 pub use rref::RRef;
+pub use runtime_driver::Driver;
 pub use value::{FromValue, FromValues, IntoValues, Value, Values};

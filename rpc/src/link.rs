@@ -4,13 +4,14 @@
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::driver::Inner;
+use super::lock::lock;
+use super::runtime_driver::Inner;
 use super::wire::proto;
 use super::{RemoteError, Value};
 
@@ -225,9 +226,4 @@ impl Link {
     fn late(&self, call: &str, timeout: Duration) -> RemoteError {
         RemoteError::Deadline { peer: self.peer.to_string(), call: call.to_owned(), timeout }
     }
-}
-
-/// Locks, also after a panic elsewhere: every critical section here leaves whole data behind.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -12,8 +12,10 @@ use std::sync::{Arc, Mutex, TryLockError};
 use std::time::Instant;
 
 use super::autograd::ContextState;
-use super::link::{Answer, lock};
-use super::respond::Responder;
+use super::error::unknown;
+use super::link::Answer;
+use super::lock::lock;
+use super::reply::Responder;
 use super::{Endpoint, FromValues, IntoValues, RemoteError, Value};
 
 /// A type whose objects other processes can make and call.
@@ -209,10 +211,4 @@ pub(crate) fn run<T>(call: &Call, body: impl FnOnce() -> Result<T, RemoteError>)
     // A body that panicked inside `no_grad` left the mode to its thread; each begins anew.
     catch_unwind(AssertUnwindSafe(|| tch::with_grad(body)))
         .unwrap_or_else(|payload| Err(RemoteError::from_panic(&*payload)))
-}
-
-/// Refuses a name that is not registered and tells those that are.
-pub(crate) fn unknown<'a>(what: &str, name: &str, known: impl Iterator<Item = &'a str>) -> RemoteError {
-    let known = known.collect::<Vec<_>>().join(", ");
-    RemoteError::new(format!("no {what} is called `{name}`; there are: {known}"))
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::endpoint::Destination;
-use super::inbox::Target;
+use super::target::Target;
 use super::{Endpoint, FromValues, IntoValues, Pending, RRef, RemoteError};
 
 /// Another process, or this one. Cheap to clone; nothing is sent until a call is made.

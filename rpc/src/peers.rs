@@ -5,9 +5,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::holdings::{Change, Snapshot};
-use super::host::Session;
-use super::link::{Link, lock};
+use super::link::Link;
+use super::lock::lock;
+use super::object_table::Session;
+use super::remote_refs::{Change, Snapshot};
 use super::wire::proto;
 use super::{Endpoint, RemoteError};
 

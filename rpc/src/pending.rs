@@ -4,9 +4,9 @@ use std::marker::PhantomData;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::driver::Inner;
 use super::link::{Answer, Link, Slot};
 use super::object::must_not_wait;
+use super::runtime_driver::Inner;
 use super::{FromValues, RemoteError};
 
 #[derive(Debug)]

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::autograd::{HostedModule, Module, Parameters};
-use super::host::Hosted;
-use super::object::{Call, Methods, ObjectQueue, RemoteObject, unknown};
+use super::error::unknown;
+use super::object::{Call, Methods, ObjectQueue, RemoteObject};
+use super::object_table::Hosted;
 use super::{FromValues, IntoValues, RemoteError, Value};
 
 type Function = Box<dyn Fn(&Call, Vec<Value>) -> Result<Vec<Value>, RemoteError> + Send + Sync>;

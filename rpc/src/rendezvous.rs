@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
 
-use super::link::lock;
+use super::lock::lock;
 use super::{Endpoint, Peer, Registry, RemoteError};
 
 const PUBLISH: &str = "psjobs/publish";

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::endpoint::Destination;
-use super::holdings::ContextId;
-use super::host::{ObjectId, Session};
-use super::inbox::Target;
+use super::object_table::{ObjectId, Session};
 use super::pending::Sent;
+use super::remote_refs::ContextId;
+use super::target::Target;
 use super::{Endpoint, FromValues, IntoValues, Pending, RemoteError, Value};
 
 /// A counted reference to an object somewhere in the job. The object lives at least until the last

@@ -9,7 +9,7 @@ pub mod libtorch;
 pub mod train;
 pub mod workload;
 
-pub use cli::own::main;
+pub use cli::custom_workload::main;
 pub use cli::train::Source;
 /// libtorch's bindings, of the version that this crate uses.
 pub use tch;

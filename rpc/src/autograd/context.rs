@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use tch::Tensor;
 
-use super::super::host::Hosted;
-use super::super::link::lock;
+use super::super::lock::lock;
+use super::super::object_table::Hosted;
 use super::super::{Endpoint, FromValues, RemoteError, Value};
 use super::contexts::ContextState;
 use super::tape::{RemoteCall, Tape};

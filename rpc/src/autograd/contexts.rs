@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 
 use tch::Tensor;
 
-use super::super::holdings::ContextId;
-use super::super::host::{ObjectId, Session};
-use super::super::link::lock;
+use super::super::lock::lock;
+use super::super::object_table::{ObjectId, Session};
+use super::super::remote_refs::ContextId;
 use super::super::wire::proto;
 use super::super::{Endpoint, FromValues, RemoteError, Value};
 use super::module::{HostedModule, Version, leaf, share};

@@ -4,10 +4,11 @@ use std::sync::{Arc, Mutex};
 
 use tch::Tensor;
 
-use super::super::host::ObjectId;
-use super::super::inbox::unknown_module_method;
-use super::super::link::{Answer, lock};
+use super::super::error::unknown_module_method;
+use super::super::link::Answer;
+use super::super::lock::lock;
 use super::super::object::Call;
+use super::super::object_table::ObjectId;
 use super::super::{FromValues, IntoValues, RemoteError, Value};
 use super::{Context, ContextState, ModuleRef};
 

@@ -6,8 +6,8 @@ use psjobs_api::training::Optimizer as Arguments;
 use psjobs_ps::optimizer::{Optimizer, State};
 use tch::{Device, Kind, Tensor};
 
-use super::super::host::Hosted;
 use super::super::object::Call;
+use super::super::object_table::Hosted;
 use super::super::{Endpoint, FromValues, Methods, RRef, Registry, RemoteError, RemoteObject};
 use super::memory::{changed, element_bytes};
 use super::{Context, HostedModule, ParameterRef};

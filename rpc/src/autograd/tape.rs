@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use tch::Tensor;
 
-use super::super::host::ObjectId;
-use super::super::inbox::Target;
+use super::super::object_table::ObjectId;
+use super::super::target::Target;
 use super::super::{Endpoint, FromValues, RRef, RemoteError, Value};
 use super::contexts::ContextState;
 

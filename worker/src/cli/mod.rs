@@ -1,15 +1,15 @@
 //! The parts of a worker program's command line that do not depend on the workload.
 
+pub mod custom_workload;
 pub mod evaluate;
-pub mod extent;
+pub mod identity;
 pub mod logging;
 pub mod optimizer;
-pub mod own;
-pub mod place;
 pub mod result_file;
 pub mod serve;
 pub mod signals;
 pub mod train;
+pub mod training_length;
 
 use std::panic::{self, AssertUnwindSafe};
 use std::path::PathBuf;

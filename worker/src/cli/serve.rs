@@ -11,13 +11,13 @@ use psjobs_api::training::ConsistencyMode;
 use psjobs_api::{Environment, METRICS_PORT, ReplicaResult, Role};
 use psjobs_ps::network::Network;
 use psjobs_ps::server::{self, Evaluation, Patience, ServerConfig};
-use psjobs_rpc::{Registry, hosting};
+use psjobs_rpc::{Registry, server_integration};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
+use super::identity::{self, IdentityArgs};
 use super::optimizer::OptimizerArgs;
-use super::place::{self, PlaceArgs};
 use super::signals::Signals;
 use super::{Failure, log_place, variable};
 use crate::libtorch;
@@ -67,7 +67,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     abandon_timeout: u64,
     #[command(flatten)]
-    place: PlaceArgs,
+    place: IdentityArgs,
     #[command(flatten, next_help_heading = "Optimizer")]
     optimizer: OptimizerArgs,
 }
@@ -146,7 +146,7 @@ impl ServeArgs {
         registry: Registry,
         evaluation: Option<Evaluation>,
     ) -> Result<ReplicaResult, Failure> {
-        let (host, port) = place::split(&environment.servers[environment.index as usize]);
+        let (host, port) = identity::split(&environment.servers[environment.index as usize]);
         let port = match self.port {
             Some(port) => port,
             None => port.parse().map_err(Failure::input)?,
@@ -166,7 +166,7 @@ impl ServeArgs {
             ..ServerConfig::new(environment)
         };
         let ending = config.ending.clone();
-        let hosting = hosting::host(&mut config, registry);
+        let hosting = server_integration::host(&mut config, registry);
         let optimizer = &environment.training.optimizer;
         info!(port, trainers = environment.trainers, ?optimizer, consistency = ?environment.training.consistency.mode, "serving");
 

@@ -15,10 +15,10 @@ use psjobs_ps::server::inelastic;
 use tch::{Cuda, Device};
 use tracing::info;
 
-use super::extent::ExtentArgs;
+use super::identity::IdentityArgs;
 use super::optimizer::OptimizerArgs;
-use super::place::PlaceArgs;
 use super::signals::{Signal, Signals};
+use super::training_length::TrainingLengthArgs;
 use super::{Failure, log_place, variable};
 use crate::data::{DATA_VARIABLE, Dataset as _};
 use crate::device::{self, DeviceChoice};
@@ -46,7 +46,7 @@ pub struct Source {
 #[derive(Clone, Debug, Args)]
 pub struct TrainArgs {
     #[command(flatten)]
-    extent: ExtentArgs,
+    extent: TrainingLengthArgs,
     /// Seed of initial parameters, order of the data and dropout [default: the job's seed, 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=u64::from(u32::MAX)))]
     seed: Option<u64>,
@@ -82,7 +82,7 @@ pub struct TrainArgs {
     )]
     local: bool,
     #[command(flatten)]
-    place: PlaceArgs,
+    place: IdentityArgs,
     #[command(flatten, next_help_heading = "Optimizer, with --local")]
     optimizer: OptimizerArgs,
 }

@@ -1,12 +1,12 @@
 //! A model of clicks (Naumov et al., DLRM, 2019): a perceptron for the numbers, a vector for each
 //! category, the products of all pairs of these, and a perceptron on top. It has stages, see
-//! [`psjobs_worker::train::stages`]; the vectors come from outside.
+//! [`psjobs_worker::train::staged_backward`]; the vectors come from outside.
 
 use tch::nn::{self, Module};
 use tch::{Device, Kind, Tensor};
 
 use super::linear;
-use psjobs_worker::train::stages::Tape;
+use psjobs_worker::train::staged_backward::Tape;
 
 /// Units of the layers; the last of the lower ones is a category's vector, the last of the upper ones the score.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,14 +10,14 @@ use super::remote::{RemoteArgs, finish};
 use crate::data::mnist::{Mnist, Set};
 use crate::workload::mnist_remote;
 use psjobs_worker::cli::Failure;
-use psjobs_worker::cli::extent::ExtentArgs;
+use psjobs_worker::cli::training_length::TrainingLengthArgs;
 use psjobs_worker::data::DATA_VARIABLE;
 
 /// Flags of `train mnist-remote`.
 #[derive(Clone, Debug, Args)]
 pub struct MnistRemoteArgs {
     #[command(flatten)]
-    extent: ExtentArgs,
+    extent: TrainingLengthArgs,
     /// Folder of the data set [default: where `make mnist` puts it]
     #[arg(long, value_name = "DIR", env = DATA_VARIABLE)]
     data: Option<PathBuf>,

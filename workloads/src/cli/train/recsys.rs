@@ -17,8 +17,8 @@ use crate::data::clicks::generator::{Generator, MOST_KEYS};
 use crate::data::clicks::{Clicks, Source};
 use crate::workload::recsys::{self, RecsysError, Settings};
 use psjobs_worker::cli::Failure;
-use psjobs_worker::cli::extent::ExtentArgs;
 use psjobs_worker::cli::signals::Signal;
+use psjobs_worker::cli::training_length::TrainingLengthArgs;
 use psjobs_worker::train::Plan;
 use psjobs_worker::train::modules::ModulesError;
 
@@ -72,7 +72,7 @@ pub struct RecsysArgs {
     )]
     local: bool,
     #[command(flatten)]
-    extent: ExtentArgs,
+    extent: TrainingLengthArgs,
     #[command(flatten)]
     remote: RemoteArgs,
 }

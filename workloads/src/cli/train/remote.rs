@@ -9,8 +9,8 @@ use psjobs_api::env::PSJOB_ROLE;
 use psjobs_api::{Environment, ReplicaResult, Role, Training};
 use tracing::info;
 
+use psjobs_worker::cli::identity::IdentityArgs;
 use psjobs_worker::cli::optimizer::OptimizerArgs;
-use psjobs_worker::cli::place::PlaceArgs;
 use psjobs_worker::cli::signals::{Signal, Signals};
 use psjobs_worker::cli::train::compute_threads;
 use psjobs_worker::cli::{Failure, log_place, variable};
@@ -30,7 +30,7 @@ pub struct RemoteArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     connect_timeout: u64,
     #[command(flatten)]
-    place: PlaceArgs,
+    place: IdentityArgs,
     #[command(flatten, next_help_heading = "Optimizer, over spec.training.optimizer")]
     optimizer: OptimizerArgs,
 }

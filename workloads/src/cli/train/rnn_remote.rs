@@ -11,7 +11,7 @@ use super::remote::{RemoteArgs, finish};
 use crate::data::text::{self, Vocabulary};
 use crate::workload::rnn_remote::{self, Settings, Size};
 use psjobs_worker::cli::Failure;
-use psjobs_worker::cli::extent::ExtentArgs;
+use psjobs_worker::cli::training_length::TrainingLengthArgs;
 use psjobs_worker::data::{DATA_VARIABLE, locate};
 
 /// Flags of `train rnn-remote`.
@@ -36,7 +36,7 @@ pub struct RnnRemoteArgs {
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     length: u32,
     #[command(flatten)]
-    extent: ExtentArgs,
+    extent: TrainingLengthArgs,
     #[command(flatten)]
     remote: RemoteArgs,
 }

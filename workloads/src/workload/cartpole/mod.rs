@@ -14,7 +14,7 @@ use psjobs_api::{Environment, ReplicaResult};
 use tracing::{info, warn};
 
 use observer::Work;
-use psjobs_rpc::{Peer, Pending, RRef, Registry, RemoteError, hosting};
+use psjobs_rpc::{Peer, Pending, RRef, Registry, RemoteError, server_integration};
 use psjobs_worker::Metrics;
 use psjobs_worker::train::modules::{ModulesError, Participant};
 
@@ -71,7 +71,7 @@ fn observe(
     let (work, mut registry) = (Arc::<Work>::default(), Registry::default());
     observer::offer(&mut registry, &work);
     let participant = Participant::join(environment, registry, Vec::new(), 0, settings.patience)?;
-    let (endpoint, agent) = (participant.endpoint(), hosting::trainer_name(0));
+    let (endpoint, agent) = (participant.endpoint(), server_integration::trainer_name(0));
     endpoint.connect_published(&participant.servers()[0], &agent, settings.patience).map_err(ModulesError::Connect)?;
     ready();
     let start = Instant::now();
@@ -166,7 +166,7 @@ impl<'a> Rounds<'a> {
         let agent = endpoint.peer(endpoint.name());
         let agent = agent.remote(agent::NAME, (settings.seed as i64, settings.learning_rate))?;
         let seat = |index: u32| Seat {
-            peer: endpoint.peer(&hosting::trainer_name(index + 1)).timeout(settings.patience),
+            peer: endpoint.peer(&server_integration::trainer_name(index + 1)).timeout(settings.patience),
             observer: None,
         };
         let mut rounds = Self {

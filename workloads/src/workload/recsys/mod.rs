@@ -2,7 +2,7 @@
 //! table on the servers, the dense layers are every trainer's own and follow the mean of the gradients
 //! that all-reduce gives. Both travel while the backward pass goes on.
 
-mod meeting;
+mod ring_rendezvous;
 mod rows;
 mod trainer;
 
@@ -17,13 +17,13 @@ use psjobs_ps::tls::TlsError;
 
 use crate::allreduce::RingError;
 use crate::data::clicks::Clicks;
-use meeting::Meeting;
 use psjobs_rpc::{Registry, RemoteError};
 use psjobs_worker::data::Dataset as _;
 use psjobs_worker::data::loader::LoaderEnded;
 use psjobs_worker::data::sampler::{Split, TooFewExamples};
 use psjobs_worker::train::Plan;
 use psjobs_worker::train::modules::{ModulesError, Participant};
+use ring_rendezvous::RingRendezvous;
 use trainer::Trainer;
 
 /// How it trains.
@@ -104,7 +104,7 @@ pub fn train(
         joined.map_err(RecsysError::Join)
     };
     let participant = environment.map(join).transpose()?;
-    let meeting = Meeting {
+    let meeting = RingRendezvous {
         job: environment.zip(participant.as_ref()),
         interrupt: &settings.interrupt,
         patience: settings.patience,

@@ -8,7 +8,7 @@ use psjobs_ps::client::{self, ClientError, Pulling, Pushing, RowGradients};
 use psjobs_ps::sparse::Local;
 use tch::Tensor;
 
-use psjobs_worker::train::dense::Dense;
+use psjobs_worker::train::replicated_layers::ReplicatedLayers;
 
 /// Where the rows are.
 pub enum Rows {
@@ -20,7 +20,7 @@ pub enum Rows {
 pub struct Beginning(Vec<f32>);
 
 impl Beginning {
-    pub fn of(dense: &Dense, rows: &Rows) -> Self {
+    pub fn of(dense: &ReplicatedLayers, rows: &Rows) -> Self {
         Self(if rows.can_go_back() { dense.state() } else { Vec::new() })
     }
 }
@@ -78,7 +78,12 @@ impl Rows {
 
     /// Where the servers are, who may have gone to a checkpoint since this trainer was to do step `next`: the step to
     /// do, and the dense layers as they were before it.
-    pub fn follow(&mut self, dense: &mut Dense, beginning: &Beginning, next: u64) -> Result<u64, ClientError> {
+    pub fn follow(
+        &mut self,
+        dense: &mut ReplicatedLayers,
+        beginning: &Beginning,
+        next: u64,
+    ) -> Result<u64, ClientError> {
         let before = self.epoch();
         let Self::Servers(tables) = self else { return Ok(next) };
         if before == 0 {
@@ -98,12 +103,12 @@ impl Rows {
     }
 
     /// Takes the dense layers that the servers keep, where this trainer's are not those of the step that comes.
-    pub fn resume(&mut self, dense: &mut Dense, beginning: &Beginning) -> Result<(), ClientError> {
+    pub fn resume(&mut self, dense: &mut ReplicatedLayers, beginning: &Beginning) -> Result<(), ClientError> {
         if let Self::Servers(tables) = self { resume(tables, dense, beginning) } else { Ok(()) }
     }
 
     /// Gives the dense layers to the servers, if a checkpoint wants them after `steps`, or `now`.
-    pub fn keep(&mut self, dense: &Dense, steps: u64, now: bool) -> Result<(), ClientError> {
+    pub fn keep(&mut self, dense: &ReplicatedLayers, steps: u64, now: bool) -> Result<(), ClientError> {
         match self {
             Self::Servers(tables) if tables.epoch() > 0 && (now || tables.wants_layers(steps)) => {
                 tables.keep(&dense.layers(steps))
@@ -113,7 +118,7 @@ impl Rows {
     }
 
     /// As [`Rows::keep`], by a trainer that was told to stop. It does not try for long.
-    pub fn keep_at_stop(&mut self, dense: &Dense, steps: u64) {
+    pub fn keep_at_stop(&mut self, dense: &ReplicatedLayers, steps: u64) {
         match self {
             Self::Servers(tables) if tables.epoch() > 0 => tables.keep_at_stop(&dense.layers(steps)),
             _ => {}
@@ -134,7 +139,7 @@ impl Rows {
     }
 }
 
-fn resume(tables: &mut client::Tables, dense: &mut Dense, beginning: &Beginning) -> Result<(), ClientError> {
+fn resume(tables: &mut client::Tables, dense: &mut ReplicatedLayers, beginning: &Beginning) -> Result<(), ClientError> {
     let next = tables.next_step();
     if dense.updates() == next || tables.epoch() == 0 {
         return Ok(());

@@ -8,7 +8,7 @@ use psjobs_ps::network::Network;
 use psjobs_ps::sparse::Local;
 use tch::{Device, Kind, nn, no_grad};
 
-use super::meeting::Meeting;
+use super::ring_rendezvous::RingRendezvous;
 use super::rows::{Beginning, Coming, Rows};
 use super::{RecsysError, Settings};
 use crate::allreduce::buckets::{BUCKET, Buckets};
@@ -19,9 +19,9 @@ use psjobs_worker::Metrics;
 use psjobs_worker::data::Dataset as _;
 use psjobs_worker::data::loader::Loader;
 use psjobs_worker::data::sampler::Split;
-use psjobs_worker::train::dense::Dense;
 use psjobs_worker::train::progress::{Done, Progress};
-use psjobs_worker::train::stages::Tape;
+use psjobs_worker::train::replicated_layers::ReplicatedLayers;
+use psjobs_worker::train::staged_backward::Tape;
 
 /// The stage whose inputs are the rows.
 const ROWS_STAGE: usize = 1;
@@ -29,10 +29,10 @@ const ROWS_STAGE: usize = 1;
 const EVALUATION_BATCH: usize = 1024;
 
 pub struct Trainer<'a> {
-    meeting: Meeting<'a>,
+    meeting: RingRendezvous<'a>,
     settings: &'a Settings,
     model: Dlrm,
-    dense: Dense,
+    dense: ReplicatedLayers,
     beginning: Beginning,
     rows: Rows,
     ring: Ring,
@@ -53,7 +53,7 @@ enum Outcome {
 }
 
 /// The model, its dense layers, and their tensors in the order of those.
-pub fn build(clicks: &Clicks, settings: &Settings) -> (Dlrm, Dense, Vec<TensorSpec>) {
+pub fn build(clicks: &Clicks, settings: &Settings) -> (Dlrm, ReplicatedLayers, Vec<TensorSpec>) {
     let Settings { plan, table, layers, training, .. } = settings;
     let sizes = Sizes {
         numbers: clicks.source().numbers() as i64,
@@ -65,7 +65,7 @@ pub fn build(clicks: &Clicks, settings: &Settings) -> (Dlrm, Dense, Vec<TensorSp
     tch::manual_seed(plan.seed as i64);
     let variables = nn::VarStore::new(Device::Cpu);
     let model = Dlrm::new(&variables.root(), &sizes);
-    let dense = Dense::new(&model.stages(), training);
+    let dense = ReplicatedLayers::new(&model.stages(), training);
     tracing::info!(parameters = dense.elements(), width = table.width, "dense layers are here");
     let tensors = dense.tensors(&variables.variables().into_iter().collect());
     (model, dense, tensors)
@@ -73,9 +73,9 @@ pub fn build(clicks: &Clicks, settings: &Settings) -> (Dlrm, Dense, Vec<TensorSp
 
 impl<'a> Trainer<'a> {
     pub fn begin(
-        meeting: Meeting<'a>,
+        meeting: RingRendezvous<'a>,
         settings: &'a Settings,
-        (model, mut dense): (Dlrm, Dense),
+        (model, mut dense): (Dlrm, ReplicatedLayers),
         layers: Vec<TensorSpec>,
         total: u64,
     ) -> Result<Self, RecsysError> {

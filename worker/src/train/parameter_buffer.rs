@@ -14,7 +14,7 @@ use super::flat::Flat;
 /// Dropping it gives the parameters memory of their own again, with their last values, so the model
 /// outlives the session.
 #[derive(Debug)]
-pub struct Resident {
+pub struct ParameterBuffer {
     flat: Flat,
     home: Home,
 }
@@ -27,7 +27,7 @@ enum Home {
     Device { mirror: Tensor, staging: Tensor },
 }
 
-impl Resident {
+impl ParameterBuffer {
     /// Moves the parameters of `flat`, which are on `device`, to the session's memory or a mirror of
     /// it. They take the values that are there.
     ///
@@ -104,7 +104,7 @@ impl Resident {
     }
 }
 
-impl Drop for Resident {
+impl Drop for ParameterBuffer {
     fn drop(&mut self) {
         no_grad(|| {
             for parameter in self.flat.parameters_mut() {
@@ -171,7 +171,7 @@ mod tests {
 
     /// Ten steps of plain SGD on a session's memory; returns what is in it, and what the model holds
     /// after it has gone.
-    fn train_in(home: impl FnOnce(Flat, &[f32]) -> Resident) -> (Vec<f32>, Vec<f32>) {
+    fn train_in(home: impl FnOnce(Flat, &[f32]) -> ParameterBuffer) -> (Vec<f32>, Vec<f32>) {
         let (store, loss) = network();
         let mut parameters = Flat::of(&store).values();
         let mut gradients = vec![f32::NAN; parameters.len()];
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn views_of_flat_memory_train_as_tensors_of_their_own() {
         // SAFETY: the resident is dropped before the memory is.
-        let (trained, kept) = train_in(|flat, memory| unsafe { Resident::new(flat, Device::Cpu, memory) });
+        let (trained, kept) = train_in(|flat, memory| unsafe { ParameterBuffer::new(flat, Device::Cpu, memory) });
         assert_eq!(trained, train_apart());
         assert_eq!(kept, trained, "the model keeps the last values in memory of its own");
     }
@@ -216,7 +216,7 @@ mod tests {
     fn a_mirror_on_a_device_trains_as_tensors_of_their_own() {
         let mirrored = |flat, memory: &[f32]| {
             let staging = Tensor::zeros([memory.len() as i64], (Kind::Float, Device::Cpu));
-            Resident::mirrored(flat, Device::Cpu, staging, memory)
+            ParameterBuffer::mirrored(flat, Device::Cpu, staging, memory)
         };
         let (trained, kept) = train_in(mirrored);
         assert_eq!(trained, train_apart());

@@ -3,13 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::host::{ObjectId, Session};
+use super::object_table::{ObjectId, Session};
 
 /// Number of an autograd context, drawn at random by the process that opened it.
 pub type ContextId = u64;
 
 #[derive(Debug, Default)]
-pub(crate) struct Holdings {
+pub(crate) struct RemoteRefs {
     references: BTreeMap<(Session, ObjectId), u64>,
     contexts: BTreeSet<(Session, ContextId)>,
 }
@@ -29,7 +29,7 @@ pub(crate) enum Change {
     End(ContextId),
 }
 
-impl Holdings {
+impl RemoteRefs {
     pub fn add_reference(&mut self, owner: Session, object: ObjectId) {
         *self.references.entry((owner, object)).or_default() += 1;
     }
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn changes_lead_from_a_snapshot_to_now() {
-        let mut holdings = Holdings::default();
+        let mut holdings = RemoteRefs::default();
         for id in [1, 1, 2] {
             holdings.add_reference(7, id);
         }

@@ -7,11 +7,11 @@ use psjobs_api::{Environment, Training};
 use tch::Device;
 
 use crate::train::Plan;
-use crate::train::slowdown::{Pace, Slowdown};
+use crate::train::throttle::{Pace, Slowdown};
 
 /// Flags of every workload that reads its data in steps.
 #[derive(Clone, Debug, Args)]
-pub struct ExtentArgs {
+pub struct TrainingLengthArgs {
     /// Passes over the training set, of all trainers together
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     epochs: u64,
@@ -35,7 +35,7 @@ pub struct ExtentArgs {
     example_ms: f64,
 }
 
-impl ExtentArgs {
+impl TrainingLengthArgs {
     /// What the flags and the job say, for a trainer that evaluates at the end and saves nothing; `None`
     /// for one that trains alone.
     pub fn plan(&self, environment: Option<&Environment>, device: Device) -> Plan {

@@ -10,7 +10,7 @@ const BY_HAND: &str = "manual";
 /// Starts a role by hand, one terminal each. The operator and `psjobs run` set all of this.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Place in the job")]
-pub struct PlaceArgs {
+pub struct IdentityArgs {
     /// Servers plus trainers [default: the servers and one trainer]
     #[arg(long, value_name = "N", env = env::WORLD_SIZE)]
     pub world_size: Option<u32>,
@@ -82,7 +82,7 @@ fn command(role: Role) -> &'static str {
     }
 }
 
-impl PlaceArgs {
+impl IdentityArgs {
     /// The place of a process that was started as a `role`. `lookup` reads an environment variable.
     ///
     /// # Errors
@@ -191,11 +191,11 @@ mod tests {
 
     use super::*;
 
-    fn flags() -> PlaceArgs {
-        PlaceArgs::default()
+    fn flags() -> IdentityArgs {
+        IdentityArgs::default()
     }
 
-    fn by_hand(args: &PlaceArgs, role: Role) -> Result<Environment, PlaceError> {
+    fn by_hand(args: &IdentityArgs, role: Role) -> Result<Environment, PlaceError> {
         args.resolve(role, |_| None)
     }
 
@@ -210,13 +210,13 @@ mod tests {
 
     #[test]
     fn ranks_ports_and_addresses_follow_from_the_flags() {
-        let args = PlaceArgs { world_size: Some(5), servers: Some(2), rank: Some(3), ..flags() };
-        let args = PlaceArgs { master_addr: Some("::1".into()), master_port: Some(4000), ..args };
+        let args = IdentityArgs { world_size: Some(5), servers: Some(2), rank: Some(3), ..flags() };
+        let args = IdentityArgs { master_addr: Some("::1".into()), master_port: Some(4000), ..args };
         let trainer = by_hand(&args, Role::Trainer).expect("fits");
         assert_eq!((trainer.index, trainer.trainers, trainer.local_rank), (1, 3, 1));
         assert_eq!(trainer.servers, ["[::1]:4000", "[::1]:4001"]);
 
-        let args = PlaceArgs { server_addrs: vec!["a:1".into(), "b:2".into()], rank: Some(1), ..flags() };
+        let args = IdentityArgs { server_addrs: vec!["a:1".into(), "b:2".into()], rank: Some(1), ..flags() };
         let server = by_hand(&args, Role::Server).expect("fits");
         assert_eq!((server.index, server.servers.as_slice()), (1, ["a:1".to_owned(), "b:2".to_owned()].as_slice()));
     }
@@ -224,16 +224,16 @@ mod tests {
     #[test]
     fn flags_that_make_no_place_are_refused_with_the_numbers() {
         let rows = [
-            (Role::Trainer, PlaceArgs { world_size: Some(1), ..flags() }, "at least 2"),
-            (Role::Trainer, PlaceArgs { world_size: Some(3), rank: Some(3), ..flags() }, "0 to 2"),
-            (Role::Trainer, PlaceArgs { world_size: Some(3), rank: Some(0), ..flags() }, "psjobs-worker serve"),
-            (Role::Server, PlaceArgs { world_size: Some(3), rank: Some(1), ..flags() }, "psjobs-worker train"),
-            (Role::Trainer, PlaceArgs { world_size: Some(4), servers: Some(2), ..flags() }, "2 to 3"),
-            (Role::Server, PlaceArgs { servers: Some(3), ..flags() }, "0 to 2"),
-            (Role::Server, PlaceArgs { servers: Some(2), master_port: Some(65535), ..flags() }, "65536"),
-            (Role::Server, PlaceArgs { world_size: Some(3), min_trainers: Some(4), ..flags() }, "--world-size to 5"),
-            (Role::Trainer, PlaceArgs { server_addrs: vec!["nohost".into()], ..flags() }, "host:port"),
-            (Role::Trainer, PlaceArgs { server_addrs: vec!["a:0".into()], ..flags() }, "host:port"),
+            (Role::Trainer, IdentityArgs { world_size: Some(1), ..flags() }, "at least 2"),
+            (Role::Trainer, IdentityArgs { world_size: Some(3), rank: Some(3), ..flags() }, "0 to 2"),
+            (Role::Trainer, IdentityArgs { world_size: Some(3), rank: Some(0), ..flags() }, "psjobs-worker serve"),
+            (Role::Server, IdentityArgs { world_size: Some(3), rank: Some(1), ..flags() }, "psjobs-worker train"),
+            (Role::Trainer, IdentityArgs { world_size: Some(4), servers: Some(2), ..flags() }, "2 to 3"),
+            (Role::Server, IdentityArgs { servers: Some(3), ..flags() }, "0 to 2"),
+            (Role::Server, IdentityArgs { servers: Some(2), master_port: Some(65535), ..flags() }, "65536"),
+            (Role::Server, IdentityArgs { world_size: Some(3), min_trainers: Some(4), ..flags() }, "--world-size to 5"),
+            (Role::Trainer, IdentityArgs { server_addrs: vec!["nohost".into()], ..flags() }, "host:port"),
+            (Role::Trainer, IdentityArgs { server_addrs: vec!["a:0".into()], ..flags() }, "host:port"),
         ];
         for (role, args, want) in rows {
             let error = by_hand(&args, role).expect_err(want).to_string();
@@ -252,15 +252,15 @@ mod tests {
             ..by_hand(&flags(), Role::Trainer).expect("defaults")
         };
         let vars: BTreeMap<_, _> = environment.to_vars().into_iter().collect();
-        let resolve = |args: PlaceArgs, role| args.resolve(role, |name| vars.get(name).cloned());
+        let resolve = |args: IdentityArgs, role| args.resolve(role, |name| vars.get(name).cloned());
 
         assert_eq!(resolve(flags(), Role::Trainer), Ok(environment));
-        let repeated = PlaceArgs { rank: Some(2), world_size: Some(3), master_port: Some(29500), ..flags() };
+        let repeated = IdentityArgs { rank: Some(2), world_size: Some(3), master_port: Some(29500), ..flags() };
         assert!(resolve(repeated, Role::Trainer).is_ok(), "flags may repeat the environment");
         let error =
-            resolve(PlaceArgs { rank: Some(1), ..flags() }, Role::Trainer).expect_err("another rank").to_string();
+            resolve(IdentityArgs { rank: Some(1), ..flags() }, Role::Trainer).expect_err("another rank").to_string();
         assert!(error.contains("--rank is 1") && error.contains("says 2"), "{error}");
-        let error = resolve(PlaceArgs { min_trainers: Some(1), ..flags() }, Role::Trainer).expect_err("not elastic");
+        let error = resolve(IdentityArgs { min_trainers: Some(1), ..flags() }, Role::Trainer).expect_err("not elastic");
         assert!(error.to_string().contains("--min-trainers is 1"), "{error}");
         let error = resolve(flags(), Role::Server).expect_err("another role").to_string();
         assert!(error.contains("psjobs-worker train"), "{error}");

@@ -24,7 +24,7 @@ const MEANWHILE: u64 = 4;
 type Batch<W> = <<W as Workload>::Data as Dataset>::Batch;
 
 /// The batches of one trainer.
-pub struct Feed<'a, W: Workload> {
+pub struct BatchPrefetch<'a, W: Workload> {
     workload: &'a W,
     sampler: Sampler,
     plan: &'a Plan,
@@ -69,7 +69,7 @@ struct Span {
     part: Part,
 }
 
-impl<'a, W: Workload> Feed<'a, W> {
+impl<'a, W: Workload> BatchPrefetch<'a, W> {
     /// Of `steps`.
     ///
     /// # Panics

@@ -10,26 +10,26 @@ use psjobs_api::Environment;
 use super::RecsysError;
 use super::rows::{Beginning, Rows};
 use crate::allreduce::{Identity, Neighbours, Place, Ring, RingError};
-use psjobs_rpc::{hosting, rendezvous};
-use psjobs_worker::train::dense::Dense;
+use psjobs_rpc::{rendezvous, server_integration};
 use psjobs_worker::train::modules::Participant;
+use psjobs_worker::train::replicated_layers::ReplicatedLayers;
 
 /// With whom and how patiently.
 #[derive(Clone, Copy)]
-pub struct Meeting<'a> {
+pub struct RingRendezvous<'a> {
     /// `None`: nobody, this trainer is alone.
     pub job: Option<(&'a Environment, &'a Participant)>,
     pub interrupt: &'a Arc<AtomicBool>,
     pub patience: Duration,
 }
 
-impl Meeting<'_> {
+impl RingRendezvous<'_> {
     /// Closes the ring, and brings `dense` to the state of the trainer that has come furthest since the servers went to
     /// a checkpoint, if they did. The step that all go on from: the first that one of them says is `next`.
     pub fn meet(
         &self,
         rows: &mut Rows,
-        dense: &mut Dense,
+        dense: &mut ReplicatedLayers,
         beginning: &Beginning,
         mut next: u64,
     ) -> Result<(Ring, u64), RecsysError> {
@@ -61,7 +61,7 @@ impl Meeting<'_> {
         let listener = rendezvous::listen_towards(&job.servers[0]).map_err(RecsysError::Start)?;
         let own = listener.local_addr().map_err(RecsysError::Start)?.to_string();
         endpoint.publish_address(server, &own).map_err(RecsysError::Publish)?;
-        let next = hosting::trainer_name(place.next());
+        let next = server_integration::trainer_name(place.next());
         let address = |patience| endpoint.locate(server, &next, patience).map_err(|error| error.to_string());
         let identity = Identity { place, uid: &job.uid, credentials: endpoint.network().credentials() };
         let found = Neighbours::connect(identity, &listener, address, self.patience, self.interrupt);
@@ -72,7 +72,7 @@ impl Meeting<'_> {
 }
 
 /// The step to go on from; `None` if not all are where the servers are.
-fn agree(ring: &mut Ring, epoch: u64, dense: &mut Dense, next: u64) -> Result<Option<u64>, RingError> {
+fn agree(ring: &mut Ring, epoch: u64, dense: &mut ReplicatedLayers, next: u64) -> Result<Option<u64>, RingError> {
     // The lower bits tell two of one job from each other.
     let epochs = ring.gather(epoch & ((1 << 48) - 1))?;
     if epochs.iter().any(|other| *other != epochs[0]) {

@@ -11,7 +11,7 @@ use psjobs_ps::schedule::Schedule;
 use tch::{Tensor, no_grad};
 
 /// Parameters and their optimizer. The flat order is that of a backward pass: the last stage first.
-pub struct Dense {
+pub struct ReplicatedLayers {
     parameters: Vec<(Tensor, Range<usize>)>,
     values: Vec<f32>,
     optimizer: Optimizer,
@@ -19,7 +19,7 @@ pub struct Dense {
     state: State,
 }
 
-impl Dense {
+impl ReplicatedLayers {
     /// The parameters of a model's stages, the first stage first.
     #[must_use]
     pub fn new(stages: &[Vec<Tensor>], training: &Training) -> Self {
@@ -74,7 +74,7 @@ impl Dense {
         self.values.iter().chain(self.state.slots().iter().flatten()).copied().collect()
     }
 
-    /// Numbers in [`Dense::state`].
+    /// Numbers in [`ReplicatedLayers::state`].
     #[must_use]
     pub fn state_len(&self) -> usize {
         self.values.len() * (1 + self.optimizer.slots())
@@ -126,7 +126,7 @@ mod tests {
         let (first, last) = (ones(2), ones(1));
         let mut training = Training::default();
         training.optimizer.learning_rate = 0.5;
-        let mut dense = Dense::new(&[vec![first.shallow_clone()], vec![last.shallow_clone()]], &training);
+        let mut dense = ReplicatedLayers::new(&[vec![first.shallow_clone()], vec![last.shallow_clone()]], &training);
         assert_eq!(dense.elements(), 3);
         dense.update(0, &[1.0, 2.0, 4.0]);
         let values = |tensor: &Tensor| Vec::<f32>::try_from(tensor.detach()).expect("f32");
@@ -139,8 +139,8 @@ mod tests {
         training.optimizer.kind = psjobs_api::training::OptimizerKind::Adam;
         let fresh = || Tensor::ones([3], (Kind::Float, Device::Cpu)).set_requires_grad(true);
         let (one, other) = (fresh(), fresh());
-        let mut first = Dense::new(&[vec![one.shallow_clone()]], &training);
-        let mut second = Dense::new(&[vec![other.shallow_clone()]], &training);
+        let mut first = ReplicatedLayers::new(&[vec![one.shallow_clone()]], &training);
+        let mut second = ReplicatedLayers::new(&[vec![other.shallow_clone()]], &training);
         for step in 0..3 {
             first.update(step, &[1.0, -2.0, 0.5 * step as f32]);
         }

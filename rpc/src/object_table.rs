@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use super::RemoteError;
 use super::autograd::HostedModule;
-use super::link::lock;
+use super::lock::lock;
 use super::object::ObjectQueue;
 
 /// Number of a hosted object, unique in its process.
@@ -26,7 +26,7 @@ pub(crate) enum Hosted {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Host {
+pub(crate) struct ObjectTable {
     table: Mutex<Table>,
     singletons: Mutex<HashMap<String, Arc<Mutex<Option<ObjectId>>>>>,
 }
@@ -46,7 +46,7 @@ struct Entry {
     pinned: bool,
 }
 
-impl Host {
+impl ObjectTable {
     /// Adds an object, held once by `holder`.
     pub fn insert(&self, name: Arc<str>, hosted: Hosted, holder: Session) -> ObjectId {
         let mut table = lock(&self.table);
@@ -145,8 +145,8 @@ fn gone(id: ObjectId) -> RemoteError {
 mod tests {
     use super::*;
 
-    fn host_with_one() -> (Host, ObjectId) {
-        let host = Host::default();
+    fn host_with_one() -> (ObjectTable, ObjectId) {
+        let host = ObjectTable::default();
         let id = host.insert("test".into(), Hosted::Value(Arc::default()), 1);
         (host, id)
     }

@@ -1,5 +1,5 @@
-//! Who moves the bytes of a process's connections. A thread that waits for an answer does it itself, which
-//! saves two changes of threads for each call; while nobody waits, a thread of its own does.
+//! Drives the endpoint's single-threaded Tokio runtime: the thread that waits for a reply polls it, which saves two
+//! context switches per call; otherwise a background thread does.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -9,7 +9,7 @@ use std::{io, thread};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::Notify;
 
-use super::link::lock;
+use super::lock::lock;
 
 /// The thread takes over when nobody has waited for this long: callers that follow one another closely
 /// need not ask it to step back each time. What comes in meanwhile is late by as much.

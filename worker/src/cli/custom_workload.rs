@@ -27,13 +27,13 @@ struct Cli {
 #[derive(Clone, Debug, Subcommand)]
 enum Command {
     /// Runs a parameter server until every trainer has left
-    Serve(ServeCommand<OwnEvaluate>),
+    Serve(ServeCommand<CustomEvaluate>),
     /// Trains the workload
-    Train(OwnArgs),
+    Train(CustomTrain),
 }
 
 #[derive(Clone, Debug, clap::Args)]
-struct OwnEvaluate {
+struct CustomEvaluate {
     #[command(flatten)]
     evaluate: EvaluateArgs,
     /// Arguments of the workload itself, after --
@@ -42,7 +42,7 @@ struct OwnEvaluate {
 }
 
 #[derive(Clone, Debug, clap::Args)]
-struct OwnArgs {
+struct CustomTrain {
     #[command(flatten)]
     train: TrainArgs,
     /// Arguments of the workload itself, after --

@@ -1,5 +1,5 @@
-//! What comes in over a connection: replies to this end's calls, calls to what it hosts, and word of
-//! references and contexts that are not needed any more.
+//! Dispatches the frames that arrive over a connection: replies to calls of this process, calls to objects that it
+//! hosts, and notices that references and contexts are not needed any more.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,55 +8,14 @@ use std::time::{Duration, Instant};
 use tonic::Streaming;
 
 use super::autograd::ContextState;
-use super::host::{Hosted, ObjectId};
-use super::link::{Answer, Link, lock};
-use super::object::{Call, Job, run, unknown};
-use super::respond::Responder;
+use super::link::{Answer, Link};
+use super::lock::lock;
+use super::object::{Call, Job, run};
+use super::object_table::Hosted;
+use super::reply::Responder;
+use super::target::Target;
 use super::wire::{decode, proto};
 use super::{Endpoint, RRef, RemoteError, Value, peers};
-
-/// What a call is for.
-#[derive(Debug)]
-pub(crate) enum Target {
-    Construct { name: String, singleton: bool },
-    Function { name: String },
-    Method { object: ObjectId, name: String },
-    Backward { piece: u64 },
-}
-
-impl Target {
-    /// The call's name in errors; `what` is the object's.
-    pub fn describe(&self, what: &str) -> String {
-        match self {
-            Self::Construct { name, .. } => format!("construction of `{name}`"),
-            Self::Function { name } => format!("function `{name}`"),
-            Self::Method { name, .. } => format!("`{what}.{name}`"),
-            Self::Backward { piece } => format!("backward of call {piece} of `{what}`"),
-        }
-    }
-}
-
-impl From<Target> for proto::call::Target {
-    fn from(target: Target) -> Self {
-        match target {
-            Target::Construct { name, singleton } => Self::Construct(proto::Construct { name, singleton }),
-            Target::Function { name } => Self::Function(name),
-            Target::Method { object, name } => Self::Method(proto::Method { object, name }),
-            Target::Backward { piece } => Self::Backward(proto::Backward { piece }),
-        }
-    }
-}
-
-impl From<proto::call::Target> for Target {
-    fn from(target: proto::call::Target) -> Self {
-        match target {
-            proto::call::Target::Construct(c) => Self::Construct { name: c.name, singleton: c.singleton },
-            proto::call::Target::Function(name) => Self::Function { name },
-            proto::call::Target::Method(m) => Self::Method { object: m.object, name: m.name },
-            proto::call::Target::Backward(b) => Self::Backward { piece: b.piece },
-        }
-    }
-}
 
 /// Takes what the peer said in its Hello about what it holds here.
 pub(crate) fn reconcile(endpoint: &Endpoint, hello: &proto::Hello) {
@@ -181,9 +140,4 @@ fn only(call: &Call, name: &str, arguments: Vec<Value>) -> Result<RRef, RemoteEr
     shared.host.pin(reference.id());
     *place = Some(reference.id());
     Ok(reference)
-}
-
-/// Refuses a method that a module does not have.
-pub(crate) fn unknown_module_method(name: &str) -> RemoteError {
-    unknown("method of modules", name, ["forward", "parameters", "gradients", "version"].into_iter())
 }
