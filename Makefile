@@ -15,7 +15,7 @@ CRD := parameterserverjobs.psjobs.dev.yaml
 WITH_LIBTORCH = export LIBTORCH=$$(scripts/libtorch.sh);
 # One selection of packages for each profile: cargo unites their features, so that a dependency is
 # compiled once and not once more for each package. Tests always select the whole workspace.
-PROGRAMS := -p psjobs -p psjobs-worker -p psjobs-operator
+PROGRAMS := -p psjobs -p psjobs-workloads -p psjobs-operator
 
 .PHONY: help
 help: ## list the commands

@@ -160,7 +160,7 @@ fn custom() {
 #[test]
 #[ignore = "make workloads"]
 fn torchscript() {
-    let module = root().join("worker/tests/torchscript/digits.pt");
+    let module = root().join("workloads/tests/torchscript/digits.pt");
     let args = format!("train, torchscript, --model, {}, --loss, nll, --dataset, mnist", module.display());
     let accuracy = reached("accuracy", "mlp.yaml", &[("train, mlp", &args)]);
     assert!(accuracy >= 0.95, "{accuracy}");

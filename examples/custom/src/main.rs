@@ -3,10 +3,11 @@
 
 use std::process::ExitCode;
 
-use psjobs_worker::data::{Dataset, mnist};
+use psjobs_worker::data::Dataset;
 use psjobs_worker::tch::nn::{self, ModuleT};
 use psjobs_worker::tch::{Kind, Tensor};
 use psjobs_worker::{Metrics, Source, Workload};
+use psjobs_workloads::data::mnist;
 
 struct Clothes {
     data: mnist::Mnist,

@@ -10,18 +10,15 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use psjobs_api::ReplicaResult;
 use psjobs_ps::server::{Evaluation, Measurement};
+use psjobs_rpc::Registry;
 use tch::Device;
 use tokio::sync::mpsc::Receiver;
 use tracing::{info, warn};
 
 use super::serve::{self, ServeArgs};
-use super::train::digits::SetArgs;
-use super::train::lm::ModelArgs;
 use super::{Failure, train::Source};
 use crate::data::DATA_VARIABLE;
 use crate::libtorch;
-use crate::model::convnet::ConvNet;
-use crate::model::mlp::Mlp;
 use crate::train::evaluator::Evaluator;
 use crate::workload::Workload;
 
@@ -40,34 +37,9 @@ enum Then<E: Args> {
     Evaluate(E),
 }
 
-/// What the trainers train. Arguments that shape the model are to be those of `train`.
-#[derive(Clone, Debug, Args)]
-pub struct Evaluated {
-    #[command(subcommand)]
-    workload: Known,
-}
-
-#[derive(Clone, Debug, Subcommand)]
-enum Known {
-    /// The accuracy of `train mnist`
-    Mnist(Of<SetArgs>),
-    /// The accuracy of `train mlp`
-    Mlp(Of<SetArgs>),
-    /// The perplexity of `train lm`, on text that it is not trained on
-    Lm(Of<ModelArgs>),
-}
-
-#[derive(Clone, Debug, Args)]
-struct Of<A: Args> {
-    #[command(flatten)]
-    workload: A,
-    #[command(flatten)]
-    evaluate: EvaluateArgs,
-}
-
 /// How often it is measured, and on what.
 #[derive(Clone, Debug, Args)]
-pub(super) struct EvaluateArgs {
+pub struct EvaluateArgs {
     /// Seconds from one evaluation to the next
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     every: u64,
@@ -80,24 +52,18 @@ pub(super) struct EvaluateArgs {
 }
 
 impl<E: Args> ServeCommand<E> {
-    /// Serves; `evaluate` is what serves where evaluations are asked for.
-    pub(super) fn run(
+    /// Serves, hosting what `registry` can make; `evaluate` is what serves where evaluations are asked for.
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    pub fn run(
         &self,
-        evaluate: impl FnOnce(&ServeArgs, &E) -> Result<ReplicaResult, Failure>,
+        registry: Registry,
+        evaluate: impl FnOnce(&ServeArgs, Registry, &E) -> Result<ReplicaResult, Failure>,
     ) -> Result<ReplicaResult, Failure> {
         match &self.then {
-            None => serve::run(&self.serve),
-            Some(Then::Evaluate(args)) => evaluate(&self.serve, args),
-        }
-    }
-}
-
-impl Evaluated {
-    pub(super) fn run(&self, serve: &ServeArgs) -> Result<ReplicaResult, Failure> {
-        match &self.workload {
-            Known::Mnist(of) => of.evaluate.run(serve, Vec::new(), |source| of.workload.open(source, ConvNet::new)),
-            Known::Mlp(of) => of.evaluate.run(serve, Vec::new(), |source| of.workload.open(source, Mlp::new)),
-            Known::Lm(of) => of.evaluate.run(serve, Vec::new(), |source| of.workload.open(source)),
+            None => serve::run(&self.serve, registry),
+            Some(Then::Evaluate(args)) => evaluate(&self.serve, registry, args),
         }
     }
 }
@@ -110,12 +76,13 @@ impl EvaluateArgs {
     pub fn run<W: Workload>(
         &self,
         serve: &ServeArgs,
+        registry: Registry,
         args: Vec<String>,
         open: impl FnOnce(&Source) -> anyhow::Result<W>,
     ) -> Result<ReplicaResult, Failure> {
         let (environment, signals) = serve.begin()?;
         if environment.index > 0 {
-            return serve.until_over(&environment, &signals, None);
+            return serve.until_over(&environment, &signals, registry, None);
         }
         libtorch::load().map_err(Failure::input)?;
         let source = Source { data: self.data.clone(), device: Device::Cpu, seed: environment.training.seed, args };
@@ -128,7 +95,7 @@ impl EvaluateArgs {
         let (evaluation, measurements) = Evaluation::new(&environment, evaluator.tensors(), every);
         info!(every = self.every, threads = self.threads, "the model will be evaluated while it trains");
         thread::scope(|scope| {
-            let serving = scope.spawn(|| serve.until_over(&environment, &signals, Some(evaluation)));
+            let serving = scope.spawn(|| serve.until_over(&environment, &signals, registry, Some(evaluation)));
             give_way(self.threads);
             answer(measurements, &mut evaluator);
             serving.join().unwrap_or_else(|panic| panic::resume_unwind(panic))

@@ -1,64 +1,37 @@
-//! The command line of `psjobs-worker`: what each role is told, and how it ends.
+//! The parts of a worker program's command line that do not depend on the workload.
 
+pub mod custom_workload;
 pub mod evaluate;
+pub mod identity;
 pub mod logging;
 pub mod optimizer;
-pub mod own;
-pub mod place;
 pub mod result_file;
 pub mod serve;
 pub mod signals;
 pub mod train;
+pub mod training_length;
 
 use std::panic::{self, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::anyhow;
-use clap::{Args, Parser, Subcommand};
+use clap::Args;
 use psjobs_api::env::PSJOB_RESULT_FILE;
 use psjobs_api::{Environment, ReplicaResult};
 
-use evaluate::{Evaluated, ServeCommand};
 use logging::LogFormat;
 use signals::Signal;
 
-/// Parameter servers and trainers of a psjobs job.
-///
-/// The operator and `psjobs run` start both with their place in the job in the environment. By hand,
-/// start each in a terminal of its own:
-///
-///   psjobs-worker serve
-///
-///   psjobs-worker train mnist
-///
-/// and with more processes, one --rank each: servers come first, then trainers.
-#[derive(Clone, Debug, Parser)]
-#[command(name = "psjobs-worker", version, verbatim_doc_comment)]
-pub struct Cli {
-    #[command(flatten)]
-    output: OutputArgs,
-    #[command(subcommand)]
-    command: Command,
-}
-
 /// Flags of every command: what a process leaves behind.
 #[derive(Clone, Debug, Args)]
-struct OutputArgs {
+pub struct OutputArgs {
     /// How to log to standard error; RUST_LOG sets the level
     #[arg(long, global = true, help_heading = "Output", value_enum, default_value_t = LogFormat::Human)]
     log_format: LogFormat,
     /// File that takes the result as JSON when this process has done its work
     #[arg(long, global = true, help_heading = "Output", value_name = "FILE", env = PSJOB_RESULT_FILE)]
     result_file: Option<PathBuf>,
-}
-
-#[derive(Clone, Debug, Subcommand)]
-enum Command {
-    /// Runs a parameter server until every trainer has left
-    Serve(ServeCommand<Evaluated>),
-    /// Trains a workload
-    Train(train::TrainCommand),
 }
 
 /// How a command ended when it did not do its work.
@@ -82,18 +55,9 @@ impl Failure {
     }
 }
 
-/// Parses the command line, does what it says, and says why when that fails.
-#[must_use]
-pub fn main() -> ExitCode {
-    let Cli { output, command } = Cli::parse();
-    conclude(output, || match command {
-        Command::Serve(command) => command.run(|serve, evaluated| evaluated.run(serve)),
-        Command::Train(command) => train::run(&command),
-    })
-}
-
 /// Does `work`, writes its result, and turns what went wrong into a sentence and an exit code.
-fn conclude(output: OutputArgs, work: impl FnOnce() -> Result<ReplicaResult, Failure>) -> ExitCode {
+#[must_use]
+pub fn conclude(output: OutputArgs, work: impl FnOnce() -> Result<ReplicaResult, Failure>) -> ExitCode {
     let OutputArgs { log_format, result_file } = output;
     logging::start(log_format);
     logging::log_panics();
@@ -120,12 +84,13 @@ fn write_result(file: Option<PathBuf>, result: &ReplicaResult) -> Result<(), Fai
 }
 
 /// An environment variable of this process, if it is set and readable.
-fn variable(name: &str) -> Option<String> {
+#[must_use]
+pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
 /// The log's first line: who this is.
-fn log_place(environment: &Environment) {
+pub fn log_place(environment: &Environment) {
     tracing::info!(
         job = environment.name,
         role = %environment.role,

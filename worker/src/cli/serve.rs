@@ -11,16 +11,16 @@ use psjobs_api::training::ConsistencyMode;
 use psjobs_api::{Environment, METRICS_PORT, ReplicaResult, Role};
 use psjobs_ps::network::Network;
 use psjobs_ps::server::{self, Evaluation, ServerConfig, Timeouts};
+use psjobs_rpc::{Registry, server_integration};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
+use super::identity::{self, IdentityArgs};
 use super::optimizer::OptimizerArgs;
-use super::place::{self, PlaceArgs};
 use super::signals::Signals;
 use super::{Failure, log_place, variable};
-use crate::remote::hosting;
-use crate::{libtorch, workload};
+use crate::libtorch;
 
 /// Arguments of `serve`.
 #[derive(Clone, Debug, Args)]
@@ -67,7 +67,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     abandon_timeout: u64,
     #[command(flatten)]
-    place: PlaceArgs,
+    place: IdentityArgs,
     #[command(flatten, next_help_heading = "Optimizer")]
     optimizer: OptimizerArgs,
 }
@@ -79,13 +79,13 @@ enum Mode {
     Async,
 }
 
-/// Serves until every trainer has left, and returns what they did together.
+/// Serves until every trainer has left, hosting what `registry` can make, and returns what they did together.
 ///
 /// # Errors
 /// See [`Failure`].
-pub fn run(args: &ServeArgs) -> Result<ReplicaResult, Failure> {
+pub fn run(args: &ServeArgs, registry: Registry) -> Result<ReplicaResult, Failure> {
     let (environment, signals) = args.begin()?;
-    args.until_over(&environment, &signals, None)
+    args.until_over(&environment, &signals, registry, None)
 }
 
 impl ServeArgs {
@@ -104,10 +104,11 @@ impl ServeArgs {
         &self,
         environment: &Environment,
         signals: &Signals,
+        registry: Registry,
         evaluation: Option<Evaluation>,
     ) -> Result<ReplicaResult, Failure> {
         let runtime = tokio::runtime::Runtime::new().map_err(Failure::work)?;
-        runtime.block_on(self.serve(environment, signals, evaluation))
+        runtime.block_on(self.serve(environment, signals, registry, evaluation))
     }
 
     /// This server's job, with the flags' values over the job's.
@@ -142,9 +143,10 @@ impl ServeArgs {
         &self,
         environment: &Environment,
         signals: &Signals,
+        registry: Registry,
         evaluation: Option<Evaluation>,
     ) -> Result<ReplicaResult, Failure> {
-        let (host, port) = place::split(&environment.servers[environment.index as usize]);
+        let (host, port) = identity::split(&environment.servers[environment.index as usize]);
         let port = match self.port {
             Some(port) => port,
             None => port.parse().map_err(Failure::input)?,
@@ -164,7 +166,7 @@ impl ServeArgs {
             ..ServerConfig::new(environment)
         };
         let ending = config.ending.clone();
-        let hosting = hosting::host(&mut config, workload::offered());
+        let hosting = server_integration::host(&mut config, registry);
         let optimizer = &environment.training.optimizer;
         info!(port, trainers = environment.trainers, ?optimizer, consistency = ?environment.training.consistency.mode, "serving");
 

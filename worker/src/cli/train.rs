@@ -1,15 +1,4 @@
-//! `psjobs-worker train WORKLOAD`: the flags that every workload has, and how they become a training.
-//! Each workload's own flags are in a file of its name.
-
-mod cartpole;
-pub(super) mod digits;
-mod extent;
-pub(super) mod lm;
-mod mnist_remote;
-mod recsys;
-mod remote;
-mod rnn_remote;
-mod torchscript;
+//! The flags of `train` that every workload has, and how they become a training.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -17,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::anyhow;
-use clap::{Args, Subcommand};
+use clap::Args;
 use psjobs_api::env::PSJOB_ROLE;
 use psjobs_api::{Environment, ReplicaResult, Role, Training};
 use psjobs_ps::client::SessionConfig;
@@ -26,52 +15,19 @@ use psjobs_ps::server::inelastic;
 use tch::{Cuda, Device};
 use tracing::info;
 
-use self::extent::ExtentArgs;
+use super::identity::IdentityArgs;
 use super::optimizer::OptimizerArgs;
-use super::place::PlaceArgs;
 use super::signals::{Signal, Signals};
+use super::training_length::TrainingLengthArgs;
 use super::{Failure, log_place, variable};
 use crate::data::{DATA_VARIABLE, Dataset as _};
 use crate::device::{self, DeviceChoice};
 use crate::libtorch::{self, Libtorch};
-use crate::model::convnet::ConvNet;
-use crate::model::mlp::Mlp;
 use crate::train::flat::Flat;
 use crate::train::local::Local;
 use crate::train::remote::Remote;
 use crate::train::{Outcome, Plan, TrainError, train};
 use crate::workload::Workload;
-
-/// Arguments of `train`.
-#[derive(Clone, Debug, Args)]
-pub struct TrainCommand {
-    #[command(subcommand)]
-    workload: WorkloadCommand,
-}
-
-#[derive(Clone, Debug, Subcommand)]
-enum WorkloadCommand {
-    /// A convolutional network on MNIST or Fashion-MNIST, 1.2 million parameters
-    Mnist(digits::DigitsArgs),
-    /// A perceptron with one hidden layer, 784-256-10, on MNIST or Fashion-MNIST
-    Mlp(digits::DigitsArgs),
-    /// A language model (embedding, LSTM) on the words of any text, 9.3 million parameters
-    Lm(lm::LmArgs),
-    /// A module exported from Python, on images or on examples from a CSV or safetensors file or a folder
-    Torchscript(torchscript::TorchScriptArgs),
-    /// The convolutional network on MNIST, living on a server as a remote module; its gradients are
-    /// looked at every --log-every steps
-    MnistRemote(mnist_remote::MnistRemoteArgs),
-    /// Balancing a pole by reinforcement learning: trainer 0 is the agent, the others observe
-    #[command(name = "cartpole")]
-    CartPole(cartpole::CartPoleArgs),
-    /// A language model in three pieces: embedding and decoder on a server, the LSTM here; a batch is
-    /// texts read side by side
-    RnnRemote(rnn_remote::RnnRemoteArgs),
-    /// Predicting clicks: a table of vectors by key on the servers, the dense layers by all-reduce between the
-    /// trainers
-    Recsys(recsys::RecsysArgs),
-}
 
 /// What a workload is opened with.
 #[derive(Clone, Debug)]
@@ -88,9 +44,9 @@ pub struct Source {
 
 /// Flags that every workload has.
 #[derive(Clone, Debug, Args)]
-pub(super) struct TrainArgs {
+pub struct TrainArgs {
     #[command(flatten)]
-    extent: ExtentArgs,
+    extent: TrainingLengthArgs,
     /// Seed of initial parameters, order of the data and dropout [default: the job's seed, 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=u64::from(u32::MAX)))]
     seed: Option<u64>,
@@ -126,35 +82,24 @@ pub(super) struct TrainArgs {
     )]
     local: bool,
     #[command(flatten)]
-    place: PlaceArgs,
+    place: IdentityArgs,
     #[command(flatten, next_help_heading = "Optimizer, with --local")]
     optimizer: OptimizerArgs,
 }
 
-/// Trains, and returns what this trainer did.
-///
-/// # Errors
-/// See [`Failure`].
-pub fn run(command: &TrainCommand) -> Result<ReplicaResult, Failure> {
-    match &command.workload {
-        WorkloadCommand::Mnist(args) => args.run(ConvNet::new),
-        WorkloadCommand::Mlp(args) => args.run(Mlp::new),
-        WorkloadCommand::Lm(args) => args.run(),
-        WorkloadCommand::Torchscript(args) => args.run(),
-        WorkloadCommand::MnistRemote(args) => args.run(),
-        WorkloadCommand::CartPole(args) => args.run(),
-        WorkloadCommand::RnnRemote(args) => args.run(),
-        WorkloadCommand::Recsys(args) => args.run(),
-    }
-}
-
 impl TrainArgs {
     /// Trains what `open` gives.
+    ///
+    /// # Errors
+    /// See [`Failure`].
     pub fn run<W: Workload>(&self, open: impl FnOnce(&Source) -> anyhow::Result<W>) -> Result<ReplicaResult, Failure> {
         self.run_with(Vec::new(), open)
     }
 
     /// As [`TrainArgs::run`], with arguments that are the workload's own.
+    ///
+    /// # Errors
+    /// See [`Failure`].
     pub fn run_with<W: Workload>(
         &self,
         args: Vec<String>,
@@ -265,7 +210,7 @@ impl TrainArgs {
 }
 
 /// Computes on so many threads; without a number on as many as OMP_NUM_THREADS says, or there are cores.
-fn compute_threads(given: Option<NonZeroUsize>) {
+pub fn compute_threads(given: Option<NonZeroUsize>) {
     let threads = match (given, variable("OMP_NUM_THREADS")) {
         (Some(threads), _) => Some(threads),
         (None, Some(_)) => None,

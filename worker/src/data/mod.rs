@@ -1,14 +1,7 @@
-//! Data sets, how they are read ahead of the trainer, and the order in which trainers read them.
+//! Reads data sets ahead of the trainer, in the order in which the trainers share them out.
 
-pub mod clicks;
-pub mod csv;
-mod folder;
-pub mod idx;
-pub mod labelled;
 pub mod loader;
-pub mod mnist;
 pub mod sampler;
-pub mod text;
 
 use std::env;
 use std::path::{Path, PathBuf};

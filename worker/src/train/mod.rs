@@ -1,18 +1,18 @@
 //! Training: one loop for every workload, with its parameters on servers ([`remote`]) or in this
-//! process alone ([`local`]); and one for models that live in other processes ([`modules`]). [`dense`] and
-//! [`stages`] are for layers that every trainer has all of.
+//! process alone ([`local`]); and one for models that live in other processes ([`modules`]). [`replicated_layers`] and
+//! [`staged_backward`] are for layers that every trainer has all of.
 
-pub mod dense;
+pub mod batch_prefetch;
 pub mod evaluator;
-pub mod feed;
 pub mod flat;
 pub mod local;
 pub mod modules;
+pub mod parameter_buffer;
 pub mod progress;
 pub mod remote;
-pub mod resident;
-pub mod slowdown;
-pub mod stages;
+pub mod replicated_layers;
+pub mod staged_backward;
+pub mod throttle;
 
 use std::path::PathBuf;
 use std::thread;
@@ -27,10 +27,10 @@ use crate::data::Dataset;
 use crate::data::loader::LoaderEnded;
 use crate::data::sampler::{Split, TooFewExamples};
 use crate::workload::{Metrics, Workload};
-use feed::Feed;
+use batch_prefetch::BatchPrefetch;
 use flat::Flat;
 use progress::{Done, Progress};
-use slowdown::Pace;
+use throttle::Pace;
 
 /// How long and on what this trainer trains.
 #[derive(Clone, Debug)]
@@ -171,7 +171,7 @@ pub fn train<W: Workload, U: Updater>(
     let first = updater.next_step();
     ready();
 
-    let mut feed = Feed::new(workload, plan, split, sampler, first..total);
+    let mut feed = BatchPrefetch::new(workload, plan, split, sampler, first..total);
     let mut progress = Progress::new(total, plan.log_every, Instant::now());
     let mut evaluated = Instant::now();
     let mut step = first;
@@ -242,18 +242,20 @@ fn finish<W: Workload, U: Updater>(
 }
 
 impl Plan {
-    pub(crate) fn total_steps(&self, per_epoch: u64) -> u64 {
+    /// Returns the number of steps of the training, where an epoch has `per_epoch`.
+    #[must_use]
+    pub fn total_steps(&self, per_epoch: u64) -> u64 {
         let total = self.epochs.saturating_mul(per_epoch);
         self.max_steps.map_or(total, |most| most.min(total))
     }
 
     /// This trainer's place among those that share the steps out between them.
-    pub(crate) fn reader(&self) -> usize {
+    fn reader(&self) -> usize {
         if self.elastic { 0 } else { self.trainer }
     }
 
     /// Rests after `step`, in which this trainer computed with `examples` for `busy`, if it is to be a slow one.
-    pub(crate) fn rest(&self, step: u64, examples: usize, busy: Duration) {
+    pub fn rest(&self, step: u64, examples: usize, busy: Duration) {
         thread::sleep(self.pace.rest(self.trainer, step, self.seed, examples, busy));
     }
 

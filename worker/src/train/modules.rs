@@ -11,8 +11,8 @@ use psjobs_ps::tls::TlsError;
 use super::Plan;
 use super::progress::{Done, Progress};
 use crate::data::sampler::TooFewExamples;
-use crate::remote::{Driver, Endpoint, Peer, Registry, RemoteError, Settings, hosting};
 use crate::workload::Metrics;
+use psjobs_rpc::{Driver, Endpoint, Peer, Registry, RemoteError, Settings, server_integration};
 
 /// Training failed.
 #[derive(Debug, thiserror::Error)]
@@ -72,7 +72,7 @@ impl Participant {
     ) -> Result<Self, ModulesError> {
         let driver = Driver::start().map_err(ModulesError::Runtime)?;
         let network = Network::of(environment)?;
-        let settings = Settings::new(hosting::name(environment), environment.uid.as_str());
+        let settings = Settings::new(server_integration::name(environment), environment.uid.as_str());
         let settings = Settings { network: network.clone(), ..settings };
         let endpoint = Endpoint::start_driven(settings, registry, &driver);
         let connections = Connections { endpoint, _driver: driver };
@@ -80,7 +80,7 @@ impl Participant {
         let config = SessionConfig { connect_timeout: patience, network, ..config };
         let member = Member::join(config).map_err(ModulesError::Join)?;
         let connect = |(index, address): (u32, &String)| {
-            connections.endpoint.connect(&hosting::server_name(index), address, patience)
+            connections.endpoint.connect(&server_integration::server_name(index), address, patience)
         };
         let servers = (0..).zip(&environment.servers).map(connect).collect::<Result<_, _>>();
         let servers = servers.map_err(ModulesError::Connect)?;

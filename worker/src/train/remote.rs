@@ -8,13 +8,13 @@ use psjobs_ps::client::{Session, SessionConfig};
 use tch::{Device, Tensor};
 
 use super::flat::Flat;
-use super::resident::Resident;
+use super::parameter_buffer::ParameterBuffer;
 use super::{UpdateError, Updater};
 use crate::workload::Metrics;
 
 /// A trainer's connection to its job.
 pub struct Remote {
-    resident: Resident,
+    resident: ParameterBuffer,
     session: Session,
 }
 
@@ -35,7 +35,7 @@ impl Remote {
         // SAFETY: a session's memory never moves, and `leave` and the order of the fields drop the
         // resident before the session. The session writes to it in `exchange` and `next_batch` only, when the loss
         // that was computed from the old parameters has given its gradients.
-        let resident = unsafe { Resident::new(flat, device, session.parameters()) };
+        let resident = unsafe { ParameterBuffer::new(flat, device, session.parameters()) };
         Ok(Self { resident, session })
     }
 }

@@ -1,0 +1,121 @@
+//! Where to find trainers that other trainers call. A job tells its processes the addresses of servers
+//! only; a trainer that others connect to listens on a port of its own and tells server 0.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::net::TcpListener;
+
+use super::lock::lock;
+use super::{Endpoint, Peer, Registry, RemoteError};
+
+const PUBLISH: &str = "psjobs/publish";
+const LOCATE: &str = "psjobs/locate";
+
+#[derive(Default)]
+struct Published {
+    addresses: Mutex<HashMap<String, String>>,
+    changed: Condvar,
+}
+
+/// What a server offers for this. Addresses are kept as long as it lives.
+pub fn offer(registry: &mut Registry) {
+    let published = Arc::<Published>::default();
+    let known = Arc::clone(&published);
+    registry.function(PUBLISH, move |call, (address,): (String,)| {
+        tracing::info!(trainer = %call.caller, address, "listens for other trainers");
+        lock(&published.addresses).insert(call.caller.to_string(), address);
+        published.changed.notify_all();
+        Ok(())
+    });
+    registry.function(LOCATE, move |call, (name,): (String,)| {
+        let mut addresses = lock(&known.addresses);
+        loop {
+            if let Some(address) = addresses.get(&name) {
+                return Ok(address.clone());
+            }
+            let Some(left) = call.deadline.checked_duration_since(Instant::now()) else {
+                return Err(RemoteError::new(format!("{name} has not said where it listens")));
+            };
+            addresses = known.changed.wait_timeout(addresses, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    });
+}
+
+impl Endpoint {
+    /// Listens on a free port of the interface by which `server`, at `address`, is reached, and says so there.
+    ///
+    /// # Errors
+    /// If there is no such interface or port, or the server cannot be told.
+    pub fn publish(&self, server: &Peer, address: &str) -> Result<(), RemoteError> {
+        let cannot = |error| RemoteError::new(format!("cannot listen for other trainers: {error}"));
+        let listener = listen_towards(address).map_err(cannot)?;
+        let own = listener.local_addr().map_err(cannot)?;
+        listener.set_nonblocking(true).map_err(cannot)?;
+        {
+            let _runtime = self.shared().runtime.enter();
+            self.serve(TcpListener::from_std(listener).map_err(cannot)?);
+        }
+        self.publish_address(server, &own.to_string())
+    }
+
+    /// Says at `server` where this trainer can be reached.
+    ///
+    /// # Errors
+    /// If the server cannot be told.
+    pub fn publish_address(&self, server: &Peer, address: &str) -> Result<(), RemoteError> {
+        server.rpc_sync(PUBLISH, address.to_owned())
+    }
+
+    /// Where the trainer `name` says at `server` that it can be reached, waiting up to `patience` for it.
+    ///
+    /// # Errors
+    /// If it does not say so in time.
+    pub fn locate(&self, server: &Peer, name: &str, patience: Duration) -> Result<String, RemoteError> {
+        server.clone().timeout(patience).rpc_sync(LOCATE, name)
+    }
+
+    /// Connects to the trainer `name`, which publishes its address at `server`, waiting up to `patience`.
+    ///
+    /// # Errors
+    /// If it does not publish an address in time, or does not answer there.
+    pub fn connect_published(&self, server: &Peer, name: &str, patience: Duration) -> Result<Peer, RemoteError> {
+        let end = Instant::now() + patience;
+        let address = self.locate(server, name, patience)?;
+        self.connect(name, &address, end.saturating_duration_since(Instant::now()))
+    }
+}
+
+/// Listens on a free port of the interface by which `address` is reached.
+///
+/// # Errors
+/// If there is no such interface or port.
+pub fn listen_towards(address: &str) -> std::io::Result<std::net::TcpListener> {
+    std::net::TcpListener::bind((interface_towards(address)?, 0))
+}
+
+/// The address of the interface that packets to `address` leave by. Nothing is sent.
+fn interface_towards(address: &str) -> std::io::Result<IpAddr> {
+    let mut error = std::io::Error::other(format!("{address} has no address"));
+    for target in address.to_socket_addrs()? {
+        let any: SocketAddr = if target.is_ipv4() { ([0; 4], 0).into() } else { ([0_u16; 8], 0).into() };
+        match UdpSocket::bind(any).and_then(|socket| socket.connect(target).and_then(|()| socket.local_addr())) {
+            Ok(own) => return Ok(own.ip()),
+            Err(reason) => error = reason,
+        }
+    }
+    Err(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_to_this_machine_is_its_loopback() {
+        assert_eq!(interface_towards("127.0.0.1:29500").expect("there is one"), IpAddr::from([127, 0, 0, 1]));
+        assert!(interface_towards("no.such.host.invalid:1").is_err());
+    }
+}

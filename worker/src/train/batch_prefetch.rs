@@ -1,0 +1,217 @@
+//! A trainer's batches, step by step, read ahead. In most jobs all trainers read as many examples; where that
+//! follows their speed, server 0 tells each its part of the steps to come, before they are read. In an elastic job it
+//! deals whole batches.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::Duration;
+
+use psjobs_ps::batch::sharing::Work;
+
+use super::{Plan, UpdateError, Updater};
+use crate::data::Dataset;
+use crate::data::loader::{Loader, LoaderEnded};
+use crate::data::sampler::{Part, Sampler, Split};
+use crate::workload::Workload;
+
+/// Batches of an elastic job that are asked for before they are needed: as many as the loader reads ahead.
+const AHEAD: usize = 3;
+/// Steps for which a part is kept when server 0 does not answer.
+const MEANWHILE: u64 = 4;
+
+/// A batch of this workload.
+type Batch<W> = <<W as Workload>::Data as Dataset>::Batch;
+
+/// The batches of one trainer.
+pub struct BatchPrefetch<'a, W: Workload> {
+    workload: &'a W,
+    sampler: Sampler,
+    plan: &'a Plan,
+    total: u64,
+    even: Part,
+    /// Of a job whose parts follow the trainers' speed. Dropped before the loader, which may wait for its word.
+    parts: Option<Parts>,
+    /// Of an elastic job, before the loader as well.
+    dealt: Option<Dealt>,
+    loader: Loader<Batch<W>>,
+}
+
+/// What is read next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// The step that it is read in.
+    pub step: u64,
+    /// Its number: the step, or in an elastic job that of the batch, of all that the trainers read together.
+    pub number: u64,
+}
+
+/// What server 0 has dealt, beginning with the turn at hand.
+struct Dealt {
+    ahead: VecDeque<u64>,
+    told: Sender<u64>,
+    /// How often the trainer had entered the job: what was dealt before is others' to read.
+    entries: u64,
+}
+
+/// What server 0 has said.
+struct Parts {
+    /// Those of the step at hand and of later ones.
+    spans: VecDeque<Span>,
+    told: Sender<Span>,
+    work: Work,
+    silent: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Span {
+    steps: Range<u64>,
+    part: Part,
+}
+
+impl<'a, W: Workload> BatchPrefetch<'a, W> {
+    /// Of `steps`.
+    ///
+    /// # Panics
+    /// If the plan's trainer is not one of the split's.
+    #[must_use]
+    pub fn new(workload: &'a W, plan: &'a Plan, split: Split, sampler: Sampler, steps: Range<u64>) -> Self {
+        let (total, even) = (steps.end, split.part(plan.reader()));
+        if plan.elastic {
+            let (dealt, loader) = deal(workload, &sampler, 0);
+            return Self { workload, sampler, plan, total, even, parts: None, dealt: Some(dealt), loader };
+        }
+        let (told, parts) = mpsc::channel();
+        let loader = load(workload, plan.adaptive.then_some(parts), &sampler, steps);
+        let parts = plan.adaptive.then(|| Parts { spans: VecDeque::new(), told, work: Work::default(), silent: false });
+        Self { workload, sampler, plan, total, even, parts, dealt: None, loader }
+    }
+
+    /// Makes ready for `step`, which is not the next one if the servers went back to a checkpoint, or in an elastic job
+    /// for what is dealt; `None` when all is done.
+    ///
+    /// # Errors
+    /// If server 0 will not tell, or the wait for it is interrupted.
+    pub fn prepare(&mut self, step: u64, updater: &mut impl Updater) -> Result<Option<Turn>, UpdateError> {
+        if self.dealt.is_some() {
+            return self.prepare_dealt(updater);
+        }
+        if step >= self.total {
+            return Ok(None);
+        }
+        self.prepare_part(step, updater)?;
+        Ok(Some(Turn { step, number: step }))
+    }
+
+    fn prepare_dealt(&mut self, updater: &mut impl Updater) -> Result<Option<Turn>, UpdateError> {
+        let Some(dealt) = &mut self.dealt else { return Ok(None) };
+        loop {
+            let next = if dealt.ahead.len() < AHEAD { updater.next_batch()? } else { None };
+            if updater.entries() != dealt.entries {
+                (*dealt, self.loader) = deal(self.workload, &self.sampler, updater.entries());
+            }
+            let Some(batch) = next else { break };
+            // A loader that has ended says so when it is asked for a batch.
+            let _ = dealt.told.send(batch);
+            dealt.ahead.push_back(batch);
+        }
+        Ok(dealt.ahead.pop_front().map(|number| Turn { step: updater.next_step(), number }))
+    }
+
+    /// Asks for parts some steps before they are read.
+    fn prepare_part(&mut self, step: u64, updater: &impl Updater) -> Result<(), UpdateError> {
+        if self.loader.next_step() != step {
+            let (told, parts) = mpsc::channel();
+            let adaptive = self.parts.as_mut().map(|known| {
+                known.spans.clear();
+                known.told = told;
+                parts
+            });
+            self.loader = load(self.workload, adaptive, &self.sampler, step..self.total);
+        }
+        let Some(parts) = &mut self.parts else { return Ok(()) };
+        while parts.spans.front().is_some_and(|span| span.steps.end <= step) {
+            parts.spans.pop_front();
+        }
+        // The loader is at most as far ahead as the shortest span is long.
+        while let from = parts.spans.back().map_or(step, |span| span.steps.end)
+            && from < self.total
+            && parts.spans.back().is_none_or(|span| span.steps.start <= step)
+        {
+            parts.ask(from, self.plan, self.even, updater)?;
+        }
+        Ok(())
+    }
+
+    /// The batch of the turn that was made ready.
+    ///
+    /// # Errors
+    /// If reading has failed.
+    pub fn next_batch(&mut self) -> Result<Batch<W>, LoaderEnded> {
+        self.loader.next_batch()
+    }
+
+    /// Examples of `step`.
+    #[must_use]
+    pub fn examples(&self, step: u64) -> usize {
+        let span = self.parts.iter().flat_map(|parts| &parts.spans).find(|span| span.steps.contains(&step));
+        span.map_or(self.even, |span| span.part).examples
+    }
+
+    /// So many examples were read and computed with.
+    pub fn worked(&mut self, examples: usize, busy: Duration) {
+        if let Some(Parts { work, .. }) = &mut self.parts {
+            work.examples += examples as u64;
+            work.busy += busy;
+        }
+    }
+}
+
+impl Parts {
+    fn ask(&mut self, from: u64, plan: &Plan, even: Part, updater: &impl Updater) -> Result<(), UpdateError> {
+        let share = updater.share(from, plan.batch as u32, self.work)?;
+        if share.is_none() && !self.silent {
+            tracing::warn!("server 0 does not tell this trainer's part of the steps; it goes on with the last one");
+        }
+        self.silent = share.is_none();
+        let last = self.spans.back().map_or(even, |span| span.part);
+        let (until, part) = match share {
+            Some(share) => (share.until, Part { offset: share.offset as usize, examples: share.examples as usize }),
+            None => (from + MEANWHILE, last),
+        };
+        if part != last {
+            tracing::info!(step = from, examples = part.examples, "reads another part of each step");
+        }
+        let span = Span { steps: from..until, part };
+        // A loader that has ended says so when it is asked for a batch.
+        let _ = self.told.send(span.clone());
+        self.spans.push_back(span);
+        Ok(())
+    }
+}
+
+/// Begins to read what will be dealt.
+fn deal<W: Workload>(workload: &W, sampler: &Sampler, entries: u64) -> (Dealt, Loader<Batch<W>>) {
+    let (told, batches) = mpsc::channel();
+    let (data, mut sampler) = (workload.training_set(), sampler.clone());
+    let loader = Loader::read(0..u64::MAX, move |_| Some(data.batch(sampler.batch(batches.recv().ok()?))));
+    (Dealt { ahead: VecDeque::new(), told, entries }, loader)
+}
+
+/// Begins to read. With `parts` it waits for the one of each step.
+fn load<W: Workload>(
+    workload: &W,
+    parts: Option<Receiver<Span>>,
+    sampler: &Sampler,
+    steps: Range<u64>,
+) -> Loader<Batch<W>> {
+    let (data, mut sampler) = (workload.training_set(), sampler.clone());
+    let Some(parts) = parts else { return Loader::start(data, sampler, steps) };
+    let mut span = Span { steps: 0..0, part: Part { offset: 0, examples: 0 } };
+    Loader::read(steps, move |step| {
+        while span.steps.end <= step {
+            span = parts.recv().ok()?;
+        }
+        Some(data.batch(sampler.part(step, span.part)))
+    })
+}

@@ -1,0 +1,154 @@
+//! The layers that every trainer has all of: each applies the same mean gradient by the same rule, so that
+//! they stay the same everywhere. The rules are the servers'.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use psjobs_api::Training;
+use psjobs_ps::client::{Layers, TensorSpec};
+use psjobs_ps::optimizer::{Optimizer, State};
+use psjobs_ps::schedule::Schedule;
+use tch::{Tensor, no_grad};
+
+/// Parameters and their optimizer. The flat order is that of a backward pass: the last stage first.
+pub struct ReplicatedLayers {
+    parameters: Vec<(Tensor, Range<usize>)>,
+    values: Vec<f32>,
+    optimizer: Optimizer,
+    schedule: Schedule,
+    state: State,
+}
+
+impl ReplicatedLayers {
+    /// The parameters of a model's stages, the first stage first.
+    #[must_use]
+    pub fn new(stages: &[Vec<Tensor>], training: &Training) -> Self {
+        let mut values = Vec::new();
+        let mut parameters = Vec::new();
+        for tensor in stages.iter().rev().flatten() {
+            let start = values.len();
+            values.resize(start + tensor.numel(), 0.0);
+            tensor.copy_data(&mut values[start..], tensor.numel());
+            parameters.push((tensor.shallow_clone(), start..values.len()));
+        }
+        let optimizer = Optimizer::new(&training.optimizer);
+        let state = optimizer.state(values.len());
+        Self { parameters, values, optimizer, schedule: Schedule::from(&training.schedule), state }
+    }
+
+    /// Elements of all parameters.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Updates so far.
+    #[must_use]
+    pub fn updates(&self) -> u64 {
+        self.state.step()
+    }
+
+    /// The parameters in the flat order, under the names that a model's `variables` have.
+    #[must_use]
+    pub fn tensors(&self, variables: &HashMap<String, Tensor>) -> Vec<TensorSpec> {
+        let name = |tensor: &Tensor| {
+            let named = variables.iter().find(|(_, variable)| variable.data_ptr() == tensor.data_ptr());
+            named.map_or_else(String::new, |(name, _)| name.clone())
+        };
+        let spec = |(tensor, _): &(Tensor, Range<usize>)| TensorSpec {
+            name: name(tensor),
+            shape: tensor.size().into_iter().map(|length| length as u64).collect(),
+        };
+        self.parameters.iter().map(spec).collect()
+    }
+
+    /// All of it, after so many steps.
+    #[must_use]
+    pub fn layers(&self, steps: u64) -> Layers {
+        Layers { steps, updates: self.updates(), state: self.state() }
+    }
+
+    /// Parameters and optimizer state, flat, for a trainer that has lost them.
+    #[must_use]
+    pub fn state(&self) -> Vec<f32> {
+        self.values.iter().chain(self.state.slots().iter().flatten()).copied().collect()
+    }
+
+    /// Numbers in [`ReplicatedLayers::state`].
+    #[must_use]
+    pub fn state_len(&self) -> usize {
+        self.values.len() * (1 + self.optimizer.slots())
+    }
+
+    /// Takes the state of another trainer that has done so many updates.
+    ///
+    /// # Panics
+    /// If it has another length.
+    pub fn take(&mut self, state: &[f32], updates: u64) {
+        assert_eq!(state.len(), self.state_len(), "the state of an equal model");
+        let (values, slots) = state.split_at(self.values.len());
+        self.values.copy_from_slice(values);
+        let slots = slots.chunks_exact(self.values.len()).map(<[f32]>::to_vec).collect();
+        self.state = State::restored(slots, updates);
+        self.place();
+    }
+
+    /// One step, of this number, along the flat `gradient`.
+    ///
+    /// # Panics
+    /// If the gradient has another length than the parameters.
+    pub fn update(&mut self, step: u64, gradient: &[f32]) {
+        let factor = self.schedule.factor(step);
+        self.optimizer.apply(&mut self.values, bytemuck::cast_slice(gradient), &mut self.state, factor);
+        self.place();
+    }
+
+    /// Gives the model its values.
+    fn place(&mut self) {
+        no_grad(|| {
+            for (tensor, range) in &mut self.parameters {
+                let value = Tensor::from_slice(&self.values[range.clone()]);
+                tensor.copy_(&value.view_as(tensor));
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind};
+
+    use super::*;
+
+    #[test]
+    fn parameters_follow_the_flat_gradient_with_the_last_stage_first() {
+        let ones = |size: i64| Tensor::ones([size], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let (first, last) = (ones(2), ones(1));
+        let mut training = Training::default();
+        training.optimizer.learning_rate = 0.5;
+        let mut dense = ReplicatedLayers::new(&[vec![first.shallow_clone()], vec![last.shallow_clone()]], &training);
+        assert_eq!(dense.elements(), 3);
+        dense.update(0, &[1.0, 2.0, 4.0]);
+        let values = |tensor: &Tensor| Vec::<f32>::try_from(tensor.detach()).expect("f32");
+        assert_eq!((values(&last), values(&first)), (vec![0.5], vec![0.0, -1.0]));
+    }
+
+    #[test]
+    fn a_trainer_that_takes_anothers_state_goes_on_as_that_one() {
+        let mut training = Training::default();
+        training.optimizer.kind = psjobs_api::training::OptimizerKind::Adam;
+        let fresh = || Tensor::ones([3], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let (one, other) = (fresh(), fresh());
+        let mut first = ReplicatedLayers::new(&[vec![one.shallow_clone()]], &training);
+        let mut second = ReplicatedLayers::new(&[vec![other.shallow_clone()]], &training);
+        for step in 0..3 {
+            first.update(step, &[1.0, -2.0, 0.5 * step as f32]);
+        }
+        second.take(&first.state(), first.updates());
+        for dense in [&mut first, &mut second] {
+            dense.update(3, &[0.1, 0.2, 0.3]);
+        }
+        assert!(first.state() == second.state() && first.updates() == second.updates());
+        assert!(one.detach().equal(&other.detach()), "the models have them, too");
+    }
+}

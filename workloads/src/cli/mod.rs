@@ -1,0 +1,52 @@
+//! The command line of `psjobs-worker`: `serve`, and `train` with a subcommand for each workload.
+
+mod evaluate;
+mod train;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use psjobs_worker::cli::evaluate::ServeCommand;
+use psjobs_worker::cli::{OutputArgs, conclude};
+
+use crate::workload;
+use evaluate::Evaluated;
+
+/// Parameter servers and trainers of a psjobs job.
+///
+/// The operator and `psjobs run` start both with their place in the job in the environment. By hand,
+/// start each in a terminal of its own:
+///
+///   psjobs-worker serve
+///
+///   psjobs-worker train mnist
+///
+/// and with more processes, one --rank each: servers come first, then trainers.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "psjobs-worker", version, verbatim_doc_comment)]
+pub struct Cli {
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum Command {
+    /// Runs a parameter server until every trainer has left
+    Serve(ServeCommand<Evaluated>),
+    /// Trains a workload
+    Train(train::TrainCommand),
+}
+
+/// Parses the command line, does what it says, and says why when that fails.
+#[must_use]
+pub fn main() -> ExitCode {
+    let Cli { output, command } = Cli::parse();
+    conclude(output, || match command {
+        Command::Serve(command) => {
+            command.run(workload::offered(), |serve, registry, evaluated| evaluated.run(serve, registry))
+        }
+        Command::Train(command) => train::run(&command),
+    })
+}

@@ -1,0 +1,146 @@
+//! `train recsys`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::anyhow;
+use clap::Args;
+use psjobs_api::ReplicaResult;
+use psjobs_ps::client::ClientError;
+use psjobs_ps::sparse::TableSpec;
+use tch::Device;
+use tracing::info;
+
+use super::remote::RemoteArgs;
+use crate::data::clicks::criteo::{CATEGORIES, Log, LogError, NUMBERS};
+use crate::data::clicks::generator::{Generator, MOST_KEYS};
+use crate::data::clicks::{Clicks, Source};
+use crate::workload::recsys::{self, RecsysError, Settings};
+use psjobs_worker::cli::Failure;
+use psjobs_worker::cli::signals::Signal;
+use psjobs_worker::cli::training_length::TrainingLengthArgs;
+use psjobs_worker::train::Plan;
+use psjobs_worker::train::modules::ModulesError;
+
+/// What rows begin with, at most.
+const INITIAL: f32 = 0.05;
+
+/// Flags of `train recsys`.
+#[derive(Clone, Debug, Args)]
+pub struct RecsysArgs {
+    /// File of clicks in the format of Criteo's logs: 1 or 0, numbers, categories, parted by tabs [default:
+    /// clicks are generated]
+    #[arg(long, value_name = "FILE")]
+    data: Option<PathBuf>,
+    /// With --data FILE: numbers in an example [default: 13]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000), requires = "data")]
+    numbers: Option<u32>,
+    /// With --data FILE: categories in an example [default: 26]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=255), requires = "data")]
+    categories: Option<u32>,
+    /// Generated clicks: keys of the largest category; the next ones have a tenth each, down to ten
+    #[arg(long, value_name = "N", default_value_t = 100_000_000, value_parser = clap::value_parser!(u64).range(10..=MOST_KEYS))]
+    keys: u64,
+    /// Generated clicks: examples to train on
+    #[arg(long, value_name = "N", default_value_t = 400_000, value_parser = clap::value_parser!(u64).range(1..))]
+    examples: u64,
+    /// Examples to test on, not trained on; of a file the last ones
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..))]
+    held_out: u64,
+    /// Numbers in a row of the table
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    width: u32,
+    /// Units of the layers for the numbers, before the one of the row's width
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64", value_parser = clap::value_parser!(i64).range(1..=65_536))]
+    lower: Vec<i64>,
+    /// Units of the layers on top, before the score
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "128,64", value_parser = clap::value_parser!(i64).range(1..=65_536))]
+    upper: Vec<i64>,
+    /// Rows that the servers keep, roughly, the ones used last [default: all that were trained]
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    max_rows: u64,
+    /// Steps after which a row that no trainer has used goes [default: it stays]
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    idle_steps: u64,
+    /// Seconds after which a row that no trainer has used goes [default: it stays]
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, hide_default_value = true, value_parser = clap::value_parser!(u64).range(..=u64::from(u32::MAX)))]
+    idle_seconds: u64,
+    /// Train in this process alone, without servers
+    #[arg(
+        long,
+        conflicts_with_all = ["world_size", "rank", "servers", "master_addr", "master_port", "server_addrs"]
+    )]
+    local: bool,
+    #[command(flatten)]
+    extent: TrainingLengthArgs,
+    #[command(flatten)]
+    remote: RemoteArgs,
+}
+
+impl RecsysArgs {
+    pub fn run(&self) -> Result<ReplicaResult, Failure> {
+        let (environment, training, signals) = self.remote.begin_or_alone(self.local)?;
+        let plan = self.extent.plan(environment.as_ref(), Device::Cpu);
+        let plan = Plan { seed: training.seed, ..plan };
+        let (clicks, held_out) = self.clicks(training.seed)?;
+        if self.upper.is_empty() {
+            return Err(Failure::Input(anyhow!("--upper needs at least one layer, for example 64")));
+        }
+        let table = TableSpec {
+            max_rows: self.max_rows,
+            idle_steps: self.idle_steps,
+            idle_ms: self.idle_seconds * 1000,
+            ..TableSpec::new("clicks", self.width as usize, INITIAL)
+        };
+        let settings = Settings {
+            plan,
+            table,
+            layers: (self.lower.clone(), self.upper.clone()),
+            training,
+            patience: self.remote.patience(),
+            interrupt: signals.stop(),
+        };
+        let stop = || signals.heard().is_some();
+        let outcome = recsys::train(environment.as_ref(), &clicks, &held_out, &settings, || signals.defer(), stop);
+        match outcome.map_err(classify)? {
+            Some(result) => {
+                info!(steps = result.steps, seconds = result.seconds, metrics = ?result.metrics, "finished");
+                Ok(result)
+            }
+            None => Err(Failure::Signal(signals.heard().unwrap_or(Signal(15)))),
+        }
+    }
+
+    /// Those to train on, and those held out.
+    fn clicks(&self, seed: u64) -> Result<(Clicks, Clicks), Failure> {
+        let Some(file) = &self.data else {
+            let generator = Generator::new(seed, self.keys);
+            info!(keys = generator.keys(), categories = generator.categories(), "clicks are generated");
+            let source = Source::Generated(Arc::new(generator));
+            let end = self.examples.saturating_add(self.held_out);
+            return Ok((Clicks::new(source.clone(), 0..self.examples), Clicks::new(source, self.examples..end)));
+        };
+        let numbers = self.numbers.map_or(NUMBERS, |count| count as usize);
+        let log = Log::open(file, numbers, self.categories.map_or(CATEGORIES, |count| count as usize));
+        let log = log.map_err(Failure::input)?;
+        let (found, held_out) = (log.len(), self.held_out as usize);
+        if found <= held_out {
+            return Err(Failure::input(LogError::TooFew { file: file.clone(), found, held_out }));
+        }
+        info!(file = %file.display(), examples = found, "clicks are read");
+        let (source, split) = (Source::Read(Arc::new(log)), (found - held_out) as u64);
+        Ok((Clicks::new(source.clone(), 0..split), Clicks::new(source, split..found as u64)))
+    }
+}
+
+/// What the user can put right is bad input.
+fn classify(error: RecsysError) -> Failure {
+    match error {
+        RecsysError::TooFewExamples(_)
+        | RecsysError::Table(_)
+        | RecsysError::Tls(_)
+        | RecsysError::Open(ClientError::Refused { .. }) => Failure::input(error),
+        RecsysError::Join(ModulesError::Join(_)) => Failure::input(error),
+        _ => Failure::work(error),
+    }
+}

@@ -1,0 +1,116 @@
+//! What the workloads that call other processes have in common: their flags, how they begin and how they end.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use clap::Args;
+use psjobs_api::env::PSJOB_ROLE;
+use psjobs_api::{Environment, ReplicaResult, Role, Training};
+use tracing::info;
+
+use psjobs_worker::cli::identity::IdentityArgs;
+use psjobs_worker::cli::optimizer::OptimizerArgs;
+use psjobs_worker::cli::signals::{Signal, Signals};
+use psjobs_worker::cli::train::compute_threads;
+use psjobs_worker::cli::{Failure, log_place, variable};
+use psjobs_worker::libtorch;
+use psjobs_worker::train::modules::ModulesError;
+
+/// Flags of every workload whose model lives in other processes.
+#[derive(Clone, Debug, Args)]
+pub struct RemoteArgs {
+    /// Seed of initial parameters, order of the data and dropout [default: the job's seed, 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=u64::from(u32::MAX)))]
+    pub seed: Option<u64>,
+    /// Threads for computing on the CPU [default: OMP_NUM_THREADS, or all cores]
+    #[arg(long, value_name = "N")]
+    threads: Option<NonZeroUsize>,
+    /// Seconds that a server may be away before this trainer gives up
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    connect_timeout: u64,
+    #[command(flatten)]
+    place: IdentityArgs,
+    #[command(flatten, next_help_heading = "Optimizer, over spec.training.optimizer")]
+    optimizer: OptimizerArgs,
+}
+
+impl RemoteArgs {
+    /// This trainer's job, with the flags' values over the job's, and its signals; libtorch is ready after it.
+    pub fn begin(&self) -> Result<(Environment, Signals), Failure> {
+        libtorch::wait_passively();
+        let signals = Signals::listen().map_err(Failure::work)?;
+        let mut environment = self.place.resolve(Role::Trainer, variable).map_err(Failure::input)?;
+        self.override_training(&mut environment.training)?;
+        if environment.training.batch.adaptive {
+            return Err(Failure::Input(anyhow!(
+                "this workload's trainers do not push gradients of batches to the servers, which weigh them by their \
+                 size; remove spec.training.batch.adaptive"
+            )));
+        }
+        if environment.min_trainers.is_some() {
+            return Err(Failure::Input(anyhow!(
+                "this workload's trainers are not dealt batches, so that none may come or go; remove spec.elasticPolicy, \
+                 or --min-trainers"
+            )));
+        }
+        log_place(&environment);
+        libtorch::load().map_err(Failure::input)?;
+        compute_threads(self.threads);
+        Ok((environment, signals))
+    }
+
+    /// As [`RemoteArgs::begin`] if not `alone`; else no job, and the flags' values over the defaults.
+    pub fn begin_or_alone(&self, alone: bool) -> Result<(Option<Environment>, Training, Signals), Failure> {
+        if !alone {
+            let (environment, signals) = self.begin()?;
+            let training = environment.training.clone();
+            return Ok((Some(environment), training, signals));
+        }
+        if variable(PSJOB_ROLE).is_some() {
+            return Err(Failure::Input(anyhow!(
+                "--local trains alone, but this process is part of a job; leave it out"
+            )));
+        }
+        libtorch::wait_passively();
+        let signals = Signals::listen().map_err(Failure::work)?;
+        let mut training = Training::default();
+        self.override_training(&mut training)?;
+        libtorch::load().map_err(Failure::input)?;
+        compute_threads(self.threads);
+        Ok((None, training, signals))
+    }
+
+    fn override_training(&self, training: &mut Training) -> Result<(), Failure> {
+        self.optimizer.apply(&mut training.optimizer);
+        training.seed = self.seed.unwrap_or(training.seed);
+        training.validate().map_err(Failure::input)
+    }
+
+    pub fn patience(&self) -> Duration {
+        Duration::from_secs(self.connect_timeout)
+    }
+}
+
+/// How a trainer ends: with a result, because a signal asked for it, or badly.
+pub fn finish(
+    outcome: Result<Option<ReplicaResult>, ModulesError>,
+    signals: &Signals,
+) -> Result<ReplicaResult, Failure> {
+    match outcome.map_err(classify)? {
+        Some(result) => {
+            info!(steps = result.steps, seconds = result.seconds, metrics = ?result.metrics, "finished");
+            Ok(result)
+        }
+        None => Err(Failure::Signal(signals.heard().unwrap_or(Signal(15)))),
+    }
+}
+
+/// What the user can put right is bad input.
+fn classify(error: ModulesError) -> Failure {
+    match error {
+        ModulesError::TooFewExamples(_) | ModulesError::Join(_) => Failure::input(error),
+        ModulesError::Connect(ref why) if !why.is_retryable() => Failure::input(error),
+        _ => Failure::work(error),
+    }
+}

@@ -1,0 +1,9 @@
+//! The data sets of the workloads, and readers of their file formats.
+
+pub mod clicks;
+pub mod csv;
+mod folder;
+pub mod idx;
+pub mod labelled;
+pub mod mnist;
+pub mod text;
