@@ -13,7 +13,9 @@ use prost::Message;
 use psjobs_ps::codec::Codec;
 use psjobs_ps::layout::{Layout, TensorSpec};
 use psjobs_ps::proto::exchange_request::Message as Exchange;
-use psjobs_ps::proto::{ExchangeRequest, GradientBlock, JoinRequest, ParameterBlock, PullRequest, InitializeBlocksRequest};
+use psjobs_ps::proto::{
+    ExchangeRequest, GradientBlock, InitializeBlocksRequest, JoinRequest, ParameterBlock, PullRequest,
+};
 use psjobs_ps::wire::{Buffers, Reader, frame};
 use tonic::Status;
 use tonic::body::Body;
