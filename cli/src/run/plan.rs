@@ -123,7 +123,7 @@ pub enum PlanError {
     Suspended(String),
     #[error(
         "spec.{0} names no command, so it needs psjobs-worker, which was not found beside psjobs or on PATH; \
-         build it with `make worker`, or name it with --worker"
+         build it with `make build`, or name it with --worker"
     )]
     NoWorker(&'static str),
 }
