@@ -84,12 +84,12 @@ const ALONE: [(&str, Needs, Test); 8] = [
     }),
 ];
 
-/// What all tests use.
+/// Everything that all tests use.
 struct Environment {
     runtime: Runtime,
     /// `None` where the tests are only listed.
     cluster: Option<Arc<Cluster>>,
-    /// What the cluster offers.
+    /// Capabilities of the cluster.
     offers: Vec<Needs>,
     /// Held for reading by each test of [`SHARED`], for writing by each of [`ALONE`].
     isolation: RwLock<()>,

@@ -161,7 +161,7 @@ async fn serve_grpc<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
         .add_routes(services)
         .add_service(health_service)
         .add_service(reflection().build_v1().map_err(ServerError::Reflection)?)
-        // What clients of other languages still ask for.
+        // The older version of reflection: clients of other languages still ask for it.
         .add_service(reflection().build_v1alpha().map_err(ServerError::Reflection)?)
         .add_service(FrameService::new(replication_service::Replicating, state))
         .add_service(RecoveryServer::new(recovery_service::Service(state.clone())))

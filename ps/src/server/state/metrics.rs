@@ -10,7 +10,7 @@ use crate::block::BlockMetrics;
 pub struct Metrics {
     pub(in crate::server) gradients: AtomicU64,
     pub(in crate::server) gradient_bytes: AtomicU64,
-    /// Those of the blocks.
+    /// Metrics of the blocks.
     pub blocks: Arc<BlockMetrics>,
 }
 

@@ -24,7 +24,7 @@ pub enum Role {
     },
 }
 
-/// What a probe found about the other server.
+/// Result of a probe of the other server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evidence {
     /// Nothing listens at its address.

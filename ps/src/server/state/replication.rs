@@ -28,7 +28,7 @@ pub struct Replication {
 #[derive(Clone)]
 pub(in crate::server) struct Shard {
     pub(in crate::server) role: Role,
-    /// Whether the other server holds values of the shard; `None` while this process has not learned it.
+    /// True if the other server holds values of the shard; `None` while this process has not learned it.
     pub(in crate::server) found: Option<bool>,
     /// On a primary: the backup has every block.
     pub(in crate::server) whole: bool,

@@ -36,7 +36,7 @@ pub enum RecoveryError {
     Unusable {
         /// Its folder.
         folder: PathBuf,
-        /// What is wrong, and what to do.
+        /// The fault, and what to do about it.
         why: String,
     },
     /// A block is past the version asked for.
