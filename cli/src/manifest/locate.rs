@@ -5,6 +5,7 @@ use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+use super::parse::text_line;
 use super::path::{FieldPath, Step};
 
 /// Line of a field in one document of a text, counted from 1 over the whole text. A field that is
@@ -14,7 +15,7 @@ pub fn line_of(text: &str, document: usize, path: &FieldPath) -> Option<usize> {
     loop {
         let reader = serde_yaml::Deserializer::from_str(text).nth(document)?;
         if let Some(location) = Seek(path.steps()).deserialize(reader).err().and_then(|error| error.location()) {
-            return Some(location.line());
+            return Some(text_line(text, location.line()));
         }
         path = path.parent()?;
     }

@@ -35,7 +35,7 @@ pub fn documents(text: &str) -> (Vec<Document>, Option<Problem>) {
 }
 
 fn syntax_problem(text: &str, error: &serde_yaml::Error) -> Problem {
-    let line = error.location().map(|location| location.line());
+    let line = error.location().map(|location| text_line(text, location.line()));
     let source = line.and_then(|line| text.lines().nth(line.saturating_sub(1))).unwrap_or_default();
     let indent = source.len() - source.trim_start().len();
     let advice = if source[..indent].contains('\t') {
@@ -46,6 +46,27 @@ fn syntax_problem(text: &str, error: &serde_yaml::Error) -> Problem {
         "look at the indentation, the colons and the quotes of this line and the one before"
     };
     Problem { line, field: String::new(), message: format!("not valid YAML: {error}; {advice}") }
+}
+
+/// Converts a line number of the YAML reader to one of the text as editors count it, both from 1. YAML 1.1
+/// also ends a line at a lone carriage return, NEL (U+0085), LS (U+2028) and PS (U+2029); an editor
+/// ends it at a line feed only.
+pub fn text_line(text: &str, yaml_line: usize) -> usize {
+    let mut line = 1;
+    let mut breaks = 0;
+    let mut characters = text.chars().peekable();
+    while breaks + 1 < yaml_line
+        && let Some(character) = characters.next()
+    {
+        let ends_line = match character {
+            '\r' => characters.peek() != Some(&'\n'),
+            '\n' | '\u{85}' | '\u{2028}' | '\u{2029}' => true,
+            _ => false,
+        };
+        breaks += usize::from(ends_line);
+        line += usize::from(character == '\n');
+    }
+    line
 }
 
 /// Converts a value; refuses what JSON, and so Kubernetes, cannot hold.
@@ -112,6 +133,15 @@ mod tests {
     }
 
     #[test]
+    fn a_line_is_counted_as_an_editor_counts_it() {
+        let text = "a: 1\r\nb: 2\rc: 3\nd: \"\u{85}\u{2028}\u{2029}\"\ne: 5\n";
+        let rows = [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (7, 3), (8, 4), (9, 5), (100, 5)];
+        for (yaml_line, line) in rows {
+            assert_eq!(text_line(text, yaml_line), line, "line {yaml_line} of the YAML reader");
+        }
+    }
+
+    #[test]
     fn what_cannot_be_read_is_told_with_its_line() {
         let rows = [
             ("a: 1\n\tb: 2\n", 2, "no tabs"),
@@ -119,6 +149,8 @@ mod tests {
             ("a: 1\na: 2\n", 1, "write the field once"),
             ("a: 1\nb: .nan\n", 2, "b is .nan; write a finite number"),
             ("a: !thing 1\n", 1, "a has the tag !thing"),
+            ("a: \"\u{85}\u{2028}\r\u{2029}\"\nb: {\n", 3, "look at the indentation"),
+            ("a: \"\u{85}\u{2028}\"\nb: .nan\n", 2, "b is .nan; write a finite number"),
         ];
         for (text, line, want) in rows {
             let problem = documents(text).1.expect(text);
