@@ -40,7 +40,7 @@ test: build-tests mnist fashion ## run every test that needs no cluster
 
 .PHONY: test-foreign
 test-foreign: ## drive the parameter server with a client in Python
-	export PYTHONPATH=$$(scripts/grpcio.sh); $(CARGO) test --locked --workspace --test foreign_client -- --include-ignored
+	export PYTHONPATH=$$(scripts/grpcio.sh); $(CARGO) test --locked --workspace --test integration -- --include-ignored foreign_client
 
 # For example SEEDS=100000 FROM=2000; FROM=1234 SEEDS=1 TRACE=1 tells what happens in one.
 .PHONY: simulate

@@ -4,7 +4,7 @@
 
 Two trainers fit a linear regression in Sync; what the servers hold afterwards must be, bit for bit, what the same
 arithmetic gives here. Then frames that are wrong are sent, and each must be answered with its fault. The job is
-what tests/foreign_client.rs sets up: SGD with learning rate 0.125 and momentum 0.5.
+what tests/integration/foreign_client.rs sets up: SGD with learning rate 0.125 and momentum 0.5.
 """
 
 import queue

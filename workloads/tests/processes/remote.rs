@@ -1,11 +1,9 @@
 //! Workloads whose processes call each other, as people start them.
 
-mod process;
-
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-use process::{command, end, free_port, read, run, start};
+use crate::process::{command, end, free_port, read, run, start};
 use psjobs_api::ReplicaResult;
 
 #[test]

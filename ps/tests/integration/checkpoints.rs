@@ -1,21 +1,19 @@
 //! Jobs whose servers die, stop and come back: what the trainers end up with is what they would have
 //! got from servers that never did.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use crate::support::job::*;
+use crate::support::*;
 use psjobs_api::training::{ConsistencyMode, OptimizerKind};
 use psjobs_ps::checkpoint::{Catalog, Checkpoint};
 use psjobs_ps::client::Session;
 use psjobs_ps::server::ServerError;
 use safetensors::SafeTensors;
-use support::job::*;
-use support::*;
 
 #[test]
 fn a_killed_server_costs_no_bit() {

@@ -1,12 +1,10 @@
 //! The binary as people start it: roles by hand, one process each.
 
-mod process;
-
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::process::Command;
 
-use process::{Worker, command, end, free_port, read, run, start};
+use crate::process::{Worker, command, end, free_port, read, run, start};
 
 #[test]
 fn one_server_and_two_trainers_train_mnist() {

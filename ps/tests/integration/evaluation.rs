@@ -1,10 +1,9 @@
 //! Measuring the model from a server's process while it trains.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::support::{Server, UID, config, elements, listen, session_config, start_on, tensors, train, training};
 use psjobs_api::Environment;
 use psjobs_api::training::ConsistencyMode;
 use psjobs_ps::client::{Session, TensorSpec};
@@ -12,7 +11,6 @@ use psjobs_ps::proto::coordination_client::CoordinationClient;
 use psjobs_ps::proto::parameter_server_client::ParameterServerClient;
 use psjobs_ps::proto::{PullRequest, StatusRequest};
 use psjobs_ps::server::{Evaluation, Measurement, ServerConfig};
-use support::{Server, UID, config, elements, listen, session_config, start_on, tensors, train, training};
 use tokio::sync::mpsc::Receiver;
 
 /// Two servers, of which the first has the model measured all the time.

@@ -1,19 +1,17 @@
 //! Elastic jobs over real sockets: trainers come, leave and are lost, and the others go on.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::support::job::{Process, listen_again, wait_for_all_copies, wait_for_checkpoint};
+use crate::support::*;
 use psjobs_api::ReplicaResult;
 use psjobs_api::training::ConsistencyMode;
 use psjobs_ps::client::{ClientError, Session, SessionConfig};
 use psjobs_ps::server::{CheckpointConfig, ServerConfig, ServerError, Timeouts};
-use support::job::{Process, listen_again, wait_for_all_copies, wait_for_checkpoint};
-use support::*;
 
 /// How often each batch was done.
 type Done = Arc<Mutex<BTreeMap<u64, u32>>>;

@@ -1,10 +1,9 @@
 //! What does not belong is refused in a sentence, and the server lives.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::support::*;
 use psjobs_api::training::ConsistencyMode;
 use psjobs_ps::client::{Session, SessionConfig};
 use psjobs_ps::proto::coordination_client::CoordinationClient;
@@ -12,7 +11,6 @@ use psjobs_ps::proto::exchange_request::Message;
 use psjobs_ps::proto::parameter_server_client::ParameterServerClient;
 use psjobs_ps::proto::{self, TrainerState};
 use psjobs_ps::server::Timeouts;
-use support::*;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 async fn join(config: SessionConfig) -> Result<Session, String> {

@@ -1,8 +1,6 @@
 //! Jobs with sparse tables whose servers die, stop and come back: rows, and the layers that trainers train themselves,
 //! are what they would have been.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -10,13 +8,13 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::support::job::*;
+use crate::support::session_config;
 use psjobs_api::training::{ConsistencyMode, OptimizerKind};
 use psjobs_ps::checkpoint::Catalog;
 use psjobs_ps::client::{ClientError, Layers, Member, RowGradients, SessionConfig, Tables, TensorSpec};
 use psjobs_ps::sparse::TableSpec;
 use safetensors::SafeTensors;
-use support::job::*;
-use support::session_config;
 
 const WIDTH: usize = 3;
 const KEYS: u64 = 500;

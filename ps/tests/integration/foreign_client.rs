@@ -1,13 +1,11 @@
 //! A client in another language, with nothing of ours but the `.proto` files. Needs Python's grpcio, which
 //! `make test-foreign` fetches.
 
-mod support;
-
 use std::path::Path;
 use std::process::{Command, Output};
 
+use crate::support::{addresses, start_all};
 use psjobs_api::training::ConsistencyMode;
-use support::{addresses, start_all};
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs grpcio: make test-foreign"]

@@ -1,17 +1,15 @@
 //! Sparse tables over real sockets: what trainers read back, what is refused, and what rows cost.
 
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use crate::support::*;
 use psjobs_api::training::{ConsistencyMode, NonFinite};
 use psjobs_ps::client::{Member, RowGradients, SessionConfig, Tables};
 use psjobs_ps::proto::sparse_tables_client::SparseTablesClient;
 use psjobs_ps::proto::{PushRowsRequest, TableGradients, TrainerId};
 use psjobs_ps::server::CheckpointConfig;
 use psjobs_ps::sparse::{TableSpec, key};
-use support::*;
 
 const WIDTH: usize = 4;
 

@@ -1,11 +1,9 @@
 //! Examples dealt out by the trainers' measured speed: a trainer that is slow for good is waited for no longer.
 //! Shares of time are compared, which no busy machine changes, never seconds.
 
-mod process;
-
 use std::path::Path;
 
-use process::{end, free_port, read, start};
+use crate::process::{end, free_port, read, start};
 use psjobs_api::ReplicaResult;
 
 /// Two trainers in Sync, the second of which takes three times as long; what each of them did.

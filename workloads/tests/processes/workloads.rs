@@ -1,14 +1,12 @@
 //! Workloads that users bring data or a model for, trained by a server and two trainers, one process each.
 
-mod process;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::ChildStderr;
 
-use process::{command, end, free_port, read, run, start};
+use crate::process::{command, end, free_port, read, run, start};
 use psjobs_api::ReplicaResult;
 use psjobs_ps::checkpoint::Catalog;
 use psjobs_worker::tch::Device;
@@ -190,20 +188,20 @@ impl TablesJob {
         self.folder.join("kept")
     }
 
-    fn serve(&self, rank: u32) -> process::Worker {
+    fn serve(&self, rank: u32) -> crate::process::Worker {
         let rule = "--optimizer adagrad --learning-rate 0.05 --consistency sync";
         let (place, kept) = (&self.place, self.kept());
         let keep = format!("--checkpoint-interval 1 --checkpoint-dir {}", kept.display());
         start(&format!("serve {place} --rank {rank} {rule} {keep}"), &self.folder.join(format!("server-{rank}")))
     }
 
-    fn train(&self, rank: u32) -> process::Worker {
+    fn train(&self, rank: u32) -> crate::process::Worker {
         let args = format!("train {CLICKS} --epochs 4 --batch-size 64 --log-every 20 {} --rank {rank}", self.place);
         start(&args, &self.folder.join(format!("trainer-{rank}")))
     }
 
     /// Waits until all have ended well; what trainer 0 has measured.
-    fn finish(&self, processes: impl IntoIterator<Item = process::Worker>) -> BTreeMap<String, f64> {
+    fn finish(&self, processes: impl IntoIterator<Item = crate::process::Worker>) -> BTreeMap<String, f64> {
         for mut process in processes {
             let mut said = String::new();
             if let Some(mut log) = process.0.stderr.take() {
@@ -275,7 +273,7 @@ fn a_trainer_with_bad_data_ends_and_the_others_wait_for_a_better_one() {
 }
 
 /// Reads a trainer's log until it trains.
-fn trains(worker: &mut process::Worker) -> BufReader<ChildStderr> {
+fn trains(worker: &mut crate::process::Worker) -> BufReader<ChildStderr> {
     let mut log = BufReader::new(worker.0.stderr.take().expect("piped"));
     let mut line = String::new();
     while !line.contains("training") {

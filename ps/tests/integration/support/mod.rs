@@ -1,5 +1,4 @@
 //! Servers and trainers of one small job, over real sockets.
-#![allow(dead_code)] // Each test file uses a part.
 
 pub mod job;
 

@@ -1,20 +1,18 @@
 //! Jobs that talk mutual TLS: those with a certificate of the job's authority train, others are not heard.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use crate::support::*;
 use psjobs_api::TrainingStatus;
 use psjobs_api::certificates::{Certificates, LIFE};
 use psjobs_api::training::ConsistencyMode;
 use psjobs_ps::client::{ClientError, Session};
 use psjobs_ps::network::Network;
 use psjobs_ps::tls::Credentials;
-use support::*;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;

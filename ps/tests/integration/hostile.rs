@@ -1,19 +1,17 @@
 //! Trainers that do not behave: each costs the server little memory, is disconnected and told why, and the
 //! server goes on.
 
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
+use crate::support::*;
 use psjobs_api::training::ConsistencyMode;
 use psjobs_ps::client::Session;
 use psjobs_ps::proto::exchange_request::Message;
 use psjobs_ps::proto::parameter_server_client::ParameterServerClient;
 use psjobs_ps::proto::{self, ExchangeRequest, ParameterBlock};
 use psjobs_ps::server::Timeouts;
-use support::*;
 use tokio::sync::Notify;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::Channel;

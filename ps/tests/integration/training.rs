@@ -1,12 +1,10 @@
 //! Whole jobs over real sockets: what the trainers end up with, and how the servers end.
 
-mod support;
-
 use std::collections::BTreeMap;
 
+use crate::support::*;
 use psjobs_api::training::ConsistencyMode;
 use psjobs_ps::client::Session;
-use support::*;
 
 /// What one process gets that adds up the trainers' gradients in their order and divides.
 fn local(trainers: u32, steps: u64) -> Vec<f32> {

@@ -1,12 +1,10 @@
 //! Trainers whose parameters live elsewhere.
 
-mod support;
-
 use std::collections::BTreeMap;
 
+use crate::support::{addresses, config, session_config, start, start_all};
 use psjobs_api::training::ConsistencyMode;
 use psjobs_ps::client::{Member, Session, SessionConfig};
-use support::{addresses, config, session_config, start, start_all};
 
 fn member(trainer: u32, servers: Vec<String>) -> SessionConfig {
     SessionConfig { tensors: Vec::new(), ..session_config(trainer, servers) }

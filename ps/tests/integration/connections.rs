@@ -1,15 +1,13 @@
 //! Trainers with several connections to each server: they train as with one, and one that breaks is made again alone.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 
+use crate::support::*;
 use psjobs_api::training::ConsistencyMode;
 use psjobs_ps::client::{Session, SessionConfig, TensorSpec};
-use support::*;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 

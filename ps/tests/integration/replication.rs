@@ -1,10 +1,8 @@
 //! Jobs whose blocks are held by two servers: one that is killed costs neither a step nor a bit.
 
-mod support;
-
+use crate::support::job::*;
+use crate::support::*;
 use psjobs_api::training::ConsistencyMode;
-use support::job::*;
-use support::*;
 
 const DIFFER: &str = "parameters differ from those of an undisturbed job";
 

@@ -1,7 +1,4 @@
 //! The binary as a child of a test.
-// Each test target uses its part of this.
-#![allow(dead_code)]
-
 use std::io::Read as _;
 use std::net::TcpListener;
 use std::path::Path;

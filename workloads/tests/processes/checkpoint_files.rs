@@ -1,12 +1,10 @@
 //! What the servers' processes leave on disk: a model that libtorch loads, and a checkpoint that survives a full disk.
 
-mod process;
-
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
 use std::process::{ChildStderr, Command, Stdio};
 
-use process::{Worker, command, end, free_port, read, start};
+use crate::process::{Worker, command, end, free_port, read, start};
 use psjobs_ps::checkpoint::{Catalog, Checkpoint};
 use psjobs_worker::Workload as _;
 use psjobs_worker::tch::{Device, nn, no_grad};

@@ -1,11 +1,9 @@
 //! Elastic jobs as people start them: processes that come and go.
 
-mod process;
-
 use std::io::{BufRead as _, BufReader};
 use std::process::Command;
 
-use process::{Worker, command, end, free_port, read, run, start};
+use crate::process::{Worker, command, end, free_port, read, run, start};
 
 const BATCHES: u64 = 2 * 60_000 / 32;
 

@@ -1,0 +1,17 @@
+//! Tests of servers and clients over real sockets, in one program: each program would compile and link the crate anew.
+
+mod checkpoints;
+mod connections;
+mod elastic;
+mod evaluation;
+mod foreign_client;
+mod fuzz_seeds;
+mod hostile;
+mod members;
+mod refusals;
+mod replication;
+mod sparse;
+mod sparse_checkpoints;
+mod support;
+mod tls;
+mod training;
