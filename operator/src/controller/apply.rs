@@ -18,13 +18,15 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tracing::Instrument as _;
 
+use super::context::Context;
 use super::decide::{Child, Deletion, NewPod, Refusal, World};
 use super::dereference::is_owned;
+use super::error::ReconcileError;
 use super::observe::observe;
 use super::pods::CachedPod;
 use super::turns::Write;
 use super::validate::ValidJob;
-use super::{Context, ReconcileError, build, request, shard};
+use super::{build, request, shard};
 use crate::traces;
 
 /// Requests of one job under way at once.

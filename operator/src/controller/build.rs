@@ -26,7 +26,7 @@ use super::observe::Replica;
 use super::validate::ValidJob;
 
 pub use certificates::secret;
-pub use checkpoint::{claim, in_volume};
+pub use checkpoint::claim;
 pub use gang::{Group, groups, scheduling_group};
 pub use network::policy;
 

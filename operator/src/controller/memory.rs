@@ -16,10 +16,6 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_
 
 /// How long the details of a status may wait for others: pods start and end in groups.
 pub const GATHER: Duration = Duration::from_secs(2);
-/// How long a first status may wait: a job mostly runs soon after its pods are made.
-pub const BEGINNING: Duration = Duration::from_secs(1);
-/// How long Completing may wait to be written: the servers' end mostly follows the trainers'.
-pub const ENDING: Duration = Duration::from_secs(2);
 
 /// When to look again whether there is time to write a status. Meanwhile the job may go on, and need one write less.
 pub const BUSY: Duration = Duration::from_millis(500);

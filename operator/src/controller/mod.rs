@@ -9,8 +9,11 @@
 
 pub mod apply;
 pub mod build;
+pub mod checkpoint_folder;
+pub mod context;
 pub mod decide;
 pub mod dereference;
+pub mod error;
 pub mod events;
 #[cfg(test)]
 pub mod fixtures;
@@ -30,74 +33,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use kube::ResourceExt as _;
 use kube::runtime::controller::Action;
-use kube::{Client, ResourceExt as _};
-use psjobs_api::certificates::MakeError;
 use psjobs_api::crd::{MANAGER, ParameterServerJob, ParameterServerJobStatus, Phase};
 use tracing::{Instrument as _, Span, debug, info_span, warn};
 
+pub use self::context::Context;
+pub use self::error::ReconcileError;
 pub use self::watch::{Watches, run};
 
-use self::decide::{Decision, decide, refuse};
-use self::dereference::{Children, dereference};
-use self::events::Teller;
-use self::memory::Memory;
-use self::shard::{Shard, Takeover};
-use self::turns::{Turn, Turns, Write};
+use self::decide::{Decision, decide, refuse, timing};
+use self::dereference::dereference;
+use self::shard::Takeover;
+use self::turns::Write;
 use self::update_status::{Difference, difference};
 use self::validate::{ValidJob, validate};
-use crate::metrics::Metrics;
 use crate::traces;
-
-/// What reconciles share.
-pub struct Context {
-    pub client: Client,
-    pub children: Children,
-    pub memory: Arc<Memory>,
-    pub teller: Teller,
-    pub metrics: Metrics,
-    pub turns: Arc<Turns>,
-    pub shard: Shard,
-    /// Image of servers whose job has no template for them.
-    pub worker_image: String,
-}
-
-impl Context {
-    /// Waits for its turn to write.
-    async fn turn(&self, write: Write) -> Turn<'_> {
-        self.metrics.write_waits(1);
-        let turn = self.turns.turn(write).await;
-        self.metrics.write_waits(-1);
-        turn
-    }
-
-    /// Measures a step of the reconcile, which is a span of its trace.
-    async fn step<T>(
-        &self,
-        name: &'static str,
-        work: impl Future<Output = Result<T, ReconcileError>>,
-    ) -> Result<T, ReconcileError> {
-        let span = traces::step(name);
-        let result = self.metrics.step(name, work.instrument(span.clone())).await;
-        traces::end(&span, &result);
-        result
-    }
-}
-
-/// Why a reconcile has to be tried again.
-#[derive(Debug, thiserror::Error)]
-pub enum ReconcileError {
-    #[error("cannot {what}")]
-    Api { what: String, source: Box<kube::Error> },
-    #[error("the job changed while it was looked at")]
-    OutOfDate,
-    #[error("{child} is another shard's")]
-    Disputed { child: String },
-    #[error(transparent)]
-    Certificates(#[from] MakeError),
-    #[error("an object does not fit JSON")]
-    Json(#[source] serde_json::Error),
-}
 
 async fn reconcile(cached: Arc<ParameterServerJob>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     // Only at the start of a term: a decision on half a cache would be right, but ask much of the API server.
@@ -195,7 +146,7 @@ async fn settle(
         return Ok(Some(wait));
     }
     if difference != Difference::None {
-        let patience = patience.unwrap_or_default() + turns::PATIENCE;
+        let patience = patience.unwrap_or_default() + timing::WRITE_TIMEOUT;
         let may_wait = || context.memory.gather(uid, patience, Instant::now()).is_some();
         let write = if ends(difference, status) {
             Write::End
@@ -285,13 +236,13 @@ mod tests {
             (
                 "a phase that mostly passes at once",
                 Difference::Facts,
-                Decision { passing: Some(memory::ENDING), notices: vec![notice], ..none() },
-                Some(memory::ENDING),
+                Decision { passing: Some(timing::COMPLETING_DEBOUNCE), notices: vec![notice], ..none() },
+                Some(timing::COMPLETING_DEBOUNCE),
             ),
             (
                 "the same, with a pod to delete after it is on record",
                 Difference::Facts,
-                Decision { passing: Some(memory::ENDING), delete: vec![delete], ..none() },
+                Decision { passing: Some(timing::COMPLETING_DEBOUNCE), delete: vec![delete], ..none() },
                 None,
             ),
         ];

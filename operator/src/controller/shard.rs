@@ -15,10 +15,11 @@ use psjobs_api::crd::{ParameterServerJob, names};
 use serde_json::json;
 
 use super::apply::settled;
+use super::context::Context;
 use super::dereference::is_owned;
+use super::error::ReconcileError;
 use super::memory::Memory;
 use super::turns::Write;
-use super::{Context, ReconcileError};
 
 /// Until the watch shows pods that were taken over; mostly it wakes the reconcile earlier.
 pub const LOOK_AGAIN: Duration = Duration::from_millis(200);

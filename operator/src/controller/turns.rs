@@ -12,8 +12,8 @@ use std::time::Duration;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout};
 
-/// How long a write lets those before it pass. After that it goes, but one at a time.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+use super::decide::timing::WRITE_TIMEOUT;
+
 /// How long after a job's end events wait whether another ends.
 const LULL: Duration = Duration::from_millis(500);
 
@@ -100,7 +100,7 @@ impl Default for Turns {
     fn default() -> Self {
         let lanes = [16, 64, 8, 4].map(Lane::new);
         let lull_over = Mutex::new(Instant::now());
-        Self { lanes, late: Semaphore::new(1), free: Notify::new(), patience: PATIENCE, lull: LULL, lull_over }
+        Self { lanes, late: Semaphore::new(1), free: Notify::new(), patience: WRITE_TIMEOUT, lull: LULL, lull_over }
     }
 }
 

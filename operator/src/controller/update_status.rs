@@ -6,7 +6,8 @@ use kube::{Api, Client, ResourceExt as _};
 use psjobs_api::crd::{ConditionType, JobCondition, ParameterServerJob, ParameterServerJobStatus, RoleStatus};
 
 use super::decide::Ledger;
-use super::{ReconcileError, request};
+use super::error::ReconcileError;
+use super::request;
 
 /// Writes `status` if it differs from the job's. Returns the job as stored then, `None` if nothing was written.
 pub async fn update_status(

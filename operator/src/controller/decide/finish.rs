@@ -6,8 +6,8 @@ use psjobs_api::Role;
 use psjobs_api::crd::{CleanPodPolicy, ConditionType, Phase};
 
 use super::conditions::{self, Verdict};
+use super::timing::COMPLETING_DEBOUNCE;
 use super::{Draft, Notice, counted};
-use crate::controller::memory::ENDING;
 use crate::controller::observe::{Life, ObservedPod, Replica};
 
 impl Draft<'_> {
@@ -33,7 +33,7 @@ impl Draft<'_> {
         if known.is_none() {
             self.notice("Completing", "All trainers are done; waiting for the servers to end");
         }
-        self.out.passing = Some(ENDING);
+        self.out.passing = Some(COMPLETING_DEBOUNCE);
         self.out.status.phase = Some(Phase::Completing);
         self.out.status.reason = Some("WaitingForServers".into());
         let seconds = self.job.server_drain.as_secs();

@@ -19,6 +19,7 @@ mod phase;
 mod recreate;
 mod report;
 mod suspend;
+pub mod timing;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -31,9 +32,8 @@ use psjobs_api::{CheckpointResult, Role};
 use self::conditions::Verdict;
 pub use self::ledger::Ledger;
 use self::ledger::Toll;
-use super::memory::ENDING;
+use self::timing::MAX_STATUS_DELAY;
 use super::observe::{Life, ObservedPod, Replica};
-use super::turns;
 use super::validate::{SpecError, Success, ValidJob};
 
 /// Everything outside the job's own object that a decision looks at.
@@ -295,10 +295,9 @@ impl<'a> Draft<'a> {
         Some(self.prev.start_time.clone().unwrap_or_else(begun))
     }
 
-    /// A time that others tell: as clocks of machines differ, it is not to come, and not longer ago than a state may
-    /// wait to be written.
+    /// Clamps a timestamp from another machine to [now - longest status delay, now], to tolerate clock skew.
     fn lately(&self, at: Timestamp) -> Timestamp {
-        let earliest = self.now.saturating_sub(ENDING + turns::PATIENCE).unwrap_or(self.now);
+        let earliest = self.now.saturating_sub(MAX_STATUS_DELAY).unwrap_or(self.now);
         at.clamp(earliest, self.now)
     }
 

@@ -8,7 +8,7 @@ use psjobs_api::crd::{Checkpoint, Model, ModelMetric, Progress, RoleStatus, name
 use psjobs_api::{CheckpointResult, ReplicaResult, Role};
 
 use super::{Draft, ProgressReport};
-use crate::controller::build::in_volume;
+use crate::controller::checkpoint_folder::in_volume;
 use crate::controller::observe::{Life, ObservedPod, Replica};
 
 /// Entries of status.progress.metrics.
