@@ -11,7 +11,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use psjobs_api::crd::{ConditionType, ParameterServerJob, ParameterServerJobStatus, Phase};
 
-use crate::controller::decide::conditions;
+use crate::conditions;
 
 /// Handles to all metrics; clones count into the same ones.
 #[derive(Clone)]

@@ -16,10 +16,12 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::controller::memory::Memory;
+use crate::controller::cache::job_state::Memory;
 use crate::controller::shard::Shard;
-use crate::controller::turns::Turns;
-use crate::controller::{self, Context, Watches, events};
+use crate::controller::write::events;
+use crate::controller::write::write_priority::Turns;
+use crate::controller::{self, Context, Watches};
+use crate::error_chain::chain;
 use crate::http::{self, Readiness};
 use crate::leader::Candidate;
 use crate::metrics::Metrics;
@@ -91,7 +93,7 @@ impl Operator {
                         .to_owned()
                 }
                 Err(kube::Error::Api(status)) => format!("jobs cannot be listed: {}", status.message),
-                Err(error) => format!("the API server does not answer: {}", crate::chain(&error)),
+                Err(error) => format!("the API server does not answer: {}", chain(&error)),
             };
             warn!("{why}; looking again in {} s", LOOK_AGAIN.as_secs());
             readiness.set(Err(why));

@@ -21,9 +21,10 @@ use psjobs_api::{METRICS_PORT, Role, TrainingStatus};
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::debug;
 
-use crate::controller::decide::ProgressReport;
-use crate::controller::dereference::Children;
-use crate::controller::memory::Memory;
+use crate::controller::cache::job_state::Memory;
+use crate::controller::cache::observed_state::Children;
+use crate::controller::model::ProgressReport;
+use crate::error_chain::chain;
 use crate::metrics::Metrics;
 
 /// Between two questions to one job, hence also between two writes of progress into its status.
@@ -113,7 +114,7 @@ impl Poller {
                         let _ = futures::SinkExt::send(&mut self.reports, ObjectRef::from_obj(&*job)).await;
                     }
                 }
-                Err(error) => debug!(job = job.name_any(), "no progress: {}", crate::chain(&error)),
+                Err(error) => debug!(job = job.name_any(), "no progress: {}", chain(&error)),
             }
         }
     }

@@ -28,6 +28,8 @@ use tracing_subscriber::filter::{DynFilterFn, LevelFilter};
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 
+use crate::error_chain::chain;
+
 /// Target of the spans made here. Logs leave it out: they have a span of the job already.
 pub const TARGET: &str = "psjobs_traces";
 /// Target of the spans that the client makes for its requests.
@@ -223,7 +225,7 @@ pub fn end<T>(span: &Span, result: &Result<T, impl Error>) {
     if let Err(error) = result
         && !span.is_disabled()
     {
-        span.set_status(Status::error(crate::chain(error)));
+        span.set_status(Status::error(chain(error)));
     }
 }
 

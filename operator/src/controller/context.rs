@@ -5,12 +5,12 @@ use std::sync::Arc;
 use kube::Client;
 use tracing::Instrument as _;
 
-use super::dereference::Children;
+use super::cache::job_state::Memory;
+use super::cache::observed_state::Children;
 use super::error::ReconcileError;
-use super::events::Teller;
-use super::memory::Memory;
 use super::shard::Shard;
-use super::turns::{Turn, Turns, Write};
+use super::write::events::Teller;
+use super::write::write_priority::{Turn, Turns, Write};
 use crate::metrics::Metrics;
 use crate::traces;
 

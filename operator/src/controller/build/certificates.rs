@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Container, PodSpec, Secret, SecretVolumeSource,
 use psjobs_api::certificates::{Certificates, LIFE, MakeError};
 use psjobs_api::crd::names;
 
-use super::metadata;
+use super::metadata::metadata;
 use crate::controller::validate::ValidJob;
 
 const VOLUME: &str = "psjobs-certificates";

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use psjobs_api::crd::{CheckpointSpec, names};
 use psjobs_api::env::Checkpoint;
 
-use super::metadata;
+use super::metadata::metadata;
 use crate::controller::checkpoint_folder::{MOUNT_PATH, path_in_volume};
 use crate::controller::validate::ValidJob;
 

@@ -8,7 +8,7 @@ use kube::core::{ApiResource, DynamicObject};
 use psjobs_api::crd::{KIND, SchedulingBackend, SchedulingPolicy, names};
 use serde_json::{Value, json};
 
-use super::metadata;
+use super::metadata::metadata;
 use crate::controller::validate::ValidJob;
 
 /// An object of a kind that the cluster may not have.
@@ -126,8 +126,8 @@ pub fn scheduling_group(job: &ValidJob) -> Option<Value> {
 mod tests {
     use super::*;
     use crate::controller::build::pod;
-    use crate::controller::decide::NewPod;
     use crate::controller::fixtures::{job, replica, valid_job};
+    use crate::controller::model::NewPod;
     use crate::controller::validate::validate;
 
     fn made(spec: &str) -> Vec<(String, Value)> {

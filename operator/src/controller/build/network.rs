@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use psjobs_api::METRICS_PORT;
 use psjobs_api::crd::names;
 
-use super::metadata;
+use super::metadata::metadata;
 use crate::controller::validate::ValidJob;
 
 /// The policy to make, if the job asks for one.

@@ -5,10 +5,11 @@ use jiff::Timestamp;
 use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, Phase, StartupPolicy};
 
-use super::conditions::Verdict;
+use super::Draft;
 use super::failure::{EARLY_SERVER_END, Failed};
 use super::judge::back_off;
-use super::{Child, Draft, NewPod, conditions};
+use crate::conditions::{self, Verdict};
+use crate::controller::model::{Child, NewPod};
 use crate::controller::observe::{Life, ObservedPod, Replica};
 
 impl Draft<'_> {

@@ -5,9 +5,10 @@ use jiff::Timestamp;
 use psjobs_api::Role;
 use psjobs_api::crd::{CleanPodPolicy, ConditionType, Phase};
 
-use super::conditions::{self, Verdict};
 use super::timing::COMPLETING_DEBOUNCE;
-use super::{Draft, Notice, counted};
+use super::{Draft, counted};
+use crate::conditions::{self, Verdict};
+use crate::controller::model::Notice;
 use crate::controller::observe::{Life, ObservedPod, Replica};
 
 impl Draft<'_> {

@@ -4,10 +4,10 @@ use jiff::{SignedDuration, Timestamp};
 use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, Phase};
 
-use super::conditions::{self, Verdict};
 use super::failure::Failed;
 use super::timing::FIRST_STATUS_DEBOUNCE;
 use super::{Draft, counted};
+use crate::conditions::{self, Verdict};
 use crate::controller::observe::{Life, ObservedPod, Obstacle, Replica};
 
 impl<'a> Draft<'a> {

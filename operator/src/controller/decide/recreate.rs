@@ -5,9 +5,9 @@ use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, Phase};
 
 use super::Draft;
-use super::conditions::{self, Verdict};
 use super::failure::Failed;
 use super::judge::{Remedy, back_off};
+use crate::conditions::{self, Verdict};
 
 impl Draft<'_> {
     /// Starts all pods again if a failure wants that, after the back-off. Whether there is nothing else

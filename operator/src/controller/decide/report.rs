@@ -7,8 +7,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use psjobs_api::crd::{Checkpoint, Model, ModelMetric, Progress, RoleStatus, names};
 use psjobs_api::{CheckpointResult, ReplicaResult, Role};
 
-use super::{Draft, ProgressReport};
+use super::Draft;
 use crate::controller::checkpoint_folder::in_volume;
+use crate::controller::model::ProgressReport;
 use crate::controller::observe::{Life, ObservedPod, Replica};
 
 /// Entries of status.progress.metrics.

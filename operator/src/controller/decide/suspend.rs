@@ -3,8 +3,8 @@
 
 use psjobs_api::crd::{ConditionType, Phase};
 
-use super::conditions::{self, Verdict};
 use super::{Draft, Ledger};
+use crate::conditions::{self, Verdict};
 
 impl Draft<'_> {
     /// The job begins anew: the next pods of all replicas are new ones, whatever these did.

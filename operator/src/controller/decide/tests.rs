@@ -16,6 +16,7 @@ use psjobs_api::{CheckpointResult, ReplicaResult};
 use self::cluster::Cluster;
 use super::*;
 use crate::controller::fixtures::{at, job, pod, replica, valid_job};
+use crate::controller::model::{Child, NewPod, ProgressReport, Refusal};
 use crate::controller::validate::validate;
 
 /// A cluster whose job runs.

@@ -12,12 +12,13 @@ use psjobs_api::Role;
 use psjobs_api::crd::{ParameterServerJobStatus, names};
 use tokio::sync::OnceCell;
 
-use super::decide::{Ledger, ProgressReport, World};
+use super::expectations::Unseen;
 use super::nodes::Nodes;
-use super::observe::ObservedPod;
 use super::pods::CachedPod;
-use super::unseen::Unseen;
-use super::validate::ValidJob;
+use crate::controller::decide::Ledger;
+use crate::controller::model::{ProgressReport, World};
+use crate::controller::observe::ObservedPod;
+use crate::controller::validate::ValidJob;
 
 /// The caches of what jobs own.
 #[derive(Clone)]

@@ -12,8 +12,8 @@ use psjobs_api::crd::ParameterServerJob;
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
-use super::decide::Notice;
-use super::turns::{Turns, Write};
+use super::write_priority::{Turns, Write};
+use crate::controller::model::Notice;
 use crate::metrics::Metrics;
 
 /// Kubernetes refuses longer notes.

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use kube::ResourceExt as _;
 use psjobs_api::crd::ParameterServerJob;
 
-use super::decide::ProgressReport;
-use super::watch::forget_what_nobody_reads;
+use super::metadata::remove_unread_metadata;
+use crate::controller::model::ProgressReport;
 
 /// Delay before the first retry of a reconcile that failed, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
@@ -52,7 +52,7 @@ impl Memory {
     }
 
     pub fn wrote(&self, mut job: ParameterServerJob) {
-        forget_what_nobody_reads(&mut job);
+        remove_unread_metadata(&mut job);
         let uid = job.uid().unwrap_or_default();
         self.lock().entry(uid).or_default().written = Some(job.into());
     }

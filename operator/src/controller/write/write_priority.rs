@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout};
 
-use super::decide::timing::WRITE_TIMEOUT;
+use crate::controller::decide::timing::WRITE_TIMEOUT;
 
 /// How long after a job's end events wait whether another ends.
 const LULL: Duration = Duration::from_millis(500);

@@ -1,18 +1,7 @@
-//! The children of a job as objects: the headless service and the pods. Names follow from the job, so
-//! that the API server itself refuses a second pod of one rank.
-
-mod certificates;
-mod checkpoint;
-mod defaults;
-mod gang;
-mod network;
-mod scheduling;
-
-use std::collections::BTreeMap;
+//! The pod of a replica.
 
 use k8s_openapi::api::core::v1::{
     Container, ContainerPort, EnvVar, HTTPGetAction, Pod, PodSpec, PodTemplateSpec, Probe, ResourceRequirements,
-    Service, ServicePort, ServiceSpec,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -21,41 +10,14 @@ use kube::ResourceExt as _;
 use psjobs_api::crd::names;
 use psjobs_api::{DEFAULT_PORT, Environment, METRICS_PORT, Role};
 
-use super::decide::NewPod;
-use super::observe::Replica;
-use super::validate::ValidJob;
-
-pub use certificates::secret;
-pub use checkpoint::claim;
-pub use gang::{Group, groups, scheduling_group};
-pub use network::policy;
+use super::metadata::{job_labels, metadata};
+use super::{certificates, checkpoint, defaults, gang, scheduling};
+use crate::controller::model::NewPod;
+use crate::controller::observe::Replica;
+use crate::controller::validate::ValidJob;
 
 /// Where Kubernetes looks for a container's last words unless its template says otherwise.
 const TERMINATION_LOG: &str = "/dev/termination-log";
-
-/// The headless service that gives every pod its host name, from the moment that it has an address:
-/// servers and trainers look for each other before they are ready.
-pub fn service(job: &ValidJob) -> Service {
-    let port = |name: &str, port: u16, protocol: &str| ServicePort {
-        name: Some(name.into()),
-        port: port.into(),
-        target_port: Some(IntOrString::Int(port.into())),
-        app_protocol: Some(protocol.into()),
-        ..ServicePort::default()
-    };
-    let grpc = if job.certificates().is_some() { "https" } else { "kubernetes.io/h2c" };
-    Service {
-        metadata: metadata(job, names::service(&job.name)),
-        spec: Some(ServiceSpec {
-            cluster_ip: Some("None".into()),
-            publish_not_ready_addresses: Some(true),
-            selector: Some([(names::LABEL_JOB.to_owned(), job.name.clone())].into()),
-            ports: Some(vec![port("grpc", DEFAULT_PORT, grpc), port("metrics", METRICS_PORT, "http")]),
-            ..ServiceSpec::default()
-        }),
-        status: None,
-    }
-}
 
 /// The pod of a replica: the user's template, the job's environment in its first container, and
 /// defaults where the template is silent.
@@ -113,28 +75,6 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
         spec: Some(pod_spec),
         status: None,
     }
-}
-
-/// Name, labels and owner of a child.
-fn metadata(job: &ValidJob, name: String) -> ObjectMeta {
-    ObjectMeta {
-        name: Some(name),
-        namespace: Some(job.namespace.clone()),
-        labels: Some(job_labels(job)),
-        owner_references: Some(vec![job.owner.clone()]),
-        ..ObjectMeta::default()
-    }
-}
-
-fn job_labels(job: &ValidJob) -> BTreeMap<String, String> {
-    [
-        (names::LABEL_JOB, job.name.as_str()),
-        ("app.kubernetes.io/name", "parameterserverjob"),
-        ("app.kubernetes.io/instance", job.name.as_str()),
-        ("app.kubernetes.io/managed-by", names::MANAGED_BY),
-    ]
-    .map(|(key, value)| (key.to_owned(), value.to_owned()))
-    .into()
 }
 
 /// Environment, GPUs and termination message of the container that judges the pod.
@@ -210,6 +150,3 @@ fn default_server(image: &str) -> PodTemplateSpec {
     };
     PodTemplateSpec { metadata: None, spec: Some(PodSpec { containers: vec![container], ..PodSpec::default() }) }
 }
-
-#[cfg(test)]
-mod tests;

@@ -11,8 +11,9 @@ use kube::runtime::watcher::{self, Event};
 use psjobs_api::crd::{ParameterServerJob, names};
 use tracing::warn;
 
-use super::observe::{ObservedPod, Replica, observe};
-use super::unseen::Unseen;
+use super::expectations::Unseen;
+use crate::controller::observe::{ObservedPod, Replica, observe};
+use crate::error_chain::chain;
 
 /// A pod as the cache keeps it.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,7 +80,7 @@ pub fn cache(
 ) -> (Store<CachedPod>, impl Stream<Item = ObjectRef<ParameterServerJob>> + Send + 'static) {
     let (cache, mut writer) = store();
     let jobs = watch.filter_map(move |event| {
-        let event = event.map_err(|error| warn!("a watch was interrupted and starts again: {}", crate::chain(&error)));
+        let event = event.map_err(|error| warn!("a watch was interrupted and starts again: {}", chain(&error)));
         let event = event.ok().and_then(read);
         if let Some(event) = &event {
             writer.apply_watcher_event(event);

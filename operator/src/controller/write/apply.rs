@@ -18,15 +18,16 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tracing::Instrument as _;
 
-use super::context::Context;
-use super::decide::{Child, Deletion, NewPod, Refusal, World};
-use super::dereference::is_owned;
-use super::error::ReconcileError;
-use super::observe::observe;
-use super::pods::CachedPod;
-use super::turns::Write;
-use super::validate::ValidJob;
-use super::{build, request, shard};
+use super::request::{self, settled};
+use super::write_priority::Write;
+use crate::controller::cache::observed_state::is_owned;
+use crate::controller::cache::pods::CachedPod;
+use crate::controller::context::Context;
+use crate::controller::error::ReconcileError;
+use crate::controller::model::{Child, Deletion, NewPod, Refusal, World};
+use crate::controller::observe::observe;
+use crate::controller::validate::ValidJob;
+use crate::controller::{build, shard};
 use crate::traces;
 
 /// Requests of one job under way at once.
@@ -305,14 +306,4 @@ pub async fn delete_job(client: &Client, job: &ParameterServerJob) -> Result<(),
 
 fn only(uid: &str) -> Preconditions {
     Preconditions { uid: Some(uid.to_owned()), resource_version: None }
-}
-
-/// The object was there, or it was another one.
-pub(super) fn settled(result: kube::Result<()>, what: impl FnOnce() -> String) -> Result<(), ReconcileError> {
-    match result {
-        // 404: it is gone. 409: the uid is another one's.
-        Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
-        Err(source) => Err(ReconcileError::Api { what: what(), source: Box::new(source) }),
-        Ok(()) => Ok(()),
-    }
 }

@@ -9,6 +9,8 @@ use kube::{Api, Error, Resource, Result};
 use serde::Serialize;
 use serde_json::json;
 
+use crate::controller::error::ReconcileError;
+
 /// <https://kubernetes.io/docs/reference/using-api/api-concepts/#metadata-only-fetches>
 const METADATA: HeaderValue =
     HeaderValue::from_static("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json");
@@ -64,4 +66,14 @@ fn brief(mut request: http::Request<Vec<u8>>, verb: &'static str) -> http::Reque
     request.headers_mut().insert(ACCEPT, METADATA);
     request.extensions_mut().insert(verb);
     request
+}
+
+/// The object was there, or it was another one.
+pub fn settled(result: kube::Result<()>, what: impl FnOnce() -> String) -> Result<(), ReconcileError> {
+    match result {
+        // 404: it is gone. 409: the uid is another one's.
+        Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+        Err(source) => Err(ReconcileError::Api { what: what(), source: Box::new(source) }),
+        Ok(()) => Ok(()),
+    }
 }

@@ -5,9 +5,9 @@
 use kube::{Api, Client, ResourceExt as _};
 use psjobs_api::crd::{ConditionType, JobCondition, ParameterServerJob, ParameterServerJobStatus, RoleStatus};
 
-use super::decide::Ledger;
-use super::error::ReconcileError;
 use super::request;
+use crate::controller::decide::Ledger;
+use crate::controller::error::ReconcileError;
 
 /// Writes `status` if it differs from the job's. Returns the job as stored then, `None` if nothing was written.
 pub async fn update_status(

@@ -1,0 +1,7 @@
+//! Writes to the API server: children, statuses, deletes and events, in the order of their priority.
+
+pub mod apply;
+pub mod events;
+pub mod request;
+pub mod update_status;
+pub mod write_priority;
