@@ -16,10 +16,11 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::controller::cache::job_state::Memory;
+use crate::controller::cache::job_state::JobStates;
 use crate::controller::shard::Shard;
 use crate::controller::write::events;
-use crate::controller::write::write_priority::Turns;
+use crate::controller::write::write_priority::PriorityLimiter;
+use crate::controller::write::writer::Writer;
 use crate::controller::{self, Context, Watches};
 use crate::error_chain::chain;
 use crate::http::{self, Readiness};
@@ -33,8 +34,8 @@ use crate::trim;
 const NAME: &str = "psjobs-operator";
 /// Between two looks for a definition that is not installed yet.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
-/// How long events that wait may take at the end.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+/// How long the queued events may take to be written at the end.
+const LAST_EVENTS: Duration = Duration::from_secs(5);
 
 /// Works until `stop`, then leaves in order.
 ///
@@ -135,36 +136,35 @@ impl Operator {
         let (reports, reported) = mpsc::channel(PENDING_REPORTS);
         let shard = Shard(self.settings.shard.clone());
         let watches = Watches::new(&self.client, self.namespace(), &shard, reported);
-        let memory = Arc::new(Memory::default());
-        let turns = Arc::new(Turns::default());
-        let (teller, telling) = events::channel();
+        let job_states = Arc::new(JobStates::default());
+        let limiter = Arc::new(PriorityLimiter::default());
+        let (recorder, event_writer) = events::channel();
         let poller = Poller {
             jobs: watches.jobs(),
             children: watches.children(),
-            memory: memory.clone(),
+            job_states: job_states.clone(),
             metrics: self.metrics.clone(),
             reports,
         };
         let reporter = Reporter { controller: NAME.into(), instance: Some(self.identity()) };
         let context = Context {
-            client: self.client.clone(),
+            writer: Writer::new(self.client.clone(), limiter.clone(), self.metrics.clone()),
             children: watches.children(),
-            memory,
-            teller,
+            jobs: job_states,
+            events: recorder,
             metrics: self.metrics.clone(),
-            turns: turns.clone(),
             shard,
             worker_image: self.settings.worker_image.clone(),
         };
         let recorder = Recorder::new(self.client.clone(), reporter);
-        let mut telling = pin!(telling.run(recorder, turns, self.metrics.clone()).fuse());
+        let mut writing_events = pin!(event_writer.run(recorder, limiter, self.metrics.clone()).fuse());
         tokio::select! {
             () = controller::run(watches, Arc::new(context), stop.cancelled_owned()) => {}
             () = poller.run() => {}
             () = trim::run() => {}
-            () = &mut telling => {}
+            () = &mut writing_events => {}
         }
-        if tokio::time::timeout(LAST_WORDS, telling).await.is_err() {
+        if tokio::time::timeout(LAST_EVENTS, writing_events).await.is_err() {
             warn!("not all events could be written before the end");
         }
     }

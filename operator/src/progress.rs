@@ -21,8 +21,8 @@ use psjobs_api::{METRICS_PORT, Role, TrainingStatus};
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::debug;
 
-use crate::controller::cache::job_state::Memory;
-use crate::controller::cache::observed_state::Children;
+use crate::controller::cache::job_state::JobStates;
+use crate::controller::cache::observed_state::ChildCaches;
 use crate::controller::model::ProgressReport;
 use crate::error_chain::chain;
 use crate::metrics::Metrics;
@@ -45,8 +45,8 @@ pub const PENDING_REPORTS: usize = 256;
 /// Asks the servers of running jobs, for ever.
 pub struct Poller {
     pub jobs: Store<ParameterServerJob>,
-    pub children: Children,
-    pub memory: Arc<Memory>,
+    pub children: ChildCaches,
+    pub job_states: Arc<JobStates>,
     pub metrics: Metrics,
     /// Takes the jobs that a new report is about.
     pub reports: mpsc::Sender<ObjectRef<ParameterServerJob>>,
@@ -77,7 +77,7 @@ impl Poller {
         loop {
             ticks.tick().await;
             let jobs = self.jobs.state();
-            self.memory.retain(&jobs);
+            self.job_states.retain(&jobs);
             self.metrics.count_jobs(jobs.iter().map(|job| &**job));
 
             let now = Instant::now();
@@ -109,7 +109,7 @@ impl Poller {
             self.metrics.polled(answer.is_ok());
             match answer {
                 Ok(report) => {
-                    if self.memory.report(&job.uid().unwrap_or_default(), report) {
+                    if self.job_states.record_progress(&job.uid().unwrap_or_default(), report) {
                         // Fails only while the controller is going away.
                         let _ = futures::SinkExt::send(&mut self.reports, ObjectRef::from_obj(&*job)).await;
                     }

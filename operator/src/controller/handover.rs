@@ -13,20 +13,20 @@ use kube::{Api, ResourceExt as _};
 use psjobs_api::crd::{ParameterServerJob, names};
 use serde_json::json;
 
-use super::cache::job_state::Memory;
+use super::cache::job_state::JobStates;
 use super::cache::observed_state::is_owned;
 use super::context::Context;
 use super::error::ReconcileError;
 use super::shard::Shard;
-use super::write::request::settled;
-use super::write::write_priority::Write;
+use super::write::request::ignore_gone;
+use super::write::write_priority::WritePriority;
 
-/// Until the watch shows pods that were taken over; mostly it wakes the reconcile earlier.
+/// How long to wait for the watch to show the labelled pods; mostly it triggers the reconcile earlier.
 pub const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// How far a take-over is.
+/// State of a handover.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Takeover {
+pub enum Handover {
     /// The cache has all pods.
     Done,
     UnderWay,
@@ -35,26 +35,26 @@ pub enum Takeover {
 }
 
 /// Tells whether pods of the job may carry another shard's label: another operator decided last, or created one since.
-pub fn is_due(shard: &Shard, job: &ParameterServerJob, memory: &Memory) -> bool {
+pub fn is_due(shard: &Shard, job: &ParameterServerJob, jobs: &JobStates) -> bool {
     let decided_by_another = job.status.as_ref().is_some_and(|status| status.shard != shard.0);
-    decided_by_another || memory.is_disputed(job.metadata.uid.as_deref().unwrap_or_default())
+    decided_by_another || jobs.is_disputed(job.metadata.uid.as_deref().unwrap_or_default())
 }
 
-/// Puts this shard's label on the job's pods, and says whether the cache has all of them.
-pub async fn take_over(context: &Context, job: &ParameterServerJob) -> Result<Takeover, ReconcileError> {
+/// Writes this shard's label to the job's pods, and returns whether the cache has all of them.
+pub async fn take_over(context: &Context, job: &ParameterServerJob) -> Result<Handover, ReconcileError> {
     let (namespace, name, uid) = (job.namespace().unwrap_or_default(), job.name_any(), job.uid().unwrap_or_default());
     let api = |what: &str| {
         let what = format!("{what} before job {name} is taken over");
         move |source| ReconcileError::Api { what, source: Box::new(source) }
     };
-    // The cache may not know yet that the job went on to somebody else, who is about to do the same.
-    let jobs = Api::<ParameterServerJob>::namespaced(context.client.clone(), &namespace);
+    // The job may have got another shard's label that the cache does not have yet; that operator labels the pods then.
+    let jobs = Api::<ParameterServerJob>::namespaced(context.writer.client.clone(), &namespace);
     let ours = ListParams::default().fields(&format!("metadata.name={name}")).labels(&context.shard.selector());
     let found = jobs.list_metadata(&ours).await.map_err(api("list jobs"))?;
     if !found.iter().any(|job| job.uid().as_deref() == Some(&uid)) {
-        return Ok(Takeover::NotOurs);
+        return Ok(Handover::NotOurs);
     }
-    let pods = Api::<Pod>::namespaced(context.client.clone(), &namespace);
+    let pods = Api::<Pod>::namespaced(context.writer.client.clone(), &namespace);
     let of_job = ListParams::default().labels(&format!("{}={name}", names::LABEL_JOB));
     let mut listed = pods.list_metadata(&of_job).await.map_err(api("list pods"))?.items;
     listed.retain(|pod| is_owned(pod, &uid));
@@ -65,18 +65,18 @@ pub async fn take_over(context: &Context, job: &ParameterServerJob) -> Result<Ta
         cached.is_some_and(|cached| Some(&cached.observed.uid) == pod.metadata.uid.as_ref())
     };
     if !listed.iter().all(cached) {
-        return Ok(Takeover::UnderWay);
+        return Ok(Handover::UnderWay);
     }
-    context.memory.dispute(&uid, false);
-    Ok(Takeover::Done)
+    context.jobs.set_disputed(&uid, false);
+    Ok(Handover::Done)
 }
 
 async fn label(context: &Context, pods: &Api<Pod>, pod: &PartialObjectMeta<Pod>) -> Result<(), ReconcileError> {
-    let _turn = context.turn(Write::Child).await;
+    let _permit = context.writer.permit(WritePriority::Child).await;
     let name = pod.name_any();
     let patch = json!({"metadata": {"uid": pod.uid(), "labels": {names::LABEL_SHARD: context.shard.0}}});
     let patched = pods.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await;
-    settled(patched.map(drop), || format!("label pod {name}"))
+    ignore_gone(patched.map(drop), || format!("label pod {name}"))
 }
 
 #[cfg(test)]
@@ -100,9 +100,9 @@ mod tests {
             let mut job = job("");
             job.status =
                 decided_by.map(|shard| psjobs_api::crd::ParameterServerJobStatus { shard, ..Default::default() });
-            let memory = Memory::default();
-            memory.dispute(&job.uid().expect("it has one"), disputed);
-            assert_eq!(is_due(&shard, &job, &memory), want, "{label}");
+            let jobs = JobStates::default();
+            jobs.set_disputed(&job.uid().expect("it has one"), disputed);
+            assert_eq!(is_due(&shard, &job, &jobs), want, "{label}");
         }
     }
 }

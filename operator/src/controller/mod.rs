@@ -9,6 +9,7 @@
 
 mod build;
 pub mod cache;
+mod carry_out;
 mod checkpoint_folder;
 mod context;
 mod decide;

@@ -9,16 +9,16 @@ use psjobs_api::crd::ParameterServerJobStatus;
 
 use super::observe::{ObservedPod, Replica};
 
-/// Everything outside the job's own object that a decision looks at.
+/// State that a decision reads besides the job's own object.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct World {
-    /// The job's pods; Kubernetes itself allows one of a name, hence one of a rank.
+pub struct ObservedState {
+    /// The job's pods. Kubernetes allows one pod of a name, hence there is one of a rank.
     pub pods: BTreeMap<Replica, ObservedPod>,
     /// The headless service exists.
     pub service: bool,
     /// Children that the API server just refused to create, in its words.
     pub refused: Vec<Refusal>,
-    /// What server 0 told last.
+    /// The last report of server 0.
     pub progress: Option<ProgressReport>,
 }
 
@@ -29,7 +29,7 @@ pub struct Refusal {
     pub message: String,
 }
 
-/// How far training is, from server 0.
+/// The progress of training, as server 0 reports it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProgressReport {
     pub step: u64,
@@ -39,23 +39,24 @@ pub struct ProgressReport {
     pub checkpoint: Option<CheckpointResult>,
     /// Indexes of trainers that are clearly slower than the others.
     pub stragglers: Vec<u32>,
-    /// When it was told.
+    /// When it arrived.
     pub at: Option<Timestamp>,
 }
 
-/// What to do now. The order matters: create, then write the status, then delete and tell; so that
-/// a failure is on record before its evidence goes.
+/// The actions for a job, in this order: create, then write the status, then delete and record events, so that a failure
+/// is on record before its evidence is deleted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
     pub create: Vec<Child>,
     pub status: ParameterServerJobStatus,
     pub delete: Vec<Deletion>,
-    /// The job's time after its end is over.
+    /// spec.runPolicy.ttlSecondsAfterFinished has passed.
     pub delete_job: bool,
-    pub notices: Vec<Notice>,
-    /// The job mostly leaves this state within this time: unless something is to be deleted, nobody misses it.
-    pub passing: Option<Duration>,
-    /// Look again then, even if nothing changes.
+    pub events: Vec<Event>,
+    /// Most jobs leave this state within this time, so that its status need not be written earlier, unless something is to
+    /// be deleted.
+    pub transient_for: Option<Duration>,
+    /// When to decide again even if nothing changes.
     pub requeue: Option<SignedDuration>,
 }
 
@@ -75,18 +76,18 @@ pub struct NewPod {
     pub failures_in_a_row: u32,
 }
 
-/// A pod to delete: this one, not one that has its name by then.
+/// A pod to delete; the uid protects another pod that has its name by then.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deletion {
     pub name: String,
     pub uid: String,
-    /// Do not wait for its node, which does not answer.
+    /// Delete at once, because its node does not answer.
     pub force: bool,
 }
 
-/// An event: a sentence about the job, and the pod it is about.
+/// A Kubernetes event: a sentence about the job, and the pod it is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Notice {
+pub struct Event {
     pub warning: bool,
     pub reason: String,
     pub note: String,

@@ -1,5 +1,5 @@
-//! Children that were created, until their watch tells of them. While hundreds of jobs begin, a watch is seconds behind:
-//! without this, the next reconcile of a job would try to create what the last one has.
+//! Expectations: children that were created and that the watch has not shown yet. While hundreds of jobs begin, a watch
+//! is seconds behind; without expectations, the next reconcile of a job would create the children of the last one again.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,46 +8,46 @@ use std::time::{Duration, Instant};
 use kube::runtime::reflector::Lookup;
 use kube::runtime::watcher::Event;
 
-/// How long a watch may be silent before creating again finds out; longer than one is ever behind that works.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long an unconfirmed creation is trusted; longer than the lag of a healthy watch.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Namespace and name.
 type Key = (String, String);
 
-/// By namespace and name; each with what the creator knows of it.
+/// Expected children by namespace and name, each with a value from the answer to its creation.
 #[derive(Debug)]
-pub struct Unseen<V>(Arc<Mutex<HashMap<Key, Child<V>>>>);
+pub struct Expectations<V>(Arc<Mutex<HashMap<Key, Child<V>>>>);
 
 #[derive(Debug)]
 enum Child<V> {
-    /// The request is under way; the watch may tell of the child before the answer comes.
+    /// The request is under way; the watch may show the child before the answer arrives.
     Requested,
     Created(V, Instant),
 }
 
-impl<V> Clone for Unseen<V> {
+impl<V> Clone for Expectations<V> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
 }
 
-impl<V> Default for Unseen<V> {
+impl<V> Default for Expectations<V> {
     fn default() -> Self {
         Self(Arc::default())
     }
 }
 
-/// The request that creates a child. Dropped before its child was created, it leaves nothing.
+/// The request that creates a child. If it is dropped before the child was created, nothing is expected.
 #[derive(Debug)]
 pub struct Request<'a, V> {
-    unseen: &'a Unseen<V>,
+    expectations: &'a Expectations<V>,
     key: Key,
 }
 
 impl<V> Request<'_, V> {
-    /// The child was created. Not kept if the watch was faster: it may be deleted by now.
+    /// Expects the child, which was created. Does nothing if the watch has shown it already: it may be deleted by now.
     pub fn created(self, child: V, now: Instant) {
-        if let Some(known) = self.unseen.lock().get_mut(&self.key) {
+        if let Some(known) = self.expectations.lock().get_mut(&self.key) {
             *known = Child::Created(child, now);
         }
     }
@@ -55,23 +55,24 @@ impl<V> Request<'_, V> {
 
 impl<V> Drop for Request<'_, V> {
     fn drop(&mut self) {
-        let mut children = self.unseen.lock();
+        let mut children = self.expectations.lock();
         if let Some(Child::Requested) = children.get(&self.key) {
             children.remove(&self.key);
         }
     }
 }
 
-impl<V> Unseen<V> {
-    /// A child is about to be created.
+impl<V> Expectations<V> {
+    /// Begins the creation of a child.
     pub fn request(&self, namespace: &str, name: &str) -> Request<'_, V> {
         let key = (namespace.to_owned(), name.to_owned());
         self.lock().insert(key.clone(), Child::Requested);
-        Request { unseen: self, key }
+        Request { expectations: self, key }
     }
 
-    /// The watch has told of a child, or begins anew with a list that has them all. To be called when the cache has it.
-    pub fn told<K: Lookup>(&self, event: &Event<K>) {
+    /// Removes the child that an event shows; all of them when the watch starts again with a list. Must be called after
+    /// the cache was updated, so that a child is never missing in both.
+    pub fn observe_event<K: Lookup>(&self, event: &Event<K>) {
         match event {
             Event::Apply(child) | Event::InitApply(child) | Event::Delete(child) => {
                 if let (Some(namespace), Some(name)) = (child.namespace(), child.name()) {
@@ -83,14 +84,14 @@ impl<V> Unseen<V> {
         }
     }
 
-    /// A child that was created and not told of yet; newer than what the cache has.
+    /// Returns an expected child. It is newer than the cache's.
     pub fn get(&self, namespace: &str, name: &str, now: Instant) -> Option<V>
     where
         V: Clone,
     {
         let children = self.lock();
         match children.get(&(namespace.to_owned(), name.to_owned()))? {
-            Child::Created(child, at) if now.saturating_duration_since(*at) < PATIENCE => Some(child.clone()),
+            Child::Created(child, at) if now.saturating_duration_since(*at) < TIMEOUT => Some(child.clone()),
             Child::Created(..) | Child::Requested => None,
         }
     }
@@ -115,35 +116,35 @@ mod tests {
     fn a_child_is_remembered_from_the_answer_until_the_watch_tells_of_it() {
         let now = Instant::now();
         for event in [Event::Apply(pod("a")), Event::Delete(pod("a")), Event::InitApply(pod("a")), Event::Init] {
-            let unseen = Unseen::default();
-            let request = unseen.request("team", "a");
-            assert_eq!(unseen.get("team", "a", now), None, "nobody knows yet whether it is created");
+            let expectations = Expectations::default();
+            let request = expectations.request("team", "a");
+            assert_eq!(expectations.get("team", "a", now), None, "nobody knows yet whether it is created");
             request.created(1, now);
-            unseen.told(&Event::Apply(pod("b")));
-            unseen.told(&Event::<Pod>::InitDone);
-            assert_eq!(unseen.get("team", "a", now), Some(1));
-            assert_eq!(unseen.get("other", "a", now), None);
-            unseen.told(&event);
-            assert_eq!(unseen.get("team", "a", now), None, "{event:?}");
+            expectations.observe_event(&Event::Apply(pod("b")));
+            expectations.observe_event(&Event::<Pod>::InitDone);
+            assert_eq!(expectations.get("team", "a", now), Some(1));
+            assert_eq!(expectations.get("other", "a", now), None);
+            expectations.observe_event(&event);
+            assert_eq!(expectations.get("team", "a", now), None, "{event:?}");
         }
     }
 
     #[test]
     fn an_answer_after_the_watch_and_one_that_refuses_leave_nothing() {
-        let (unseen, now) = (Unseen::default(), Instant::now());
-        let request = unseen.request("team", "a");
-        unseen.told(&Event::Apply(pod("a")));
+        let (expectations, now) = (Expectations::default(), Instant::now());
+        let request = expectations.request("team", "a");
+        expectations.observe_event(&Event::Apply(pod("a")));
         request.created(1, now);
-        assert_eq!(unseen.get("team", "a", now), None, "it may be deleted by now");
-        drop(unseen.request("team", "a"));
-        assert!(unseen.lock().is_empty());
+        assert_eq!(expectations.get("team", "a", now), None, "it may be deleted by now");
+        drop(expectations.request("team", "a"));
+        assert!(expectations.lock().is_empty());
     }
 
     #[test]
     fn a_watch_that_is_silent_is_not_waited_for_without_end() {
-        let (unseen, now) = (Unseen::default(), Instant::now());
-        unseen.request("team", "a").created(1, now);
-        assert_eq!(unseen.get("team", "a", now + PATIENCE - Duration::from_millis(1)), Some(1));
-        assert_eq!(unseen.get("team", "a", now + PATIENCE), None);
+        let (expectations, now) = (Expectations::default(), Instant::now());
+        expectations.request("team", "a").created(1, now);
+        assert_eq!(expectations.get("team", "a", now + TIMEOUT - Duration::from_millis(1)), Some(1));
+        assert_eq!(expectations.get("team", "a", now + TIMEOUT), None);
     }
 }

@@ -13,25 +13,25 @@ use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt as _};
 use psjobs_api::crd::{ParameterServerJob, names};
 
-use super::expectations::Unseen;
+use super::expectations::Expectations;
 use super::metadata::remove_unread_metadata;
 use super::nodes::{self, Nodes};
-use super::observed_state::Children;
+use super::observed_state::ChildCaches;
 use super::pods::{self, CachedPod};
 use crate::controller::shard::Shard;
 
-/// Reconciles under way at once. Each is mostly waiting for its turn to write; a job whose status waits must
-/// not keep the next one from creating its pods.
+/// Reconciles under way at once. Most of them wait for a permit to write, and a job whose status waits must not keep the
+/// next job from creating its pods.
 const CONCURRENCY: u16 = 1024;
 
 /// The watches of one term as leader. They start with a list, so the caches begin up to date.
 pub struct Watches {
     controller: Controller<ParameterServerJob>,
-    children: Children,
+    children: ChildCaches,
 }
 
 impl Watches {
-    /// Sets the watches up; [`run`](crate::controller::run) starts them. `namespace` none: the whole cluster.
+    /// Sets the watches up; [`run`](crate::controller::run) starts them. Without a namespace they watch the cluster.
     pub fn new(
         client: &Client,
         namespace: Option<&str>,
@@ -44,9 +44,9 @@ impl Watches {
         let (services, service_writer) = reflector::store();
 
         let pod_watch = watcher(api::<Pod>(client, namespace), watcher::Config::default().labels(&pods_of_shard));
-        let (new_pods, new_services) = (Unseen::default(), Unseen::default());
+        let (new_pods, new_services) = (Expectations::default(), Expectations::default());
         let (pods, jobs_of_pods) = pods::cache(pod_watch.default_backoff(), new_pods.clone());
-        // Those of all shards: one of a job and only its metadata, so that nobody has to take them over.
+        // Services of all shards, so that a handover need not label them; only the metadata of one per job.
         let of_jobs = watcher::Config::default().labels(names::LABEL_JOB);
         let service_watch = watcher(api::<PartialObjectMeta<Service>>(client, namespace), of_jobs)
             .default_backoff()
@@ -54,7 +54,7 @@ impl Watches {
             .reflect(service_writer)
             .inspect_ok({
                 let new_services = new_services.clone();
-                move |event| new_services.told(event)
+                move |event| new_services.observe_event(event)
             })
             .touched_objects();
         let jobs_of_shard = watcher::Config::default().labels(&of_shard);
@@ -68,9 +68,9 @@ impl Watches {
             .reconcile_on(jobs_of_pods)
             .owns_stream::<PartialObjectMeta<Service>>(service_watch)
             .reconcile_on(progress);
-        let children = |pods, nodes| Children::new((pods, new_pods), (services, new_services), nodes);
+        let children = |pods, nodes| ChildCaches::new((pods, new_pods), (services, new_services), nodes);
         if namespace.is_some() {
-            // Nodes are in no namespace, and the rights of an operator end at its own.
+            // Nodes are in no namespace, and an operator of one namespace has rights only there.
             return Self { controller, children: children(pods, Nodes::new(None)) };
         }
         let (nodes, node_writer) = reflector::store();
@@ -91,7 +91,7 @@ impl Watches {
         self.controller.store()
     }
 
-    pub fn children(&self) -> Children {
+    pub fn children(&self) -> ChildCaches {
         self.children.clone()
     }
 
@@ -101,7 +101,8 @@ impl Watches {
     }
 }
 
-/// Jobs that have a pod on a node which does not answer; none if it does, as its pods tell the rest.
+/// Returns the jobs that have a pod on a node which does not answer; none if it answers, because then its pods' events
+/// say the rest.
 fn jobs_on(node: &Node, pods: &Store<CachedPod>) -> BTreeSet<(String, String)> {
     if nodes::lost_since(node).is_none() {
         return BTreeSet::new();

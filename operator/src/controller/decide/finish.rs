@@ -8,7 +8,7 @@ use psjobs_api::crd::{CleanPodPolicy, ConditionType, Phase};
 use super::timing::COMPLETING_DEBOUNCE;
 use super::{Draft, counted};
 use crate::conditions::{self, Verdict};
-use crate::controller::model::Notice;
+use crate::controller::model::Event;
 use crate::controller::observe::{Life, ObservedPod, Replica};
 
 impl Draft<'_> {
@@ -34,7 +34,7 @@ impl Draft<'_> {
         if known.is_none() {
             self.notice("Completing", "All trainers are done; waiting for the servers to end");
         }
-        self.out.passing = Some(COMPLETING_DEBOUNCE);
+        self.out.transient_for = Some(COMPLETING_DEBOUNCE);
         self.out.status.phase = Some(Phase::Completing);
         self.out.status.reason = Some("WaitingForServers".into());
         let seconds = self.job.server_drain.as_secs();
@@ -105,7 +105,7 @@ impl Draft<'_> {
         self.set(condition, Verdict::yes(reason, message));
         let note = format!("The job has {}: {message}", if phase == Phase::Failed { "failed" } else { "succeeded" });
         let warning = phase == Phase::Failed;
-        self.out.notices.push(Notice { warning, reason: format!("{phase:?}"), note, pod: None });
+        self.out.events.push(Event { warning, reason: format!("{phase:?}"), note, pod: None });
         self.wake = None;
         self.clean_up();
     }

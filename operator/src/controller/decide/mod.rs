@@ -28,13 +28,13 @@ use psjobs_api::crd::{ConditionType, ParameterServerJobStatus, Phase};
 pub use self::ledger::Ledger;
 use self::ledger::Toll;
 use self::timing::MAX_STATUS_DELAY;
-use super::model::{Decision, Deletion, Notice, World};
+use super::model::{Decision, Deletion, Event, ObservedState};
 use super::observe::{Life, ObservedPod, Replica};
 use super::validate::{SpecError, Success, ValidJob};
 use crate::conditions::{self, Verdict};
 
 /// Decides about a job that [`validate`](super::validate::validate) let through.
-pub fn decide(job: &ValidJob, prev: &ParameterServerJobStatus, world: &World, now: Timestamp) -> Decision {
+pub fn decide(job: &ValidJob, prev: &ParameterServerJobStatus, world: &ObservedState, now: Timestamp) -> Decision {
     let mut draft = Draft::new(job, prev, world, now);
     if prev.phase.is_some_and(Phase::is_final) {
         draft.clean_up();
@@ -51,7 +51,7 @@ pub fn decide(job: &ValidJob, prev: &ParameterServerJobStatus, world: &World, no
 /// Decides about a job that cannot be run: say why, leave its pods alone, wait for a change.
 pub fn refuse(error: &SpecError, prev: &ParameterServerJobStatus, generation: Option<i64>, now: Timestamp) -> Decision {
     let mut status = prev.clone();
-    let mut notices = Vec::new();
+    let mut events = Vec::new();
     if !prev.phase.is_some_and(Phase::is_final) {
         const REASON: &str = "InvalidSpec";
         status.observed_generation = generation;
@@ -59,17 +59,17 @@ pub fn refuse(error: &SpecError, prev: &ParameterServerJobStatus, generation: Op
         status.reason = Some(REASON.into());
         conditions::set(&mut status, ConditionType::Created, Verdict::no(REASON, error.to_string()), now);
         if status != *prev {
-            notices.push(Notice { warning: true, reason: REASON.into(), note: error.to_string(), pod: None });
+            events.push(Event { warning: true, reason: REASON.into(), note: error.to_string(), pod: None });
         }
     }
-    Decision { status, notices, ..Decision::default() }
+    Decision { status, events, ..Decision::default() }
 }
 
 /// A decision in the making.
 struct Draft<'a> {
     job: &'a ValidJob,
     prev: &'a ParameterServerJobStatus,
-    world: &'a World,
+    world: &'a ObservedState,
     now: Timestamp,
     /// The ledger as the status has it, and with what the pods tell.
     before: Ledger,
@@ -81,7 +81,7 @@ struct Draft<'a> {
 }
 
 impl<'a> Draft<'a> {
-    fn new(job: &'a ValidJob, prev: &'a ParameterServerJobStatus, world: &'a World, now: Timestamp) -> Self {
+    fn new(job: &'a ValidJob, prev: &'a ParameterServerJobStatus, world: &'a ObservedState, now: Timestamp) -> Self {
         let before = Ledger::read(prev);
         let mut ledger = before.clone();
         let surplus = |replica: &Replica| replica.index >= job.count(replica.role);
@@ -188,12 +188,12 @@ impl<'a> Draft<'a> {
     }
 
     fn notice(&mut self, reason: &str, note: impl Into<String>) {
-        self.out.notices.push(Notice { warning: false, reason: reason.into(), note: note.into(), pod: None });
+        self.out.events.push(Event { warning: false, reason: reason.into(), note: note.into(), pod: None });
     }
 
     fn warning(&mut self, reason: &str, note: impl Into<String>, pod: Option<&ObservedPod>) {
         let pod = pod.map(|pod| (pod.name.clone(), pod.uid.clone()));
-        self.out.notices.push(Notice { warning: true, reason: reason.into(), note: note.into(), pod });
+        self.out.events.push(Event { warning: true, reason: reason.into(), note: note.into(), pod });
     }
 
     /// `1 server and 2 trainers`.

@@ -79,7 +79,7 @@ impl<'a> Draft<'a> {
         self.out.status.reason = self.reason(phase, obstacle.is_some());
         // A job that has just begun, and nothing is in its way: its pods, and those of others, come first.
         let begins = self.prev.phase.is_none() && !running && obstacle.is_none() && self.world.refused.is_empty();
-        self.out.passing = begins.then_some(FIRST_STATUS_DEBOUNCE);
+        self.out.transient_for = begins.then_some(FIRST_STATUS_DEBOUNCE);
         if running && !was_running {
             let some = format!("{} and {}", counted(self.job.servers, "server"), self.running_trainers(&waits_for));
             self.notice("Running", format!("Running: {some}"));

@@ -8,30 +8,28 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{DeleteParams, ListParams, Preconditions};
+use kube::api::{DeleteParams, ListParams};
 use kube::core::{ApiResource, DynamicObject, Status};
-use kube::{Api, Client, Resource, ResourceExt as _};
+use kube::{Api, Resource, ResourceExt as _};
 use psjobs_api::Role;
-use psjobs_api::crd::{ParameterServerJob, names};
+use psjobs_api::crd::names;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tracing::Instrument as _;
 
-use super::request::{self, settled};
-use super::write_priority::Write;
+use super::request::{self, ignore_gone};
+use super::write_priority::WritePriority;
+use super::writer::REQUESTS_OF_JOB;
 use crate::controller::cache::observed_state::is_owned;
 use crate::controller::cache::pods::CachedPod;
 use crate::controller::context::Context;
 use crate::controller::error::ReconcileError;
-use crate::controller::model::{Child, Deletion, NewPod, Refusal, World};
+use crate::controller::model::{Child, NewPod, ObservedState, Refusal};
 use crate::controller::observe::observe;
 use crate::controller::validate::ValidJob;
 use crate::controller::{build, shard};
 use crate::traces;
-
-/// Requests of one job under way at once.
-const REQUESTS_OF_JOB: usize = 32;
 
 /// What became of a child that was to be created.
 enum Outcome<K> {
@@ -52,20 +50,20 @@ struct Wanted<'a, K> {
     missing: Option<&'a str>,
 }
 
-/// Creates children at once, after what they need, and tells the world what became of them. How many exist now.
+/// Creates children at once, after what they need, and tells the observed what became of them. How many exist now.
 pub async fn create(
     context: &Context,
     job: &ValidJob,
     children: &[Child],
-    world: &mut World,
+    observed: &mut ObservedState,
 ) -> Result<usize, ReconcileError> {
     if begins(job, children)
         && let Some(refusal) = Box::pin(prepare(context, job)).await?
     {
-        world.refused.push(refusal);
+        observed.refused.push(refusal);
         return Ok(0);
     }
-    let services = Api::<Service>::namespaced(context.client.clone(), &job.namespace);
+    let services = Api::<Service>::namespaced(context.writer.client.clone(), &job.namespace);
     let service = async {
         if !children.contains(&Child::Service) {
             return Ok(None);
@@ -89,17 +87,17 @@ pub async fn create(
     let requests = stream::iter(requests).buffered(REQUESTS_OF_JOB).try_collect::<Vec<_>>();
     let (service, outcomes) = futures::try_join!(service, requests)?;
     match service {
-        Some(Outcome::Created(_) | Outcome::Exists(_)) => world.service = true,
-        Some(Outcome::Refused(refusal)) => world.refused.push(refusal),
+        Some(Outcome::Created(_) | Outcome::Exists(_)) => observed.service = true,
+        Some(Outcome::Refused(refusal)) => observed.refused.push(refusal),
         None => {}
     }
     for outcome in outcomes {
         match outcome {
-            Ok(pod) => world.pods.extend(observe(&pod)),
-            Err(refusal) => world.refused.push(refusal),
+            Ok(pod) => observed.pods.extend(observe(&pod)),
+            Err(refusal) => observed.refused.push(refusal),
         }
     }
-    Ok(children.len() - world.refused.len())
+    Ok(children.len() - observed.refused.len())
 }
 
 /// Whether the job's pods start now, all of them: the first time, or again after a suspension or a restart.
@@ -120,7 +118,7 @@ fn first_incarnation(job: &ValidJob) -> u32 {
 /// Creates what pods need before they are there: certificates, a volume, rules of the network, a group to be scheduled in.
 /// The first refusal, if there is one.
 async fn prepare(context: &Context, job: &ValidJob) -> Result<Option<Refusal>, ReconcileError> {
-    let client = || context.client.clone();
+    let client = || context.writer.client.clone();
     if let Some(refusal) = create_certificates(context, job).await? {
         return Ok(Some(refusal));
     }
@@ -154,9 +152,9 @@ async fn prepare(context: &Context, job: &ValidJob) -> Result<Option<Refusal>, R
 /// exists is ours, because its name says so.
 async fn create_certificates(context: &Context, job: &ValidJob) -> Result<Option<Refusal>, ReconcileError> {
     let Some(secret) = build::secret(job, Timestamp::now())? else { return Ok(None) };
-    let secrets = Api::<Secret>::namespaced(context.client.clone(), &job.namespace);
+    let secrets = Api::<Secret>::namespaced(context.writer.client.clone(), &job.namespace);
     let child = format!("secret {}", secret.name_any());
-    let _turn = context.turn(Write::Child).await;
+    let _permit = context.writer.permit(WritePriority::Child).await;
     match request::create(&secrets, &secret).await {
         Ok(_) => Ok(None),
         Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(None),
@@ -172,18 +170,18 @@ async fn delete_others(groups: &Api<DynamicObject>, job: &ValidJob, name: &str) 
     let of_job = format!("{}={}", names::LABEL_JOB, job.name);
     let others = ListParams::default().labels(&of_job).fields(&format!("metadata.name!={name}"));
     let deleted = groups.delete_collection(&DeleteParams::default(), &others).await.map(drop);
-    settled(deleted, || "delete the group of earlier pods".into())
+    ignore_gone(deleted, || "delete the group of earlier pods".into())
 }
 
 async fn create_pod(context: &Context, job: &ValidJob, new: &NewPod) -> Result<Result<Pod, Refusal>, ReconcileError> {
     // Before it is built: those that wait for their turn are thousands, and would be most of the operator's memory.
-    let _turn = context.turn(Write::Child).await;
+    let _permit = context.writer.permit(WritePriority::Child).await;
     let pod = traces::step("build").in_scope(|| build::pod(job, new, &context.worker_image));
     let request = context.children.new_pods.request(&job.namespace, &pod.name_any());
     let outcome = match build::scheduling_group(job) {
         Some(group) => Box::pin(create_grouped_pod(context, job, &pod, group)).await?,
         None => {
-            let pods = Api::<Pod>::namespaced(context.client.clone(), &job.namespace);
+            let pods = Api::<Pod>::namespaced(context.writer.client.clone(), &job.namespace);
             create_now(&pods, &wanted(&pod, &job.uid)).await?
         }
     };
@@ -208,7 +206,7 @@ async fn create_grouped_pod(
     group: Value,
 ) -> Result<Outcome<Pod>, ReconcileError> {
     let resource = ApiResource::erase::<Pod>(&());
-    let pods = Api::<DynamicObject>::namespaced_with(context.client.clone(), &job.namespace, &resource);
+    let pods = Api::<DynamicObject>::namespaced_with(context.writer.client.clone(), &job.namespace, &resource);
     let mut object = serde_json::to_value(pod).map_err(ReconcileError::Json)?;
     object["spec"]["schedulingGroup"] = group;
     let object = serde_json::from_value(object).map_err(ReconcileError::Json)?;
@@ -235,7 +233,7 @@ where
     K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
 {
     let creating = async {
-        let _turn = context.turn(Write::Child).await;
+        let _permit = context.writer.permit(WritePriority::Child).await;
         create_now(api, wanted).await
     };
     creating.instrument(traces::child(|| wanted.child.clone())).await
@@ -276,34 +274,4 @@ where
 /// The API server has no time now; that says nothing about the object.
 fn is_passing(status: &Status) -> bool {
     matches!(status.code, 429 | 503 | 504)
-}
-
-/// Deletes pods; one that is gone, or whose name another pod has by now, is none to delete.
-pub async fn delete(context: &Context, namespace: &str, deletions: &[Deletion]) -> Result<(), ReconcileError> {
-    let pods = Api::<Pod>::namespaced(context.client.clone(), namespace);
-    let mut requests = Vec::new();
-    for deletion in deletions {
-        requests.push(delete_one(context, &pods, deletion));
-    }
-    stream::iter(requests).buffer_unordered(REQUESTS_OF_JOB).try_collect().await
-}
-
-async fn delete_one(context: &Context, pods: &Api<Pod>, deletion: &Deletion) -> Result<(), ReconcileError> {
-    let _turn = context.turn(Write::Child).await;
-    let mut params = DeleteParams::default().preconditions(only(&deletion.uid));
-    if deletion.force {
-        params = params.grace_period(0);
-    }
-    settled(request::delete(pods, &deletion.name, &params).await, || format!("delete pod {}", deletion.name))
-}
-
-/// Deletes the job itself; its children follow it as owned objects do.
-pub async fn delete_job(client: &Client, job: &ParameterServerJob) -> Result<(), ReconcileError> {
-    let jobs = Api::<ParameterServerJob>::namespaced(client.clone(), &job.namespace().unwrap_or_default());
-    let params = DeleteParams::background().preconditions(only(&job.uid().unwrap_or_default()));
-    settled(request::delete(&jobs, &job.name_any(), &params).await, || "delete the job after its ttl".into())
-}
-
-fn only(uid: &str) -> Preconditions {
-    Preconditions { uid: Some(uid.to_owned()), resource_version: None }
 }

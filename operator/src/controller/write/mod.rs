@@ -1,7 +1,9 @@
 //! Writes to the API server: children, statuses, deletes and events, in the order of their priority.
 
 pub mod apply;
+pub mod delete;
 pub mod events;
 pub mod request;
 pub mod update_status;
 pub mod write_priority;
+pub mod writer;

@@ -68,8 +68,8 @@ fn brief(mut request: http::Request<Vec<u8>>, verb: &'static str) -> http::Reque
     request
 }
 
-/// The object was there, or it was another one.
-pub fn settled(result: kube::Result<()>, what: impl FnOnce() -> String) -> Result<(), ReconcileError> {
+/// Takes a request about an object that is gone, or whose name another object has by now, for a success.
+pub fn ignore_gone(result: kube::Result<()>, what: impl FnOnce() -> String) -> Result<(), ReconcileError> {
     match result {
         // 404: it is gone. 409: the uid is another one's.
         Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),

@@ -1,9 +1,10 @@
-//! How many requests are under way at once, over all jobs: enough to hide the latency, few enough to leave
-//! the API server to others (it takes 200 writes at once by default). Each is a connection.
+//! The order in which writes are sent to the API server, and how many of them at a time: enough to hide the latency, few
+//! enough to leave the API server to others (it takes 200 writes at once by default). Each is a connection.
 //!
-//! When many jobs begin or end together, what somebody waits for comes first: ends of jobs, then pods, then other
-//! statuses, then events. A status costs the API server as much as several pods, so it does not go beside them either. Jobs
-//! that end together do so in gusts, and events fill no gap between these: they wait until no more end.
+//! When many jobs begin or end together, urgent writes come first: terminal statuses, then creations and deletions of
+//! children, then other statuses, then events. A status costs the API server as much as several pods, so it is not sent
+//! beside them either. Jobs that end together end in bursts; events wait for a quiet period after the last terminal
+//! status, so that they do not compete with the rest of a burst.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -14,14 +15,14 @@ use tokio::time::{Instant, timeout};
 
 use crate::controller::decide::timing::WRITE_TIMEOUT;
 
-/// How long after a job's end events wait whether another ends.
-const LULL: Duration = Duration::from_millis(500);
+/// How long events wait after a terminal status for another one.
+const QUIET_PERIOD: Duration = Duration::from_millis(500);
 
-/// What is written, the most urgent first.
+/// Kinds of writes, the most urgent first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Write {
+pub enum WritePriority {
     /// The status of a job that has succeeded or failed.
-    End,
+    TerminalStatus,
     /// A pod, or another child, that is created or deleted; a status that a deletion waits for.
     Child,
     /// Any other status.
@@ -29,27 +30,28 @@ pub enum Write {
     Event,
 }
 
-/// Turns by what is written.
-pub struct Turns {
-    lanes: [Lane; 4],
-    /// For one that has waited long enough.
-    late: Semaphore,
-    /// Rings when a lane becomes free: when nobody waits in it any more, and when nobody writes in it any more.
+/// Grants permits to write, by priority.
+pub struct PriorityLimiter {
+    levels: [Level; 4],
+    /// The permit of the one overdue write that may be under way.
+    overdue: Semaphore,
+    /// Notified when a level has no more waiting writes, and when it has no more writes under way.
     free: Notify,
-    patience: Duration,
-    lull: Duration,
-    /// Until then events wait whether another job ends.
-    lull_over: Mutex<Instant>,
+    timeout: Duration,
+    quiet_period: Duration,
+    /// End of the quiet period: until then events wait for other terminal statuses.
+    quiet_until: Mutex<Instant>,
 }
 
-struct Lane {
+/// The writes of one priority.
+struct Level {
     permits: Semaphore,
     size: usize,
-    /// Writes that wait for their turn.
+    /// Number of writes that wait for a permit.
     waiting: AtomicUsize,
 }
 
-impl Lane {
+impl Level {
     fn new(size: usize) -> Self {
         Self { permits: Semaphore::new(size), size, waiting: AtomicUsize::new(0) }
     }
@@ -58,35 +60,36 @@ impl Lane {
         self.permits.available_permits() == self.size
     }
 
-    /// Whether a less urgent write may go.
-    fn lets(&self, write: Write) -> bool {
-        let nobody_misses_it = write >= Write::Status;
-        self.waiting.load(Ordering::Acquire) == 0 && (!nobody_misses_it || self.is_idle())
+    /// Tells whether a less urgent write may be sent.
+    fn allows(&self, write: WritePriority) -> bool {
+        let can_wait = write >= WritePriority::Status;
+        self.waiting.load(Ordering::Acquire) == 0 && (!can_wait || self.is_idle())
     }
 }
 
 /// The right to write, until it is dropped.
-pub struct Turn<'a> {
-    turns: &'a Turns,
-    write: Write,
+pub struct Permit<'a> {
+    limiter: &'a PriorityLimiter,
+    write: WritePriority,
     permit: Option<SemaphorePermit<'a>>,
-    _late: Option<SemaphorePermit<'a>>,
+    _overdue: Option<SemaphorePermit<'a>>,
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Permit<'_> {
     fn drop(&mut self) {
         self.permit = None;
-        if self.write == Write::End {
-            *self.turns.lull_over.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now() + self.turns.lull;
+        if self.write == WritePriority::TerminalStatus {
+            let quiet_until = Instant::now() + self.limiter.quiet_period;
+            *self.limiter.quiet_until.lock().unwrap_or_else(PoisonError::into_inner) = quiet_until;
         }
-        if self.turns.lane(self.write).is_idle() {
-            self.turns.free.notify_waiters();
+        if self.limiter.level(self.write).is_idle() {
+            self.limiter.free.notify_waiters();
         }
     }
 }
 
-/// One that waits; also one that gives up waiting is counted out.
-struct Waiting<'a>(&'a Turns, &'a Lane);
+/// Counts a waiting write; when it is dropped, also by a write that gives up, the write counts no more.
+struct Waiting<'a>(&'a PriorityLimiter, &'a Level);
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
@@ -96,69 +99,74 @@ impl Drop for Waiting<'_> {
     }
 }
 
-impl Default for Turns {
+impl Default for PriorityLimiter {
     fn default() -> Self {
-        let lanes = [16, 64, 8, 4].map(Lane::new);
-        let lull_over = Mutex::new(Instant::now());
-        Self { lanes, late: Semaphore::new(1), free: Notify::new(), patience: WRITE_TIMEOUT, lull: LULL, lull_over }
+        Self {
+            levels: [16, 64, 8, 4].map(Level::new),
+            overdue: Semaphore::new(1),
+            free: Notify::new(),
+            timeout: WRITE_TIMEOUT,
+            quiet_period: QUIET_PERIOD,
+            quiet_until: Mutex::new(Instant::now()),
+        }
     }
 }
 
-impl Turns {
-    /// Waits for the turn to write this. Cancel-safe.
-    pub async fn turn(&self, write: Write) -> Turn<'_> {
-        let lane = self.lane(write);
-        lane.waiting.fetch_add(1, Ordering::AcqRel);
-        let _waiting = Waiting(self, lane);
-        // More of the others than the API server takes in that time: this cannot wait for all.
-        let late = match timeout(self.patience, self.until_free(write)).await {
+impl PriorityLimiter {
+    /// Waits for the permit to write. Cancel-safe.
+    pub async fn permit(&self, write: WritePriority) -> Permit<'_> {
+        let level = self.level(write);
+        level.waiting.fetch_add(1, Ordering::AcqRel);
+        let _waiting = Waiting(self, level);
+        // After the timeout there are more urgent writes than the API server takes in that time: this cannot wait for all.
+        let overdue = match timeout(self.timeout, self.until_free(write)).await {
             Ok(()) => None,
-            Err(_) => Some(acquire(&self.late).await),
+            Err(_) => Some(acquire(&self.overdue).await),
         };
-        Turn { turns: self, write, permit: Some(acquire(&lane.permits).await), _late: late }
+        Permit { limiter: self, write, permit: Some(acquire(&level.permits).await), _overdue: overdue }
     }
 
-    /// The turn to write this, if it is now.
-    pub fn turn_now(&self, write: Write) -> Option<Turn<'_>> {
-        let is_free = self.rest_of_lull(write).is_none() && self.lanes_let(write);
-        let permit = is_free.then(|| self.lane(write).permits.try_acquire().ok())??;
-        Some(Turn { turns: self, write, permit: Some(permit), _late: None })
+    /// Returns the permit to write if no wait is needed.
+    pub fn try_permit(&self, write: WritePriority) -> Option<Permit<'_>> {
+        let is_free = self.rest_of_quiet_period(write).is_none() && self.higher_levels_allow(write);
+        let permit = is_free.then(|| self.level(write).permits.try_acquire().ok())??;
+        Some(Permit { limiter: self, write, permit: Some(permit), _overdue: None })
     }
 
-    async fn until_free(&self, write: Write) {
+    async fn until_free(&self, write: WritePriority) {
         loop {
-            // Before the look, so that a ring in between is not missed.
-            let rung = self.free.notified();
-            match self.rest_of_lull(write) {
-                // Time alone ends it.
-                Some(lull) => _ = timeout(lull, rung).await,
-                None if self.lanes_let(write) => return,
-                None => rung.await,
+            // Before the check, so that a notification in between is not missed.
+            let notified = self.free.notified();
+            match self.rest_of_quiet_period(write) {
+                // Its end is not notified.
+                Some(rest) => _ = timeout(rest, notified).await,
+                None if self.higher_levels_allow(write) => return,
+                None => notified.await,
             }
         }
     }
 
-    /// How long an event still waits whether another job ends.
-    fn rest_of_lull(&self, write: Write) -> Option<Duration> {
-        if write != Write::Event {
+    /// Returns how long an event still waits for another terminal status.
+    fn rest_of_quiet_period(&self, write: WritePriority) -> Option<Duration> {
+        if write != WritePriority::Event {
             return None;
         }
-        let over = *self.lull_over.lock().unwrap_or_else(PoisonError::into_inner);
-        over.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+        let end = *self.quiet_until.lock().unwrap_or_else(PoisonError::into_inner);
+        end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
     }
 
-    fn lane(&self, write: Write) -> &Lane {
-        &self.lanes[write as usize]
+    fn level(&self, write: WritePriority) -> &Level {
+        &self.levels[write as usize]
     }
 
-    /// Whether the lanes before that of `write` let it go.
-    fn lanes_let(&self, write: Write) -> bool {
-        self.lanes[..write as usize].iter().all(|lane| lane.lets(write))
+    /// Tells whether all more urgent levels let `write` be sent.
+    fn higher_levels_allow(&self, write: WritePriority) -> bool {
+        self.levels[..write as usize].iter().all(|level| level.allows(write))
     }
 }
 
 async fn acquire(permits: &Semaphore) -> SemaphorePermit<'_> {
-    permits.acquire().await.expect("nobody closes it")
+    permits.acquire().await.expect("the semaphore is never closed")
 }
 
 #[cfg(test)]
@@ -169,19 +177,20 @@ mod tests {
 
     #[tokio::test]
     async fn what_nobody_waits_for_goes_when_nothing_more_urgent_is_under_way() {
-        let turns = Turns::default();
-        let end = turns.turn(Write::End).await;
-        let child = turns.turn(Write::Child).now_or_never().expect("an end that is being written is in nobody's way");
-        assert!(turns.turn_now(Write::Status).is_none(), "an end and a child are under way");
-        let mut status = Box::pin(turns.turn(Write::Status));
+        let limiter = PriorityLimiter::default();
+        let end = limiter.permit(WritePriority::TerminalStatus).await;
+        let child = limiter.permit(WritePriority::Child).now_or_never();
+        let child = child.expect("a terminal status that is being written does not delay a child");
+        assert!(limiter.try_permit(WritePriority::Status).is_none(), "an end and a child are under way");
+        let mut status = Box::pin(limiter.permit(WritePriority::Status));
         assert!(status.as_mut().now_or_never().is_none(), "an end and a child are under way");
-        let mut event = Box::pin(turns.turn(Write::Event));
+        let mut event = Box::pin(limiter.permit(WritePriority::Event));
         assert!(event.as_mut().now_or_never().is_none(), "the same");
         drop(end);
         assert!(status.as_mut().now_or_never().is_none(), "a child is under way");
         drop(child);
         let first = status.now_or_never().expect("nothing is under way");
-        let second = turns.turn_now(Write::Status).expect("others of its kind are not in its way");
+        let second = limiter.try_permit(WritePriority::Status).expect("others of its kind do not delay it");
         assert!(event.as_mut().now_or_never().is_none(), "two statuses are under way");
         drop((first, second));
         event.await;
@@ -189,50 +198,51 @@ mod tests {
 
     #[tokio::test]
     async fn events_wait_until_no_more_jobs_end() {
-        let turns = Turns { lull: Duration::from_hours(1), ..Turns::default() };
-        drop(turns.turn(Write::End).await);
-        assert!(turns.turn(Write::Status).now_or_never().is_some(), "others do not wait");
-        assert!(turns.turn_now(Write::Event).is_none(), "another may end");
-        assert!(turns.turn(Write::Event).now_or_never().is_none(), "the same");
+        let limiter = PriorityLimiter { quiet_period: Duration::from_hours(1), ..PriorityLimiter::default() };
+        drop(limiter.permit(WritePriority::TerminalStatus).await);
+        assert!(limiter.permit(WritePriority::Status).now_or_never().is_some(), "others do not wait");
+        assert!(limiter.try_permit(WritePriority::Event).is_none(), "another may end");
+        assert!(limiter.permit(WritePriority::Event).now_or_never().is_none(), "the same");
 
-        let turns = Turns { lull: Duration::from_millis(20), ..Turns::default() };
+        let limiter = PriorityLimiter { quiet_period: Duration::from_millis(20), ..PriorityLimiter::default() };
         let begin = Instant::now();
-        drop(turns.turn(Write::End).await);
-        drop(turns.turn(Write::Event).await);
-        assert!(begin.elapsed() >= turns.lull && begin.elapsed() < turns.patience, "{:?}", begin.elapsed());
+        drop(limiter.permit(WritePriority::TerminalStatus).await);
+        drop(limiter.permit(WritePriority::Event).await);
+        let waited = begin.elapsed();
+        assert!(waited >= limiter.quiet_period && waited < limiter.timeout, "{waited:?}");
     }
 
     #[tokio::test]
     async fn what_is_less_urgent_waits_for_those_that_wait() {
-        let turns = Turns::default();
+        let limiter = PriorityLimiter::default();
         let mut under_way = Vec::new();
         for _ in 0..16 {
-            under_way.push(turns.turn(Write::End).await);
+            under_way.push(limiter.permit(WritePriority::TerminalStatus).await);
         }
-        let mut next = Box::pin(turns.turn(Write::End));
+        let mut next = Box::pin(limiter.permit(WritePriority::TerminalStatus));
         assert!(next.as_mut().now_or_never().is_none(), "16 are under way");
-        let mut child = Box::pin(turns.turn(Write::Child));
+        let mut child = Box::pin(limiter.permit(WritePriority::Child));
         assert!(child.as_mut().now_or_never().is_none(), "an end waits");
         under_way.pop();
         let _next = next.now_or_never().expect("one of them is written");
         assert!(child.now_or_never().is_some(), "no end waits any more");
-        let mut next = Box::pin(turns.turn(Write::End));
+        let mut next = Box::pin(limiter.permit(WritePriority::TerminalStatus));
         assert!(next.as_mut().now_or_never().is_none());
         drop(next);
-        assert!(turns.turn(Write::Child).now_or_never().is_some(), "one that gave up waiting is in nobody's way");
+        assert!(limiter.permit(WritePriority::Child).now_or_never().is_some(), "a write that gave up delays no other");
     }
 
     #[tokio::test]
     async fn nobody_waits_for_ever() {
-        let patience = Duration::from_millis(20);
-        let turns = Turns { patience, ..Turns::default() };
-        let child = turns.turn(Write::Child).await;
-        let late = turns.turn(Write::Status).await;
-        let second = tokio::time::timeout(patience * 3, turns.turn(Write::Status)).await;
-        assert!(second.is_err(), "late ones go one at a time");
-        drop(late);
-        drop(turns.turn(Write::Status).await);
+        let timeout = Duration::from_millis(20);
+        let limiter = PriorityLimiter { timeout, ..PriorityLimiter::default() };
+        let child = limiter.permit(WritePriority::Child).await;
+        let overdue = limiter.permit(WritePriority::Status).await;
+        let second = tokio::time::timeout(timeout * 3, limiter.permit(WritePriority::Status)).await;
+        assert!(second.is_err(), "one overdue write at a time");
+        drop(overdue);
+        drop(limiter.permit(WritePriority::Status).await);
         drop(child);
-        assert!(turns.turn(Write::Status).now_or_never().is_some(), "the child is written");
+        assert!(limiter.permit(WritePriority::Status).now_or_never().is_some(), "the child is written");
     }
 }
