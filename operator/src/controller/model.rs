@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use psjobs_api::CheckpointResult;
-use psjobs_api::crd::ParameterServerJobStatus;
+use psjobs_api::crd::{ParameterServerJobStatus, names};
 
 use super::observe::{ObservedPod, Replica};
 
@@ -74,6 +74,13 @@ pub struct NewPod {
     pub incarnation: u32,
     pub failures: u32,
     pub failures_in_a_row: u32,
+}
+
+impl NewPod {
+    /// Returns the name of the pod of a job.
+    pub fn name(&self, job: &str) -> String {
+        names::pod(job, self.replica.role, self.replica.index)
+    }
 }
 
 /// A pod to delete; the uid protects another pod that has its name by then.

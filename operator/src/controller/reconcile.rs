@@ -17,7 +17,7 @@ use super::error::ReconcileError;
 use super::handover::{self, Handover};
 use super::model::Decision;
 use super::validate::{ValidJob, validate};
-use super::write::apply;
+use super::write::children::create_children;
 use crate::error_chain::chain;
 use crate::traces;
 
@@ -91,8 +91,9 @@ async fn decide_and_create(
         return Ok(decision);
     }
     debug!(children = decision.create.len(), "creating");
+    let Context { writer, children, worker_image, .. } = context;
     let creating = async {
-        let created = apply::create(context, job, &decision.create, &mut observed).await?;
+        let created = create_children(writer, children, job, &decision.create, worker_image, &mut observed).await?;
         traces::attribute("psjobs.created", created as i64);
         traces::attribute("psjobs.refused", observed.refused.len() as i64);
         Ok(created)

@@ -123,6 +123,11 @@ impl ValidJob {
         self.object.spec.network.mutual_tls.then(name)
     }
 
+    /// Returns the incarnation that the job's pods began with when all of them last started.
+    pub fn first_incarnation(&self) -> u32 {
+        self.object.status.as_ref().map_or(0, |status| status.first_incarnation.unsigned_abs())
+    }
+
     /// Rank of a replica in the job.
     pub fn rank(&self, replica: Replica) -> u32 {
         if replica.role == Role::Server { replica.index } else { self.servers + replica.index }

@@ -28,8 +28,7 @@ fn backend(job: &ValidJob) -> Option<(SchedulingBackend, &SchedulingPolicy)> {
 
 /// Name of the group of the pods that start now.
 fn name(job: &ValidJob) -> String {
-    let first = job.object.status.as_ref().map_or(0, |status| status.first_incarnation);
-    names::pod_group(&job.name, first.unsigned_abs())
+    names::pod_group(&job.name, job.first_incarnation())
 }
 
 /// The objects to make before the pods, in this order.

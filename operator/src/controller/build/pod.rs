@@ -32,7 +32,7 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     let PodTemplateSpec { metadata: of_template, spec: pod_spec } = template;
     let of_template = of_template.unwrap_or_default();
     let mut pod_spec = pod_spec.unwrap_or_default();
-    let name = names::pod(&job.name, replica.role, replica.index);
+    let name = new.name(&job.name);
 
     pod_spec.hostname = Some(name.clone());
     pod_spec.subdomain = Some(names::service(&job.name));
