@@ -1,4 +1,4 @@
-//! The operator's process from start to end: wait for the cluster, be elected, work, leave in order.
+//! The operator's process from start to end: waits for the cluster and for its election, runs the controller, shuts down.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -32,15 +32,15 @@ use crate::trim;
 
 /// Name of the operator in events and as field manager.
 const NAME: &str = "psjobs-operator";
-/// Between two looks for a definition that is not installed yet.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// Time between two checks for a definition that is not installed yet.
+const RECHECK: Duration = Duration::from_secs(5);
 /// How long the queued events may take to be written at the end.
 const LAST_EVENTS: Duration = Duration::from_secs(5);
 
-/// Works until `stop`, then leaves in order.
+/// Runs the operator until `stop`, then shuts it down.
 ///
 /// # Errors
-/// Only what waiting cannot mend: an address in use, a lease that may not be written.
+/// Only for errors that do not pass with time: an address in use, a lease that may not be written.
 pub async fn operate(settings: Settings, config: kube::Config, stop: CancellationToken) -> anyhow::Result<()> {
     let listener = TcpListener::bind(settings.metrics_addr)
         .await
@@ -78,8 +78,8 @@ impl Operator {
         self.settings.identity.clone().unwrap_or_else(own)
     }
 
-    /// An operator may be installed before its definition. Waiting is better than a crash loop, whose
-    /// back-off would go on for minutes after the definition is there.
+    /// Waits until the definition of jobs is installed, which may happen after the operator is. A crash loop instead would
+    /// be in its back-off for minutes after the definition is there.
     async fn wait_until_installed(&self, readiness: &Readiness) {
         let jobs: Api<ParameterServerJob> = match self.namespace() {
             Some(namespace) => Api::namespaced(self.client.clone(), namespace),
@@ -96,13 +96,13 @@ impl Operator {
                 Err(kube::Error::Api(status)) => format!("jobs cannot be listed: {}", status.message),
                 Err(error) => format!("the API server does not answer: {}", chain(&error)),
             };
-            warn!("{why}; looking again in {} s", LOOK_AGAIN.as_secs());
+            warn!("{why}; looking again in {} s", RECHECK.as_secs());
             readiness.set(Err(why));
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(RECHECK).await;
         }
     }
 
-    /// Works whenever this operator leads.
+    /// Runs the controller whenever this operator leads.
     async fn take_part(&self, stop: &CancellationToken) -> anyhow::Result<()> {
         if !self.settings.leader_elect {
             self.lead(stop.child_token()).await;
@@ -121,7 +121,7 @@ impl Operator {
             info!("this operator leads");
             tokio::select! {
                 () = self.lead(stop.child_token()) => {}
-                // Dropped at once: another one may work already.
+                // The controller is dropped at once: another operator may work already.
                 () = candidate.until(false) => warn!("the lease is lost; another operator leads"),
             }
             self.metrics.leads(false);

@@ -1,6 +1,6 @@
-//! From the stored object to a job that the rest of the operator can rely on. The schema and its
-//! rules have refused nearly everything already; this stands behind them, because an object may have
-//! been stored under an older definition.
+//! Checks the stored object, so that the rest of the operator can rely on its values. The schema and its rules have
+//! refused nearly all invalid objects; the check is needed because an object may have been stored under an older
+//! definition.
 
 use std::sync::Arc;
 

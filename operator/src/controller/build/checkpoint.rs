@@ -1,5 +1,4 @@
-//! What spec.checkpoint adds: a volume claim, if the operator is to make it, and its folder in the
-//! servers' pods.
+//! Builds the volume claim of spec.checkpoint, unless the user brings one, and mounts it in the servers' pods.
 
 use k8s_openapi::api::core::v1::{
     Container, PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimVolumeSource, PodSpec, Volume,
@@ -15,7 +14,7 @@ use crate::controller::validate::ValidJob;
 
 const VOLUME: &str = "psjobs-checkpoints";
 
-/// The claim to make; `None` if there is nothing to keep, or a claim to keep it in.
+/// Builds the claim; `None` if the job keeps no checkpoints, or keeps them in a claim that exists.
 pub fn claim(job: &ValidJob) -> Option<PersistentVolumeClaim> {
     let wanted = job.object.spec.checkpoint.as_ref()?.volume_claim.as_ref()?;
     let size = [("storage".to_owned(), Quantity(wanted.size.clone()))];
@@ -34,7 +33,7 @@ pub fn claim(job: &ValidJob) -> Option<PersistentVolumeClaim> {
     })
 }
 
-/// What a server is told.
+/// Returns the part of a server's environment about checkpoints.
 pub fn environment(spec: &CheckpointSpec) -> Checkpoint {
     Checkpoint { folder: MOUNT_PATH.into(), policy: spec.policy() }
 }

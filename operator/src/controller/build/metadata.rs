@@ -7,7 +7,7 @@ use psjobs_api::crd::names;
 
 use crate::controller::validate::ValidJob;
 
-/// Name, labels and owner of a child.
+/// Returns name, labels and owner of a child.
 pub fn metadata(job: &ValidJob, name: String) -> ObjectMeta {
     ObjectMeta {
         name: Some(name),

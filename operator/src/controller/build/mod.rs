@@ -1,5 +1,5 @@
-//! The children of a job as objects. Names follow from the job, so that the API server itself refuses a second pod of one
-//! rank.
+//! Builds the children of a job as objects. Names follow from the job, so that the API server itself refuses a second pod
+//! of one rank.
 
 mod certificates;
 mod checkpoint;

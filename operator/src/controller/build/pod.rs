@@ -1,4 +1,4 @@
-//! The pod of a replica.
+//! Builds the pod of a replica.
 
 use k8s_openapi::api::core::v1::{
     Container, ContainerPort, EnvVar, HTTPGetAction, Pod, PodSpec, PodTemplateSpec, Probe, ResourceRequirements,
@@ -16,11 +16,11 @@ use crate::controller::model::NewPod;
 use crate::controller::observe::Replica;
 use crate::controller::validate::ValidJob;
 
-/// Where Kubernetes looks for a container's last words unless its template says otherwise.
+/// Default path of a container's termination message.
 const TERMINATION_LOG: &str = "/dev/termination-log";
 
-/// The pod of a replica: the user's template, the job's environment in its first container, and
-/// defaults where the template is silent.
+/// Builds the pod of a replica: the user's template, the job's environment in its first container, and defaults for
+/// fields that the template does not set.
 pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     let NewPod { replica, incarnation, failures, failures_in_a_row } = *new;
     let spec = &job.object.spec;
@@ -36,7 +36,7 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
 
     pod_spec.hostname = Some(name.clone());
     pod_spec.subdomain = Some(names::service(&job.name));
-    // The operator starts pods again, so that counts and causes are the job's.
+    // The operator replaces pods itself, so that restarts and their causes are in the job's status.
     pod_spec.restart_policy = Some("Never".into());
     if let Some(main) = pod_spec.containers.first_mut() {
         inject(main, job, replica, incarnation);
@@ -62,7 +62,7 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     labels.insert(names::LABEL_ROLE.into(), replica.role.to_string());
     labels.insert(names::LABEL_INDEX.into(), replica.index.to_string());
     labels.insert("app.kubernetes.io/component".into(), replica.role.to_string());
-    // Never the template's: by it the job's operators find the pod.
+    // Replaces a label of the template, because the operator finds its pods by this label.
     labels.remove(names::LABEL_SHARD);
     if let Some(shard) = job.object.labels().get(names::LABEL_SHARD) {
         labels.insert(names::LABEL_SHARD.into(), shard.clone());
@@ -77,7 +77,7 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     }
 }
 
-/// Environment, GPUs and termination message of the container that judges the pod.
+/// Adds environment, GPUs and termination message to the first container, whose end decides about the pod.
 fn inject(main: &mut Container, job: &ValidJob, replica: Replica, incarnation: u32) {
     let server = |index| format!("{}:{DEFAULT_PORT}", names::host(&job.name, &job.namespace, Role::Server, index));
     let result_file = main.termination_message_path.clone().unwrap_or_else(|| TERMINATION_LOG.into());
@@ -103,7 +103,8 @@ fn inject(main: &mut Container, job: &ValidJob, replica: Replica, incarnation: u
         value: Some(value.clone()),
         value_from: None,
     };
-    // Ours come first, so that the user's may refer to them as $(RANK); of equal names ours stays.
+    // The job's variables come first, so that the user's may refer to them as $(RANK), and replace variables of the same
+    // name.
     let mut env = ours.iter().map(var).collect::<Vec<_>>();
     let theirs = main.env.take().unwrap_or_default();
     env.extend(theirs.into_iter().filter(|theirs| ours.iter().all(|(name, _)| *name != theirs.name)));
@@ -119,7 +120,7 @@ fn inject(main: &mut Container, job: &ValidJob, replica: Replica, incarnation: u
     }
 }
 
-/// The servers' template where the user gives none.
+/// Returns the servers' template for jobs without one.
 fn default_server(image: &str) -> PodTemplateSpec {
     let port = |name: &str, port: u16| ContainerPort {
         name: Some(name.into()),
@@ -134,7 +135,7 @@ fn default_server(image: &str) -> PodTemplateSpec {
         args: Some(vec!["serve".into()]),
         ports: Some(vec![port("grpc", DEFAULT_PORT), port("metrics", METRICS_PORT)]),
         readiness_probe: Some(Probe {
-            // Not the gRPC health service, as a kubelet has no certificate.
+            // The gRPC health service would need a certificate, which a kubelet does not have.
             http_get: Some(HTTPGetAction {
                 path: Some("/readyz".into()),
                 port: IntOrString::Int(METRICS_PORT.into()),

@@ -1,4 +1,4 @@
-//! The headless service of a job.
+//! Builds the headless service of a job.
 
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -8,8 +8,8 @@ use psjobs_api::{DEFAULT_PORT, METRICS_PORT};
 use super::metadata::metadata;
 use crate::controller::validate::ValidJob;
 
-/// The headless service that gives every pod its host name, from the moment that it has an address:
-/// servers and trainers look for each other before they are ready.
+/// Builds the headless service, which gives every pod its host name as soon as it has an address: servers and trainers
+/// look for each other before they are ready.
 pub fn service(job: &ValidJob) -> Service {
     let port = |name: &str, port: u16, protocol: &str| ServicePort {
         name: Some(name.into()),

@@ -28,7 +28,7 @@ pub struct ChildCaches {
     pub nodes: Nodes,
     /// Pods that were created and that the cache does not have yet.
     pub new_pods: Expectations<CachedPod>,
-    /// The same for services; the value is the uid of the job.
+    /// Services that were created and that the cache does not have yet, with the uid of the job.
     pub new_services: Expectations<String>,
     ready: Arc<OnceCell<()>>,
 }
