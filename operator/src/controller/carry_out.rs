@@ -9,8 +9,9 @@ use super::context::Context;
 use super::decide::timing::WRITE_TIMEOUT;
 use super::error::ReconcileError;
 use super::model::Decision;
+use super::status_difference::{Difference, difference};
 use super::write::delete::{delete_job, delete_pods};
-use super::write::update_status::{Difference, difference, update_status};
+use super::write::update_status::update_status;
 use super::write::write_priority::{Permit, WritePriority};
 use crate::traces;
 

@@ -22,6 +22,7 @@ pub mod observe;
 mod reconcile;
 mod run;
 pub mod shard;
+mod status_difference;
 pub mod validate;
 pub mod write;
 
