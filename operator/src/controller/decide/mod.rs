@@ -1,10 +1,9 @@
-//! What to do about a job: a pure function of the job, its status so far, the world and the time.
-//! It holds no client and no clock, so every behaviour is a row in a table of tests.
+//! Decides about a job: a pure function of the job, its last status, the observed state and the time. It holds no client
+//! and no clock, so every behaviour is a row in a table of tests.
 //!
-//! Three promises, kept by a property test over random histories: there are never two pods of one
-//! rank, nothing is created once the job has succeeded or failed, and counters only grow, incarnations also
-//! when a replica is scaled away and back. A decision repeated on its own result asks for nothing, unless it
-//! asked to be repeated at once.
+//! A property test over random histories checks three guarantees: there are never two pods of one rank, nothing is created
+//! once the job has succeeded or failed, and counters only grow, incarnations also when a replica is scaled away and back.
+//! A decision repeated on its own result asks for nothing, unless it asked to be repeated at once.
 
 mod active;
 mod certificates;
@@ -48,7 +47,7 @@ pub fn decide(job: &ValidJob, prev: &ParameterServerJobStatus, world: &ObservedS
     draft.into_decision()
 }
 
-/// Decides about a job that cannot be run: say why, leave its pods alone, wait for a change.
+/// Decides about a job that cannot be run: reports why, and changes nothing until the job changes.
 pub fn refuse(error: &SpecError, prev: &ParameterServerJobStatus, generation: Option<i64>, now: Timestamp) -> Decision {
     let mut status = prev.clone();
     let mut events = Vec::new();
@@ -65,16 +64,16 @@ pub fn refuse(error: &SpecError, prev: &ParameterServerJobStatus, generation: Op
     Decision { status, events, ..Decision::default() }
 }
 
-/// A decision in the making.
+/// Builds a decision.
 struct Draft<'a> {
     job: &'a ValidJob,
     prev: &'a ParameterServerJobStatus,
     world: &'a ObservedState,
     now: Timestamp,
-    /// The ledger as the status has it, and with what the pods tell.
+    /// The history of replicas as the status has it, and with what the pods show.
     before: Ledger,
     ledger: Ledger,
-    /// An elastic job's work is dealt out.
+    /// All batches of an elastic job are assigned.
     closing: bool,
     out: Decision,
     wake: Option<Timestamp>,
@@ -85,13 +84,13 @@ impl<'a> Draft<'a> {
         let before = Ledger::read(prev);
         let mut ledger = before.clone();
         let surplus = |replica: &Replica| replica.index >= job.count(replica.role);
-        before.replicas().filter(surplus).for_each(|replica| ledger.retire(replica, None));
-        // Also those that no status tells of: one may have been made just before the job was scaled.
+        before.replicas().filter(surplus).for_each(|replica| ledger.remove(replica, None));
+        // Also pods that the status does not know: one may have been created just before the job was scaled.
         let pods = world.pods.iter().map(|(&replica, pod)| (replica, pod.incarnation));
         let pods = pods.filter(|&(replica, incarnation)| surplus(&replica) && incarnation >= before.since(replica));
-        pods.for_each(|(replica, incarnation)| ledger.retire(replica, Some(incarnation)));
+        pods.for_each(|(replica, incarnation)| ledger.remove(replica, Some(incarnation)));
         if prev.observed_generation != job.generation {
-            ledger.recall();
+            ledger.retry();
         }
         let out = Decision { status: prev.clone(), ..Decision::default() };
         let mut draft = Self { job, prev, world, now, ledger, before, closing: false, out, wake: None };
@@ -119,24 +118,24 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// A pod that counts: of a rank that the job has, and made since it was last resumed and the replica
-    /// last left.
+    /// Tells whether a pod counts: it has a rank of the job, and was created after the job was last resumed and after the
+    /// replica last left.
     fn is_current(&self, replica: Replica, pod: &ObservedPod) -> bool {
         replica.index < self.job.count(replica.role) && pod.incarnation >= self.ledger.since(replica)
     }
 
-    /// The pod of a replica, if it has one that counts.
+    /// Returns the pod of a replica, if it has one that counts.
     fn pod(&self, replica: Replica) -> Option<&'a ObservedPod> {
         self.world.pods.get(&replica).filter(|pod| self.is_current(replica, pod))
     }
 
-    /// All pods that count.
+    /// Returns all pods that count.
     fn pods(&self) -> Vec<(Replica, &'a ObservedPod)> {
         let all = self.world.pods.iter().map(|(&replica, pod)| (replica, pod));
         all.filter(|(replica, pod)| self.is_current(*replica, pod)).collect()
     }
 
-    /// All pods that count, where their failures do not.
+    /// Returns all pods that count, without their failures.
     fn pods_without_toll(&self) -> Vec<(Replica, &'a ObservedPod, Toll)> {
         self.pods().into_iter().map(|(replica, pod)| (replica, pod, Toll::default())).collect()
     }
@@ -152,17 +151,17 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// When a pod on a node that does not answer is given up.
+    /// Returns when a pod is given up whose node does not answer.
     fn lost_at(&self, pod: &ObservedPod) -> Option<Timestamp> {
         pod.node_lost.map(|since| self.after(since, self.job.force_delete_after))
     }
 
-    /// Its node has been silent for so long that nobody waits for it any more.
+    /// Tells whether the pod's node has been silent for so long that the pod is given up.
     fn is_lost(&self, pod: &ObservedPod) -> bool {
         self.lost_at(pod).is_some_and(|at| at <= self.now)
     }
 
-    /// A pod that should be gone and is not: its node is lost, so nobody will confirm the end.
+    /// Deletes a pod by force that should be gone and is not: its node is lost and will not confirm the end.
     fn delete_by_force_if_overdue(&mut self, pod: &ObservedPod) {
         let Some(gone_by) = pod.gone_by else { return };
         let overdue = self.after(gone_by, self.job.force_delete_after);
@@ -174,7 +173,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Looks again at `at`, or earlier if something else wants that.
+    /// Decides again at `at` or earlier.
     fn wake_at(&mut self, at: Timestamp) {
         self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
     }
@@ -196,12 +195,12 @@ impl<'a> Draft<'a> {
         self.out.events.push(Event { warning: true, reason: reason.into(), note: note.into(), pod });
     }
 
-    /// `1 server and 2 trainers`.
+    /// Formats the size of the job, for example `1 server and 2 trainers`.
     fn members(&self) -> String {
         format!("{} and {}", counted(self.job.servers, "server"), counted(self.job.trainers, "trainer"))
     }
 
-    /// When the job began: when it was created, which a first status tells some seconds later, or resumed.
+    /// Returns when the job began: when it was created, some seconds before its first status, or resumed.
     fn start_time(&self) -> Option<Time> {
         let created = self.job.object.metadata.creation_timestamp.as_ref().filter(|_| self.prev.phase.is_none());
         let begun = || Time(created.map_or(self.now, |created| self.lately(created.0)));
