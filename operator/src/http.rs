@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::metrics;
 
-/// Whether the operator can do its work; if not, a sentence why.
+/// The operator's readiness: an error is the sentence that says why it cannot work.
 #[derive(Clone)]
 pub struct Readiness(Arc<Mutex<Result<(), String>>>);
 

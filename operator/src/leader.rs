@@ -1,5 +1,5 @@
-//! Leader election: of several operators one works, the others stand by. The lease is short, so that
-//! one that dies is replaced within seconds, and it is given back on a clean exit.
+//! Leader election: of several operators one works, the others stand by. The lease is short, so that an operator that
+//! dies is replaced within seconds, and it is released on a clean exit.
 
 use kube::Client;
 use kube_lease_manager::{LeaseManager, LeaseManagerBuilder, LeaseManagerError};
@@ -7,14 +7,14 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tracing::warn;
 
-/// Name of the lease of operators without a shard; that of a shard's operators has its name behind.
+/// Name of the lease of operators without a shard. For a shard, `-` and its name are appended.
 const LEASE: &str = "psjobs-operator";
-/// How long a dead leader is waited for, at most.
+/// The longest time until a dead leader is replaced.
 const DURATION_SECONDS: u64 = 8;
 /// The leader renews this long before the lease runs out; operators' clocks may differ by as much.
 const GRACE_SECONDS: u64 = 4;
 
-/// A candidate: knows at any time whether it leads.
+/// A candidate of the election, which knows at any time whether it leads.
 pub struct Candidate {
     leads: watch::Receiver<bool>,
     campaign: JoinHandle<Result<LeaseManager, LeaseManagerError>>,
@@ -35,15 +35,15 @@ impl Candidate {
         Ok(Self { leads, campaign })
     }
 
-    /// Waits until this operator leads (or does not, if `leads` is false).
+    /// Waits until this operator leads, or until it does not, if `leads` is false.
     pub async fn until(&mut self, leads: bool) {
         if self.leads.wait_for(|now| *now == leads).await.is_err() && leads {
-            // The campaign has ended, so this one never leads again.
+            // The campaign has ended, so this operator never leads again.
             std::future::pending().await
         }
     }
 
-    /// Leaves the election, and gives the lease back if it is held.
+    /// Leaves the election, and releases the lease if it is held.
     pub async fn leave(self) {
         drop(self.leads);
         match self.campaign.await {

@@ -1,7 +1,9 @@
 //! The operator: a controller for `ParameterServerJob`s, and what surrounds it in a process: flags,
-//! leader election, progress, metrics and health. The way of a job through it is in [`controller`].
+//! leader election, progress, metrics and health. A manifest's path through it is described in [`controller`].
 
+mod conditions;
 pub mod controller;
+mod error_chain;
 pub mod http;
 pub mod leader;
 pub mod metrics;
@@ -11,16 +13,4 @@ pub mod settings;
 pub mod traces;
 mod trim;
 
-/// An error and its causes as one line; what a cause repeats is left out.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !text.contains(&next) {
-            text = format!("{text}: {next}");
-        }
-        cause = error.source();
-    }
-    text
-}
+pub use error_chain::chain;

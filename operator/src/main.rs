@@ -16,7 +16,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-/// Two are enough for an operator that mostly waits, and each costs memory.
+/// Threads of the runtime. Two are enough for an operator that mostly waits, and each costs memory.
 const THREADS: usize = 2;
 
 fn main() -> ExitCode {
@@ -60,7 +60,7 @@ fn begin(settings: &Settings) -> anyhow::Result<(Runtime, Option<Traces>)> {
     let traces = runtime.block_on(async { Traces::from_env() });
     let spans = traces.as_ref().ok().and_then(Option::as_ref).map(|traces| traces.layer().boxed());
     tracing_subscriber::registry().with(logs).with(spans).init();
-    // The work does not depend on them.
+    // The operator works without traces.
     let traces = traces.unwrap_or_else(|error| {
         warn!("no traces are sent: {}", psjobs_operator::chain(&error));
         None

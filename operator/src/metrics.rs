@@ -11,9 +11,9 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use psjobs_api::crd::{ConditionType, ParameterServerJob, ParameterServerJobStatus, Phase};
 
-use crate::controller::decide::conditions;
+use crate::conditions;
 
-/// Handles to all metrics; clones count into the same ones.
+/// Handles to all metrics. Clones count into the same metrics.
 #[derive(Clone)]
 pub struct Metrics {
     reconciles: Family<ResultLabels, Histogram, fn() -> Histogram>,
@@ -65,7 +65,7 @@ pub struct Timer<'a> {
 }
 
 impl Metrics {
-    /// Makes the metrics and enters them into `registry`.
+    /// Creates the metrics and registers them.
     pub fn new(registry: &mut Registry) -> Self {
         let histogram: fn() -> Histogram = || Histogram::new(exponential_buckets(0.001, 2.0, 14));
         let long: fn() -> Histogram = || Histogram::new(exponential_buckets(0.05, 2.0, 20));
@@ -111,7 +111,7 @@ impl Metrics {
         result
     }
 
-    /// Takes in what a written status says that the one before did not.
+    /// Counts a written status, the milestones that the job has passed with it, and the new restarts.
     pub fn wrote(&self, before: &ParameterServerJobStatus, now: &ParameterServerJobStatus) {
         self.status_writes.inc();
         for (milestone, seconds) in milestones(before, now) {
@@ -123,7 +123,7 @@ impl Metrics {
         }
     }
 
-    /// So many more writes wait for their turn.
+    /// Adds to the number of writes that wait for a permit.
     pub fn write_waits(&self, more: i64) {
         self.writes_waiting.inc_by(more);
     }
@@ -169,7 +169,7 @@ impl Timer<'_> {
     }
 }
 
-/// Milestones that a status has passed and the one before had not, in seconds from the job's start.
+/// Returns the milestones that the job passed between two statuses, in seconds from its start.
 fn milestones(before: &ParameterServerJobStatus, now: &ParameterServerJobStatus) -> Vec<(&'static str, f64)> {
     let Some(start) = &now.start_time else { return Vec::new() };
     let rows = [
@@ -187,7 +187,8 @@ fn milestones(before: &ParameterServerJobStatus, now: &ParameterServerJobStatus)
     first.collect()
 }
 
-/// One of a few words, so that the metric stays small: container runtimes invent reasons.
+/// Returns the reason of a restart as one of a few words, because container runtimes invent reasons and each would be
+/// another time series.
 fn restart_reason(status: &ParameterServerJobStatus) -> &'static str {
     const KNOWN: [&str; 9] = [
         "Error",
@@ -208,7 +209,7 @@ fn outcome(success: bool) -> ResultLabels {
     ResultLabels { result: if success { "success" } else { "failure" } }
 }
 
-/// The answer to `GET /metrics`.
+/// Formats the answer to `GET /metrics`.
 pub fn text(registry: &Registry) -> String {
     let mut text = String::new();
     encode(&mut text, registry).expect("a String takes all text");

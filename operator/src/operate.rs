@@ -1,4 +1,4 @@
-//! The operator's process from start to end: wait for the cluster, be elected, work, leave in order.
+//! The operator's process from start to end: waits for the cluster and for its election, runs the controller, shuts down.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,10 +16,13 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::controller::memory::Memory;
+use crate::controller::cache::job_state::JobStates;
 use crate::controller::shard::Shard;
-use crate::controller::turns::Turns;
-use crate::controller::{self, Context, Watches, events};
+use crate::controller::write::events;
+use crate::controller::write::write_priority::PriorityLimiter;
+use crate::controller::write::writer::Writer;
+use crate::controller::{self, Context, Watches};
+use crate::error_chain::chain;
 use crate::http::{self, Readiness};
 use crate::leader::Candidate;
 use crate::metrics::Metrics;
@@ -29,15 +32,15 @@ use crate::trim;
 
 /// Name of the operator in events and as field manager.
 const NAME: &str = "psjobs-operator";
-/// Between two looks for a definition that is not installed yet.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
-/// How long events that wait may take at the end.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+/// Time between two checks for a definition that is not installed yet.
+const RECHECK: Duration = Duration::from_secs(5);
+/// How long the queued events may take to be written at the end.
+const LAST_EVENTS: Duration = Duration::from_secs(5);
 
-/// Works until `stop`, then leaves in order.
+/// Runs the operator until `stop`, then shuts it down.
 ///
 /// # Errors
-/// Only what waiting cannot mend: an address in use, a lease that may not be written.
+/// Only for errors that do not pass with time: an address in use, a lease that may not be written.
 pub async fn operate(settings: Settings, config: kube::Config, stop: CancellationToken) -> anyhow::Result<()> {
     let listener = TcpListener::bind(settings.metrics_addr)
         .await
@@ -75,8 +78,8 @@ impl Operator {
         self.settings.identity.clone().unwrap_or_else(own)
     }
 
-    /// An operator may be installed before its definition. Waiting is better than a crash loop, whose
-    /// back-off would go on for minutes after the definition is there.
+    /// Waits until the definition of jobs is installed, which may happen after the operator is. A crash loop instead would
+    /// be in its back-off for minutes after the definition is there.
     async fn wait_until_installed(&self, readiness: &Readiness) {
         let jobs: Api<ParameterServerJob> = match self.namespace() {
             Some(namespace) => Api::namespaced(self.client.clone(), namespace),
@@ -91,15 +94,15 @@ impl Operator {
                         .to_owned()
                 }
                 Err(kube::Error::Api(status)) => format!("jobs cannot be listed: {}", status.message),
-                Err(error) => format!("the API server does not answer: {}", crate::chain(&error)),
+                Err(error) => format!("the API server does not answer: {}", chain(&error)),
             };
-            warn!("{why}; looking again in {} s", LOOK_AGAIN.as_secs());
+            warn!("{why}; looking again in {} s", RECHECK.as_secs());
             readiness.set(Err(why));
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(RECHECK).await;
         }
     }
 
-    /// Works whenever this operator leads.
+    /// Runs the controller whenever this operator leads.
     async fn take_part(&self, stop: &CancellationToken) -> anyhow::Result<()> {
         if !self.settings.leader_elect {
             self.lead(stop.child_token()).await;
@@ -118,7 +121,7 @@ impl Operator {
             info!("this operator leads");
             tokio::select! {
                 () = self.lead(stop.child_token()) => {}
-                // Dropped at once: another one may work already.
+                // The controller is dropped at once: another operator may work already.
                 () = candidate.until(false) => warn!("the lease is lost; another operator leads"),
             }
             self.metrics.leads(false);
@@ -133,36 +136,35 @@ impl Operator {
         let (reports, reported) = mpsc::channel(PENDING_REPORTS);
         let shard = Shard(self.settings.shard.clone());
         let watches = Watches::new(&self.client, self.namespace(), &shard, reported);
-        let memory = Arc::new(Memory::default());
-        let turns = Arc::new(Turns::default());
-        let (teller, telling) = events::channel();
+        let job_states = Arc::new(JobStates::default());
+        let limiter = Arc::new(PriorityLimiter::default());
+        let (recorder, event_writer) = events::channel();
         let poller = Poller {
             jobs: watches.jobs(),
             children: watches.children(),
-            memory: memory.clone(),
+            job_states: job_states.clone(),
             metrics: self.metrics.clone(),
             reports,
         };
         let reporter = Reporter { controller: NAME.into(), instance: Some(self.identity()) };
         let context = Context {
-            client: self.client.clone(),
+            writer: Writer::new(self.client.clone(), limiter.clone(), self.metrics.clone()),
             children: watches.children(),
-            memory,
-            teller,
+            jobs: job_states,
+            events: recorder,
             metrics: self.metrics.clone(),
-            turns: turns.clone(),
             shard,
             worker_image: self.settings.worker_image.clone(),
         };
         let recorder = Recorder::new(self.client.clone(), reporter);
-        let mut telling = pin!(telling.run(recorder, turns, self.metrics.clone()).fuse());
+        let mut writing_events = pin!(event_writer.run(recorder, limiter, self.metrics.clone()).fuse());
         tokio::select! {
             () = controller::run(watches, Arc::new(context), stop.cancelled_owned()) => {}
             () = poller.run() => {}
             () = trim::run() => {}
-            () = &mut telling => {}
+            () = &mut writing_events => {}
         }
-        if tokio::time::timeout(LAST_WORDS, telling).await.is_err() {
+        if tokio::time::timeout(LAST_EVENTS, writing_events).await.is_err() {
             warn!("not all events could be written before the end");
         }
     }

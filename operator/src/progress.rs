@@ -1,5 +1,5 @@
-//! Asks server 0 of every running job how far training is. It works beside the reconciles, so a server
-//! that does not answer delays nobody; a report that tells anything new leads to a reconcile.
+//! Polls server 0 of every running job for the progress of training, beside the reconciles, so that a server that does
+//! not answer delays none of them. A report with any change leads to a reconcile.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -21,37 +21,38 @@ use psjobs_api::{METRICS_PORT, Role, TrainingStatus};
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::debug;
 
-use crate::controller::decide::ProgressReport;
-use crate::controller::dereference::Children;
-use crate::controller::memory::Memory;
+use crate::controller::cache::job_state::JobStates;
+use crate::controller::cache::observed_state::ChildCaches;
+use crate::controller::model::ProgressReport;
+use crate::error_chain::chain;
 use crate::metrics::Metrics;
 
-/// Between two questions to one job, hence also between two writes of progress into its status.
+/// Time between two polls of one job, hence also between two writes of progress into its status.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// How often the poller looks for jobs whose turn it is.
+/// How often the poller checks which jobs are due.
 const TICK: Duration = Duration::from_secs(1);
-/// A server that takes longer is asked again at its next turn.
+/// How long a server may take to answer. A later answer is dropped, and the server is polled again as usual.
 const DEADLINE: Duration = Duration::from_secs(2);
-/// An answer has a few hundred.
+/// The longest answer that is read. Usual ones have a few hundred bytes.
 const MOST_BYTES: usize = 1 << 20;
-/// Servers asked at once.
+/// Servers polled at the same time.
 const CONCURRENCY: usize = 64;
 
-/// Reports waiting for their reconcile. With more under way than that the poller waits: the reconciles
-/// are behind, and newer reports would only replace these.
+/// Reports that may wait for their reconcile. When there are more, the poller waits, because the reconciles are behind
+/// and newer reports would only replace these.
 pub const PENDING_REPORTS: usize = 256;
 
-/// Asks the servers of running jobs, for ever.
+/// Polls the servers of running jobs.
 pub struct Poller {
     pub jobs: Store<ParameterServerJob>,
-    pub children: Children,
-    pub memory: Arc<Memory>,
+    pub children: ChildCaches,
+    pub job_states: Arc<JobStates>,
     pub metrics: Metrics,
-    /// Takes the jobs that a new report is about.
+    /// Queue of jobs that have a new report.
     pub reports: mpsc::Sender<ObjectRef<ParameterServerJob>>,
 }
 
-/// Why there is no report this time.
+/// The reason why a poll brought no report.
 #[derive(Debug, thiserror::Error)]
 enum PollError {
     #[error("cannot reach server 0 at {0}")]
@@ -71,12 +72,12 @@ impl Poller {
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut asked = HashMap::<String, Instant>::new();
-        // Until the next turn a connection would only keep a server from ending.
+        // A connection that is kept until the next poll would only keep a server from ending.
         let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http();
         loop {
             ticks.tick().await;
             let jobs = self.jobs.state();
-            self.memory.retain(&jobs);
+            self.job_states.retain(&jobs);
             self.metrics.count_jobs(jobs.iter().map(|job| &**job));
 
             let now = Instant::now();
@@ -91,7 +92,7 @@ impl Poller {
         }
     }
 
-    /// Address of server 0, if its pod has one.
+    /// Returns the address of server 0, if its pod has one.
     fn server(&self, job: &ParameterServerJob) -> Option<SocketAddr> {
         let pod = ObjectRef::new(&names::pod(&job.name_any(), Role::Server, 0)).within(&job.namespace()?);
         let ip: IpAddr = self.children.pods.get(&pod)?.observed.ip.as_ref()?.parse().ok()?;
@@ -108,12 +109,12 @@ impl Poller {
             self.metrics.polled(answer.is_ok());
             match answer {
                 Ok(report) => {
-                    if self.memory.report(&job.uid().unwrap_or_default(), report) {
+                    if self.job_states.record_progress(&job.uid().unwrap_or_default(), report) {
                         // Fails only while the controller is going away.
                         let _ = futures::SinkExt::send(&mut self.reports, ObjectRef::from_obj(&*job)).await;
                     }
                 }
-                Err(error) => debug!(job = job.name_any(), "no progress: {}", crate::chain(&error)),
+                Err(error) => debug!(job = job.name_any(), "no progress: {}", chain(&error)),
             }
         }
     }
@@ -124,7 +125,8 @@ fn is_running(job: &ParameterServerJob) -> bool {
     matches!(phase, Some(Phase::Running | Phase::Restarting | Phase::Stalled))
 }
 
-/// Asks the metrics port and not gRPC: nobody needs a certificate there, so the operator need not read any Secret.
+/// Requests the status from the metrics port and not by gRPC: that port needs no certificate, so that the operator need
+/// not read any Secret.
 async fn ask(client: &Client<HttpConnector, Body>, server: SocketAddr) -> Result<ProgressReport, PollError> {
     let uri = format!("http://{server}/status").parse().expect("an address and a path are a URI");
     let reply = client.get(uri).await.map_err(|error| PollError::Connect(server, error))?;

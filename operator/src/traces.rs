@@ -1,8 +1,8 @@
 //! Traces for OpenTelemetry: a span for each reconcile, in it one for each step, in those the requests to the API server.
 //!
-//! The standard's environment variables say where they go, by gRPC. Without `OTEL_EXPORTER_OTLP_ENDPOINT` no span is
-//! made. Sending has a thread and a bounded queue of its own: what the collector does not take in time is lost, and
-//! nobody waits for it.
+//! The standard's environment variables name the collector; spans are sent to it by gRPC. Without
+//! `OTEL_EXPORTER_OTLP_ENDPOINT` no span is made. Sending has a thread and a bounded queue of its own: spans that the
+//! collector does not take in time are dropped, and delay no reconcile.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -28,17 +28,19 @@ use tracing_subscriber::filter::{DynFilterFn, LevelFilter};
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 
+use crate::error_chain::chain;
+
 /// Target of the spans made here. Logs leave it out: they have a span of the job already.
 pub const TARGET: &str = "psjobs_traces";
 /// Target of the spans that the client makes for its requests.
 const REQUESTS: &str = "kube_client::client::builder";
 const SERVICE: &str = "psjobs-operator";
-/// How long one batch may take, tried again and all. A connection that nobody refuses would take minutes.
+/// How long one batch may take, with all its tries. A connection attempt that gets no answer would take minutes.
 const DEADLINE: Duration = Duration::from_secs(15);
 /// How long the last spans may take at the end.
 const LAST_SPANS: Duration = Duration::from_secs(3);
 
-/// What is wrong with the variables.
+/// An error in the environment variables.
 #[derive(Debug, thiserror::Error)]
 pub enum TracesError {
     #[error("OTEL_TRACES_EXPORTER is {0:?}; this operator knows otlp and none")]
@@ -55,7 +57,7 @@ pub enum TracesError {
 pub struct Traces(SdkTracerProvider);
 
 impl Traces {
-    /// As the environment says; `None` if it wants none. Within a runtime.
+    /// Creates the exporter that the environment asks for; `None` if it asks for none. Must be called within a runtime.
     ///
     /// # Errors
     /// Values that cannot be meant, and a certificate that cannot be read. The collector need not be there.
@@ -69,12 +71,13 @@ impl Traces {
         }
         let exporter =
             exporter.build().map_err(|source| TracesError::Endpoint { endpoint: endpoint.clone(), source })?;
-        let telling = Telling { exporter, endpoint, runtime: Handle::current(), silent: AtomicBool::new(false) };
-        let provider = SdkTracerProvider::builder().with_resource(resource(env)).with_batch_exporter(telling);
+        let exporter =
+            LoggedExporter { exporter, endpoint, runtime: Handle::current(), last_lost: AtomicBool::new(false) };
+        let provider = SdkTracerProvider::builder().with_resource(resource(env)).with_batch_exporter(exporter);
         Ok(Some(Self(provider.build())))
     }
 
-    /// Takes the spans in.
+    /// Returns the subscriber layer that collects the spans.
     pub fn layer<S>(&self) -> impl Layer<S> + Send + Sync + use<S>
     where
         S: Subscriber + for<'span> LookupSpan<'span> + Send + Sync,
@@ -89,9 +92,9 @@ impl Traces {
         }))
     }
 
-    /// Sends what is left, and then no more.
+    /// Sends the remaining spans and stops.
     pub async fn flush(self) {
-        // Blocks, and needs the runtime meanwhile.
+        // The shutdown blocks, and needs the runtime meanwhile.
         let flushing = tokio::task::spawn_blocking(move || self.0.shutdown_with_timeout(LAST_SPANS));
         match flushing.await {
             Ok(Ok(())) => {}
@@ -101,7 +104,7 @@ impl Traces {
     }
 }
 
-/// The collector's address, if traces are wanted.
+/// Returns the collector's address, if traces are wanted.
 fn endpoint(env: impl Fn(&str) -> Option<String>) -> Result<Option<String>, TracesError> {
     let of_traces = |name: &str| {
         let name = name.strip_prefix("OTEL_EXPORTER_OTLP_").expect("all names begin so");
@@ -123,7 +126,7 @@ fn endpoint(env: impl Fn(&str) -> Option<String>) -> Result<Option<String>, Trac
     }
 }
 
-/// Those that may vouch for the collector: the file's, else the machine's.
+/// Reads the certificate authorities that the collector may have: those of the named file, else those of the machine.
 fn authorities(env: impl Fn(&str) -> Option<String>) -> Result<ClientTlsConfig, TracesError> {
     let tls = ClientTlsConfig::new();
     let named = env("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE").or_else(|| env("OTEL_EXPORTER_OTLP_CERTIFICATE"));
@@ -132,7 +135,7 @@ fn authorities(env: impl Fn(&str) -> Option<String>) -> Result<ClientTlsConfig, 
     Ok(tls.ca_certificate(Certificate::from_pem(pem)))
 }
 
-/// What sends the spans: this program, unless the environment has another name for it, and whatever else is there.
+/// Describes the sender of the spans: this program, or the name and attributes that the environment gives it.
 fn resource(env: impl Fn(&str) -> Option<String>) -> Resource {
     let own = [KeyValue::new("service.name", SERVICE), KeyValue::new("service.version", env!("CARGO_PKG_VERSION"))];
     let named = env("OTEL_SERVICE_NAME").map(|name| KeyValue::new("service.name", name));
@@ -140,7 +143,7 @@ fn resource(env: impl Fn(&str) -> Option<String>) -> Resource {
     resource.with_detector(Box::new(EnvResourceDetector::new())).with_attributes(named).build()
 }
 
-/// Our spans, and the requests that are made in them: not the watches and what else goes on beside.
+/// Selects the operator's spans and the requests within them, and leaves out watches and other requests.
 fn is_traced<S>(metadata: &Metadata<'_>, context: &Context<'_, S>) -> bool
 where
     S: Subscriber + for<'span> LookupSpan<'span>,
@@ -152,25 +155,25 @@ fn concerns_us(metadata: &Metadata<'_>) -> bool {
     metadata.is_span() && [TARGET, REQUESTS].contains(&metadata.target())
 }
 
-/// An exporter that tells once when spans begin to be lost, and once when they arrive again.
+/// Wraps an exporter; logs once when spans begin to be lost, and once when they arrive again.
 #[derive(Debug)]
-struct Telling<E> {
+struct LoggedExporter<E> {
     exporter: E,
     endpoint: String,
     runtime: Handle,
     /// The last batch was lost.
-    silent: AtomicBool,
+    last_lost: AtomicBool,
 }
 
-impl<E: SpanExporter> SpanExporter for Telling<E> {
+impl<E: SpanExporter> SpanExporter for LoggedExporter<E> {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let sending = {
-            // The thread of the queue has no clock of its own.
+            // The timeout needs a runtime, which the thread of the queue does not have.
             let _runtime = self.runtime.enter();
             tokio::time::timeout(DEADLINE, self.exporter.export(batch))
         };
         let result = sending.await.unwrap_or(Err(OTelSdkError::Timeout(DEADLINE)));
-        match (&result, self.silent.swap(result.is_err(), Ordering::Relaxed)) {
+        match (&result, self.last_lost.swap(result.is_err(), Ordering::Relaxed)) {
             (Err(error), false) => warn!(
                 "traces do not arrive at {}: {error}; they are lost, the work goes on, and a line says when they arrive again",
                 self.endpoint
@@ -190,7 +193,7 @@ impl<E: SpanExporter> SpanExporter for Telling<E> {
     }
 }
 
-/// The span of a reconcile; the others are made in it.
+/// Begins the span of a reconcile, the parent of the others.
 pub fn reconcile(job: &ParameterServerJob) -> Span {
     debug_span!(
         target: TARGET,
@@ -203,27 +206,27 @@ pub fn reconcile(job: &ParameterServerJob) -> Span {
     )
 }
 
-/// The span of a step.
+/// Begins the span of a step.
 pub fn step(name: &'static str) -> Span {
     debug_span!(target: TARGET, "step", otel.name = name)
 }
 
-/// The span of a child's creation, such as `pod mnist-ps-0`.
+/// Begins the span of a child's creation; `child` is for example `pod mnist-ps-0`.
 pub fn child(child: impl FnOnce() -> String) -> Span {
     debug_span!(target: TARGET, "create", psjobs.child = child())
 }
 
-/// Adds to the span of the step that is under way.
+/// Adds an attribute to the current span.
 pub fn attribute(key: &'static str, value: impl Into<Value>) {
     Span::current().set_attribute(key, value);
 }
 
-/// Adds how it ended: an error is the span's status.
+/// Sets the status of a span whose step failed to the error.
 pub fn end<T>(span: &Span, result: &Result<T, impl Error>) {
     if let Err(error) = result
         && !span.is_disabled()
     {
-        span.set_status(Status::error(crate::chain(error)));
+        span.set_status(Status::error(chain(error)));
     }
 }
 

@@ -1,15 +1,15 @@
-//! Gives memory back. A burst of jobs takes several times what their caches keep, for requests and answers, and the C
-//! library holds on to it; after the burst the operator would look as large as it ever was.
+//! Returns free memory to the system. The requests and answers of a burst of jobs need several times the memory of the
+//! caches, and the C library keeps it; without this, the operator would stay as large as it was at the peak.
 
 use std::time::Duration;
 
 use tokio::time::MissedTickBehavior;
 
-/// Often enough that a burst's memory is soon somebody else's, and rarely enough to cost nothing: one takes
-/// milliseconds.
+/// How often memory is returned: often enough that the memory of a burst is soon available to others, and rarely enough
+/// to cost little, as each call takes milliseconds.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Gives free memory back to the system from time to time, for ever.
+/// Returns free memory to the system periodically; never ends.
 pub async fn run() {
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -5,15 +5,14 @@ mod support;
 
 use std::sync::Arc;
 
-use futures::channel::mpsc;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use prometheus_client::registry::Registry;
 use psjobs_api::crd::ParameterServerJob;
-use psjobs_operator::controller::decide::Deletion;
-use psjobs_operator::controller::shard::Shard;
-use psjobs_operator::controller::{Context, Watches, apply, events};
+use psjobs_operator::controller::model::Deletion;
+use psjobs_operator::controller::write::delete::delete_pods;
+use psjobs_operator::controller::write::writer::Writer;
 use psjobs_operator::metrics::Metrics;
 use serde_json::json;
 use support::Team;
@@ -70,9 +69,9 @@ async fn a_delete_means_one_pod_and_not_the_next_of_its_name() {
     let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
     let pod: Pod = serde_json::from_value(pod).expect("a pod");
     let pod = team.api::<Pod>().create(&PostParams::default(), &pod).await.expect("a pod can be made");
-    let context = context(&team);
+    let writer = Writer::new(team.client.clone(), Arc::default(), Metrics::new(&mut Registry::default()));
     let deletion = |uid: &str| Deletion { name: "p".into(), uid: uid.into(), force: false };
-    let delete = async |uid: &str| apply::delete(&context, &team.namespace, &[deletion(uid)]).await.expect("no error");
+    let delete = async |uid: &str| delete_pods(&writer, &team.namespace, &[deletion(uid)]).await.expect("no error");
 
     delete("0b6c1d2e-0000-0000-0000-000000000000").await;
     let still = team.api::<Pod>().get("p").await.expect("the pod of another uid stays");
@@ -81,20 +80,4 @@ async fn a_delete_means_one_pod_and_not_the_next_of_its_name() {
     delete(&uid).await;
     team.until("p", |pod: Option<&Pod>| pod.is_none()).await;
     delete(&uid).await;
-}
-
-/// What a reconcile has, with caches that nobody fills.
-fn context(team: &Team) -> Context {
-    let shard = Shard::default();
-    let (_, progress) = mpsc::channel(1);
-    Context {
-        client: team.client.clone(),
-        children: Watches::new(&team.client, Some(&team.namespace), &shard, progress).children(),
-        memory: Arc::default(),
-        teller: events::channel().0,
-        metrics: Metrics::new(&mut Registry::default()),
-        turns: Arc::default(),
-        shard,
-        worker_image: String::new(),
-    }
 }

@@ -10,7 +10,7 @@ use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use psjobs_api::crd::{ConditionType, ParameterServerJob, ParameterServerJobStatus, Phase};
 use psjobs_operator::controller::ReconcileError;
-use psjobs_operator::controller::update_status::update_status;
+use psjobs_operator::controller::write::update_status::update_status;
 use serde_json::json;
 use support::{ApiServer, Team, install_definition, install_pod_groups};
 

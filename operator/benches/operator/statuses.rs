@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result};
 use kube::{Api, Client};
 use psjobs_api::crd::{ParameterServerJob, ParameterServerJobStatus};
-use psjobs_operator::controller::update_status::update_status;
+use psjobs_operator::controller::write::update_status::update_status;
 
 use crate::fleet::patch_status;
 use crate::metrics;

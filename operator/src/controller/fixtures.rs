@@ -7,7 +7,7 @@ use psjobs_api::crd::ParameterServerJob;
 use super::observe::{Failure, Life, ObservedPod, Replica};
 use super::validate::{ValidJob, validate};
 
-/// The stored job `mnist` with 1 server and 2 trainers, whose pods are created together unless `spec`
+/// Builds the stored job `mnist` with 1 server and 2 trainers, whose pods are created together unless `spec`
 /// says otherwise; `spec` is YAML, one more field a line.
 pub fn job(spec: &str) -> ParameterServerJob {
     let startup = if spec.contains("startupPolicy") { "" } else { "startupPolicy: AnyOrder" };
@@ -30,24 +30,24 @@ trainer:
     serde_json::from_value(object).expect("a job")
 }
 
-/// [`job`], validated.
+/// Builds [`job`] and validates it.
 pub fn valid_job(spec: &str) -> ValidJob {
     validate(job(spec).into()).expect("valid")
 }
 
-/// [`valid_job`] with another `spec.trainer`, indented by two.
+/// Builds [`valid_job`] with another `spec.trainer`, indented by two.
 pub fn valid_job_with_trainer(trainer: &str) -> ValidJob {
     let mut object = job("");
     object.spec.trainer = serde_yaml::from_str(trainer).expect("spec.trainer is YAML");
     validate(object.into()).expect("valid")
 }
 
-/// Second `n` of the tests' day.
+/// Returns second `n` of the tests' day.
 pub fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + second).expect("in range")
 }
 
-/// A pod of its first incarnation that has just been created.
+/// Builds a pod of its first incarnation that has just been created.
 pub fn pod(replica: Replica) -> ObservedPod {
     let name = psjobs_api::crd::names::pod("mnist", replica.role, replica.index);
     ObservedPod {
@@ -109,7 +109,7 @@ impl ObservedPod {
         Self { life: Life::Failed(failure), ready: false, alive: false, ..self }
     }
 
-    /// As `observe` tells a failed pod that is being deleted.
+    /// Returns the pod as `observe` reads one that failed and is being deleted.
     pub fn failed_and_deleted(self, second: i64) -> Self {
         let pod = self.disrupted(second).deleted(second + 30);
         let Life::Failed(failure) = pod.life else { unreachable!("disrupted pods have failed") };
@@ -125,7 +125,7 @@ impl ObservedPod {
     }
 }
 
-/// `ps-0`, `trainer-1`.
+/// Parses `ps-0`, `trainer-1`.
 pub fn replica(text: &str) -> Replica {
     let (role, index) = text.split_once('-').expect("role-index");
     Replica { role: Role::parse(role).expect("a role"), index: index.parse().expect("an index") }

@@ -1,302 +1,32 @@
 //! The controller: one reconcile reads the caches, decides, and carries the decision out.
 //!
 //! ```text
-//! dereference -> validate -> decide -> create -> decide again -> write the status -> delete, tell
+//! observed state -> validate -> decide -> create -> decide again -> write the status -> delete, record events
 //! ```
 //!
 //! Deciding again after creating is what makes the status true at once: it counts the pods that the
 //! API server returned, and names the ones that it refused.
 
-pub mod apply;
-pub mod build;
-pub mod decide;
-pub mod dereference;
-pub mod events;
+mod build;
+pub mod cache;
+mod carry_out;
+mod checkpoint_folder;
+mod context;
+mod decide;
+mod error;
 #[cfg(test)]
 pub mod fixtures;
-pub mod memory;
-pub mod nodes;
+mod handover;
+pub mod model;
 pub mod observe;
-pub mod pods;
-pub mod request;
+mod reconcile;
+mod run;
 pub mod shard;
-pub mod turns;
-mod unseen;
-pub mod update_status;
+mod status_difference;
 pub mod validate;
-mod watch;
+pub mod write;
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use jiff::Timestamp;
-use kube::runtime::controller::Action;
-use kube::{Client, ResourceExt as _};
-use psjobs_api::certificates::MakeError;
-use psjobs_api::crd::{MANAGER, ParameterServerJob, ParameterServerJobStatus, Phase};
-use tracing::{Instrument as _, Span, debug, info_span, warn};
-
-pub use self::watch::{Watches, run};
-
-use self::decide::{Decision, decide, refuse};
-use self::dereference::{Children, dereference};
-use self::events::Teller;
-use self::memory::Memory;
-use self::shard::{Shard, Takeover};
-use self::turns::{Turn, Turns, Write};
-use self::update_status::{Difference, difference};
-use self::validate::{ValidJob, validate};
-use crate::metrics::Metrics;
-use crate::traces;
-
-/// What reconciles share.
-pub struct Context {
-    pub client: Client,
-    pub children: Children,
-    pub memory: Arc<Memory>,
-    pub teller: Teller,
-    pub metrics: Metrics,
-    pub turns: Arc<Turns>,
-    pub shard: Shard,
-    /// Image of servers whose job has no template for them.
-    pub worker_image: String,
-}
-
-impl Context {
-    /// Waits for its turn to write.
-    async fn turn(&self, write: Write) -> Turn<'_> {
-        self.metrics.write_waits(1);
-        let turn = self.turns.turn(write).await;
-        self.metrics.write_waits(-1);
-        turn
-    }
-
-    /// Measures a step of the reconcile, which is a span of its trace.
-    async fn step<T>(
-        &self,
-        name: &'static str,
-        work: impl Future<Output = Result<T, ReconcileError>>,
-    ) -> Result<T, ReconcileError> {
-        let span = traces::step(name);
-        let result = self.metrics.step(name, work.instrument(span.clone())).await;
-        traces::end(&span, &result);
-        result
-    }
-}
-
-/// Why a reconcile has to be tried again.
-#[derive(Debug, thiserror::Error)]
-pub enum ReconcileError {
-    #[error("cannot {what}")]
-    Api { what: String, source: Box<kube::Error> },
-    #[error("the job changed while it was looked at")]
-    OutOfDate,
-    #[error("{child} is another shard's")]
-    Disputed { child: String },
-    #[error(transparent)]
-    Certificates(#[from] MakeError),
-    #[error("an object does not fit JSON")]
-    Json(#[source] serde_json::Error),
-}
-
-async fn reconcile(cached: Arc<ParameterServerJob>, context: Arc<Context>) -> Result<Action, ReconcileError> {
-    // Only at the start of a term: a decision on half a cache would be right, but ask much of the API server.
-    context.children.wait_until_ready().await;
-    let timer = context.metrics.start_reconcile();
-    let object = context.memory.newest(cached);
-    let uid = object.uid().unwrap_or_default();
-    let trace = traces::reconcile(&object);
-    let job = trace.in_scope(|| info_span!("job", namespace = object.namespace(), name = object.name_any()));
-    let result = reconcile_one(object, &context).instrument(job).instrument(trace.clone()).await;
-    traces::end(&trace, &result);
-    timer.stop(result.is_ok());
-    match &result {
-        Ok(_) => context.memory.succeeded(&uid),
-        Err(ReconcileError::Disputed { .. }) => context.memory.dispute(&uid, true),
-        Err(_) => {}
-    }
-    result
-}
-
-async fn reconcile_one(object: Arc<ParameterServerJob>, context: &Context) -> Result<Action, ReconcileError> {
-    if object.metadata.deletion_timestamp.is_some() {
-        // Its children are being deleted with it; anything done now would only be in the way.
-        return Ok(Action::await_change());
-    }
-    if object.spec.managed_by.as_deref().is_some_and(|manager| manager != MANAGER) {
-        // Another controller takes care of it; it cannot become ours.
-        return Ok(Action::await_change());
-    }
-    if context.shard.must_take_over(&object, &context.memory) {
-        match shard::take_over(context, &object).await? {
-            Takeover::Done => {}
-            Takeover::UnderWay => return Ok(Action::requeue(shard::LOOK_AGAIN)),
-            // Its watch will say so in a moment.
-            Takeover::NotOurs => return Ok(Action::await_change()),
-        }
-    }
-    let now = Timestamp::now();
-    let validating = async {
-        let valid = validate(object.clone());
-        traces::end(&Span::current(), &valid);
-        Ok(valid)
-    };
-    let mut decision = match context.step("validate", validating).await? {
-        Ok(job) => decide_and_create(&job, &object, context, now).await?,
-        Err(error) => refuse(&error, &object.status.clone().unwrap_or_default(), object.metadata.generation, now),
-    };
-    decision.status.shard = context.shard.0.clone();
-    let gathering = settle(&object, &decision, context).await?;
-    // A little late rather than a little early: the condition must hold by then.
-    let margin = Duration::from_millis(10);
-    let wait = decision.requeue.map(|wait| Duration::try_from(wait).unwrap_or_default() + margin);
-    Ok(wait.into_iter().chain(gathering).min().map_or_else(Action::await_change, Action::requeue))
-}
-
-async fn decide_and_create(
-    job: &ValidJob,
-    object: &ParameterServerJob,
-    context: &Context,
-    now: Timestamp,
-) -> Result<Decision, ReconcileError> {
-    let status = object.status.clone().unwrap_or_default();
-    let looking = async { Ok(dereference(job, &status, &context.children, context.memory.progress(&job.uid))) };
-    let mut world = context.step("dereference", looking).await?;
-    let decision = context.step("decide", async { Ok(decide(job, &status, &world, now)) }).await?;
-    if decision.create.is_empty() {
-        return Ok(decision);
-    }
-    debug!(children = decision.create.len(), "creating");
-    let creating = async {
-        let created = apply::create(context, job, &decision.create, &mut world).await?;
-        traces::attribute("psjobs.created", created as i64);
-        traces::attribute("psjobs.refused", world.refused.len() as i64);
-        Ok(created)
-    };
-    let created = context.step("apply", creating).await?;
-    context.metrics.created(created, world.refused.len());
-    context.step("decide", async { Ok(decide(job, &status, &world, now)) }).await
-}
-
-/// Writes the status, then deletes and tells: the failure is on record before its evidence goes.
-/// How long the status still waits to be written, if it does.
-async fn settle(
-    object: &ParameterServerJob,
-    decision: &Decision,
-    context: &Context,
-) -> Result<Option<Duration>, ReconcileError> {
-    // What is still to be created was refused just now, or will be created in the next reconcile.
-    let Decision { create: _, status, delete, delete_job, notices, passing: _, requeue: _ } = decision;
-    let uid = object.metadata.uid.as_deref().unwrap_or_default();
-    let before = object.status.clone().unwrap_or_default();
-    let difference = difference(&before, status);
-    let patience = patience(difference, decision);
-    if let Some(wait) = patience.and_then(|patience| context.memory.gather(uid, patience, Instant::now())) {
-        return Ok(Some(wait));
-    }
-    if difference != Difference::None {
-        let patience = patience.unwrap_or_default() + turns::PATIENCE;
-        let may_wait = || context.memory.gather(uid, patience, Instant::now()).is_some();
-        let write = if ends(difference, status) {
-            Write::End
-        } else if delete.is_empty() {
-            Write::Status
-        } else {
-            Write::Child
-        };
-        let _turn = match context.turns.turn_now(write) {
-            Some(turn) => turn,
-            None if write == Write::Status && may_wait() => return Ok(Some(memory::BUSY)),
-            None => context.turn(write).await,
-        };
-        let writing = async {
-            traces::attribute("psjobs.change", format!("{difference:?}"));
-            traces::attribute("psjobs.phase", status.phase.map_or_else(String::new, |phase| format!("{phase:?}")));
-            update_status::update_status(&context.client, object, status).await
-        };
-        if let Some(stored) = context.step("update_status", writing).await? {
-            context.metrics.wrote(&before, status);
-            context.memory.wrote(stored);
-        }
-    }
-    context.memory.gathered(uid);
-    let namespace = object.namespace().unwrap_or_default();
-    if !delete.is_empty() {
-        let deleting = async {
-            traces::attribute("psjobs.deleted", delete.len() as i64);
-            apply::delete(context, &namespace, delete).await
-        };
-        context.step("delete", deleting).await?;
-    }
-    context.metrics.deleted(delete.len());
-    context.teller.tell(object, notices);
-    if *delete_job {
-        apply::delete_job(&context.client, object).await?;
-    }
-    Ok(None)
-}
-
-/// The job has just succeeded or failed.
-fn ends(difference: Difference, status: &ParameterServerJobStatus) -> bool {
-    difference == Difference::Facts && status.phase.is_some_and(Phase::is_final)
-}
-
-/// How long a decision may wait for those that follow it, which may make its writes needless.
-fn patience(difference: Difference, decision: &Decision) -> Option<Duration> {
-    match difference {
-        _ if !decision.delete.is_empty() => None,
-        Difference::Facts if decision.passing.is_some() => decision.passing,
-        Difference::Details if decision.notices.is_empty() => Some(memory::GATHER),
-        _ => None,
-    }
-}
-
-fn retry(job: Arc<ParameterServerJob>, error: &ReconcileError, context: Arc<Context>) -> Action {
-    let delay = context.memory.failed(&job.uid().unwrap_or_default());
-    match error {
-        // The watch brings the newer job in a moment.
-        ReconcileError::OutOfDate | ReconcileError::Disputed { .. } => debug!(job = job.name_any(), "{error}"),
-        error => warn!(
-            namespace = job.namespace(),
-            name = job.name_any(),
-            retry_in = ?delay,
-            "{}",
-            crate::chain(error)
-        ),
-    }
-    Action::requeue(delay)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::decide::{Deletion, Notice};
-    use super::*;
-
-    #[test]
-    fn only_what_nobody_misses_waits() {
-        let delete = Deletion { name: "p".into(), uid: "u".into(), force: false };
-        let notice = Notice { warning: false, reason: "R".into(), note: String::new(), pod: None };
-        let none = Decision::default;
-        let rows = [
-            ("nothing new", Difference::None, none(), None),
-            ("a count", Difference::Details, none(), Some(memory::GATHER)),
-            ("a count, with an event", Difference::Details, Decision { notices: vec![notice.clone()], ..none() }, None),
-            ("a phase", Difference::Facts, none(), None),
-            (
-                "a phase that mostly passes at once",
-                Difference::Facts,
-                Decision { passing: Some(memory::ENDING), notices: vec![notice], ..none() },
-                Some(memory::ENDING),
-            ),
-            (
-                "the same, with a pod to delete after it is on record",
-                Difference::Facts,
-                Decision { passing: Some(memory::ENDING), delete: vec![delete], ..none() },
-                None,
-            ),
-        ];
-        for (label, difference, decision, want) in rows {
-            assert_eq!(patience(difference, &decision), want, "{label}");
-        }
-    }
-}
+pub use self::cache::watch::Watches;
+pub use self::context::Context;
+pub use self::error::ReconcileError;
+pub use self::run::run;

@@ -1,44 +1,15 @@
-//! Several operators share a cluster's jobs by the label psjobs.dev/shard: each watches the jobs with its own name there,
-//! and their pods. A job whose label changes is handed over: its new operator first puts its name on the pods, so that
-//! its own cache has them, and decides only then. What the old one still has in hand the API server refuses, as the job
-//! is another version by then.
+//! Shards: several operators share a cluster's jobs by the label psjobs.dev/shard. Each watches the jobs with its own
+//! name there, and their pods.
 
-use std::time::Duration;
+use kube::{Resource, ResourceExt as _};
+use psjobs_api::crd::names;
 
-use futures::future::try_join_all;
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::{ListParams, Patch, PatchParams};
-use kube::core::PartialObjectMeta;
-use kube::runtime::reflector::ObjectRef;
-use kube::{Api, Resource, ResourceExt as _};
-use psjobs_api::crd::{ParameterServerJob, names};
-use serde_json::json;
-
-use super::apply::settled;
-use super::dereference::is_owned;
-use super::memory::Memory;
-use super::turns::Write;
-use super::{Context, ReconcileError};
-
-/// Until the watch shows pods that were taken over; mostly it wakes the reconcile earlier.
-pub const LOOK_AGAIN: Duration = Duration::from_millis(200);
-
-/// Name of this operator's shard; none takes care of jobs without the label.
+/// Name of this operator's shard; without a name the operator manages the jobs without the label.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shard(pub Option<String>);
 
-/// How far a take-over is.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Takeover {
-    /// The cache has all pods.
-    Done,
-    UnderWay,
-    /// The job has another label by now, or is gone.
-    NotOurs,
-}
-
 impl Shard {
-    /// Selects the shard's objects. No object is in two shards.
+    /// Returns the label selector of the shard's objects. No object is in two shards.
     pub fn selector(&self) -> String {
         match &self.0 {
             Some(name) => format!("{}={name}", names::LABEL_SHARD),
@@ -46,85 +17,13 @@ impl Shard {
         }
     }
 
-    fn has(&self, object: &impl Resource) -> bool {
+    /// Tells whether an object has the label of this shard.
+    pub fn has(&self, object: &impl Resource) -> bool {
         object.labels().get(names::LABEL_SHARD) == self.0.as_ref()
     }
-
-    /// Whether pods of the job may carry another shard's label: another operator decided last, or made one meanwhile.
-    pub fn must_take_over(&self, job: &ParameterServerJob, memory: &Memory) -> bool {
-        let decided_by_another = job.status.as_ref().is_some_and(|status| status.shard != self.0);
-        decided_by_another || memory.is_disputed(job.metadata.uid.as_deref().unwrap_or_default())
-    }
 }
 
-/// Whether two objects are of one shard.
+/// Tells whether two objects have the same shard label.
 pub fn same(one: &impl Resource, other: &impl Resource) -> bool {
     one.labels().get(names::LABEL_SHARD) == other.labels().get(names::LABEL_SHARD)
-}
-
-/// Puts this shard's label on the job's pods, and says whether the cache has all of them.
-pub async fn take_over(context: &Context, job: &ParameterServerJob) -> Result<Takeover, ReconcileError> {
-    let (namespace, name, uid) = (job.namespace().unwrap_or_default(), job.name_any(), job.uid().unwrap_or_default());
-    let api = |what: &str| {
-        let what = format!("{what} before job {name} is taken over");
-        move |source| ReconcileError::Api { what, source: Box::new(source) }
-    };
-    // The cache may not know yet that the job went on to somebody else, who is about to do the same.
-    let jobs = Api::<ParameterServerJob>::namespaced(context.client.clone(), &namespace);
-    let ours = ListParams::default().fields(&format!("metadata.name={name}")).labels(&context.shard.selector());
-    let found = jobs.list_metadata(&ours).await.map_err(api("list jobs"))?;
-    if !found.iter().any(|job| job.uid().as_deref() == Some(&uid)) {
-        return Ok(Takeover::NotOurs);
-    }
-    let pods = Api::<Pod>::namespaced(context.client.clone(), &namespace);
-    let of_job = ListParams::default().labels(&format!("{}={name}", names::LABEL_JOB));
-    let mut listed = pods.list_metadata(&of_job).await.map_err(api("list pods"))?.items;
-    listed.retain(|pod| is_owned(pod, &uid));
-    try_join_all(listed.iter().filter(|pod| !context.shard.has(*pod)).map(|pod| label(context, &pods, pod))).await?;
-
-    let cached = |pod: &PartialObjectMeta<Pod>| {
-        let cached = context.children.pods.get(&ObjectRef::new(&pod.name_any()).within(&namespace));
-        cached.is_some_and(|cached| Some(&cached.observed.uid) == pod.metadata.uid.as_ref())
-    };
-    if !listed.iter().all(cached) {
-        return Ok(Takeover::UnderWay);
-    }
-    context.memory.dispute(&uid, false);
-    Ok(Takeover::Done)
-}
-
-async fn label(context: &Context, pods: &Api<Pod>, pod: &PartialObjectMeta<Pod>) -> Result<(), ReconcileError> {
-    let _turn = context.turn(Write::Child).await;
-    let name = pod.name_any();
-    let patch = json!({"metadata": {"uid": pod.uid(), "labels": {names::LABEL_SHARD: context.shard.0}}});
-    let patched = pods.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await;
-    settled(patched.map(drop), || format!("label pod {name}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::controller::fixtures::job;
-
-    #[test]
-    fn pods_are_taken_over_from_another_shard_or_when_one_is_disputed() {
-        let named = |name: &str| Some(name.to_owned());
-        let rows = [
-            ("a job that nobody decided about", None, Shard(named("a")), false, false),
-            ("our own", Some(named("a")), Shard(named("a")), false, false),
-            ("another shard's", Some(named("b")), Shard(named("a")), false, true),
-            ("one of before shards", Some(None), Shard(named("a")), false, true),
-            ("one that was in a shard", Some(named("a")), Shard(None), false, true),
-            ("our own in a cluster without shards", Some(None), Shard(None), false, false),
-            ("our own, of which another made a pod", Some(named("a")), Shard(named("a")), true, true),
-        ];
-        for (label, decided_by, shard, disputed, want) in rows {
-            let mut job = job("");
-            job.status =
-                decided_by.map(|shard| psjobs_api::crd::ParameterServerJobStatus { shard, ..Default::default() });
-            let memory = Memory::default();
-            memory.dispute(&job.uid().expect("it has one"), disputed);
-            assert_eq!(shard.must_take_over(&job, &memory), want, "{label}");
-        }
-    }
 }

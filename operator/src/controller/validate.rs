@@ -1,6 +1,6 @@
-//! From the stored object to a job that the rest of the operator can rely on. The schema and its
-//! rules have refused nearly everything already; this stands behind them, because an object may have
-//! been stored under an older definition.
+//! Checks the stored object, so that the rest of the operator can rely on its values. The schema and its rules have
+//! refused nearly all invalid objects; the check is needed because an object may have been stored under an older
+//! definition.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use super::observe::Replica;
 
 const MOST_TRAINERS: u32 = 4096;
 
-/// A job whose every value can be used.
+/// A job whose values are all valid.
 #[derive(Clone, Debug)]
 pub struct ValidJob {
     pub name: String,
@@ -84,7 +84,7 @@ pub enum SpecError {
 }
 
 impl ValidJob {
-    /// Every replica that the job wants, in the order of ranks.
+    /// Returns every replica that the job wants, in the order of ranks.
     pub fn replicas(&self) -> impl Iterator<Item = Replica> + use<> {
         (0..self.servers).map(Replica::server).chain((0..self.trainers).map(Replica::trainer))
     }
@@ -93,23 +93,25 @@ impl ValidJob {
         if role == Role::Server { self.servers } else { self.trainers }
     }
 
-    /// Places for replicas of a role; what a pod is told, so that it stays right when the job is scaled.
+    /// Returns the number of replicas that a role may have. Pods get this number in their environment, so that it stays right
+    /// when the job is scaled.
     pub fn places(&self, role: Role) -> u32 {
         self.elastic.filter(|_| role == Role::Trainer).map_or(self.count(role), |elastic| elastic.max)
     }
 
-    /// Trainers that the job needs to train.
+    /// Returns the number of trainers that the job needs to train.
     pub fn least_trainers(&self) -> u32 {
         self.elastic.map_or(self.trainers, |elastic| elastic.min)
     }
 
-    /// The Secret with the certificates of pods that are made now; `None`: they talk without TLS.
+    /// Returns the name of the Secret with the certificates of pods that are created now; `None`: they talk without TLS.
     pub fn certificates(&self) -> Option<String> {
         self.certificates_under(self.object.status.as_ref())
     }
 
-    /// The same, for pods that are made under this status. What the job's pods began with goes on until all of them
-    /// start again, also where the spec says otherwise: an earlier operator, who made no certificates, began them.
+    /// Returns the name of that Secret for pods that are created under this status. The pods keep what they started with
+    /// until all of them start again, even if the spec differs: an earlier operator, which created no certificates, may have
+    /// started them.
     pub fn certificates_under(&self, status: Option<&ParameterServerJobStatus>) -> Option<String> {
         match status {
             Some(status) if status.start_time.is_some() => status.certificates.clone(),
@@ -117,13 +119,18 @@ impl ValidJob {
         }
     }
 
-    /// The same, for pods that all start again with this incarnation.
+    /// Returns the name of that Secret for pods that all start again with this incarnation.
     pub fn new_certificates(&self, first_incarnation: i32) -> Option<String> {
         let name = || names::certificates(&self.name, &self.uid, first_incarnation.unsigned_abs());
         self.object.spec.network.mutual_tls.then(name)
     }
 
-    /// Rank of a replica in the job.
+    /// Returns the incarnation that the job's pods began with when all of them last started.
+    pub fn first_incarnation(&self) -> u32 {
+        self.object.status.as_ref().map_or(0, |status| status.first_incarnation.unsigned_abs())
+    }
+
+    /// Returns the rank of a replica in the job.
     pub fn rank(&self, replica: Replica) -> u32 {
         if replica.role == Role::Server { replica.index } else { self.servers + replica.index }
     }

@@ -1,4 +1,4 @@
-//! What spec.network.mutualTLS adds: a Secret with certificates of the job's own, and its folder in the job's pods.
+//! Builds the Secret of spec.network.mutualTLS, with certificates of the job's own, and mounts it in the job's pods.
 
 use std::collections::BTreeMap;
 
@@ -8,16 +8,16 @@ use k8s_openapi::api::core::v1::{Container, PodSpec, Secret, SecretVolumeSource,
 use psjobs_api::certificates::{Certificates, LIFE, MakeError};
 use psjobs_api::crd::names;
 
-use super::metadata;
+use super::metadata::metadata;
 use crate::controller::validate::ValidJob;
 
 const VOLUME: &str = "psjobs-certificates";
-/// Where the job's processes see the folder.
+/// Path of the folder in the containers.
 pub const FOLDER: &str = "/etc/psjobs/tls";
-/// Readable for the pod's group, which is that of the process whoever it runs as.
+/// Mode of the files: readable for the pod's group, which a process has whatever its user is.
 const MODE: i32 = 0o440;
 
-/// The Secret to make; `None` if the job's pods talk without TLS. It is another one each time.
+/// Builds the Secret, with other certificates each time; `None` if the job's pods talk without TLS.
 pub fn secret(job: &ValidJob, now: Timestamp) -> Result<Option<Secret>, MakeError> {
     let Some(name) = job.certificates() else { return Ok(None) };
     let certificates = Certificates::make(&[names::hosts(&job.name, &job.namespace)], now.into(), LIFE)?;

@@ -1,5 +1,4 @@
-//! What spec.checkpoint adds: a volume claim, if the operator is to make it, and its folder in the
-//! servers' pods.
+//! Builds the volume claim of spec.checkpoint, unless the user brings one, and mounts it in the servers' pods.
 
 use k8s_openapi::api::core::v1::{
     Container, PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimVolumeSource, PodSpec, Volume,
@@ -9,14 +8,13 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use psjobs_api::crd::{CheckpointSpec, names};
 use psjobs_api::env::Checkpoint;
 
-use super::metadata;
+use super::metadata::metadata;
+use crate::controller::checkpoint_folder::{MOUNT_PATH, path_in_volume};
 use crate::controller::validate::ValidJob;
 
 const VOLUME: &str = "psjobs-checkpoints";
-/// Where the servers see the folder.
-const FOLDER: &str = "/checkpoints";
 
-/// The claim to make; `None` if there is nothing to keep, or a claim to keep it in.
+/// Builds the claim; `None` if the job keeps no checkpoints, or keeps them in a claim that exists.
 pub fn claim(job: &ValidJob) -> Option<PersistentVolumeClaim> {
     let wanted = job.object.spec.checkpoint.as_ref()?.volume_claim.as_ref()?;
     let size = [("storage".to_owned(), Quantity(wanted.size.clone()))];
@@ -35,23 +33,9 @@ pub fn claim(job: &ValidJob) -> Option<PersistentVolumeClaim> {
     })
 }
 
-/// A path as the servers see it, told as a path in the volume: that is where a user finds it.
-pub fn in_volume(job: &ValidJob, path: &str) -> String {
-    match path.strip_prefix(FOLDER).map(|below| below.trim_start_matches('/')) {
-        Some(below) => format!("{}/{below}", folder(job)),
-        None => path.to_owned(),
-    }
-}
-
-/// The job's folder in the volume.
-fn folder(job: &ValidJob) -> &str {
-    let path = job.object.spec.checkpoint.as_ref().and_then(|spec| spec.path.as_deref());
-    path.unwrap_or(&job.name)
-}
-
-/// What a server is told.
+/// Returns the part of a server's environment about checkpoints.
 pub fn environment(spec: &CheckpointSpec) -> Checkpoint {
-    Checkpoint { folder: FOLDER.into(), policy: spec.policy() }
+    Checkpoint { folder: MOUNT_PATH.into(), policy: spec.policy() }
 }
 
 /// Mounts the volume in a server's first container.
@@ -60,8 +44,8 @@ pub fn mount(job: &ValidJob, spec: &CheckpointSpec, pod: &mut PodSpec) {
     let source = PersistentVolumeClaimVolumeSource { claim_name, ..PersistentVolumeClaimVolumeSource::default() };
     let volume = Volume { name: VOLUME.into(), persistent_volume_claim: Some(source), ..Volume::default() };
     pod.volumes.get_or_insert_default().push(volume);
-    let sub_path = Some(folder(job).to_owned());
-    let mount = VolumeMount { name: VOLUME.into(), mount_path: FOLDER.into(), sub_path, ..VolumeMount::default() };
+    let sub_path = Some(path_in_volume(job).to_owned());
+    let mount = VolumeMount { name: VOLUME.into(), mount_path: MOUNT_PATH.into(), sub_path, ..VolumeMount::default() };
     if let Some(Container { volume_mounts, .. }) = pod.containers.first_mut() {
         volume_mounts.get_or_insert_default().push(mount);
     }

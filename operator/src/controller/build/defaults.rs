@@ -1,5 +1,4 @@
-//! What a pod gets where its template is silent: no rights that training does not need. A template
-//! that sets a field keeps what it set.
+//! Defaults for fields that a pod's template does not set: no rights that training does not need.
 
 use k8s_openapi::api::core::v1::{
     Capabilities, Container, EmptyDirVolumeSource, PodSecurityContext, PodSpec, SeccompProfile, SecurityContext,
@@ -12,7 +11,7 @@ pub(super) const NOBODY: i64 = 65_532;
 /// The writable folder next to a read-only root file system.
 const SCRATCH: (&str, &str) = ("psjobs-tmp", "/tmp");
 
-/// Where PyTorch's and others' data loaders hand over batches; a container has 64 MiB of it by default.
+/// Shared memory, through which data loaders such as PyTorch's pass batches; a container has 64 MiB of it by default.
 const SHARED_MEMORY: (&str, &str) = ("psjobs-shm", "/dev/shm");
 
 /// Gives the first container shared memory as large as the pod's memory limit, else as its node has, unless the
@@ -29,7 +28,7 @@ pub fn share_memory(spec: &mut PodSpec) {
     spec.volumes.get_or_insert_default().push(Volume { name, empty_dir, ..Volume::default() });
 }
 
-/// Fills in what the template leaves open.
+/// Fills in the fields that the template does not set.
 pub fn apply(spec: &mut PodSpec) {
     spec.enable_service_links.get_or_insert(false);
     spec.automount_service_account_token.get_or_insert(false);
@@ -49,7 +48,7 @@ pub fn apply(spec: &mut PodSpec) {
 }
 
 fn secure_pod(spec: &mut PodSpec) {
-    // A container that asks for root keeps it: the rule would only keep its pod from starting.
+    // No runAsNonRoot where a container asks for root: it would only keep the pod from starting.
     let all = spec.containers.iter().chain(spec.init_containers.iter().flatten());
     let root = |context: Option<i64>| context == Some(0);
     let asks_for_root = all.flat_map(|c| &c.security_context).any(|context| root(context.run_as_user))
@@ -78,7 +77,7 @@ fn secure_container(container: &mut Container) {
         .get_or_insert_with(|| Capabilities { drop: Some(vec!["ALL".into()]), ..Capabilities::default() });
 }
 
-/// Whether the container was given the scratch folder.
+/// Mounts the scratch folder in a container that needs it. Returns whether it does.
 fn add_scratch(container: &mut Container) -> bool {
     let read_only = container.security_context.as_ref().is_some_and(|c| c.read_only_root_filesystem == Some(true));
     let mounts = container.volume_mounts.get_or_insert_default();

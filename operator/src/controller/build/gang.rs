@@ -1,5 +1,5 @@
-//! What spec.schedulingPolicy.backend adds: the objects that tell a scheduler which pods start together, and
-//! each pod's word that it is one of them. None of these kinds need be known where nobody asks for it.
+//! Builds the objects of spec.schedulingPolicy.backend, which tell a scheduler which pods start together, and marks each
+//! pod as a member. A cluster needs to have these kinds only if a job asks for them.
 
 use std::collections::BTreeMap;
 
@@ -8,31 +8,30 @@ use kube::core::{ApiResource, DynamicObject};
 use psjobs_api::crd::{KIND, SchedulingBackend, SchedulingPolicy, names};
 use serde_json::{Value, json};
 
-use super::metadata;
+use super::metadata::metadata;
 use crate::controller::validate::ValidJob;
 
 /// An object of a kind that the cluster may not have.
 pub struct Group {
     pub resource: ApiResource,
     pub object: DynamicObject,
-    /// What to say where the kind is missing.
+    /// The message if the cluster does not have the kind.
     pub missing: String,
 }
 
-/// The backend that schedules the job's pods together, if one does.
+/// Returns the backend that schedules the job's pods together, if one does.
 fn backend(job: &ValidJob) -> Option<(SchedulingBackend, &SchedulingPolicy)> {
     let policy = job.object.spec.scheduling_policy.as_ref()?;
     let backend = policy.backend.filter(|backend| *backend != SchedulingBackend::None)?;
     Some((backend, policy))
 }
 
-/// Name of the group of the pods that start now.
+/// Returns the name of the group of the pods that start now.
 fn name(job: &ValidJob) -> String {
-    let first = job.object.status.as_ref().map_or(0, |status| status.first_incarnation);
-    names::pod_group(&job.name, first.unsigned_abs())
+    names::pod_group(&job.name, job.first_incarnation())
 }
 
-/// The objects to make before the pods, in this order.
+/// Builds the objects that are created before the pods, in this order.
 pub fn groups(job: &ValidJob) -> Vec<Group> {
     let Some((backend, policy)) = backend(job) else { return Vec::new() };
     // A group stays as it is when the job is scaled.
@@ -77,7 +76,7 @@ fn group(job: &ValidJob, backend: SchedulingBackend, kind: &str, mut spec: Value
         ),
     };
     if let Some(fields) = spec.as_object_mut() {
-        // What the job leaves open is left to the scheduler.
+        // Fields that the job does not set are left to the scheduler.
         fields.retain(|_, value| !value.is_null());
     }
     let resource = ApiResource {
@@ -95,7 +94,7 @@ fn group(job: &ValidJob, backend: SchedulingBackend, kind: &str, mut spec: Value
     Group { resource, object, missing }
 }
 
-/// Tells the schedulers that find it in the pod itself.
+/// Marks a pod as a member of its group for schedulers that read that from labels or annotations.
 pub fn join(
     job: &ValidJob,
     spec: &mut PodSpec,
@@ -115,8 +114,8 @@ pub fn join(
     }
 }
 
-/// The group that Kubernetes' own scheduler is told in spec.schedulingGroup, a field newer than the pods that
-/// this program knows.
+/// Returns the value of spec.schedulingGroup, which Kubernetes' own scheduler reads; the field is newer than the pod type
+/// of this program.
 pub fn scheduling_group(job: &ValidJob) -> Option<Value> {
     let (backend, _) = backend(job)?;
     (backend == SchedulingBackend::Workload).then(|| json!({"podGroupName": name(job)}))
@@ -126,8 +125,8 @@ pub fn scheduling_group(job: &ValidJob) -> Option<Value> {
 mod tests {
     use super::*;
     use crate::controller::build::pod;
-    use crate::controller::decide::NewPod;
     use crate::controller::fixtures::{job, replica, valid_job};
+    use crate::controller::model::NewPod;
     use crate::controller::validate::validate;
 
     fn made(spec: &str) -> Vec<(String, Value)> {

@@ -1,4 +1,5 @@
-//! What spec.network.networkPolicy adds: only the job's own pods reach the job's pods, but for metrics and probes.
+//! Builds the network policy of spec.network.networkPolicy: only the job's own pods reach the job's pods, except for
+//! metrics and probes.
 
 use k8s_openapi::api::networking::v1::{
     NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicySpec,
@@ -8,10 +9,10 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use psjobs_api::METRICS_PORT;
 use psjobs_api::crd::names;
 
-use super::metadata;
+use super::metadata::metadata;
 use crate::controller::validate::ValidJob;
 
-/// The policy to make, if the job asks for one.
+/// Builds the policy, if the job asks for one.
 pub fn policy(job: &ValidJob) -> Option<NetworkPolicy> {
     if !job.object.spec.network.network_policy {
         return None;
@@ -33,7 +34,7 @@ pub fn policy(job: &ValidJob) -> Option<NetworkPolicy> {
     })
 }
 
-/// On one port, or on all.
+/// Allows a peer one port, or all ports.
 fn from(peer: NetworkPolicyPeer, port: Option<u16>) -> NetworkPolicyIngressRule {
     let port = port.map(|port| NetworkPolicyPort {
         port: Some(IntOrString::Int(port.into())),

@@ -1,4 +1,4 @@
-//! What spec.schedulingPolicy adds to a pod: a priority, a place near the others, a queue.
+//! Adds the fields of spec.schedulingPolicy to a pod: priority, affinity to the job's other pods, queue.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,12 @@ use psjobs_api::crd::{SchedulingBackend, SchedulingPolicy, names};
 
 use crate::controller::validate::ValidJob;
 
-/// What Kueue's integration for groups of plain pods reads.
+/// Labels and annotation that Kueue's integration for groups of plain pods reads.
 const QUEUE: &str = "kueue.x-k8s.io/queue-name";
 const GROUP: &str = "kueue.x-k8s.io/pod-group-name";
 const GROUP_SIZE: &str = "kueue.x-k8s.io/pod-group-total-count";
 
-/// Adds it where the template is silent.
+/// Adds the fields that the template does not set.
 pub fn apply(
     job: &ValidJob,
     policy: &SchedulingPolicy,
@@ -39,7 +39,7 @@ pub fn apply(
     }
     if let Some(queue) = queue.as_ref().filter(|_| of_kueue) {
         labels.insert(QUEUE.into(), queue.clone());
-        // The uid tells a job from an earlier one of its name, whose group may still be known.
+        // The uid distinguishes the job from an earlier one of its name, whose group Kueue may still know.
         labels.insert(GROUP.into(), job.uid.clone());
         annotations.insert(GROUP_SIZE.into(), (job.servers + job.trainers).to_string());
     }

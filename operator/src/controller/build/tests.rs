@@ -1,8 +1,12 @@
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use psjobs_api::{Environment, Role};
 
 use super::defaults::NOBODY;
 use super::*;
 use crate::controller::fixtures::{replica, valid_job};
+use crate::controller::model::NewPod;
+use crate::controller::observe::Replica;
 
 const IMAGE: &str = "psjobs-worker:0.1.0";
 
@@ -76,7 +80,7 @@ fn pods_of_an_elastic_job_stay_as_they_are_when_it_is_scaled() {
 
 #[test]
 fn what_is_built_is_what_is_observed() {
-    let (who, pod) = super::super::observe::observe(&build("", "trainer-1")).expect("labels are right");
+    let (who, pod) = crate::controller::observe::observe(&build("", "trainer-1")).expect("labels are right");
     assert_eq!(who, replica("trainer-1"));
     assert_eq!((pod.incarnation, pod.failures, pod.failures_in_a_row), (2, 1, 3));
 }

@@ -1,14 +1,15 @@
-//! A job that runs or is on its way there: create what is missing, replace what failed, and give up
-//! when the job's policy says so.
+//! Decides about a job that runs or is about to: creates missing pods, replaces failed ones, and fails the job when its
+//! policy says so.
 
 use jiff::Timestamp;
 use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, Phase, StartupPolicy};
 
-use super::conditions::Verdict;
+use super::Draft;
 use super::failure::{EARLY_SERVER_END, Failed};
 use super::judge::back_off;
-use super::{Child, Draft, NewPod, conditions};
+use crate::conditions::{self, Verdict};
+use crate::controller::model::{Child, NewPod};
 use crate::controller::observe::{Life, ObservedPod, Replica};
 
 impl Draft<'_> {
@@ -38,7 +39,7 @@ impl Draft<'_> {
             return self.wait_for_nodes();
         }
         self.tell_failures(&failed);
-        self.heal(&failed);
+        self.reconcile_replicas(&failed);
         self.delete_surplus();
         self.count();
         self.report_created();
@@ -46,8 +47,8 @@ impl Draft<'_> {
         self.report_progress();
     }
 
-    /// Makes every replica have one pod that runs or is about to.
-    fn heal(&mut self, failed: &[Failed<'_>]) {
+    /// Creates the pods of replicas that have none, and replaces those that failed.
+    fn reconcile_replicas(&mut self, failed: &[Failed<'_>]) {
         if !self.world.service {
             self.out.create.push(Child::Service);
         }
@@ -64,7 +65,7 @@ impl Draft<'_> {
                         failures_in_a_row: record.failures_in_a_row,
                     }));
                 }
-                Some(pod) if self.is_current(replica, pod) => self.make_way(replica, pod, failed),
+                Some(pod) if self.is_current(replica, pod) => self.replace_pod(replica, pod, failed),
                 Some(_) => {}
             }
         }
@@ -86,7 +87,7 @@ impl Draft<'_> {
         in_order && !self.ledger.has_begun(replica) && !self.servers_are_ready()
     }
 
-    /// No pods until the next try.
+    /// Deletes all pods until the job is scheduled again.
     fn wait_for_nodes(&mut self) {
         self.count();
         for pod in self.world.pods.values() {
@@ -102,8 +103,8 @@ impl Draft<'_> {
         self.set(ConditionType::Running, Verdict::no(why.0, why.1));
     }
 
-    /// Deletes a failed pod after its back-off; until then it stays, and so do its logs.
-    fn make_way(&mut self, replica: Replica, pod: &ObservedPod, failed: &[Failed<'_>]) {
+    /// Deletes a failed pod after its back-off, so that it can be replaced; until then it stays, and so do its logs.
+    fn replace_pod(&mut self, replica: Replica, pod: &ObservedPod, failed: &[Failed<'_>]) {
         if pod.gone_by.is_some() {
             self.delete_by_force_if_overdue(pod);
         } else if let Some(failed) = failed.iter().find(|failed| failed.replica == replica) {

@@ -1,5 +1,5 @@
-//! Renewal of a job's certificates. Nobody can add one to those that the pods have, because their authority's key is not
-//! kept; so all pods start again, and get new ones.
+//! Renewal of a job's certificates. A certificate cannot be added to those that the pods have, because the key of their
+//! authority is not kept; so all pods start again with new ones.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -7,13 +7,13 @@ use psjobs_api::certificates::LIFE;
 
 use super::Draft;
 
-/// A job that can go on from a checkpoint gets new certificates so long before the old ones end.
+/// How long before the end of its certificates a job that can resume from a checkpoint gets new ones.
 const AHEAD: SignedDuration = SignedDuration::from_hours(30 * 24);
 /// Reason of the restart.
 const REASON: &str = "CertificatesExpire";
 
 impl Draft<'_> {
-    /// Which certificates the job's pods have, and until when.
+    /// Notes in the status which certificates the job's pods have, and until when.
     pub(super) fn note_certificates(&mut self) {
         let status = &mut self.out.status;
         status.certificates = self.job.certificates_under(Some(self.prev));
@@ -23,9 +23,9 @@ impl Draft<'_> {
             status.certificates.is_some().then(|| self.prev.certificates_expire.clone().unwrap_or_else(ends));
     }
 
-    /// Starts all pods again before their certificates end, where that costs no more than the steps since a checkpoint.
-    /// Without one, what is connected stays connected; only when a pod must start again, which could reach nobody, all
-    /// do. Whether there is nothing else to do now.
+    /// Starts all pods again before their certificates end, if the job can resume from a checkpoint. Otherwise connections
+    /// that exist stay open after the end, and all pods start again only when one of them must, because it could not connect
+    /// to the others. Returns whether the decision is complete.
     pub(super) fn renew_certificates(&mut self) -> bool {
         let Some(Time(end)) = self.out.status.certificates_expire else { return false };
         let resumes = self.job.object.spec.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.resume);
@@ -41,7 +41,7 @@ impl Draft<'_> {
         true
     }
 
-    /// A replica that has been there has no pod now, and needs one.
+    /// Tells whether a replica that had a pod has none now, and needs one.
     fn some_pod_is_missing(&self) -> bool {
         let needed = |replica: &_| {
             self.ledger.has_begun(*replica) && !self.ledger.succeeded(*replica) && !self.ledger.is_lost(*replica)

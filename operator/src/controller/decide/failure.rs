@@ -7,7 +7,8 @@ use psjobs_api::crd::{ConditionType, LastFailure};
 
 use super::judge::{Judgement, Remedy, judge, toll};
 use super::ledger::Toll;
-use super::{Draft, Ledger, conditions};
+use super::{Draft, Ledger};
+use crate::conditions;
 use crate::controller::observe::{Failure, Life, ObservedPod, Replica};
 
 /// A server that ended well while trainers still run is taken for failed after this long. Normally

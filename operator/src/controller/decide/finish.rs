@@ -1,17 +1,18 @@
-//! The end of a job. Completing waits for the servers; Succeeded and Failed are final: the condition
-//! is written first, then pods are cleaned up, and nothing is ever created again.
+//! The end of a job. Completing waits for the servers. Succeeded and Failed are final: the condition is written first, then
+//! pods are deleted, and nothing is created again.
 
 use jiff::Timestamp;
 use psjobs_api::Role;
 use psjobs_api::crd::{CleanPodPolicy, ConditionType, Phase};
 
-use super::conditions::{self, Verdict};
-use super::{Draft, Notice, counted};
-use crate::controller::memory::ENDING;
+use super::timing::COMPLETING_DEBOUNCE;
+use super::{Draft, counted};
+use crate::conditions::{self, Verdict};
+use crate::controller::model::Event;
 use crate::controller::observe::{Life, ObservedPod, Replica};
 
 impl Draft<'_> {
-    /// The trainers are done: let the servers end by themselves, for as long as they may take.
+    /// Completes a job whose trainers are done: waits until the servers end by themselves, or their time is over.
     pub(super) fn complete(&mut self) {
         self.ledger.observe(self.pods_without_toll());
         self.out.status.observed_generation = self.job.generation;
@@ -27,13 +28,13 @@ impl Draft<'_> {
         if servers_ended || deadline <= self.now {
             return self.succeed(servers_ended);
         }
-        // The servers wait for them.
+        // The servers wait for these trainers.
         self.delete_surplus();
         self.wake_at(deadline);
         if known.is_none() {
             self.notice("Completing", "All trainers are done; waiting for the servers to end");
         }
-        self.out.passing = Some(ENDING);
+        self.out.transient_for = Some(COMPLETING_DEBOUNCE);
         self.out.status.phase = Some(Phase::Completing);
         self.out.status.reason = Some("WaitingForServers".into());
         let seconds = self.job.server_drain.as_secs();
@@ -44,8 +45,8 @@ impl Draft<'_> {
         conditions::clear(&mut self.out.status, ConditionType::Restarting, "TrainersSucceeded", self.now);
     }
 
-    /// When the last trainer ended: the condition may be written some seconds later, and the servers' time runs from
-    /// here.
+    /// Returns when the last trainer ended. The servers' time begins then, although the condition may be written some seconds
+    /// later.
     fn trainers_done_at(&self) -> Timestamp {
         let ended = self.pods_of(Role::Trainer).filter_map(|(_, pod)| match pod.life {
             Life::Succeeded { at, .. } => Some(at),
@@ -104,12 +105,12 @@ impl Draft<'_> {
         self.set(condition, Verdict::yes(reason, message));
         let note = format!("The job has {}: {message}", if phase == Phase::Failed { "failed" } else { "succeeded" });
         let warning = phase == Phase::Failed;
-        self.out.notices.push(Notice { warning, reason: format!("{phase:?}"), note, pod: None });
+        self.out.events.push(Event { warning, reason: format!("{phase:?}"), note, pod: None });
         self.wake = None;
         self.clean_up();
     }
 
-    /// After the end: stop what still runs, and delete the job when its time is over.
+    /// Cleans up after the end: deletes pods as the policy says, and the job when its time is over.
     pub(super) fn clean_up(&mut self) {
         for (replica, pod) in &self.world.pods {
             let unwanted = match self.job.clean_pod_policy {

@@ -1,6 +1,6 @@
-//! What the status remembers of each replica. A pod carries the same numbers in its annotations, so reading
-//! a pod twice, or reading an old status, changes nothing. Numbers only grow while a replica belongs to the
-//! job; when it is scaled away or given up its failures are forgotten, its incarnation never is.
+//! The history of each replica, which the status keeps. A pod has the same numbers in its annotations, so reading a pod
+//! twice, or reading an old status, changes nothing. Numbers only grow while a replica belongs to the job; when it is scaled
+//! away or given up its failures are reset, its incarnation never is.
 
 use std::collections::BTreeMap;
 
@@ -14,21 +14,21 @@ use crate::controller::observe::{Life, ObservedPod, Replica};
 pub struct Record {
     pub incarnation: u32,
     pub failures: u32,
-    /// Ends before their time since one of its pods was healthy for a while.
+    /// Failures and disruptions in a row, since one of its pods last ran for spec.failurePolicy.backoff.resetAfterSeconds.
     pub failures_in_a_row: u32,
     pub succeeded: bool,
     /// Incarnation from which its pods count. Above `incarnation`: the replica is to begin anew.
     pub since: u32,
-    /// Given up: it does not begin anew by itself.
+    /// The replica is given up, and gets no pod until [`Ledger::retry`].
     pub lost: bool,
 }
 
-/// What a pod's end adds to its replica's record.
+/// The change that a pod's end makes to its replica's record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Toll {
-    /// It counts towards failurePolicy.maxRestarts.
+    /// The end counts towards failurePolicy.maxRestarts.
     pub counts: bool,
-    /// If it ended badly: ends before their time in a row, this one included.
+    /// If it failed: the new number of failures and disruptions in a row, this one included.
     pub in_a_row: Option<u32>,
 }
 
@@ -65,7 +65,7 @@ impl Ledger {
         Self { records, first: status.first_incarnation.unsigned_abs() }
     }
 
-    /// Takes in what the pods tell: each numbers its incarnation, and carries the failures before it.
+    /// Adds the state of pods: each has its incarnation and the failures before it.
     pub fn observe<'a>(&mut self, pods: impl IntoIterator<Item = (Replica, &'a ObservedPod, Toll)>) {
         for (replica, pod, toll) in pods {
             let record = self.records.entry(replica).or_default();
@@ -79,24 +79,24 @@ impl Ledger {
         }
     }
 
-    /// The replica leaves the job, with all pods that it had, this incarnation's included.
-    pub fn retire(&mut self, replica: Replica, newest: Option<u32>) {
+    /// Removes a replica from the job, with all pods that it had, this incarnation's included.
+    pub fn remove(&mut self, replica: Replica, newest: Option<u32>) {
         let Some(incarnation) = self.get(replica).map(|record| record.incarnation).max(newest) else { return };
         let succeeded = self.succeeded(replica);
         let record = Record { incarnation, since: incarnation + 1, succeeded, ..Record::default() };
         self.records.insert(replica, record);
     }
 
-    /// The replica leaves the job until [`Ledger::recall`].
+    /// Removes a replica from the job until [`Ledger::retry`].
     pub fn give_up(&mut self, replica: Replica) {
-        self.retire(replica, None);
+        self.remove(replica, None);
         if let Some(record) = self.records.get_mut(&replica) {
             record.lost = true;
         }
     }
 
-    /// What was given up is tried again.
-    pub fn recall(&mut self) {
+    /// Lets replicas that were given up begin again.
+    pub fn retry(&mut self) {
         self.records.values_mut().for_each(|record| record.lost = false);
     }
 
@@ -104,37 +104,37 @@ impl Ledger {
         self.get(replica).is_some_and(|record| record.lost)
     }
 
-    /// Replicas that are given up.
+    /// Returns the replicas that are given up.
     pub fn lost(&self) -> impl Iterator<Item = Replica> {
         self.records.iter().filter(|(_, record)| record.lost).map(|(&replica, _)| replica)
     }
 
-    /// Replicas that are known.
+    /// Returns the replicas that have a record.
     pub fn replicas(&self) -> impl Iterator<Item = Replica> {
         self.records.keys().copied()
     }
 
-    /// Lowest incarnation of a pod that counts.
+    /// Returns the lowest incarnation of a pod that counts.
     pub fn since(&self, replica: Replica) -> u32 {
         self.get(replica).map_or(self.first, |record| record.since.max(self.first))
     }
 
-    /// Whether the replica has had a pod that counts.
+    /// Tells whether the replica has had a pod that counts.
     pub fn has_begun(&self, replica: Replica) -> bool {
         self.get(replica).is_some_and(|record| record.has_begun())
     }
 
-    /// Replicas of a role that had a pod that counts.
+    /// Returns the number of replicas of a role that had a pod that counts.
     pub fn started(&self, role: Role) -> u32 {
         u32::try_from(self.of(role).filter(|(_, record)| record.has_begun()).count()).unwrap_or(u32::MAX)
     }
 
-    /// Replicas of a role whose work is done.
+    /// Returns the number of replicas of a role whose work is done.
     pub fn done(&self, role: Role) -> u32 {
         u32::try_from(self.of(role).filter(|(_, record)| record.succeeded).count()).unwrap_or(u32::MAX)
     }
 
-    /// The same, as if nobody's work were done.
+    /// Returns the history without successes.
     pub fn without_successes(mut self) -> Self {
         self.records.values_mut().for_each(|record| record.succeeded = false);
         self
@@ -144,7 +144,7 @@ impl Ledger {
         self.records.get(&replica).copied()
     }
 
-    /// Replicas of a role that could have a pod: one more than the highest index.
+    /// Returns the number of replicas of a role that could have a pod: one more than the highest index.
     pub fn count(&self, role: Role) -> u32 {
         self.of(role).next_back().map_or(0, |(replica, _)| replica.index + 1)
     }
@@ -153,32 +153,32 @@ impl Ledger {
         self.get(replica).is_some_and(|record| record.succeeded)
     }
 
-    /// Incarnation of the next pod of a replica that has none: never one that existed before.
+    /// Returns the incarnation of the next pod of a replica that has none: never one that existed before.
     pub fn next_incarnation(&self, replica: Replica) -> u32 {
         self.get(replica).map_or(self.first, |record| (record.incarnation + 1).max(self.first))
     }
 
-    /// Higher than every incarnation so far.
+    /// Returns an incarnation that is higher than every one so far.
     pub fn after_all(&self) -> u32 {
         let newest = self.records.values().map(|record| record.incarnation + 1).max();
         newest.unwrap_or(0).max(self.first)
     }
 
-    /// Pods of a role that were started in place of another since `before`.
+    /// Returns the number of pods of a role that replaced another since `before`.
     pub fn replaced_since(&self, before: &Self, role: Role) -> u32 {
         let known = |replica| before.get(replica).map_or(0, |record| record.incarnation);
-        // The first pod of a replica that begins anew takes nobody's place.
+        // The first pod of a replica that begins anew replaces no other.
         let base = |replica| known(replica).max(before.since(replica));
         self.of(role).map(|(replica, record)| record.incarnation.saturating_sub(base(replica))).sum()
     }
 
-    /// Pods of all roles that failed since `before`.
+    /// Returns the number of pods of all roles that failed since `before`.
     pub fn failed_since(&self, before: &Self) -> u32 {
         let base = |replica| before.get(replica).map_or(0, |record| record.failures);
         self.records.iter().map(|(&replica, record)| record.failures.saturating_sub(base(replica))).sum()
     }
 
-    /// As the status holds it: equal records together, with their indexes as ranges.
+    /// Converts the history to its form in the status: equal records together, with their indexes as ranges.
     pub fn groups(&self, role: Role) -> Vec<ReplicaGroup> {
         let mut groups = BTreeMap::<Record, Vec<u32>>::new();
         for (replica, &record) in self.of(role) {
@@ -201,7 +201,7 @@ impl Ledger {
     }
 }
 
-/// `[0, 1, 2, 5]` as `0-2,5`; `members` is sorted.
+/// Formats `[0, 1, 2, 5]` as `0-2,5`; `members` is sorted.
 fn ranges(members: &[u32]) -> String {
     let runs = members.chunk_by(|a, b| a + 1 == *b);
     let text = runs.map(|run| match run {
@@ -212,7 +212,7 @@ fn ranges(members: &[u32]) -> String {
     text.collect::<Vec<_>>().join(",")
 }
 
-/// The reverse of [`ranges`]; what is not a range, or past any possible index, is left out.
+/// Parses the text of [`ranges`]; leaves out text that is no range, and indexes that no replica has.
 fn indexes(text: &str) -> impl Iterator<Item = u32> {
     const LAST: u32 = 4095;
     text.split(',').flat_map(|range| {
@@ -262,11 +262,11 @@ mod tests {
         assert!(ledger.is_lost(trainer) && !ledger.has_begun(trainer));
         assert_eq!((ledger.next_incarnation(trainer), ledger.since(trainer), ledger.started(Role::Trainer)), (5, 5, 0));
         assert_eq!(ledger.get(trainer).map(|record| (record.failures, record.failures_in_a_row)), Some((0, 0)));
-        ledger.recall();
+        ledger.retry();
         assert!(!ledger.is_lost(trainer) && ledger.lost().next().is_none());
 
-        // A pod that no status knows of yet is scaled away.
-        ledger.retire(trainer, Some(5));
+        // A pod that the status does not have yet is scaled away.
+        ledger.remove(trainer, Some(5));
         assert_eq!(ledger.next_incarnation(trainer), 6);
         let mut after = ledger.clone();
         after.records.entry(trainer).and_modify(|record| record.incarnation = 6);

@@ -1,14 +1,12 @@
-//! What to do about a job: a pure function of the job, its status so far, the world and the time.
-//! It holds no client and no clock, so every behaviour is a row in a table of tests.
+//! Decides about a job: a pure function of the job, its last status, the observed state and the time. It holds no client
+//! and no clock, so every behaviour is a row in a table of tests.
 //!
-//! Three promises, kept by a property test over random histories: there are never two pods of one
-//! rank, nothing is created once the job has succeeded or failed, and counters only grow, incarnations also
-//! when a replica is scaled away and back. A decision repeated on its own result asks for nothing, unless it
-//! asked to be repeated at once.
+//! A property test over random histories checks three guarantees: there are never two pods of one rank, nothing is created
+//! once the job has succeeded or failed, and counters only grow, incarnations also when a replica is scaled away and back.
+//! A decision repeated on its own result asks for nothing, unless it asked to be repeated at once.
 
 mod active;
 mod certificates;
-pub mod conditions;
 mod deadline;
 mod elastic;
 mod failure;
@@ -19,109 +17,23 @@ mod phase;
 mod recreate;
 mod report;
 mod suspend;
-
-use std::collections::BTreeMap;
-use std::time::Duration;
+pub mod timing;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, ParameterServerJobStatus, Phase};
-use psjobs_api::{CheckpointResult, Role};
 
-use self::conditions::Verdict;
 pub use self::ledger::Ledger;
 use self::ledger::Toll;
-use super::memory::ENDING;
+use self::timing::MAX_STATUS_DELAY;
+use super::model::{Decision, Deletion, Event, ObservedState};
 use super::observe::{Life, ObservedPod, Replica};
-use super::turns;
 use super::validate::{SpecError, Success, ValidJob};
-
-/// Everything outside the job's own object that a decision looks at.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct World {
-    /// The job's pods; Kubernetes itself allows one of a name, hence one of a rank.
-    pub pods: BTreeMap<Replica, ObservedPod>,
-    /// The headless service exists.
-    pub service: bool,
-    /// Children that the API server just refused to create, in its words.
-    pub refused: Vec<Refusal>,
-    /// What server 0 told last.
-    pub progress: Option<ProgressReport>,
-}
-
-/// A child that could not be created.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    pub child: String,
-    pub message: String,
-}
-
-/// How far training is, from server 0.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ProgressReport {
-    pub step: u64,
-    pub total_steps: u64,
-    pub examples_per_second: f64,
-    pub metrics: BTreeMap<String, f64>,
-    pub checkpoint: Option<CheckpointResult>,
-    /// Indexes of trainers that are clearly slower than the others.
-    pub stragglers: Vec<u32>,
-    /// When it was told.
-    pub at: Option<Timestamp>,
-}
-
-/// What to do now. The order matters: create, then write the status, then delete and tell; so that
-/// a failure is on record before its evidence goes.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Decision {
-    pub create: Vec<Child>,
-    pub status: ParameterServerJobStatus,
-    pub delete: Vec<Deletion>,
-    /// The job's time after its end is over.
-    pub delete_job: bool,
-    pub notices: Vec<Notice>,
-    /// The job mostly leaves this state within this time: unless something is to be deleted, nobody misses it.
-    pub passing: Option<Duration>,
-    /// Look again then, even if nothing changes.
-    pub requeue: Option<SignedDuration>,
-}
-
-/// A child to create.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Child {
-    Service,
-    Pod(NewPod),
-}
-
-/// A pod to create, and the history of its replica that it carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct NewPod {
-    pub replica: Replica,
-    pub incarnation: u32,
-    pub failures: u32,
-    pub failures_in_a_row: u32,
-}
-
-/// A pod to delete: this one, not one that has its name by then.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Deletion {
-    pub name: String,
-    pub uid: String,
-    /// Do not wait for its node, which does not answer.
-    pub force: bool,
-}
-
-/// An event: a sentence about the job, and the pod it is about.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Notice {
-    pub warning: bool,
-    pub reason: String,
-    pub note: String,
-    pub pod: Option<(String, String)>,
-}
+use crate::conditions::{self, Verdict};
 
 /// Decides about a job that [`validate`](super::validate::validate) let through.
-pub fn decide(job: &ValidJob, prev: &ParameterServerJobStatus, world: &World, now: Timestamp) -> Decision {
+pub fn decide(job: &ValidJob, prev: &ParameterServerJobStatus, world: &ObservedState, now: Timestamp) -> Decision {
     let mut draft = Draft::new(job, prev, world, now);
     if prev.phase.is_some_and(Phase::is_final) {
         draft.clean_up();
@@ -135,10 +47,10 @@ pub fn decide(job: &ValidJob, prev: &ParameterServerJobStatus, world: &World, no
     draft.into_decision()
 }
 
-/// Decides about a job that cannot be run: say why, leave its pods alone, wait for a change.
+/// Decides about a job that cannot be run: reports why, and changes nothing until the job changes.
 pub fn refuse(error: &SpecError, prev: &ParameterServerJobStatus, generation: Option<i64>, now: Timestamp) -> Decision {
     let mut status = prev.clone();
-    let mut notices = Vec::new();
+    let mut events = Vec::new();
     if !prev.phase.is_some_and(Phase::is_final) {
         const REASON: &str = "InvalidSpec";
         status.observed_generation = generation;
@@ -146,39 +58,39 @@ pub fn refuse(error: &SpecError, prev: &ParameterServerJobStatus, generation: Op
         status.reason = Some(REASON.into());
         conditions::set(&mut status, ConditionType::Created, Verdict::no(REASON, error.to_string()), now);
         if status != *prev {
-            notices.push(Notice { warning: true, reason: REASON.into(), note: error.to_string(), pod: None });
+            events.push(Event { warning: true, reason: REASON.into(), note: error.to_string(), pod: None });
         }
     }
-    Decision { status, notices, ..Decision::default() }
+    Decision { status, events, ..Decision::default() }
 }
 
-/// A decision in the making.
+/// Builds a decision.
 struct Draft<'a> {
     job: &'a ValidJob,
     prev: &'a ParameterServerJobStatus,
-    world: &'a World,
+    world: &'a ObservedState,
     now: Timestamp,
-    /// The ledger as the status has it, and with what the pods tell.
+    /// The history of replicas as the status has it, and with what the pods show.
     before: Ledger,
     ledger: Ledger,
-    /// An elastic job's work is dealt out.
+    /// All batches of an elastic job are assigned.
     closing: bool,
     out: Decision,
     wake: Option<Timestamp>,
 }
 
 impl<'a> Draft<'a> {
-    fn new(job: &'a ValidJob, prev: &'a ParameterServerJobStatus, world: &'a World, now: Timestamp) -> Self {
+    fn new(job: &'a ValidJob, prev: &'a ParameterServerJobStatus, world: &'a ObservedState, now: Timestamp) -> Self {
         let before = Ledger::read(prev);
         let mut ledger = before.clone();
         let surplus = |replica: &Replica| replica.index >= job.count(replica.role);
-        before.replicas().filter(surplus).for_each(|replica| ledger.retire(replica, None));
-        // Also those that no status tells of: one may have been made just before the job was scaled.
+        before.replicas().filter(surplus).for_each(|replica| ledger.remove(replica, None));
+        // Also pods that the status does not know: one may have been created just before the job was scaled.
         let pods = world.pods.iter().map(|(&replica, pod)| (replica, pod.incarnation));
         let pods = pods.filter(|&(replica, incarnation)| surplus(&replica) && incarnation >= before.since(replica));
-        pods.for_each(|(replica, incarnation)| ledger.retire(replica, Some(incarnation)));
+        pods.for_each(|(replica, incarnation)| ledger.remove(replica, Some(incarnation)));
         if prev.observed_generation != job.generation {
-            ledger.recall();
+            ledger.retry();
         }
         let out = Decision { status: prev.clone(), ..Decision::default() };
         let mut draft = Self { job, prev, world, now, ledger, before, closing: false, out, wake: None };
@@ -206,24 +118,24 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// A pod that counts: of a rank that the job has, and made since it was last resumed and the replica
-    /// last left.
+    /// Tells whether a pod counts: it has a rank of the job, and was created after the job was last resumed and after the
+    /// replica last left.
     fn is_current(&self, replica: Replica, pod: &ObservedPod) -> bool {
         replica.index < self.job.count(replica.role) && pod.incarnation >= self.ledger.since(replica)
     }
 
-    /// The pod of a replica, if it has one that counts.
+    /// Returns the pod of a replica, if it has one that counts.
     fn pod(&self, replica: Replica) -> Option<&'a ObservedPod> {
         self.world.pods.get(&replica).filter(|pod| self.is_current(replica, pod))
     }
 
-    /// All pods that count.
+    /// Returns all pods that count.
     fn pods(&self) -> Vec<(Replica, &'a ObservedPod)> {
         let all = self.world.pods.iter().map(|(&replica, pod)| (replica, pod));
         all.filter(|(replica, pod)| self.is_current(*replica, pod)).collect()
     }
 
-    /// All pods that count, where their failures do not.
+    /// Returns all pods that count, without their failures.
     fn pods_without_toll(&self) -> Vec<(Replica, &'a ObservedPod, Toll)> {
         self.pods().into_iter().map(|(replica, pod)| (replica, pod, Toll::default())).collect()
     }
@@ -239,17 +151,17 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// When a pod on a node that does not answer is given up.
+    /// Returns when a pod is given up whose node does not answer.
     fn lost_at(&self, pod: &ObservedPod) -> Option<Timestamp> {
         pod.node_lost.map(|since| self.after(since, self.job.force_delete_after))
     }
 
-    /// Its node has been silent for so long that nobody waits for it any more.
+    /// Tells whether the pod's node has been silent for so long that the pod is given up.
     fn is_lost(&self, pod: &ObservedPod) -> bool {
         self.lost_at(pod).is_some_and(|at| at <= self.now)
     }
 
-    /// A pod that should be gone and is not: its node is lost, so nobody will confirm the end.
+    /// Deletes a pod by force that should be gone and is not: its node is lost and will not confirm the end.
     fn delete_by_force_if_overdue(&mut self, pod: &ObservedPod) {
         let Some(gone_by) = pod.gone_by else { return };
         let overdue = self.after(gone_by, self.job.force_delete_after);
@@ -261,7 +173,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Looks again at `at`, or earlier if something else wants that.
+    /// Decides again at `at` or earlier.
     fn wake_at(&mut self, at: Timestamp) {
         self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
     }
@@ -275,30 +187,29 @@ impl<'a> Draft<'a> {
     }
 
     fn notice(&mut self, reason: &str, note: impl Into<String>) {
-        self.out.notices.push(Notice { warning: false, reason: reason.into(), note: note.into(), pod: None });
+        self.out.events.push(Event { warning: false, reason: reason.into(), note: note.into(), pod: None });
     }
 
     fn warning(&mut self, reason: &str, note: impl Into<String>, pod: Option<&ObservedPod>) {
         let pod = pod.map(|pod| (pod.name.clone(), pod.uid.clone()));
-        self.out.notices.push(Notice { warning: true, reason: reason.into(), note: note.into(), pod });
+        self.out.events.push(Event { warning: true, reason: reason.into(), note: note.into(), pod });
     }
 
-    /// `1 server and 2 trainers`.
+    /// Formats the size of the job, for example `1 server and 2 trainers`.
     fn members(&self) -> String {
         format!("{} and {}", counted(self.job.servers, "server"), counted(self.job.trainers, "trainer"))
     }
 
-    /// When the job began: when it was created, which a first status tells some seconds later, or resumed.
+    /// Returns when the job began: when it was created, some seconds before its first status, or resumed.
     fn start_time(&self) -> Option<Time> {
         let created = self.job.object.metadata.creation_timestamp.as_ref().filter(|_| self.prev.phase.is_none());
         let begun = || Time(created.map_or(self.now, |created| self.lately(created.0)));
         Some(self.prev.start_time.clone().unwrap_or_else(begun))
     }
 
-    /// A time that others tell: as clocks of machines differ, it is not to come, and not longer ago than a state may
-    /// wait to be written.
+    /// Clamps a timestamp from another machine to [now - longest status delay, now], to tolerate clock skew.
     fn lately(&self, at: Timestamp) -> Timestamp {
-        let earliest = self.now.saturating_sub(ENDING + turns::PATIENCE).unwrap_or(self.now);
+        let earliest = self.now.saturating_sub(MAX_STATUS_DELAY).unwrap_or(self.now);
         at.clamp(earliest, self.now)
     }
 

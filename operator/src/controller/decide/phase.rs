@@ -1,13 +1,13 @@
-//! What an active job's conditions say, and the phase that sums them up.
+//! Conditions of an active job, and its phase.
 
 use jiff::{SignedDuration, Timestamp};
 use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, Phase};
 
-use super::conditions::{self, Verdict};
 use super::failure::Failed;
+use super::timing::FIRST_STATUS_DEBOUNCE;
 use super::{Draft, counted};
-use crate::controller::memory::BEGINNING;
+use crate::conditions::{self, Verdict};
 use crate::controller::observe::{Life, ObservedPod, Obstacle, Replica};
 
 impl<'a> Draft<'a> {
@@ -40,7 +40,7 @@ impl<'a> Draft<'a> {
         self.set(ConditionType::Created, verdict);
     }
 
-    /// As long again as it has been refused for: a short hiccup costs a second, a full quota a try a minute.
+    /// Retries refused creations after as long again as they have been refused, between a second and a minute.
     fn retry_refused(&mut self, since: Timestamp) {
         let (least, most) = (SignedDuration::from_secs(1), SignedDuration::from_mins(1));
         let wait = self.now.duration_since(since).clamp(least, most);
@@ -72,21 +72,21 @@ impl<'a> Draft<'a> {
         self.set(ConditionType::Running, verdict);
         match lost {
             Some(replica) => self.report_restarting(replica, failed),
-            // All of them are: what began it is told already.
+            // The whole job restarts, and the condition names the cause already.
             None if restarts => {}
             None => conditions::clear(&mut self.out.status, ConditionType::Restarting, "Running", self.now),
         }
         self.out.status.reason = self.reason(phase, obstacle.is_some());
-        // A job that has just begun, and nothing is in its way: its pods, and those of others, come first.
+        // The status of a job that has just begun without a problem may wait for the creation of pods.
         let begins = self.prev.phase.is_none() && !running && obstacle.is_none() && self.world.refused.is_empty();
-        self.out.passing = begins.then_some(BEGINNING);
+        self.out.transient_for = begins.then_some(FIRST_STATUS_DEBOUNCE);
         if running && !was_running {
             let some = format!("{} and {}", counted(self.job.servers, "server"), self.running_trainers(&waits_for));
             self.notice("Running", format!("Running: {some}"));
         }
     }
 
-    /// Whether the job can train: everybody is up, or of an elastic job at least all servers and minReplicas
+    /// Tells whether the job can train: all replicas run, or in an elastic job at least all servers and minReplicas
     /// trainers.
     fn has_enough(&self, waits_for: &[Replica]) -> bool {
         let enough = |least| {
@@ -96,13 +96,13 @@ impl<'a> Draft<'a> {
         waits_for.is_empty() || self.job.elastic.is_some_and(|elastic| enough(elastic.min))
     }
 
-    /// `2 trainers`, `2 of 4 trainers`.
+    /// Formats the number of running trainers: `2 trainers`, `2 of 4 trainers`.
     fn running_trainers(&self, waits_for: &[Replica]) -> String {
         let (up, all) = (self.trainers_left().saturating_sub(waits_for.len() as u32), self.job.trainers);
         if up == all { counted(all, "trainer") } else { format!("{up} of {}", counted(all, "trainer")) }
     }
 
-    /// What an elastic job says that runs while it waits for some of its trainers.
+    /// Returns the condition Running of an elastic job that runs while it waits for some of its trainers.
     fn partly_running(&self, waits_for: &[Replica], obstacle: Option<(Replica, &Obstacle)>) -> Verdict {
         let rest = match (obstacle, waits_for.first()) {
             (Some((replica, why)), _) => format!("; {replica} cannot start: {}", why.message),
@@ -112,7 +112,7 @@ impl<'a> Draft<'a> {
         Verdict::yes("Running", format!("all servers and {} run{rest}", self.running_trainers(waits_for)))
     }
 
-    /// Replicas that neither run nor are done, of those that the job still wants.
+    /// Returns the replicas that neither run nor are done, of those that the job still wants.
     fn waits_for(&self, failed: &[Failed<'_>]) -> Vec<Replica> {
         let has_failed = |replica| failed.iter().any(|failed| failed.replica == replica);
         let runs = |pod: &ObservedPod| matches!(pod.life, Life::Running | Life::Succeeded { .. });
@@ -127,12 +127,12 @@ impl<'a> Draft<'a> {
         (0..self.job.servers).map(Replica::server).all(|server| self.live(server).is_some_and(ready))
     }
 
-    /// The pod of a replica, unless it is being deleted.
+    /// Returns the pod of a replica, unless it is being deleted.
     fn live(&self, replica: Replica) -> Option<&'a ObservedPod> {
         self.pod(replica).filter(|pod| pod.gone_by.is_none())
     }
 
-    /// The word for the phase: that of the condition which explains it best.
+    /// Returns the reason of the phase: that of the condition which explains it best.
     fn reason(&self, phase: Phase, obstacle: bool) -> Option<String> {
         let condition = |type_| conditions::find(&self.out.status, type_);
         let refused = condition(ConditionType::Created).filter(|created| created.reason == "Refused");
@@ -144,7 +144,7 @@ impl<'a> Draft<'a> {
         best.or_else(|| condition(ConditionType::Running)).map(|condition| condition.reason.clone())
     }
 
-    /// It had a pod before, and the one that takes its place does not run yet.
+    /// Tells whether a replica had a pod before, and the next one does not run yet.
     fn is_being_replaced(&self, replica: Replica) -> bool {
         let first = self.ledger.since(replica);
         match self.pod(replica) {
@@ -153,7 +153,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// ` at 2026-01-01T00:00:08Z`, if that is still to come.
+    /// Formats when a replica is started again, ` at 2026-01-01T00:00:08Z`; empty if that is now.
     fn when(&self, lost: Replica, failed: &[Failed<'_>]) -> String {
         let due = failed.iter().find(|failed| failed.replica == lost).map(|failed| self.due(failed));
         due.filter(|&due| due > self.now).map(|due| format!(" at {due}")).unwrap_or_default()
@@ -175,14 +175,14 @@ impl<'a> Draft<'a> {
             None => Verdict::yes("PodLost", format!("the pod of {lost} was deleted or lost; it is started again")),
         };
         if !own {
-            // A failure of its own was told when it was counted.
+            // A failure of its own had its event when it was counted.
             self.warning("PodLost", verdict.message.clone(), None);
         }
         self.set(ConditionType::Restarting, verdict);
     }
 }
 
-/// The first of obstacles that is a pod's own, or else the first.
+/// Returns the first obstacle that is a pod's own, or else the first.
 pub(super) fn cause<'a>(
     mut obstacles: impl Iterator<Item = (Replica, &'a Obstacle)> + Clone,
 ) -> Option<(Replica, &'a Obstacle)> {
@@ -192,7 +192,7 @@ pub(super) fn cause<'a>(
 fn servers_verdict(ready: bool, obstacle: Option<(Replica, &Obstacle)>) -> Verdict {
     match obstacle.filter(|(replica, _)| replica.role == Role::Server) {
         _ if ready => Verdict::yes("ServersReady", "all servers are ready"),
-        Some((server, why)) => told(server, why),
+        Some((server, why)) => cannot_start(server, why),
         None => Verdict::no("WaitingForServers", "not all servers are ready"),
     }
 }
@@ -200,12 +200,12 @@ fn servers_verdict(ready: bool, obstacle: Option<(Replica, &Obstacle)>) -> Verdi
 fn running_verdict(running: bool, obstacle: Option<(Replica, &Obstacle)>, waits_for: Option<Replica>) -> Verdict {
     match (obstacle, waits_for) {
         _ if running => Verdict::yes("Running", "all servers and trainers run"),
-        (Some((replica, why)), _) => told(replica, why),
+        (Some((replica, why)), _) => cannot_start(replica, why),
         (None, Some(replica)) => Verdict::no("WaitingForPods", format!("waiting for {replica} to run")),
         (None, None) => Verdict::no("WaitingForServers", "waiting for the servers to be ready"),
     }
 }
 
-fn told(replica: Replica, why: &Obstacle) -> Verdict {
+fn cannot_start(replica: Replica, why: &Obstacle) -> Verdict {
     Verdict::no(why.reason.clone(), format!("{replica} cannot start: {}", why.message))
 }

@@ -5,9 +5,9 @@ use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, Phase};
 
 use super::Draft;
-use super::conditions::{self, Verdict};
 use super::failure::Failed;
 use super::judge::{Remedy, back_off};
+use crate::conditions::{self, Verdict};
 
 impl Draft<'_> {
     /// Starts all pods again if a failure wants that, after the back-off. Whether there is nothing else
@@ -36,7 +36,7 @@ impl Draft<'_> {
         true
     }
 
-    /// Restarts of the whole job in a row, this one included.
+    /// Returns the number of restarts of the whole job in a row, this one included.
     fn recreations_in_a_row(&self, first: &Failed<'_>) -> u32 {
         let ran = first.failure.started.map_or(0, |started| first.failure.at.duration_since(started).as_secs());
         let healthy = ran >= self.job.failure_policy.backoff.reset_after_seconds;
@@ -50,7 +50,7 @@ impl Draft<'_> {
         for pod in self.world.pods.values() {
             self.delete(pod);
         }
-        // Replicas without a pod need not wait for the deleted ones to go.
+        // Replicas without a pod need not wait until the deleted pods are gone.
         self.wake_at(self.now);
         let status = &mut self.out.status;
         status.restarts_counted += i32::from(counts);

@@ -1,4 +1,4 @@
-//! The numbers of the status: pods by role, progress and final metrics.
+//! Numbers of the status: pods by role, progress and final metrics.
 
 use std::collections::BTreeMap;
 
@@ -7,15 +7,16 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use psjobs_api::crd::{Checkpoint, Model, ModelMetric, Progress, RoleStatus, names};
 use psjobs_api::{CheckpointResult, ReplicaResult, Role};
 
-use super::{Draft, ProgressReport};
-use crate::controller::build::in_volume;
+use super::Draft;
+use crate::controller::checkpoint_folder::in_volume;
+use crate::controller::model::ProgressReport;
 use crate::controller::observe::{Life, ObservedPod, Replica};
 
 /// Entries of status.progress.metrics.
 const MOST_METRICS: usize = 32;
 /// Entries of status.progress.stragglers.
 const MOST_STRAGGLERS: usize = 32;
-/// Metrics that a model is judged by.
+/// Metrics that show the quality of a model, the best first.
 const BEST_FIRST: [&str; 6] = ["accuracy", "auc", "perplexity", "reward", "test_loss", "loss"];
 
 impl Draft<'_> {
@@ -55,7 +56,7 @@ impl Draft<'_> {
         )
     }
 
-    /// After the end, only what still runs changes.
+    /// Updates the numbers that still change after the end of the job: ready and active pods.
     pub(super) fn count_what_is_left(&mut self) {
         let status = &mut self.out.status;
         for (role, of_role) in [(Role::Server, &mut status.ps), (Role::Trainer, &mut status.trainer)] {
@@ -67,7 +68,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Takes over what server 0 told.
+    /// Copies the report of server 0 into the status.
     pub(super) fn report_progress(&mut self) {
         if let Some(report) = &self.world.progress {
             let batch = self.job.object.spec.training.batch.base;
@@ -84,7 +85,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Takes over the newest checkpoint; one that is known stays until there is another.
+    /// Copies the newest checkpoint into the status; without one, the known checkpoint stays.
     fn report_checkpoint(&mut self, newest: Option<&CheckpointResult>) {
         if let Some(newest) = newest {
             let time = i64::try_from(newest.unix_seconds).ok().and_then(|at| Timestamp::from_second(at).ok());
@@ -93,14 +94,14 @@ impl Draft<'_> {
         }
     }
 
-    /// When the step that a report tells was first told.
+    /// Returns when the step of a report was first reported.
     fn step_time(&self, report: &ProgressReport) -> Option<Time> {
         let known = self.prev.progress.as_ref().filter(|known| known.step == report.step.cast_signed());
         known.map_or_else(|| self.time(), |known| known.last_step_time.clone().or(self.time()))
     }
 
-    /// Takes over what the replicas left behind when they ended: server 0 speaks for the whole job,
-    /// the trainers for themselves, the lowest index first.
+    /// Copies the results of ended replicas into the status. The metrics of server 0, which are the whole job's, replace those
+    /// of trainers, and those of a lower index replace those of a higher one.
     pub(super) fn report_results(&mut self) {
         self.report_progress();
         let known = self.out.status.progress.clone().unwrap_or_default();
@@ -111,8 +112,8 @@ impl Draft<'_> {
         let server = result(Replica::server(0));
         let trainers = (0..self.job.trainers).map(Replica::trainer).filter_map(result).collect::<Vec<_>>();
 
-        let told = known.metrics.into_iter().map(|metric| (metric.name, metric.value));
-        let mut metrics = told.collect::<BTreeMap<_, _>>();
+        let reported = known.metrics.into_iter().map(|metric| (metric.name, metric.value));
+        let mut metrics = reported.collect::<BTreeMap<_, _>>();
         for result in trainers.iter().rev().copied().chain(server) {
             metrics.extend(result.metrics.clone());
         }
@@ -141,7 +142,7 @@ impl Draft<'_> {
 fn progress(report: &ProgressReport) -> Progress {
     let ProgressReport { step, total_steps, examples_per_second, ref metrics, .. } = *report;
     let percent = (step.min(total_steps) * 100).checked_div(total_steps);
-    // A diverged loss is no number that JSON could hold.
+    // JSON has no number for a diverged loss.
     let finite = metrics.iter().filter(|(_, value)| value.is_finite());
     let metrics = finite.map(|(name, &value)| ModelMetric { name: name.clone(), value }).take(MOST_METRICS).collect();
     Progress {
@@ -158,19 +159,19 @@ fn progress(report: &ProgressReport) -> Progress {
     }
 }
 
-/// The metric that tells best how good a model is.
+/// Returns the metric that shows the quality of a model best.
 fn quality(metrics: &BTreeMap<String, f64>) -> Option<ModelMetric> {
-    let told = |name: &&str| metrics.get(*name).is_some_and(|value| value.is_finite());
-    let name = BEST_FIRST.into_iter().find(told)?;
+    let is_finite = |name: &&str| metrics.get(*name).is_some_and(|value| value.is_finite());
+    let name = BEST_FIRST.into_iter().find(is_finite)?;
     Some(ModelMetric { name: name.to_owned(), value: metrics[name] })
 }
 
-/// A pod that still runs and passes its probes.
+/// Tells whether a pod runs and passes its probes.
 fn is_ready(pod: &ObservedPod) -> bool {
     pod.ready && pod.life == Life::Running && pod.gone_by.is_none()
 }
 
-/// `1/2`; a trainer whose work is done counts as there.
+/// Adds the summary, for example `1/2`. A trainer whose work is done counts as ready.
 fn with_summary(mut of_role: RoleStatus, role: Role) -> RoleStatus {
     let done = if role == Role::Trainer { of_role.succeeded } else { 0 };
     of_role.summary = format!("{}/{}", (of_role.ready + done).min(of_role.desired), of_role.desired);

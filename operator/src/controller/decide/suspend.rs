@@ -3,11 +3,11 @@
 
 use psjobs_api::crd::{ConditionType, Phase};
 
-use super::conditions::{self, Verdict};
 use super::{Draft, Ledger};
+use crate::conditions::{self, Verdict};
 
 impl Draft<'_> {
-    /// The job begins anew: the next pods of all replicas are new ones, whatever these did.
+    /// Resets the history of all replicas: their next pods begin anew, whatever their pods did so far.
     pub(super) fn forget_replicas(&mut self) {
         self.out.status.first_incarnation = self.ledger.after_all().cast_signed();
         self.ledger = Ledger::default();

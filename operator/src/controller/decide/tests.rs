@@ -16,6 +16,7 @@ use psjobs_api::{CheckpointResult, ReplicaResult};
 use self::cluster::Cluster;
 use super::*;
 use crate::controller::fixtures::{at, job, pod, replica, valid_job};
+use crate::controller::model::{Child, NewPod, ProgressReport, Refusal};
 use crate::controller::validate::validate;
 
 /// A cluster whose job runs.
@@ -33,10 +34,10 @@ fn all_pods_are_created_at_once_and_counted_in_the_same_reconcile() {
     let mut cluster = Cluster::new("ps: {replicas: 2}");
     cluster.reconcile();
     assert_eq!(cluster.pods(), ["ps-0", "ps-1", "trainer-0", "trainer-1"]);
-    assert!(cluster.world.service);
+    assert!(cluster.observed.service);
     assert_eq!(cluster.phase(), Phase::Pending);
     assert!(conditions::holds(&cluster.status, ConditionType::Created));
-    assert_eq!(cluster.told, ["Created: Created the service and the pods of 2 servers and 2 trainers"]);
+    assert_eq!(cluster.events, ["Created: Created the service and the pods of 2 servers and 2 trainers"]);
 }
 
 #[test]
@@ -50,7 +51,7 @@ fn a_first_status_may_wait_unless_there_is_something_to_tell() {
         let mut cluster = Cluster::new("");
         cluster.reconcile();
         change(&mut cluster);
-        cluster.reconcile().passing.is_some()
+        cluster.reconcile().transient_for.is_some()
     };
     let begin = |cluster: &mut Cluster| cluster.status = ParameterServerJobStatus::default();
     assert!(passing(&begin));
@@ -107,8 +108,8 @@ fn phases_follow_the_pods() {
     for (label, make, phase, reason, servers, trainers) in rows {
         let names = ["ps-0", "trainer-0", "trainer-1"].map(replica);
         let pods = names.into_iter().zip(make).map(|(replica, make)| (replica, make(pod(replica)))).collect();
-        let world = World { pods, service: true, ..World::default() };
-        let decision = decide(&valid_job(""), &ParameterServerJobStatus::default(), &world, at(6));
+        let observed = ObservedState { pods, service: true, ..ObservedState::default() };
+        let decision = decide(&valid_job(""), &ParameterServerJobStatus::default(), &observed, at(6));
         let status = decision.status;
         let summary = |of_role: &Option<psjobs_api::crd::RoleStatus>| of_role.as_ref().expect(label).summary.clone();
         assert_eq!(status.phase, Some(phase), "{label}");
@@ -194,7 +195,7 @@ fn a_role_is_counted_by_what_its_pods_do() {
 #[test]
 fn progress_comes_from_server_0() {
     let mut cluster = running("training: {batch: {base: 10}}");
-    cluster.world.progress = Some(ProgressReport {
+    cluster.observed.progress = Some(ProgressReport {
         step: 420,
         total_steps: 1000,
         examples_per_second: 58.04,
@@ -259,12 +260,12 @@ fn refused_creates_are_told_and_tried_again_until_they_work() {
     assert_eq!(cluster.status.reason.as_deref(), Some("Refused"));
     let message = cluster.message(ConditionType::Created);
     assert!(message.contains("exceeded quota: pods") && message.contains("mnist"), "{message}");
-    assert_eq!(cluster.told.len(), 1, "{:?}", cluster.told);
+    assert_eq!(cluster.events.len(), 1, "{:?}", cluster.events);
     assert_eq!(cluster.requeue, Some(SignedDuration::from_secs(1)));
     cluster.pass(10);
     cluster.reconcile();
     assert_eq!(cluster.requeue, Some(SignedDuration::from_secs(10)), "less and less often");
-    assert_eq!(cluster.told.len(), 1, "told once");
+    assert_eq!(cluster.events.len(), 1, "told once");
     cluster.refuse = None;
     cluster.reconcile();
     assert!(conditions::holds(&cluster.status, ConditionType::Created));
@@ -274,9 +275,9 @@ fn refused_creates_are_told_and_tried_again_until_they_work() {
 #[test]
 fn a_deleted_service_comes_back() {
     let mut cluster = running("");
-    cluster.world.service = false;
+    cluster.observed.service = false;
     cluster.reconcile();
-    assert!(cluster.world.service);
+    assert!(cluster.observed.service);
     assert_eq!(cluster.status.restarts, 0);
 }
 
@@ -285,7 +286,7 @@ fn an_old_cache_makes_no_second_pod_and_counts_nothing() {
     let mut cluster = Cluster::new("");
     cluster.reconcile();
     cluster.run_all();
-    let old = World::default();
+    let old = ObservedState::default();
     cluster.reconcile_on(old);
     assert_eq!((cluster.status.restarts, cluster.incarnation("trainer-0")), (0, 0));
     assert_eq!(cluster.phase(), Phase::Running);
@@ -296,7 +297,7 @@ fn an_invalid_spec_is_told_once_and_its_pods_are_left_alone() {
     let error = validate(job("ps: {replicas: 0}").into()).expect_err("invalid");
     let first = refuse(&error, &ParameterServerJobStatus::default(), Some(1), at(0));
     assert_eq!(first.status.reason.as_deref(), Some("InvalidSpec"));
-    assert_eq!(first.notices.len(), 1);
+    assert_eq!(first.events.len(), 1);
     let second = refuse(&error, &first.status, Some(1), at(5));
-    assert_eq!((second.status, second.notices), (first.status, vec![]));
+    assert_eq!((second.status, second.events), (first.status, vec![]));
 }

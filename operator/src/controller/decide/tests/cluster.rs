@@ -5,12 +5,12 @@ use super::*;
 pub struct Cluster {
     pub job: ValidJob,
     pub status: ParameterServerJobStatus,
-    pub world: World,
+    pub observed: ObservedState,
     pub now: Timestamp,
     /// The API server refuses to create pods, with these words.
     pub refuse: Option<String>,
     /// Events so far.
-    pub told: Vec<String>,
+    pub events: Vec<String>,
     pub requeue: Option<SignedDuration>,
     /// Every pod that was ever created: replica and incarnation.
     pub history: Vec<(Replica, u32)>,
@@ -25,10 +25,10 @@ impl Cluster {
         Self {
             job,
             status: ParameterServerJobStatus::default(),
-            world: World::default(),
+            observed: ObservedState::default(),
             now: at(0),
             refuse: None,
-            told: Vec::new(),
+            events: Vec::new(),
             requeue: None,
             history: Vec::new(),
         }
@@ -36,11 +36,11 @@ impl Cluster {
 
     /// One reconcile with a cache that is up to date.
     pub fn reconcile(&mut self) -> Decision {
-        self.reconcile_on(self.world.clone())
+        self.reconcile_on(self.observed.clone())
     }
 
     /// One reconcile with the cache as given.
-    pub fn reconcile_on(&mut self, mut cache: World) -> Decision {
+    pub fn reconcile_on(&mut self, mut cache: ObservedState) -> Decision {
         let mut decision = decide(&self.job, &self.status, &cache, self.now);
         if !decision.create.is_empty() {
             self.create(&decision.create, &mut cache);
@@ -50,35 +50,35 @@ impl Cluster {
         for deletion in &decision.delete {
             self.delete(deletion);
         }
-        self.told.extend(decision.notices.iter().map(|notice| format!("{}: {}", notice.reason, notice.note)));
+        self.events.extend(decision.events.iter().map(|event| format!("{}: {}", event.reason, event.note)));
         self.requeue = decision.requeue;
         decision
     }
 
     /// One reconcile that makes what is decided, and cannot write its status, because the job has changed.
     pub fn reconcile_in_vain(&mut self) {
-        let decision = decide(&self.job, &self.status, &self.world, self.now);
-        self.create(&decision.create, &mut self.world.clone());
+        let decision = decide(&self.job, &self.status, &self.observed, self.now);
+        self.create(&decision.create, &mut self.observed.clone());
     }
 
     /// Reconciles, and lets deleted pods go, until nothing changes.
     pub fn settle(&mut self) {
         for _ in 0..10 {
-            let before = (self.status.clone(), self.world.clone());
+            let before = (self.status.clone(), self.observed.clone());
             self.reconcile();
-            self.world.pods.retain(|_, pod| pod.gone_by.is_none());
-            if before == (self.status.clone(), self.world.clone()) {
+            self.observed.pods.retain(|_, pod| pod.gone_by.is_none());
+            if before == (self.status.clone(), self.observed.clone()) {
                 return;
             }
         }
         panic!("the job does not settle: {:#?}", self.status);
     }
 
-    fn create(&mut self, children: &[Child], cache: &mut World) {
+    fn create(&mut self, children: &[Child], cache: &mut ObservedState) {
         for child in children {
             match (*child, &self.refuse) {
-                (Child::Service, _) => self.world.service = true,
-                (Child::Pod(NewPod { replica, .. }), _) if self.world.pods.contains_key(&replica) => {}
+                (Child::Service, _) => self.observed.service = true,
+                (Child::Pod(NewPod { replica, .. }), _) if self.observed.pods.contains_key(&replica) => {}
                 (Child::Pod(NewPod { replica, .. }), Some(message)) => {
                     let child = format!("pod {}", pod(replica).name);
                     cache.refused.push(Refusal { child, message: message.clone() });
@@ -86,36 +86,36 @@ impl Cluster {
                 (Child::Pod(NewPod { replica, incarnation, failures, failures_in_a_row }), None) => {
                     self.history.push((replica, incarnation));
                     let pod = pod(replica).born(incarnation, failures, failures_in_a_row);
-                    self.world.pods.insert(replica, pod);
+                    self.observed.pods.insert(replica, pod);
                 }
             }
             if let Child::Pod(NewPod { replica, .. }) = child {
-                cache.pods.extend(self.world.pods.get(replica).map(|pod| (*replica, pod.clone())));
+                cache.pods.extend(self.observed.pods.get(replica).map(|pod| (*replica, pod.clone())));
             }
-            cache.service = self.world.service;
+            cache.service = self.observed.service;
         }
     }
 
     /// A pod that has ended goes at once, one that runs takes its time.
     fn delete(&mut self, deletion: &Deletion) {
-        let Some((&replica, pod)) = self.world.pods.iter().find(|(_, pod)| pod.uid == deletion.uid) else { return };
+        let Some((&replica, pod)) = self.observed.pods.iter().find(|(_, pod)| pod.uid == deletion.uid) else { return };
         if deletion.force {
-            self.world.pods.remove(&replica);
+            self.observed.pods.remove(&replica);
         } else {
             let pod = pod.clone();
             let gone_by = self.now.checked_add(SignedDuration::from_secs(30)).expect("in range");
-            self.world.pods.insert(replica, ObservedPod { gone_by: Some(gone_by), ..pod });
+            self.observed.pods.insert(replica, ObservedPod { gone_by: Some(gone_by), ..pod });
         }
     }
 
     pub fn edit(&mut self, who: &str, change: impl FnOnce(ObservedPod) -> ObservedPod) {
-        let pod = self.world.pods.remove(&replica(who)).expect("the pod exists");
-        self.world.pods.insert(replica(who), change(pod));
+        let pod = self.observed.pods.remove(&replica(who)).expect("the pod exists");
+        self.observed.pods.insert(replica(who), change(pod));
     }
 
     pub fn run_all(&mut self) {
         let starts = |pod: &&mut ObservedPod| pod.life == Life::Pending && pod.gone_by.is_none();
-        for pod in self.world.pods.values_mut().filter(starts) {
+        for pod in self.observed.pods.values_mut().filter(starts) {
             *pod = pod.clone().running();
         }
     }
@@ -131,7 +131,7 @@ impl Cluster {
     }
 
     pub fn vanish(&mut self, who: &str) {
-        self.world.pods.remove(&replica(who));
+        self.observed.pods.remove(&replica(who));
     }
 
     pub fn suspend(&mut self, suspend: bool) {
@@ -161,15 +161,15 @@ impl Cluster {
     }
 
     pub fn incarnation(&self, who: &str) -> u32 {
-        self.world.pods[&replica(who)].incarnation
+        self.observed.pods[&replica(who)].incarnation
     }
 
     pub fn pods(&self) -> Vec<String> {
-        self.world.pods.keys().map(|r| format!("{}-{}", r.role, r.index)).collect()
+        self.observed.pods.keys().map(|r| format!("{}-{}", r.role, r.index)).collect()
     }
 
     pub fn deleting(&self) -> Vec<String> {
-        let deleting = self.world.pods.iter().filter(|(_, pod)| pod.gone_by.is_some());
+        let deleting = self.observed.pods.iter().filter(|(_, pod)| pod.gone_by.is_some());
         deleting.map(|(r, _)| format!("{}-{}", r.role, r.index)).collect()
     }
 }

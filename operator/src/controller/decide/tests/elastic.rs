@@ -72,7 +72,7 @@ fn a_scaled_job_grows_and_shrinks_without_a_restart() {
         (&None, None)
     );
     assert_eq!(
-        cluster.told[2..],
+        cluster.events[2..],
         [
             "ScaledUp: Scaled from 2 to 4 trainers: trainers 2 and 3 join",
             "ScaledDown: Scaled from 4 to 1 trainers: trainers 1 to 3 leave, the others go on",
@@ -103,7 +103,7 @@ fn an_incarnation_that_no_status_tells_of_is_not_used_twice() {
     let mut cluster = elastic(2, 1, "");
     // Created when the job was scaled up; the job was scaled down before the status was written.
     let late = pod(replica("trainer-2")).born(5, 0, 0);
-    cluster.world.pods.insert(replica("trainer-2"), late);
+    cluster.observed.pods.insert(replica("trainer-2"), late);
     cluster.settle();
     assert_eq!(cluster.pods(), ["ps-0", "trainer-0", "trainer-1"]);
     cluster.scale(3);
@@ -154,7 +154,7 @@ fn a_trainer_that_is_given_up_stays_away_until_the_job_is_scaled_or_changed() {
     let sentence = "trainer 2 ended with exit code 3, and spec.failurePolicy.maxRestarts is 0; it is given up until the \
                     job is scaled or changed, and 2 of 3 trainers go on (spec.elasticPolicy.minReplicas is 1)";
     assert_eq!(cluster.message(ConditionType::Shrunk), sentence);
-    assert_eq!(cluster.told.last().map(String::as_str), Some(format!("Shrunk: {sentence}").as_str()));
+    assert_eq!(cluster.events.last().map(String::as_str), Some(format!("Shrunk: {sentence}").as_str()));
     assert_eq!(cluster.message(ConditionType::Running), "all servers and trainers run");
     cluster.pass(1000);
     cluster.settle();
@@ -218,7 +218,7 @@ fn an_elastic_job_runs_with_as_few_trainers_as_it_needs() {
         cluster.message(ConditionType::Running),
         "all servers and 2 of 3 trainers run; trainer 0 cannot start: 0/1 nodes are available: 1 Insufficient cpu."
     );
-    assert_eq!(cluster.told.last().map(String::as_str), Some("Running: Running: 1 server and 2 of 3 trainers"));
+    assert_eq!(cluster.events.last().map(String::as_str), Some("Running: Running: 1 server and 2 of 3 trainers"));
     cluster.pass(100);
     cluster.settle();
     assert_eq!(cluster.phase(), Phase::Running, "it did start in time");
@@ -235,8 +235,8 @@ fn once_a_trainer_has_ended_well_nobody_joins_and_the_job_ends_with_those_that_a
     cluster.settle();
     assert_eq!(cluster.pods(), ["ps-0", "trainer-0", "trainer-1"], "neither replaced nor new");
     assert_eq!((cluster.phase(), cluster.status.restarts_counted), (Phase::Running, 0));
-    assert!(cluster.told.iter().any(|told| told.ends_with("all work is dealt out, so that nobody joins any more")));
-    assert!(cluster.told.iter().all(|told| !told.starts_with("PodLost")), "{:?}", cluster.told);
+    assert!(cluster.events.iter().any(|told| told.ends_with("all work is dealt out, so that nobody joins any more")));
+    assert!(cluster.events.iter().all(|told| !told.starts_with("PodLost")), "{:?}", cluster.events);
     // The first evaluates and reports.
     cluster.fail("trainer-0", 1);
     cluster.settle();

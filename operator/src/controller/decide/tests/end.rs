@@ -89,7 +89,7 @@ fn checkpoints_the_model_and_stragglers_are_told_where_a_user_finds_them() {
     let told =
         |step: u64| CheckpointResult { step, path: format!("/checkpoints/step-{step}"), unix_seconds: 1_700_000_005 };
     let mut cluster = running("checkpoint: {volumeClaim: {size: 1Gi}, path: runs/7}");
-    cluster.world.progress = Some(ProgressReport {
+    cluster.observed.progress = Some(ProgressReport {
         step: 40,
         total_steps: 100,
         checkpoint: Some(told(30)),
@@ -103,7 +103,7 @@ fn checkpoints_the_model_and_stragglers_are_told_where_a_user_finds_them() {
     assert_eq!(cluster.status.progress.as_ref().expect("told").stragglers, ["mnist-trainer-1"]);
 
     // A server that has just started knows of none; that takes nothing back.
-    cluster.world.progress = Some(ProgressReport { step: 41, total_steps: 100, ..ProgressReport::default() });
+    cluster.observed.progress = Some(ProgressReport { step: 41, total_steps: 100, ..ProgressReport::default() });
     cluster.reconcile();
     assert_eq!(cluster.status.last_checkpoint.as_ref().map(|newest| newest.step), Some(30));
     assert_eq!(cluster.status.progress.as_ref().expect("told").stragglers, [""; 0]);
@@ -141,11 +141,11 @@ fn nothing_is_created_once_the_job_is_final() {
         assert!(cluster.phase().is_final(), "{label}");
         assert_eq!(cluster.pods(), [""; 0], "{label}: cleanPodPolicy All");
         let end = cluster.status.clone();
-        cluster.world.service = false;
+        cluster.observed.service = false;
         cluster.pass(1000);
         cluster.settle();
         assert_eq!(cluster.pods(), [""; 0], "{label}");
-        assert!(!cluster.world.service, "{label}");
+        assert!(!cluster.observed.service, "{label}");
         assert_eq!((&cluster.status.conditions, &cluster.status.trainer), (&end.conditions, &end.trainer), "{label}");
     }
 }

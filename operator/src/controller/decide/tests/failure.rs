@@ -38,7 +38,7 @@ fn a_failed_trainer_comes_back_with_its_rank_and_the_next_incarnation() {
     assert!(!conditions::holds(&cluster.status, ConditionType::Restarting));
     assert!(
         cluster
-            .told
+            .events
             .contains(&"PodFailed: trainer 1 ended with exit code 1; it is started again (restart 1 of 3)".into())
     );
 }

@@ -122,14 +122,14 @@ fn scale(cluster: &mut Cluster, n: u32) {
     }
 }
 
-/// Lets it happen. Whether it left the world as the last decision saw it.
-fn happen(cluster: &mut Cluster, happening: &Happening, old: &mut World) -> bool {
+/// Lets it happen. Whether it left the observed as the last decision saw it.
+fn happen(cluster: &mut Cluster, happening: &Happening, old: &mut ObservedState) -> bool {
     let nth = |cluster: &Cluster, n: usize| {
         let pods = cluster.pods();
         (!pods.is_empty()).then(|| pods[n % pods.len()].clone())
     };
     let running = |cluster: &Cluster, n: usize| {
-        nth(cluster, n).filter(|who| cluster.world.pods[&replica(who)].life == Life::Running)
+        nth(cluster, n).filter(|who| cluster.observed.pods[&replica(who)].life == Life::Running)
     };
     match *happening {
         Happening::Run => cluster.run_all(),
@@ -144,8 +144,8 @@ fn happen(cluster: &mut Cluster, happening: &Happening, old: &mut World) -> bool
             nth(cluster, n).iter().for_each(|who| cluster.edit(who, |pod| pod.deleted(second)));
         }
         Happening::Vanish(n) => nth(cluster, n).iter().for_each(|who| cluster.vanish(who)),
-        Happening::Collect => cluster.world.pods.retain(|_, pod| pod.gone_by.is_none()),
-        Happening::DeleteService => cluster.world.service = false,
+        Happening::Collect => cluster.observed.pods.retain(|_, pod| pod.gone_by.is_none()),
+        Happening::DeleteService => cluster.observed.service = false,
         Happening::Refuse(refuse) => cluster.refuse = refuse.then(|| "exceeded quota".to_owned()),
         Happening::Suspend(suspend) => cluster.suspend(suspend),
         Happening::Scale(n) => scale(cluster, n),
@@ -158,7 +158,7 @@ fn happen(cluster: &mut Cluster, happening: &Happening, old: &mut World) -> bool
         Happening::Pass(seconds) => cluster.pass(seconds),
         Happening::Report(step) => {
             let at = Some(cluster.now);
-            cluster.world.progress = Some(ProgressReport { step, total_steps: 4, at, ..ProgressReport::default() });
+            cluster.observed.progress = Some(ProgressReport { step, total_steps: 4, at, ..ProgressReport::default() });
         }
         Happening::Unschedulable(n) => {
             let obstacle = Obstacle {
@@ -166,7 +166,7 @@ fn happen(cluster: &mut Cluster, happening: &Happening, old: &mut World) -> bool
                 message: "no node".into(),
                 unschedulable_since: Some(cluster.now),
             };
-            let pending = nth(cluster, n).filter(|who| cluster.world.pods[&replica(who)].life == Life::Pending);
+            let pending = nth(cluster, n).filter(|who| cluster.observed.pods[&replica(who)].life == Life::Pending);
             pending.iter().for_each(|who| {
                 cluster.edit(who, |pod| ObservedPod { obstacle: Some(obstacle.clone()), ..pod });
             });
@@ -177,7 +177,7 @@ fn happen(cluster: &mut Cluster, happening: &Happening, old: &mut World) -> bool
         }
         Happening::Reconcile => {
             let decision = cluster.reconcile();
-            *old = cluster.world.clone();
+            *old = cluster.observed.clone();
             let is_rest = decision.requeue != Some(SignedDuration::ZERO);
             return is_rest && cluster.refuse.is_none() && decision.delete.iter().all(|deletion| !deletion.force);
         }
@@ -194,7 +194,7 @@ proptest! {
     #[test]
     fn promises_hold_in_every_history(shape in shape(), history in prop::collection::vec(happening(), 1..120)) {
         let mut cluster = Cluster::of(job_of(&shape));
-        let mut old = World::default();
+        let mut old = ObservedState::default();
         for happening in &history {
             let before = (cluster.status.clone(), cluster.history.len());
             let decided = happen(&mut cluster, happening, &mut old);
@@ -216,8 +216,8 @@ proptest! {
             prop_assert!(lost.iter().all(spare), "given up: {lost:?}");
 
             if decided {
-                let again = decide(&cluster.job, &cluster.status, &cluster.world, cluster.now);
-                prop_assert_eq!((again.create, again.delete, again.notices), (vec![], vec![], vec![]));
+                let again = decide(&cluster.job, &cluster.status, &cluster.observed, cluster.now);
+                prop_assert_eq!((again.create, again.delete, again.events), (vec![], vec![], vec![]));
             }
         }
         // Left alone with pods that run, the job comes to rest, and a decision on that does nothing.
@@ -229,8 +229,8 @@ proptest! {
             cluster.run_all();
         }
         cluster.settle();
-        let rest = decide(&cluster.job, &cluster.status, &cluster.world, cluster.now);
+        let rest = decide(&cluster.job, &cluster.status, &cluster.observed, cluster.now);
         prop_assert_eq!(&rest.status, &cluster.status);
-        prop_assert!(rest.create.is_empty() && rest.delete.is_empty() && rest.notices.is_empty());
+        prop_assert!(rest.create.is_empty() && rest.delete.is_empty() && rest.events.is_empty());
     }
 }

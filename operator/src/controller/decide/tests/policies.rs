@@ -201,7 +201,7 @@ fn long_pending_pods_free_what_the_others_hold_and_try_again() {
 /// Server 0 tells a step at this moment.
 fn report(cluster: &mut Cluster, step: u64) {
     let at = Some(cluster.now);
-    cluster.world.progress = Some(ProgressReport { step, total_steps: 100, at, ..ProgressReport::default() });
+    cluster.observed.progress = Some(ProgressReport { step, total_steps: 100, at, ..ProgressReport::default() });
     cluster.reconcile();
 }
 
@@ -224,7 +224,7 @@ fn certificates_are_renewed_before_they_end_from_a_checkpoint_else_when_a_pod_mu
         cluster.settle();
         if spec.is_empty() {
             assert_eq!(certificates(&cluster), first, "those who are connected go on");
-            cluster.world.pods.remove(&replica("trainer-1"));
+            cluster.observed.pods.remove(&replica("trainer-1"));
             cluster.settle();
         }
         assert_ne!(certificates(&cluster), first, "{spec}");
@@ -233,7 +233,7 @@ fn certificates_are_renewed_before_they_end_from_a_checkpoint_else_when_a_pod_mu
         assert_eq!(cluster.phase(), Phase::Running, "{spec}");
         assert_eq!(cluster.status.certificates_expire.as_ref().map(|end| end.0), Some(at(due + YEAR)), "{spec}");
         assert_eq!(cluster.status.restarts_counted, 0, "{spec}");
-        assert!(cluster.told.iter().any(|told| told.contains("certificates end at")), "{:?}", cluster.told);
+        assert!(cluster.events.iter().any(|told| told.contains("certificates end at")), "{:?}", cluster.events);
     }
     assert_eq!(running("network: {mutualTLS: false}").requeue, None, "nothing to renew");
 }

@@ -1,12 +1,12 @@
-//! Nodes that do not answer: which, and since when. A pod on one of them can neither tell its end nor be
-//! deleted in the usual way.
+//! The cache of nodes: which of them do not answer, and since when. A pod on such a node can neither report its end nor
+//! be deleted in the usual way.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus};
 use kube::ResourceExt as _;
 use kube::runtime::reflector::{ObjectRef, Store};
 
-/// The cache of nodes; empty where the operator works in one namespace, as nodes are in none.
+/// The cache of nodes; empty where the operator works in one namespace, because nodes are in none.
 #[derive(Clone)]
 pub struct Nodes(Option<Store<Node>>);
 
@@ -15,25 +15,25 @@ impl Nodes {
         Self(store)
     }
 
-    /// Since when a node does not answer, if it does not.
+    /// Returns since when a node does not answer; `None` if it does.
     pub fn lost_since(&self, name: &str) -> Option<Timestamp> {
         let store = self.0.as_ref()?;
         let since = lost_since(&*store.get(&ObjectRef::new(name))?)?;
         let all = store.state();
         let lost = all.iter().filter(|node| lost_since(node).is_some()).count();
-        // When most nodes are silent at once it is rather the way to them that is broken, and their pods run.
+        // When most nodes are silent at once, the network to them is probably broken, and their pods run.
         (lost * 2 <= all.len()).then_some(since)
     }
 }
 
-/// Since when this node does not answer, if it does not. One that says itself that it is not ready answers:
-/// its pods can be deleted as usual.
+/// Returns since when this node does not answer; `None` if it does. A node that reports itself that it is not ready
+/// answers: its pods can be deleted as usual.
 pub fn lost_since(node: &Node) -> Option<Timestamp> {
     let ready = node.status.as_ref()?.conditions.as_ref()?.iter().find(|condition| condition.type_ == "Ready")?;
     ready.last_transition_time.as_ref().filter(|_| ready.status == "Unknown").map(|time| time.0)
 }
 
-/// Cuts a node down to what is read here.
+/// Removes the fields of a node that are not read here.
 pub fn slim(node: &mut Node) {
     let name = node.name_any();
     let conditions = node.status.take().and_then(|status| status.conditions).unwrap_or_default();

@@ -1,18 +1,7 @@
-//! The children of a job as objects: the headless service and the pods. Names follow from the job, so
-//! that the API server itself refuses a second pod of one rank.
-
-mod certificates;
-mod checkpoint;
-mod defaults;
-mod gang;
-mod network;
-mod scheduling;
-
-use std::collections::BTreeMap;
+//! Builds the pod of a replica.
 
 use k8s_openapi::api::core::v1::{
     Container, ContainerPort, EnvVar, HTTPGetAction, Pod, PodSpec, PodTemplateSpec, Probe, ResourceRequirements,
-    Service, ServicePort, ServiceSpec,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -21,44 +10,17 @@ use kube::ResourceExt as _;
 use psjobs_api::crd::names;
 use psjobs_api::{DEFAULT_PORT, Environment, METRICS_PORT, Role};
 
-use super::decide::NewPod;
-use super::observe::Replica;
-use super::validate::ValidJob;
+use super::metadata::{job_labels, metadata};
+use super::{certificates, checkpoint, defaults, gang, scheduling};
+use crate::controller::model::NewPod;
+use crate::controller::observe::Replica;
+use crate::controller::validate::ValidJob;
 
-pub use certificates::secret;
-pub use checkpoint::{claim, in_volume};
-pub use gang::{Group, groups, scheduling_group};
-pub use network::policy;
-
-/// Where Kubernetes looks for a container's last words unless its template says otherwise.
+/// Default path of a container's termination message.
 const TERMINATION_LOG: &str = "/dev/termination-log";
 
-/// The headless service that gives every pod its host name, from the moment that it has an address:
-/// servers and trainers look for each other before they are ready.
-pub fn service(job: &ValidJob) -> Service {
-    let port = |name: &str, port: u16, protocol: &str| ServicePort {
-        name: Some(name.into()),
-        port: port.into(),
-        target_port: Some(IntOrString::Int(port.into())),
-        app_protocol: Some(protocol.into()),
-        ..ServicePort::default()
-    };
-    let grpc = if job.certificates().is_some() { "https" } else { "kubernetes.io/h2c" };
-    Service {
-        metadata: metadata(job, names::service(&job.name)),
-        spec: Some(ServiceSpec {
-            cluster_ip: Some("None".into()),
-            publish_not_ready_addresses: Some(true),
-            selector: Some([(names::LABEL_JOB.to_owned(), job.name.clone())].into()),
-            ports: Some(vec![port("grpc", DEFAULT_PORT, grpc), port("metrics", METRICS_PORT, "http")]),
-            ..ServiceSpec::default()
-        }),
-        status: None,
-    }
-}
-
-/// The pod of a replica: the user's template, the job's environment in its first container, and
-/// defaults where the template is silent.
+/// Builds the pod of a replica: the user's template, the job's environment in its first container, and defaults for
+/// fields that the template does not set.
 pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     let NewPod { replica, incarnation, failures, failures_in_a_row } = *new;
     let spec = &job.object.spec;
@@ -70,11 +32,11 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     let PodTemplateSpec { metadata: of_template, spec: pod_spec } = template;
     let of_template = of_template.unwrap_or_default();
     let mut pod_spec = pod_spec.unwrap_or_default();
-    let name = names::pod(&job.name, replica.role, replica.index);
+    let name = new.name(&job.name);
 
     pod_spec.hostname = Some(name.clone());
     pod_spec.subdomain = Some(names::service(&job.name));
-    // The operator starts pods again, so that counts and causes are the job's.
+    // The operator replaces pods itself, so that restarts and their causes are in the job's status.
     pod_spec.restart_policy = Some("Never".into());
     if let Some(main) = pod_spec.containers.first_mut() {
         inject(main, job, replica, incarnation);
@@ -100,7 +62,7 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     labels.insert(names::LABEL_ROLE.into(), replica.role.to_string());
     labels.insert(names::LABEL_INDEX.into(), replica.index.to_string());
     labels.insert("app.kubernetes.io/component".into(), replica.role.to_string());
-    // Never the template's: by it the job's operators find the pod.
+    // Replaces a label of the template, because the operator finds its pods by this label.
     labels.remove(names::LABEL_SHARD);
     if let Some(shard) = job.object.labels().get(names::LABEL_SHARD) {
         labels.insert(names::LABEL_SHARD.into(), shard.clone());
@@ -115,29 +77,7 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     }
 }
 
-/// Name, labels and owner of a child.
-fn metadata(job: &ValidJob, name: String) -> ObjectMeta {
-    ObjectMeta {
-        name: Some(name),
-        namespace: Some(job.namespace.clone()),
-        labels: Some(job_labels(job)),
-        owner_references: Some(vec![job.owner.clone()]),
-        ..ObjectMeta::default()
-    }
-}
-
-fn job_labels(job: &ValidJob) -> BTreeMap<String, String> {
-    [
-        (names::LABEL_JOB, job.name.as_str()),
-        ("app.kubernetes.io/name", "parameterserverjob"),
-        ("app.kubernetes.io/instance", job.name.as_str()),
-        ("app.kubernetes.io/managed-by", names::MANAGED_BY),
-    ]
-    .map(|(key, value)| (key.to_owned(), value.to_owned()))
-    .into()
-}
-
-/// Environment, GPUs and termination message of the container that judges the pod.
+/// Adds environment, GPUs and termination message to the first container, whose end decides about the pod.
 fn inject(main: &mut Container, job: &ValidJob, replica: Replica, incarnation: u32) {
     let server = |index| format!("{}:{DEFAULT_PORT}", names::host(&job.name, &job.namespace, Role::Server, index));
     let result_file = main.termination_message_path.clone().unwrap_or_else(|| TERMINATION_LOG.into());
@@ -163,7 +103,8 @@ fn inject(main: &mut Container, job: &ValidJob, replica: Replica, incarnation: u
         value: Some(value.clone()),
         value_from: None,
     };
-    // Ours come first, so that the user's may refer to them as $(RANK); of equal names ours stays.
+    // The job's variables come first, so that the user's may refer to them as $(RANK), and replace variables of the same
+    // name.
     let mut env = ours.iter().map(var).collect::<Vec<_>>();
     let theirs = main.env.take().unwrap_or_default();
     env.extend(theirs.into_iter().filter(|theirs| ours.iter().all(|(name, _)| *name != theirs.name)));
@@ -179,7 +120,7 @@ fn inject(main: &mut Container, job: &ValidJob, replica: Replica, incarnation: u
     }
 }
 
-/// The servers' template where the user gives none.
+/// Returns the servers' template for jobs without one.
 fn default_server(image: &str) -> PodTemplateSpec {
     let port = |name: &str, port: u16| ContainerPort {
         name: Some(name.into()),
@@ -194,7 +135,7 @@ fn default_server(image: &str) -> PodTemplateSpec {
         args: Some(vec!["serve".into()]),
         ports: Some(vec![port("grpc", DEFAULT_PORT), port("metrics", METRICS_PORT)]),
         readiness_probe: Some(Probe {
-            // Not the gRPC health service, as a kubelet has no certificate.
+            // The gRPC health service would need a certificate, which a kubelet does not have.
             http_get: Some(HTTPGetAction {
                 path: Some("/readyz".into()),
                 port: IntOrString::Int(METRICS_PORT.into()),
@@ -210,6 +151,3 @@ fn default_server(image: &str) -> PodTemplateSpec {
     };
     PodTemplateSpec { metadata: None, spec: Some(PodSpec { containers: vec![container], ..PodSpec::default() }) }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,39 +1,16 @@
-//! Writes the status, only on top of what was read: with the resource version of the job as it was, the API server
-//! refuses one that was decided on an older job. Server-side apply would force a field over another writer's newer one,
-//! and a restart that was counted on an old status would be counted twice.
+//! Compares two statuses, to tell how urgently the new one must be written.
 
-use kube::{Api, Client, ResourceExt as _};
-use psjobs_api::crd::{ConditionType, JobCondition, ParameterServerJob, ParameterServerJobStatus, RoleStatus};
+use psjobs_api::crd::{ConditionType, JobCondition, ParameterServerJobStatus, RoleStatus};
 
 use super::decide::Ledger;
-use super::{ReconcileError, request};
 
-/// Writes `status` if it differs from the job's. Returns the job as stored then, `None` if nothing was written.
-pub async fn update_status(
-    client: &Client,
-    job: &ParameterServerJob,
-    status: &ParameterServerJobStatus,
-) -> Result<Option<ParameterServerJob>, ReconcileError> {
-    if job.status.clone().unwrap_or_default() == *status {
-        return Ok(None);
-    }
-    let jobs = Api::<ParameterServerJob>::namespaced(client.clone(), &job.namespace().unwrap_or_default());
-    match request::replace_status(&jobs, &job.metadata, status).await {
-        // The status was taken because the job was as it was read, so its spec still is.
-        Ok(metadata) => Ok(Some(ParameterServerJob { metadata, spec: job.spec.clone(), status: Some(status.clone()) })),
-        Err(kube::Error::Api(answer)) if answer.is_conflict() => Err(ReconcileError::OutOfDate),
-        Err(kube::Error::Api(answer)) if answer.is_not_found() => Ok(None),
-        Err(source) => Err(ReconcileError::Api { what: "write the status".into(), source: Box::new(source) }),
-    }
-}
-
-/// How a status differs from the one before.
+/// The kind of difference between two statuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Difference {
     None,
-    /// In numbers and words that change with every pod; a moment later they may have changed again.
+    /// Numbers and words that change with every pod, and may change again a moment later.
     Details,
-    /// In what decisions or people rely on.
+    /// Fields on which decisions or people rely.
     Facts,
 }
 
@@ -48,7 +25,7 @@ pub fn difference(old: &ParameterServerJobStatus, new: &ParameterServerJobStatus
     }
 }
 
-/// A status without its details.
+/// Returns a status without its details.
 fn facts(status: &ParameterServerJobStatus) -> (ParameterServerJobStatus, Ledger) {
     let of_role = |of_role: &Option<RoleStatus>| {
         let of_role = of_role.as_ref()?;

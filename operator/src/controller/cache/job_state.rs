@@ -1,5 +1,5 @@
-//! What the operator remembers of a job between reconciles. Losing it costs a little time, never a
-//! decision: all that matters is in the job's status.
+//! State of jobs that is kept in memory between reconciles. Losing it costs a little time and never changes a decision:
+//! everything that decisions depend on is in the job's status.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,41 +8,31 @@ use std::time::{Duration, Instant};
 use kube::ResourceExt as _;
 use psjobs_api::crd::ParameterServerJob;
 
-use super::decide::ProgressReport;
-use super::watch::forget_what_nobody_reads;
+use super::metadata::remove_unread_metadata;
+use crate::controller::model::ProgressReport;
 
 /// Delay before the first retry of a reconcile that failed, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 
-/// How long the details of a status may wait for others: pods start and end in groups.
-pub const GATHER: Duration = Duration::from_secs(2);
-/// How long a first status may wait: a job mostly runs soon after its pods are made.
-pub const BEGINNING: Duration = Duration::from_secs(1);
-/// How long Completing may wait to be written: the servers' end mostly follows the trainers'.
-pub const ENDING: Duration = Duration::from_secs(2);
-
-/// When to look again whether there is time to write a status. Meanwhile the job may go on, and need one write less.
-pub const BUSY: Duration = Duration::from_millis(500);
-
-/// By uid of the job.
+/// State by uid of the job.
 #[derive(Default)]
-pub struct Memory(Mutex<HashMap<String, Entry>>);
+pub struct JobStates(Mutex<HashMap<String, Entry>>);
 
 #[derive(Default)]
 struct Entry {
     /// The job as our last write left it; the watch may bring it later than the next reconcile.
     written: Option<Arc<ParameterServerJob>>,
-    /// Reconciles that failed since the last that did not.
+    /// Reconciles in a row that failed.
     failed: u32,
     progress: Option<ProgressReport>,
-    /// When the status first differed from what is written.
-    waits_since: Option<Instant>,
-    /// A pod was found that another shard's operator made.
+    /// When the status first differed from the stored one.
+    differs_since: Option<Instant>,
+    /// A pod was found that another shard's operator created.
     disputed: bool,
 }
 
-impl Memory {
-    /// The newer of what the cache has and what we wrote.
+impl JobStates {
+    /// Returns the newer of the cached job and the job as this operator last wrote it.
     pub fn newest(&self, cached: Arc<ParameterServerJob>) -> Arc<ParameterServerJob> {
         let mut entries = self.lock();
         let Some(entry) = entries.get_mut(&cached.uid().unwrap_or_default()) else { return cached };
@@ -55,29 +45,30 @@ impl Memory {
         }
     }
 
-    pub fn wrote(&self, mut job: ParameterServerJob) {
-        forget_what_nobody_reads(&mut job);
+    /// Keeps a job as it was stored with its new status.
+    pub fn status_written(&self, mut job: ParameterServerJob) {
+        remove_unread_metadata(&mut job);
         let uid = job.uid().unwrap_or_default();
         self.lock().entry(uid).or_default().written = Some(job.into());
     }
 
-    /// How long a status may still wait that has `patience`; `None` if it is to be written now.
-    pub fn gather(&self, uid: &str, patience: Duration, now: Instant) -> Option<Duration> {
+    /// Returns how long a status that may wait for `timeout` still waits; `None` if it is due.
+    pub fn debounce_status(&self, uid: &str, timeout: Duration, now: Instant) -> Option<Duration> {
         let mut entries = self.lock();
-        let since = &mut entries.entry(uid.to_owned()).or_default().waits_since;
+        let since = &mut entries.entry(uid.to_owned()).or_default().differs_since;
         let waited = now.duration_since(*since.get_or_insert(now));
-        patience.checked_sub(waited).filter(|wait| !wait.is_zero())
+        timeout.checked_sub(waited).filter(|wait| !wait.is_zero())
     }
 
-    /// Nothing of the status waits any more.
-    pub fn gathered(&self, uid: &str) {
+    /// Ends the wait of a status: the next one that differs waits anew.
+    pub fn flush_status(&self, uid: &str) {
         if let Some(entry) = self.lock().get_mut(uid) {
-            entry.waits_since = None;
+            entry.differs_since = None;
         }
     }
 
-    /// Keeps that some pod of the job may be another shard's.
-    pub fn dispute(&self, uid: &str, disputed: bool) {
+    /// Notes whether a pod of the job may have another shard's label.
+    pub fn set_disputed(&self, uid: &str, disputed: bool) {
         self.lock().entry(uid.to_owned()).or_default().disputed = disputed;
     }
 
@@ -85,14 +76,15 @@ impl Memory {
         self.lock().get(uid).is_some_and(|entry| entry.disputed)
     }
 
-    pub fn succeeded(&self, uid: &str) {
+    /// Resets the delay of retries.
+    pub fn reconcile_succeeded(&self, uid: &str) {
         if let Some(entry) = self.lock().get_mut(uid) {
             entry.failed = 0;
         }
     }
 
-    /// How long to wait before the next try: doubles with every failure in a row.
-    pub fn failed(&self, uid: &str) -> Duration {
+    /// Returns the delay before the next try, which doubles with every failure in a row.
+    pub fn reconcile_failed(&self, uid: &str) -> Duration {
         let mut entries = self.lock();
         let entry = entries.entry(uid.to_owned()).or_default();
         let delay = RETRY.0 * 2_u32.pow(entry.failed.min(10));
@@ -104,8 +96,8 @@ impl Memory {
         self.lock().get(uid)?.progress.clone()
     }
 
-    /// Keeps a report. Whether it tells anything new.
-    pub fn report(&self, uid: &str, report: ProgressReport) -> bool {
+    /// Keeps a report. Returns whether it differs from the last one in more than its time.
+    pub fn record_progress(&self, uid: &str, report: ProgressReport) -> bool {
         let mut entries = self.lock();
         let progress = &mut entries.entry(uid.to_owned()).or_default().progress;
         let new = progress.as_ref().is_none_or(|known| ProgressReport { at: report.at, ..known.clone() } != report);
@@ -113,7 +105,7 @@ impl Memory {
         new
     }
 
-    /// Forgets every job that is not in `jobs`.
+    /// Removes the state of every job that is not in `jobs`.
     pub fn retain(&self, jobs: &[Arc<ParameterServerJob>]) {
         let uids = jobs.iter().filter_map(|job| job.metadata.uid.as_deref()).collect::<std::collections::HashSet<_>>();
         self.lock().retain(|uid, _| uids.contains(uid.as_str()));
@@ -125,8 +117,8 @@ impl Memory {
     }
 }
 
-/// Resource versions of one resource are numbers that grow. One that is not a number counts as
-/// oldest, so the cache wins.
+/// Parses the resource version. Versions of one resource are numbers that grow; one that is not a number counts as the
+/// oldest, so that the cache wins.
 fn version(job: &ParameterServerJob) -> u64 {
     job.resource_version().and_then(|version| version.parse().ok()).unwrap_or(0)
 }
@@ -144,31 +136,32 @@ mod tests {
 
     #[test]
     fn a_cache_behind_our_own_write_does_not_take_it_back() {
-        let memory = Memory::default();
-        memory.wrote(version("100"));
+        let states = JobStates::default();
+        states.status_written(version("100"));
         for (cached, want) in [("99", "100"), ("100", "100"), ("99", "99"), ("101", "101")] {
-            let newest = memory.newest(version(cached).into());
+            let newest = states.newest(version(cached).into());
             assert_eq!(newest.resource_version().as_deref(), Some(want), "the cache has {cached}");
         }
     }
 
     #[test]
     fn details_wait_for_others_but_not_for_long() {
-        let memory = Memory::default();
+        let states = JobStates::default();
         let begin = Instant::now();
-        let at = |ms| memory.gather("u", GATHER, begin + Duration::from_millis(ms));
-        assert_eq!((at(0), at(500)), (Some(GATHER), Some(GATHER - Duration::from_millis(500))));
+        let timeout = Duration::from_secs(2);
+        let at = |ms| states.debounce_status("u", timeout, begin + Duration::from_millis(ms));
+        assert_eq!((at(0), at(500)), (Some(timeout), Some(timeout - Duration::from_millis(500))));
         assert_eq!((at(2000), at(2001)), (None, None));
-        memory.gathered("u");
-        assert_eq!(at(3000), Some(GATHER), "what differs after it was written waits anew");
+        states.flush_status("u");
+        assert_eq!(at(3000), Some(timeout), "what differs after it was written waits anew");
     }
 
     #[test]
     fn retries_wait_longer_until_one_works() {
-        let memory = Memory::default();
-        let waits = (0..12).map(|_| memory.failed("a").as_millis()).collect::<Vec<_>>();
+        let states = JobStates::default();
+        let waits = (0..12).map(|_| states.reconcile_failed("a").as_millis()).collect::<Vec<_>>();
         assert_eq!((waits[0], waits[1], waits[2], waits[11]), (200, 400, 800, 30_000));
-        memory.succeeded("a");
-        assert_eq!(memory.failed("a").as_millis(), 200);
+        states.reconcile_succeeded("a");
+        assert_eq!(states.reconcile_failed("a").as_millis(), 200);
     }
 }

@@ -1,5 +1,5 @@
-//! The cache of pods. It holds every pod of every job, so each is kept as what decisions read of it: a tenth of a
-//! `Pod`, most of whose fields are empty here and take their place all the same.
+//! The cache of pods. It holds every pod of every job, so only the fields that decisions read are kept: a tenth of a
+//! `Pod`, most of whose fields are empty here and take their space all the same.
 
 use std::borrow::Cow;
 
@@ -11,8 +11,9 @@ use kube::runtime::watcher::{self, Event};
 use psjobs_api::crd::{ParameterServerJob, names};
 use tracing::warn;
 
-use super::observe::{ObservedPod, Replica, observe};
-use super::unseen::Unseen;
+use super::expectations::Expectations;
+use crate::controller::observe::{ObservedPod, Replica, observe};
+use crate::error_chain::chain;
 
 /// A pod as the cache keeps it.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,7 +28,7 @@ pub struct CachedPod {
 }
 
 impl CachedPod {
-    /// Reads a pod; `None` if it is of no job.
+    /// Reads a pod; `None` if no job owns it.
     pub fn read(pod: &Pod) -> Option<Self> {
         let (replica, observed) = observe(pod)?;
         let owner = pod.owner_references().iter().find(|owner| owner.controller == Some(true))?;
@@ -72,18 +73,18 @@ impl Lookup for CachedPod {
     }
 }
 
-/// The cache that a watch fills, and the jobs whose pods it tells of.
+/// Creates the cache that a watch fills, and the stream of jobs whose pods changed.
 pub fn cache(
     watch: impl Stream<Item = watcher::Result<Event<Pod>>> + Send + 'static,
-    unseen: Unseen<CachedPod>,
+    expectations: Expectations<CachedPod>,
 ) -> (Store<CachedPod>, impl Stream<Item = ObjectRef<ParameterServerJob>> + Send + 'static) {
     let (cache, mut writer) = store();
     let jobs = watch.filter_map(move |event| {
-        let event = event.map_err(|error| warn!("a watch was interrupted and starts again: {}", crate::chain(&error)));
+        let event = event.map_err(|error| warn!("a watch was interrupted and starts again: {}", chain(&error)));
         let event = event.ok().and_then(read);
         if let Some(event) = &event {
             writer.apply_watcher_event(event);
-            unseen.told(event);
+            expectations.observe_event(event);
         }
         std::future::ready(event.and_then(job_of))
     });
@@ -135,7 +136,7 @@ mod tests {
             Event::Delete(pod(0, true)),
             Event::Apply(pod(3, true)),
         ];
-        let (cache, jobs) = cache(stream::iter(events.map(Ok)), Unseen::default());
+        let (cache, jobs) = cache(stream::iter(events.map(Ok)), Expectations::default());
         let jobs = jobs.collect::<Vec<_>>().await;
         assert_eq!(jobs, vec![ObjectRef::new("mnist").within("team"); 4], "the pod that no job owns is left out");
         let mut names = cache.state().iter().map(|pod| pod.observed.name.clone()).collect::<Vec<_>>();

@@ -1,10 +1,10 @@
-//! The job's conditions: one of each type, and a time that moves only when the status does.
+//! Conditions of a status: one of each type, with a transition time that changes only when the condition's status does.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use psjobs_api::crd::{ConditionType, JobCondition, ParameterServerJobStatus};
 
-/// What a condition says: its status, one word for programs, a sentence for people.
+/// The new content of a condition: its status, a reason of one word for programs, a sentence for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     pub holds: bool,
@@ -22,17 +22,17 @@ impl Verdict {
     }
 }
 
-/// The condition of a type, if the status has it.
+/// Returns the condition of a type, if the status has it.
 pub fn find(status: &ParameterServerJobStatus, type_: ConditionType) -> Option<&JobCondition> {
     status.conditions.iter().find(|condition| condition.type_ == type_)
 }
 
-/// Whether the condition is there and true.
+/// Tells whether the status has the condition and it is True.
 pub fn holds(status: &ParameterServerJobStatus, type_: ConditionType) -> bool {
     find(status, type_).is_some_and(|condition| condition.status == "True")
 }
 
-/// Since when the condition is true.
+/// Returns since when the condition is True; `None` if it is not.
 pub fn since(status: &ParameterServerJobStatus, type_: ConditionType) -> Option<Timestamp> {
     find(status, type_).filter(|condition| condition.status == "True").map(|condition| condition.last_transition_time.0)
 }
@@ -60,7 +60,7 @@ pub fn set(status: &mut ParameterServerJobStatus, type_: ConditionType, verdict:
     }
 }
 
-/// Sets a condition that is only worth showing once it has been true.
+/// Sets a condition to False, if the status has it: such conditions are shown only once they have been True.
 pub fn clear(status: &mut ParameterServerJobStatus, type_: ConditionType, reason: &str, now: Timestamp) {
     if find(status, type_).is_some() {
         set(status, type_, Verdict::no(reason, ""), now);

@@ -1,5 +1,5 @@
-//! Gathers what a decision looks at from the caches that the watches fill, and from what was created since. Nothing here
-//! asks the API server: what neither has, creating it again finds out (see `apply`).
+//! Reads the state of a job's children from the caches that watches fill, and from the children that were created since.
+//! Sends no request: a child that neither has is created again, which finds it (see `write::create`).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,30 +12,32 @@ use psjobs_api::Role;
 use psjobs_api::crd::{ParameterServerJobStatus, names};
 use tokio::sync::OnceCell;
 
-use super::decide::{Ledger, ProgressReport, World};
+use super::expectations::Expectations;
 use super::nodes::Nodes;
-use super::observe::ObservedPod;
 use super::pods::CachedPod;
-use super::unseen::Unseen;
-use super::validate::ValidJob;
+use crate::controller::decide::Ledger;
+use crate::controller::model::{ObservedState, ProgressReport};
+use crate::controller::observe::ObservedPod;
+use crate::controller::validate::ValidJob;
 
-/// The caches of what jobs own.
+/// The caches of jobs' children.
 #[derive(Clone)]
-pub struct Children {
+pub struct ChildCaches {
     pub pods: Store<CachedPod>,
     pub services: Store<PartialObjectMeta<Service>>,
     pub nodes: Nodes,
-    /// Pods and services that the caches do not have yet; of a service, its job's uid.
-    pub new_pods: Unseen<CachedPod>,
-    pub new_services: Unseen<String>,
+    /// Pods that were created and that the cache does not have yet.
+    pub new_pods: Expectations<CachedPod>,
+    /// Services that were created and that the cache does not have yet, with the uid of the job.
+    pub new_services: Expectations<String>,
     ready: Arc<OnceCell<()>>,
 }
 
-impl Children {
-    /// Caches that their watches are about to fill, each with what it does not have yet.
+impl ChildCaches {
+    /// Takes caches that their watches are about to fill, with the expectations of each.
     pub fn new(
-        (pods, new_pods): (Store<CachedPod>, Unseen<CachedPod>),
-        (services, new_services): (Store<PartialObjectMeta<Service>>, Unseen<String>),
+        (pods, new_pods): (Store<CachedPod>, Expectations<CachedPod>),
+        (services, new_services): (Store<PartialObjectMeta<Service>>, Expectations<String>),
         nodes: Nodes,
     ) -> Self {
         Self { pods, services, nodes, new_pods, new_services, ready: Arc::default() }
@@ -48,20 +50,20 @@ impl Children {
             let _ = self.pods.wait_until_ready().await;
             let _ = self.services.wait_until_ready().await;
         };
-        // Only one waits for a store itself: of several it wakes the last, and the others' jobs would be forgotten.
+        // Only one task waits for a store: of several tasks the store wakes only the last.
         self.ready.get_or_init(|| lists).await;
     }
 }
 
-/// The world as the caches know it.
-pub fn dereference(
+/// Reads the state of a job's children.
+pub fn observed_state(
     job: &ValidJob,
     status: &ParameterServerJobStatus,
-    children: &Children,
+    children: &ChildCaches,
     progress: Option<ProgressReport>,
-) -> World {
-    // By name, not by search: with thousands of pods in the cache, a look at all of them for every
-    // reconcile would be most of the operator's work.
+) -> ObservedState {
+    // By name: with thousands of pods in the cache, a search through all of them for every reconcile would be most of the
+    // operator's work.
     let pods = [Role::Server, Role::Trainer].into_iter().flat_map(|role| {
         let highest = job.places(role).max(Ledger::read(status).count(role));
         (0..highest).map(move |index| names::pod(&job.name, role, index))
@@ -84,10 +86,10 @@ pub fn dereference(
             service.is_some_and(|service| is_owned(&*service, &job.uid))
         }
     };
-    World { pods, service, refused: Vec::new(), progress }
+    ObservedState { pods, service, refused: Vec::new(), progress }
 }
 
-/// Whether an object's controller is the job with this uid.
+/// Tells whether an object's controller is the job with this uid.
 pub fn is_owned<K: Resource>(object: &K, uid: &str) -> bool {
     object.owner_references().iter().any(|owner| owner.uid == uid && owner.controller == Some(true))
 }
@@ -105,7 +107,11 @@ mod tests {
     #[test]
     fn what_was_created_is_there_before_the_caches_have_it() {
         let (job, status) = (valid_job(""), ParameterServerJobStatus::default());
-        let children = Children::new((store().0, Unseen::default()), (store().0, Unseen::default()), Nodes::new(None));
+        let children = ChildCaches::new(
+            (store().0, Expectations::default()),
+            (store().0, Expectations::default()),
+            Nodes::new(None),
+        );
         let replica = Replica::trainer(1);
         let new = |owner: &str| CachedPod {
             namespace: job.namespace.clone(),
@@ -118,18 +124,19 @@ mod tests {
         for (owner, ours) in [(job.uid.as_str(), true), ("an earlier job's of this name", false)] {
             let new_pod = children.new_pods.request(&job.namespace, &name);
             let new_service = children.new_services.request(&job.namespace, &service);
-            assert_eq!(dereference(&job, &status, &children, None), World::default());
+            assert_eq!(observed_state(&job, &status, &children, None), ObservedState::default());
             new_pod.created(new(owner), Instant::now());
             new_service.created(owner.to_owned(), Instant::now());
-            let world = dereference(&job, &status, &children, None);
-            assert_eq!((world.pods.contains_key(&replica), world.service), (ours, ours), "owned by {owner}");
+            let observed = observed_state(&job, &status, &children, None);
+            assert_eq!((observed.pods.contains_key(&replica), observed.service), (ours, ours), "owned by {owner}");
         }
     }
 
     #[tokio::test]
     async fn all_who_wait_for_the_caches_go_on_when_they_are_filled() {
         let ((pods, mut pod_writer), (services, mut service_writer)) = (store(), store());
-        let children = Children::new((pods, Unseen::default()), (services, Unseen::default()), Nodes::new(None));
+        let children =
+            ChildCaches::new((pods, Expectations::default()), (services, Expectations::default()), Nodes::new(None));
         let mut waiting = JoinSet::new();
         for _ in 0..10 {
             let children = children.clone();
@@ -144,6 +151,6 @@ mod tests {
         service_writer.apply_watcher_event(&Event::Init);
         service_writer.apply_watcher_event(&Event::InitDone);
         let all = tokio::time::timeout(std::time::Duration::from_secs(5), waiting.join_all()).await;
-        assert_eq!(all.expect("nobody is forgotten").len(), 10);
+        assert_eq!(all.expect("all tasks go on").len(), 10);
     }
 }

@@ -1,39 +1,37 @@
-//! Watches jobs and what they own, and runs a reconcile of a job for every change to any of them.
+//! The watches of jobs and of the objects that they own.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
+use futures::TryStreamExt as _;
 use futures::channel::mpsc;
-use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use kube::core::PartialObjectMeta;
 use kube::runtime::controller::{self, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::utils::WatchStreamExt as _;
 use kube::runtime::watcher;
-use kube::{Api, Client, Resource, ResourceExt as _};
+use kube::{Api, Client, ResourceExt as _};
 use psjobs_api::crd::{ParameterServerJob, names};
-use tracing::{debug, warn};
 
-use super::dereference::Children;
+use super::expectations::Expectations;
+use super::metadata::remove_unread_metadata;
 use super::nodes::{self, Nodes};
+use super::observed_state::ChildCaches;
 use super::pods::{self, CachedPod};
-use super::shard::Shard;
-use super::unseen::Unseen;
-use super::{Context, reconcile, retry};
+use crate::controller::shard::Shard;
 
-/// Reconciles under way at once. Each is mostly waiting for its turn to write; a job whose status waits must
-/// not keep the next one from creating its pods.
+/// Reconciles under way at once. Most of them wait for a permit to write, and a job whose status waits must not keep the
+/// next job from creating its pods.
 const CONCURRENCY: u16 = 1024;
 
 /// The watches of one term as leader. They start with a list, so the caches begin up to date.
 pub struct Watches {
     controller: Controller<ParameterServerJob>,
-    children: Children,
+    children: ChildCaches,
 }
 
 impl Watches {
-    /// Sets the watches up; [`run`] starts them. `namespace` none: the whole cluster.
+    /// Sets the watches up; [`run`](crate::controller::run) starts them. Without a namespace they watch the cluster.
     pub fn new(
         client: &Client,
         namespace: Option<&str>,
@@ -46,23 +44,23 @@ impl Watches {
         let (services, service_writer) = reflector::store();
 
         let pod_watch = watcher(api::<Pod>(client, namespace), watcher::Config::default().labels(&pods_of_shard));
-        let (new_pods, new_services) = (Unseen::default(), Unseen::default());
+        let (new_pods, new_services) = (Expectations::default(), Expectations::default());
         let (pods, jobs_of_pods) = pods::cache(pod_watch.default_backoff(), new_pods.clone());
-        // Those of all shards: one of a job and only its metadata, so that nobody has to take them over.
+        // Services of all shards, so that a handover need not label them; only the metadata of one per job.
         let of_jobs = watcher::Config::default().labels(names::LABEL_JOB);
         let service_watch = watcher(api::<PartialObjectMeta<Service>>(client, namespace), of_jobs)
             .default_backoff()
-            .modify(forget_what_nobody_reads)
+            .modify(remove_unread_metadata)
             .reflect(service_writer)
             .inspect_ok({
                 let new_services = new_services.clone();
-                move |event| new_services.told(event)
+                move |event| new_services.observe_event(event)
             })
             .touched_objects();
         let jobs_of_shard = watcher::Config::default().labels(&of_shard);
         let job_watch = watcher(api::<ParameterServerJob>(client, namespace), jobs_of_shard)
             .default_backoff()
-            .modify(forget_what_nobody_reads)
+            .modify(remove_unread_metadata)
             .reflect(job_writer)
             .applied_objects();
         let controller = Controller::for_stream(job_watch, jobs)
@@ -70,9 +68,9 @@ impl Watches {
             .reconcile_on(jobs_of_pods)
             .owns_stream::<PartialObjectMeta<Service>>(service_watch)
             .reconcile_on(progress);
-        let children = |pods, nodes| Children::new((pods, new_pods), (services, new_services), nodes);
+        let children = |pods, nodes| ChildCaches::new((pods, new_pods), (services, new_services), nodes);
         if namespace.is_some() {
-            // Nodes are in no namespace, and the rights of an operator end at its own.
+            // Nodes are in no namespace, and an operator of one namespace has rights only there.
             return Self { controller, children: children(pods, Nodes::new(None)) };
         }
         let (nodes, node_writer) = reflector::store();
@@ -93,12 +91,18 @@ impl Watches {
         self.controller.store()
     }
 
-    pub fn children(&self) -> Children {
+    pub fn children(&self) -> ChildCaches {
         self.children.clone()
+    }
+
+    /// Returns the controller, which has not started yet.
+    pub fn into_controller(self) -> Controller<ParameterServerJob> {
+        self.controller
     }
 }
 
-/// Jobs that have a pod on a node which does not answer; none if it does, as its pods tell the rest.
+/// Returns the jobs that have a pod on a node which does not answer; none if it answers, because then its pods' events
+/// say the rest.
 fn jobs_on(node: &Node, pods: &Store<CachedPod>) -> BTreeSet<(String, String)> {
     if nodes::lost_since(node).is_none() {
         return BTreeSet::new();
@@ -109,12 +113,6 @@ fn jobs_on(node: &Node, pods: &Store<CachedPod>) -> BTreeSet<(String, String)> {
     here.map(|pod| (pod.namespace.clone(), pod.job.clone())).collect()
 }
 
-/// Who wrote which field, and the manifest once more as `kubectl apply` keeps it: as much as the object itself.
-pub fn forget_what_nobody_reads(object: &mut impl Resource) {
-    object.meta_mut().managed_fields = None;
-    object.annotations_mut().remove("kubectl.kubernetes.io/last-applied-configuration");
-}
-
 fn api<K>(client: &Client, namespace: Option<&str>) -> Api<K>
 where
     K: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
@@ -122,22 +120,5 @@ where
     match namespace {
         Some(namespace) => Api::namespaced(client.clone(), namespace),
         None => Api::all(client.clone()),
-    }
-}
-
-/// Reconciles until `stop`; those under way then are finished.
-pub async fn run(watches: Watches, context: Arc<Context>, stop: impl Future<Output = ()> + Send + Sync + 'static) {
-    let reconciles = watches.controller.graceful_shutdown_on(stop).run(reconcile, retry, context);
-    reconciles.for_each(async |result| tell(result)).await;
-}
-
-fn tell(result: Result<impl Sized, controller::Error<super::ReconcileError, watcher::Error>>) {
-    match result {
-        Ok(_) => {}
-        // Told by `retry`, which knows more.
-        Err(controller::Error::ReconcilerFailed(..)) => {}
-        // A pod outlived its job by a moment.
-        Err(controller::Error::ObjectNotFound(object)) => debug!(%object, "the job is gone"),
-        Err(error) => warn!("a watch was interrupted and starts again: {}", crate::chain(&error)),
     }
 }

@@ -1,0 +1,18 @@
+//! The errors after which a reconcile is tried again.
+
+use psjobs_api::certificates::MakeError;
+
+/// Why a reconcile has to be tried again.
+#[derive(Debug, thiserror::Error)]
+pub enum ReconcileError {
+    #[error("cannot {what}")]
+    Api { what: String, source: Box<kube::Error> },
+    #[error("the job changed while it was looked at")]
+    OutOfDate,
+    #[error("{child} is another shard's")]
+    Disputed { child: String },
+    #[error(transparent)]
+    Certificates(#[from] MakeError),
+    #[error("an object does not fit JSON")]
+    Json(#[source] serde_json::Error),
+}

@@ -1,0 +1,96 @@
+//! Creates the children that a decision wants: first the objects that pods need, then the service and the pods at the
+//! same time.
+
+use std::time::Instant;
+
+use futures::stream::{self, StreamExt as _, TryStreamExt as _};
+use k8s_openapi::api::core::v1::{Pod, Service};
+use kube::{Api, ResourceExt as _};
+use psjobs_api::Role;
+use tracing::Instrument as _;
+
+use super::create::{Creation, Outcome, create};
+use super::pods::create_pod;
+use super::prerequisites::create_prerequisites;
+use super::writer::{REQUESTS_OF_JOB, Writer};
+use crate::controller::build;
+use crate::controller::cache::expectations::Expectations;
+use crate::controller::cache::observed_state::ChildCaches;
+use crate::controller::error::ReconcileError;
+use crate::controller::model::{Child, ObservedState, Refusal};
+use crate::controller::observe::observe;
+use crate::controller::validate::ValidJob;
+use crate::traces;
+
+/// Creates children, and adds them, or their refusals, to the observed state. Returns how many exist now.
+pub async fn create_children(
+    writer: &Writer,
+    caches: &ChildCaches,
+    job: &ValidJob,
+    children: &[Child],
+    worker_image: &str,
+    observed: &mut ObservedState,
+) -> Result<usize, ReconcileError> {
+    if starts_job(job, children)
+        && let Some(refusal) = Box::pin(create_prerequisites(writer, job)).await?
+    {
+        observed.refused.push(refusal);
+        return Ok(0);
+    }
+    let service = async {
+        match children.contains(&Child::Service) {
+            // Boxed: together the states of the requests would overflow a thread's stack.
+            true => Box::pin(create_service(writer, &caches.new_services, job)).await.map(Some),
+            false => Ok(None),
+        }
+    };
+    let mut requests = Vec::new();
+    for child in children {
+        if let Child::Pod(new) = child {
+            let span = traces::child(|| format!("pod {}", new.name(&job.name)));
+            requests.push(create_pod(writer, &caches.new_pods, job, new, worker_image).instrument(span));
+        }
+    }
+    let pods = stream::iter(requests).buffered(REQUESTS_OF_JOB).try_collect::<Vec<_>>();
+    let (service, pods) = futures::try_join!(service, pods)?;
+    add_to(observed, service, pods);
+    Ok(children.len() - observed.refused.len())
+}
+
+/// Tells whether all pods of the job start now: the first time, or again after a suspension or a restart.
+fn starts_job(job: &ValidJob, children: &[Child]) -> bool {
+    let is_first = |child: &Child| match child {
+        Child::Service => true,
+        Child::Pod(new) => new.replica.role == Role::Server && new.incarnation == job.first_incarnation(),
+    };
+    children.iter().any(is_first)
+}
+
+async fn create_service(
+    writer: &Writer,
+    expectations: &Expectations<String>,
+    job: &ValidJob,
+) -> Result<Outcome<Service>, ReconcileError> {
+    let service = build::service(job);
+    let services = Api::<Service>::namespaced(writer.client.clone(), &job.namespace);
+    let request = expectations.request(&job.namespace, &service.name_any());
+    let outcome = create(writer, &services, &Creation::new(&service, &job.uid)).await?;
+    if let Outcome::Created(_) = outcome {
+        request.created(job.uid.clone(), Instant::now());
+    }
+    Ok(outcome)
+}
+
+fn add_to(observed: &mut ObservedState, service: Option<Outcome<Service>>, pods: Vec<Result<Pod, Refusal>>) {
+    match service {
+        Some(Outcome::Created(_) | Outcome::Exists(_)) => observed.service = true,
+        Some(Outcome::Refused(refusal)) => observed.refused.push(refusal),
+        None => {}
+    }
+    for pod in pods {
+        match pod {
+            Ok(pod) => observed.pods.extend(observe(&pod)),
+            Err(refusal) => observed.refused.push(refusal),
+        }
+    }
+}
