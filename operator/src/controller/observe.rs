@@ -1,37 +1,14 @@
 //! What a pod means for its job: the main container judges it, and whatever Kubernetes did to it is
 //! told apart from what it did itself. The rest of the operator sees pods only through this.
 
-use std::fmt;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
 use kube::ResourceExt as _;
+pub use psjobs_api::Replica;
 use psjobs_api::crd::names;
 use psjobs_api::{ReplicaResult, Role};
-
-/// A place in a job: one rank. Servers sort before trainers, as ranks do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Replica {
-    pub role: Role,
-    pub index: u32,
-}
-
-impl Replica {
-    pub const fn server(index: u32) -> Self {
-        Self { role: Role::Server, index }
-    }
-
-    pub const fn trainer(index: u32) -> Self {
-        Self { role: Role::Trainer, index }
-    }
-}
-
-impl fmt::Display for Replica {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let role = if self.role == Role::Server { "server" } else { "trainer" };
-        write!(f, "{role} {}", self.index)
-    }
-}
 
 /// A pod of the job, reduced to what decisions need.
 #[derive(Clone, Debug, PartialEq)]
@@ -99,6 +76,14 @@ impl Obstacle {
     /// others only that some are missing.
     pub fn is_own(&self) -> bool {
         self.unschedulable_since.is_none() || self.message.contains("nodes are available")
+    }
+}
+
+impl Failure {
+    /// Returns how long the program ran.
+    pub fn ran(&self) -> Duration {
+        let ran = self.started.map(|started| self.at.duration_since(started));
+        ran.and_then(|ran| ran.try_into().ok()).unwrap_or_default()
     }
 }
 

@@ -3,11 +3,11 @@
 
 use jiff::Timestamp;
 use psjobs_api::Role;
-use psjobs_api::crd::{ConditionType, Phase, StartupPolicy};
+use psjobs_api::crd::{ConditionType, Phase};
+use psjobs_policy::deadlines::EARLY_SERVER_END;
 
 use super::conditions::Verdict;
-use super::failure::{EARLY_SERVER_END, Failed};
-use super::judge::back_off;
+use super::failure::Failed;
 use super::{Child, Draft, NewPod, conditions};
 use crate::controller::observe::{Life, ObservedPod, Replica};
 
@@ -77,13 +77,9 @@ impl Draft<'_> {
         }
     }
 
-    /// A trainer that is not to be created yet.
+    /// Returns true for a trainer that is not to be created yet.
     pub(super) fn waits_for_servers(&self, replica: Replica) -> bool {
-        let one_after_the_other =
-            self.job.startup_policy == StartupPolicy::ServersReady && !self.job.scheduled_together;
-        let in_order = one_after_the_other && replica.role == Role::Trainer;
-        // Once created it is replaced like any other, whatever the servers do at that moment.
-        in_order && !self.ledger.has_begun(replica) && !self.servers_are_ready()
+        self.job.policy.waits_for_servers(replica, self.ledger.has_begun(replica), self.servers_are_ready())
     }
 
     /// No pods until the next try.
@@ -123,7 +119,7 @@ impl Draft<'_> {
     /// When a failed pod makes way for the next.
     pub(super) fn due(&self, failed: &Failed<'_>) -> Timestamp {
         let in_a_row = self.ledger.get(failed.replica).map_or(0, |record| record.failures_in_a_row);
-        self.after(failed.failure.at, back_off(&self.job.failure_policy.backoff, in_a_row))
+        self.after(failed.failure.at, self.job.policy.wait(in_a_row))
     }
 
     /// Pods that the job no longer wants: of a rank it does not have or has given up, or from before it was

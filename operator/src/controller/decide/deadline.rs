@@ -4,47 +4,46 @@
 use jiff::{SignedDuration, Timestamp};
 use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, Phase};
+use psjobs_policy::deadlines::{FRESH_REPORT, STALLED, no_step};
+use psjobs_policy::{Action, Missed, Response};
 
 use super::Draft;
 use super::conditions::{self, Verdict};
-use super::judge::{self, Remedy, STALLED, judge};
+use super::failure::respond;
 use super::phase::cause;
 use crate::controller::observe::{Failure, Obstacle, Replica};
 
 /// Reason of the condition Created while a job that found no nodes stands back.
 const SCHEDULE_TIMEOUT: &str = "ScheduleTimeout";
 
-/// A report of server 0 that is older says nothing about now.
-const FRESH: SignedDuration = SignedDuration::from_secs(35);
-
 impl Draft<'_> {
-    /// Reason and sentence, if the job was active, or waited for its start, for too long.
+    /// Returns reason and sentence if the job was active, or waited for its start, for too long.
     pub(super) fn missed_deadline(&mut self) -> Option<(String, String)> {
         let start = self.out.status.start_time.as_ref()?.0;
-        if let Some(deadline) = self.job.active_deadline.filter(|&deadline| self.is_over(start, deadline)) {
-            let message = format!(
-                "the job was active for {} s, as long as spec.runPolicy.activeDeadlineSeconds allows",
-                deadline.as_secs()
-            );
-            return Some(("DeadlineExceeded".into(), message));
-        }
-        if self.ran_since(start) {
-            return None;
-        }
-        let deadline = self.job.startup_deadline.filter(|&deadline| self.is_over(start, deadline))?;
-        let why = match self.obstacle() {
-            Some((replica, obstacle)) => format!("{replica} cannot start: {}", obstacle.message),
-            None => conditions::find(self.prev, ConditionType::Running).map(|c| c.message.clone()).unwrap_or_default(),
+        let active = self.now.duration_since(start).try_into().unwrap_or_default();
+        let missed = match self.job.policy.deadlines.check(active, self.ran_since(start)) {
+            Err(missed) => missed,
+            Ok(next) => {
+                next.map(|next| self.after(start, next)).into_iter().for_each(|at| self.wake_at(at));
+                return None;
+            }
         };
-        let message = format!(
-            "the job did not run within the {} s of spec.runPolicy.startupDeadlineSeconds: {why}",
-            deadline.as_secs()
-        );
-        Some(("StartupDeadlineExceeded".into(), message))
+        let message = match missed {
+            Missed::Active(_) => format!("the job {}", missed.what()),
+            Missed::Startup(_) => format!("the job {}: {}", missed.what(), self.why_not_running()),
+        };
+        Some((missed.reason().into(), message))
     }
 
-    /// Whether `duration` has passed since `start`; if not, looks again when it has.
-    fn is_over(&mut self, start: Timestamp, duration: SignedDuration) -> bool {
+    fn why_not_running(&self) -> String {
+        match self.obstacle() {
+            Some((replica, obstacle)) => format!("{replica} cannot start: {}", obstacle.message),
+            None => conditions::find(self.prev, ConditionType::Running).map(|c| c.message.clone()).unwrap_or_default(),
+        }
+    }
+
+    /// Returns true if `duration` has passed since `start`; if not, looks again when it has.
+    fn is_over(&mut self, start: Timestamp, duration: impl TryInto<SignedDuration>) -> bool {
         let end = self.after(start, duration);
         if end > self.now {
             self.wake_at(end);
@@ -95,23 +94,18 @@ impl Draft<'_> {
 
     /// The failure that a running job without progress is taken for, once it was told that it is stalled.
     pub(super) fn stalled(&mut self) -> Option<Failure> {
-        let deadline = self.job.progress_deadline?;
+        let deadline = self.job.policy.deadlines.progress?;
         let since = self.last_step()?;
         let report = self.world.progress.as_ref()?;
         if !self.is_over(since, deadline) {
             return None;
         }
-        if report.at.is_none_or(|at| self.after(at, FRESH) <= self.now) {
+        if report.at.is_none_or(|at| self.after(at, FRESH_REPORT) <= self.now) {
             // Server 0 does not answer us; that says nothing about its steps.
             self.wake_at(self.after(self.now, SignedDuration::from_secs(10)));
             return None;
         }
-        let what = format!(
-            "made no step for {} s, as long as spec.runPolicy.progressDeadlineSeconds allows (step {} of {})",
-            deadline.as_secs(),
-            report.step,
-            report.total_steps
-        );
+        let what = no_step(deadline, report.step, report.total_steps);
         Some(Failure {
             disruption: false,
             exit_code: None,
@@ -156,12 +150,14 @@ impl Draft<'_> {
         let server = Replica::server(0);
         let pod = self.pod(server).map(|pod| pod.name.clone()).unwrap_or_default();
         self.blame(server, &pod, &failure);
-        let judge::Judgement { remedy, counts } = judge(self.job, None, &failure);
+        let Response { action, counts } = respond(self.job, None, &failure);
         let counted = self.prev.restarts_counted.unsigned_abs() + u32::from(counts);
-        match remedy {
-            Remedy::FailJob(reason, because) => self.fail(reason, &format!("the job {}, and {because}", failure.what)),
-            _ if counted > self.job.max_restarts => {
-                let most = self.job.max_restarts;
+        let most = self.job.policy.max_restarts;
+        match action {
+            Action::FailJob { reason, because } => {
+                self.fail(reason, &format!("the job {}, and {because}", failure.what));
+            }
+            _ if counted > most => {
                 let message = format!("the job {}; spec.failurePolicy.maxRestarts is {most}", failure.what);
                 self.fail("MaxRestartsExceeded", &message);
             }

@@ -4,15 +4,13 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, LastFailure};
+use psjobs_policy::deadlines::{EARLY_SERVER_END, ENDED_EARLY};
+use psjobs_policy::{Action, Response};
 
-use super::judge::{Judgement, Remedy, judge, toll};
 use super::ledger::Toll;
 use super::{Draft, Ledger, conditions};
 use crate::controller::observe::{Failure, Life, ObservedPod, Replica};
-
-/// A server that ended well while trainers still run is taken for failed after this long. Normally
-/// the trainers' own end, which it waited for, is a moment away.
-pub(super) const EARLY_SERVER_END: SignedDuration = SignedDuration::from_secs(30);
+use crate::controller::validate::ValidJob;
 
 /// How long the last log lines in the status may be.
 const LOG_TAIL_BYTES: usize = 2048;
@@ -22,15 +20,15 @@ pub(super) struct Failed<'a> {
     pub replica: Replica,
     pub pod: &'a ObservedPod,
     pub failure: Failure,
-    pub judgement: Judgement,
+    pub response: Response,
 }
 
 impl<'a> Draft<'a> {
     pub(super) fn failed(&self) -> Vec<Failed<'a>> {
         let failed = |(replica, pod): (Replica, &'a ObservedPod)| {
             let failure = self.failure(replica, pod)?;
-            let judgement = judge(self.job, Some(replica.role), &failure);
-            Some(Failed { replica, pod, failure, judgement })
+            let response = respond(self.job, Some(replica.role), &failure);
+            Some(Failed { replica, pod, failure, response })
         };
         self.pods().into_iter().filter_map(failed).collect()
     }
@@ -63,8 +61,8 @@ impl<'a> Draft<'a> {
 
     /// Reason and sentence, if the job's policy or a deadline ends it.
     pub(super) fn reason_to_give_up(&mut self, failed: &[Failed<'_>]) -> Option<(String, String)> {
-        let fatal = failed.iter().find_map(|failed| match &failed.judgement.remedy {
-            Remedy::FailJob(reason, because) => Some((failed, reason, because)),
+        let fatal = failed.iter().find_map(|failed| match &failed.response.action {
+            Action::FailJob { reason, because } => Some((failed, reason, because)),
             _ => None,
         });
         if let Some((Failed { replica, pod, failure, .. }, reason, because)) = fatal {
@@ -72,13 +70,13 @@ impl<'a> Draft<'a> {
             return Some(((*reason).into(), message));
         }
         let counted = self.prev.restarts_counted.unsigned_abs() + self.ledger.failed_since(&self.before);
-        let whole_job = failed.iter().any(|f| f.judgement.counts && f.judgement.remedy == Remedy::RestartJob);
-        if counted + u32::from(whole_job) > self.job.max_restarts {
-            let own = failed.iter().filter(|failed| failed.judgement.counts);
+        let whole_job = failed.iter().any(|f| f.response.counts && f.response.action == Action::RestartJob);
+        if counted + u32::from(whole_job) > self.job.policy.max_restarts {
+            let own = failed.iter().filter(|failed| failed.response.counts);
             let Failed { replica, pod, failure, .. } = own.min_by_key(|failed| failed.failure.at)?;
             let message = format!(
                 "{replica} (pod {}) {}; spec.failurePolicy.maxRestarts is {}, so it is not started again",
-                pod.name, failure.what, self.job.max_restarts
+                pod.name, failure.what, self.job.policy.max_restarts
             );
             return Some(("MaxRestartsExceeded".into(), message));
         }
@@ -117,7 +115,7 @@ impl<'a> Draft<'a> {
             if failures(&self.ledger) > failures(&self.before) {
                 let note = format!(
                     "{replica} {}; it is started again (restart {} of {})",
-                    failure.what, self.out.status.restarts_counted, self.job.max_restarts
+                    failure.what, self.out.status.restarts_counted, self.job.policy.max_restarts
                 );
                 self.warning("PodFailed", note, Some(pod));
             }
@@ -125,20 +123,45 @@ impl<'a> Draft<'a> {
     }
 }
 
+/// Returns what the job's policy makes of a failure of a role, or of the whole job if `role` is none.
+pub(super) fn respond(job: &ValidJob, role: Option<Role>, failure: &Failure) -> Response {
+    job.policy.respond_to(&psjobs_policy::Failure {
+        role,
+        disruption: failure.disruption,
+        exit_code: failure.exit_code,
+        reason: &failure.reason,
+        conditions: &failure.conditions,
+    })
+}
+
+/// Returns what a failed pod adds to its replica's record.
+fn toll(job: &ValidJob, role: Role, pod: &ObservedPod, failure: &Failure) -> Toll {
+    let Response { action, counts } = respond(job, Some(role), failure);
+    let in_a_row = job.policy.failures_in_a_row(pod.failures_in_a_row, failure.ran());
+    // A restart of the whole job counts once, and when it is done.
+    Toll { counts: counts && action != Action::RestartJob, in_a_row: Some(in_a_row) }
+}
+
 /// Whether and why a pod failed, as seen while the job is active.
 pub(super) fn failure(replica: Replica, pod: &ObservedPod, now: Timestamp) -> Option<Failure> {
     match &pod.life {
         Life::Failed(failure) => Some(failure.clone()),
-        Life::Succeeded { at, .. } if replica.role == Role::Server && *at + EARLY_SERVER_END <= now => Some(Failure {
-            disruption: false,
-            exit_code: Some(0),
-            reason: "EndedEarly".into(),
-            what: "ended with exit code 0 although trainers still run; a server must run until they are done".into(),
-            log_tail: String::new(),
-            conditions: Vec::new(),
-            started: None,
-            at: *at,
-        }),
+        Life::Succeeded { at, .. }
+            if replica.role == Role::Server
+                && now.duration_since(*at) >= SignedDuration::try_from(EARLY_SERVER_END).unwrap_or_default() =>
+        {
+            Some(Failure {
+                disruption: false,
+                exit_code: Some(0),
+                reason: ENDED_EARLY.into(),
+                what: "ended with exit code 0 although trainers still run; a server must run until they are done"
+                    .into(),
+                log_tail: String::new(),
+                conditions: Vec::new(),
+                started: None,
+                at: *at,
+            })
+        }
         _ => None,
     }
 }

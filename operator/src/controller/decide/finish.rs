@@ -65,7 +65,7 @@ impl Draft<'_> {
         }
         let trainers = self.pods().into_iter().filter(rest).map(|(_, pod)| pod).collect::<Vec<_>>();
         let servers = self.pods_of(Role::Server).map(|(_, pod)| pod).filter(|pod| pod.alive).collect();
-        for pod in if trainers.is_empty() && self.job.elastic.is_none() { servers } else { trainers } {
+        for pod in if trainers.is_empty() && self.job.policy.elastic.is_none() { servers } else { trainers } {
             self.delete(pod);
             self.delete_by_force_if_overdue(pod);
         }

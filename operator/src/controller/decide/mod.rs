@@ -13,7 +13,6 @@ mod deadline;
 mod elastic;
 mod failure;
 mod finish;
-mod judge;
 mod ledger;
 mod phase;
 mod recreate;
@@ -27,6 +26,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use psjobs_api::crd::{ConditionType, ParameterServerJobStatus, Phase};
 use psjobs_api::{CheckpointResult, Role};
+use psjobs_policy::Success;
 
 use self::conditions::Verdict;
 pub use self::ledger::Ledger;
@@ -34,7 +34,7 @@ use self::ledger::Toll;
 use super::memory::ENDING;
 use super::observe::{Life, ObservedPod, Replica};
 use super::turns;
-use super::validate::{SpecError, Success, ValidJob};
+use super::validate::{SpecError, ValidJob};
 
 /// Everything outside the job's own object that a decision looks at.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -196,14 +196,10 @@ impl<'a> Draft<'a> {
     fn trainers_are_done(&self) -> bool {
         let ended_well = |pod| matches!(pod, &ObservedPod { life: Life::Succeeded { .. }, .. });
         let is_done = |trainer| self.before.succeeded(trainer) || self.pod(trainer).is_some_and(ended_well);
-        let mut trainers = (0..self.job.trainers).map(Replica::trainer);
-        match self.job.success {
-            _ if self.prev.phase == Some(Phase::Completing) => true,
-            Success::RankZero => is_done(Replica::trainer(0)),
-            _ if self.nobody_is_left(is_done) => true,
-            Success::All => trainers.all(is_done),
-            Success::Any(enough) => trainers.filter(|&trainer| is_done(trainer)).count() >= enough as usize,
-        }
+        let policy = &self.job.policy;
+        self.prev.phase == Some(Phase::Completing)
+            || policy.success.is_reached(self.job.trainers, |index| is_done(Replica::trainer(index)))
+            || policy.success != Success::RankZero && self.work_is_over(is_done)
     }
 
     /// A pod that counts: of a rank that the job has, and made since it was last resumed and the replica
@@ -266,7 +262,8 @@ impl<'a> Draft<'a> {
         self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
     }
 
-    fn after(&self, since: Timestamp, duration: SignedDuration) -> Timestamp {
+    fn after(&self, since: Timestamp, duration: impl TryInto<SignedDuration>) -> Timestamp {
+        let duration = duration.try_into().unwrap_or(SignedDuration::MAX);
         since.saturating_add(duration).unwrap_or(Timestamp::MAX)
     }
 

@@ -93,7 +93,7 @@ impl<'a> Draft<'a> {
             let servers_are_up = waits_for.iter().all(|replica| replica.role == Role::Trainer);
             servers_are_up && self.trainers_left().saturating_sub(waits_for.len() as u32) >= least
         };
-        waits_for.is_empty() || self.job.elastic.is_some_and(|elastic| enough(elastic.min))
+        waits_for.is_empty() || self.job.policy.elastic.is_some_and(|elastic| enough(elastic.min))
     }
 
     /// `2 trainers`, `2 of 4 trainers`.

@@ -3,21 +3,21 @@
 
 use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, Phase};
+use psjobs_policy::Action;
 
 use super::Draft;
 use super::conditions::{self, Verdict};
 use super::failure::Failed;
-use super::judge::{Remedy, back_off};
 
 impl Draft<'_> {
     /// Starts all pods again if a failure wants that, after the back-off. Whether there is nothing else
     /// to do now.
     pub(super) fn handle_restart_of_all(&mut self, failed: &[Failed<'_>]) -> bool {
-        let of_all = || failed.iter().filter(|failed| failed.judgement.remedy == Remedy::RestartJob);
+        let of_all = || failed.iter().filter(|failed| failed.response.action == Action::RestartJob);
         let Some(first) = of_all().min_by_key(|failed| (failed.failure.at, failed.replica)) else { return false };
         let Failed { replica, failure, .. } = first;
         let in_a_row = self.recreations_in_a_row(first);
-        let due = self.after(failure.at, back_off(&self.job.failure_policy.backoff, in_a_row));
+        let due = self.after(failure.at, self.job.policy.wait(in_a_row));
         let what = format!("{replica} {}", failure.what);
         if due > self.now {
             self.wake_at(due);
@@ -30,7 +30,7 @@ impl Draft<'_> {
             return true;
         }
         self.out.status.recreations_in_a_row = in_a_row.cast_signed();
-        let counts = of_all().any(|failed| failed.judgement.counts);
+        let counts = of_all().any(|failed| failed.response.counts);
         let reason = failure.reason.clone();
         self.recreate(&reason, &what, counts);
         true
@@ -38,10 +38,7 @@ impl Draft<'_> {
 
     /// Restarts of the whole job in a row, this one included.
     fn recreations_in_a_row(&self, first: &Failed<'_>) -> u32 {
-        let ran = first.failure.started.map_or(0, |started| first.failure.at.duration_since(started).as_secs());
-        let healthy = ran >= self.job.failure_policy.backoff.reset_after_seconds;
-        let before = if healthy { 0 } else { self.prev.recreations_in_a_row.unsigned_abs() };
-        before + 1
+        self.job.policy.failures_in_a_row(self.prev.recreations_in_a_row.unsigned_abs(), first.failure.ran())
     }
 
     /// Deletes all pods, and lets the next decisions create new ones.
@@ -68,7 +65,7 @@ impl Draft<'_> {
         self.set(ConditionType::Running, Verdict::no(reason, what));
         let message = format!("{what}; all pods are started again");
         self.set(ConditionType::Restarting, Verdict::yes(reason, message.clone()));
-        let (counted, most) = (self.out.status.restarts_counted, self.job.max_restarts);
+        let (counted, most) = (self.out.status.restarts_counted, self.job.policy.max_restarts);
         let which = if counts { format!(" (restart {counted} of {most})") } else { String::new() };
         self.warning("JobRestarted", format!("{message}{which}"), None);
     }

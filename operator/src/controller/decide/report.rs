@@ -75,7 +75,7 @@ impl Draft<'_> {
             let seconds = (examples as f64 / report.examples_per_second).ceil();
             let known = report.total_steps > 0 && seconds.is_finite();
             let estimated_remaining_seconds = known.then_some(seconds as i64);
-            let last_step_time = self.job.progress_deadline.and_then(|_| self.step_time(report));
+            let last_step_time = self.job.policy.deadlines.progress.and_then(|_| self.step_time(report));
             let slow = report.stragglers.iter().take(MOST_STRAGGLERS);
             let stragglers = slow.map(|&index| names::pod(&self.job.name, Role::Trainer, index)).collect();
             self.out.status.progress =

@@ -1,6 +1,7 @@
 //! Behaviours, one test each, on a small cluster that does what it is told. The last file throws
 //! random histories at it.
 
+mod cases;
 mod cluster;
 mod elastic;
 mod end;

@@ -1,10 +1,10 @@
 //! Jobs that grow and shrink: by being scaled, by losing trainers for good, and how they end.
 
 use psjobs_api::crd::RestartStrategy;
+use psjobs_policy::{Elastic, JobPolicy};
 
 use super::*;
 use crate::controller::observe::Obstacle;
-use crate::controller::validate::Elastic;
 
 /// A running job of one server and `trainers` trainers that may become as few as `min`, and 8.
 fn elastic(trainers: u32, min: u32, spec: &str) -> Cluster {
@@ -17,7 +17,8 @@ fn elastic(trainers: u32, min: u32, spec: &str) -> Cluster {
 
 fn created(trainers: u32, min: u32, spec: &str) -> Cluster {
     let job = valid_job(spec);
-    let mut cluster = Cluster::of(ValidJob { trainers, elastic: Some(Elastic { min, max: 8 }), ..job });
+    let policy = JobPolicy { elastic: Some(Elastic { min, max: 8 }), ..job.policy.clone() };
+    let mut cluster = Cluster::of(ValidJob { trainers, policy, ..job });
     cluster.reconcile();
     cluster
 }
@@ -302,7 +303,7 @@ fn a_restart_of_all_and_a_suspension_bring_back_who_was_given_up() {
         1,
         "failurePolicy: {maxRestarts: 0, rules: [{name: all, action: RestartJob, countTowardsMax: false, onExitCodes: [9]}]}",
     );
-    assert_eq!(cluster.job.failure_policy.restart_strategy, RestartStrategy::FailedPod);
+    assert_eq!(cluster.job.policy.failure_policy.restart_strategy, RestartStrategy::FailedPod);
     let lose = |cluster: &mut Cluster| {
         cluster.fail("trainer-2", 1);
         cluster.settle();

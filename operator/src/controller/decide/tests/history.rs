@@ -1,10 +1,10 @@
 //! Random histories of pods, users and clocks. Whatever happens, the promises of `decide` hold.
 
 use proptest::prelude::*;
+use psjobs_policy::{Elastic, JobPolicy};
 
 use super::*;
 use crate::controller::observe::Obstacle;
-use crate::controller::validate::Elastic;
 
 /// Something that happens to the job from outside.
 #[derive(Clone, Debug)]
@@ -104,10 +104,11 @@ fn job_of(shape: &Shape) -> ValidJob {
          failurePolicy: {{maxRestarts: {restarts}, restartStrategy: {strategy}, rules: {rules}}}\n\
          successPolicy: {success}\nstartupPolicy: {startup}\nschedulingPolicy: {{scheduleTimeoutSeconds: 20}}"
     ));
-    let restart_policy = serde_json::from_value(restart_policy.into()).expect("a policy");
+    let trainer_restart_policy = serde_json::from_value(restart_policy.into()).expect("a policy");
     let elastic =
         elastic.map(|(fewer, more)| Elastic { min: trainers.saturating_sub(fewer).max(1), max: trainers + more });
-    ValidJob { servers, trainers, elastic, restart_policy, ..job }
+    let policy = JobPolicy { elastic, trainer_restart_policy, ..job.policy.clone() };
+    ValidJob { servers, trainers, policy, ..job }
 }
 
 /// What must never shrink.
@@ -117,7 +118,7 @@ fn counters(status: &ParameterServerJobStatus) -> [i32; 3] {
 
 /// To the `n`th of the numbers that it may have.
 fn scale(cluster: &mut Cluster, n: u32) {
-    if let Some(Elastic { min, max }) = cluster.job.elastic {
+    if let Some(Elastic { min, max }) = cluster.job.policy.elastic {
         cluster.scale(min + n % (max - min + 1));
     }
 }
@@ -210,9 +211,9 @@ proptest! {
             }
             let (now, then) = (counters(&cluster.status), counters(&before.0));
             prop_assert!(now.iter().zip(then).all(|(now, then)| *now >= then), "{then:?} became {now:?}");
-            prop_assert!(cluster.status.restarts_counted.unsigned_abs() <= cluster.job.max_restarts);
+            prop_assert!(cluster.status.restarts_counted.unsigned_abs() <= cluster.job.policy.max_restarts);
             let lost = Ledger::read(&cluster.status).lost().collect::<Vec<_>>();
-            let spare = |lost: &Replica| cluster.job.elastic.is_some() && lost.role == Role::Trainer && lost.index > 0;
+            let spare = |lost: &Replica| cluster.job.policy.elastic.is_some() && lost.role == Role::Trainer && lost.index > 0;
             prop_assert!(lost.iter().all(spare), "given up: {lost:?}");
 
             if decided {
