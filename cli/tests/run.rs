@@ -303,6 +303,52 @@ fn the_active_deadline_ends_the_job() {
 }
 
 #[test]
+fn all_processes_start_again_where_the_strategy_says_so() {
+    let server = format!("echo $PSJOB_INCARNATION >> $DIR/servers; {SERVER}");
+    let trainer = "echo $PSJOB_INCARNATION >> $DIR/trainers-$PSJOB_INDEX; \
+                   if [ $PSJOB_INCARNATION = 0 ]; then [ $PSJOB_INDEX = 1 ] && exit 3; sleep 1000; fi; \
+                   touch $DIR/done-$PSJOB_INDEX";
+    let job = Job::new(&server, trainer, "failurePolicy: {restartStrategy: RecreateAll}");
+    let report = job.run(&["--json"]);
+    assert_eq!(report.code, Some(0), "{}", report.stderr);
+    let want = "trainer 1 ended with exit code 3; all processes are started again (restart 1 of 3)";
+    assert!(report.stderr.contains(want), "{}", report.stderr);
+    for name in ["servers", "trainers-0", "trainers-1"] {
+        assert_eq!(fs::read_to_string(job.path(name)).expect("written"), "0\n1\n", "{name}");
+    }
+    let summary: Value = serde_json::from_str(&report.stdout).expect("one JSON object");
+    assert_eq!(summary["restarts"], 3);
+}
+
+#[test]
+fn what_still_runs_is_stopped_when_the_first_trainer_is_enough() {
+    let trainer = format!(
+        "if [ $PSJOB_INDEX = 0 ]; then until [ -e $DIR/trainer-1-child ]; do sleep 0.02; done; \
+                           exit 0; fi; {STUCK}"
+    );
+    let job = Job::new(STUCK, &trainer, "successPolicy: {operator: RankZero}");
+    let report = job.run(&[]);
+    assert_eq!(report.code, Some(0), "{}", report.stderr);
+    for name in ["ps-0", "ps-0-child", "trainer-1", "trainer-1-child"] {
+        wait_until_gone(job.pid(name), name);
+    }
+    assert!(!report.stderr.contains("serverDrainSeconds"), "they were stopped at once: {}", report.stderr);
+}
+
+#[test]
+fn trainers_wait_for_a_server_that_does_not_listen_until_the_startup_deadline() {
+    let job = Job::new(STUCK, "touch $DIR/started", "runPolicy: {startupDeadlineSeconds: 1}");
+    let manifest = fs::read_to_string(job.path("job.yaml")).expect("readable");
+    let probe = "name: server, readinessProbe: {tcpSocket: {port: 29500}},";
+    fs::write(job.path("job.yaml"), manifest.replacen("name: server,", probe, 1)).expect("written");
+    let report = job.run(&[]);
+    assert_eq!(report.code, Some(1), "{}", report.stderr);
+    let want = "it did not run within the 1 s of spec.runPolicy.startupDeadlineSeconds: server 0 is not ready";
+    assert!(report.stderr.contains(want), "{}", report.stderr);
+    assert!(!job.path("started").exists());
+}
+
+#[test]
 fn bad_input_is_one_sentence_and_exit_code_2() {
     let worker_job = Job::new(SERVER, "exit 0", "suspend: true");
     let plain = |text: &str| {

@@ -1,6 +1,7 @@
 //! `psjobs run`: a job's servers and trainers as processes of this machine, with the environment that
 //! the operator gives to pods.
 
+mod exit;
 mod expand;
 pub mod guard;
 mod lifecycle;
@@ -8,6 +9,7 @@ mod log;
 pub mod machine;
 mod plan;
 mod process;
+mod readiness;
 mod signals;
 mod status;
 mod summary;

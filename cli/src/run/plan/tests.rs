@@ -122,6 +122,18 @@ fn what_cannot_run_here_is_told() {
 }
 
 #[test]
+fn servers_are_waited_for_where_a_probe_would_be() {
+    let with = |probe: &str| {
+        format!("{{ps: {{template: {{spec: {{containers: [{{name: s, image: i{probe}}}]}}}}}}, {}", &TWO[19..])
+    };
+    let rows =
+        [(TWO.to_owned(), true), (with(""), false), (with(", readinessProbe: {tcpSocket: {port: 29500}}"), true)];
+    for (spec, probed) in rows {
+        assert_eq!(plan(&spec, machine()).rules.servers_are_probed, probed, "{spec}");
+    }
+}
+
+#[test]
 fn checkpoints_go_to_the_jobs_own_folder() {
     let spec = TWO.replacen('{', "{checkpoint: {volumeClaim: {size: 1Gi}, keep: 7}, ", 1);
     let plan = plan(&spec, machine());
