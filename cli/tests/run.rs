@@ -349,6 +349,19 @@ fn trainers_wait_for_a_server_that_does_not_listen_until_the_startup_deadline() 
 }
 
 #[test]
+fn fields_that_mean_nothing_here_are_named_in_one_warning() {
+    let spec = "runPolicy: {ttlSecondsAfterFinished: 9}\n  schedulingPolicy: {queue: team-a}";
+    let job = Job::new(SERVER, "touch $DIR/done-$PSJOB_INDEX", spec);
+    let report = job.run(&["--json", "--quiet"]);
+    assert_eq!(report.code, Some(0), "{}", report.stderr);
+    let want = "these fields of the manifest mean nothing on one machine and are ignored: \
+                spec.runPolicy.ttlSecondsAfterFinished, spec.schedulingPolicy.queue";
+    assert_eq!(report.stderr, format!("warning: {want}\n"));
+    let summary: Value = serde_json::from_str(&report.stdout).expect("one JSON object");
+    assert_eq!(summary["warnings"], serde_json::json!([want]));
+}
+
+#[test]
 fn bad_input_is_one_sentence_and_exit_code_2() {
     let worker_job = Job::new(SERVER, "exit 0", "suspend: true");
     let plain = |text: &str| {

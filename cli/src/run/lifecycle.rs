@@ -17,6 +17,7 @@ use psjobs_policy::elastic::is_spare;
 
 pub use super::exit::Exit;
 use deadlines::Report;
+pub use failure::ERROR;
 use failure::Trouble;
 use recreate::Recreation;
 

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec};
+use k8s_openapi::api::core::v1::{Container, PodTemplateSpec};
 pub use psjobs_api::Replica;
 use psjobs_api::crd::ParameterServerJob;
 use psjobs_api::env::Checkpoint;
 use psjobs_api::{Environment, Role, Training};
 use psjobs_policy::JobPolicy;
 
+use super::cluster_only;
 use super::expand::expand;
 use super::lifecycle::Rules;
 
@@ -78,8 +79,8 @@ pub struct Plan {
     machine: Machine,
     /// What the user should know before it starts.
     pub notes: Vec<String>,
-    /// What of the templates has no meaning here.
-    pub ignored: Vec<String>,
+    /// What the user should know that may be an error; shown with --quiet, too.
+    pub warnings: Vec<String>,
 }
 
 /// The first container of a role.
@@ -114,15 +115,12 @@ impl Plan {
         if spec.suspend {
             return Err(PlanError::Suspended(name));
         }
-        let mut notes = Vec::new();
         let gpus = spec.trainer.gpus.unsigned_abs();
-        let server = Program::new("ps", spec.ps.template.as_ref(), 0, &machine, &mut notes)?;
-        let trainer = Program::new("trainer", Some(&spec.trainer.template), gpus, &machine, &mut notes)?;
+        let server = Program::new("ps", spec.ps.template.as_ref(), 0, &machine)?;
+        let trainer = Program::new("trainer", Some(&spec.trainer.template), gpus, &machine)?;
         let trainers = spec.trainer.replicas.unsigned_abs();
         let elastic = spec.elastic_policy.as_ref();
-        notes.extend(note_on_gpus(gpus, trainers, machine.gpus.len() as u32));
-        let ignored = [("ps", spec.ps.template.as_ref()), ("trainer", Some(&spec.trainer.template))];
-        let ignored = ignored.into_iter().filter_map(|(role, template)| ignored_parts(role, template?.spec.as_ref()?));
+        let notes = note_on_gpus(gpus, trainers, machine.gpus.len() as u32).into_iter().collect();
         let checkpoint = spec.checkpoint.as_ref().map(|checkpoint| Checkpoint {
             folder: text(&machine.checkpoints.join(checkpoint.path.as_ref().unwrap_or(&name))),
             policy: checkpoint.policy(),
@@ -146,7 +144,7 @@ impl Plan {
             namespace: job.metadata.namespace.clone().unwrap_or_else(|| "default".into()),
             machine,
             notes,
-            ignored: ignored.collect(),
+            warnings: cluster_only::warning(spec).into_iter().collect(),
         })
     }
 
@@ -255,7 +253,6 @@ impl Program {
         template: Option<&PodTemplateSpec>,
         gpus: u32,
         machine: &Machine,
-        notes: &mut Vec<String>,
     ) -> Result<Self, PlanError> {
         let pod = template.and_then(|template| template.spec.as_ref());
         let container = pod.and_then(|pod| pod.containers.first());
@@ -270,12 +267,6 @@ impl Program {
             None => (machine.worker.clone().ok_or(PlanError::NoWorker(role))?, args),
         };
         let variables = container.and_then(|container| container.env.as_deref()).unwrap_or_default();
-        for variable in variables.iter().filter(|variable| variable.value_from.is_some()) {
-            notes.push(format!(
-                "the {role}'s variable {} takes its value from the cluster, so it is not set here",
-                variable.name
-            ));
-        }
         let env = variables.iter().filter(|variable| variable.value_from.is_none());
         Ok(Self {
             program,
@@ -293,22 +284,6 @@ impl Program {
 fn has_readiness_probe(template: &PodTemplateSpec) -> bool {
     let main = template.spec.as_ref().and_then(|pod| pod.containers.first());
     main.is_some_and(|main| main.readiness_probe.is_some())
-}
-
-/// What of a pod has no meaning without a cluster.
-fn ignored_parts(role: &str, pod: &PodSpec) -> Option<String> {
-    let main = pod.containers.first()?;
-    let parts = [
-        (main.image.is_some(), "image"),
-        (main.resources.is_some(), "resources"),
-        (pod.volumes.is_some() || main.volume_mounts.is_some(), "volumes"),
-        (main.env_from.is_some(), "envFrom"),
-        (main.working_dir.is_some(), "workingDir"),
-        (pod.init_containers.is_some(), "init containers"),
-        (pod.containers.len() > 1, "containers after the first"),
-    ];
-    let ignored: Vec<_> = parts.into_iter().filter(|(there, _)| *there).map(|(_, part)| part).collect();
-    (!ignored.is_empty()).then(|| format!("of spec.{role}.template, these mean nothing here: {}", ignored.join(", ")))
 }
 
 fn note_on_gpus(each: u32, trainers: u32, there: u32) -> Option<String> {

@@ -59,7 +59,7 @@ fn a_command_runs_as_it_is_with_references_expanded() {
     assert_eq!((trainer.program, trainer.args), ("sh".into(), vec!["-c".into(), "echo 1 a0b".into()]));
     assert_eq!(trainer.env["RANK"], "1", "the contract is not the manifest's to change");
     assert!(!trainer.env.contains_key("SECRET"));
-    assert!(plan.notes.iter().any(|note| note.contains("SECRET")), "{:?}", plan.notes);
+    assert!(plan.warnings.iter().any(|warning| warning.contains("env[SECRET]")), "{:?}", plan.warnings);
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn what_cannot_run_here_is_told() {
         let error = Plan::new(&job(spec), machine).expect_err(spec).to_string();
         assert!(error.contains(want), "{error}");
     }
-    assert_eq!(plan(TWO, machine()).ignored, ["of spec.trainer.template, these mean nothing here: image"]);
+    assert_eq!(plan(TWO, machine()).warnings, [""; 0]);
 }
 
 #[test]
