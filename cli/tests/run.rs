@@ -193,6 +193,22 @@ fn a_dying_trainer_fails_the_job_with_its_last_lines_and_ends_all_others() {
 }
 
 #[test]
+fn wrong_input_fails_the_job_at_once_with_the_sentence_of_the_program() {
+    let trainer = "echo started; echo $PSJOB_INCARNATION >> $DIR/tries-$PSJOB_INDEX; \
+                   [ $PSJOB_INDEX = 1 ] && exec sleep 1000; until [ -e $DIR/tries-1 ]; do sleep 0.02; done; \
+                   echo psjobs-worker: there is no data set at /data >&2; exit 2";
+    let job = Job::new(STUCK, trainer, "");
+    let report = job.run(&["--json"]);
+    assert_eq!(report.code, Some(1), "{}", report.stderr);
+    let want = "trainer 0 ended with exit code 2, and that means wrong input, so it is not started again: there is no \
+                data set at /data";
+    assert!(report.stderr.contains(&format!("error: job job failed: {want}\n")), "{}", report.stderr);
+    assert_eq!(fs::read_to_string(job.path("tries-0")).expect("written"), "0\n");
+    let summary: Value = serde_json::from_str(&report.stdout).expect("one JSON object");
+    assert_eq!((&summary["failure"]["reason"], &summary["restarts"]), (&want.into(), &0.into()));
+}
+
+#[test]
 fn a_failed_trainer_is_started_again_with_a_higher_incarnation() {
     let trainer = "if [ $PSJOB_INDEX = 0 ] && [ $PSJOB_INCARNATION = 0 ]; then kill -9 $$; fi; \
                    echo $PSJOB_INCARNATION > $DIR/done-$PSJOB_INDEX";
@@ -306,7 +322,8 @@ fn the_active_deadline_ends_the_job() {
 fn all_processes_start_again_where_the_strategy_says_so() {
     let server = format!("echo $PSJOB_INCARNATION >> $DIR/servers; {SERVER}");
     let trainer = "echo $PSJOB_INCARNATION >> $DIR/trainers-$PSJOB_INDEX; \
-                   if [ $PSJOB_INCARNATION = 0 ]; then [ $PSJOB_INDEX = 1 ] && exit 3; sleep 1000; fi; \
+                   if [ $PSJOB_INCARNATION = 0 ]; then [ $PSJOB_INDEX = 0 ] && exec sleep 1000; \
+                   until [ -s $DIR/servers ] && [ -s $DIR/trainers-0 ]; do sleep 0.02; done; exit 3; fi; \
                    touch $DIR/done-$PSJOB_INDEX";
     let job = Job::new(&server, trainer, "failurePolicy: {restartStrategy: RecreateAll}");
     let report = job.run(&["--json"]);

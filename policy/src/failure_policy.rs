@@ -1,5 +1,5 @@
 //! `spec.failurePolicy`: what a failure leads to. The first rule that matches it decides; without one the role's restart
-//! policy and then the job's restart strategy do.
+//! policy does, then exit code 2, which stands for wrong input and ends the job, then the job's restart strategy.
 
 use std::time::Duration;
 
@@ -7,6 +7,13 @@ use psjobs_api::Role;
 use psjobs_api::crd::{FailureAction, FailureRule, RestartPolicy, RestartStrategy};
 
 use crate::{JobPolicy, backoff};
+
+/// The exit code of a program that was given what cannot work: a wrong flag, data that is missing, another model. Another
+/// start would end the same way. `psjobs-worker` uses it so, as do argument parsers of most languages and shells.
+pub const WRONG_INPUT: i32 = 2;
+
+/// The longest sentence of a program that is repeated, in characters.
+const LONGEST_SENTENCE: usize = 1000;
 
 /// A failure, by what rules can say about it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,6 +28,8 @@ pub struct Failure<'a> {
     pub reason: &'a str,
     /// Types of the pod conditions that are True.
     pub conditions: &'a [String],
+    /// The last lines that the replica's own program wrote; none if it was another that ended, as one that prepares it.
+    pub log_tail: Option<&'a str>,
 }
 
 /// What to do about a failure.
@@ -59,6 +68,11 @@ impl JobPolicy {
         if let Some(action) = failure.role.filter(|_| own).and_then(|role| self.end_by_restart_policy(role, failure)) {
             return Response { action, counts: false };
         }
+        if let (true, Some(_), Some(log_tail)) = (own, failure.role, failure.log_tail)
+            && failure.exit_code == Some(WRONG_INPUT)
+        {
+            return Response { action: wrong_input(log_tail), counts: false };
+        }
         let whole_job = failure.role.is_none() || self.failure_policy.restart_strategy == RestartStrategy::RecreateAll;
         Response { action: if whole_job { Action::RestartJob } else { Action::RestartReplica }, counts: own }
     }
@@ -87,6 +101,23 @@ impl JobPolicy {
         };
         ends.then(|| Action::FailJob { reason, because: format!("{field} is {policy:?}, which ends the job") })
     }
+}
+
+fn wrong_input(log_tail: &str) -> Action {
+    let because = match sentence(log_tail) {
+        Some(sentence) => format!("that means wrong input, so it is not started again: {sentence}"),
+        None => "that means wrong input, so it is not started again; it wrote nothing".into(),
+    };
+    Action::FailJob { reason: "WrongInput", because }
+}
+
+/// Returns the sentence that a program ended with: the last line that begins as an error of a worker or of an argument
+/// parser does, which writes its usage after that; else the last line.
+fn sentence(log_tail: &str) -> Option<String> {
+    let lines = || log_tail.lines().rev().map(str::trim).filter(|line| !line.is_empty());
+    let error = |line| ["psjobs-worker: ", "error: "].into_iter().find_map(|prefix| str::strip_prefix(line, prefix));
+    let line = lines().find_map(error).or_else(|| lines().next())?;
+    Some(line.chars().take(LONGEST_SENTENCE).collect())
 }
 
 fn by_rule(rule: &FailureRule, of_replica: bool, counts: bool) -> Response {

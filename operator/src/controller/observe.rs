@@ -54,6 +54,8 @@ pub struct Failure {
     pub reason: String,
     /// Continues a sentence that begins with the replica, for example `ended with exit code 1`.
     pub what: String,
+    /// An init container ended, not the replica's program.
+    pub of_init_container: bool,
     pub log_tail: String,
     /// Types of the pod's conditions that are True.
     pub conditions: Vec<String>,
@@ -149,9 +151,11 @@ fn failure(pod: &Pod, status: &PodStatus) -> Failure {
     let exit_code = end.map(|end| end.exit_code);
     let log_tail = end.and_then(|end| end.message.clone()).unwrap_or_default();
     let started = end.and_then(|end| end.started_at.as_ref()).map(|time| time.0);
+    let of_init_container = culprit.is_some_and(|container| !is_main(pod, container));
     let told = |disruption, reason: &str, what| {
         let (reason, log_tail) = (reason.to_owned(), log_tail.trim_end().to_owned());
-        Failure { disruption, exit_code, reason, what, log_tail, conditions: true_conditions(status), started, at }
+        let conditions = true_conditions(status);
+        Failure { disruption, exit_code, reason, what, of_init_container, log_tail, conditions, started, at }
     };
 
     if let Some((_, reason, message)) = condition(status, "DisruptionTarget").filter(|(value, ..)| *value == "True") {
@@ -196,12 +200,19 @@ fn out_of_memory(pod: &Pod, container: &str) -> String {
 }
 
 fn exit_sentence(pod: &Pod, container: &ContainerStatus, code: i32) -> String {
-    let main = pod.spec.as_ref().and_then(|spec| spec.containers.first()).is_some_and(|c| c.name == container.name);
-    let whose = if main { String::new() } else { format!("could not start, init container {} ", container.name) };
+    let whose = if is_main(pod, container) {
+        String::new()
+    } else {
+        format!("could not start, init container {} ", container.name)
+    };
     match code {
         129..=159 => format!("{whose}was killed by signal {} (exit code {code})", code - 128),
         _ => format!("{whose}ended with exit code {code}"),
     }
+}
+
+fn is_main(pod: &Pod, container: &ContainerStatus) -> bool {
+    pod.spec.as_ref().and_then(|spec| spec.containers.first()).is_some_and(|main| main.name == container.name)
 }
 
 /// The container whose end explains the pod's: the main one, or the init container that kept it from starting.

@@ -96,6 +96,37 @@ pub const CASES: &[Case] = &[
         ],
     },
     Case {
+        name: "exit code 2 ends the job at once with what the program said",
+        spec: "",
+        trainer: "",
+        steps: &[
+            (Begin, want(Active, [Some(0), None, None], 0)),
+            (Run, want(Active, NEW, 0)),
+            (
+                Exit("trainer-1", 2, "psjobs-worker: there is no data at /data"),
+                want(
+                    Failed(
+                        "ended with exit code 2, and that means wrong input, so it is not started again: there is no data at /data",
+                    ),
+                    NEW,
+                    0,
+                ),
+            ),
+        ],
+    },
+    Case {
+        name: "a rule for exit code 2 comes first",
+        spec: "failurePolicy: {rules: [{name: mine, action: RestartPod, onExitCodes: [2], targetRoles: [ps]}]}",
+        trainer: "",
+        steps: &[
+            (Begin, want(Active, [Some(0), None, None], 0)),
+            (Run, want(Active, NEW, 0)),
+            (Exit("ps-0", 2, "later"), want(Active, [Some(1), Some(0), Some(0)], 1)),
+            (Run, want(Active, [Some(1), Some(0), Some(0)], 1)),
+            (Exit("trainer-0", 2, "no"), want(Failed("that means wrong input"), [Some(1), Some(0), Some(0)], 1)),
+        ],
+    },
+    Case {
         name: "a rule ends the job, restarts it, or looks away",
         spec: "
 failurePolicy:

@@ -79,8 +79,14 @@ impl Lifecycle {
         }
         let deadline = self.rules.policy.deadlines.progress.unwrap_or_default();
         let what = no_step(deadline, report.step, report.total);
-        let failure =
-            policy::Failure { role: None, disruption: false, exit_code: None, reason: STALLED, conditions: &[] };
+        let failure = policy::Failure {
+            role: None,
+            disruption: false,
+            exit_code: None,
+            reason: STALLED,
+            conditions: &[],
+            log_tail: None,
+        };
         let Response { action, counts } = self.rules.policy.respond_to(&failure);
         match action {
             policy::Action::FailJob { because, .. } => self.fail(format!("it {what}, and {because}")),

@@ -38,6 +38,7 @@ impl Lifecycle {
             exit_code: Some(exit.code()),
             reason,
             conditions: &[],
+            log_tail: Some(&failure.tail.join("\n")),
         });
         match &mut self.trouble {
             Some(trouble) if now <= trouble.last + ONE_TROUBLE => trouble.last = now,

@@ -111,6 +111,7 @@ impl Draft<'_> {
             exit_code: None,
             reason: STALLED.into(),
             what,
+            of_init_container: false,
             log_tail: String::new(),
             conditions: Vec::new(),
             started: None,

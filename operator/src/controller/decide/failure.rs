@@ -52,6 +52,7 @@ impl<'a> Draft<'a> {
             exit_code: None,
             reason: "NodeLost".into(),
             what: format!("was lost with {node}, a node that has not answered since {since}"),
+            of_init_container: false,
             log_tail: String::new(),
             conditions: Vec::new(),
             started: None,
@@ -131,6 +132,7 @@ pub(super) fn respond(job: &ValidJob, role: Option<Role>, failure: &Failure) -> 
         exit_code: failure.exit_code,
         reason: &failure.reason,
         conditions: &failure.conditions,
+        log_tail: (!failure.of_init_container).then_some(failure.log_tail.as_str()),
     })
 }
 
@@ -156,6 +158,7 @@ pub(super) fn failure(replica: Replica, pod: &ObservedPod, now: Timestamp) -> Op
                 reason: ENDED_EARLY.into(),
                 what: "ended with exit code 0 although trainers still run; a server must run until they are done"
                     .into(),
+                of_init_container: false,
                 log_tail: String::new(),
                 conditions: Vec::new(),
                 started: None,

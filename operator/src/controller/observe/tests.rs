@@ -100,7 +100,8 @@ fn a_failure_says_what_happened() {
         assert!(failure.what.contains(what), "{}", failure.what);
         assert_eq!(failure.at, time("2026-01-01T00:01:00Z"));
     }
-    assert_eq!(failure_of("", &containers("Failed", &log, RUNS)).log_tail, "step 3\nError: no such file");
+    let failure = failure_of("", &containers("Failed", &log, RUNS));
+    assert_eq!((failure.log_tail.as_str(), failure.of_init_container), ("step 3\nError: no such file", false));
 }
 
 #[test]
@@ -112,7 +113,7 @@ fn an_init_container_that_failed_is_named() {
         ended(4, ", message: no route to host")
     );
     let failure = failure_of("", &status);
-    assert_eq!((failure.disruption, failure.exit_code), (false, Some(4)));
+    assert_eq!((failure.disruption, failure.exit_code, failure.of_init_container), (false, Some(4), true));
     assert_eq!(failure.what, "could not start, init container fetch ended with exit code 4");
     assert_eq!(failure.log_tail, "no route to host");
 }
