@@ -46,7 +46,8 @@ fn fields(spec: &ParameterServerJobSpec) -> Vec<String> {
     let values = serde_json::to_value(spec).unwrap_or_default();
     let is_set = |path: &str, silent: &str| {
         let value = path.split('.').try_fold(&values, |value, name| value.get(name));
-        value.is_some_and(|value| !value.is_null() && value.to_string() != silent)
+        let silent = serde_json::from_str::<Value>(silent).unwrap_or_default();
+        value.is_some_and(|value| !value.is_null() && *value != silent)
     };
     let fields = FIELDS.into_iter().filter(|(path, silent)| is_set(path, silent));
     let mut found: Vec<_> = fields.map(|(path, _)| format!("spec.{path}")).collect();
