@@ -10,12 +10,14 @@ pub mod checkpoint;
 pub mod crd;
 pub mod env;
 pub mod progress;
+mod replica;
 pub mod result;
 mod role;
 pub mod training;
 
 pub use env::Environment;
 pub use progress::TrainingStatus;
+pub use replica::Replica;
 pub use result::{CheckpointResult, ReplicaResult};
 pub use role::Role;
 pub use training::Training;

@@ -193,6 +193,22 @@ fn a_dying_trainer_fails_the_job_with_its_last_lines_and_ends_all_others() {
 }
 
 #[test]
+fn wrong_input_fails_the_job_at_once_with_the_sentence_of_the_program() {
+    let trainer = "echo started; echo $PSJOB_INCARNATION >> $DIR/tries-$PSJOB_INDEX; \
+                   [ $PSJOB_INDEX = 1 ] && exec sleep 1000; until [ -e $DIR/tries-1 ]; do sleep 0.02; done; \
+                   echo psjobs-worker: there is no data set at /data >&2; exit 2";
+    let job = Job::new(STUCK, trainer, "");
+    let report = job.run(&["--json"]);
+    assert_eq!(report.code, Some(1), "{}", report.stderr);
+    let want = "trainer 0 ended with exit code 2, and that means wrong input, so it is not started again: there is no \
+                data set at /data";
+    assert!(report.stderr.contains(&format!("error: job job failed: {want}\n")), "{}", report.stderr);
+    assert_eq!(fs::read_to_string(job.path("tries-0")).expect("written"), "0\n");
+    let summary: Value = serde_json::from_str(&report.stdout).expect("one JSON object");
+    assert_eq!((&summary["failure"]["reason"], &summary["restarts"]), (&want.into(), &0.into()));
+}
+
+#[test]
 fn a_failed_trainer_is_started_again_with_a_higher_incarnation() {
     let trainer = "if [ $PSJOB_INDEX = 0 ] && [ $PSJOB_INCARNATION = 0 ]; then kill -9 $$; fi; \
                    echo $PSJOB_INCARNATION > $DIR/done-$PSJOB_INDEX";
@@ -300,6 +316,66 @@ fn the_active_deadline_ends_the_job() {
     let report = job.run(&[]);
     assert_eq!(report.code, Some(1), "{}", report.stderr);
     assert!(report.stderr.contains("activeDeadlineSeconds"), "{}", report.stderr);
+}
+
+#[test]
+fn all_processes_start_again_where_the_strategy_says_so() {
+    let server = format!("echo $PSJOB_INCARNATION >> $DIR/servers; {SERVER}");
+    let trainer = "echo $PSJOB_INCARNATION >> $DIR/trainers-$PSJOB_INDEX; \
+                   if [ $PSJOB_INCARNATION = 0 ]; then [ $PSJOB_INDEX = 0 ] && exec sleep 1000; \
+                   until [ -s $DIR/servers ] && [ -s $DIR/trainers-0 ]; do sleep 0.02; done; exit 3; fi; \
+                   touch $DIR/done-$PSJOB_INDEX";
+    let job = Job::new(&server, trainer, "failurePolicy: {restartStrategy: RecreateAll}");
+    let report = job.run(&["--json"]);
+    assert_eq!(report.code, Some(0), "{}", report.stderr);
+    let want = "trainer 1 ended with exit code 3; all processes are started again (restart 1 of 3)";
+    assert!(report.stderr.contains(want), "{}", report.stderr);
+    for name in ["servers", "trainers-0", "trainers-1"] {
+        assert_eq!(fs::read_to_string(job.path(name)).expect("written"), "0\n1\n", "{name}");
+    }
+    let summary: Value = serde_json::from_str(&report.stdout).expect("one JSON object");
+    assert_eq!(summary["restarts"], 3);
+}
+
+#[test]
+fn what_still_runs_is_stopped_when_the_first_trainer_is_enough() {
+    let trainer = format!(
+        "if [ $PSJOB_INDEX = 0 ]; then until [ -e $DIR/trainer-1-child ]; do sleep 0.02; done; \
+                           exit 0; fi; {STUCK}"
+    );
+    let job = Job::new(STUCK, &trainer, "successPolicy: {operator: RankZero}");
+    let report = job.run(&[]);
+    assert_eq!(report.code, Some(0), "{}", report.stderr);
+    for name in ["ps-0", "ps-0-child", "trainer-1", "trainer-1-child"] {
+        wait_until_gone(job.pid(name), name);
+    }
+    assert!(!report.stderr.contains("serverDrainSeconds"), "they were stopped at once: {}", report.stderr);
+}
+
+#[test]
+fn trainers_wait_for_a_server_that_does_not_listen_until_the_startup_deadline() {
+    let job = Job::new(STUCK, "touch $DIR/started", "runPolicy: {startupDeadlineSeconds: 1}");
+    let manifest = fs::read_to_string(job.path("job.yaml")).expect("readable");
+    let probe = "name: server, readinessProbe: {tcpSocket: {port: 29500}},";
+    fs::write(job.path("job.yaml"), manifest.replacen("name: server,", probe, 1)).expect("written");
+    let report = job.run(&[]);
+    assert_eq!(report.code, Some(1), "{}", report.stderr);
+    let want = "it did not run within the 1 s of spec.runPolicy.startupDeadlineSeconds: server 0 is not ready";
+    assert!(report.stderr.contains(want), "{}", report.stderr);
+    assert!(!job.path("started").exists());
+}
+
+#[test]
+fn fields_that_mean_nothing_here_are_named_in_one_warning() {
+    let spec = "runPolicy: {ttlSecondsAfterFinished: 9}\n  schedulingPolicy: {queue: team-a}";
+    let job = Job::new(SERVER, "touch $DIR/done-$PSJOB_INDEX", spec);
+    let report = job.run(&["--json", "--quiet"]);
+    assert_eq!(report.code, Some(0), "{}", report.stderr);
+    let want = "these fields of the manifest mean nothing on one machine and are ignored: \
+                spec.runPolicy.ttlSecondsAfterFinished, spec.schedulingPolicy.queue";
+    assert_eq!(report.stderr, format!("warning: {want}\n"));
+    let summary: Value = serde_json::from_str(&report.stdout).expect("one JSON object");
+    assert_eq!(summary["warnings"], serde_json::json!([want]));
 }
 
 #[test]

@@ -6,13 +6,13 @@ use psjobs_api::crd::{ConditionType, JobCondition, ParameterServerJobStatus};
 
 /// The new content of a condition: its status, a reason of one word for programs, a sentence for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct ConditionUpdate {
     pub holds: bool,
     pub reason: String,
     pub message: String,
 }
 
-impl Verdict {
+impl ConditionUpdate {
     pub fn yes(reason: impl Into<String>, message: impl Into<String>) -> Self {
         Self { holds: true, reason: reason.into(), message: message.into() }
     }
@@ -38,13 +38,13 @@ pub fn since(status: &ParameterServerJobStatus, type_: ConditionType) -> Option<
 }
 
 /// Sets a condition. Its transition time stays if its status does.
-pub fn set(status: &mut ParameterServerJobStatus, type_: ConditionType, verdict: Verdict, now: Timestamp) {
+pub fn set(status: &mut ParameterServerJobStatus, type_: ConditionType, update: ConditionUpdate, now: Timestamp) {
     let generation = status.observed_generation;
     let new = JobCondition {
         type_,
-        status: if verdict.holds { "True" } else { "False" }.into(),
-        reason: verdict.reason,
-        message: verdict.message,
+        status: if update.holds { "True" } else { "False" }.into(),
+        reason: update.reason,
+        message: update.message,
         last_transition_time: Time(now),
         observed_generation: generation,
     };
@@ -63,7 +63,7 @@ pub fn set(status: &mut ParameterServerJobStatus, type_: ConditionType, verdict:
 /// Sets a condition to False, if the status has it: such conditions are shown only once they have been True.
 pub fn clear(status: &mut ParameterServerJobStatus, type_: ConditionType, reason: &str, now: Timestamp) {
     if find(status, type_).is_some() {
-        set(status, type_, Verdict::no(reason, ""), now);
+        set(status, type_, ConditionUpdate::no(reason, ""), now);
     }
 }
 
@@ -75,13 +75,13 @@ mod tests {
     fn the_time_of_a_condition_moves_only_with_its_status() {
         let at = |second| Timestamp::from_second(second).expect("in range");
         let mut status = ParameterServerJobStatus::default();
-        for (second, verdict, want) in [
-            (1, Verdict::no("Waiting", "for one"), 1),
-            (2, Verdict::no("Waiting", "for another"), 1),
-            (3, Verdict::yes("Up", ""), 3),
-            (4, Verdict::yes("Up", "still"), 3),
+        for (second, update, want) in [
+            (1, ConditionUpdate::no("Waiting", "for one"), 1),
+            (2, ConditionUpdate::no("Waiting", "for another"), 1),
+            (3, ConditionUpdate::yes("Up", ""), 3),
+            (4, ConditionUpdate::yes("Up", "still"), 3),
         ] {
-            set(&mut status, ConditionType::Running, verdict, at(second));
+            set(&mut status, ConditionType::Running, update, at(second));
             let condition = find(&status, ConditionType::Running).expect("set");
             assert_eq!(condition.last_transition_time.0, at(want), "after second {second}");
         }

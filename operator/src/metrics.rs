@@ -229,8 +229,12 @@ mod tests {
         let begin = ParameterServerJobStatus { start_time: Some(Time(at(10))), ..Default::default() };
         let with = |status: &ParameterServerJobStatus, type_, holds, second| {
             let mut status = status.clone();
-            let verdict = if holds { conditions::Verdict::yes("R", "") } else { conditions::Verdict::no("R", "") };
-            conditions::set(&mut status, type_, verdict, at(second));
+            let update = if holds {
+                conditions::ConditionUpdate::yes("R", "")
+            } else {
+                conditions::ConditionUpdate::no("R", "")
+            };
+            conditions::set(&mut status, type_, update, at(second));
             status
         };
         let created = with(&begin, ConditionType::Created, true, 12);
@@ -252,7 +256,7 @@ mod tests {
             conditions::set(
                 &mut now,
                 ConditionType::Restarting,
-                conditions::Verdict::yes(reason, ""),
+                conditions::ConditionUpdate::yes(reason, ""),
                 jiff::Timestamp::UNIX_EPOCH,
             );
             metrics.wrote(&ParameterServerJobStatus::default(), &now);

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use crate::Role;
 
 /// What happens when pods fail. A disruption (eviction, preemption, a lost node, a deleted pod)
-/// is replaced without counting.
+/// is replaced without counting. Exit code 2 of a pod's first container means wrong input and fails the
+/// job, unless a rule says otherwise.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FailurePolicy {
@@ -22,8 +23,11 @@ pub struct FailurePolicy {
     #[serde(default)]
     pub restart_strategy: RestartStrategy,
     /// What to do about certain failures; the first rule that matches decides, and without one
-    /// restartPolicy and restartStrategy do. At most 20. Example:
-    /// `[{name: bad-arguments, action: FailJob, onExitCodes: [2], targetRoles: [trainer]}]`.
+    /// restartPolicy and restartStrategy do. Exit code 2, by which programs say that a flag is wrong or
+    /// data is missing, fails the job at once, with the program's last line as its cause; a program
+    /// that means something else by it needs a rule, for example
+    /// `{name: busy, action: RestartPod, onExitCodes: [2]}`. At most 20. Example:
+    /// `[{name: no-license, action: FailJob, onExitCodes: [64], targetRoles: [trainer]}]`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub rules: Vec<FailureRule>,

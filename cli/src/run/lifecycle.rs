@@ -1,66 +1,34 @@
-//! What happens to a job when its processes end and time passes: a pure state machine with the rules
-//! of the operator. It is told events and the time, and answers with what to do.
+//! Decides what happens to a job when its processes end and time passes: a pure state machine that asks the job's policy,
+//! as the operator does for pods. It is given events and the time, and answers with what to do.
 
+mod completion;
+mod deadlines;
 mod elastic;
+mod failure;
+mod recreate;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::time::Duration;
 
-use psjobs_api::Role;
-use psjobs_api::crd::RestartPolicy;
+use psjobs_api::{Replica, Role};
+use psjobs_policy::JobPolicy;
+use psjobs_policy::deadlines::EARLY_SERVER_END;
+use psjobs_policy::elastic::is_spare;
 
-use super::plan::{Replica, Rules};
+pub use super::exit::Exit;
+use deadlines::Report;
+pub use failure::ERROR;
+use failure::Trouble;
+use recreate::Recreation;
 
-/// A server that ended well while trainers still run is taken for failed after this long. Normally
-/// the trainers' own end, which it waited for, is a moment away.
-const EARLY_SERVER_END: Duration = Duration::from_secs(30);
-
-/// Failures that follow one another within this time are one trouble, and the first is its cause.
-const ONE_TROUBLE: Duration = Duration::from_secs(60);
-
-/// How a process ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
-    Code(i32),
-    Signal(i32),
-    /// It could not be started.
-    NotStarted,
-}
-
-impl Exit {
-    fn is_good(self) -> bool {
-        self == Self::Code(0)
-    }
-
-    /// As a container's exit code.
-    pub fn code(self) -> i32 {
-        match self {
-            Self::Code(code) => code,
-            Self::Signal(signal) => 128 + signal,
-            Self::NotStarted => 127,
-        }
-    }
-}
-
-impl fmt::Display for Exit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Code(code) => write!(f, "ended with exit code {code}"),
-            Self::Signal(9) => f.write_str("was killed by signal 9 (SIGKILL); did the machine run out of memory?"),
-            Self::Signal(signal) => match signal_name(*signal) {
-                Some(name) => write!(f, "was killed by signal {signal} ({name})"),
-                None => write!(f, "was killed by signal {signal}"),
-            },
-            Self::NotStarted => f.write_str("could not be started"),
-        }
-    }
-}
-
-fn signal_name(signal: i32) -> Option<&'static str> {
-    let names = [(1, "SIGHUP"), (2, "SIGINT"), (4, "SIGILL"), (6, "SIGABRT"), (7, "SIGBUS"), (8, "SIGFPE")];
-    let more = [(11, "SIGSEGV"), (13, "SIGPIPE"), (15, "SIGTERM"), (24, "SIGXCPU")];
-    names.into_iter().chain(more).find(|(number, _)| *number == signal).map(|(_, name)| name)
+/// What of a job's spec matters after its processes have started.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rules {
+    pub policy: JobPolicy,
+    /// The servers' time to end after the trainers.
+    pub server_drain: Duration,
+    /// Servers are ready when they listen on their address, else as soon as they run.
+    pub servers_are_probed: bool,
 }
 
 /// A process that ended badly.
@@ -90,19 +58,29 @@ pub enum Action {
         replica: Replica,
         incarnation: u32,
     },
+    /// Ask a process to end, and report its end.
+    Stop(Replica),
     Tell(String),
     /// Stop what still runs; the job is over.
     End(Outcome),
 }
 
-/// Where a job and its members stand.
+/// The state of a job and its replicas.
 #[derive(Debug)]
 pub struct Lifecycle {
     rules: Rules,
     members: BTreeMap<Replica, Member>,
+    /// Processes that were started in place of another.
     restarts: u32,
-    /// The servers' time to end, once all trainers are done.
+    /// Failures that were given another start and count towards spec.failurePolicy.maxRestarts.
+    counted: u32,
+    recreation: Recreation,
+    /// When the servers' time to end is over, once the trainers are done.
     drained_by: Option<Duration>,
+    /// Since when all replicas run.
+    running_since: Option<Duration>,
+    has_run: bool,
+    report: Option<Report>,
     trouble: Option<Trouble>,
     over: bool,
 }
@@ -110,125 +88,145 @@ pub struct Lifecycle {
 #[derive(Debug, Default)]
 struct Member {
     incarnation: u32,
+    failures_in_a_row: u32,
     state: State,
+    /// When the newest process started.
+    started: Duration,
+    /// It has had a process since the job, or all of it, last started.
+    was_started: bool,
+    /// A server that trainers can reach.
+    is_ready: bool,
 }
 
-#[derive(Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum State {
+    /// Not started yet.
     #[default]
+    Waiting,
     Running,
     /// To be started again at this time.
     StartsAt(Duration),
     /// A server that ended before the trainers; failed at this time unless they end too.
     FailsAt(Duration),
+    /// Asked to end.
+    Stopping,
+    /// Ended, and starts again together with all others.
+    Stopped,
     Done,
-    /// A trainer that an elastic job goes on without.
+    /// A trainer that the job goes on without.
     Lost,
-}
-
-#[derive(Debug)]
-struct Trouble {
-    first: Failure,
-    last: Duration,
 }
 
 impl Lifecycle {
     pub fn new(rules: Rules, replicas: impl IntoIterator<Item = Replica>) -> Self {
-        let members = replicas.into_iter().map(|replica| (replica, Member::default())).collect();
-        Self { rules, members, restarts: 0, drained_by: None, trouble: None, over: false }
+        Self {
+            rules,
+            members: replicas.into_iter().map(|replica| (replica, Member::default())).collect(),
+            restarts: 0,
+            counted: 0,
+            recreation: Recreation::default(),
+            drained_by: None,
+            running_since: None,
+            has_run: false,
+            report: None,
+            trouble: None,
+            over: false,
+        }
     }
 
-    /// The first start of every member.
-    pub fn start(&self) -> Vec<Action> {
-        self.members.keys().map(|&replica| Action::Start { replica, incarnation: 0 }).collect()
+    /// Starts the job.
+    pub fn start(&mut self, now: Duration) -> Vec<Action> {
+        let actions = self.start_waiting(now);
+        self.note_running(now);
+        actions
     }
 
-    /// Restarts so far, over all members.
+    /// Returns the number of processes that were started in place of another.
     pub fn restarts(&self) -> u32 {
         self.restarts
     }
 
-    /// All trainers are done.
+    /// Returns true once the trainers are done.
     pub fn is_draining(&self) -> bool {
         self.drained_by.is_some()
     }
 
-    /// How often a member was started before.
-    pub fn incarnation(&self, replica: Replica) -> u32 {
-        self.members.get(&replica).map_or(0, |member| member.incarnation)
+    /// Returns true if servers are ready only when they listen, see [`Lifecycle::server_is_ready`].
+    pub fn probes_servers(&self) -> bool {
+        self.rules.servers_are_probed
     }
 
-    /// A process ended.
+    /// Notes that a server's process listens.
+    pub fn server_is_ready(&mut self, replica: Replica, incarnation: u32, now: Duration) -> Vec<Action> {
+        if let Some(member) = self.members.get_mut(&replica)
+            && member.incarnation == incarnation
+            && member.state == State::Running
+        {
+            member.is_ready = true;
+        }
+        let actions = if self.over || self.is_draining() { Vec::new() } else { self.start_waiting(now) };
+        self.note_running(now);
+        actions
+    }
+
+    /// Notes that a process ended.
     pub fn exited(&mut self, replica: Replica, exit: Exit, tail: Vec<String>, now: Duration) -> Vec<Action> {
-        let server = replica.role == Role::Server;
         if self.over {
             return Vec::new();
         }
-        if self.is_draining() {
-            self.set(replica, State::Done);
-            let trouble =
-                (!exit.is_good()).then(|| Action::Tell(format!("{replica} {exit}, after all trainers were done")));
-            return trouble.into_iter().chain(self.finish_if_drained()).collect();
-        }
-        match (exit.is_good(), server) {
-            (false, _) => self.failed(Failure { replica, exit, tail }, now),
-            (true, true) => {
+        let stopping = self.members.get(&replica).is_some_and(|member| member.state == State::Stopping);
+        let actions = match (self.is_draining(), stopping, exit.is_good(), replica.role) {
+            (true, ..) => self.ended_while_draining(replica, exit, stopping),
+            (false, true, ..) => {
+                self.set(replica, State::Stopped);
+                self.start_all_if_stopped(now)
+            }
+            (_, _, false, _) => self.failed(Failure { replica, exit, tail }, now),
+            (_, _, true, Role::Server) => {
                 self.set(replica, State::FailsAt(now + EARLY_SERVER_END));
                 Vec::new()
             }
-            (true, false) => {
+            (_, _, true, Role::Trainer) => {
                 self.set(replica, State::Done);
-                self.drain_if_trained(now)
+                self.complete_if_successful(now)
             }
-        }
+        };
+        self.note_running(now);
+        actions
     }
 
-    /// Time passed.
+    /// Notes that time passed.
     pub fn tick(&mut self, now: Duration) -> Vec<Action> {
         if self.over {
             return Vec::new();
         }
-        if self.rules.active_deadline.is_some_and(|deadline| deadline <= now) {
-            let seconds = self.rules.active_deadline.unwrap_or_default().as_secs();
-            return self.fail(format!(
-                "it was active for {seconds} s, as long as spec.runPolicy.activeDeadlineSeconds allows"
-            ));
+        if let Some(by) = self.drained_by {
+            return if by <= now { self.end_drain() } else { Vec::new() };
         }
-        if self.drained_by.is_some_and(|by| by <= now) {
-            let seconds = self.rules.server_drain.as_secs();
-            let note = format!(
-                "the servers did not end within {seconds} s (spec.runPolicy.serverDrainSeconds) and are stopped"
-            );
-            return [Action::Tell(note)].into_iter().chain(self.succeed()).collect();
+        if let Some(actions) = self.missed_deadline(now) {
+            return actions;
         }
-        let closing = self.is_closing();
-        let mut actions = Vec::new();
+        let mut actions = self.recreate_if_due(now);
         for replica in self.due(now) {
-            if self.over {
+            if self.over || self.is_draining() {
                 break;
             }
-            let Some(member) = self.members.get_mut(&replica) else { continue };
-            match std::mem::take(&mut member.state) {
-                State::StartsAt(_) => {
-                    member.incarnation += 1;
-                    actions.push(Action::Start { replica, incarnation: member.incarnation });
-                }
-                // It knew the members: whoever still comes back finds nothing to do.
-                State::FailsAt(_) if closing => actions.extend(self.succeed()),
-                State::FailsAt(_) => {
-                    let line = "it ended while trainers still run; a server must run until they are done".into();
-                    actions.extend(self.failed(Failure { replica, exit: Exit::Code(0), tail: vec![line] }, now));
-                }
-                state => member.state = state,
-            }
+            actions.extend(self.act_on_due(replica, now));
         }
+        if !self.over && !self.is_draining() {
+            actions.extend(self.handle_stall(now));
+        }
+        self.note_running(now);
         actions
     }
 
-    /// When [`Lifecycle::tick`] has something to do next.
+    /// Returns when [`Lifecycle::tick`] has something to do next.
     pub fn wake_at(&self) -> Option<Duration> {
+        if self.is_draining() {
+            return self.drained_by;
+        }
         let members = self.members.values().filter_map(|member| member.state.due());
-        members.chain(self.rules.active_deadline).chain(self.drained_by).min()
+        members.chain(self.recreation.at).chain(self.next_deadline()).chain(self.next_stall()).min()
     }
 
     fn due(&self, now: Duration) -> Vec<Replica> {
@@ -236,70 +234,70 @@ impl Lifecycle {
         self.members.iter().filter(|(_, member)| due(member)).map(|(&replica, _)| replica).collect()
     }
 
-    fn set(&mut self, replica: Replica, state: State) {
-        self.members.entry(replica).or_default().state = state;
+    fn act_on_due(&mut self, replica: Replica, now: Duration) -> Vec<Action> {
+        let closing = self.is_closing();
+        match self.members.get(&replica).map(|member| member.state) {
+            Some(State::StartsAt(_) | State::FailsAt(_)) if self.recreation.is_pending() => {
+                self.set(replica, State::Stopped);
+                Vec::new()
+            }
+            // What there was to do is assigned to others.
+            Some(State::StartsAt(_)) if closing && is_spare(replica) => {
+                self.set(replica, State::Lost);
+                self.complete_if_successful(now)
+            }
+            Some(State::StartsAt(_)) => {
+                if let Some(member) = self.members.get_mut(&replica) {
+                    member.incarnation += 1;
+                }
+                self.launch(replica, now).into_iter().collect()
+            }
+            // It knew the members: a trainer that still comes back finds nothing to do.
+            Some(State::FailsAt(_)) if closing => self.succeed(),
+            Some(State::FailsAt(_)) => self.server_ended_early(replica, now),
+            _ => Vec::new(),
+        }
     }
 
-    fn failed(&mut self, failure: Failure, now: Duration) -> Vec<Action> {
-        let Failure { replica, exit, .. } = failure;
-        match &mut self.trouble {
-            Some(trouble) if now <= trouble.last + ONE_TROUBLE => trouble.last = now,
-            trouble => *trouble = Some(Trouble { first: failure, last: now }),
-        }
-        if exit == Exit::NotStarted {
-            return self.fail(format!("{replica} {exit}"));
-        }
-        if replica.role == Role::Trainer && self.is_fatal(exit) {
-            let policy = self.rules.restart_policy;
-            return self
-                .fail(format!("{replica} {exit}, and with spec.trainer.restartPolicy {policy:?} that ends the job"));
-        }
-        if let Some(actions) = self.give_up(replica, exit, now) {
+    /// Starts the replicas that have not been started, but for trainers that wait for the servers.
+    fn start_waiting(&mut self, now: Duration) -> Vec<Action> {
+        let closing = self.is_closing();
+        let mut actions = Vec::new();
+        if self.recreation.is_pending() {
             return actions;
         }
-        let most = self.rules.max_restarts;
-        if self.restarts == most {
-            return self.fail(match most {
-                0 => format!("{replica} {exit}, and spec.failurePolicy.maxRestarts is 0"),
-                _ => format!("{replica} {exit}, and all {most} restarts of spec.failurePolicy.maxRestarts are used up"),
-            });
+        for role in [Role::Server, Role::Trainer] {
+            let ready = self.servers_are_ready();
+            let may_start = |replica: Replica, member: &Member| {
+                member.state == State::Waiting
+                    && !self.rules.policy.waits_for_servers(replica, member.was_started, ready)
+                    && !(closing && is_spare(replica))
+            };
+            let of_role = self.members.iter().filter(|(replica, _)| replica.role == role);
+            let waiting: Vec<_> = of_role.filter(|(r, m)| may_start(**r, m)).map(|(&replica, _)| replica).collect();
+            actions.extend(waiting.into_iter().filter_map(|replica| self.launch(replica, now)));
         }
-        self.restarts += 1;
-        let wait = back_off(self.incarnation(replica));
-        self.set(replica, State::StartsAt(now + wait));
-        let when = if wait.is_zero() { String::new() } else { format!(" in {} s", wait.as_secs()) };
-        vec![Action::Tell(format!("{replica} {exit}; it is started again{when} (restart {} of {most})", self.restarts))]
+        actions
     }
 
-    fn is_fatal(&self, exit: Exit) -> bool {
-        match self.rules.restart_policy {
-            RestartPolicy::OnFailure => false,
-            RestartPolicy::Never => true,
-            RestartPolicy::ExitCode => (1..128).contains(&exit.code()),
-        }
+    fn launch(&mut self, replica: Replica, now: Duration) -> Option<Action> {
+        let is_ready = replica.role == Role::Server && !self.rules.servers_are_probed;
+        let member = self.members.get_mut(&replica)?;
+        *member = Member { state: State::Running, started: now, was_started: true, is_ready, ..*member };
+        Some(Action::Start { replica, incarnation: member.incarnation })
     }
 
-    fn drain_if_trained(&mut self, now: Duration) -> Vec<Action> {
-        self.send_late_ones_away();
-        let mut trainers = self.members.iter().filter(|(replica, _)| replica.role == Role::Trainer);
-        if !trainers.all(|(_, member)| member.state.is_over()) {
-            return Vec::new();
-        }
-        self.drained_by = Some(now + self.rules.server_drain);
-        // A server that waits to be started again has nothing left to do.
-        for member in self.members.values_mut().filter(|member| member.state.due().is_some()) {
-            member.state = State::Done;
-        }
-        self.finish_if_drained()
+    fn servers_are_ready(&self) -> bool {
+        let ready = |member: &Member| member.state == State::Running && member.is_ready;
+        self.members.iter().filter(|(replica, _)| replica.role == Role::Server).all(|(_, member)| ready(member))
     }
 
-    fn finish_if_drained(&mut self) -> Vec<Action> {
-        if self.members.values().all(|member| member.state.is_over()) { self.succeed() } else { Vec::new() }
+    fn trainers(&self) -> impl Iterator<Item = (Replica, &Member)> {
+        self.members.iter().filter(|(replica, _)| replica.role == Role::Trainer).map(|(&replica, m)| (replica, m))
     }
 
-    fn succeed(&mut self) -> Vec<Action> {
-        self.over = true;
-        vec![Action::End(Outcome::Succeeded)]
+    fn set(&mut self, replica: Replica, state: State) {
+        self.members.entry(replica).or_default().state = state;
     }
 
     fn fail(&mut self, reason: String) -> Vec<Action> {
@@ -310,22 +308,16 @@ impl Lifecycle {
 }
 
 impl State {
-    fn due(&self) -> Option<Duration> {
+    fn due(self) -> Option<Duration> {
         match self {
-            Self::StartsAt(at) | Self::FailsAt(at) => Some(*at),
-            Self::Running | Self::Done | Self::Lost => None,
+            Self::StartsAt(at) | Self::FailsAt(at) => Some(at),
+            _ => None,
         }
     }
 
-    fn is_over(&self) -> bool {
+    fn is_over(self) -> bool {
         matches!(self, Self::Done | Self::Lost)
     }
-}
-
-/// Before the start after incarnation `n`: 0, 1, 2, 4, ... 60 s.
-fn back_off(incarnation: u32) -> Duration {
-    let seconds = incarnation.checked_sub(1).map_or(0, |doublings| 1_u64 << doublings.min(6));
-    Duration::from_secs(seconds.min(60))
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! `psjobs run`: a job's servers and trainers as processes of this machine, with the environment that
 //! the operator gives to pods.
 
+mod cluster_only;
+mod exit;
 mod expand;
 pub mod guard;
 mod lifecycle;
@@ -8,6 +10,7 @@ mod log;
 pub mod machine;
 mod plan;
 mod process;
+mod readiness;
 mod signals;
 mod status;
 mod summary;
@@ -38,8 +41,9 @@ pub use view::{Progress, Wish};
 /// Run a job's servers and trainers on this machine
 ///
 /// Starts them as local processes, with the environment that the operator gives to pods. A container
-/// that names a command runs it; one that does not runs psjobs-worker with its args. Image, volumes and
-/// resources mean nothing here.
+/// that names a command runs it; one that does not runs psjobs-worker with its args, whatever its image.
+/// The policies of the spec mean what they mean on a cluster. Fields that mean nothing on one machine, as
+/// volumes and resources, are named in a warning and ignored.
 ///
 /// Exit code: 0 the job succeeded, 1 it failed, 2 the manifest or a flag is wrong, 130 after Ctrl-C.
 #[derive(Debug, Args)]
@@ -134,7 +138,7 @@ pub fn execute(
     let plan = Plan::new(job, machine).map_err(|error| BadInput::new(error.to_string()))?;
 
     let mut view = View::new(options.wish, &plan);
-    greet(&view, &plan, &logs, options.wish.output);
+    greet(&view, &plan, &logs);
     let began = Instant::now();
     // One thread: it only waits, and leaves the machine to the job.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -160,12 +164,12 @@ pub fn execute(
     }
 }
 
-fn greet(view: &View, plan: &Plan, logs: &Path, verbose: bool) {
+fn greet(view: &View, plan: &Plan, logs: &Path) {
     let plural = |count: u32, noun: &str| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
     let (servers, trainers) = (plural(plan.servers, "server"), plural(plan.trainers, "trainer"));
     view.say(&format!("{}: {servers} and {trainers} on this machine; logs in {}", plan.name, logs.display()));
-    let ignored = plan.ignored.iter().filter(|_| verbose);
-    plan.notes.iter().chain(ignored).for_each(|note| view.say(&format!("note: {note}")));
+    plan.notes.iter().for_each(|note| view.say(&format!("note: {note}")));
+    plan.warnings.iter().for_each(|warning| view.warn(warning));
 }
 
 fn lament(plan: &Plan, reason: &str, cause: Option<&lifecycle::Failure>, logs: &Path) {

@@ -2,16 +2,19 @@
 //! row in a table of tests.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec};
-use psjobs_api::crd::{ParameterServerJob, RestartPolicy};
+use k8s_openapi::api::core::v1::{Container, PodTemplateSpec};
+pub use psjobs_api::Replica;
+use psjobs_api::crd::ParameterServerJob;
 use psjobs_api::env::Checkpoint;
 use psjobs_api::{Environment, Role, Training};
+use psjobs_policy::JobPolicy;
 
+use super::cluster_only;
 use super::expand::expand;
+use super::lifecycle::Rules;
 
 /// Names the folder of a data set to `psjobs-worker`.
 const DATA_VARIABLE: &str = "PSJOB_DATA";
@@ -22,20 +25,6 @@ const GPUS_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// Time to end after SIGTERM where the template sets none.
 const GRACE: Duration = Duration::from_secs(10);
-
-/// One member of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Replica {
-    pub role: Role,
-    pub index: u32,
-}
-
-impl fmt::Display for Replica {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let role = if self.role == Role::Server { "server" } else { "trainer" };
-        write!(f, "{role} {}", self.index)
-    }
-}
 
 /// What a job gets from the machine that runs it.
 #[derive(Clone, Debug)]
@@ -71,17 +60,6 @@ pub struct Launch {
     pub result_file: PathBuf,
 }
 
-/// The job's rules that outlive the start of its processes.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Rules {
-    pub restart_policy: RestartPolicy,
-    pub max_restarts: u32,
-    /// Trainers that an elastic job needs; none: all of them.
-    pub min_trainers: Option<u32>,
-    pub active_deadline: Option<Duration>,
-    pub server_drain: Duration,
-}
-
 /// A job, ready to be started here.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -101,8 +79,8 @@ pub struct Plan {
     machine: Machine,
     /// What the user should know before it starts.
     pub notes: Vec<String>,
-    /// What of the templates has no meaning here.
-    pub ignored: Vec<String>,
+    /// What the user should know that may be an error; shown with --quiet, too.
+    pub warnings: Vec<String>,
 }
 
 /// The first container of a role.
@@ -137,16 +115,12 @@ impl Plan {
         if spec.suspend {
             return Err(PlanError::Suspended(name));
         }
-        let mut notes = Vec::new();
         let gpus = spec.trainer.gpus.unsigned_abs();
-        let server = Program::new("ps", spec.ps.template.as_ref(), 0, &machine, &mut notes)?;
-        let trainer = Program::new("trainer", Some(&spec.trainer.template), gpus, &machine, &mut notes)?;
+        let server = Program::new("ps", spec.ps.template.as_ref(), 0, &machine)?;
+        let trainer = Program::new("trainer", Some(&spec.trainer.template), gpus, &machine)?;
         let trainers = spec.trainer.replicas.unsigned_abs();
         let elastic = spec.elastic_policy.as_ref();
-        notes.extend(note_on_gpus(gpus, trainers, machine.gpus.len() as u32));
-        let ignored = [("ps", spec.ps.template.as_ref()), ("trainer", Some(&spec.trainer.template))];
-        let ignored = ignored.into_iter().filter_map(|(role, template)| ignored_parts(role, template?.spec.as_ref()?));
-        let policy = &spec.run_policy;
+        let notes = note_on_gpus(gpus, trainers, machine.gpus.len() as u32).into_iter().collect();
         let checkpoint = spec.checkpoint.as_ref().map(|checkpoint| Checkpoint {
             folder: text(&machine.checkpoints.join(checkpoint.path.as_ref().unwrap_or(&name))),
             policy: checkpoint.policy(),
@@ -154,13 +128,9 @@ impl Plan {
         Ok(Self {
             name,
             rules: Rules {
-                restart_policy: spec.trainer.restart_policy,
-                max_restarts: spec.failure_policy.max_restarts.unsigned_abs(),
-                min_trainers: elastic.map(|elastic| elastic.min_replicas.unsigned_abs()),
-                active_deadline: policy
-                    .active_deadline_seconds
-                    .map(|seconds| Duration::from_secs(seconds.unsigned_abs())),
-                server_drain: Duration::from_secs(policy.server_drain_seconds.unsigned_abs()),
+                policy: JobPolicy::new(spec),
+                server_drain: Duration::from_secs(spec.run_policy.server_drain_seconds.unsigned_abs()),
+                servers_are_probed: spec.ps.template.as_ref().is_none_or(has_readiness_probe),
             },
             servers: machine.servers.len() as u32,
             trainers,
@@ -174,7 +144,7 @@ impl Plan {
             namespace: job.metadata.namespace.clone().unwrap_or_else(|| "default".into()),
             machine,
             notes,
-            ignored: ignored.collect(),
+            warnings: cluster_only::warning(spec).into_iter().collect(),
         })
     }
 
@@ -185,12 +155,17 @@ impl Plan {
     }
 
     pub fn rank(&self, replica: Replica) -> u32 {
-        if replica.role == Role::Server { replica.index } else { self.servers + replica.index }
+        replica.rank(self.servers)
     }
 
     /// Address of server 0, which knows the whole job.
     pub fn coordinator(&self) -> &str {
         &self.machine.servers[0]
+    }
+
+    /// Returns the address of a server.
+    pub fn address(&self, server: Replica) -> Option<&str> {
+        self.machine.servers.get(server.index as usize).map(String::as_str)
     }
 
     /// How long the processes may take to end when they are asked to.
@@ -223,7 +198,7 @@ impl Plan {
             index: replica.index,
             replication_factor: self.replication_factor,
             connections: self.connections,
-            min_trainers: self.rules.min_trainers,
+            min_trainers: self.rules.policy.elastic.map(|elastic| elastic.min),
             incarnation,
             local_rank,
             result_file: Some(result_file.display().to_string()),
@@ -278,7 +253,6 @@ impl Program {
         template: Option<&PodTemplateSpec>,
         gpus: u32,
         machine: &Machine,
-        notes: &mut Vec<String>,
     ) -> Result<Self, PlanError> {
         let pod = template.and_then(|template| template.spec.as_ref());
         let container = pod.and_then(|pod| pod.containers.first());
@@ -293,12 +267,6 @@ impl Program {
             None => (machine.worker.clone().ok_or(PlanError::NoWorker(role))?, args),
         };
         let variables = container.and_then(|container| container.env.as_deref()).unwrap_or_default();
-        for variable in variables.iter().filter(|variable| variable.value_from.is_some()) {
-            notes.push(format!(
-                "the {role}'s variable {} takes its value from the cluster, so it is not set here",
-                variable.name
-            ));
-        }
         let env = variables.iter().filter(|variable| variable.value_from.is_none());
         Ok(Self {
             program,
@@ -312,20 +280,10 @@ impl Program {
     }
 }
 
-/// What of a pod has no meaning without a cluster.
-fn ignored_parts(role: &str, pod: &PodSpec) -> Option<String> {
-    let main = pod.containers.first()?;
-    let parts = [
-        (main.image.is_some(), "image"),
-        (main.resources.is_some(), "resources"),
-        (pod.volumes.is_some() || main.volume_mounts.is_some(), "volumes"),
-        (main.env_from.is_some(), "envFrom"),
-        (main.working_dir.is_some(), "workingDir"),
-        (pod.init_containers.is_some(), "init containers"),
-        (pod.containers.len() > 1, "containers after the first"),
-    ];
-    let ignored: Vec<_> = parts.into_iter().filter(|(there, _)| *there).map(|(_, part)| part).collect();
-    (!ignored.is_empty()).then(|| format!("of spec.{role}.template, these mean nothing here: {}", ignored.join(", ")))
+/// Returns true if Kubernetes asks the template's program whether it is ready; else it is when it runs.
+fn has_readiness_probe(template: &PodTemplateSpec) -> bool {
+    let main = template.spec.as_ref().and_then(|pod| pod.containers.first());
+    main.is_some_and(|main| main.readiness_probe.is_some())
 }
 
 fn note_on_gpus(each: u32, trainers: u32, there: u32) -> Option<String> {

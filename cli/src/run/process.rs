@@ -11,7 +11,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::lifecycle::Exit;
+use super::exit::Exit;
 use super::log::{self, Watcher};
 use super::plan::Launch;
 

@@ -36,6 +36,8 @@ pub struct Summary {
     pub trainers: u32,
     pub servers: u32,
     pub restarts: u32,
+    /// Fields of the manifest that were ignored, for one.
+    pub warnings: Vec<String>,
     /// Folder of the job's checkpoints and of its exported model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoints: Option<String>,
@@ -105,6 +107,7 @@ impl Summary {
             trainers: plan.trainers,
             servers: plan.servers,
             restarts,
+            warnings: plan.warnings.clone(),
             checkpoints: plan.checkpoint_folder().map(str::to_owned),
             model: of(Role::Server).find_map(|result| result.model.clone()),
             failure: match ending {

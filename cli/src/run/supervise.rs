@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use psjobs_api::Role;
 use psjobs_ps::proto::StatusReply;
 use rustix::process::{Pid, Signal};
 use tokio::sync::watch;
@@ -11,10 +12,12 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep_until, timeout_at};
 
 use super::Observer;
+use super::exit::Exit;
 use super::guard::Guard;
-use super::lifecycle::{Action, Exit, Lifecycle, Outcome};
+use super::lifecycle::{Action, Lifecycle, Outcome};
 use super::plan::{Plan, Replica};
 use super::process::{self, Process};
+use super::readiness;
 use super::signals::Signals;
 use super::status;
 use super::view::View;
@@ -36,6 +39,11 @@ pub struct Supervisor<'a> {
     lifecycle: Lifecycle,
     guard: Guard,
     running: BTreeMap<Replica, Pid>,
+    /// When processes that were asked to end are killed.
+    kill_at: BTreeMap<Replica, Instant>,
+    /// Servers whose listening is waited for.
+    starting: BTreeMap<Replica, AbortOnDrop>,
+    ready: JoinSet<(Replica, u32)>,
     ended: JoinSet<(Replica, Exit, Vec<String>)>,
     began: Instant,
 }
@@ -50,6 +58,9 @@ impl<'a> Supervisor<'a> {
             lifecycle: Lifecycle::new(plan.rules.clone(), plan.replicas()),
             guard: Guard::start()?,
             running: BTreeMap::new(),
+            kill_at: BTreeMap::new(),
+            starting: BTreeMap::new(),
+            ready: JoinSet::new(),
             ended: JoinSet::new(),
             began: Instant::now(),
         })
@@ -75,16 +86,18 @@ impl<'a> Supervisor<'a> {
         statuses: &mut watch::Receiver<Option<StatusReply>>,
         signals: &mut Signals,
     ) -> Ending {
-        let mut actions = VecDeque::from(self.lifecycle.start());
+        let mut actions = VecDeque::from(self.lifecycle.start(self.now()));
         loop {
             while let Some(action) = actions.pop_front() {
                 match action {
                     Action::Tell(text) => self.view.warn(&text),
                     Action::Start { replica, incarnation } => actions.extend(self.start(replica, incarnation)),
+                    Action::Stop(replica) => self.ask_to_end(replica),
                     Action::End(outcome) => return Ending::Over(outcome),
                 }
             }
             let wake = self.lifecycle.wake_at().map(|wake| self.began + wake);
+            let wake = wake.into_iter().chain(self.kill_at.values().copied()).min();
             tokio::select! {
                 Some(Ok((replica, exit, tail))) = self.ended.join_next() => {
                     self.gone(replica, exit);
@@ -95,12 +108,17 @@ impl<'a> Supervisor<'a> {
                     }
                 }
                 () = sleep_until(wake.unwrap_or_else(far_away).into()) => {
+                    self.kill_overdue();
                     actions.extend(self.lifecycle.tick(self.now()));
+                }
+                Some(Ok((replica, incarnation))) = self.ready.join_next() => {
+                    actions.extend(self.lifecycle.server_is_ready(replica, incarnation, self.now()));
                 }
                 Ok(()) = statuses.changed() => {
                     if let Some(status) = statuses.borrow_and_update().as_ref() {
                         self.view.progress(status);
                         (self.observer)(status);
+                        actions.extend(self.lifecycle.progress(status.step, status.total_steps, self.now()));
                     }
                 }
                 signal = signals.next() => {
@@ -125,6 +143,9 @@ impl<'a> Supervisor<'a> {
                     self.view.warn("the guard process is gone; if psjobs is killed, the job's processes stay");
                 }
                 self.view.started(replica, incarnation);
+                if replica.role == Role::Server && self.lifecycle.probes_servers() {
+                    self.wait_until_ready(replica, incarnation);
+                }
                 self.ended.spawn(async move {
                     let (exit, tail) = process.wait().await;
                     (replica, exit, tail)
@@ -138,7 +159,33 @@ impl<'a> Supervisor<'a> {
         }
     }
 
+    fn wait_until_ready(&mut self, server: Replica, incarnation: u32) {
+        let Some(address) = self.plan.address(server).map(str::to_owned) else { return };
+        let wait = self.ready.spawn(async move {
+            readiness::wait(&address).await;
+            (server, incarnation)
+        });
+        self.starting.insert(server, AbortOnDrop(wait));
+    }
+
+    /// Asks a process to end; it is killed after its grace period.
+    fn ask_to_end(&mut self, replica: Replica) {
+        if let Some(&group) = self.running.get(&replica) {
+            process::signal(group, Signal::TERM);
+            self.kill_at.insert(replica, Instant::now() + self.plan.grace());
+        }
+    }
+
+    fn kill_overdue(&mut self) {
+        let now = Instant::now();
+        let overdue = self.kill_at.extract_if(.., |_, at| *at <= now);
+        let groups = overdue.filter_map(|(replica, _)| self.running.get(&replica));
+        groups.for_each(|&group| process::signal(group, Signal::KILL));
+    }
+
     fn gone(&mut self, replica: Replica, exit: Exit) {
+        self.kill_at.remove(&replica);
+        self.starting.remove(&replica);
         if let Some(group) = self.running.remove(&replica) {
             // If the guard is gone, that was told when the process started.
             self.guard.forget(group).ok();
@@ -183,6 +230,7 @@ fn far_away() -> Instant {
     Instant::now() + Duration::from_secs(86_400)
 }
 
+#[derive(Debug)]
 struct AbortOnDrop(AbortHandle);
 
 impl Drop for AbortOnDrop {

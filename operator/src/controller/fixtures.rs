@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use psjobs_api::Role;
 use psjobs_api::crd::ParameterServerJob;
 
-use super::observe::{Failure, Life, ObservedPod, Replica};
+use super::observe::{Failure, ObservedPod, PodPhase, Replica};
 use super::validate::{ValidJob, validate};
 
 /// Builds the stored job `mnist` with 1 server and 2 trainers, whose pods are created together unless `spec`
@@ -56,11 +56,11 @@ pub fn pod(replica: Replica) -> ObservedPod {
         incarnation: 0,
         failures: 0,
         failures_in_a_row: 0,
-        life: Life::Pending,
+        phase: PodPhase::Pending,
         ready: false,
         alive: true,
-        gone_by: None,
-        obstacle: None,
+        deletion_deadline: None,
+        waiting_reason: None,
         ip: None,
         node: Some("n1".into()),
         node_lost: None,
@@ -74,11 +74,11 @@ impl ObservedPod {
     }
 
     pub fn running(self) -> Self {
-        Self { life: Life::Running, ready: true, obstacle: None, ..self }
+        Self { phase: PodPhase::Running, ready: true, waiting_reason: None, ..self }
     }
 
     pub fn succeeded(self, second: i64) -> Self {
-        Self { life: Life::Succeeded { at: at(second), result: None }, ready: false, alive: false, ..self }
+        Self { phase: PodPhase::Succeeded { at: at(second), result: None }, ready: false, alive: false, ..self }
     }
 
     pub fn failed(self, second: i64, code: i32) -> Self {
@@ -87,12 +87,13 @@ impl ObservedPod {
             exit_code: Some(code),
             reason: "Error".into(),
             what: format!("ended with exit code {code}"),
+            of_init_container: false,
             log_tail: "Error: no such file".into(),
             conditions: Vec::new(),
             started: Some(at(second - 1)),
             at: at(second),
         };
-        Self { life: Life::Failed(failure), ready: false, alive: false, ..self }
+        Self { phase: PodPhase::Failed(failure), ready: false, alive: false, ..self }
     }
 
     pub fn disrupted(self, second: i64) -> Self {
@@ -101,27 +102,28 @@ impl ObservedPod {
             exit_code: None,
             reason: "Evicted".into(),
             what: "was stopped by its node".into(),
+            of_init_container: false,
             log_tail: String::new(),
             conditions: vec!["DisruptionTarget".into()],
             started: Some(at(second - 1)),
             at: at(second),
         };
-        Self { life: Life::Failed(failure), ready: false, alive: false, ..self }
+        Self { phase: PodPhase::Failed(failure), ready: false, alive: false, ..self }
     }
 
     /// Returns the pod as `observe` reads one that failed and is being deleted.
     pub fn failed_and_deleted(self, second: i64) -> Self {
         let pod = self.disrupted(second).deleted(second + 30);
-        let Life::Failed(failure) = pod.life else { unreachable!("disrupted pods have failed") };
-        Self { life: Life::Failed(Failure { reason: "PodDeleted".into(), ..failure }), ..pod }
+        let PodPhase::Failed(failure) = pod.phase else { unreachable!("disrupted pods have failed") };
+        Self { phase: PodPhase::Failed(Failure { reason: "PodDeleted".into(), ..failure }), ..pod }
     }
 
     pub fn on_lost_node(self, since: Timestamp) -> Self {
         Self { node_lost: Some(since), ..self }
     }
 
-    pub fn deleted(self, gone_by: i64) -> Self {
-        Self { gone_by: Some(at(gone_by)), ..self }
+    pub fn deleted(self, deletion_deadline: i64) -> Self {
+        Self { deletion_deadline: Some(at(deletion_deadline)), ..self }
     }
 }
 

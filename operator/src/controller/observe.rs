@@ -1,37 +1,14 @@
 //! What a pod means for its job: the main container judges it, and whatever Kubernetes did to it is
 //! told apart from what it did itself. The rest of the operator sees pods only through this.
 
-use std::fmt;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
 use kube::ResourceExt as _;
+pub use psjobs_api::Replica;
 use psjobs_api::crd::names;
 use psjobs_api::{ReplicaResult, Role};
-
-/// A place in a job: one rank. Servers sort before trainers, as ranks do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Replica {
-    pub role: Role,
-    pub index: u32,
-}
-
-impl Replica {
-    pub const fn server(index: u32) -> Self {
-        Self { role: Role::Server, index }
-    }
-
-    pub const fn trainer(index: u32) -> Self {
-        Self { role: Role::Trainer, index }
-    }
-}
-
-impl fmt::Display for Replica {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let role = if self.role == Role::Server { "server" } else { "trainer" };
-        write!(f, "{role} {}", self.index)
-    }
-}
 
 /// A pod of the job, reduced to what decisions need.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,15 +20,15 @@ pub struct ObservedPod {
     pub failures: u32,
     /// From its annotations: how many of them ended before their time, in a row.
     pub failures_in_a_row: u32,
-    pub life: Life,
+    pub phase: PodPhase,
     /// All readiness probes pass.
     pub ready: bool,
     /// Some container may still run, even if the main one has ended.
     pub alive: bool,
     /// It is being deleted and should be gone by then.
-    pub gone_by: Option<Timestamp>,
+    pub deletion_deadline: Option<Timestamp>,
     /// Why it does not start, if Kubernetes says so.
-    pub obstacle: Option<Obstacle>,
+    pub waiting_reason: Option<WaitingReason>,
     pub ip: Option<String>,
     pub node: Option<String>,
     /// Since when its node does not answer.
@@ -60,7 +37,7 @@ pub struct ObservedPod {
 
 /// The main container's way.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Life {
+pub enum PodPhase {
     Pending,
     Running,
     Succeeded { at: Timestamp, result: Option<ReplicaResult> },
@@ -70,13 +47,15 @@ pub enum Life {
 /// Why a pod ended badly.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
-    /// Kubernetes took the pod away; its program is not to blame.
+    /// Kubernetes took the pod away; its program is not to record_failure.
     pub disruption: bool,
     pub exit_code: Option<i32>,
     /// One word.
     pub reason: String,
     /// Continues a sentence that begins with the replica, for example `ended with exit code 1`.
     pub what: String,
+    /// An init container ended, not the replica's program.
+    pub of_init_container: bool,
     pub log_tail: String,
     /// Types of the pod's conditions that are True.
     pub conditions: Vec<String>,
@@ -87,14 +66,14 @@ pub struct Failure {
 
 /// What keeps a pod from starting.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Obstacle {
+pub struct WaitingReason {
     pub reason: String,
     pub message: String,
     /// Since when no node fits the pod.
     pub unschedulable_since: Option<Timestamp>,
 }
 
-impl Obstacle {
+impl WaitingReason {
     /// Whether it is this pod's. Of pods that are scheduled together, schedulers tell one why it finds no node, and the
     /// others only that some are missing.
     pub fn is_own(&self) -> bool {
@@ -102,10 +81,18 @@ impl Obstacle {
     }
 }
 
+impl Failure {
+    /// Returns how long the program ran.
+    pub fn ran(&self) -> Duration {
+        let ran = self.started.map(|started| self.at.duration_since(started));
+        ran.and_then(|ran| ran.try_into().ok()).unwrap_or_default()
+    }
+}
+
 impl ObservedPod {
     /// The main container has ended, well or badly.
     pub fn ended(&self) -> bool {
-        matches!(self.life, Life::Succeeded { .. } | Life::Failed(_))
+        matches!(self.phase, PodPhase::Succeeded { .. } | PodPhase::Failed(_))
     }
 }
 
@@ -121,11 +108,11 @@ pub fn observe(pod: &Pod) -> Option<(Replica, ObservedPod)> {
         incarnation: number(names::ANNOTATION_INCARNATION),
         failures: number(names::ANNOTATION_FAILURES),
         failures_in_a_row: number(names::ANNOTATION_FAILURES_IN_A_ROW),
-        life: life(pod, &status),
+        phase: pod_phase(pod, &status),
         ready: condition(&status, "Ready").is_some_and(|(value, ..)| value == "True"),
         alive: is_alive(pod, &status),
-        gone_by: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
-        obstacle: obstacle(&status),
+        deletion_deadline: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
+        waiting_reason: waiting_reason(&status),
         ip: status.pod_ip.clone(),
         node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
         node_lost: None,
@@ -140,20 +127,20 @@ fn is_alive(pod: &Pod, status: &PodStatus) -> bool {
     ended < containers && !matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"))
 }
 
-fn life(pod: &Pod, status: &PodStatus) -> Life {
+fn pod_phase(pod: &Pod, status: &PodStatus) -> PodPhase {
     let main = main_container(pod, status);
     let ended = main.and_then(terminated);
     let phase = status.phase.as_deref();
     match ended {
         Some(end) if end.exit_code == 0 => {
             let result = end.message.as_deref().and_then(ReplicaResult::parse);
-            Life::Succeeded { at: finished_at(end, pod), result }
+            PodPhase::Succeeded { at: finished_at(end, pod), result }
         }
-        Some(_) => Life::Failed(failure(pod, status)),
-        None if phase == Some("Failed") => Life::Failed(failure(pod, status)),
-        None if phase == Some("Succeeded") => Life::Succeeded { at: last_seen(pod), result: None },
-        None if main.and_then(|c| c.state.as_ref()).is_some_and(|state| state.running.is_some()) => Life::Running,
-        None => Life::Pending,
+        Some(_) => PodPhase::Failed(failure(pod, status)),
+        None if phase == Some("Failed") => PodPhase::Failed(failure(pod, status)),
+        None if phase == Some("Succeeded") => PodPhase::Succeeded { at: last_seen(pod), result: None },
+        None if main.and_then(|c| c.state.as_ref()).is_some_and(|state| state.running.is_some()) => PodPhase::Running,
+        None => PodPhase::Pending,
     }
 }
 
@@ -164,9 +151,11 @@ fn failure(pod: &Pod, status: &PodStatus) -> Failure {
     let exit_code = end.map(|end| end.exit_code);
     let log_tail = end.and_then(|end| end.message.clone()).unwrap_or_default();
     let started = end.and_then(|end| end.started_at.as_ref()).map(|time| time.0);
+    let of_init_container = culprit.is_some_and(|container| !is_main(pod, container));
     let told = |disruption, reason: &str, what| {
         let (reason, log_tail) = (reason.to_owned(), log_tail.trim_end().to_owned());
-        Failure { disruption, exit_code, reason, what, log_tail, conditions: true_conditions(status), started, at }
+        let conditions = true_conditions(status);
+        Failure { disruption, exit_code, reason, what, of_init_container, log_tail, conditions, started, at }
     };
 
     if let Some((_, reason, message)) = condition(status, "DisruptionTarget").filter(|(value, ..)| *value == "True") {
@@ -211,12 +200,19 @@ fn out_of_memory(pod: &Pod, container: &str) -> String {
 }
 
 fn exit_sentence(pod: &Pod, container: &ContainerStatus, code: i32) -> String {
-    let main = pod.spec.as_ref().and_then(|spec| spec.containers.first()).is_some_and(|c| c.name == container.name);
-    let whose = if main { String::new() } else { format!("could not start, init container {} ", container.name) };
+    let whose = if is_main(pod, container) {
+        String::new()
+    } else {
+        format!("could not start, init container {} ", container.name)
+    };
     match code {
         129..=159 => format!("{whose}was killed by signal {} (exit code {code})", code - 128),
         _ => format!("{whose}ended with exit code {code}"),
     }
+}
+
+fn is_main(pod: &Pod, container: &ContainerStatus) -> bool {
+    pod.spec.as_ref().and_then(|spec| spec.containers.first()).is_some_and(|main| main.name == container.name)
 }
 
 /// The container whose end explains the pod's: the main one, or the init container that kept it from starting.
@@ -259,20 +255,20 @@ fn true_conditions(status: &PodStatus) -> Vec<String> {
     holds.map(|condition| condition.type_.clone()).collect()
 }
 
-fn obstacle(status: &PodStatus) -> Option<Obstacle> {
+fn waiting_reason(status: &PodStatus) -> Option<WaitingReason> {
     if let Some(("False", reason @ ("Unschedulable" | "SchedulingGated"), message)) = condition(status, "PodScheduled")
     {
         let since = status.conditions.iter().flatten().find(|c| c.type_ == "PodScheduled");
         let since = since.and_then(|c| c.last_transition_time.as_ref()).map(|time| time.0);
         let unschedulable_since = since.filter(|_| reason == "Unschedulable");
-        return Some(Obstacle { reason: reason.into(), message: message.into(), unschedulable_since });
+        return Some(WaitingReason { reason: reason.into(), message: message.into(), unschedulable_since });
     }
     let containers = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
     containers.filter_map(|c| c.state.as_ref()?.waiting.as_ref()).find_map(|waiting| {
         // These two are on the way to a start.
         let reason = waiting.reason.clone().filter(|r| r != "ContainerCreating" && r != "PodInitializing")?;
         let message = waiting.message.clone().unwrap_or_default();
-        Some(Obstacle { reason, message, unschedulable_since: None })
+        Some(WaitingReason { reason, message, unschedulable_since: None })
     })
 }
 

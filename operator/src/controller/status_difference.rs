@@ -2,7 +2,7 @@
 
 use psjobs_api::crd::{ConditionType, JobCondition, ParameterServerJobStatus, RoleStatus};
 
-use super::decide::Ledger;
+use super::decide::ReplicaHistory;
 
 /// The kind of difference between two statuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub fn difference(old: &ParameterServerJobStatus, new: &ParameterServerJobStatus
 }
 
 /// Returns a status without its details.
-fn facts(status: &ParameterServerJobStatus) -> (ParameterServerJobStatus, Ledger) {
+fn facts(status: &ParameterServerJobStatus) -> (ParameterServerJobStatus, ReplicaHistory) {
     let of_role = |of_role: &Option<RoleStatus>| {
         let of_role = of_role.as_ref()?;
         Some(RoleStatus { desired: of_role.desired, restarts: of_role.restarts, ..RoleStatus::default() })
@@ -49,7 +49,7 @@ fn facts(status: &ParameterServerJobStatus) -> (ParameterServerJobStatus, Ledger
         last_checkpoint: None,
         ..status.clone()
     };
-    (facts, Ledger::read(status).without_successes())
+    (facts, ReplicaHistory::read(status).without_successes())
 }
 
 #[cfg(test)]

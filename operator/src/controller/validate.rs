@@ -9,10 +9,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource as _, ResourceExt as _};
 use psjobs_api::Role;
 use psjobs_api::crd::{
-    CleanPodPolicy, ElasticPolicy, FailurePolicy, ParameterServerJob, ParameterServerJobSpec, ParameterServerJobStatus,
-    RestartPolicy, SchedulingBackend, StartupPolicy, SuccessOperator, names,
+    CleanPodPolicy, ElasticPolicy, ParameterServerJob, ParameterServerJobSpec, ParameterServerJobStatus,
+    SuccessOperator, names,
 };
 use psjobs_api::training::TrainingError;
+use psjobs_policy::{Elastic, JobPolicy};
 
 use super::observe::Replica;
 
@@ -29,45 +30,15 @@ pub struct ValidJob {
     pub suspended: bool,
     pub servers: u32,
     pub trainers: u32,
-    /// How far it may grow and shrink while it trains, if it may.
-    pub elastic: Option<Elastic>,
-    pub server_restart_policy: RestartPolicy,
-    pub restart_policy: RestartPolicy,
-    pub startup_policy: StartupPolicy,
-    pub success: Success,
-    pub max_restarts: u32,
-    /// Strategy, rules and back-off.
-    pub failure_policy: FailurePolicy,
+    /// What follows from failures, successes and time.
+    pub policy: JobPolicy,
     pub clean_pod_policy: CleanPodPolicy,
     pub ttl_after_finished: Option<SignedDuration>,
-    pub active_deadline: Option<SignedDuration>,
-    pub startup_deadline: Option<SignedDuration>,
-    pub progress_deadline: Option<SignedDuration>,
     pub schedule_timeout: Option<SignedDuration>,
-    /// Somebody waits for all pods before any of them starts.
-    pub scheduled_together: bool,
     pub force_delete_after: SignedDuration,
     pub server_drain: SignedDuration,
     /// The object itself, for its templates and spec.training.
     pub object: Arc<ParameterServerJob>,
-}
-
-/// Bounds of an elastic job's trainers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Elastic {
-    /// With fewer it does not train.
-    pub min: u32,
-    /// Places for trainers: their indexes are below it.
-    pub max: u32,
-}
-
-/// Whose success is the job's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Success {
-    All,
-    /// Of so many trainers.
-    Any(u32),
-    RankZero,
 }
 
 /// Why a stored job cannot be run; the text names the field and what to write.
@@ -96,12 +67,12 @@ impl ValidJob {
     /// Returns the number of replicas that a role may have. Pods get this number in their environment, so that it stays right
     /// when the job is scaled.
     pub fn places(&self, role: Role) -> u32 {
-        self.elastic.filter(|_| role == Role::Trainer).map_or(self.count(role), |elastic| elastic.max)
+        self.policy.elastic.filter(|_| role == Role::Trainer).map_or(self.count(role), |elastic| elastic.max)
     }
 
     /// Returns the number of trainers that the job needs to train.
     pub fn least_trainers(&self) -> u32 {
-        self.elastic.map_or(self.trainers, |elastic| elastic.min)
+        self.policy.elastic.map_or(self.trainers, |elastic| elastic.min)
     }
 
     /// Returns the name of the Secret with the certificates of pods that are created now; `None`: they talk without TLS.
@@ -132,7 +103,7 @@ impl ValidJob {
 
     /// Returns the rank of a replica in the job.
     pub fn rank(&self, replica: Replica) -> u32 {
-        if replica.role == Role::Server { replica.index } else { self.servers + replica.index }
+        replica.rank(self.servers)
     }
 }
 
@@ -146,8 +117,7 @@ pub fn validate(object: Arc<ParameterServerJob>) -> Result<ValidJob, SpecError> 
     if spec.ps.template.is_some() && !has_container(spec.ps.template.as_ref()) {
         return Err(SpecError::NoContainer("spec.ps"));
     }
-    let policy = &spec.run_policy;
-    let optional = |field, seconds: Option<i64>| seconds.map(|seconds| duration(field, seconds)).transpose();
+    let run_policy = &spec.run_policy;
     let elastic = spec.elastic_policy.as_ref().map(elastic).transpose()?;
     let Elastic { min, max } = elastic.unwrap_or(Elastic { min: 1, max: MOST_TRAINERS });
     let trainers = number("spec.trainer.replicas", spec.trainer.replicas, min, max)?;
@@ -164,27 +134,15 @@ pub fn validate(object: Arc<ParameterServerJob>) -> Result<ValidJob, SpecError> 
         suspended: spec.suspend,
         servers: number("spec.ps.replicas", spec.ps.replicas, 1, 128)?,
         trainers,
-        elastic,
-        server_restart_policy: spec.ps.restart_policy,
-        restart_policy: spec.trainer.restart_policy,
-        startup_policy: spec.startup_policy,
-        success: success(spec, trainers)?,
-        max_restarts: number("spec.failurePolicy.maxRestarts", spec.failure_policy.max_restarts, 0, 10_000)?,
-        failure_policy: spec.failure_policy.clone(),
-        clean_pod_policy: policy.clean_pod_policy,
-        ttl_after_finished: optional("spec.runPolicy.ttlSecondsAfterFinished", policy.ttl_seconds_after_finished)?,
-        active_deadline: optional("spec.runPolicy.activeDeadlineSeconds", policy.active_deadline_seconds)?,
-        startup_deadline: optional("spec.runPolicy.startupDeadlineSeconds", policy.startup_deadline_seconds)?,
-        progress_deadline: optional("spec.runPolicy.progressDeadlineSeconds", policy.progress_deadline_seconds)?,
+        policy: policy(spec, trainers)?,
+        clean_pod_policy: run_policy.clean_pod_policy,
+        ttl_after_finished: optional("spec.runPolicy.ttlSecondsAfterFinished", run_policy.ttl_seconds_after_finished)?,
         schedule_timeout: optional(
             "spec.schedulingPolicy.scheduleTimeoutSeconds",
             spec.scheduling_policy.as_ref().and_then(|policy| policy.schedule_timeout_seconds),
         )?,
-        scheduled_together: spec.scheduling_policy.as_ref().is_some_and(|policy| {
-            policy.queue.is_some() || policy.backend.is_some_and(|backend| backend != SchedulingBackend::None)
-        }),
-        force_delete_after: duration("spec.runPolicy.forceDeleteAfterSeconds", policy.force_delete_after_seconds)?,
-        server_drain: duration("spec.runPolicy.serverDrainSeconds", policy.server_drain_seconds)?,
+        force_delete_after: duration("spec.runPolicy.forceDeleteAfterSeconds", run_policy.force_delete_after_seconds)?,
+        server_drain: duration("spec.runPolicy.serverDrainSeconds", run_policy.server_drain_seconds)?,
         object,
     })
 }
@@ -194,16 +152,17 @@ fn elastic(policy: &ElasticPolicy) -> Result<Elastic, SpecError> {
     Ok(Elastic { min: number("spec.elasticPolicy.minReplicas", policy.min_replicas, 1, max)?, max })
 }
 
-fn success(spec: &ParameterServerJobSpec, trainers: u32) -> Result<Success, SpecError> {
-    let policy = &spec.success_policy;
-    Ok(match policy.operator {
-        SuccessOperator::All => Success::All,
-        SuccessOperator::RankZero => Success::RankZero,
-        SuccessOperator::Any => {
-            let enough = policy.min_succeeded.unwrap_or(1);
-            Success::Any(number("spec.successPolicy.minSucceeded", enough, 1, trainers)?)
-        }
-    })
+/// Reads the job's policy, after a check of the numbers in it.
+fn policy(spec: &ParameterServerJobSpec, trainers: u32) -> Result<JobPolicy, SpecError> {
+    if let (SuccessOperator::Any, Some(enough)) = (spec.success_policy.operator, spec.success_policy.min_succeeded) {
+        number("spec.successPolicy.minSucceeded", enough, 1, trainers)?;
+    }
+    number("spec.failurePolicy.maxRestarts", spec.failure_policy.max_restarts, 0, 10_000)?;
+    let policy = &spec.run_policy;
+    optional("spec.runPolicy.activeDeadlineSeconds", policy.active_deadline_seconds)?;
+    optional("spec.runPolicy.startupDeadlineSeconds", policy.startup_deadline_seconds)?;
+    optional("spec.runPolicy.progressDeadlineSeconds", policy.progress_deadline_seconds)?;
+    Ok(JobPolicy::new(spec))
 }
 
 fn has_container(template: Option<&k8s_openapi::api::core::v1::PodTemplateSpec>) -> bool {
@@ -213,6 +172,10 @@ fn has_container(template: Option<&k8s_openapi::api::core::v1::PodTemplateSpec>)
 fn number(field: &'static str, value: i32, low: u32, high: u32) -> Result<u32, SpecError> {
     let wrong = SpecError::Range { field, value: value.into(), low: low.into(), high: high.into() };
     u32::try_from(value).ok().filter(|value| (low..=high).contains(value)).ok_or(wrong)
+}
+
+fn optional(field: &'static str, seconds: Option<i64>) -> Result<Option<SignedDuration>, SpecError> {
+    seconds.map(|seconds| duration(field, seconds)).transpose()
 }
 
 fn duration(field: &'static str, seconds: i64) -> Result<SignedDuration, SpecError> {
@@ -232,7 +195,7 @@ mod tests {
     #[test]
     fn a_minimal_job_gets_the_documented_defaults() {
         let job = validate(job("").into()).expect("valid");
-        assert_eq!((job.servers, job.trainers, job.max_restarts), (1, 2, 3));
+        assert_eq!((job.servers, job.trainers, job.policy.max_restarts), (1, 2, 3));
         assert_eq!(job.server_drain, SignedDuration::from_secs(60));
         assert_eq!(job.rank(Replica::trainer(1)), 2);
     }

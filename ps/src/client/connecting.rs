@@ -43,7 +43,7 @@ pub(super) async fn persist<T, A: Future<Output = Result<T, Failure>>>(
             Ok(Ok(done)) => return Ok(done),
             Ok(Err(Failure::Final(error))) => return Err(error),
             Ok(Err(Failure::Status(status))) if !is_retryable(&status) => {
-                return Err(ClientError::Refused { address: address.clone(), reason: status.message().to_owned() });
+                return Err(ClientError::refused(address, &status));
             }
             Ok(Err(Failure::Status(status))) => reason(&status),
             Err(_) => "no answer".to_owned(),

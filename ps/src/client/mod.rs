@@ -141,6 +141,15 @@ pub enum ClientError {
         /// Its words.
         reason: String,
     },
+    /// A server refused because of another process: one that has taken this trainer's place, or a server of another
+    /// job that has this address now. The trainer may be let in when it is started again.
+    #[error("server {address} refused: {reason}")]
+    Conflict {
+        /// The server.
+        address: String,
+        /// Its words.
+        reason: String,
+    },
     /// A server computes another layout; one of the two is of another version or has other settings.
     #[error(
         "server {address} is server {found} of a job with {servers} servers, expected server {want} of {ours}; check the order and number of server addresses"
@@ -180,6 +189,34 @@ pub enum ClientError {
     /// No thread or runtime could be had.
     #[error("cannot start the network thread; raise the process limits of this machine")]
     Runtime(#[source] std::io::Error),
+}
+
+impl ClientError {
+    /// Returns the error of a trainer that `address` refused with a status that is not retryable.
+    pub(crate) fn refused(address: &str, status: &Status) -> Self {
+        let (address, reason) = (address.to_owned(), status.message().to_owned());
+        match status.code() {
+            tonic::Code::FailedPrecondition => Self::Conflict { address, reason },
+            _ => Self::Refused { address, reason },
+        }
+    }
+
+    /// Returns true if the trainer was given something that cannot work, so that starting it again cannot help: its
+    /// model, flags or environment. A server that is away, another process in its place and a lack of memory are not.
+    #[must_use]
+    pub fn is_input(&self) -> bool {
+        match self {
+            Self::Layout(_) | Self::InitialValues { .. } | Self::Address(_) | Self::Refused { .. } => true,
+            // The addresses of a job are its operator's; a wrong server at one of them is an old one.
+            Self::Misplaced { .. }
+            | Self::Conflict { .. }
+            | Self::Unreachable { .. }
+            | Self::TablesLost { .. }
+            | Self::Memory { .. }
+            | Self::Interrupted
+            | Self::Runtime(_) => false,
+        }
+    }
 }
 
 /// Those of `servers` servers that may lead the blocks of server `shard`, if `copies` hold each block.

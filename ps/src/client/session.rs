@@ -186,10 +186,7 @@ impl AsyncSession {
                 // A share that does not hold for the step would be asked for again and again.
                 Ok((until_step > step).then_some(Share { until: until_step, offset, examples }))
             }
-            Ok(Err(status)) if !is_retryable(&status) => {
-                let address = self.config.servers[0].clone();
-                Err(ClientError::Refused { address, reason: status.message().to_owned() })
-            }
+            Ok(Err(status)) if !is_retryable(&status) => Err(ClientError::refused(&self.config.servers[0], &status)),
             Ok(Err(_)) | Err(_) => Ok(None),
         }
     }

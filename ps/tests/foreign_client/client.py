@@ -197,7 +197,7 @@ def check_refusals(channel, trainer):
             answers = stream.down
         expect(label, lambda: next(answers), want, words)
     stranger = coordination.TrainerId(job_uid="job-2", index=0)
-    expect("another job", lambda: next(Stream(stub, stranger).down), code.INVALID_ARGUMENT, "job-2")
+    expect("another job", lambda: next(Stream(stub, stranger).down), code.FAILED_PRECONDITION, "job-2")
     beyond = coordination.TrainerId(job_uid=JOB, index=TRAINERS)
     expect("beyond the job", lambda: next(Stream(stub, beyond).down), code.INVALID_ARGUMENT, f"trainer {TRAINERS}")
 

@@ -86,7 +86,7 @@ impl EvaluateArgs {
         }
         libtorch::load().map_err(Failure::input)?;
         let source = Source { data: self.data.clone(), device: Device::Cpu, seed: environment.training.seed, args };
-        let workload = open(&source).map_err(Failure::Input)?;
+        let workload = open(&source).map_err(Failure::opening)?;
         let mut evaluator = Evaluator::new(&workload);
         if let [first, ..] = evaluator.buffers() {
             warn!("the model has buffers, {first} for one, which only trainers know; they are evaluated as they began");

@@ -11,6 +11,7 @@ pub mod signals;
 pub mod train;
 pub mod training_length;
 
+use std::io;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -37,7 +38,7 @@ pub struct OutputArgs {
 /// How a command ended when it did not do its work.
 #[derive(Debug)]
 pub enum Failure {
-    /// What it was given cannot work: exit code 2.
+    /// What it was given cannot work, however often it is started: exit code 2, which fails the whole job at once.
     Input(anyhow::Error),
     /// It failed at its work: exit code 1.
     Work(anyhow::Error),
@@ -53,6 +54,33 @@ impl Failure {
     pub fn work(error: impl Into<anyhow::Error>) -> Self {
         Self::Work(error.into())
     }
+
+    /// Sorts an error of opening a workload's data and model: bad input, unless the system says that it cannot read
+    /// now, as over a network that is down or without memory.
+    pub fn opening(error: impl Into<anyhow::Error>) -> Self {
+        let error = error.into();
+        let may_pass = error.chain().filter_map(|cause| cause.downcast_ref()).any(may_pass);
+        if may_pass { Self::Work(error) } else { Self::Input(error) }
+    }
+}
+
+/// Returns true for an error of the system that another try may not meet.
+fn may_pass(error: &io::Error) -> bool {
+    use io::ErrorKind::{
+        AlreadyExists, InvalidData, InvalidInput, IsADirectory, NotADirectory, NotFound, PermissionDenied, Unsupported,
+    };
+    let lasts = matches!(
+        error.kind(),
+        AlreadyExists
+            | InvalidData
+            | InvalidInput
+            | IsADirectory
+            | NotADirectory
+            | NotFound
+            | PermissionDenied
+            | Unsupported
+    );
+    error.raw_os_error().is_some() && !lasts
 }
 
 /// Does `work`, writes its result, and turns what went wrong into a sentence and an exit code.

@@ -151,7 +151,7 @@ impl ServeArgs {
             Some(port) => port,
             None => port.parse().map_err(Failure::input)?,
         };
-        let listener = listen(host, port).await.map_err(|e| Failure::Input(cannot_listen(port, e, "--port")))?;
+        let listener = listen(host, port).await.map_err(|e| Failure::Work(cannot_listen(port, e, "--port")))?;
         let seconds = Duration::from_secs;
         let mut config = ServerConfig {
             timeouts: Timeouts {
@@ -193,7 +193,7 @@ impl ServeArgs {
     async fn metrics(&self, host: &str) -> Result<Option<TcpListener>, Failure> {
         if let Some(port) = self.metrics_port {
             let listener = listen(host, port).await;
-            return listener.map(Some).map_err(|e| Failure::Input(cannot_listen(port, e, "--metrics-port")));
+            return listener.map(Some).map_err(|e| Failure::Work(cannot_listen(port, e, "--metrics-port")));
         }
         if variable(psjobs_api::env::PSJOB_ROLE).is_none() {
             return Ok(None);
@@ -223,6 +223,7 @@ async fn listen(host: &str, port: u16) -> io::Result<TcpListener> {
     }
 }
 
+/// Says why a port cannot be had. The process that has it may end, so that this is no bad input.
 fn cannot_listen(port: u16, error: io::Error, flag: &str) -> anyhow::Error {
     if error.kind() == io::ErrorKind::AddrInUse {
         return anyhow!("port {port} is in use; end the process that has it, or choose another port with {flag}");

@@ -111,7 +111,7 @@ impl TrainArgs {
         let device = self.device(environment.as_ref())?;
         let plan = self.plan(environment.as_ref(), device);
         let source = Source { data: self.data.clone(), device, seed: plan.seed, args };
-        let workload = open(&source).map_err(Failure::Input)?;
+        let workload = open(&source).map_err(Failure::opening)?;
         self.train(&signals, environment, &plan, &workload)
     }
 
@@ -221,14 +221,52 @@ pub fn compute_threads(given: Option<NonZeroUsize>) {
     }
 }
 
-/// What the user can put right is bad input.
+/// Gives an error of the training the exit code 2 only if another start would end the same way.
 fn classify(error: TrainError) -> Failure {
-    match error {
-        TrainError::TooFewExamples(_) | TrainError::Begin(_) => Failure::input(error),
-        TrainError::Update { .. }
-        | TrainError::Data { .. }
-        | TrainError::Leave(_)
-        | TrainError::Diverged { .. }
-        | TrainError::Save { .. } => Failure::work(error),
+    if error.is_input() { Failure::input(error) } else { Failure::work(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use psjobs_ps::client::ClientError;
+
+    use super::*;
+    use crate::train::UpdateError;
+
+    #[test]
+    fn only_what_a_trainer_was_given_is_bad_input() {
+        let (address, reason) = (String::from("ps-0:29500"), String::from("no"));
+        let begin = |error| TrainError::Begin(UpdateError::Servers(error));
+        let rows = [
+            (begin(ClientError::Refused { address: address.clone(), reason: reason.clone() }), true),
+            (begin(ClientError::Address("ps-0".into())), true),
+            (begin(ClientError::Conflict { address: address.clone(), reason: reason.clone() }), false),
+            (begin(ClientError::Unreachable { address, seconds: 120, reason }), false),
+            (begin(ClientError::Memory { elements: 1, source: io::ErrorKind::OutOfMemory.into() }), false),
+            (begin(ClientError::Interrupted), false),
+            (begin(ClientError::Runtime(io::ErrorKind::WouldBlock.into())), false),
+            (TrainError::Begin(UpdateError::Libtorch(tch::TchError::Torch("out of memory".into()))), false),
+            (TrainError::Diverged { step: 3, loss: f64::NAN }, false),
+        ];
+        for (error, input) in rows {
+            let label = format!("{error:?}");
+            assert_eq!(matches!(classify(error), Failure::Input(_)), input, "{label}");
+        }
+    }
+
+    #[test]
+    fn a_failure_to_read_that_may_pass_is_no_bad_input() {
+        let opened = |code: i32| {
+            Failure::opening(anyhow::Error::new(io::Error::from_raw_os_error(code)).context("cannot read the images"))
+        };
+        let lasting = [libc::ENOENT, libc::EACCES, libc::EISDIR];
+        let passing = [libc::ETIMEDOUT, libc::ESTALE, libc::ENOMEM, libc::EIO, libc::EMFILE];
+        for (code, input) in lasting.map(|code| (code, true)).into_iter().chain(passing.map(|code| (code, false))) {
+            assert_eq!(matches!(opened(code), Failure::Input(_)), input, "{}", io::Error::from_raw_os_error(code));
+        }
+        assert!(matches!(Failure::opening(io::Error::other("line 3 has 2 columns")), Failure::Input(_)));
+        assert!(matches!(Failure::opening(anyhow!("the vocabulary has 3 words")), Failure::Input(_)));
     }
 }

@@ -99,6 +99,24 @@ pub enum UpdateError {
     Libtorch(#[from] TchError),
 }
 
+impl TrainError {
+    /// Returns true if the trainer was given something that cannot work, so that starting it again cannot help.
+    #[must_use]
+    pub fn is_input(&self) -> bool {
+        match self {
+            Self::TooFewExamples(_) => true,
+            Self::Begin(UpdateError::Servers(error)) => error.is_input(),
+            // libtorch fails here for want of memory or of its device.
+            Self::Begin(UpdateError::Libtorch(_))
+            | Self::Data { .. }
+            | Self::Update { .. }
+            | Self::Leave(_)
+            | Self::Diverged { .. }
+            | Self::Save { .. } => false,
+        }
+    }
+}
+
 /// Where the parameters are kept and updated.
 pub trait Updater {
     /// The first step to do.

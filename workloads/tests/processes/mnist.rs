@@ -92,9 +92,6 @@ fn terminate(worker: &Worker) {
 
 #[test]
 fn what_cannot_work_is_one_sentence_and_exit_code_2() {
-    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let taken_port = taken.local_addr().expect("bound").port();
-    let unused = free_port();
     let empty = tempfile::tempdir().expect("temporary folder");
     let empty = empty.path().display();
     let rows = [
@@ -107,11 +104,7 @@ fn what_cannot_work_is_one_sentence_and_exit_code_2() {
         ("serve --nesterov".into(), "momentum"),
         ("serve --optimizer adagrad --beta1 0.5".into(), "Adagrad has no such argument"),
         ("train mlp --local --optimizer lion".into(), "adamw, adagrad, rmsprop, ftrl"),
-        (format!("serve --master-port {taken_port}"), "is in use"),
-        (format!("serve --master-port {unused} --metrics-port {taken_port}"), "--metrics-port"),
         ("serve --master-addr 127.0.0.1 --server-addrs nowhere".into(), "host:port"),
-        (format!("train mlp --master-port {unused} --connect-timeout 1"), "did not answer"),
-        ("train mlp --master-addr no.such.host.invalid --connect-timeout 1".into(), "no.such.host.invalid"),
         (format!("train mlp --data {empty}"), "make mnist"),
         ("train mlp --batch-size 60000 --world-size 3 --rank 1".into(), "120000"),
         ("train mlp --momentum 0.9".into(), "give its flags to `serve`"),
@@ -130,6 +123,25 @@ fn what_cannot_work_is_one_sentence_and_exit_code_2() {
         let last =
             said.lines().filter(|line| line.starts_with("psjobs-worker: ") || line.starts_with("error: ")).count();
         assert_eq!(last, 1, "one sentence for {args}: {said}");
+        assert!(said.contains(want) && !said.contains("panicked"), "{args}: {said}");
+    }
+}
+
+#[test]
+fn what_another_start_may_find_otherwise_is_one_sentence_and_exit_code_1() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let taken_port = taken.local_addr().expect("bound").port();
+    let unused = free_port();
+    let rows = [
+        (format!("serve --master-port {taken_port}"), "is in use"),
+        (format!("serve --master-port {unused} --metrics-port {taken_port}"), "--metrics-port"),
+        (format!("train mlp --master-port {unused} --connect-timeout 1"), "did not answer"),
+        ("train mlp --master-addr no.such.host.invalid --connect-timeout 1".to_owned(), "no.such.host.invalid"),
+    ];
+    for (args, want) in rows {
+        let (code, said) = run(&mut command(&args));
+        assert_eq!(code, Some(1), "{args}: {said}");
+        assert_eq!(said.lines().filter(|line| line.starts_with("psjobs-worker: ")).count(), 1, "{args}: {said}");
         assert!(said.contains(want) && !said.contains("panicked"), "{args}: {said}");
     }
 }

@@ -1,53 +1,52 @@
-//! A job with spec.elasticPolicy: it gives up a trainer rather than itself, and is done when its work is,
-//! whoever is there by then.
+//! `spec.elasticPolicy`: the job gives up a trainer rather than itself, and is done when its work is, whichever trainers
+//! are there by then.
 
 use std::time::Duration;
 
-use psjobs_api::Role;
+use psjobs_api::Replica;
+use psjobs_policy::elastic::{self, TrainerState};
 
-use super::{Action, Exit, Lifecycle, Member, Replica, State};
+use super::{Action, Exit, Lifecycle, State};
 
 impl Lifecycle {
-    /// Goes on without a trainer that has no restart left, or whose work others have done, if the job is elastic
-    /// and enough trainers are left. The first is needed: it evaluates and reports.
-    pub(super) fn give_up(&mut self, replica: Replica, exit: Exit, now: Duration) -> Option<Vec<Action>> {
-        let min = self.rules.min_trainers.filter(|_| is_spare(replica))?;
-        let trainers = self.members.iter().filter(|(replica, _)| replica.role == Role::Trainer);
-        let (all, lost) =
-            (trainers.clone().count(), trainers.filter(|(_, member)| member.state == State::Lost).count());
-        let left = all - lost - 1;
-        let note = if self.is_closing() {
-            format!("{replica} {exit}; nothing is left for it to do, so it is not started again")
-        } else if self.restarts == self.rules.max_restarts && left >= min as usize {
-            let most = self.rules.max_restarts;
-            format!(
-                "{replica} {exit}, and spec.failurePolicy.maxRestarts is {most}; it is given up, and {left} of {all} trainers go on"
-            )
-        } else {
+    /// Goes on without a trainer that has no restart left, or whose work others have done, if the job is elastic and
+    /// enough trainers are left.
+    pub(super) fn give_up(&mut self, replica: Replica, exit: Exit, counts: bool, now: Duration) -> Option<Vec<Action>> {
+        let bounds = self.rules.policy.elastic?;
+        let (closing, most) = (self.is_closing(), self.rules.policy.max_restarts);
+        let left = if counts { most.saturating_sub(self.counted) } else { 1 };
+        if elastic::without_restart(&[(replica, now)], left, closing).is_empty() {
             return None;
+        }
+        let all = self.trainers().count() as u32;
+        let lost = self.trainers().filter(|(_, member)| member.state == State::Lost).count() as u32;
+        let left = all - lost - 1;
+        if !bounds.may_shrink_to(left, closing) {
+            return None;
+        }
+        let because = elastic::because(closing, most);
+        let note = match closing {
+            true => format!("{replica} {exit}; {because}, so it is not started again"),
+            false => format!("{replica} {exit}, and {because}; it is given up, and {left} of {all} trainers go on"),
         };
         self.set(replica, State::Lost);
-        Some([Action::Tell(note)].into_iter().chain(self.drain_if_trained(now)).collect())
+        Some([Action::Tell(note)].into_iter().chain(self.complete_if_successful(now)).collect())
     }
 
-    /// Some trainer of an elastic job has ended well: what there was to do is dealt out.
+    /// Returns true if some trainer of an elastic job has ended well: what there was to do is assigned.
     pub(super) fn is_closing(&self) -> bool {
-        let is_done =
-            |(replica, member): (&Replica, &Member)| replica.role == Role::Trainer && member.state == State::Done;
-        self.rules.min_trainers.is_some() && self.members.iter().any(is_done)
+        self.rules.policy.elastic.is_some() && self.trainers().any(|(_, member)| member.state == State::Done)
     }
 
-    /// Of a job whose work is dealt out, trainers that wait for their next start.
-    pub(super) fn send_late_ones_away(&mut self) {
-        if self.is_closing() {
-            let waits = |replica: &Replica, member: &Member| is_spare(*replica) && member.state.due().is_some();
-            let late = self.members.iter_mut().filter(|(replica, member)| waits(replica, member));
-            late.for_each(|(_, member)| member.state = State::Lost);
-        }
+    /// Returns true if the trainers of an elastic job are through, see [`elastic::work_is_over`].
+    pub(super) fn work_is_over(&self) -> bool {
+        let state = |state| match state {
+            State::Done => TrainerState::Done,
+            State::Running | State::Stopping => TrainerState::Present,
+            State::Waiting | State::StartsAt(_) | State::FailsAt(_) | State::Stopped | State::Lost => {
+                TrainerState::Absent
+            }
+        };
+        elastic::work_is_over(self.is_closing(), false, self.trainers().map(|(r, member)| (r, state(member.state))))
     }
-}
-
-/// A member that an elastic job can do without.
-fn is_spare(replica: Replica) -> bool {
-    replica.role == Role::Trainer && replica.index > 0
 }

@@ -1,21 +1,29 @@
+mod cases;
+
+use psjobs_api::crd::RestartPolicy;
+use psjobs_policy::Elastic;
+
 use super::*;
 
-const PS: Replica = Replica { role: Role::Server, index: 0 };
-const T0: Replica = Replica { role: Role::Trainer, index: 0 };
-const T1: Replica = Replica { role: Role::Trainer, index: 1 };
+const PS: Replica = Replica::server(0);
+const T0: Replica = Replica::trainer(0);
+const T1: Replica = Replica::trainer(1);
+const T2: Replica = Replica::trainer(2);
 
-fn rules() -> Rules {
+/// The rules of a job with these fields of the spec.
+fn rules(spec: &str) -> Rules {
     Rules {
-        restart_policy: RestartPolicy::OnFailure,
-        max_restarts: 3,
-        min_trainers: None,
-        active_deadline: None,
+        policy: psjobs_policy::cases::policy(spec),
         server_drain: Duration::from_secs(60),
+        servers_are_probed: false,
     }
 }
 
+/// A job whose processes have all started at second 0.
 fn job(rules: Rules) -> Lifecycle {
-    Lifecycle::new(rules, [PS, T0, T1])
+    let mut job = Lifecycle::new(rules, [PS, T0, T1]);
+    assert_eq!(job.start(Duration::ZERO).len(), 3);
+    job
 }
 
 fn at(seconds: u64) -> Duration {
@@ -37,8 +45,7 @@ fn failed(actions: &[Action]) -> (&str, Option<&Failure>) {
 
 #[test]
 fn a_job_ends_well_when_the_trainers_and_then_the_servers_have() {
-    let mut job = job(rules());
-    assert_eq!(job.start().len(), 3);
+    let mut job = job(rules(""));
     assert_eq!(job.ends(T1, 0, 5), []);
     assert_eq!(job.ends(T0, 0, 6), []);
     assert!(job.is_draining());
@@ -49,7 +56,7 @@ fn a_job_ends_well_when_the_trainers_and_then_the_servers_have() {
 
 #[test]
 fn a_server_may_end_just_before_the_last_trainer() {
-    let mut job = job(rules());
+    let mut job = job(rules(""));
     job.ends(T0, 0, 5);
     assert_eq!(job.ends(PS, 0, 6), []);
     assert_eq!(job.ends(T1, 0, 7), [Action::End(Outcome::Succeeded)]);
@@ -57,7 +64,7 @@ fn a_server_may_end_just_before_the_last_trainer() {
 
 #[test]
 fn a_server_that_ends_long_before_the_trainers_has_failed() {
-    let mut job = job(rules());
+    let mut job = job(rules(""));
     assert_eq!(job.ends(PS, 0, 5), []);
     assert_eq!(job.wake_at(), Some(at(35)));
     let told = job.tick(at(35));
@@ -67,7 +74,7 @@ fn a_server_that_ends_long_before_the_trainers_has_failed() {
 
 #[test]
 fn servers_that_do_not_end_are_stopped_and_the_job_succeeds() {
-    let mut job = job(rules());
+    let mut job = job(rules(""));
     job.ends(T0, 0, 5);
     job.ends(T1, 0, 6);
     assert_eq!(job.tick(at(65)), []);
@@ -80,7 +87,7 @@ fn servers_that_do_not_end_are_stopped_and_the_job_succeeds() {
 
 #[test]
 fn a_server_that_fails_after_the_trainers_is_only_told() {
-    let mut job = job(rules());
+    let mut job = job(rules(""));
     job.ends(T0, 0, 5);
     job.ends(T1, 0, 6);
     let actions = job.ends(PS, 1, 7);
@@ -89,7 +96,7 @@ fn a_server_that_fails_after_the_trainers_is_only_told() {
 
 #[test]
 fn failed_members_are_started_again_until_the_limit() {
-    let mut job = job(rules());
+    let mut job = job(rules(""));
     for (replica, second, incarnation, due) in [(T0, 10, 1, 10), (PS, 11, 1, 11), (T0, 20, 2, 21)] {
         assert!(matches!(&job.ends(replica, 1, second)[..], [Action::Tell(_)]));
         assert_eq!(job.wake_at(), Some(at(due)));
@@ -104,10 +111,10 @@ fn failed_members_are_started_again_until_the_limit() {
 
 #[test]
 fn an_old_failure_is_not_the_cause_of_a_new_trouble() {
-    let mut job = job(Rules { max_restarts: 1, ..rules() });
+    let mut job = job(rules("failurePolicy: {maxRestarts: 1}"));
     job.ends(T0, 1, 10);
     job.tick(at(10));
-    let actions = job.ends(PS, 2, 500);
+    let actions = job.ends(PS, 3, 500);
     let (_, cause) = failed(&actions);
     assert_eq!(cause.map(|cause| cause.replica), Some(PS));
 }
@@ -127,7 +134,9 @@ fn the_restart_policy_decides_which_failures_of_trainers_end_the_job() {
         (OnFailure, PS, Exit::NotStarted, true),
     ];
     for (restart_policy, replica, exit, ends) in rows {
-        let mut job = job(Rules { restart_policy, ..rules() });
+        let mut rules = rules("");
+        rules.policy.trainer_restart_policy = restart_policy;
+        let mut job = job(rules);
         let actions = job.exited(replica, exit, Vec::new(), at(1));
         let ended = matches!(&actions[..], [Action::End(Outcome::Failed { .. })]);
         assert_eq!(ended, ends, "{restart_policy:?} {replica} {exit}: {actions:?}");
@@ -136,7 +145,7 @@ fn the_restart_policy_decides_which_failures_of_trainers_end_the_job() {
 
 #[test]
 fn the_active_deadline_fails_the_job() {
-    let mut job = job(Rules { active_deadline: Some(at(30)), ..rules() });
+    let mut job = job(rules("runPolicy: {activeDeadlineSeconds: 30}"));
     assert_eq!(job.wake_at(), Some(at(30)));
     assert_eq!(job.tick(at(29)), []);
     let actions = job.tick(at(30));
@@ -145,21 +154,17 @@ fn the_active_deadline_fails_the_job() {
     assert_eq!(cause, None);
 }
 
-#[test]
-fn waiting_doubles_up_to_a_minute() {
-    let seconds: Vec<_> = (0..9).map(|incarnation| back_off(incarnation).as_secs()).collect();
-    assert_eq!(seconds, [0, 1, 2, 4, 8, 16, 32, 60, 60]);
-}
-
 /// Three trainers, of which two are needed, and one restart.
 fn elastic() -> Lifecycle {
-    let trainers = [T0, T1, Replica { role: Role::Trainer, index: 2 }];
-    Lifecycle::new(Rules { min_trainers: Some(2), max_restarts: 1, ..rules() }, [PS].into_iter().chain(trainers))
+    let mut rules = rules("failurePolicy: {maxRestarts: 1}");
+    rules.policy.elastic = Some(Elastic { min: 2, max: 3 });
+    let mut job = Lifecycle::new(rules, [PS, T0, T1, T2]);
+    job.start(Duration::ZERO);
+    job
 }
 
 #[test]
 fn an_elastic_job_goes_on_without_a_trainer_that_has_no_restart_left() {
-    let t2 = Replica { role: Role::Trainer, index: 2 };
     let mut job = elastic();
     job.ends(T1, 1, 5);
     job.tick(at(5));
@@ -168,18 +173,17 @@ fn an_elastic_job_goes_on_without_a_trainer_that_has_no_restart_left() {
     assert_eq!(told, [Action::Tell(want.into())]);
     assert_eq!((job.wake_at(), job.restarts()), (None, 1));
     job.ends(T0, 0, 20);
-    job.ends(t2, 0, 21);
+    job.ends(T2, 0, 21);
     assert!(job.is_draining());
     assert_eq!(job.ends(PS, 0, 22), [Action::End(Outcome::Succeeded)]);
 }
 
 #[test]
 fn an_elastic_job_fails_without_the_first_trainer_a_server_or_enough_trainers() {
-    let t2 = Replica { role: Role::Trainer, index: 2 };
     // Who fails when all restarts are used up, and whether the job ends with the last of them.
-    let rows: [(&[Replica], bool); 4] = [(&[T0], true), (&[PS], true), (&[t2], false), (&[t2, T1], true)];
+    let rows: [(&[Replica], bool); 4] = [(&[T0], true), (&[PS], true), (&[T2], false), (&[T2, T1], true)];
     for (failing, ends) in rows {
-        let mut job = Lifecycle { restarts: 1, ..elastic() };
+        let mut job = Lifecycle { counted: 1, ..elastic() };
         let last = failing.iter().map(|&replica| job.ends(replica, 1, 5)).last().expect("somebody fails");
         let ended = matches!(&last[..], [Action::End(Outcome::Failed { .. })]);
         assert_eq!(ended, ends, "{failing:?}: {last:?}");
@@ -188,10 +192,9 @@ fn an_elastic_job_fails_without_the_first_trainer_a_server_or_enough_trainers() 
 
 #[test]
 fn nobody_starts_again_in_an_elastic_job_whose_work_is_done_but_the_first_trainer() {
-    let t2 = Replica { role: Role::Trainer, index: 2 };
     let mut job = elastic();
     job.ends(T1, 0, 5);
-    let told = job.ends(t2, 1, 6);
+    let told = job.ends(T2, 1, 6);
     assert!(matches!(&told[..], [Action::Tell(note)] if note.contains("nothing is left for it to do")), "{told:?}");
     assert!(matches!(&job.ends(T0, 1, 7)[..], [Action::Tell(note)] if note.contains("restart 1 of 1")));
     assert_eq!(job.tick(at(7)), [Action::Start { replica: T0, incarnation: 1 }]);
@@ -199,9 +202,10 @@ fn nobody_starts_again_in_an_elastic_job_whose_work_is_done_but_the_first_traine
     assert!(job.is_draining());
 
     // A trainer that waits for its next start is not waited for.
-    let mut job = Lifecycle { rules: Rules { max_restarts: 9, ..elastic().rules }, ..elastic() };
+    let mut job = elastic();
+    job.rules.policy.max_restarts = 9;
     for second in [1, 2] {
-        job.ends(t2, 1, second);
+        job.ends(T2, 1, second);
         job.tick(at(second));
     }
     job.ends(T0, 0, 2);
@@ -211,8 +215,58 @@ fn nobody_starts_again_in_an_elastic_job_whose_work_is_done_but_the_first_traine
     // The server has gone because nobody was there; the first trainer comes too late.
     let mut job = elastic();
     job.ends(T1, 0, 5);
-    job.ends(t2, 0, 5);
+    job.ends(T2, 0, 5);
     job.ends(T0, 1, 5);
     job.ends(PS, 0, 6);
     assert_eq!(job.tick(at(36)).last(), Some(&Action::End(Outcome::Succeeded)));
+}
+
+#[test]
+fn a_server_that_is_probed_lets_the_trainers_start_when_it_listens() {
+    let mut job = Lifecycle::new(Rules { servers_are_probed: true, ..rules("") }, [PS, T0, T1]);
+    assert_eq!(job.start(at(0)), [Action::Start { replica: PS, incarnation: 0 }]);
+    job.ends(PS, 1, 1);
+    assert_eq!(job.tick(at(1)), [Action::Start { replica: PS, incarnation: 1 }]);
+    assert_eq!(job.server_is_ready(PS, 0, at(2)), [], "that was its first process");
+    let trainers = [T0, T1].map(|replica| Action::Start { replica, incarnation: 0 });
+    assert_eq!(job.server_is_ready(PS, 1, at(2)), trainers);
+    // One that is started again does not wait for the server, which is away.
+    job.ends(PS, 1, 3);
+    job.ends(T0, 1, 3);
+    assert_eq!(job.tick(at(3)), [Action::Start { replica: T0, incarnation: 1 }], "the server waits for a second");
+}
+
+#[test]
+fn all_processes_end_before_any_of_them_is_started_again() {
+    let mut job = job(rules("failurePolicy: {restartStrategy: RecreateAll}"));
+    let actions = job.ends(T0, 1, 5);
+    let want = "trainer 0 ended with exit code 1; all processes are started again (restart 1 of 3)";
+    assert_eq!(actions, [Action::Tell(want.into()), Action::Stop(PS), Action::Stop(T1)]);
+    assert_eq!(job.ends(T1, 143, 6), []);
+    let started = [PS, T0, T1].map(|replica| Action::Start { replica, incarnation: 1 });
+    assert_eq!(job.exited(PS, Exit::Signal(9), Vec::new(), at(7)), started);
+    assert_eq!((job.restarts(), job.counted), (3, 1));
+}
+
+#[test]
+fn what_is_stopped_at_success_is_no_failure_and_servers_go_last() {
+    let mut job = job(rules("successPolicy: {operator: RankZero}"));
+    assert_eq!(job.ends(T0, 0, 5), [Action::Stop(T1)]);
+    assert!(job.is_draining());
+    assert_eq!(job.exited(T1, Exit::Signal(15), Vec::new(), at(6)), [Action::Stop(PS)]);
+    assert_eq!(job.exited(PS, Exit::Signal(15), Vec::new(), at(7)), [Action::End(Outcome::Succeeded)]);
+}
+
+#[test]
+fn a_stall_that_was_due_while_server_0_was_silent_is_looked_at_with_its_next_report() {
+    let mut job = job(rules("runPolicy: {progressDeadlineSeconds: 60}"));
+    job.progress(7, 100, at(0));
+    assert_eq!(job.wake_at(), Some(at(60)));
+    assert_eq!(job.tick(at(60)), [], "a minute old");
+    assert_eq!(job.wake_at(), None, "nothing to look at before it reports");
+    let actions = job.progress(7, 100, at(70));
+    let want = "the job made no step for 60 s, as long as spec.runPolicy.progressDeadlineSeconds allows (step 7 of 100); \
+                all processes are started again (restart 1 of 3)";
+    assert_eq!(actions[0], Action::Tell(want.into()));
+    assert_eq!(actions.len(), 4, "three processes are stopped");
 }

@@ -59,7 +59,7 @@ fn a_command_runs_as_it_is_with_references_expanded() {
     assert_eq!((trainer.program, trainer.args), ("sh".into(), vec!["-c".into(), "echo 1 a0b".into()]));
     assert_eq!(trainer.env["RANK"], "1", "the contract is not the manifest's to change");
     assert!(!trainer.env.contains_key("SECRET"));
-    assert!(plan.notes.iter().any(|note| note.contains("SECRET")), "{:?}", plan.notes);
+    assert!(plan.warnings.iter().any(|warning| warning.contains("env[SECRET]")), "{:?}", plan.warnings);
 }
 
 #[test]
@@ -118,7 +118,19 @@ fn what_cannot_run_here_is_told() {
         let error = Plan::new(&job(spec), machine).expect_err(spec).to_string();
         assert!(error.contains(want), "{error}");
     }
-    assert_eq!(plan(TWO, machine()).ignored, ["of spec.trainer.template, these mean nothing here: image"]);
+    assert_eq!(plan(TWO, machine()).warnings, [""; 0]);
+}
+
+#[test]
+fn servers_are_waited_for_where_a_probe_would_be() {
+    let with = |probe: &str| {
+        format!("{{ps: {{template: {{spec: {{containers: [{{name: s, image: i{probe}}}]}}}}}}, {}", &TWO[19..])
+    };
+    let rows =
+        [(TWO.to_owned(), true), (with(""), false), (with(", readinessProbe: {tcpSocket: {port: 29500}}"), true)];
+    for (spec, probed) in rows {
+        assert_eq!(plan(&spec, machine()).rules.servers_are_probed, probed, "{spec}");
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use psjobs_api::Role;
 use psjobs_ps::proto::{JobPhase, StatusReply, TrainerState, TrainerStatus};
 
 use super::words::{self, Pace};
-use crate::run::lifecycle::Exit;
+use crate::run::exit::Exit;
 use crate::run::log::Watcher;
 use crate::run::plan::{Plan, Replica};
 

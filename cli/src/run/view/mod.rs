@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use psjobs_ps::proto::StatusReply;
 
-use super::lifecycle::Exit;
+use super::exit::Exit;
 use super::log::Watcher;
 use super::plan::{Plan, Replica};
 use bars::Bars;

@@ -90,7 +90,7 @@ fn inject(main: &mut Container, job: &ValidJob, replica: Replica, incarnation: u
         index: replica.index,
         replication_factor: spec.ps.replication_factor.unsigned_abs(),
         connections: spec.ps.connections.map(i32::unsigned_abs),
-        min_trainers: job.elastic.map(|elastic| elastic.min),
+        min_trainers: job.policy.elastic.map(|elastic| elastic.min),
         incarnation,
         result_file: Some(result_file),
         checkpoint: spec.checkpoint.as_ref().filter(|_| replica.role == Role::Server).map(checkpoint::environment),

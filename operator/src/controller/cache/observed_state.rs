@@ -15,7 +15,7 @@ use tokio::sync::OnceCell;
 use super::expectations::Expectations;
 use super::nodes::Nodes;
 use super::pods::CachedPod;
-use crate::controller::decide::Ledger;
+use crate::controller::decide::ReplicaHistory;
 use crate::controller::model::{ObservedState, ProgressReport};
 use crate::controller::observe::ObservedPod;
 use crate::controller::validate::ValidJob;
@@ -65,7 +65,7 @@ pub fn observed_state(
     // By name: with thousands of pods in the cache, a search through all of them for every reconcile would be most of the
     // operator's work.
     let pods = [Role::Server, Role::Trainer].into_iter().flat_map(|role| {
-        let highest = job.places(role).max(Ledger::read(status).count(role));
+        let highest = job.places(role).max(ReplicaHistory::read(status).count(role));
         (0..highest).map(move |index| names::pod(&job.name, role, index))
     });
     let now = Instant::now();

@@ -3,24 +3,27 @@
 
 use jiff::Timestamp;
 use psjobs_api::Role;
-use psjobs_api::crd::{ConditionType, Phase, StartupPolicy};
+use psjobs_api::crd::{ConditionType, Phase};
+use psjobs_policy::deadlines::EARLY_SERVER_END;
 
-use super::Draft;
-use super::failure::{EARLY_SERVER_END, Failed};
-use super::judge::back_off;
-use crate::conditions::{self, Verdict};
+use super::DecisionBuilder;
+use super::failure::Failed;
+use crate::conditions::{self, ConditionUpdate};
 use crate::controller::model::{Child, NewPod};
-use crate::controller::observe::{Life, ObservedPod, Replica};
+use crate::controller::observe::{ObservedPod, PodPhase, Replica};
 
-impl Draft<'_> {
+impl DecisionBuilder<'_> {
     pub(super) fn run(&mut self) {
-        let tolls =
-            self.pods().into_iter().map(|(replica, pod)| (replica, pod, self.toll(replica, pod))).collect::<Vec<_>>();
-        self.ledger.observe(tolls);
+        let restart_costs = self
+            .pods()
+            .into_iter()
+            .map(|(replica, pod)| (replica, pod, self.restart_cost(replica, pod)))
+            .collect::<Vec<_>>();
+        self.history.observe(restart_costs);
         if self.prev.phase == Some(Phase::Suspended) {
-            self.notice("Resumed", self.resumes_from());
+            self.event("Resumed", self.resumes_from());
         }
-        self.tell_scaling();
+        self.report_scaling();
         self.out.status.observed_generation = self.job.generation;
         self.out.status.start_time = self.start_time();
         self.note_certificates();
@@ -35,10 +38,10 @@ impl Draft<'_> {
         if self.handle_stall() || self.handle_restart_of_all(&failed) || self.renew_certificates() {
             return;
         }
-        if self.stands_back() {
+        if self.in_scheduling_backoff() {
             return self.wait_for_nodes();
         }
-        self.tell_failures(&failed);
+        self.report_failures(&failed);
         self.reconcile_replicas(&failed);
         self.delete_surplus();
         self.count();
@@ -49,18 +52,18 @@ impl Draft<'_> {
 
     /// Creates the pods of replicas that have none, and replaces those that failed.
     fn reconcile_replicas(&mut self, failed: &[Failed<'_>]) {
-        if !self.world.service {
+        if !self.observed.service {
             self.out.create.push(Child::Service);
         }
         for replica in self.job.replicas() {
-            match self.world.pods.get(&replica) {
-                None if self.ledger.succeeded(replica) || self.ledger.is_lost(replica) => {}
+            match self.observed.pods.get(&replica) {
+                None if self.history.succeeded(replica) || self.history.is_lost(replica) => {}
                 None if self.comes_too_late(replica) || self.waits_for_servers(replica) => {}
                 None => {
-                    let record = self.ledger.get(replica).unwrap_or_default();
+                    let record = self.history.get(replica).unwrap_or_default();
                     self.out.create.push(Child::Pod(NewPod {
                         replica,
-                        incarnation: self.ledger.next_incarnation(replica),
+                        incarnation: self.history.next_incarnation(replica),
                         failures: record.failures,
                         failures_in_a_row: record.failures_in_a_row,
                     }));
@@ -78,19 +81,15 @@ impl Draft<'_> {
         }
     }
 
-    /// A trainer that is not to be created yet.
+    /// Returns true for a trainer that is not to be created yet.
     pub(super) fn waits_for_servers(&self, replica: Replica) -> bool {
-        let one_after_the_other =
-            self.job.startup_policy == StartupPolicy::ServersReady && !self.job.scheduled_together;
-        let in_order = one_after_the_other && replica.role == Role::Trainer;
-        // Once created it is replaced like any other, whatever the servers do at that moment.
-        in_order && !self.ledger.has_begun(replica) && !self.servers_are_ready()
+        self.job.policy.waits_for_servers(replica, self.history.has_begun(replica), self.servers_are_ready())
     }
 
     /// Deletes all pods until the job is scheduled again.
     fn wait_for_nodes(&mut self) {
         self.count();
-        for pod in self.world.pods.values() {
+        for pod in self.observed.pods.values() {
             self.delete(pod);
             self.delete_by_force_if_overdue(pod);
         }
@@ -100,12 +99,12 @@ impl Draft<'_> {
         self.out.status.phase = Some(Phase::Pending);
         self.out.status.reason = Some(why.0.clone());
         conditions::clear(&mut self.out.status, ConditionType::ServersReady, &why.0, self.now);
-        self.set(ConditionType::Running, Verdict::no(why.0, why.1));
+        self.set(ConditionType::Running, ConditionUpdate::no(why.0, why.1));
     }
 
     /// Deletes a failed pod after its back-off, so that it can be replaced; until then it stays, and so do its logs.
     fn replace_pod(&mut self, replica: Replica, pod: &ObservedPod, failed: &[Failed<'_>]) {
-        if pod.gone_by.is_some() {
+        if pod.deletion_deadline.is_some() {
             self.delete_by_force_if_overdue(pod);
         } else if let Some(failed) = failed.iter().find(|failed| failed.replica == replica) {
             let due = self.due(failed);
@@ -114,7 +113,7 @@ impl Draft<'_> {
             } else {
                 self.wake_at(due);
             }
-        } else if let (Role::Server, Life::Succeeded { at, .. }) = (replica.role, &pod.life) {
+        } else if let (Role::Server, PodPhase::Succeeded { at, .. }) = (replica.role, &pod.phase) {
             self.wake_at(self.after(*at, EARLY_SERVER_END));
         } else if let Some(lost) = self.lost_at(pod).filter(|_| !pod.ended()) {
             self.wake_at(lost);
@@ -123,14 +122,14 @@ impl Draft<'_> {
 
     /// When a failed pod makes way for the next.
     pub(super) fn due(&self, failed: &Failed<'_>) -> Timestamp {
-        let in_a_row = self.ledger.get(failed.replica).map_or(0, |record| record.failures_in_a_row);
-        self.after(failed.failure.at, back_off(&self.job.failure_policy.backoff, in_a_row))
+        let in_a_row = self.history.get(failed.replica).map_or(0, |record| record.failures_in_a_row);
+        self.after(failed.failure.at, self.job.policy.wait(in_a_row))
     }
 
     /// Pods that the job no longer wants: of a rank it does not have or has given up, or from before it was
     /// suspended.
     pub(super) fn delete_surplus(&mut self) {
-        for (&replica, pod) in &self.world.pods {
+        for (&replica, pod) in &self.observed.pods {
             if !self.is_current(replica, pod) {
                 self.delete(pod);
                 self.delete_by_force_if_overdue(pod);

@@ -5,14 +5,14 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use psjobs_api::certificates::LIFE;
 
-use super::Draft;
+use super::DecisionBuilder;
 
 /// How long before the end of its certificates a job that can resume from a checkpoint gets new ones.
 const AHEAD: SignedDuration = SignedDuration::from_hours(30 * 24);
 /// Reason of the restart.
 const REASON: &str = "CertificatesExpire";
 
-impl Draft<'_> {
+impl DecisionBuilder<'_> {
     /// Notes in the status which certificates the job's pods have, and until when.
     pub(super) fn note_certificates(&mut self) {
         let status = &mut self.out.status;
@@ -44,7 +44,7 @@ impl Draft<'_> {
     /// Tells whether a replica that had a pod has none now, and needs one.
     fn some_pod_is_missing(&self) -> bool {
         let needed = |replica: &_| {
-            self.ledger.has_begun(*replica) && !self.ledger.succeeded(*replica) && !self.ledger.is_lost(*replica)
+            self.history.has_begun(*replica) && !self.history.succeeded(*replica) && !self.history.is_lost(*replica)
         };
         self.job.replicas().filter(needed).any(|replica| self.pod(replica).is_none())
     }

@@ -4,47 +4,46 @@
 use jiff::{SignedDuration, Timestamp};
 use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, Phase};
+use psjobs_policy::deadlines::{FRESH_REPORT, STALLED, no_step};
+use psjobs_policy::{Action, Missed, Response};
 
-use super::Draft;
-use super::conditions::{self, Verdict};
-use super::judge::{self, Remedy, STALLED, judge};
+use super::DecisionBuilder;
+use super::conditions::{self, ConditionUpdate};
+use super::failure::respond;
 use super::phase::cause;
-use crate::controller::observe::{Failure, Obstacle, Replica};
+use crate::controller::observe::{Failure, Replica, WaitingReason};
 
 /// Reason of the condition Created while a job that found no nodes stands back.
 const SCHEDULE_TIMEOUT: &str = "ScheduleTimeout";
 
-/// A report of server 0 that is older says nothing about now.
-const FRESH: SignedDuration = SignedDuration::from_secs(35);
-
-impl Draft<'_> {
-    /// Reason and sentence, if the job was active, or waited for its start, for too long.
+impl DecisionBuilder<'_> {
+    /// Returns reason and sentence if the job was active, or waited for its start, for too long.
     pub(super) fn missed_deadline(&mut self) -> Option<(String, String)> {
         let start = self.out.status.start_time.as_ref()?.0;
-        if let Some(deadline) = self.job.active_deadline.filter(|&deadline| self.is_over(start, deadline)) {
-            let message = format!(
-                "the job was active for {} s, as long as spec.runPolicy.activeDeadlineSeconds allows",
-                deadline.as_secs()
-            );
-            return Some(("DeadlineExceeded".into(), message));
-        }
-        if self.ran_since(start) {
-            return None;
-        }
-        let deadline = self.job.startup_deadline.filter(|&deadline| self.is_over(start, deadline))?;
-        let why = match self.obstacle() {
-            Some((replica, obstacle)) => format!("{replica} cannot start: {}", obstacle.message),
-            None => conditions::find(self.prev, ConditionType::Running).map(|c| c.message.clone()).unwrap_or_default(),
+        let active = self.now.duration_since(start).try_into().unwrap_or_default();
+        let missed = match self.job.policy.deadlines.check(active, self.ran_since(start)) {
+            Err(missed) => missed,
+            Ok(next) => {
+                next.map(|next| self.after(start, next)).into_iter().for_each(|at| self.wake_at(at));
+                return None;
+            }
         };
-        let message = format!(
-            "the job did not run within the {} s of spec.runPolicy.startupDeadlineSeconds: {why}",
-            deadline.as_secs()
-        );
-        Some(("StartupDeadlineExceeded".into(), message))
+        let message = match missed {
+            Missed::Active(_) => format!("the job {}", missed.what()),
+            Missed::Startup(_) => format!("the job {}: {}", missed.what(), self.why_not_running()),
+        };
+        Some((missed.reason().into(), message))
     }
 
-    /// Whether `duration` has passed since `start`; if not, looks again when it has.
-    fn is_over(&mut self, start: Timestamp, duration: SignedDuration) -> bool {
+    fn why_not_running(&self) -> String {
+        match self.waiting_reason() {
+            Some((replica, waiting_reason)) => format!("{replica} cannot start: {}", waiting_reason.message),
+            None => conditions::find(self.prev, ConditionType::Running).map(|c| c.message.clone()).unwrap_or_default(),
+        }
+    }
+
+    /// Returns true if `duration` has passed since `start`; if not, looks again when it has.
+    fn is_over(&mut self, start: Timestamp, duration: impl TryInto<SignedDuration>) -> bool {
         let end = self.after(start, duration);
         if end > self.now {
             self.wake_at(end);
@@ -60,26 +59,26 @@ impl Draft<'_> {
     }
 
     /// What keeps some pod from starting.
-    pub(super) fn obstacle(&self) -> Option<(Replica, &Obstacle)> {
-        let alive = self.world.pods.iter().filter(|(replica, pod)| self.is_current(**replica, pod));
-        let starting = alive.filter(|(_, pod)| pod.gone_by.is_none());
-        cause(starting.filter_map(|(&replica, pod)| Some((replica, pod.obstacle.as_ref()?))))
+    pub(super) fn waiting_reason(&self) -> Option<(Replica, &WaitingReason)> {
+        let alive = self.observed.pods.iter().filter(|(replica, pod)| self.is_current(**replica, pod));
+        let starting = alive.filter(|(_, pod)| pod.deletion_deadline.is_none());
+        cause(starting.filter_map(|(&replica, pod)| Some((replica, pod.waiting_reason.as_ref()?))))
     }
 
     /// Whether the job stands back because its pods found no nodes: it has none until it tries again.
-    pub(super) fn stands_back(&mut self) -> bool {
+    pub(super) fn in_scheduling_backoff(&mut self) -> bool {
         let Some(timeout) = self.job.schedule_timeout else { return false };
-        let stood_back = conditions::find(self.prev, ConditionType::Created)
+        let backoff_since = conditions::find(self.prev, ConditionType::Created)
             .filter(|created| created.reason == SCHEDULE_TIMEOUT)
             .map(|created| created.last_transition_time.0);
-        if let Some(since) = stood_back {
+        if let Some(since) = backoff_since {
             return !self.is_over(since, timeout);
         }
-        if self.ledger.done(Role::Trainer) > 0 {
+        if self.history.done(Role::Trainer) > 0 {
             // Standing back begins anew; work that is done would be done again.
             return false;
         }
-        let waiting = |pod: &super::ObservedPod| pod.obstacle.as_ref()?.unschedulable_since;
+        let waiting = |pod: &super::ObservedPod| pod.waiting_reason.as_ref()?.unschedulable_since;
         let longest = self.pods().into_iter().filter_map(|(replica, pod)| Some((waiting(pod)?, replica))).min();
         let Some((_, replica)) = longest.filter(|&(since, _)| self.is_over(since, timeout)) else { return false };
         let seconds = timeout.as_secs();
@@ -88,35 +87,31 @@ impl Draft<'_> {
         );
         self.warning(SCHEDULE_TIMEOUT, message.clone(), None);
         // As after a suspension: the next pods are new ones, and the condition's time is that of standing back.
-        self.set(ConditionType::Created, Verdict::yes("Created", ""));
-        self.set(ConditionType::Created, Verdict::no(SCHEDULE_TIMEOUT, message));
+        self.set(ConditionType::Created, ConditionUpdate::yes("Created", ""));
+        self.set(ConditionType::Created, ConditionUpdate::no(SCHEDULE_TIMEOUT, message));
         true
     }
 
     /// The failure that a running job without progress is taken for, once it was told that it is stalled.
     pub(super) fn stalled(&mut self) -> Option<Failure> {
-        let deadline = self.job.progress_deadline?;
+        let deadline = self.job.policy.deadlines.progress?;
         let since = self.last_step()?;
-        let report = self.world.progress.as_ref()?;
+        let report = self.observed.progress.as_ref()?;
         if !self.is_over(since, deadline) {
             return None;
         }
-        if report.at.is_none_or(|at| self.after(at, FRESH) <= self.now) {
+        if report.at.is_none_or(|at| self.after(at, FRESH_REPORT) <= self.now) {
             // Server 0 does not answer us; that says nothing about its steps.
             self.wake_at(self.after(self.now, SignedDuration::from_secs(10)));
             return None;
         }
-        let what = format!(
-            "made no step for {} s, as long as spec.runPolicy.progressDeadlineSeconds allows (step {} of {})",
-            deadline.as_secs(),
-            report.step,
-            report.total_steps
-        );
+        let what = no_step(deadline, report.step, report.total_steps);
         Some(Failure {
             disruption: false,
             exit_code: None,
             reason: STALLED.into(),
             what,
+            of_init_container: false,
             log_tail: String::new(),
             conditions: Vec::new(),
             started: None,
@@ -130,7 +125,7 @@ impl Draft<'_> {
         debug_assert!(!phase.is_final());
         let running = conditions::since(self.prev, ConditionType::Running)?;
         let progress = self.prev.progress.as_ref()?;
-        let report = self.world.progress.as_ref()?;
+        let report = self.observed.progress.as_ref()?;
         let unchanged = i64::try_from(report.step).ok() == Some(progress.step);
         let stepped = progress.last_step_time.as_ref().map_or(running, |time| time.0);
         unchanged.then(|| running.max(stepped))
@@ -148,20 +143,22 @@ impl Draft<'_> {
             self.count();
             self.out.status.phase = Some(Phase::Stalled);
             self.out.status.reason = Some(STALLED.into());
-            self.set(ConditionType::Stalled, Verdict::yes(STALLED, message.clone()));
+            self.set(ConditionType::Stalled, ConditionUpdate::yes(STALLED, message.clone()));
             self.warning(STALLED, message, None);
             self.wake_at(self.now);
             return true;
         }
         let server = Replica::server(0);
         let pod = self.pod(server).map(|pod| pod.name.clone()).unwrap_or_default();
-        self.blame(server, &pod, &failure);
-        let judge::Judgement { remedy, counts } = judge(self.job, None, &failure);
+        self.record_failure(server, &pod, &failure);
+        let Response { action, counts } = respond(self.job, None, &failure);
         let counted = self.prev.restarts_counted.unsigned_abs() + u32::from(counts);
-        match remedy {
-            Remedy::FailJob(reason, because) => self.fail(reason, &format!("the job {}, and {because}", failure.what)),
-            _ if counted > self.job.max_restarts => {
-                let most = self.job.max_restarts;
+        let most = self.job.policy.max_restarts;
+        match action {
+            Action::FailJob { reason, because } => {
+                self.fail(reason, &format!("the job {}, and {because}", failure.what));
+            }
+            _ if counted > most => {
                 let message = format!("the job {}; spec.failurePolicy.maxRestarts is {most}", failure.what);
                 self.fail("MaxRestartsExceeded", &message);
             }

@@ -3,12 +3,14 @@
 
 use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, Phase};
+use psjobs_policy::Action;
+use psjobs_policy::deadlines::EARLY_SERVER_END;
+use psjobs_policy::elastic::{self, TrainerState, is_spare};
 
-use super::conditions::{self, Verdict};
-use super::failure::{EARLY_SERVER_END, Failed};
-use super::judge::{Remedy, judge};
-use super::{Draft, Ledger};
-use crate::controller::observe::{Life, ObservedPod, Replica};
+use super::conditions::{self, ConditionUpdate};
+use super::failure::{Failed, respond};
+use super::{DecisionBuilder, ReplicaHistory};
+use crate::controller::observe::{ObservedPod, PodPhase, Replica};
 
 /// Reason of the condition and the event of a trainer that no node takes.
 const UNSCHEDULABLE: &str = "Unschedulable";
@@ -20,9 +22,9 @@ struct Loss {
     why: String,
 }
 
-impl<'a> Draft<'a> {
+impl<'a> DecisionBuilder<'a> {
     /// Tells that spec.trainer.replicas has changed while the job was active.
-    pub(super) fn tell_scaling(&mut self) {
+    pub(super) fn report_scaling(&mut self) {
         let now = self.job.trainers;
         let known = self.prev.trainer.as_ref().map(|trainer| trainer.desired.unsigned_abs());
         let Some(before) = known.filter(|&before| before != now && self.prev.phase != Some(Phase::Suspended)) else {
@@ -33,13 +35,13 @@ impl<'a> Draft<'a> {
             true => ("ScaledUp", trainers(before, now, "join")),
             false => ("ScaledDown", format!("{}, the others go on", trainers(now, before, "leave"))),
         };
-        self.notice(reason, format!("Scaled from {before} to {now} trainers: {what}"));
+        self.event(reason, format!("Scaled from {before} to {now} trainers: {what}"));
     }
 
     /// Whether some trainer of an elastic job has ended well: what there was to do is dealt out.
     pub(super) fn closes(&self) -> bool {
-        let ended_well = |pod: &ObservedPod| matches!(pod.life, Life::Succeeded { .. });
-        self.job.elastic.is_some()
+        let ended_well = |pod: &ObservedPod| matches!(pod.phase, PodPhase::Succeeded { .. });
+        self.job.policy.elastic.is_some()
             && (self.before.done(Role::Trainer) > 0 || self.pods_of(Role::Trainer).any(|(_, pod)| ended_well(pod)))
     }
 
@@ -48,73 +50,77 @@ impl<'a> Draft<'a> {
         is_spare(replica) && self.closing
     }
 
-    /// Whether the trainers of an elastic job are through: one ended well, and nobody is there who has not ended.
-    pub(super) fn nobody_is_left(&self, is_done: impl Fn(Replica) -> bool) -> bool {
-        let has_left = |pod: &ObservedPod| match &pod.life {
-            Life::Failed(failure) => judge(self.job, Some(Role::Trainer), failure).remedy == Remedy::RestartPod,
-            Life::Pending => true,
-            Life::Running | Life::Succeeded { .. } => false,
+    /// Returns true if the trainers of an elastic job are through, see [`elastic::work_is_over`].
+    pub(super) fn work_is_over(&self, is_done: impl Fn(Replica) -> bool) -> bool {
+        let is_absent = |pod: &ObservedPod| match &pod.phase {
+            PodPhase::Failed(failure) => {
+                respond(self.job, Some(Role::Trainer), failure).action == Action::RestartReplica
+            }
+            PodPhase::Pending => true,
+            PodPhase::Running | PodPhase::Succeeded { .. } => false,
         };
-        let is_over = |trainer| is_done(trainer) || (is_spare(trainer) && self.pod(trainer).is_none_or(has_left));
-        self.closing && (self.server_has_closed() || (0..self.job.trainers).map(Replica::trainer).all(is_over))
+        let state = |trainer| match self.pod(trainer) {
+            _ if is_done(trainer) => TrainerState::Done,
+            pod if pod.is_none_or(is_absent) => TrainerState::Absent,
+            _ => TrainerState::Present,
+        };
+        let trainers = (0..self.job.trainers).map(Replica::trainer).map(|trainer| (trainer, state(trainer)));
+        elastic::work_is_over(self.closing, self.server_has_closed(), trainers)
     }
 
     /// Server 0, who knows the members, has ended well and long ago: whoever comes back now finds nobody.
     fn server_has_closed(&self) -> bool {
-        let server = self.pod(Replica::server(0)).filter(|pod| pod.gone_by.is_none());
-        server.is_some_and(|pod| match pod.life {
-            Life::Succeeded { at, .. } => self.after(at, EARLY_SERVER_END) <= self.now,
+        let server = self.pod(Replica::server(0)).filter(|pod| pod.deletion_deadline.is_none());
+        server.is_some_and(|pod| match pod.phase {
+            PodPhase::Succeeded { at, .. } => self.after(at, EARLY_SERVER_END) <= self.now,
             _ => false,
         })
     }
 
     /// Gives up trainers that the job can do without, and takes them out of `failed`.
     pub(super) fn shrink(&mut self, failed: &mut Vec<Failed<'a>>) {
-        if self.job.elastic.is_none() {
+        if self.job.policy.elastic.is_none() {
             return;
         }
         let failing = self.out_of_restarts(failed);
         self.give_up(failing);
         let waiting = self.without_a_node();
         self.give_up(waiting);
-        failed.retain(|failed| !self.ledger.is_lost(failed.replica));
-        if self.ledger.lost().next().is_none() {
+        failed.retain(|failed| !self.history.is_lost(failed.replica));
+        if self.history.lost().next().is_none() {
             conditions::clear(&mut self.out.status, ConditionType::Shrunk, "Recalled", self.now);
         }
     }
 
-    /// Trainers whose failure has no restart left. Servers and the first trainer get theirs before others; if
-    /// even they get none, the job fails.
+    /// Returns the trainers whose failure has no restart left, see [`elastic::without_restart`].
     fn out_of_restarts(&self, failed: &[Failed<'a>]) -> Vec<Loss> {
-        if failed.iter().any(|failed| failed.judgement.remedy != Remedy::RestartPod) {
+        if failed.iter().any(|failed| failed.response.action != Action::RestartReplica) {
             // The job fails, or all of it starts again.
             return Vec::new();
         }
-        let failures = |ledger: &Ledger, replica| ledger.get(replica).map_or(0, |record| record.failures);
-        let is_new = |replica| failures(&self.ledger, replica) > failures(&self.before, replica);
-        let mut new = failed.iter().filter(|failed| is_new(failed.replica)).collect::<Vec<_>>();
-        new.sort_by_key(|failed| (is_spare(failed.replica), failed.failure.at, failed.replica));
-        let restarts = self.job.max_restarts.saturating_sub(self.prev.restarts_counted.unsigned_abs()) as usize;
-        let beyond = if self.closing { new } else { new.split_off(restarts.min(new.len())) };
-        if !self.closing && beyond.iter().any(|failed| !is_spare(failed.replica)) {
-            return Vec::new();
-        }
-        let because = match self.closing {
-            true => "nothing is left for it to do".to_owned(),
-            false => format!("spec.failurePolicy.maxRestarts is {}", self.job.max_restarts),
-        };
-        let loss = |failed: &&Failed<'a>| Loss {
+        let failures = |history: &ReplicaHistory, replica| history.get(replica).map_or(0, |record| record.failures);
+        let is_new = |replica| failures(&self.history, replica) > failures(&self.before, replica);
+        let new = failed.iter().filter(|failed| is_new(failed.replica));
+        let new = new.map(|failed| (failed.replica, failed.failure.at)).collect::<Vec<_>>();
+        let max_restarts = self.job.policy.max_restarts;
+        let left = max_restarts.saturating_sub(self.prev.restarts_counted.unsigned_abs());
+        let given_up = elastic::without_restart(&new, left, self.closing);
+        let because = elastic::because(self.closing, max_restarts);
+        let loss = |failed: &Failed<'a>| Loss {
             replica: failed.replica,
             reason: failed.failure.reason.clone(),
             why: format!("{}, and {because}", failed.failure.what),
         };
-        beyond.iter().filter(|failed| is_spare(failed.replica)).map(loss).collect()
+        let of = |replica: &Replica| failed.iter().find(|failed| failed.replica == *replica);
+        given_up.iter().filter_map(of).map(loss).collect()
     }
 
     /// Trainers that have found no node for too long, if everybody else has.
     fn without_a_node(&self) -> Vec<Loss> {
         let Some(timeout) = self.job.schedule_timeout else { return Vec::new() };
-        let waits = |pod: &ObservedPod| pod.obstacle.as_ref().and_then(|obstacle| obstacle.unschedulable_since);
+        let waits = |pod: &ObservedPod| {
+            pod.waiting_reason.as_ref().and_then(|waiting_reason| waiting_reason.unschedulable_since)
+        };
         let overdue = |pod: &ObservedPod| waits(pod).is_some_and(|since| self.after(since, timeout) <= self.now);
         let overdue = self.pods().into_iter().filter(|(_, pod)| overdue(pod)).collect::<Vec<_>>();
         if overdue.iter().any(|&(replica, _)| !is_spare(replica)) {
@@ -128,7 +134,7 @@ impl<'a> Draft<'a> {
     fn give_up(&mut self, losses: Vec<Loss>) {
         let (all, min) = (self.job.trainers, self.job.least_trainers());
         let left = self.trainers_left().saturating_sub(losses.len() as u32);
-        if left < min && !self.closing {
+        if !self.job.policy.elastic.is_some_and(|elastic| elastic.may_shrink_to(left, self.closing)) {
             return;
         }
         let rest = match self.closing {
@@ -140,22 +146,17 @@ impl<'a> Draft<'a> {
         };
         for Loss { replica, reason, why } in losses {
             let pod = self.pod(replica);
-            self.ledger.give_up(replica);
+            self.history.give_up(replica);
             let message = format!("{replica} {why}; it is given up{rest}");
             self.warning("Shrunk", message.clone(), pod);
-            self.set(ConditionType::Shrunk, Verdict::yes(reason, message));
+            self.set(ConditionType::Shrunk, ConditionUpdate::yes(reason, message));
         }
     }
 
     /// Trainers that the job wants and has not given up.
     pub(super) fn trainers_left(&self) -> u32 {
-        self.job.trainers.saturating_sub(self.ledger.lost().count() as u32)
+        self.job.trainers.saturating_sub(self.history.lost().count() as u32)
     }
-}
-
-/// A replica that an elastic job can do without: all but the servers and the trainer that evaluates and reports.
-fn is_spare(replica: Replica) -> bool {
-    replica.role == Role::Trainer && replica.index > 0
 }
 
 /// `trainer 2 joins`, `trainers 2 and 3 join`, `trainers 2 to 4 join`: those from `first` to the one before `end`.

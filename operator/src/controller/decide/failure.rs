@@ -4,16 +4,14 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, LastFailure};
+use psjobs_policy::deadlines::{EARLY_SERVER_END, ENDED_EARLY};
+use psjobs_policy::{Action, Response};
 
-use super::judge::{Judgement, Remedy, judge, toll};
-use super::ledger::Toll;
-use super::{Draft, Ledger};
+use super::replica_history::RestartCost;
+use super::{DecisionBuilder, ReplicaHistory};
 use crate::conditions;
-use crate::controller::observe::{Failure, Life, ObservedPod, Replica};
-
-/// A server that ended well while trainers still run is taken for failed after this long. Normally
-/// the trainers' own end, which it waited for, is a moment away.
-pub(super) const EARLY_SERVER_END: SignedDuration = SignedDuration::from_secs(30);
+use crate::controller::observe::{Failure, ObservedPod, PodPhase, Replica};
+use crate::controller::validate::ValidJob;
 
 /// How long the last log lines in the status may be.
 const LOG_TAIL_BYTES: usize = 2048;
@@ -23,22 +21,24 @@ pub(super) struct Failed<'a> {
     pub replica: Replica,
     pub pod: &'a ObservedPod,
     pub failure: Failure,
-    pub judgement: Judgement,
+    pub response: Response,
 }
 
-impl<'a> Draft<'a> {
+impl<'a> DecisionBuilder<'a> {
     pub(super) fn failed(&self) -> Vec<Failed<'a>> {
         let failed = |(replica, pod): (Replica, &'a ObservedPod)| {
             let failure = self.failure(replica, pod)?;
-            let judgement = judge(self.job, Some(replica.role), &failure);
-            Some(Failed { replica, pod, failure, judgement })
+            let response = respond(self.job, Some(replica.role), &failure);
+            Some(Failed { replica, pod, failure, response })
         };
         self.pods().into_iter().filter_map(failed).collect()
     }
 
     /// What a pod's end adds to its replica's record, nothing if it did not end badly.
-    pub(super) fn toll(&self, replica: Replica, pod: &ObservedPod) -> Toll {
-        self.failure(replica, pod).map(|failure| toll(self.job, replica.role, pod, &failure)).unwrap_or_default()
+    pub(super) fn restart_cost(&self, replica: Replica, pod: &ObservedPod) -> RestartCost {
+        self.failure(replica, pod)
+            .map(|failure| restart_cost(self.job, replica.role, pod, &failure))
+            .unwrap_or_default()
     }
 
     /// Whether and why a pod failed.
@@ -55,6 +55,7 @@ impl<'a> Draft<'a> {
             exit_code: None,
             reason: "NodeLost".into(),
             what: format!("was lost with {node}, a node that has not answered since {since}"),
+            of_init_container: false,
             log_tail: String::new(),
             conditions: Vec::new(),
             started: None,
@@ -64,22 +65,22 @@ impl<'a> Draft<'a> {
 
     /// Reason and sentence, if the job's policy or a deadline ends it.
     pub(super) fn reason_to_give_up(&mut self, failed: &[Failed<'_>]) -> Option<(String, String)> {
-        let fatal = failed.iter().find_map(|failed| match &failed.judgement.remedy {
-            Remedy::FailJob(reason, because) => Some((failed, reason, because)),
+        let fatal = failed.iter().find_map(|failed| match &failed.response.action {
+            Action::FailJob { reason, because } => Some((failed, reason, because)),
             _ => None,
         });
         if let Some((Failed { replica, pod, failure, .. }, reason, because)) = fatal {
             let message = format!("{replica} (pod {}) {}, and {because}", pod.name, failure.what);
             return Some(((*reason).into(), message));
         }
-        let counted = self.prev.restarts_counted.unsigned_abs() + self.ledger.failed_since(&self.before);
-        let whole_job = failed.iter().any(|f| f.judgement.counts && f.judgement.remedy == Remedy::RestartJob);
-        if counted + u32::from(whole_job) > self.job.max_restarts {
-            let own = failed.iter().filter(|failed| failed.judgement.counts);
+        let counted = self.prev.restarts_counted.unsigned_abs() + self.history.failed_since(&self.before);
+        let whole_job = failed.iter().any(|f| f.response.counts && f.response.action == Action::RestartJob);
+        if counted + u32::from(whole_job) > self.job.policy.max_restarts {
+            let own = failed.iter().filter(|failed| failed.response.counts);
             let Failed { replica, pod, failure, .. } = own.min_by_key(|failed| failed.failure.at)?;
             let message = format!(
                 "{replica} (pod {}) {}; spec.failurePolicy.maxRestarts is {}, so it is not started again",
-                pod.name, failure.what, self.job.max_restarts
+                pod.name, failure.what, self.job.policy.max_restarts
             );
             return Some(("MaxRestartsExceeded".into(), message));
         }
@@ -94,11 +95,11 @@ impl<'a> Draft<'a> {
         let earlier = self.prev.last_failure.as_ref().filter(|_| !conditions::holds(self.prev, ConditionType::Running));
         let is_later = |known: &LastFailure| known.time.as_ref().is_some_and(|time| time.0 <= first.failure.at);
         if !earlier.is_some_and(is_later) {
-            self.blame(first.replica, &first.pod.name, &first.failure);
+            self.record_failure(first.replica, &first.pod.name, &first.failure);
         }
     }
 
-    pub(super) fn blame(&mut self, replica: Replica, pod: &str, failure: &Failure) {
+    pub(super) fn record_failure(&mut self, replica: Replica, pod: &str, failure: &Failure) {
         self.out.status.last_failure = Some(LastFailure {
             pod: pod.to_owned(),
             role: replica.role.to_string(),
@@ -112,13 +113,13 @@ impl<'a> Draft<'a> {
     }
 
     /// One warning for each failure that this decision counts.
-    pub(super) fn tell_failures(&mut self, failed: &[Failed<'_>]) {
+    pub(super) fn report_failures(&mut self, failed: &[Failed<'_>]) {
         for Failed { replica, pod, failure, .. } in failed {
-            let failures = |ledger: &Ledger| ledger.get(*replica).map_or(0, |record| record.failures);
-            if failures(&self.ledger) > failures(&self.before) {
+            let failures = |history: &ReplicaHistory| history.get(*replica).map_or(0, |record| record.failures);
+            if failures(&self.history) > failures(&self.before) {
                 let note = format!(
                     "{replica} {}; it is started again (restart {} of {})",
-                    failure.what, self.out.status.restarts_counted, self.job.max_restarts
+                    failure.what, self.out.status.restarts_counted, self.job.policy.max_restarts
                 );
                 self.warning("PodFailed", note, Some(pod));
             }
@@ -126,20 +127,47 @@ impl<'a> Draft<'a> {
     }
 }
 
+/// Returns what the job's policy makes of a failure of a role, or of the whole job if `role` is none.
+pub(super) fn respond(job: &ValidJob, role: Option<Role>, failure: &Failure) -> Response {
+    job.policy.respond_to(&psjobs_policy::Failure {
+        role,
+        disruption: failure.disruption,
+        exit_code: failure.exit_code,
+        reason: &failure.reason,
+        conditions: &failure.conditions,
+        log_tail: (!failure.of_init_container).then_some(failure.log_tail.as_str()),
+    })
+}
+
+/// Returns what a failed pod adds to its replica's record.
+fn restart_cost(job: &ValidJob, role: Role, pod: &ObservedPod, failure: &Failure) -> RestartCost {
+    let Response { action, counts } = respond(job, Some(role), failure);
+    let in_a_row = job.policy.failures_in_a_row(pod.failures_in_a_row, failure.ran());
+    // A restart of the whole job counts once, and when it is done.
+    RestartCost { counts: counts && action != Action::RestartJob, in_a_row: Some(in_a_row) }
+}
+
 /// Whether and why a pod failed, as seen while the job is active.
 pub(super) fn failure(replica: Replica, pod: &ObservedPod, now: Timestamp) -> Option<Failure> {
-    match &pod.life {
-        Life::Failed(failure) => Some(failure.clone()),
-        Life::Succeeded { at, .. } if replica.role == Role::Server && *at + EARLY_SERVER_END <= now => Some(Failure {
-            disruption: false,
-            exit_code: Some(0),
-            reason: "EndedEarly".into(),
-            what: "ended with exit code 0 although trainers still run; a server must run until they are done".into(),
-            log_tail: String::new(),
-            conditions: Vec::new(),
-            started: None,
-            at: *at,
-        }),
+    match &pod.phase {
+        PodPhase::Failed(failure) => Some(failure.clone()),
+        PodPhase::Succeeded { at, .. }
+            if replica.role == Role::Server
+                && now.duration_since(*at) >= SignedDuration::try_from(EARLY_SERVER_END).unwrap_or_default() =>
+        {
+            Some(Failure {
+                disruption: false,
+                exit_code: Some(0),
+                reason: ENDED_EARLY.into(),
+                what: "ended with exit code 0 although trainers still run; a server must run until they are done"
+                    .into(),
+                of_init_container: false,
+                log_tail: String::new(),
+                conditions: Vec::new(),
+                started: None,
+                at: *at,
+            })
+        }
         _ => None,
     }
 }

@@ -6,15 +6,15 @@ use psjobs_api::Role;
 use psjobs_api::crd::{CleanPodPolicy, ConditionType, Phase};
 
 use super::timing::COMPLETING_DEBOUNCE;
-use super::{Draft, counted};
-use crate::conditions::{self, Verdict};
+use super::{DecisionBuilder, counted};
+use crate::conditions::{self, ConditionUpdate};
 use crate::controller::model::Event;
-use crate::controller::observe::{Life, ObservedPod, Replica};
+use crate::controller::observe::{ObservedPod, PodPhase, Replica};
 
-impl Draft<'_> {
+impl DecisionBuilder<'_> {
     /// Completes a job whose trainers are done: waits until the servers end by themselves, or their time is over.
     pub(super) fn complete(&mut self) {
-        self.ledger.observe(self.pods_without_toll());
+        self.history.observe(self.pods_without_restart_cost());
         self.out.status.observed_generation = self.job.generation;
         self.out.status.start_time = self.start_time();
         self.count();
@@ -32,24 +32,24 @@ impl Draft<'_> {
         self.delete_surplus();
         self.wake_at(deadline);
         if known.is_none() {
-            self.notice("Completing", "All trainers are done; waiting for the servers to end");
+            self.event("Completing", "All trainers are done; waiting for the servers to end");
         }
         self.out.transient_for = Some(COMPLETING_DEBOUNCE);
         self.out.status.phase = Some(Phase::Completing);
         self.out.status.reason = Some("WaitingForServers".into());
         let seconds = self.job.server_drain.as_secs();
         let message = format!("all trainers are done; the servers have {seconds} s to end");
-        let completing = Verdict::yes("TrainersSucceeded", message);
+        let completing = ConditionUpdate::yes("TrainersSucceeded", message);
         conditions::set(&mut self.out.status, ConditionType::Completing, completing, since);
-        self.set(ConditionType::Running, Verdict::no("TrainersSucceeded", "all trainers are done"));
+        self.set(ConditionType::Running, ConditionUpdate::no("TrainersSucceeded", "all trainers are done"));
         conditions::clear(&mut self.out.status, ConditionType::Restarting, "TrainersSucceeded", self.now);
     }
 
     /// Returns when the last trainer ended. The servers' time begins then, although the condition may be written some seconds
     /// later.
     fn trainers_done_at(&self) -> Timestamp {
-        let ended = self.pods_of(Role::Trainer).filter_map(|(_, pod)| match pod.life {
-            Life::Succeeded { at, .. } => Some(at),
+        let ended = self.pods_of(Role::Trainer).filter_map(|(_, pod)| match pod.phase {
+            PodPhase::Succeeded { at, .. } => Some(at),
             _ => None,
         });
         ended.max().map_or(self.now, |at| self.lately(at))
@@ -59,22 +59,22 @@ impl Draft<'_> {
     /// elastic job only wait for who is there, so they end by themselves.
     fn stop_the_rest(&mut self) {
         let rest = |(replica, pod): &(Replica, &ObservedPod)| {
-            replica.role == Role::Trainer && pod.alive && !matches!(pod.life, Life::Succeeded { .. })
+            replica.role == Role::Trainer && pod.alive && !matches!(pod.phase, PodPhase::Succeeded { .. })
         };
-        if self.ledger.done(Role::Trainer) >= self.job.trainers {
+        if self.history.done(Role::Trainer) >= self.job.trainers {
             return;
         }
         let trainers = self.pods().into_iter().filter(rest).map(|(_, pod)| pod).collect::<Vec<_>>();
         let servers = self.pods_of(Role::Server).map(|(_, pod)| pod).filter(|pod| pod.alive).collect();
-        for pod in if trainers.is_empty() && self.job.elastic.is_none() { servers } else { trainers } {
+        for pod in if trainers.is_empty() && self.job.policy.elastic.is_none() { servers } else { trainers } {
             self.delete(pod);
             self.delete_by_force_if_overdue(pod);
         }
     }
 
     fn succeed(&mut self, servers_ended: bool) {
-        let trouble = self.pods_of(Role::Server).find_map(|(replica, pod)| match &pod.life {
-            Life::Failed(failure) => Some(format!("; {replica} {} at the end", failure.what)),
+        let trouble = self.pods_of(Role::Server).find_map(|(replica, pod)| match &pod.phase {
+            PodPhase::Failed(failure) => Some(format!("; {replica} {} at the end", failure.what)),
             _ => None,
         });
         let trouble = match trouble {
@@ -83,7 +83,7 @@ impl Draft<'_> {
             }
             trouble => trouble.unwrap_or_default(),
         };
-        let message = format!("{} ended well{trouble}", counted(self.ledger.done(Role::Trainer), "trainer"));
+        let message = format!("{} ended well{trouble}", counted(self.history.done(Role::Trainer), "trainer"));
         self.finish(Phase::Succeeded, ConditionType::Succeeded, "TrainersSucceeded", &message);
     }
 
@@ -97,12 +97,12 @@ impl Draft<'_> {
         self.out.status.reason = Some(reason.into());
         self.out.status.completion_time = self.time();
         for type_ in [ConditionType::ServersReady, ConditionType::Running] {
-            self.set(type_, Verdict::no(reason, "the job is finished"));
+            self.set(type_, ConditionUpdate::no(reason, "the job is finished"));
         }
         for type_ in [ConditionType::Restarting, ConditionType::Stalled, ConditionType::Completing] {
             conditions::clear(&mut self.out.status, type_, reason, self.now);
         }
-        self.set(condition, Verdict::yes(reason, message));
+        self.set(condition, ConditionUpdate::yes(reason, message));
         let note = format!("The job has {}: {message}", if phase == Phase::Failed { "failed" } else { "succeeded" });
         let warning = phase == Phase::Failed;
         self.out.events.push(Event { warning, reason: format!("{phase:?}"), note, pod: None });
@@ -112,13 +112,13 @@ impl Draft<'_> {
 
     /// Cleans up after the end: deletes pods as the policy says, and the job when its time is over.
     pub(super) fn clean_up(&mut self) {
-        for (replica, pod) in &self.world.pods {
+        for (replica, pod) in &self.observed.pods {
             let unwanted = match self.job.clean_pod_policy {
                 CleanPodPolicy::All => true,
                 CleanPodPolicy::Running => pod.alive,
                 CleanPodPolicy::None => pod.alive && replica.role == Role::Server,
             };
-            if pod.gone_by.is_some() {
+            if pod.deletion_deadline.is_some() {
                 self.delete_by_force_if_overdue(pod);
             } else if unwanted {
                 self.delete(pod);

@@ -11,10 +11,9 @@ mod deadline;
 mod elastic;
 mod failure;
 mod finish;
-mod judge;
-mod ledger;
 mod phase;
 mod recreate;
+mod replica_history;
 mod report;
 mod suspend;
 pub mod timing;
@@ -23,28 +22,29 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, ParameterServerJobStatus, Phase};
+use psjobs_policy::Success;
 
-pub use self::ledger::Ledger;
-use self::ledger::Toll;
+pub use self::replica_history::ReplicaHistory;
+use self::replica_history::RestartCost;
 use self::timing::MAX_STATUS_DELAY;
 use super::model::{Decision, Deletion, Event, ObservedState};
-use super::observe::{Life, ObservedPod, Replica};
-use super::validate::{SpecError, Success, ValidJob};
-use crate::conditions::{self, Verdict};
+use super::observe::{ObservedPod, PodPhase, Replica};
+use super::validate::{SpecError, ValidJob};
+use crate::conditions::{self, ConditionUpdate};
 
 /// Decides about a job that [`validate`](super::validate::validate) let through.
-pub fn decide(job: &ValidJob, prev: &ParameterServerJobStatus, world: &ObservedState, now: Timestamp) -> Decision {
-    let mut draft = Draft::new(job, prev, world, now);
+pub fn decide(job: &ValidJob, prev: &ParameterServerJobStatus, observed: &ObservedState, now: Timestamp) -> Decision {
+    let mut builder = DecisionBuilder::new(job, prev, observed, now);
     if prev.phase.is_some_and(Phase::is_final) {
-        draft.clean_up();
-    } else if draft.trainers_are_done() {
-        draft.complete();
+        builder.clean_up();
+    } else if builder.trainers_are_done() {
+        builder.complete();
     } else if job.suspended {
-        draft.suspend();
+        builder.suspend();
     } else {
-        draft.run();
+        builder.run();
     }
-    draft.into_decision()
+    builder.into_decision()
 }
 
 /// Decides about a job that cannot be run: reports why, and changes nothing until the job changes.
@@ -56,7 +56,7 @@ pub fn refuse(error: &SpecError, prev: &ParameterServerJobStatus, generation: Op
         status.observed_generation = generation;
         status.phase = status.phase.or(Some(Phase::Pending));
         status.reason = Some(REASON.into());
-        conditions::set(&mut status, ConditionType::Created, Verdict::no(REASON, error.to_string()), now);
+        conditions::set(&mut status, ConditionType::Created, ConditionUpdate::no(REASON, error.to_string()), now);
         if status != *prev {
             events.push(Event { warning: true, reason: REASON.into(), note: error.to_string(), pod: None });
         }
@@ -65,37 +65,37 @@ pub fn refuse(error: &SpecError, prev: &ParameterServerJobStatus, generation: Op
 }
 
 /// Builds a decision.
-struct Draft<'a> {
+struct DecisionBuilder<'a> {
     job: &'a ValidJob,
     prev: &'a ParameterServerJobStatus,
-    world: &'a ObservedState,
+    observed: &'a ObservedState,
     now: Timestamp,
     /// The history of replicas as the status has it, and with what the pods show.
-    before: Ledger,
-    ledger: Ledger,
+    before: ReplicaHistory,
+    history: ReplicaHistory,
     /// All batches of an elastic job are assigned.
     closing: bool,
     out: Decision,
     wake: Option<Timestamp>,
 }
 
-impl<'a> Draft<'a> {
-    fn new(job: &'a ValidJob, prev: &'a ParameterServerJobStatus, world: &'a ObservedState, now: Timestamp) -> Self {
-        let before = Ledger::read(prev);
-        let mut ledger = before.clone();
+impl<'a> DecisionBuilder<'a> {
+    fn new(job: &'a ValidJob, prev: &'a ParameterServerJobStatus, observed: &'a ObservedState, now: Timestamp) -> Self {
+        let before = ReplicaHistory::read(prev);
+        let mut history = before.clone();
         let surplus = |replica: &Replica| replica.index >= job.count(replica.role);
-        before.replicas().filter(surplus).for_each(|replica| ledger.remove(replica, None));
+        before.replicas().filter(surplus).for_each(|replica| history.remove(replica, None));
         // Also pods that the status does not know: one may have been created just before the job was scaled.
-        let pods = world.pods.iter().map(|(&replica, pod)| (replica, pod.incarnation));
+        let pods = observed.pods.iter().map(|(&replica, pod)| (replica, pod.incarnation));
         let pods = pods.filter(|&(replica, incarnation)| surplus(&replica) && incarnation >= before.since(replica));
-        pods.for_each(|(replica, incarnation)| ledger.remove(replica, Some(incarnation)));
+        pods.for_each(|(replica, incarnation)| history.remove(replica, Some(incarnation)));
         if prev.observed_generation != job.generation {
-            ledger.retry();
+            history.retry();
         }
         let out = Decision { status: prev.clone(), ..Decision::default() };
-        let mut draft = Self { job, prev, world, now, ledger, before, closing: false, out, wake: None };
-        draft.closing = draft.closes();
-        draft
+        let mut builder = Self { job, prev, observed, now, history, before, closing: false, out, wake: None };
+        builder.closing = builder.closes();
+        builder
     }
 
     fn into_decision(mut self) -> Decision {
@@ -106,38 +106,34 @@ impl<'a> Draft<'a> {
     /// Success so far: the main containers of as many trainers as the job asks for have ended well, now or
     /// earlier, or the work of an elastic job is done. A job that completes goes on completing.
     fn trainers_are_done(&self) -> bool {
-        let ended_well = |pod| matches!(pod, &ObservedPod { life: Life::Succeeded { .. }, .. });
+        let ended_well = |pod| matches!(pod, &ObservedPod { phase: PodPhase::Succeeded { .. }, .. });
         let is_done = |trainer| self.before.succeeded(trainer) || self.pod(trainer).is_some_and(ended_well);
-        let mut trainers = (0..self.job.trainers).map(Replica::trainer);
-        match self.job.success {
-            _ if self.prev.phase == Some(Phase::Completing) => true,
-            Success::RankZero => is_done(Replica::trainer(0)),
-            _ if self.nobody_is_left(is_done) => true,
-            Success::All => trainers.all(is_done),
-            Success::Any(enough) => trainers.filter(|&trainer| is_done(trainer)).count() >= enough as usize,
-        }
+        let policy = &self.job.policy;
+        self.prev.phase == Some(Phase::Completing)
+            || policy.success.is_reached(self.job.trainers, |index| is_done(Replica::trainer(index)))
+            || policy.success != Success::RankZero && self.work_is_over(is_done)
     }
 
     /// Tells whether a pod counts: it has a rank of the job, and was created after the job was last resumed and after the
     /// replica last left.
     fn is_current(&self, replica: Replica, pod: &ObservedPod) -> bool {
-        replica.index < self.job.count(replica.role) && pod.incarnation >= self.ledger.since(replica)
+        replica.index < self.job.count(replica.role) && pod.incarnation >= self.history.since(replica)
     }
 
     /// Returns the pod of a replica, if it has one that counts.
     fn pod(&self, replica: Replica) -> Option<&'a ObservedPod> {
-        self.world.pods.get(&replica).filter(|pod| self.is_current(replica, pod))
+        self.observed.pods.get(&replica).filter(|pod| self.is_current(replica, pod))
     }
 
     /// Returns all pods that count.
     fn pods(&self) -> Vec<(Replica, &'a ObservedPod)> {
-        let all = self.world.pods.iter().map(|(&replica, pod)| (replica, pod));
+        let all = self.observed.pods.iter().map(|(&replica, pod)| (replica, pod));
         all.filter(|(replica, pod)| self.is_current(*replica, pod)).collect()
     }
 
     /// Returns all pods that count, without their failures.
-    fn pods_without_toll(&self) -> Vec<(Replica, &'a ObservedPod, Toll)> {
-        self.pods().into_iter().map(|(replica, pod)| (replica, pod, Toll::default())).collect()
+    fn pods_without_restart_cost(&self) -> Vec<(Replica, &'a ObservedPod, RestartCost)> {
+        self.pods().into_iter().map(|(replica, pod)| (replica, pod, RestartCost::default())).collect()
     }
 
     fn pods_of(&self, role: Role) -> impl Iterator<Item = (Replica, &'a ObservedPod)> + use<'a> {
@@ -145,7 +141,7 @@ impl<'a> Draft<'a> {
     }
 
     fn delete(&mut self, pod: &ObservedPod) {
-        if pod.gone_by.is_none() {
+        if pod.deletion_deadline.is_none() {
             let force = self.is_lost(pod);
             self.out.delete.push(Deletion { name: pod.name.clone(), uid: pod.uid.clone(), force });
         }
@@ -163,8 +159,8 @@ impl<'a> Draft<'a> {
 
     /// Deletes a pod by force that should be gone and is not: its node is lost and will not confirm the end.
     fn delete_by_force_if_overdue(&mut self, pod: &ObservedPod) {
-        let Some(gone_by) = pod.gone_by else { return };
-        let overdue = self.after(gone_by, self.job.force_delete_after);
+        let Some(deletion_deadline) = pod.deletion_deadline else { return };
+        let overdue = self.after(deletion_deadline, self.job.force_delete_after);
         let overdue = self.lost_at(pod).map_or(overdue, |lost| lost.min(overdue));
         if overdue <= self.now {
             self.out.delete.push(Deletion { name: pod.name.clone(), uid: pod.uid.clone(), force: true });
@@ -178,15 +174,16 @@ impl<'a> Draft<'a> {
         self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
     }
 
-    fn after(&self, since: Timestamp, duration: SignedDuration) -> Timestamp {
+    fn after(&self, since: Timestamp, duration: impl TryInto<SignedDuration>) -> Timestamp {
+        let duration = duration.try_into().unwrap_or(SignedDuration::MAX);
         since.saturating_add(duration).unwrap_or(Timestamp::MAX)
     }
 
-    fn set(&mut self, type_: ConditionType, verdict: Verdict) {
-        conditions::set(&mut self.out.status, type_, verdict, self.now);
+    fn set(&mut self, type_: ConditionType, update: ConditionUpdate) {
+        conditions::set(&mut self.out.status, type_, update, self.now);
     }
 
-    fn notice(&mut self, reason: &str, note: impl Into<String>) {
+    fn event(&mut self, reason: &str, note: impl Into<String>) {
         self.out.events.push(Event { warning: false, reason: reason.into(), note: note.into(), pod: None });
     }
 

@@ -6,38 +6,41 @@ use psjobs_api::crd::{ConditionType, Phase};
 
 use super::failure::Failed;
 use super::timing::FIRST_STATUS_DEBOUNCE;
-use super::{Draft, counted};
-use crate::conditions::{self, Verdict};
-use crate::controller::observe::{Life, ObservedPod, Obstacle, Replica};
+use super::{DecisionBuilder, counted};
+use crate::conditions::{self, ConditionUpdate};
+use crate::controller::observe::{ObservedPod, PodPhase, Replica, WaitingReason};
 
-impl<'a> Draft<'a> {
+impl<'a> DecisionBuilder<'a> {
     pub(super) fn report_created(&mut self) {
-        let exists = |replica| self.ledger.get(replica).is_some() || self.comes_too_late(replica);
-        let verdict = if let Some(refusal) = self.world.refused.first() {
+        let exists = |replica| self.history.get(replica).is_some() || self.comes_too_late(replica);
+        let update = if let Some(refusal) = self.observed.refused.first() {
             let again = "; it is tried again until it works";
-            Verdict::no("Refused", format!("creating {} was refused: {}{again}", refusal.child, refusal.message))
-        } else if self.world.service && self.job.replicas().all(exists) {
-            Verdict::yes("Created", "the service and all pods were created")
+            ConditionUpdate::no(
+                "Refused",
+                format!("creating {} was refused: {}{again}", refusal.child, refusal.message),
+            )
+        } else if self.observed.service && self.job.replicas().all(exists) {
+            ConditionUpdate::yes("Created", "the service and all pods were created")
         } else if let Some(waiting) = self.job.replicas().find(|&replica| self.waits_for_servers(replica)) {
-            Verdict::no(
+            ConditionUpdate::no(
                 "WaitingForServers",
                 format!("{waiting} and the other trainers are created when all servers are ready (spec.startupPolicy)"),
             )
         } else {
-            Verdict::no("Creating", "")
+            ConditionUpdate::no("Creating", "")
         };
         let known = conditions::find(self.prev, ConditionType::Created);
-        if verdict.holds && !conditions::holds(self.prev, ConditionType::Created) {
-            self.notice("Created", format!("Created the service and the pods of {}", self.members()));
+        if update.holds && !conditions::holds(self.prev, ConditionType::Created) {
+            self.event("Created", format!("Created the service and the pods of {}", self.members()));
         }
-        if verdict.reason == "Refused" {
-            if known.is_none_or(|known| known.message != verdict.message) {
-                self.warning("Refused", verdict.message.clone(), None);
+        if update.reason == "Refused" {
+            if known.is_none_or(|known| known.message != update.message) {
+                self.warning("Refused", update.message.clone(), None);
             }
             let since = known.filter(|known| known.reason == "Refused").map(|known| known.last_transition_time.0);
             self.retry_refused(since.unwrap_or(self.now));
         }
-        self.set(ConditionType::Created, verdict);
+        self.set(ConditionType::Created, update);
     }
 
     /// Retries refused creations after as long again as they have been refused, between a second and a minute.
@@ -49,8 +52,9 @@ impl<'a> Draft<'a> {
 
     pub(super) fn report_running(&mut self, failed: &[Failed<'_>]) {
         let waits_for = self.waits_for(failed);
-        let obstacles = waits_for.iter().filter_map(|&replica| Some((replica, self.live(replica)?.obstacle.as_ref()?)));
-        let obstacle = cause(obstacles);
+        let waiting_reasons =
+            waits_for.iter().filter_map(|&replica| Some((replica, self.live(replica)?.waiting_reason.as_ref()?)));
+        let waiting_reason = cause(waiting_reasons);
         let servers_ready = self.servers_are_ready();
         // Once the job runs, a server whose probe fails for a moment does not take that back.
         let was_running = self.prev.phase == Some(Phase::Running);
@@ -64,25 +68,26 @@ impl<'a> Draft<'a> {
             false => Phase::Pending,
         };
         self.out.status.phase = Some(phase);
-        self.set(ConditionType::ServersReady, servers_verdict(servers_ready, obstacle));
-        let verdict = match running && !waits_for.is_empty() {
-            true => self.partly_running(&waits_for, obstacle),
-            false => running_verdict(running, obstacle, waits_for.first().copied()),
+        self.set(ConditionType::ServersReady, servers_ready_update(servers_ready, waiting_reason));
+        let update = match running && !waits_for.is_empty() {
+            true => self.partly_running(&waits_for, waiting_reason),
+            false => running_update(running, waiting_reason, waits_for.first().copied()),
         };
-        self.set(ConditionType::Running, verdict);
+        self.set(ConditionType::Running, update);
         match lost {
             Some(replica) => self.report_restarting(replica, failed),
             // The whole job restarts, and the condition names the cause already.
             None if restarts => {}
             None => conditions::clear(&mut self.out.status, ConditionType::Restarting, "Running", self.now),
         }
-        self.out.status.reason = self.reason(phase, obstacle.is_some());
+        self.out.status.reason = self.reason(phase, waiting_reason.is_some());
         // The status of a job that has just begun without a problem may wait for the creation of pods.
-        let begins = self.prev.phase.is_none() && !running && obstacle.is_none() && self.world.refused.is_empty();
+        let begins =
+            self.prev.phase.is_none() && !running && waiting_reason.is_none() && self.observed.refused.is_empty();
         self.out.transient_for = begins.then_some(FIRST_STATUS_DEBOUNCE);
         if running && !was_running {
             let some = format!("{} and {}", counted(self.job.servers, "server"), self.running_trainers(&waits_for));
-            self.notice("Running", format!("Running: {some}"));
+            self.event("Running", format!("Running: {some}"));
         }
     }
 
@@ -93,7 +98,7 @@ impl<'a> Draft<'a> {
             let servers_are_up = waits_for.iter().all(|replica| replica.role == Role::Trainer);
             servers_are_up && self.trainers_left().saturating_sub(waits_for.len() as u32) >= least
         };
-        waits_for.is_empty() || self.job.elastic.is_some_and(|elastic| enough(elastic.min))
+        waits_for.is_empty() || self.job.policy.elastic.is_some_and(|elastic| enough(elastic.min))
     }
 
     /// Formats the number of running trainers: `2 trainers`, `2 of 4 trainers`.
@@ -103,41 +108,46 @@ impl<'a> Draft<'a> {
     }
 
     /// Returns the condition Running of an elastic job that runs while it waits for some of its trainers.
-    fn partly_running(&self, waits_for: &[Replica], obstacle: Option<(Replica, &Obstacle)>) -> Verdict {
-        let rest = match (obstacle, waits_for.first()) {
+    fn partly_running(
+        &self,
+        waits_for: &[Replica],
+        waiting_reason: Option<(Replica, &WaitingReason)>,
+    ) -> ConditionUpdate {
+        let rest = match (waiting_reason, waits_for.first()) {
             (Some((replica, why)), _) => format!("; {replica} cannot start: {}", why.message),
             (None, Some(replica)) => format!("; waiting for {replica} to run"),
             (None, None) => String::new(),
         };
-        Verdict::yes("Running", format!("all servers and {} run{rest}", self.running_trainers(waits_for)))
+        ConditionUpdate::yes("Running", format!("all servers and {} run{rest}", self.running_trainers(waits_for)))
     }
 
     /// Returns the replicas that neither run nor are done, of those that the job still wants.
     fn waits_for(&self, failed: &[Failed<'_>]) -> Vec<Replica> {
         let has_failed = |replica| failed.iter().any(|failed| failed.replica == replica);
-        let runs = |pod: &ObservedPod| matches!(pod.life, Life::Running | Life::Succeeded { .. });
+        let runs = |pod: &ObservedPod| matches!(pod.phase, PodPhase::Running | PodPhase::Succeeded { .. });
         let is_up = |replica| self.live(replica).is_some_and(runs) && !has_failed(replica);
-        let is_wanted =
-            |replica| !(self.ledger.succeeded(replica) || self.ledger.is_lost(replica) || self.comes_too_late(replica));
+        let is_wanted = |replica| {
+            !(self.history.succeeded(replica) || self.history.is_lost(replica) || self.comes_too_late(replica))
+        };
         self.job.replicas().filter(|&replica| !is_up(replica) && is_wanted(replica)).collect()
     }
 
     pub(super) fn servers_are_ready(&self) -> bool {
-        let ready = |pod: &ObservedPod| pod.ready && pod.life == Life::Running;
+        let ready = |pod: &ObservedPod| pod.ready && pod.phase == PodPhase::Running;
         (0..self.job.servers).map(Replica::server).all(|server| self.live(server).is_some_and(ready))
     }
 
     /// Returns the pod of a replica, unless it is being deleted.
     fn live(&self, replica: Replica) -> Option<&'a ObservedPod> {
-        self.pod(replica).filter(|pod| pod.gone_by.is_none())
+        self.pod(replica).filter(|pod| pod.deletion_deadline.is_none())
     }
 
     /// Returns the reason of the phase: that of the condition which explains it best.
-    fn reason(&self, phase: Phase, obstacle: bool) -> Option<String> {
+    fn reason(&self, phase: Phase, waiting_reason: bool) -> Option<String> {
         let condition = |type_| conditions::find(&self.out.status, type_);
         let refused = condition(ConditionType::Created).filter(|created| created.reason == "Refused");
         let best = match phase {
-            Phase::Restarting if !obstacle => condition(ConditionType::Restarting),
+            Phase::Restarting if !waiting_reason => condition(ConditionType::Restarting),
             Phase::Running => None,
             _ => refused,
         };
@@ -146,10 +156,10 @@ impl<'a> Draft<'a> {
 
     /// Tells whether a replica had a pod before, and the next one does not run yet.
     fn is_being_replaced(&self, replica: Replica) -> bool {
-        let first = self.ledger.since(replica);
+        let first = self.history.since(replica);
         match self.pod(replica) {
-            Some(pod) => pod.ended() || pod.gone_by.is_some() || self.is_lost(pod) || pod.incarnation > first,
-            None => self.ledger.has_begun(replica),
+            Some(pod) => pod.ended() || pod.deletion_deadline.is_some() || self.is_lost(pod) || pod.incarnation > first,
+            None => self.history.has_begun(replica),
         }
     }
 
@@ -167,45 +177,51 @@ impl<'a> Draft<'a> {
             // What began it was seen before: our own delete, or a new pod that only has to start.
             return;
         }
-        let verdict = match failure {
-            Some(failure) => Verdict::yes(
+        let update = match failure {
+            Some(failure) => ConditionUpdate::yes(
                 failure.reason.clone(),
                 format!("{lost} {}; it is started again{}", failure.what, self.when(lost, failed)),
             ),
-            None => Verdict::yes("PodLost", format!("the pod of {lost} was deleted or lost; it is started again")),
+            None => {
+                ConditionUpdate::yes("PodLost", format!("the pod of {lost} was deleted or lost; it is started again"))
+            }
         };
         if !own {
             // A failure of its own had its event when it was counted.
-            self.warning("PodLost", verdict.message.clone(), None);
+            self.warning("PodLost", update.message.clone(), None);
         }
-        self.set(ConditionType::Restarting, verdict);
+        self.set(ConditionType::Restarting, update);
     }
 }
 
-/// Returns the first obstacle that is a pod's own, or else the first.
+/// Returns the first waiting_reason that is a pod's own, or else the first.
 pub(super) fn cause<'a>(
-    mut obstacles: impl Iterator<Item = (Replica, &'a Obstacle)> + Clone,
-) -> Option<(Replica, &'a Obstacle)> {
-    obstacles.clone().find(|(_, obstacle)| obstacle.is_own()).or_else(|| obstacles.next())
+    mut waiting_reasons: impl Iterator<Item = (Replica, &'a WaitingReason)> + Clone,
+) -> Option<(Replica, &'a WaitingReason)> {
+    waiting_reasons.clone().find(|(_, waiting_reason)| waiting_reason.is_own()).or_else(|| waiting_reasons.next())
 }
 
-fn servers_verdict(ready: bool, obstacle: Option<(Replica, &Obstacle)>) -> Verdict {
-    match obstacle.filter(|(replica, _)| replica.role == Role::Server) {
-        _ if ready => Verdict::yes("ServersReady", "all servers are ready"),
+fn servers_ready_update(ready: bool, waiting_reason: Option<(Replica, &WaitingReason)>) -> ConditionUpdate {
+    match waiting_reason.filter(|(replica, _)| replica.role == Role::Server) {
+        _ if ready => ConditionUpdate::yes("ServersReady", "all servers are ready"),
         Some((server, why)) => cannot_start(server, why),
-        None => Verdict::no("WaitingForServers", "not all servers are ready"),
+        None => ConditionUpdate::no("WaitingForServers", "not all servers are ready"),
     }
 }
 
-fn running_verdict(running: bool, obstacle: Option<(Replica, &Obstacle)>, waits_for: Option<Replica>) -> Verdict {
-    match (obstacle, waits_for) {
-        _ if running => Verdict::yes("Running", "all servers and trainers run"),
+fn running_update(
+    running: bool,
+    waiting_reason: Option<(Replica, &WaitingReason)>,
+    waits_for: Option<Replica>,
+) -> ConditionUpdate {
+    match (waiting_reason, waits_for) {
+        _ if running => ConditionUpdate::yes("Running", "all servers and trainers run"),
         (Some((replica, why)), _) => cannot_start(replica, why),
-        (None, Some(replica)) => Verdict::no("WaitingForPods", format!("waiting for {replica} to run")),
-        (None, None) => Verdict::no("WaitingForServers", "waiting for the servers to be ready"),
+        (None, Some(replica)) => ConditionUpdate::no("WaitingForPods", format!("waiting for {replica} to run")),
+        (None, None) => ConditionUpdate::no("WaitingForServers", "waiting for the servers to be ready"),
     }
 }
 
-fn cannot_start(replica: Replica, why: &Obstacle) -> Verdict {
-    Verdict::no(why.reason.clone(), format!("{replica} cannot start: {}", why.message))
+fn cannot_start(replica: Replica, why: &WaitingReason) -> ConditionUpdate {
+    ConditionUpdate::no(why.reason.clone(), format!("{replica} cannot start: {}", why.message))
 }

@@ -3,34 +3,34 @@
 
 use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, Phase};
+use psjobs_policy::Action;
 
-use super::Draft;
+use super::DecisionBuilder;
 use super::failure::Failed;
-use super::judge::{Remedy, back_off};
-use crate::conditions::{self, Verdict};
+use crate::conditions::{self, ConditionUpdate};
 
-impl Draft<'_> {
+impl DecisionBuilder<'_> {
     /// Starts all pods again if a failure wants that, after the back-off. Whether there is nothing else
     /// to do now.
     pub(super) fn handle_restart_of_all(&mut self, failed: &[Failed<'_>]) -> bool {
-        let of_all = || failed.iter().filter(|failed| failed.judgement.remedy == Remedy::RestartJob);
+        let of_all = || failed.iter().filter(|failed| failed.response.action == Action::RestartJob);
         let Some(first) = of_all().min_by_key(|failed| (failed.failure.at, failed.replica)) else { return false };
         let Failed { replica, failure, .. } = first;
         let in_a_row = self.recreations_in_a_row(first);
-        let due = self.after(failure.at, back_off(&self.job.failure_policy.backoff, in_a_row));
+        let due = self.after(failure.at, self.job.policy.wait(in_a_row));
         let what = format!("{replica} {}", failure.what);
         if due > self.now {
             self.wake_at(due);
             self.count();
             self.out.status.phase = Some(Phase::Restarting);
             self.out.status.reason = Some(failure.reason.clone());
-            self.set(ConditionType::Running, Verdict::no(failure.reason.clone(), what.clone()));
+            self.set(ConditionType::Running, ConditionUpdate::no(failure.reason.clone(), what.clone()));
             let message = format!("{what}; all pods are started again at {due}");
-            self.set(ConditionType::Restarting, Verdict::yes(failure.reason.clone(), message));
+            self.set(ConditionType::Restarting, ConditionUpdate::yes(failure.reason.clone(), message));
             return true;
         }
         self.out.status.recreations_in_a_row = in_a_row.cast_signed();
-        let counts = of_all().any(|failed| failed.judgement.counts);
+        let counts = of_all().any(|failed| failed.response.counts);
         let reason = failure.reason.clone();
         self.recreate(&reason, &what, counts);
         true
@@ -38,16 +38,13 @@ impl Draft<'_> {
 
     /// Returns the number of restarts of the whole job in a row, this one included.
     fn recreations_in_a_row(&self, first: &Failed<'_>) -> u32 {
-        let ran = first.failure.started.map_or(0, |started| first.failure.at.duration_since(started).as_secs());
-        let healthy = ran >= self.job.failure_policy.backoff.reset_after_seconds;
-        let before = if healthy { 0 } else { self.prev.recreations_in_a_row.unsigned_abs() };
-        before + 1
+        self.job.policy.failures_in_a_row(self.prev.recreations_in_a_row.unsigned_abs(), first.failure.ran())
     }
 
     /// Deletes all pods, and lets the next decisions create new ones.
     pub(super) fn recreate(&mut self, reason: &str, what: &str, counts: bool) {
         self.count();
-        for pod in self.world.pods.values() {
+        for pod in self.observed.pods.values() {
             self.delete(pod);
         }
         // Replicas without a pod need not wait until the deleted pods are gone.
@@ -56,7 +53,7 @@ impl Draft<'_> {
         status.restarts_counted += i32::from(counts);
         for (role, of_role) in [(Role::Server, &mut status.ps), (Role::Trainer, &mut status.trainer)] {
             let Some(of_role) = of_role else { continue };
-            let started = self.ledger.started(role).cast_signed();
+            let started = self.history.started(role).cast_signed();
             of_role.restarts += started;
             status.restarts += started;
         }
@@ -65,10 +62,10 @@ impl Draft<'_> {
         status.reason = Some(reason.into());
         self.forget_replicas();
         conditions::clear(&mut self.out.status, ConditionType::ServersReady, reason, self.now);
-        self.set(ConditionType::Running, Verdict::no(reason, what));
+        self.set(ConditionType::Running, ConditionUpdate::no(reason, what));
         let message = format!("{what}; all pods are started again");
-        self.set(ConditionType::Restarting, Verdict::yes(reason, message.clone()));
-        let (counted, most) = (self.out.status.restarts_counted, self.job.max_restarts);
+        self.set(ConditionType::Restarting, ConditionUpdate::yes(reason, message.clone()));
+        let (counted, most) = (self.out.status.restarts_counted, self.job.policy.max_restarts);
         let which = if counts { format!(" (restart {counted} of {most})") } else { String::new() };
         self.warning("JobRestarted", format!("{message}{which}"), None);
     }

@@ -7,10 +7,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use psjobs_api::crd::{Checkpoint, Model, ModelMetric, Progress, RoleStatus, names};
 use psjobs_api::{CheckpointResult, ReplicaResult, Role};
 
-use super::Draft;
+use super::DecisionBuilder;
 use crate::controller::checkpoint_folder::in_volume;
 use crate::controller::model::ProgressReport;
-use crate::controller::observe::{Life, ObservedPod, Replica};
+use crate::controller::observe::{ObservedPod, PodPhase, Replica};
 
 /// Entries of status.progress.metrics.
 const MOST_METRICS: usize = 32;
@@ -19,7 +19,7 @@ const MOST_STRAGGLERS: usize = 32;
 /// Metrics that show the quality of a model, the best first.
 const BEST_FIRST: [&str; 6] = ["accuracy", "auc", "perplexity", "reward", "test_loss", "loss"];
 
-impl Draft<'_> {
+impl DecisionBuilder<'_> {
     /// Counts pods and restarts into the status.
     pub(super) fn count(&mut self) {
         self.out.status.ps = Some(self.role_status(Role::Server));
@@ -32,12 +32,12 @@ impl Draft<'_> {
         let prev = if role == Role::Server { &self.prev.ps } else { &self.prev.trainer };
         let restarts = prev.as_ref().map_or(0, |prev| prev.restarts);
         let pods = || self.pods_of(role).map(|(_, pod)| pod);
-        let ended_well = |pod: &&ObservedPod| matches!(pod.life, Life::Succeeded { .. });
-        let own_failure = |pod: &&ObservedPod| matches!(&pod.life, Life::Failed(failure) if !failure.disruption);
+        let ended_well = |pod: &&ObservedPod| matches!(pod.phase, PodPhase::Succeeded { .. });
+        let own_failure = |pod: &&ObservedPod| matches!(&pod.phase, PodPhase::Failed(failure) if !failure.disruption);
         let replicas = (0..self.job.count(role)).map(|index| Replica { role, index });
         let succeeded = match role {
             Role::Server => pods().filter(ended_well).count(),
-            Role::Trainer => replicas.filter(|&replica| self.ledger.succeeded(replica)).count(),
+            Role::Trainer => replicas.filter(|&replica| self.history.succeeded(replica)).count(),
         };
         with_summary(
             RoleStatus {
@@ -46,11 +46,11 @@ impl Draft<'_> {
                 active: number(pods().filter(|pod| !pod.ended()).count()),
                 succeeded: number(succeeded),
                 failed: number(pods().filter(own_failure).count()),
-                lost: number(self.ledger.lost().filter(|lost| lost.role == role).count()),
-                restarts: restarts + self.ledger.replaced_since(&self.before, role).cast_signed(),
+                lost: number(self.history.lost().filter(|lost| lost.role == role).count()),
+                restarts: restarts + self.history.replaced_since(&self.before, role).cast_signed(),
                 summary: String::new(),
                 selector: names::selector(&self.job.name, role),
-                replicas: self.ledger.groups(role),
+                replicas: self.history.groups(role),
             },
             role,
         )
@@ -61,7 +61,7 @@ impl Draft<'_> {
         let status = &mut self.out.status;
         for (role, of_role) in [(Role::Server, &mut status.ps), (Role::Trainer, &mut status.trainer)] {
             let Some(of_role) = of_role else { continue };
-            let pods = || self.world.pods.iter().filter(|(replica, _)| replica.role == role).map(|(_, pod)| pod);
+            let pods = || self.observed.pods.iter().filter(|(replica, _)| replica.role == role).map(|(_, pod)| pod);
             let ready = number(pods().filter(|pod| is_ready(pod)).count());
             let active = number(pods().filter(|pod| !pod.ended()).count());
             *of_role = with_summary(RoleStatus { ready, active, ..of_role.clone() }, role);
@@ -70,13 +70,13 @@ impl Draft<'_> {
 
     /// Copies the report of server 0 into the status.
     pub(super) fn report_progress(&mut self) {
-        if let Some(report) = &self.world.progress {
+        if let Some(report) = &self.observed.progress {
             let batch = self.job.object.spec.training.batch.base;
             let examples = report.total_steps.saturating_sub(report.step) * u64::from(batch);
             let seconds = (examples as f64 / report.examples_per_second).ceil();
             let known = report.total_steps > 0 && seconds.is_finite();
             let estimated_remaining_seconds = known.then_some(seconds as i64);
-            let last_step_time = self.job.progress_deadline.and_then(|_| self.step_time(report));
+            let last_step_time = self.job.policy.deadlines.progress.and_then(|_| self.step_time(report));
             let slow = report.stragglers.iter().take(MOST_STRAGGLERS);
             let stragglers = slow.map(|&index| names::pod(&self.job.name, Role::Trainer, index)).collect();
             self.out.status.progress =
@@ -105,8 +105,8 @@ impl Draft<'_> {
     pub(super) fn report_results(&mut self) {
         self.report_progress();
         let known = self.out.status.progress.clone().unwrap_or_default();
-        let result = |replica| match &self.pod(replica)?.life {
-            Life::Succeeded { result, .. } => result.as_ref(),
+        let result = |replica| match &self.pod(replica)?.phase {
+            PodPhase::Succeeded { result, .. } => result.as_ref(),
             _ => None,
         };
         let server = result(Replica::server(0));
@@ -168,7 +168,7 @@ fn quality(metrics: &BTreeMap<String, f64>) -> Option<ModelMetric> {
 
 /// Tells whether a pod runs and passes its probes.
 fn is_ready(pod: &ObservedPod) -> bool {
-    pod.ready && pod.life == Life::Running && pod.gone_by.is_none()
+    pod.ready && pod.phase == PodPhase::Running && pod.deletion_deadline.is_none()
 }
 
 /// Adds the summary, for example `1/2`. A trainer whose work is done counts as ready.

@@ -3,14 +3,14 @@
 
 use psjobs_api::crd::{ConditionType, Phase};
 
-use super::{Draft, Ledger};
-use crate::conditions::{self, Verdict};
+use super::{DecisionBuilder, ReplicaHistory};
+use crate::conditions::{self, ConditionUpdate};
 
-impl Draft<'_> {
+impl DecisionBuilder<'_> {
     /// Resets the history of all replicas: their next pods begin anew, whatever their pods did so far.
     pub(super) fn forget_replicas(&mut self) {
-        self.out.status.first_incarnation = self.ledger.after_all().cast_signed();
-        self.ledger = Ledger::default();
+        self.out.status.first_incarnation = self.history.after_all().cast_signed();
+        self.history = ReplicaHistory::default();
         self.out.status.certificates = self.job.new_certificates(self.out.status.first_incarnation);
         let status = &mut self.out.status;
         status.certificates_expire = None;
@@ -23,9 +23,9 @@ impl Draft<'_> {
     }
 
     pub(super) fn suspend(&mut self) {
-        self.ledger.observe(self.pods_without_toll());
+        self.history.observe(self.pods_without_restart_cost());
         self.count();
-        for pod in self.world.pods.values() {
+        for pod in self.observed.pods.values() {
             self.delete(pod);
             self.delete_by_force_if_overdue(pod);
         }
@@ -50,9 +50,9 @@ impl Draft<'_> {
             conditions::clear(status, type_, REASON, self.now);
         }
         let message = "spec.suspend is true; set it to false to start the job again";
-        self.set(ConditionType::Suspended, Verdict::yes(REASON, message));
+        self.set(ConditionType::Suspended, ConditionUpdate::yes(REASON, message));
         if self.prev.phase != Some(Phase::Suspended) {
-            self.notice(REASON, "The job is suspended; its pods are deleted");
+            self.event(REASON, "The job is suspended; its pods are deleted");
         }
     }
 }

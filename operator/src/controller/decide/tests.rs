@@ -1,6 +1,7 @@
 //! Behaviours, one test each, on a small cluster that does what it is told. The last file throws
 //! random histories at it.
 
+mod cases;
 mod cluster;
 mod elastic;
 mod end;
@@ -42,7 +43,7 @@ fn all_pods_are_created_at_once_and_counted_in_the_same_reconcile() {
 
 #[test]
 fn a_first_status_may_wait_unless_there_is_something_to_tell() {
-    let obstacle = crate::controller::observe::Obstacle {
+    let waiting_reason = crate::controller::observe::WaitingReason {
         reason: "ErrImagePull".into(),
         message: "not found".into(),
         unschedulable_since: None,
@@ -63,7 +64,7 @@ fn a_first_status_may_wait_unless_there_is_something_to_tell() {
     assert!(!passing(&refuse), "refused");
     let cannot_start = |cluster: &mut Cluster| {
         begin(cluster);
-        cluster.edit("ps-0", |pod| ObservedPod { obstacle: Some(obstacle.clone()), ..pod });
+        cluster.edit("ps-0", |pod| ObservedPod { waiting_reason: Some(waiting_reason.clone()), ..pod });
     };
     assert!(!passing(&cannot_start), "a pod cannot start");
     let run = |cluster: &mut Cluster| {
@@ -139,8 +140,13 @@ fn of_pods_that_are_scheduled_together_the_one_that_finds_no_node_is_told() {
         ("trainer-1", "pod group is unschedulable, minCount (3) cannot be satisfied: 1 scheduled, 1 remaining"),
     ] {
         let (reason, unschedulable_since) = ("Unschedulable".to_owned(), Some(at(0)));
-        let obstacle = crate::controller::observe::Obstacle { reason, message: message.into(), unschedulable_since };
-        cluster.edit(pod, |pod| ObservedPod { life: Life::Pending, obstacle: Some(obstacle.clone()), ..pod });
+        let waiting_reason =
+            crate::controller::observe::WaitingReason { reason, message: message.into(), unschedulable_since };
+        cluster.edit(pod, |pod| ObservedPod {
+            phase: PodPhase::Pending,
+            waiting_reason: Some(waiting_reason.clone()),
+            ..pod
+        });
     }
     cluster.reconcile();
     let message = cluster.message(ConditionType::Running);
@@ -152,12 +158,16 @@ fn what_keeps_a_pod_from_starting_is_told_in_its_words() {
     let mut cluster = Cluster::new("");
     cluster.reconcile();
     cluster.run_all();
-    let obstacle = crate::controller::observe::Obstacle {
+    let waiting_reason = crate::controller::observe::WaitingReason {
         reason: "Unschedulable".into(),
         message: "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.".into(),
         unschedulable_since: Some(at(0)),
     };
-    cluster.edit("trainer-1", |pod| ObservedPod { life: Life::Pending, obstacle: Some(obstacle.clone()), ..pod });
+    cluster.edit("trainer-1", |pod| ObservedPod {
+        phase: PodPhase::Pending,
+        waiting_reason: Some(waiting_reason.clone()),
+        ..pod
+    });
     cluster.reconcile();
     assert_eq!(cluster.status.reason.as_deref(), Some("Unschedulable"));
     let message = cluster.message(ConditionType::Running);

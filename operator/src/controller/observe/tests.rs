@@ -28,9 +28,9 @@ status: {status}"
 }
 
 fn failure_of(metadata: &str, status: &str) -> Failure {
-    match observe_pod(metadata, status).life {
-        Life::Failed(failure) => failure,
-        life => panic!("{status}: {life:?}"),
+    match observe_pod(metadata, status).phase {
+        PodPhase::Failed(failure) => failure,
+        phase => panic!("{status}: {phase:?}"),
     }
 }
 
@@ -66,8 +66,8 @@ fn the_main_container_judges_the_pod() {
     ];
     for (label, status, want, alive) in rows {
         let pod = observe_pod("", &status);
-        let life = format!("{:?}", pod.life);
-        assert!(life.starts_with(want), "{label}: {life}");
+        let phase = format!("{:?}", pod.phase);
+        assert!(phase.starts_with(want), "{label}: {phase}");
         assert_eq!(pod.alive, alive, "{label}");
         assert_eq!((pod.incarnation, pod.failures), (2, 1), "{label}");
     }
@@ -76,7 +76,7 @@ fn the_main_container_judges_the_pod() {
 #[test]
 fn a_result_is_read_from_the_termination_message() {
     let message = r#", message: '{"steps":9,"examples":288,"seconds":1.5,"metrics":{"accuracy":0.98}}'"#;
-    let Life::Succeeded { at, result } = observe_pod("", &containers("Succeeded", &ended(0, message), RUNS)).life
+    let PodPhase::Succeeded { at, result } = observe_pod("", &containers("Succeeded", &ended(0, message), RUNS)).phase
     else {
         panic!("it succeeded")
     };
@@ -100,7 +100,8 @@ fn a_failure_says_what_happened() {
         assert!(failure.what.contains(what), "{}", failure.what);
         assert_eq!(failure.at, time("2026-01-01T00:01:00Z"));
     }
-    assert_eq!(failure_of("", &containers("Failed", &log, RUNS)).log_tail, "step 3\nError: no such file");
+    let failure = failure_of("", &containers("Failed", &log, RUNS));
+    assert_eq!((failure.log_tail.as_str(), failure.of_init_container), ("step 3\nError: no such file", false));
 }
 
 #[test]
@@ -112,7 +113,7 @@ fn an_init_container_that_failed_is_named() {
         ended(4, ", message: no route to host")
     );
     let failure = failure_of("", &status);
-    assert_eq!((failure.disruption, failure.exit_code), (false, Some(4)));
+    assert_eq!((failure.disruption, failure.exit_code, failure.of_init_container), (false, Some(4), true));
     assert_eq!(failure.what, "could not start, init container fetch ended with exit code 4");
     assert_eq!(failure.log_tail, "no route to host");
 }
@@ -145,8 +146,8 @@ fn what_kubernetes_did_is_a_disruption() {
 #[test]
 fn a_deleted_pod_is_known_by_its_deadline() {
     let pod = observe_pod("deletionTimestamp: 2026-01-01T00:00:30Z", &containers("Running", RUNS, RUNS));
-    assert_eq!(pod.gone_by, Some(time("2026-01-01T00:00:30Z")));
-    assert_eq!(pod.life, Life::Running);
+    assert_eq!(pod.deletion_deadline, Some(time("2026-01-01T00:00:30Z")));
+    assert_eq!(pod.phase, PodPhase::Running);
 }
 
 #[test]
@@ -168,10 +169,13 @@ fn obstacles_are_those_that_time_alone_does_not_remove() {
         ("{phase: Pending}".to_owned(), None),
     ];
     for (status, want) in rows {
-        let obstacle = observe_pod("", &status).obstacle;
-        let want =
-            want.map(|reason| Obstacle { reason: reason.into(), message: "why".into(), unschedulable_since: None });
-        assert_eq!(obstacle, want, "{status}");
+        let waiting_reason = observe_pod("", &status).waiting_reason;
+        let want = want.map(|reason| WaitingReason {
+            reason: reason.into(),
+            message: "why".into(),
+            unschedulable_since: None,
+        });
+        assert_eq!(waiting_reason, want, "{status}");
     }
 }
 

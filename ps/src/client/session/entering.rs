@@ -71,7 +71,7 @@ impl AsyncSession {
     pub(super) async fn reopen(&mut self, server: u32, lane: u32, status: &Status) -> Result<Settled, ClientError> {
         let address = self.config.servers[server as usize].clone();
         if !is_retryable(status) {
-            return Err(ClientError::Refused { address, reason: status.message().to_owned() });
+            return Err(ClientError::refused(&address, status));
         }
         tracing::warn!(%address, lane, reason = status.message(), "lost server {server}; connecting again");
         let Link { epoch, host, width, .. } = self.links[server as usize];

@@ -129,7 +129,9 @@ impl Shared {
                     Err(status) if status.code() == Code::Aborted => {
                         return Err(ClientError::TablesLost { address: self.config.servers[server].clone() });
                     }
-                    Err(status) if !is_retryable(&status) => return Err(self.refused(server, status.message())),
+                    Err(status) if !is_retryable(&status) => {
+                        return Err(ClientError::refused(&self.config.servers[server], &status));
+                    }
                     Err(status) => status,
                 };
                 let since = *away.get_or_insert_with(Instant::now);

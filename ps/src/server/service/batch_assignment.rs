@@ -26,7 +26,7 @@ pub async fn assign(
 ) -> Result<proto::AssignBatchesReply, Status> {
     let id = trainer(request.trainer.clone())?;
     let batch_assignments = state.batch_assignments.as_ref().ok_or_else(|| {
-        Status::failed_precondition(
+        Status::invalid_argument(
             "this server deals no batches; ask server 0 of an elastic job, which was started with --min-trainers",
         )
     })?;

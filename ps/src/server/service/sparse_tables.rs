@@ -89,13 +89,13 @@ impl Service {
         let (state, config) = (&self.0, &self.0.config);
         let table = &specs[0].name;
         if config.checkpoint.is_some() && state.store().is_err() {
-            return Err(Status::failed_precondition(format!(
+            return Err(Status::invalid_argument(format!(
                 "a checkpoint holds the rows of sparse tables together with the trainers' own layers; this job has table \
                  {table} and no layers: tell them in Join, or remove spec.checkpoint, or --checkpoint-dir"
             )));
         }
         if state.replication.is_some() {
-            return Err(Status::failed_precondition(format!(
+            return Err(Status::invalid_argument(format!(
                 "replication does not hold the rows of sparse tables, and this job has table {table}: set \
                  spec.ps.replicationFactor to 1"
             )));

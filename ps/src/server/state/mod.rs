@@ -105,7 +105,7 @@ impl ServerState {
     /// Returns the shares of the trainers in a batch; an error where batches are fixed.
     pub fn sharing(&self) -> Result<MutexGuard<'_, Sharing>, Status> {
         let sharing = self.sharing.as_ref().ok_or_else(|| {
-            Status::failed_precondition(
+            Status::invalid_argument(
                 "the batch of this job's trainers is fixed; set spec.training.batch.adaptive, or start server 0 with \
                  --adaptive-batch",
             )

@@ -33,7 +33,7 @@ impl MnistRemoteArgs {
     pub fn run(&self) -> Result<ReplicaResult, Failure> {
         let (environment, signals) = self.remote.begin()?;
         let folder = Set::Mnist.folder(self.data.as_deref()).map_err(Failure::input)?;
-        let data = Mnist::open(&folder, Device::Cpu).map_err(Failure::input)?;
+        let data = Mnist::open(&folder, Device::Cpu).map_err(Failure::opening)?;
         let training = &environment.training;
         let settings = mnist_remote::Settings {
             plan: self.extent.plan(Some(&environment), Device::Cpu),

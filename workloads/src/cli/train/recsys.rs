@@ -6,7 +6,6 @@ use std::sync::Arc;
 use anyhow::anyhow;
 use clap::Args;
 use psjobs_api::ReplicaResult;
-use psjobs_ps::client::ClientError;
 use psjobs_ps::sparse::TableSpec;
 use tch::Device;
 use tracing::info;
@@ -122,7 +121,7 @@ impl RecsysArgs {
         };
         let numbers = self.numbers.map_or(NUMBERS, |count| count as usize);
         let log = Log::open(file, numbers, self.categories.map_or(CATEGORIES, |count| count as usize));
-        let log = log.map_err(Failure::input)?;
+        let log = log.map_err(Failure::opening)?;
         let (found, held_out) = (log.len(), self.held_out as usize);
         if found <= held_out {
             return Err(Failure::input(LogError::TooFew { file: file.clone(), found, held_out }));
@@ -133,14 +132,13 @@ impl RecsysArgs {
     }
 }
 
-/// What the user can put right is bad input.
+/// Gives an error of the training the exit code 2 only if another start would end the same way.
 fn classify(error: RecsysError) -> Failure {
     match error {
-        RecsysError::TooFewExamples(_)
-        | RecsysError::Table(_)
-        | RecsysError::Tls(_)
-        | RecsysError::Open(ClientError::Refused { .. }) => Failure::input(error),
-        RecsysError::Join(ModulesError::Join(_)) => Failure::input(error),
+        RecsysError::TooFewExamples(_) | RecsysError::Table(_) | RecsysError::Tls(_) => Failure::input(error),
+        RecsysError::Open(ref why) | RecsysError::Join(ModulesError::Join(ref why)) if why.is_input() => {
+            Failure::input(error)
+        }
         _ => Failure::work(error),
     }
 }

@@ -106,10 +106,11 @@ pub fn finish(
     }
 }
 
-/// What the user can put right is bad input.
+/// Gives an error of the training the exit code 2 only if another start would end the same way.
 fn classify(error: ModulesError) -> Failure {
     match error {
-        ModulesError::TooFewExamples(_) | ModulesError::Join(_) => Failure::input(error),
+        ModulesError::TooFewExamples(_) => Failure::input(error),
+        ModulesError::Join(ref why) if why.is_input() => Failure::input(error),
         ModulesError::Connect(ref why) if !why.is_retryable() => Failure::input(error),
         _ => Failure::work(error),
     }

@@ -46,7 +46,7 @@ impl RnnRemoteArgs {
         let (environment, signals) = self.remote.begin()?;
         let place = locate(self.data.as_deref(), "text").map_err(Failure::input)?;
         let file = if place.is_dir() { place.join("text.txt") } else { place };
-        let text = text::read(&file).map_err(Failure::input)?;
+        let text = text::read(&file).map_err(Failure::opening)?;
         let vocabulary = Vocabulary::build(&text, self.words as usize);
         let words = vocabulary.tokens(&text);
         info!(file = %file.display(), words = words.len(), vocabulary = vocabulary.size(), "text is read");

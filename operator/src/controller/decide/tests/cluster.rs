@@ -66,7 +66,7 @@ impl Cluster {
         for _ in 0..10 {
             let before = (self.status.clone(), self.observed.clone());
             self.reconcile();
-            self.observed.pods.retain(|_, pod| pod.gone_by.is_none());
+            self.observed.pods.retain(|_, pod| pod.deletion_deadline.is_none());
             if before == (self.status.clone(), self.observed.clone()) {
                 return;
             }
@@ -103,8 +103,8 @@ impl Cluster {
             self.observed.pods.remove(&replica);
         } else {
             let pod = pod.clone();
-            let gone_by = self.now.checked_add(SignedDuration::from_secs(30)).expect("in range");
-            self.observed.pods.insert(replica, ObservedPod { gone_by: Some(gone_by), ..pod });
+            let deletion_deadline = self.now.checked_add(SignedDuration::from_secs(30)).expect("in range");
+            self.observed.pods.insert(replica, ObservedPod { deletion_deadline: Some(deletion_deadline), ..pod });
         }
     }
 
@@ -114,7 +114,7 @@ impl Cluster {
     }
 
     pub fn run_all(&mut self) {
-        let starts = |pod: &&mut ObservedPod| pod.life == Life::Pending && pod.gone_by.is_none();
+        let starts = |pod: &&mut ObservedPod| pod.phase == PodPhase::Pending && pod.deletion_deadline.is_none();
         for pod in self.observed.pods.values_mut().filter(starts) {
             *pod = pod.clone().running();
         }
@@ -169,7 +169,7 @@ impl Cluster {
     }
 
     pub fn deleting(&self) -> Vec<String> {
-        let deleting = self.observed.pods.iter().filter(|(_, pod)| pod.gone_by.is_some());
+        let deleting = self.observed.pods.iter().filter(|(_, pod)| pod.deletion_deadline.is_some());
         deleting.map(|(r, _)| format!("{}-{}", r.role, r.index)).collect()
     }
 }

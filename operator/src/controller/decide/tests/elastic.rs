@@ -1,10 +1,10 @@
 //! Jobs that grow and shrink: by being scaled, by losing trainers for good, and how they end.
 
 use psjobs_api::crd::RestartStrategy;
+use psjobs_policy::{Elastic, JobPolicy};
 
 use super::*;
-use crate::controller::observe::Obstacle;
-use crate::controller::validate::Elastic;
+use crate::controller::observe::WaitingReason;
 
 /// A running job of one server and `trainers` trainers that may become as few as `min`, and 8.
 fn elastic(trainers: u32, min: u32, spec: &str) -> Cluster {
@@ -17,7 +17,8 @@ fn elastic(trainers: u32, min: u32, spec: &str) -> Cluster {
 
 fn created(trainers: u32, min: u32, spec: &str) -> Cluster {
     let job = valid_job(spec);
-    let mut cluster = Cluster::of(ValidJob { trainers, elastic: Some(Elastic { min, max: 8 }), ..job });
+    let policy = JobPolicy { elastic: Some(Elastic { min, max: 8 }), ..job.policy.clone() };
+    let mut cluster = Cluster::of(ValidJob { trainers, policy, ..job });
     cluster.reconcile();
     cluster
 }
@@ -28,9 +29,9 @@ fn trainers(cluster: &Cluster) -> (String, i32) {
     (trainer.summary, trainer.lost)
 }
 
-fn no_node(since: Timestamp) -> Option<Obstacle> {
+fn no_node(since: Timestamp) -> Option<WaitingReason> {
     let message = "0/1 nodes are available: 1 Insufficient cpu.".to_owned();
-    Some(Obstacle { reason: "Unschedulable".into(), message, unschedulable_since: Some(since) })
+    Some(WaitingReason { reason: "Unschedulable".into(), message, unschedulable_since: Some(since) })
 }
 
 #[test]
@@ -131,7 +132,7 @@ fn a_trainer_without_restarts_is_given_up_if_the_job_can_do_without_it() {
         cluster.pass(10);
         failing.iter().for_each(|who| cluster.fail(who, 1));
         // The last failed first: that gives it no right to the only restart.
-        cluster.edit(failing[failing.len() - 1], |pod| ObservedPod { life: pod.clone().failed(5, 1).life, ..pod });
+        cluster.edit(failing[failing.len() - 1], |pod| ObservedPod { phase: pod.clone().failed(5, 1).phase, ..pod });
         cluster.reconcile();
         let failed = cluster.phase() == Phase::Failed;
         assert_eq!((!failed).then(|| trainers(&cluster).1), lost, "{policy}: {failing:?}");
@@ -187,7 +188,12 @@ fn a_trainer_that_no_node_takes_is_given_up_if_all_that_are_needed_have_one() {
         let mut cluster = created(3, 2, "schedulingPolicy: {scheduleTimeoutSeconds: 30}");
         cluster.run_all();
         for who in waiting {
-            cluster.edit(who, |pod| ObservedPod { life: Life::Pending, ready: false, obstacle: no_node(at(0)), ..pod });
+            cluster.edit(who, |pod| ObservedPod {
+                phase: PodPhase::Pending,
+                ready: false,
+                waiting_reason: no_node(at(0)),
+                ..pod
+            });
         }
         cluster.pass(29);
         cluster.settle();
@@ -211,7 +217,7 @@ fn an_elastic_job_runs_with_as_few_trainers_as_it_needs() {
     cluster.reconcile();
     assert_eq!(cluster.phase(), Phase::Pending);
     cluster.edit("trainer-2", ObservedPod::running);
-    cluster.edit("trainer-0", |pod| ObservedPod { obstacle: no_node(at(0)), ..pod });
+    cluster.edit("trainer-0", |pod| ObservedPod { waiting_reason: no_node(at(0)), ..pod });
     cluster.reconcile();
     assert_eq!(cluster.phase(), Phase::Running);
     assert_eq!(
@@ -302,7 +308,7 @@ fn a_restart_of_all_and_a_suspension_bring_back_who_was_given_up() {
         1,
         "failurePolicy: {maxRestarts: 0, rules: [{name: all, action: RestartJob, countTowardsMax: false, onExitCodes: [9]}]}",
     );
-    assert_eq!(cluster.job.failure_policy.restart_strategy, RestartStrategy::FailedPod);
+    assert_eq!(cluster.job.policy.failure_policy.restart_strategy, RestartStrategy::FailedPod);
     let lose = |cluster: &mut Cluster| {
         cluster.fail("trainer-2", 1);
         cluster.settle();

@@ -69,12 +69,15 @@ fn results_become_metrics_and_server_0_speaks_for_the_job() {
         metrics: [("accuracy".to_owned(), accuracy), ("loss".to_owned(), f64::NAN)].into(),
         ..ReplicaResult::default()
     };
-    let ends = |result: ReplicaResult| Life::Succeeded { at: at(9), result: Some(result) };
+    let ends = |result: ReplicaResult| PodPhase::Succeeded { at: at(9), result: Some(result) };
     for (label, server, want) in [("with server 0", Some(result(25, 0.5)), 0.5), ("without", None, 0.9)] {
         let mut cluster = running("");
-        cluster.edit("trainer-0", |pod| ObservedPod { life: ends(result(10, 0.9)), ..pod });
-        cluster.edit("trainer-1", |pod| ObservedPod { life: ends(result(10, 0.1)), ..pod });
-        cluster.edit("ps-0", |pod| ObservedPod { life: Life::Succeeded { at: at(9), result: server.clone() }, ..pod });
+        cluster.edit("trainer-0", |pod| ObservedPod { phase: ends(result(10, 0.9)), ..pod });
+        cluster.edit("trainer-1", |pod| ObservedPod { phase: ends(result(10, 0.1)), ..pod });
+        cluster.edit("ps-0", |pod| ObservedPod {
+            phase: PodPhase::Succeeded { at: at(9), result: server.clone() },
+            ..pod
+        });
         cluster.reconcile();
         let progress = cluster.status.progress.clone().expect(label);
         let metrics = progress.metrics.iter().map(|metric| (metric.name.as_str(), metric.value)).collect::<Vec<_>>();
@@ -117,8 +120,10 @@ fn checkpoints_the_model_and_stragglers_are_told_where_a_user_finds_them() {
     };
     cluster.edit("trainer-0", |pod| pod.succeeded(8));
     cluster.edit("trainer-1", |pod| pod.succeeded(8));
-    cluster
-        .edit("ps-0", |pod| ObservedPod { life: Life::Succeeded { at: at(9), result: Some(result.clone()) }, ..pod });
+    cluster.edit("ps-0", |pod| ObservedPod {
+        phase: PodPhase::Succeeded { at: at(9), result: Some(result.clone()) },
+        ..pod
+    });
     cluster.reconcile();
     let model = cluster.status.model.clone().expect("told");
     assert_eq!(

@@ -1,10 +1,10 @@
 //! Random histories of pods, users and clocks. Whatever happens, the promises of `decide` hold.
 
 use proptest::prelude::*;
+use psjobs_policy::{Elastic, JobPolicy};
 
 use super::*;
-use crate::controller::observe::Obstacle;
-use crate::controller::validate::Elastic;
+use crate::controller::observe::WaitingReason;
 
 /// Something that happens to the job from outside.
 #[derive(Clone, Debug)]
@@ -104,10 +104,11 @@ fn job_of(shape: &Shape) -> ValidJob {
          failurePolicy: {{maxRestarts: {restarts}, restartStrategy: {strategy}, rules: {rules}}}\n\
          successPolicy: {success}\nstartupPolicy: {startup}\nschedulingPolicy: {{scheduleTimeoutSeconds: 20}}"
     ));
-    let restart_policy = serde_json::from_value(restart_policy.into()).expect("a policy");
+    let trainer_restart_policy = serde_json::from_value(restart_policy.into()).expect("a policy");
     let elastic =
         elastic.map(|(fewer, more)| Elastic { min: trainers.saturating_sub(fewer).max(1), max: trainers + more });
-    ValidJob { servers, trainers, elastic, restart_policy, ..job }
+    let policy = JobPolicy { elastic, trainer_restart_policy, ..job.policy.clone() };
+    ValidJob { servers, trainers, policy, ..job }
 }
 
 /// What must never shrink.
@@ -117,7 +118,7 @@ fn counters(status: &ParameterServerJobStatus) -> [i32; 3] {
 
 /// To the `n`th of the numbers that it may have.
 fn scale(cluster: &mut Cluster, n: u32) {
-    if let Some(Elastic { min, max }) = cluster.job.elastic {
+    if let Some(Elastic { min, max }) = cluster.job.policy.elastic {
         cluster.scale(min + n % (max - min + 1));
     }
 }
@@ -129,7 +130,7 @@ fn happen(cluster: &mut Cluster, happening: &Happening, old: &mut ObservedState)
         (!pods.is_empty()).then(|| pods[n % pods.len()].clone())
     };
     let running = |cluster: &Cluster, n: usize| {
-        nth(cluster, n).filter(|who| cluster.observed.pods[&replica(who)].life == Life::Running)
+        nth(cluster, n).filter(|who| cluster.observed.pods[&replica(who)].phase == PodPhase::Running)
     };
     match *happening {
         Happening::Run => cluster.run_all(),
@@ -144,7 +145,7 @@ fn happen(cluster: &mut Cluster, happening: &Happening, old: &mut ObservedState)
             nth(cluster, n).iter().for_each(|who| cluster.edit(who, |pod| pod.deleted(second)));
         }
         Happening::Vanish(n) => nth(cluster, n).iter().for_each(|who| cluster.vanish(who)),
-        Happening::Collect => cluster.observed.pods.retain(|_, pod| pod.gone_by.is_none()),
+        Happening::Collect => cluster.observed.pods.retain(|_, pod| pod.deletion_deadline.is_none()),
         Happening::DeleteService => cluster.observed.service = false,
         Happening::Refuse(refuse) => cluster.refuse = refuse.then(|| "exceeded quota".to_owned()),
         Happening::Suspend(suspend) => cluster.suspend(suspend),
@@ -161,14 +162,14 @@ fn happen(cluster: &mut Cluster, happening: &Happening, old: &mut ObservedState)
             cluster.observed.progress = Some(ProgressReport { step, total_steps: 4, at, ..ProgressReport::default() });
         }
         Happening::Unschedulable(n) => {
-            let obstacle = Obstacle {
+            let waiting_reason = WaitingReason {
                 reason: "Unschedulable".into(),
                 message: "no node".into(),
                 unschedulable_since: Some(cluster.now),
             };
-            let pending = nth(cluster, n).filter(|who| cluster.observed.pods[&replica(who)].life == Life::Pending);
+            let pending = nth(cluster, n).filter(|who| cluster.observed.pods[&replica(who)].phase == PodPhase::Pending);
             pending.iter().for_each(|who| {
-                cluster.edit(who, |pod| ObservedPod { obstacle: Some(obstacle.clone()), ..pod });
+                cluster.edit(who, |pod| ObservedPod { waiting_reason: Some(waiting_reason.clone()), ..pod });
             });
         }
         Happening::LoseNode(n) => {
@@ -210,9 +211,9 @@ proptest! {
             }
             let (now, then) = (counters(&cluster.status), counters(&before.0));
             prop_assert!(now.iter().zip(then).all(|(now, then)| *now >= then), "{then:?} became {now:?}");
-            prop_assert!(cluster.status.restarts_counted.unsigned_abs() <= cluster.job.max_restarts);
-            let lost = Ledger::read(&cluster.status).lost().collect::<Vec<_>>();
-            let spare = |lost: &Replica| cluster.job.elastic.is_some() && lost.role == Role::Trainer && lost.index > 0;
+            prop_assert!(cluster.status.restarts_counted.unsigned_abs() <= cluster.job.policy.max_restarts);
+            let lost = ReplicaHistory::read(&cluster.status).lost().collect::<Vec<_>>();
+            let spare = |lost: &Replica| cluster.job.policy.elastic.is_some() && lost.role == Role::Trainer && lost.index > 0;
             prop_assert!(lost.iter().all(spare), "given up: {lost:?}");
 
             if decided {

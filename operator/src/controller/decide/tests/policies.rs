@@ -1,7 +1,7 @@
 //! What the policies of the spec make of success, failure, start and silence.
 
 use super::*;
-use crate::controller::observe::Obstacle;
+use crate::controller::observe::WaitingReason;
 
 const ALL_PODS: [&str; 3] = ["ps-0", "trainer-0", "trainer-1"];
 
@@ -147,8 +147,8 @@ fn a_job_that_does_not_start_in_time_fails_with_what_it_waited_for() {
     let mut cluster = Cluster::new("runPolicy: {startupDeadlineSeconds: 40}");
     cluster.reconcile();
     let message = "Back-off pulling image \"psjobs-wroker:0.1.0\"".to_owned();
-    let obstacle = Obstacle { reason: "ImagePullBackOff".into(), message, unschedulable_since: None };
-    cluster.edit("trainer-1", |pod| ObservedPod { obstacle: Some(obstacle), ..pod });
+    let waiting_reason = WaitingReason { reason: "ImagePullBackOff".into(), message, unschedulable_since: None };
+    cluster.edit("trainer-1", |pod| ObservedPod { waiting_reason: Some(waiting_reason), ..pod });
     cluster.pass(39);
     cluster.reconcile();
     assert_eq!((cluster.phase(), cluster.requeue), (Phase::Pending, Some(SignedDuration::from_secs(1))));
@@ -176,8 +176,12 @@ fn long_pending_pods_free_what_the_others_hold_and_try_again() {
     cluster.run_all();
     let message = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.".to_owned();
     let unschedulable_since = Some(at(5));
-    let obstacle = Obstacle { reason: "Unschedulable".into(), message, unschedulable_since };
-    cluster.edit("trainer-1", |pod| ObservedPod { life: Life::Pending, obstacle: Some(obstacle), ..pod });
+    let waiting_reason = WaitingReason { reason: "Unschedulable".into(), message, unschedulable_since };
+    cluster.edit("trainer-1", |pod| ObservedPod {
+        phase: PodPhase::Pending,
+        waiting_reason: Some(waiting_reason),
+        ..pod
+    });
     cluster.reconcile();
     assert_eq!(cluster.requeue, Some(SignedDuration::from_secs(35)));
     cluster.pass(35);
@@ -324,9 +328,9 @@ fn a_healthy_while_makes_the_next_restart_immediate_again() {
     let now = cluster.now.duration_since(at(0)).as_secs();
     cluster.edit("trainer-0", |pod| {
         let pod = pod.failed(now, 1);
-        let Life::Failed(failure) = pod.life else { unreachable!("it failed") };
+        let PodPhase::Failed(failure) = pod.phase else { unreachable!("it failed") };
         let started = Some(at(now - 600));
-        ObservedPod { life: Life::Failed(crate::controller::observe::Failure { started, ..failure }), ..pod }
+        ObservedPod { phase: PodPhase::Failed(crate::controller::observe::Failure { started, ..failure }), ..pod }
     });
     cluster.reconcile();
     assert_eq!(cluster.deleting(), ["trainer-0"]);

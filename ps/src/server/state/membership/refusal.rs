@@ -75,13 +75,13 @@ impl From<Refusal> for Status {
     fn from(refusal: Refusal) -> Self {
         let text = refusal.to_string();
         match refusal {
-            Refusal::OtherJob { .. }
-            | Refusal::NoSuchTrainer { .. }
-            | Refusal::OtherModel { .. }
-            | Refusal::NotEvaluated { .. } => Self::invalid_argument(text),
+            Refusal::NoSuchTrainer { .. } | Refusal::OtherModel { .. } | Refusal::NotEvaluated { .. } => {
+                Self::invalid_argument(text)
+            }
             // The server is about to end.
             Refusal::Over { .. } => Self::unavailable(text),
-            Refusal::Replaced { .. } => Self::failed_precondition(text),
+            // Another process is in the way, and may be gone when the trainer is started again.
+            Refusal::OtherJob { .. } | Refusal::Replaced { .. } => Self::failed_precondition(text),
             // The server may have been restarted: the trainer joins again and goes on.
             Refusal::NotJoined { .. } => Self::aborted(text),
         }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use psjobs_api::Role;
 use psjobs_api::crd::{ParameterServerJobStatus, ReplicaGroup};
 
-use crate::controller::observe::{Life, ObservedPod, Replica};
+use crate::controller::observe::{ObservedPod, PodPhase, Replica};
 
 /// The newest pod that a replica had, how many of its pods failed, and whether its work is done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,13 +19,13 @@ pub struct Record {
     pub succeeded: bool,
     /// Incarnation from which its pods count. Above `incarnation`: the replica is to begin anew.
     pub since: u32,
-    /// The replica is given up, and gets no pod until [`Ledger::retry`].
+    /// The replica is given up, and gets no pod until [`ReplicaHistory::retry`].
     pub lost: bool,
 }
 
 /// The change that a pod's end makes to its replica's record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Toll {
+pub struct RestartCost {
     /// The end counts towards failurePolicy.maxRestarts.
     pub counts: bool,
     /// If it failed: the new number of failures and disruptions in a row, this one included.
@@ -34,7 +34,7 @@ pub struct Toll {
 
 /// A record for every replica whose pod has existed since the job was last resumed.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Ledger {
+pub struct ReplicaHistory {
     records: BTreeMap<Replica, Record>,
     /// Incarnation of first pods.
     first: u32,
@@ -46,7 +46,7 @@ impl Record {
     }
 }
 
-impl Ledger {
+impl ReplicaHistory {
     pub fn read(status: &ParameterServerJobStatus) -> Self {
         let mut records = BTreeMap::new();
         for (role, of_role) in [(Role::Server, &status.ps), (Role::Trainer, &status.trainer)] {
@@ -66,16 +66,16 @@ impl Ledger {
     }
 
     /// Adds the state of pods: each has its incarnation and the failures before it.
-    pub fn observe<'a>(&mut self, pods: impl IntoIterator<Item = (Replica, &'a ObservedPod, Toll)>) {
-        for (replica, pod, toll) in pods {
+    pub fn observe<'a>(&mut self, pods: impl IntoIterator<Item = (Replica, &'a ObservedPod, RestartCost)>) {
+        for (replica, pod, restart_cost) in pods {
             let record = self.records.entry(replica).or_default();
             if pod.incarnation >= record.incarnation {
                 let so_far = record.failures_in_a_row.max(pod.failures_in_a_row);
-                record.failures_in_a_row = toll.in_a_row.unwrap_or(so_far);
+                record.failures_in_a_row = restart_cost.in_a_row.unwrap_or(so_far);
             }
             record.incarnation = record.incarnation.max(pod.incarnation);
-            record.failures = record.failures.max(pod.failures + u32::from(toll.counts));
-            record.succeeded |= replica.role == Role::Trainer && matches!(pod.life, Life::Succeeded { .. });
+            record.failures = record.failures.max(pod.failures + u32::from(restart_cost.counts));
+            record.succeeded |= replica.role == Role::Trainer && matches!(pod.phase, PodPhase::Succeeded { .. });
         }
     }
 
@@ -87,7 +87,7 @@ impl Ledger {
         self.records.insert(replica, record);
     }
 
-    /// Removes a replica from the job until [`Ledger::retry`].
+    /// Removes a replica from the job until [`ReplicaHistory::retry`].
     pub fn give_up(&mut self, replica: Replica) {
         self.remove(replica, None);
         if let Some(record) = self.records.get_mut(&replica) {
@@ -256,23 +256,26 @@ mod tests {
     fn a_replica_that_left_begins_anew_with_a_higher_incarnation_and_no_failures() {
         let trainer = Replica::trainer(3);
         let record = Record { incarnation: 4, failures: 2, failures_in_a_row: 2, ..Record::default() };
-        let mut ledger = Ledger { records: [(trainer, record)].into(), first: 0 };
-        assert!(ledger.has_begun(trainer));
-        ledger.give_up(trainer);
-        assert!(ledger.is_lost(trainer) && !ledger.has_begun(trainer));
-        assert_eq!((ledger.next_incarnation(trainer), ledger.since(trainer), ledger.started(Role::Trainer)), (5, 5, 0));
-        assert_eq!(ledger.get(trainer).map(|record| (record.failures, record.failures_in_a_row)), Some((0, 0)));
-        ledger.retry();
-        assert!(!ledger.is_lost(trainer) && ledger.lost().next().is_none());
+        let mut history = ReplicaHistory { records: [(trainer, record)].into(), first: 0 };
+        assert!(history.has_begun(trainer));
+        history.give_up(trainer);
+        assert!(history.is_lost(trainer) && !history.has_begun(trainer));
+        assert_eq!(
+            (history.next_incarnation(trainer), history.since(trainer), history.started(Role::Trainer)),
+            (5, 5, 0)
+        );
+        assert_eq!(history.get(trainer).map(|record| (record.failures, record.failures_in_a_row)), Some((0, 0)));
+        history.retry();
+        assert!(!history.is_lost(trainer) && history.lost().next().is_none());
 
         // A pod that the status does not have yet is scaled away.
-        ledger.remove(trainer, Some(5));
-        assert_eq!(ledger.next_incarnation(trainer), 6);
-        let mut after = ledger.clone();
+        history.remove(trainer, Some(5));
+        assert_eq!(history.next_incarnation(trainer), 6);
+        let mut after = history.clone();
         after.records.entry(trainer).and_modify(|record| record.incarnation = 6);
-        assert_eq!(after.replaced_since(&ledger, Role::Trainer), 0, "its first pod takes nobody's place");
+        assert_eq!(after.replaced_since(&history, Role::Trainer), 0, "its first pod takes nobody's place");
         after.records.entry(trainer).and_modify(|record| record.incarnation = 7);
-        assert_eq!(after.replaced_since(&ledger, Role::Trainer), 1);
+        assert_eq!(after.replaced_since(&history, Role::Trainer), 1);
     }
 
     proptest! {
@@ -282,10 +285,10 @@ mod tests {
             first in 0_u32..3,
         ) {
             let records = records.into_iter().map(|(index, record)| (Replica::trainer(index), record));
-            let ledger = Ledger { records: records.collect(), first };
+            let history = ReplicaHistory { records: records.collect(), first };
             let mut status = ParameterServerJobStatus { first_incarnation: first.cast_signed(), ..Default::default() };
-            status.trainer.get_or_insert_default().replicas = ledger.groups(Role::Trainer);
-            prop_assert_eq!(Ledger::read(&status), ledger);
+            status.trainer.get_or_insert_default().replicas = history.groups(Role::Trainer);
+            prop_assert_eq!(ReplicaHistory::read(&status), history);
         }
     }
 }
