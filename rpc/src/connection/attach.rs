@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use super::link::Link;
-use super::peers::Absence;
+use super::peers::{Absence, Superseded};
 use super::remote_refs::{Change, Snapshot};
 use super::state::{Connections, Process};
 use crate::error::RemoteError;
@@ -15,7 +15,7 @@ use crate::proto;
 
 /// Enters a new connection. `sent` is what this end's Hello said that it holds there: changes since then are sent
 /// first. Without it, the Hello is sent now.
-pub(crate) fn attach(process: &dyn Process, link: &Arc<Link>, sent: Option<&Snapshot>) {
+pub(crate) fn attach(process: &dyn Process, link: &Arc<Link>, sent: Option<&Snapshot>) -> Result<(), Superseded> {
     let shared = process.connections();
     let remote_refs = lock(&shared.remote_refs);
     match sent {
@@ -33,7 +33,7 @@ pub(crate) fn attach(process: &dyn Process, link: &Arc<Link>, sent: Option<&Snap
             link.send(proto::frame::Kind::Hello(hello(shared, link.session, &snapshot)));
         }
     }
-    let replaced = lock(&shared.peers).enter(link, Instant::now());
+    let replaced = lock(&shared.peers).enter(link, Instant::now())?;
     drop(remote_refs);
     shared.peers_changed.notify_all();
     if let Some(replaced) = replaced {
@@ -45,12 +45,14 @@ pub(crate) fn attach(process: &dyn Process, link: &Arc<Link>, sent: Option<&Snap
             free_held_by(process, replaced.session);
         }
     }
+    Ok(())
 }
 
 /// Returns the first frame of a connection: this process's name, and what it holds at `session`.
 pub(crate) fn hello(shared: &Connections, session: Session, held: &Snapshot) -> proto::Hello {
     proto::Hello {
         job_uid: shared.settings.job_uid.clone(),
+        incarnation: shared.settings.incarnation,
         name: shared.name.to_string(),
         session: shared.session,
         held_at: session,

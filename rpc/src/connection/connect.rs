@@ -11,6 +11,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::attach::{attach, detach, hello, reconcile};
 use super::link::Link;
+use super::peers::Superseded;
 use super::remote_refs::Snapshot;
 use super::slot::Slot;
 use super::state::Process;
@@ -94,7 +95,9 @@ enum DialError {
 impl From<Status> for DialError {
     fn from(status: Status) -> Self {
         match status.code() {
-            Code::InvalidArgument | Code::Unimplemented => Self::Refused(status.message().to_owned()),
+            Code::InvalidArgument | Code::FailedPrecondition | Code::Unimplemented => {
+                Self::Refused(status.message().to_owned())
+            }
             _ => Self::Failed(status.message().to_owned()),
         }
     }
@@ -106,7 +109,11 @@ impl Dial {
         RemoteError::Unreachable { peer, call, reason: reason.to_owned() }
     }
 
+    /// Reports the first connection, or that there will be none.
     fn report_first(&self, result: Result<(), RemoteError>) {
+        if let Err(RemoteError::Unreachable { reason, .. }) = &result {
+            self.process.connections().end_peer(&self.name, reason);
+        }
         if let Some(slot) = lock(&self.first).take() {
             slot.fill(result);
         }
@@ -162,10 +169,11 @@ async fn dial_once(dial: &Dial) -> Result<(Arc<Link>, Streaming<proto::Frame>), 
             hello.name
         )));
     }
+    lock(&shared.peers).check(&dial.name, hello.incarnation).map_err(|error| DialError::Failed(error.to_string()))?;
     reconcile(&*dial.process, &hello);
-    let link = Arc::new(Link::new(Arc::clone(&dial.name), hello.session, out));
+    let link = Arc::new(Link::new(Arc::clone(&dial.name), (hello.session, hello.incarnation), out));
     let sent = if known == Some(hello.session) { sent } else { Snapshot::default() };
-    attach(&*dial.process, &link, Some(&sent));
+    attach(&*dial.process, &link, Some(&sent)).map_err(|error| DialError::Failed(error.to_string()))?;
     Ok((link, frames))
 }
 
@@ -213,10 +221,13 @@ impl RemoteObjects for Service {
         if shared.stopping.is_cancelled() {
             return Err(Status::unavailable(format!("{} is ending", shared.name)));
         }
+        let superseded = |error: Superseded| Status::failed_precondition(error.to_string());
+        // Checked again when the connection is entered: here, so that what the process says it holds is not counted.
+        lock(&shared.peers).check(&hello.name, hello.incarnation).map_err(superseded)?;
         reconcile(&**process, &hello);
         let (out, frames_out) = Link::channel();
-        let link = Arc::new(Link::new(hello.name.as_str().into(), hello.session, out));
-        attach(&**process, &link, None);
+        let link = Arc::new(Link::new(hello.name.as_str().into(), (hello.session, hello.incarnation), out));
+        attach(&**process, &link, None).map_err(superseded)?;
         let reader = Arc::clone(process);
         shared.spawn_connection(async move {
             read(&reader, &link, frames).await;

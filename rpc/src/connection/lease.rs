@@ -31,12 +31,8 @@ pub(crate) async fn keep_leases(process: Arc<dyn Process>) {
 }
 
 fn end_lease(process: &dyn Process, name: &str, reason: &str) {
-    let shared = process.connections();
-    let Some(ended) = lock(&shared.peers).end(name, reason) else { return };
     tracing::warn!(peer = name, reason, "peer is lost; what it held is freed");
-    if let Some(link) = ended.link {
-        link.close(reason);
+    if let Some(session) = process.connections().end_peer(name, reason) {
+        free_held_by(process, session);
     }
-    shared.peers_changed.notify_all();
-    free_held_by(process, ended.session);
 }

@@ -22,6 +22,7 @@ pub(crate) type OnReply = Box<dyn FnOnce(Result<proto::Reply, RemoteError>) + Se
 pub(crate) struct Link {
     pub peer: Arc<str>,
     pub session: Session,
+    pub incarnation: u32,
     next_id: AtomicU64,
     pending: Mutex<Pending>,
     room: Condvar,
@@ -43,10 +44,11 @@ struct Waiting {
 
 impl Link {
     /// Returns a connection to `peer` that sends through `out`, until it is closed.
-    pub fn new(peer: Arc<str>, session: Session, out: UnboundedSender<proto::Frame>) -> Self {
+    pub fn new(peer: Arc<str>, (session, incarnation): (Session, u32), out: UnboundedSender<proto::Frame>) -> Self {
         Self {
             peer,
             session,
+            incarnation,
             next_id: AtomicU64::new(1),
             pending: Mutex::new(Pending {
                 out: Some(out),

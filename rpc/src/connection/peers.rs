@@ -15,8 +15,18 @@ pub(crate) struct Peers {
 #[derive(Debug)]
 struct State {
     session: Session,
+    incarnation: u32,
     heard: Instant,
     link: Result<Arc<Link>, Absence>,
+}
+
+/// A process was replaced by one of a higher incarnation.
+#[derive(Debug, thiserror::Error)]
+#[error("{name} was replaced: this is its incarnation {incarnation}, and {known} has connected before")]
+pub(crate) struct Superseded {
+    name: String,
+    incarnation: u32,
+    known: u32,
 }
 
 /// A connection and session that a new connection has replaced.
@@ -51,11 +61,23 @@ impl Peers {
         self.by_name.get(name).map(|state| state.link.clone())
     }
 
+    /// Refuses a process that was replaced: one of a lower incarnation than was known under its name before.
+    pub fn check(&self, name: &str, incarnation: u32) -> Result<(), Superseded> {
+        match self.by_name.get(name) {
+            Some(known) if incarnation < known.incarnation => {
+                Err(Superseded { name: name.to_owned(), incarnation, known: known.incarnation })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Sets the connection to a peer, and returns the one before it.
-    pub fn enter(&mut self, link: &Arc<Link>, now: Instant) -> Option<Replaced> {
-        let state = State { session: link.session, heard: now, link: Ok(Arc::clone(link)) };
-        let before = self.by_name.insert(Arc::clone(&link.peer), state)?;
-        Some(Replaced { session: before.session, link: before.link.ok() })
+    pub fn enter(&mut self, link: &Arc<Link>, now: Instant) -> Result<Option<Replaced>, Superseded> {
+        self.check(&link.peer, link.incarnation)?;
+        let (session, incarnation) = (link.session, link.incarnation);
+        let state = State { session, incarnation, heard: now, link: Ok(Arc::clone(link)) };
+        let before = self.by_name.insert(Arc::clone(&link.peer), state);
+        Ok(before.map(|before| Replaced { session: before.session, link: before.link.ok() }))
     }
 
     /// Marks a peer as gone for good, and returns the connection that it had.

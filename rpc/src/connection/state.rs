@@ -25,7 +25,9 @@ pub struct Settings {
     pub name: String,
     /// Processes of another job are refused.
     pub job_uid: String,
-    /// What a silent process held is freed after this long. Heartbeats go out four times as often.
+    /// How often this replica was replaced; peers refuse a process of this name with a lower number than before.
+    pub incarnation: u32,
+    /// How long a process may be silent before what it held is freed. Heartbeats go out four times as often.
     pub lease: Duration,
     /// How long a call may take unless it says otherwise.
     pub timeout: Duration,
@@ -37,7 +39,8 @@ impl Settings {
     #[must_use]
     pub fn new(name: impl Into<String>, job_uid: impl Into<String>) -> Self {
         let (lease, timeout) = (Duration::from_secs(30), Duration::from_secs(60));
-        Self { name: name.into(), job_uid: job_uid.into(), lease, timeout, network: Network::default() }
+        let (name, job_uid) = (name.into(), job_uid.into());
+        Self { name, job_uid, incarnation: 0, lease, timeout, network: Network::default() }
     }
 }
 
@@ -109,6 +112,16 @@ impl Connections {
     /// Returns all open connections.
     pub fn links(&self) -> Vec<Arc<Link>> {
         lock(&self.peers).links().collect()
+    }
+
+    /// Marks a peer as gone for good, and closes its connection; returns the session that it had.
+    pub fn end_peer(&self, name: &str, reason: &str) -> Option<Session> {
+        let ended = lock(&self.peers).end(name, reason)?;
+        if let Some(link) = ended.link {
+            link.close(reason);
+        }
+        self.peers_changed.notify_all();
+        Some(ended.session)
     }
 
     /// Sends a frame to the process of `session`, if it is connected.

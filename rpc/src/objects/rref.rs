@@ -29,7 +29,7 @@ impl RRef {
     /// Returns a copy of the value, if the reference is to a function's result.
     ///
     /// # Errors
-    /// What went wrong with the call, or that this is an object: call its methods instead.
+    /// If the call failed, or this is an object: call its methods instead.
     pub fn to_here<R: FromValues>(&self) -> Result<R, RemoteError> {
         self.rpc_sync("to_here", ())
     }
