@@ -50,8 +50,8 @@ struct CustomTrain {
     own: Vec<String>,
 }
 
-/// The whole program of a workload: parses the command line, trains what `open` reads or serves, and
-/// says why when that fails. An error of `open` ends the process with one sentence and exit code 2.
+/// Runs the whole program of a workload: parses the command line, trains what `open` reads or serves, and
+/// says why when that fails. Its servers host no modules of psjobs' own workloads. An error of `open` ends the process with one sentence and exit code 2.
 #[must_use]
 pub fn main<W: Workload>(open: impl FnOnce(&Source) -> anyhow::Result<W>) -> ExitCode {
     let Cli { output, command } = Cli::parse();

@@ -37,7 +37,7 @@ pub struct OutputArgs {
 /// How a command ended when it did not do its work.
 #[derive(Debug)]
 pub enum Failure {
-    /// What it was given cannot work: exit code 2.
+    /// Its input cannot work: exit code 2.
     Input(anyhow::Error),
     /// It failed at its work: exit code 1.
     Work(anyhow::Error),
