@@ -5,72 +5,44 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tonic::Streaming;
+use crate::connection::{Connections, Link, Process};
+use crate::error::RemoteError;
+use crate::ids::{ContextId, ObjectId, Session};
+use crate::lock::lock;
+use crate::objects::{Answer, Call, Endpoint, Job, RRef, Responder, Shared, Target, Value, decode, encode, on_pool};
+use crate::proto;
+use crate::proto::frame::Kind;
 
-use super::autograd::ContextState;
-use super::link::{Answer, Link};
-use super::lock::lock;
-use super::object::{Call, Job, run};
-use super::object_table::Hosted;
-use super::reply::Responder;
-use super::target::Target;
-use super::wire::{decode, proto};
-use super::{Endpoint, RRef, RemoteError, Value, peers};
-
-/// Takes what the peer said in its Hello about what it holds here.
-pub(crate) fn reconcile(endpoint: &Endpoint, hello: &proto::Hello) {
-    let shared = endpoint.shared();
-    if hello.held_at == shared.session {
-        let held: HashMap<_, _> = hello.held.iter().map(|held| (held.object, held.count)).collect();
-        shared.host.reconcile(hello.session, &held);
-        shared.contexts.reconcile(endpoint, hello.session, &hello.contexts);
+impl Process for Shared {
+    fn connections(&self) -> &Connections {
+        &self.connections
     }
-}
 
-/// Reads a connection until it ends; true if the peer said goodbye.
-pub(crate) async fn read(endpoint: &Endpoint, link: &Arc<Link>, mut frames: Streaming<proto::Frame>) -> bool {
-    let (reason, ended) = loop {
-        match frames.message().await {
-            Ok(Some(proto::Frame { kind: Some(proto::frame::Kind::Goodbye(_)) })) => {
-                break (format!("{} has ended", link.peer), true);
-            }
-            Ok(Some(frame)) => {
-                lock(&endpoint.shared().peers).heard(link, Instant::now());
-                if let Some(kind) = frame.kind {
-                    take(endpoint, link, kind);
+    fn reconcile(&self, holder: Session, held: &HashMap<ObjectId, u64>, contexts: &[ContextId]) {
+        self.objects.reconcile(holder, held);
+        self.contexts.reconcile(&self.connections, holder, contexts);
+    }
+
+    fn receive(self: Arc<Self>, link: &Arc<Link>, frame: Kind) {
+        match frame {
+            Kind::Reply(reply) => {
+                if let Err(unawaited) = link.answer(reply) {
+                    // References in it were counted for this process, and must be released.
+                    drop(decode(&Endpoint::of(self), link.session, unawaited.values));
                 }
             }
-            Ok(None) => break ("it was closed".to_owned(), false),
-            Err(status) => break (status.message().to_owned(), false),
+            Kind::Call(call) => take_call(&Endpoint::of(self), link, call),
+            Kind::Retain(retain) => drop(self.objects.retain(retain.object, link.session)),
+            Kind::Release(release) => self.objects.release(release.object, link.session),
+            Kind::EndContext(end) => self.contexts.end(&self.connections, end.context, link.session),
+            Kind::Heartbeat(_) | Kind::Goodbye(_) | Kind::Hello(_) => {}
         }
-    };
-    tracing::debug!(peer = %link.peer, reason, "connection ended");
-    peers::detach(endpoint, link, &reason, ended);
-    ended
-}
-
-fn take(endpoint: &Endpoint, link: &Arc<Link>, kind: proto::frame::Kind) {
-    use proto::frame::Kind;
-    let shared = endpoint.shared();
-    match kind {
-        Kind::Reply(reply) => {
-            let answer = match reply.error {
-                Some(error) => Err(RemoteError::new(error.message)),
-                None => decode(endpoint, link, reply.values).map(|values| Answer { values, piece: reply.piece }),
-            };
-            link.answer(reply.id, answer);
-        }
-        Kind::Call(call) => take_call(endpoint, link, call),
-        Kind::Retain(retain) => drop(shared.host.retain(retain.object, link.session)),
-        Kind::Release(release) => shared.host.release(release.object, link.session),
-        Kind::EndContext(end) => shared.contexts.end(endpoint, end.context, link.session),
-        Kind::Heartbeat(_) | Kind::Goodbye(_) | Kind::Hello(_) => {}
     }
 }
 
 fn take_call(endpoint: &Endpoint, link: &Arc<Link>, message: proto::Call) {
-    let responder = Responder::peer(endpoint.clone(), Arc::clone(link), message.id);
-    let arguments = match decode(endpoint, link, message.arguments) {
+    let responder = responder(endpoint.clone(), Arc::clone(link), message.id);
+    let arguments = match decode(endpoint, link.session, message.arguments) {
         Ok(arguments) => arguments,
         Err(error) => return responder.answer(Err(error)),
     };
@@ -84,20 +56,28 @@ fn take_call(endpoint: &Endpoint, link: &Arc<Link>, message: proto::Call) {
     begin(call, target.into(), arguments, responder);
 }
 
-/// Hands a call to what it is for, without waiting for it.
+/// Returns what sends the answer to call `id` back over the connection.
+fn responder(endpoint: Endpoint, link: Arc<Link>, id: u64) -> Responder {
+    Responder::new(move |answer| {
+        let reply = answer.and_then(|answer| {
+            let values = encode(&endpoint, link.session, &answer.values)?;
+            Ok(proto::Reply { id, values, error: None, piece: answer.piece })
+        });
+        let reply = reply.unwrap_or_else(|error| proto::Reply {
+            id,
+            error: Some(proto::Error { message: error.to_string() }),
+            ..proto::Reply::default()
+        });
+        link.send(Kind::Reply(reply));
+    })
+}
+
+/// Hands a call to the object, function or context that it names, without waiting for it.
 pub(crate) fn begin(call: Call, target: Target, arguments: Vec<Value>, responder: Responder) {
-    let shared = call.endpoint.shared();
+    let shared = Arc::clone(call.endpoint.shared());
     match target {
-        Target::Method { object, name } => match shared.host.find(object) {
-            Ok((_, Hosted::Object(queue))) => queue.push(Job { call, method: name, arguments, responder }),
-            Ok((_, Hosted::Module(module))) => {
-                on_pool(call, responder, move |call| module.call(call, object, &name, arguments));
-            }
-            Ok((what, Hosted::Value(values))) => responder.answer(if name == "to_here" {
-                Ok(Answer { values: lock(&values).iter().map(Value::share).collect(), piece: 0 })
-            } else {
-                Err(RemoteError::new(format!("`{what}` gave a plain value, which has only `to_here`")))
-            }),
+        Target::Method { object, name: method } => match shared.objects.find(object) {
+            Ok((name, hosted)) => hosted.call(Job { call, object, name, method, arguments, responder }),
             Err(error) => responder.answer(Err(error)),
         },
         Target::Function { name } => on_pool(call, responder, move |call| {
@@ -105,21 +85,16 @@ pub(crate) fn begin(call: Call, target: Target, arguments: Vec<Value>, responder
             Ok(Answer { values, piece: 0 })
         }),
         Target::Construct { name, singleton } => on_pool(call, responder, move |call| {
-            let reference = if singleton { only(call, &name, arguments) } else { make(call, &name, arguments) }?;
+            let reference =
+                if singleton { singleton_of(call, &name, arguments) } else { make(call, &name, arguments) }?;
             Ok(Answer { values: vec![Value::Ref(reference)], piece: 0 })
         }),
         Target::Backward { piece } => on_pool(call, responder, move |call| {
             let context = call.context.as_ref().ok_or_else(|| RemoteError::new("backward needs a context"))?;
-            let values = ContextState::backward(context, &call.endpoint, piece, arguments)?;
+            let values = context.backward(piece, arguments)?;
             Ok(Answer { values, piece: 0 })
         }),
     }
-}
-
-/// Runs a body that may block or compute on a thread where that is allowed.
-fn on_pool(call: Call, responder: Responder, body: impl FnOnce(&Call) -> Result<Answer, RemoteError> + Send + 'static) {
-    let runtime = call.endpoint.shared().runtime.clone();
-    runtime.spawn_blocking(move || responder.answer(run(&call, || body(&call))));
 }
 
 fn make(call: &Call, name: &str, arguments: Vec<Value>) -> Result<RRef, RemoteError> {
@@ -127,17 +102,18 @@ fn make(call: &Call, name: &str, arguments: Vec<Value>) -> Result<RRef, RemoteEr
     Ok(call.endpoint.adopt(name.into(), hosted))
 }
 
-/// The singleton: made by whoever locks its place first, while others wait.
-fn only(call: &Call, name: &str, arguments: Vec<Value>) -> Result<RRef, RemoteError> {
+/// Returns the singleton; the first call makes it, while others wait.
+fn singleton_of(call: &Call, name: &str, arguments: Vec<Value>) -> Result<RRef, RemoteError> {
     let shared = call.endpoint.shared();
-    let place = shared.host.singleton(name);
+    let place = shared.objects.singleton(name);
     let mut place = lock(&place);
     if let Some(id) = *place {
-        let what = shared.host.retain(id, shared.session)?;
-        return Ok(RRef::new(call.endpoint.clone(), Arc::clone(&shared.name), shared.session, id, what));
+        let session = shared.connections.session;
+        let what = shared.objects.retain(id, session)?;
+        return Ok(call.endpoint.reference((Arc::clone(&shared.connections.name), session), (id, what)));
     }
     let reference = make(call, name, arguments)?;
-    shared.host.pin(reference.id());
+    shared.objects.pin(reference.id());
     *place = Some(reference.id());
     Ok(reference)
 }

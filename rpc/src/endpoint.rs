@@ -1,87 +1,32 @@
-//! This process's end of all remote calls: its name and session, what it hosts, whom it knows and
-//! what it holds elsewhere. Calls go out from here; `inbox` takes in what others ask.
+//! Starts and ends a process's end of all remote calls, and makes its outgoing calls.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use psjobs_ps::network::Network;
+use tokio::net::TcpListener;
 use tokio::runtime::Handle;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
-use super::autograd::{Contexts, Module, ModuleRef, Parameters};
-use super::link::{Link, Slot};
-use super::lock::lock;
-use super::object::Call;
-use super::object_table::{Hosted, ObjectId, ObjectTable, Session};
-use super::peers::Peers;
-use super::pending::Sent;
-use super::remote_refs::{ContextId, RemoteRefs};
-use super::reply::Responder;
-use super::runtime_driver::{Driver, Inner};
-use super::target::Target;
-use super::wire::{encode, proto};
-use super::{Peer, RRef, Registry, RemoteError, Value, dispatch, peers};
+use crate::connection::{self, Connections, Driver, Inner, Sent, Service, Settings, Slot};
+use crate::error::RemoteError;
+use crate::ids::{ContextId, ObjectId, Session};
+use crate::lock::lock;
+use crate::objects::{
+    Answer, Call, Caller, Contexts, Destination, Endpoint, ObjectTable, Peer, Registry, Responder, Shared, Target,
+    Value, decode, encode,
+};
+use crate::proto::frame::Kind;
+use crate::proto::remote_objects_server::RemoteObjectsServer;
+use crate::{autograd, dispatch, proto};
 
-/// Who this process is in its job, and how patient it is.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Name in the job, for example `trainer-0`; unique in it.
-    pub name: String,
-    /// Processes of another job are refused.
-    pub job_uid: String,
-    /// What a silent process held is freed after this long. Heartbeats go out four times as often.
-    pub lease: Duration,
-    /// How long a call may take unless it says otherwise.
-    pub timeout: Duration,
-    /// What other processes are reached through.
-    pub network: Network,
-}
+/// How long peers have to close their side of a connection at a shutdown.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-impl Settings {
-    #[must_use]
-    pub fn new(name: impl Into<String>, job_uid: impl Into<String>) -> Self {
-        let (lease, timeout) = (Duration::from_secs(30), Duration::from_secs(60));
-        Self { name: name.into(), job_uid: job_uid.into(), lease, timeout, network: Network::default() }
-    }
-}
-
-/// How long peers have to close their side of a connection.
-const FAREWELL: Duration = Duration::from_secs(1);
-
-/// A handle to this process's end; clones are the same end. Its methods block and are for ordinary
-/// threads: hosted methods, training loops.
-#[derive(Clone)]
-pub struct Endpoint(Arc<Shared>);
-
-pub(crate) struct Shared {
-    pub settings: Settings,
-    pub name: Arc<str>,
-    pub session: Session,
-    pub registry: Registry,
-    pub runtime: Handle,
-    /// Gone if the runtime has threads of its own. Not held: its tasks hold this.
-    driver: Weak<Inner>,
-    pub host: ObjectTable,
-    pub contexts: Contexts,
-    pub peers: Mutex<Peers>,
-    pub peers_changed: Condvar,
-    /// Locked before `peers` where both are.
-    pub holdings: Mutex<RemoteRefs>,
-    pub lease_checks: AtomicU64,
-    /// No new calls or connections from now on.
-    pub stopping: CancellationToken,
-    /// Connections, which are given time to end in order.
-    pub connections: TaskTracker,
-    /// That time is over.
-    cut_off: CancellationToken,
-}
-
-/// What lives in a process, for tests of leaks and for people.
+/// Counts of what a process holds and hosts, for tests of leaks and for people.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Objects, modules and values hosted here.
+    /// Number of objects, modules and values hosted here.
     pub objects: usize,
     /// References to them, here and elsewhere.
     pub references: u64,
@@ -91,7 +36,7 @@ pub struct Stats {
     pub calls: usize,
     /// Objects and contexts elsewhere that are kept for this process.
     pub held: usize,
-    /// How often leases were renewed and looked at.
+    /// Number of times that leases were renewed and checked.
     pub lease_checks: u64,
 }
 
@@ -102,248 +47,188 @@ impl Endpoint {
         Self::start_on(settings, registry, runtime, Weak::new())
     }
 
-    /// Starts the end on a runtime that the threads which wait for answers drive themselves.
+    /// Starts the end on a runtime that is polled by the threads which wait for answers.
     #[must_use]
     pub fn start_driven(settings: Settings, registry: Registry, driver: &Driver) -> Self {
         Self::start_on(settings, registry, driver.handle(), Arc::downgrade(driver.inner()))
     }
 
     fn start_on(settings: Settings, mut registry: Registry, runtime: Handle, driver: Weak<Inner>) -> Self {
-        super::autograd::register(&mut registry);
-        let endpoint = Self(Arc::new(Shared {
-            name: settings.name.as_str().into(),
-            settings,
-            session: rand::random(),
+        autograd::register(&mut registry);
+        let endpoint = Self::of(Arc::new(Shared {
+            connections: Connections::new(settings, runtime, driver),
             registry,
-            runtime,
-            driver,
-            host: ObjectTable::default(),
+            objects: ObjectTable::default(),
             contexts: Contexts::default(),
-            peers: Mutex::default(),
-            peers_changed: Condvar::new(),
-            holdings: Mutex::default(),
-            lease_checks: AtomicU64::default(),
-            stopping: CancellationToken::new(),
-            connections: TaskTracker::new(),
-            cut_off: CancellationToken::new(),
         }));
-        endpoint.spawn(peers::keep_leases(endpoint.clone()));
+        endpoint.connections().spawn(connection::keep_leases(endpoint.process()));
         endpoint
-    }
-
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.0.name
     }
 
     /// Returns the network that connections go over, with the credentials of this process.
     #[must_use]
     pub fn network(&self) -> &Network {
-        &self.shared().settings.network
+        &self.connections().settings.network
     }
 
-    pub(crate) fn shared(&self) -> &Shared {
-        &self.0
+    /// Connects to the process `name` at `address` (`host:port`), waiting up to `timeout` for it to start, and stays
+    /// connected: a broken connection is made again.
+    ///
+    /// # Errors
+    /// If it does not start, is another process, or belongs to another job.
+    pub fn connect(&self, name: &str, address: &str, timeout: Duration) -> Result<Peer, RemoteError> {
+        connection::connect(self.process(), name, address, timeout).map(|()| self.peer(name))
     }
 
-    /// A process by name; also this one.
+    /// Returns the gRPC service, for a server that serves others too.
     #[must_use]
-    pub fn peer(&self, name: &str) -> Peer {
-        Peer::new(self.clone(), name.into(), self.0.settings.timeout)
+    pub fn service(&self) -> RemoteObjectsServer<Service> {
+        connection::service(self.process())
     }
 
-    /// Hosts a module in this process. Its pieces of a context's graph are not cut out of the local one.
-    #[must_use]
-    pub fn module(&self, module: impl Module, parameters: Parameters) -> ModuleRef {
-        let hosted = Hosted::Module(Arc::new(super::autograd::HostedModule::new(module, parameters)));
-        ModuleRef::new(self.adopt("local".into(), hosted))
+    /// Serves the gRPC service alone, on a listener of its own, until [`Endpoint::shutdown`].
+    pub fn serve(&self, listener: TcpListener) {
+        connection::serve(self.process(), listener);
     }
 
-    /// A reference to something new in this process.
-    pub(crate) fn adopt(&self, name: Arc<str>, hosted: Hosted) -> RRef {
-        let id = self.0.host.insert(Arc::clone(&name), hosted, self.0.session);
-        RRef::new(self.clone(), Arc::clone(&self.0.name), self.0.session, id, name)
-    }
-
-    /// Why the process `peer` will not come back: it said goodbye, or was silent for a whole lease.
+    /// Returns why the process `peer` will not come back: it said goodbye, or was silent for a whole lease.
     #[must_use]
     pub fn gone(&self, peer: &str) -> Option<String> {
-        lock(&self.0.peers).gone(peer)
+        lock(&self.connections().peers).gone(peer)
     }
 
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let (objects, references) = self.0.host.count();
-        let links: Vec<_> = lock(&self.0.peers).links().collect();
-        let calls = links.iter().map(|link| link.in_flight()).sum();
-        let (contexts, held) = (self.0.contexts.count(), lock(&self.0.holdings).count());
-        let lease_checks = self.0.lease_checks.load(Ordering::Relaxed);
+        let (shared, connections) = (self.shared(), self.connections());
+        let (objects, references) = shared.objects.count();
+        let calls = connections.links().iter().map(|link| link.in_flight()).sum();
+        let (contexts, held) = (shared.contexts.count(), lock(&connections.remote_refs).count());
+        let lease_checks = connections.lease_checks.load(Ordering::Relaxed);
         Stats { objects, references, contexts, calls, held, lease_checks }
     }
 
     /// Says goodbye to all peers and drops what is hosted here. Calls that wait get an error. Blocks
-    /// until the peers have heard it, or for a second.
+    /// until the peers have closed their side, or for a second.
     pub fn shutdown(&self) {
-        self.0.stopping.cancel();
-        self.0.peers_changed.notify_all();
-        let links: Vec<_> = lock(&self.0.peers).links().collect();
-        for link in links {
-            link.send(proto::frame::Kind::Goodbye(proto::Goodbye {}));
-            link.close(&format!("{} ended", self.0.name));
+        let (shared, connections) = (self.shared(), self.connections());
+        connections.stopping.cancel();
+        connections.peers_changed.notify_all();
+        for link in connections.links() {
+            link.send(Kind::Goodbye(proto::Goodbye {}));
+            link.close(&format!("{} ended", connections.name));
         }
-        self.0.contexts.clear(self);
-        self.0.host.clear();
-        self.0.connections.close();
-        self.0.runtime.block_on(async {
+        shared.contexts.clear(connections);
+        shared.objects.clear();
+        connections.tasks.close();
+        connections.runtime.block_on(async {
             // A peer that does not close its side in time is cut off.
-            drop(tokio::time::timeout(FAREWELL, self.0.connections.wait()).await);
-            self.0.cut_off.cancel();
-            self.0.connections.wait().await;
+            drop(tokio::time::timeout(CLOSE_TIMEOUT, connections.tasks.wait()).await);
+            connections.cut_off.cancel();
+            connections.tasks.wait().await;
         });
-    }
-
-    /// Runs a task until [`Endpoint::shutdown`].
-    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let stopping = self.0.stopping.clone();
-        self.0.runtime.spawn(async move { stopping.run_until_cancelled(task).await });
-    }
-
-    /// Runs a connection; [`Endpoint::shutdown`] gives it a while to end by itself.
-    pub(crate) fn spawn_connection(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let cut_off = self.0.cut_off.clone();
-        let task = async move {
-            cut_off.run_until_cancelled(task).await;
-        };
-        self.0.connections.spawn_on(task, &self.0.runtime);
-    }
-
-    /// Starts a call; `describe` names it in errors.
-    pub(crate) fn send_call(
-        &self,
-        to: &Destination,
-        target: Target,
-        context: Option<ContextId>,
-        arguments: Vec<Value>,
-    ) -> Result<Sent, RemoteError> {
-        let deadline = Instant::now() + to.timeout;
-        let describe = target.describe(&to.what);
-        if to.peer == self.0.name {
-            return Ok(self.call_here(to, target, context, arguments, deadline));
-        }
-        let link = peers::link_to(self, &to.peer, &describe, deadline)?;
-        if to.session.is_some_and(|session| session != link.session) {
-            let reason = "it was restarted; what it held is gone".to_owned();
-            return Err(RemoteError::Unreachable { peer: to.peer.to_string(), call: describe, reason });
-        }
-        let message = proto::Call {
-            id: 0,
-            timeout_ms: u32::try_from(to.timeout.as_millis()).unwrap_or(u32::MAX),
-            context: context.unwrap_or(0),
-            target: Some(target.into()),
-            arguments: encode(self, &link, &arguments)?,
-        };
-        let (id, slot) = link.call(message, &describe, to.timeout, deadline)?;
-        // Only now: the owner must see the call before it sees references in it released.
-        drop(arguments);
-        let driver = self.0.driver.clone();
-        Ok(Sent {
-            slot,
-            deadline,
-            timeout: to.timeout,
-            call: describe,
-            driver,
-            over: Some((link, id)),
-            peer: to.peer.clone(),
-        })
-    }
-
-    fn call_here(
-        &self,
-        to: &Destination,
-        target: Target,
-        context: Option<ContextId>,
-        arguments: Vec<Value>,
-        deadline: Instant,
-    ) -> Sent {
-        let slot = Arc::<Slot>::default();
-        let describe = target.describe(&to.what);
-        let responder = Responder::here(Arc::clone(&slot), to.peer.clone(), describe.clone());
-        let context = context.map(|id| self.0.contexts.open(id, self.0.session));
-        let call = Call { endpoint: self.clone(), caller: Arc::clone(&self.0.name), deadline, context };
-        dispatch::begin(call, target, arguments, responder);
-        let driver = self.0.driver.clone();
-        Sent { slot, deadline, timeout: to.timeout, call: describe, driver, over: None, peer: to.peer.clone() }
-    }
-
-    /// A reference on its way to the other end of `link`.
-    pub(crate) fn export(&self, link: &Link, reference: &RRef) -> proto::Reference {
-        if reference.session() == self.0.session {
-            // The sender's own reference keeps the object until this one is counted.
-            drop(self.0.host.retain(reference.id(), link.session));
-        } else if reference.session() != link.session {
-            self.park(reference.clone());
-        }
-        proto::Reference {
-            owner: reference.owner().to_owned(),
-            session: reference.session(),
-            object: reference.id(),
-            name: reference.object_name().to_owned(),
-        }
-    }
-
-    /// Keeps a third process's object alive until the receiver has counted its own reference.
-    fn park(&self, reference: RRef) {
-        let lease = self.0.settings.lease;
-        self.spawn(async move {
-            tokio::time::sleep(lease).await;
-            drop(reference);
-        });
-    }
-
-    /// A reference that came over `link`.
-    pub(crate) fn import(&self, link: &Link, reference: &proto::Reference) -> Result<RRef, RemoteError> {
-        let (owner, name): (Arc<str>, Arc<str>) = (reference.owner.as_str().into(), reference.name.as_str().into());
-        if reference.session == self.0.session {
-            self.0.host.retain(reference.object, self.0.session)?;
-        } else {
-            let mut holdings = lock(&self.0.holdings);
-            holdings.add_reference(reference.session, reference.object);
-            if reference.session != link.session
-                && let Some(link) = lock(&self.0.peers).link_of(reference.session)
-            {
-                link.send(proto::frame::Kind::Retain(proto::Retain { object: reference.object }));
-            }
-        }
-        Ok(RRef::new(self.clone(), owner, reference.session, reference.object, name))
-    }
-
-    /// The last clone of a reference was dropped.
-    pub(crate) fn let_go(&self, owner: Session, object: ObjectId) {
-        if owner == self.0.session {
-            self.0.host.release(object, owner);
-            return;
-        }
-        let mut holdings = lock(&self.0.holdings);
-        holdings.remove_reference(owner, object);
-        if let Some(link) = lock(&self.0.peers).link_of(owner) {
-            link.send(proto::frame::Kind::Release(proto::Release { object }));
-        }
     }
 }
 
-/// Whom a call goes to.
-#[derive(Clone, Debug)]
-pub(crate) struct Destination {
-    pub peer: Arc<str>,
-    /// The session that must answer; any for calls that name no object.
-    pub session: Option<Session>,
-    /// Name of the object, for messages.
-    pub what: Arc<str>,
-    pub timeout: Duration,
+impl Caller for Shared {
+    fn session(&self) -> Session {
+        self.connections.session
+    }
+
+    fn send_call(
+        self: Arc<Self>,
+        to: &Destination,
+        target: Target,
+        context: Option<ContextId>,
+        arguments: Vec<Value>,
+    ) -> Result<Sent<Answer>, RemoteError> {
+        let deadline = Instant::now() + to.timeout;
+        if to.peer == self.connections.name {
+            return Ok(call_here(&Endpoint::of(self), to, target, context, arguments, deadline));
+        }
+        call_peer(&Endpoint::of(self), to, target, context, arguments, deadline)
+    }
+
+    fn release(&self, owner: Session, object: ObjectId) {
+        if owner == self.connections.session {
+            self.objects.release(object, owner);
+            return;
+        }
+        let mut remote_refs = lock(&self.connections.remote_refs);
+        remote_refs.remove_reference(owner, object);
+        self.connections.send_to(owner, Kind::Release(proto::Release { object }));
+    }
+}
+
+fn call_peer(
+    endpoint: &Endpoint,
+    to: &Destination,
+    target: Target,
+    context: Option<ContextId>,
+    arguments: Vec<Value>,
+    deadline: Instant,
+) -> Result<Sent<Answer>, RemoteError> {
+    let connections = endpoint.connections();
+    let describe = target.describe(&to.what);
+    let link = connection::link_to(connections, &to.peer, &describe, deadline)?;
+    if to.session.is_some_and(|session| session != link.session) {
+        let reason = "it was restarted; what it held is gone".to_owned();
+        return Err(RemoteError::Unreachable { peer: to.peer.to_string(), call: describe, reason });
+    }
+    let message = proto::Call {
+        id: 0,
+        timeout_ms: u32::try_from(to.timeout.as_millis()).unwrap_or(u32::MAX),
+        context: context.unwrap_or(0),
+        target: Some(target.into()),
+        arguments: encode(endpoint, link.session, &arguments)?,
+    };
+    let slot = Arc::<Slot<Answer>>::default();
+    let on_reply = {
+        let (slot, endpoint, session) = (Arc::clone(&slot), endpoint.clone(), link.session);
+        let (peer, call) = (to.peer.to_string(), describe.clone());
+        Box::new(move |reply: Result<proto::Reply, RemoteError>| {
+            slot.fill(reply.and_then(|reply| match decode(&endpoint, session, reply.values) {
+                Ok(values) => Ok(Answer { values, piece: reply.piece }),
+                Err(error) => Err(RemoteError::Failed { peer, call, message: error.to_string() }),
+            }));
+        })
+    };
+    let id = link.call(message, &describe, to.timeout, deadline, on_reply)?;
+    // After the call: the owner must see it before it sees references in it released.
+    drop(arguments);
+    let driver = connections.driver.clone();
+    let (timeout, peer) = (to.timeout, to.peer.clone());
+    Ok(Sent { slot, deadline, timeout, call: describe, driver, over: Some((link, id)), peer })
+}
+
+fn call_here(
+    endpoint: &Endpoint,
+    to: &Destination,
+    target: Target,
+    context: Option<ContextId>,
+    arguments: Vec<Value>,
+    deadline: Instant,
+) -> Sent<Answer> {
+    let connections = endpoint.connections();
+    let slot = Arc::<Slot<Answer>>::default();
+    let describe = target.describe(&to.what);
+    let responder = {
+        let (slot, peer, call) = (Arc::clone(&slot), to.peer.clone(), describe.clone());
+        Responder::new(move |answer| {
+            slot.fill(answer.map_err(|error| {
+                let message = error.to_string();
+                RemoteError::Failed { peer: peer.to_string(), call, message }
+            }));
+        })
+    };
+    let context = context.map(|id| endpoint.shared().contexts.open(id, connections.session));
+    let call = Call { endpoint: endpoint.clone(), caller: Arc::clone(&connections.name), deadline, context };
+    dispatch::begin(call, target, arguments, responder);
+    let driver = connections.driver.clone();
+    Sent { slot, deadline, timeout: to.timeout, call: describe, driver, over: None, peer: to.peer.clone() }
 }
 
 impl std::fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Endpoint").field("name", &self.0.name).field("stats", &self.stats()).finish()
+        f.debug_struct("Endpoint").field("name", &self.connections().name).field("stats", &self.stats()).finish()
     }
 }

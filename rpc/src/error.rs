@@ -1,4 +1,4 @@
-//! What can go wrong with a call, told so that the caller knows the call, the peer and the cause.
+//! The errors of calls; each names the call, the peer and the cause.
 
 use std::any::Any;
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub enum RemoteError {
     Deadline { peer: String, call: String, timeout: Duration },
     #[error("{call} on {peer} failed: {message}")]
     Failed { peer: String, call: String, message: String },
-    /// What a method, a constructor or an argument itself says; [`RemoteError::Failed`] carries it to the caller.
+    /// The message of a method, a constructor or an argument; [`RemoteError::Failed`] carries it to the caller.
     #[error("{0}")]
     Message(String),
 }

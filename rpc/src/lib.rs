@@ -4,40 +4,29 @@
 //! (functions of parameters and inputs) that a [`Registry`] can make, and holds counted [`RRef`]s to
 //! those of others. Calls travel over one gRPC stream for each pair of processes; either end calls the
 //! other. [`autograd`] records calls of modules and takes them backwards.
+//!
+//! `connection` knows nothing of objects, `objects` nothing of autograd; `endpoint` and `dispatch` join them.
 
 pub mod autograd;
-mod connect;
+mod connection;
 mod dispatch;
 mod endpoint;
 mod error;
-mod link;
+mod ids;
 mod lock;
-mod object;
-mod object_table;
-mod peer;
-mod peers;
-mod pending;
-mod registry;
-mod remote_refs;
+mod objects;
+mod proto;
+mod quick;
 pub mod rendezvous;
-mod reply;
-mod rref;
-mod runtime_driver;
 pub mod server_integration;
-mod target;
-mod value;
-mod wire;
 
 #[cfg(test)]
 mod tests;
 
-pub use connect::Service;
-pub use endpoint::{Endpoint, Settings, Stats};
+pub use connection::{Driver, Service, Settings};
+pub use endpoint::Stats;
 pub use error::RemoteError;
-pub use object::{Call, Methods, RemoteObject};
-pub use peer::Peer;
-pub use pending::Pending;
-pub use registry::Registry;
-pub use rref::RRef;
-pub use runtime_driver::Driver;
-pub use value::{FromValue, FromValues, IntoValues, Value, Values};
+pub use objects::{
+    Call, Endpoint, FromValue, FromValues, IntoValues, Methods, Peer, Pending, RRef, Registry, RemoteObject, Value,
+    Values,
+};

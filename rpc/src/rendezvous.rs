@@ -1,4 +1,4 @@
-//! Where to find trainers that other trainers call. A job tells its processes the addresses of servers
+//! Finds trainers that other trainers call. A job tells its processes the addresses of servers
 //! only; a trainer that others connect to listens on a port of its own and tells server 0.
 
 use std::collections::HashMap;
@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
 
-use super::lock::lock;
-use super::{Endpoint, Peer, Registry, RemoteError};
+use crate::error::RemoteError;
+use crate::lock::lock;
+use crate::objects::{Endpoint, Peer, Registry};
 
 const PUBLISH: &str = "psjobs/publish";
 const LOCATE: &str = "psjobs/locate";
@@ -20,7 +21,7 @@ struct Published {
     changed: Condvar,
 }
 
-/// What a server offers for this. Addresses are kept as long as it lives.
+/// Registers the functions of a server that keeps addresses, for as long as it lives.
 pub fn offer(registry: &mut Registry) {
     let published = Arc::<Published>::default();
     let known = Arc::clone(&published);
@@ -45,7 +46,7 @@ pub fn offer(registry: &mut Registry) {
 }
 
 impl Endpoint {
-    /// Listens on a free port of the interface by which `server`, at `address`, is reached, and says so there.
+    /// Listens on a free port of the interface by which `server`, at `address`, is reached, and tells it that address.
     ///
     /// # Errors
     /// If there is no such interface or port, or the server cannot be told.
@@ -55,13 +56,13 @@ impl Endpoint {
         let own = listener.local_addr().map_err(cannot)?;
         listener.set_nonblocking(true).map_err(cannot)?;
         {
-            let _runtime = self.shared().runtime.enter();
+            let _runtime = self.connections().runtime.enter();
             self.serve(TcpListener::from_std(listener).map_err(cannot)?);
         }
         self.publish_address(server, &own.to_string())
     }
 
-    /// Says at `server` where this trainer can be reached.
+    /// Tells `server` where this trainer can be reached.
     ///
     /// # Errors
     /// If the server cannot be told.
@@ -69,21 +70,21 @@ impl Endpoint {
         server.rpc_sync(PUBLISH, address.to_owned())
     }
 
-    /// Where the trainer `name` says at `server` that it can be reached, waiting up to `patience` for it.
+    /// Asks `server` where the trainer `name` can be reached, waiting up to `timeout` for that trainer to publish it.
     ///
     /// # Errors
     /// If it does not say so in time.
-    pub fn locate(&self, server: &Peer, name: &str, patience: Duration) -> Result<String, RemoteError> {
-        server.clone().timeout(patience).rpc_sync(LOCATE, name)
+    pub fn locate(&self, server: &Peer, name: &str, timeout: Duration) -> Result<String, RemoteError> {
+        server.clone().timeout(timeout).rpc_sync(LOCATE, name)
     }
 
-    /// Connects to the trainer `name`, which publishes its address at `server`, waiting up to `patience`.
+    /// Connects to the trainer `name`, which publishes its address at `server`, waiting up to `timeout`.
     ///
     /// # Errors
     /// If it does not publish an address in time, or does not answer there.
-    pub fn connect_published(&self, server: &Peer, name: &str, patience: Duration) -> Result<Peer, RemoteError> {
-        let end = Instant::now() + patience;
-        let address = self.locate(server, name, patience)?;
+    pub fn connect_published(&self, server: &Peer, name: &str, timeout: Duration) -> Result<Peer, RemoteError> {
+        let end = Instant::now() + timeout;
+        let address = self.locate(server, name, timeout)?;
         self.connect(name, &address, end.saturating_duration_since(Instant::now()))
     }
 }
@@ -96,7 +97,7 @@ pub fn listen_towards(address: &str) -> std::io::Result<std::net::TcpListener> {
     std::net::TcpListener::bind((interface_towards(address)?, 0))
 }
 
-/// The address of the interface that packets to `address` leave by. Nothing is sent.
+/// Returns the address of the interface that packets to `address` leave by. Nothing is sent.
 fn interface_towards(address: &str) -> std::io::Result<IpAddr> {
     let mut error = std::io::Error::other(format!("{address} has no address"));
     for target in address.to_socket_addrs()? {

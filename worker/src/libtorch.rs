@@ -1,5 +1,5 @@
-//! What has to happen before the first call into libtorch: check that the library found at start is
-//! the version this binary was built against, load its CUDA half where there is one, and let tensors' memory stay.
+//! Prepares the first call into libtorch: checks that the library found at start is the version this binary was built
+//! against, loads its CUDA half where there is one, and keeps the memory of freed tensors.
 
 // The dynamic linker and the C library can only be asked through unsafe calls; each says why it is sound.
 #![allow(unsafe_code)]
@@ -80,7 +80,7 @@ pub fn wait_passively() {
 /// the time of a network on a server.
 #[cfg(target_env = "gnu")]
 fn keep_memory() {
-    /// Of one piece; the C library takes no more (mallopt(3)).
+    /// The largest piece that is kept; the C library takes no larger number (mallopt(3)).
     const LARGEST: libc::c_int = 32 << 20;
     const KEPT: libc::c_int = 1 << 30;
     // SAFETY: sets two numbers while it holds the allocator's lock. Another thread that reads one meanwhile finds

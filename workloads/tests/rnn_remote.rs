@@ -57,7 +57,7 @@ fn fifty_steps_lose_what_one_process_loses() {
     job.join();
 }
 
-/// The same net and optimizer, of libtorch alone.
+/// Trains the net with libtorch's own optimizer, in this process.
 fn in_one_process(text: &Columns, [embedding, lstm, decoder]: &[Vec<Tensor>; 3]) -> Vec<f64> {
     let mut optimizer = COptimizer::sgd(LEARNING_RATE, 0.0, 0.0, 0.0, false).expect("usable");
     for tensor in [embedding, lstm, decoder].into_iter().flatten() {

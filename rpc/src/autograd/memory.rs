@@ -1,4 +1,4 @@
-//! A tensor's elements as a slice, so that the parameter server's optimizers work on them in place.
+//! Gives access to a tensor's elements as a slice, so that the parameter server's optimizers work on them in place.
 
 // Slices of memory that libtorch owns; each says why it is sound.
 #![allow(unsafe_code)]
@@ -7,9 +7,9 @@ use std::slice;
 
 use tch::{Device, Kind, Tensor};
 
-use super::super::RemoteError;
+use crate::error::RemoteError;
 
-/// A copy of `tensor` whose elements `change` has written. On the CPU, where the optimizers work, it is
+/// Returns a copy of `tensor` whose elements `change` has written. On the CPU, where the optimizers work, it is
 /// the one copy; on another device the elements travel to the CPU and back.
 pub fn changed(tensor: &Tensor, change: impl FnOnce(&mut [f32])) -> Result<Tensor, RemoteError> {
     let copy = tensor.detach().f_to_device_(Device::Cpu, tensor.kind(), false, true)?.f_contiguous()?;
@@ -22,7 +22,7 @@ pub fn changed(tensor: &Tensor, change: impl FnOnce(&mut [f32])) -> Result<Tenso
     Ok(copy.f_to_device(tensor.device())?)
 }
 
-/// The bytes of each element, little-endian as on the wire, of an f32 tensor that is contiguous on the CPU.
+/// Returns the bytes of each element, little-endian as on the wire, of an f32 tensor that is contiguous on the CPU.
 pub fn element_bytes(tensor: &Tensor) -> Result<&[[u8; 4]], RemoteError> {
     check(tensor)?;
     if tensor.numel() == 0 {

@@ -4,23 +4,19 @@
 //! functions of parameters and inputs; a step of an optimizer makes a new version of the parameters,
 //! and a context keeps the version it first met. So contexts side by side do not disturb each other.
 
+mod backward;
 mod context;
-mod contexts;
+mod hosted_module;
 mod memory;
 mod module;
 mod module_ref;
 mod optimizer;
-mod tape;
+mod parameters;
 
 pub use context::Context;
-pub use module::{Module, Parameters, Pass};
+pub use module::{Module, Pass};
 pub use module_ref::{ModuleRef, ParameterRef};
 pub use optimizer::DistributedOptimizer;
+pub use parameters::Parameters;
 
-pub(crate) use contexts::{ContextState, Contexts};
-pub(crate) use module::HostedModule;
-
-/// What every process offers besides what its registry says.
-pub(crate) fn register(registry: &mut super::Registry) {
-    optimizer::register(registry);
-}
+pub(crate) use optimizer::register;

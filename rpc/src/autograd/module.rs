@@ -1,16 +1,16 @@
-//! Modules as their owner has them: a function, and the versions of its parameters.
+//! Modules, the versions of their parameters, and calls of modules within a context.
 
+use std::any::Any;
 use std::sync::{Arc, Mutex};
 
 use tch::Tensor;
 
-use super::super::error::unknown_module_method;
-use super::super::link::Answer;
-use super::super::lock::lock;
-use super::super::object::Call;
-use super::super::object_table::ObjectId;
-use super::super::{FromValues, IntoValues, RemoteError, Value};
-use super::{Context, ContextState, ModuleRef};
+use super::context::Context;
+use super::module_ref::ModuleRef;
+use super::parameters::{Parameters, leaf};
+use crate::error::RemoteError;
+use crate::lock::lock;
+use crate::objects::{FromValues, RemoteCall, Value, Version};
 
 /// A differentiable function. Its parameters are not inside: the process that hosts it keeps them, in
 /// versions, and hands it those of the context that calls.
@@ -22,7 +22,7 @@ pub trait Module: Send + Sync + 'static {
     fn forward(&self, pass: &Pass<'_>, parameters: &[Tensor], inputs: &[Tensor]) -> Result<Vec<Tensor>, RemoteError>;
 }
 
-/// How a module is being called.
+/// The circumstances in which a module is called.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass<'a> {
     context: Option<&'a Context>,
@@ -35,7 +35,7 @@ impl<'a> Pass<'a> {
         Self { context }
     }
 
-    /// True if a context records the call: layers like dropout are active. False: evaluation.
+    /// Returns true if a context records the call: layers like dropout are active. False: evaluation.
     #[must_use]
     pub fn train(&self) -> bool {
         self.context.is_some()
@@ -44,61 +44,13 @@ impl<'a> Pass<'a> {
     /// Calls another module, here or elsewhere, as part of this one.
     ///
     /// # Errors
-    /// What went wrong with the call.
+    /// If the call failed.
     pub fn forward(&self, module: &ModuleRef, inputs: &[&Tensor]) -> Result<Vec<Tensor>, RemoteError> {
         match self.context {
             Some(context) => context.forward(module, inputs),
             None => module.evaluate(inputs),
         }
     }
-}
-
-/// The initial parameters of a module, in order. Each begins its life as version 0.
-#[derive(Debug, Default)]
-pub struct Parameters {
-    names: Vec<String>,
-    tensors: Vec<Tensor>,
-}
-
-impl Parameters {
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    #[must_use]
-    pub fn with(mut self, name: impl Into<String>, tensor: Tensor) -> Self {
-        self.names.push(name.into());
-        self.tensors.push(leaf(&tensor));
-        self
-    }
-
-    /// The tensors, for use without a host.
-    pub fn tensors(&self) -> &[Tensor] {
-        &self.tensors
-    }
-}
-
-/// The values of a module's parameters after `number` steps.
-#[derive(Debug)]
-pub(crate) struct Version {
-    pub number: u64,
-    pub tensors: Vec<Tensor>,
-}
-
-impl Version {
-    pub fn share(&self) -> Self {
-        Self { number: self.number, tensors: share(&self.tensors) }
-    }
-}
-
-pub(crate) fn share(tensors: &[Tensor]) -> Vec<Tensor> {
-    tensors.iter().map(Tensor::shallow_clone).collect()
-}
-
-/// The same values as the start of a graph.
-pub(crate) fn leaf(tensor: &Tensor) -> Tensor {
-    tensor.detach().set_requires_grad(true)
 }
 
 pub(crate) struct HostedModule {
@@ -111,6 +63,11 @@ impl HostedModule {
     pub fn new(module: impl Module, parameters: Parameters) -> Self {
         let current = Mutex::new(Version { number: 0, tensors: parameters.tensors });
         Self { module: Box::new(module), names: parameters.names, current }
+    }
+
+    /// Returns the module behind a hosted object, if it is one.
+    pub fn of(hosted: Arc<dyn Any + Send + Sync>) -> Option<Arc<Self>> {
+        hosted.downcast().ok()
     }
 
     pub fn names(&self) -> &[String] {
@@ -145,46 +102,37 @@ impl HostedModule {
         current.number += 1;
         Ok(current.number)
     }
+}
 
-    /// Answers a call from another process.
-    pub fn call(
-        self: &Arc<Self>,
-        call: &Call,
-        id: ObjectId,
-        method: &str,
-        arguments: Vec<Value>,
-    ) -> Result<Answer, RemoteError> {
-        if method == "forward" {
-            let inputs = arguments.into_iter().map(|value| <Tensor>::from_values(vec![value]));
-            let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
-            let (piece, outputs) = match &call.context {
-                Some(context) => ContextState::record(context, &call.endpoint, id, self, inputs)?,
-                None => (0, tch::no_grad(|| self.forward(&Pass::new(None), &self.current().tensors, &inputs))?),
-            };
-            return Ok(Answer { values: outputs.into_iter().map(Value::Tensor).collect(), piece });
+impl Context {
+    /// Calls a module. Inputs may be the outputs of other calls: gradients find their way through both.
+    ///
+    /// # Errors
+    /// If the call or the module failed.
+    pub fn forward(&self, module: &ModuleRef, inputs: &[&Tensor]) -> Result<Vec<Tensor>, RemoteError> {
+        let reference = module.rref();
+        if reference.is_local() {
+            let (_, hosted) = self.endpoint.shared().objects.find(reference.id())?;
+            let hosted = HostedModule::of(hosted).ok_or_else(|| not_a_module(module))?;
+            let version = self.state.pin(reference.id(), || hosted.current());
+            lock(&self.tape).modules.insert(reference.id());
+            let inputs: Vec<_> = inputs.iter().map(|t| t.shallow_clone()).collect();
+            return hosted.forward(&Pass::new(Some(self)), &version.tensors, &inputs);
         }
-        <()>::from_values(arguments)?;
-        let version = || call.context.as_ref().map_or_else(|| self.current(), |context| context.pin(id, self));
-        let values = match method {
-            "parameters" => version().tensors.iter().map(|tensor| Value::Tensor(tensor.detach())).collect(),
-            "version" => i64::try_from(version().number).unwrap_or(i64::MAX).into_values(),
-            "describe" => {
-                let shapes = version().tensors.iter().map(Tensor::size).collect::<Vec<_>>();
-                (self.names.iter().map(String::as_str).collect::<Vec<_>>(), shapes).into_values()
-            }
-            "gradients" => {
-                let context = call.context.as_ref().ok_or_else(|| RemoteError::new("gradients belong to a context"))?;
-                context.pin(id, self);
-                context.gradients(id).into_iter().map(Value::from).collect()
-            }
-            other => return Err(unknown_module_method(other)),
-        };
-        Ok(Answer { values, piece: 0 })
+        let arguments = inputs.iter().map(|&tensor| Value::from(tensor)).collect();
+        let answer = self.call(module, "forward", arguments)?.wait()?;
+        let outputs = answer.values.into_iter().map(|value| Tensor::from_values(vec![value]));
+        let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
+        lock(&self.tape).calls.push(RemoteCall {
+            module: reference.clone(),
+            piece: answer.piece,
+            inputs: inputs.iter().map(|t| t.shallow_clone()).collect(),
+            outputs: outputs.iter().map(Tensor::shallow_clone).collect(),
+        });
+        Ok(outputs)
     }
 }
 
-impl std::fmt::Debug for HostedModule {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("HostedModule").field("names", &self.names).finish_non_exhaustive()
-    }
+fn not_a_module(module: &ModuleRef) -> RemoteError {
+    RemoteError::new(format!("{} is not a module", module.rref()))
 }

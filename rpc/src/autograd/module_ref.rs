@@ -2,7 +2,8 @@
 
 use tch::Tensor;
 
-use super::super::{FromValues, RRef, RemoteError, Value, Values};
+use crate::error::RemoteError;
+use crate::objects::{FromValues, RRef, Value, Values};
 
 /// A module somewhere in the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,24 +24,24 @@ impl ModuleRef {
     /// Calls the module outside of any context: no gradients, evaluation mode, newest parameters.
     ///
     /// # Errors
-    /// What went wrong with the call, also inside the module.
+    /// If the call or the module failed.
     pub fn evaluate(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>, RemoteError> {
         let arguments = inputs.iter().map(|&tensor| Value::from(tensor)).collect();
         tensors(self.0.rpc_sync("forward", Values(arguments))?)
     }
 
-    /// The newest values of the parameters, in order.
+    /// Returns the newest values of the parameters, in order.
     ///
     /// # Errors
-    /// What went wrong with the call.
+    /// If the call failed.
     pub fn parameters(&self) -> Result<Vec<Tensor>, RemoteError> {
         tensors(self.0.rpc_sync("parameters", ())?)
     }
 
-    /// References to the parameters, for a [`DistributedOptimizer`](super::DistributedOptimizer).
+    /// Returns references to the parameters, for a [`DistributedOptimizer`](super::DistributedOptimizer).
     ///
     /// # Errors
-    /// What went wrong with the call.
+    /// If the call failed.
     pub fn parameter_rrefs(&self) -> Result<Vec<ParameterRef>, RemoteError> {
         let (names, shapes): (Vec<String>, Vec<Vec<i64>>) = self.0.rpc_sync("describe", ())?;
         let rows = names.into_iter().zip(shapes).enumerate();

@@ -6,11 +6,12 @@ use psjobs_api::training::Optimizer as Arguments;
 use psjobs_ps::optimizer::{Optimizer, State};
 use tch::{Device, Kind, Tensor};
 
-use super::super::object::Call;
-use super::super::object_table::Hosted;
-use super::super::{Endpoint, FromValues, Methods, RRef, Registry, RemoteError, RemoteObject};
+use super::context::Context;
 use super::memory::{changed, element_bytes};
-use super::{Context, HostedModule, ParameterRef};
+use super::module::HostedModule;
+use super::module_ref::ParameterRef;
+use crate::error::RemoteError;
+use crate::objects::{Call, Endpoint, FromValues, Methods, RRef, Registry, RemoteObject};
 
 const NAME: &str = "psjobs/optimizer";
 
@@ -46,7 +47,7 @@ impl DistributedOptimizer {
     /// by side.
     ///
     /// # Errors
-    /// What went wrong with a call.
+    /// If a call failed.
     pub fn step(&self, context: &Context) -> Result<(), RemoteError> {
         let steps: Vec<_> = self.parts.iter().map(|part| context.send(part, "step", Vec::new())).collect();
         for step in steps {
@@ -56,13 +57,13 @@ impl DistributedOptimizer {
     }
 }
 
-/// The optimizer of one module's parameters, beside them.
+/// The optimizer of one module's parameters, in the process that has them.
 struct Part {
     module: Arc<HostedModule>,
-    /// Keeps the module.
+    /// Keeps the module alive.
     reference: RRef,
     optimizer: Optimizer,
-    /// Places of the parameters, and what the optimizer remembers of each.
+    /// The places of the parameters, and the optimizer's state of each.
     states: Vec<(usize, State)>,
 }
 
@@ -70,10 +71,8 @@ impl Part {
     fn new(call: &Call, module: RRef, places: &[i64], arguments: &str) -> Result<Self, RemoteError> {
         let arguments: Arguments = serde_json::from_str(arguments)
             .map_err(|error| RemoteError::new(format!("the optimizer's arguments are unusable: {error}")))?;
-        let (_, hosted) = call.endpoint.shared().host.find(module.id())?;
-        let Hosted::Module(hosted) = hosted else {
-            return Err(RemoteError::new(format!("{module} is not a module")));
-        };
+        let (_, hosted) = call.endpoint.shared().objects.find(module.id())?;
+        let hosted = HostedModule::of(hosted).ok_or_else(|| RemoteError::new(format!("{module} is not a module")))?;
         let optimizer = Optimizer::new(&arguments);
         let current = hosted.current().tensors;
         let mut states = Vec::new();
@@ -109,7 +108,7 @@ impl Part {
     }
 }
 
-/// The next values of a parameter. It is not written: contexts in flight still use it.
+/// Returns the next values of a parameter, which is not written: contexts in flight still use it.
 fn apply(
     optimizer: &Optimizer,
     parameter: &Tensor,
@@ -127,7 +126,7 @@ impl RemoteObject for Part {
     }
 }
 
-pub(super) fn register(registry: &mut Registry) {
+pub(crate) fn register(registry: &mut Registry) {
     registry.object(NAME, |call, (module, places, arguments): (RRef, Vec<i64>, String)| {
         Part::new(call, module, &places, &arguments)
     });

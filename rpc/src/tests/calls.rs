@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tch::{Kind, Tensor};
 
-use super::super::{Endpoint, Pending, RRef, RemoteError, Settings, Value, Values, peers};
+use super::super::{Endpoint, Pending, RRef, RemoteError, Settings, Value, Values, connection};
 use super::{Job, PATIENCE, pair};
 
 fn counter(endpoint: &Endpoint, peer: &str, start: i64) -> RRef {
@@ -256,7 +256,8 @@ fn the_call_after_a_lost_one_waits_for_the_new_connection() {
     let peer = client.connect("ps-0", &address, PATIENCE).expect("it is up");
     let mut lost = 0;
     for _ in 0..500 {
-        let link = peers::link_to(&server, "trainer-0", "a break", Instant::now() + PATIENCE).expect("connected");
+        let link = connection::link_to(server.connections(), "trainer-0", "a break", Instant::now() + PATIENCE)
+            .expect("connected");
         link.close("the cable was pulled");
         // Unless the new connection was quicker.
         lost += i32::from(peer.rpc_sync::<i64>("echo", 1).is_err());

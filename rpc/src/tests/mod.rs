@@ -2,6 +2,7 @@
 
 mod autograd;
 mod calls;
+mod fencing;
 mod leases;
 mod soak;
 mod tls;

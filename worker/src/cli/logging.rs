@@ -33,7 +33,7 @@ pub fn log_panics() {
     }));
 }
 
-/// What follows in a libtorch error is its own back trace; tch quotes it, line ends and all.
+/// Cuts off the back trace that libtorch appends to its errors; tch quotes it, with its line ends.
 fn first_line(text: &str) -> &str {
     let end = [text.find('\n'), text.find("\\n")].into_iter().flatten().min();
     &text[..end.unwrap_or(text.len())]

@@ -29,7 +29,7 @@ use crate::train::remote::Remote;
 use crate::train::{Outcome, Plan, TrainError, train};
 use crate::workload::Workload;
 
-/// What a workload is opened with.
+/// The inputs with which a workload is opened.
 #[derive(Clone, Debug)]
 pub struct Source {
     /// The folder or file that --data or PSJOB_DATA names.
@@ -38,7 +38,7 @@ pub struct Source {
     pub device: Device,
     /// The job's seed.
     pub seed: u64,
-    /// What follows `--` on the command line of a program with a workload of its own.
+    /// The arguments after `--` on the command line of a program with a workload of its own.
     pub args: Vec<String>,
 }
 

@@ -36,8 +36,8 @@ pub struct TrainingLengthArgs {
 }
 
 impl TrainingLengthArgs {
-    /// What the flags and the job say, for a trainer that evaluates at the end and saves nothing; `None`
-    /// for one that trains alone.
+    /// Returns the plan that the flags and the job give a trainer which evaluates at the end and saves nothing; without
+    /// an `environment` it trains alone.
     pub fn plan(&self, environment: Option<&Environment>, device: Device) -> Plan {
         let alone = Training::default();
         let training = environment.map_or(&alone, |environment| &environment.training);

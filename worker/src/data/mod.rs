@@ -11,7 +11,7 @@ pub const DATA_VARIABLE: &str = "PSJOB_DATA";
 
 /// Training examples, read in batches on a thread of their own.
 pub trait Dataset {
-    /// What one step reads, usually a pair of tensors.
+    /// The examples that one step reads, usually a pair of tensors.
     type Batch: Send + 'static;
 
     /// Number of examples.

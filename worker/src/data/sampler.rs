@@ -5,7 +5,7 @@ use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
-/// What all trainers must agree on to split the data without overlap.
+/// The settings that all trainers share, so that they split the data without overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Split {
     /// Examples in the training set.

@@ -30,14 +30,14 @@ pub struct BatchPrefetch<'a, W: Workload> {
     plan: &'a Plan,
     total: u64,
     even: Part,
-    /// Of a job whose parts follow the trainers' speed. Dropped before the loader, which may wait for its word.
+    /// The parts of a job where they follow the trainers' speed. Dropped before the loader, which may wait for the next.
     parts: Option<Parts>,
-    /// Of an elastic job, before the loader as well.
+    /// The batches assigned in an elastic job; dropped before the loader as well.
     dealt: Option<Dealt>,
     loader: Loader<Batch<W>>,
 }
 
-/// What is read next.
+/// The batch that is read next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
     /// The step that it is read in.
@@ -46,7 +46,7 @@ pub struct Turn {
     pub number: u64,
 }
 
-/// What server 0 has dealt, beginning with the turn at hand.
+/// The batches that server 0 has assigned, beginning with the current one.
 struct Dealt {
     ahead: VecDeque<u64>,
     told: Sender<u64>,
@@ -54,9 +54,9 @@ struct Dealt {
     entries: u64,
 }
 
-/// What server 0 has said.
+/// The parts that server 0 has given this trainer.
 struct Parts {
-    /// Those of the step at hand and of later ones.
+    /// The parts of the current step and of later ones.
     spans: VecDeque<Span>,
     told: Sender<Span>,
     work: Work,
@@ -70,7 +70,7 @@ struct Span {
 }
 
 impl<'a, W: Workload> BatchPrefetch<'a, W> {
-    /// Of `steps`.
+    /// Prefetches the batches of `steps`.
     ///
     /// # Panics
     /// If the plan's trainer is not one of the split's.

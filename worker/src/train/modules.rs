@@ -73,7 +73,7 @@ impl Participant {
         let driver = Driver::start().map_err(ModulesError::Runtime)?;
         let network = Network::of(environment)?;
         let settings = Settings::new(server_integration::name(environment), environment.uid.as_str());
-        let settings = Settings { network: network.clone(), ..settings };
+        let settings = Settings { incarnation: environment.incarnation, network: network.clone(), ..settings };
         let endpoint = Endpoint::start_driven(settings, registry, &driver);
         let connections = Connections { endpoint, _driver: driver };
         let config = SessionConfig::new(environment, layers, total_steps);
@@ -107,7 +107,7 @@ impl Participant {
     /// it said so.
     ///
     /// # Errors
-    /// What a step says; a loss that is not a number.
+    /// If a step fails, or its loss is not a number.
     pub fn train(
         &self,
         plan: &Plan,

@@ -1,4 +1,4 @@
-//! Where a model's parameters live while it trains with servers. On the CPU they are views of the
+//! Holds a model's parameters while it trains with servers. On the CPU they are views of the
 //! session's memory: what the servers send is what the next forward reads. On a GPU they are views of
 //! one tensor there, copied to and from the session's memory through a pinned buffer.
 
@@ -32,8 +32,8 @@ impl ParameterBuffer {
     /// it. They take the values that are there.
     ///
     /// # Safety
-    /// `session` must stay where it is and valid until the value returned is dropped. On the CPU nobody
-    /// may write to it while the model computes; gradients of a loss computed before are taken first.
+    /// `session` must stay where it is and valid until the value returned is dropped. On the CPU it
+    /// must not be written to while the model computes; gradients of a loss computed before are taken first.
     ///
     /// # Panics
     /// If the lengths differ.
@@ -43,9 +43,9 @@ impl ParameterBuffer {
         // SAFETY: the caller's promise is this function's.
         let whole = unsafe { look_at(session) };
         if device == Device::Cpu {
-            let mut resident = Self { flat, home: Home::Session };
-            resident.place(&whole);
-            return resident;
+            let mut buffer = Self { flat, home: Home::Session };
+            buffer.place(&whole);
+            return buffer;
         }
         let staging = Tensor::zeros_like(&whole).pin_memory(device);
         Self::mirrored(flat, device, staging, session)
@@ -54,10 +54,10 @@ impl ParameterBuffer {
     /// Moves the parameters to one tensor on `device` and copies the session's values there.
     fn mirrored(flat: Flat, device: Device, staging: Tensor, session: &[f32]) -> Self {
         let mirror = Tensor::zeros([session.len() as i64], (Kind::Float, device));
-        let mut resident = Self { flat, home: Home::Device { mirror: mirror.shallow_clone(), staging } };
-        resident.place(&mirror);
-        resident.take(session);
-        resident
+        let mut buffer = Self { flat, home: Home::Device { mirror: mirror.shallow_clone(), staging } };
+        buffer.place(&mirror);
+        buffer.take(session);
+        buffer
     }
 
     /// The gradient of `loss` by every parameter, into the session's memory.
@@ -175,19 +175,19 @@ mod tests {
         let (store, loss) = network();
         let mut parameters = Flat::of(&store).values();
         let mut gradients = vec![f32::NAN; parameters.len()];
-        let mut resident = home(Flat::of(&store), &parameters);
+        let mut buffer = home(Flat::of(&store), &parameters);
         for _ in 0..10 {
-            resident.put_gradients(&loss(), &mut gradients);
+            buffer.put_gradients(&loss(), &mut gradients);
             parameters.iter_mut().zip(&gradients).for_each(|(p, g)| *p -= LR * g);
-            resident.take(&parameters);
+            buffer.take(&parameters);
         }
-        drop(resident);
+        drop(buffer);
         let trained = parameters.clone();
         parameters.fill(f32::NAN);
         (trained, Flat::of(&store).values())
     }
 
-    /// The same ten steps on the model's own tensors.
+    /// Does ten steps on the model's own tensors.
     fn train_apart() -> Vec<f32> {
         let (store, loss) = network();
         let mut flat = Flat::of(&store);
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn views_of_flat_memory_train_as_tensors_of_their_own() {
-        // SAFETY: the resident is dropped before the memory is.
+        // SAFETY: the buffer is dropped before the memory is.
         let (trained, kept) = train_in(|flat, memory| unsafe { ParameterBuffer::new(flat, Device::Cpu, memory) });
         assert_eq!(trained, train_apart());
         assert_eq!(kept, trained, "the model keeps the last values in memory of its own");

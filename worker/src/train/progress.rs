@@ -1,5 +1,5 @@
-//! What a trainer says about itself while it trains: a line in the log every so many steps, metrics
-//! for the servers every second. Pure: the time comes from the caller.
+//! Decides when a trainer reports: a line in the log every so many steps, metrics for the servers every second. Does
+//! no I/O; the time comes from the caller.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ pub struct Progress {
     reported: Instant,
     /// Mean loss of the last full window, or of the steps so far.
     loss: Option<f64>,
-    /// What the last evaluation gave.
+    /// The metrics of the last evaluation.
     evaluation: Metrics,
     last: Instant,
 }
@@ -138,7 +138,7 @@ impl Progress {
         self.evaluation.clone().into_iter().chain(loss).collect()
     }
 
-    /// What this process did.
+    /// Returns the result of this process.
     #[must_use]
     pub fn result(&self, waiting: Duration) -> ReplicaResult {
         ReplicaResult {

@@ -14,13 +14,14 @@ use crate::workload::Metrics;
 
 /// A trainer's connection to its job.
 pub struct Remote {
-    resident: ParameterBuffer,
+    /// Declared before `session`, and so dropped before it: it has views of the session's memory.
+    buffer: ParameterBuffer,
     session: Session,
 }
 
 impl fmt::Debug for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Remote").field("resident", &self.resident).finish_non_exhaustive()
+        f.debug_struct("Remote").field("buffer", &self.buffer).finish_non_exhaustive()
     }
 }
 
@@ -32,11 +33,11 @@ impl Remote {
     #[allow(unsafe_code)]
     pub fn join(config: SessionConfig, flat: Flat, device: Device) -> Result<Self, UpdateError> {
         let session = Session::join(config, &flat.values())?;
-        // SAFETY: a session's memory never moves, and `leave` and the order of the fields drop the
-        // resident before the session. The session writes to it in `exchange` and `next_batch` only, when the loss
+        // SAFETY: a session's memory never moves, and `leave` and the order of the fields of `Remote` drop the
+        // buffer before the session. The session writes to it in `exchange` and `next_batch` only, when the loss
         // that was computed from the old parameters has given its gradients.
-        let resident = unsafe { ParameterBuffer::new(flat, device, session.parameters()) };
-        Ok(Self { resident, session })
+        let buffer = unsafe { ParameterBuffer::new(flat, device, session.parameters()) };
+        Ok(Self { buffer, session })
     }
 }
 
@@ -46,9 +47,9 @@ impl Updater for Remote {
     }
 
     fn update(&mut self, step: u64, loss: &Tensor) -> Result<u64, UpdateError> {
-        self.resident.put_gradients(loss, self.session.gradients_mut());
+        self.buffer.put_gradients(loss, self.session.gradients_mut());
         let next = self.session.exchange(step)?;
-        self.resident.take(self.session.parameters());
+        self.buffer.take(self.session.parameters());
         Ok(next)
     }
 
@@ -59,7 +60,7 @@ impl Updater for Remote {
     fn next_batch(&mut self) -> Result<Option<u64>, UpdateError> {
         let (entries, batch) = (self.session.entries(), self.session.next_batch()?);
         if self.session.entries() != entries {
-            self.resident.take(self.session.parameters());
+            self.buffer.take(self.session.parameters());
         }
         Ok(batch)
     }
@@ -77,8 +78,8 @@ impl Updater for Remote {
     }
 
     fn leave(self, finished: bool, examples: u64, metrics: &Metrics) -> Result<(), UpdateError> {
-        let Self { resident, session } = self;
-        drop(resident);
+        let Self { buffer, session } = self;
+        drop(buffer);
         Ok(session.leave(finished, examples, metrics.clone())?)
     }
 }

@@ -22,7 +22,7 @@ pub struct Slowdown {
     trainer: Option<usize>,
     /// A step takes so many times as long.
     factor: f64,
-    /// Of the steps, drawn at random.
+    /// The share of the steps that are slow, drawn at random.
     share: f64,
 }
 

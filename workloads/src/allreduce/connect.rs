@@ -1,6 +1,6 @@
-//! How a rank finds its neighbours: it listens for the one before and connects to the next, whose address
-//! somebody else knows. Both say who they are, so that a process of another job, or one that has been
-//! replaced, does not get into the ring.
+//! Connects a rank to its neighbours: it listens for the one before and connects to the next, whose address the
+//! caller finds. Both say which job, rank and size are theirs, so that a process of another job does not get into the
+//! ring.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
@@ -26,7 +26,7 @@ pub struct Neighbours {
     pub before: Stream,
 }
 
-/// What a connection begins with; the last byte tells versions apart.
+/// The first bytes of a connection; the last one is the version.
 const MAGIC: &[u8; 8] = b"psring\0\x01";
 /// The answer to who belongs here.
 const WELCOME: u8 = 1;
@@ -86,7 +86,7 @@ struct Wait<'a> {
 }
 
 impl Wait<'_> {
-    /// What is left of it, or why it is over; `reason` is what the last try said.
+    /// Returns the time left, or why there is none; `reason` is the result of the last try.
     fn left(&self, rank: u32, reason: &str) -> Result<Duration, RingError> {
         if self.interrupt.load(Ordering::Relaxed) {
             return Err(RingError::Interrupted);
@@ -173,7 +173,7 @@ fn welcome(identity: Identity, socket: TcpStream, expected: &[u8], patience: Dur
     hear().inspect_err(strange).ok()
 }
 
-/// Of fixed length whatever the uid, so that a stranger's can be read.
+/// Returns the first message; its length does not depend on the uid, so that one of another job can be read too.
 fn hello(place: Place, uid: &str) -> Vec<u8> {
     let mut said = MAGIC.to_vec();
     said.extend_from_slice(&place.rank.to_le_bytes());

@@ -13,7 +13,7 @@ use super::{HEARTBEAT, RingError, SILENCE};
 /// In front of every frame: what it is, and a number.
 const HEADER: usize = 8;
 
-/// What a header says.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 enum Kind {
@@ -82,7 +82,7 @@ impl Sender {
 }
 
 impl Drop for Sender {
-    /// What was sent before still arrives, if the next rank takes it in time.
+    /// Ends the thread after the frames sent before have arrived, if the next rank takes them in time.
     fn drop(&mut self) {
         self.frames = None;
         let end = Instant::now() + SILENCE;
@@ -126,7 +126,7 @@ pub struct Receiver {
     silence: Duration,
     heard: Instant,
     done: bool,
-    /// What has come of the next frame's header.
+    /// The part of the next frame's header that has come.
     header: [u8; HEADER],
     filled: usize,
 }

@@ -1,4 +1,4 @@
-//! Who sends what when, in a ring of n. The values are cut into n chunks. Chunk c starts at rank c and
+//! Decides the order of sends and additions in a ring of n. The values are cut into n chunks. Chunk c starts at rank c and
 //! is passed on n - 1 times, each rank adding its own values to what came; then the sum goes round as
 //! it is. So each element is added up in one order, whoever is fast or slow, and all ranks get the same bits.
 
@@ -9,7 +9,7 @@ use std::ops::Range;
 pub struct Turn {
     pub send: usize,
     pub receive: usize,
-    /// What comes is added to what is there; else it replaces it.
+    /// True if the chunk received is added to this rank's own; else it replaces it.
     pub add: bool,
 }
 
@@ -27,7 +27,7 @@ pub fn chunk(number: usize, length: usize, size: usize) -> Range<usize> {
     number * length / size..(number + 1) * length / size
 }
 
-/// What the ring gives for the ranks' `values`, in one process.
+/// Computes the ring's result for the ranks' `values` in one process.
 ///
 /// # Panics
 /// If there are none, or they differ in length.
@@ -65,7 +65,7 @@ mod tests {
             prop_assert_eq!(end, length);
         }
 
-        /// What a rank sends in a turn is what the next one receives in it.
+        /// A rank sends in a turn the chunk that the next one receives in it.
         #[test]
         fn neighbours_agree_in_every_turn(rank in 0_usize..8, size in 2_usize..9) {
             prop_assume!(rank < size);

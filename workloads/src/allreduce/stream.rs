@@ -7,17 +7,17 @@ use psjobs_ps::tls::{Channel, Credentials};
 
 use super::Place;
 
-/// Who a rank is to its neighbours.
+/// The identity that a rank shows its neighbours.
 #[derive(Clone, Copy)]
 pub struct Identity<'a> {
     pub place: Place,
-    /// Of the job.
+    /// The job's uid.
     pub uid: &'a str,
     /// In a job whose processes talk TLS.
     pub credentials: Option<&'a Credentials>,
 }
 
-/// What is read and written, and the socket below for its options.
+/// A connection to read and write, and the socket below for its options.
 pub struct Stream {
     pub socket: TcpStream,
     channel: Box<dyn Channel>,

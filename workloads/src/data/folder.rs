@@ -37,7 +37,7 @@ pub(super) fn read(folder: &Path) -> Result<(Tensor, Tensor), LabelledError> {
     }
 }
 
-/// What is in a folder, by name; hidden files are left out.
+/// Lists a folder by name, without hidden files.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, LabelledError> {
     let refuse = |source| LabelledError::Read { file: folder.to_owned(), source };
     let entries = fs::read_dir(folder).map_err(refuse)?.collect::<Result<Vec<_>, _>>().map_err(refuse)?;

@@ -36,7 +36,7 @@ pub enum LabelledError {
     Unknown(PathBuf),
 }
 
-/// What follows in an error of libtorch is its own back trace.
+/// Cuts off the back trace that follows in an error of libtorch.
 fn first_line(error: &TchError) -> String {
     error.to_string().lines().next().unwrap_or_default().to_owned()
 }

@@ -132,7 +132,7 @@ impl Network {
     /// Finds the network on these servers; the first trainer makes it. Servers beyond the number of layers have none.
     ///
     /// # Errors
-    /// What went wrong with a call.
+    /// If a call failed.
     pub fn on(servers: &[Peer], seed: i64, num_gpus: Option<i64>) -> Result<Self, RemoteError> {
         let count = servers.len().min(LAYERS.len());
         let piece = |(server, index): (&Peer, i64)| {
@@ -151,7 +151,7 @@ impl Network {
     /// References to all parameters.
     ///
     /// # Errors
-    /// What went wrong with a call.
+    /// If a call failed.
     pub fn parameter_rrefs(&self) -> Result<Vec<ParameterRef>, RemoteError> {
         let parameters: Vec<_> = self.pieces.iter().map(ModuleRef::parameter_rrefs).collect::<Result<_, _>>()?;
         Ok(parameters.into_iter().flatten().collect())
@@ -160,17 +160,17 @@ impl Network {
     /// Log-probabilities of images `[b, 1, 28, 28]`, recorded in `context`.
     ///
     /// # Errors
-    /// What went wrong with a call.
+    /// If a call failed.
     pub fn forward(&self, context: &Context, images: &Tensor) -> Result<Tensor, RemoteError> {
         self.pieces
             .iter()
             .try_fold(images.shallow_clone(), |x, piece| Ok(context.forward(piece, &[&x])?.swap_remove(0)))
     }
 
-    /// The same without dropout, by the newest parameters.
+    /// Computes the scores without dropout, by the newest parameters.
     ///
     /// # Errors
-    /// What went wrong with a call.
+    /// If a call failed.
     pub fn evaluate(&self, images: &Tensor) -> Result<Tensor, RemoteError> {
         self.pieces.iter().try_fold(images.shallow_clone(), |x, piece| Ok(piece.evaluate(&[&x])?.swap_remove(0)))
     }
@@ -186,7 +186,7 @@ fn devices(num_gpus: Option<i64>, visible: i64) -> Option<[Device; 2]> {
     }
 }
 
-/// What a trainer is told.
+/// The settings of a trainer.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub plan: Plan,

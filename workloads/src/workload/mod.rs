@@ -10,7 +10,7 @@ pub mod torchscript;
 
 use psjobs_rpc::{Registry, rendezvous};
 
-/// What a server hosts when a trainer asks for it.
+/// Returns what a server hosts when a trainer asks for it.
 #[must_use]
 pub fn offered() -> Registry {
     let mut registry = Registry::default();

@@ -137,7 +137,7 @@ impl Rnn {
     /// Makes the pieces, here and at `server`, and the optimizer of all.
     ///
     /// # Errors
-    /// What went wrong with a call.
+    /// If a call failed.
     pub fn new(
         endpoint: &Endpoint,
         server: &Peer,
@@ -167,7 +167,7 @@ impl Rnn {
     /// back beyond `states`, which then are those after the last word.
     ///
     /// # Errors
-    /// What went wrong with a call.
+    /// If a call failed.
     pub fn step(&self, words: &Tensor, next: &Tensor, states: &mut States) -> Result<f64, RemoteError> {
         let context = Context::new(&self.endpoint);
         let vectors = context.forward(&self.embedding, &[words])?.swap_remove(0);
@@ -182,7 +182,7 @@ impl Rnn {
     /// The loss alone, without dropout.
     ///
     /// # Errors
-    /// What went wrong with a call.
+    /// If a call failed.
     pub fn evaluate(&self, words: &Tensor, next: &Tensor, states: &mut States) -> Result<f64, RemoteError> {
         let vectors = self.embedding.evaluate(&[words])?.swap_remove(0);
         let mut out = self.lstm.evaluate(&[&vectors, &states[0], &states[1]])?;
@@ -217,7 +217,7 @@ impl Columns {
     }
 }
 
-/// What the trainer is told.
+/// The settings of the trainer.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub plan: Plan,

@@ -1,4 +1,4 @@
-//! What the servers' processes leave on disk: a model that libtorch loads, and a checkpoint that survives a full disk.
+//! The files that servers leave on disk: a model that libtorch loads, and a checkpoint that survives a full disk.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;

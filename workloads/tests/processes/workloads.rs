@@ -61,7 +61,7 @@ fn text(folder: &Path) -> PathBuf {
     file
 }
 
-/// Of a line of a server's log.
+/// Reads the perplexity from a line of a server's log.
 fn perplexity(line: &str) -> Option<f64> {
     let (_, value) = line.split_once(" perplexity=").or_else(|| line.split_once("\"perplexity="))?;
     value.split(' ').next()?.parse().ok()

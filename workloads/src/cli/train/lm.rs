@@ -75,7 +75,7 @@ impl ModelArgs {
         Ok(Lm::new(&tokens, Cut { window, held_out }, sizes, source.device))
     }
 
-    /// Of the file if there is one, else of the text.
+    /// Reads the vocabulary from its file if there is one, else makes it from the text.
     fn vocabulary(&self, text: &str) -> Result<Vocabulary, TextError> {
         let want = self.words as usize;
         let Some(file) = self.vocabulary.as_deref().filter(|file| file.exists()) else {

@@ -21,7 +21,7 @@ use psjobs_worker::cli::training_length::TrainingLengthArgs;
 use psjobs_worker::train::Plan;
 use psjobs_worker::train::modules::ModulesError;
 
-/// What rows begin with, at most.
+/// The largest initial value in a row.
 const INITIAL: f32 = 0.05;
 
 /// Flags of `train recsys`.
@@ -110,7 +110,7 @@ impl RecsysArgs {
         }
     }
 
-    /// Those to train on, and those held out.
+    /// Returns the clicks to train on, and those held out.
     fn clicks(&self, seed: u64) -> Result<(Clicks, Clicks), Failure> {
         let Some(file) = &self.data else {
             let generator = Generator::new(seed, self.keys);

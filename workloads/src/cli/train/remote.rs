@@ -1,4 +1,4 @@
-//! What the workloads that call other processes have in common: their flags, how they begin and how they end.
+//! The common part of the workloads that call other processes: their flags, how they begin and how they end.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;

@@ -61,7 +61,7 @@ impl Log {
         self.clicked.len()
     }
 
-    /// Whether there is none.
+    /// Returns true if there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.clicked.is_empty()

@@ -62,7 +62,7 @@ pub struct Clicks {
     range: Range<u64>,
 }
 
-/// What a step reads.
+/// The examples that a step reads.
 #[derive(Debug)]
 pub struct ClickBatch {
     /// `[b, numbers]`, f32.

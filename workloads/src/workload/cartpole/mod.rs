@@ -23,7 +23,7 @@ pub const SOLVED_ABOVE: f64 = 475.0;
 /// How often an observer looks whether it was told to stop, or its agent is gone.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// What agent and observers are told.
+/// The settings of agent and observers.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub seed: u64,

@@ -67,7 +67,7 @@ impl RemoteObject for Observer {
     }
 }
 
-/// What an observer's process has done, and whether it is over.
+/// The steps of an observer's process, and whether it has finished.
 #[derive(Debug, Default)]
 pub struct Work {
     steps: AtomicU64,

@@ -34,7 +34,7 @@ pub struct CartPole {
     steps: u32,
 }
 
-/// What a push led to. Each is worth a reward of 1, also the last.
+/// The result of a push. Each is worth a reward of 1, also the last.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
     pub observation: Observation,

@@ -12,11 +12,11 @@ const HIDDEN: usize = 128;
 const DROPOUT: f64 = 0.6;
 /// A unit is kept if a 16-bit draw is below this.
 const KEEP_BELOW: u16 = ((1.0 - DROPOUT) * 65_536.0) as u16;
-/// What is kept is scaled up by this, so that sums stay what they are without dropout.
+/// Scales the units that are kept, so that sums stay what they are without dropout.
 const KEPT_SCALE: f32 = (1.0 / (1.0 - DROPOUT)) as f32;
 const GAMMA: f64 = 0.99;
 
-/// What a step was made from: enough to do it again.
+/// The inputs of a step, enough to compute it again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
     observation: Observation,

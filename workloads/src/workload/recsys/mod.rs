@@ -76,7 +76,7 @@ pub enum RecsysError {
 }
 
 impl RecsysError {
-    /// Whether somebody asked this trainer to stop while it waited.
+    /// Returns true if this trainer was asked to stop while it waited.
     fn is_interruption(&self) -> bool {
         matches!(self, Self::Meet(RingError::Interrupted) | Self::Follow(ClientError::Interrupted))
     }

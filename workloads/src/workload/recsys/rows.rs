@@ -71,7 +71,7 @@ impl Rows {
         if let Self::Servers(tables) = self { tables.epoch() } else { 0 }
     }
 
-    /// Whether the servers keep checkpoints, to which this trainer can go back with them.
+    /// Returns true if the servers keep checkpoints, to which this trainer can go back with them.
     pub fn can_go_back(&self) -> bool {
         self.epoch() > 0
     }

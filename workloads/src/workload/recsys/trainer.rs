@@ -40,7 +40,7 @@ pub struct Trainer<'a> {
     waited: Duration,
 }
 
-/// What became of a step.
+/// The result of a step.
 enum Outcome {
     /// Its loss, and the rows of the next batch on their way.
     Done(f64, Coming),

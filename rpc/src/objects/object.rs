@@ -2,21 +2,18 @@
 //! change threads, but not be shared) and need no locks. A thread of the object's own takes the calls; one
 //! to a quick method runs where it arrives if nothing is before it, which saves two changes of threads.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, TryLockError};
-use std::time::Instant;
 
-use super::autograd::ContextState;
-use super::error::unknown;
-use super::link::Answer;
-use super::lock::lock;
-use super::reply::Responder;
-use super::{Endpoint, FromValues, IntoValues, RemoteError, Value};
+use super::convert::{FromValues, IntoValues};
+use super::execution::run;
+use super::state::{Call, Hosted, Job};
+use super::value::{Answer, Value};
+use crate::error::{RemoteError, unknown};
+use crate::lock::lock;
+use crate::quick;
 
 /// A type whose objects other processes can make and call.
 ///
@@ -25,16 +22,6 @@ use super::{Endpoint, FromValues, IntoValues, RemoteError, Value};
 /// its deadline: put what is called back into an object of its own.
 pub trait RemoteObject: Sized + Send + 'static {
     fn methods(methods: &mut Methods<Self>);
-}
-
-/// What a method knows about the call that it answers.
-#[derive(Debug)]
-pub struct Call {
-    pub endpoint: Endpoint,
-    /// Name of the process that called.
-    pub caller: Arc<str>,
-    pub deadline: Instant,
-    pub(crate) context: Option<Arc<ContextState>>,
 }
 
 type Handler<T> = Box<dyn Fn(&mut T, &Call, Vec<Value>) -> Result<Vec<Value>, RemoteError> + Send + Sync>;
@@ -101,25 +88,15 @@ impl<T> Methods<T> {
     }
 }
 
-/// One call on its way to an object.
-#[derive(Debug)]
-pub(crate) struct Job {
-    pub call: Call,
-    pub method: String,
-    pub arguments: Vec<Value>,
-    pub responder: Responder,
-}
-
-/// An object and the calls that wait for it. Its thread ends, and the object with it, when the last clone
-/// is gone. Not bounded by itself: every connection bounds the calls that it has in flight.
-#[derive(Clone)]
+/// An object and the calls that wait for it. Dropping it ends the object's thread, and the object with it. Not
+/// bounded by itself: every connection bounds the calls that it has in flight.
 pub(crate) struct ObjectQueue {
-    object: Arc<dyn Here>,
+    object: Arc<dyn CallInPlace>,
     jobs: Sender<Job>,
 }
 
 /// An object that calls can run on where they arrive.
-trait Here: Send + Sync {
+trait CallInPlace: Send + Sync {
     /// Runs the call if its method is quick and nothing else is before it; else gives it back, to be queued.
     fn run_now(&self, job: Job) -> Option<Job>;
 }
@@ -139,7 +116,7 @@ impl<T: RemoteObject> Occupied<T> {
     }
 }
 
-impl<T: RemoteObject> Here for Occupied<T> {
+impl<T: RemoteObject> CallInPlace for Occupied<T> {
     fn run_now(&self, mut job: Job) -> Option<Job> {
         let free = self.methods.is_quick(&job.method) && self.waiting.load(Ordering::Acquire) == 0;
         let guard = if free { self.object.try_lock() } else { Err(TryLockError::WouldBlock) };
@@ -147,26 +124,11 @@ impl<T: RemoteObject> Here for Occupied<T> {
             self.waiting.fetch_add(1, Ordering::AcqRel);
             return Some(job);
         };
-        let answer = QUICK.with(|quick| {
-            quick.set(true);
-            let answer = self.run(&mut object, &mut job);
-            quick.set(false);
-            answer
-        });
+        let answer = quick::mark(|| self.run(&mut object, &mut job));
         drop(object);
         job.responder.answer(answer);
         None
     }
-}
-
-thread_local! {
-    /// This thread runs a quick method.
-    static QUICK: Cell<bool> = const { Cell::new(false) };
-}
-
-/// True on a thread that must not wait.
-pub(crate) fn must_not_wait() -> bool {
-    QUICK.get()
 }
 
 impl ObjectQueue {
@@ -177,7 +139,7 @@ impl ObjectQueue {
         let body = move || {
             for mut job in jobs {
                 let answer = occupied.run(&mut lock(&occupied.object), &mut job);
-                // First: the caller's next call may come at once.
+                // Before the answer: the caller's next call may come at once.
                 occupied.waiting.fetch_sub(1, Ordering::AcqRel);
                 job.responder.answer(answer);
             }
@@ -188,27 +150,13 @@ impl ObjectQueue {
             .map_err(|error| RemoteError::new(format!("cannot start a thread for {name}: {error}")))?;
         Ok(Self { object, jobs: sender })
     }
+}
 
-    pub fn push(&self, job: Job) {
+impl Hosted for ObjectQueue {
+    fn call(self: Arc<Self>, job: Job) {
         if let Some(job) = self.object.run_now(job) {
             // Fails only after the object's thread died; the responder then answers as it is dropped.
             drop(self.jobs.send(job));
         }
     }
-}
-
-impl fmt::Debug for ObjectQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ObjectQueue").finish_non_exhaustive()
-    }
-}
-
-/// Runs the body of a call unless its time is over; a panic becomes an error.
-pub(crate) fn run<T>(call: &Call, body: impl FnOnce() -> Result<T, RemoteError>) -> Result<T, RemoteError> {
-    if Instant::now() >= call.deadline {
-        return Err(RemoteError::new("its time was over before its turn came"));
-    }
-    // A body that panicked inside `no_grad` left the mode to its thread; each begins anew.
-    catch_unwind(AssertUnwindSafe(|| tch::with_grad(body)))
-        .unwrap_or_else(|payload| Err(RemoteError::from_panic(&*payload)))
 }

@@ -1,7 +1,7 @@
 //! The target of a call, and its form on the wire.
 
-use super::object_table::ObjectId;
-use super::wire::proto;
+use crate::ids::ObjectId;
+use crate::proto;
 
 /// Names what a call runs on the process that receives it.
 #[derive(Debug)]

@@ -1,47 +1,21 @@
-//! The reverse pass over one process's stretch of the graph. Tensors that came out of remote calls are
+//! Runs the reverse pass over one process's stretch of the graph. Tensors that came out of remote calls are
 //! leaves of the local graph; where the pass arrives at one, the owner takes its piece backwards and
 //! the pass goes on from what the call was given.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tch::Tensor;
 
-use super::super::object_table::ObjectId;
-use super::super::target::Target;
-use super::super::{Endpoint, FromValues, RRef, RemoteError, Value};
-use super::contexts::ContextState;
-
-/// The remote calls that were made from one stretch of local graph, in order, and the local modules
-/// whose parameters it used.
-#[derive(Debug, Default)]
-pub(crate) struct Tape {
-    calls: Vec<RemoteCall>,
-    modules: BTreeSet<ObjectId>,
-}
-
-#[derive(Debug)]
-pub(crate) struct RemoteCall {
-    pub module: RRef,
-    pub piece: u64,
-    pub inputs: Vec<Tensor>,
-    pub outputs: Vec<Tensor>,
-}
+use super::context::Context;
+use crate::error::RemoteError;
+use crate::lock::lock;
+use crate::objects::{ContextState, FromValues, Piece, RemoteCall, Tape, Target, Value};
 
 impl Tape {
-    pub fn record(&mut self, call: RemoteCall) {
-        self.calls.push(call);
-    }
-
-    pub fn uses(&mut self, module: ObjectId) {
-        self.modules.insert(module);
-    }
-
     /// Takes `roots` (tensors and their gradients) backwards. Gradients of the local modules go to the
     /// context; those of `inputs` are returned.
-    pub fn backward(
+    fn backward(
         &self,
-        endpoint: &Endpoint,
         context: &Arc<ContextState>,
         roots: Vec<(Tensor, Tensor)>,
         inputs: &[Tensor],
@@ -57,7 +31,7 @@ impl Tape {
             let of_outputs: Vec<_> = gradients.sums[start..end].iter_mut().map(Option::take).collect();
             end = start;
             if of_outputs.iter().any(Option::is_some) {
-                let of_inputs = call.backward(endpoint, context, of_outputs)?;
+                let of_inputs = call.backward(context, of_outputs)?;
                 gradients.add(&of_inputs)?;
             }
         }
@@ -70,17 +44,64 @@ impl Tape {
     }
 }
 
+impl Context {
+    /// Takes everything that `losses` depend on backwards; gradients add to those of earlier calls.
+    /// Each recorded call goes backwards once.
+    ///
+    /// # Errors
+    /// A loss that is not a scalar or depends on nothing recorded; what went wrong with a piece.
+    pub fn backward(&self, losses: &[&Tensor]) -> Result<(), RemoteError> {
+        for loss in losses {
+            if loss.numel() != 1 {
+                let shape = loss.size();
+                return Err(RemoteError::new(format!("a loss must be one number, this one has shape {shape:?}")));
+            }
+            if !loss.requires_grad() {
+                return Err(RemoteError::new("the loss depends on no module that was called through the context"));
+            }
+        }
+        let roots = losses.iter().map(|loss| (loss.shallow_clone(), loss.ones_like())).collect();
+        let tape = std::mem::take(&mut *lock(&self.tape));
+        let result = tape.backward(&self.state, roots, &[]);
+        *lock(&self.tape) = tape;
+        result.map(|_| ())
+    }
+}
+
+impl ContextState {
+    /// Takes a piece backwards: gradients of its outputs in, gradients of its inputs out.
+    pub fn backward(self: &Arc<Self>, piece: u64, gradients: Vec<Value>) -> Result<Vec<Value>, RemoteError> {
+        let taken = self.take_piece(piece);
+        let Piece { inputs, outputs, tape } = taken.ok_or_else(|| {
+            RemoteError::new(format!("the context has no call {piece} to take backwards; each goes backwards once"))
+        })?;
+        let gradients = gradients.into_iter().map(|value| Option::<Tensor>::from_values(vec![value]));
+        let gradients = gradients.collect::<Result<Vec<_>, _>>()?;
+        if gradients.len() != outputs.len() {
+            let (found, want) = (gradients.len(), outputs.len());
+            return Err(RemoteError::new(format!("{found} gradients came for {want} outputs")));
+        }
+        let roots = outputs.into_iter().zip(gradients).filter_map(|(output, g)| g.map(|g| (output, g))).collect();
+        let (wanted, places): (Vec<_>, Vec<_>) =
+            inputs.iter().enumerate().filter(|(_, t)| t.requires_grad()).map(|(i, t)| (t.shallow_clone(), i)).unzip();
+        let mut values: Vec<_> = inputs.iter().map(|_| Value::Null).collect();
+        for (place, gradient) in places.into_iter().zip(tape.backward(self, roots, &wanted)?) {
+            values[place] = gradient.into();
+        }
+        Ok(values)
+    }
+}
+
 impl RemoteCall {
-    /// The owner's part: gradients of the outputs there, gradients of the inputs back.
+    /// Sends the gradients of the outputs to the module's owner, and returns those of the inputs.
     fn backward(
         &self,
-        endpoint: &Endpoint,
         context: &ContextState,
         gradients: Vec<Option<Tensor>>,
     ) -> Result<Vec<(Tensor, Tensor)>, RemoteError> {
         let arguments = gradients.into_iter().map(Value::from).collect();
         let target = Target::Backward { piece: self.piece };
-        let sent = endpoint.send_call(&self.module.destination(), target, Some(context.id), arguments)?;
+        let sent = self.module.send_to(target, Some(context.id), arguments)?;
         let mut roots = Vec::new();
         for (input, value) in self.inputs.iter().zip(sent.wait()?.values) {
             let gradient = Option::<Tensor>::from_values(vec![value])?;
@@ -90,7 +111,7 @@ impl RemoteCall {
     }
 }
 
-/// Sums of gradients at the leaves of a graph.
+/// The sums of gradients at the leaves of a graph.
 struct Gradients {
     leaves: Vec<Tensor>,
     /// Place in `sums` of each leaf: those that need no gradient have none.

@@ -1,54 +1,41 @@
-//! The objects that this process hosts and who holds them. An object lives while somebody holds a
-//! reference to it, or for as long as the process if it is a singleton.
+//! The objects that this process hosts, and the processes that hold references to them. An object lives while there
+//! is a reference to it, or for as long as the process if it is a singleton.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
-use super::RemoteError;
-use super::autograd::HostedModule;
-use super::lock::lock;
-use super::object::ObjectQueue;
+use crate::error::RemoteError;
+use crate::ids::{ObjectId, Session};
+use crate::lock::lock;
 
-/// Number of a hosted object, unique in its process.
-pub type ObjectId = u64;
-/// A process that holds references, known by the session that it drew when it started.
-pub type Session = u64;
-
-/// What hides behind a reference.
-#[derive(Clone, Debug)]
-pub(crate) enum Hosted {
-    /// Has its own thread, which takes the calls in order.
-    Object(ObjectQueue),
-    /// A function of parameters and inputs; calls run side by side.
-    Module(Arc<HostedModule>),
-    /// The result of a function.
-    Value(Arc<Mutex<Vec<super::Value>>>),
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct ObjectTable {
-    table: Mutex<Table>,
+/// Hosted objects by number; `H` is an object, cheap to clone.
+pub(crate) struct ObjectTable<H> {
+    table: Mutex<Table<H>>,
     singletons: Mutex<HashMap<String, Arc<Mutex<Option<ObjectId>>>>>,
 }
 
-#[derive(Debug, Default)]
-struct Table {
+struct Table<H> {
     last_id: ObjectId,
-    objects: HashMap<ObjectId, Entry>,
+    objects: HashMap<ObjectId, Entry<H>>,
 }
 
-#[derive(Debug)]
-struct Entry {
+struct Entry<H> {
     name: Arc<str>,
-    hosted: Hosted,
+    hosted: H,
     /// References by holder, each at least 1.
     holders: BTreeMap<Session, u64>,
     pinned: bool,
 }
 
-impl ObjectTable {
+impl<H> Default for ObjectTable<H> {
+    fn default() -> Self {
+        Self { table: Mutex::new(Table { last_id: 0, objects: HashMap::new() }), singletons: Mutex::default() }
+    }
+}
+
+impl<H: Clone> ObjectTable<H> {
     /// Adds an object, held once by `holder`.
-    pub fn insert(&self, name: Arc<str>, hosted: Hosted, holder: Session) -> ObjectId {
+    pub fn insert(&self, name: Arc<str>, hosted: H, holder: Session) -> ObjectId {
         let mut table = lock(&self.table);
         table.last_id += 1;
         let id = table.last_id;
@@ -56,7 +43,7 @@ impl ObjectTable {
         id
     }
 
-    /// The place of the singleton `name`: empty until it is made. Whoever locks it makes it.
+    /// Returns the place of the singleton `name`: empty until it is made. The thread that locks it makes it.
     pub fn singleton(&self, name: &str) -> Arc<Mutex<Option<ObjectId>>> {
         Arc::clone(lock(&self.singletons).entry(name.to_owned()).or_default())
     }
@@ -68,7 +55,7 @@ impl ObjectTable {
         }
     }
 
-    pub fn find(&self, id: ObjectId) -> Result<(Arc<str>, Hosted), RemoteError> {
+    pub fn find(&self, id: ObjectId) -> Result<(Arc<str>, H), RemoteError> {
         let table = lock(&self.table);
         let entry = table.objects.get(&id).ok_or_else(|| gone(id))?;
         Ok((Arc::clone(&entry.name), entry.hosted.clone()))
@@ -99,7 +86,7 @@ impl ObjectTable {
         drop(freed);
     }
 
-    /// Sets the references of one holder to what it says it has; with nothing, it is forgotten.
+    /// Sets the references of one holder; a holder of none is removed.
     pub fn reconcile(&self, holder: Session, held: &HashMap<ObjectId, u64>) {
         let freed = {
             let mut table = lock(&self.table);
@@ -121,7 +108,7 @@ impl ObjectTable {
         drop(freed);
     }
 
-    /// Number of objects, and of references to them.
+    /// Returns the number of objects, and of references to them.
     pub fn count(&self) -> (usize, u64) {
         let table = lock(&self.table);
         let references = table.objects.values().flat_map(|entry| entry.holders.values()).sum();
@@ -129,8 +116,8 @@ impl ObjectTable {
     }
 }
 
-impl Table {
-    fn remove_unheld(&mut self) -> Vec<Entry> {
+impl<H> Table<H> {
+    fn remove_unheld(&mut self) -> Vec<Entry<H>> {
         self.objects.extract_if(|_, entry| entry.holders.is_empty() && !entry.pinned).map(|(_, entry)| entry).collect()
     }
 }
@@ -145,50 +132,50 @@ fn gone(id: ObjectId) -> RemoteError {
 mod tests {
     use super::*;
 
-    fn host_with_one() -> (ObjectTable, ObjectId) {
-        let host = ObjectTable::default();
-        let id = host.insert("test".into(), Hosted::Value(Arc::default()), 1);
-        (host, id)
+    fn table_with_one() -> (ObjectTable<()>, ObjectId) {
+        let table = ObjectTable::default();
+        let id = table.insert("test".into(), (), 1);
+        (table, id)
     }
 
     #[test]
     fn an_object_lives_until_its_last_holder_lets_go() {
-        let (host, id) = host_with_one();
-        host.retain(id, 1).expect("it lives");
-        host.retain(id, 2).expect("it lives");
-        assert_eq!(host.count(), (1, 3));
-        host.release(id, 1);
-        host.release(id, 1);
-        assert_eq!(host.count(), (1, 1));
-        host.release(id, 1);
-        assert_eq!(host.count(), (1, 1), "a release too many takes nothing from others");
-        host.release(id, 2);
-        assert_eq!(host.count(), (0, 0));
-        assert!(host.find(id).expect_err("freed").to_string().contains("not here any more"));
+        let (table, id) = table_with_one();
+        table.retain(id, 1).expect("it lives");
+        table.retain(id, 2).expect("it lives");
+        assert_eq!(table.count(), (1, 3));
+        table.release(id, 1);
+        table.release(id, 1);
+        assert_eq!(table.count(), (1, 1));
+        table.release(id, 1);
+        assert_eq!(table.count(), (1, 1), "a release too many takes nothing from others");
+        table.release(id, 2);
+        assert_eq!(table.count(), (0, 0));
+        assert!(table.find(id).expect_err("freed").to_string().contains("not here any more"));
     }
 
     #[test]
     fn a_dead_holder_frees_what_only_it_held() {
-        let (host, id) = host_with_one();
-        let shared = host.insert("shared".into(), Hosted::Value(Arc::default()), 1);
-        host.retain(shared, 2).expect("it lives");
-        host.reconcile(1, &HashMap::new());
-        assert!(host.find(id).is_err());
-        assert!(host.find(shared).is_ok());
+        let (table, id) = table_with_one();
+        let shared = table.insert("shared".into(), (), 1);
+        table.retain(shared, 2).expect("it lives");
+        table.reconcile(1, &HashMap::new());
+        assert!(table.find(id).is_err());
+        assert!(table.find(shared).is_ok());
     }
 
     #[test]
     fn a_reconnect_tells_the_true_counts() {
-        let (host, id) = host_with_one();
-        host.reconcile(1, &HashMap::from([(id, 4)]));
-        assert_eq!(host.count(), (1, 4));
+        let (table, id) = table_with_one();
+        table.reconcile(1, &HashMap::from([(id, 4)]));
+        assert_eq!(table.count(), (1, 4));
     }
 
     #[test]
     fn a_pinned_object_needs_no_holder() {
-        let (host, id) = host_with_one();
-        host.pin(id);
-        host.release(id, 1);
-        assert_eq!(host.count(), (1, 0));
+        let (table, id) = table_with_one();
+        table.pin(id);
+        table.release(id, 1);
+        assert_eq!(table.count(), (1, 0));
     }
 }

@@ -1,24 +1,13 @@
-//! What a process offers to others, by name: functions, and constructors of objects and modules. It is
-//! filled when the process starts and does not change.
+//! Registers functions and constructors, and calls them by name.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::autograd::{HostedModule, Module, Parameters};
-use super::error::unknown;
-use super::object::{Call, Methods, ObjectQueue, RemoteObject};
-use super::object_table::Hosted;
-use super::{FromValues, IntoValues, RemoteError, Value};
-
-type Function = Box<dyn Fn(&Call, Vec<Value>) -> Result<Vec<Value>, RemoteError> + Send + Sync>;
-type Constructor = Box<dyn Fn(&Call, Vec<Value>) -> Result<Hosted, RemoteError> + Send + Sync>;
-
-/// Functions and constructors by name.
-#[derive(Default)]
-pub struct Registry {
-    functions: BTreeMap<String, Function>,
-    constructors: BTreeMap<String, Constructor>,
-}
+use super::convert::{FromValues, IntoValues};
+use super::hosted_value::HostedValue;
+use super::object::{Methods, ObjectQueue, RemoteObject};
+use super::state::{Call, Function, Hosted, Registry};
+use super::value::Value;
+use crate::error::{RemoteError, unknown};
 
 impl Registry {
     /// Offers a function. Calls of it run side by side.
@@ -44,26 +33,15 @@ impl Registry {
         let (methods, thread) = (Arc::new(methods), name.to_owned());
         self.constructor(name, move |call, arguments| {
             let object = constructor(call, A::from_values(arguments)?)?;
-            Ok(Hosted::Object(ObjectQueue::start(&thread, object, Arc::clone(&methods))?))
+            Ok(Arc::new(ObjectQueue::start(&thread, object, Arc::clone(&methods))?))
         })
     }
 
-    /// Offers a type of modules. A module's calls run side by side.
-    pub fn module<A: FromValues, M: Module>(
+    /// Offers a constructor.
+    pub(crate) fn constructor(
         &mut self,
         name: &str,
-        constructor: impl Fn(&Call, A) -> Result<(M, Parameters), RemoteError> + Send + Sync + 'static,
-    ) -> &mut Self {
-        self.constructor(name, move |call, arguments| {
-            let (module, parameters) = constructor(call, A::from_values(arguments)?)?;
-            Ok(Hosted::Module(Arc::new(HostedModule::new(module, parameters))))
-        })
-    }
-
-    fn constructor(
-        &mut self,
-        name: &str,
-        constructor: impl Fn(&Call, Vec<Value>) -> Result<Hosted, RemoteError> + Send + Sync + 'static,
+        constructor: impl Fn(&Call, Vec<Value>) -> Result<Arc<dyn Hosted>, RemoteError> + Send + Sync + 'static,
     ) -> &mut Self {
         self.constructors.insert(name.to_owned(), Box::new(constructor));
         self
@@ -76,13 +54,13 @@ impl Registry {
         }
     }
 
-    /// Makes what `name` stands for; the result of a function is kept as a value.
-    pub(crate) fn make(&self, call: &Call, name: &str, arguments: Vec<Value>) -> Result<Hosted, RemoteError> {
+    /// Calls the constructor `name`, or a function, whose result is kept as a value.
+    pub(crate) fn make(&self, call: &Call, name: &str, arguments: Vec<Value>) -> Result<Arc<dyn Hosted>, RemoteError> {
         if let Some(constructor) = self.constructors.get(name) {
             return constructor(call, arguments);
         }
         if self.functions.contains_key(name) {
-            return Ok(Hosted::Value(Arc::new(self.call(call, name, arguments)?.into())));
+            return Ok(Arc::new(HostedValue::new(self.call(call, name, arguments)?)));
         }
         let known = self.constructors.keys().chain(self.functions.keys()).map(String::as_str);
         Err(unknown("constructor or function", name, known))

@@ -1,12 +1,9 @@
-//! What this process holds elsewhere: references and open contexts, by the session of the process that
-//! has them. Pure bookkeeping; it makes a reconnect tell the truth.
+//! Counts what this process holds elsewhere: references and open contexts, by the session of the process that
+//! has them. Does no I/O; a reconnect sends these counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::object_table::{ObjectId, Session};
-
-/// Number of an autograd context, drawn at random by the process that opened it.
-pub type ContextId = u64;
+use crate::ids::{ContextId, ObjectId, Session};
 
 #[derive(Debug, Default)]
 pub(crate) struct RemoteRefs {
@@ -14,14 +11,14 @@ pub(crate) struct RemoteRefs {
     contexts: BTreeSet<(Session, ContextId)>,
 }
 
-/// What was held at one process at one moment.
+/// A copy of what was held at one process at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Snapshot {
     pub references: BTreeMap<ObjectId, u64>,
     pub contexts: BTreeSet<ContextId>,
 }
 
-/// What happened since a snapshot, for the process that has it.
+/// A change since a snapshot, as it is sent to the process that has the object or context.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Change {
     Retain(ObjectId),
@@ -47,7 +44,7 @@ impl RemoteRefs {
         self.contexts.insert((at, context));
     }
 
-    /// True if the context was open there.
+    /// Removes a context; true if it was open there.
     pub fn remove_context(&mut self, at: Session, context: ContextId) -> bool {
         self.contexts.remove(&(at, context))
     }
@@ -64,8 +61,8 @@ impl RemoteRefs {
         Snapshot { references, contexts }
     }
 
-    /// How to get from `before` to what is held now. Contexts are only opened over a connection, so
-    /// none can have been added.
+    /// Returns the changes that lead from `before` to what is held now. Contexts are only opened over a connection,
+    /// so none can have been added.
     pub fn since(&self, before: &Snapshot, at: Session) -> Vec<Change> {
         let now = self.snapshot(at);
         let mut changes = Vec::new();
@@ -87,21 +84,21 @@ mod tests {
 
     #[test]
     fn changes_lead_from_a_snapshot_to_now() {
-        let mut holdings = RemoteRefs::default();
+        let mut refs = RemoteRefs::default();
         for id in [1, 1, 2] {
-            holdings.add_reference(7, id);
+            refs.add_reference(7, id);
         }
-        holdings.add_reference(8, 1);
-        holdings.add_context(7, 50);
-        let before = holdings.snapshot(7);
+        refs.add_reference(8, 1);
+        refs.add_context(7, 50);
+        let before = refs.snapshot(7);
         assert_eq!(before.references, BTreeMap::from([(1, 2), (2, 1)]), "only what is held at 7");
 
-        holdings.remove_reference(7, 1);
-        holdings.remove_reference(7, 2);
-        holdings.add_reference(7, 3);
-        assert!(holdings.remove_context(7, 50));
+        refs.remove_reference(7, 1);
+        refs.remove_reference(7, 2);
+        refs.add_reference(7, 3);
+        assert!(refs.remove_context(7, 50));
         assert_eq!(
-            holdings.since(&before, 7),
+            refs.since(&before, 7),
             [Change::Release(1), Change::Release(2), Change::Retain(3), Change::End(50)]
         );
     }

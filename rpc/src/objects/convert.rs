@@ -1,59 +1,14 @@
-//! What travels in calls, and how it becomes Rust types on either side.
+//! Converts between Rust types and the values that travel in calls.
 
 use bytes::Bytes;
 use tch::Tensor;
 
-use super::{RRef, RemoteError};
-
-/// One argument or result of a call.
-#[derive(Debug)]
-pub enum Value {
-    Null,
-    Bool(bool),
-    Int(i64),
-    Float(f64),
-    Text(String),
-    Data(Bytes),
-    Tensor(Tensor),
-    Ref(RRef),
-    List(Vec<Value>),
-}
-
-impl Value {
-    /// The same value once more: tensors share their storage, references count one more.
-    #[must_use]
-    pub fn share(&self) -> Self {
-        match self {
-            Self::Null => Self::Null,
-            Self::Bool(v) => Self::Bool(*v),
-            Self::Int(v) => Self::Int(*v),
-            Self::Float(v) => Self::Float(*v),
-            Self::Text(v) => Self::Text(v.clone()),
-            Self::Data(v) => Self::Data(v.clone()),
-            Self::Tensor(v) => Self::Tensor(v.shallow_clone()),
-            Self::Ref(v) => Self::Ref(v.clone()),
-            Self::List(v) => Self::List(v.iter().map(Self::share).collect()),
-        }
-    }
-
-    fn describe(&self) -> String {
-        match self {
-            Self::Null => "nothing".into(),
-            Self::Bool(_) => "a boolean".into(),
-            Self::Int(_) => "an integer".into(),
-            Self::Float(_) => "a float".into(),
-            Self::Text(_) => "a text".into(),
-            Self::Data(_) => "bytes".into(),
-            Self::Tensor(t) => format!("a {:?} tensor of shape {:?}", t.kind(), t.size()),
-            Self::Ref(r) => format!("a reference to {r}"),
-            Self::List(v) => format!("a list of {}", v.len()),
-        }
-    }
-}
+use super::value::{RRef, Value};
+use crate::error::RemoteError;
 
 /// A type that one [`Value`] can become.
 pub trait FromValue: Sized {
-    /// What is expected, for messages.
+    /// Names the type in errors.
     const EXPECTED: &'static str;
 
     /// # Errors

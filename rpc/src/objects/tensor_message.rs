@@ -1,18 +1,11 @@
-//! Values as protobuf and back. A tensor is copied once on either side, between its own storage and
-//! the message; everything that a message claims is checked before it is used.
+//! Converts tensors to messages and back. A tensor is copied once on either side, between its own storage and the
+//! message; what a message claims is checked before it is used.
 
 use bytes::Bytes;
 use tch::{Kind, Tensor};
 
-use super::link::Link;
-use super::{Endpoint, RemoteError, Value};
-
-pub(crate) mod proto {
-    #![allow(clippy::all, missing_docs)]
-    tonic::include_proto!("psjobs.v1");
-}
-
-use proto::value::Kind as Wire;
+use crate::error::RemoteError;
+use crate::proto;
 
 const KINDS: [(proto::Kind, Kind); 10] = [
     (proto::Kind::Uint8, Kind::Uint8),
@@ -27,47 +20,7 @@ const KINDS: [(proto::Kind, Kind); 10] = [
     (proto::Kind::Bool, Kind::Bool),
 ];
 
-/// Values for the other end of `link`; references in them are counted for it.
-pub(crate) fn encode(endpoint: &Endpoint, link: &Link, values: &[Value]) -> Result<Vec<proto::Value>, RemoteError> {
-    values.iter().map(|value| encode_value(endpoint, link, value)).collect()
-}
-
-fn encode_value(endpoint: &Endpoint, link: &Link, value: &Value) -> Result<proto::Value, RemoteError> {
-    let kind = match value {
-        Value::Null => Wire::Null(proto::Null {}),
-        Value::Bool(v) => Wire::Boolean(*v),
-        Value::Int(v) => Wire::Integer(*v),
-        Value::Float(v) => Wire::Float(*v),
-        Value::Text(v) => Wire::Text(v.clone()),
-        Value::Data(v) => Wire::Data(v.clone()),
-        Value::Tensor(v) => Wire::Tensor(encode_tensor(v)?),
-        Value::Ref(v) => Wire::Reference(endpoint.export(link, v)),
-        Value::List(v) => Wire::List(proto::List { values: encode(endpoint, link, v)? }),
-    };
-    Ok(proto::Value { kind: Some(kind) })
-}
-
-/// Values from the other end of `link`.
-pub(crate) fn decode(endpoint: &Endpoint, link: &Link, values: Vec<proto::Value>) -> Result<Vec<Value>, RemoteError> {
-    values.into_iter().map(|value| decode_value(endpoint, link, value)).collect()
-}
-
-fn decode_value(endpoint: &Endpoint, link: &Link, value: proto::Value) -> Result<Value, RemoteError> {
-    Ok(match value.kind {
-        None => return Err(RemoteError::new("a value of a kind that this version does not know")),
-        Some(Wire::Null(_)) => Value::Null,
-        Some(Wire::Boolean(v)) => Value::Bool(v),
-        Some(Wire::Integer(v)) => Value::Int(v),
-        Some(Wire::Float(v)) => Value::Float(v),
-        Some(Wire::Text(v)) => Value::Text(v),
-        Some(Wire::Data(v)) => Value::Data(v),
-        Some(Wire::Tensor(v)) => Value::Tensor(decode_tensor(&v)?),
-        Some(Wire::Reference(v)) => Value::Ref(endpoint.import(link, &v)?),
-        Some(Wire::List(v)) => Value::List(decode(endpoint, link, v.values)?),
-    })
-}
-
-fn encode_tensor(tensor: &Tensor) -> Result<proto::Tensor, RemoteError> {
+pub(super) fn encode_tensor(tensor: &Tensor) -> Result<proto::Tensor, RemoteError> {
     let kind = tensor.f_kind()?;
     let Some((wire, _)) = KINDS.iter().find(|(_, k)| *k == kind) else {
         return Err(RemoteError::new(format!(
@@ -89,7 +42,7 @@ fn encode_tensor(tensor: &Tensor) -> Result<proto::Tensor, RemoteError> {
     })
 }
 
-fn decode_tensor(message: &proto::Tensor) -> Result<Tensor, RemoteError> {
+pub(super) fn decode_tensor(message: &proto::Tensor) -> Result<Tensor, RemoteError> {
     let Some((_, kind)) = KINDS.iter().find(|(wire, _)| i32::from(*wire) == message.kind) else {
         return Err(RemoteError::new(format!("tensor kind {} is unknown to this version", message.kind)));
     };

@@ -9,13 +9,13 @@ use std::{io, thread};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::Notify;
 
-use super::lock::lock;
+use crate::lock::lock;
 
-/// The thread takes over when nobody has waited for this long: callers that follow one another closely
-/// need not ask it to step back each time. What comes in meanwhile is late by as much.
+/// The thread takes over when no caller has waited for this long: callers that follow one another closely
+/// need not ask it to step back each time. Frames that arrive meanwhile are late by as much.
 const GRACE: Duration = Duration::from_millis(1);
 
-/// A runtime for one [`Endpoint`](super::Endpoint). Dropped, it ends; drop it on an ordinary thread.
+/// A runtime for one [`Endpoint`](crate::Endpoint). Dropping it ends it; drop it on an ordinary thread.
 #[derive(Debug)]
 pub struct Driver {
     inner: Arc<Inner>,
@@ -24,27 +24,27 @@ pub struct Driver {
 
 #[derive(Debug)]
 pub(crate) struct Inner {
-    /// Of one thread: whoever blocks on it moves the bytes, one at a time.
+    /// Single-threaded: one thread at a time polls it.
     runtime: Runtime,
-    turns: Mutex<Turns>,
+    state: Mutex<State>,
     changed: Condvar,
     step_back: Notify,
 }
 
 #[derive(Debug)]
-struct Turns {
-    /// Callers that wait for an answer.
+struct State {
+    /// Number of callers that wait for an answer.
     waiting: usize,
     /// When the last one had its answer.
     last: Instant,
-    /// The thread moves the bytes.
+    /// True while the background thread polls the runtime.
     alone: bool,
     ended: bool,
 }
 
-impl Turns {
-    /// True if the thread should move the bytes.
-    fn are_over(&self, now: Instant) -> bool {
+impl State {
+    /// Returns true if the background thread should poll the runtime.
+    fn is_thread_due(&self, now: Instant) -> bool {
         self.waiting == 0 && now.saturating_duration_since(self.last) >= GRACE
     }
 }
@@ -56,8 +56,8 @@ impl Driver {
     /// If the system has no thread left.
     pub fn start() -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let turns = Turns { waiting: 0, last: Instant::now(), alone: false, ended: false };
-        let inner = Inner { runtime, turns: Mutex::new(turns), changed: Condvar::new(), step_back: Notify::new() };
+        let state = State { waiting: 0, last: Instant::now(), alone: false, ended: false };
+        let inner = Inner { runtime, state: Mutex::new(state), changed: Condvar::new(), step_back: Notify::new() };
         let inner = Arc::new(inner);
         let idle = Arc::clone(&inner);
         let thread = thread::Builder::new().name("psjobs-calls".into()).spawn(move || idle.idle())?;
@@ -76,7 +76,7 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        lock(&self.inner.turns).ended = true;
+        lock(&self.inner.state).ended = true;
         self.inner.changed.notify_all();
         self.inner.step_back.notify_one();
         if let Some(thread) = self.thread.take() {
@@ -87,35 +87,35 @@ impl Drop for Driver {
 }
 
 impl Inner {
-    /// Waits for `future`, moving bytes meanwhile.
+    /// Waits for `future`, polling the runtime meanwhile.
     pub fn wait<T>(&self, future: impl Future<Output = T>) -> T {
         {
-            let mut turns = lock(&self.turns);
-            turns.waiting += 1;
-            if turns.alone {
+            let mut state = lock(&self.state);
+            state.waiting += 1;
+            if state.alone {
                 self.step_back.notify_one();
             }
         }
         let result = self.runtime.block_on(future);
-        let mut turns = lock(&self.turns);
-        turns.waiting -= 1;
-        turns.last = Instant::now();
+        let mut state = lock(&self.state);
+        state.waiting -= 1;
+        state.last = Instant::now();
         result
     }
 
     fn idle(&self) {
         loop {
-            let mut turns = lock(&self.turns);
-            while !turns.ended && !turns.are_over(Instant::now()) {
-                turns = self.changed.wait_timeout(turns, GRACE).unwrap_or_else(PoisonError::into_inner).0;
+            let mut state = lock(&self.state);
+            while !state.ended && !state.is_thread_due(Instant::now()) {
+                state = self.changed.wait_timeout(state, GRACE).unwrap_or_else(PoisonError::into_inner).0;
             }
-            if turns.ended {
+            if state.ended {
                 return;
             }
-            turns.alone = true;
-            drop(turns);
+            state.alone = true;
+            drop(state);
             self.runtime.block_on(self.step_back.notified());
-            lock(&self.turns).alone = false;
+            lock(&self.state).alone = false;
         }
     }
 }
@@ -127,15 +127,15 @@ mod tests {
     #[test]
     fn the_thread_waits_for_callers_and_a_while_after_them() {
         let start = Instant::now();
-        let turns = |waiting, last| Turns { waiting, last, alone: false, ended: false };
+        let state = |waiting, last| State { waiting, last, alone: false, ended: false };
         let rows = [
-            ("somebody waits", turns(1, start), start + 5 * GRACE, false),
-            ("just now", turns(0, start), start + GRACE / 2, false),
-            ("a while ago", turns(0, start), start + GRACE, true),
-            ("a caller was quicker than the clock", turns(0, start + GRACE), start, false),
+            ("somebody waits", state(1, start), start + 5 * GRACE, false),
+            ("just now", state(0, start), start + GRACE / 2, false),
+            ("a while ago", state(0, start), start + GRACE, true),
+            ("a caller was quicker than the clock", state(0, start + GRACE), start, false),
         ];
-        for (label, turns, now, want) in rows {
-            assert_eq!(turns.are_over(now), want, "{label}");
+        for (label, state, now, want) in rows {
+            assert_eq!(state.is_thread_due(now), want, "{label}");
         }
     }
 

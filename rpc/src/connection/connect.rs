@@ -1,0 +1,253 @@
+//! Sets up connections: dials peers (again when a connection breaks), and serves the gRPC service that they dial.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tokio::net::TcpListener;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
+use tonic::transport::Server;
+use tonic::{Code, Request, Response, Status, Streaming};
+
+use super::attach::{attach, detach, hello, reconcile};
+use super::link::Link;
+use super::peers::Superseded;
+use super::remote_refs::Snapshot;
+use super::slot::Slot;
+use super::state::Process;
+use crate::error::RemoteError;
+use crate::lock::lock;
+use crate::proto;
+use crate::proto::frame::Kind;
+use crate::proto::remote_objects_client::RemoteObjectsClient;
+use crate::proto::remote_objects_server::{RemoteObjects, RemoteObjectsServer};
+
+/// Size limit of a frame: bounds what a broken peer can make this process allocate.
+const MAX_FRAME_BYTES: usize = 1 << 30;
+const WINDOW_BYTES: u32 = 16 << 20;
+const RETRY_FIRST: Duration = Duration::from_millis(50);
+const RETRY_LAST: Duration = Duration::from_secs(2);
+
+type Frames = UnboundedReceiverStream<proto::Frame>;
+
+/// Connects to the process `name` at `address` (`host:port`), waiting up to `timeout` for it to start, and stays
+/// connected: a broken connection is made again.
+pub(crate) fn connect(
+    process: Arc<dyn Process>,
+    name: &str,
+    address: &str,
+    timeout: Duration,
+) -> Result<(), RemoteError> {
+    let slot = Arc::<Slot<()>>::default();
+    let dial = Arc::new(Dial {
+        process,
+        name: name.into(),
+        address: address.to_owned(),
+        first: Mutex::new(Some(Arc::clone(&slot))),
+        last_error: Mutex::new("it does not answer".to_owned()),
+    });
+    dial.process.connections().spawn_connection(keep_connected(Arc::clone(&dial)));
+    match slot.wait(Instant::now() + timeout) {
+        Some(first) => first,
+        None => Err(dial.unreachable(&format!("{} (tried for {timeout:?})", lock(&dial.last_error)))),
+    }
+}
+
+/// Returns the gRPC service, for a server that serves others too.
+pub(crate) fn service(process: Arc<dyn Process>) -> RemoteObjectsServer<Service> {
+    RemoteObjectsServer::new(Service(process)).max_decoding_message_size(MAX_FRAME_BYTES)
+}
+
+/// Serves the gRPC service alone, on a listener of its own, until shutdown.
+pub(crate) fn serve(process: Arc<dyn Process>, listener: TcpListener) {
+    let incoming = TcpListenerStream::new(listener).map(|stream| {
+        // The listener sets no options on what it accepts, and small calls must not wait.
+        stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream))
+    });
+    let router = Server::builder()
+        .initial_connection_window_size(WINDOW_BYTES)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .add_service(service(Arc::clone(&process)));
+    let serving = Arc::clone(&process);
+    process.connections().spawn_connection(async move {
+        let shared = serving.connections();
+        if let Err(error) = shared.settings.network.serve(router, incoming, shared.stopping.cancelled()).await {
+            tracing::error!(error = &error as &dyn std::error::Error, "the service of remote objects ended");
+        }
+    });
+}
+
+struct Dial {
+    process: Arc<dyn Process>,
+    name: Arc<str>,
+    address: String,
+    /// Filled by the first connection, or the first error that will not pass.
+    first: Mutex<Option<Arc<Slot<()>>>>,
+    last_error: Mutex<String>,
+}
+
+enum DialError {
+    /// Trying again cannot help.
+    Refused(String),
+    Failed(String),
+}
+
+impl From<Status> for DialError {
+    fn from(status: Status) -> Self {
+        match status.code() {
+            Code::InvalidArgument | Code::FailedPrecondition | Code::Unimplemented => {
+                Self::Refused(status.message().to_owned())
+            }
+            _ => Self::Failed(status.message().to_owned()),
+        }
+    }
+}
+
+impl Dial {
+    fn unreachable(&self, reason: &str) -> RemoteError {
+        let (peer, call) = (self.name.to_string(), format!("connection to {}", self.address));
+        RemoteError::Unreachable { peer, call, reason: reason.to_owned() }
+    }
+
+    /// Reports the first connection, or that there will be none.
+    fn report_first(&self, result: Result<(), RemoteError>) {
+        if let Err(RemoteError::Unreachable { reason, .. }) = &result {
+            self.process.connections().end_peer(&self.name, reason);
+        }
+        if let Some(slot) = lock(&self.first).take() {
+            slot.fill(result);
+        }
+    }
+}
+
+async fn keep_connected(dial: Arc<Dial>) {
+    let stopping = &dial.process.connections().stopping;
+    let mut pause = RETRY_FIRST;
+    while let Some(dialled) = stopping.run_until_cancelled(dial_once(&dial)).await {
+        match dialled {
+            Ok((link, frames)) => {
+                dial.report_first(Ok(()));
+                pause = RETRY_FIRST;
+                if read(&dial.process, &link, frames).await {
+                    return;
+                }
+            }
+            Err(DialError::Refused(reason)) => {
+                dial.report_first(Err(dial.unreachable(&reason)));
+                return;
+            }
+            Err(DialError::Failed(reason)) => {
+                *lock(&dial.last_error) = reason;
+                let pause_now = pause.mul_f64(rand::random_range(0.5..1.0));
+                let _ = stopping.run_until_cancelled(tokio::time::sleep(pause_now)).await;
+                pause = (pause * 2).min(RETRY_LAST);
+            }
+        }
+    }
+}
+
+async fn dial_once(dial: &Dial) -> Result<(Arc<Link>, Streaming<proto::Frame>), DialError> {
+    let shared = dial.process.connections();
+    let network = &shared.settings.network;
+    let target = (network.endpoint(&dial.address))
+        .map_err(|_| DialError::Refused(format!("`{}` is not host:port", dial.address)))?
+        .initial_connection_window_size(WINDOW_BYTES)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .connect_timeout(RETRY_LAST);
+    let channel = network.connect(&target).await.map_err(|error| DialError::Failed(innermost(&error)))?;
+    let known = lock(&shared.peers).session_of(&dial.name);
+    let sent = known.map(|session| lock(&shared.remote_refs).snapshot(session)).unwrap_or_default();
+    let (out, frames) = Link::channel();
+    let first = Kind::Hello(hello(shared, known.unwrap_or(0), &sent));
+    drop(out.send(proto::Frame { kind: Some(first) }));
+    let mut client = RemoteObjectsClient::new(channel).max_decoding_message_size(MAX_FRAME_BYTES);
+    let mut frames = client.attach(Frames::new(frames)).await?.into_inner();
+    let hello = expect_hello(&mut frames).await?;
+    if *hello.name != *dial.name {
+        return Err(DialError::Refused(format!(
+            "the process there is {}; check the order of the addresses",
+            hello.name
+        )));
+    }
+    lock(&shared.peers).check(&dial.name, hello.incarnation).map_err(|error| DialError::Failed(error.to_string()))?;
+    reconcile(&*dial.process, &hello);
+    let link = Arc::new(Link::new(Arc::clone(&dial.name), (hello.session, hello.incarnation), out));
+    let sent = if known == Some(hello.session) { sent } else { Snapshot::default() };
+    attach(&*dial.process, &link, Some(&sent)).map_err(|error| DialError::Failed(error.to_string()))?;
+    Ok((link, frames))
+}
+
+/// Reads a connection until it ends; true if the peer said goodbye.
+async fn read(process: &Arc<dyn Process>, link: &Arc<Link>, mut frames: Streaming<proto::Frame>) -> bool {
+    let (reason, ended) = loop {
+        match frames.message().await {
+            Ok(Some(proto::Frame { kind: Some(Kind::Goodbye(_)) })) => {
+                break (format!("{} has ended", link.peer), true);
+            }
+            Ok(Some(frame)) => {
+                lock(&process.connections().peers).heard(link, Instant::now());
+                if let Some(kind) = frame.kind {
+                    Arc::clone(process).receive(link, kind);
+                }
+            }
+            Ok(None) => break ("it was closed".to_owned(), false),
+            Err(status) => break (status.message().to_owned(), false),
+        }
+    };
+    tracing::debug!(peer = %link.peer, reason, "connection ended");
+    detach(&**process, link, &reason, ended);
+    ended
+}
+
+/// The gRPC service of an [`Endpoint`](crate::Endpoint).
+#[derive(Clone)]
+pub struct Service(Arc<dyn Process>);
+
+#[tonic::async_trait]
+impl RemoteObjects for Service {
+    type AttachStream = tokio_stream::adapters::Map<Frames, fn(proto::Frame) -> Result<proto::Frame, Status>>;
+
+    async fn attach(&self, request: Request<Streaming<proto::Frame>>) -> Result<Response<Self::AttachStream>, Status> {
+        let process = &self.0;
+        let shared = process.connections();
+        let mut frames = request.into_inner();
+        let hello = expect_hello(&mut frames).await?;
+        let ours = &shared.settings.job_uid;
+        if hello.job_uid != *ours {
+            let theirs = &hello.job_uid;
+            let message = format!("{} is of job {theirs:?}, {} of job {ours:?}", hello.name, shared.name);
+            return Err(Status::invalid_argument(message));
+        }
+        if shared.stopping.is_cancelled() {
+            return Err(Status::unavailable(format!("{} is ending", shared.name)));
+        }
+        let superseded = |error: Superseded| Status::failed_precondition(error.to_string());
+        // Checked again when the connection is entered: here, so that what the process says it holds is not counted.
+        lock(&shared.peers).check(&hello.name, hello.incarnation).map_err(superseded)?;
+        reconcile(&**process, &hello);
+        let (out, frames_out) = Link::channel();
+        let link = Arc::new(Link::new(hello.name.as_str().into(), (hello.session, hello.incarnation), out));
+        attach(&**process, &link, None).map_err(superseded)?;
+        let reader = Arc::clone(process);
+        shared.spawn_connection(async move {
+            read(&reader, &link, frames).await;
+        });
+        Ok(Response::new(Frames::new(frames_out).map(Ok)))
+    }
+}
+
+async fn expect_hello(frames: &mut Streaming<proto::Frame>) -> Result<proto::Hello, Status> {
+    match frames.message().await? {
+        Some(proto::Frame { kind: Some(Kind::Hello(hello)) }) => Ok(hello),
+        _ => Err(Status::invalid_argument("the first frame must be Hello")),
+    }
+}
+
+/// Returns the innermost cause: the layers above it say only "transport error".
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}

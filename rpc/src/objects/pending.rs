@@ -1,0 +1,35 @@
+//! The typed result of a call that is under way.
+
+use std::marker::PhantomData;
+
+use super::convert::FromValues;
+use super::value::Answer;
+use crate::connection::Sent;
+use crate::error::RemoteError;
+
+/// The result of an asynchronous call. Dropping it lets the call go on and discards its result.
+#[derive(Debug)]
+#[must_use = "wait for the result, or drop it on purpose"]
+pub struct Pending<R> {
+    sent: Sent<Answer>,
+    result: PhantomData<fn() -> R>,
+}
+
+impl<R: FromValues> Pending<R> {
+    pub(crate) fn new(sent: Sent<Answer>) -> Self {
+        Self { sent, result: PhantomData }
+    }
+
+    /// Waits for the result, at most until the call's deadline.
+    ///
+    /// # Errors
+    /// If the call failed, or its result is of another type.
+    pub fn wait(self) -> Result<R, RemoteError> {
+        let (peer, call) = (self.sent.peer.to_string(), self.sent.call.clone());
+        R::from_values(self.sent.wait()?.values).map_err(|error| RemoteError::Failed {
+            peer,
+            call,
+            message: format!("its result is unexpected: {error}"),
+        })
+    }
+}

@@ -1,0 +1,20 @@
+//! Marks threads that run a quick method, and so must not wait.
+
+use std::cell::Cell;
+
+thread_local! {
+    static QUICK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `body` with the thread marked.
+pub(crate) fn mark<T>(body: impl FnOnce() -> T) -> T {
+    QUICK.set(true);
+    let result = body();
+    QUICK.set(false);
+    result
+}
+
+/// Returns true on a thread that runs a quick method.
+pub(crate) fn must_not_wait() -> bool {
+    QUICK.get()
+}
