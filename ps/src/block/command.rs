@@ -46,8 +46,9 @@ pub enum Command {
     Keep(u64, BlockState),
     /// Changes the block's role in replication.
     SetRole(ReplicaRole),
-    /// A backup that holds the given version follows from now on; answers whether it is sent a copy.
-    Attach(Option<u64>, FrameSender, oneshot::Sender<bool>),
+    /// A backup that holds the given version follows from now on; answers whether it is sent a copy, `None` if the block
+    /// is a backup itself.
+    Attach(Option<u64>, FrameSender, oneshot::Sender<Option<bool>>),
     /// The backup has acknowledged a version.
     Acknowledged(u64),
     /// On a backup: replaces the state by the primary's.

@@ -26,17 +26,18 @@ impl Block {
         }
     }
 
-    /// Lets a backup that holds version `held` follow; returns whether it is sent a copy of the block.
-    pub(super) fn attach(&mut self, held: Option<u64>, backup: FrameSender) -> bool {
+    /// Lets a backup that holds version `held` follow; returns whether it is sent a copy of the block, `None` if this
+    /// block is a backup itself.
+    pub(super) fn attach(&mut self, held: Option<u64>, backup: FrameSender) -> Option<bool> {
         if self.role == ReplicaRole::Backup {
-            return false;
+            return None;
         }
         self.role = ReplicaRole::Primary;
         let mut log = self.log.take().unwrap_or_else(|| ReplicationLog::new(0));
         let version = self.is_initialized().then_some(self.version);
         let copied = log.attach(backup, held, version, || self.contents());
         self.log = Some(log);
-        copied
+        Some(copied)
     }
 
     /// Applies an update of the primary. Acknowledges it before that, because it can no longer get lost then.

@@ -118,7 +118,11 @@ impl Block {
     /// Decides whether a message of `peer` is processed.
     pub(super) fn accepts(&self, peer: &Peer) -> bool {
         // A message of an aborted stream is dropped: its trainer has left, or sends it again over a new stream.
-        if peer.epoch() != self.epoch || self.role == ReplicaRole::Backup || peer.is_aborted() {
+        if peer.epoch() != self.epoch || peer.is_aborted() {
+            return false;
+        }
+        if self.role == ReplicaRole::Backup {
+            peer.refuse(Status::unavailable(format!("block {} is not led here; join again", self.spec.block)));
             return false;
         }
         if !self.is_initialized() {

@@ -156,7 +156,8 @@ impl Store {
 
     /// Lets a backup that holds version `held` of a block follow; returns whether it is sent a copy.
     pub async fn attach(&self, block: u32, held: Option<u64>, backup: &FrameSender) -> Result<bool, Status> {
-        ask(self.owned(block)?, |reply| Command::Attach(held, backup.clone(), reply)).await
+        let attached = ask(self.owned(block)?, |reply| Command::Attach(held, backup.clone(), reply)).await?;
+        attached.ok_or_else(|| Status::unavailable(format!("block {block} is not led here; follow again")))
     }
 
     /// Tells a block that its backup has `version`.

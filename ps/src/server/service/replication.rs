@@ -12,7 +12,6 @@ use crate::block::FrameSender;
 use crate::block::Store;
 use crate::proto::{self, follow_request::Message};
 use crate::server::state::ServerState;
-use crate::server::state::replica_role::Role;
 use crate::server::state::replication::Replication;
 use crate::wire::{Outgoing, Reader, frame};
 
@@ -79,13 +78,11 @@ async fn serve(state: &ServerState, mut reader: Reader, backup: &FrameSender) ->
         return Err(Status::invalid_argument("the first message of Follow must be Open"));
     };
     let replication = replication(state, &open.job_uid)?;
-    replication.leads(open.shard)?;
     let epoch = state.recovery.epoch();
     if open.epoch != 0 && open.epoch != epoch {
         return Err(Status::unavailable("the servers are about to go to a checkpoint; follow again"));
     }
-    let end = replication.open_stream(open.shard, Some(open.instance));
-    replication.change(open.shard, |shard| shard.role = Role::Primary { alone: false });
+    let end = replication.serve(open.shard, open.instance)?;
     let served = tokio::select! {
         biased;
         served = give(state, replication, &open, &mut reader, backup) => served,

@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::replica_role::Role;
+use super::replica_role::{Evidence, Role};
 use crate::block::ReplicaRole;
 use crate::network::Network;
 use crate::server::config::ServerConfig;
@@ -28,6 +28,9 @@ pub struct Replication {
 #[derive(Clone)]
 pub(in crate::server) struct Shard {
     pub(in crate::server) role: Role,
+    /// The blocks have yet to receive the role. Until they have, the server refuses trainers and backups: a block that
+    /// still has the role before would drop a gradient, or stop sending updates to a backup that has just followed.
+    changing: bool,
     /// True if the other server holds values of the shard; `None` while this process has not learned it.
     pub(in crate::server) found: Option<bool>,
     /// On a primary: the backup has every block.
@@ -46,7 +49,8 @@ impl Replication {
             return None;
         }
         let before = (config.index + config.servers - 1) % config.servers;
-        let shard = Shard { role: Role::Starting, found: None, whole: false, stream: None, peer: None };
+        let shard =
+            Shard { role: Role::Starting, changing: false, found: None, whole: false, stream: None, peer: None };
         Some(Self {
             instance: rand::random(),
             index: config.index,
@@ -66,9 +70,16 @@ impl Replication {
     /// Checks that this server is the primary of `shard`, which trainers talk to.
     ///
     /// # Errors
-    /// If another server is, or may be, the primary.
+    /// If another server is, or may be, the primary, or if the blocks do not know yet that this one is.
     pub fn leads(&self, shard: u32) -> Result<(), Status> {
-        match self.lock().get(&shard).map(|shard| shard.role) {
+        self.check_leads(shard, self.lock().get(&shard))
+    }
+
+    fn check_leads(&self, shard: u32, here: Option<&Shard>) -> Result<(), Status> {
+        match here.map(|here| here.role) {
+            Some(Role::Primary { .. }) if here.is_some_and(|here| here.changing) => {
+                Err(Status::unavailable(format!("it is about to lead the blocks of server {shard}; ask again")))
+            }
             Some(Role::Primary { .. }) => Ok(()),
             Some(Role::Starting) => {
                 let other = self.other(shard);
@@ -143,6 +154,46 @@ impl Replication {
         if shard == self.index { (shard + 1) % self.servers.len() as u32 } else { shard }
     }
 
+    /// Changes the role of this server in `shard` by `evidence` about the other holder; returns the new role if it
+    /// differs. [`Self::settle`] must follow when the blocks have it. The role [`Role::Starting`] is returned, but not
+    /// taken: the blocks are lost.
+    pub(in crate::server) fn learn(&self, shard: u32, evidence: Evidence) -> Option<Role> {
+        let mut shards = self.lock();
+        // A process that opened a stream since lives: the evidence is about the one before it.
+        let here = shards.get_mut(&shard).filter(|here| here.stream.is_none())?;
+        let role = here.role.after(evidence, shard == self.index);
+        if role == here.role {
+            return None;
+        }
+        if role != Role::Starting {
+            (here.role, here.changing) = (role, true);
+        }
+        Some(role)
+    }
+
+    /// Records that the blocks of `shard` have received the role that [`Self::learn`] returned.
+    pub(in crate::server) fn settle(&self, shard: u32) {
+        self.change(shard, |here| here.changing = false);
+    }
+
+    /// Begins to send the blocks of `shard` to a backup, process `peer`; ends the stream before.
+    ///
+    /// # Errors
+    /// Those of [`Self::leads`].
+    pub(in crate::server) fn serve(&self, shard: u32, peer: u64) -> Result<CancellationToken, Status> {
+        let token = CancellationToken::new();
+        {
+            let mut shards = self.lock();
+            self.check_leads(shard, shards.get(&shard))?;
+            if let Some(here) = shards.get_mut(&shard) {
+                here.role = Role::Primary { alone: false };
+                here.open_stream(token.clone(), Some(peer));
+            }
+        }
+        self.changed.notify_waiters();
+        Ok(token)
+    }
+
     pub(in crate::server) fn change(&self, shard: u32, change: impl FnOnce(&mut Shard)) {
         self.lock().entry(shard).and_modify(change);
         self.changed.notify_waiters();
@@ -160,16 +211,11 @@ impl Replication {
         });
     }
 
-    /// Registers a stream of `shard` with process `peer` and ends the one before.
-    pub(in crate::server) fn open_stream(&self, shard: u32, peer: Option<u64>) -> CancellationToken {
+    /// Registers a stream to the primary of `shard` and ends the one before.
+    pub(in crate::server) fn open_stream(&self, shard: u32) -> CancellationToken {
         let token = CancellationToken::new();
         let opened = token.clone();
-        self.change(shard, |shard| {
-            if let Some(before) = shard.stream.replace(opened) {
-                before.cancel();
-            }
-            shard.peer = peer.or(shard.peer);
-        });
+        self.change(shard, |here| here.open_stream(opened, None));
         token
     }
 
@@ -201,6 +247,15 @@ impl Replication {
 }
 
 impl Shard {
+    /// Registers a stream and ends the one before. Nothing has been copied over the new one.
+    fn open_stream(&mut self, stream: CancellationToken, peer: Option<u64>) {
+        if let Some(before) = self.stream.replace(stream) {
+            before.cancel();
+        }
+        self.whole = false;
+        self.peer = peer.or(self.peer);
+    }
+
     /// Returns whether another process holds the values of this shard, `None` while that is not known.
     fn restores(&self) -> Option<bool> {
         match self.role {
@@ -216,5 +271,58 @@ pub(in crate::server) fn replica_role(role: Role) -> ReplicaRole {
         Role::Primary { alone: true } => ReplicaRole::Alone,
         Role::Primary { alone: false } => ReplicaRole::Primary,
         Role::Starting | Role::Backup { .. } => ReplicaRole::Backup,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::ShardRole;
+
+    /// Server 0 of two, which has just become the primary of its own shard; its blocks do not know that yet.
+    fn about_to_lead() -> Replication {
+        let shard =
+            Shard { role: Role::Starting, changing: false, found: None, whole: false, stream: None, peer: None };
+        let replication = Replication {
+            instance: 1,
+            index: 0,
+            servers: vec!["a:1".into(), "b:1".into()],
+            network: Network::default(),
+            shards: Mutex::new([(0, shard.clone()), (1, shard)].into()),
+            changed: Notify::new(),
+        };
+        let role = replication.learn(0, Evidence::Is(ShardRole::Starting));
+        assert_eq!(role, Some(Role::Primary { alone: false }));
+        replication
+    }
+
+    #[test]
+    fn nobody_is_served_before_the_blocks_have_their_role() {
+        let replication = about_to_lead();
+        assert!(replication.leads(0).is_err() && replication.serve(0, 2).is_err());
+        replication.settle(0);
+        assert!(replication.leads(0).is_ok() && replication.serve(0, 2).is_ok());
+    }
+
+    #[test]
+    fn evidence_from_before_a_backup_followed_changes_nothing() {
+        let replication = about_to_lead();
+        replication.settle(0);
+        let stream = replication.serve(0, 2).expect("it leads");
+        assert_eq!(replication.learn(0, Evidence::Gone), None);
+        assert_eq!(replication.role(0), Role::Primary { alone: false });
+        replication.close_stream(0, &stream);
+        assert_eq!(replication.learn(0, Evidence::Gone), Some(Role::Primary { alone: true }));
+        assert!(replication.serve(0, 3).is_err(), "a backup would be dropped by the blocks that go on alone");
+    }
+
+    #[test]
+    fn a_new_stream_has_copied_nothing() {
+        let replication = about_to_lead();
+        replication.settle(0);
+        let _first = replication.serve(0, 2).expect("it leads");
+        replication.change(0, |shard| shard.whole = true);
+        let _second = replication.serve(0, 3).expect("it leads");
+        assert!(replication.warnings(true).iter().any(|text| text.contains("server 0 are held once")));
     }
 }

@@ -16,7 +16,7 @@ const WINDOW: u32 = 8 * 1024 * 1024;
 
 /// Follows the primary of `shard` until the stream ends.
 pub async fn follow(state: &ServerState, replication: &Replication, shard: u32) -> Result<(), Status> {
-    let end = replication.open_stream(shard, None);
+    let end = replication.open_stream(shard);
     let followed = tokio::select! {
         biased;
         followed = take(state, replication, shard) => followed,

@@ -33,7 +33,6 @@ pub async fn run(state: &Arc<ServerState>) -> ServerError {
 
 /// Keeps the role of this server in `shard` up to date. Returns when its blocks are lost.
 async fn keep(state: &Arc<ServerState>, replication: &Replication, shard: u32) -> u32 {
-    let home = shard == replication.index;
     loop {
         match replication.role(shard) {
             Role::Backup { .. } => {
@@ -45,20 +44,15 @@ async fn keep(state: &Arc<ServerState>, replication: &Replication, shard: u32) -
             Role::Starting => {}
         }
         let evidence = look(replication, shard, &state.config.job_uid).await;
-        let before = replication.role(shard);
-        let role = before.after(evidence, home);
-        if role == Role::Starting && before != role {
-            return shard;
-        }
-        if role == before {
-            tokio::time::sleep(PAUSE).await;
-        } else {
-            assume(state, replication, shard, role).await;
+        match replication.learn(shard, evidence) {
+            None => tokio::time::sleep(PAUSE).await,
+            Some(Role::Starting) => return shard,
+            Some(role) => assume(state, replication, shard, role).await,
         }
     }
 }
 
-/// Changes the role of this server in `shard`.
+/// Passes the new role of this server in `shard` on to the blocks.
 async fn assume(state: &ServerState, replication: &Replication, shard: u32, role: Role) {
     let other = replication.other(shard);
     match role {
@@ -69,7 +63,6 @@ async fn assume(state: &ServerState, replication: &Replication, shard: u32, role
         Role::Backup { .. } => tracing::info!("backs up the blocks of server {shard}, which server {other} leads"),
         Role::Starting => {}
     }
-    replication.change(shard, |shard| shard.role = role);
     if let Ok(store) = state.store() {
         store.set_role(shard, replica_role(role)).await;
         if state.config.min_trainers.is_some() && matches!(role, Role::Primary { .. }) {
@@ -80,6 +73,7 @@ async fn assume(state: &ServerState, replication: &Replication, shard: u32, role
             }
         }
     }
+    replication.settle(shard);
 }
 
 /// Probes the other holder of `shard` and asks for its role.
