@@ -15,7 +15,7 @@ CRD := parameterserverjobs.psjobs.dev.yaml
 WITH_LIBTORCH = export LIBTORCH=$$(scripts/libtorch.sh);
 # One selection of packages for each profile: cargo unites their features, so that a dependency is
 # compiled once and not once more for each package. Tests always select the whole workspace.
-PROGRAMS := -p psjobs -p psjobs-workloads -p psjobs-operator
+PROGRAMS := -p psjobs -p psjobs-bench -p psjobs-workloads -p psjobs-operator
 
 .PHONY: help
 help: ## list the commands
@@ -26,7 +26,7 @@ run: build mnist ## train MNIST on this machine: one server, two trainers
 	$(TARGET)/release/psjobs run examples/mnist.yaml $(ARGS)
 
 .PHONY: build
-build: ## compile psjobs, psjobs-worker and psjobs-operator for use
+build: ## compile psjobs with its plugins, psjobs-worker and psjobs-operator for use
 	$(WITH_LIBTORCH) $(CARGO) build --locked --release $(PROGRAMS)
 
 .PHONY: build-tests

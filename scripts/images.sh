@@ -19,7 +19,7 @@ build() { docker build --quiet "$@" . >/dev/null; }
 own_glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2)
 if [[ -n $own_glibc && $(printf '%s\n' "$own_glibc" "$image_glibc" | sort -V | head -1) == "$own_glibc" ]]; then
   LIBTORCH=$(scripts/libtorch.sh cpu) \
-    cargo build --locked --release -p psjobs -p psjobs-workloads -p psjobs-operator
+    cargo build --locked --release -p psjobs -p psjobs-bench -p psjobs-workloads -p psjobs-operator
   scripts/worker-folder.sh "$target/release/psjobs-worker" "$target/image/worker" "$variant"
   mkdir -p "$target/image/operator/bin"
   cp "$target/release/psjobs-operator" "$target/image/operator/bin/"

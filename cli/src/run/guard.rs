@@ -10,8 +10,13 @@ use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// The hidden command that `psjobs` starts itself with.
-pub const COMMAND: &str = "guard-process-groups";
+/// The argument with which a program starts itself as the guard.
+const COMMAND: &str = "guard-process-groups";
+
+/// Returns whether this process was started as the guard.
+pub fn is_guard() -> bool {
+    std::env::args_os().nth(1).is_some_and(|argument| argument == COMMAND)
+}
 
 /// The guard as `psjobs` sees it. Dropping it ends the guard.
 #[derive(Debug)]

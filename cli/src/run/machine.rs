@@ -43,10 +43,15 @@ pub fn find_worker(named: Option<&Path>) -> Result<Option<PathBuf>, BadInput> {
         let missing = || BadInput::new(format!("--worker {}: there is no such file", named.display()));
         return fs::canonicalize(named).map(Some).map_err(|_| missing());
     }
-    let beside = env::current_exe().ok().and_then(|program| Some(program.parent()?.to_owned()));
+    Ok(find(WORKER))
+}
+
+/// Returns the path of `program`: beside this program, or on PATH.
+pub fn find(program: &str) -> Option<PathBuf> {
+    let beside = env::current_exe().ok().and_then(|here| Some(here.parent()?.to_owned()));
     let path = env::var_os("PATH").unwrap_or_default();
     let folders = beside.into_iter().chain(env::split_paths(&path));
-    Ok(folders.map(|folder| folder.join(WORKER)).find(|program| program.is_file()))
+    folders.map(|folder| folder.join(program)).find(|program| program.is_file())
 }
 
 /// Those that the user makes visible, else all that the driver shows.

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::together::{self, Workload};
-use super::{Case, job};
-use crate::run::machine;
+use crate::job;
+use crate::report::Case;
+use psjobs::run::machine;
 
 /// Steps/s of a trainer on a GPU with its server on the CPU, over the same loop alone; nothing without a GPU
 #[derive(Debug, Args)]

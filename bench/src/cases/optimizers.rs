@@ -9,7 +9,7 @@ use psjobs_api::training::{self, OptimizerKind};
 use psjobs_ps::layout::BLOCK_ELEMENTS;
 use psjobs_ps::optimizer::Optimizer;
 
-use super::{Case, say};
+use crate::report::{Case, say};
 
 /// Bytes/s that updates touch, over those of a loop that only scales an array
 #[derive(Debug, Args)]

@@ -18,10 +18,10 @@ use clap::{Args, ValueEnum as _};
 use psjobs_api::crd::ParameterServerJob;
 use serde::Serialize;
 
-use crate::bench::job::worker;
-use crate::run::{self, Options, Progress, Wish};
+use crate::job::worker;
 use grid::{Experiment, Extent, Section};
 use link::{Carried, Link};
+use psjobs::run::{self, Options, Progress, Wish};
 use record::Record;
 
 /// Compare ways to train on MNIST, as a page with plots

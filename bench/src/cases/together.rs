@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{Case, job};
+use crate::job;
+use crate::report::Case;
 
 /// How long, and with what.
 #[derive(Debug, Args)]

@@ -11,8 +11,8 @@ use psjobs_api::{DEFAULT_PORT, Environment, ReplicaResult, Role, Training};
 use serde::Serialize;
 use tempfile::TempDir;
 
-use crate::BadInput;
-use crate::bench::processes::Process;
+use crate::processes::Process;
+use psjobs::BadInput;
 
 /// A link; it and its namespaces go when it is dropped.
 #[derive(Debug)]

@@ -10,9 +10,10 @@ use psjobs_api::crd::ParameterServerJob;
 use psjobs_api::env::PSJOB_RESULT_FILE;
 use serde_json::{Value, json};
 
-use super::say;
-use crate::BadInput;
-use crate::run::{self, Options, Progress, State, Summary, Wish, machine};
+use psjobs::BadInput;
+use psjobs::run::{self, Options, Progress, State, Summary, Wish, machine};
+
+use crate::report::say;
 
 const THREADS: &str = "OMP_NUM_THREADS";
 

@@ -1,11 +1,9 @@
-//! `psjobs bench`: measures, each case against a limit taken in the same run. One file for each
-//! benchmark. Machines are noisy, so a case and its limit take turns and the medians count.
+//! The benchmarks, one file each. Each case is measured against a limit taken in the same run. Machines are noisy, so
+//! a case and its limit alternate and the medians count.
 
 mod gpu;
 mod hybrid;
-pub mod job;
 mod optimizers;
-pub mod processes;
 mod recovery;
 mod remote;
 mod rl;
@@ -15,14 +13,14 @@ mod trainers;
 mod waiting;
 mod wire;
 
-use std::fmt;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use serde::Serialize;
 
 use self::together::TogetherArgs;
+use crate::processes;
+use crate::report::Case;
 
 /// Measure speed against a limit of this machine
 ///
@@ -61,51 +59,6 @@ enum Bench {
     Server,
 }
 
-/// One line of the report.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct Case {
-    bench: &'static str,
-    case: &'static str,
-    unit: &'static str,
-    value: f64,
-    limit: f64,
-    ratio: f64,
-    min: f64,
-    max: f64,
-    runs: usize,
-}
-
-impl Case {
-    /// `values` and `limits`: one of each a run, at least one.
-    fn new(bench: &'static str, case: &'static str, unit: &'static str, values: &[f64], limits: &[f64]) -> Self {
-        let (value, limit) = (median(values), median(limits));
-        let min = values.iter().copied().fold(f64::INFINITY, f64::min);
-        let max = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        Self { bench, case, unit, value, limit, ratio: value / limit, min, max, runs: values.len() }
-    }
-}
-
-impl fmt::Display for Case {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { case, unit, value, limit, ratio, min, max, .. } = self;
-        write!(f, "{case:<24}{unit:<12}{value:>10.2}{limit:>10.2}{ratio:>8.3}{min:>10.2}{max:>10.2}")
-    }
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 }
-}
-
-/// Says what is being measured, to whoever watches.
-fn say(text: &str) {
-    if std::io::stderr().is_terminal() {
-        eprintln!("{text}");
-    }
-}
-
 impl BenchArgs {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let cases = match self.bench {
@@ -141,17 +94,5 @@ impl BenchArgs {
         // A reader that has gone away wants no report.
         writeln!(std::io::stdout(), "{text}").ok();
         Ok(ExitCode::SUCCESS)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_case_holds_medians_and_the_extremes_of_its_values() {
-        let case = Case::new("b", "c", "steps/s", &[4.0, 1.0, 2.0], &[10.0, 2.0, 4.0, 6.0]);
-        assert_eq!((case.value, case.limit, case.ratio), (2.0, 5.0, 0.4));
-        assert_eq!((case.min, case.max, case.runs), (1.0, 4.0, 3));
     }
 }

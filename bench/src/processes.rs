@@ -47,7 +47,7 @@ impl Job {
         let program: PathBuf = std::env::current_exe().context("cannot find this program")?;
         let place = Environment { index, ..self.environment.clone() };
         let mut command = Command::new(program);
-        command.args(["bench", "server"]).envs(place.to_vars());
+        command.arg("server").envs(place.to_vars());
         Process::start(command.stdin(Stdio::null()).stdout(Stdio::null()))
     }
 

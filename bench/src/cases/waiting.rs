@@ -9,8 +9,9 @@ use clap::Args;
 use psjobs_api::crd::ParameterServerJob;
 use serde_json::{Value, json};
 
-use super::{Case, job, say};
-use crate::run::Summary;
+use crate::job;
+use crate::report::{Case, say};
+use psjobs::run::Summary;
 
 /// Share of the trainers' time spent waiting, in %
 ///

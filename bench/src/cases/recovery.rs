@@ -14,8 +14,8 @@ use psjobs_ps::proto::StatusRequest;
 use psjobs_ps::proto::coordination_client::CoordinationClient;
 use tokio::runtime::Runtime;
 
-use super::processes::{Job, Process};
-use super::{Case, median, say};
+use crate::processes::{Job, Process};
+use crate::report::{Case, median, say};
 
 /// Seconds until training goes on after kill -9 of a server
 #[derive(Debug, Args)]

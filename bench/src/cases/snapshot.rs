@@ -13,8 +13,8 @@ use psjobs_api::training::{Consistency, ConsistencyMode, Optimizer};
 use psjobs_ps::checkpoint::Catalog;
 use psjobs_ps::client::Session;
 
-use super::processes::Job;
-use super::{Case, say};
+use crate::processes::Job;
+use crate::report::{Case, say};
 
 /// Milliseconds that a checkpoint keeps training waiting, for 100 MB of parameters
 ///

@@ -16,8 +16,8 @@ use psjobs_ps::network::Network;
 use psjobs_ps::server::{self, ServerConfig};
 use tokio::runtime::Runtime;
 
-use super::{Case, say};
-use crate::certificates;
+use crate::report::{Case, say};
+use psjobs::certificates;
 
 /// Steps/s of a model without its computing, over raw TCP in turn
 #[derive(Debug, Args)]

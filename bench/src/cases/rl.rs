@@ -12,7 +12,8 @@ use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
 
-use super::{Case, job, say};
+use crate::job;
+use crate::report::{Case, say};
 
 /// Calls/s between an agent and one observer, over a TCP ping-pong of as many bytes
 #[derive(Debug, Args)]

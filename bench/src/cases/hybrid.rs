@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::json;
 
-use super::{Case, job};
+use crate::job;
+use crate::report::Case;
 
 /// Steps/s of two trainers with sparse tables and all-reduce, over twice one local loop's
 #[derive(Debug, Args)]

@@ -4,7 +4,7 @@ use clap::ValueEnum;
 use psjobs_api::crd::ParameterServerJob;
 use serde_json::{Value, json};
 
-use crate::bench::job;
+use crate::job;
 
 /// What to compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

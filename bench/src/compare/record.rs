@@ -4,7 +4,7 @@ use psjobs_ps::proto::StatusReply;
 use serde::Serialize;
 
 use super::grid::Run;
-use crate::run::{State, Summary};
+use psjobs::run::{State, Summary};
 
 /// What a run gave.
 #[derive(Clone, Debug, Serialize)]

@@ -7,7 +7,8 @@ use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
 
-use super::{Case, job, say};
+use crate::job;
+use crate::report::{Case, say};
 
 /// Steps/s of trainers whose network lives on a server, over as many local loops'
 #[derive(Debug, Args)]

@@ -17,8 +17,8 @@ use tokio::sync::Barrier;
 use tokio::task::{JoinSet, LocalSet};
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::processes::Job;
-use super::{Case, say};
+use crate::processes::Job;
+use crate::report::{Case, say};
 
 /// Steps/s of 64 trainers on one server over those of 8, and the server's memory
 ///
