@@ -15,6 +15,7 @@ pub mod layout;
 pub mod network;
 pub mod optimizer;
 pub mod proto;
+pub mod retry;
 pub mod schedule;
 pub mod server;
 pub mod shm;

@@ -13,6 +13,7 @@ use super::connecting::{connect_lazily, is_refused, join, reason};
 use super::{ClientError, SessionConfig, is_retryable};
 use crate::proto;
 use crate::proto::coordination_client::CoordinationClient;
+use crate::retry::{Retries, Schedule};
 
 /// How often a trainer says that it lives.
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -139,10 +140,10 @@ impl Goodbye<'_> {
         let config = self.config;
         // A server that does not hear that the work is done waits for this trainer: one that is away for a moment is
         // told when it is back.
-        let patient = self.request.finished && config.replication_factor == 1;
-        let patience = if patient { config.connect_timeout } else { LEAVE };
+        let waits = self.request.finished && config.replication_factor == 1;
+        let limit = if waits { config.connect_timeout } else { LEAVE };
         let answer = if !self.request.finished && config.interrupted() { STOP } else { LEAVE };
-        let begun = Instant::now();
+        let (begun, mut retries) = (Instant::now(), Retries::new(Schedule::every(PAUSE).within(limit)));
         loop {
             let (reason, again, reached) = match tokio::time::timeout(answer, self.attempt()).await {
                 Ok(Ok(())) => return None,
@@ -152,10 +153,9 @@ impl Goodbye<'_> {
             self.may_know |= reached;
             // One that has heard of the last trainer's end ends too, whether its answer arrives or not.
             let has_ended = self.request.finished && self.may_know && !reached;
-            if !again || config.interrupted() || begun.elapsed() + PAUSE >= patience {
+            if !again || config.interrupted() || !retries.pause().await {
                 return (!has_ended).then(|| (reason, begun.elapsed().as_secs()));
             }
-            tokio::time::sleep(PAUSE).await;
         }
     }
 

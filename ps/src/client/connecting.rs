@@ -1,8 +1,7 @@
-//! Reaching a server: connecting, joining, and trying again until somebody answers.
+//! Reaches a server: connects, joins, and repeats both until it answers.
 
 use std::time::Duration;
 
-use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
@@ -10,85 +9,72 @@ use super::{ClientError, SessionConfig, is_retryable};
 use crate::network::Network;
 use crate::proto;
 use crate::proto::coordination_client::CoordinationClient;
+use crate::retry::{self, Schedule, Stopped, retry};
 use crate::wire::MAX_FRAME;
 
-/// Pause before the second try; it doubles up to [`LONGEST_PAUSE`].
+/// Pause before the second attempt; it doubles up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// A single try takes no longer.
+/// Timeout of one attempt.
 const TRY: Duration = Duration::from_secs(10);
-/// After this long without an answer the log says who is waited for.
+/// Time without an answer after which the log names the server.
 const QUIET: Duration = Duration::from_secs(3);
 const WINDOW: u32 = 4 * 1024 * 1024;
 /// How soon an interrupt is seen by a trainer that waits.
 const INTERRUPTIBLE: Duration = Duration::from_millis(100);
 
-/// Tries until `config.connect_timeout`, unless a server says what it would say again.
+/// Repeats `attempt` until `config.connect_timeout`, unless the server gives an answer that it would give again.
 pub(super) async fn persist<T, A: Future<Output = Result<T, Failure>>>(
     config: &SessionConfig,
     server: u32,
     attempt: impl Fn() -> A,
 ) -> Result<T, ClientError> {
     let address = &config.servers[server as usize];
-    let start = Instant::now();
-    let (mut pauses, mut told) = (Pauses::new(config.trainer, server), false);
-    loop {
-        let tried = tokio::select! {
-            biased;
-            tried = tokio::time::timeout(TRY, attempt()) => tried,
-            // A server that is gone with its address lets a try take all its time.
-            () = until(|| config.interrupted()) => return Err(ClientError::Interrupted),
-        };
-        let status = match tried {
-            Ok(Ok(done)) => return Ok(done),
-            Ok(Err(Failure::Final(error))) => return Err(error),
-            Ok(Err(Failure::Status(status))) if !is_retryable(&status) => {
-                return Err(ClientError::refused(address, &status));
+    let attempt = || {
+        // A server that is gone with its address lets an attempt take all its time.
+        let tried = tokio::time::timeout(TRY, attempt());
+        async move {
+            match tried.await {
+                Ok(Ok(done)) => Ok(done),
+                Ok(Err(Failure::Final(error))) => Err(retry::Failure::Permanent(error)),
+                Ok(Err(Failure::Status(status))) if !is_retryable(&status) => {
+                    Err(retry::Failure::Permanent(ClientError::refused(address, &status)))
+                }
+                Ok(Err(Failure::Status(status))) => Err(retry::Failure::Transient(reason(&status))),
+                Err(_) => Err(retry::Failure::Transient("no answer".to_owned())),
             }
-            Ok(Err(Failure::Status(status))) => reason(&status),
-            Err(_) => "no answer".to_owned(),
-        };
-        if start.elapsed() + pauses.next >= config.connect_timeout {
-            let seconds = config.connect_timeout.as_secs();
-            return Err(ClientError::Unreachable { address: address.clone(), seconds, reason: status });
         }
-        if !told && start.elapsed() >= QUIET {
-            tracing::info!(%address, reason = %status, "waiting for server {server}");
-            told = true;
+    };
+    let mut logged = false;
+    let log = |reason: &String, elapsed| {
+        if !logged && elapsed >= QUIET {
+            tracing::info!(%address, %reason, "waiting for server {server}");
+            logged = true;
         }
-        pauses.pause().await;
+    };
+    let schedule = schedule(config, server).within(config.connect_timeout);
+    retry(schedule, until(|| config.interrupted()), attempt, log).await.map_err(|why| stopped(config, server, why))
+}
+
+/// Returns the pauses between attempts to reach `server`. They differ by trainer, so that the trainers that lost a server
+/// together do not return together.
+pub(super) fn schedule(config: &SessionConfig, server: u32) -> Schedule {
+    Schedule::growing(FIRST_PAUSE, LONGEST_PAUSE).spread_by(retry::key(config.trainer, server))
+}
+
+/// Returns the error of a trainer that has given up on `server`.
+pub(super) fn stopped(config: &SessionConfig, server: u32, why: Stopped<ClientError, String>) -> ClientError {
+    match why {
+        Stopped::Permanent(error) => error,
+        Stopped::TimedOut(reason) => unreachable(config, server, &reason),
+        Stopped::Cancelled => ClientError::Interrupted,
     }
 }
 
-/// Pauses between tries, which grow.
-pub(super) struct Pauses {
-    trainer: u32,
-    server: u32,
-    tries: u32,
-    /// The longest that the next one takes.
-    pub next: Duration,
-}
-
-impl Pauses {
-    pub fn new(trainer: u32, server: u32) -> Self {
-        Self { trainer, server, tries: 0, next: FIRST_PAUSE }
-    }
-
-    pub async fn pause(&mut self) {
-        tokio::time::sleep(self.next.mul_f64(spread(self.trainer, self.server, self.tries))).await;
-        self.tries += 1;
-        self.next = (self.next * 2).min(LONGEST_PAUSE);
-    }
-}
-
-/// The share of a pause that is waited, from a half to all of it: another one for each trainer and try, so that
-/// those who lost a server together do not come back together.
-fn spread(trainer: u32, server: u32, tries: u32) -> f64 {
-    let mixed = [server, tries].into_iter().fold(trainer, |mixed, more| {
-        let mixed = (mixed ^ more.rotate_left(16)).wrapping_add(1).wrapping_mul(0x9e37_79b1);
-        mixed ^ (mixed >> 15)
-    });
-    0.5 + f64::from(mixed) / f64::from(u32::MAX) / 2.0
+/// Returns the error for a server that did not answer for as long as a server may be away.
+pub(super) fn unreachable(config: &SessionConfig, server: u32, reason: &str) -> ClientError {
+    let (address, seconds) = (config.servers[server as usize].clone(), config.connect_timeout.as_secs());
+    ClientError::Unreachable { address, seconds, reason: reason.to_owned() }
 }
 
 /// Connects to a server and joins, for the blocks of server `shard` if it is named.

@@ -1,8 +1,10 @@
 //! Sets up connections: dials peers (again when a connection breaks), and serves the gRPC service that they dial.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use psjobs_ps::retry::{Failure, Schedule, Stopped, retry};
 use tokio::net::TcpListener;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
@@ -103,7 +105,23 @@ impl From<Status> for DialError {
     }
 }
 
+impl From<DialError> for Failure<String, String> {
+    fn from(error: DialError) -> Self {
+        match error {
+            DialError::Refused(reason) => Self::Permanent(reason),
+            DialError::Failed(reason) => Self::Transient(reason),
+        }
+    }
+}
+
 impl Dial {
+    /// Returns the key by which the pauses of two processes that lost the same peer differ.
+    fn key(&self) -> u32 {
+        let mut hasher = DefaultHasher::new();
+        (&*self.process.connections().name, &*self.name).hash(&mut hasher);
+        hasher.finish() as u32
+    }
+
     fn unreachable(&self, reason: &str) -> RemoteError {
         let (peer, call) = (self.name.to_string(), format!("connection to {}", self.address));
         RemoteError::Unreachable { peer, call, reason: reason.to_owned() }
@@ -122,26 +140,22 @@ impl Dial {
 
 async fn keep_connected(dial: Arc<Dial>) {
     let stopping = &dial.process.connections().stopping;
-    let mut pause = RETRY_FIRST;
-    while let Some(dialled) = stopping.run_until_cancelled(dial_once(&dial)).await {
-        match dialled {
+    let schedule = Schedule::growing(RETRY_FIRST, RETRY_LAST).spread_by(dial.key());
+    loop {
+        let attempt = || {
+            let dialled = dial_once(&dial);
+            async move { dialled.await.map_err(Failure::from) }
+        };
+        let failed = |reason: &String, _| lock(&dial.last_error).clone_from(reason);
+        match retry(schedule, stopping.cancelled(), attempt, failed).await {
             Ok((link, frames)) => {
                 dial.report_first(Ok(()));
-                pause = RETRY_FIRST;
                 if read(&dial.process, &link, frames).await {
                     return;
                 }
             }
-            Err(DialError::Refused(reason)) => {
-                dial.report_first(Err(dial.unreachable(&reason)));
-                return;
-            }
-            Err(DialError::Failed(reason)) => {
-                *lock(&dial.last_error) = reason;
-                let pause_now = pause.mul_f64(rand::random_range(0.5..1.0));
-                let _ = stopping.run_until_cancelled(tokio::time::sleep(pause_now)).await;
-                pause = (pause * 2).min(RETRY_LAST);
-            }
+            Err(Stopped::Permanent(reason)) => return dial.report_first(Err(dial.unreachable(&reason))),
+            Err(Stopped::TimedOut(_) | Stopped::Cancelled) => return,
         }
     }
 }

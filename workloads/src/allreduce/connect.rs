@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use psjobs_ps::retry::{Attempts, Schedule};
 use socket2::SockRef;
 
 use super::RingError;
@@ -109,6 +110,7 @@ fn reach(
 ) -> Result<Stream, RingError> {
     let next = identity.place.next();
     let mut reason = "it has not said where it listens".to_owned();
+    let (begun, mut attempts) = (Instant::now(), Attempts::new(Schedule::every(PAUSE).within(wait.patience)));
     loop {
         let left = wait.left(next, &reason)?;
         let tried = next_address(left.min(TRY)).and_then(|address| {
@@ -118,7 +120,8 @@ fn reach(
             Ok(stream) => return Ok(stream),
             Err(why) => reason = why,
         }
-        thread::sleep(PAUSE.min(left));
+        let Some(pause) = attempts.failed(begun.elapsed()) else { return Err(wait.absent(next, &reason)) };
+        thread::sleep(pause);
     }
 }
 

@@ -7,7 +7,9 @@ use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use super::{AsyncSession, ClientError, Event, Settled};
+use crate::client::connecting::unreachable;
 use crate::proto::{self, exchange_request::Message};
+use crate::retry::{Retries, Schedule};
 use crate::wire::frame;
 
 /// How long server 0 may take to answer a question, which it holds back for a second.
@@ -80,38 +82,41 @@ impl AsyncSession {
     }
 
     async fn ask_for_batches(&mut self) -> Result<Option<u64>, ClientError> {
-        let mut heard = Instant::now();
+        loop {
+            let reply = self.ask_until_answered().await?;
+            if reply.count > 0 {
+                self.hand.take(reply.first, reply.count.into());
+                return Ok(self.hand.queue.pop_front());
+            }
+            if reply.wait {
+                continue;
+            }
+            if self.hand.done < self.hand.dealt {
+                return Ok(None);
+            }
+            match self.conclude().await? {
+                Settled::Done => return Ok(None),
+                Settled::Rewound => self.enter_anew().await?,
+            }
+        }
+    }
+
+    /// Asks server 0 for batches; if it does not answer, opens its stream again and repeats.
+    async fn ask_until_answered(&mut self) -> Result<proto::AssignBatchesReply, ClientError> {
+        let mut retries = Retries::new(Schedule::every(PAUSE).within(self.config.connect_timeout));
         loop {
             if self.config.interrupted() {
                 return Err(ClientError::Interrupted);
             }
             let status = match self.ask().await {
-                Ok(reply) if reply.count > 0 => {
-                    self.hand.take(reply.first, reply.count.into());
-                    return Ok(self.hand.queue.pop_front());
-                }
-                Ok(reply) if reply.wait => {
-                    heard = Instant::now();
-                    continue;
-                }
-                Ok(_) if self.hand.done < self.hand.dealt => return Ok(None),
-                Ok(_) => match self.conclude().await? {
-                    Settled::Done => return Ok(None),
-                    Settled::Rewound => {
-                        self.enter_anew().await?;
-                        continue;
-                    }
-                },
+                Ok(reply) => return Ok(reply),
                 Err(status) => status,
             };
-            if heard.elapsed() >= self.config.connect_timeout {
-                let (address, seconds) = (self.config.servers[0].clone(), self.config.connect_timeout.as_secs());
-                return Err(ClientError::Unreachable { address, seconds, reason: status.message().to_owned() });
-            }
             if let Settled::Rewound = self.reopen(0, 0, &status).await? {
                 self.enter_anew().await?;
-            } else {
-                tokio::time::sleep(PAUSE).await;
+            }
+            if !retries.pause().await {
+                return Err(unreachable(&self.config, 0, status.message()));
             }
         }
     }

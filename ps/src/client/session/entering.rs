@@ -3,8 +3,10 @@
 use tonic::Status;
 
 use super::{AsyncSession, Settled};
+use crate::client::connecting::schedule;
 use crate::client::link::{Link, Opening};
 use crate::client::{ClientError, is_retryable};
+use crate::retry::Retries;
 
 impl AsyncSession {
     /// Joins all servers, which must agree on what they hold, and pulls it.
@@ -95,15 +97,16 @@ impl AsyncSession {
 
     async fn pull(&mut self) -> Result<Settled, ClientError> {
         for server in 0..self.links.len() as u32 {
+            let mut retries = Retries::new(schedule(&self.config, server));
             let blocks = loop {
-                match self.links[server as usize].pull(&self.config, server, &self.buffers).await {
+                let status = match self.links[server as usize].pull(&self.config, server, &self.buffers).await {
                     Ok(blocks) => break blocks,
-                    Err(status) => {
-                        if let Settled::Rewound = self.reopen(server, 0, &status).await? {
-                            return Ok(Settled::Rewound);
-                        }
-                    }
+                    Err(status) => status,
+                };
+                if let Settled::Rewound = self.reopen(server, 0, &status).await? {
+                    return Ok(Settled::Rewound);
                 }
+                retries.pause().await;
             };
             for block in blocks {
                 if let Some(owed) = self.owed.get_mut(block.block as usize) {

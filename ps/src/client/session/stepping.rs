@@ -1,4 +1,6 @@
-//! What goes up and comes down in a step.
+//! Exchanges the blocks of one step: sends gradients, takes answers.
+
+use std::time::Duration;
 
 use tokio::time::Instant;
 use tonic::Status;
@@ -7,9 +9,11 @@ use super::elastic::is_late;
 use super::{AsyncSession, INTERRUPTIBLE, LAST_STEP, Settled};
 use crate::client::ClientError;
 use crate::client::coder::Coder;
+use crate::client::connecting::unreachable;
 use crate::client::lane::Event;
 use crate::codec::Codec;
 use crate::proto;
+use crate::retry::{Retries, Schedule};
 
 impl AsyncSession {
     /// Sends what the window of `server` lets through. All trainers send their blocks in one order, whatever the number
@@ -57,11 +61,13 @@ impl AsyncSession {
         Ok(Settled::Done)
     }
 
-    /// Sees to it that the last step outlives every server: this trainer will not be there to give it again.
+    /// Waits until the last step outlives every server: this trainer will not be there to send it again.
     pub(super) async fn conclude(&mut self) -> Result<Settled, ClientError> {
-        let (begun, patience) = (Instant::now(), self.config.connect_timeout);
+        let (begun, limit) = (Instant::now(), self.config.connect_timeout);
+        // Without a pause: opening the stream again pauses.
+        let mut retries = Retries::new(Schedule::every(Duration::ZERO).within(limit));
         loop {
-            let left = patience.saturating_sub(begun.elapsed());
+            let left = limit.saturating_sub(begun.elapsed());
             let status = match tokio::time::timeout(left, self.links[0].conclude(&self.config)).await {
                 Ok(Ok(())) => break,
                 Ok(Err(status)) => status,
@@ -70,9 +76,8 @@ impl AsyncSession {
             if self.config.interrupted() {
                 return Err(ClientError::Interrupted);
             }
-            if begun.elapsed() >= patience {
-                let (address, reason) = (self.config.servers[0].clone(), status.message().to_owned());
-                return Err(ClientError::Unreachable { address, seconds: patience.as_secs(), reason });
+            if !retries.pause().await {
+                return Err(unreachable(&self.config, 0, status.message()));
             }
             if let Settled::Rewound = self.reopen(0, 0, &status).await? {
                 return Ok(Settled::Rewound);

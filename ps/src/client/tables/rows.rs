@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures::future::try_join_all;
-use tokio::time::Instant;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use super::{RowGradients, Shared};
-use crate::client::connecting::{Pauses, until};
+use crate::client::connecting::{schedule, stopped, until};
 use crate::client::{ClientError, SessionConfig, is_retryable};
 use crate::proto::sparse_tables_client::SparseTablesClient;
 use crate::proto::{self, PullRowsRequest, PushRowsRequest};
+use crate::retry::{Failure, retry};
 use crate::sparse::{MAX_MESSAGE, key};
 
 impl Shared {
@@ -113,44 +113,33 @@ impl Shared {
         Ok(())
     }
 
-    /// Calls a server until it answers, for as long as a server may be away. There is no deadline for the
-    /// answer itself: it may have to wait for other trainers. That a server is gone shows by its
-    /// connection.
+    /// Repeats a call until the server answers, for as long as a server may be away. The answer itself has no deadline,
+    /// because it may have to wait for other trainers; a server that is gone is found by its connection.
     pub async fn insist<T, F: Future<Output = Result<Response<T>, Status>>>(
         &self,
         server: usize,
         call: impl Fn(SparseTablesClient<Channel>) -> F,
     ) -> Result<T, ClientError> {
-        let answer = async {
-            let (mut away, mut pauses) = (None::<Instant>, Pauses::new(self.config.trainer, server as u32));
-            loop {
-                let status = match call(self.clients[server].clone()).await {
-                    Ok(reply) => return Ok(reply.into_inner()),
+        let address = &self.config.servers[server];
+        let attempt = || {
+            let answer = call(self.clients[server].clone());
+            async move {
+                match answer.await {
+                    Ok(reply) => Ok(reply.into_inner()),
                     Err(status) if status.code() == Code::Aborted => {
-                        return Err(ClientError::TablesLost { address: self.config.servers[server].clone() });
+                        Err(Failure::Permanent(ClientError::TablesLost { address: address.clone() }))
                     }
                     Err(status) if !is_retryable(&status) => {
-                        return Err(ClientError::refused(&self.config.servers[server], &status));
+                        Err(Failure::Permanent(ClientError::refused(address, &status)))
                     }
-                    Err(status) => status,
-                };
-                let since = *away.get_or_insert_with(Instant::now);
-                if since.elapsed() + pauses.next >= self.config.connect_timeout {
-                    return Err(ClientError::Unreachable {
-                        address: self.config.servers[server].clone(),
-                        seconds: self.config.connect_timeout.as_secs(),
-                        reason: status.message().to_owned(),
-                    });
+                    Err(status) => Err(Failure::Transient(status.message().to_owned())),
                 }
-                tracing::debug!(server, reason = status.message(), "asking again");
-                pauses.pause().await;
             }
         };
-        tokio::select! {
-            biased;
-            answer = answer => answer,
-            () = until(|| self.config.interrupted()) => Err(ClientError::Interrupted),
-        }
+        let log = |reason: &String, _| tracing::debug!(server, reason, "asking again");
+        let schedule = schedule(&self.config, server as u32).failing_for(self.config.connect_timeout);
+        let answer = retry(schedule, until(|| self.config.interrupted()), attempt, log).await;
+        answer.map_err(|why| stopped(&self.config, server as u32, why))
     }
 
     pub fn refused(&self, server: usize, reason: impl Into<String>) -> ClientError {

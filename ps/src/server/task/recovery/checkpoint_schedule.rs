@@ -13,6 +13,7 @@ use super::client::client;
 use crate::checkpoint::format::{FORMAT, PartEntry};
 use crate::checkpoint::{Catalog, Checkpoint, Manifest, export, on_disk, write};
 use crate::proto;
+use crate::retry::{Retries, Schedule};
 use crate::server::config::CheckpointConfig;
 use crate::server::state::ServerState;
 use crate::server::state::recovery::LastCheckpoint;
@@ -55,16 +56,15 @@ impl<'a> CheckpointSchedule<'a> {
 
     /// Writes the last checkpoint, if there is anything to keep. Waits for servers that do not answer.
     pub(super) async fn keep_last(&mut self) {
-        let deadline = Instant::now() + LAST_TRIES;
+        let mut retries = Retries::new(Schedule::every(PAUSE).within(LAST_TRIES));
         while let Err(status) = self.keep(When::Now).await {
             if status.code() == Code::FailedPrecondition {
                 return;
             }
-            if Instant::now() >= deadline {
+            if !retries.pause().await {
                 tracing::error!(reason = status.message(), "the last checkpoint could not be written");
                 return self.settle_for_newest().await;
             }
-            tokio::time::sleep(PAUSE).await;
         }
     }
 

@@ -2,12 +2,14 @@
 //! the last checkpoint and the model when training has ended.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 use futures::future::try_join_all;
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, ConnectError, Status};
 
@@ -16,6 +18,7 @@ use super::client::client;
 use crate::checkpoint::{Catalog, Checkpoint, on_disk};
 use crate::network::Network;
 use crate::proto;
+use crate::retry::{Failure, Schedule, retry};
 use crate::server::config::CheckpointConfig;
 use crate::server::error::ServerError;
 use crate::server::state::ServerState;
@@ -257,17 +260,22 @@ fn is_final(status: &Status) -> bool {
 
 /// Repeats `attempt` until it succeeds.
 pub(super) async fn retry_until_ok<T, F: Future<Output = Result<T, Status>>>(who: &str, attempt: impl Fn() -> F) -> T {
-    let mut told = Instant::now();
+    let mut logged = Duration::ZERO;
     loop {
-        match attempt().await {
-            Ok(answer) => return answer,
-            Err(status) if told.elapsed() >= QUIET => {
+        let attempt = || {
+            let tried = attempt();
+            async move { tried.await.map_err(Failure::<Infallible, Status>::Transient) }
+        };
+        let log = |status: &Status, elapsed| {
+            if elapsed >= logged + QUIET {
                 tracing::info!(reason = status.message(), "waiting for {who}");
-                told = Instant::now();
+                logged = elapsed;
             }
-            Err(_) => {}
+        };
+        // Without a limit it ends only by success.
+        if let Ok(answer) = retry(Schedule::every(PAUSE), pending(), attempt, log).await {
+            return answer;
         }
-        tokio::time::sleep(PAUSE).await;
     }
 }
 
