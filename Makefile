@@ -56,8 +56,9 @@ chart: ## check the Helm chart, where helm is installed
 	if command -v helm >/dev/null; then charts/psjobs/tests/check.sh; else echo "chart: not checked, helm is not installed"; fi
 
 .PHONY: lint
-lint: ## check format, lints, documents, commits and, where cargo-deny and cargo-machete are installed, dependencies
+lint: ## check format, lints, documents, circles of files, commits and, where cargo-deny and cargo-machete are installed, dependencies
 	scripts/check-docs.py
+	scripts/check-circles.py
 	scripts/check-commits.sh
 	$(CARGO) fmt --all --check
 	for crate in fuzz examples/custom; do $(CARGO) fmt --check --manifest-path $$crate/Cargo.toml || exit; done

@@ -6,6 +6,7 @@ mod deadlines;
 mod elastic;
 mod failure;
 mod recreate;
+mod state;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,10 +17,9 @@ use psjobs_policy::deadlines::EARLY_SERVER_END;
 use psjobs_policy::elastic::is_spare;
 
 pub use super::exit::Exit;
-use deadlines::Report;
 pub use failure::ERROR;
-use failure::Trouble;
-use recreate::Recreation;
+pub use state::Failure;
+use state::{Member, Recreation, Report, State, Trouble};
 
 /// What of a job's spec matters after its processes have started.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,15 +29,6 @@ pub struct Rules {
     pub server_drain: Duration,
     /// Servers are ready when they listen on their address, else as soon as they run.
     pub servers_are_probed: bool,
-}
-
-/// A process that ended badly.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Failure {
-    pub replica: Replica,
-    pub exit: Exit,
-    /// The last lines that it wrote.
-    pub tail: Vec<String>,
 }
 
 /// How the job ended.
@@ -83,38 +74,6 @@ pub struct Lifecycle {
     report: Option<Report>,
     trouble: Option<Trouble>,
     over: bool,
-}
-
-#[derive(Debug, Default)]
-struct Member {
-    incarnation: u32,
-    failures_in_a_row: u32,
-    state: State,
-    /// When the newest process started.
-    started: Duration,
-    /// It has had a process since the job, or all of it, last started.
-    was_started: bool,
-    /// A server that trainers can reach.
-    is_ready: bool,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-enum State {
-    /// Not started yet.
-    #[default]
-    Waiting,
-    Running,
-    /// To be started again at this time.
-    StartsAt(Duration),
-    /// A server that ended before the trainers; failed at this time unless they end too.
-    FailsAt(Duration),
-    /// Asked to end.
-    Stopping,
-    /// Ended, and starts again together with all others.
-    Stopped,
-    Done,
-    /// A trainer that the job goes on without.
-    Lost,
 }
 
 impl Lifecycle {
@@ -304,19 +263,6 @@ impl Lifecycle {
         self.over = true;
         let cause = self.trouble.take().map(|trouble| trouble.first);
         vec![Action::End(Outcome::Failed { reason, cause })]
-    }
-}
-
-impl State {
-    fn due(self) -> Option<Duration> {
-        match self {
-            Self::StartsAt(at) | Self::FailsAt(at) => Some(at),
-            _ => None,
-        }
-    }
-
-    fn is_over(self) -> bool {
-        matches!(self, Self::Done | Self::Lost)
     }
 }
 

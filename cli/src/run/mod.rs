@@ -27,13 +27,13 @@ use anyhow::Context as _;
 use clap::Args;
 use psjobs_api::ReplicaResult;
 use psjobs_api::crd::ParameterServerJob;
-use psjobs_ps::proto::StatusReply;
 
 use crate::{BadInput, validate};
 use lifecycle::Outcome;
 use plan::Plan;
 use signals::Signals;
 pub use summary::{State, Summary};
+pub use supervise::Observer;
 use supervise::{Ending, Supervisor, log_file};
 use view::View;
 pub use view::{Progress, Wish};
@@ -116,9 +116,6 @@ impl RunArgs {
         })
     }
 }
-
-/// Called with what server 0 says of the job, twice a second.
-pub type Observer<'a> = &'a mut dyn FnMut(&StatusReply);
 
 /// Runs a job to its end. The number is that of the signal that ended it.
 pub fn execute(

@@ -11,7 +11,6 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep_until, timeout_at};
 
-use super::Observer;
 use super::exit::Exit;
 use super::guard::Guard;
 use super::lifecycle::{Action, Lifecycle, Outcome};
@@ -21,6 +20,9 @@ use super::readiness;
 use super::signals::Signals;
 use super::status;
 use super::view::View;
+
+/// Called with what server 0 says of the job, twice a second.
+pub type Observer<'a> = &'a mut dyn FnMut(&StatusReply);
 
 /// How a run ended.
 #[derive(Debug)]

@@ -1,5 +1,6 @@
 //! One trainer's session with all servers of its job. It needs a runtime of tokio, and takes time from it alone.
 
+mod assigned_batches;
 mod elastic;
 mod entering;
 mod queue;
@@ -11,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use self::elastic::Hand;
+use self::assigned_batches::AssignedBatches;
 use self::queue::Queue;
 use super::attendance::{Attendance, Report};
 use super::coder::Coder;
@@ -53,8 +54,8 @@ pub struct AsyncSession {
     next_step: u64,
     /// The servers need this trainer no more.
     concluded: bool,
-    /// What it was dealt, in an elastic job.
-    hand: Hand,
+    /// In an elastic job.
+    assigned: AssignedBatches,
     waiting: Duration,
     /// When it was seen that this trainer is to stop.
     interrupted: Option<Instant>,
@@ -100,7 +101,7 @@ impl AsyncSession {
             queues: (0..servers).map(|_| Queue::default()).collect(),
             next_step: 0,
             concluded: false,
-            hand: Hand::default(),
+            assigned: AssignedBatches::default(),
             waiting: Duration::ZERO,
             interrupted: None,
             attendance: Attendance::default(),
@@ -162,7 +163,7 @@ impl AsyncSession {
         match settled {
             Settled::Done => {
                 self.next_step = step + 1;
-                self.hand.did_one();
+                self.assigned.did_one();
             }
             Settled::Rewound => self.enter_anew().await?,
         }
@@ -193,7 +194,7 @@ impl AsyncSession {
 
     /// What the next heartbeats say: examples read by this process so far, and metrics.
     pub fn report(&self, examples: u64, metrics: &BTreeMap<String, f64>) {
-        let (waiting, dealt) = (self.waiting, self.hand.told());
+        let (waiting, dealt) = (self.waiting, self.assigned.reported());
         self.attendance.report(Report { step: 0, examples, metrics: metrics.clone(), waiting, dealt });
     }
 
@@ -202,8 +203,8 @@ impl AsyncSession {
     /// # Errors
     /// If a server does not answer; the others have been told all the same.
     pub async fn leave(self, finished: bool, examples: u64, metrics: BTreeMap<String, f64>) -> Result<(), ClientError> {
-        let Self { config, attendance, waiting, concluded, initial, hand, .. } = self;
-        attendance.report(Report { step: 0, examples, metrics, waiting, dealt: hand.told() });
+        let Self { config, attendance, waiting, concluded, initial, assigned, .. } = self;
+        attendance.report(Report { step: 0, examples, metrics, waiting, dealt: assigned.reported() });
         match attendance.leave(&config, finished, concluded).await {
             Err(error) if finished && concluded && !initial.is_empty() => {
                 tracing::warn!(%error, "a server does not hear that this trainer leaves; it will see so in the checkpoint");

@@ -8,6 +8,7 @@ mod idle;
 pub mod key;
 mod local;
 mod owner;
+mod place;
 mod refill;
 mod rows;
 mod shard;
@@ -15,7 +16,8 @@ mod tables;
 
 pub use counts::{Counts, TableCounts};
 pub use local::Local;
-pub use tables::{Place, Pull, Push, Tables, TablesError};
+pub use place::Place;
+pub use tables::{Pull, Push, Tables, TablesError};
 
 pub(crate) use rows::Row;
 pub(crate) use shard::{Clock, ShardState};

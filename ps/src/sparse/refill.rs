@@ -2,9 +2,9 @@
 
 use super::key;
 use super::owner::Owned;
+use super::place::Place;
 use super::rows::Row;
 use super::shard::Clock;
-use super::tables::Place;
 
 /// The rows of one server's tables, while they are read from a checkpoint.
 pub(crate) struct Refill {

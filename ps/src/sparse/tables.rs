@@ -12,6 +12,7 @@ use tokio_util::task::TaskTracker;
 use super::counts::Counts;
 use super::gradients::Gradients;
 use super::owner::{self, Command};
+use super::place::Place;
 use super::refill::Refill;
 use super::shard::{Plan, Shard, ShardState};
 use super::{TableSpec, key};
@@ -20,21 +21,6 @@ use crate::training_rules::TrainingRules;
 
 /// Commands that wait for one task: a few of every trainer.
 const QUEUE: usize = 64;
-
-/// Where tables are, and for whom.
-#[derive(Clone, Copy, Debug)]
-pub struct Place {
-    /// This server among the job's.
-    pub server: u32,
-    /// Servers of the job.
-    pub servers: u32,
-    /// Trainers of the job.
-    pub trainers: u32,
-    /// The job's seed.
-    pub seed: u64,
-    /// Tasks that share this server's rows.
-    pub shards: usize,
-}
 
 /// Keys of one table whose rows are wanted.
 #[derive(Clone, Debug, PartialEq)]

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use psjobs_ps::batch::sharing::Work;
 
-use super::{Plan, UpdateError, Updater};
+use super::plan::Plan;
+use super::updater::{UpdateError, Updater};
 use crate::data::Dataset;
 use crate::data::loader::{Loader, LoaderEnded};
 use crate::data::sampler::{Part, Sampler, Split};

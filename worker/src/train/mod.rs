@@ -8,58 +8,30 @@ pub mod flat;
 pub mod local;
 pub mod modules;
 pub mod parameter_buffer;
+mod plan;
 pub mod progress;
 pub mod remote;
 pub mod replicated_layers;
 pub mod staged_backward;
 pub mod throttle;
+mod updater;
 
 use std::path::PathBuf;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use psjobs_api::ReplicaResult;
-use psjobs_ps::batch::sharing::{Share, Work};
 use psjobs_ps::client::ClientError;
 use tch::{Device, TchError, Tensor, nn};
 
 use crate::data::Dataset;
 use crate::data::loader::LoaderEnded;
 use crate::data::sampler::{Split, TooFewExamples};
-use crate::workload::{Metrics, Workload};
+use crate::workload::Workload;
 use batch_prefetch::BatchPrefetch;
 use flat::Flat;
+pub use plan::Plan;
 use progress::{Done, Progress};
-use throttle::Pace;
-
-/// How long and on what this trainer trains.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// Passes of all trainers together over the training set.
-    pub epochs: u64,
-    /// Ends earlier, after this many steps.
-    pub max_steps: Option<u64>,
-    /// Examples a trainer reads in one step.
-    pub batch: usize,
-    /// Trainers come and go: each reads what server 0 deals it, and the steps of all count together.
-    pub elastic: bool,
-    /// Examples of a step are dealt out by the trainers' speed, `batch` for each on average.
-    pub adaptive: bool,
-    /// Seed of initial parameters, order of the data and dropout.
-    pub seed: u64,
-    /// This trainer's index, and how many there are.
-    pub trainer: usize,
-    pub trainers: usize,
-    pub device: Device,
-    /// Steps between two lines in the log.
-    pub log_every: u64,
-    /// Time from one evaluation to the next while training goes on; `None`: only at the end.
-    pub evaluate_every: Option<Duration>,
-    /// Rests between steps, if this trainer is to be a slow one.
-    pub pace: Pace,
-    /// Takes the trained model, from the first trainer.
-    pub save: Option<PathBuf>,
-}
+pub use updater::{UpdateError, Updater};
 
 /// How training ended, short of an error.
 #[derive(Clone, Debug)]
@@ -90,15 +62,6 @@ pub enum TrainError {
     Save { file: PathBuf, source: TchError },
 }
 
-/// The parameters could not be updated.
-#[derive(Debug, thiserror::Error)]
-pub enum UpdateError {
-    #[error(transparent)]
-    Servers(#[from] ClientError),
-    #[error(transparent)]
-    Libtorch(#[from] TchError),
-}
-
 impl TrainError {
     /// Returns true if the trainer was given something that cannot work, so that starting it again cannot help.
     #[must_use]
@@ -115,48 +78,6 @@ impl TrainError {
             | Self::Save { .. } => false,
         }
     }
-}
-
-/// Where the parameters are kept and updated.
-pub trait Updater {
-    /// The first step to do.
-    fn next_step(&self) -> u64;
-
-    /// Updates the model's parameters by the gradient of `loss`; the next step to do, which is an
-    /// earlier one if the servers had to go back to a checkpoint.
-    ///
-    /// # Errors
-    /// If the servers cannot be reached or refuse.
-    fn update(&mut self, step: u64, loss: &Tensor) -> Result<u64, UpdateError>;
-
-    /// This trainer's share of the examples of `step` and some that follow, if they would read `base` of them on
-    /// average and it has done `work` so far. `None` if nobody tells it now.
-    ///
-    /// # Errors
-    /// If the job's shares are fixed.
-    fn share(&self, step: u64, base: u32, work: Work) -> Result<Option<Share>, UpdateError>;
-
-    /// The next batch to read, of an elastic job; `None` if none is left for now, and all is done if nothing that was
-    /// given is still to be done.
-    ///
-    /// # Errors
-    /// If the servers cannot be reached or refuse, or the wait is interrupted.
-    fn next_batch(&mut self) -> Result<Option<u64>, UpdateError>;
-
-    /// Counts the times that an elastic job was entered: batches from before the last time are not to be read.
-    fn entries(&self) -> u64;
-
-    /// Tells how far this trainer is.
-    fn report(&mut self, examples: u64, metrics: &Metrics);
-
-    /// Time spent in [`Updater::update`] waiting for others.
-    fn waiting(&self) -> Duration;
-
-    /// The last words: whether all steps are done, examples read, final metrics.
-    ///
-    /// # Errors
-    /// If the servers cannot be told.
-    fn leave(self, finished: bool, examples: u64, metrics: &Metrics) -> Result<(), UpdateError>;
 }
 
 /// Trains `workload` as `plan` says. `connect` gets the model's parameters and the number of steps;
@@ -257,30 +178,6 @@ fn finish<W: Workload, U: Updater>(
     }
     updater.leave(true, result.examples, &result.metrics).map_err(TrainError::Leave)?;
     Ok(result)
-}
-
-impl Plan {
-    /// Returns the number of steps of the training, where an epoch has `per_epoch`.
-    #[must_use]
-    pub fn total_steps(&self, per_epoch: u64) -> u64 {
-        let total = self.epochs.saturating_mul(per_epoch);
-        self.max_steps.map_or(total, |most| most.min(total))
-    }
-
-    /// This trainer's place among those that share the steps out between them.
-    fn reader(&self) -> usize {
-        if self.elastic { 0 } else { self.trainer }
-    }
-
-    /// Rests after `step`, in which this trainer computed with `examples` for `busy`, if it is to be a slow one.
-    pub fn rest(&self, step: u64, examples: usize, busy: Duration) {
-        thread::sleep(self.pace.rest(self.trainer, step, self.seed, examples, busy));
-    }
-
-    /// The first trainer evaluates, `since` its last time.
-    fn evaluation_is_due(&self, since: Duration) -> bool {
-        self.trainer == 0 && self.evaluate_every.is_some_and(|period| since >= period)
-    }
 }
 
 /// The mean loss of `examples`, of which a trainer reads `base` on average: servers take the mean of the trainers'

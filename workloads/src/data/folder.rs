@@ -11,7 +11,7 @@ use tch::vision::image;
 use tch::{Kind, Tensor};
 
 use super::csv::Table;
-use super::labelled::{LabelledError, file, safetensors};
+use super::example_file::{self, LabelledError, extension, safetensors};
 
 /// Inputs `[n, ...]` and targets of all examples in `folder`.
 ///
@@ -103,16 +103,11 @@ fn example(file: &Path) -> Result<Tensor, LabelledError> {
     }
 }
 
-/// The extension in lower case.
-pub(super) fn extension(file: &Path) -> String {
-    file.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase()
-}
-
 /// One file behind the other.
 fn of_parts(files: &[PathBuf]) -> Result<(Tensor, Tensor), LabelledError> {
     let mut parts: Vec<(Tensor, Tensor)> = Vec::with_capacity(files.len());
     for path in files {
-        let (inputs, targets) = file(path)?;
+        let (inputs, targets) = example_file::read(path)?;
         if let Some((before, aims)) = parts.first() {
             alike(path, &inputs.size()[1..], &files[0], &before.size()[1..])?;
             alike(path, &targets.size()[1..], &files[0], &aims.size()[1..])?;

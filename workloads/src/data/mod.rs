@@ -2,6 +2,7 @@
 
 pub mod clicks;
 pub mod csv;
+mod example_file;
 mod folder;
 pub mod idx;
 pub mod labelled;

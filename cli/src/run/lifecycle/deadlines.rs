@@ -6,19 +6,8 @@ use psjobs_api::Role;
 use psjobs_policy::deadlines::{FRESH_REPORT, STALLED, no_step};
 use psjobs_policy::{self as policy, Missed, Response};
 
+use super::state::Report;
 use super::{Action, Lifecycle, State};
-
-/// What server 0 said last.
-#[derive(Clone, Copy, Debug)]
-pub struct Report {
-    step: u64,
-    total: u64,
-    /// When it first said this step.
-    stepped: Duration,
-    heard: Duration,
-    /// Its age was looked at when a stall was due, and it was too old to say anything.
-    is_stale: bool,
-}
 
 impl Lifecycle {
     /// Notes how far server 0 says that training is.

@@ -6,6 +6,7 @@ use psjobs_api::Replica;
 use psjobs_policy::deadlines::ENDED_EARLY;
 use psjobs_policy::{self as policy, Response};
 
+use super::state::Trouble;
 use super::{Action, Exit, Failure, Lifecycle, State};
 
 /// Failures that follow one another within this time are one trouble, and the first is its cause.
@@ -13,12 +14,6 @@ const ONE_TROUBLE: Duration = Duration::from_secs(60);
 
 /// Reason of the failure of a process that ended by itself, as Kubernetes has it.
 pub const ERROR: &str = "Error";
-
-#[derive(Debug)]
-pub struct Trouble {
-    pub first: Failure,
-    last: Duration,
-}
 
 impl Lifecycle {
     pub(super) fn server_ended_early(&mut self, replica: Replica, now: Duration) -> Vec<Action> {

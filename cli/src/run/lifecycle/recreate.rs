@@ -5,25 +5,8 @@ use std::time::Duration;
 use psjobs_api::Replica;
 
 use super::failure::when;
+use super::state::Recreation;
 use super::{Action, Exit, Lifecycle, Member, State};
-
-/// A restart of the whole job, and how often that happened.
-#[derive(Debug, Default)]
-pub struct Recreation {
-    /// When the processes are stopped.
-    pub at: Option<Duration>,
-    /// The processes are being stopped.
-    stopping: bool,
-    /// Restarts of the whole job in a row.
-    in_a_row: u32,
-    counts: bool,
-}
-
-impl Recreation {
-    pub fn is_pending(&self) -> bool {
-        self.at.is_some() || self.stopping
-    }
-}
 
 impl Lifecycle {
     /// Restarts all after the failure of a process that ran for so long, after the back-off.

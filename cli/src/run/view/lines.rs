@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use psjobs_ps::proto::StatusReply;
 
-use super::print;
+use super::print::print;
 use super::words::{self, Pace};
 
 const PERIOD: Duration = Duration::from_secs(5);

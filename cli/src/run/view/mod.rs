@@ -3,9 +3,10 @@
 
 mod bars;
 mod lines;
+mod print;
 pub mod words;
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::sync::Arc;
 
 use psjobs_ps::proto::StatusReply;
@@ -15,6 +16,7 @@ use super::log::Watcher;
 use super::plan::{Plan, Replica};
 use bars::Bars;
 use lines::Lines;
+use print::print;
 
 /// What the user wants to see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,9 +124,4 @@ impl View {
             Style::Quiet => {}
         }
     }
-}
-
-/// A line on standard error. If nobody reads it there is nobody to tell.
-fn print(text: &str) {
-    writeln!(std::io::stderr(), "{text}").ok();
 }

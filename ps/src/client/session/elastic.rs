@@ -1,11 +1,11 @@
 //! What a trainer of an elastic job does besides: it takes its place among the others, and asks what to read.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tonic::{Code, Status};
+use tonic::Status;
 
+use super::assigned_batches::AssignedBatches;
 use super::{AsyncSession, ClientError, Event, Settled};
 use crate::client::connecting::unreachable;
 use crate::proto::{self, exchange_request::Message};
@@ -19,50 +19,13 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// The furthest that a trainer enters ahead of the others, in steps.
 const FURTHEST: u64 = 64;
 
-/// The batches that this trainer was dealt.
-#[derive(Debug, Default)]
-pub(super) struct Hand {
-    /// Counts the times that it took its place.
-    entry: u64,
-    /// Batches since then, and of those that were done.
-    dealt: u64,
-    done: u64,
-    /// One more than the highest batch of this process.
-    seen: u64,
-    /// Those that the loop has not asked for yet.
-    queue: VecDeque<u64>,
-}
-
-impl Hand {
-    /// What it holds is dealt to others.
-    fn begin(&mut self) {
-        *self = Self { entry: self.entry + 1, seen: self.seen, ..Self::default() };
-    }
-
-    /// As heartbeats tell it.
-    pub(super) fn told(&self) -> (u64, u64) {
-        (self.entry, self.done)
-    }
-
-    pub(super) fn did_one(&mut self) {
-        self.done += 1;
-    }
-
-    fn take(&mut self, first: u64, count: u64) {
-        let end = first.saturating_add(count);
-        self.dealt += count;
-        self.seen = self.seen.max(end);
-        self.queue.extend(first..end);
-    }
-}
-
 impl AsyncSession {
     /// Counts the times that this trainer of an elastic job has entered it. When that grows, in
     /// [`AsyncSession::exchange`] or in [`AsyncSession::next_batch`], the batches that it was given before and has not
     /// done are others' to read, and the next step is [`AsyncSession::next_step`].
     #[must_use]
     pub fn entries(&self) -> u64 {
-        self.hand.entry
+        self.assigned.entry
     }
 
     /// The next batch to read, of an elastic job: one for each step, in the order in which they are given, whether it is
@@ -72,7 +35,7 @@ impl AsyncSession {
     /// # Errors
     /// If server 0 stays away or refuses, or the wait is interrupted.
     pub async fn next_batch(&mut self) -> Result<Option<u64>, ClientError> {
-        if let Some(batch) = self.hand.queue.pop_front() {
+        if let Some(batch) = self.assigned.queue.pop_front() {
             return Ok(Some(batch));
         }
         let begun = Instant::now();
@@ -85,13 +48,13 @@ impl AsyncSession {
         loop {
             let reply = self.ask_until_answered().await?;
             if reply.count > 0 {
-                self.hand.take(reply.first, reply.count.into());
-                return Ok(self.hand.queue.pop_front());
+                self.assigned.take(reply.first, reply.count.into());
+                return Ok(self.assigned.queue.pop_front());
             }
             if reply.wait {
                 continue;
             }
-            if self.hand.done < self.hand.dealt {
+            if self.assigned.done < self.assigned.dealt {
                 return Ok(None);
             }
             match self.conclude().await? {
@@ -125,7 +88,7 @@ impl AsyncSession {
         let Some(mut client) = self.attendance.client(0) else {
             return Err(Status::unavailable("this trainer has yet to join server 0"));
         };
-        let &Hand { entry, dealt, done, seen, .. } = &self.hand;
+        let &AssignedBatches { entry, dealt, done, seen, .. } = &self.assigned;
         let (trainer, epoch, batches) = (Some(self.config.id()), self.links[0].epoch, self.config.total_steps);
         let question = proto::AssignBatchesRequest { trainer, epoch, entry, batches, assigned: dealt, done, seen };
         let answer = tokio::time::timeout(ANSWER, client.assign_batches(question)).await;
@@ -150,7 +113,7 @@ impl AsyncSession {
             let Some(furthest) = self.settle_entry(step).await? else { return Ok(Settled::Rewound) };
             if furthest == step {
                 self.next_step = step;
-                self.hand.begin();
+                self.assigned.begin();
                 return Ok(Settled::Done);
             }
             margin = (2 * margin).clamp(1, FURTHEST);
@@ -196,9 +159,4 @@ impl AsyncSession {
         }
         Ok(Some(furthest))
     }
-}
-
-/// Whether a stream ended because the others went on without this trainer.
-pub(super) fn is_late(status: &Status) -> bool {
-    status.code() == Code::OutOfRange
 }

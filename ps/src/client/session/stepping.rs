@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tonic::Status;
+use tonic::{Code, Status};
 
-use super::elastic::is_late;
 use super::{AsyncSession, INTERRUPTIBLE, LAST_STEP, Settled};
 use crate::client::ClientError;
 use crate::client::coder::Coder;
@@ -136,4 +135,9 @@ impl AsyncSession {
         }
         taken
     }
+}
+
+/// Returns whether a stream ended because the others went on without this trainer.
+fn is_late(status: &Status) -> bool {
+    status.code() == Code::OutOfRange
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use psjobs_api::Environment;
 
-use super::RecsysError;
+use super::error::RecsysError;
 use super::rows::{Beginning, Rows};
 use crate::allreduce::{Identity, Neighbours, Place, Ring, RingError};
 use psjobs_rpc::{rendezvous, server_integration};

@@ -8,9 +8,10 @@ use psjobs_ps::network::Network;
 use psjobs_ps::sparse::Local;
 use tch::{Device, Kind, nn, no_grad};
 
+use super::error::RecsysError;
 use super::ring_rendezvous::RingRendezvous;
 use super::rows::{Beginning, Coming, Rows};
-use super::{RecsysError, Settings};
+use super::settings::Settings;
 use crate::allreduce::buckets::{BUCKET, Buckets};
 use crate::allreduce::{Place, Ring, RingError};
 use crate::data::clicks::{ClickBatch, Clicks, auc};
