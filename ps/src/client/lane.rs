@@ -90,7 +90,7 @@ impl Lane {
         Ok(Self { generation: name.generation, channel, gradients })
     }
 
-    /// Sends one message, if it is not broken.
+    /// Sends one message. A broken stream drops it: its `Broken` event follows.
     pub fn send(&self, message: Bytes) {
         drop(self.gradients.try_send(Ok(message)));
     }

@@ -141,9 +141,9 @@ impl Link {
         self.lanes.get(&lane).is_some_and(|lane| lane.generation == generation)
     }
 
-    /// Sends one message over a stream. A broken one drops it: its `Broken` event follows.
-    pub fn send(&self, lane: u32, message: Bytes) {
-        self.lanes[&lane].send(message);
+    /// Returns a stream.
+    pub fn lane(&self, lane: u32) -> &Lane {
+        &self.lanes[&lane]
     }
 
     /// The connection of the first stream.

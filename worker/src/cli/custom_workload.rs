@@ -52,7 +52,8 @@ struct CustomTrain {
 
 /// The whole program of a workload: parses the command line, trains what `open` reads or serves, and
 /// says why when that fails. An error of `open` ends the process with one sentence and
-/// exit code 2, which fails the job; with 1, after which it is started again, if the system could not read now.
+/// exit code 2, which fails the job; with 1, after which it is started again, if the system could not read now. Its
+/// servers host no modules of psjobs' own workloads.
 #[must_use]
 pub fn main<W: Workload>(open: impl FnOnce(&Source) -> anyhow::Result<W>) -> ExitCode {
     let Cli { output, command } = Cli::parse();

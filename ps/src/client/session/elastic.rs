@@ -129,7 +129,7 @@ impl AsyncSession {
             let lane = self.layout.lane(block, link.width);
             if over(lane) {
                 let message = Some(Message::JoinRound(proto::JoinRound { block, step }));
-                link.send(lane, frame::message(&proto::ExchangeRequest { message }));
+                link.lane(lane).send(frame::message(&proto::ExchangeRequest { message }));
             }
         }
     }

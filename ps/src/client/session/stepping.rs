@@ -29,7 +29,7 @@ impl AsyncSession {
             } else {
                 self.coder.message(step, block, version, &self.memory.gradients()[self.layout.range(block)])
             };
-            link.send(self.layout.lane(block, link.width), message);
+            link.lane(self.layout.lane(block, link.width)).send(message);
         }
     }
 
