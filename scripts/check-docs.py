@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Checks the documents against the repository: every path in backticks and every link names something that exists,
-and every snippet marked with <!-- in FILE --> is in that file word for word, so that what is compiled is what is shown.
+and every snippet marked with <!-- in FILE --> is in that file word for word, so that what is compiled is what is shown;
+every snippet of Rust is marked. Without arguments it also checks how the comments of the Rust sources begin.
 
     scripts/check-docs.py [FILE...]    by default README.md, CONTRIBUTING.md, docs/ and the chart's README
 
@@ -15,6 +16,9 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+# A doc comment says what a thing is or does; kubectl explain shows those of api/, which may ask.
+OPENINGS = re.compile(r"\s*//[/!] (Of|What|Who|Whether|Those|The same)\b")
+DOC_COMMENT = re.compile(r"\s*//[/!]")
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/*.md", "charts/psjobs/README.md", "examples/*.md"]
 # What commands of the documents write, and so is in no commit.
 WRITTEN = {"target", "checkpoints"}
@@ -81,14 +85,32 @@ def links(document, text, known):
             yield match.start(), f"the link {target} leads to no heading"
 
 
+def dedent(text):
+    """The text without the indentation of its lines, so that a snippet may be the inside of a function."""
+    return re.sub(r"^[ \t]+", "", text, flags=re.M)
+
+
 def snippets(text):
     """Marked snippets that are not in their file."""
     for match in re.finditer(r"^<!-- in (\S+) -->\n```\w*\n(.*?)^```", text, flags=re.M | re.S):
         file = ROOT / match.group(1)
         if not file.is_file():
             yield match.start(), f"{match.group(1)} does not exist"
-        elif match.group(2) not in file.read_text():
+        elif dedent(match.group(2)) not in dedent(file.read_text()):
             yield match.start(), f"this snippet is not in {match.group(1)} word for word"
+    for match in re.finditer(r"^(.*)\n```rust$", text, flags=re.M):
+        if not re.fullmatch(r"<!-- in \S+ -->", match.group(1)):
+            yield match.start(), "a snippet of Rust needs <!-- in FILE --> above it, the file that is compiled"
+
+
+def openings(text):
+    """First lines of doc comments that neither say what a thing is nor what it does."""
+    before = ""
+    for number, line in enumerate(text.split("\n"), 1):
+        first = not DOC_COMMENT.match(before) or before.strip() in ("///", "//!")
+        if first and (match := OPENINGS.match(line)):
+            yield number, f"a comment begins with {match.group(1)}; say what the thing is or does"
+        before = line
 
 
 def main(arguments):
@@ -103,6 +125,9 @@ def main(arguments):
         found = [*paths(plain, known), *links(document, plain, known)]
         faults += [(document, line_of(plain, position), fault) for position, fault in found]
         faults += [(document, line_of(text, position), fault) for position, fault in snippets(text)]
+    if not arguments:
+        for source in sorted(name for name in known if name.endswith(".rs") and not name.startswith("api/src/")):
+            faults += [(ROOT / source, line, fault) for line, fault in openings((ROOT / source).read_text())]
     for document, line, fault in faults:
         print(f"{document.relative_to(ROOT)}:{line}: {fault}", file=sys.stderr)
     if faults:

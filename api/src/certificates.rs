@@ -1,5 +1,6 @@
-//! What the processes of a job show each other over TLS: files with the names that a Kubernetes TLS secret gives them.
-//! [`Certificates`], behind the `certificates` feature, makes them; the operator for a job, `psjobs certificates` by hand.
+//! Certificates of the processes of a job for TLS: files with the names that a Kubernetes TLS secret gives them.
+//! [`Certificates`], behind the `certificates` feature, makes them; the operator for a job, `psjobs certificates` by
+//! hand.
 
 use std::time::Duration;
 
@@ -54,8 +55,8 @@ mod make {
     }
 
     impl Certificates {
-        /// Makes them anew, to hold for `life` from `now` on. `hosts` are further names of the processes, for clients that look for the
-        /// host in a certificate.
+        /// Makes them anew, to hold for `life` from `now` on. `hosts` are further names of the processes, for clients
+        /// that look for the host in a certificate.
         ///
         /// # Errors
         /// If a host cannot be a name.

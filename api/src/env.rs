@@ -60,7 +60,7 @@ pub struct Environment {
     pub namespace: String,
     /// Unique id of the job.
     pub uid: String,
-    /// What this process does.
+    /// The role of this process.
     pub role: Role,
     /// Index within the role, below the number of replicas of that role.
     pub index: u32,
@@ -108,9 +108,9 @@ pub enum EnvironmentError {
     Invalid {
         /// Name of the variable.
         name: &'static str,
-        /// What it holds.
+        /// The value that was found.
         value: String,
-        /// What it should hold.
+        /// A description of the values that are allowed.
         expected: String,
     },
     /// `PSJOB_TRAINING` holds values that cannot work.

@@ -1,4 +1,4 @@
-//! What a server answers at `/status` on its metrics port, as JSON. The operator asks server 0.
+//! The answer of a server at `/status` on its metrics port, as JSON. The operator asks server 0.
 
 use std::collections::BTreeMap;
 

@@ -7,7 +7,7 @@ use crate::Role;
 /// One server or trainer of a job, by role and index. Servers sort before trainers, as ranks do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Replica {
-    /// What it does in the job.
+    /// Its role in the job.
     pub role: Role,
     /// Its number within the role, from 0.
     pub index: u32,

@@ -1,4 +1,4 @@
-//! What a process of a job leaves behind when it ends: one JSON object, written to the file that
+//! The result that a process of a job leaves when it ends: one JSON object, written to the file that
 //! `PSJOB_RESULT_FILE` names. In a pod that is the termination message, so it is bounded to 4 KiB.
 
 use std::collections::BTreeMap;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What a replica does in its job.
+/// The role of a replica in its job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// A parameter server.

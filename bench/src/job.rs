@@ -1,4 +1,4 @@
-//! What benchmarks run: jobs on this machine, and one process that trains alone.
+//! Runs jobs on this machine for benchmarks, and one process that trains alone.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -89,7 +89,7 @@ impl Pair {
     }
 }
 
-/// What `spec.training.optimizer` says, as flags of psjobs-worker; it has no switches.
+/// Returns `spec.training.optimizer` as flags of psjobs-worker; it has no switches.
 fn flags(optimizer: &Value) -> Vec<String> {
     let fields = optimizer.as_object().into_iter().flatten();
     let flag = |(field, value): (&String, &Value)| match value {

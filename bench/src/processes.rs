@@ -13,7 +13,7 @@ use psjobs_ps::client::{SessionConfig, TensorSpec};
 use psjobs_ps::server::{self, ServerConfig};
 use tokio::runtime::Runtime;
 
-/// What the processes of a benchmark agree on.
+/// The settings that the processes of a benchmark share.
 #[derive(Debug)]
 pub struct Job {
     pub environment: Environment,
@@ -35,7 +35,7 @@ impl Job {
         Ok(Self { environment, elements: megabytes as usize * 250_000 })
     }
 
-    /// The same, which keeps one checkpoint, a new one each second, in `folder`.
+    /// Makes the job keep one checkpoint, a new one each second, in `folder`.
     pub fn checkpointed(mut self, folder: &Path) -> Self {
         let policy = CheckpointPolicy { interval_seconds: 1, keep: 1, ..CheckpointPolicy::default() };
         self.environment.checkpoint = Some(Checkpoint { folder: folder.display().to_string(), policy });
@@ -56,7 +56,7 @@ impl Job {
         (0..self.environment.servers.len() as u32).map(|index| self.server(index)).collect()
     }
 
-    /// What a trainer joins with.
+    /// Returns the settings that a trainer joins with.
     pub fn session(&self, trainer: u32) -> SessionConfig {
         let place = Environment { role: Role::Trainer, index: trainer, ..self.environment.clone() };
         let tensors = vec![TensorSpec { name: "weight".into(), shape: vec![self.elements as u64] }];

@@ -1,4 +1,4 @@
-//! What `psjobs bench` says on machines that lack what it measures.
+//! Runs `psjobs bench` on machines that lack the device to measure.
 
 use std::process::Command;
 

@@ -47,7 +47,7 @@ fn a_perceptron_learns_mnist() {
     assert!(accuracy >= Some(0.97), "{accuracy:?}");
 }
 
-/// Of the crate that `make custom` builds and trains for longer; here Cargo has built it beside the worker, as an
+/// Runs the crate that `make custom` builds and trains for longer; here Cargo has built it beside the worker, as an
 /// example of the worker's crate.
 #[test]
 fn a_users_own_workload_learns_clothes() {

@@ -23,7 +23,7 @@ struct Job {
     folder: TempDir,
 }
 
-/// What came out of a run.
+/// The output of a run.
 struct Report {
     code: Option<i32>,
     stdout: String,

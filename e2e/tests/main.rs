@@ -35,7 +35,7 @@ enum Needs {
     Nothing,
     /// Nodes that are containers of this machine.
     Kind,
-    /// The same, with two worker nodes.
+    /// A cluster of kind with two worker nodes.
     Workers,
     /// Kubernetes' own gang scheduling.
     Gangs,
@@ -126,8 +126,8 @@ fn run(runtime: Runtime, mut arguments: Arguments) -> Result<ExitCode> {
     Ok(conclusion.exit_code())
 }
 
-/// Returns how many tests run at the same time: one unless [`THREADS`] says otherwise. On a node of 2 cores, pods of two
-/// jobs do not find the CPUs that they request.
+/// Returns how many tests run at the same time: one unless [`THREADS`] says otherwise. On a node of 2 cores, pods of
+/// two jobs do not find the CPUs that they request.
 fn threads() -> Result<usize> {
     let threads = env::var(THREADS).ok().filter(|threads| !threads.is_empty());
     let threads = threads.map_or(Ok(1), |threads| threads.parse());

@@ -14,14 +14,15 @@ pub struct Settings {
     /// Watch jobs in this namespace only; without it in the whole cluster.
     #[arg(long, env = "PSJOBS_NAMESPACE")]
     pub namespace: Option<String>,
-    /// Take care of jobs with the label psjobs.dev/shard=SHARD only; without it of those without the label. One of several
-    /// operators that share a cluster.
+    /// Take care of jobs with the label psjobs.dev/shard=SHARD only; without it of those without the label. One of
+    /// several operators that share a cluster.
     #[arg(long, env = "PSJOBS_SHARD", value_parser = shard_name)]
     pub shard: Option<String>,
     /// Address of /metrics, /healthz and /readyz.
     #[arg(long, env = "PSJOBS_METRICS_ADDR", default_value = "0.0.0.0:9464")]
     pub metrics_addr: SocketAddr,
-    /// Work only while holding the lease psjobs-operator (psjobs-operator-SHARD), so that several operators can stand by.
+    /// Work only while holding the lease psjobs-operator (psjobs-operator-SHARD), so that several operators can stand
+    /// by.
     #[arg(long, env = "PSJOBS_LEADER_ELECT")]
     pub leader_elect: bool,
     /// Namespace of the lease [default: the operator's own].
@@ -33,7 +34,7 @@ pub struct Settings {
     /// Form of log lines.
     #[arg(long, env = "PSJOBS_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
-    /// What to log: a level, or filters such as info,psjobs_operator=debug.
+    /// Log level, or filters such as info,psjobs_operator=debug.
     #[arg(long, env = "PSJOBS_LOG", default_value = "info,kube_runtime=warn")]
     pub log: String,
 }

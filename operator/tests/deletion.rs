@@ -1,4 +1,4 @@
-//! What is deleted is what was meant, all of it, and nothing comes back.
+//! Deletes jobs: all that was meant goes, nothing else, and nothing comes back.
 
 #[expect(dead_code, reason = "the other test programs use the rest")]
 mod support;

@@ -1,4 +1,4 @@
-//! What a user reads when a manifest cannot work: one row for each rule, judged by a real API server
+//! Checks the messages for manifests that cannot work: one row for each rule, judged by a real API server
 //! as `kubectl apply` asks it to. A rule without a row fails the last test here.
 
 #[expect(dead_code, reason = "the other test programs use the rest")]
@@ -174,7 +174,7 @@ async fn manifests_of_the_first_version_still_work() {
     }
 }
 
-/// Whether everything that `part` says is in `whole`.
+/// Returns whether everything that `part` says is in `whole`.
 fn contains(whole: &Value, part: &Value) -> bool {
     match (whole, part) {
         (Value::Object(whole), Value::Object(part)) => {
@@ -262,14 +262,14 @@ fn expect_refusal(wrong: &mut String, change: &str, answer: Result<(), String>, 
     }
 }
 
-/// What the API server says to the changed manifest; nothing is stored.
+/// Sends the changed manifest to the API server as a dry run; nothing is stored.
 async fn create(team: &Team, change: &str) -> Result<(), String> {
     let mut job: Value = serde_yaml::from_str(GOOD).expect("the manifest is YAML");
     merge(&mut job, &serde_yaml::from_str(change).expect("the change is YAML"));
     send(team, http::Method::POST, "", "application/json", &job).await
 }
 
-/// What it says to a change of the stored job `mnist`; nothing is stored.
+/// Sends a change of the stored job `mnist` as a dry run; nothing is stored.
 async fn update(team: &Team, change: &str) -> Result<(), String> {
     let change: Value = serde_yaml::from_str(change).expect("the change is YAML");
     send(team, http::Method::PATCH, "/mnist", "application/merge-patch+json", &change).await

@@ -36,7 +36,7 @@ async fn apply_like(team: &Team, mnist: &ParameterServerJob, name: &str, shard: 
     team.api().create(&PostParams::default(), &job).await.expect("the job is accepted");
 }
 
-/// Who told events of a job.
+/// Returns the reporters of a job's events.
 async fn tellers(team: &Team, job: &str) -> BTreeSet<String> {
     let of_job = ListParams::default().fields(&format!("involvedObject.name={job}"));
     let events = team.api::<Event>().list(&of_job).await.expect("events can be listed");

@@ -1,5 +1,5 @@
-//! `spec.elasticPolicy`: a job gives up a trainer rather than itself, and is done when its work is, whichever trainers are
-//! there by then.
+//! `spec.elasticPolicy`: a job gives up a trainer rather than itself, and is done when its work is, whichever
+//! trainers are there by then.
 
 use psjobs_api::crd::ElasticPolicy;
 use psjobs_api::{Replica, Role};
@@ -13,7 +13,7 @@ pub struct Elastic {
     pub max: u32,
 }
 
-/// What a trainer of an elastic job is to the job's remaining work.
+/// The part of a trainer of an elastic job in the job's remaining work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrainerState {
     /// It has ended well.
@@ -31,16 +31,16 @@ impl Elastic {
         Self { min: policy.min_replicas.unsigned_abs(), max: policy.max_replicas.unsigned_abs() }
     }
 
-    /// Returns true if a job may give up trainers so that `left` are left. `closing`: some trainer has ended well, so that
-    /// all work is assigned and no further trainer is needed.
+    /// Returns true if a job may give up trainers so that `left` are left. `closing`: some trainer has ended well, so
+    /// that all work is assigned and no further trainer is needed.
     #[must_use]
     pub const fn may_shrink_to(self, left: u32, closing: bool) -> bool {
         closing || left >= self.min
     }
 }
 
-/// Returns true for a replica that an elastic job can do without: all but the servers and trainer 0, which evaluates and
-/// reports.
+/// Returns true for a replica that an elastic job can do without: all but the servers and trainer 0, which evaluates
+/// and reports.
 #[must_use]
 pub const fn is_spare(replica: Replica) -> bool {
     matches!(replica.role, Role::Trainer) && replica.index > 0
@@ -62,9 +62,9 @@ pub fn work_is_over(
     closing && (server_has_closed || trainers.into_iter().all(is_over))
 }
 
-/// Returns the trainers to give up, of replicas that failed at these times and would each be started again, with so many
-/// restarts left. Servers and trainer 0 get a restart before others; if even they get none, none is given up and the job
-/// fails. In a job that is `closing` no spare trainer is started again.
+/// Returns the trainers to give up, of replicas that failed at these times and would each be started again, with so
+/// many restarts left. Servers and trainer 0 get a restart before others; if even they get none, none is given up and
+/// the job fails. In a job that is `closing` no spare trainer is started again.
 #[must_use]
 pub fn without_restart<At: Ord + Copy>(failures: &[(Replica, At)], restarts_left: u32, closing: bool) -> Vec<Replica> {
     let mut failures = failures.to_vec();

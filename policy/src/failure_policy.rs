@@ -1,5 +1,6 @@
-//! `spec.failurePolicy`: what a failure leads to. The first rule that matches it decides; without one the role's restart
-//! policy does, then exit code 2, which stands for wrong input and ends the job, then the job's restart strategy.
+//! `spec.failurePolicy`: what a failure leads to. The first rule that matches it decides; without one the role's
+//! restart policy does, then exit code 2, which stands for wrong input and ends the job, then the job's restart
+//! strategy.
 
 use std::time::Duration;
 
@@ -8,8 +9,9 @@ use psjobs_api::crd::{FailureAction, FailureRule, RestartPolicy, RestartStrategy
 
 use crate::{JobPolicy, backoff};
 
-/// The exit code of a program that was given what cannot work: a wrong flag, data that is missing, another model. Another
-/// start would end the same way. `psjobs-worker` uses it so, as do argument parsers of most languages and shells.
+/// The exit code of a program that was given what cannot work: a wrong flag, data that is missing, another model.
+/// Another start would end the same way. `psjobs-worker` uses it so, as do argument parsers of most languages and
+/// shells.
 pub const WRONG_INPUT: i32 = 2;
 
 /// The longest sentence of a program that is repeated, in characters.
@@ -32,14 +34,15 @@ pub struct Failure<'a> {
     pub log_tail: Option<&'a str>,
 }
 
-/// What to do about a failure.
+/// The action after a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// The job fails.
     FailJob {
         /// One word, for a condition.
         reason: &'static str,
-        /// What says so; it continues a sentence about the failure: `trainer 0 ended with exit code 1, and ...`.
+        /// The rule that says so; it continues a sentence about the failure: `trainer 0 ended with exit code 1, and
+        /// ...`.
         because: String,
     },
     /// The replica is started again.
@@ -51,9 +54,9 @@ pub enum Action {
 /// An action, and whether it counts towards spec.failurePolicy.maxRestarts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
-    /// What to do.
+    /// The action.
     pub action: Action,
-    /// Whether that counts.
+    /// True if the failure counts towards the maximum of restarts.
     pub counts: bool,
 }
 

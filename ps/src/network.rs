@@ -1,5 +1,6 @@
-//! How the processes of a job reach each other: over TCP, with TLS or without, or through a [`Dial`] that whoever starts
-//! one brings along, as the simulation of whole jobs does. Deadlines, windows and keep-alive are the endpoint's.
+//! How the processes of a job reach each other: over TCP, with TLS or without, or through a [`Dial`] that whoever
+//! starts one brings along, as the simulation of whole jobs does. Deadlines, windows and keep-alive are the
+//! endpoint's.
 
 use std::fmt;
 use std::future::Future;
@@ -46,7 +47,7 @@ pub enum ServeError {
     Tls(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// What connections are made through.
+/// The network that connections are made through.
 #[derive(Clone, Default)]
 pub enum Network {
     /// The system's TCP.
@@ -59,7 +60,7 @@ pub enum Network {
 }
 
 impl Network {
-    /// What `environment` asks for: TLS if it names a folder with certificates.
+    /// Returns the network that `environment` asks for: with TLS if it names a folder with certificates.
     ///
     /// # Errors
     /// If they cannot be used.
@@ -70,7 +71,7 @@ impl Network {
         }
     }
 
-    /// What this process shows the others, if they talk TLS.
+    /// Returns the credentials of this process, if the job uses TLS.
     #[must_use]
     pub fn credentials(&self) -> Option<&Credentials> {
         match self {
@@ -123,10 +124,10 @@ impl Network {
         served.map_err(ServeError::Transport)
     }
 
-    /// Whether somebody listens at `address`, which is `host:port`.
+    /// Checks that a process listens at `address`, which is `host:port`.
     ///
     /// # Errors
-    /// What the try ended with.
+    /// The error of the attempt.
     pub async fn probe(&self, address: &str) -> io::Result<()> {
         match self {
             Self::Tcp | Self::Tls(_) => TcpStream::connect(address).await.map(drop),

@@ -11,7 +11,7 @@ use psjobs_api::training::{self, ScheduleKind};
 pub struct Schedule {
     /// Steps over which the factor rises linearly from 1/warmup to that of the shape; 0 for none.
     pub warmup: u64,
-    /// What follows the warm-up.
+    /// The shape after the warm-up.
     pub shape: Shape,
 }
 

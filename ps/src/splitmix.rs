@@ -1,7 +1,7 @@
 //! SplitMix64 (Steele et al., OOPSLA 2014) as a hash: numbers that follow from a number alone, the same on every
 //! machine.
 
-/// What its state grows by from one number to the next.
+/// Increment of the state from one number to the next.
 pub const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Its output function: spreads the bits of `state` over all of the result's.

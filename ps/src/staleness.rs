@@ -2,7 +2,7 @@
 //! gradient for it. What the learning rate does about it (Zhang et al., IJCAI 2016: with 30
 //! learners a constant rate diverges, one divided by the staleness trains) and how often it occurs.
 
-/// What the learning rate of an update does about its staleness.
+/// The effect of staleness on the learning rate of an update.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Damping {
     /// Nothing.

@@ -47,7 +47,7 @@ pub enum TlsError {
     NotPem {
         /// The file.
         file: PathBuf,
-        /// What it should hold.
+        /// A description of the contents that are expected.
         wanted: &'static str,
     },
 }
@@ -63,7 +63,7 @@ pub(crate) enum DamagedError {
     Authority(#[from] VerifierBuilderError),
 }
 
-/// What a process shows, and by what it knows the others.
+/// The certificate of a process, and the authority by which it checks others.
 pub struct Credentials {
     authority: String,
     certificate: String,
@@ -113,7 +113,7 @@ impl Credentials {
             .domain_name(NAME)
     }
 
-    /// Those of `incoming` that show a certificate of the job's authority; the others are counted and named.
+    /// Returns those of `incoming` that show a certificate of the job's authority; the others are counted and named.
     pub(crate) fn admit<S: AsyncRead + AsyncWrite + Connected + Unpin>(
         self: &Arc<Self>,
         incoming: impl Stream<Item = io::Result<S>>,
@@ -179,7 +179,7 @@ impl Credentials {
         Ok(roots)
     }
 
-    /// What the others see.
+    /// Returns the certificate chain and key that the others see.
     fn shown(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), DamagedError> {
         let shown = CertificateDer::pem_slice_iter(self.certificate.as_bytes()).collect::<Result<_, _>>()?;
         Ok((shown, PrivateKeyDer::from_pem_slice(self.key.as_bytes())?))

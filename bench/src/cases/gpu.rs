@@ -1,5 +1,5 @@
-//! What servers cost a trainer on a GPU: steps a second of one trainer on CUDA with a server on the CPU, over those of
-//! the same loop without a server on the same GPU.
+//! Measures the cost of servers for a trainer on a GPU: steps a second of one trainer on CUDA with a server on the
+//! CPU, over those of the same loop without a server on the same GPU.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
-//! What servers and ring cost a model of clicks: steps a second of two trainers with their table on a server
-//! and their dense layers in a ring, over twice those of one process that has both in its own memory. One
+//! Measures the cost of servers and ring for a model of clicks: steps a second of two trainers with their table on a
+//! server and their dense layers in a ring, over twice those of one process that has both in its own memory. One
 //! thread each.
 
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What a network on a server costs: steps a second of MNIST with the network behind remote calls, by
+//! Measures the cost of a network on a server: steps a second of MNIST with the network behind remote calls, by
 //! one and by two trainers, over one and two local loops. One thread for each call, as for each loop.
 
 use std::path::PathBuf;

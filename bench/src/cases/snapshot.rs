@@ -35,7 +35,7 @@ pub struct SnapshotArgs {
 /// Steps before the clock starts.
 const WARM_UP: u64 = 5;
 
-/// What a run was like.
+/// The measurements of a run.
 struct Seen {
     /// Seconds of all exchanges.
     exchanging: f64,

@@ -1,5 +1,5 @@
-//! What the parameter server costs: how much two trainers and a server get done on this machine, over twice what one
-//! process does that trains the same net alone, with its own optimizer. One thread each.
+//! Measures the cost of the parameter server: how much two trainers and a server get done on this machine, over twice
+//! what one process does that trains the same net alone, with its own optimizer. One thread each.
 
 use std::path::PathBuf;
 

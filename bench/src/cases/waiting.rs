@@ -83,12 +83,12 @@ fn waiting_now_and_then(trainers: u32, factor: f64, share: f64) -> f64 {
     1.0 - needs(share) / needs(any)
 }
 
-/// Of all trainers, in %.
+/// Returns the share of all trainers, in %.
 fn of_all(summary: &Summary) -> anyhow::Result<f64> {
     Ok(100.0 * summary.waiting_share.context("the trainers left no result")?)
 }
 
-/// Of all but the last trainer, in %.
+/// Returns the share of all but the last trainer, in %.
 fn of_fast(summary: &Summary) -> anyhow::Result<f64> {
     let shares = summary.waiting_shares.iter().take(TRAINERS as usize - 1).copied().collect::<Option<Vec<_>>>();
     let shares = shares.filter(|shares| !shares.is_empty()).context("the trainers left no result")?;

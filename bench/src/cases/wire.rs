@@ -1,4 +1,4 @@
-//! What the wire costs: a step that sends all gradients, applies them by SGD and brings all parameters
+//! Measures the cost of the wire: a step that sends all gradients, applies them by SGD and brings all parameters
 //! back, over raw TCP that sends as many bytes of f32 and receives as many, in turn.
 
 use std::io::{Read as _, Write as _};

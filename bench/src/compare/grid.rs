@@ -1,4 +1,4 @@
-//! What is compared: experiments, each of a few sections of a page, each of a few ways to train.
+//! The experiments, each of a few sections of a page, each of a few ways to train.
 
 use clap::ValueEnum;
 use psjobs_api::crd::ParameterServerJob;
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::job;
 
-/// What to compare.
+/// A comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Experiment {
     /// Each consistency mode on even machines and with a slow one
@@ -32,7 +32,7 @@ pub struct Way {
 #[derive(Clone, Debug)]
 pub struct Section {
     pub title: &'static str,
-    /// What a reader must know, one sentence.
+    /// One sentence that a reader must know.
     pub note: String,
     pub ways: Vec<Way>,
     /// The last trainer takes so many times as long.
@@ -41,7 +41,7 @@ pub struct Section {
     tcp: bool,
 }
 
-/// What the user chose.
+/// The user's choices.
 #[derive(Clone, Debug)]
 pub struct Extent {
     pub trainers: u32,
@@ -58,7 +58,7 @@ pub struct Run {
     pub seed: u32,
 }
 
-/// Of the learning rate that staleness makes too large. One trainer learns well with it.
+/// Learning rate that staleness makes too large. One trainer learns well with it.
 const BOLD: f64 = 0.2;
 /// Trainers that codecs are compared with.
 const PAIR: u32 = 2;

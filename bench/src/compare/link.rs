@@ -22,14 +22,14 @@ pub struct Link {
     mbit: u32,
 }
 
-/// What a job does over a link.
+/// The traffic and speed of a job over a link.
 #[derive(Clone, Debug, Serialize)]
 pub struct Carried {
     pub way: &'static str,
     pub link_mbit: u32,
     /// Both ways, with all headers, for a step of one trainer.
     pub bytes_per_step: f64,
-    /// Of all trainers together.
+    /// The steps of all trainers together.
     pub steps_per_second: f64,
 }
 
@@ -46,7 +46,7 @@ pub struct Job<'a> {
 const ADDRESSES: [&str; 2] = ["10.0.0.1", "10.0.0.2"];
 /// The name of the link at both ends.
 const DEVICE: &str = "psjobs0";
-/// What a queue may hold: enough for whole batches of segments, and as long as a slow link's usually is.
+/// Limits of a queue: enough for whole batches of segments, and as long as a slow link's usually is.
 const SHAPE: [&str; 4] = ["burst", "128kb", "latency", "50ms"];
 
 impl Link {
@@ -81,7 +81,7 @@ impl Link {
         Ok(())
     }
 
-    /// What `job` does in `steps` of each trainer; what it costs to begin and to end is left out.
+    /// Measures `steps` of each trainer of `job`, without the costs of its beginning and end.
     pub fn carry(&self, way: &'static str, job: Job, steps: u32) -> anyhow::Result<Carried> {
         let (first, _) = self.train(job, 1)?;
         let (all, seconds) = self.train(job, steps)?;

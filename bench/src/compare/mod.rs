@@ -30,7 +30,7 @@ use record::Record;
 /// accuracy over seconds, throughput, waiting and staleness. Needs no network to look at.
 #[derive(Debug, Args)]
 pub struct CompareArgs {
-    /// What to compare
+    /// The comparison to make
     #[arg(value_enum, default_value_t = Experiment::Modes)]
     experiment: Experiment,
     /// File to write [default: compare-EXPERIMENT.html]
@@ -100,7 +100,7 @@ impl CompareArgs {
         Ok(())
     }
 
-    /// What each codec does over the slow link.
+    /// Measures each codec over the slow link.
     fn carried(&self, sections: &[Section], extent: &Extent, worker: &Path) -> anyhow::Result<Vec<Carried>> {
         if self.experiment != Experiment::Codecs || self.link_mbit == 0 {
             return Ok(Vec::new());

@@ -8,7 +8,7 @@ use super::plot::{Axis, Series, bars, columns, lines};
 use super::record::Record;
 
 const STYLE: &str = include_str!("page.css");
-/// Of the colours of Okabe and Ito, which people with any sight tell apart.
+/// Colours of Okabe and Ito, which people with any sight can distinguish.
 const COLORS: [&str; 6] = ["#0072b2", "#56b4e9", "#009e73", "#d55e00", "#cc79a7", "#e69f00"];
 /// Upper ends of the staleness buckets that are drawn; the rest is one.
 const STALENESS: [&str; 9] = ["0", "1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", "more"];

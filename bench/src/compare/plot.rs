@@ -11,7 +11,7 @@ pub struct Series<'a> {
     pub faint: bool,
 }
 
-/// What an axis shows.
+/// An axis.
 pub struct Axis<'a> {
     pub title: &'a str,
     pub from: f64,

@@ -1,4 +1,4 @@
-//! What is kept of one run.
+//! The record of one run.
 
 use psjobs_ps::proto::StatusReply;
 use serde::Serialize;
@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::grid::Run;
 use psjobs::run::{State, Summary};
 
-/// What a run gave.
+/// The results of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Record {
     #[serde(skip)]

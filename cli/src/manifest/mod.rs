@@ -26,7 +26,7 @@ pub struct Problem {
     pub message: String,
 }
 
-/// What a file holds.
+/// The contents of a file.
 #[derive(Debug, Default)]
 pub struct Manifest {
     pub jobs: Vec<ParameterServerJob>,

@@ -145,7 +145,7 @@ fn bounds(schema: &Value) -> (f64, f64) {
     (schema["minimum"].as_f64().unwrap_or(low), schema["maximum"].as_f64().unwrap_or(high))
 }
 
-/// What to write into a field, in words.
+/// Describes the values that a field allows.
 fn expected(schema: &Value) -> String {
     if let Some(allowed) = schema["enum"].as_array() {
         let names: Vec<_> = allowed.iter().filter_map(Value::as_str).collect();

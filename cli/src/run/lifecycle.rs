@@ -1,5 +1,5 @@
-//! Decides what happens to a job when its processes end and time passes: a pure state machine that asks the job's policy,
-//! as the operator does for pods. It is given events and the time, and answers with what to do.
+//! Decides what happens to a job when its processes end and time passes: a pure state machine that asks the job's
+//! policy, as the operator does for pods. It is given events and the time, and answers with what to do.
 
 mod completion;
 mod deadlines;
@@ -21,7 +21,7 @@ pub use failure::ERROR;
 pub use state::Failure;
 use state::{Member, Recreation, Report, State, Trouble};
 
-/// What of a job's spec matters after its processes have started.
+/// The parts of a job's spec that matter after its processes have started.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
     pub policy: JobPolicy,
@@ -42,7 +42,7 @@ pub enum Outcome {
     },
 }
 
-/// What the caller is to do.
+/// A command to the caller.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     Start {

@@ -1,4 +1,4 @@
-//! What a process writes: all of it to a file, its last lines kept for the case that it fails, and
+//! Copies the output of a process: all of it to a file, its last lines to memory for the case that it fails, and
 //! whole lines to whoever watches.
 
 use std::collections::VecDeque;

@@ -15,7 +15,7 @@ use crate::BadInput;
 
 const WORKER: &str = "psjobs-worker";
 
-/// What a run with `servers` servers gets. `results` takes the result files.
+/// Finds the resources for a run with `servers` servers. `results` takes the result files.
 pub fn look(servers: u32, options: &Options, results: PathBuf) -> anyhow::Result<Machine> {
     let Options { worker, data, checkpoint_dir, .. } = options;
     if let Some(data) = data
@@ -54,7 +54,7 @@ pub fn find(program: &str) -> Option<PathBuf> {
     folders.map(|folder| folder.join(program)).find(|program| program.is_file())
 }
 
-/// Those that the user makes visible, else all that the driver shows.
+/// Returns the GPUs that the user makes visible, else all that the driver shows.
 pub fn gpus() -> Vec<String> {
     if let Ok(visible) = env::var("CUDA_VISIBLE_DEVICES") {
         return visible.split(',').map(str::trim).filter(|gpu| !gpu.is_empty()).map(str::to_owned).collect();

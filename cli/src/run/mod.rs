@@ -76,7 +76,7 @@ pub struct RunArgs {
     quiet: bool,
 }
 
-/// What a run needs beside the job.
+/// The settings of a run, beside the job.
 #[derive(Debug)]
 pub struct Options {
     pub worker: Option<PathBuf>,

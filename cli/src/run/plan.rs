@@ -19,14 +19,14 @@ use super::lifecycle::Rules;
 /// Names the folder of a data set to `psjobs-worker`.
 const DATA_VARIABLE: &str = "PSJOB_DATA";
 const THREADS_VARIABLE: &str = "OMP_NUM_THREADS";
-/// What threads of libtorch do that have no work. Read before `main`: a worker without it starts itself once more.
+/// Sets what idle threads of libtorch do. Read before `main`: a worker without it starts itself once more.
 const WAITING_VARIABLE: &str = "OMP_WAIT_POLICY";
 const GPUS_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// Time to end after SIGTERM where the template sets none.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// What a job gets from the machine that runs it.
+/// The resources that a job gets from the machine that runs it.
 #[derive(Clone, Debug)]
 pub struct Machine {
     pub cores: u32,
@@ -77,9 +77,9 @@ pub struct Plan {
     checkpoint: Option<Checkpoint>,
     namespace: String,
     machine: Machine,
-    /// What the user should know before it starts.
+    /// Notes for the user before the job starts.
     pub notes: Vec<String>,
-    /// What the user should know that may be an error; shown with --quiet, too.
+    /// Notes about a possible error; shown with --quiet, too.
     pub warnings: Vec<String>,
 }
 
@@ -87,7 +87,7 @@ pub struct Plan {
 #[derive(Clone, Debug)]
 struct Program {
     program: PathBuf,
-    /// What follows the program's name, before references are expanded.
+    /// The arguments after the program's name, before references are expanded.
     args: Vec<String>,
     env: Vec<(String, String)>,
     gpus: u32,

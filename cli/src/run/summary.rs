@@ -1,4 +1,4 @@
-//! What is left of a run: how it ended and the figures that its processes wrote down.
+//! The summary of a run: how it ended and the figures that its processes wrote down.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,16 +22,16 @@ pub struct Summary {
     pub metrics: BTreeMap<String, f64>,
     pub steps: Option<u64>,
     pub examples: Option<u64>,
-    /// Of all trainers together, in their training loops.
+    /// The steps of all trainers together, in their training loops.
     pub steps_per_second: Option<f64>,
     pub examples_per_second: Option<f64>,
-    /// Of the longest training loop.
+    /// The time of the longest training loop.
     pub seconds: Option<f64>,
     /// From the first process's start to the last one's end.
     pub total_seconds: f64,
     /// Share of the trainers' time spent waiting for servers, other trainers and the network.
     pub waiting_share: Option<f64>,
-    /// Of each trainer's own time, by index; null for one that left no result.
+    /// The waiting share of each trainer, by index; null for one that left no result.
     pub waiting_shares: Vec<Option<f64>>,
     pub trainers: u32,
     pub servers: u32,

@@ -40,7 +40,7 @@ impl Running {
         Pid::from_child(self.0.as_ref().expect("it is taken by `output` only"))
     }
 
-    /// What it wrote until its end. A child that takes longer than the deadline is killed, and its exit
+    /// Returns all output until its end. A child that takes longer than the deadline is killed, and its exit
     /// code tells.
     pub fn output(mut self, deadline: Duration) -> Output {
         let pid = self.pid();

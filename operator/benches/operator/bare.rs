@@ -85,12 +85,12 @@ pub struct Ends(HashMap<String, End>);
 /// A status in two halves.
 struct End {
     before: Map<String, Value>,
-    /// What the last write brought.
+    /// The metadata after the last write.
     last: Map<String, Value>,
 }
 
 impl Ends {
-    /// Of the jobs of a namespace, which have ended.
+    /// Finds the jobs of a namespace that have ended.
     pub async fn of(client: &Client, namespace: &str) -> Result<Self> {
         let halves = |job: ParameterServerJob| {
             let Value::Object(mut last) = serde_json::to_value(&job.status)? else { anyhow::bail!("no status") };

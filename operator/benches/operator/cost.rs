@@ -1,4 +1,4 @@
-//! What the operator's process costs: memory and CPU as the kernel counts them.
+//! Measures the memory and CPU of the operator's process as the kernel counts them.
 
 use std::fs;
 

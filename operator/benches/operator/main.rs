@@ -51,7 +51,7 @@ fn main() -> Result<()> {
     })
 }
 
-/// What the API server tells of itself.
+/// Reads the metrics of the API server.
 async fn metrics(client: &Client) -> Result<String> {
     Ok(client.request_text(Request::get("/metrics").body(Vec::new())?).await?)
 }

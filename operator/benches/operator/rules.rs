@@ -1,5 +1,5 @@
-//! What the definition's rules cost the API server: a job created as a dry run under the definition, against the
-//! same under a copy of it in another group that has no rules.
+//! Measures the cost of the definition's rules for the API server: a job created as a dry run under the definition,
+//! against the same under a copy of it in another group that has no rules.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! What is measured. Each scenario gives the figures of one or more cases.
+//! The scenarios that are measured. Each gives the figures of one or more cases.
 
 use std::time::{Duration, Instant};
 
@@ -51,7 +51,8 @@ pub async fn all(site: &Site, only: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// What the API server spends on a status: on those that the operator wrote of a job, written again to one of another's.
+/// Measures the API server's time for a status: statuses that the operator wrote of a job, written again to one of
+/// another's.
 async fn statuses_of_one(site: &Site) -> Result<()> {
     let (fleet, names, mut journal) = running(site, 1, 4, json!({})).await?;
     let jobs = Api::<ParameterServerJob>::namespaced(site.client.clone(), &fleet.namespace);
@@ -176,8 +177,8 @@ async fn until_succeeded(fleet: &Fleet, names: &[String], journal: &mut Journal)
     Ok(waits(done, succeeded))
 }
 
-/// The same ends of the same pods, and statuses written by a client that does nothing else. The operator leaves these
-/// jobs alone.
+/// Repeats the ends of the same pods, with statuses written by a client that does nothing else. The operator leaves
+/// these jobs alone.
 async fn bare_ends(site: &Site, of: &Fleet, names: &[String]) -> Result<f64> {
     let ends = bare::Ends::of(&site.client, &of.namespace).await?;
     let fleet = Fleet::new(&site.client, of.jobs, of.trainers).await?;

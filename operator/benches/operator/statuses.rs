@@ -1,4 +1,5 @@
-//! What a job's status costs the API server: written as the operator does it, against a patch by the same client.
+//! Measures the cost of a job's status for the API server: written as the operator does it, against a patch by the
+//! same client.
 
 use anyhow::{Context as _, Result};
 use kube::{Api, Client};
@@ -12,8 +13,8 @@ use crate::metrics;
 const RUNS: usize = 5;
 const WRITES: usize = 200;
 
-/// Milliseconds of the API server's CPU for each write of these statuses, one after the other, to a job that no operator
-/// takes care of: as the operator writes them, and patched.
+/// Milliseconds of the API server's CPU for each write of these statuses, one after the other, to a job that no
+/// operator takes care of: as the operator writes them, and patched.
 pub async fn costs(
     client: &Client,
     jobs: &Api<ParameterServerJob>,

@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 
 use crate::DEADLINE;
 
-/// What happened to an object.
+/// A change of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Change {
     PodCreated(String),

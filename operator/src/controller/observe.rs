@@ -1,4 +1,4 @@
-//! What a pod means for its job: the main container judges it, and whatever Kubernetes did to it is
+//! Derives from a pod its meaning for the job: the main container decides it, and actions of Kubernetes are
 //! told apart from what it did itself. The rest of the operator sees pods only through this.
 
 use std::time::Duration;
@@ -64,7 +64,7 @@ pub struct Failure {
     pub at: Timestamp,
 }
 
-/// What keeps a pod from starting.
+/// The reason that keeps a pod from starting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WaitingReason {
     pub reason: String,
@@ -74,8 +74,8 @@ pub struct WaitingReason {
 }
 
 impl WaitingReason {
-    /// Whether it is this pod's. Of pods that are scheduled together, schedulers tell one why it finds no node, and the
-    /// others only that some are missing.
+    /// Returns whether the reason is this pod's. Of pods that are scheduled together, schedulers tell one why it
+    /// finds no node, and the others only that some are missing.
     pub fn is_own(&self) -> bool {
         self.unschedulable_since.is_none() || self.message.contains("nodes are available")
     }

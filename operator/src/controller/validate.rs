@@ -30,7 +30,7 @@ pub struct ValidJob {
     pub suspended: bool,
     pub servers: u32,
     pub trainers: u32,
-    /// What follows from failures, successes and time.
+    /// The policies about failures, successes and time.
     pub policy: JobPolicy,
     pub clean_pod_policy: CleanPodPolicy,
     pub ttl_after_finished: Option<SignedDuration>,
@@ -64,8 +64,8 @@ impl ValidJob {
         if role == Role::Server { self.servers } else { self.trainers }
     }
 
-    /// Returns the number of replicas that a role may have. Pods get this number in their environment, so that it stays right
-    /// when the job is scaled.
+    /// Returns the number of replicas that a role may have. Pods get this number in their environment, so that it
+    /// stays right when the job is scaled.
     pub fn places(&self, role: Role) -> u32 {
         self.policy.elastic.filter(|_| role == Role::Trainer).map_or(self.count(role), |elastic| elastic.max)
     }
@@ -75,14 +75,15 @@ impl ValidJob {
         self.policy.elastic.map_or(self.trainers, |elastic| elastic.min)
     }
 
-    /// Returns the name of the Secret with the certificates of pods that are created now; `None`: they talk without TLS.
+    /// Returns the name of the Secret with the certificates of pods that are created now; `None`: they talk without
+    /// TLS.
     pub fn certificates(&self) -> Option<String> {
         self.certificates_under(self.object.status.as_ref())
     }
 
-    /// Returns the name of that Secret for pods that are created under this status. The pods keep what they started with
-    /// until all of them start again, even if the spec differs: an earlier operator, which created no certificates, may have
-    /// started them.
+    /// Returns the name of that Secret for pods that are created under this status. The pods keep what they started
+    /// with until all of them start again, even if the spec differs: an earlier operator, which created no
+    /// certificates, may have started them.
     pub fn certificates_under(&self, status: Option<&ParameterServerJobStatus>) -> Option<String> {
         match status {
             Some(status) if status.start_time.is_some() => status.certificates.clone(),

@@ -1,9 +1,9 @@
-//! What each rule says of a manifest that breaks it, and manifests that break none.
+//! The messages of each rule for a manifest that breaks it, and manifests that break none.
 
 /// A change to the manifest as a merge patch in YAML (`null` removes), and the sentence it leads to.
 pub type Row = (&'static str, &'static str);
 
-/// What the schema says about a field: its type, its range, whether it must be there.
+/// Rows for the schema of fields: type, range, presence.
 pub const SCHEMA: &[Row] = &[
     ("spec: {trainer: null}", "spec.trainer: Required value"),
     ("spec: {trainer: {template: null}}", "spec.trainer.template: Required value"),
@@ -134,7 +134,7 @@ pub const SCHEMA: &[Row] = &[
     ("spec: {training: {seed: -1}}", "spec.training.seed in body should be greater than or equal to 0"),
 ];
 
-/// What the rules between fields say.
+/// Rows for the rules between fields.
 pub const RULES: &[Row] = &[
     ("spec: {elasticPolicy: {maxReplicas: 1}}", NOT_BETWEEN),
     ("spec: {elasticPolicy: {minReplicas: 3, maxReplicas: 4}}", NOT_BETWEEN),
@@ -317,7 +317,7 @@ pub const START_CHANGED: &str = "spec.training, spec.ps and spec.trainer cannot 
 const ELASTIC_CHANGED: &str = "spec.elasticPolicy cannot change while the job runs, because its processes know it from their start; set spec.suspend to true first, or create a new job";
 pub const NOT_BETWEEN: &str = "spec.trainer.replicas must lie between spec.elasticPolicy.minReplicas and maxReplicas; write a number between them";
 
-/// The same for an elastic job of 2 to 4 trainers.
+/// Changes of an elastic job of 2 to 4 trainers.
 pub const ELASTIC_CHANGES: &[Row] = &[
     ("spec: {trainer: {replicas: 1}}", NOT_BETWEEN),
     ("spec: {trainer: {replicas: 5}}", NOT_BETWEEN),

@@ -1,13 +1,14 @@
-//! Who reads what: pure, no clock and no network. How many examples of a step each trainer reads, by its measured speed
-//! (`spec.training.batch.adaptive`): [`deal`] divides the examples of one step, [`sharing::Sharing`] decides when to do
-//! so anew. In an elastic job [`assigner::BatchAssigner`] assigns whole batches to trainers that ask.
+//! Divides the data among trainers: pure, no clock and no network. How many examples of a step each trainer reads, by
+//! its measured speed (`spec.training.batch.adaptive`): [`deal`] divides the examples of one step,
+//! [`sharing::Sharing`] decides when to do so anew. In an elastic job [`assigner::BatchAssigner`] assigns whole
+//! batches to trainers that ask.
 
 pub mod assigner;
 pub mod sharing;
 
 use psjobs_api::training::Batch;
 
-/// What a trainer may be given.
+/// The limits of a trainer's share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Examples of a step, over the trainers.

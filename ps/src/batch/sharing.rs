@@ -27,7 +27,7 @@ pub struct Share {
     pub examples: u32,
 }
 
-/// What a trainer's process has done so far.
+/// The work that a trainer's process has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
     /// Examples read.
@@ -75,7 +75,7 @@ impl Trainer {
 }
 
 impl Sharing {
-    /// Of so many trainers, of whose speeds nothing is known.
+    /// Begins with equal shares for `trainers` trainers, because their speeds are not known.
     #[must_use]
     pub fn new(trainers: u32, bounds: Bounds) -> Self {
         let trainers = vec![Trainer::default(); trainers as usize];
@@ -196,7 +196,7 @@ mod tests {
         }
     }
 
-    /// Of the fast ones, at worst.
+    /// Returns the worst share of time that a fast trainer waits.
     fn waiting(took: &[f64]) -> f64 {
         let (slowest, fastest) = (took.iter().copied().fold(0.0, f64::max), took.iter().copied().fold(9e9, f64::min));
         1.0 - fastest / slowest

@@ -1,4 +1,4 @@
-//! What is in a checkpoint. A part is a safetensors file (8 bytes header length, JSON header, data)
+//! The format of a checkpoint. A part is a safetensors file (8 bytes header length, JSON header, data)
 //! that holds the blocks of one server, ascending and without gaps, and describes itself. The
 //! manifest binds the parts together and holds their checksums. Pure: bytes in, bytes out.
 
@@ -28,7 +28,7 @@ pub(super) const KEY: &str = "psjobs";
 pub(super) const MAX_REPLICAS: u32 = 1 << 16;
 pub(super) const MAX_SLOTS: usize = 16;
 
-/// What a part says about itself.
+/// The description of a part, stored in the part.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Description {
     /// [`FORMAT`].
@@ -86,7 +86,7 @@ pub struct Manifest {
     /// Trainers of which every step is in the parts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub concluded: Vec<u32>,
-    /// Of an elastic job: the batches whose gradients are in the parts.
+    /// In an elastic job: the batches whose gradients are in the parts.
     #[serde(default, skip_serializing_if = "Position::is_beginning")]
     pub dealt: Position,
 }
@@ -133,7 +133,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// What a file of ours says about itself in its header, read from JSON.
+    /// Reads the description that a file of ours has in its header, from JSON.
     pub fn described<T: DeserializeOwned>(json: &[u8]) -> Result<T, HeaderError> {
         let header: Self =
             serde_json::from_slice(json).map_err(|e| HeaderError(format!("its header cannot be read: {e}")))?;
@@ -286,7 +286,7 @@ impl PartPlan {
         &self.blocks
     }
 
-    /// Whether the state has the lengths of the block at `position`.
+    /// Returns whether the state has the lengths of the block at `position`.
     #[must_use]
     pub fn fits(&self, position: usize, state: &BlockState) -> bool {
         let elements = self.layout.range(self.blocks[position]).len();

@@ -43,7 +43,7 @@ pub enum Damage {
     Bytes {
         /// The file.
         file: PathBuf,
-        /// What is wrong with which bytes.
+        /// The bytes and their fault.
         what: String,
     },
     /// A part is of another program, or of another version.
@@ -51,7 +51,7 @@ pub enum Damage {
     Header {
         /// The file.
         file: PathBuf,
-        /// What is wrong.
+        /// The fault.
         source: HeaderError,
     },
     /// The manifest is not one, or does not fit the parts.
@@ -59,7 +59,7 @@ pub enum Damage {
     Manifest {
         /// The file.
         file: PathBuf,
-        /// What is wrong.
+        /// The fault.
         problem: String,
     },
 }
@@ -95,13 +95,13 @@ impl Checkpoint {
         &self.folder
     }
 
-    /// What it is a checkpoint of; `server` is 0.
+    /// Returns the description of the job; `server` is 0.
     #[must_use]
     pub fn description(&self) -> &Description {
         &self.parts[0].description
     }
 
-    /// What marks it as complete.
+    /// Returns the manifest, which marks the checkpoint as complete.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
@@ -113,7 +113,7 @@ impl Checkpoint {
         &self.manifest.concluded
     }
 
-    /// Of an elastic job: the batches whose gradients are in it.
+    /// Returns, for an elastic job, the batches whose gradients are in it.
     #[must_use]
     pub fn dealt(&self) -> &Position {
         &self.manifest.dealt

@@ -36,7 +36,7 @@ fn description(elements: u64, server: u32, servers: u32, slots: usize) -> Descri
     }
 }
 
-/// What a job would hold of these elements of the flat space; no two values are equal.
+/// Returns the state of a job for these elements of the flat space; no two values are equal.
 fn state(range: std::ops::Range<usize>, slots: usize) -> BlockState {
     let column = |column: usize| range.clone().map(|i| (i * 10 + column) as f32 + 0.5).collect();
     BlockState {

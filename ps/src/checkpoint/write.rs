@@ -15,7 +15,7 @@ pub enum WriteError {
     /// The volume is full.
     #[error("no space left for {}; enlarge the volume or keep fewer checkpoints", file.display())]
     Full {
-        /// What was being written.
+        /// The file that was being written.
         file: PathBuf,
         /// The system's words.
         source: io::Error,
@@ -23,7 +23,7 @@ pub enum WriteError {
     /// Anything else.
     #[error("cannot write {}; check that the checkpoint folder is mounted and writable", file.display())]
     Io {
-        /// What was being written.
+        /// The file that was being written.
         file: PathBuf,
         /// The system's words.
         source: io::Error,
@@ -53,7 +53,7 @@ pub struct PartWriter {
     scratch: Vec<u8>,
 }
 
-/// What is small and written when all blocks are there.
+/// The small parts, which are written when all blocks are there.
 #[derive(Debug, Default)]
 struct Tables {
     versions: Vec<u64>,

@@ -21,10 +21,10 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_secs(1);
 /// How long a server may take to note that a trainer leaves.
 const LEAVE: Duration = Duration::from_secs(10);
-/// The same of a trainer that was told to stop: all may have been, and its server may be gone.
+/// Timeout for a trainer that was interrupted: all may have been, and its server may be gone.
 const STOP: Duration = Duration::from_secs(3);
 
-/// What a trainer tells about itself.
+/// The report of a trainer about itself.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Steps done, by a trainer that exchanges no gradients; of others the servers count them.
@@ -89,7 +89,7 @@ impl Attendance {
         self.servers.get(&server).map(|(client, ..)| client.clone())
     }
 
-    /// What the next heartbeats say.
+    /// Sets what the next heartbeats report.
     pub fn report(&self, report: Report) {
         *self.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
     }
@@ -124,7 +124,7 @@ impl Attendance {
     }
 }
 
-/// What a trainer says to one server at its end.
+/// The last message of a trainer to one server.
 struct Goodbye<'a> {
     config: &'a SessionConfig,
     client: CoordinationClient<Channel>,

@@ -83,7 +83,7 @@ impl Session {
         self.runtime.block_on(self.session.share_batch(step, base, work))
     }
 
-    /// What the next heartbeats say: examples read by this process so far, and metrics.
+    /// Sets what the next heartbeats report: examples read by this process so far, and metrics.
     pub fn report(&self, examples: u64, metrics: &BTreeMap<String, f64>) {
         self.session.report(examples, metrics);
     }

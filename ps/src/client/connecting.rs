@@ -56,8 +56,8 @@ pub(super) async fn persist<T, A: Future<Output = Result<T, Failure>>>(
     retry(schedule, until(|| config.interrupted()), attempt, log).await.map_err(|why| stopped(config, server, why))
 }
 
-/// Returns the pauses between attempts to reach `server`. They differ by trainer, so that the trainers that lost a server
-/// together do not return together.
+/// Returns the pauses between attempts to reach `server`. They differ by trainer, so that the trainers that lost a
+/// server together do not return together.
 pub(super) fn schedule(config: &SessionConfig, server: u32) -> Schedule {
     Schedule::growing(FIRST_PAUSE, LONGEST_PAUSE).spread_by(retry::key(config.trainer, server))
 }
@@ -102,7 +102,7 @@ pub(super) async fn join(
     Ok(CoordinationClient::new(channel).join(Request::new(request)).await?.into_inner())
 }
 
-/// Whether the server that answered is the one that was meant, by what it says of itself.
+/// Checks that the server that answered is the one that was meant, by what it says of itself.
 pub(super) fn in_place(config: &SessionConfig, want: u32, (found, servers): (u32, u32)) -> Result<(), Failure> {
     let ours = config.servers.len() as u32;
     if (found, servers) == (want, ours) {
@@ -123,7 +123,7 @@ impl From<Status> for Failure {
     }
 }
 
-/// Whether nobody listens at the other end, so that nothing was heard.
+/// Returns whether the connection was refused, so that the request reached no process.
 pub(super) fn is_refused(status: &Status) -> bool {
     let mut source = std::error::Error::source(status);
     while let Some(error) = source {

@@ -42,7 +42,7 @@ pub struct Name {
     pub generation: u64,
 }
 
-/// What comes from a server.
+/// A message or the end of a stream from a server.
 pub enum Event {
     /// A block's new values.
     Block(Name, proto::ParameterBlock),

@@ -28,7 +28,7 @@ pub struct Layers {
 }
 
 impl AsyncTables {
-    /// Whether a checkpoint wants the layers of a trainer that has done `steps`.
+    /// Returns whether a checkpoint wants the layers of a trainer that has done `steps`.
     #[must_use]
     pub fn wants_layers(&self, steps: u64) -> bool {
         let wanted = self.shared.layers_wanted.load(Ordering::Relaxed);
@@ -50,8 +50,8 @@ impl AsyncTables {
         self.shared.keep(layers).await
     }
 
-    /// As [`AsyncTables::keep`], by a trainer that was told to stop, for a short time only: the servers write their last
-    /// checkpoint soon.
+    /// As [`AsyncTables::keep`], by a trainer that was told to stop, for a short time only: the servers write their
+    /// last checkpoint soon.
     pub async fn keep_at_stop(&self, layers: &Layers) {
         if self.shared.epoch == 0 {
             return;

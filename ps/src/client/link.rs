@@ -1,5 +1,5 @@
-//! What a trainer has to one server: it joins, fills blocks that have no values, and opens the training streams, one or
-//! several, each over a connection of its own.
+//! A trainer's connection to one server: it joins, fills blocks that have no values, and opens the training streams,
+//! one or several, each over a connection of its own.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -37,7 +37,7 @@ pub struct Link {
     lanes: BTreeMap<u32, Lane>,
 }
 
-/// What a link is opened with.
+/// The settings that a link is opened with.
 pub struct Opening<'a> {
     pub config: &'a SessionConfig,
     pub layout: &'a Layout,
@@ -49,7 +49,7 @@ pub struct Opening<'a> {
     pub epoch: u64,
     /// Its parameters become the values of blocks that have none, of a server that was started anew.
     pub memory: &'a Mapping,
-    /// What becomes their values instead where all servers have gone back to the beginning.
+    /// Their values where all servers have gone back to the beginning.
     pub initial: &'a [f32],
     pub buffers: &'a Buffers,
     pub events: &'a mpsc::UnboundedSender<Event>,
@@ -136,7 +136,7 @@ impl Link {
         self.lanes.extend(lanes);
     }
 
-    /// Whether stream `lane` is the one that was opened as `generation`.
+    /// Returns whether stream `lane` is the one that was opened as `generation`.
     pub fn has(&self, lane: u32, generation: u64) -> bool {
         self.lanes.get(&lane).is_some_and(|lane| lane.generation == generation)
     }

@@ -30,7 +30,7 @@ impl AsyncMember {
         Ok(Self { config, attendance })
     }
 
-    /// What the next heartbeats say: steps done and examples read so far, and metrics.
+    /// Sets what the next heartbeats report: steps done and examples read so far, and metrics.
     pub fn report(&self, step: u64, examples: u64, metrics: &BTreeMap<String, f64>) {
         self.attendance.report(Report { step, examples, metrics: metrics.clone(), ..Report::default() });
     }
@@ -46,7 +46,7 @@ impl AsyncMember {
     }
 }
 
-/// The same for a training loop, which waits.
+/// A member for a training loop, which blocks.
 pub struct Member {
     // Dropped before the runtime that its tasks run on.
     member: AsyncMember,

@@ -1,4 +1,4 @@
-//! What a trainer talks to the servers with. [`Session`] is synchronous, because a training loop
+//! The client of the servers. [`Session`] is synchronous, because a training loop
 //! is; behind it a runtime of its own keeps the streams and sends heartbeats while the trainer computes.
 //! [`AsyncSession`] is the same on the runtime of whoever calls it.
 
@@ -36,7 +36,7 @@ pub use crate::layout::TensorSpec;
 use crate::network::Network;
 use crate::proto;
 
-/// What a trainer says about itself.
+/// The settings of a trainer's session.
 #[derive(Clone, Debug)]
 pub struct SessionConfig {
     /// The job; servers of another one refuse this trainer.
@@ -64,7 +64,7 @@ pub struct SessionConfig {
     pub replication_factor: u32,
     /// How gradients are coded where they travel.
     pub compression: Compression,
-    /// What the servers are reached through.
+    /// The network that the servers are reached through.
     pub network: Network,
     /// Set, from a signal handler for instance, to give up whatever is being waited for.
     pub interrupt: Arc<AtomicBool>,
@@ -130,7 +130,7 @@ pub enum ClientError {
         address: String,
         /// How long it was tried.
         seconds: u64,
-        /// What the last try said.
+        /// The reason of the last attempt's failure.
         reason: String,
     },
     /// A server said no, and would say so again.
@@ -180,7 +180,7 @@ pub enum ClientError {
     Memory {
         /// Number of parameters.
         elements: usize,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// [`SessionConfig::interrupt`] was set.
@@ -219,12 +219,12 @@ impl ClientError {
     }
 }
 
-/// Those of `servers` servers that may lead the blocks of server `shard`, if `copies` hold each block.
+/// Returns those of `servers` servers that may lead the blocks of server `shard`, if `copies` hold each block.
 fn holders(shard: u32, servers: u32, copies: u32) -> Vec<u32> {
     (0..copies.clamp(1, servers.max(1))).map(|copy| (shard + copy) % servers).collect()
 }
 
-/// Whether a server may well say yes the next time.
+/// Returns whether another attempt may succeed.
 pub(crate) fn is_retryable(status: &Status) -> bool {
     !matches!(
         status.code(),
@@ -232,7 +232,7 @@ pub(crate) fn is_retryable(status: &Status) -> bool {
     )
 }
 
-/// What serves a session's connections on so many threads.
+/// Starts a runtime that serves a session's connections on `threads` threads.
 fn network(threads: usize) -> Result<Runtime, ClientError> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.worker_threads(threads).thread_name("psjobs-net").enable_all().build().map_err(ClientError::Runtime)

@@ -26,7 +26,7 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// Of the job in `environment`.
+    /// Creates the reader of the job in `environment`.
     pub fn new(environment: &Environment) -> Self {
         Self {
             job_uid: environment.uid.clone(),
@@ -35,8 +35,9 @@ impl Reading {
         }
     }
 
-    /// Fills `values` with all parameters, each block as it is when its turn comes: training goes on meanwhile, so blocks
-    /// may be some updates apart, as those are that a trainer pulls. How many updates the blocks have had in all.
+    /// Fills `values` with all parameters, each block as it is when its turn comes: training goes on meanwhile, so
+    /// blocks may be some updates apart, as those are that a trainer pulls. How many updates the blocks have had in
+    /// all.
     ///
     /// # Errors
     /// If a server cannot be reached, or a block has no values yet; then some of `values` are new and some old.

@@ -41,7 +41,7 @@ pub struct AsyncSession {
     layout: Layout,
     links: Vec<Link>,
     memory: Mapping,
-    /// What blocks begin with, in jobs that may go back to their beginning: with checkpoints, before the first.
+    /// The first values of blocks, in jobs that may go back to their beginning: with checkpoints, before the first.
     initial: Vec<f32>,
     coder: Coder,
     buffers: Buffers,
@@ -192,7 +192,7 @@ impl AsyncSession {
         }
     }
 
-    /// What the next heartbeats say: examples read by this process so far, and metrics.
+    /// Sets what the next heartbeats report: examples read by this process so far, and metrics.
     pub fn report(&self, examples: u64, metrics: &BTreeMap<String, f64>) {
         let (waiting, dealt) = (self.waiting, self.assigned.reported());
         self.attendance.report(Report { step: 0, examples, metrics: metrics.clone(), waiting, dealt });

@@ -28,8 +28,8 @@ pub struct RowGradients<'a> {
     pub values: &'a [f32],
 }
 
-/// The job's sparse tables, as one trainer sees them, on the runtime of whoever calls. The trainer takes part in the job
-/// as a [`Member`](super::Member) of the same configuration.
+/// The job's sparse tables, as one trainer sees them, on the runtime of whoever calls. The trainer takes part in the
+/// job as a [`Member`](super::Member) of the same configuration.
 pub struct AsyncTables {
     pub(super) shared: Arc<Shared>,
     next_step: u64,
@@ -110,14 +110,15 @@ impl AsyncTables {
     }
 }
 
-/// What is wanted, for a task that outlives the question.
+/// Copies a request, for a task that outlives it.
 fn owned(wanted: &[(usize, &[u64])]) -> Vec<(usize, Vec<u64>)> {
     wanted.iter().map(|(table, keys)| (*table, keys.to_vec())).collect()
 }
 
 /// A trainer that died while it pushed left some servers a step behind the others, and does that step
 /// again; one that is further behind was started anew and has nothing to catch up on. Servers with checkpoints are
-/// never started anew alone: in one of Bounded or Async their parts are of different steps, and each gets what it misses.
+/// never started anew alone: in one of Bounded or Async their parts are of different steps, and each gets what it
+/// misses.
 fn first_step(steps: &[u64], epoch: u64) -> u64 {
     let newest = steps.iter().copied().max().unwrap_or(0);
     steps.iter().copied().filter(|step| epoch > 0 || step + 1 >= newest).min().unwrap_or(0)

@@ -35,7 +35,7 @@ impl Feedback {
         encoder.encode(&mut self.rest, payload);
     }
 
-    /// What waits for the next step.
+    /// Returns the error that waits for the next step.
     #[must_use]
     pub fn rest(&self) -> &[f32] {
         &self.rest

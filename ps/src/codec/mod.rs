@@ -140,7 +140,7 @@ impl Codec {
     /// Checks that `payload` can be decoded into a block of `elements`.
     ///
     /// # Errors
-    /// What was expected and what was found.
+    /// Says what was expected and what was found.
     pub fn check(self, payload: &[u8], elements: usize) -> Result<(), CodecError> {
         let expected = match self {
             Self::F32 => elements * 4,
@@ -184,7 +184,7 @@ impl Codec {
         Ok(())
     }
 
-    /// Whether the payload holds neither NaN nor infinity, where that can be seen without decoding it.
+    /// Returns whether the payload holds neither NaN nor infinity, where that can be seen without decoding it.
     #[must_use]
     pub fn finite(self, payload: &[u8]) -> Option<bool> {
         let exponent = match self {
@@ -292,7 +292,7 @@ impl Encoder {
     }
 }
 
-/// What was not sent of `value`, or 0 if the difference is not a number to go on with.
+/// Returns the part of `value` that was not sent, or 0 if the difference is not finite.
 #[inline(always)]
 fn rest(value: f32, sent: f32) -> f32 {
     let rest = value - sent;

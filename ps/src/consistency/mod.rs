@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use psjobs_api::training::{Consistency, ConsistencyMode};
 
-/// What to do with a gradient that has come in.
+/// The decision about a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Apply it now; answer as soon as [`Rule::may_go_on`].
@@ -62,8 +62,8 @@ impl Rule {
         Self { elastic: true, ..Self::new(consistency, 0) }
     }
 
-    /// A trainer of an elastic job takes part from `step` on. In Sync it is waited for from that round on, and is in its
-    /// turn when that one is open ([`Rule::may_begin`]); elsewhere from its first gradient on.
+    /// A trainer of an elastic job takes part from `step` on. In Sync it is waited for from that round on, and is in
+    /// its turn when that one is open ([`Rule::may_begin`]); elsewhere from its first gradient on.
     ///
     /// # Errors
     /// In Sync the first round that it can still give to, if that is a later one: the trainer is not waited for until
@@ -83,7 +83,7 @@ impl Rule {
         if step < first { Err(first) } else { Ok(()) }
     }
 
-    /// Whether a trainer that enters with `step` may get the values to compute its gradient from.
+    /// Returns whether a trainer that enters with `step` may get the values to compute its gradient from.
     #[must_use]
     pub fn may_begin(&self, step: u64) -> bool {
         !self.counts_rounds() || self.round >= step
@@ -125,7 +125,7 @@ impl Rule {
         }
     }
 
-    /// Whether the trainer's gradient may be added to the sum: all members before it have given,
+    /// Returns whether the trainer's gradient may be added to the sum: all members before it have given,
     /// so that the order of addition is that of the trainers, whoever came first. With backups nobody
     /// knows who will have given, so that all wait for the end of the round.
     #[must_use]
@@ -146,8 +146,8 @@ impl Rule {
         Some(given)
     }
 
-    /// Whether a trainer that has given `step` may get values for what follows: unless Bounded and too far ahead.
-    /// A repeat is judged by its own step: the trainer is there again, whatever this block has of it.
+    /// Returns whether a trainer that has given `step` may get values for what follows: unless Bounded and too far
+    /// ahead. A repeat is judged by its own step: the trainer is there again, whatever this block has of it.
     #[must_use]
     pub fn may_go_on(&self, step: u64) -> bool {
         self.consistency.mode != ConsistencyMode::Bounded || self.lead(step) <= self.consistency.staleness.into()

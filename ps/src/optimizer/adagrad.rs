@@ -10,7 +10,7 @@ pub struct Adagrad {
     pub learning_rate_decay: f64,
     /// L2 penalty.
     pub weight_decay: f64,
-    /// What the sums of squares start from.
+    /// Initial value of the sums of squares.
     pub initial_accumulator: f64,
     /// Added to the root.
     pub epsilon: f64,

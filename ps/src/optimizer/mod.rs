@@ -31,7 +31,7 @@ pub struct Optimizer {
     rate: f64,
 }
 
-/// What an optimizer remembers of one block.
+/// The state of an optimizer for one block.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct State {
     slots: Vec<Vec<f32>>,
@@ -51,7 +51,7 @@ impl State {
         &self.slots
     }
 
-    /// What a checkpoint kept.
+    /// Restores the state from a checkpoint.
     #[must_use]
     pub fn restored(slots: Vec<Vec<f32>>, step: u64) -> Self {
         Self { slots, step }

@@ -1,11 +1,11 @@
-//! What happened to the tables of one server, for those who watch.
+//! Counters of the tables of one server, for metrics.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::TableSpec;
 use super::shard::Holding;
 
-/// What happened to a server's tables.
+/// Counters of a server's tables.
 #[derive(Debug)]
 pub struct Counts {
     tables: Vec<(String, TableCells)>,

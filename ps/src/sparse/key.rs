@@ -1,4 +1,4 @@
-//! What follows from a key alone: its server, its task there, and the values that its row begins with.
+//! Derives from a key its server, its task there, and the initial values of its row.
 
 use std::hash::{BuildHasherDefault, Hasher};
 

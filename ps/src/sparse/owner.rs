@@ -13,7 +13,7 @@ use super::shard::{Holding, Shard, ShardState};
 /// How often unused rows are looked for while nobody asks for anything.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What a shard's task is asked to do.
+/// A command to a shard's task.
 pub enum Command {
     /// Rows of a table, for a trainer.
     Pull { trainer: u32, table: usize, keys: Vec<u64>, reply: oneshot::Sender<Vec<f32>> },

@@ -26,7 +26,7 @@ pub struct Rows {
     scratch: Vec<Vec<f32>>,
 }
 
-/// What is known of a row beside its values.
+/// The metadata of a row.
 #[derive(Clone, Copy, Debug, Default)]
 struct Head {
     key: u64,

@@ -14,7 +14,7 @@ use super::{TableSpec, key};
 use crate::consistency::{Rule, Verdict};
 use crate::training_rules::TrainingRules;
 
-/// What a shard is made of.
+/// The settings that a shard is made from.
 pub struct Plan {
     pub specs: Arc<[TableSpec]>,
     pub rules: Arc<TrainingRules>,
@@ -56,7 +56,7 @@ struct Round<W> {
     /// By table, those added so far, in trainer order.
     sum: Vec<Gradients>,
     added: usize,
-    /// Those that came before their turn; `None` for one that is left out.
+    /// Gradients that arrived before those of lower trainers; `None` for one that is left out.
     early: BTreeMap<u32, Option<Vec<Gradients>>>,
     step: u64,
     waiting: Vec<W>,
@@ -85,7 +85,7 @@ pub struct Clock {
     pub requests: u64,
 }
 
-/// What a table of a shard holds, for those who watch.
+/// The contents of a table of a shard, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holding {
     pub rows: u64,
@@ -229,12 +229,12 @@ impl<W> Shard<W> {
         }
     }
 
-    /// Whether time alone makes rows go.
+    /// Returns whether rows expire by time alone.
     pub fn watches_time(&self) -> bool {
         self.tables.iter().any(|table| table.idle_ms.is_some())
     }
 
-    /// What each table holds here.
+    /// Returns what each table holds here.
     pub fn holdings(&self) -> impl Iterator<Item = Holding> {
         self.tables.iter().map(|table| Holding {
             rows: table.rows.len() as u64,

@@ -84,7 +84,7 @@ pub enum TablesError {
          the push was applied: lower the learning rate or look at the loss"
     )]
     NotFinite {
-        /// Who sent it.
+        /// The trainer that sent it.
         trainer: u32,
         /// Its step.
         step: u64,
@@ -135,7 +135,7 @@ impl Tables {
         &self.plan.specs
     }
 
-    /// What happened to them.
+    /// Returns the counters of these tables.
     #[must_use]
     pub fn counts(&self) -> &Counts {
         &self.counts
@@ -173,7 +173,8 @@ impl Tables {
         Ok(bytes)
     }
 
-    /// Takes a trainer's gradients of `step`, sent in the server's `epoch`; returns when the consistency rule lets it go on.
+    /// Takes a trainer's gradients of `step`, sent in the server's `epoch`; returns when the consistency rule lets it
+    /// go on.
     ///
     /// # Errors
     /// If something does not fit; nothing was applied then.
@@ -303,7 +304,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Whether the push is to be left out because of NaN or infinity; an error if it is refused.
+    /// Returns whether the push is left out because of NaN or infinity; an error if it is refused.
     fn not_finite<B: AsRef<[u8]>>(&self, trainer: u32, step: u64, pushes: &[Push<B>]) -> Result<bool, TablesError> {
         if self.plan.rules.non_finite == NonFinite::Pass {
             return Ok(false);

@@ -10,7 +10,7 @@ use rustls::{ClientConfig, ClientConnection, ServerConnection, StreamOwned};
 
 use super::{Credentials, DamagedError};
 
-/// What is read and written, whatever it travels as.
+/// A blocking stream, with or without TLS.
 pub trait Channel: Read + Write + Send {}
 
 impl<C: Read + Write + Send> Channel for C {}

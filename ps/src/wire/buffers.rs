@@ -9,7 +9,7 @@ use bytes::Bytes;
 const SMALLEST: usize = 4 * 1024;
 /// Buffers kept for later, where one trainer uses them: it may leave all free between two steps.
 const MOST_KEPT: usize = 64;
-/// The same where many do: while one computes, others' messages take what it has left free.
+/// Fewest buffers kept where many trainers share them: while one computes, others' messages take what it has left free.
 const FEWEST_KEPT: usize = 4;
 
 /// A stock of buffers. Clones share it.

@@ -28,13 +28,13 @@ pub struct Outgoing {
 type Cut = Pin<Box<dyn Future<Output = Status> + Send>>;
 
 impl Outgoing {
-    /// What a client sends: ends when the channel does, or at an error.
+    /// Creates the body of a request: it ends when the channel does, or at an error.
     #[must_use]
     pub fn request(messages: mpsc::Receiver<Result<Bytes, Status>>) -> Self {
         Self { messages, next: None, trailers: false, ended: false, cut: None }
     }
 
-    /// What a server answers: ends with OK when the channel does, or with the first error.
+    /// Creates the body of a response: it ends with OK when the channel does, or with the first error.
     #[must_use]
     pub fn response(messages: mpsc::Receiver<Result<Bytes, Status>>) -> Self {
         Self { messages, next: None, trailers: true, ended: false, cut: None }

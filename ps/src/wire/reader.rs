@@ -32,7 +32,7 @@ impl Reader {
     /// After an error, or if the future is dropped before it is ready, the stream cannot be read on.
     ///
     /// # Errors
-    /// What the other side said at its end, or what is wrong with its message.
+    /// Returns the status that the other side ended with, or the fault of its message.
     pub async fn message<M: Message + Default>(&mut self) -> Result<Option<M>, Status> {
         let mut prefix = [0; PREFIX];
         if !self.fill(&mut prefix).await? {

@@ -113,7 +113,7 @@ fn next(body: &mut Outgoing) -> Option<Frame<Bytes>> {
     }
 }
 
-/// What a body's last frame says.
+/// Returns the status in a body's last frame.
 fn status(frame: Option<Frame<Bytes>>) -> Status {
     let trailers = frame.expect("a frame").into_trailers().expect("trailers");
     Status::from_header_map(&trailers).expect("a status")

@@ -21,7 +21,7 @@ fn gradients(trainer: u32, step: u64) -> impl Iterator<Item = f32> {
         .map(move |i| (i.wrapping_mul(2_654_435_761) >> 9) as f32 * 1e-6 + (step as f32) - trainer as f32 * 1e-3)
 }
 
-/// What one process gets that adds up the trainers' gradients in their order and divides.
+/// Returns the result of one process that adds up the trainers' gradients in their order and divides.
 fn local(trainers: u32) -> Vec<f32> {
     let (mut weights, mut momentum) = (vec![1.0_f32; ELEMENTS], vec![0.0_f32; ELEMENTS]);
     for step in 0..STEPS {
@@ -42,7 +42,7 @@ fn local(trainers: u32) -> Vec<f32> {
 struct Relay {
     address: SocketAddr,
     connections: Arc<AtomicU32>,
-    /// What every connection has brought.
+    /// The bytes received over each connection.
     bytes: Arc<[AtomicU64; 8]>,
 }
 

@@ -54,7 +54,7 @@ fn gradient() -> ExchangeRequest {
     ExchangeRequest { message: Some(Message::Gradient(gradient)) }
 }
 
-/// What a stream ends with.
+/// Returns the status that a stream ends with.
 async fn end(mut answers: Streaming<ParameterBlock>) -> Status {
     let end = async {
         loop {

@@ -1,4 +1,4 @@
-//! What does not belong is refused in a sentence, and the server lives.
+//! Requests that do not belong are refused in a sentence, and the server lives.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -42,7 +42,7 @@ fn row(trainer: u32, step: u64, key: u64) -> [f32; WIDTH] {
     std::array::from_fn(|i| ((key % 97) as f32 + i as f32 * 0.3 + step as f32).sin() * (1.0 + trainer as f32 * 1e-4))
 }
 
-/// What one process gets: SGD with momentum .5 and rate .125 on the mean of the trainers' gradients.
+/// Returns the result of one process: SGD with momentum .5 and rate .125 on the mean of the trainers' gradients.
 fn local(trainers: u32, steps: u64, initial: &BTreeMap<u64, Vec<f32>>) -> BTreeMap<u64, Vec<f32>> {
     let mut rows: BTreeMap<u64, (Vec<f32>, [f32; WIDTH])> =
         initial.iter().map(|(key, values)| (*key, (values.clone(), [0.0; WIDTH]))).collect();
@@ -299,7 +299,7 @@ async fn a_server_that_was_started_anew_is_not_taken_for_the_one_with_the_rows()
     running.iter().for_each(|server| server.stop.cancel());
 }
 
-/// What `/metrics` says of `name` for the table.
+/// Reads `name` of the table from `/metrics`.
 async fn metric(address: std::net::SocketAddr, name: &str) -> f64 {
     let text = metrics(address).await;
     let line = text.lines().find_map(|line| line.strip_prefix(&format!("psjobs_ps_{name}{{table=\"click\"}} ")));

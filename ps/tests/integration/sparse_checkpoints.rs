@@ -143,7 +143,8 @@ fn join(trainers: Vec<Training>) -> Vec<Vec<f32>> {
     trainers.into_iter().map(|trainer| trainer.join().expect("no panic")).next_back().expect("a trainer")
 }
 
-/// What a job gets whose servers are killed one after the other, each when there is a checkpoint to go back to.
+/// Returns the result of a job whose servers are killed one after the other, each when there is a checkpoint to go
+/// back to.
 fn disturbed(job: &Job, folder: &Path, until: u64, victims: [usize; 2]) -> Vec<Vec<f32>> {
     let mut servers = job.start_all();
     let (trainers, steps) = trainers(job, until);
@@ -159,7 +160,7 @@ fn disturbed(job: &Job, folder: &Path, until: u64, victims: [usize; 2]) -> Vec<V
     rows
 }
 
-/// What a job gets that keeps nothing and loses nobody.
+/// Returns the result of a job that keeps no checkpoint and loses no process.
 fn undisturbed(like: &Job, until: u64) -> Vec<Vec<f32>> {
     let mut job = Job::replicated(1, like.trainers, like.mode);
     (job.replicated, job.optimizer, job.momentum) = (false, like.optimizer, like.momentum);

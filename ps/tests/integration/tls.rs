@@ -22,7 +22,7 @@ fn certificates(folder: &Path) -> Arc<Credentials> {
     certificates_of(folder, SystemTime::now())
 }
 
-/// Those that somebody made then.
+/// Makes certificates in `folder` as of `then`.
 fn certificates_of(folder: &Path, then: SystemTime) -> Arc<Credentials> {
     for (name, text) in Certificates::make(&["*.mnist.team.svc".into()], then, LIFE).expect("a name").files() {
         fs::write(folder.join(name), text).expect("written");
@@ -30,7 +30,7 @@ fn certificates_of(folder: &Path, then: SystemTime) -> Arc<Credentials> {
     Arc::new(Credentials::load(folder).expect("usable"))
 }
 
-/// What the metrics port answers, which asks nobody for a certificate.
+/// Asks the metrics port, which needs no certificate.
 async fn asked(metrics: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(metrics).await.expect("it is there");
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");

@@ -6,7 +6,7 @@ use crate::support::*;
 use psjobs_api::training::ConsistencyMode;
 use psjobs_ps::client::Session;
 
-/// What one process gets that adds up the trainers' gradients in their order and divides.
+/// Returns the result of one process that adds up the trainers' gradients in their order and divides.
 fn local(trainers: u32, steps: u64) -> Vec<f32> {
     let n = elements();
     let (mut weights, mut momentum) = (vec![1.0_f32; n], vec![0.0_f32; n]);

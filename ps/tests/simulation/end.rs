@@ -79,7 +79,7 @@ impl Connected for End {
     fn connect_info(&self) {}
 }
 
-/// What a process on `from` dials with.
+/// The dialer of a process on `from`.
 pub struct Dialer {
     pub network: Network,
     pub from: Host,

@@ -39,7 +39,7 @@ const STORM: Duration = Duration::from_secs(90);
 pub struct Outcome {
     /// Equal for equal runs.
     pub digest: u64,
-    /// What must not be, if anything was.
+    /// The violated invariant, if any.
     pub verdict: Result<(), String>,
 }
 

@@ -96,7 +96,7 @@ fn jobs_with_several_connections_lose_one_and_go_on() {
     }
 }
 
-/// What each of these meets shows in few jobs of many.
+/// Runs jobs whose faults each show in few jobs of many.
 #[test]
 fn elastic_jobs_go_on_with_those_who_are_there() {
     let away = Duration::from_millis(300);

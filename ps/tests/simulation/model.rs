@@ -14,7 +14,7 @@ use super::plan::Plan;
 const LEARNING_RATE: f64 = 0.125;
 const MOMENTUM: f64 = 0.5;
 
-/// What a job trains.
+/// The model of a job.
 pub struct Model {
     pub layout: Layout,
     trainers: u32,
@@ -73,7 +73,7 @@ impl Model {
         (0..self.layout.blocks()).map(of_block).collect()
     }
 
-    /// What is in `parameters`.
+    /// Counts the gradients in `parameters`.
     pub fn counts(&self, parameters: &[f32]) -> Result<Counts, String> {
         (0..self.layout.blocks()).map(|block| self.counts_of(block, parameters)).collect()
     }
@@ -140,7 +140,7 @@ pub fn counted(marks: &[f64], most: u64) -> Option<u64> {
     (marks == want).then_some(count)
 }
 
-/// What gradient `step` adds to the three marks. Sums of them are exact in f32.
+/// Returns what gradient `step` adds to the three marks. Sums of them are exact in f32.
 pub fn moments(step: u64) -> [f64; 3] {
     let s = step as f64;
     [1.0, s, s * s]

@@ -52,7 +52,7 @@ pub struct Weather {
 #[derive(Clone)]
 pub struct Network(Arc<Mutex<Wires>>);
 
-/// What the network's hosts see of each other.
+/// The connections between the network's hosts.
 pub struct Wires {
     pub trace: Trace,
     seed: u64,
@@ -65,7 +65,7 @@ pub struct Wires {
     cut: BTreeMap<(Host, Host), u32>,
     /// Machines that are gone without a word.
     silent: BTreeSet<Host>,
-    /// Who waits for a direction to be whole again.
+    /// The tasks that wait for a direction to be whole again.
     waiting: Vec<Waker>,
 }
 
@@ -99,7 +99,7 @@ struct Flow {
     writer: Option<Waker>,
 }
 
-/// What a reader finds.
+/// The result of a read.
 pub enum Found {
     Bytes(Bytes),
     End,
@@ -129,7 +129,7 @@ impl Network {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What comes in at `address` from now on.
+    /// Returns the connections that come in at `address` from now on.
     pub fn listen(&self, host: Host, address: &str) -> UnboundedReceiverStream<io::Result<End>> {
         let (sender, receiver) = mpsc::unbounded_channel();
         self.wires().listeners.insert(address.to_owned(), (host, sender));
@@ -238,7 +238,7 @@ impl Wires {
         self.delay(&mut chance) + self.delay(&mut chance)
     }
 
-    /// Whether the other host is within reach; the waker is woken when that may have changed.
+    /// Returns whether the other host is within reach; the waker is woken when that may have changed.
     pub fn reach(&mut self, from: Host, address: &str, waker: &Waker) -> Poll<()> {
         let to = self.listeners.get(address).map(|(host, _)| *host);
         let silent = self.silent.iter().any(|host| address_of(*host) == address);
@@ -249,7 +249,7 @@ impl Wires {
         Poll::Pending
     }
 
-    /// What `side` of connection `id` may read now, at most `limit` bytes.
+    /// Returns what `side` of connection `id` may read now, at most `limit` bytes.
     pub fn read(&mut self, id: Id, side: usize, limit: usize, waker: &Waker) -> Found {
         let now = Instant::now();
         let connection = self.connections.get_mut(&id).expect("a connection lives as long as its ends");

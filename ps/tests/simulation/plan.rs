@@ -1,4 +1,4 @@
-//! What a seed stands for: a job, the weather on its network, and what is done to it. Pure.
+//! Makes of a seed a job, the quality of its network, and its faults. Pure.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub struct Plan {
     pub seed: u64,
     pub servers: u32,
     pub trainers: u32,
-    /// Of each trainer; of an elastic job, batches in all.
+    /// Steps of each trainer; in an elastic job, batches in all.
     pub steps: u64,
     /// The fewest trainers of an elastic job.
     pub least: Option<u32>,
@@ -45,7 +45,7 @@ pub struct Plan {
     pub doomed: bool,
 }
 
-/// What goes wrong.
+/// A fault.
 #[derive(Clone, Debug)]
 pub enum Fault {
     /// The connections between a trainer and a server break; with `half` only one side hears of it.
@@ -125,7 +125,7 @@ impl Plan {
         plan
     }
 
-    /// The same job with trainers that may come and go.
+    /// Returns the same job with trainers that may come and go.
     pub fn made_elastic(self, least: u32) -> Self {
         let steps = self.steps * u64::from(self.trainers);
         // Each batch leaves its mark in every block.
@@ -133,8 +133,8 @@ impl Plan {
         Self { steps, elements, least: Some(least), ..self }
     }
 
-    /// Whether some of its batches may be nobody's in the end: held by a trainer that went, or was out of reach for so
-    /// long that it was taken for lost, when the others were done.
+    /// Returns whether some of its batches may be left out in the end: held by a trainer that went, or was out of
+    /// reach for so long that it was taken for lost, when the others were done.
     pub fn may_leave_out(&self) -> bool {
         let harmless = |fault: &Fault| {
             matches!(fault, Fault::Break { half: false, .. } | Fault::Sever { .. } | Fault::Late { .. })
@@ -142,7 +142,7 @@ impl Plan {
         self.weather.lost > 0.0 || self.weather.broken > 0.0 || !self.faults.iter().all(|(_, fault)| harmless(fault))
     }
 
-    /// What happens to the trainers of an elastic job; enough of them stay.
+    /// Draws a change of the trainers of an elastic job; enough of them stay.
     fn change(&self, chance: &mut ChaCha8Rng, least: u32) -> Fault {
         let (trainer, back, silent) = (chance.random_range(0..self.trainers), lasting(chance), chance.random_bool(0.3));
         match chance.random_range(0..4) {
@@ -153,7 +153,7 @@ impl Plan {
         }
     }
 
-    /// The same job with a model of three full blocks and few steps.
+    /// Returns the same job with a model of three full blocks and few steps.
     pub fn large(self, servers: u32, connections: u32) -> Self {
         Self { servers, connections, elements: FULL_BLOCKS, steps: 3, ..self }
     }

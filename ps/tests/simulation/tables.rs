@@ -170,7 +170,7 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// What the servers keep of the layers is whole, and no newer than the rows.
+    /// Checks that the layers which the servers keep are whole, and no newer than the rows.
     async fn look_at_layers(&self, next: u64) -> Result<(), Break> {
         let Some(kept) = self.tables.kept().await? else { return Ok(()) };
         let known = self.index == 0 || self.job.plan.consistency.mode == ConsistencyMode::Sync;
@@ -188,7 +188,7 @@ impl Trainer<'_> {
     }
 }
 
-/// What a job leaves behind: the layers of the last step, and rows with every push once.
+/// Checks the files of a job: the layers of the last step, and rows with every push once.
 pub fn check_exported(plan: &Plan, parameters: &[f32], file: &Path) -> Result<(), String> {
     if parameters != layers(plan, plan.steps) {
         return Err(format!("the model's layers begin with {}, are not of step {}", parameters[0], plan.steps));

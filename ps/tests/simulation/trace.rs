@@ -1,4 +1,4 @@
-//! What happened, in order: a digest by which two runs of one seed are compared, and lines for whoever
+//! The events of a run, in order: a digest by which two runs of one seed are compared, and lines for whoever
 //! replays it.
 
 use std::fmt::{self, Write as _};

@@ -27,7 +27,7 @@ pub enum Failure {
     Violation(String),
 }
 
-/// What all trainers of a job know of it.
+/// The parts of a job that all its trainers share.
 pub struct Job {
     pub plan: Plan,
     pub model: Model,

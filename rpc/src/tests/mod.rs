@@ -2,6 +2,7 @@
 
 mod autograd;
 mod calls;
+mod coming_from_torch;
 mod fencing;
 mod leases;
 mod soak;
@@ -98,6 +99,7 @@ fn registry() -> Registry {
     registry.function("echo", |_, values: Values| Ok(values));
     registry.function("whose", |_, (reference,): (RRef,)| Ok(reference.owner().to_owned()));
     autograd::offer(&mut registry);
+    coming_from_torch::offer(&mut registry);
     rendezvous::offer(&mut registry);
     registry
 }

@@ -38,7 +38,7 @@ pub struct OutputArgs {
 /// How a command ended when it did not do its work.
 #[derive(Debug)]
 pub enum Failure {
-    /// What it was given cannot work, however often it is started: exit code 2, which fails the whole job at once.
+    /// The input cannot work, however often the process is started: exit code 2, which fails the whole job at once.
     Input(anyhow::Error),
     /// It failed at its work: exit code 1.
     Work(anyhow::Error),

@@ -12,7 +12,7 @@ use super::train::lm::ModelArgs;
 use crate::model::convnet::ConvNet;
 use crate::model::mlp::Mlp;
 
-/// What the trainers train. Arguments that shape the model are to be those of `train`.
+/// The workload that the trainers train. Arguments that shape the model are to be those of `train`.
 #[derive(Clone, Debug, Args)]
 pub struct Evaluated {
     #[command(subcommand)]

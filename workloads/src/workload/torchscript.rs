@@ -14,7 +14,7 @@ use psjobs_worker::{Metrics, Workload};
 /// Examples that evaluation reads at once.
 const EVALUATION_BATCH: usize = 64;
 
-/// What the module's output is compared with the targets by.
+/// The loss between the module's output and the targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Loss {
     /// Negative log-likelihood; the module gives log-probabilities

@@ -1,4 +1,4 @@
-//! What the lifecycle remembers of replicas, failures and reports.
+//! The memory of the lifecycle: replicas, failures and reports.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub struct Member {
     pub is_ready: bool,
 }
 
-/// What a replica does.
+/// The state of a replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum State {
     /// Not started yet.
@@ -62,7 +62,7 @@ impl State {
     }
 }
 
-/// What server 0 said last.
+/// The last report of server 0.
 #[derive(Clone, Copy, Debug)]
 pub struct Report {
     pub step: u64,

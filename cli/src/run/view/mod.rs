@@ -1,4 +1,4 @@
-//! What the user sees while a job runs, on standard error: bars on a terminal, plain lines elsewhere,
+//! Shows a running job on standard error: bars on a terminal, plain lines elsewhere,
 //! warnings alone with `--quiet`.
 
 mod bars;
@@ -18,7 +18,7 @@ use bars::Bars;
 use lines::Lines;
 use print::print;
 
-/// What the user wants to see.
+/// The output that the user asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wish {
     pub progress: Progress,

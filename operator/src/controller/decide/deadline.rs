@@ -51,21 +51,21 @@ impl DecisionBuilder<'_> {
         end <= self.now
     }
 
-    /// Whether the job has run since it became active. Its condition was set to False then, and later
+    /// Returns whether the job has run since it became active. Its condition was set to False then, and later
     /// only becomes False again by having been True.
     fn ran_since(&self, start: Timestamp) -> bool {
         let running = conditions::find(self.prev, ConditionType::Running);
         running.is_some_and(|running| running.status == "True" || running.last_transition_time.0 > start)
     }
 
-    /// What keeps some pod from starting.
+    /// Returns the first pod that cannot start, and why.
     pub(super) fn waiting_reason(&self) -> Option<(Replica, &WaitingReason)> {
         let alive = self.observed.pods.iter().filter(|(replica, pod)| self.is_current(**replica, pod));
         let starting = alive.filter(|(_, pod)| pod.deletion_deadline.is_none());
         cause(starting.filter_map(|(&replica, pod)| Some((replica, pod.waiting_reason.as_ref()?))))
     }
 
-    /// Whether the job stands back because its pods found no nodes: it has none until it tries again.
+    /// Returns whether the job stands back because its pods found no nodes: it has none until it tries again.
     pub(super) fn in_scheduling_backoff(&mut self) -> bool {
         let Some(timeout) = self.job.schedule_timeout else { return false };
         let backoff_since = conditions::find(self.prev, ConditionType::Created)

@@ -38,7 +38,7 @@ impl<'a> DecisionBuilder<'a> {
         self.event(reason, format!("Scaled from {before} to {now} trainers: {what}"));
     }
 
-    /// Whether some trainer of an elastic job has ended well: what there was to do is dealt out.
+    /// Returns whether some trainer of an elastic job has ended well: all batches are assigned then.
     pub(super) fn closes(&self) -> bool {
         let ended_well = |pod: &ObservedPod| matches!(pod.phase, PodPhase::Succeeded { .. });
         self.job.policy.elastic.is_some()

@@ -34,14 +34,14 @@ impl<'a> DecisionBuilder<'a> {
         self.pods().into_iter().filter_map(failed).collect()
     }
 
-    /// What a pod's end adds to its replica's record, nothing if it did not end badly.
+    /// Returns what a pod's end adds to its replica's record, nothing if it did not end badly.
     pub(super) fn restart_cost(&self, replica: Replica, pod: &ObservedPod) -> RestartCost {
         self.failure(replica, pod)
             .map(|failure| restart_cost(self.job, replica.role, pod, &failure))
             .unwrap_or_default()
     }
 
-    /// Whether and why a pod failed.
+    /// Returns why a pod failed, if it did.
     fn failure(&self, replica: Replica, pod: &ObservedPod) -> Option<Failure> {
         failure(replica, pod, self.now).or_else(|| self.loss(pod))
     }
@@ -147,7 +147,7 @@ fn restart_cost(job: &ValidJob, role: Role, pod: &ObservedPod, failure: &Failure
     RestartCost { counts: counts && action != Action::RestartJob, in_a_row: Some(in_a_row) }
 }
 
-/// Whether and why a pod failed, as seen while the job is active.
+/// Returns why a pod failed, if it did, as seen while the job is active.
 pub(super) fn failure(replica: Replica, pod: &ObservedPod, now: Timestamp) -> Option<Failure> {
     match &pod.phase {
         PodPhase::Failed(failure) => Some(failure.clone()),

@@ -16,7 +16,7 @@ pub fn rows_name(server: u32, servers: u32) -> String {
     format!("rows-{server:05}-of-{servers:05}.safetensors")
 }
 
-/// What a file of rows says about itself.
+/// The description of a file of rows, stored in the file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RowsDescription {
     /// [`FORMAT`].

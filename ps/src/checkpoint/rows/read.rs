@@ -43,7 +43,7 @@ impl RowsPart {
         Ok(Self { path: path.to_owned(), file, description, plan, checksums })
     }
 
-    /// What the file says about itself.
+    /// Returns the description in the file.
     #[must_use]
     pub fn description(&self) -> &RowsDescription {
         &self.description

@@ -12,7 +12,7 @@ pub struct AssignedBatches {
     pub done: u64,
     /// One more than the highest batch of this process.
     pub seen: u64,
-    /// Those that the loop has not asked for yet.
+    /// Batches that the loop has not asked for yet.
     pub queue: VecDeque<u64>,
 }
 

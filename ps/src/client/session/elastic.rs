@@ -1,4 +1,4 @@
-//! What a trainer of an elastic job does besides: it takes its place among the others, and asks what to read.
+//! The additional steps of a trainer of an elastic job: it takes its place among the others, and asks what to read.
 
 use std::time::Duration;
 
@@ -28,9 +28,9 @@ impl AsyncSession {
         self.assigned.entry
     }
 
-    /// The next batch to read, of an elastic job: one for each step, in the order in which they are given, whether it is
-    /// asked for one by one or ahead. `None` if none is left for now; if nothing that was given is still to be done, the
-    /// work is done, and it is time to leave. Waits while there are too few trainers.
+    /// The next batch to read, of an elastic job: one for each step, in the order in which they are given, whether it
+    /// is asked for one by one or ahead. `None` if none is left for now; if nothing that was given is still to be
+    /// done, the work is done, and it is time to leave. Waits while there are too few trainers.
     ///
     /// # Errors
     /// If server 0 stays away or refuses, or the wait is interrupted.
@@ -121,8 +121,8 @@ impl AsyncSession {
         }
     }
 
-    /// Tells the blocks of a server that are still to answer with which step this trainer begins: those that travel over
-    /// the streams named.
+    /// Tells the blocks of a server that are still to answer with which step this trainer begins: those that travel
+    /// over the streams named.
     fn send_entry(&self, step: u64, server: usize, over: impl Fn(u32) -> bool) {
         let link = &self.links[server];
         for block in self.layout.owned_by(server as u32).filter(|block| self.owed[*block as usize]) {

@@ -31,7 +31,7 @@ impl Queue {
         self.in_flight.remove(&block);
     }
 
-    /// Those on their way that were `lost` are to be sent again.
+    /// Queues the blocks again that were sent and `lost`.
     pub fn lost(&mut self, lost: impl Fn(u32) -> bool) {
         self.to_send.extend(self.in_flight.extract_if(.., |block| lost(*block)));
     }

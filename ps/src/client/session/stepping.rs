@@ -86,7 +86,7 @@ impl AsyncSession {
         Ok(Settled::Done)
     }
 
-    /// What comes next from a stream that is open: what an older one still says is of a state that may be gone.
+    /// Returns the next event of a stream that is open. Events of an older stream are dropped: their state may be gone.
     pub(super) async fn next_event(&mut self) -> Result<Event, ClientError> {
         loop {
             let event = self.any_event().await?;

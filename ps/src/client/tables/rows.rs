@@ -16,7 +16,7 @@ use crate::retry::{Failure, retry};
 use crate::sparse::{MAX_MESSAGE, key};
 
 impl Shared {
-    /// The same for a trainer that was told to stop, and still has something to say.
+    /// Returns a copy that ignores the interrupt, for the last messages of a trainer that was interrupted.
     pub fn uninterrupted(&self) -> Self {
         Self {
             config: SessionConfig { interrupt: Arc::default(), ..self.config.clone() },

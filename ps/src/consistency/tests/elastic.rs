@@ -78,7 +78,7 @@ fn a_newcomer_begins_where_the_furthest_is() {
 struct Job {
     blocks: Vec<Block>,
     trainers: Vec<State>,
-    /// What was taken: by block, trainer and step.
+    /// The gradients that were taken, by block, trainer and step.
     taken: BTreeSet<(usize, u32, u64)>,
 }
 
@@ -92,7 +92,7 @@ struct Block {
 #[derive(Clone, Debug)]
 enum State {
     Away,
-    /// What each block has said, once it was told the step and has answered.
+    /// The answers of the blocks so far to the trainer's step.
     Entering {
         step: u64,
         margin: u64,

@@ -179,7 +179,7 @@ impl Replication {
     /// Begins to send the blocks of `shard` to a backup, process `peer`; ends the stream before.
     ///
     /// # Errors
-    /// Those of [`Self::leads`].
+    /// Returns those of [`Self::leads`].
     pub(in crate::server) fn serve(&self, shard: u32, peer: u64) -> Result<CancellationToken, Status> {
         let token = CancellationToken::new();
         {

@@ -165,7 +165,7 @@ impl Job {
         Running { job: self, servers, steps, trainers: (0..self.trainers).map(trainer).collect() }
     }
 
-    /// What the last of `trainers` trainers gets that nobody disturbs, from one server.
+    /// Returns the result of the last of `trainers` undisturbed trainers, from one server.
     pub fn undisturbed(trainers: u32, until: u64) -> Vec<f32> {
         Self::new(1, trainers, ConsistencyMode::Sync).run(until).finish().pop().expect("a trainer")
     }
@@ -181,7 +181,7 @@ impl Running<'_> {
         self.servers.insert(server, self.job.start(server as u32));
     }
 
-    /// What each trainer ends with, after the servers have ended well.
+    /// Returns the result of each trainer, after the servers have ended well.
     pub fn finish(self) -> Vec<Vec<f32>> {
         let parameters = self.trainers.into_iter().map(|trainer| trainer.join().expect("no panic")).collect();
         self.servers.into_iter().for_each(|server| drop(server.outcome().expect("ends well")));

@@ -95,7 +95,7 @@ pub async fn start_all(servers: u32, trainers: u32, mode: ConsistencyMode) -> Ve
     all
 }
 
-/// What `/metrics` says.
+/// Reads `/metrics`.
 pub async fn metrics(address: SocketAddr) -> String {
     let mut stream = tokio::net::TcpStream::connect(address).await.expect("connects");
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.expect("sent");

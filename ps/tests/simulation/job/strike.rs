@@ -1,4 +1,4 @@
-//! What the plan does to a job.
+//! Carries out the faults of the plan.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;

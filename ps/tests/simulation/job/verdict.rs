@@ -81,7 +81,7 @@ impl Supervisor {
         self.job.plan.doomed || self.servers_over.iter().any(|over| *over)
     }
 
-    /// Whether a successor is about to start.
+    /// Returns whether a successor is about to start.
     pub(super) fn is_replaced(&self, trainer: u32, incarnation: u32) -> bool {
         self.agenda.values().any(|action| match action {
             Action::StartTrainer { index, incarnation: next } => *index == trainer && *next > incarnation,
@@ -89,7 +89,7 @@ impl Supervisor {
         })
     }
 
-    /// What the job leaves behind holds every gradient once.
+    /// Checks that the model of the job holds every gradient once.
     pub(super) fn check_model(&self) -> Result<(), String> {
         let plan = &self.job.plan;
         if plan.checkpoint.is_none() || plan.doomed {

@@ -10,7 +10,7 @@ use crate::workload::digits::Digits;
 use psjobs_worker::cli::Failure;
 use psjobs_worker::cli::train::{Source, TrainArgs};
 
-/// What is classified.
+/// The data set to classify.
 #[derive(Clone, Debug, Args)]
 pub struct SetArgs {
     /// The images to classify

@@ -1,4 +1,4 @@
-//! What becomes of a pod that fails or is lost, and when the job gives up.
+//! Tests of pods that fail or are lost, and of when the job gives up.
 
 use super::*;
 

@@ -23,7 +23,7 @@ enum Happening {
     Suspend(bool),
     /// The job gets another number of trainers, if it may.
     Scale(u32),
-    /// The same twice: of what is decided in between the pods are made, but the status is not written.
+    /// Scales twice: the pods of the decision in between are made, but its status is not written.
     ScaleTwice(u32, u32),
     Pass(i64),
     Reconcile,
@@ -111,7 +111,7 @@ fn job_of(shape: &Shape) -> ValidJob {
     ValidJob { servers, trainers, policy, ..job }
 }
 
-/// What must never shrink.
+/// Returns the counters that must never shrink.
 fn counters(status: &ParameterServerJobStatus) -> [i32; 3] {
     [status.restarts, status.restarts_counted, status.first_incarnation]
 }

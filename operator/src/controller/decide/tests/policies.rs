@@ -1,4 +1,4 @@
-//! What the policies of the spec make of success, failure, start and silence.
+//! Tests of the spec's policies about success, failure, start and silence.
 
 use super::*;
 use crate::controller::observe::WaitingReason;
