@@ -1,8 +1,9 @@
 //! The parameter server: who owns which parameters ([`layout`]), how they change ([`optimizer`]),
-//! when ([`consistency`]), the tasks that own them (`block`), tables of rows by key ([`sparse`]), the
+//! when ([`consistency`], `aggregation`), the tasks that own them (`block`), tables of rows by key ([`sparse`]), the
 //! process that holds them ([`server`]) and what a trainer talks to it with ([`client`]). Knows neither libtorch nor Kubernetes.
 #![deny(missing_docs)]
 
+mod aggregation;
 pub mod batch;
 mod block;
 pub mod checkpoint;

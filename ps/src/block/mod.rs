@@ -3,7 +3,7 @@
 //! handed in; nothing here knows the server around it.
 //!
 //! The files build on each other in this order: [`state`] (the block), [`snapshots`] (checkpoints), [`training`]
-//! (gradients and answers), [`replication`] (a second copy), [`task`] (dispatches commands).
+//! (gradients, by [`crate::aggregation`], and answers), [`replication`] (a second copy), [`task`] (dispatches commands).
 
 mod block_busy_time;
 mod command;

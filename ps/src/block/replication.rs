@@ -53,7 +53,7 @@ impl Block {
         self.version = update.version;
         self.acknowledge(primary);
         for next in &update.next_steps {
-            self.rule.advance(next.trainer, next.step);
+            self.aggregation.rule.advance(next.trainer, next.step);
         }
         self.apply(&update.gradient, update.factor);
         self.find_due_snapshots();

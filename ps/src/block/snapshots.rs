@@ -2,7 +2,7 @@
 
 use tokio::sync::oneshot;
 
-use super::state::{Block, Round};
+use super::state::Block;
 use crate::checkpoint::BlockState;
 use crate::optimizer::State;
 
@@ -56,7 +56,7 @@ impl Block {
 
     /// Returns, by trainer, the first step that is not in the values.
     pub(super) fn settled_steps(&self) -> Vec<u64> {
-        (0..self.spec.trainers).map(|trainer| self.rule.settled(trainer)).collect()
+        (0..self.spec.trainers).map(|trainer| self.aggregation.rule.settled(trainer)).collect()
     }
 
     pub(super) fn restore(&mut self, state: Option<BlockState>) {
@@ -64,10 +64,8 @@ impl Block {
         self.values = values;
         self.state = State::restored(slots, updates);
         self.version = version;
-        self.rule.restore(&next_steps);
-        self.round = Round::default();
+        self.aggregation.restore(&next_steps);
         self.joining.clear();
-        self.ahead.clear();
         self.snapshots.clear();
     }
 }

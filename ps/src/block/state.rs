@@ -1,6 +1,5 @@
 //! The state of one block: values, optimizer state, version, and the gradients of the open round.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -12,6 +11,7 @@ use super::command::ReplicaRole;
 use super::metrics::BlockMetrics;
 use super::peer::{Answer, Peer};
 use super::replication_log::ReplicationLog;
+use crate::aggregation::Aggregation;
 use crate::checkpoint::BlockState;
 use crate::consistency::Rule;
 use crate::gradient::Gradient;
@@ -46,38 +46,21 @@ impl BlockSpec {
     }
 }
 
-/// The gradients of the open round.
-#[derive(Default)]
-pub(super) struct Round {
-    /// Sum of the gradients added so far, in trainer order.
-    pub sum: Option<Buffer>,
-    /// Number of gradients in `sum`.
-    pub added: usize,
-    /// Gradients that arrived before those of lower trainers; `None` for one that is left out as not finite.
-    pub early: BTreeMap<u32, Option<Gradient>>,
-    /// The highest step among the gradients.
-    pub step: u64,
-    /// Trainers that are answered when the round closes, with their steps.
-    pub waiting: Vec<(Peer, u64)>,
-}
-
 /// One block. Only its task accesses it.
 pub(super) struct Block {
     pub spec: BlockSpec,
-    pub rule: Rule,
+    /// Gradients that wait for others, and the trainers that wait for an answer, with their steps.
+    pub aggregation: Aggregation<Gradient, Buffer, (Peer, u64)>,
     pub values: Vec<f32>,
     pub state: State,
     pub version: u64,
     /// Gradients of streams from another epoch are ignored: they belong to a state that was discarded.
     pub epoch: u64,
-    pub round: Round,
     pub role: ReplicaRole,
     /// Set while the role is [`ReplicaRole::Primary`].
     pub log: Option<ReplicationLog>,
     /// Trainers that have joined with a step whose round is not open yet.
     pub joining: Vec<(Peer, u64)>,
-    /// Trainers whose gradient was applied, but that are too far ahead of others to be answered.
-    pub ahead: Vec<(Peer, u64)>,
     /// Snapshots that were requested for a later version.
     pub snapshots: Vec<(u64, oneshot::Sender<Option<BlockState>>)>,
     /// Snapshots of the current version that have not been taken yet.
@@ -93,14 +76,12 @@ impl Block {
             role,
             log: (role == ReplicaRole::Primary).then(|| ReplicationLog::new(0)),
             spec,
-            rule,
+            aggregation: Aggregation::new(rule),
             values: Vec::new(),
             state: State::default(),
             version: 0,
             epoch,
-            round: Round::default(),
             joining: Vec::new(),
-            ahead: Vec::new(),
             snapshots: Vec::new(),
             due: Vec::new(),
         }

@@ -49,10 +49,10 @@ impl Block {
             Command::NextStep(trainer, reply) => {
                 // The values do not contain a gradient of the open round: a restarted trainer sends that step again
                 // and waits for the round like the others.
-                let _ = reply.send((self.rule.entry(trainer), self.is_initialized()));
+                let _ = reply.send((self.aggregation.rule.entry(trainer), self.is_initialized()));
             }
             Command::Finish(trainer) => {
-                self.rule.finish(trainer);
+                self.aggregation.rule.finish(trainer);
                 self.advance();
                 self.answer_joined();
                 self.release();

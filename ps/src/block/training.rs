@@ -4,11 +4,13 @@ use psjobs_api::training::NonFinite;
 use tonic::Status;
 
 use super::peer::Peer;
-use super::state::{Block, Round};
+use super::state::Block;
+use crate::aggregation::{Closed, Contribution, Outcome};
 use crate::codec::Codec;
-use crate::consistency::{Rule, Verdict};
+use crate::consistency::Rule;
 use crate::gradient::{Gradient, add, scale};
 use crate::proto;
+use crate::wire::buffers::Buffer;
 use crate::wire::frame;
 
 impl Block {
@@ -16,7 +18,7 @@ impl Block {
         if !self.accepts(&peer) {
             return;
         }
-        let joined = self.rule.enter(peer.trainer(), step);
+        let joined = self.aggregation.rule.enter(peer.trainer(), step);
         // Replaces an earlier attempt of the same trainer, perhaps over this stream.
         self.joining.retain(|(earlier, _)| earlier.trainer() != peer.trainer());
         match joined {
@@ -33,7 +35,8 @@ impl Block {
 
     /// Answers joining trainers whose first round is open.
     pub(super) fn answer_joined(&mut self) {
-        let joined = self.joining.extract_if(.., |(_, step)| self.rule.may_begin(*step)).collect::<Vec<_>>();
+        let joined =
+            self.joining.extract_if(.., |(_, step)| self.aggregation.rule.may_begin(*step)).collect::<Vec<_>>();
         self.answer(joined);
     }
 
@@ -52,54 +55,50 @@ impl Block {
             }
             gradient = None;
         }
-        match self.rule.offer(peer.trainer(), step, version < self.version) {
-            Verdict::Apply => {
+        let (trainer, stale) = (peer.trainer(), version < self.version);
+        let waiting = (peer, step);
+        match self.aggregation.offer(Contribution { trainer, step, stale, gradient, waiting }) {
+            Outcome::Apply(gradient) => {
                 let staleness = self.version.saturating_sub(version);
                 self.spec.metrics.record_staleness(staleness);
                 if let Some(gradient) = gradient {
-                    let next = proto::NextStep { trainer: peer.trainer(), step: step.saturating_add(1) };
+                    let next = proto::NextStep { trainer, step: step.saturating_add(1) };
                     self.update(&gradient, self.spec.rules.factor(step, staleness), |_| vec![next]);
                 }
-                self.ahead.push((peer, step));
                 self.release();
             }
-            Verdict::Answer => {
-                self.ahead.push((peer, step));
-                self.release();
-            }
-            Verdict::Drop => {
+            Outcome::Release => self.release(),
+            Outcome::Advance => self.advance(),
+            Outcome::Wait => {}
+            Outcome::Drop(waiting) => {
                 self.spec.metrics.count_late();
-                self.answer(vec![(peer, step)]);
+                self.answer(vec![waiting]);
             }
-            Verdict::Late => {
+            Outcome::Late((peer, _)) => {
                 self.spec.metrics.count_late();
                 peer.refuse(Status::out_of_range(format!(
-                    "step {step} of block {block} was done without trainer {}; enter again",
-                    peer.trainer()
+                    "step {step} of block {block} was done without trainer {trainer}; enter again"
                 )));
-            }
-            Verdict::Join => self.round.waiting.push((peer, step)),
-            Verdict::Hold => {
-                self.round.early.insert(peer.trainer(), gradient);
-                self.round.step = self.round.step.max(step);
-                self.round.waiting.push((peer, step));
-                self.advance();
             }
         }
     }
 
-    /// Adds the early gradients whose turn in trainer order has come, and closes the round if it is complete.
+    /// Adds the early gradients whose turn in trainer order has come, and updates the values if that closes the round.
     pub(super) fn advance(&mut self) {
-        while let Some(first) = self.round.early.first_entry().filter(|first| self.rule.in_turn(*first.key())) {
-            let gradient = first.remove();
-            self.add(gradient);
-        }
-        let Some(contributors) = self.rule.close_round() else { return };
-        while let Some((_, gradient)) = self.round.early.pop_first() {
-            self.add(gradient);
-        }
-        let Round { sum, added, step, waiting, .. } = std::mem::take(&mut self.round);
-        if let Some(mut sum) = sum {
+        let (elements, buffers) = (self.values.len(), &self.spec.rules.buffers);
+        // The first gradient becomes the sum, so that no zeros are added.
+        let add = |sum: &mut Option<Buffer>, gradient: Gradient| {
+            gradient.with_values(elements, |gradient| match sum {
+                Some(sum) => add(sum.bytes_mut().as_chunks_mut().0, gradient),
+                None => {
+                    let mut first = buffers.take(elements * 4);
+                    first.bytes_mut().copy_from_slice(gradient.as_flattened());
+                    *sum = Some(first);
+                }
+            });
+        };
+        let Some(Closed { sum, step, contributors, waiting }) = self.aggregation.advance(add) else { return };
+        if let Some((mut sum, added)) = sum {
             scale(sum.bytes_mut().as_chunks_mut().0, added as f32);
             let (gradient, factor) = (Gradient::Wire(Codec::F32, sum.freeze()), self.spec.rules.factor(step, 0));
             self.update(&gradient, factor, |rule| {
@@ -112,29 +111,13 @@ impl Block {
         self.find_due_snapshots();
     }
 
-    /// Adds a gradient to the sum. The first one becomes the sum, so that no zeros are added.
-    fn add(&mut self, gradient: Option<Gradient>) {
-        let Some(gradient) = gradient else { return };
-        let elements = self.values.len();
-        let Round { sum, added, .. } = &mut self.round;
-        gradient.with_values(elements, |gradient| match sum {
-            Some(sum) => add(sum.bytes_mut().as_chunks_mut().0, gradient),
-            None => {
-                let mut first = self.spec.rules.buffers.take(elements * 4);
-                first.bytes_mut().copy_from_slice(gradient.as_flattened());
-                *sum = Some(first);
-            }
-        });
-        *added += 1;
-    }
-
     /// Sends an update to the backup, with the next steps of its trainers, then applies it.
     fn update(&mut self, gradient: &Gradient, factor: f64, next_steps: impl FnOnce(&Rule) -> Vec<proto::NextStep>) {
         self.version += 1;
         if let Some(log) = &mut self.log {
             let (codec, payload) = gradient.as_sent();
             let (block, version, codec) = (self.spec.block, self.version, codec.number());
-            let next_steps = next_steps(&self.rule);
+            let next_steps = next_steps(&self.aggregation.rule);
             let head = proto::Replica { block, version, factor, next_steps, codec, ..proto::Replica::default() };
             let fill = |target: &mut [u8]| target.copy_from_slice(payload);
             log.update(version, frame::replica(&self.spec.rules.buffers, &head, payload.len(), fill));
@@ -150,7 +133,7 @@ impl Block {
 
     /// Answers the trainers that may continue because no other trainer is too far behind them.
     pub(super) fn release(&mut self) {
-        let released = self.ahead.extract_if(.., |(_, step)| self.rule.may_go_on(*step)).collect::<Vec<_>>();
+        let released = self.aggregation.released();
         self.answer(released);
     }
 

@@ -11,7 +11,8 @@ use super::gradients::Gradients;
 use super::idle::Idle;
 use super::rows::{Row, Rows, Snapshot};
 use super::{TableSpec, key};
-use crate::consistency::{Rule, Verdict};
+use crate::aggregation::{Aggregation, Closed, Contribution, Outcome};
+use crate::consistency::Rule;
 use crate::training_rules::TrainingRules;
 
 /// The settings that a shard is made from.
@@ -29,10 +30,8 @@ pub struct Shard<W> {
     rules: Arc<TrainingRules>,
     trainers: u32,
     tables: Vec<Table>,
-    rule: Rule,
-    round: Round<W>,
-    /// Applied, but their trainers are too far ahead to be answered; by step.
-    ahead: Vec<(u64, W)>,
+    /// Gradients by table.
+    aggregation: Aggregation<Vec<Gradients>, Vec<Gradients>, W>,
     /// Updates so far, and what they were when a trainer pulled last.
     version: u64,
     pulled: BTreeMap<u32, u64>,
@@ -49,23 +48,6 @@ struct Table {
     idle_steps: Option<Idle>,
     idle_ms: Option<Idle>,
     evicted: u64,
-}
-
-/// The gradients of a step whose round is open.
-struct Round<W> {
-    /// By table, those added so far, in trainer order.
-    sum: Vec<Gradients>,
-    added: usize,
-    /// Gradients that arrived before those of lower trainers; `None` for one that is left out.
-    early: BTreeMap<u32, Option<Vec<Gradients>>>,
-    step: u64,
-    waiting: Vec<W>,
-}
-
-impl<W> Default for Round<W> {
-    fn default() -> Self {
-        Self { sum: Vec::new(), added: 0, early: BTreeMap::new(), step: 0, waiting: Vec::new() }
-    }
 }
 
 /// Everything of a shard that outlives its server.
@@ -108,10 +90,8 @@ impl<W> Shard<W> {
         Self {
             tables: plan.specs.iter().enumerate().map(table).collect(),
             trainers: plan.trainers,
-            rule: Rule::new(plan.rules.consistency.clone(), plan.trainers),
+            aggregation: Aggregation::new(Rule::new(plan.rules.consistency.clone(), plan.trainers)),
             rules: plan.rules.clone(),
-            round: Round::default(),
-            ahead: Vec::new(),
             version: 0,
             pulled: BTreeMap::new(),
             requests: 0,
@@ -140,51 +120,40 @@ impl<W> Shard<W> {
         self.requests += 1;
         let pulled = self.pulled.get(&trainer).copied().unwrap_or(0);
         let staleness = self.version - pulled;
-        match self.rule.offer(trainer, step, staleness > 0) {
-            Verdict::Apply => {
+        let contribution = Contribution { trainer, step, stale: staleness > 0, gradient: gradients, waiting: who };
+        match self.aggregation.offer(contribution) {
+            Outcome::Apply(gradients) => {
                 if let Some(gradients) = gradients {
                     self.apply(&gradients, self.rules.factor(step, staleness));
                 }
                 self.step = self.step.max(step);
-                self.ahead.push((step, who));
-                self.release()
+                self.aggregation.released()
             }
-            Verdict::Answer => {
-                self.ahead.push((step, who));
-                self.release()
-            }
+            Outcome::Release => self.aggregation.released(),
+            Outcome::Advance => self.advance(),
+            Outcome::Wait => Vec::new(),
             // No elastic job has tables.
-            Verdict::Drop | Verdict::Late => vec![who],
-            Verdict::Join => {
-                self.round.waiting.push(who);
-                Vec::new()
-            }
-            Verdict::Hold => {
-                self.round.early.insert(trainer, gradients);
-                self.round.step = self.round.step.max(step);
-                self.round.waiting.push(who);
-                self.advance()
-            }
+            Outcome::Drop(who) | Outcome::Late(who) => vec![who],
         }
     }
 
     /// Nobody waits for the trainer any more.
     pub fn finish(&mut self, trainer: u32) -> Vec<W> {
-        self.rule.finish(trainer);
+        self.aggregation.rule.finish(trainer);
         let mut free = self.advance();
-        free.append(&mut self.release());
+        free.append(&mut self.aggregation.released());
         free
     }
 
     /// The first step that the rows do not contain of the trainer. What it gave to the open round is not in them: a
     /// successor gives that step again, and waits for the round like everybody else.
     pub fn next_step(&self, trainer: u32) -> u64 {
-        self.rule.entry(trainer)
+        self.aggregation.rule.entry(trainer)
     }
 
     /// By trainer: the first step that the rows do not contain.
     pub fn settled(&self) -> Vec<u64> {
-        (0..self.trainers).map(|trainer| self.rule.settled(trainer)).collect()
+        (0..self.trainers).map(|trainer| self.aggregation.rule.settled(trainer)).collect()
     }
 
     /// Steps that the rows contain of every trainer.
@@ -212,7 +181,7 @@ impl<W> Shard<W> {
             self.requests = self.requests.max(*requests);
         }
         self.step = steps.iter().copied().max().unwrap_or(0).saturating_sub(1);
-        self.rule.restore(&steps);
+        self.aggregation.rule.restore(&steps);
     }
 
     /// Lets rows go that are too many, or were unused for too long by `now_ms`.
@@ -243,38 +212,24 @@ impl<W> Shard<W> {
         })
     }
 
-    /// Adds what is in its turn; closes the round if it is complete.
+    /// Adds the early gradients whose turn in trainer order has come; applies their mean if that closes the round.
     fn advance(&mut self) -> Vec<W> {
-        while let Some(first) = self.round.early.first_entry().filter(|first| self.rule.in_turn(*first.key())) {
-            let gradients = first.remove();
-            self.add(gradients);
-        }
-        if self.rule.close_round().is_none() {
-            return Vec::new();
-        }
-        while let Some((_, gradients)) = self.round.early.pop_first() {
-            self.add(gradients);
-        }
-        let Round { mut sum, added, step, waiting, .. } = std::mem::take(&mut self.round);
-        if added > 0 {
+        let tables = &self.tables;
+        let add = |sum: &mut Option<Vec<Gradients>>, gradients: Vec<Gradients>| match sum {
+            Some(sum) => {
+                for ((sum, gradients), table) in sum.iter_mut().zip(&gradients).zip(tables) {
+                    sum.add(gradients, table.spec.width);
+                }
+            }
+            None => *sum = Some(gradients),
+        };
+        let Some(Closed { sum, step, waiting, .. }) = self.aggregation.advance(add) else { return Vec::new() };
+        if let Some((mut sum, added)) = sum {
             sum.iter_mut().for_each(|gradients| gradients.divide(added));
             self.apply(&sum, self.rules.factor(step, 0));
         }
         self.step = self.step.max(step);
         waiting
-    }
-
-    fn add(&mut self, gradients: Option<Vec<Gradients>>) {
-        let Some(gradients) = gradients else { return };
-        let Round { sum, added, .. } = &mut self.round;
-        if sum.is_empty() {
-            *sum = gradients;
-        } else {
-            for ((sum, gradients), table) in sum.iter_mut().zip(&gradients).zip(&self.tables) {
-                sum.add(gradients, table.spec.width);
-            }
-        }
-        *added += 1;
     }
 
     fn apply(&mut self, gradients: &[Gradients], factor: f64) {
@@ -287,11 +242,6 @@ impl<W> Shard<W> {
             }
         }
         self.version += 1;
-    }
-
-    fn release(&mut self) -> Vec<W> {
-        let free = self.ahead.extract_if(.., |(step, _)| self.rule.may_go_on(*step));
-        free.map(|(_, who)| who).collect()
     }
 }
 
