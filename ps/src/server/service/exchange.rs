@@ -12,7 +12,7 @@ use crate::block::{Peer, Store, no_values};
 use crate::clock::now;
 use crate::proto::{self, exchange_request::Message};
 use crate::server::state::ServerState;
-use crate::server::state::streams::StreamKind;
+use crate::server::state::streams::{Arrival, StreamKind};
 use crate::wire::{Outgoing, Reader, StreamAbort, frame};
 
 /// Number of blocks that a Pull buffers for a slow reader.
@@ -41,10 +41,10 @@ impl Methods for ParameterServer {
 fn exchange(state: Arc<ServerState>, reader: Reader) -> Result<Outgoing, Status> {
     // One answer for each block of the step in flight, and one error.
     let (answers, stream) = mpsc::channel(state.store()?.layout().blocks() as usize + 1);
-    let abort = StreamAbort::default();
+    let (arrival, abort) = (state.arrive(), StreamAbort::default());
     let outgoing = Outgoing::response(stream).until(abort.clone().aborted());
     state.clone().tasks.spawn(async move {
-        if let Err(status) = read_gradients(&state, reader, &answers, &abort).await {
+        if let Err(status) = read_gradients(&state, reader, &answers, (arrival, &abort)).await {
             tracing::debug!(reason = status.message(), "a training stream ended");
             abort.abort(status);
         }
@@ -56,10 +56,10 @@ fn exchange(state: Arc<ServerState>, reader: Reader) -> Result<Outgoing, Status>
 
 fn pull(state: Arc<ServerState>, reader: Reader) -> Outgoing {
     let (answers, stream) = mpsc::channel(PULL_QUEUE);
-    let abort = StreamAbort::default();
+    let (arrival, abort) = (state.arrive(), StreamAbort::default());
     let outgoing = Outgoing::response(stream).until(abort.clone().aborted());
     state.clone().tasks.spawn(async move {
-        if let Err(status) = send_blocks(&state, reader, &answers, &abort).await {
+        if let Err(status) = send_blocks(&state, reader, &answers, (arrival, &abort)).await {
             drop(answers.send(Err(status)).await);
         }
     });
@@ -79,7 +79,7 @@ async fn send_blocks(
     state: &ServerState,
     mut reader: Reader,
     answers: &Answers,
-    abort: &StreamAbort,
+    (arrival, abort): (Arrival, &StreamAbort),
 ) -> Result<(), Status> {
     let request: proto::PullRequest =
         first(state, &mut reader).await?.ok_or_else(|| Status::invalid_argument("a Pull needs one PullRequest"))?;
@@ -91,7 +91,7 @@ async fn send_blocks(
     let store = state.store()?;
     let shard = state.shard(request.shard)?;
     if let Some(id) = id {
-        state.open_stream(&id, shard, StreamKind::Pull, abort);
+        state.open_stream(&id, shard, StreamKind::Pull, (arrival, abort));
     }
     let blocks: Vec<u32> = if request.blocks.is_empty() { store.shard(shard).collect() } else { request.blocks };
     for block in blocks {
@@ -131,7 +131,7 @@ async fn read_gradients(
     state: &ServerState,
     mut reader: Reader,
     answers: &Answers,
-    abort: &StreamAbort,
+    (arrival, abort): (Arrival, &StreamAbort),
 ) -> Result<(), Status> {
     let store: &Store = state.store()?;
     let Some(proto::ExchangeRequest { message: Some(Message::Open(open)) }) = first(state, &mut reader).await? else {
@@ -143,7 +143,7 @@ async fn read_gradients(
     state.check_epoch(open.epoch)?;
     let shard = state.shard(open.shard)?;
     let memory = state.memory(open.shared_memory_token, store.layout().elements())?;
-    state.open_stream(&id, shard, kind, abort);
+    state.open_stream(&id, shard, kind, (arrival, abort));
     let peer = Peer::new(id.index, open.epoch, answers.clone(), memory, abort.clone());
     loop {
         let message = tokio::select! {

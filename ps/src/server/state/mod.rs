@@ -21,7 +21,7 @@ use self::membership::Membership;
 use self::metrics::Metrics;
 use self::recovery::Recovery;
 use self::replication::Replication;
-use self::streams::{StreamKind, Streams};
+use self::streams::{Arrival, StreamKind, Streams};
 use crate::batch::sharing::Sharing;
 use crate::block::{Progress, ReplicaRole, Start, Store};
 use crate::clock::now;
@@ -249,10 +249,22 @@ impl ServerState {
         Ok(Some(memory))
     }
 
-    /// Registers a stream of a trainer, which `end` aborts, and aborts the streams that it replaces.
-    pub fn open_stream(&self, id: &proto::TrainerId, shard: u32, kind: StreamKind, end: &StreamAbort) {
+    /// Records that a call arrived, in the order in which the streams of a trainer replace one another.
+    pub fn arrive(&self) -> Arrival {
+        self.streams().arrive()
+    }
+
+    /// Registers a stream of a trainer, which `end` aborts, and aborts the streams that it replaces; or itself, if the
+    /// trainer has opened a newer one meanwhile.
+    pub fn open_stream(
+        &self,
+        id: &proto::TrainerId,
+        shard: u32,
+        kind: StreamKind,
+        (arrival, end): (Arrival, &StreamAbort),
+    ) {
         let why = Status::aborted(format!("a newer stream of trainer {} has taken the place of this", id.index));
-        let replaced = self.streams().open(id, shard, kind, end.clone());
+        let replaced = self.streams().open(id, shard, kind, (arrival, end.clone()));
         replaced.into_iter().for_each(|before| before.abort(why.clone()));
     }
 

@@ -42,12 +42,24 @@ impl StreamKind {
     }
 }
 
+/// The place of a call among all calls of this server. Calls are registered by tasks of their own, which may run in
+/// another order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Arrival(u64);
+
 /// The open streams of one trainer process to a shard.
 #[derive(Debug)]
 struct Open {
     incarnation: u32,
     lanes: u32,
-    ends: BTreeMap<u32, StreamAbort>,
+    /// By number of the stream: when it arrived, and its end.
+    ends: BTreeMap<u32, (Arrival, StreamAbort)>,
+}
+
+impl Open {
+    fn ends(self) -> impl Iterator<Item = StreamAbort> {
+        self.ends.into_values().map(|(_, end)| end)
+    }
 }
 
 /// All open streams.
@@ -55,32 +67,51 @@ struct Open {
 pub struct Streams {
     /// By trainer, shard, and whether they are training streams.
     open: BTreeMap<(u32, u32, bool), Open>,
+    arrivals: u64,
 }
 
 impl Streams {
+    /// Records that a call arrived.
+    pub fn arrive(&mut self) -> Arrival {
+        self.arrivals += 1;
+        Arrival(self.arrivals)
+    }
+
     /// Registers a stream, which `end` aborts. Returns the streams that the caller has to abort: the one with the same
     /// number, or all of them if the incarnation or the number of lanes differs, so that a block never receives
-    /// gradients of a trainer over two streams.
-    pub fn open(&mut self, id: &proto::TrainerId, shard: u32, kind: StreamKind, end: StreamAbort) -> Vec<StreamAbort> {
+    /// gradients of a trainer over two streams. If one of them arrived after this stream, this stream itself.
+    pub fn open(
+        &mut self,
+        id: &proto::TrainerId,
+        shard: u32,
+        kind: StreamKind,
+        (arrival, end): (Arrival, StreamAbort),
+    ) -> Vec<StreamAbort> {
         let (trains, lane, lanes) = kind.parts();
         let fresh = || Open { incarnation: id.incarnation, lanes, ends: BTreeMap::new() };
         let open = self.open.entry((id.index, shard, trains)).or_insert_with(fresh);
+        let all = (open.incarnation, open.lanes) != (id.incarnation, lanes);
+        let newest =
+            open.ends.iter().filter(|(number, _)| all || **number == lane).map(|(_, (arrival, _))| *arrival).max();
+        if open.incarnation == id.incarnation && newest > Some(arrival) {
+            return vec![end];
+        }
         let mut replaced = Vec::new();
-        if (open.incarnation, open.lanes) != (id.incarnation, lanes) {
+        if all {
             replaced.extend(std::mem::replace(open, fresh()).ends.into_values());
         }
-        replaced.extend(open.ends.insert(lane, end));
-        replaced
+        replaced.extend(open.ends.insert(lane, (arrival, end)));
+        replaced.into_iter().map(|(_, end)| end).collect()
     }
 
     /// Removes and returns the streams of a trainer.
     pub fn of(&mut self, trainer: u32) -> Vec<StreamAbort> {
-        self.open.extract_if(.., |(of, ..), _| *of == trainer).flat_map(|(_, open)| open.ends.into_values()).collect()
+        self.open.extract_if(.., |(of, ..), _| *of == trainer).flat_map(|(_, open)| open.ends()).collect()
     }
 
     /// Removes and returns all streams.
     pub fn all(&mut self) -> Vec<StreamAbort> {
-        std::mem::take(&mut self.open).into_values().flat_map(|open| open.ends.into_values()).collect()
+        std::mem::take(&mut self.open).into_values().flat_map(Open::ends).collect()
     }
 }
 
@@ -109,16 +140,41 @@ mod tests {
             let of = |index, incarnation| proto::TrainerId { job_uid: String::new(), index, incarnation };
             let ends: Vec<StreamAbort> = (0..3).map(|_| StreamAbort::default()).collect();
             for (number, end) in (0..).zip(&ends) {
-                assert!(streams.open(&of(1, 0), 0, exchange(number, 3), end.clone()).is_empty(), "{label}");
+                let end = (streams.arrive(), end.clone());
+                assert!(streams.open(&of(1, 0), 0, exchange(number, 3), end).is_empty(), "{label}");
             }
             let why = || Status::aborted("replaced");
-            let replaced = streams.open(&of(index, incarnation), shard, kind, StreamAbort::default());
+            let end = (streams.arrive(), StreamAbort::default());
+            let replaced = streams.open(&of(index, incarnation), shard, kind, end);
             replaced.into_iter().for_each(|end| end.abort(why()));
             let ended: Vec<usize> = (0..3).filter(|number| ends[*number].is_aborted()).collect();
             assert_eq!(ended, want, "{label}");
             let left = streams.of(index).len();
             assert_eq!(left, if index == 1 { 4 - want.len() } else { 1 }, "{label}");
             assert_eq!(streams.all().len(), if index == 1 { 0 } else { 3 }, "{label}");
+        }
+    }
+
+    #[test]
+    fn a_stream_that_is_registered_late_does_not_replace_one_that_arrived_after_it() {
+        // The kinds of the earlier and the later stream of a trainer, and whether the earlier one stays.
+        let rows = [
+            (StreamKind::Pull, StreamKind::Pull, false),
+            (exchange(0, 1), exchange(0, 1), false),
+            (exchange(0, 1), exchange(1, 2), false),
+            (exchange(0, 2), exchange(1, 2), true),
+            (exchange(0, 1), StreamKind::Pull, true),
+        ];
+        for (earlier, later, stays) in rows {
+            let mut streams = Streams::default();
+            let id = proto::TrainerId { job_uid: String::new(), index: 0, incarnation: 0 };
+            let [first, second] = [streams.arrive(), streams.arrive()];
+            assert!(streams.open(&id, 0, later, (second, StreamAbort::default())).is_empty());
+            let late = StreamAbort::default();
+            let aborted = streams.open(&id, 0, earlier, (first, late.clone()));
+            aborted.iter().for_each(|end| end.abort(Status::aborted("replaced")));
+            assert_eq!(late.is_aborted(), !stays, "{earlier:?} after {later:?}");
+            assert_eq!(streams.all().len(), 1 + usize::from(stays), "{earlier:?} after {later:?}");
         }
     }
 
