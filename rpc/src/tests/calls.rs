@@ -141,7 +141,7 @@ fn what_went_wrong_there_is_told_here() {
         (error(object.rpc_sync("add", 1)), "`counter.add` on ps-0 failed: its result is unexpected: expected 0 values"),
         (
             error(peer.rpc_sync("ecco", ())),
-            "function `ecco` on ps-0 failed: no function is called `ecco`; there are: echo",
+            "function `ecco` on ps-0 failed: no function is called `ecco`; there are: add, echo",
         ),
         (
             error(peer.remote("count", ()).map(drop)),
