@@ -16,6 +16,7 @@ pub mod layout;
 pub mod network;
 pub mod optimizer;
 pub mod proto;
+mod replication_log;
 pub mod retry;
 pub mod schedule;
 pub mod server;

@@ -4,11 +4,11 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use super::peer::Peer;
-use super::replication_log::FrameSender;
 use crate::checkpoint::BlockState;
 use crate::codec::Codec;
 use crate::gradient::Gradient;
 use crate::proto;
+use crate::replication_log::{FrameSender, ReplicaRole};
 
 /// A command to the task of a block.
 pub enum Command {
@@ -80,17 +80,6 @@ impl Command {
             | Self::Acknowledged(_) => false,
         }
     }
-}
-
-/// The role of a block in replication.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReplicaRole {
-    /// Serves trainers; no other server holds the block.
-    Alone,
-    /// Serves trainers; answers them after the backup has acknowledged their updates.
-    Primary,
-    /// Applies the updates of its primary.
-    Backup,
 }
 
 /// An update, as the primary sends it.

@@ -10,16 +10,13 @@ mod command;
 mod metrics;
 mod peer;
 mod replication;
-mod replication_log;
 mod snapshots;
 mod state;
 mod store;
 mod task;
 mod training;
 
-pub use command::ReplicaRole;
 pub use metrics::BlockMetrics;
 pub use peer::Peer;
-pub use replication_log::FrameSender;
 pub use state::no_values;
 pub use store::{Progress, Start, Store};

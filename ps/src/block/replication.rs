@@ -4,10 +4,10 @@
 use bytes::Bytes;
 use tonic::Status;
 
-use super::command::{ReplicaRole, Update};
-use super::replication_log::{FrameSender, ReplicationLog};
+use super::command::Update;
 use super::state::Block;
 use crate::proto;
+use crate::replication_log::{FrameSender, ReplicaRole, ReplicationLog};
 use crate::wire::frame;
 
 impl Block {

@@ -7,15 +7,14 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 use tonic::Status;
 
-use super::command::ReplicaRole;
 use super::metrics::BlockMetrics;
 use super::peer::{Answer, Peer};
-use super::replication_log::ReplicationLog;
 use crate::aggregation::Aggregation;
 use crate::checkpoint::BlockState;
 use crate::consistency::Rule;
 use crate::gradient::Gradient;
 use crate::optimizer::State;
+use crate::replication_log::{ReplicaRole, ReplicationLog};
 use crate::training_rules::TrainingRules;
 use crate::wire::buffers::Buffer;
 
@@ -58,7 +57,7 @@ pub(super) struct Block {
     pub epoch: u64,
     pub role: ReplicaRole,
     /// Set while the role is [`ReplicaRole::Primary`].
-    pub log: Option<ReplicationLog>,
+    pub log: Option<ReplicationLog<(Peer, u64)>>,
     /// Trainers that have joined with a step whose round is not open yet.
     pub joining: Vec<(Peer, u64)>,
     /// Snapshots that were requested for a later version.

@@ -9,10 +9,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 use tonic::Status;
 
-use super::command::{Command, ReplicaRole, Update};
+use super::command::{Command, Update};
 use super::metrics::BlockMetrics;
 use super::peer::Peer;
-use super::replication_log::FrameSender;
 use super::state::BlockSpec;
 use super::task;
 use crate::checkpoint::BlockState;
@@ -20,6 +19,7 @@ use crate::codec::Codec;
 use crate::gradient::Gradient;
 use crate::layout::Layout;
 use crate::proto;
+use crate::replication_log::{FrameSender, ReplicaRole};
 use crate::training_rules::TrainingRules;
 
 /// Queue length of one block. Every trainer has at most one gradient for it in flight, so this many trainers can send

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use super::command::{Command, ReplicaRole};
-use super::replication_log::ReplicationLog;
+use super::command::Command;
 use super::state::{Block, BlockSpec};
 use crate::codec::Codec;
+use crate::replication_log::{ReplicaRole, ReplicationLog};
 
 /// A due snapshot is taken when the block has been idle for this long, so that the answers of other blocks do not wait
 /// for it; in any case it is taken before the block changes.

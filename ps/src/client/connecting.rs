@@ -1,5 +1,6 @@
 //! Reaches a server: connects, joins, and repeats both until it answers.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tonic::transport::{Channel, Endpoint};
@@ -16,7 +17,7 @@ use crate::wire::MAX_FRAME;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Timeout of one attempt.
-const TRY: Duration = Duration::from_secs(10);
+pub(super) const TRY: Duration = Duration::from_secs(10);
 /// Time without an answer after which the log names the server.
 const QUIET: Duration = Duration::from_secs(3);
 const WINDOW: u32 = 4 * 1024 * 1024;
@@ -54,6 +55,33 @@ pub(super) async fn persist<T, A: Future<Output = Result<T, Failure>>>(
     };
     let schedule = schedule(config, server).within(config.connect_timeout);
     retry(schedule, until(|| config.interrupted()), attempt, log).await.map_err(|why| stopped(config, server, why))
+}
+
+/// As [`persist`], at each server that may lead the blocks and rows of `shard`; one that is silent takes all the time of
+/// an attempt, so that every attempt begins with another.
+pub(super) async fn persist_any<T, A: Future<Output = Result<T, Failure>>>(
+    config: &SessionConfig,
+    shard: u32,
+    attempt: impl Fn(u32) -> A,
+) -> Result<T, ClientError> {
+    let (holders, attempts, attempt) = (config.holders(shard), AtomicUsize::new(0), &attempt);
+    persist(config, shard, || {
+        let first = attempts.fetch_add(1, Ordering::Relaxed) % holders.len();
+        let order = [&holders[first..], &holders[..first]].concat();
+        async move {
+            let mut refused = None;
+            for host in order {
+                match attempt(host).await {
+                    Err(Failure::Status(status)) if is_retryable(&status) => {
+                        refused.get_or_insert(status);
+                    }
+                    decided => return decided,
+                }
+            }
+            Err(refused.expect("a shard has a holder").into())
+        }
+    })
+    .await
 }
 
 /// Returns the pauses between attempts to reach `server`. They differ by trainer, so that the trainers that lost a

@@ -151,7 +151,7 @@ impl Shared {
     async fn conclude(&self) -> Result<(), ClientError> {
         let request = proto::WaitUntilDurableRequest { trainer: Some(self.config.id()), epoch: self.epoch };
         let asked = self.insist(0, |_| {
-            let (mut client, request) = (CoordinationClient::new(self.lead.clone()), request.clone());
+            let (mut client, request) = (CoordinationClient::new(self.leader_of(0)), request.clone());
             async move { client.wait_until_durable(request).await }
         });
         asked.await.map(drop)

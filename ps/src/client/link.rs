@@ -1,7 +1,6 @@
 //! A trainer's connection to one server: it joins, fills blocks that have no values, and opens the training streams,
 //! one or several, each over a connection of its own.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
@@ -10,9 +9,9 @@ use tokio::sync::mpsc;
 use tonic::Status;
 use tonic::transport::Channel;
 
-use super::connecting::{Failure, connect, enter, persist};
+use super::connecting::{Failure, connect, enter, persist_any};
 use super::lane::{Event, Lane, Name};
-use super::{ClientError, SessionConfig, is_retryable};
+use super::{ClientError, SessionConfig};
 use crate::codec::Codec;
 use crate::layout::Layout;
 use crate::proto;
@@ -62,26 +61,7 @@ const INITIALIZE_BLOCKS: &str = "/psjobs.v1.ParameterServer/InitializeBlocks";
 impl Link {
     /// Joins a server and opens streams, trying until `config.connect_timeout`.
     pub async fn open(opening: &Opening<'_>) -> Result<Self, ClientError> {
-        let holders = opening.config.holders(opening.server);
-        let first = Cell::new(0);
-        persist(opening.config, opening.server, || {
-            // Each is the first one to be asked in turn: one that is silent takes all the time of a try.
-            let turn = first.replace(first.get() + 1) % holders.len();
-            let order = [&holders[turn..], &holders[..turn]].concat();
-            async move {
-                let mut refused = None;
-                for host in order {
-                    match Self::attempt(opening, host).await {
-                        Err(Failure::Status(status)) if is_retryable(&status) => {
-                            refused.get_or_insert(status);
-                        }
-                        decided => return decided,
-                    }
-                }
-                Err(refused.expect("a block has a holder").into())
-            }
-        })
-        .await
+        persist_any(opening.config, opening.server, |host| Self::attempt(opening, host)).await
     }
 
     async fn attempt(opening: &Opening<'_>, host: u32) -> Result<Self, Failure> {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use tokio::runtime::Runtime;
 
 use super::attendance::{Attendance, Report};
-use super::connecting::{enter, persist};
+use super::connecting::{enter, persist_any};
 use super::{ClientError, SessionConfig, network};
 
 /// A trainer's place in a job whose servers train no blocks for it, on the runtime of whoever calls.
@@ -16,17 +16,25 @@ pub struct AsyncMember {
 }
 
 impl AsyncMember {
-    /// Joins every server. Waits for servers that do not answer yet, up to `config.connect_timeout`.
+    /// Joins every server; with replication one of the two that hold each shard suffices. Waits for servers that do not
+    /// answer yet, up to `config.connect_timeout`.
     /// `config` names the tensors that trainers train themselves, if checkpoints are to hold them.
     ///
     /// # Errors
     /// If a server stays away, or refuses this trainer.
     pub async fn join(config: SessionConfig) -> Result<Self, ClientError> {
         let mut attendance = Attendance::default();
-        for server in 0..config.servers.len() as u32 {
-            let (channel, _) = persist(&config, server, || enter(&config, server, None)).await?;
-            attendance.attend(&config, server, channel);
+        let config = &config;
+        for shard in 0..config.servers.len() as u32 {
+            let (server, channel) = persist_any(config, shard, |server| async move {
+                enter(config, server, None).await.map(|(channel, _)| (server, channel))
+            })
+            .await?;
+            attendance.attend(config, server, channel);
         }
+        // Servers that are away are joined when they are back.
+        (0..config.servers.len() as u32).for_each(|server| attendance.attend_lazily(config, server));
+        let config = config.clone();
         Ok(Self { config, attendance })
     }
 

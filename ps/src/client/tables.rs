@@ -4,18 +4,18 @@
 mod blocking;
 mod rows;
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 pub use self::blocking::{Pulling, Pushing, Tables};
-use super::connecting::{Failure, connect, in_place, join, persist};
+use super::connecting::{Failure, connect, in_place, join, persist_any};
 use super::{ClientError, SessionConfig};
 use crate::proto::sparse_tables_client::SparseTablesClient;
 use crate::proto::{self, OpenTablesRequest};
-use crate::sparse::{MAX_MESSAGE, TableSpec};
+use crate::sparse::TableSpec;
 
 /// Gradients of some rows of a table.
 #[derive(Clone, Copy, Debug)]
@@ -41,11 +41,32 @@ pub(super) struct Shared {
     specs: Vec<TableSpec>,
     /// Counts the times that the servers went to a checkpoint; 0 where they keep none.
     pub epoch: u64,
-    clients: Vec<SparseTablesClient<Channel>>,
-    /// To server 0.
-    pub lead: Channel,
+    /// By shard.
+    routes: Arc<[Route]>,
     /// As `PushRowsReply.layers_wanted_at` said last.
     pub layers_wanted: AtomicU64,
+}
+
+/// The way to the rows of one server, a shard.
+pub(super) struct Route {
+    /// The server that leads the shard, as far as is known, and the connection to it.
+    leader: Mutex<(u32, Channel)>,
+    /// The first step that the shard has not acknowledged.
+    next_step: AtomicU64,
+}
+
+impl Route {
+    fn new(leader: (u32, Channel)) -> Self {
+        Self { leader: Mutex::new(leader), next_step: AtomicU64::new(0) }
+    }
+
+    pub fn leader(&self) -> (u32, Channel) {
+        self.leader.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn lead_to(&self, leader: (u32, Channel)) {
+        *self.leader.lock().unwrap_or_else(PoisonError::into_inner) = leader;
+    }
 }
 
 impl AsyncTables {
@@ -126,35 +147,35 @@ fn first_step(steps: &[u64], epoch: u64) -> u64 {
 
 /// Opens them at every server, all in one epoch.
 async fn open_all(config: SessionConfig, specs: Vec<TableSpec>) -> Result<(Shared, u64), ClientError> {
-    let (mut epoch, mut channels, mut steps) = (0, Vec::new(), Vec::new());
-    while channels.len() < config.servers.len() {
-        let server = channels.len() as u32;
-        let (channel, reply) = persist(&config, server, || open(&config, &specs, server, epoch)).await?;
+    let (mut epoch, mut leaders, mut steps) = (0, Vec::new(), Vec::new());
+    while leaders.len() < config.servers.len() {
+        let server = leaders.len() as u32;
+        let (leader, reply) = persist_any(&config, server, |host| open(&config, &specs, (server, host), epoch)).await?;
         if reply.epoch > epoch && server > 0 {
             // Those before it have followed since, or are about to.
-            channels.clear();
+            leaders.clear();
             steps.clear();
         } else {
-            channels.push(channel);
+            leaders.push(leader);
             steps.push(reply.next_step);
         }
         epoch = reply.epoch;
     }
-    let client = |channel: &Channel| SparseTablesClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE);
-    let (clients, lead) = (channels.iter().map(client).collect(), channels.swap_remove(0));
+    let routes = leaders.into_iter().map(Route::new).collect();
     let next_step = first_step(&steps, epoch);
-    Ok((Shared { config, specs, epoch, clients, lead, layers_wanted: AtomicU64::new(0) }, next_step))
+    Ok((Shared { config, specs, epoch, routes, layers_wanted: AtomicU64::new(0) }, next_step))
 }
 
+/// Opens the tables of `shard` at server `host`; returns the way to it with its reply.
 async fn open(
     config: &SessionConfig,
     specs: &[TableSpec],
-    server: u32,
+    (shard, host): (u32, u32),
     epoch: u64,
-) -> Result<(Channel, proto::OpenTablesReply), Failure> {
-    let channel = connect(&config.network, &config.servers[server as usize]).await?;
+) -> Result<((u32, Channel), proto::OpenTablesReply), Failure> {
+    let channel = connect(&config.network, &config.servers[host as usize]).await?;
     let tables = specs.iter().map(proto::TableSpec::from).collect();
-    let request = OpenTablesRequest { trainer: Some(config.id()), tables };
+    let request = OpenTablesRequest { trainer: Some(config.id()), tables, shard: Some(shard) };
     let mut client = SparseTablesClient::new(channel.clone());
     let reply = match client.open_tables(request.clone()).await {
         // It was started anew since this trainer joined.
@@ -165,11 +186,11 @@ async fn open(
         opened => opened?,
     };
     let reply = reply.into_inner();
-    in_place(config, server, (reply.server, reply.servers))?;
+    in_place(config, host, (reply.server, reply.servers))?;
     if reply.epoch < epoch {
         return Err(Status::unavailable("it has yet to go to the checkpoint that the others hold").into());
     }
-    Ok((channel, reply))
+    Ok(((host, channel), reply))
 }
 
 #[cfg(test)]

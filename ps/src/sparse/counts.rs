@@ -38,6 +38,17 @@ pub struct TableCounts {
     pub pushed: u64,
 }
 
+impl TableCounts {
+    /// Adds the counters of the same table in another shard.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.rows += other.rows;
+        self.bytes += other.bytes;
+        self.evicted += other.evicted;
+        self.pulled += other.pulled;
+        self.pushed += other.pushed;
+    }
+}
+
 impl Counts {
     pub(super) fn new(specs: &[TableSpec]) -> Self {
         let tables = specs.iter().map(|spec| (spec.name.clone(), TableCells::default())).collect();

@@ -43,6 +43,11 @@ impl Gradients {
         self.keys.iter().copied().zip(self.values.chunks_exact(width))
     }
 
+    /// The keys, and the values of their rows one behind the other.
+    pub fn as_slices(&self) -> (&[u64], &[f32]) {
+        (&self.keys, &self.values)
+    }
+
     fn add_row(&mut self, key: u64, row: impl ExactSizeIterator<Item = f32>) {
         match self.places.entry(key) {
             Entry::Occupied(place) => {

@@ -10,6 +10,7 @@ mod local;
 mod owner;
 mod place;
 mod refill;
+mod replica;
 mod rows;
 mod shard;
 mod tables;

@@ -1,14 +1,19 @@
-//! The task that owns a [`Shard`]: takes commands one after the other, and lets rows go as time passes.
+//! The task that owns a [`Shard`]: takes commands one after the other, lets rows go as time passes, and keeps the copy on
+//! another server equal, where there is one.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
+use tonic::Status;
 
 use super::counts::Counts;
 use super::gradients::Gradients;
-use super::shard::{Holding, Shard, ShardState};
+use super::replica::{self, Copy};
+use super::shard::{Clock, Holding, Plan, Shard, ShardState};
+use crate::proto;
+use crate::replication_log::{FrameSender, ReplicaRole, ReplicationLog};
 
 /// How often unused rows are looked for while nobody asks for anything.
 const LOOK: Duration = Duration::from_secs(1);
@@ -30,31 +35,58 @@ pub enum Command {
     Snapshot(Option<u64>, oneshot::Sender<Option<ShardState>>),
     /// Another shard, in an epoch of its own.
     Replace(Box<Owned>, u64, oneshot::Sender<()>),
+    /// Changes the role in replication.
+    SetRole(ReplicaRole),
+    /// A backup that holds the given version follows from now on; answered with a copy if it needs one, `None` if this
+    /// shard is a backup itself.
+    Attach(u64, FrameSender, oneshot::Sender<Option<Attached>>),
+    /// The backup has been sent the copy of this attach, at this version.
+    Copied { attach: u64, version: u64, backup: FrameSender },
+    /// The backup has acknowledged a version.
+    Acknowledged(u64),
+    /// On a backup: a stream from the primary begins; answered with the version held here.
+    BeginFollow(oneshot::Sender<u64>),
+    /// On a backup: rows of the primary's shard.
+    Install(proto::RowsContents, FrameSender),
+    /// On a backup: a piece of a change of the primary.
+    Follow(proto::RowsUpdate, FrameSender),
+}
+
+/// The needs of a backup that follows.
+pub enum Attached {
+    /// It has been sent the updates that it lacked.
+    UpToDate,
+    /// It must be sent this copy.
+    Lacks(Copy),
 }
 
 /// A shard whose pushes are answered through channels.
 pub type Owned = Shard<oneshot::Sender<()>>;
 
 /// Owns the shard until every sender is gone.
-pub async fn own(shard: Owned, mut commands: mpsc::Receiver<Command>, counts: Arc<Counts>) {
-    let mut owner = Owner { shard, epoch: 0, snapshots: Vec::new() };
+pub async fn own(mut owner: Owner, mut commands: mpsc::Receiver<Command>, counts: Arc<Counts>) {
     let began = Instant::now();
     let mut ticks = tokio::time::interval(LOOK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let watches = owner.shard.watches_time();
     let mut told = vec![Holding::default(); owner.shard.holdings().count()];
     loop {
-        tokio::select! {
+        let released = tokio::select! {
             biased;
             command = commands.recv() => match command {
                 Some(command) => owner.handle(command),
                 None => return,
             },
-            _ = ticks.tick(), if watches => {}
-        }
+            _ = ticks.tick(), if watches => Vec::new(),
+        };
         // One push ends one round at most, so that no step is passed over between two looks.
         owner.take_due_snapshots();
-        owner.shard.evict(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
+        // A backup evicts what its primary evicts.
+        if owner.role != ReplicaRole::Backup {
+            owner.shard.evict(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
+        }
+        owner.send_change();
+        owner.answer(released);
         for ((table, now), before) in (0..).zip(owner.shard.holdings()).zip(&mut told) {
             counts.holds(table, *before, now);
             *before = now;
@@ -62,8 +94,23 @@ pub async fn own(shard: Owned, mut commands: mpsc::Receiver<Command>, counts: Ar
     }
 }
 
-struct Owner {
+/// One shard, and the state of its replication.
+pub struct Owner {
     shard: Owned,
+    plan: Plan,
+    /// Number of the shard among those of its server.
+    part: u32,
+    role: ReplicaRole,
+    /// Changes so far; a backup has made the changes up to its version.
+    version: u64,
+    /// Set while the role is [`ReplicaRole::Primary`].
+    log: Option<ReplicationLog<oneshot::Sender<()>>>,
+    /// Backups that have begun to follow.
+    attaches: u64,
+    /// On a backup: the pieces of the next change that have arrived.
+    pieces: Vec<proto::RowsUpdate>,
+    /// On a backup: the primary's shard, as far as it has arrived.
+    incoming: Option<Owned>,
     /// That of the last checkpoint which the shard went to.
     epoch: u64,
     /// Snapshots of steps to come.
@@ -71,10 +118,31 @@ struct Owner {
 }
 
 impl Owner {
-    fn handle(&mut self, command: Command) {
+    pub fn new(plan: &Plan, part: u32, role: ReplicaRole) -> Self {
+        let mut owner = Self {
+            shard: Shard::new(plan),
+            plan: plan.clone(),
+            part,
+            role: ReplicaRole::Backup,
+            version: 0,
+            log: None,
+            attaches: 0,
+            pieces: Vec::new(),
+            incoming: None,
+            epoch: 0,
+            snapshots: Vec::new(),
+        };
+        owner.set_role(role);
+        owner
+    }
+
+    /// Executes a command; returns those whose push may be answered.
+    fn handle(&mut self, command: Command) -> Vec<oneshot::Sender<()>> {
         let shard = &mut self.shard;
         // A caller that has gone away no longer wants its answer: failed sends are fine.
-        let free = match command {
+        match command {
+            // Dropping the reply tells the trainer to look for the primary.
+            Command::Pull { .. } | Command::Push { .. } if self.role == ReplicaRole::Backup => Vec::new(),
             Command::Pull { trainer, table, keys, reply } => {
                 let _ = reply.send(shard.pull(trainer, table, &keys));
                 Vec::new()
@@ -100,14 +168,142 @@ impl Owner {
             }
             Command::Replace(other, epoch, reply) => {
                 // Whoever waited for an answer of the one before is told that it is gone.
-                *self = Self { shard: *other, epoch, snapshots: Vec::new() };
+                (self.shard, self.epoch, self.version) = (*other, epoch, self.version + 1);
+                self.snapshots.clear();
                 let _ = reply.send(());
                 Vec::new()
             }
-        };
-        for waiting in free {
+            Command::SetRole(role) => self.set_role(role),
+            Command::Attach(held, backup, reply) => {
+                let _ = reply.send(self.attach(held, backup));
+                Vec::new()
+            }
+            Command::Copied { attach, version, backup } => {
+                if attach == self.attaches
+                    && let Some(log) = &mut self.log
+                {
+                    log.attach(backup, Some(version), Some(self.version), || {
+                        unreachable!("the log keeps what came since")
+                    });
+                }
+                Vec::new()
+            }
+            Command::Acknowledged(version) => self.log.as_mut().map(|log| log.acknowledge(version)).unwrap_or_default(),
+            Command::BeginFollow(reply) => {
+                self.pieces.clear();
+                self.incoming = None;
+                let _ = reply.send(self.version);
+                Vec::new()
+            }
+            Command::Install(rows, primary) => {
+                if let Err(status) = self.install(&rows, &primary) {
+                    primary.send(Err(status));
+                }
+                Vec::new()
+            }
+            Command::Follow(update, primary) => {
+                if let Err(status) = self.follow(update, &primary) {
+                    primary.send(Err(status));
+                }
+                Vec::new()
+            }
+        }
+    }
+
+    /// Changes the role; returns those whose push may be answered.
+    fn set_role(&mut self, role: ReplicaRole) -> Vec<oneshot::Sender<()>> {
+        let before = std::mem::replace(&mut self.role, role);
+        if before == ReplicaRole::Backup && role != ReplicaRole::Backup {
+            self.shard.take_over();
+            self.pieces.clear();
+            self.incoming = None;
+        }
+        match role {
+            ReplicaRole::Primary if before != ReplicaRole::Primary => {
+                self.log = Some(ReplicationLog::new(self.version));
+                Vec::new()
+            }
+            ReplicaRole::Primary => Vec::new(),
+            ReplicaRole::Alone => self.log.take().map(ReplicationLog::close).unwrap_or_default(),
+            ReplicaRole::Backup => {
+                self.log = None;
+                Vec::new()
+            }
+        }
+    }
+
+    /// Lets a backup that holds version `held` follow; `None` if this shard is a backup itself.
+    fn attach(&mut self, held: u64, backup: FrameSender) -> Option<Attached> {
+        if self.role == ReplicaRole::Backup {
+            return None;
+        }
+        if self.role == ReplicaRole::Alone {
+            (self.role, self.log) = (ReplicaRole::Primary, Some(ReplicationLog::new(0)));
+        }
+        self.attaches += 1;
+        let log = self.log.as_mut()?;
+        if log.has_updates_since(Some(held), Some(self.version)) {
+            log.attach(backup, Some(held), Some(self.version), || unreachable!("the log has the updates"));
+            return Some(Attached::UpToDate);
+        }
+        log.begin_copy();
+        let (part, version, attach) = (self.part, self.version, self.attaches);
+        Some(Attached::Lacks(Copy { part, version, state: self.shard.state(), attach }))
+    }
+
+    /// Counts the change that the last command made, and sends it to the backup.
+    fn send_change(&mut self) {
+        let Some(change) = self.shard.take_change() else { return };
+        self.version += 1;
+        if let Some(log) = &mut self.log {
+            log.update(self.version, replica::change_frames(&change, self.part, self.version, &self.plan));
+        }
+    }
+
+    /// Answers pushes once the backup has all changes.
+    fn answer(&mut self, released: Vec<oneshot::Sender<()>>) {
+        if let Some(log) = self.log.as_mut().filter(|log| log.lacks(self.version)) {
+            return log.hold(self.version, released);
+        }
+        for waiting in released {
             let _ = waiting.send(());
         }
+    }
+
+    /// Takes rows of the primary's shard, which becomes this one when all have arrived.
+    fn install(&mut self, rows: &proto::RowsContents, primary: &FrameSender) -> Result<(), Status> {
+        if self.role != ReplicaRole::Backup {
+            return Err(Status::data_loss(format!("part {} is no backup", self.part)));
+        }
+        let incoming = self.incoming.get_or_insert_with(|| Shard::new(&self.plan));
+        let Some(proto::RowsClock { version, next_steps, requests }) = &rows.last else {
+            return replica::insert(incoming, rows, &self.plan);
+        };
+        incoming.resume([&Clock { next_steps: next_steps.clone(), requests: *requests }]);
+        self.shard = self.incoming.take().unwrap_or_else(|| Shard::new(&self.plan));
+        self.version = *version;
+        self.pieces.clear();
+        replica::acknowledge(primary, self.part, self.version);
+        Ok(())
+    }
+
+    /// Makes a change of the primary when its last piece is here. Acknowledges it before that, because it can no longer
+    /// get lost then.
+    fn follow(&mut self, update: proto::RowsUpdate, primary: &FrameSender) -> Result<(), Status> {
+        if self.role != ReplicaRole::Backup || update.version != self.version + 1 {
+            let (part, version) = (self.part, self.version);
+            let text = format!("part {part} is at version {version}, the update makes {}", update.version);
+            return Err(Status::data_loss(text));
+        }
+        let (version, last) = (update.version, update.last);
+        self.pieces.push(update);
+        if last {
+            let change = replica::change(std::mem::take(&mut self.pieces), &self.plan)?;
+            self.version = version;
+            replica::acknowledge(primary, self.part, version);
+            self.shard.follow(&change);
+        }
+        Ok(())
     }
 
     fn take_due_snapshots(&mut self) {

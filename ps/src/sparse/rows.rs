@@ -151,26 +151,31 @@ impl Rows {
         self.numbers(place).copy_from_slice(row.numbers);
     }
 
-    /// Removes rows that were last used at `until` or before; how many.
-    pub fn evict_unused(&mut self, until: u64) -> usize {
+    /// Removes rows that were last used at `until` or before; returns their keys.
+    pub fn evict_unused(&mut self, until: u64) -> Vec<u64> {
         let old = |head: &Head| head.updates > 0 && head.used <= until;
         let gone: Vec<u32> = (0..).zip(&self.heads).filter(|(_, head)| old(head)).map(|(place, _)| place).collect();
-        gone.iter().for_each(|place| self.remove(*place));
-        gone.len()
+        gone.iter().map(|place| self.remove(*place)).collect()
     }
 
-    /// Removes the rows that were used longest ago, if there are more than `most`; how many. A
+    /// Removes the rows that were used longest ago, if there are more than `most`; returns their keys. A
     /// sixteenth of them goes at once, so that the search for them is rare.
-    pub fn evict_down_to(&mut self, most: usize) -> usize {
+    pub fn evict_down_to(&mut self, most: usize) -> Vec<u64> {
         if self.len() <= most {
-            return 0;
+            return Vec::new();
         }
         let count = self.len() - (most - most / 16);
         let there = (0..).zip(&self.heads).filter(|(_, head)| head.updates > 0);
         let mut oldest: Vec<(u64, u32)> = there.map(|(place, head)| (head.used, place)).collect();
         oldest.select_nth_unstable(count - 1);
-        oldest[..count].iter().for_each(|(_, place)| self.remove(*place));
-        count
+        oldest[..count].iter().map(|(_, place)| self.remove(*place)).collect()
+    }
+
+    /// Removes the row of a key, if it has one.
+    pub fn evict(&mut self, key: u64) {
+        if let Some(place) = self.places.get(&key).copied() {
+            self.remove(place);
+        }
     }
 
     fn make(&mut self, key: u64, initial: impl FnOnce(&mut [f32])) -> usize {
@@ -198,10 +203,12 @@ impl Rows {
         &mut Arc::make_mut(&mut self.chunks[place / self.rows_per_chunk])[start..start + self.stride]
     }
 
-    fn remove(&mut self, place: u32) {
+    /// Frees a place; returns the key whose row was there.
+    fn remove(&mut self, place: u32) -> u64 {
         let head = std::mem::take(&mut self.heads[place as usize]);
         self.places.remove(&head.key);
         self.free.push(place);
+        head.key
     }
 }
 
@@ -235,11 +242,11 @@ mod tests {
     fn the_rows_used_longest_ago_go_and_their_places_are_used_again() {
         let mut rows = filled(0..1_000);
         rows.read(0, 5_000);
-        assert_eq!(rows.evict_down_to(160), 850, "a sixteenth more than had to");
+        assert_eq!(rows.evict_down_to(160).len(), 850, "a sixteenth more than had to");
         assert_eq!(rows.len(), 150);
         assert!(rows.read(0, 5_001).is_some(), "it was read of late");
         assert!(rows.read(850, 5_001).is_none() && rows.read(851, 5_001).is_some());
-        assert_eq!(rows.evict_down_to(160), 0);
+        assert!(rows.evict_down_to(160).is_empty());
         let sgd = sgd();
         for key in 2_000..2_850 {
             rows.update(key, &[1.0; 4], (&sgd, 1.0), key, |row| row.fill(0.5));
@@ -252,9 +259,9 @@ mod tests {
     fn unused_rows_go_by_the_time_of_their_last_use() {
         let mut rows = filled(0..100);
         rows.read(10, 200);
-        assert_eq!(rows.evict_unused(49), 49);
+        assert_eq!(rows.evict_unused(49).len(), 49);
         assert!(rows.read(10, 201).is_some() && rows.read(49, 201).is_none() && rows.read(50, 201).is_some());
-        assert_eq!(rows.evict_unused(49), 0);
+        assert!(rows.evict_unused(49).is_empty());
     }
 
     #[test]

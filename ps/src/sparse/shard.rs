@@ -16,6 +16,7 @@ use crate::consistency::Rule;
 use crate::training_rules::TrainingRules;
 
 /// The settings that a shard is made from.
+#[derive(Clone)]
 pub struct Plan {
     pub specs: Arc<[TableSpec]>,
     pub rules: Arc<TrainingRules>,
@@ -23,6 +24,21 @@ pub struct Plan {
     pub seed: u64,
     /// Shards of the whole job, over which a table's limit of rows is spread.
     pub shards: u64,
+}
+
+/// A change of a shard, for the copy of it on another server.
+#[derive(Clone, Debug, Default)]
+pub struct Change {
+    /// By table the gradients that were applied; empty if none were.
+    pub gradients: Vec<Gradients>,
+    /// Factor on the learning rate.
+    pub factor: f64,
+    /// The next step of each trainer whose gradients are in it.
+    pub next_steps: Vec<(u32, u64)>,
+    /// By table the keys of rows that were evicted, after the gradients were applied.
+    pub evicted: Vec<(usize, Vec<u64>)>,
+    /// Requests so far.
+    pub requests: u64,
 }
 
 /// `W` is whoever waits for a push.
@@ -35,6 +51,11 @@ pub struct Shard<W> {
     /// Updates so far, and what they were when a trainer pulled last.
     version: u64,
     pulled: BTreeMap<u32, u64>,
+    /// The updates that trainers are taken to have seen that have not pulled here: those before this copy of the shard
+    /// took over from another server's.
+    seen: u64,
+    /// The change since it was taken last.
+    change: Option<Change>,
     /// Counts requests: when a row was used.
     requests: u64,
     step: u64,
@@ -94,6 +115,8 @@ impl<W> Shard<W> {
             rules: plan.rules.clone(),
             version: 0,
             pulled: BTreeMap::new(),
+            seen: 0,
+            change: None,
             requests: 0,
             step: 0,
         }
@@ -118,14 +141,13 @@ impl<W> Shard<W> {
     /// Returns those who may go on.
     pub fn push(&mut self, trainer: u32, step: u64, gradients: Option<Vec<Gradients>>, who: W) -> Vec<W> {
         self.requests += 1;
-        let pulled = self.pulled.get(&trainer).copied().unwrap_or(0);
+        let pulled = self.pulled.get(&trainer).copied().unwrap_or(self.seen);
         let staleness = self.version - pulled;
         let contribution = Contribution { trainer, step, stale: staleness > 0, gradient: gradients, waiting: who };
         match self.aggregation.offer(contribution) {
             Outcome::Apply(gradients) => {
-                if let Some(gradients) = gradients {
-                    self.apply(&gradients, self.rules.factor(step, staleness));
-                }
+                let gradients = gradients.unwrap_or_default();
+                self.update(gradients, self.rules.factor(step, staleness), |_| vec![(trainer, step.saturating_add(1))]);
                 self.step = self.step.max(step);
                 self.aggregation.released()
             }
@@ -186,16 +208,49 @@ impl<W> Shard<W> {
 
     /// Lets rows go that are too many, or were unused for too long by `now_ms`.
     pub fn evict(&mut self, now_ms: u64) {
-        for table in &mut self.tables {
+        for (place, table) in self.tables.iter_mut().enumerate() {
             let by_step = table.idle_steps.as_mut().and_then(|idle| idle.observe(self.step, self.requests));
             let by_time = table.idle_ms.as_mut().and_then(|idle| idle.observe(now_ms, self.requests));
+            let mut gone = Vec::new();
             if let Some(until) = by_step.max(by_time) {
-                table.evicted += table.rows.evict_unused(until) as u64;
+                gone.append(&mut table.rows.evict_unused(until));
             }
             if table.spec.max_rows > 0 {
-                table.evicted += table.rows.evict_down_to(table.most) as u64;
+                gone.append(&mut table.rows.evict_down_to(table.most));
+            }
+            table.evicted += gone.len() as u64;
+            if !gone.is_empty() {
+                let change = self.change.get_or_insert_with(|| Change { requests: self.requests, ..Change::default() });
+                change.evicted.push((place, gone));
             }
         }
+    }
+
+    /// The change since this was asked last, if there was one. A push with what it evicts is one change.
+    pub fn take_change(&mut self) -> Option<Change> {
+        self.change.take()
+    }
+
+    /// Makes the change that another copy of this shard has made.
+    pub fn follow(&mut self, change: &Change) {
+        self.requests = change.requests;
+        if !change.gradients.is_empty() {
+            self.apply(&change.gradients, change.factor);
+        }
+        for (trainer, step) in &change.next_steps {
+            self.aggregation.rule.advance(*trainer, *step);
+            self.step = self.step.max(step.saturating_sub(1));
+        }
+        for (table, keys) in &change.evicted {
+            let table = &mut self.tables[*table];
+            keys.iter().for_each(|key| table.rows.evict(*key));
+            table.evicted += keys.len() as u64;
+        }
+    }
+
+    /// Takes over from another copy, whose trainers have seen all updates as far as this one knows.
+    pub fn take_over(&mut self) {
+        self.seen = self.version;
     }
 
     /// Returns whether rows expire by time alone.
@@ -223,13 +278,24 @@ impl<W> Shard<W> {
             }
             None => *sum = Some(gradients),
         };
-        let Some(Closed { sum, step, waiting, .. }) = self.aggregation.advance(add) else { return Vec::new() };
-        if let Some((mut sum, added)) = sum {
-            sum.iter_mut().for_each(|gradients| gradients.divide(added));
-            self.apply(&sum, self.rules.factor(step, 0));
-        }
+        let closed = self.aggregation.advance(add);
+        let Some(Closed { sum, step, contributors, waiting }) = closed else { return Vec::new() };
+        let (mut sum, added) = sum.unwrap_or_default();
+        sum.iter_mut().for_each(|gradients| gradients.divide(added));
+        self.update(sum, self.rules.factor(step, 0), |rule| {
+            contributors.into_iter().map(|trainer| (trainer, rule.next_step(trainer))).collect()
+        });
         self.step = self.step.max(step);
         waiting
+    }
+
+    /// Applies gradients by table, none if they were left out, and records them with the next steps of their trainers.
+    fn update(&mut self, gradients: Vec<Gradients>, factor: f64, next_steps: impl FnOnce(&Rule) -> Vec<(u32, u64)>) {
+        if !gradients.is_empty() {
+            self.apply(&gradients, factor);
+        }
+        let (next_steps, requests) = (next_steps(&self.aggregation.rule), self.requests);
+        self.change = Some(Change { gradients, factor, next_steps, evicted: Vec::new(), requests });
     }
 
     fn apply(&mut self, gradients: &[Gradients], factor: f64) {

@@ -11,12 +11,14 @@ use tokio_util::task::TaskTracker;
 
 use super::counts::Counts;
 use super::gradients::Gradients;
-use super::owner::{self, Command};
+use super::owner::{self, Attached, Command, Owner};
 use super::place::Place;
 use super::refill::Refill;
 use super::shard::{Plan, Shard, ShardState};
 use super::{TableSpec, key};
 use crate::gradient::all_finite;
+use crate::proto;
+use crate::replication_log::{FrameSender, ReplicaRole};
 use crate::training_rules::TrainingRules;
 
 /// Commands that wait for one task: a few of every trainer.
@@ -109,9 +111,15 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Starts the tasks that own the rows; they end when the tables are dropped. The specs were
-    /// validated.
-    pub(crate) fn start(specs: Vec<TableSpec>, place: Place, rules: &Arc<TrainingRules>, tasks: &TaskTracker) -> Self {
+    /// Starts the tasks that own the rows, with a role in replication; they end when the tables are dropped. The specs
+    /// were validated.
+    pub(crate) fn start(
+        specs: Vec<TableSpec>,
+        place: Place,
+        role: ReplicaRole,
+        rules: &Arc<TrainingRules>,
+        tasks: &TaskTracker,
+    ) -> Self {
         let counts = Arc::new(Counts::new(&specs));
         let plan = Plan {
             specs: specs.into(),
@@ -120,12 +128,12 @@ impl Tables {
             seed: place.seed,
             shards: u64::from(place.servers) * place.shards as u64,
         };
-        let start = |_| {
+        let start = |part| {
             let (sender, receiver) = mpsc::channel(QUEUE);
-            tasks.spawn(owner::own(Shard::new(&plan), receiver, counts.clone()));
+            tasks.spawn(owner::own(Owner::new(&plan, part, role), receiver, counts.clone()));
             sender
         };
-        let shards = (0..place.shards.max(1)).map(start).collect();
+        let shards = (0..place.shards.max(1) as u32).map(start).collect();
         Self { plan, place, shards, counts, layers_wanted: AtomicU64::new(0) }
     }
 
@@ -266,6 +274,82 @@ impl Tables {
             // A task that has ended waits for nobody.
             drop(shard.send(Command::Finish(trainer)).await);
         }
+    }
+
+    /// Number of tasks that share the rows.
+    pub(crate) fn parts(&self) -> u32 {
+        self.shards.len() as u32
+    }
+
+    /// Changes the role of these tables in replication.
+    pub(crate) async fn set_role(&self, role: ReplicaRole) {
+        for shard in &self.shards {
+            // A task that has ended needs no role.
+            drop(shard.send(Command::SetRole(role)).await);
+        }
+    }
+
+    /// Lets a backup that holds version `held` of a part follow; returns whether it is sent a copy, which a task of its
+    /// own does.
+    ///
+    /// # Errors
+    /// If the server is ending, or is a backup itself.
+    pub(crate) async fn attach(
+        &self,
+        part: u32,
+        held: u64,
+        backup: &FrameSender,
+        tasks: &TaskTracker,
+    ) -> Result<bool, TablesError> {
+        let shard = &self.shards[part as usize];
+        match ask(shard, |reply| Command::Attach(held, backup.clone(), reply)).await?.ok_or(TablesError::Ended)? {
+            Attached::UpToDate => Ok(false),
+            Attached::Lacks(copy) => {
+                let (shard, backup) = (shard.clone(), backup.clone());
+                tasks.spawn(async move {
+                    if copy.send(&backup).await {
+                        let (attach, version) = (copy.attach, copy.version);
+                        // A task that has ended sends no updates.
+                        drop(shard.send(Command::Copied { attach, version, backup }).await);
+                    }
+                });
+                Ok(true)
+            }
+        }
+    }
+
+    /// Records that the backup has `version` of a part.
+    pub(crate) async fn acknowledged(&self, part: u32, version: u64) {
+        if let Some(shard) = self.shards.get(part as usize) {
+            // A task that has ended holds back no answers.
+            drop(shard.send(Command::Acknowledged(version)).await);
+        }
+    }
+
+    /// Prepares these tables for a new stream from their primary; returns the version of each part.
+    ///
+    /// # Errors
+    /// If the server is ending.
+    pub(crate) async fn begin_follow(&self) -> Result<Vec<u64>, TablesError> {
+        try_join_all(self.shards.iter().map(|shard| ask(shard, Command::BeginFollow))).await
+    }
+
+    /// Takes rows of the primary. The acknowledgement goes to `primary`.
+    ///
+    /// # Errors
+    /// If there is no such part, or the server is ending.
+    pub(crate) async fn install(&self, rows: proto::RowsContents, primary: &FrameSender) -> Result<(), TablesError> {
+        let shard = self.shards.get(rows.part as usize).ok_or(TablesError::Ended)?;
+        shard.send(Command::Install(rows, primary.clone())).await.map_err(|_| TablesError::Ended)
+    }
+
+    /// Takes a piece of a change of the primary. The acknowledgement goes to `primary`.
+    ///
+    /// # Errors
+    /// If there is no such part, or the server is ending.
+    pub(crate) async fn follow(&self, update: proto::RowsUpdate, primary: &FrameSender) -> Result<(), TablesError> {
+        let shard = self.shards.get(update.part as usize).ok_or(TablesError::Ended)?;
+        shard.send(Command::Follow(update, primary.clone())).await.map_err(|_| TablesError::Ended)
     }
 
     /// By task, the places of its keys.

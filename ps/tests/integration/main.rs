@@ -12,6 +12,7 @@ mod refusals;
 mod replication;
 mod sparse;
 mod sparse_checkpoints;
+mod sparse_replication;
 mod support;
 mod tls;
 mod training;

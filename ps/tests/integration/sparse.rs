@@ -11,13 +11,13 @@ use psjobs_ps::proto::{PushRowsRequest, TableGradients, TrainerId};
 use psjobs_ps::server::CheckpointConfig;
 use psjobs_ps::sparse::{TableSpec, key};
 
-const WIDTH: usize = 4;
+pub const WIDTH: usize = 4;
 
-fn member(trainer: u32, servers: Vec<String>) -> SessionConfig {
+pub fn member(trainer: u32, servers: Vec<String>) -> SessionConfig {
     SessionConfig { tensors: Vec::new(), ..session_config(trainer, servers) }
 }
 
-fn specs() -> Vec<TableSpec> {
+pub fn specs() -> Vec<TableSpec> {
     vec![TableSpec::new("user", WIDTH, 0.5), TableSpec::new("item", 2, 0.0)]
 }
 
@@ -33,17 +33,17 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
 }
 
 /// The keys of a trainer's step: some that others have too, one only of its own.
-fn keys(trainer: u32, step: u64) -> Vec<u64> {
+pub fn keys(trainer: u32, step: u64) -> Vec<u64> {
     let shared = (0..5).map(|i| (step * 3 + i * 7) % 40);
     shared.chain([1_000_000_000_000 + u64::from(trainer)]).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-fn row(trainer: u32, step: u64, key: u64) -> [f32; WIDTH] {
+pub fn row(trainer: u32, step: u64, key: u64) -> [f32; WIDTH] {
     std::array::from_fn(|i| ((key % 97) as f32 + i as f32 * 0.3 + step as f32).sin() * (1.0 + trainer as f32 * 1e-4))
 }
 
 /// Returns the result of one process: SGD with momentum .5 and rate .125 on the mean of the trainers' gradients.
-fn local(trainers: u32, steps: u64, initial: &BTreeMap<u64, Vec<f32>>) -> BTreeMap<u64, Vec<f32>> {
+pub fn local(trainers: u32, steps: u64, initial: &BTreeMap<u64, Vec<f32>>) -> BTreeMap<u64, Vec<f32>> {
     let mut rows: BTreeMap<u64, (Vec<f32>, [f32; WIDTH])> =
         initial.iter().map(|(key, values)| (*key, (values.clone(), [0.0; WIDTH]))).collect();
     for step in 0..steps {
@@ -191,8 +191,10 @@ async fn what_does_not_fit_is_refused_in_a_sentence_and_changes_nothing() {
         ),
     ];
     for (label, tables, want) in rows {
-        let status =
-            client.push_rows(PushRowsRequest { trainer: trainer(), step: 0, tables, epoch: 0 }).await.expect_err(label);
+        let status = client
+            .push_rows(PushRowsRequest { trainer: trainer(), tables, ..PushRowsRequest::default() })
+            .await
+            .expect_err(label);
         assert_eq!(status.code(), tonic::Code::InvalidArgument, "{label}");
         assert!(status.message().contains(want), "{label}: {}", status.message());
     }
@@ -260,12 +262,21 @@ async fn a_job_that_keeps_checkpoints_needs_the_trainers_layers_in_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_with_replicas_cannot_have_tables_that_have_none() {
+async fn a_job_with_replicas_writes_no_checkpoints_of_tables() {
+    let folder = tempfile::tempdir().expect("temporary folder");
     let listeners = [listen().await, listen().await];
     let servers = listeners.each_ref().map(|l| l.local_addr().expect("bound").to_string()).to_vec();
     let start = |(index, listener)| {
-        let replicas = servers.clone();
-        start_on(listener, psjobs_ps::server::ServerConfig { replicas, ..config(index, 2, 1, ConsistencyMode::Async) })
+        let checkpoint = CheckpointConfig {
+            folder: folder.path().to_owned(),
+            interval: Duration::from_secs(60),
+            keep: 1,
+            resume: true,
+            servers: servers.clone(),
+        };
+        let (replicas, checkpoint) = (servers.clone(), Some(checkpoint));
+        let config = config(index, 2, 1, ConsistencyMode::Async);
+        start_on(listener, psjobs_ps::server::ServerConfig { replicas, checkpoint, ..config })
     };
     let running: Vec<Server> = (0..).zip(listeners).map(start).collect();
     let error = blocking(move || {
@@ -274,7 +285,7 @@ async fn a_job_with_replicas_cannot_have_tables_that_have_none() {
         Tables::open(config, specs()).err().expect("refused").to_string()
     })
     .await;
-    assert!(error.contains("replication does not hold the rows") && error.contains("user"), "{error}");
+    assert!(error.contains("writes no checkpoints of sparse tables") && error.contains("user"), "{error}");
     running.iter().for_each(|server| server.stop.cancel());
 }
 

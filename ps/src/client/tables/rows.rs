@@ -8,7 +8,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use super::{RowGradients, Shared};
-use crate::client::connecting::{schedule, stopped, until};
+use crate::client::connecting::{self, TRY, schedule, stopped, until};
 use crate::client::{ClientError, SessionConfig, is_retryable};
 use crate::proto::sparse_tables_client::SparseTablesClient;
 use crate::proto::{self, PullRowsRequest, PushRowsRequest};
@@ -22,14 +22,13 @@ impl Shared {
             config: SessionConfig { interrupt: Arc::default(), ..self.config.clone() },
             specs: self.specs.clone(),
             epoch: self.epoch,
-            clients: self.clients.clone(),
-            lead: self.lead.clone(),
+            routes: self.routes.clone(),
             layers_wanted: AtomicU64::new(0),
         }
     }
 
     pub(super) async fn pull(&self, wanted: &[(usize, Vec<u64>)]) -> Result<Vec<Vec<f32>>, ClientError> {
-        let servers = self.clients.len();
+        let servers = self.routes.len();
         // By server and table: the places of its keys.
         let mut places = vec![vec![Vec::new(); wanted.len()]; servers];
         for (of, (_, keys)) in wanted.iter().enumerate() {
@@ -44,7 +43,8 @@ impl Shared {
                 keys: places.iter().map(|place| wanted[of].1[*place]).collect(),
             };
             let wanted = places.iter().enumerate().map(keys).collect();
-            let request = PullRowsRequest { trainer: Some(self.config.id()), wanted, epoch: self.epoch };
+            let (trainer, shard) = (Some(self.config.id()), Some(server as u32));
+            let request = PullRowsRequest { trainer, wanted, epoch: self.epoch, shard };
             let reply = self
                 .insist(server, |mut client| {
                     let request = request.clone();
@@ -71,10 +71,15 @@ impl Shared {
 
     /// One for each server, even where it gets no gradient: in Sync it waits for this trainer's step.
     pub(super) fn requests(&self, step: u64, gradients: &[RowGradients]) -> Vec<PushRowsRequest> {
-        let servers = self.clients.len();
-        let mut requests: Vec<PushRowsRequest> = (0..servers)
-            .map(|_| PushRowsRequest { trainer: Some(self.config.id()), step, tables: Vec::new(), epoch: self.epoch })
-            .collect();
+        let servers = self.routes.len();
+        let request = |server| PushRowsRequest {
+            trainer: Some(self.config.id()),
+            step,
+            tables: Vec::new(),
+            epoch: self.epoch,
+            shard: Some(server as u32),
+        };
+        let mut requests: Vec<PushRowsRequest> = (0..servers).map(request).collect();
         for RowGradients { table, keys, values } in gradients {
             let width = self.specs[*table].width;
             assert_eq!(values.len(), keys.len() * width, "a row of table {table} for each key");
@@ -101,11 +106,14 @@ impl Shared {
                 let reason = format!("a push of {bytes} bytes is longer than a message may be, {MAX_MESSAGE}");
                 return Err(self.refused(server, format!("{reason}; read fewer examples in a step")));
             }
-            self.insist(server, |mut client| {
-                let request = request.clone();
-                async move { client.push_rows(request).await }
-            })
-            .await
+            let reply = self
+                .insist(server, |mut client| {
+                    let request = request.clone();
+                    async move { client.push_rows(request).await }
+                })
+                .await?;
+            self.routes[server].next_step.fetch_max(request.step.saturating_add(1), Ordering::Relaxed);
+            Ok(reply)
         });
         let replies = try_join_all(pushed).await?;
         let wanted = replies.first().map_or(0, |of_server_0| of_server_0.layers_wanted_at);
@@ -120,12 +128,18 @@ impl Shared {
         server: usize,
         call: impl Fn(SparseTablesClient<Channel>) -> F,
     ) -> Result<T, ClientError> {
-        let address = &self.config.servers[server];
+        let replicated = self.config.replication_factor > 1;
         let attempt = || {
-            let answer = call(self.clients[server].clone());
+            let (host, channel) = self.routes[server].leader();
+            let answer = call(SparseTablesClient::new(channel).max_decoding_message_size(MAX_MESSAGE));
+            let address = &self.config.servers[host as usize];
             async move {
                 match answer.await {
                     Ok(reply) => Ok(reply.into_inner()),
+                    Err(status) if replicated && is_retryable(&status) => {
+                        self.find_leader(server as u32, host).await.map_err(Failure::Permanent)?;
+                        Err(Failure::Transient(status.message().to_owned()))
+                    }
                     Err(status) if status.code() == Code::Aborted => {
                         Err(Failure::Permanent(ClientError::TablesLost { address: address.clone() }))
                     }
@@ -140,6 +154,41 @@ impl Shared {
         let schedule = schedule(&self.config, server as u32).failing_for(self.config.connect_timeout);
         let answer = retry(schedule, until(|| self.config.interrupted()), attempt, log).await;
         answer.map_err(|why| stopped(&self.config, server as u32, why))
+    }
+
+    /// Looks for the server that leads the rows of `shard`, now that `host` does not; leaves the way as it is if none does
+    /// yet.
+    ///
+    /// # Errors
+    /// [`ClientError::TablesLost`] if the leader lacks steps that were acknowledged, because both holders were lost.
+    async fn find_leader(&self, shard: u32, host: u32) -> Result<(), ClientError> {
+        let mut holders = self.config.holders(shard);
+        // The one that has just failed comes last.
+        holders.sort_by_key(|holder| *holder == host);
+        for holder in holders {
+            let opening = super::open(&self.config, &self.specs, (shard, holder), self.epoch);
+            let address = &self.config.servers[holder as usize];
+            let (leader, reply) = match tokio::time::timeout(TRY, opening).await {
+                Ok(Ok(opened)) => opened,
+                Ok(Err(connecting::Failure::Final(error))) => return Err(error),
+                Ok(Err(connecting::Failure::Status(status))) if !is_retryable(&status) => {
+                    return Err(ClientError::refused(address, &status));
+                }
+                Ok(Err(connecting::Failure::Status(_))) | Err(_) => continue,
+            };
+            let route = &self.routes[shard as usize];
+            if reply.next_step < route.next_step.load(Ordering::Relaxed) {
+                return Err(ClientError::TablesLost { address: address.clone() });
+            }
+            route.lead_to(leader);
+            return Ok(());
+        }
+        Ok(())
+    }
+
+    /// Returns the connection to the server that leads the rows of `shard`.
+    pub fn leader_of(&self, shard: usize) -> Channel {
+        self.routes[shard].leader().1
     }
 
     pub fn refused(&self, server: usize, reason: impl Into<String>) -> ClientError {

@@ -176,7 +176,7 @@ pub(super) fn status(state: &ServerState) -> proto::StatusReply {
         (status.step, status.total_steps) = (assigner.done(), assigner.total().unwrap_or(status.total_steps));
     }
     if let Some(replication) = &state.replication {
-        status.warnings.extend(replication.warnings(state.store().is_ok()));
+        status.warnings.extend(replication.warnings(state.store().is_ok() || !state.all_tables().is_empty()));
     }
     status.checkpoint = state.recovery.newest().map(|newest| proto::CheckpointStatus {
         step: newest.step,

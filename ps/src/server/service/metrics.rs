@@ -74,7 +74,7 @@ fn render(state: &ServerState) -> String {
     let counter = |value: &AtomicU64| one(value.load(Relaxed) as f64);
     family("gradient_blocks_total", "counter", "Gradient blocks received.", &counter(&state.metrics.gradients));
     family("gradient_bytes_total", "counter", "Bytes of gradients received.", &counter(&state.metrics.gradient_bytes));
-    let of_tables = state.tables.get().map_or(0, |tables| tables.counts().not_finite());
+    let of_tables: u64 = state.all_tables().iter().map(|tables| tables.counts().not_finite()).sum();
     let not_finite = one((state.metrics.blocks.not_finite() + of_tables) as f64);
     let late = one(state.metrics.blocks.late() as f64);
     family("late_gradients_total", "counter", "Gradients dropped because their round had closed.", &late);
@@ -118,7 +118,7 @@ fn render(state: &ServerState) -> String {
         family("refused_peers_total", "counter", "Peers without a certificate of this job.", &refused);
     }
     family("warnings", "gauge", "Things that are wrong; Status tells them.", &one(status.warnings.len() as f64));
-    let tables: Vec<TableCounts> = state.tables.get().map_or_else(Vec::new, |all| all.counts().tables().collect());
+    let tables = table_counts(state);
     let by_table = |value: fn(&TableCounts) -> u64| -> Vec<_> {
         tables.iter().map(|t| (format!("{{table=\"{}\"}}", t.table), value(t) as f64)).collect()
     };
@@ -131,6 +131,20 @@ fn render(state: &ServerState) -> String {
     }
     histogram(&mut text, &state.metrics.blocks.staleness());
     text
+}
+
+/// Returns the counters of each table, over all shards that this server holds.
+fn table_counts(state: &ServerState) -> Vec<TableCounts> {
+    let mut tables: Vec<TableCounts> = Vec::new();
+    for shard in state.all_tables() {
+        for (place, counts) in shard.counts().tables().enumerate() {
+            match tables.get_mut(place) {
+                Some(sum) => sum.add(&counts),
+                None => tables.push(counts),
+            }
+        }
+    }
+    tables
 }
 
 /// The staleness of updates, in Prometheus' cumulative buckets.

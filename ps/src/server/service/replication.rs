@@ -1,5 +1,5 @@
 //! The `Replication` service, the primary's side of a shard: reports the role of this server and sends a backup the
-//! blocks that it lacks.
+//! blocks and rows that it lacks.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use super::frame_service::Methods;
-use crate::block::FrameSender;
-use crate::block::Store;
 use crate::proto::{self, follow_request::Message};
+use crate::replication_log::FrameSender;
 use crate::server::state::ServerState;
 use crate::server::state::replication::Replication;
+use crate::sparse::Tables;
 use crate::wire::{Outgoing, Reader, frame};
 
 /// Number of blocks copied to a backup at a time, so that updates of other blocks do not wait behind copies.
@@ -93,6 +93,27 @@ async fn serve(state: &ServerState, mut reader: Reader, backup: &FrameSender) ->
     served
 }
 
+/// The state of the stream to one backup of a shard.
+struct Feed<'a> {
+    state: &'a ServerState,
+    replication: &'a Replication,
+    backup: &'a FrameSender,
+    open: &'a proto::OpenFollow,
+    /// Versions of the blocks that the backup held when it began to follow.
+    held: BTreeMap<u32, u64>,
+    model_sent: bool,
+    /// The shard's tables, once they are sent.
+    tables: Option<Arc<Tables>>,
+    /// Blocks that the backup does not follow yet.
+    lacking: VecDeque<u32>,
+    /// Blocks that are being copied.
+    copying: BTreeSet<u32>,
+    /// Parts of the rows that are being copied.
+    copying_parts: BTreeSet<u32>,
+    /// The backup holds all.
+    complete: bool,
+}
+
 async fn give(
     state: &ServerState,
     replication: &Replication,
@@ -100,51 +121,117 @@ async fn give(
     reader: &mut Reader,
     backup: &FrameSender,
 ) -> Result<(), Status> {
-    let send = |replica: &proto::Replica| backup.send(Ok(frame::message(replica)));
-    let model = |model| proto::Replica { model: Some(model), ..proto::Replica::default() };
-    let (epoch, instance) = (state.recovery.epoch(), replication.instance);
+    let held = open.held.iter().map(|held| (held.block, held.version)).collect();
+    let mut feed = Feed {
+        state,
+        replication,
+        backup,
+        open,
+        held,
+        model_sent: false,
+        tables: None,
+        lacking: VecDeque::new(),
+        copying: BTreeSet::new(),
+        copying_parts: BTreeSet::new(),
+        complete: false,
+    };
     if state.store().is_err() {
-        send(&model(proto::Model { instance, ..proto::Model::default() }));
-        state.model_known().await;
+        feed.send_model(Vec::new());
     }
-    let store = state.store()?;
-    let (tensors, roster) = state.members().told();
-    send(&model(proto::Model { tensors, roster, epoch, instance }));
-    let held: BTreeMap<u32, u64> = open.held.iter().map(|held| (held.block, held.version)).collect();
-    let mut copying = BTreeSet::new();
-    let mut lacking: VecDeque<u32> = store.shard(open.shard).collect();
-    let mut complete = false;
     loop {
-        attach(store, &held, &mut lacking, &mut copying, backup).await?;
-        if !complete && lacking.is_empty() && copying.is_empty() {
-            complete = true;
-            replication.change(open.shard, |shard| shard.whole = true);
-            send(&proto::Replica { complete: true, ..proto::Replica::default() });
-            tracing::info!("the blocks of server {} are held twice", open.shard);
-        }
-        let Some(message) = reader.message::<proto::FollowRequest>().await? else { return Ok(()) };
-        let Some(Message::Acknowledgement(proto::Acknowledgement { block, version })) = message.message else {
-            return Err(Status::invalid_argument("expected an Acknowledgement; Open comes once, at the start"));
+        // A message that has begun to arrive must be read to its end, whatever becomes known meanwhile.
+        let message = reader.message::<proto::FollowRequest>();
+        tokio::pin!(message);
+        let message = loop {
+            let known = state.known();
+            feed.announce().await?;
+            feed.advance().await?;
+            tokio::select! {
+                message = &mut message => break message?,
+                () = known => {}
+            }
         };
-        copying.remove(&block);
-        store.acknowledged(block, version).await;
+        let Some(message) = message else { return Ok(()) };
+        feed.acknowledged(message).await?;
     }
 }
 
-/// Lets the backup follow the next blocks while fewer than [`COPIES`] are being copied.
-async fn attach(
-    store: &Store,
-    held: &BTreeMap<u32, u64>,
-    lacking: &mut VecDeque<u32>,
-    copying: &mut BTreeSet<u32>,
-    backup: &FrameSender,
-) -> Result<(), Status> {
-    while copying.len() < COPIES
-        && let Some(block) = lacking.pop_front()
-    {
-        if store.attach(block, held.get(&block).copied(), backup).await? {
-            copying.insert(block);
+impl Feed<'_> {
+    fn send(&self, replica: &proto::Replica) {
+        self.backup.send(Ok(frame::message(replica)));
+    }
+
+    fn send_model(&self, tensors: Vec<proto::TensorSpec>) {
+        let (_, roster) = self.state.members().told();
+        let (epoch, instance) = (self.state.recovery.epoch(), self.replication.instance);
+        let model = Some(proto::Model { tensors, roster, epoch, instance });
+        self.send(&proto::Replica { model, ..proto::Replica::default() });
+    }
+
+    /// Sends the model and the tables when they have become known, and lets the backup follow the parts of the rows.
+    async fn announce(&mut self) -> Result<(), Status> {
+        let shard = self.open.shard;
+        if !self.model_sent
+            && let Ok(store) = self.state.store()
+        {
+            let (tensors, _) = self.state.members().told();
+            self.send_model(tensors);
+            self.model_sent = true;
+            self.lacking = store.shard(shard).collect();
+        }
+        if self.tables.is_none()
+            && let Some(tables) = self.state.tables(shard)
+        {
+            let (parts, specs) = (tables.parts(), tables.specs().iter().map(Into::into).collect());
+            let message = Some(proto::Tables { tables: specs, parts });
+            self.send(&proto::Replica { tables: message, ..proto::Replica::default() });
+            for part in 0..parts {
+                // A backup without tables starts them without rows, which is version 0.
+                let held = self.open.held_rows.get(part as usize).copied().unwrap_or(0);
+                if tables.attach(part, held, self.backup, &self.state.tasks).await? {
+                    self.copying_parts.insert(part);
+                }
+            }
+            self.tables = Some(tables);
+        }
+        Ok(())
+    }
+
+    /// Lets the backup follow the next blocks while fewer than [`COPIES`] are being copied; tells it when it holds all.
+    async fn advance(&mut self) -> Result<(), Status> {
+        while self.copying.len() < COPIES
+            && let Some(block) = self.lacking.pop_front()
+        {
+            if self.state.store()?.attach(block, self.held.get(&block).copied(), self.backup).await? {
+                self.copying.insert(block);
+            }
+        }
+        let known = self.model_sent || self.tables.is_some();
+        let copied = self.lacking.is_empty() && self.copying.is_empty() && self.copying_parts.is_empty();
+        if known && copied && !self.complete {
+            self.complete = true;
+            self.replication.change(self.open.shard, |shard| shard.whole = true);
+            self.send(&proto::Replica { complete: true, ..proto::Replica::default() });
+            tracing::info!("the blocks and rows of server {} are held twice", self.open.shard);
+        }
+        Ok(())
+    }
+
+    async fn acknowledged(&mut self, message: proto::FollowRequest) -> Result<(), Status> {
+        match message.message {
+            Some(Message::Acknowledgement(proto::Acknowledgement { block, version })) => {
+                self.copying.remove(&block);
+                self.state.store()?.acknowledged(block, version).await;
+                Ok(())
+            }
+            Some(Message::RowsAcknowledgement(proto::RowsAcknowledgement { part, version })) => {
+                self.copying_parts.remove(&part);
+                if let Some(tables) = &self.tables {
+                    tables.acknowledged(part, version).await;
+                }
+                Ok(())
+            }
+            _ => Err(Status::invalid_argument("expected an Acknowledgement; Open comes once, at the start")),
         }
     }
-    Ok(())
 }

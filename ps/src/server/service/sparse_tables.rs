@@ -29,36 +29,41 @@ impl sparse_tables_server::SparseTables for Service {
         self.0.members().hear(&id, now())?;
         let epoch = self.0.epoch()?;
         let specs: Vec<TableSpec> = request.tables.into_iter().map(TableSpec::from).collect();
-        let tables = self.tables_for(specs, id.index)?;
+        let shard = self.0.shard(request.shard)?;
+        let tables = self.tables_for(shard, specs, id.index)?;
+        let finished = self.0.members().finished();
+        for trainer in finished {
+            tables.finish(trainer).await;
+        }
         let next_step = tables.next_step(id.index).await?;
         let (server, servers) = (self.0.config.index, self.0.config.servers);
         Ok(Response::new(OpenTablesReply { next_step, server, servers, epoch }))
     }
 
     async fn pull_rows(&self, request: Request<PullRowsRequest>) -> Result<Response<PullRowsReply>, Status> {
-        let PullRowsRequest { trainer: id, wanted, epoch } = request.into_inner();
+        let PullRowsRequest { trainer: id, wanted, epoch, shard } = request.into_inner();
         let id = trainer(id)?;
         self.0.members().hear(&id, now())?;
         self.0.check_epoch(epoch)?;
         let wanted: Vec<Pull> =
             wanted.into_iter().map(|wanted| Pull { table: wanted.table, keys: wanted.keys }).collect();
-        let rows = self.tables()?.pull(id.index, &wanted).await?;
+        let rows = self.tables(shard)?.pull(id.index, &wanted).await?;
         Ok(Response::new(PullRowsReply { rows: rows.into_iter().map(Into::into).collect() }))
     }
 
     async fn push_rows(&self, request: Request<PushRowsRequest>) -> Result<Response<PushRowsReply>, Status> {
-        let PushRowsRequest { trainer: id, step, tables, epoch } = request.into_inner();
+        let PushRowsRequest { trainer: id, step, tables, epoch, shard } = request.into_inner();
         let id = trainer(id)?;
         self.0.check_epoch(epoch)?;
+        let shard = self.tables(shard)?;
         {
             let (mut members, now) = (self.0.members(), now());
             members.hear(&id, now)?;
             members.gave(id.index, step, now);
         }
         let pushes = tables.into_iter().map(|t| Push { table: t.table, keys: t.keys, gradients: t.gradients });
-        let tables = self.tables()?;
-        tables.push((id.index, epoch), step, &pushes.collect::<Vec<_>>()).await?;
-        Ok(Response::new(PushRowsReply { layers_wanted_at: tables.layers_wanted() }))
+        shard.push((id.index, epoch), step, &pushes.collect::<Vec<_>>()).await?;
+        Ok(Response::new(PushRowsReply { layers_wanted_at: shard.layers_wanted() }))
     }
 
     async fn store_layers(&self, request: Request<StoreLayersRequest>) -> Result<Response<StoreLayersReply>, Status> {
@@ -78,29 +83,30 @@ impl sparse_tables_server::SparseTables for Service {
 }
 
 impl Service {
-    fn tables(&self) -> Result<&Tables, Status> {
-        let missing = || Status::failed_precondition("no trainer has told the tables yet; call OpenTables first");
-        self.0.tables.get().ok_or_else(missing)
+    /// Returns the tables of a shard, by default this server's; an error if another server is its primary.
+    fn tables(&self, shard: Option<u32>) -> Result<Arc<Tables>, Status> {
+        let missing = || Status::aborted("no trainer has told the tables yet; call OpenTables first");
+        self.0.tables(self.0.shard(shard)?).ok_or_else(missing)
     }
 
-    /// Returns the job's tables; the first trainer's specs determine them.
-    fn tables_for(&self, specs: Vec<TableSpec>, trainer: u32) -> Result<&Tables, Status> {
+    /// Returns the job's tables of `shard`; the first trainer's specs determine them.
+    fn tables_for(&self, shard: u32, specs: Vec<TableSpec>, trainer: u32) -> Result<Arc<Tables>, Status> {
         TableSpec::validate(&specs).map_err(|error| Status::invalid_argument(error.to_string()))?;
         let (state, config) = (&self.0, &self.0.config);
         let table = &specs[0].name;
+        if state.replication.is_some() && config.checkpoint.is_some() {
+            return Err(Status::invalid_argument(format!(
+                "a job with replicated servers writes no checkpoints of sparse tables, and this job has table {table}: \
+                 remove spec.checkpoint, or --checkpoint-dir, or set spec.ps.replicationFactor to 1"
+            )));
+        }
         if config.checkpoint.is_some() && state.store().is_err() {
             return Err(Status::invalid_argument(format!(
                 "a checkpoint holds the rows of sparse tables together with the trainers' own layers; this job has table \
                  {table} and no layers: tell them in Join, or remove spec.checkpoint, or --checkpoint-dir"
             )));
         }
-        if state.replication.is_some() {
-            return Err(Status::invalid_argument(format!(
-                "replication does not hold the rows of sparse tables, and this job has table {table}: set \
-                 spec.ps.replicationFactor to 1"
-            )));
-        }
-        let tables = state.tables_for(&specs);
+        let tables = state.tables_for(shard, &specs, None);
         match TableSpec::difference(tables.specs(), &specs) {
             Some(difference) => Err(Status::invalid_argument(format!(
                 "trainer {trainer} has other tables than the job: {difference}; start all trainers with the same arguments"

@@ -9,6 +9,7 @@ pub mod replica_role;
 pub mod replication;
 pub mod streams;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
@@ -23,10 +24,11 @@ use self::recovery::Recovery;
 use self::replication::Replication;
 use self::streams::{Arrival, StreamKind, Streams};
 use crate::batch::sharing::Sharing;
-use crate::block::{Progress, ReplicaRole, Start, Store};
+use crate::block::{Progress, Start, Store};
 use crate::clock::now;
 use crate::layout::{Layout, TensorSpec};
 use crate::proto;
+use crate::replication_log::ReplicaRole;
 use crate::server::config::ServerConfig;
 use crate::shm::{self, Mapping, Offer};
 use crate::sparse::{Place, TableSpec, Tables};
@@ -55,12 +57,12 @@ pub struct ServerState {
     pub sharing: Option<Mutex<Sharing>>,
     /// The batches of each trainer, on server 0 of an elastic job.
     pub batch_assignments: Option<BatchAssignments>,
-    /// The sparse tables, once a trainer has described them.
-    pub tables: OnceLock<Tables>,
     membership: Mutex<Membership>,
     store: OnceLock<Store>,
-    /// Notified when the model is known.
-    model: Notify,
+    /// The sparse tables by shard, once a trainer or another server has described them.
+    tables: Mutex<BTreeMap<u32, Arc<Tables>>>,
+    /// Notified when the model or tables are known.
+    known: Notify,
     streams: Mutex<Streams>,
 }
 
@@ -89,8 +91,8 @@ impl ServerState {
             replication,
             sharing,
             batch_assignments,
-            model: Notify::new(),
-            tables: OnceLock::new(),
+            known: Notify::new(),
+            tables: Mutex::default(),
             membership: Mutex::new(membership),
             store: OnceLock::new(),
             streams: Mutex::default(),
@@ -145,7 +147,7 @@ impl ServerState {
             Some(replication) => replication.with_roles(|shards| self.store.get_or_init(|| start(shards))),
             None => self.store.get_or_init(|| start([(self.config.index, ReplicaRole::Alone)].into())),
         };
-        self.model.notify_waiters();
+        self.known.notify_waiters();
         store
     }
 
@@ -166,27 +168,65 @@ impl ServerState {
         Err(Status::aborted("the servers went to a checkpoint since this trainer joined; join again"))
     }
 
-    /// Returns the sparse tables; the first trainer's specs, or those of a checkpoint, determine them. `specs` must be
-    /// valid.
-    pub fn tables_for(&self, specs: &[TableSpec]) -> &Tables {
-        self.tables.get_or_init(|| {
-            tracing::info!(tables = specs.len(), "the sparse tables are known");
-            let config = &self.config;
-            let place = Place {
-                server: config.index,
-                servers: config.servers,
-                trainers: config.trainers,
-                seed: config.training.seed,
-                shards: thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_SHARDS)),
+    /// Returns the sparse tables of `shard`; the first trainer's specs, or those of a checkpoint or of the shard's primary,
+    /// determine them. `specs` must be valid. The rows are divided into `parts`, by default one for each core.
+    pub fn tables_for(&self, shard: u32, specs: &[TableSpec], parts: Option<u32>) -> Arc<Tables> {
+        let start = |role| {
+            let mut tables = self.lock_tables();
+            let start = || {
+                tracing::info!(tables = specs.len(), "the sparse tables of server {shard} are known");
+                let config = &self.config;
+                let cores = || thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_SHARDS));
+                let place = Place {
+                    server: shard,
+                    servers: config.servers,
+                    trainers: config.trainers,
+                    seed: config.training.seed,
+                    shards: parts.map_or_else(cores, |parts| parts as usize),
+                };
+                Arc::new(Tables::start(specs.to_vec(), place, role, &self.rules, &self.tasks))
             };
-            Tables::start(specs.to_vec(), place, &self.rules, &self.tasks)
-        })
+            tables.entry(shard).or_insert_with(start).clone()
+        };
+        let tables = match &self.replication {
+            Some(replication) => {
+                replication.with_roles(|roles| start(roles.get(&shard).copied().unwrap_or(ReplicaRole::Backup)))
+            }
+            None => start(ReplicaRole::Alone),
+        };
+        self.known.notify_waiters();
+        tables
+    }
+
+    /// Returns the sparse tables of `shard`, if they are known.
+    pub fn tables(&self, shard: u32) -> Option<Arc<Tables>> {
+        self.lock_tables().get(&shard).cloned()
+    }
+
+    /// Returns the sparse tables of this server's own shard, if they are known.
+    pub fn own_tables(&self) -> Option<Arc<Tables>> {
+        self.tables(self.config.index)
+    }
+
+    /// Returns the sparse tables of all shards that this server holds.
+    pub fn all_tables(&self) -> Vec<Arc<Tables>> {
+        self.lock_tables().values().cloned().collect()
+    }
+
+    fn lock_tables(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<Tables>>> {
+        // Only insertions are made under this lock.
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Resolves when the model or tables become known after this call.
+    pub fn known(&self) -> impl Future<Output = ()> + '_ {
+        self.known.notified()
     }
 
     /// Returns how far training has come on this server, `None` while blocks have no values.
     pub async fn progress(&self) -> Option<Progress> {
         let progress = self.store().ok()?.progress(self.config.index).await?;
-        let Some(tables) = self.tables.get() else { return Some(progress) };
+        let Some(tables) = self.own_tables() else { return Some(progress) };
         // The blocks hold the layers that trainers train themselves, as they were stored last.
         let step = tables.progress().await.ok()?;
         Some(Progress { version: step, step })
@@ -207,11 +247,11 @@ impl ServerState {
     /// Waits until the model is known.
     pub async fn model_known(&self) {
         loop {
-            let told = self.model.notified();
+            let known = self.known();
             if self.store.get().is_some() {
                 return;
             }
-            told.await;
+            known.await;
         }
     }
 
@@ -295,7 +335,7 @@ impl ServerState {
         if let Ok(store) = self.store() {
             store.finish(trainer).await;
         }
-        if let Some(tables) = self.tables.get() {
+        for tables in self.all_tables() {
             tables.finish(trainer).await;
         }
     }

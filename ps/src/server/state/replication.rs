@@ -8,8 +8,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::replica_role::{Evidence, Role};
-use crate::block::ReplicaRole;
 use crate::network::Network;
+use crate::replication_log::ReplicaRole;
 use crate::server::config::ServerConfig;
 
 /// The replication state of this server.

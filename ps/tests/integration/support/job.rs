@@ -220,6 +220,22 @@ pub fn wait_for_checkpoint(folder: &Path, after: u64) -> u64 {
     }
 }
 
+/// Returns whether a server says that it holds something that no other server does.
+pub fn held_once(servers: &[String]) -> bool {
+    let runtime = Runtime::new().expect("a runtime");
+    servers.iter().any(|server| {
+        let warnings = runtime.block_on(warnings(&format!("http://{server}")));
+        !warnings.is_ok_and(|warnings| !warnings.iter().any(|warning| warning.contains("held once")))
+    })
+}
+
+async fn warnings(address: &str) -> Result<Vec<String>, tonic::Status> {
+    match CoordinationClient::connect(address.to_owned()).await {
+        Ok(mut client) => client.status(StatusRequest {}).await.map(|reply| reply.into_inner().warnings),
+        Err(error) => Err(tonic::Status::from_error(error.into())),
+    }
+}
+
 /// Waits until a server says that all that it holds is held twice.
 pub fn wait_for_two_copies(server: &str) {
     let address = format!("http://{server}");
@@ -227,10 +243,7 @@ pub fn wait_for_two_copies(server: &str) {
     let deadline = Instant::now() + Duration::from_secs(60);
     runtime.block_on(async {
         loop {
-            let warnings = match CoordinationClient::connect(address.clone()).await {
-                Ok(mut client) => client.status(StatusRequest {}).await.map(|reply| reply.into_inner().warnings),
-                Err(error) => Err(tonic::Status::from_error(error.into())),
-            };
+            let warnings = warnings(&address).await;
             match warnings {
                 Ok(warnings) if !warnings.iter().any(|warning| warning.contains("held once")) => return,
                 other => assert!(Instant::now() < deadline, "{other:?}"),

@@ -13,7 +13,7 @@ use psjobs_worker::train::replicated_layers::ReplicatedLayers;
 /// Where the rows are.
 pub enum Rows {
     Servers(client::Tables),
-    Here(Local),
+    Here(Box<Local>),
 }
 
 /// The dense layers as they began, for a job that goes back to its beginning; nothing where none can.

@@ -82,7 +82,7 @@ impl<'a> Trainer<'a> {
     ) -> Result<Self, RecsysError> {
         let Settings { table, training, patience, interrupt, .. } = settings;
         let (mut rows, next) = match meeting.job {
-            None => (Rows::Here(Local::new(vec![table.clone()], training)?), 0),
+            None => (Rows::Here(Box::new(Local::new(vec![table.clone()], training)?)), 0),
             Some((environment, _)) => {
                 let config = SessionConfig::new(environment, layers, total);
                 let (network, interrupt) = (Network::of(environment)?, interrupt.clone());

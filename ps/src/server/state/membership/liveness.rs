@@ -29,6 +29,12 @@ impl Membership {
         (0..).zip(&self.members).filter(absent).map(|(index, _)| index).collect()
     }
 
+    /// Returns the trainers that have finished.
+    pub fn finished(&self) -> Vec<u32> {
+        let finished = |(_, member): &(u32, &Member)| member.presence == Presence::Finished;
+        (0..).zip(&self.members).filter(finished).map(|(index, _)| index).collect()
+    }
+
     /// Marks trainers as finished that sent their last step and then timed out: their Leave was lost, or received by an
     /// earlier process of this server. Returns their indices.
     pub fn presume_finished(&mut self, now: Instant) -> Vec<u32> {

@@ -119,7 +119,7 @@ impl<'a> CheckpointSchedule<'a> {
         let Some(progress) = progress else { return Err(Status::failed_precondition("not all blocks have values")) };
         let sync = state.config.training.consistency.mode == ConsistencyMode::Sync;
         // Trainers with layers of their own keep in step, and give those for a step that is named.
-        let tables = state.tables.get();
+        let tables = state.own_tables();
         let soon = (sync || tables.is_some()) && when == When::Soon && progress.version > 0;
         let version = soon.then_some(progress.version + self.margin);
         let now = if sync { progress.version } else { progress.step };
@@ -155,7 +155,7 @@ impl<'a> CheckpointSchedule<'a> {
                     Ok::<_, Status>(client(&state.config.network, address)?.snapshot(request).await?.into_inner())
                 }
             });
-        if let Some(tables) = tables {
+        if let Some(tables) = &tables {
             tables.want_layers(version);
         }
         let parts = tokio::time::timeout(WRITE, try_join_all(parts)).await;

@@ -60,7 +60,7 @@ pub async fn write(state: &ServerState, step: u64, version: Option<u64>) -> Resu
     let store = state.store().map_err(|_| RecoveryError::Empty)?;
     // All blocks are asked at once, so that each is copied as soon as it is there.
     let states = join_all(store.shard(state.config.index).map(|block| store.snapshot(block, version)));
-    let (states, rows) = match state.tables.get() {
+    let (states, rows) = match state.own_tables() {
         None => (states.await, None),
         // All at one step.
         Some(tables) if state.config.training.consistency.mode == ConsistencyMode::Sync => {
@@ -74,7 +74,7 @@ pub async fn write(state: &ServerState, step: u64, version: Option<u64>) -> Resu
     let states: Vec<BlockState> = states.into_iter().collect::<Option<_>>().ok_or_else(past)?;
     let rows = rows.map(|rows| rows.ok_or_else(past)).transpose()?;
     let description = describe(state, step, store.layout());
-    let of_rows = state.tables.get().map(|tables| describe_rows(&description, tables.specs()));
+    let of_rows = state.own_tables().map(|tables| describe_rows(&description, tables.specs()));
     let folder = Catalog::new(&config.folder).path(step);
     // A leader that has given up on a part may ask for it again while it is still being written.
     let writing = state.recovery.writing.clone().lock_owned().await;
@@ -171,7 +171,7 @@ fn fits(state: &ServerState, checkpoint: &Checkpoint) -> Result<(), RecoveryErro
         );
         return Err(mismatch(checkpoint.folder(), why));
     }
-    if let (Some(tables), Some(rows)) = (state.tables.get(), checkpoint.rows().first())
+    if let (Some(tables), Some(rows)) = (state.own_tables(), checkpoint.rows().first())
         && let Some(difference) = TableSpec::difference(&rows.description().tables, tables.specs())
     {
         let why = format!("its tables are others: {difference}; give the trainers the same arguments as then");
@@ -203,7 +203,7 @@ async fn rewind(
         if let Ok(store) = state.store() {
             join_all(store.numbers().map(|block| store.restore(block, epoch, None))).await;
         }
-        if let Some(tables) = state.tables.get() {
+        if let Some(tables) = state.own_tables() {
             tables.replace(tables.blank(), epoch).await;
         }
         state.members().rewind(&[], &[], now());
@@ -223,7 +223,7 @@ async fn rewind(
         store.restore(block, epoch, Some(state)).await;
     }
     refill(state, &checkpoint, epoch).await.map_err(|damage| unusable(checkpoint.folder(), damage.to_string()))?;
-    let steps = match state.tables.get() {
+    let steps = match state.own_tables() {
         // The layers may have been kept before the steps that the rows contain.
         Some(tables) => {
             let asked = (0..state.config.trainers).map(|trainer| tables.next_step(trainer));
@@ -241,12 +241,12 @@ async fn rewind(
 /// Restores the rows of a checkpoint, or none.
 async fn refill(state: &ServerState, checkpoint: &Arc<Checkpoint>, epoch: u64) -> Result<(), Damage> {
     let Some(rows) = checkpoint.rows().first() else {
-        if let Some(tables) = state.tables.get() {
+        if let Some(tables) = state.own_tables() {
             tables.replace(tables.blank(), epoch).await;
         }
         return Ok(());
     };
-    let tables = state.tables_for(&rows.description().tables);
+    let tables = state.tables_for(state.config.index, &rows.description().tables, None);
     let (mut refill, reading, server) = (tables.blank(), checkpoint.clone(), state.config.index as usize);
     let alike = checkpoint.rows().len() == state.config.servers as usize;
     let refill = on_disk(move || {

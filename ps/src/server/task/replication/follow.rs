@@ -1,14 +1,17 @@
-//! The backup's side of a shard: receives the model, the blocks and every update from the primary.
+//! The backup's side of a shard: receives the model, the tables, the blocks and rows and every update from the primary.
+
+use std::sync::Arc;
 
 use tonic::Status;
 
-use crate::block::FrameSender;
 use crate::clock::now;
 use crate::layout::{Layout, TensorSpec};
 use crate::proto::{self, follow_request::Message};
+use crate::replication_log::FrameSender;
 use crate::server::state::ServerState;
 use crate::server::state::replica_role::Role;
 use crate::server::state::replication::Replication;
+use crate::sparse::{TableSpec, Tables};
 use crate::wire::{MAX_FRAME, Outgoing, call, frame};
 
 /// Receive window: a few blocks.
@@ -39,12 +42,17 @@ async fn take(state: &ServerState, replication: &Replication, shard: u32) -> Res
         Ok(store) => store.held(shard).await,
         Err(_) => Vec::new(),
     };
+    let held_rows = match state.tables(shard) {
+        Some(tables) => tables.begin_follow().await?,
+        None => Vec::new(),
+    };
     let open = proto::OpenFollow {
         job_uid: state.config.job_uid.clone(),
         shard,
         instance: replication.instance,
         epoch: state.recovery.epoch(),
         held,
+        held_rows,
     };
     let (acknowledgements, outgoing) = FrameSender::new(state.config.trainers);
     acknowledgements.send(Ok(frame::message(&proto::FollowRequest { message: Some(Message::Open(open)) })));
@@ -57,15 +65,44 @@ async fn take(state: &ServerState, replication: &Replication, shard: u32) -> Res
         } else if replica.complete {
             tracing::info!("holds all blocks of server {shard}");
             replication.change(shard, |shard| shard.role = Role::Backup { complete: true });
+        } else if let Some(tables) = replica.tables {
+            open_tables(state, shard, tables).await?;
+        } else if let Some(rows) = replica.rows {
+            tables_of(state, shard)?.install(rows, &acknowledgements).await?;
+        } else if let Some(update) = replica.rows_update {
+            count_steps(state, &update.next_steps);
+            tables_of(state, shard)?.follow(update, &acknowledgements).await?;
         } else {
-            {
-                let (mut members, now) = (state.members(), now());
-                replica.next_steps.iter().for_each(|next| members.gave(next.trainer, next.step.saturating_sub(1), now));
-            }
+            count_steps(state, &replica.next_steps);
             state.store()?.follow(replica, &acknowledgements).await?;
         }
     }
     Ok(())
+}
+
+/// Records the steps of trainers that an update contains.
+fn count_steps(state: &ServerState, next_steps: &[proto::NextStep]) {
+    let (mut members, now) = (state.members(), now());
+    next_steps.iter().for_each(|next| members.gave(next.trainer, next.step.saturating_sub(1), now));
+}
+
+/// Starts the tables of the primary, if this server does not have them.
+async fn open_tables(state: &ServerState, shard: u32, opened: proto::Tables) -> Result<(), Status> {
+    let specs: Vec<TableSpec> = opened.tables.into_iter().map(TableSpec::from).collect();
+    TableSpec::validate(&specs).map_err(|error| Status::data_loss(error.to_string()))?;
+    let tables = state.tables_for(shard, &specs, Some(opened.parts));
+    if tables.parts() != opened.parts || tables.specs() != specs {
+        return Err(Status::data_loss("the primary's tables are others than those held here"));
+    }
+    let finished = state.members().finished();
+    for trainer in finished {
+        tables.finish(trainer).await;
+    }
+    Ok(())
+}
+
+fn tables_of(state: &ServerState, shard: u32) -> Result<Arc<Tables>, Status> {
+    state.tables(shard).ok_or_else(|| Status::data_loss("rows came before the tables that they belong to"))
 }
 
 /// Takes over the model and the members from the primary. A model without tensors is not known there yet.
@@ -77,19 +114,19 @@ async fn adopt(state: &ServerState, replication: &Replication, shard: u32, model
         let layout = Layout::new(&tensors, state.config.servers as usize)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
         state.recovery.adopt_epoch(model.epoch);
-        let done = {
-            let mut members = state.members();
-            members.adopt(&tensors).map_err(Status::invalid_argument)?;
-            members.adopt_roster(&model.roster, now());
-            members.done()
-        };
+        state.members().adopt(&tensors).map_err(Status::invalid_argument)?;
         let store = state.store_for(layout, &tensors);
-        for entry in model.roster.into_iter().filter(|entry| entry.finished) {
-            store.finish(entry.trainer.map_or(u32::MAX, |trainer| trainer.index)).await;
+        for entry in model.roster.iter().filter(|entry| entry.finished) {
+            store.finish(entry.trainer.as_ref().map_or(u32::MAX, |trainer| trainer.index)).await;
         }
-        if done && state.decides_the_end() {
-            state.done.notify_one();
-        }
+    }
+    let done = {
+        let mut members = state.members();
+        members.adopt_roster(&model.roster, now());
+        members.done()
+    };
+    if done && state.decides_the_end() {
+        state.done.notify_one();
     }
     replication.change(shard, |shard| {
         shard.found = Some(there || shard.found == Some(true));

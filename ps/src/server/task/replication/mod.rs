@@ -52,7 +52,7 @@ async fn keep(state: &Arc<ServerState>, replication: &Replication, shard: u32) -
     }
 }
 
-/// Passes the new role of this server in `shard` on to the blocks.
+/// Passes the new role of this server in `shard` on to the blocks and rows.
 async fn assume(state: &ServerState, replication: &Replication, shard: u32, role: Role) {
     let other = replication.other(shard);
     match role {
@@ -72,6 +72,9 @@ async fn assume(state: &ServerState, replication: &Replication, shard: u32, role
                 store.finish(trainer).await;
             }
         }
+    }
+    if let Some(tables) = state.tables(shard) {
+        tables.set_role(replica_role(role)).await;
     }
     replication.settle(shard);
 }

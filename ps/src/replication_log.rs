@@ -1,5 +1,5 @@
-//! The updates of a primary block that its backup has not acknowledged, and the answers that wait for these
-//! acknowledgements. Only a block with the role primary has a log.
+//! Replication of what one task owns, a block or a part of the rows: the roles of its two holders, and the log of the
+//! primary, which has the updates that the backup has not acknowledged and the answers that wait for that.
 
 use std::collections::VecDeque;
 
@@ -8,8 +8,18 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 use tonic::Status;
 
-use super::peer::Peer;
 use crate::wire::{StreamAbort, WINDOW};
+
+/// The role of a block or a part of the rows in replication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplicaRole {
+    /// Serves trainers; no other server holds it.
+    Alone,
+    /// Serves trainers; answers them after the backup has acknowledged their updates.
+    Primary,
+    /// Applies the updates of its primary.
+    Backup,
+}
 
 /// Sends frames to the other server that holds a shard. Clones send over the same stream.
 #[derive(Clone)]
@@ -39,6 +49,11 @@ impl FrameSender {
         sent.is_ok()
     }
 
+    /// Sends a frame when there is room for it; returns false if the stream has ended.
+    pub async fn send_when_free(&self, frame: Bytes) -> bool {
+        self.queue.send(Ok(frame)).await.is_ok()
+    }
+
     /// Returns the handle that is aborted when the stream is full.
     #[must_use]
     pub fn abort(&self) -> StreamAbort {
@@ -46,19 +61,19 @@ impl FrameSender {
     }
 }
 
-/// The replication log of one block.
-pub struct ReplicationLog {
+/// The replication log of one block or part of the rows. `W` is a trainer that waits for an answer.
+pub struct ReplicationLog<W> {
     backup: Option<FrameSender>,
     /// The version that the backup has acknowledged.
     acknowledged: u64,
     /// Updates that the backup has not acknowledged, with the version after each.
     unacknowledged: VecDeque<(u64, Bytes)>,
-    /// Trainers and their steps, with the version that must be acknowledged before they are answered.
-    waiting: VecDeque<(u64, Peer, u64)>,
+    /// Trainers, with the version that must be acknowledged before they are answered.
+    waiting: VecDeque<(u64, W)>,
 }
 
-impl ReplicationLog {
-    /// Creates the log of a block whose backup has `version`.
+impl<W> ReplicationLog<W> {
+    /// Creates the log of an owner whose backup has `version`.
     #[must_use]
     pub fn new(version: u64) -> Self {
         Self { backup: None, acknowledged: version, unacknowledged: VecDeque::new(), waiting: VecDeque::new() }
@@ -71,7 +86,7 @@ impl ReplicationLog {
     }
 
     /// Lets `backup`, which holds version `held`, follow. Sends it the updates that it lacks if the log still has them,
-    /// else the frame of the whole block at `version` that `contents` makes. Returns whether it sent the block.
+    /// else the frame of the whole at `version` that `contents` makes. Returns whether it sent the whole.
     pub fn attach(
         &mut self,
         backup: FrameSender,
@@ -79,9 +94,9 @@ impl ReplicationLog {
         version: Option<u64>,
         contents: impl FnOnce() -> Bytes,
     ) -> bool {
+        let has_updates = self.has_updates_since(held, version);
         self.backup = Some(backup);
-        let oldest = self.unacknowledged.front().map(|(first, _)| first - 1).or(version);
-        if held == version || (held.is_some() && held >= oldest && held <= version) {
+        if has_updates {
             self.unacknowledged.retain(|(made, _)| held < Some(*made));
             for (_, frame) in self.unacknowledged.clone() {
                 self.send(frame);
@@ -92,6 +107,20 @@ impl ReplicationLog {
         self.unacknowledged.clear();
         self.send(contents());
         true
+    }
+
+    /// Returns whether a backup that holds version `held` lacks only updates that the log has, up to `version`.
+    #[must_use]
+    pub fn has_updates_since(&self, held: Option<u64>, version: Option<u64>) -> bool {
+        let oldest = self.unacknowledged.front().map(|(first, _)| first - 1).or(version);
+        held == version || (held.is_some() && held >= oldest && held <= version)
+    }
+
+    /// Sends nothing until the next [`Self::attach`]: a backup is sent the whole as it is now. The log keeps the updates
+    /// from now on.
+    pub fn begin_copy(&mut self) {
+        self.backup = None;
+        self.unacknowledged.clear();
     }
 
     /// Sends a frame without recording it.
@@ -109,22 +138,22 @@ impl ReplicationLog {
     }
 
     /// Holds answers back until the backup has acknowledged `version`.
-    pub fn hold(&mut self, version: u64, peers: Vec<(Peer, u64)>) {
-        self.waiting.extend(peers.into_iter().map(|(peer, step)| (version, peer, step)));
+    pub fn hold(&mut self, version: u64, trainers: Vec<W>) {
+        self.waiting.extend(trainers.into_iter().map(|trainer| (version, trainer)));
     }
 
     /// Records that the backup has `version`; returns the trainers that may be answered now.
-    pub fn acknowledge(&mut self, version: u64) -> Vec<(Peer, u64)> {
+    pub fn acknowledge(&mut self, version: u64) -> Vec<W> {
         self.acknowledged = self.acknowledged.max(version);
         self.unacknowledged.retain(|(made, _)| *made > version);
-        let free = self.waiting.iter().take_while(|(needed, ..)| *needed <= self.acknowledged).count();
-        self.waiting.drain(..free).map(|(_, peer, step)| (peer, step)).collect()
+        let free = self.waiting.iter().take_while(|(needed, _)| *needed <= self.acknowledged).count();
+        self.waiting.drain(..free).map(|(_, trainer)| trainer).collect()
     }
 
     /// Ends replication; returns all waiting trainers.
     #[must_use]
-    pub fn close(self) -> Vec<(Peer, u64)> {
-        self.waiting.into_iter().map(|(_, peer, step)| (peer, step)).collect()
+    pub fn close(self) -> Vec<W> {
+        self.waiting.into_iter().map(|(_, trainer)| trainer).collect()
     }
 }
 
@@ -143,7 +172,7 @@ mod tests {
     }
 
     /// A block at version 3, of which the backup has acknowledged 1.
-    fn behind() -> ReplicationLog {
+    fn behind() -> ReplicationLog<u32> {
         let mut log = ReplicationLog::new(1);
         for version in [2, 3] {
             log.update(version, frame(version));
@@ -187,9 +216,23 @@ mod tests {
     #[test]
     fn an_empty_block_is_not_copied() {
         let (sender, mut frames) = FrameSender::new(1);
-        let mut log = ReplicationLog::new(0);
+        let mut log = ReplicationLog::<u32>::new(0);
         assert!(!log.attach(sender, None, None, || unreachable!("nothing to copy")));
         assert!(sent(&mut frames).is_empty() && !log.lacks(0));
+    }
+
+    #[test]
+    fn updates_during_a_copy_follow_it() {
+        let mut log = behind();
+        log.hold(3, vec![7]);
+        assert!(!log.has_updates_since(None, Some(3)));
+        log.begin_copy();
+        log.update(4, frame(4));
+        let (sender, mut frames) = FrameSender::new(1);
+        assert!(!log.attach(sender, Some(3), Some(4), || unreachable!("the copy has the rest")));
+        assert_eq!(sent(&mut frames), [frame(4)]);
+        assert!(log.lacks(4));
+        assert_eq!(log.acknowledge(4), [7]);
     }
 
     #[test]
