@@ -43,7 +43,7 @@ mod make {
     }
 
     /// An authority for one job, and the certificate that its processes show; all in PEM. The authority's own key is
-    /// not kept, so that nobody can make a further certificate.
+    /// not kept, so that no further certificate can be made.
     #[derive(Clone)]
     pub struct Certificates {
         /// The authority's certificate.

@@ -51,7 +51,7 @@ pub const PSJOB_TLS_DIR: &str = "PSJOB_TLS_DIR";
 /// File that takes the [`ReplicaResult`](crate::ReplicaResult) at the end.
 pub const PSJOB_RESULT_FILE: &str = "PSJOB_RESULT_FILE";
 
-/// Everything a process is told about its job and its own place in it.
+/// The settings of a process: its job and its own place in it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Environment {
     /// Name of the job.
@@ -119,7 +119,7 @@ pub enum EnvironmentError {
 }
 
 impl Environment {
-    /// That of server 0 of a plain job: no replication, checkpoints or TLS, and nobody wants its result.
+    /// That of server 0 of a plain job: no replication, checkpoints or TLS, and no result file.
     #[must_use]
     pub fn new(name: &str, uid: &str, servers: Vec<String>, trainers: u32, training: Training) -> Self {
         Self {
@@ -206,7 +206,7 @@ impl Environment {
     }
 
     /// Reads the contract through `lookup` (in a process: `|name| std::env::var(name).ok()`).
-    /// `Ok(None)` if `PSJOB_ROLE` is not set: nobody started this process as part of a job.
+    /// `Ok(None)` if `PSJOB_ROLE` is not set: this process was not started as part of a job.
     ///
     /// # Errors
     /// The first variable that is missing or cannot be right.

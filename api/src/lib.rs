@@ -1,5 +1,5 @@
 //! The contract between psjobs' parts: what a job looks like to Kubernetes ([`crd`], behind the
-//! `crd` feature), what every process of a job is told ([`env`]), what the job trains with
+//! `crd` feature), the environment of every process of a job ([`env`]), what the job trains with
 //! ([`training`], [`checkpoint`]), what they show each other over TLS ([`certificates`]), what server 0 tells the
 //! operator ([`progress`]) and what a process leaves behind when it ends ([`result`]). No I/O.
 #![deny(missing_docs)]
@@ -22,7 +22,7 @@ pub use result::{CheckpointResult, ReplicaResult};
 pub use role::Role;
 pub use training::Training;
 
-/// The port that server 0 listens on unless told otherwise; PyTorch's default master port.
+/// The port that server 0 listens on by default; PyTorch's default master port.
 pub const DEFAULT_PORT: u16 = 29500;
 /// The port of `/metrics`, `/status`, `/healthz` and `/readyz` in a pod.
 pub const METRICS_PORT: u16 = 9464;

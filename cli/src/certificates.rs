@@ -13,14 +13,14 @@ use psjobs_api::certificates::{AUTHORITY, CERTIFICATE, Certificates, KEY};
 
 use crate::BadInput;
 
-/// How long they hold: ten years, as nobody renews them.
+/// How long they hold: ten years, because they are not renewed.
 const LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// Make certificates for a job whose processes talk TLS
 ///
-/// Writes ca.crt, tls.crt and tls.key. Give the folder to every process of the job, and to nobody else:
+/// Writes ca.crt, tls.crt and tls.key. Give the folder to every process of the job, and to no other:
 /// psjobs-worker serve --tls-dir DIR, psjobs-worker train ... --tls-dir DIR. The authority's own key is
-/// not kept, so that nobody can make a further certificate. They hold for ten years.
+/// not kept, so that no further certificate can be made. They hold for ten years.
 #[derive(Debug, Args)]
 pub struct CertificatesArgs {
     /// Folder to write to; it is made if it does not exist

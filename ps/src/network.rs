@@ -1,5 +1,5 @@
-//! How the processes of a job reach each other: over TCP, with TLS or without, or through a [`Dial`] that whoever
-//! starts one brings along, as the simulation of whole jobs does. Deadlines, windows and keep-alive are the
+//! How the processes of a job reach each other: over TCP, with TLS or without, or through a [`Dial`] that the caller
+//! provides, as the simulation of whole jobs does. Deadlines, windows and keep-alive are the
 //! endpoint's.
 
 use std::fmt;
@@ -96,7 +96,7 @@ impl Network {
     /// Connects to `endpoint`.
     ///
     /// # Errors
-    /// If nobody answers there in time.
+    /// If there is no answer in time.
     pub async fn connect(&self, endpoint: &Endpoint) -> Result<Channel, Error> {
         match self {
             Self::Tcp | Self::Tls(_) => endpoint.connect().await,

@@ -1,5 +1,5 @@
 //! Mutual TLS between the processes of a job: each shows a certificate of the job's own authority, and talks
-//! to nobody who cannot. The folder holds what a Kubernetes TLS secret holds: `ca.crt`, `tls.crt`, `tls.key`.
+//! to no process without one. The folder holds what a Kubernetes TLS secret holds: `ca.crt`, `tls.crt`, `tls.key`.
 //! Servers shake hands here and not in the transport, which would drop those it refuses without a word.
 
 mod blocking;
@@ -28,7 +28,7 @@ pub use blocking::Channel;
 
 /// How long a peer may take to show its certificate.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Handshakes under way at once. Whoever says nothing holds up nobody but as many like it.
+/// Handshakes under way at once. A silent peer delays others only when as many are silent.
 const HANDSHAKES: usize = 1024;
 
 /// Certificates that cannot be used.

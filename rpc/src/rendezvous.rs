@@ -49,7 +49,7 @@ impl Endpoint {
     /// Listens on a free port of the interface by which `server`, at `address`, is reached, and tells it that address.
     ///
     /// # Errors
-    /// If there is no such interface or port, or the server cannot be told.
+    /// If there is no such interface or port, or the server does not answer.
     pub fn publish(&self, server: &Peer, address: &str) -> Result<(), RemoteError> {
         let cannot = |error| RemoteError::new(format!("cannot listen for other trainers: {error}"));
         let listener = listen_towards(address).map_err(cannot)?;

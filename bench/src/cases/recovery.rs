@@ -36,7 +36,7 @@ const BEFORE: u64 = 10;
 const AFTER: u64 = 20;
 /// Nothing here takes so long.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// A power of two, as is the learning rate: what the parameters must be can be told exactly.
+/// A power of two, as is the learning rate: so the parameters that must result are known exactly.
 const GRADIENT: f32 = 0.25;
 
 impl RecoveryArgs {

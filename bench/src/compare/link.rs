@@ -42,7 +42,7 @@ pub struct Job<'a> {
     pub trainers: u32,
 }
 
-/// The ends' addresses; nobody else sees them.
+/// The ends' addresses, in a network namespace of their own.
 const ADDRESSES: [&str; 2] = ["10.0.0.1", "10.0.0.2"];
 /// The name of the link at both ends.
 const DEVICE: &str = "psjobs0";

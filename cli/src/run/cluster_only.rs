@@ -134,7 +134,7 @@ mod tests {
         "runPolicy.startupDeadlineSeconds",
         "runPolicy.progressDeadlineSeconds",
         "runPolicy.serverDrainSeconds",
-        // The processes talk on the loopback interface, where nobody listens in.
+        // The processes talk on the loopback interface, which no other machine can read.
         "network.mutualTLS",
     ];
 

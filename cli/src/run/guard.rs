@@ -1,6 +1,6 @@
 //! Sees to it that no process of a job outlives `psjobs`, even if `psjobs` is killed with SIGKILL and
 //! can do nothing any more. A second process, the guard, holds the reading end of a pipe whose writing
-//! end only `psjobs` has. It is told each process group that is started or gone; when the pipe closes
+//! end only `psjobs` has. It receives each process group that is started or gone; when the pipe closes
 //! without a farewell, it kills the groups that are left.
 
 use std::collections::BTreeSet;

@@ -1,5 +1,5 @@
 //! Copies the output of a process: all of it to a file, its last lines to memory for the case that it fails, and
-//! whole lines to whoever watches.
+//! whole lines to the terminal.
 
 use std::collections::VecDeque;
 use std::io::PipeReader;
@@ -68,7 +68,7 @@ impl Lines {
 /// the group and kept the pipe.
 const LATE_OUTPUT: Duration = Duration::from_secs(1);
 
-/// Copies a process's output to the end of `file` until nobody holds the pipe any more, and returns the
+/// Copies a process's output to the end of `file` until no process holds the pipe any more, and returns the
 /// last lines. `ended` says that the process is gone. A file that cannot be written does not stop the
 /// process: its lines are still watched.
 pub async fn follow(

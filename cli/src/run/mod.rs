@@ -87,7 +87,7 @@ pub struct Options {
     pub wish: Wish,
 }
 
-/// Where checkpoints go unless told otherwise.
+/// Where checkpoints go by default.
 pub const CHECKPOINTS: &str = "checkpoints";
 
 impl RunArgs {

@@ -189,7 +189,7 @@ impl<'a> Supervisor<'a> {
         self.kill_at.remove(&replica);
         self.starting.remove(&replica);
         if let Some(group) = self.running.remove(&replica) {
-            // If the guard is gone, that was told when the process started.
+            // If the guard is gone, the log has said so when the process started.
             self.guard.forget(group).ok();
         }
         self.view.ended(replica, exit);

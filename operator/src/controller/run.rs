@@ -21,7 +21,7 @@ pub async fn run(watches: Watches, context: Arc<Context>, stop: impl Future<Outp
 fn tell(result: Result<impl Sized, controller::Error<ReconcileError, watcher::Error>>) {
     match result {
         Ok(_) => {}
-        // Told by `retry`, which knows more.
+        // `retry` logs it, with more detail.
         Err(controller::Error::ReconcilerFailed(..)) => {}
         // A pod outlived its job by a moment.
         Err(controller::Error::ObjectNotFound(object)) => debug!(%object, "the job is gone"),

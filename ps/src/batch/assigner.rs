@@ -1,7 +1,7 @@
-//! Assigns the batches of an elastic job to trainers. The job's work is a stream of batches, the same whoever is
-//! there; trainers get a few of them at a time, in the order in which they ask, so that all are read and none
-//! twice, and who is faster reads more. The unfinished batches of a trainer that leaves are assigned to others. Pure: no clock and
-//! no network.
+//! Assigns the batches of an elastic job to trainers. The job's work is a stream of batches, the same for any trainers;
+//! they get a few of them at a time, in the order in which they ask, so that all are read and none twice, and who is
+//! faster reads more. The unfinished batches of a trainer that leaves are assigned to others. Pure: no clock and no
+//! network.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -282,7 +282,7 @@ mod tests {
         Ask(u32, bool),
         /// It does the next of its batches.
         Work(u32),
-        /// It goes without a word, or after it has told what it has done.
+        /// It leaves with or without a report of its batches.
         Go(u32),
     }
 
@@ -304,8 +304,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever comes and goes: in the end every batch was done, and only those twice that a trainer did that was
-        /// gone before it told.
+        /// Trainers come and go: in the end every batch was done, and only those twice that a trainer did and left
+        /// before it reported them.
         #[test]
         fn every_batch_is_done((total, acts) in (0_u64..120, acts())) {
             let mut assigner = assigner(total);

@@ -1,6 +1,6 @@
 //! The shares of a job's trainers over its steps. Steps fall into spans, each with shares of its own that never
-//! change once one trainer has been told: so all read other examples of a step, and the mean of a step's gradients
-//! is that of its examples, whoever asks when.
+//! change once one trainer has received them: so all read other examples of a step, and the mean of a step's gradients
+//! is that of its examples, in whatever order the trainers ask.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -115,7 +115,7 @@ impl Sharing {
         (shares, next.unwrap_or(self.end))
     }
 
-    /// The spans so far have been told; those who ask about `step` get the next one.
+    /// Begins the span of `step`, because trainers have received those before it.
     fn begin_span(&mut self, step: u64) {
         let shares = self.spans.last_key_value().map(|(_, shares)| shares.clone());
         let shares = shares.unwrap_or_else(|| vec![self.bounds.base; self.trainers.len()]);
@@ -251,8 +251,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever asks when, and goes back where the servers did: the shares of a step never overlap and leave
-        /// nothing out, as long as somebody is not far behind all that the servers remember.
+        /// Trainers ask in any order, and go back where the servers did: the shares of a step never overlap and leave
+        /// no example out, unless a trainer is far behind all that the servers remember.
         #[test]
         fn shares_of_a_step_lie_one_behind_the_other(
             asks in prop::collection::vec((0u32..3, 0u64..200, 1u64..500), 1..80),

@@ -64,7 +64,7 @@ impl Attendance {
                 // One that is lost is followed by others; whether the server lives shows elsewhere.
                 let Err(status) = beating.heartbeat(request).await else { continue };
                 tracing::debug!(reason = status.message(), "heartbeat failed");
-                // Its blocks have another leader, so nobody else tells it that this trainer takes part.
+                // Its blocks have another leader, so only this call makes it know this trainer.
                 if config.replication_factor > 1 && status.code() == Code::Aborted {
                     drop(join(&config, None, dialled.clone()).await);
                 }
@@ -98,7 +98,7 @@ impl Attendance {
     /// replacement will come. Server 0 knows that already of a trainer that has `concluded`.
     ///
     /// # Errors
-    /// If a server does not answer; the others have been told all the same.
+    /// If a server does not answer; the others have received the message.
     pub async fn leave(self, config: &SessionConfig, finished: bool, concluded: bool) -> Result<(), ClientError> {
         let report = read(&self.report);
         let leaving = self.servers.into_iter().map(|(server, (client, channel, heartbeats))| {
@@ -138,8 +138,8 @@ impl Goodbye<'_> {
     /// Says it until it is heard. Else what the last try said, and after how many seconds.
     async fn say(mut self) -> Option<(String, u64)> {
         let config = self.config;
-        // A server that does not hear that the work is done waits for this trainer: one that is away for a moment is
-        // told when it is back.
+        // A server that does not hear that the work is done waits for this trainer: one that is away for a moment
+        // receives the message when it is back.
         let waits = self.request.finished && config.replication_factor == 1;
         let limit = if waits { config.connect_timeout } else { LEAVE };
         let answer = if !self.request.finished && config.interrupted() { STOP } else { LEAVE };
@@ -161,7 +161,7 @@ impl Goodbye<'_> {
 
     async fn attempt(&mut self) -> Result<(), Status> {
         match self.client.leave(self.request.clone()).await {
-            // It was started anew and has not been told of this trainer yet.
+            // It was started anew and does not know this trainer yet.
             Err(status) if status.code() == Code::Aborted => {
                 join(self.config, None, self.channel.clone()).await?;
                 self.client.leave(self.request.clone()).await.map(drop)

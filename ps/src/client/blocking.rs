@@ -91,7 +91,7 @@ impl Session {
     /// Leaves every server: `finished` says that the work is done, false that a replacement will come.
     ///
     /// # Errors
-    /// If a server does not answer; the others have been told all the same.
+    /// If a server does not answer; the others have received the message.
     pub fn leave(self, finished: bool, examples: u64, metrics: BTreeMap<String, f64>) -> Result<(), ClientError> {
         let Self { session, runtime } = self;
         runtime.block_on(session.leave(finished, examples, metrics))

@@ -57,8 +57,8 @@ pub(super) async fn persist<T, A: Future<Output = Result<T, Failure>>>(
     retry(schedule, until(|| config.interrupted()), attempt, log).await.map_err(|why| stopped(config, server, why))
 }
 
-/// As [`persist`], at each server that may lead the blocks and rows of `shard`; one that is silent takes all the time of
-/// an attempt, so that every attempt begins with another.
+/// As [`persist`], at each server that may lead the blocks and rows of `shard`; one that is silent takes all the time
+/// of an attempt, so that every attempt begins with another.
 pub(super) async fn persist_any<T, A: Future<Output = Result<T, Failure>>>(
     config: &SessionConfig,
     shard: u32,
@@ -199,7 +199,7 @@ fn endpoint(network: &Network, address: &str) -> Result<Endpoint, Failure> {
         .keep_alive_while_idle(true))
 }
 
-/// Waits for something that nobody rings a bell for.
+/// Waits until `happens` returns true; for conditions without a notification.
 pub(super) async fn until(happens: impl Fn() -> bool) {
     while !happens() {
         tokio::time::sleep(INTERRUPTIBLE).await;

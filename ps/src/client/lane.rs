@@ -84,7 +84,7 @@ impl Lane {
                     Err(status) => break status,
                 }
             };
-            // If the session is gone nobody needs to know.
+            // A session that is gone needs no message.
             drop(events.send(Event::Broken(name, status)));
         });
         Ok(Self { generation: name.generation, channel, gradients })

@@ -13,10 +13,10 @@ use crate::layout::Layout;
 use crate::proto::coordination_client::CoordinationClient;
 use crate::proto::{self, GetLayersRequest, StoreLayersRequest};
 
-/// How long a trainer that was told to stop tries to give its layers.
+/// How long a trainer that must stop tries to give its layers.
 const AT_STOP: Duration = Duration::from_secs(5);
 
-/// The layers of one moment. The servers were told their tensors in [`SessionConfig::tensors`](super::SessionConfig).
+/// The layers of one moment. Their tensors are those of [`SessionConfig::tensors`](super::SessionConfig).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layers {
     /// Steps whose gradients they contain.
@@ -50,7 +50,7 @@ impl AsyncTables {
         self.shared.keep(layers).await
     }
 
-    /// As [`AsyncTables::keep`], by a trainer that was told to stop, for a short time only: the servers write their
+    /// As [`AsyncTables::keep`], by a trainer that must stop, for a short time only: the servers write their
     /// last checkpoint soon.
     pub async fn keep_at_stop(&self, layers: &Layers) {
         if self.shared.epoch == 0 {

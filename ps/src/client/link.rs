@@ -79,7 +79,7 @@ impl Link {
         let (wanted, width) = match only {
             Some((lane, width)) => (lane..lane + 1, width),
             None => {
-                // Memory needs no second connection, and nobody one that carries nothing.
+                // Shared memory needs no second connection, and no connection without blocks is opened.
                 let most = if token != 0 { 1 } else { config.connections };
                 let width = most.clamp(1, blocks.clamp(1, MOST_CONNECTIONS as usize) as u32);
                 (0..width, width)

@@ -9,7 +9,7 @@ use super::attendance::{Attendance, Report};
 use super::connecting::{enter, persist_any};
 use super::{ClientError, SessionConfig, network};
 
-/// A trainer's place in a job whose servers train no blocks for it, on the runtime of whoever calls.
+/// A trainer's place in a job whose servers train no blocks for it, on the runtime of its caller.
 pub struct AsyncMember {
     config: SessionConfig,
     attendance: Attendance,
@@ -47,7 +47,7 @@ impl AsyncMember {
     /// done, false that a replacement will come.
     ///
     /// # Errors
-    /// If a server does not answer; the others have been told all the same.
+    /// If a server does not answer; the others have received the message.
     pub async fn leave(self, finished: bool) -> Result<(), ClientError> {
         let Self { config, attendance } = self;
         attendance.leave(&config, finished, false).await
@@ -80,7 +80,7 @@ impl Member {
     /// See [`AsyncMember::leave`].
     ///
     /// # Errors
-    /// If a server does not answer; the others have been told all the same.
+    /// If a server does not answer; the others have received the message.
     pub fn leave(self, finished: bool) -> Result<(), ClientError> {
         let Self { member, runtime } = self;
         runtime.block_on(member.leave(finished))

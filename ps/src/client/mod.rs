@@ -1,6 +1,6 @@
 //! The client of the servers. [`Session`] is synchronous, because a training loop
 //! is; behind it a runtime of its own keeps the streams and sends heartbeats while the trainer computes.
-//! [`AsyncSession`] is the same on the runtime of whoever calls it.
+//! [`AsyncSession`] is the same on the runtime of its caller.
 
 mod attendance;
 mod blocking;
@@ -51,7 +51,7 @@ pub struct SessionConfig {
     pub tensors: Vec<TensorSpec>,
     /// Steps that this trainer is going to do; in an elastic job the batches that all trainers are going to read.
     pub total_steps: u64,
-    /// The job is elastic: trainers come and go, and are told what to read.
+    /// The job is elastic: trainers come and go, and are assigned what they read.
     pub elastic: bool,
     /// How long to wait for a server that does not answer, at the start and after it was lost.
     pub connect_timeout: Duration,

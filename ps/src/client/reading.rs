@@ -1,4 +1,4 @@
-//! Reads a job's parameters without taking part in it, for whoever measures the model while it trains.
+//! Reads a job's parameters without taking part in it, for a process that measures the model while it trains.
 
 use std::time::Duration;
 

@@ -28,7 +28,7 @@ use crate::wire::Buffers;
 /// How soon an interrupt is seen by a trainer that waits.
 const INTERRUPTIBLE: Duration = Duration::from_millis(100);
 
-/// How long a trainer of an elastic job that is told to stop waits for the others to end the step that it has given to.
+/// How long a trainer of an elastic job that must stop waits for the others to end the step that it has given to.
 const LAST_STEP: Duration = Duration::from_secs(5);
 
 /// How long server 0 may take to tell a trainer's share of the examples.
@@ -201,7 +201,7 @@ impl AsyncSession {
     /// Leaves every server: `finished` says that the work is done, false that a replacement will come.
     ///
     /// # Errors
-    /// If a server does not answer; the others have been told all the same.
+    /// If a server does not answer; the others have received the message.
     pub async fn leave(self, finished: bool, examples: u64, metrics: BTreeMap<String, f64>) -> Result<(), ClientError> {
         let Self { config, attendance, waiting, concluded, initial, assigned, .. } = self;
         attendance.report(Report { step: 0, examples, metrics, waiting, dealt: assigned.reported() });

@@ -1,5 +1,5 @@
 //! A trainer's way to the job's sparse tables: deals keys out to the servers that have their rows, and
-//! puts the answers together. [`AsyncTables`] is for whoever has a runtime, [`Tables`] brings its own.
+//! puts the answers together. [`AsyncTables`] runs on the caller's runtime, [`Tables`] brings its own.
 
 mod blocking;
 mod rows;
@@ -28,7 +28,7 @@ pub struct RowGradients<'a> {
     pub values: &'a [f32],
 }
 
-/// The job's sparse tables, as one trainer sees them, on the runtime of whoever calls. The trainer takes part in the
+/// The job's sparse tables, as one trainer sees them, on the runtime of its caller. The trainer takes part in the
 /// job as a [`Member`](super::Member) of the same configuration.
 pub struct AsyncTables {
     pub(super) shared: Arc<Shared>,
@@ -109,7 +109,7 @@ impl AsyncTables {
         &self.shared.specs
     }
 
-    /// The rows of keys, of each table one behind the other in the order of its keys. A key that nobody has trained
+    /// The rows of keys, of each table one behind the other in the order of its keys. A key without a row
     /// comes with its initial values.
     ///
     /// # Errors

@@ -7,10 +7,10 @@
 //! Bounded every gradient is applied on arrival, and its trainer answered when it is at most
 //! `staleness` steps ahead of the slowest (Ho et al., NIPS 2013).
 //!
-//! In an elastic job nobody is waited for who has not come, or has gone. In Sync its rounds are numbered: a gradient
-//! of step s is for round s of every block, or for none. A newcomer says from which round on it takes part
-//! ([`Rule::enter`]) before it computes anything, so that all blocks wait for it from the same round on: trainers
-//! that took part in round 7 of one block and in round 8 of another would soon wait for each other in a circle.
+//! In an elastic job a round waits only for trainers that have joined and not left. In Sync its rounds are numbered: a
+//! gradient of step s is for round s of every block, or for none. A newcomer says from which round on it takes part
+//! ([`Rule::enter`]) before it computes anything, so that all blocks wait for it from the same round on: trainers that
+//! took part in round 7 of one block and in round 8 of another would soon wait for each other in a circle.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -90,7 +90,7 @@ impl Rule {
     }
 
     /// The step with which a trainer begins that joins now. In an elastic job that is where the others are: in Sync the
-    /// open round unless it gave to that before, elsewhere the first step that nobody has given.
+    /// open round unless it gave to that before, elsewhere the first step that no trainer has given.
     #[must_use]
     pub fn entry(&self, trainer: u32) -> u64 {
         match (self.elastic, self.consistency.mode) {
@@ -126,8 +126,8 @@ impl Rule {
     }
 
     /// Returns whether the trainer's gradient may be added to the sum: all members before it have given,
-    /// so that the order of addition is that of the trainers, whoever came first. With backups nobody
-    /// knows who will have given, so that all wait for the end of the round.
+    /// so that the order of addition is that of the trainers, in whatever order they gave. With backup trainers
+    /// the contributors are known only when the round ends, so that all gradients wait for that.
     #[must_use]
     pub fn in_turn(&self, trainer: u32) -> bool {
         !self.has_backups() && self.awaited().all(|before| before >= trainer)
@@ -160,7 +160,7 @@ impl Rule {
         slowest.map_or(0, |slowest| step.saturating_add(1).saturating_sub(slowest))
     }
 
-    /// The trainer has finished, or in an elastic job gone: nobody waits for it any more. What it gave still counts.
+    /// The trainer has finished, or has left an elastic job: no round waits for it any more. What it gave still counts.
     pub fn finish(&mut self, trainer: u32) {
         self.members.remove(&trainer);
         self.skip_rounds();
@@ -216,7 +216,7 @@ impl Rule {
         self.members.iter().filter_map(awaited)
     }
 
-    /// Rounds that nobody gives to any more, because those have gone who began them, are passed over.
+    /// Skips rounds that no trainer gives to any more, because those that began them have left.
     fn skip_rounds(&mut self) {
         if self.counts_rounds()
             && self.given.is_empty()

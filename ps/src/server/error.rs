@@ -31,7 +31,7 @@ pub enum ServerError {
         /// The one that ended.
         other: u32,
     },
-    /// It was told to stop before every trainer had finished.
+    /// It received the signal to stop before every trainer had finished.
     #[error("stopped before all trainers had finished")]
     Stopped,
 }

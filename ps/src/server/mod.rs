@@ -1,4 +1,5 @@
-//! The parameter server process. It takes a bound listener and runs until every trainer has left or it is told to stop.
+//! The parameter server process. It takes a bound listener and runs until every trainer has left or it receives the
+//! signal to stop.
 //!
 //! Each part uses only those before it: `config` and `error`, `state` (the members, blocks, streams and roles of one
 //! server, behind short locks), `task` (what runs as time passes), `service` (the gRPC and HTTP services), `process`

@@ -97,7 +97,7 @@ pub async fn run_on<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
             Ok(lost) = &mut replicating => Err(lost),
             () = shutdown => {
                 liveness::wait_for_leaving(&state).await;
-                // Whoever is started in its place would wait for trainers that are done.
+                // A successor would wait for trainers that are done.
                 if state.members().done() && state.decides_the_end() { Ok(()) } else { Err(ServerError::Stopped) }
             }
         }

@@ -67,7 +67,7 @@ pub fn offer() -> io::Result<Arc<Offer>> {
 
 impl Drop for Offer {
     fn drop(&mut self) {
-        // Wakes the thread, which then sees that nobody wants its mappings any more.
+        // Wakes the thread, which then sees that its mappings are no longer needed.
         if let Ok(address) = SocketAddr::from_abstract_name(&self.name) {
             let _ = UnixStream::connect_addr(&address);
         }

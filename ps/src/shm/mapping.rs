@@ -38,7 +38,7 @@ impl Mapping {
     pub fn new(elements: usize) -> io::Result<Self> {
         let file = memfd_create("psjobs", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, bytes(elements)? as u64)?;
-        // A mapped file that shrinks would kill whoever touches the part that is gone.
+        // A mapped file that shrinks would kill a process that touches the part that is gone.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Self::map(file, elements)
     }

@@ -47,9 +47,9 @@ pub struct TableSpec {
     pub initial_bound: f32,
     /// Rows that the table may hold over all servers; 0: no limit.
     pub max_rows: u64,
-    /// Steps after which a row that nobody used goes; 0: never.
+    /// Steps after which an unused row is evicted; 0: never.
     pub idle_steps: u64,
-    /// Milliseconds after which a row that nobody used goes; 0: never.
+    /// Milliseconds after which an unused row is evicted; 0: never.
     pub idle_ms: u64,
 }
 

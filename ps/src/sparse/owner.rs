@@ -15,7 +15,7 @@ use super::shard::{Clock, Holding, Plan, Shard, ShardState};
 use crate::proto;
 use crate::replication_log::{FrameSender, ReplicaRole, ReplicationLog};
 
-/// How often unused rows are looked for while nobody asks for anything.
+/// How often unused rows are looked for while no command arrives.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// A command to a shard's task.
@@ -167,7 +167,7 @@ impl Owner {
                 Vec::new()
             }
             Command::Replace(other, epoch, reply) => {
-                // Whoever waited for an answer of the one before is told that it is gone.
+                // The trainers that wait for the shard before see their replies dropped.
                 (self.shard, self.epoch, self.version) = (*other, epoch, self.version + 1);
                 self.snapshots.clear();
                 let _ = reply.send(());

@@ -1,6 +1,6 @@
 //! The share of all tables that one task owns: rows, the consistency rule, and the gradients of the
-//! open round. Pure: the time comes from outside, and whoever waits for an answer is handed back when
-//! it may go on.
+//! open round. Pure: the time comes from outside, and a trainer that waits for an answer is handed back
+//! when it may go on.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub struct Change {
     pub requests: u64,
 }
 
-/// `W` is whoever waits for a push.
+/// The rows and the open round of one task. `W` is a trainer that waits for the answer to a push.
 pub struct Shard<W> {
     rules: Arc<TrainingRules>,
     trainers: u32,
@@ -159,7 +159,7 @@ impl<W> Shard<W> {
         }
     }
 
-    /// Nobody waits for the trainer any more.
+    /// Records that the trainer has finished: no round waits for it any more.
     pub fn finish(&mut self, trainer: u32) -> Vec<W> {
         self.aggregation.rule.finish(trainer);
         let mut free = self.advance();

@@ -271,7 +271,7 @@ impl Tables {
     /// Tells every task that a trainer has finished.
     pub async fn finish(&self, trainer: u32) {
         for shard in &self.shards {
-            // A task that has ended waits for nobody.
+            // A task that has ended waits for no trainer.
             drop(shard.send(Command::Finish(trainer)).await);
         }
     }

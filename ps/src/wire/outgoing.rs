@@ -93,7 +93,7 @@ impl Body for Outgoing {
         let first = match first {
             Some(Ok(first)) => first,
             Some(Err(status)) => return Poll::Ready(this.end(&status)),
-            // Whoever ended it may have let go of the channel since the look above.
+            // The side that ends it may have dropped the channel since the check above.
             None => {
                 let status = this.poll_cut(cx).unwrap_or_else(|| Status::ok(""));
                 return Poll::Ready(this.end(&status));

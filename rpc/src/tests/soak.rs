@@ -57,7 +57,7 @@ fn live(trainer: &Endpoint, random: &mut ChaCha8Rng) {
             }
             2 => {
                 let pending: Pending<i64> = peer.rpc_async("echo", 1).expect("sent");
-                // Nobody waits for it.
+                // The test does not wait for it.
                 drop(pending);
             }
             3 => {

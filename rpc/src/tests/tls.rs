@@ -1,4 +1,4 @@
-//! Processes that show each other certificates, whoever calls whom.
+//! Processes that show each other certificates, in both directions of a call.
 
 use std::fs;
 use std::sync::Arc;

@@ -52,7 +52,7 @@ impl Place {
 
 impl Neighbours {
     /// Connects this rank. `next_address` tells where the next rank listens, waiting so
-    /// long at most; it is asked again when nobody of this job is there. `interrupt` ends the wait.
+    /// long at most; it is asked again when no process of this job is there. `interrupt` ends the wait.
     ///
     /// # Errors
     /// If a neighbour does not come within `patience`.

@@ -48,7 +48,7 @@ impl Sender {
         let (written, spare) = mpsc::channel();
         let socket = stream.socket.try_clone()?;
         let write = move || {
-            // A next rank that is gone is noticed by the rank behind it, and told round the ring.
+            // A next rank that is gone is noticed by the rank behind it, which passes that round the ring.
             drop(write_all(&mut stream, &queue, &written));
         };
         let thread = thread::Builder::new().name("ring-send".into()).spawn(write)?;
@@ -108,7 +108,7 @@ fn write_all(stream: &mut Stream, queue: &mpsc::Receiver<Outgoing>, written: &mp
         match queue.recv_timeout(HEARTBEAT) {
             Ok(Outgoing::Values(frame)) => {
                 stream.write_all(&frame)?;
-                // Nobody takes it back at the end.
+                // At the end no rank takes it back.
                 drop(written.send(frame));
             }
             Ok(Outgoing::Lost(rank)) => return stream.write_all(&header(Kind::Lost, rank)),

@@ -1,6 +1,6 @@
 //! Decides the order of sends and additions in a ring of n. The values are cut into n chunks. Chunk c starts at rank c and
 //! is passed on n - 1 times, each rank adding its own values to what came; then the sum goes round as
-//! it is. So each element is added up in one order, whoever is fast or slow, and all ranks get the same bits.
+//! it is. So each element is added up in one order, at any speed of the ranks, and all ranks get the same bits.
 
 use std::ops::Range;
 

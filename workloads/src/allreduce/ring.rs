@@ -192,7 +192,7 @@ impl Drop for Ring {
     }
 }
 
-/// Adds up what is handed in until the trainer is done, or another one is lost, which the others are told.
+/// Adds up what is handed in until the trainer is done, or another one is lost, which is sent to the others.
 fn add_up(
     mut links: Links,
     queue: &mpsc::Receiver<Option<Vec<f32>>>,

@@ -92,7 +92,7 @@ impl DecisionBuilder<'_> {
         true
     }
 
-    /// The failure that a running job without progress is taken for, once it was told that it is stalled.
+    /// The failure that a running job without progress is taken for, once its status says that it is stalled.
     pub(super) fn stalled(&mut self) -> Option<Failure> {
         let deadline = self.job.policy.deadlines.progress?;
         let since = self.last_step()?;

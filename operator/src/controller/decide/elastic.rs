@@ -1,5 +1,5 @@
 //! A job with spec.elasticPolicy: it grows and shrinks when it is scaled, gives up a trainer rather than
-//! itself, and is done when its work is, whoever is there by then.
+//! itself, and is done when its work is, with any number of trainers.
 
 use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, Phase};
@@ -68,7 +68,7 @@ impl<'a> DecisionBuilder<'a> {
         elastic::work_is_over(self.closing, self.server_has_closed(), trainers)
     }
 
-    /// Server 0, who knows the members, has ended well and long ago: whoever comes back now finds nobody.
+    /// Server 0, which knows the members, has ended well and long ago: a trainer that comes back now finds no server.
     fn server_has_closed(&self) -> bool {
         let server = self.pod(Replica::server(0)).filter(|pod| pod.deletion_deadline.is_none());
         server.is_some_and(|pod| match pod.phase {

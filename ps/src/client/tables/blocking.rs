@@ -76,7 +76,7 @@ impl Tables {
         self.waiting
     }
 
-    /// Asks for the rows of keys, by table. A key that nobody has trained comes with its initial values.
+    /// Asks for the rows of keys, by table. A key without a row comes with its initial values.
     pub fn begin_pull(&self, wanted: &[(usize, &[u64])]) -> Pulling {
         let (wanted, shared) = (owned(wanted), self.tables.shared.clone());
         Pulling(self.runtime.spawn(async move { shared.pull(&wanted).await }))

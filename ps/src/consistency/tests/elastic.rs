@@ -248,8 +248,8 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 }
 
 proptest! {
-    /// Whoever joins, is lost, leaves and returns, and in which order the blocks hear of it: nothing is taken twice,
-    /// and those who are there go on, without those who are not.
+    /// Trainers join, are lost, leave and return, and the blocks hear of it in any order: no gradient is taken twice,
+    /// and the trainers that are present go on without the others.
     #[test]
     fn whoever_is_there_goes_on(
         mode in prop_oneof![Just(ConsistencyMode::Sync), Just(ConsistencyMode::Bounded), Just(ConsistencyMode::Async)],

@@ -75,7 +75,7 @@ impl Recovery {
     #[must_use]
     pub fn new(servers: u32) -> Self {
         let (newcomers, arrivals) = mpsc::channel(servers as usize + 1);
-        // Whoever finds it full waits, as it would for the checkpoint.
+        // A sender that finds it full waits, as it would for the checkpoint.
         let (concluding, conclusions) = mpsc::channel(16);
         Self {
             instance: rand::random(),

@@ -46,7 +46,7 @@ impl Role {
             (Self::Starting, Is(ShardRole::Starting)) if home => Self::Primary { alone: false },
             (Self::Backup { complete: true }, Gone) | (Self::Primary { .. }, Gone) => Self::Primary { alone: true },
             (Self::Backup { complete: true }, Is(ShardRole::Starting)) => Self::Primary { alone: false },
-            // What it has is not all, and nobody has the rest.
+            // It lacks a part, which no other process has.
             (Self::Backup { complete: false }, Gone | Is(ShardRole::Starting)) => Self::Starting,
             (_, Gone | Silent | Is(_)) => self,
         }

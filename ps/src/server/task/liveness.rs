@@ -10,7 +10,7 @@ use crate::server::state::membership::LivenessEvent;
 
 /// Interval between two checks for missing trainers.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// How long trainers may take to leave after the server was told to stop.
+/// How long trainers may take to leave after the server received the signal to stop.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Waits a short time for the trainers to finish their steps and leave, so that the last checkpoint holds whole steps.

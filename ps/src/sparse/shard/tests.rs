@@ -93,7 +93,7 @@ fn kinds() -> impl Strategy<Value = OptimizerKind> {
 }
 
 proptest! {
-    /// Pushes of all kinds, with repeats of steps and of keys, empty ones and keys that nobody knew.
+    /// Pushes of all kinds, with repeats of steps and of keys, empty ones and new keys.
     #[test]
     fn a_shard_is_a_hash_map_of_rows(kind in kinds(), requests in requests()) {
         let training = training(kind, ConsistencyMode::Async);

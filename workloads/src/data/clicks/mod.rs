@@ -88,7 +88,7 @@ impl Clicks {
         &self.source
     }
 
-    /// The area under the ROC curve of the probabilities that the examples were drawn with: nobody does
+    /// The area under the ROC curve of the probabilities that the examples were drawn with: no model does
     /// better, but for luck. `None` for examples that were read.
     #[must_use]
     pub fn best_auc(&self) -> Option<f64> {

@@ -20,7 +20,7 @@ use psjobs_worker::train::modules::{ModulesError, Participant};
 
 /// Solved when the running reward is above this.
 pub const SOLVED_ABOVE: f64 = 475.0;
-/// How often an observer looks whether it was told to stop, or its agent is gone.
+/// How often an observer looks whether it must stop, or its agent is gone.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// The settings of agent and observers.

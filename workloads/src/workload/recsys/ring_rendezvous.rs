@@ -17,7 +17,7 @@ use psjobs_worker::train::replicated_layers::ReplicatedLayers;
 /// With whom and how patiently.
 #[derive(Clone, Copy)]
 pub struct RingRendezvous<'a> {
-    /// `None`: nobody, this trainer is alone.
+    /// `None` if this trainer is alone.
     pub job: Option<(&'a Environment, &'a Participant)>,
     pub interrupt: &'a Arc<AtomicBool>,
     pub patience: Duration,

@@ -117,7 +117,7 @@ impl Rows {
         }
     }
 
-    /// As [`Rows::keep`], by a trainer that was told to stop. It does not try for long.
+    /// As [`Rows::keep`], by a trainer that must stop. It does not try for long.
     pub fn keep_at_stop(&mut self, dense: &ReplicatedLayers, steps: u64) {
         match self {
             Self::Servers(tables) if tables.epoch() > 0 => tables.keep_at_stop(&dense.layers(steps)),

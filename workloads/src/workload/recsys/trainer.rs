@@ -286,7 +286,7 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// `auc` and `log_loss` on the examples; `best_auc`, which nobody could beat but by luck, where it is known.
+    /// `auc` and `log_loss` on the examples; `best_auc`, which a model exceeds only by chance, where it is known.
     pub fn evaluate(&mut self, clicks: &Clicks) -> Result<Metrics, ClientError> {
         loop {
             match self.score(clicks) {
