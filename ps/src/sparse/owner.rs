@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
 use tonic::Status;
@@ -169,6 +170,7 @@ impl Owner {
             Command::Replace(other, epoch, reply) => {
                 // The trainers that wait for the shard before see their replies dropped.
                 (self.shard, self.epoch, self.version) = (*other, epoch, self.version + 1);
+                self.log = (self.role == ReplicaRole::Primary).then(|| ReplicationLog::new(0));
                 self.snapshots.clear();
                 let _ = reply.send(());
                 Vec::new()
@@ -182,9 +184,12 @@ impl Owner {
                 if attach == self.attaches
                     && let Some(log) = &mut self.log
                 {
-                    log.attach(backup, Some(version), Some(self.version), || {
-                        unreachable!("the log keeps what came since")
-                    });
+                    if log.has_updates_since(Some(version), Some(self.version)) {
+                        log.attach(backup, Some(version), Some(self.version), Bytes::new);
+                    } else {
+                        backup
+                            .send(Err(Status::aborted("the rows were replaced while they were copied; follow again")));
+                    }
                 }
                 Vec::new()
             }
@@ -243,7 +248,7 @@ impl Owner {
         self.attaches += 1;
         let log = self.log.as_mut()?;
         if log.has_updates_since(Some(held), Some(self.version)) {
-            log.attach(backup, Some(held), Some(self.version), || unreachable!("the log has the updates"));
+            log.attach(backup, Some(held), Some(self.version), Bytes::new);
             return Some(Attached::UpToDate);
         }
         log.begin_copy();
