@@ -52,7 +52,6 @@ pub enum Event {
 
 /// A training stream.
 pub struct Lane {
-    pub generation: u64,
     pub channel: Channel,
     gradients: mpsc::Sender<Result<Bytes, Status>>,
 }
@@ -87,7 +86,7 @@ impl Lane {
             // A session that is gone needs no message.
             drop(events.send(Event::Broken(name, status)));
         });
-        Ok(Self { generation: name.generation, channel, gradients })
+        Ok(Self { channel, gradients })
     }
 
     /// Sends one message. A broken stream drops it: its `Broken` event follows.

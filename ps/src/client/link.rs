@@ -116,9 +116,9 @@ impl Link {
         self.lanes.extend(lanes);
     }
 
-    /// Returns whether stream `lane` is the one that was opened as `generation`.
-    pub fn has(&self, lane: u32, generation: u64) -> bool {
-        self.lanes.get(&lane).is_some_and(|lane| lane.generation == generation)
+    /// Returns the numbers of the open streams.
+    pub fn lanes(&self) -> impl Iterator<Item = u32> {
+        self.lanes.keys().copied()
     }
 
     /// Returns a stream.

@@ -6,6 +6,7 @@ mod attendance;
 mod blocking;
 mod coder;
 mod connecting;
+mod exchange;
 mod lane;
 mod layers;
 mod link;

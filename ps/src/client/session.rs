@@ -3,7 +3,6 @@
 mod assigned_batches;
 mod elastic;
 mod entering;
-mod queue;
 mod stepping;
 
 use std::collections::BTreeMap;
@@ -13,9 +12,9 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use self::assigned_batches::AssignedBatches;
-use self::queue::Queue;
 use super::attendance::{Attendance, Report};
 use super::coder::Coder;
+use super::exchange::{Exchange, Purpose};
 use super::lane::Event;
 use super::link::Link;
 use super::{ClientError, SessionConfig, is_retryable};
@@ -45,12 +44,7 @@ pub struct AsyncSession {
     initial: Vec<f32>,
     coder: Coder,
     buffers: Buffers,
-    /// Updates of each block that the parameters contain.
-    versions: Vec<u64>,
-    /// Blocks of the step in flight that were not answered yet.
-    owed: Vec<bool>,
-    /// By server.
-    queues: Vec<Queue>,
+    exchange: Exchange,
     next_step: u64,
     /// The servers need this trainer no more.
     concluded: bool,
@@ -89,16 +83,14 @@ impl AsyncSession {
         memory.parameters_mut().copy_from_slice(initial);
         // Not more than one answer for each block, and its end, of a link.
         let (sender, events) = mpsc::unbounded_channel();
-        let (blocks, servers, buffers) = (layout.blocks() as usize, config.servers.len(), Buffers::default());
+        let buffers = Buffers::default();
         let mut session = Self {
             links: Vec::new(),
             memory,
             initial: initial.to_vec(),
             coder: Coder::new(&config.compression, buffers.clone()),
             buffers,
-            versions: vec![0; blocks],
-            owed: vec![false; blocks],
-            queues: (0..servers).map(|_| Queue::default()).collect(),
+            exchange: Exchange::new(layout.clone(), config.servers.len()),
             next_step: 0,
             concluded: false,
             assigned: AssignedBatches::default(),
@@ -151,12 +143,7 @@ impl AsyncSession {
     /// said all the same.
     pub async fn exchange(&mut self, step: u64) -> Result<u64, ClientError> {
         let start = Instant::now();
-        self.owed.fill(true);
-        for server in 0..self.links.len() {
-            self.queues[server].begin(self.layout.owned_by(server as u32));
-            self.send(step, server);
-        }
-        let settled = match self.settle(step).await? {
+        let settled = match self.settle(Purpose::Step, step).await? {
             Settled::Done if step + 1 == self.config.total_steps && !self.config.elastic => self.conclude().await?,
             settled => settled,
         };

@@ -6,11 +6,11 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use super::assigned_batches::AssignedBatches;
-use super::{AsyncSession, ClientError, Event, Settled};
+use super::{AsyncSession, ClientError, Settled};
 use crate::client::connecting::unreachable;
-use crate::proto::{self, exchange_request::Message};
+use crate::client::exchange::Purpose;
+use crate::proto;
 use crate::retry::{Retries, Schedule};
-use crate::wire::frame;
 
 /// How long server 0 may take to answer a question, which it holds back for a second.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -108,9 +108,10 @@ impl AsyncSession {
         let mut step = self.links.iter().map(|link| link.next_step).max().unwrap_or(0);
         let mut margin = 0;
         loop {
-            self.owed.fill(true);
-            (0..self.links.len()).for_each(|server| self.send_entry(step, server, |_| true));
-            let Some(furthest) = self.settle_entry(step).await? else { return Ok(Settled::Rewound) };
+            if let Settled::Rewound = self.settle(Purpose::Entry, step).await? {
+                return Ok(Settled::Rewound);
+            }
+            let furthest = self.exchange.furthest();
             if furthest == step {
                 self.next_step = step;
                 self.assigned.begin();
@@ -119,44 +120,5 @@ impl AsyncSession {
             margin = (2 * margin).clamp(1, FURTHEST);
             step = furthest.saturating_add(margin);
         }
-    }
-
-    /// Tells the blocks of a server that are still to answer with which step this trainer begins: those that travel
-    /// over the streams named.
-    fn send_entry(&self, step: u64, server: usize, over: impl Fn(u32) -> bool) {
-        let link = &self.links[server];
-        for block in self.layout.owned_by(server as u32).filter(|block| self.owed[*block as usize]) {
-            let lane = self.layout.lane(block, link.width);
-            if over(lane) {
-                let message = Some(Message::JoinRound(proto::JoinRound { block, step }));
-                link.lane(lane).send(frame::message(&proto::ExchangeRequest { message }));
-            }
-        }
-    }
-
-    /// Takes answers until all blocks have said something: the step that the furthest is at. `None` if the servers went
-    /// back.
-    async fn settle_entry(&mut self, step: u64) -> Result<Option<u64>, ClientError> {
-        let (mut furthest, mut owed) = (step, self.owed.len());
-        while owed > 0 {
-            match self.next_event().await? {
-                Event::Block(_, block) => {
-                    let refused = block.step > step && self.owed.get(block.block as usize) == Some(&true);
-                    if refused {
-                        self.owed[block.block as usize] = false;
-                        furthest = furthest.max(block.step);
-                    }
-                    owed -= usize::from(refused || (block.step == step && self.take(&block)));
-                }
-                Event::Broken(name, status) => {
-                    if let Settled::Rewound = self.reopen(name.server, name.lane, &status).await? {
-                        return Ok(None);
-                    }
-                    let server = name.server as usize;
-                    self.send_entry(step, server, |lane| self.links[server].has(lane, self.generation));
-                }
-            }
-        }
-        Ok(Some(furthest))
     }
 }

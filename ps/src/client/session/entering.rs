@@ -4,6 +4,7 @@ use tonic::Status;
 
 use super::{AsyncSession, Settled};
 use crate::client::connecting::schedule;
+use crate::client::exchange::Opened;
 use crate::client::link::{Link, Opening};
 use crate::client::{ClientError, is_retryable};
 use crate::retry::Retries;
@@ -58,6 +59,11 @@ impl AsyncSession {
             events: &self.sender,
         };
         let link = Link::open(&opening).await?;
+        // Where a server passes gradients on to another one, they travel in any case.
+        let travels = !link.shares_memory || self.config.replication_factor > 1;
+        let window = if travels { link.window } else { usize::MAX };
+        let opened = Opened { width: link.width, lanes: link.lanes().collect(), generation: self.generation, window };
+        self.exchange.opened(server, &opened);
         if only.is_none_or(|(lane, _)| lane == 0) {
             self.attendance.attend(&self.config, link.host, link.channel());
         }
@@ -109,13 +115,9 @@ impl AsyncSession {
                 retries.pause().await;
             };
             for block in blocks {
-                if let Some(owed) = self.owed.get_mut(block.block as usize) {
-                    *owed = true;
-                    self.take(&block);
-                }
+                self.take(&block)?;
             }
         }
-        self.owed.fill(false);
         Ok(Settled::Done)
     }
 }

@@ -9,55 +9,58 @@ use super::{AsyncSession, INTERRUPTIBLE, LAST_STEP, Settled};
 use crate::client::ClientError;
 use crate::client::coder::Coder;
 use crate::client::connecting::unreachable;
+use crate::client::exchange::{Outgoing, Purpose};
 use crate::client::lane::Event;
 use crate::codec::Codec;
-use crate::proto;
+use crate::proto::{self, exchange_request::Message};
 use crate::retry::{Retries, Schedule};
+use crate::wire::frame;
 
 impl AsyncSession {
-    /// Sends what the window of `server` lets through. All trainers send their blocks in one order, whatever the number
-    /// of their connections, so that a round never waits for a block that somebody holds back.
-    pub(super) fn send(&mut self, step: u64, server: usize) {
-        let link = &self.links[server];
-        // Where a server passes gradients on to another one, they travel in any case.
-        let travels = !link.shares_memory || self.config.replication_factor > 1;
-        let window = if travels { link.window } else { usize::MAX };
-        while let Some(block) = self.queues[server].next(window) {
-            let version = self.versions[block as usize];
-            let message = if link.shares_memory {
-                Coder::notice(step, block, version)
-            } else {
-                self.coder.message(step, block, version, &self.memory.gradients()[self.layout.range(block)])
-            };
-            link.lane(self.layout.lane(block, link.width)).send(message);
-        }
-    }
-
-    /// Takes answers until no block is owed; makes broken streams anew and sends again what they owe.
-    pub(super) async fn settle(&mut self, step: u64) -> Result<Settled, ClientError> {
-        let mut owed = self.owed.len();
-        while owed > 0 {
-            match self.next_event().await? {
-                Event::Block(name, block) if block.step == step && self.take(&block) => {
-                    owed -= 1;
-                    self.queues[name.server as usize].answered(block.block);
-                    self.send(step, name.server as usize);
+    /// Exchanges `purpose` of `step` with all blocks: sends what the windows let through, takes answers until every block
+    /// has answered, and opens broken streams again.
+    pub(super) async fn settle(&mut self, purpose: Purpose, step: u64) -> Result<Settled, ClientError> {
+        self.exchange.begin(purpose, step);
+        (0..self.links.len() as u32).for_each(|server| self.send(server));
+        while !self.exchange.is_settled() {
+            let server = match self.next_event().await? {
+                Event::Block(name, block) => {
+                    if self.exchange.receive(name, block.block, block.step) {
+                        self.take(&block)?;
+                    }
+                    name.server
                 }
-                Event::Block(..) => {} // A second answer to a gradient that was sent again.
                 Event::Broken(_, status) if is_late(&status) => return Ok(Settled::Rewound),
                 Event::Broken(name, status) => {
                     if let Settled::Rewound = self.reopen(name.server, name.lane, &status).await? {
                         return Ok(Settled::Rewound);
                     }
-                    let server = name.server as usize;
-                    let Self { links, layout, generation, .. } = self;
-                    let link = &links[server];
-                    self.queues[server].lost(|block| link.has(layout.lane(block, link.width), *generation));
-                    self.send(step, server);
+                    name.server
                 }
-            }
+            };
+            self.send(server);
         }
         Ok(Settled::Done)
+    }
+
+    /// Sends what leaves for a server now.
+    fn send(&mut self, server: u32) {
+        let link = &self.links[server as usize];
+        let (purpose, step) = self.exchange.subject();
+        while let Some(Outgoing { block, lane }) = self.exchange.next_to_send(server) {
+            let version = self.exchange.version(block);
+            let message = match purpose {
+                Purpose::Entry => {
+                    let message = Some(Message::JoinRound(proto::JoinRound { block, step }));
+                    frame::message(&proto::ExchangeRequest { message })
+                }
+                Purpose::Step if link.shares_memory => Coder::notice(step, block, version),
+                Purpose::Step => {
+                    self.coder.message(step, block, version, &self.memory.gradients()[self.layout.range(block)])
+                }
+            };
+            link.lane(lane).send(message);
+        }
     }
 
     /// Waits until the last step outlives every server: this trainer will not be there to send it again.
@@ -91,7 +94,7 @@ impl AsyncSession {
         loop {
             let event = self.any_event().await?;
             let (Event::Block(name, _) | Event::Broken(name, _)) = &event;
-            if self.links[name.server as usize].has(name.lane, name.generation) {
+            if self.exchange.is_open(*name) {
                 return Ok(event);
             }
         }
@@ -117,23 +120,24 @@ impl AsyncSession {
         }
     }
 
-    /// Takes a block's values; false if they were not owed.
-    pub(super) fn take(&mut self, block: &proto::ParameterBlock) -> bool {
-        let number = block.block as usize;
+    /// Puts the values of a block in place.
+    ///
+    /// # Errors
+    /// If they are not those of one of the model's blocks.
+    pub(super) fn take(&mut self, block: &proto::ParameterBlock) -> Result<(), ClientError> {
         let range = self.layout.range(block.block);
-        if range.is_empty() || !self.owed[number] {
-            return false;
+        let owner = self.layout.owner(block.block) as usize;
+        let shared = block.payload.is_empty() && self.links[owner].shares_memory;
+        let values = &mut self.memory.parameters_mut()[range.clone()];
+        let decode = |codec: Codec| codec.decode(&block.payload, values).is_ok();
+        if range.is_empty() || !(shared || Codec::from_number(block.codec).is_some_and(decode)) {
+            let (address, number) = (self.config.servers[owner].clone(), block.block);
+            let reason = format!("it sent values for block {number} that this model does not have");
+            return Err(ClientError::Refused { address, reason });
         }
-        let shared = block.payload.is_empty() && self.links[self.layout.owner(block.block) as usize].shares_memory;
-        let taken = shared
-            || Codec::from_number(block.codec)
-                .is_some_and(|codec| codec.decode(&block.payload, &mut self.memory.parameters_mut()[range]).is_ok());
-        if taken {
-            self.owed[number] = false;
-            self.versions[number] = block.version;
-            self.coder.answered(block.block);
-        }
-        taken
+        self.exchange.holds(block.block, block.version);
+        self.coder.answered(block.block);
+        Ok(())
     }
 }
 
