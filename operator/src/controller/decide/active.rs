@@ -1,139 +1,139 @@
-//! Decides about a job that runs or is about to: creates missing pods, replaces failed ones, and fails the job when its
-//! policy says so.
+//! The course of a job that runs or is about to, in one order of precedence: it fails, stalls, restarts, stands back, or its
+//! pods are created and replaced.
 
 use jiff::Timestamp;
-use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, Phase};
-use psjobs_policy::deadlines::EARLY_SERVER_END;
+use psjobs_policy::Action;
 
-use super::DecisionBuilder;
-use super::failure::Failed;
-use crate::conditions::{self, ConditionUpdate};
-use crate::controller::model::{Child, NewPod};
-use crate::controller::observe::{ObservedPod, PodPhase, Replica};
+use super::deadline::{Backoff, STALLED};
+use super::draft::{Draft, Wake};
+use super::facts::{Facts, after};
+use super::finish::End;
+use crate::controller::observe::Failure;
 
-impl DecisionBuilder<'_> {
+/// The course of an active job.
+enum Course {
+    /// It fails over the end of a pod, for which no restart is left.
+    FailOverPod(End),
+    /// It has missed a deadline.
+    FailOverDeadline(End),
+    /// Its status says that it is stalled; the next decision does something about it.
+    Stall(Failure),
+    /// It fails, or all pods start again, because it is stalled.
+    EndStall(Failure),
+    /// All pods start again after the back-off.
+    WaitForRestart { due: Timestamp, reason: String, what: String },
+    /// All pods start again; this is the restart `in_a_row`, if that is counted.
+    Restart { reason: String, what: String, counts: bool, in_a_row: Option<u32> },
+    /// It has no pods for a while, because no nodes were found for them.
+    StandBack { begins: Option<String> },
+    /// Missing pods are created, and failed ones replaced.
+    Run,
+}
+
+/// Chooses the course: the first that applies, in this order. Sets `wake` to when another one may apply.
+fn choose(facts: &Facts<'_>, wake: &mut Wake) -> Course {
+    if let Some(end) = facts.fatal_failure() {
+        return Course::FailOverPod(end);
+    }
+    if let Some(end) = facts.missed_deadline(wake) {
+        return Course::FailOverDeadline(end);
+    }
+    if let Some(failure) = facts.stalled(wake) {
+        return match facts.prev.phase {
+            Some(Phase::Stalled) => Course::EndStall(failure),
+            _ => Course::Stall(failure),
+        };
+    }
+    if let Some(course) = restart_over_failure(facts).or_else(|| restart_over_certificates(facts, wake)) {
+        return course;
+    }
+    match facts.scheduling_backoff(wake) {
+        Some(Backoff::Begins(message)) => Course::StandBack { begins: Some(message) },
+        Some(Backoff::GoesOn) => Course::StandBack { begins: None },
+        None => Course::Run,
+    }
+}
+
+/// All pods start again if a failure wants that, after the back-off.
+fn restart_over_failure(facts: &Facts<'_>) -> Option<Course> {
+    let of_all = || facts.failed.iter().filter(|failed| failed.response.action == Action::RestartJob);
+    let first = of_all().min_by_key(|failed| (failed.failure.at, failed.replica))?;
+    let policy = &facts.job.policy;
+    let in_a_row = policy.failures_in_a_row(facts.prev.recreations_in_a_row.unsigned_abs(), first.failure.ran());
+    let due = after(first.failure.at, policy.wait(in_a_row));
+    let (reason, what) = (first.failure.reason.clone(), format!("{} {}", first.replica, first.failure.what));
+    if due > facts.now {
+        return Some(Course::WaitForRestart { due, reason, what });
+    }
+    let counts = of_all().any(|failed| failed.response.counts);
+    Some(Course::Restart { reason, what, counts, in_a_row: Some(in_a_row) })
+}
+
+/// All pods start again with new certificates before theirs end.
+fn restart_over_certificates(facts: &Facts<'_>, wake: &mut Wake) -> Option<Course> {
+    let end = facts.renews_certificates(wake)?;
+    let (reason, what) = ("CertificatesExpire".into(), format!("the job's certificates end at {end}"));
+    Some(Course::Restart { reason, what, counts: false, in_a_row: None })
+}
+
+impl Draft<'_, '_> {
     pub(super) fn run(&mut self) {
-        let restart_costs = self
-            .pods()
-            .into_iter()
-            .map(|(replica, pod)| (replica, pod, self.restart_cost(replica, pod)))
-            .collect::<Vec<_>>();
-        self.history.observe(restart_costs);
-        if self.prev.phase == Some(Phase::Suspended) {
-            self.event("Resumed", self.resumes_from());
+        let facts = self.facts;
+        if facts.prev.phase == Some(Phase::Suspended) {
+            self.event("Resumed", resumes_from(facts));
         }
         self.report_scaling();
-        self.out.status.observed_generation = self.job.generation;
-        self.out.status.start_time = self.start_time();
+        self.note_start();
         self.note_certificates();
-        conditions::clear(&mut self.out.status, ConditionType::Suspended, "Resumed", self.now);
+        self.clear(ConditionType::Suspended, "Resumed");
+        self.record_last_failure();
+        self.report_losses();
 
-        let mut failed = self.failed();
-        self.record_last_failure(&failed);
-        self.shrink(&mut failed);
-        if let Some((reason, message)) = self.reason_to_give_up(&failed) {
-            return self.fail(&reason, &message);
+        let course = choose(facts, &mut self.wake);
+        if !matches!(course, Course::FailOverPod(_)) {
+            self.out.status.restarts_counted = facts.restarts_counted().cast_signed();
         }
-        if self.handle_stall() || self.handle_restart_of_all(&failed) || self.renew_certificates() {
-            return;
+        if !matches!(course, Course::Stall(_) | Course::EndStall(_)) {
+            self.clear(ConditionType::Stalled, "Progress");
         }
-        if self.in_scheduling_backoff() {
-            return self.wait_for_nodes();
-        }
-        self.report_failures(&failed);
-        self.reconcile_replicas(&failed);
-        self.delete_surplus();
-        self.count();
-        self.report_created();
-        self.report_running(&failed);
-        self.report_progress();
-    }
-
-    /// Creates the pods of replicas that have none, and replaces those that failed.
-    fn reconcile_replicas(&mut self, failed: &[Failed<'_>]) {
-        if !self.observed.service {
-            self.out.create.push(Child::Service);
-        }
-        for replica in self.job.replicas() {
-            match self.observed.pods.get(&replica) {
-                None if self.history.succeeded(replica) || self.history.is_lost(replica) => {}
-                None if self.comes_too_late(replica) || self.waits_for_servers(replica) => {}
-                None => {
-                    let record = self.history.get(replica).unwrap_or_default();
-                    self.out.create.push(Child::Pod(NewPod {
-                        replica,
-                        incarnation: self.history.next_incarnation(replica),
-                        failures: record.failures,
-                        failures_in_a_row: record.failures_in_a_row,
-                    }));
+        match course {
+            Course::FailOverPod(end) | Course::FailOverDeadline(end) => self.fail(&end),
+            Course::Stall(failure) => self.report_stall(&failure),
+            Course::EndStall(failure) => self.end_stall(&failure),
+            Course::WaitForRestart { due, reason, what } => self.wait_for_restart(due, &reason, &what),
+            Course::Restart { reason, what, counts, in_a_row } => {
+                if let Some(in_a_row) = in_a_row {
+                    self.out.status.recreations_in_a_row = in_a_row.cast_signed();
                 }
-                Some(pod) if self.is_current(replica, pod) => self.replace_pod(replica, pod, failed),
-                Some(_) => {}
+                self.recreate(&reason, &what, counts);
+            }
+            Course::StandBack { begins } => self.stand_back(begins),
+            Course::Run => {
+                self.report_failures();
+                self.reconcile_replicas();
+                self.delete_surplus();
+                self.count();
+                self.report_created();
+                self.report_running();
+                self.report_progress();
             }
         }
     }
 
-    fn resumes_from(&self) -> &'static str {
-        match &self.job.object.spec.checkpoint {
-            Some(checkpoint) if checkpoint.resume => "The job is started again, from its last checkpoint if it has any",
-            _ => "The job is started again, from the beginning",
+    /// Fails a job that is stalled, or starts all its pods again, as its policy says.
+    fn end_stall(&mut self, failure: &Failure) {
+        self.record_stall(failure);
+        match self.facts.end_of_stall(failure) {
+            Err(end) => self.fail(&end),
+            Ok(counts) => self.recreate(STALLED, &format!("the job {}", failure.what), counts),
         }
     }
+}
 
-    /// Returns true for a trainer that is not to be created yet.
-    pub(super) fn waits_for_servers(&self, replica: Replica) -> bool {
-        self.job.policy.waits_for_servers(replica, self.history.has_begun(replica), self.servers_are_ready())
-    }
-
-    /// Deletes all pods until the job is scheduled again.
-    fn wait_for_nodes(&mut self) {
-        self.count();
-        for pod in self.observed.pods.values() {
-            self.delete(pod);
-            self.delete_by_force_if_overdue(pod);
-        }
-        self.forget_replicas();
-        let created = conditions::find(&self.out.status, ConditionType::Created);
-        let why = created.map(|created| (created.reason.clone(), created.message.clone())).unwrap_or_default();
-        self.out.status.phase = Some(Phase::Pending);
-        self.out.status.reason = Some(why.0.clone());
-        conditions::clear(&mut self.out.status, ConditionType::ServersReady, &why.0, self.now);
-        self.set(ConditionType::Running, ConditionUpdate::no(why.0, why.1));
-    }
-
-    /// Deletes a failed pod after its back-off, so that it can be replaced; until then it stays, and so do its logs.
-    fn replace_pod(&mut self, replica: Replica, pod: &ObservedPod, failed: &[Failed<'_>]) {
-        if pod.deletion_deadline.is_some() {
-            self.delete_by_force_if_overdue(pod);
-        } else if let Some(failed) = failed.iter().find(|failed| failed.replica == replica) {
-            let due = self.due(failed);
-            if due <= self.now {
-                self.delete(pod);
-            } else {
-                self.wake_at(due);
-            }
-        } else if let (Role::Server, PodPhase::Succeeded { at, .. }) = (replica.role, &pod.phase) {
-            self.wake_at(self.after(*at, EARLY_SERVER_END));
-        } else if let Some(lost) = self.lost_at(pod).filter(|_| !pod.ended()) {
-            self.wake_at(lost);
-        }
-    }
-
-    /// When a failed pod makes way for the next.
-    pub(super) fn due(&self, failed: &Failed<'_>) -> Timestamp {
-        let in_a_row = self.history.get(failed.replica).map_or(0, |record| record.failures_in_a_row);
-        self.after(failed.failure.at, self.job.policy.wait(in_a_row))
-    }
-
-    /// Pods that the job no longer wants: of a rank it does not have or has given up, or from before it was
-    /// suspended.
-    pub(super) fn delete_surplus(&mut self) {
-        for (&replica, pod) in &self.observed.pods {
-            if !self.is_current(replica, pod) {
-                self.delete(pod);
-                self.delete_by_force_if_overdue(pod);
-            }
-        }
+fn resumes_from(facts: &Facts<'_>) -> &'static str {
+    match &facts.job.object.spec.checkpoint {
+        Some(checkpoint) if checkpoint.resume => "The job is started again, from its last checkpoint if it has any",
+        _ => "The job is started again, from the beginning",
     }
 }

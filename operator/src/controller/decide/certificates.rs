@@ -5,40 +5,28 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use psjobs_api::certificates::LIFE;
 
-use super::DecisionBuilder;
+use super::draft::{Draft, Wake};
+use super::facts::{Facts, after};
 
 /// How long before the end of its certificates a job that can resume from a checkpoint gets new ones.
 const AHEAD: SignedDuration = SignedDuration::from_hours(30 * 24);
-/// Reason of the restart.
-const REASON: &str = "CertificatesExpire";
 
-impl DecisionBuilder<'_> {
-    /// Notes in the status which certificates the job's pods have, and until when.
-    pub(super) fn note_certificates(&mut self) {
-        let status = &mut self.out.status;
-        status.certificates = self.job.certificates_under(Some(self.prev));
-        let life = SignedDuration::try_from(LIFE).unwrap_or(SignedDuration::MAX);
-        let ends = || Time(self.now.saturating_add(life).unwrap_or(Timestamp::MAX));
-        status.certificates_expire =
-            status.certificates.is_some().then(|| self.prev.certificates_expire.clone().unwrap_or_else(ends));
+impl Facts<'_> {
+    /// Returns until when the certificates of the job's pods are valid, if they have any.
+    fn certificates_expire(&self) -> Option<Timestamp> {
+        self.job.certificates_under(Some(self.prev))?;
+        let known = self.prev.certificates_expire.as_ref().map(|Time(end)| *end);
+        Some(known.unwrap_or_else(|| after(self.now, LIFE)))
     }
 
-    /// Starts all pods again before their certificates end, if the job can resume from a checkpoint. Otherwise connections
-    /// that exist stay open after the end, and all pods start again only when one of them must, because it could not connect
-    /// to the others. Returns whether the decision is complete.
-    pub(super) fn renew_certificates(&mut self) -> bool {
-        let Some(Time(end)) = self.out.status.certificates_expire else { return false };
+    /// Returns the end of the certificates if all pods are to start again with new ones: before that end if the job can
+    /// resume from a checkpoint. Otherwise connections that exist stay open after the end, and all pods start again only
+    /// when one of them must, because it could not connect to the others.
+    pub(super) fn renews_certificates(&self, wake: &mut Wake) -> Option<Timestamp> {
+        let end = self.certificates_expire()?;
         let resumes = self.job.object.spec.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.resume);
-        let due = if resumes { self.after(end, -AHEAD) } else { end };
-        if due > self.now {
-            self.wake_at(due);
-            return false;
-        }
-        if !resumes && !self.some_pod_is_missing() {
-            return false;
-        }
-        self.recreate(REASON, &format!("the job's certificates end at {end}"), false);
-        true
+        let due = if resumes { after(end, -AHEAD) } else { end };
+        (wake.is_over(due, self.now) && (resumes || self.some_pod_is_missing())).then_some(end)
     }
 
     /// Tells whether a replica that had a pod has none now, and needs one.
@@ -47,5 +35,13 @@ impl DecisionBuilder<'_> {
             self.history.has_begun(*replica) && !self.history.succeeded(*replica) && !self.history.is_lost(*replica)
         };
         self.job.replicas().filter(needed).any(|replica| self.pod(replica).is_none())
+    }
+}
+
+impl Draft<'_, '_> {
+    /// Notes in the status which certificates the job's pods have, and until when.
+    pub(super) fn note_certificates(&mut self) {
+        self.out.status.certificates = self.facts.job.certificates_under(Some(self.facts.prev));
+        self.out.status.certificates_expire = self.facts.certificates_expire().map(Time);
     }
 }

@@ -4,27 +4,37 @@
 use jiff::{SignedDuration, Timestamp};
 use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, Phase};
-use psjobs_policy::deadlines::{FRESH_REPORT, STALLED, no_step};
+pub(super) use psjobs_policy::deadlines::STALLED;
+use psjobs_policy::deadlines::{FRESH_REPORT, no_step};
 use psjobs_policy::{Action, Missed, Response};
 
-use super::DecisionBuilder;
-use super::conditions::{self, ConditionUpdate};
+use super::draft::{Draft, Wake};
+use super::facts::{Facts, after};
 use super::failure::respond;
+use super::finish::End;
 use super::phase::cause;
-use crate::controller::observe::{Failure, Replica, WaitingReason};
+use crate::conditions::{self, ConditionUpdate};
+use crate::controller::observe::{Failure, ObservedPod, Replica, WaitingReason};
 
 /// Reason of the condition Created while a job that found no nodes stands back.
 const SCHEDULE_TIMEOUT: &str = "ScheduleTimeout";
 
-impl DecisionBuilder<'_> {
-    /// Returns reason and sentence if the job was active, or waited for its start, for too long.
-    pub(super) fn missed_deadline(&mut self) -> Option<(String, String)> {
-        let start = self.out.status.start_time.as_ref()?.0;
+/// The state of a job that stands back because its pods found no nodes.
+pub(super) enum Backoff {
+    /// It begins, for the reason in this sentence.
+    Begins(String),
+    GoesOn,
+}
+
+impl Facts<'_> {
+    /// Returns the end of the job if it was active, or waited for its start, for too long.
+    pub(super) fn missed_deadline(&self, wake: &mut Wake) -> Option<End> {
+        let start = self.start_time();
         let active = self.now.duration_since(start).try_into().unwrap_or_default();
         let missed = match self.job.policy.deadlines.check(active, self.ran_since(start)) {
             Err(missed) => missed,
             Ok(next) => {
-                next.map(|next| self.after(start, next)).into_iter().for_each(|at| self.wake_at(at));
+                next.map(|next| after(start, next)).into_iter().for_each(|at| wake.at(at));
                 return None;
             }
         };
@@ -32,7 +42,7 @@ impl DecisionBuilder<'_> {
             Missed::Active(_) => format!("the job {}", missed.what()),
             Missed::Startup(_) => format!("the job {}: {}", missed.what(), self.why_not_running()),
         };
-        Some((missed.reason().into(), message))
+        Some(End::new(missed.reason(), message))
     }
 
     fn why_not_running(&self) -> String {
@@ -40,15 +50,6 @@ impl DecisionBuilder<'_> {
             Some((replica, waiting_reason)) => format!("{replica} cannot start: {}", waiting_reason.message),
             None => conditions::find(self.prev, ConditionType::Running).map(|c| c.message.clone()).unwrap_or_default(),
         }
-    }
-
-    /// Returns true if `duration` has passed since `start`; if not, looks again when it has.
-    fn is_over(&mut self, start: Timestamp, duration: impl TryInto<SignedDuration>) -> bool {
-        let end = self.after(start, duration);
-        if end > self.now {
-            self.wake_at(end);
-        }
-        end <= self.now
     }
 
     /// Returns whether the job has run since it became active. Its condition was set to False then, and later
@@ -66,43 +67,39 @@ impl DecisionBuilder<'_> {
     }
 
     /// Returns whether the job stands back because its pods found no nodes: it has none until it tries again.
-    pub(super) fn in_scheduling_backoff(&mut self) -> bool {
-        let Some(timeout) = self.job.schedule_timeout else { return false };
+    pub(super) fn scheduling_backoff(&self, wake: &mut Wake) -> Option<Backoff> {
+        let timeout = self.job.schedule_timeout?;
         let backoff_since = conditions::find(self.prev, ConditionType::Created)
             .filter(|created| created.reason == SCHEDULE_TIMEOUT)
             .map(|created| created.last_transition_time.0);
         if let Some(since) = backoff_since {
-            return !self.is_over(since, timeout);
+            return (!wake.is_over(after(since, timeout), self.now)).then_some(Backoff::GoesOn);
         }
         if self.history.done(Role::Trainer) > 0 {
             // Standing back begins anew; work that is done would be done again.
-            return false;
+            return None;
         }
-        let waiting = |pod: &super::ObservedPod| pod.waiting_reason.as_ref()?.unschedulable_since;
+        let waiting = |pod: &ObservedPod| pod.waiting_reason.as_ref()?.unschedulable_since;
         let longest = self.pods().into_iter().filter_map(|(replica, pod)| Some((waiting(pod)?, replica))).min();
-        let Some((_, replica)) = longest.filter(|&(since, _)| self.is_over(since, timeout)) else { return false };
+        let (_, replica) = longest.filter(|&(since, _)| wake.is_over(after(since, timeout), self.now))?;
         let seconds = timeout.as_secs();
         let message = format!(
             "{replica} found no node for {seconds} s, so all pods were deleted to free what they hold; they are created again in {seconds} s"
         );
-        self.warning(SCHEDULE_TIMEOUT, message.clone(), None);
-        // As after a suspension: the next pods are new ones, and the condition's time is that of standing back.
-        self.set(ConditionType::Created, ConditionUpdate::yes("Created", ""));
-        self.set(ConditionType::Created, ConditionUpdate::no(SCHEDULE_TIMEOUT, message));
-        true
+        Some(Backoff::Begins(message))
     }
 
     /// The failure that a running job without progress is taken for, once its status says that it is stalled.
-    pub(super) fn stalled(&mut self) -> Option<Failure> {
+    pub(super) fn stalled(&self, wake: &mut Wake) -> Option<Failure> {
         let deadline = self.job.policy.deadlines.progress?;
         let since = self.last_step()?;
         let report = self.observed.progress.as_ref()?;
-        if !self.is_over(since, deadline) {
+        if !wake.is_over(after(since, deadline), self.now) {
             return None;
         }
-        if report.at.is_none_or(|at| self.after(at, FRESH_REPORT) <= self.now) {
+        if report.at.is_none_or(|at| after(at, FRESH_REPORT) <= self.now) {
             // Server 0 does not answer us; that says nothing about its steps.
-            self.wake_at(self.after(self.now, SignedDuration::from_secs(10)));
+            wake.at(after(self.now, SignedDuration::from_secs(10)));
             return None;
         }
         let what = no_step(deadline, report.step, report.total_steps);
@@ -131,39 +128,56 @@ impl DecisionBuilder<'_> {
         unchanged.then(|| running.max(stepped))
     }
 
-    /// Tells that the job is stalled, and in the next decision does something about it. Whether there
-    /// is nothing else to do now.
-    pub(super) fn handle_stall(&mut self) -> bool {
-        let Some(failure) = self.stalled() else {
-            conditions::clear(&mut self.out.status, ConditionType::Stalled, "Progress", self.now);
-            return false;
-        };
-        if self.prev.phase != Some(Phase::Stalled) {
-            let message = format!("the job {}", failure.what);
-            self.count();
-            self.out.status.phase = Some(Phase::Stalled);
-            self.out.status.reason = Some(STALLED.into());
-            self.set(ConditionType::Stalled, ConditionUpdate::yes(STALLED, message.clone()));
-            self.warning(STALLED, message, None);
-            self.wake_at(self.now);
-            return true;
-        }
-        let server = Replica::server(0);
-        let pod = self.pod(server).map(|pod| pod.name.clone()).unwrap_or_default();
-        self.record_failure(server, &pod, &failure);
-        let Response { action, counts } = respond(self.job, None, &failure);
-        let counted = self.prev.restarts_counted.unsigned_abs() + u32::from(counts);
+    /// Returns the end of a stalled job that its policy fails, or whether starting all its pods again counts as a restart.
+    pub(super) fn end_of_stall(&self, failure: &Failure) -> Result<bool, End> {
+        let Response { action, counts } = respond(self.job, None, failure);
         let most = self.job.policy.max_restarts;
         match action {
             Action::FailJob { reason, because } => {
-                self.fail(reason, &format!("the job {}, and {because}", failure.what));
+                Err(End::new(reason, format!("the job {}, and {because}", failure.what)))
             }
-            _ if counted > most => {
+            _ if self.prev.restarts_counted.unsigned_abs() + u32::from(counts) > most => {
                 let message = format!("the job {}; spec.failurePolicy.maxRestarts is {most}", failure.what);
-                self.fail("MaxRestartsExceeded", &message);
+                Err(End::new("MaxRestartsExceeded", message))
             }
-            _ => self.recreate(STALLED, &format!("the job {}", failure.what), counts),
+            _ => Ok(counts),
         }
-        true
+    }
+}
+
+impl Draft<'_, '_> {
+    /// Tells that the job is stalled. The next decision, at once, does something about it.
+    pub(super) fn report_stall(&mut self, failure: &Failure) {
+        let message = format!("the job {}", failure.what);
+        self.count();
+        self.set_phase(Phase::Stalled, STALLED.to_owned());
+        self.set(ConditionType::Stalled, ConditionUpdate::yes(STALLED, message.clone()));
+        self.warning(STALLED, message, None);
+        self.wake.at(self.facts.now);
+    }
+
+    /// Records a stall as the job's last failure, with the pod of server 0, which counts the steps.
+    pub(super) fn record_stall(&mut self, failure: &Failure) {
+        let server = Replica::server(0);
+        let pod = self.facts.pod(server).map(|pod| pod.name.clone()).unwrap_or_default();
+        self.record_failure(server, &pod, failure);
+    }
+
+    /// Deletes all pods until the job is scheduled again. `begins` says why, when that begins.
+    pub(super) fn stand_back(&mut self, begins: Option<String>) {
+        if let Some(message) = begins {
+            self.warning(SCHEDULE_TIMEOUT, message.clone(), None);
+            // As after a suspension: the next pods are new ones, and the condition's time is that of standing back.
+            self.set(ConditionType::Created, ConditionUpdate::yes("Created", ""));
+            self.set(ConditionType::Created, ConditionUpdate::no(SCHEDULE_TIMEOUT, message));
+        }
+        self.count();
+        self.delete_all();
+        self.forget_replicas();
+        let created = conditions::find(&self.out.status, ConditionType::Created);
+        let why = created.map(|created| (created.reason.clone(), created.message.clone())).unwrap_or_default();
+        self.set_phase(Phase::Pending, why.0.clone());
+        self.clear(ConditionType::ServersReady, &why.0);
+        self.set(ConditionType::Running, ConditionUpdate::no(why.0, why.1));
     }
 }

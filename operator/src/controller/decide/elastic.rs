@@ -7,44 +7,25 @@ use psjobs_policy::Action;
 use psjobs_policy::deadlines::EARLY_SERVER_END;
 use psjobs_policy::elastic::{self, TrainerState, is_spare};
 
-use super::conditions::{self, ConditionUpdate};
-use super::failure::{Failed, respond};
-use super::{DecisionBuilder, ReplicaHistory};
+use super::draft::Draft;
+use super::facts::{Facts, Failed, Loss, after};
+use super::failure::respond;
+use super::replica_history::ReplicaHistory;
+use crate::conditions::ConditionUpdate;
+use crate::controller::model::Event;
 use crate::controller::observe::{ObservedPod, PodPhase, Replica};
 
 /// Reason of the condition and the event of a trainer that no node takes.
 const UNSCHEDULABLE: &str = "Unschedulable";
 
 /// A trainer to give up: one word, and how a sentence about it goes on.
-struct Loss {
+struct Trouble {
     replica: Replica,
     reason: String,
     why: String,
 }
 
-impl<'a> DecisionBuilder<'a> {
-    /// Tells that spec.trainer.replicas has changed while the job was active.
-    pub(super) fn report_scaling(&mut self) {
-        let now = self.job.trainers;
-        let known = self.prev.trainer.as_ref().map(|trainer| trainer.desired.unsigned_abs());
-        let Some(before) = known.filter(|&before| before != now && self.prev.phase != Some(Phase::Suspended)) else {
-            return;
-        };
-        let (reason, what) = match before < now {
-            true if self.closing => ("ScaledUp", "all work is dealt out, so that nobody joins any more".into()),
-            true => ("ScaledUp", trainers(before, now, "join")),
-            false => ("ScaledDown", format!("{}, the others go on", trainers(now, before, "leave"))),
-        };
-        self.event(reason, format!("Scaled from {before} to {now} trainers: {what}"));
-    }
-
-    /// Returns whether some trainer of an elastic job has ended well: all batches are assigned then.
-    pub(super) fn closes(&self) -> bool {
-        let ended_well = |pod: &ObservedPod| matches!(pod.phase, PodPhase::Succeeded { .. });
-        self.job.policy.elastic.is_some()
-            && (self.before.done(Role::Trainer) > 0 || self.pods_of(Role::Trainer).any(|(_, pod)| ended_well(pod)))
-    }
-
+impl Facts<'_> {
     /// A trainer that would find nothing to do. The first evaluates and reports, so it is needed to the end.
     pub(super) fn comes_too_late(&self, replica: Replica) -> bool {
         is_spare(replica) && self.closing
@@ -72,28 +53,13 @@ impl<'a> DecisionBuilder<'a> {
     fn server_has_closed(&self) -> bool {
         let server = self.pod(Replica::server(0)).filter(|pod| pod.deletion_deadline.is_none());
         server.is_some_and(|pod| match pod.phase {
-            PodPhase::Succeeded { at, .. } => self.after(at, EARLY_SERVER_END) <= self.now,
+            PodPhase::Succeeded { at, .. } => after(at, EARLY_SERVER_END) <= self.now,
             _ => false,
         })
     }
 
-    /// Gives up trainers that the job can do without, and takes them out of `failed`.
-    pub(super) fn shrink(&mut self, failed: &mut Vec<Failed<'a>>) {
-        if self.job.policy.elastic.is_none() {
-            return;
-        }
-        let failing = self.out_of_restarts(failed);
-        self.give_up(failing);
-        let waiting = self.without_a_node();
-        self.give_up(waiting);
-        failed.retain(|failed| !self.history.is_lost(failed.replica));
-        if self.history.lost().next().is_none() {
-            conditions::clear(&mut self.out.status, ConditionType::Shrunk, "Recalled", self.now);
-        }
-    }
-
     /// Returns the trainers whose failure has no restart left, see [`elastic::without_restart`].
-    fn out_of_restarts(&self, failed: &[Failed<'a>]) -> Vec<Loss> {
+    fn out_of_restarts(&self, failed: &[Failed<'_>]) -> Vec<Trouble> {
         if failed.iter().any(|failed| failed.response.action != Action::RestartReplica) {
             // The job fails, or all of it starts again.
             return Vec::new();
@@ -106,7 +72,7 @@ impl<'a> DecisionBuilder<'a> {
         let left = max_restarts.saturating_sub(self.prev.restarts_counted.unsigned_abs());
         let given_up = elastic::without_restart(&new, left, self.closing);
         let because = elastic::because(self.closing, max_restarts);
-        let loss = |failed: &Failed<'a>| Loss {
+        let loss = |failed: &Failed<'_>| Trouble {
             replica: failed.replica,
             reason: failed.failure.reason.clone(),
             why: format!("{}, and {because}", failed.failure.what),
@@ -116,22 +82,30 @@ impl<'a> DecisionBuilder<'a> {
     }
 
     /// Trainers that have found no node for too long, if everybody else has.
-    fn without_a_node(&self) -> Vec<Loss> {
+    fn without_a_node(&self) -> Vec<Trouble> {
         let Some(timeout) = self.job.schedule_timeout else { return Vec::new() };
         let waits = |pod: &ObservedPod| {
             pod.waiting_reason.as_ref().and_then(|waiting_reason| waiting_reason.unschedulable_since)
         };
-        let overdue = |pod: &ObservedPod| waits(pod).is_some_and(|since| self.after(since, timeout) <= self.now);
+        let overdue = |pod: &ObservedPod| waits(pod).is_some_and(|since| after(since, timeout) <= self.now);
         let overdue = self.pods().into_iter().filter(|(_, pod)| overdue(pod)).collect::<Vec<_>>();
         if overdue.iter().any(|&(replica, _)| !is_spare(replica)) {
             return Vec::new();
         }
         let why = format!("found no node for {} s", timeout.as_secs());
-        let loss = |(replica, _)| Loss { replica, reason: UNSCHEDULABLE.into(), why: why.clone() };
+        let loss = |(replica, _)| Trouble { replica, reason: UNSCHEDULABLE.into(), why: why.clone() };
         overdue.into_iter().map(loss).collect()
     }
 
-    fn give_up(&mut self, losses: Vec<Loss>) {
+    /// Gives up trainers that the job can do without: those that have no restart left, then those without a node.
+    pub(super) fn give_up_trainers(&mut self) {
+        if self.job.policy.elastic.is_some() {
+            self.give_up(self.out_of_restarts(&self.all_failed));
+            self.give_up(self.without_a_node());
+        }
+    }
+
+    fn give_up(&mut self, losses: Vec<Trouble>) {
         let (all, min) = (self.job.trainers, self.job.least_trainers());
         let left = self.trainers_left().saturating_sub(losses.len() as u32);
         if !self.job.policy.elastic.is_some_and(|elastic| elastic.may_shrink_to(left, self.closing)) {
@@ -144,18 +118,49 @@ impl<'a> DecisionBuilder<'a> {
                  (spec.elasticPolicy.minReplicas is {min})"
             ),
         };
-        for Loss { replica, reason, why } in losses {
-            let pod = self.pod(replica);
-            self.history.give_up(replica);
+        for Trouble { replica, reason, why } in losses {
             let message = format!("{replica} {why}; it is given up{rest}");
-            self.warning("Shrunk", message.clone(), pod);
-            self.set(ConditionType::Shrunk, ConditionUpdate::yes(reason, message));
+            let pod = self.pod(replica).map(|pod| (pod.name.clone(), pod.uid.clone()));
+            self.losses.push(Loss { reason, message, pod });
+            self.history.give_up(replica);
         }
     }
 
     /// Trainers that the job wants and has not given up.
     pub(super) fn trainers_left(&self) -> u32 {
         self.job.trainers.saturating_sub(self.history.lost().count() as u32)
+    }
+}
+
+impl Draft<'_, '_> {
+    /// Tells that spec.trainer.replicas has changed while the job was active.
+    pub(super) fn report_scaling(&mut self) {
+        let facts = self.facts;
+        let now = facts.job.trainers;
+        let known = facts.prev.trainer.as_ref().map(|trainer| trainer.desired.unsigned_abs());
+        let Some(before) = known.filter(|&before| before != now && facts.prev.phase != Some(Phase::Suspended)) else {
+            return;
+        };
+        let (reason, what) = match before < now {
+            true if facts.closing => ("ScaledUp", "all work is dealt out, so that nobody joins any more".into()),
+            true => ("ScaledUp", trainers(before, now, "join")),
+            false => ("ScaledDown", format!("{}, the others go on", trainers(now, before, "leave"))),
+        };
+        self.event(reason, format!("Scaled from {before} to {now} trainers: {what}"));
+    }
+
+    /// Tells which trainers are given up, and clears the condition when none is any more.
+    pub(super) fn report_losses(&mut self) {
+        let facts = self.facts;
+        for Loss { reason, message, pod } in &facts.losses {
+            let (reason, message) = (reason.clone(), message.clone());
+            let note = message.clone();
+            self.out.events.push(Event { warning: true, reason: "Shrunk".into(), note, pod: pod.clone() });
+            self.set(ConditionType::Shrunk, ConditionUpdate::yes(reason, message));
+        }
+        if facts.job.policy.elastic.is_some() && facts.history.lost().next().is_none() {
+            self.clear(ConditionType::Shrunk, "Recalled");
+        }
     }
 }
 

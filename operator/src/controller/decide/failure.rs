@@ -7,8 +7,10 @@ use psjobs_api::crd::{ConditionType, LastFailure};
 use psjobs_policy::deadlines::{EARLY_SERVER_END, ENDED_EARLY};
 use psjobs_policy::{Action, Response};
 
-use super::replica_history::RestartCost;
-use super::{DecisionBuilder, ReplicaHistory};
+use super::draft::Draft;
+use super::facts::{Facts, Failed};
+use super::finish::End;
+use super::replica_history::{ReplicaHistory, RestartCost};
 use crate::conditions;
 use crate::controller::observe::{Failure, ObservedPod, PodPhase, Replica};
 use crate::controller::validate::ValidJob;
@@ -16,16 +18,22 @@ use crate::controller::validate::ValidJob;
 /// How long the last log lines in the status may be.
 const LOG_TAIL_BYTES: usize = 2048;
 
-/// A failed pod, what made it fail, and what that leads to.
-pub(super) struct Failed<'a> {
-    pub replica: Replica,
-    pub pod: &'a ObservedPod,
-    pub failure: Failure,
-    pub response: Response,
-}
+impl<'a> Facts<'a> {
+    /// Adds the ends of pods to the history, as those of an active job: which of them failed, and which trainers it gives
+    /// up over that.
+    pub(super) fn with_failures(mut self) -> Self {
+        let ends = self.pods().into_iter().map(|(replica, pod)| (replica, pod, self.restart_cost(replica, pod)));
+        let ends = ends.collect::<Vec<_>>();
+        self.history.observe(ends);
+        self.all_failed = self.failed_pods();
+        self.give_up_trainers();
+        let kept = self.all_failed.iter().filter(|failed| !self.history.is_lost(failed.replica));
+        self.failed = kept.cloned().collect();
+        self
+    }
 
-impl<'a> DecisionBuilder<'a> {
-    pub(super) fn failed(&self) -> Vec<Failed<'a>> {
+    /// Returns the pods that failed.
+    fn failed_pods(&self) -> Vec<Failed<'a>> {
         let failed = |(replica, pod): (Replica, &'a ObservedPod)| {
             let failure = self.failure(replica, pod)?;
             let response = respond(self.job, Some(replica.role), &failure);
@@ -35,7 +43,7 @@ impl<'a> DecisionBuilder<'a> {
     }
 
     /// Returns what a pod's end adds to its replica's record, nothing if it did not end badly.
-    pub(super) fn restart_cost(&self, replica: Replica, pod: &ObservedPod) -> RestartCost {
+    fn restart_cost(&self, replica: Replica, pod: &ObservedPod) -> RestartCost {
         self.failure(replica, pod)
             .map(|failure| restart_cost(self.job, replica.role, pod, &failure))
             .unwrap_or_default()
@@ -63,36 +71,39 @@ impl<'a> DecisionBuilder<'a> {
         })
     }
 
-    /// Reason and sentence, if the job's policy or a deadline ends it.
-    pub(super) fn reason_to_give_up(&mut self, failed: &[Failed<'_>]) -> Option<(String, String)> {
-        let fatal = failed.iter().find_map(|failed| match &failed.response.action {
+    /// Returns the end of the job, if its policy ends it over a failure.
+    pub(super) fn fatal_failure(&self) -> Option<End> {
+        let fatal = self.failed.iter().find_map(|failed| match &failed.response.action {
             Action::FailJob { reason, because } => Some((failed, reason, because)),
             _ => None,
         });
         if let Some((Failed { replica, pod, failure, .. }, reason, because)) = fatal {
             let message = format!("{replica} (pod {}) {}, and {because}", pod.name, failure.what);
-            return Some(((*reason).into(), message));
+            return Some(End::new(*reason, message));
         }
-        let counted = self.prev.restarts_counted.unsigned_abs() + self.history.failed_since(&self.before);
-        let whole_job = failed.iter().any(|f| f.response.counts && f.response.action == Action::RestartJob);
-        if counted + u32::from(whole_job) > self.job.policy.max_restarts {
-            let own = failed.iter().filter(|failed| failed.response.counts);
-            let Failed { replica, pod, failure, .. } = own.min_by_key(|failed| failed.failure.at)?;
-            let message = format!(
-                "{replica} (pod {}) {}; spec.failurePolicy.maxRestarts is {}, so it is not started again",
-                pod.name, failure.what, self.job.policy.max_restarts
-            );
-            return Some(("MaxRestartsExceeded".into(), message));
+        let whole_job = self.failed.iter().any(|f| f.response.counts && f.response.action == Action::RestartJob);
+        let most = self.job.policy.max_restarts;
+        if self.restarts_counted() + u32::from(whole_job) <= most {
+            return None;
         }
-        self.out.status.restarts_counted = counted.cast_signed();
-        self.missed_deadline()
+        let own = self.failed.iter().filter(|failed| failed.response.counts);
+        let Failed { replica, pod, failure, .. } = own.min_by_key(|failed| failed.failure.at)?;
+        let message = format!(
+            "{replica} (pod {}) {}; spec.failurePolicy.maxRestarts is {most}, so it is not started again",
+            pod.name, failure.what
+        );
+        Some(End::new("MaxRestartsExceeded", message))
     }
+}
 
-    /// The first failure since the job last ran well is the one that the trouble began with.
-    pub(super) fn record_last_failure(&mut self, failed: &[Failed<'_>]) {
-        let own = failed.iter().filter(|failed| !failed.failure.disruption);
+impl Draft<'_, '_> {
+    /// Records the first failure since the job last ran well: the one that the trouble began with.
+    pub(super) fn record_last_failure(&mut self) {
+        let facts = self.facts;
+        let own = facts.all_failed.iter().filter(|failed| !failed.failure.disruption);
         let Some(first) = own.min_by_key(|failed| (failed.failure.at, failed.replica)) else { return };
-        let earlier = self.prev.last_failure.as_ref().filter(|_| !conditions::holds(self.prev, ConditionType::Running));
+        let earlier =
+            facts.prev.last_failure.as_ref().filter(|_| !conditions::holds(facts.prev, ConditionType::Running));
         let is_later = |known: &LastFailure| known.time.as_ref().is_some_and(|time| time.0 <= first.failure.at);
         if !earlier.is_some_and(is_later) {
             self.record_failure(first.replica, &first.pod.name, &first.failure);
@@ -103,7 +114,7 @@ impl<'a> DecisionBuilder<'a> {
         self.out.status.last_failure = Some(LastFailure {
             pod: pod.to_owned(),
             role: replica.role.to_string(),
-            rank: self.job.rank(replica).cast_signed(),
+            rank: self.facts.job.rank(replica).cast_signed(),
             exit_code: failure.exit_code,
             reason: failure.reason.clone(),
             message: format!("{replica} {}", failure.what),
@@ -112,14 +123,17 @@ impl<'a> DecisionBuilder<'a> {
         });
     }
 
-    /// One warning for each failure that this decision counts.
-    pub(super) fn report_failures(&mut self, failed: &[Failed<'_>]) {
-        for Failed { replica, pod, failure, .. } in failed {
+    /// Warns of each failure that this decision counts.
+    pub(super) fn report_failures(&mut self) {
+        let facts = self.facts;
+        for Failed { replica, pod, failure, .. } in &facts.failed {
             let failures = |history: &ReplicaHistory| history.get(*replica).map_or(0, |record| record.failures);
-            if failures(&self.history) > failures(&self.before) {
+            if failures(&facts.history) > failures(&facts.before) {
                 let note = format!(
                     "{replica} {}; it is started again (restart {} of {})",
-                    failure.what, self.out.status.restarts_counted, self.job.policy.max_restarts
+                    failure.what,
+                    facts.restarts_counted(),
+                    facts.job.policy.max_restarts
                 );
                 self.warning("PodFailed", note, Some(pod));
             }

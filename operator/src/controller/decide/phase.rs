@@ -4,93 +4,13 @@ use jiff::{SignedDuration, Timestamp};
 use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, Phase};
 
-use super::failure::Failed;
+use super::draft::{Draft, counted};
+use super::facts::{Facts, after};
 use super::timing::FIRST_STATUS_DEBOUNCE;
-use super::{DecisionBuilder, counted};
 use crate::conditions::{self, ConditionUpdate};
 use crate::controller::observe::{ObservedPod, PodPhase, Replica, WaitingReason};
 
-impl<'a> DecisionBuilder<'a> {
-    pub(super) fn report_created(&mut self) {
-        let exists = |replica| self.history.get(replica).is_some() || self.comes_too_late(replica);
-        let update = if let Some(refusal) = self.observed.refused.first() {
-            let again = "; it is tried again until it works";
-            ConditionUpdate::no(
-                "Refused",
-                format!("creating {} was refused: {}{again}", refusal.child, refusal.message),
-            )
-        } else if self.observed.service && self.job.replicas().all(exists) {
-            ConditionUpdate::yes("Created", "the service and all pods were created")
-        } else if let Some(waiting) = self.job.replicas().find(|&replica| self.waits_for_servers(replica)) {
-            ConditionUpdate::no(
-                "WaitingForServers",
-                format!("{waiting} and the other trainers are created when all servers are ready (spec.startupPolicy)"),
-            )
-        } else {
-            ConditionUpdate::no("Creating", "")
-        };
-        let known = conditions::find(self.prev, ConditionType::Created);
-        if update.holds && !conditions::holds(self.prev, ConditionType::Created) {
-            self.event("Created", format!("Created the service and the pods of {}", self.members()));
-        }
-        if update.reason == "Refused" {
-            if known.is_none_or(|known| known.message != update.message) {
-                self.warning("Refused", update.message.clone(), None);
-            }
-            let since = known.filter(|known| known.reason == "Refused").map(|known| known.last_transition_time.0);
-            self.retry_refused(since.unwrap_or(self.now));
-        }
-        self.set(ConditionType::Created, update);
-    }
-
-    /// Retries refused creations after as long again as they have been refused, between a second and a minute.
-    fn retry_refused(&mut self, since: Timestamp) {
-        let (least, most) = (SignedDuration::from_secs(1), SignedDuration::from_mins(1));
-        let wait = self.now.duration_since(since).clamp(least, most);
-        self.wake_at(self.after(self.now, wait));
-    }
-
-    pub(super) fn report_running(&mut self, failed: &[Failed<'_>]) {
-        let waits_for = self.waits_for(failed);
-        let waiting_reasons =
-            waits_for.iter().filter_map(|&replica| Some((replica, self.live(replica)?.waiting_reason.as_ref()?)));
-        let waiting_reason = cause(waiting_reasons);
-        let servers_ready = self.servers_are_ready();
-        // Once the job runs, a server whose probe fails for a moment does not take that back.
-        let was_running = self.prev.phase == Some(Phase::Running);
-        let running = self.has_enough(&waits_for) && (servers_ready || was_running);
-        let lost = waits_for.iter().copied().find(|&replica| self.is_being_replaced(replica));
-        let restarts = lost.is_some() || (!running && conditions::holds(self.prev, ConditionType::Restarting));
-
-        let phase = match restarts {
-            _ if running => Phase::Running,
-            true => Phase::Restarting,
-            false => Phase::Pending,
-        };
-        self.out.status.phase = Some(phase);
-        self.set(ConditionType::ServersReady, servers_ready_update(servers_ready, waiting_reason));
-        let update = match running && !waits_for.is_empty() {
-            true => self.partly_running(&waits_for, waiting_reason),
-            false => running_update(running, waiting_reason, waits_for.first().copied()),
-        };
-        self.set(ConditionType::Running, update);
-        match lost {
-            Some(replica) => self.report_restarting(replica, failed),
-            // The whole job restarts, and the condition names the cause already.
-            None if restarts => {}
-            None => conditions::clear(&mut self.out.status, ConditionType::Restarting, "Running", self.now),
-        }
-        self.out.status.reason = self.reason(phase, waiting_reason.is_some());
-        // The status of a job that has just begun without a problem may wait for the creation of pods.
-        let begins =
-            self.prev.phase.is_none() && !running && waiting_reason.is_none() && self.observed.refused.is_empty();
-        self.out.transient_for = begins.then_some(FIRST_STATUS_DEBOUNCE);
-        if running && !was_running {
-            let some = format!("{} and {}", counted(self.job.servers, "server"), self.running_trainers(&waits_for));
-            self.event("Running", format!("Running: {some}"));
-        }
-    }
-
+impl Facts<'_> {
     /// Tells whether the job can train: all replicas run, or in an elastic job at least all servers and minReplicas
     /// trainers.
     fn has_enough(&self, waits_for: &[Replica]) -> bool {
@@ -122,8 +42,8 @@ impl<'a> DecisionBuilder<'a> {
     }
 
     /// Returns the replicas that neither run nor are done, of those that the job still wants.
-    fn waits_for(&self, failed: &[Failed<'_>]) -> Vec<Replica> {
-        let has_failed = |replica| failed.iter().any(|failed| failed.replica == replica);
+    fn waits_for(&self) -> Vec<Replica> {
+        let has_failed = |replica| self.failed.iter().any(|failed| failed.replica == replica);
         let runs = |pod: &ObservedPod| matches!(pod.phase, PodPhase::Running | PodPhase::Succeeded { .. });
         let is_up = |replica| self.live(replica).is_some_and(runs) && !has_failed(replica);
         let is_wanted = |replica| {
@@ -132,14 +52,103 @@ impl<'a> DecisionBuilder<'a> {
         self.job.replicas().filter(|&replica| !is_up(replica) && is_wanted(replica)).collect()
     }
 
-    pub(super) fn servers_are_ready(&self) -> bool {
-        let ready = |pod: &ObservedPod| pod.ready && pod.phase == PodPhase::Running;
-        (0..self.job.servers).map(Replica::server).all(|server| self.live(server).is_some_and(ready))
+    /// Tells whether a replica had a pod before, and the next one does not run yet.
+    fn is_being_replaced(&self, replica: Replica) -> bool {
+        let first = self.history.since(replica);
+        match self.pod(replica) {
+            Some(pod) => pod.ended() || pod.deletion_deadline.is_some() || self.is_lost(pod) || pod.incarnation > first,
+            None => self.history.has_begun(replica),
+        }
     }
 
-    /// Returns the pod of a replica, unless it is being deleted.
-    fn live(&self, replica: Replica) -> Option<&'a ObservedPod> {
-        self.pod(replica).filter(|pod| pod.deletion_deadline.is_none())
+    /// Formats when a replica is started again, ` at 2026-01-01T00:00:08Z`; empty if that is now.
+    fn when(&self, lost: Replica) -> String {
+        let due = self.failed.iter().find(|failed| failed.replica == lost).map(|failed| self.due(failed));
+        due.filter(|&due| due > self.now).map(|due| format!(" at {due}")).unwrap_or_default()
+    }
+}
+
+impl Draft<'_, '_> {
+    pub(super) fn report_created(&mut self) {
+        let facts = self.facts;
+        let exists = |replica| facts.history.get(replica).is_some() || facts.comes_too_late(replica);
+        let update = if let Some(refusal) = facts.observed.refused.first() {
+            let again = "; it is tried again until it works";
+            ConditionUpdate::no(
+                "Refused",
+                format!("creating {} was refused: {}{again}", refusal.child, refusal.message),
+            )
+        } else if facts.observed.service && facts.job.replicas().all(exists) {
+            ConditionUpdate::yes("Created", "the service and all pods were created")
+        } else if let Some(waiting) = facts.job.replicas().find(|&replica| facts.waits_for_servers(replica)) {
+            ConditionUpdate::no(
+                "WaitingForServers",
+                format!("{waiting} and the other trainers are created when all servers are ready (spec.startupPolicy)"),
+            )
+        } else {
+            ConditionUpdate::no("Creating", "")
+        };
+        let known = conditions::find(facts.prev, ConditionType::Created);
+        if update.holds && !conditions::holds(facts.prev, ConditionType::Created) {
+            let (servers, trainers) = (counted(facts.job.servers, "server"), counted(facts.job.trainers, "trainer"));
+            self.event("Created", format!("Created the service and the pods of {servers} and {trainers}"));
+        }
+        if update.reason == "Refused" {
+            if known.is_none_or(|known| known.message != update.message) {
+                self.warning("Refused", update.message.clone(), None);
+            }
+            let since = known.filter(|known| known.reason == "Refused").map(|known| known.last_transition_time.0);
+            self.retry_refused(since.unwrap_or(facts.now));
+        }
+        self.set(ConditionType::Created, update);
+    }
+
+    /// Retries refused creations after as long again as they have been refused, between a second and a minute.
+    fn retry_refused(&mut self, since: Timestamp) {
+        let (least, most) = (SignedDuration::from_secs(1), SignedDuration::from_mins(1));
+        let now = self.facts.now;
+        self.wake.at(after(now, now.duration_since(since).clamp(least, most)));
+    }
+
+    pub(super) fn report_running(&mut self) {
+        let facts = self.facts;
+        let waits_for = facts.waits_for();
+        let waiting_reasons =
+            waits_for.iter().filter_map(|&replica| Some((replica, facts.live(replica)?.waiting_reason.as_ref()?)));
+        let waiting_reason = cause(waiting_reasons);
+        let servers_ready = facts.servers_are_ready();
+        // Once the job runs, a server whose probe fails for a moment does not take that back.
+        let was_running = facts.prev.phase == Some(Phase::Running);
+        let running = facts.has_enough(&waits_for) && (servers_ready || was_running);
+        let lost = waits_for.iter().copied().find(|&replica| facts.is_being_replaced(replica));
+        let restarts = lost.is_some() || (!running && conditions::holds(facts.prev, ConditionType::Restarting));
+
+        let phase = match restarts {
+            _ if running => Phase::Running,
+            true => Phase::Restarting,
+            false => Phase::Pending,
+        };
+        self.set(ConditionType::ServersReady, servers_ready_update(servers_ready, waiting_reason));
+        let update = match running && !waits_for.is_empty() {
+            true => facts.partly_running(&waits_for, waiting_reason),
+            false => running_update(running, waiting_reason, waits_for.first().copied()),
+        };
+        self.set(ConditionType::Running, update);
+        match lost {
+            Some(replica) => self.report_restarting(replica),
+            // The whole job restarts, and the condition names the cause already.
+            None if restarts => {}
+            None => self.clear(ConditionType::Restarting, "Running"),
+        }
+        self.set_phase(phase, self.reason(phase, waiting_reason.is_some()));
+        // The status of a job that has just begun without a problem may wait for the creation of pods.
+        let begins =
+            facts.prev.phase.is_none() && !running && waiting_reason.is_none() && facts.observed.refused.is_empty();
+        self.out.transient_for = begins.then_some(FIRST_STATUS_DEBOUNCE);
+        if running && !was_running {
+            let some = format!("{} and {}", counted(facts.job.servers, "server"), facts.running_trainers(&waits_for));
+            self.event("Running", format!("Running: {some}"));
+        }
     }
 
     /// Returns the reason of the phase: that of the condition which explains it best.
@@ -154,24 +163,10 @@ impl<'a> DecisionBuilder<'a> {
         best.or_else(|| condition(ConditionType::Running)).map(|condition| condition.reason.clone())
     }
 
-    /// Tells whether a replica had a pod before, and the next one does not run yet.
-    fn is_being_replaced(&self, replica: Replica) -> bool {
-        let first = self.history.since(replica);
-        match self.pod(replica) {
-            Some(pod) => pod.ended() || pod.deletion_deadline.is_some() || self.is_lost(pod) || pod.incarnation > first,
-            None => self.history.has_begun(replica),
-        }
-    }
-
-    /// Formats when a replica is started again, ` at 2026-01-01T00:00:08Z`; empty if that is now.
-    fn when(&self, lost: Replica, failed: &[Failed<'_>]) -> String {
-        let due = failed.iter().find(|failed| failed.replica == lost).map(|failed| self.due(failed));
-        due.filter(|&due| due > self.now).map(|due| format!(" at {due}")).unwrap_or_default()
-    }
-
-    fn report_restarting(&mut self, lost: Replica, failed: &[Failed<'_>]) {
-        let known = conditions::holds(self.prev, ConditionType::Restarting);
-        let failure = failed.iter().find(|failed| failed.replica == lost).map(|failed| &failed.failure);
+    fn report_restarting(&mut self, lost: Replica) {
+        let facts = self.facts;
+        let known = conditions::holds(facts.prev, ConditionType::Restarting);
+        let failure = facts.failed.iter().find(|failed| failed.replica == lost).map(|failed| &failed.failure);
         let own = failure.is_some_and(|failure| !failure.disruption);
         if known && !own {
             // What began it was seen before: our own delete, or a new pod that only has to start.
@@ -180,7 +175,7 @@ impl<'a> DecisionBuilder<'a> {
         let update = match failure {
             Some(failure) => ConditionUpdate::yes(
                 failure.reason.clone(),
-                format!("{lost} {}; it is started again{}", failure.what, self.when(lost, failed)),
+                format!("{lost} {}; it is started again{}", failure.what, facts.when(lost)),
             ),
             None => {
                 ConditionUpdate::yes("PodLost", format!("the pod of {lost} was deleted or lost; it is started again"))

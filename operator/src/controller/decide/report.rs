@@ -7,7 +7,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use psjobs_api::crd::{Checkpoint, Model, ModelMetric, Progress, RoleStatus, names};
 use psjobs_api::{CheckpointResult, ReplicaResult, Role};
 
-use super::DecisionBuilder;
+use super::draft::Draft;
+use super::facts::Facts;
 use crate::controller::checkpoint_folder::in_volume;
 use crate::controller::model::ProgressReport;
 use crate::controller::observe::{ObservedPod, PodPhase, Replica};
@@ -19,15 +20,7 @@ const MOST_STRAGGLERS: usize = 32;
 /// Metrics that show the quality of a model, the best first.
 const BEST_FIRST: [&str; 6] = ["accuracy", "auc", "perplexity", "reward", "test_loss", "loss"];
 
-impl DecisionBuilder<'_> {
-    /// Counts pods and restarts into the status.
-    pub(super) fn count(&mut self) {
-        self.out.status.ps = Some(self.role_status(Role::Server));
-        self.out.status.trainer = Some(self.role_status(Role::Trainer));
-        let restarts = |of_role: &Option<RoleStatus>| of_role.as_ref().map_or(0, |of_role| of_role.restarts);
-        self.out.status.restarts = restarts(&self.out.status.ps) + restarts(&self.out.status.trainer);
-    }
-
+impl Facts<'_> {
     fn role_status(&self, role: Role) -> RoleStatus {
         let prev = if role == Role::Server { &self.prev.ps } else { &self.prev.trainer };
         let restarts = prev.as_ref().map_or(0, |prev| prev.restarts);
@@ -56,12 +49,29 @@ impl DecisionBuilder<'_> {
         )
     }
 
+    /// Returns when the step of a report was first reported.
+    fn step_time(&self, report: &ProgressReport) -> Time {
+        let known = self.prev.progress.as_ref().filter(|known| known.step == report.step.cast_signed());
+        Time(known.and_then(|known| known.last_step_time.as_ref()).map_or(self.now, |time| time.0))
+    }
+}
+
+impl Draft<'_, '_> {
+    /// Counts pods and restarts into the status.
+    pub(super) fn count(&mut self) {
+        self.out.status.ps = Some(self.facts.role_status(Role::Server));
+        self.out.status.trainer = Some(self.facts.role_status(Role::Trainer));
+        let restarts = |of_role: &Option<RoleStatus>| of_role.as_ref().map_or(0, |of_role| of_role.restarts);
+        self.out.status.restarts = restarts(&self.out.status.ps) + restarts(&self.out.status.trainer);
+    }
+
     /// Updates the numbers that still change after the end of the job: ready and active pods.
     pub(super) fn count_what_is_left(&mut self) {
         let status = &mut self.out.status;
         for (role, of_role) in [(Role::Server, &mut status.ps), (Role::Trainer, &mut status.trainer)] {
             let Some(of_role) = of_role else { continue };
-            let pods = || self.observed.pods.iter().filter(|(replica, _)| replica.role == role).map(|(_, pod)| pod);
+            let pods =
+                || self.facts.observed.pods.iter().filter(|(replica, _)| replica.role == role).map(|(_, pod)| pod);
             let ready = number(pods().filter(|pod| is_ready(pod)).count());
             let active = number(pods().filter(|pod| !pod.ended()).count());
             *of_role = with_summary(RoleStatus { ready, active, ..of_role.clone() }, role);
@@ -70,15 +80,16 @@ impl DecisionBuilder<'_> {
 
     /// Copies the report of server 0 into the status.
     pub(super) fn report_progress(&mut self) {
-        if let Some(report) = &self.observed.progress {
-            let batch = self.job.object.spec.training.batch.base;
+        if let Some(report) = &self.facts.observed.progress {
+            let job = self.facts.job;
+            let batch = job.object.spec.training.batch.base;
             let examples = report.total_steps.saturating_sub(report.step) * u64::from(batch);
             let seconds = (examples as f64 / report.examples_per_second).ceil();
             let known = report.total_steps > 0 && seconds.is_finite();
             let estimated_remaining_seconds = known.then_some(seconds as i64);
-            let last_step_time = self.job.policy.deadlines.progress.and_then(|_| self.step_time(report));
+            let last_step_time = job.policy.deadlines.progress.map(|_| self.facts.step_time(report));
             let slow = report.stragglers.iter().take(MOST_STRAGGLERS);
-            let stragglers = slow.map(|&index| names::pod(&self.job.name, Role::Trainer, index)).collect();
+            let stragglers = slow.map(|&index| names::pod(&job.name, Role::Trainer, index)).collect();
             self.out.status.progress =
                 Some(Progress { estimated_remaining_seconds, last_step_time, stragglers, ..progress(report) });
             self.report_checkpoint(report.checkpoint.as_ref());
@@ -89,15 +100,9 @@ impl DecisionBuilder<'_> {
     fn report_checkpoint(&mut self, newest: Option<&CheckpointResult>) {
         if let Some(newest) = newest {
             let time = i64::try_from(newest.unix_seconds).ok().and_then(|at| Timestamp::from_second(at).ok());
-            let (step, path) = (newest.step.cast_signed(), in_volume(self.job, &newest.path));
+            let (step, path) = (newest.step.cast_signed(), in_volume(self.facts.job, &newest.path));
             self.out.status.last_checkpoint = Some(Checkpoint { step, path, time: time.map(Time) });
         }
-    }
-
-    /// Returns when the step of a report was first reported.
-    fn step_time(&self, report: &ProgressReport) -> Option<Time> {
-        let known = self.prev.progress.as_ref().filter(|known| known.step == report.step.cast_signed());
-        known.map_or_else(|| self.time(), |known| known.last_step_time.clone().or(self.time()))
     }
 
     /// Copies the results of ended replicas into the status. The metrics of server 0, which are the whole job's, replace those
@@ -105,12 +110,13 @@ impl DecisionBuilder<'_> {
     pub(super) fn report_results(&mut self) {
         self.report_progress();
         let known = self.out.status.progress.clone().unwrap_or_default();
-        let result = |replica| match &self.pod(replica)?.phase {
+        let facts = self.facts;
+        let result = |replica| match &facts.pod(replica)?.phase {
             PodPhase::Succeeded { result, .. } => result.as_ref(),
             _ => None,
         };
         let server = result(Replica::server(0));
-        let trainers = (0..self.job.trainers).map(Replica::trainer).filter_map(result).collect::<Vec<_>>();
+        let trainers = (0..facts.job.trainers).map(Replica::trainer).filter_map(result).collect::<Vec<_>>();
 
         let reported = known.metrics.into_iter().map(|metric| (metric.name, metric.value));
         let mut metrics = reported.collect::<BTreeMap<_, _>>();
@@ -130,7 +136,7 @@ impl DecisionBuilder<'_> {
         };
         if let Some(result) = server {
             self.report_checkpoint(result.checkpoint.as_ref());
-            let model = |path: &String| Model { path: in_volume(self.job, path), metric: quality(&report.metrics) };
+            let model = |path: &String| Model { path: in_volume(facts.job, path), metric: quality(&report.metrics) };
             self.out.status.model = result.model.as_ref().map(model).or(self.out.status.model.take());
         }
         let progress = progress(&report);

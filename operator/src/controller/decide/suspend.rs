@@ -3,39 +3,33 @@
 
 use psjobs_api::crd::{ConditionType, Phase};
 
-use super::{DecisionBuilder, ReplicaHistory};
-use crate::conditions::{self, ConditionUpdate};
+use super::draft::Draft;
+use crate::conditions::ConditionUpdate;
 
-impl DecisionBuilder<'_> {
+impl Draft<'_, '_> {
     /// Resets the history of all replicas: their next pods begin anew, whatever their pods did so far.
     pub(super) fn forget_replicas(&mut self) {
-        self.out.status.first_incarnation = self.history.after_all().cast_signed();
-        self.history = ReplicaHistory::default();
-        self.out.status.certificates = self.job.new_certificates(self.out.status.first_incarnation);
         let status = &mut self.out.status;
+        status.first_incarnation = self.facts.history.after_all().cast_signed();
+        status.certificates = self.facts.job.new_certificates(status.first_incarnation);
         status.certificates_expire = None;
         for of_role in [&mut status.ps, &mut status.trainer].into_iter().flatten() {
             of_role.replicas = Vec::new();
             of_role.succeeded = 0;
             of_role.lost = 0;
         }
-        conditions::clear(status, ConditionType::Shrunk, "Recalled", self.now);
+        self.clear(ConditionType::Shrunk, "Recalled");
     }
 
     pub(super) fn suspend(&mut self) {
-        self.history.observe(self.pods_without_restart_cost());
         self.count();
-        for pod in self.observed.pods.values() {
-            self.delete(pod);
-            self.delete_by_force_if_overdue(pod);
-        }
+        self.delete_all();
 
         const REASON: &str = "Suspended";
         self.forget_replicas();
+        self.set_phase(Phase::Suspended, REASON.to_owned());
         let status = &mut self.out.status;
-        status.observed_generation = self.job.generation;
-        status.phase = Some(Phase::Suspended);
-        status.reason = Some(REASON.into());
+        status.observed_generation = self.facts.job.generation;
         status.start_time = None;
         status.progress = None;
         status.recreations_in_a_row = 0;
@@ -47,11 +41,11 @@ impl DecisionBuilder<'_> {
             ConditionType::Stalled,
             ConditionType::Completing,
         ] {
-            conditions::clear(status, type_, REASON, self.now);
+            self.clear(type_, REASON);
         }
         let message = "spec.suspend is true; set it to false to start the job again";
         self.set(ConditionType::Suspended, ConditionUpdate::yes(REASON, message));
-        if self.prev.phase != Some(Phase::Suspended) {
+        if self.facts.prev.phase != Some(Phase::Suspended) {
             self.event(REASON, "The job is suspended; its pods are deleted");
         }
     }

@@ -11,13 +11,16 @@ mod policies;
 
 use std::sync::Arc;
 
+use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use psjobs_api::crd::{ConditionType, Phase};
-use psjobs_api::{CheckpointResult, ReplicaResult};
+use psjobs_api::{CheckpointResult, ReplicaResult, Role};
 
 use self::cluster::Cluster;
 use super::*;
 use crate::controller::fixtures::{at, job, pod, replica, valid_job};
-use crate::controller::model::{Child, NewPod, ProgressReport, Refusal};
+use crate::controller::model::{Child, Deletion, NewPod, ProgressReport, Refusal};
+use crate::controller::observe::{ObservedPod, PodPhase, Replica};
 use crate::controller::validate::validate;
 
 /// A cluster whose job runs.

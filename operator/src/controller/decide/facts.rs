@@ -1,0 +1,156 @@
+//! The facts that a decision about a job rests on: its spec, its last status, the observed state and the time, and what
+//! follows from them without a choice. They do not change while the decision is made.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use psjobs_api::Role;
+use psjobs_api::crd::ParameterServerJobStatus;
+use psjobs_policy::Response;
+
+use super::replica_history::{ReplicaHistory, RestartCost};
+use super::timing::MAX_STATUS_DELAY;
+use crate::controller::model::ObservedState;
+use crate::controller::observe::{Failure, ObservedPod, PodPhase, Replica};
+use crate::controller::validate::ValidJob;
+
+/// A failed pod, what made it fail, and what that leads to.
+#[derive(Clone)]
+pub(super) struct Failed<'a> {
+    pub replica: Replica,
+    pub pod: &'a ObservedPod,
+    pub failure: Failure,
+    pub response: Response,
+}
+
+/// A trainer that is given up: the reason in one word, the sentence about it, and its pod's name and uid.
+pub(super) struct Loss {
+    pub reason: String,
+    pub message: String,
+    pub pod: Option<(String, String)>,
+}
+
+pub(super) struct Facts<'a> {
+    pub job: &'a ValidJob,
+    pub prev: &'a ParameterServerJobStatus,
+    pub observed: &'a ObservedState,
+    pub now: Timestamp,
+    /// The history of replicas as the status has it, and with what the pods show.
+    pub before: ReplicaHistory,
+    pub history: ReplicaHistory,
+    /// All batches of an elastic job are assigned.
+    pub closing: bool,
+    /// Pods that failed, in an active job, and those of them that are not of trainers which are given up.
+    pub all_failed: Vec<Failed<'a>>,
+    pub failed: Vec<Failed<'a>>,
+    /// The trainers that this decision gives up.
+    pub losses: Vec<Loss>,
+}
+
+impl<'a> Facts<'a> {
+    pub fn new(
+        job: &'a ValidJob,
+        prev: &'a ParameterServerJobStatus,
+        observed: &'a ObservedState,
+        now: Timestamp,
+    ) -> Self {
+        let before = ReplicaHistory::read(prev);
+        let mut history = before.clone();
+        let surplus = |replica: &Replica| replica.index >= job.count(replica.role);
+        before.replicas().filter(surplus).for_each(|replica| history.remove(replica, None));
+        // Also pods that the status does not know: one may have been created just before the job was scaled.
+        let pods = observed.pods.iter().map(|(&replica, pod)| (replica, pod.incarnation));
+        let pods = pods.filter(|&(replica, incarnation)| surplus(&replica) && incarnation >= before.since(replica));
+        pods.for_each(|(replica, incarnation)| history.remove(replica, Some(incarnation)));
+        if prev.observed_generation != job.generation {
+            history.retry();
+        }
+        let (all_failed, failed, losses) = (Vec::new(), Vec::new(), Vec::new());
+        let mut facts = Self { job, prev, observed, now, before, history, closing: false, all_failed, failed, losses };
+        facts.closing = facts.closes();
+        facts
+    }
+
+    /// Adds the ends of pods to the history, as those of a job that is not active: no failure counts.
+    pub fn with_ends(mut self) -> Self {
+        let ends = self.pods().into_iter().map(|(replica, pod)| (replica, pod, RestartCost::default()));
+        self.history.observe(ends.collect::<Vec<_>>());
+        self
+    }
+
+    /// Returns whether some trainer of an elastic job has ended well: all batches are assigned then.
+    fn closes(&self) -> bool {
+        let ended_well = |pod: &ObservedPod| matches!(pod.phase, PodPhase::Succeeded { .. });
+        self.job.policy.elastic.is_some()
+            && (self.before.done(Role::Trainer) > 0 || self.pods_of(Role::Trainer).any(|(_, pod)| ended_well(pod)))
+    }
+
+    /// Tells whether a pod counts: it has a rank of the job, and was created after the job was last resumed and after the
+    /// replica last left.
+    pub fn is_current(&self, replica: Replica, pod: &ObservedPod) -> bool {
+        replica.index < self.job.count(replica.role) && pod.incarnation >= self.history.since(replica)
+    }
+
+    /// Returns the pod of a replica, if it has one that counts.
+    pub fn pod(&self, replica: Replica) -> Option<&'a ObservedPod> {
+        self.observed.pods.get(&replica).filter(|pod| self.is_current(replica, pod))
+    }
+
+    /// Returns all pods that count.
+    pub fn pods(&self) -> Vec<(Replica, &'a ObservedPod)> {
+        let all = self.observed.pods.iter().map(|(&replica, pod)| (replica, pod));
+        all.filter(|(replica, pod)| self.is_current(*replica, pod)).collect()
+    }
+
+    pub fn pods_of(&self, role: Role) -> impl Iterator<Item = (Replica, &'a ObservedPod)> + use<'a> {
+        self.pods().into_iter().filter(move |(replica, _)| replica.role == role)
+    }
+
+    /// Returns the pod of a replica, unless it is being deleted.
+    pub fn live(&self, replica: Replica) -> Option<&'a ObservedPod> {
+        self.pod(replica).filter(|pod| pod.deletion_deadline.is_none())
+    }
+
+    pub fn servers_are_ready(&self) -> bool {
+        let ready = |pod: &ObservedPod| pod.ready && pod.phase == PodPhase::Running;
+        (0..self.job.servers).map(Replica::server).all(|server| self.live(server).is_some_and(ready))
+    }
+
+    /// Returns true for a trainer that is not to be created yet.
+    pub fn waits_for_servers(&self, replica: Replica) -> bool {
+        self.job.policy.waits_for_servers(replica, self.history.has_begun(replica), self.servers_are_ready())
+    }
+
+    /// Returns when a pod is given up whose node does not answer.
+    pub fn lost_at(&self, pod: &ObservedPod) -> Option<Timestamp> {
+        pod.node_lost.map(|since| after(since, self.job.force_delete_after))
+    }
+
+    /// Tells whether the pod's node has been silent for so long that the pod is given up.
+    pub fn is_lost(&self, pod: &ObservedPod) -> bool {
+        self.lost_at(pod).is_some_and(|at| at <= self.now)
+    }
+
+    /// Returns the restarts that count towards spec.failurePolicy.maxRestarts, with the failures seen now.
+    pub fn restarts_counted(&self) -> u32 {
+        self.prev.restarts_counted.unsigned_abs() + self.history.failed_since(&self.before)
+    }
+
+    /// Returns when the job began: when it was created, some seconds before its first status, or resumed.
+    pub fn start_time(&self) -> Timestamp {
+        let created = self.job.object.metadata.creation_timestamp.as_ref().filter(|_| self.prev.phase.is_none());
+        let begun = || created.map_or(self.now, |created| self.lately(created.0));
+        self.prev.start_time.as_ref().map_or_else(begun, |Time(start)| *start)
+    }
+
+    /// Clamps a timestamp from another machine to [now - longest status delay, now], to tolerate clock skew.
+    pub fn lately(&self, at: Timestamp) -> Timestamp {
+        let earliest = self.now.saturating_sub(MAX_STATUS_DELAY).unwrap_or(self.now);
+        at.clamp(earliest, self.now)
+    }
+}
+
+/// Returns the time `duration` after `since`.
+pub(super) fn after(since: Timestamp, duration: impl TryInto<SignedDuration>) -> Timestamp {
+    let duration = duration.try_into().unwrap_or(SignedDuration::MAX);
+    since.saturating_add(duration).unwrap_or(Timestamp::MAX)
+}
