@@ -2,8 +2,6 @@
 //! to no process without one. The folder holds what a Kubernetes TLS secret holds: `ca.crt`, `tls.crt`, `tls.key`.
 //! Servers shake hands here and not in the transport, which would drop those it refuses without a word.
 
-mod blocking;
-
 use std::any::Any;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,8 +21,6 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
-
-pub use blocking::Channel;
 
 /// How long a peer may take to show its certificate.
 const HANDSHAKE: Duration = Duration::from_secs(10);

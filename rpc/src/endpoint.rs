@@ -8,7 +8,7 @@ use psjobs_ps::network::Network;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 
-use crate::connection::{self, Connections, Driver, Inner, Sent, Service, Settings, Slot};
+use crate::connection::{self, Absence, Connections, Driver, Inner, Sent, Service, Settings, Slot};
 use crate::error::RemoteError;
 use crate::ids::{ContextId, ObjectId, Session};
 use crate::lock::lock;
@@ -95,6 +95,30 @@ impl Endpoint {
     #[must_use]
     pub fn gone(&self, peer: &str) -> Option<String> {
         lock(&self.connections().peers).gone(peer)
+    }
+
+    /// Returns since when and why the process `peer` is not connected; `None` if it is. A process that has never connected
+    /// is away from now on.
+    #[must_use]
+    pub fn absence(&self, peer: &str) -> Option<Absence> {
+        let never = || Absence { since: Instant::now(), reason: "it has not connected".to_owned(), ended: false };
+        lock(&self.connections().peers).state(peer).map_or_else(|| Some(never()), Result::err)
+    }
+
+    /// Returns the number of the process that was connected last under the name `peer`. A process that takes its place has
+    /// another one.
+    #[must_use]
+    pub fn session(&self, peer: &str) -> Option<u64> {
+        lock(&self.connections().peers).session_of(peer)
+    }
+
+    /// Waits for `future` on the runtime of the connections, and runs them meanwhile where they have no threads of their own.
+    pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        let connections = self.connections();
+        match connections.driver.upgrade() {
+            Some(driver) => driver.wait(future),
+            None => connections.runtime.block_on(future),
+        }
     }
 
     #[must_use]

@@ -46,11 +46,12 @@ pub fn offer(registry: &mut Registry) {
 }
 
 impl Endpoint {
-    /// Listens on a free port of the interface by which `server`, at `address`, is reached, and tells it that address.
+    /// Listens on a free port of the interface by which `server`, at `address`, is reached, and tells it that address,
+    /// which is returned.
     ///
     /// # Errors
     /// If there is no such interface or port, or the server does not answer.
-    pub fn publish(&self, server: &Peer, address: &str) -> Result<(), RemoteError> {
+    pub fn publish(&self, server: &Peer, address: &str) -> Result<String, RemoteError> {
         let cannot = |error| RemoteError::new(format!("cannot listen for other trainers: {error}"));
         let listener = listen_towards(address).map_err(cannot)?;
         let own = listener.local_addr().map_err(cannot)?;
@@ -59,7 +60,8 @@ impl Endpoint {
             let _runtime = self.connections().runtime.enter();
             self.serve(TcpListener::from_std(listener).map_err(cannot)?);
         }
-        self.publish_address(server, &own.to_string())
+        self.publish_address(server, &own.to_string())?;
+        Ok(own.to_string())
     }
 
     /// Tells `server` where this trainer can be reached.
@@ -90,10 +92,7 @@ impl Endpoint {
 }
 
 /// Listens on a free port of the interface by which `address` is reached.
-///
-/// # Errors
-/// If there is no such interface or port.
-pub fn listen_towards(address: &str) -> std::io::Result<std::net::TcpListener> {
+fn listen_towards(address: &str) -> std::io::Result<std::net::TcpListener> {
     std::net::TcpListener::bind((interface_towards(address)?, 0))
 }
 

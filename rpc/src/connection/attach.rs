@@ -72,7 +72,7 @@ pub(crate) fn reconcile(process: &dyn Process, hello: &proto::Hello) {
 /// Removes a connection that ended, unless a new one has replaced it.
 pub(crate) fn detach(process: &dyn Process, link: &Link, reason: &str, ended: bool) {
     let shared = process.connections();
-    let left = lock(&shared.peers).leave(link, Absence { reason: reason.to_owned(), ended });
+    let left = lock(&shared.peers).leave(link, Absence { since: Instant::now(), reason: reason.to_owned(), ended });
     // After the removal: a caller that learns here that its call is lost may call again at once, and must not find
     // this connection.
     link.close(reason);

@@ -8,6 +8,7 @@ use psjobs_ps::retry::{Failure, Schedule, Stopped, retry};
 use tokio::net::TcpListener;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
+use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status, Streaming};
 
@@ -33,7 +34,7 @@ const RETRY_LAST: Duration = Duration::from_secs(2);
 type Frames = UnboundedReceiverStream<proto::Frame>;
 
 /// Connects to the process `name` at `address` (`host:port`), waiting up to `timeout` for it to start, and stays
-/// connected: a broken connection is made again.
+/// connected: a broken connection is made again, until the peer has another one.
 pub(crate) fn connect(
     process: Arc<dyn Process>,
     name: &str,
@@ -47,11 +48,15 @@ pub(crate) fn connect(
         address: address.to_owned(),
         first: Mutex::new(Some(Arc::clone(&slot))),
         last_error: Mutex::new("it does not answer".to_owned()),
+        given_up: CancellationToken::new(),
     });
     dial.process.connections().spawn_connection(keep_connected(Arc::clone(&dial)));
     match slot.wait(Instant::now() + timeout) {
         Some(first) => first,
-        None => Err(dial.unreachable(&format!("{} (tried for {timeout:?})", lock(&dial.last_error)))),
+        None => {
+            dial.given_up.cancel();
+            Err(dial.unreachable(&format!("{} (tried for {timeout:?})", lock(&dial.last_error))))
+        }
     }
 }
 
@@ -86,6 +91,8 @@ struct Dial {
     /// Filled by the first connection, or the first error that will not pass.
     first: Mutex<Option<Arc<Slot<()>>>>,
     last_error: Mutex<String>,
+    /// Cancelled when the first connection did not come in time.
+    given_up: CancellationToken,
 }
 
 enum DialError {
@@ -127,6 +134,11 @@ impl Dial {
         RemoteError::Unreachable { peer, call, reason: reason.to_owned() }
     }
 
+    /// Returns whether the peer has a connection.
+    fn is_connected(&self) -> bool {
+        matches!(lock(&self.process.connections().peers).state(&self.name), Some(Ok(_)))
+    }
+
     /// Reports the first connection, or that there will be none.
     fn report_first(&self, result: Result<(), RemoteError>) {
         if let Err(RemoteError::Unreachable { reason, .. }) = &result {
@@ -147,10 +159,14 @@ async fn keep_connected(dial: Arc<Dial>) {
             async move { dialled.await.map_err(Failure::from) }
         };
         let failed = |reason: &String, _| lock(&dial.last_error).clone_from(reason);
-        match retry(schedule, stopping.cancelled(), attempt, failed).await {
+        let ended = async {
+            tokio::select! { () = stopping.cancelled() => {}, () = dial.given_up.cancelled() => {} }
+        };
+        match retry(schedule, ended, attempt, failed).await {
             Ok((link, frames)) => {
                 dial.report_first(Ok(()));
-                if read(&dial.process, &link, frames).await {
+                // A peer that has connected here, or at another address, needs no connection of this one.
+                if read(&dial.process, &link, frames).await || dial.is_connected() {
                     return;
                 }
             }

@@ -14,6 +14,7 @@ mod slot;
 mod state;
 
 pub use connect::Service;
+pub use peers::Absence;
 pub use runtime_driver::Driver;
 pub use state::Settings;
 

@@ -35,9 +35,10 @@ pub(crate) struct Replaced {
     pub link: Option<Arc<Link>>,
 }
 
-/// The reason why there is no connection.
+/// Since when and why there is no connection.
 #[derive(Clone, Debug)]
-pub(crate) struct Absence {
+pub struct Absence {
+    pub since: Instant,
     pub reason: String,
     /// True if the process will not come back: it said goodbye, or its lease is over.
     pub ended: bool,
@@ -81,9 +82,9 @@ impl Peers {
     }
 
     /// Marks a peer as gone for good, and returns the connection that it had.
-    pub fn end(&mut self, name: &str, reason: &str) -> Option<Replaced> {
+    pub fn end(&mut self, name: &str, reason: &str, now: Instant) -> Option<Replaced> {
         let state = self.by_name.get_mut(name)?;
-        let absence = Absence { reason: reason.to_owned(), ended: true };
+        let absence = Absence { since: now, reason: reason.to_owned(), ended: true };
         Some(Replaced { session: state.session, link: std::mem::replace(&mut state.link, Err(absence)).ok() })
     }
 

@@ -49,6 +49,10 @@ impl<A> Slot<A> {
         }
     }
 
+    pub fn is_filled(&self) -> bool {
+        lock(&self.state).answer.is_some()
+    }
+
     /// Waits until `deadline`; `None` when it passes.
     pub fn wait(&self, deadline: Instant) -> Option<Result<A, RemoteError>> {
         let mut state = lock(&self.state);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use psjobs_ps::network::Network;
 use tokio::runtime::Handle;
@@ -116,7 +116,7 @@ impl Connections {
 
     /// Marks a peer as gone for good, and closes its connection; returns the session that it had.
     pub fn end_peer(&self, name: &str, reason: &str) -> Option<Session> {
-        let ended = lock(&self.peers).end(name, reason)?;
+        let ended = lock(&self.peers).end(name, reason, Instant::now())?;
         if let Some(link) = ended.link {
             link.close(reason);
         }

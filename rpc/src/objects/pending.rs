@@ -20,6 +20,12 @@ impl<R: FromValues> Pending<R> {
         Self { sent, result: PhantomData }
     }
 
+    /// Returns whether the result, or an error, is there, so that [`Pending::wait`] does not wait.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.sent.slot.is_filled()
+    }
+
     /// Waits for the result, at most until the call's deadline.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use tch::{Kind, Tensor};
 
 use super::super::{Endpoint, Pending, RRef, RemoteError, Settings, Value, Values, connection};
-use super::{Job, PATIENCE, pair};
+use super::{Job, PATIENCE, eventually, pair};
 
 fn counter(endpoint: &Endpoint, peer: &str, start: i64) -> RRef {
     endpoint.peer(peer).remote("counter", start).expect("made")
@@ -264,4 +264,22 @@ fn the_call_after_a_lost_one_waits_for_the_new_connection() {
         assert_eq!(peer.rpc_sync("echo", 2), Ok(2_i64));
     }
     assert!(lost > 0);
+}
+
+#[test]
+fn two_processes_that_dial_each_other_keep_one_connection() {
+    let mut job = Job::new();
+    let (first, first_address) = job.server("trainer-0");
+    let (second, second_address) = job.server("trainer-1");
+    let to_second = first.connect("trainer-1", &second_address, PATIENCE).expect("it is up");
+    let to_first = second.connect("trainer-0", &first_address, PATIENCE).expect("it is up");
+    // The second connection has replaced the first one, which is not made again.
+    eventually("both have settled", || {
+        to_second.rpc_sync("echo", 1) == Ok(1_i64) && first.absence("trainer-1").is_none()
+    });
+    for n in 0..500_i64 {
+        assert_eq!(to_second.rpc_sync("echo", n), Ok(n));
+        assert_eq!(to_first.rpc_sync("echo", n), Ok(n));
+    }
+    assert_eq!(first.absence("trainer-2").map(|absence| absence.ended), Some(false));
 }

@@ -14,6 +14,9 @@ use crate::data::sampler::TooFewExamples;
 use crate::workload::Metrics;
 use psjobs_rpc::{Driver, Endpoint, Peer, Registry, RemoteError, Settings, server_integration};
 
+/// A process that has sent nothing for this long, not even a heartbeat, is lost to a trainer.
+const SILENCE: Duration = Duration::from_secs(20);
+
 /// Training failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ModulesError {
@@ -73,7 +76,8 @@ impl Participant {
         let driver = Driver::start().map_err(ModulesError::Runtime)?;
         let network = Network::of(environment)?;
         let settings = Settings::new(server_integration::name(environment), environment.uid.as_str());
-        let settings = Settings { incarnation: environment.incarnation, network: network.clone(), ..settings };
+        let incarnation = environment.incarnation;
+        let settings = Settings { incarnation, lease: SILENCE, network: network.clone(), ..settings };
         let endpoint = Endpoint::start_driven(settings, registry, &driver);
         let connections = Connections { endpoint, _driver: driver };
         let config = SessionConfig::new(environment, layers, total_steps);

@@ -1,27 +1,40 @@
-//! Sums of flat f32 over all trainers of a job, by a ring of TCP connections: each trainer sends to the
-//! next and receives from the one before (Patarasu and Yuan, JPDC 2009). [`order`] says who sends what
-//! when, [`link`] moves it, [`connect`] finds the neighbours, [`ring`] does the sums on threads of its own
-//! while the trainer computes, and [`buckets`] fills them from a backward pass.
+//! Sums of flat f32 over all trainers of a job, in a ring: each trainer sends to the next and receives from the one before
+//! (Patarasu and Yuan, JPDC 2009). [`order`] decides who sends what when, [`inbox`] takes what arrives, [`neighbours`] sends
+//! and receives over the job's remote calls, [`meeting`] connects the neighbours, [`ring`] does the sums on a thread of its
+//! own while the trainer computes, and [`buckets`] fills them from a backward pass.
 
 pub mod buckets;
-mod connect;
-mod link;
+mod inbox;
+mod meeting;
+mod neighbours;
 pub mod order;
 mod ring;
-mod stream;
 
-use std::io;
-use std::time::Duration;
+use psjobs_rpc::server_integration::trainer_name;
 
-pub use connect::{Neighbours, Place};
+pub use inbox::Inbox;
+pub use meeting::Meeting;
+pub use neighbours::Neighbours;
 pub use ring::Ring;
-pub use stream::Identity;
 
-/// How often a trainer that has nothing to send says that it lives.
-const HEARTBEAT: Duration = Duration::from_secs(2);
-/// A neighbour that has sent nothing for this long, not even a heartbeat, is lost. One whose process has
-/// died is noticed at once.
-pub const SILENCE: Duration = Duration::from_secs(20);
+/// The rank of a trainer, and the number of trainers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub rank: u32,
+    pub size: u32,
+}
+
+impl Place {
+    #[must_use]
+    pub fn before(self) -> u32 {
+        (self.rank + self.size - 1) % self.size
+    }
+
+    #[must_use]
+    pub fn next(self) -> u32 {
+        (self.rank + 1) % self.size
+    }
+}
 
 /// The trainers cannot add up their gradients.
 #[derive(Debug, thiserror::Error)]
@@ -32,12 +45,8 @@ pub enum RingError {
         "trainer {rank} sends {found} numbers where this one expects {want}; start all trainers with the same arguments"
     )]
     OtherLength { rank: u32, found: usize, want: usize },
-    #[error("trainer {rank} speaks another protocol; start all trainers with the same version")]
-    Protocol { rank: u32 },
-    #[error("cannot listen for the other trainers")]
-    Listen(#[source] io::Error),
     #[error("trainer {rank} did not come within {seconds} s ({reason}); see whether it runs")]
     Absent { rank: u32, seconds: u64, reason: String },
-    #[error("told to stop while waiting for the other trainers")]
+    #[error("interrupted while waiting for the other trainers")]
     Interrupted,
 }

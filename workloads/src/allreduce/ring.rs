@@ -8,12 +8,8 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-#[cfg(test)]
-use super::HEARTBEAT;
-use super::connect::{Neighbours, Place};
-use super::link::{Receiver, Sender};
 use super::order::{chunk, turns};
-use super::{RingError, SILENCE};
+use super::{Neighbours, Place, RingError};
 
 /// How often the neighbour is looked after while there is nothing to add up.
 const LOOK: Duration = Duration::from_millis(200);
@@ -43,39 +39,23 @@ enum Work {
     Alone(mpsc::Sender<Sum>),
 }
 
-struct Links {
-    place: Place,
-    next: Sender,
-    before: Receiver,
-    scratch: Vec<f32>,
-}
-
 impl Ring {
-    /// Starts the ring over the connections to its neighbours. `interrupt` ends whatever is waited for.
+    /// Starts the ring with the neighbours that were met; without them, this trainer is alone. `interrupt` ends whatever
+    /// is waited for.
     ///
     /// # Errors
-    /// If a thread or a connection cannot be had.
-    pub fn start(place: Place, neighbours: Option<Neighbours>, interrupt: Arc<AtomicBool>) -> io::Result<Self> {
-        Self::with_silence(place, neighbours, interrupt, SILENCE)
-    }
-
-    fn with_silence(
-        place: Place,
-        neighbours: Option<Neighbours>,
-        interrupt: Arc<AtomicBool>,
-        silence: Duration,
-    ) -> io::Result<Self> {
+    /// If the system has no thread left.
+    pub fn start(neighbours: Option<Neighbours>, interrupt: Arc<AtomicBool>) -> io::Result<Self> {
+        let place = neighbours.as_ref().map_or(Place { rank: 0, size: 1 }, Neighbours::place);
         let (done, sums) = mpsc::channel();
         let broken = Arc::<AtomicBool>::default();
         let (work, thread) = match neighbours {
             None => (Work::Alone(done), None),
-            Some(Neighbours { next, before }) => {
-                let before = Receiver::new(before, place.before(), silence)?;
-                let links = Links { place, next: Sender::start(next)?, before, scratch: Vec::new() };
+            Some(neighbours) => {
                 let (work, queue) = mpsc::channel();
                 let breaks = broken.clone();
                 let run = move || {
-                    if let Err(error) = add_up(links, &queue, &done) {
+                    if let Err(error) = add_up(neighbours, &queue, &done) {
                         // A trainer that has gone on without the ring no longer asks.
                         drop(done.send(Err(error)));
                         breaks.store(true, Ordering::Release);
@@ -194,48 +174,53 @@ impl Drop for Ring {
 
 /// Adds up what is handed in until the trainer is done, or another one is lost, which is sent to the others.
 fn add_up(
-    mut links: Links,
+    mut neighbours: Neighbours,
     queue: &mpsc::Receiver<Option<Vec<f32>>>,
     done: &mpsc::Sender<Sum>,
 ) -> Result<(), RingError> {
+    let own = neighbours.place().rank;
     loop {
         let summed = match queue.recv_timeout(LOOK) {
-            Ok(Some(mut values)) => links.sum(&mut values).map(|()| Some(values)),
-            Ok(None) => {
-                links.next.tell_done();
+            Ok(Some(mut values)) => sum(&mut neighbours, &mut values).map(|()| Some(values)),
+            Ok(None) => return neighbours.tell_done(),
+            Err(RecvTimeoutError::Timeout) => neighbours.look().map(|()| None),
+            Err(RecvTimeoutError::Disconnected) => {
+                neighbours.leave();
                 return Ok(());
             }
-            Err(RecvTimeoutError::Timeout) => links.before.look().map(|()| None),
-            Err(RecvTimeoutError::Disconnected) => return Ok(()),
         };
-        if let Err(RingError::Lost { rank, .. }) = &summed {
-            links.next.tell_lost(*rank);
+        match &summed {
+            Err(RingError::Lost { rank, reason }) => neighbours.tell_lost(*rank, reason),
+            // The others cannot go on with this rank.
+            Err(error) => neighbours.tell_lost(own, &error.to_string()),
+            Ok(_) => {}
         }
         if let Some(values) = summed?
             && done.send(Ok(values)).is_err()
         {
+            neighbours.leave();
             return Ok(());
         }
     }
 }
 
-impl Links {
-    fn sum(&mut self, values: &mut [f32]) -> Result<(), RingError> {
-        let (rank, size) = (self.place.rank as usize, self.place.size as usize);
-        for turn in turns(rank, size) {
-            self.next.send(&values[chunk(turn.send, values.len(), size)]);
-            let range = chunk(turn.receive, values.len(), size);
-            if !turn.add {
-                self.before.receive(&mut values[range])?;
-                continue;
-            }
-            self.scratch.resize(range.len(), 0.0);
-            self.before.receive(&mut self.scratch)?;
+/// Replaces `values` by their sum over all ranks.
+fn sum(neighbours: &mut Neighbours, values: &mut [f32]) -> Result<(), RingError> {
+    let Place { rank, size } = neighbours.place();
+    let (rank, size) = (rank as usize, size as usize);
+    for turn in turns(rank, size) {
+        neighbours.send(&values[chunk(turn.send, values.len(), size)])?;
+        let range = chunk(turn.receive, values.len(), size);
+        let came = neighbours.receive(range.len())?;
+        let own = &mut values[range];
+        if turn.add {
             // In the order of the ranks that it has been through: what came, then our own.
-            values[range].iter_mut().zip(&self.scratch).for_each(|(own, came)| *own += came);
+            own.iter_mut().zip(came.as_chunks().0).for_each(|(own, came)| *own += f32::from_ne_bytes(*came));
+        } else {
+            bytemuck::cast_slice_mut(own).copy_from_slice(&came);
         }
-        Ok(())
     }
+    Ok(())
 }
 
 #[cfg(test)]

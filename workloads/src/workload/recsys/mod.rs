@@ -14,9 +14,10 @@ use psjobs_worker::data::Dataset as _;
 use psjobs_worker::data::sampler::Split;
 use psjobs_worker::train::modules::Participant;
 
+use crate::allreduce::{Inbox, Place};
 use crate::data::clicks::Clicks;
 pub use error::RecsysError;
-use ring_rendezvous::RingRendezvous;
+use ring_rendezvous::{Others, RingRendezvous};
 pub use settings::Settings;
 use trainer::Trainer;
 
@@ -37,17 +38,22 @@ pub fn train(
     let split = Split { examples: clicks.examples(), batch: plan.batch, trainers: plan.trainers, seed: plan.seed };
     let total = plan.total_steps(split.steps_per_epoch()?);
     let (model, dense, layers) = trainer::build(clicks, settings);
+    let mut registry = Registry::default();
+    let ring = environment.filter(|job| job.trainers > 1);
+    let inbox = ring.map(|job| Inbox::offer(&mut registry, Place { rank: job.index, size: job.trainers }));
     let join = |environment| {
-        let joined = Participant::join(environment, Registry::default(), layers.clone(), total, settings.patience);
+        let joined = Participant::join(environment, registry, layers.clone(), total, settings.patience);
         joined.map_err(RecsysError::Join)
     };
     let participant = environment.map(join).transpose()?;
+    let find = |((environment, participant), inbox)| Others::find(environment, participant, inbox);
     let meeting = RingRendezvous {
-        job: environment.zip(participant.as_ref()),
+        others: ring.zip(participant.as_ref()).zip(inbox).map(find).transpose()?,
         interrupt: &settings.interrupt,
         patience: settings.patience,
     };
-    let mut trainer = Trainer::begin(meeting, settings, (model, dense), layers, total)?;
+    let job = environment.zip(participant.as_ref());
+    let mut trainer = Trainer::begin(job, meeting, settings, (model, dense), layers, total)?;
     ready();
     let result = trainer.train(clicks, split, total, stop)?;
     let result = match result {

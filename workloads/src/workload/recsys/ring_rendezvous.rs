@@ -6,28 +6,45 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use psjobs_api::Environment;
+use psjobs_rpc::Peer;
 
 use super::error::RecsysError;
 use super::rows::{Beginning, Rows};
-use crate::allreduce::{Identity, Neighbours, Place, Ring, RingError};
-use psjobs_rpc::{rendezvous, server_integration};
+use crate::allreduce::{Inbox, Meeting, Neighbours, Ring, RingError};
 use psjobs_worker::train::modules::Participant;
 use psjobs_worker::train::replicated_layers::ReplicatedLayers;
 
-/// With whom and how patiently.
-#[derive(Clone, Copy)]
+/// The place where the trainers come together, and how long one waits there for the others.
 pub struct RingRendezvous<'a> {
     /// `None` if this trainer is alone.
-    pub job: Option<(&'a Environment, &'a Participant)>,
+    pub others: Option<Others<'a>>,
     pub interrupt: &'a Arc<AtomicBool>,
     pub patience: Duration,
+}
+
+/// The way to the other trainers of a job.
+pub struct Others<'a> {
+    server: &'a Peer,
+    participant: &'a Participant,
+    /// Where this trainer listens.
+    address: String,
+    meeting: Meeting,
+}
+
+impl<'a> Others<'a> {
+    /// Lets the others connect to this trainer, whose registry has offered `inbox`.
+    pub fn find(environment: &Environment, participant: &'a Participant, inbox: Inbox) -> Result<Self, RecsysError> {
+        let (endpoint, server) = (participant.endpoint(), &participant.servers()[0]);
+        let address = endpoint.publish(server, &environment.servers[0]).map_err(RecsysError::Publish)?;
+        Ok(Self { server, participant, address, meeting: Meeting::new(endpoint.clone(), inbox) })
+    }
 }
 
 impl RingRendezvous<'_> {
     /// Closes the ring, and brings `dense` to the state of the trainer that has come furthest since the servers went to
     /// a checkpoint, if they did. The step that all go on from: the first that one of them says is `next`.
     pub fn meet(
-        &self,
+        &mut self,
         rows: &mut Rows,
         dense: &mut ReplicatedLayers,
         beginning: &Beginning,
@@ -46,28 +63,20 @@ impl RingRendezvous<'_> {
         }
     }
 
-    fn close(&self) -> Result<Ring, RecsysError> {
-        let alone = Place { rank: 0, size: 1 };
-        let place = self.job.map_or(alone, |(job, _)| Place { rank: job.index, size: job.trainers });
-        let neighbours = match self.job {
-            Some((environment, participant)) if place.size > 1 => Some(self.find(place, environment, participant)?),
-            _ => None,
+    fn close(&mut self) -> Result<Ring, RecsysError> {
+        let (patience, interrupt) = (self.patience, self.interrupt);
+        let meet = |Others { server, participant, address, meeting }: &mut Others<'_>| {
+            let endpoint = participant.endpoint();
+            // Again, because a server that was started anew knows no addresses.
+            endpoint.publish_address(server, address).map_err(RecsysError::Publish)?;
+            let locate = |name: &str, limit| endpoint.locate(server, name, limit);
+            meeting.meet(locate, patience, interrupt).map_err(RecsysError::Meet)
         };
-        Ring::start(place, neighbours, self.interrupt.clone()).map_err(RecsysError::Start)
-    }
-
-    fn find(&self, place: Place, job: &Environment, participant: &Participant) -> Result<Neighbours, RecsysError> {
-        let (endpoint, server) = (participant.endpoint(), &participant.servers()[0]);
-        let listener = rendezvous::listen_towards(&job.servers[0]).map_err(RecsysError::Start)?;
-        let own = listener.local_addr().map_err(RecsysError::Start)?.to_string();
-        endpoint.publish_address(server, &own).map_err(RecsysError::Publish)?;
-        let next = server_integration::trainer_name(place.next());
-        let address = |patience| endpoint.locate(server, &next, patience).map_err(|error| error.to_string());
-        let identity = Identity { place, uid: &job.uid, credentials: endpoint.network().credentials() };
-        let found = Neighbours::connect(identity, &listener, address, self.patience, self.interrupt);
-        let found = found.map_err(RecsysError::Meet)?;
-        tracing::info!(rank = place.rank, size = place.size, "the trainers' ring is closed");
-        Ok(found)
+        let neighbours = self.others.as_mut().map(meet).transpose()?;
+        if let Some(place) = neighbours.as_ref().map(Neighbours::place) {
+            tracing::info!(rank = place.rank, size = place.size, "the trainers' ring is closed");
+        }
+        Ring::start(neighbours, self.interrupt.clone()).map_err(RecsysError::Start)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use psjobs_api::ReplicaResult;
+use psjobs_api::{Environment, ReplicaResult};
 use psjobs_ps::client::{self, ClientError, SessionConfig, TensorSpec};
 use psjobs_ps::network::Network;
 use psjobs_ps::sparse::Local;
@@ -13,13 +13,14 @@ use super::ring_rendezvous::RingRendezvous;
 use super::rows::{Beginning, Coming, Rows};
 use super::settings::Settings;
 use crate::allreduce::buckets::{BUCKET, Buckets};
-use crate::allreduce::{Place, Ring, RingError};
+use crate::allreduce::{Ring, RingError};
 use crate::data::clicks::{ClickBatch, Clicks, auc};
 use crate::model::dlrm::{Dlrm, Sizes};
 use psjobs_worker::Metrics;
 use psjobs_worker::data::Dataset as _;
 use psjobs_worker::data::loader::Loader;
 use psjobs_worker::data::sampler::Split;
+use psjobs_worker::train::modules::Participant;
 use psjobs_worker::train::progress::{Done, Progress};
 use psjobs_worker::train::replicated_layers::ReplicatedLayers;
 use psjobs_worker::train::staged_backward::Tape;
@@ -30,6 +31,8 @@ const ROWS_STAGE: usize = 1;
 const EVALUATION_BATCH: usize = 1024;
 
 pub struct Trainer<'a> {
+    /// `None` if this trainer is alone.
+    job: Option<(&'a Environment, &'a Participant)>,
     meeting: RingRendezvous<'a>,
     settings: &'a Settings,
     model: Dlrm,
@@ -74,14 +77,15 @@ pub fn build(clicks: &Clicks, settings: &Settings) -> (Dlrm, ReplicatedLayers, V
 
 impl<'a> Trainer<'a> {
     pub fn begin(
-        meeting: RingRendezvous<'a>,
+        job: Option<(&'a Environment, &'a Participant)>,
+        mut meeting: RingRendezvous<'a>,
         settings: &'a Settings,
         (model, mut dense): (Dlrm, ReplicatedLayers),
         layers: Vec<TensorSpec>,
         total: u64,
     ) -> Result<Self, RecsysError> {
         let Settings { table, training, patience, interrupt, .. } = settings;
-        let (mut rows, next) = match meeting.job {
+        let (mut rows, next) = match job {
             None => (Rows::Here(Box::new(Local::new(vec![table.clone()], training)?)), 0),
             Some((environment, _)) => {
                 let config = SessionConfig::new(environment, layers, total);
@@ -98,7 +102,8 @@ impl<'a> Trainer<'a> {
             resumed => resumed.map_err(RecsysError::Follow)?,
         }
         let (ring, next) = meeting.meet(&mut rows, &mut dense, &beginning, next)?;
-        let mut trainer = Self { meeting, settings, model, dense, beginning, rows, ring, next, waited: Duration::ZERO };
+        let mut trainer =
+            Self { job, meeting, settings, model, dense, beginning, rows, ring, next, waited: Duration::ZERO };
         trainer.settle()?;
         Ok(trainer)
     }
@@ -183,7 +188,7 @@ impl<'a> Trainer<'a> {
     }
 
     fn report(&self, progress: &Progress) {
-        if let Some((_, participant)) = self.meeting.job {
+        if let Some((_, participant)) = self.job {
             participant.report(self.next, progress.examples(), &progress.metrics());
         }
     }
@@ -198,8 +203,7 @@ impl<'a> Trainer<'a> {
         let start = Instant::now();
         let before = self.ring.waiting();
         // Those who still wait for this trainer in the old one hear that it has left that.
-        self.ring = Ring::start(Place { rank: 0, size: 1 }, None, self.settings.interrupt.clone())
-            .map_err(RecsysError::Start)?;
+        self.ring = Ring::start(None, self.settings.interrupt.clone()).map_err(RecsysError::Start)?;
         let met = self.meeting.meet(&mut self.rows, &mut self.dense, &self.beginning, self.next);
         self.waited += before + start.elapsed();
         match met {
