@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use crate::connection::{Connections, Link, Process};
 use crate::error::RemoteError;
 use crate::ids::{ContextId, ObjectId, Session};
-use crate::lock::lock;
 use crate::objects::{Answer, Call, Endpoint, Job, RRef, Responder, Shared, Target, Value, decode, encode, on_pool};
 use crate::proto;
 use crate::proto::frame::Kind;
@@ -106,7 +105,7 @@ fn make(call: &Call, name: &str, arguments: Vec<Value>) -> Result<RRef, RemoteEr
 fn singleton_of(call: &Call, name: &str, arguments: Vec<Value>) -> Result<RRef, RemoteError> {
     let shared = call.endpoint.shared();
     let place = shared.objects.singleton(name);
-    let mut place = lock(&place);
+    let mut place = place.lock();
     if let Some(id) = *place {
         let session = shared.connections.session;
         let what = shared.objects.retain(id, session)?;

@@ -11,7 +11,6 @@ use tokio::runtime::Handle;
 use crate::connection::{self, Absence, Connections, Driver, Inner, Sent, Service, Settings, Slot};
 use crate::error::RemoteError;
 use crate::ids::{ContextId, ObjectId, Session};
-use crate::lock::lock;
 use crate::objects::{
     Answer, Call, Caller, Contexts, Destination, Endpoint, ObjectTable, Peer, Registry, Responder, Shared, Target,
     Value, decode, encode,
@@ -94,7 +93,7 @@ impl Endpoint {
     /// Returns why the process `peer` will not come back: it said goodbye, or was silent for a whole lease.
     #[must_use]
     pub fn gone(&self, peer: &str) -> Option<String> {
-        lock(&self.connections().peers).gone(peer)
+        self.connections().peers.lock().gone(peer)
     }
 
     /// Returns since when and why the process `peer` is not connected; `None` if it is. A process that has never connected
@@ -102,14 +101,14 @@ impl Endpoint {
     #[must_use]
     pub fn absence(&self, peer: &str) -> Option<Absence> {
         let never = || Absence { since: Instant::now(), reason: "it has not connected".to_owned(), ended: false };
-        lock(&self.connections().peers).state(peer).map_or_else(|| Some(never()), Result::err)
+        self.connections().peers.lock().state(peer).map_or_else(|| Some(never()), Result::err)
     }
 
     /// Returns the number of the process that was connected last under the name `peer`. A process that takes its place has
     /// another one.
     #[must_use]
     pub fn session(&self, peer: &str) -> Option<u64> {
-        lock(&self.connections().peers).session_of(peer)
+        self.connections().peers.lock().session_of(peer)
     }
 
     /// Waits for `future` on the runtime of the connections, and runs them meanwhile where they have no threads of their own.
@@ -126,7 +125,7 @@ impl Endpoint {
         let (shared, connections) = (self.shared(), self.connections());
         let (objects, references) = shared.objects.count();
         let calls = connections.links().iter().map(|link| link.in_flight()).sum();
-        let (contexts, held) = (shared.contexts.count(), lock(&connections.remote_refs).count());
+        let (contexts, held) = (shared.contexts.count(), connections.remote_refs.lock().count());
         let lease_checks = connections.lease_checks.load(Ordering::Relaxed);
         Stats { objects, references, contexts, calls, held, lease_checks }
     }
@@ -177,7 +176,7 @@ impl Caller for Shared {
             self.objects.release(object, owner);
             return;
         }
-        let mut remote_refs = lock(&self.connections.remote_refs);
+        let mut remote_refs = self.connections.remote_refs.lock();
         remote_refs.remove_reference(owner, object);
         self.connections.send_to(owner, Kind::Release(proto::Release { object }));
     }

@@ -13,7 +13,6 @@ mod dispatch;
 mod endpoint;
 mod error;
 mod ids;
-mod lock;
 mod objects;
 mod proto;
 mod quick;

@@ -3,13 +3,13 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use tokio::net::TcpListener;
 
 use crate::error::RemoteError;
-use crate::lock::lock;
 use crate::objects::{Endpoint, Peer, Registry};
 
 const PUBLISH: &str = "psjobs/publish";
@@ -27,12 +27,12 @@ pub fn offer(registry: &mut Registry) {
     let known = Arc::clone(&published);
     registry.function(PUBLISH, move |call, (address,): (String,)| {
         tracing::info!(trainer = %call.caller, address, "listens for other trainers");
-        lock(&published.addresses).insert(call.caller.to_string(), address);
+        published.addresses.lock().insert(call.caller.to_string(), address);
         published.changed.notify_all();
         Ok(())
     });
     registry.function(LOCATE, move |call, (name,): (String,)| {
-        let mut addresses = lock(&known.addresses);
+        let mut addresses = known.addresses.lock();
         loop {
             if let Some(address) = addresses.get(&name) {
                 return Ok(address.clone());
@@ -40,7 +40,7 @@ pub fn offer(registry: &mut Registry) {
             let Some(left) = call.deadline.checked_duration_since(Instant::now()) else {
                 return Err(RemoteError::new(format!("{name} has not said where it listens")));
             };
-            addresses = known.changed.wait_timeout(addresses, left).unwrap_or_else(PoisonError::into_inner).0;
+            known.changed.wait_for(&mut addresses, left);
         }
     });
 }

@@ -1,9 +1,11 @@
 //! Measures how long each block's task has worked.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// The busy times of all blocks.
 #[derive(Debug, Default)]
@@ -38,7 +40,7 @@ impl BlockBusyTimes {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, BusyTime>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -1,7 +1,8 @@
 //! Counters that the tasks of blocks increment.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::block_busy_time::BlockBusyTimes;
 use crate::staleness::Histogram;
@@ -44,6 +45,6 @@ impl BlockMetrics {
 
     /// Locks the histogram of the updates' staleness.
     pub fn staleness(&self) -> MutexGuard<'_, Histogram> {
-        self.staleness.lock().unwrap_or_else(PoisonError::into_inner)
+        self.staleness.lock()
     }
 }

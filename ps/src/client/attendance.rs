@@ -1,9 +1,10 @@
 //! A trainer's presence at its servers: heartbeats while it trains, and the last words.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::transport::Channel;
@@ -91,7 +92,7 @@ impl Attendance {
 
     /// Sets what the next heartbeats report.
     pub fn report(&self, report: Report) {
-        *self.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
+        *self.report.lock() = report;
     }
 
     /// Leaves every server with what was reported last: `finished` says that the work is done, false that a
@@ -172,5 +173,5 @@ impl Goodbye<'_> {
 }
 
 fn read(report: &Mutex<Report>) -> Report {
-    report.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    report.lock().clone()
 }

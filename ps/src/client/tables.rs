@@ -4,9 +4,10 @@
 mod blocking;
 mod rows;
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
@@ -61,11 +62,11 @@ impl Route {
     }
 
     pub fn leader(&self) -> (u32, Channel) {
-        self.leader.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.leader.lock().clone()
     }
 
     fn lead_to(&self, leader: (u32, Channel)) {
-        *self.leader.lock().unwrap_or_else(PoisonError::into_inner) = leader;
+        *self.leader.lock() = leader;
     }
 }
 

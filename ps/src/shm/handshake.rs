@@ -9,9 +9,10 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
@@ -41,7 +42,7 @@ impl Offer {
     /// The mapping of a token; a token is good for one stream.
     #[must_use]
     pub fn take(&self, token: u64) -> Option<Arc<Mapping>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&token)
+        self.waiting.lock().remove(&token)
     }
 }
 
@@ -104,7 +105,7 @@ fn receive(offer: &Offer, mut stream: UnixStream) -> io::Result<()> {
     let mapping = Mapping::receive(file, elements)?;
     let token = rand::random_range(1..=u64::MAX);
     {
-        let mut waiting = offer.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = offer.waiting.lock();
         if waiting.len() >= WAITING {
             return Err(io::Error::other("too many mappings wait for their streams"));
         }

@@ -1,9 +1,10 @@
 //! Memory for messages, used again. Fresh pages cost a page fault each, which was a fifth of the
 //! time of an exchange.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 /// Smaller buffers are cheap to allocate and are not kept.
 const SMALLEST: usize = 4 * 1024;
@@ -54,8 +55,8 @@ impl Buffers {
         Buffer { bytes, length, home: self.clone() }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Vec<u8>>> {
-        self.0.free.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Vec<Vec<u8>>> {
+        self.0.free.lock()
     }
 }
 

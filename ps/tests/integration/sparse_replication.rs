@@ -133,7 +133,7 @@ fn an_acknowledged_asynchronous_push_is_neither_lost_nor_made_twice() {
         wait_for(&running.steps, 0);
     }
     let read = running.finish();
-    // Of the keys that only one trainer uses, it pushes a gradient in every step.
+    // A trainer pushes a gradient of the keys that it alone uses in every step.
     for (trainer, (initial, trained)) in (0_u32..).zip(read) {
         let key = 1_000_000_000_000 + u64::from(trainer);
         for (before, after) in initial[&key].iter().zip(&trained[&key]) {

@@ -8,7 +8,6 @@ use tch::Tensor;
 
 use super::context::Context;
 use crate::error::RemoteError;
-use crate::lock::lock;
 use crate::objects::{ContextState, FromValues, Piece, RemoteCall, Tape, Target, Value};
 
 impl Tape {
@@ -61,9 +60,9 @@ impl Context {
             }
         }
         let roots = losses.iter().map(|loss| (loss.shallow_clone(), loss.ones_like())).collect();
-        let tape = std::mem::take(&mut *lock(&self.tape));
+        let tape = std::mem::take(&mut *self.tape.lock());
         let result = tape.backward(&self.state, roots, &[]);
-        *lock(&self.tape) = tape;
+        *self.tape.lock() = tape;
         result.map(|_| ())
     }
 }

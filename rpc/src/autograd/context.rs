@@ -1,13 +1,13 @@
 //! The handle of an autograd context.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tch::Tensor;
 
 use super::module_ref::ModuleRef;
 use crate::connection::Sent;
 use crate::error::RemoteError;
-use crate::lock::lock;
 use crate::objects::{Answer, ContextState, Endpoint, FromValues, RRef, Tape, Value};
 
 /// Records calls of modules, takes them backwards, and keeps their gradients apart from those of
@@ -37,7 +37,7 @@ impl Context {
     }
 
     pub(crate) fn into_tape(self) -> Tape {
-        std::mem::take(&mut *lock(&self.tape))
+        std::mem::take(&mut *self.tape.lock())
     }
 
     /// Returns the gradients of a module's parameters in this context, in order; `None` where there is none.

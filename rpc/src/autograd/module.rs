@@ -1,15 +1,15 @@
 //! Modules, the versions of their parameters, and calls of modules within a context.
 
 use std::any::Any;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tch::Tensor;
 
 use super::context::Context;
 use super::module_ref::ModuleRef;
 use super::parameters::{Parameters, leaf};
 use crate::error::RemoteError;
-use crate::lock::lock;
 use crate::objects::{FromValues, RemoteCall, Value, Version};
 
 /// A differentiable function. Its parameters are not inside: the process that hosts it keeps them, in
@@ -75,7 +75,7 @@ impl HostedModule {
     }
 
     pub fn current(&self) -> Version {
-        lock(&self.current).share()
+        self.current.lock().share()
     }
 
     pub fn forward(
@@ -92,7 +92,7 @@ impl HostedModule {
         &self,
         change: impl FnOnce(&[Tensor]) -> Result<Vec<Option<Tensor>>, RemoteError>,
     ) -> Result<u64, RemoteError> {
-        let mut current = lock(&self.current);
+        let mut current = self.current.lock();
         let changed = change(&current.tensors)?;
         for (tensor, new) in current.tensors.iter_mut().zip(changed) {
             if let Some(new) = new {
@@ -115,7 +115,7 @@ impl Context {
             let (_, hosted) = self.endpoint.shared().objects.find(reference.id())?;
             let hosted = HostedModule::of(hosted).ok_or_else(|| not_a_module(module))?;
             let version = self.state.pin(reference.id(), || hosted.current());
-            lock(&self.tape).modules.insert(reference.id());
+            self.tape.lock().modules.insert(reference.id());
             let inputs: Vec<_> = inputs.iter().map(|t| t.shallow_clone()).collect();
             return hosted.forward(&Pass::new(Some(self)), &version.tensors, &inputs);
         }
@@ -123,7 +123,7 @@ impl Context {
         let answer = self.call(module, "forward", arguments)?.wait()?;
         let outputs = answer.values.into_iter().map(|value| Tensor::from_values(vec![value]));
         let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
-        lock(&self.tape).calls.push(RemoteCall {
+        self.tape.lock().calls.push(RemoteCall {
             module: reference.clone(),
             piece: answer.piece,
             inputs: inputs.iter().map(|t| t.shallow_clone()).collect(),

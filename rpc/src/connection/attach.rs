@@ -1,7 +1,7 @@
 //! Enters and removes connections, so that each end knows what the other holds, also after a reconnect.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::link::Link;
@@ -10,14 +10,13 @@ use super::remote_refs::{Change, Snapshot};
 use super::state::{Connections, Process};
 use crate::error::RemoteError;
 use crate::ids::Session;
-use crate::lock::lock;
 use crate::proto;
 
 /// Enters a new connection. `sent` is what this end's Hello said that it holds there: changes since then are sent
 /// first. Without it, the Hello is sent now.
 pub(crate) fn attach(process: &dyn Process, link: &Arc<Link>, sent: Option<&Snapshot>) -> Result<(), Superseded> {
     let shared = process.connections();
-    let remote_refs = lock(&shared.remote_refs);
+    let remote_refs = shared.remote_refs.lock();
     match sent {
         Some(before) => {
             for change in remote_refs.since(before, link.session) {
@@ -33,7 +32,7 @@ pub(crate) fn attach(process: &dyn Process, link: &Arc<Link>, sent: Option<&Snap
             link.send(proto::frame::Kind::Hello(hello(shared, link.session, &snapshot)));
         }
     }
-    let replaced = lock(&shared.peers).enter(link, Instant::now())?;
+    let replaced = shared.peers.lock().enter(link, Instant::now())?;
     drop(remote_refs);
     shared.peers_changed.notify_all();
     if let Some(replaced) = replaced {
@@ -72,7 +71,7 @@ pub(crate) fn reconcile(process: &dyn Process, hello: &proto::Hello) {
 /// Removes a connection that ended, unless a new one has replaced it.
 pub(crate) fn detach(process: &dyn Process, link: &Link, reason: &str, ended: bool) {
     let shared = process.connections();
-    let left = lock(&shared.peers).leave(link, Absence { since: Instant::now(), reason: reason.to_owned(), ended });
+    let left = shared.peers.lock().leave(link, Absence { since: Instant::now(), reason: reason.to_owned(), ended });
     // After the removal: a caller that learns here that its call is lost may call again at once, and must not find
     // this connection.
     link.close(reason);
@@ -97,7 +96,7 @@ pub(crate) fn link_to(
     deadline: Instant,
 ) -> Result<Arc<Link>, RemoteError> {
     let unreachable = |reason: String| RemoteError::Unreachable { peer: peer.into(), call: call.into(), reason };
-    let mut peers = lock(&shared.peers);
+    let mut peers = shared.peers.lock();
     loop {
         if shared.stopping.is_cancelled() {
             return Err(unreachable(format!("{} is ending", shared.name)));
@@ -111,6 +110,6 @@ pub(crate) fn link_to(
         let Some(left) = deadline.checked_duration_since(Instant::now()) else {
             return Err(unreachable(reason));
         };
-        peers = shared.peers_changed.wait_timeout(peers, left).unwrap_or_else(PoisonError::into_inner).0;
+        shared.peers_changed.wait_for(&mut peers, left);
     }
 }

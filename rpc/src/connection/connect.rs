@@ -1,9 +1,10 @@
 //! Sets up connections: dials peers (again when a connection breaks), and serves the gRPC service that they dial.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use psjobs_ps::retry::{Failure, Schedule, Stopped, retry};
 use tokio::net::TcpListener;
 use tokio_stream::StreamExt;
@@ -19,7 +20,6 @@ use super::remote_refs::Snapshot;
 use super::slot::Slot;
 use super::state::Process;
 use crate::error::RemoteError;
-use crate::lock::lock;
 use crate::proto;
 use crate::proto::frame::Kind;
 use crate::proto::remote_objects_client::RemoteObjectsClient;
@@ -55,7 +55,7 @@ pub(crate) fn connect(
         Some(first) => first,
         None => {
             dial.given_up.cancel();
-            Err(dial.unreachable(&format!("{} (tried for {timeout:?})", lock(&dial.last_error))))
+            Err(dial.unreachable(&format!("{} (tried for {timeout:?})", dial.last_error.lock())))
         }
     }
 }
@@ -136,7 +136,7 @@ impl Dial {
 
     /// Returns whether the peer has a connection.
     fn is_connected(&self) -> bool {
-        matches!(lock(&self.process.connections().peers).state(&self.name), Some(Ok(_)))
+        matches!(self.process.connections().peers.lock().state(&self.name), Some(Ok(_)))
     }
 
     /// Reports the first connection, or that there will be none.
@@ -144,7 +144,7 @@ impl Dial {
         if let Err(RemoteError::Unreachable { reason, .. }) = &result {
             self.process.connections().end_peer(&self.name, reason);
         }
-        if let Some(slot) = lock(&self.first).take() {
+        if let Some(slot) = self.first.lock().take() {
             slot.fill(result);
         }
     }
@@ -158,7 +158,7 @@ async fn keep_connected(dial: Arc<Dial>) {
             let dialled = dial_once(&dial);
             async move { dialled.await.map_err(Failure::from) }
         };
-        let failed = |reason: &String, _| lock(&dial.last_error).clone_from(reason);
+        let failed = |reason: &String, _| dial.last_error.lock().clone_from(reason);
         let ended = async {
             tokio::select! { () = stopping.cancelled() => {}, () = dial.given_up.cancelled() => {} }
         };
@@ -185,8 +185,8 @@ async fn dial_once(dial: &Dial) -> Result<(Arc<Link>, Streaming<proto::Frame>), 
         .initial_stream_window_size(WINDOW_BYTES)
         .connect_timeout(RETRY_LAST);
     let channel = network.connect(&target).await.map_err(|error| DialError::Failed(innermost(&error)))?;
-    let known = lock(&shared.peers).session_of(&dial.name);
-    let sent = known.map(|session| lock(&shared.remote_refs).snapshot(session)).unwrap_or_default();
+    let known = shared.peers.lock().session_of(&dial.name);
+    let sent = known.map(|session| shared.remote_refs.lock().snapshot(session)).unwrap_or_default();
     let (out, frames) = Link::channel();
     let first = Kind::Hello(hello(shared, known.unwrap_or(0), &sent));
     drop(out.send(proto::Frame { kind: Some(first) }));
@@ -199,7 +199,7 @@ async fn dial_once(dial: &Dial) -> Result<(Arc<Link>, Streaming<proto::Frame>), 
             hello.name
         )));
     }
-    lock(&shared.peers).check(&dial.name, hello.incarnation).map_err(|error| DialError::Failed(error.to_string()))?;
+    shared.peers.lock().check(&dial.name, hello.incarnation).map_err(|error| DialError::Failed(error.to_string()))?;
     reconcile(&*dial.process, &hello);
     let link = Arc::new(Link::new(Arc::clone(&dial.name), (hello.session, hello.incarnation), out));
     let sent = if known == Some(hello.session) { sent } else { Snapshot::default() };
@@ -215,7 +215,7 @@ async fn read(process: &Arc<dyn Process>, link: &Arc<Link>, mut frames: Streamin
                 break (format!("{} has ended", link.peer), true);
             }
             Ok(Some(frame)) => {
-                lock(&process.connections().peers).heard(link, Instant::now());
+                process.connections().peers.lock().heard(link, Instant::now());
                 if let Some(kind) = frame.kind {
                     Arc::clone(process).receive(link, kind);
                 }
@@ -253,7 +253,7 @@ impl RemoteObjects for Service {
         }
         let superseded = |error: Superseded| Status::failed_precondition(error.to_string());
         // Checked again when the connection is entered: here, so that what the process says it holds is not counted.
-        lock(&shared.peers).check(&hello.name, hello.incarnation).map_err(superseded)?;
+        shared.peers.lock().check(&hello.name, hello.incarnation).map_err(superseded)?;
         reconcile(&**process, &hello);
         let (out, frames_out) = Link::channel();
         let link = Arc::new(Link::new(hello.name.as_str().into(), (hello.session, hello.incarnation), out));

@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use super::attach::free_held_by;
 use super::state::Process;
-use crate::lock::lock;
 use crate::proto;
 
 /// Renews this process's leases elsewhere, and ends those of peers that are silent.
@@ -18,7 +17,7 @@ pub(crate) async fn keep_leases(process: Arc<dyn Process>) {
         ticks.tick().await;
         shared.lease_checks.fetch_add(1, Ordering::Relaxed);
         let (links, silent) = {
-            let peers = lock(&shared.peers);
+            let peers = shared.peers.lock();
             (peers.links().collect::<Vec<_>>(), peers.silent(Instant::now(), lease))
         };
         for link in links {

@@ -1,15 +1,15 @@
 //! One connection to a peer: sends frames, and matches replies to the calls that wait for them.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::error::RemoteError;
 use crate::ids::Session;
-use crate::lock::lock;
 use crate::proto;
 
 /// The most calls that may wait for a reply on one connection; a further one is queued. This bounds the frames
@@ -66,7 +66,7 @@ impl Link {
 
     /// Sends a frame that awaits no reply; false if the connection is closed.
     pub fn send(&self, kind: proto::frame::Kind) -> bool {
-        lock(&self.pending).out.as_ref().is_some_and(|out| out.send(proto::Frame { kind: Some(kind) }).is_ok())
+        self.pending.lock().out.as_ref().is_some_and(|out| out.send(proto::Frame { kind: Some(kind) }).is_ok())
     }
 
     /// Sends a call, waiting until `deadline` while too many others are in flight; returns its number. `describe` names
@@ -79,13 +79,13 @@ impl Link {
         deadline: Instant,
         on_reply: OnReply,
     ) -> Result<u64, RemoteError> {
-        let mut pending = lock(&self.pending);
+        let mut pending = self.pending.lock();
         while pending.out.is_some() && pending.calls.len() >= MAX_IN_FLIGHT {
             let Some(left) = deadline.checked_duration_since(Instant::now()) else {
                 return Err(self.late(describe, timeout));
             };
             pending.queued += 1;
-            pending = self.room.wait_timeout(pending, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.room.wait_for(&mut pending, left);
             pending.queued -= 1;
         }
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
@@ -117,7 +117,7 @@ impl Link {
     /// without a receiver costs a system call too.
     fn take(&self, id: u64) -> Option<Waiting> {
         let (waiting, queued) = {
-            let mut pending = lock(&self.pending);
+            let mut pending = self.pending.lock();
             (pending.calls.remove(&id), pending.queued > 0)
         };
         if queued {
@@ -129,7 +129,7 @@ impl Link {
     /// Ends the connection; calls that wait for a reply get an error.
     pub fn close(&self, reason: &str) {
         let calls = {
-            let mut pending = lock(&self.pending);
+            let mut pending = self.pending.lock();
             if pending.out.take().is_none() {
                 return;
             }
@@ -144,7 +144,7 @@ impl Link {
     }
 
     pub fn in_flight(&self) -> usize {
-        lock(&self.pending).calls.len()
+        self.pending.lock().calls.len()
     }
 
     fn lost(&self, call: &str, reason: &str) -> RemoteError {

@@ -1,15 +1,14 @@
 //! Drives the endpoint's single-threaded Tokio runtime: the thread that waits for a reply polls it, which saves two
 //! context switches per call; otherwise a background thread does.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
+use parking_lot::{Condvar, Mutex};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::Notify;
-
-use crate::lock::lock;
 
 /// The thread takes over when no caller has waited for this long: callers that follow one another closely
 /// need not ask it to step back each time. Frames that arrive meanwhile are late by as much.
@@ -76,7 +75,7 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        lock(&self.inner.state).ended = true;
+        self.inner.state.lock().ended = true;
         self.inner.changed.notify_all();
         self.inner.step_back.notify_one();
         if let Some(thread) = self.thread.take() {
@@ -90,14 +89,14 @@ impl Inner {
     /// Waits for `future`, polling the runtime meanwhile.
     pub fn wait<T>(&self, future: impl Future<Output = T>) -> T {
         {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             state.waiting += 1;
             if state.alone {
                 self.step_back.notify_one();
             }
         }
         let result = self.runtime.block_on(future);
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.waiting -= 1;
         state.last = Instant::now();
         result
@@ -105,9 +104,9 @@ impl Inner {
 
     fn idle(&self) {
         loop {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             while !state.ended && !state.is_thread_due(Instant::now()) {
-                state = self.changed.wait_timeout(state, GRACE).unwrap_or_else(PoisonError::into_inner).0;
+                self.changed.wait_for(&mut state, GRACE);
             }
             if state.ended {
                 return;
@@ -115,7 +114,7 @@ impl Inner {
             state.alone = true;
             drop(state);
             self.runtime.block_on(self.step_back.notified());
-            lock(&self.state).alone = false;
+            self.state.lock().alone = false;
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Hands the answer to a call to the thread that waits for it.
 
 use std::future::poll_fn;
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
+use parking_lot::{Condvar, Mutex};
+
 use super::runtime_driver::Inner;
 use crate::error::RemoteError;
-use crate::lock::lock;
 
 /// Receives one answer, for one thread that waits for it.
 #[derive(Debug)]
@@ -38,42 +38,42 @@ impl<A> Default for Slot<A> {
 impl<A> Slot<A> {
     pub fn fill(&self, answer: Result<A, RemoteError>) {
         let awaited = {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             state.answer = Some(answer);
             state.awaited.take()
         };
         match awaited {
-            Some(Awaited::Asleep) => self.filled.notify_all(),
+            Some(Awaited::Asleep) => drop(self.filled.notify_all()),
             Some(Awaited::Polled(waker)) => waker.wake(),
             None => {}
         }
     }
 
     pub fn is_filled(&self) -> bool {
-        lock(&self.state).answer.is_some()
+        self.state.lock().answer.is_some()
     }
 
     /// Waits until `deadline`; `None` when it passes.
     pub fn wait(&self, deadline: Instant) -> Option<Result<A, RemoteError>> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         while state.answer.is_none() {
             let left = deadline.checked_duration_since(Instant::now())?;
             state.awaited = Some(Awaited::Asleep);
-            state = self.filled.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.filled.wait_for(&mut state, left);
         }
         state.answer.take()
     }
 
     /// Waits as [`Slot::wait`] does, and runs the connections meanwhile.
     pub fn wait_driving(&self, driver: &Inner, deadline: Instant) -> Option<Result<A, RemoteError>> {
-        if let Some(answer) = lock(&self.state).answer.take() {
+        if let Some(answer) = self.state.lock().answer.take() {
             return Some(answer);
         }
         driver.wait(async { tokio::time::timeout_at(deadline.into(), poll_fn(|cx| self.poll(cx))).await.ok() })
     }
 
     fn poll(&self, cx: &mut Context<'_>) -> Poll<Result<A, RemoteError>> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         match state.answer.take() {
             Some(answer) => Poll::Ready(answer),
             None => {

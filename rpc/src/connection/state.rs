@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use psjobs_ps::network::Network;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
@@ -15,7 +16,6 @@ use super::peers::Peers;
 use super::remote_refs::RemoteRefs;
 use super::runtime_driver::Inner;
 use crate::ids::{ContextId, ObjectId, Session};
-use crate::lock::lock;
 use crate::proto::frame::Kind;
 
 /// This process's name in its job, and its timeouts.
@@ -111,12 +111,12 @@ impl Connections {
 
     /// Returns all open connections.
     pub fn links(&self) -> Vec<Arc<Link>> {
-        lock(&self.peers).links().collect()
+        self.peers.lock().links().collect()
     }
 
     /// Marks a peer as gone for good, and closes its connection; returns the session that it had.
     pub fn end_peer(&self, name: &str, reason: &str) -> Option<Session> {
-        let ended = lock(&self.peers).end(name, reason, Instant::now())?;
+        let ended = self.peers.lock().end(name, reason, Instant::now())?;
         if let Some(link) = ended.link {
             link.close(reason);
         }
@@ -126,7 +126,7 @@ impl Connections {
 
     /// Sends a frame to the process of `session`, if it is connected.
     pub fn send_to(&self, session: Session, kind: Kind) {
-        if let Some(link) = lock(&self.peers).link_of(session) {
+        if let Some(link) = self.peers.lock().link_of(session) {
             link.send(kind);
         }
     }

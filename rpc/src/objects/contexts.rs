@@ -1,14 +1,14 @@
 //! The autograd contexts that are open in this process, opened here or by peers, and what they have recorded.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tch::Tensor;
 
 use super::value::RRef;
 use crate::connection::Connections;
 use crate::ids::{ContextId, ObjectId, Session};
-use crate::lock::lock;
 use crate::proto;
 use crate::proto::frame::Kind;
 
@@ -20,9 +20,9 @@ pub(crate) struct Contexts {
 impl Contexts {
     /// Returns the context, opened if it is new here, and held by `holder` from now on.
     pub fn open(&self, id: ContextId, holder: Session) -> Arc<ContextState> {
-        let mut open = lock(&self.open);
+        let mut open = self.open.lock();
         let state = open.entry(id).or_insert_with(|| Arc::new(ContextState { id, recorded: Mutex::default() }));
-        lock(&state.recorded).holders.insert(holder);
+        state.recorded.lock().holders.insert(holder);
         Arc::clone(state)
     }
 
@@ -41,11 +41,11 @@ impl Contexts {
     }
 
     pub fn count(&self) -> usize {
-        lock(&self.open).len()
+        self.open.lock().len()
     }
 
     fn end_where(&self, connections: &Connections, over: impl Fn(&ContextState) -> bool) {
-        let ended: Vec<_> = lock(&self.open).extract_if(|_, state| over(state)).map(|(_, state)| state).collect();
+        let ended: Vec<_> = self.open.lock().extract_if(|_, state| over(state)).map(|(_, state)| state).collect();
         for state in ended {
             state.end(connections);
         }
@@ -118,7 +118,7 @@ pub(crate) struct RemoteCall {
 impl ContextState {
     /// Returns the module's version in this context, which is the `current` one of the first call.
     pub fn pin(&self, id: ObjectId, current: impl FnOnce() -> Version) -> Version {
-        let mut recorded = lock(&self.recorded);
+        let mut recorded = self.recorded.lock();
         let pinned = recorded.modules.entry(id).or_insert_with(|| {
             let version = current();
             let gradients = version.tensors.iter().map(|_| None).collect();
@@ -128,14 +128,14 @@ impl ContextState {
     }
 
     pub fn gradients(&self, id: ObjectId) -> Vec<Option<Tensor>> {
-        let recorded = lock(&self.recorded);
+        let recorded = self.recorded.lock();
         let pinned = recorded.modules.get(&id).map(|pinned| pinned.gradients.iter());
         pinned.map(|gradients| gradients.map(|g| g.as_ref().map(Tensor::shallow_clone)).collect()).unwrap_or_default()
     }
 
     /// Adds to the gradients of a module; `None` adds nothing.
     pub fn add_gradients(&self, id: ObjectId, new: impl Iterator<Item = Option<Tensor>>) {
-        let mut recorded = lock(&self.recorded);
+        let mut recorded = self.recorded.lock();
         let Some(pinned) = recorded.modules.get_mut(&id) else { return };
         for (sum, new) in pinned.gradients.iter_mut().zip(new) {
             *sum = match (sum.take(), new) {
@@ -147,14 +147,14 @@ impl ContextState {
 
     /// Remembers that the context is open at another process, so that it can be ended there.
     pub fn opens_at(&self, connections: &Connections, session: Session) {
-        if session != connections.session && lock(&self.recorded).opened_at.insert(session) {
-            lock(&connections.remote_refs).add_context(session, self.id);
+        if session != connections.session && self.recorded.lock().opened_at.insert(session) {
+            connections.remote_refs.lock().add_context(session, self.id);
         }
     }
 
     /// Keeps a recorded call until it goes backwards, and returns its number.
     pub fn add_piece(&self, piece: Piece) -> u64 {
-        let mut recorded = lock(&self.recorded);
+        let mut recorded = self.recorded.lock();
         recorded.last_piece += 1;
         let number = recorded.last_piece;
         recorded.pieces.insert(number, piece);
@@ -163,24 +163,24 @@ impl ContextState {
 
     /// Removes a recorded call.
     pub fn take_piece(&self, number: u64) -> Option<Piece> {
-        lock(&self.recorded).pieces.remove(&number)
+        self.recorded.lock().pieces.remove(&number)
     }
 
     /// Returns the pinned parameters of a module as the leaves of a graph.
     pub fn leaves(&self, id: ObjectId) -> Vec<Tensor> {
-        lock(&self.recorded).modules.get(&id).map(|pinned| pinned.version.share().tensors).unwrap_or_default()
+        self.recorded.lock().modules.get(&id).map(|pinned| pinned.version.share().tensors).unwrap_or_default()
     }
 
     /// Removes a holder; true if it was the last.
     fn leave(&self, holder: Session) -> bool {
-        let mut recorded = lock(&self.recorded);
+        let mut recorded = self.recorded.lock();
         recorded.holders.remove(&holder) && recorded.holders.is_empty()
     }
 
     /// Frees what was recorded, here and where calls from here opened the context.
     fn end(&self, connections: &Connections) {
-        let recorded = std::mem::take(&mut *lock(&self.recorded));
-        let mut remote_refs = lock(&connections.remote_refs);
+        let recorded = std::mem::take(&mut *self.recorded.lock());
+        let mut remote_refs = connections.remote_refs.lock();
         for &session in &recorded.opened_at {
             if remote_refs.remove_context(session, self.id) {
                 connections.send_to(session, Kind::EndContext(proto::EndContext { context: self.id }));

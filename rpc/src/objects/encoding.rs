@@ -7,7 +7,6 @@ use super::tensor_message::{decode_tensor, encode_tensor};
 use super::value::{RRef, Value};
 use crate::error::RemoteError;
 use crate::ids::Session;
-use crate::lock::lock;
 use crate::proto;
 use crate::proto::frame::Kind as Frame;
 use crate::proto::value::Kind as Wire;
@@ -92,7 +91,7 @@ fn import(endpoint: &Endpoint, sender: Session, reference: &proto::Reference) ->
     if reference.session == connections.session {
         endpoint.shared().objects.retain(reference.object, connections.session)?;
     } else {
-        let mut remote_refs = lock(&connections.remote_refs);
+        let mut remote_refs = connections.remote_refs.lock();
         remote_refs.add_reference(reference.session, reference.object);
         if reference.session != sender {
             let retain = proto::Retain { object: reference.object };

@@ -1,11 +1,12 @@
 //! The result of a function, kept where it was computed until it is fetched.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::state::{Hosted, Job};
 use super::value::{Answer, Value};
 use crate::error::RemoteError;
-use crate::lock::lock;
 
 pub(super) struct HostedValue(Mutex<Vec<Value>>);
 
@@ -19,7 +20,7 @@ impl Hosted for HostedValue {
     fn call(self: Arc<Self>, job: Job) {
         let Job { name, method, responder, .. } = job;
         responder.answer(if method == "to_here" {
-            Ok(Answer { values: lock(&self.0).iter().map(Value::share).collect(), piece: 0 })
+            Ok(Answer { values: self.0.lock().iter().map(Value::share).collect(), piece: 0 })
         } else {
             Err(RemoteError::new(format!("`{name}` gave a plain value, which has only `to_here`")))
         });

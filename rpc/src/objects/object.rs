@@ -3,16 +3,17 @@
 //! to a quick method runs where it arrives if nothing is before it, which saves two changes of threads.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, TryLockError};
+
+use parking_lot::Mutex;
 
 use super::convert::{FromValues, IntoValues};
 use super::execution::run;
 use super::state::{Call, Hosted, Job};
 use super::value::{Answer, Value};
 use crate::error::{RemoteError, unknown};
-use crate::lock::lock;
 use crate::quick;
 
 /// A type whose objects other processes can make and call.
@@ -119,8 +120,7 @@ impl<T: RemoteObject> Occupied<T> {
 impl<T: RemoteObject> CallInPlace for Occupied<T> {
     fn run_now(&self, mut job: Job) -> Option<Job> {
         let free = self.methods.is_quick(&job.method) && self.waiting.load(Ordering::Acquire) == 0;
-        let guard = if free { self.object.try_lock() } else { Err(TryLockError::WouldBlock) };
-        let Ok(mut object) = guard else {
+        let Some(mut object) = free.then(|| self.object.try_lock()).flatten() else {
             self.waiting.fetch_add(1, Ordering::AcqRel);
             return Some(job);
         };
@@ -138,7 +138,7 @@ impl ObjectQueue {
         let occupied = Arc::clone(&object);
         let body = move || {
             for mut job in jobs {
-                let answer = occupied.run(&mut lock(&occupied.object), &mut job);
+                let answer = occupied.run(&mut occupied.object.lock(), &mut job);
                 // Before the answer: the caller's next call may come at once.
                 occupied.waiting.fetch_sub(1, Ordering::AcqRel);
                 job.responder.answer(answer);

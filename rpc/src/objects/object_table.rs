@@ -2,11 +2,12 @@
 //! is a reference to it, or for as long as the process if it is a singleton.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::error::RemoteError;
 use crate::ids::{ObjectId, Session};
-use crate::lock::lock;
 
 /// Hosted objects by number; `H` is an object, cheap to clone.
 pub(crate) struct ObjectTable<H> {
@@ -36,7 +37,7 @@ impl<H> Default for ObjectTable<H> {
 impl<H: Clone> ObjectTable<H> {
     /// Adds an object, held once by `holder`.
     pub fn insert(&self, name: Arc<str>, hosted: H, holder: Session) -> ObjectId {
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         table.last_id += 1;
         let id = table.last_id;
         table.objects.insert(id, Entry { name, hosted, holders: BTreeMap::from([(holder, 1)]), pinned: false });
@@ -45,25 +46,25 @@ impl<H: Clone> ObjectTable<H> {
 
     /// Returns the place of the singleton `name`: empty until it is made. The thread that locks it makes it.
     pub fn singleton(&self, name: &str) -> Arc<Mutex<Option<ObjectId>>> {
-        Arc::clone(lock(&self.singletons).entry(name.to_owned()).or_default())
+        Arc::clone(self.singletons.lock().entry(name.to_owned()).or_default())
     }
 
     /// Keeps an object for as long as the process lives.
     pub fn pin(&self, id: ObjectId) {
-        if let Some(entry) = lock(&self.table).objects.get_mut(&id) {
+        if let Some(entry) = self.table.lock().objects.get_mut(&id) {
             entry.pinned = true;
         }
     }
 
     pub fn find(&self, id: ObjectId) -> Result<(Arc<str>, H), RemoteError> {
-        let table = lock(&self.table);
+        let table = self.table.lock();
         let entry = table.objects.get(&id).ok_or_else(|| gone(id))?;
         Ok((Arc::clone(&entry.name), entry.hosted.clone()))
     }
 
     /// Counts one more reference; gives the object's name.
     pub fn retain(&self, id: ObjectId, holder: Session) -> Result<Arc<str>, RemoteError> {
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         let entry = table.objects.get_mut(&id).ok_or_else(|| gone(id))?;
         *entry.holders.entry(holder).or_default() += 1;
         Ok(Arc::clone(&entry.name))
@@ -72,7 +73,7 @@ impl<H: Clone> ObjectTable<H> {
     /// Counts one reference less and frees the object with the last.
     pub fn release(&self, id: ObjectId, holder: Session) {
         let freed = {
-            let mut table = lock(&self.table);
+            let mut table = self.table.lock();
             let Some(entry) = table.objects.get_mut(&id) else { return };
             if let Some(count) = entry.holders.get_mut(&holder) {
                 *count -= 1;
@@ -89,7 +90,7 @@ impl<H: Clone> ObjectTable<H> {
     /// Sets the references of one holder; a holder of none is removed.
     pub fn reconcile(&self, holder: Session, held: &HashMap<ObjectId, u64>) {
         let freed = {
-            let mut table = lock(&self.table);
+            let mut table = self.table.lock();
             for (id, entry) in &mut table.objects {
                 match held.get(id) {
                     Some(&count) if count > 0 => entry.holders.insert(holder, count),
@@ -103,14 +104,14 @@ impl<H: Clone> ObjectTable<H> {
 
     /// Drops every object, also the singletons.
     pub fn clear(&self) {
-        lock(&self.singletons).clear();
-        let freed = std::mem::take(&mut lock(&self.table).objects);
+        self.singletons.lock().clear();
+        let freed = std::mem::take(&mut self.table.lock().objects);
         drop(freed);
     }
 
     /// Returns the number of objects, and of references to them.
     pub fn count(&self) -> (usize, u64) {
-        let table = lock(&self.table);
+        let table = self.table.lock();
         let references = table.objects.values().flat_map(|entry| entry.holders.values()).sum();
         (table.objects.len(), references)
     }

@@ -3,9 +3,10 @@
 //! is sent again after a reconnect is taken once.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use psjobs_rpc::{Call, Methods, Registry, RemoteError, RemoteObject};
 use tokio::sync::Notify;
 
@@ -132,7 +133,7 @@ impl Inbox {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.state.lock()
     }
 
     fn join(&self, call: &Call, (token, rank, size): (i64, i64, i64)) -> Result<(), RemoteError> {

@@ -2,11 +2,12 @@
 //! is seconds behind; without expectations, the next reconcile of a job would create the children of the last one again.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kube::runtime::reflector::Lookup;
 use kube::runtime::watcher::Event;
+use parking_lot::{Mutex, MutexGuard};
 
 /// How long an unconfirmed creation is trusted; longer than the lag of a healthy watch.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -98,7 +99,7 @@ impl<V> Expectations<V> {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Child<V>>> {
         // Every change above is complete before anything can panic.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -2,10 +2,11 @@
 //! everything that decisions depend on is in the job's status.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kube::ResourceExt as _;
+use parking_lot::{Mutex, MutexGuard};
 use psjobs_api::crd::ParameterServerJob;
 
 use super::metadata::remove_unread_metadata;
@@ -113,7 +114,7 @@ impl JobStates {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
         // Every change above is complete before anything can panic.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -7,9 +7,9 @@
 //! status, so that they do not compete with the rest of a burst.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout};
 
@@ -80,7 +80,7 @@ impl Drop for Permit<'_> {
         self.permit = None;
         if self.write == WritePriority::TerminalStatus {
             let quiet_until = Instant::now() + self.limiter.quiet_period;
-            *self.limiter.quiet_until.lock().unwrap_or_else(PoisonError::into_inner) = quiet_until;
+            *self.limiter.quiet_until.lock() = quiet_until;
         }
         if self.limiter.level(self.write).is_idle() {
             self.limiter.free.notify_waiters();
@@ -151,7 +151,7 @@ impl PriorityLimiter {
         if write != WritePriority::Event {
             return None;
         }
-        let end = *self.quiet_until.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = *self.quiet_until.lock();
         end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
     }
 

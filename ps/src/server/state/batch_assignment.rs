@@ -1,7 +1,6 @@
 //! The assignment of batches in an elastic job, on server 0: the [`BatchAssigner`] and the trainers that wait for it.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::batch::assigner::BatchAssigner;
@@ -19,7 +18,7 @@ impl BatchAssignments {
     /// Locks the assigner.
     pub fn assigner(&self) -> MutexGuard<'_, BatchAssigner> {
         // A panic under this lock leaves a state that batches can still be assigned from.
-        self.assigner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.assigner.lock()
     }
 
     /// Records what a heartbeat reports: how often a trainer has joined, and how many batches it has done since.

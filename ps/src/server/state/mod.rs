@@ -10,9 +10,10 @@ pub mod replication;
 pub mod streams;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 use tonic::Status;
@@ -101,7 +102,7 @@ impl ServerState {
 
     pub fn members(&self) -> MutexGuard<'_, Membership> {
         // A panic under this lock leaves counters behind, nothing half-written that matters.
-        self.membership.lock().unwrap_or_else(PoisonError::into_inner)
+        self.membership.lock()
     }
 
     /// Returns the shares of the trainers in a batch; an error where batches are fixed.
@@ -113,7 +114,7 @@ impl ServerState {
             )
         })?;
         // A panic under this lock leaves a state that shares can still be computed from.
-        Ok(sharing.lock().unwrap_or_else(PoisonError::into_inner))
+        Ok(sharing.lock())
     }
 
     /// Returns the blocks; an error before the first Join, which a trainer sees if this server was restarted after its
@@ -215,7 +216,7 @@ impl ServerState {
 
     fn lock_tables(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<Tables>>> {
         // Only insertions are made under this lock.
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tables.lock()
     }
 
     /// Resolves when the model or tables become known after this call.
@@ -341,7 +342,7 @@ impl ServerState {
     }
 
     fn streams(&self) -> MutexGuard<'_, Streams> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+        self.streams.lock()
     }
 
     /// Aborts all streams.

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
+use parking_lot::Mutex;
 use psjobs_api::{CheckpointResult, ReplicaResult};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tonic::Status;
@@ -105,12 +106,12 @@ impl Recovery {
 
     /// Returns the newest checkpoint that this server knows.
     pub fn newest(&self) -> Option<LastCheckpoint> {
-        self.newest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.newest.lock().clone()
     }
 
     /// Returns the queue of servers that ask to be restored. Only the coordinator calls it, once.
     pub(in crate::server) fn arrivals(&self) -> mpsc::Receiver<Newcomer> {
-        let arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let arrivals = self.arrivals.lock().take();
         arrivals.expect("only one task leads")
     }
 
@@ -127,12 +128,12 @@ impl Recovery {
 
     /// Returns the queue of trainers that wait for a checkpoint. Only the coordinator calls it, once.
     pub(in crate::server) fn conclusions(&self) -> mpsc::Receiver<DurabilityRequest> {
-        let conclusions = self.conclusions.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let conclusions = self.conclusions.lock().take();
         conclusions.expect("only one task leads")
     }
 
     pub(in crate::server) fn set_newest(&self, checkpoint: LastCheckpoint) {
-        *self.newest.lock().unwrap_or_else(PoisonError::into_inner) = Some(checkpoint);
+        *self.newest.lock() = Some(checkpoint);
     }
 
     pub(in crate::server) fn set_epoch(&self, epoch: u64) {

@@ -1,8 +1,8 @@
 //! The state of this server's replication: its role in each shard that it holds, and the stream to the other holder.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -242,7 +242,7 @@ impl Replication {
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Shard>> {
         // Assignments only are made under this lock.
-        self.shards.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards.lock()
     }
 }
 

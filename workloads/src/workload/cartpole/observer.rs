@@ -1,9 +1,10 @@
 //! An observer: has the cart, and runs an episode when the agent says so. For each step it calls back.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
@@ -83,13 +84,13 @@ impl Work {
 
     /// Waits until the agent has said that it is over, at most for `patience`; true if it has.
     pub fn wait(&self, patience: Duration) -> bool {
-        let finished = self.finished.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.changed.wait_timeout_while(finished, patience, |finished| !*finished);
-        *waited.unwrap_or_else(PoisonError::into_inner).0
+        let mut finished = self.finished.lock();
+        self.changed.wait_while_for(&mut finished, |finished| !*finished, patience);
+        *finished
     }
 
     fn finish(&self) {
-        *self.finished.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.finished.lock() = true;
         self.changed.notify_all();
     }
 }
