@@ -111,15 +111,6 @@ impl Endpoint {
         self.connections().peers.lock().session_of(peer)
     }
 
-    /// Waits for `future` on the runtime of the connections, and runs them meanwhile where they have no threads of their own.
-    pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
-        let connections = self.connections();
-        match connections.driver.upgrade() {
-            Some(driver) => driver.wait(future),
-            None => connections.runtime.block_on(future),
-        }
-    }
-
     #[must_use]
     pub fn stats(&self) -> Stats {
         let (shared, connections) = (self.shared(), self.connections());

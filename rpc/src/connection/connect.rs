@@ -28,6 +28,8 @@ use crate::proto::remote_objects_server::{RemoteObjects, RemoteObjectsServer};
 /// Size limit of a frame: bounds what a broken peer can make this process allocate.
 const MAX_FRAME_BYTES: usize = 1 << 30;
 const WINDOW_BYTES: u32 = 16 << 20;
+/// Bytes of an HTTP/2 frame: a large tensor goes in few.
+const HTTP2_FRAME_BYTES: u32 = 1 << 20;
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_LAST: Duration = Duration::from_secs(2);
 
@@ -74,6 +76,7 @@ pub(crate) fn serve(process: Arc<dyn Process>, listener: TcpListener) {
     let router = Server::builder()
         .initial_connection_window_size(WINDOW_BYTES)
         .initial_stream_window_size(WINDOW_BYTES)
+        .max_frame_size(HTTP2_FRAME_BYTES)
         .add_service(service(Arc::clone(&process)));
     let serving = Arc::clone(&process);
     process.connections().spawn_connection(async move {
@@ -183,6 +186,7 @@ async fn dial_once(dial: &Dial) -> Result<(Arc<Link>, Streaming<proto::Frame>), 
         .map_err(|_| DialError::Refused(format!("`{}` is not host:port", dial.address)))?
         .initial_connection_window_size(WINDOW_BYTES)
         .initial_stream_window_size(WINDOW_BYTES)
+        .max_frame_size(HTTP2_FRAME_BYTES)
         .connect_timeout(RETRY_LAST);
     let channel = network.connect(&target).await.map_err(|error| DialError::Failed(innermost(&error)))?;
     let known = shared.peers.lock().session_of(&dial.name);

@@ -7,6 +7,7 @@ use psjobs_api::{Environment, ReplicaResult};
 use psjobs_ps::client::{ClientError, Member, SessionConfig, TensorSpec};
 use psjobs_ps::network::Network;
 use psjobs_ps::tls::TlsError;
+use tokio::runtime::{Builder, Runtime};
 
 use super::Plan;
 use super::progress::{Done, Progress};
@@ -51,7 +52,15 @@ pub struct Participant {
 struct Connections {
     endpoint: Endpoint,
     // Behind the endpoint, which runs on it.
-    _driver: Driver,
+    _runtime: CallRuntime,
+}
+
+/// The runtime of a trainer's remote calls.
+enum CallRuntime {
+    /// The thread that waits for the answer to a call.
+    Driven(Driver),
+    /// A thread of its own.
+    Apart(Runtime),
 }
 
 impl Drop for Connections {
@@ -73,13 +82,44 @@ impl Participant {
         total_steps: u64,
         patience: Duration,
     ) -> Result<Self, ModulesError> {
-        let driver = Driver::start().map_err(ModulesError::Runtime)?;
+        let runtime = CallRuntime::Driven(Driver::start().map_err(ModulesError::Runtime)?);
+        Self::join_on(runtime, environment, registry, layers, total_steps, patience)
+    }
+
+    /// As [`Participant::join`], for a trainer whose calls do not wait for their answers: a thread of its own sends and
+    /// receives while the trainer computes.
+    ///
+    /// # Errors
+    /// As [`Participant::join`].
+    pub fn join_streaming(
+        environment: &Environment,
+        registry: Registry,
+        layers: Vec<TensorSpec>,
+        total_steps: u64,
+        patience: Duration,
+    ) -> Result<Self, ModulesError> {
+        let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("psjobs-calls").enable_all().build();
+        let runtime = CallRuntime::Apart(runtime.map_err(ModulesError::Runtime)?);
+        Self::join_on(runtime, environment, registry, layers, total_steps, patience)
+    }
+
+    fn join_on(
+        runtime: CallRuntime,
+        environment: &Environment,
+        registry: Registry,
+        layers: Vec<TensorSpec>,
+        total_steps: u64,
+        patience: Duration,
+    ) -> Result<Self, ModulesError> {
         let network = Network::of(environment)?;
         let settings = Settings::new(server_integration::name(environment), environment.uid.as_str());
         let incarnation = environment.incarnation;
         let settings = Settings { incarnation, lease: SILENCE, network: network.clone(), ..settings };
-        let endpoint = Endpoint::start_driven(settings, registry, &driver);
-        let connections = Connections { endpoint, _driver: driver };
+        let endpoint = match &runtime {
+            CallRuntime::Driven(driver) => Endpoint::start_driven(settings, registry, driver),
+            CallRuntime::Apart(runtime) => Endpoint::start(settings, registry, runtime.handle().clone()),
+        };
+        let connections = Connections { endpoint, _runtime: runtime };
         let config = SessionConfig::new(environment, layers, total_steps);
         let config = SessionConfig { connect_timeout: patience, network, ..config };
         let member = Member::join(config).map_err(ModulesError::Join)?;

@@ -4,11 +4,11 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use psjobs_rpc::{Call, Methods, Registry, RemoteError, RemoteObject};
-use tokio::sync::Notify;
 
 use super::{Place, trainer_name};
 
@@ -35,7 +35,7 @@ pub struct Inbox {
 struct Shared {
     place: Place,
     state: Mutex<State>,
-    changed: Notify,
+    changed: Condvar,
 }
 
 #[derive(Default)]
@@ -46,6 +46,8 @@ struct State {
     from_before: Option<FromBefore>,
     /// The rank that is lost, and the reason.
     lost: Option<(u32, String)>,
+    /// Something has arrived since it was waited for last.
+    has_changed: bool,
 }
 
 /// The chunks of the rank before since it joined.
@@ -70,7 +72,7 @@ pub enum Arrival {
 impl Inbox {
     /// Registers the object that neighbours call.
     pub fn offer(registry: &mut Registry, place: Place) -> Self {
-        let inbox = Self { shared: Arc::new(Shared { place, state: Mutex::default(), changed: Notify::new() }) };
+        let inbox = Self { shared: Arc::new(Shared { place, state: Mutex::default(), changed: Condvar::new() }) };
         let offered = inbox.clone();
         registry.object(OBJECT, move |_, ()| Ok(offered.clone()));
         inbox
@@ -120,9 +122,19 @@ impl Inbox {
         (state.next_is_done, state.of_ring(token).is_some_and(|from| from.is_done))
     }
 
-    /// Resolves when something has arrived since this was awaited last.
-    pub async fn changed(&self) {
-        self.shared.changed.notified().await;
+    /// Waits until something has arrived since the last call, `limit` at most.
+    pub fn wait(&self, limit: Duration) {
+        let mut state = self.state();
+        if !state.has_changed {
+            self.shared.changed.wait_for(&mut state, limit);
+        }
+        state.has_changed = false;
+    }
+
+    /// Wakes the thread that waits.
+    fn arrived(&self) {
+        self.state().has_changed = true;
+        self.shared.changed.notify_one();
     }
 
     fn trouble(&self, state: &mut State, token: i64) -> Option<(u32, String)> {
@@ -197,22 +209,22 @@ impl RemoteObject for Inbox {
         methods
             .add_quick(JOIN, |inbox, call, joined| {
                 inbox.join(call, joined)?;
-                inbox.shared.changed.notify_one();
+                inbox.arrived();
                 Ok(())
             })
             .add_quick(PUT, |inbox, _, chunk| {
                 let missing = inbox.put(chunk);
-                inbox.shared.changed.notify_one();
+                inbox.arrived();
                 Ok(missing)
             })
             .add_quick(DONE, |inbox, _, token: i64| {
                 inbox.mark_done(token);
-                inbox.shared.changed.notify_one();
+                inbox.arrived();
                 Ok(())
             })
             .add_quick(LOST, |inbox, _, lost| {
                 inbox.mark_lost(lost);
-                inbox.shared.changed.notify_one();
+                inbox.arrived();
                 Ok(())
             });
     }

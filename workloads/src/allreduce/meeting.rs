@@ -67,9 +67,7 @@ impl Meeting {
                 let (rank, reason) = missing;
                 return Err(RingError::Absent { rank, seconds: patience.as_secs(), reason });
             }
-            let changed = async { tokio::time::timeout(LOOK, self.inbox.changed()).await };
-            // The time has passed, or a neighbour has called: both are looked at.
-            drop(self.endpoint.block_on(changed));
+            self.inbox.wait(LOOK);
         }
         let Met { next: Some((next, session)), before: Some((from, before, before_session)) } = met else {
             unreachable!("both have met this rank")

@@ -18,8 +18,6 @@ const WINDOW: usize = 4;
 const LOOK: Duration = Duration::from_millis(100);
 /// How often answers of the next rank are looked for while one is needed.
 const ANSWER: Duration = Duration::from_millis(1);
-/// How long the last words to the neighbours may take.
-const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// A neighbour in the ring.
 pub struct Neighbour {
@@ -135,9 +133,7 @@ impl Neighbours {
     /// Waits until something has arrived, or `limit` has passed.
     fn wait(&mut self, limit: Duration) -> Result<(), RingError> {
         self.check()?;
-        let changed = async { tokio::time::timeout(limit, self.inbox.changed()).await };
-        // In both cases the caller looks at what has arrived.
-        drop(self.endpoint.block_on(changed));
+        self.inbox.wait(limit);
         Ok(())
     }
 
@@ -218,16 +214,11 @@ impl Neighbours {
         Ok(())
     }
 
-    /// Makes a call to each of `neighbours` that is connected, and waits a little for the answers. One that does not answer
-    /// finds by itself what it is told.
+    /// Makes a call to each of `neighbours` that is connected, and waits for the answers, as long as a call may take.
     fn tell(&self, neighbours: &[&Neighbour], call: impl Fn(&Neighbour) -> Option<Pending<()>>) {
         let connected = |neighbour: &&&Neighbour| self.endpoint.absence(neighbour.inbox.owner()).is_none();
         let calls: Vec<_> = neighbours.iter().filter(connected).filter_map(|neighbour| call(neighbour)).collect();
-        let answered = async {
-            while !calls.iter().all(Pending::is_done) {
-                tokio::time::sleep(ANSWER).await;
-            }
-        };
-        drop(self.endpoint.block_on(async { tokio::time::timeout(LAST_WORDS, answered).await }));
+        // One that does not answer finds by itself what it is told.
+        calls.into_iter().for_each(|call| drop(call.wait()));
     }
 }

@@ -42,7 +42,7 @@ pub fn train(
     let ring = environment.filter(|job| job.trainers > 1);
     let inbox = ring.map(|job| Inbox::offer(&mut registry, Place { rank: job.index, size: job.trainers }));
     let join = |environment| {
-        let joined = Participant::join(environment, registry, layers.clone(), total, settings.patience);
+        let joined = Participant::join_streaming(environment, registry, layers.clone(), total, settings.patience);
         joined.map_err(RecsysError::Join)
     };
     let participant = environment.map(join).transpose()?;
