@@ -2,8 +2,8 @@
 //! how a process reads it. The torch names (`MASTER_ADDR`, `RANK`, ...) are the ones users know;
 //! ours carry the prefix `PSJOB_`.
 
-use crate::Role;
 use crate::checkpoint::CheckpointPolicy;
+use crate::role::Role;
 use crate::training::{Training, TrainingError};
 
 /// Host of server 0.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::CheckpointResult;
+use crate::result::CheckpointResult;
 
 /// How far training is.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

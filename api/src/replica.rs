@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::Role;
+use crate::role::Role;
 
 /// One server or trainer of a job, by role and index. Servers sort before trainers, as ranks do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use clap::Args;
 use psjobs_api::certificates::{AUTHORITY, CERTIFICATE, Certificates, KEY};
 
-use crate::BadInput;
+use crate::bad_input::BadInput;
 
 /// How long they hold: ten years, because they are not renewed.
 const LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);

@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 use anyhow::Context as _;
 use clap::Args;
 
-use crate::BadInput;
+use crate::bad_input::BadInput;
 use crate::run::machine;
 
 /// The arguments of such a program, which it reads itself.

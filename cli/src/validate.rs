@@ -8,7 +8,7 @@ use clap::Args;
 use psjobs_api::crd::ParameterServerJob;
 use serde::Serialize;
 
-use crate::BadInput;
+use crate::bad_input::BadInput;
 use crate::manifest::{self, Manifest, Problem};
 
 /// Check manifests, as `kubectl apply` would

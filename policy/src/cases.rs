@@ -3,7 +3,7 @@
 
 use psjobs_api::crd::ParameterServerJob;
 
-use crate::JobPolicy;
+use crate::job_policy::JobPolicy;
 
 mod table;
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 use psjobs_api::Role;
 use psjobs_api::crd::{FailureAction, FailureRule, RestartPolicy, RestartStrategy};
 
-use crate::{JobPolicy, backoff};
+use crate::backoff;
+use crate::job_policy::JobPolicy;
 
 /// The exit code of a program that was given what cannot work: a wrong flag, data that is missing, another model.
 /// Another start would end the same way. `psjobs-worker` uses it so, as do argument parsers of most languages and

@@ -4,7 +4,9 @@ use psjobs_api::crd::{
     FailurePolicy, ParameterServerJobSpec, RestartPolicy, SchedulingBackend, SchedulingPolicy, StartupPolicy,
 };
 
-use crate::{Deadlines, Elastic, Success};
+use crate::deadlines::Deadlines;
+use crate::elastic::Elastic;
+use crate::success_policy::Success;
 
 /// A job's policy: the part of its spec that decides what follows from failures, successes and time.
 #[derive(Clone, Debug, PartialEq)]

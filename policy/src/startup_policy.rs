@@ -3,7 +3,7 @@
 use psjobs_api::crd::StartupPolicy;
 use psjobs_api::{Replica, Role};
 
-use crate::JobPolicy;
+use crate::job_policy::JobPolicy;
 
 impl JobPolicy {
     /// Returns true if a replica is not to be started yet because the servers are not ready. One that has been started

@@ -5,7 +5,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::Role;
+use crate::role::Role;
 
 /// What happens when pods fail. A disruption (eviction, preemption, a lost node, a deleted pod)
 /// is replaced without counting. Exit code 2 of a pod's first container means wrong input and fails the

@@ -1,7 +1,7 @@
 //! Names and labels of what a job owns. Pod names are a function of job, role and index, so that
 //! creating a pod twice is refused by the API server.
 
-use crate::Role;
+use crate::role::Role;
 
 /// Label with the job's name.
 pub const LABEL_JOB: &str = "psjobs.dev/job-name";

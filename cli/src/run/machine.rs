@@ -11,7 +11,7 @@ use anyhow::Context as _;
 
 use super::Options;
 use super::plan::Machine;
-use crate::BadInput;
+use crate::bad_input::BadInput;
 
 const WORKER: &str = "psjobs-worker";
 

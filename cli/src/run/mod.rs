@@ -28,7 +28,8 @@ use clap::Args;
 use psjobs_api::ReplicaResult;
 use psjobs_api::crd::ParameterServerJob;
 
-use crate::{BadInput, validate};
+use crate::bad_input::BadInput;
+use crate::validate;
 use lifecycle::Outcome;
 use plan::Plan;
 use signals::Signals;

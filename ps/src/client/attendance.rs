@@ -10,8 +10,9 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
+use super::config::SessionConfig;
 use super::connecting::{connect_lazily, is_refused, join, reason};
-use super::{ClientError, SessionConfig, is_retryable};
+use super::error::{ClientError, is_retryable};
 use crate::proto;
 use crate::proto::coordination_client::CoordinationClient;
 use crate::retry::{Retries, Schedule};

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use tokio::runtime::Runtime;
 
+use super::config::SessionConfig;
+use super::error::ClientError;
 use super::lane::threads;
+use super::runtime::network;
 use super::session::AsyncSession;
-use super::{ClientError, SessionConfig, network};
 use crate::batch::sharing::{Share, Work};
 
 /// A trainer's place in its job. Holds the flat parameters and gradients; their memory does not

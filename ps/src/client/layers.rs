@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::try_join_all;
 
-use super::ClientError;
+use super::error::ClientError;
 use super::tables::{AsyncTables, Shared};
 use crate::layout::Layout;
 use crate::proto::coordination_client::CoordinationClient;

@@ -6,8 +6,10 @@ use std::collections::BTreeMap;
 use tokio::runtime::Runtime;
 
 use super::attendance::{Attendance, Report};
+use super::config::SessionConfig;
 use super::connecting::{enter, persist_any};
-use super::{ClientError, SessionConfig, network};
+use super::error::ClientError;
+use super::runtime::network;
 
 /// A trainer's place in a job whose servers train no blocks for it, on the runtime of its caller.
 pub struct AsyncMember {

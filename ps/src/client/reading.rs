@@ -5,8 +5,8 @@ use std::time::Duration;
 use psjobs_api::Environment;
 use tonic::Status;
 
+use super::config::holders;
 use super::connecting::{Failure, connect};
-use super::holders;
 use super::link::{PULL, once};
 use crate::codec::Codec;
 use crate::layout::Layout;

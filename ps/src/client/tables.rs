@@ -12,8 +12,9 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 pub use self::blocking::{Pulling, Pushing, Tables};
+use super::config::SessionConfig;
 use super::connecting::{Failure, connect, in_place, join, persist_any};
-use super::{ClientError, SessionConfig};
+use super::error::ClientError;
 use crate::proto::sparse_tables_client::SparseTablesClient;
 use crate::proto::{self, OpenTablesRequest};
 use crate::sparse::TableSpec;

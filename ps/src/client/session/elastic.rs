@@ -6,8 +6,9 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use super::assigned_batches::AssignedBatches;
-use super::{AsyncSession, ClientError, Settled};
+use super::{AsyncSession, Settled};
 use crate::client::connecting::unreachable;
+use crate::client::error::ClientError;
 use crate::client::exchange::Purpose;
 use crate::proto;
 use crate::retry::{Retries, Schedule};

@@ -4,9 +4,9 @@ use tonic::Status;
 
 use super::{AsyncSession, Settled};
 use crate::client::connecting::schedule;
+use crate::client::error::{ClientError, is_retryable};
 use crate::client::exchange::Opened;
 use crate::client::link::{Link, Opening};
-use crate::client::{ClientError, is_retryable};
 use crate::retry::Retries;
 
 impl AsyncSession {

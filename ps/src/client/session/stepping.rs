@@ -6,9 +6,9 @@ use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use super::{AsyncSession, INTERRUPTIBLE, LAST_STEP, Settled};
-use crate::client::ClientError;
 use crate::client::coder::Coder;
 use crate::client::connecting::unreachable;
+use crate::client::error::ClientError;
 use crate::client::exchange::{Outgoing, Purpose};
 use crate::client::lane::Event;
 use crate::codec::Codec;

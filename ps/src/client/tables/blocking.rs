@@ -8,8 +8,11 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
 use super::{AsyncTables, RowGradients, owned};
+use crate::client::config::SessionConfig;
 use crate::client::connecting::until;
-use crate::client::{ClientError, Layers, SessionConfig, network};
+use crate::client::error::ClientError;
+use crate::client::layers::Layers;
+use crate::client::runtime::network;
 use crate::sparse::TableSpec;
 
 /// The job's sparse tables, as one trainer sees them. The trainer takes part in the job as a

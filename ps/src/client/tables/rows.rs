@@ -8,8 +8,9 @@ use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use super::{RowGradients, Shared};
+use crate::client::config::SessionConfig;
 use crate::client::connecting::{self, TRY, schedule, stopped, until};
-use crate::client::{ClientError, SessionConfig, is_retryable};
+use crate::client::error::{ClientError, is_retryable};
 use crate::proto::sparse_tables_client::SparseTablesClient;
 use crate::proto::{self, PullRowsRequest, PushRowsRequest};
 use crate::retry::{Failure, retry};

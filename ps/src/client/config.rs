@@ -1,0 +1,88 @@
+//! The settings of a session: the job, the model, and the way to its servers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use psjobs_api::Environment;
+use psjobs_api::training::Compression;
+
+use super::lane::{connections, cores};
+use crate::layout::TensorSpec;
+use crate::network::Network;
+use crate::proto;
+
+/// The settings of a trainer's session.
+#[derive(Clone, Debug)]
+pub struct SessionConfig {
+    /// The job; servers of another one refuse this trainer.
+    pub job_uid: String,
+    /// Index among the trainers.
+    pub trainer: u32,
+    /// How often this trainer was replaced.
+    pub incarnation: u32,
+    /// `host:port` of every server, in order.
+    pub servers: Vec<String>,
+    /// The model's parameters, in the order of the flat space.
+    pub tensors: Vec<TensorSpec>,
+    /// Steps that this trainer is going to do; in an elastic job the batches that all trainers are going to read.
+    pub total_steps: u64,
+    /// The job is elastic: trainers come and go, and are assigned what they read.
+    pub elastic: bool,
+    /// How long to wait for a server that does not answer, at the start and after it was lost.
+    pub connect_timeout: Duration,
+    /// Connections to each server, over which its blocks are dealt, at most 16: more than one where one core for a
+    /// connection is the limit. Shared memory needs but one.
+    pub connections: u32,
+    /// Exchange blocks through shared memory with servers of this host that offer it.
+    pub shared_memory: bool,
+    /// Servers that hold each block: server k's are also held by server k+1 if it is 2.
+    pub replication_factor: u32,
+    /// How gradients are coded where they travel.
+    pub compression: Compression,
+    /// The network that the servers are reached through.
+    pub network: Network,
+    /// Set, from a signal handler for instance, to give up whatever is being waited for.
+    pub interrupt: Arc<AtomicBool>,
+}
+
+impl SessionConfig {
+    /// The configuration of a trainer in `environment`.
+    #[must_use]
+    pub fn new(environment: &Environment, tensors: Vec<TensorSpec>, total_steps: u64) -> Self {
+        Self {
+            job_uid: environment.uid.clone(),
+            trainer: environment.index,
+            incarnation: environment.incarnation,
+            servers: environment.servers.clone(),
+            tensors,
+            total_steps,
+            elastic: environment.min_trainers.is_some(),
+            connect_timeout: Duration::from_secs(120),
+            connections: connections(environment.connections, environment.tls_folder.is_some(), cores()),
+            shared_memory: true,
+            replication_factor: environment.replication_factor,
+            compression: environment.training.compression.clone(),
+            network: Network::default(),
+            interrupt: Arc::default(),
+        }
+    }
+
+    /// The servers that may lead the blocks of server `shard`.
+    pub(crate) fn holders(&self, shard: u32) -> Vec<u32> {
+        holders(shard, self.servers.len() as u32, self.replication_factor)
+    }
+
+    pub(crate) fn interrupted(&self) -> bool {
+        self.interrupt.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn id(&self) -> proto::TrainerId {
+        proto::TrainerId { job_uid: self.job_uid.clone(), index: self.trainer, incarnation: self.incarnation }
+    }
+}
+
+/// Returns those of `servers` servers that may lead the blocks of server `shard`, if `copies` hold each block.
+pub(super) fn holders(shard: u32, servers: u32, copies: u32) -> Vec<u32> {
+    (0..copies.clamp(1, servers.max(1))).map(|copy| (shard + copy) % servers).collect()
+}

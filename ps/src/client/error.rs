@@ -1,0 +1,126 @@
+//! Why a trainer cannot go on, and which answers of servers are worth another attempt.
+
+use tonic::Status;
+
+use crate::layout::LayoutError;
+
+/// Why a trainer cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The model has no parameters, or too many.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// The initial values do not fit the tensors.
+    #[error("the model has {tensors} parameters, {values} initial values were given")]
+    InitialValues {
+        /// Elements of all tensors.
+        tensors: usize,
+        /// Values given.
+        values: usize,
+    },
+    /// An address that is none.
+    #[error("{0:?} is not the address of a server; write host:port")]
+    Address(String),
+    /// A server did not answer in time.
+    #[error("server {address} did not answer for {seconds} s ({reason}); see whether it runs and its port is open")]
+    Unreachable {
+        /// The server.
+        address: String,
+        /// How long it was tried.
+        seconds: u64,
+        /// The reason of the last attempt's failure.
+        reason: String,
+    },
+    /// A server said no, and would say so again.
+    #[error("server {address} refused: {reason}")]
+    Refused {
+        /// The server.
+        address: String,
+        /// Its words.
+        reason: String,
+    },
+    /// A server refused because of another process: one that has taken this trainer's place, or a server of another
+    /// job that has this address now. The trainer may be let in when it is started again.
+    #[error("server {address} refused: {reason}")]
+    Conflict {
+        /// The server.
+        address: String,
+        /// Its words.
+        reason: String,
+    },
+    /// A server computes another layout; one of the two is of another version or has other settings.
+    #[error(
+        "server {address} is server {found} of a job with {servers} servers, expected server {want} of {ours}; check the order and number of server addresses"
+    )]
+    Misplaced {
+        /// The server.
+        address: String,
+        /// Its index.
+        found: u32,
+        /// Its count of servers.
+        servers: u32,
+        /// Index expected.
+        want: u32,
+        /// Count expected.
+        ours: u32,
+    },
+    /// A server has been started again, and has lost its rows or gone to a checkpoint with all others.
+    #[error(
+        "server {address} was started anew, or has gone to a checkpoint, and has other rows of the sparse tables than \
+         before; let the trainers start again, they go on with those"
+    )]
+    TablesLost {
+        /// The server.
+        address: String,
+    },
+    /// No memory for parameters and gradients.
+    #[error("cannot get memory for {elements} parameters and their gradients; give this process more memory")]
+    Memory {
+        /// Number of parameters.
+        elements: usize,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// [`SessionConfig::interrupt`] was set.
+    #[error("told to stop while waiting for the servers")]
+    Interrupted,
+    /// No thread or runtime could be had.
+    #[error("cannot start the network thread; raise the process limits of this machine")]
+    Runtime(#[source] std::io::Error),
+}
+
+impl ClientError {
+    /// Returns the error of a trainer that `address` refused with a status that is not retryable.
+    pub(crate) fn refused(address: &str, status: &Status) -> Self {
+        let (address, reason) = (address.to_owned(), status.message().to_owned());
+        match status.code() {
+            tonic::Code::FailedPrecondition => Self::Conflict { address, reason },
+            _ => Self::Refused { address, reason },
+        }
+    }
+
+    /// Returns true if the trainer was given something that cannot work, so that starting it again cannot help: its
+    /// model, flags or environment. A server that is away, another process in its place and a lack of memory are not.
+    #[must_use]
+    pub fn is_input(&self) -> bool {
+        match self {
+            Self::Layout(_) | Self::InitialValues { .. } | Self::Address(_) | Self::Refused { .. } => true,
+            // The addresses of a job are its operator's; a wrong server at one of them is an old one.
+            Self::Misplaced { .. }
+            | Self::Conflict { .. }
+            | Self::Unreachable { .. }
+            | Self::TablesLost { .. }
+            | Self::Memory { .. }
+            | Self::Interrupted
+            | Self::Runtime(_) => false,
+        }
+    }
+}
+
+/// Returns whether another attempt may succeed.
+pub(crate) fn is_retryable(status: &Status) -> bool {
+    !matches!(
+        status.code(),
+        tonic::Code::InvalidArgument | tonic::Code::FailedPrecondition | tonic::Code::Unimplemented
+    )
+}
