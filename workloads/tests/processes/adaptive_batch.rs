@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::process::{end, free_port, read, start};
+use crate::process::{all_end_well, end, free_port, read, start};
 use psjobs_api::ReplicaResult;
 
 /// Two trainers in Sync, the second of which takes three times as long; what each of them did.
@@ -16,10 +16,7 @@ fn train(flag: &str, folder: &Path) -> [ReplicaResult; 2] {
         let args = format!("train mlp {place} --rank {rank} --max-steps 120 --device cpu {speed} {flag}");
         start(&args, &folder.join(format!("trainer-{rank}")))
     });
-    for process in trainers.into_iter().chain([server]) {
-        let (code, log) = end(process);
-        assert_eq!(code, Some(0), "{log}");
-    }
+    all_end_well(trainers.into_iter().chain([server]));
     [1, 2].map(|rank| read(&folder.join(format!("trainer-{rank}"))))
 }
 

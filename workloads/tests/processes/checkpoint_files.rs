@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
 use std::process::{ChildStderr, Command, Stdio};
 
-use crate::process::{Worker, command, end, free_port, read, start};
+use crate::process::{Worker, all_end_well, command, end, free_port, read, start};
 use psjobs_ps::checkpoint::{Catalog, Checkpoint};
 use psjobs_worker::Workload as _;
 use psjobs_worker::tch::{Device, nn, no_grad};
@@ -30,10 +30,7 @@ fn train(port: u16, steps: u64, folder: &Path) -> Worker {
 
 fn train_undisturbed(port: u16, steps: u64, folder: &Path) {
     let server = Worker(serve(port, folder).spawn().expect("the binary starts"));
-    for process in [train(port, steps, folder), server] {
-        let (code, said) = end(process);
-        assert_eq!(code, Some(0), "{said}");
-    }
+    all_end_well([train(port, steps, folder), server]);
 }
 
 #[test]

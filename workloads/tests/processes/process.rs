@@ -44,6 +44,19 @@ pub fn end(mut worker: Worker) -> (Option<i32>, String) {
     (worker.0.wait().expect("it ends").code(), log)
 }
 
+/// Waits until all have ended, reading what each logs meanwhile, so that none waits for a reader; returns the logs.
+///
+/// # Panics
+/// If one did not end well, with what all have logged.
+pub fn all_end_well(workers: impl IntoIterator<Item = Worker>) -> Vec<String> {
+    let waiting: Vec<_> = workers.into_iter().map(|worker| std::thread::spawn(|| end(worker))).collect();
+    let ended: Vec<_> = waiting.into_iter().map(|waits| waits.join().expect("it waits")).collect();
+    let describe = |(code, log): &(Option<i32>, String)| format!("--- ended with {code:?}\n{log}");
+    let all: String = ended.iter().map(describe).collect();
+    assert!(ended.iter().all(|(code, _)| *code == Some(0)), "{all}");
+    ended.into_iter().map(|(_, log)| log).collect()
+}
+
 pub fn run(command: &mut Command) -> (Option<i32>, String) {
     let Output { status, stderr, .. } = command.output().expect("the binary starts");
     (status.code(), String::from_utf8(stderr).expect("text"))

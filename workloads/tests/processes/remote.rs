@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-use crate::process::{command, end, free_port, read, run, start};
+use crate::process::{all_end_well, command, end, free_port, read, run, start};
 use psjobs_api::ReplicaResult;
 
 #[test]
@@ -102,10 +102,7 @@ fn balance(folder: &Path, protocol: &str) -> ReplicaResult {
             format!("train cartpole {place} --rank {rank} --protocol {protocol} --max-rounds 60 --measure-calls 100");
         start(&args, &result(&format!("trainer-{rank}")))
     });
-    for process in trainers.into_iter().chain([server]) {
-        let (code, log) = end(process);
-        assert_eq!(code, Some(0), "{log}");
-    }
+    all_end_well(trainers.into_iter().chain([server]));
     let (agent, observer) = (read(&result("trainer-1")), read(&result("trainer-2")));
     assert_eq!(agent.steps, 60, "{agent:?}");
     assert!(observer.steps >= 60 * 8, "{observer:?}");
@@ -141,10 +138,7 @@ fn a_lost_observer_is_replaced_and_the_others_go_on() {
     let second = start(&trainer(3), &result("second"));
     let rest: Vec<String> = log.collect();
     assert_eq!(agent.0.wait().expect("it ends").code(), Some(0), "{rest:?}");
-    for process in [first, second, server] {
-        let (code, log) = end(process);
-        assert_eq!(code, Some(0), "{log}");
-    }
+    all_end_well([first, second, server]);
     assert_eq!(read(&result("agent")).steps, 80);
     assert!(read(&result("second")).steps > 0, "the one that came later took part");
 }

@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::ChildStderr;
 
-use crate::process::{command, end, free_port, read, run, start};
+use crate::process::{all_end_well, command, end, free_port, read, run, start};
 use psjobs_api::ReplicaResult;
 use psjobs_ps::checkpoint::Catalog;
 use psjobs_worker::tch::Device;
@@ -30,13 +30,8 @@ fn train_logged(workload: &str, serve: &str, folder: &Path) -> (ReplicaResult, S
         let args = format!("train {workload} {place} --rank {rank}");
         start(&args, &folder.join(format!("trainer-{rank}")))
     });
-    let mut last = String::new();
-    for process in trainers.into_iter().chain([server]) {
-        let (code, log) = end(process);
-        assert_eq!(code, Some(0), "{log}");
-        last = log;
-    }
-    (read(&folder.join("trainer-1")), last)
+    let last = all_end_well(trainers.into_iter().chain([server])).pop();
+    (read(&folder.join("trainer-1")), last.expect("the server's"))
 }
 
 fn module(name: &str) -> PathBuf {
@@ -266,10 +261,7 @@ fn a_trainer_with_bad_data_ends_and_the_others_wait_for_a_better_one() {
     let (code, said) = end(second);
     assert_eq!(code, Some(2), "{said}");
     assert!(said.contains("bad.csv, line 201: it has 2 columns, the first line has 3"), "{said}");
-    for process in [begin(2, &good), first, server] {
-        let (code, said) = end(process);
-        assert_eq!(code, Some(0), "{said}");
-    }
+    all_end_well([begin(2, &good), first, server]);
 }
 
 /// Reads a trainer's log until it trains.
