@@ -17,6 +17,8 @@ pub struct ReplicatedLayers {
     optimizer: Optimizer,
     schedule: Schedule,
     state: State,
+    /// The first step whose gradient they do not contain.
+    next_step: u64,
 }
 
 impl ReplicatedLayers {
@@ -33,7 +35,7 @@ impl ReplicatedLayers {
         }
         let optimizer = Optimizer::new(&training.optimizer);
         let state = optimizer.state(values.len());
-        Self { parameters, values, optimizer, schedule: Schedule::from(&training.schedule), state }
+        Self { parameters, values, optimizer, schedule: Schedule::from(&training.schedule), state, next_step: 0 }
     }
 
     /// Elements of all parameters.
@@ -46,6 +48,12 @@ impl ReplicatedLayers {
     #[must_use]
     pub fn updates(&self) -> u64 {
         self.state.step()
+    }
+
+    /// The first step whose gradient they do not contain.
+    #[must_use]
+    pub fn next_step(&self) -> u64 {
+        self.next_step
     }
 
     /// The parameters in the flat order, under the names that a model's `variables` have.
@@ -80,24 +88,30 @@ impl ReplicatedLayers {
         self.values.len() * (1 + self.optimizer.slots())
     }
 
-    /// Takes the state of another trainer that has done so many updates.
+    /// Takes the state of another trainer that has done so many updates, the last one before `next_step`.
     ///
     /// # Panics
     /// If it has another length.
-    pub fn take(&mut self, state: &[f32], updates: u64) {
+    pub fn take(&mut self, state: &[f32], updates: u64, next_step: u64) {
         assert_eq!(state.len(), self.state_len(), "the state of an equal model");
         let (values, slots) = state.split_at(self.values.len());
         self.values.copy_from_slice(values);
         let slots = slots.chunks_exact(self.values.len()).map(<[f32]>::to_vec).collect();
         self.state = State::restored(slots, updates);
+        self.next_step = next_step;
         self.place();
     }
 
-    /// One step, of this number, along the flat `gradient`.
+    /// One step, of this number, along the flat `gradient`. A step that the layers contain already changes nothing: it is
+    /// done again only for its rows, when the ring broke after some trainers had updated and before all had.
     ///
     /// # Panics
     /// If the gradient has another length than the parameters.
     pub fn update(&mut self, step: u64, gradient: &[f32]) {
+        if step < self.next_step {
+            return;
+        }
+        self.next_step = step + 1;
         let factor = self.schedule.factor(step);
         self.optimizer.apply(&mut self.values, bytemuck::cast_slice(gradient), &mut self.state, factor);
         self.place();
@@ -134,6 +148,18 @@ mod tests {
     }
 
     #[test]
+    fn a_step_that_is_done_again_counts_once() {
+        let one = Tensor::ones([1], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let mut dense = ReplicatedLayers::new(&[vec![one.shallow_clone()]], &Training::default());
+        dense.update(0, &[1.0]);
+        let once = dense.state();
+        dense.update(0, &[5.0]);
+        assert_eq!((dense.state(), dense.updates(), dense.next_step()), (once.clone(), 1, 1));
+        dense.update(1, &[5.0]);
+        assert_ne!(dense.state(), once);
+    }
+
+    #[test]
     fn a_trainer_that_takes_anothers_state_goes_on_as_that_one() {
         let mut training = Training::default();
         training.optimizer.kind = psjobs_api::training::OptimizerKind::Adam;
@@ -144,7 +170,7 @@ mod tests {
         for step in 0..3 {
             first.update(step, &[1.0, -2.0, 0.5 * step as f32]);
         }
-        second.take(&first.state(), first.updates());
+        second.take(&first.state(), first.updates(), first.next_step());
         for dense in [&mut first, &mut second] {
             dense.update(3, &[0.1, 0.2, 0.3]);
         }

@@ -89,14 +89,15 @@ fn agree(ring: &mut Ring, epoch: u64, dense: &mut ReplicatedLayers, next: u64) -
     }
     let first = ring.gather(next)?.into_iter().min().unwrap_or(next);
     let updates = ring.gather(dense.updates())?;
+    let steps = ring.gather(dense.next_step())?;
     let newest = updates.iter().copied().max().unwrap_or(0);
     // The lowest of those that have come furthest gives; the others add nothing to it.
-    let source = updates.iter().position(|updates| *updates == newest);
+    let source = updates.iter().position(|updates| *updates == newest).unwrap_or(0);
     if updates.iter().any(|updates| *updates != newest) {
-        let gives = source == Some(ring.place().rank as usize);
+        let gives = source == ring.place().rank as usize;
         ring.begin_sum(if gives { dense.state() } else { vec![0.0; dense.state_len()] });
         let state = ring.summed()?;
-        dense.take(&state, newest);
+        dense.take(&state, newest, steps[source]);
         tracing::info!(trainer = source, updates = newest, "took over the dense layers");
     } else if first > 0 && newest == 0 {
         tracing::warn!(step = first, "no trainer has the dense layers any more: they begin anew, the tables go on");

@@ -153,9 +153,9 @@ fn resume(tables: &mut client::Tables, dense: &mut ReplicatedLayers, beginning: 
                     "the dense layers and the rows are of different steps"
                 );
             }
-            dense.take(&kept.state, kept.updates);
+            dense.take(&kept.state, kept.updates, kept.steps);
         }
-        None => dense.take(&beginning.0, 0),
+        None => dense.take(&beginning.0, 0, 0),
     }
     Ok(())
 }
