@@ -40,7 +40,7 @@ pub struct Stats {
 }
 
 impl Endpoint {
-    /// Starts the end; it sends and receives on `runtime` until [`Endpoint::shutdown`].
+    /// Starts the end; it sends and receives on `runtime` until [`Endpoint::shutdown`]. Threads that wait for answers sleep.
     #[must_use]
     pub fn start(settings: Settings, registry: Registry, runtime: Handle) -> Self {
         Self::start_on(settings, registry, runtime, Weak::new())

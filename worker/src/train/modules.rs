@@ -7,7 +7,6 @@ use psjobs_api::{Environment, ReplicaResult};
 use psjobs_ps::client::{ClientError, Member, SessionConfig, TensorSpec};
 use psjobs_ps::network::Network;
 use psjobs_ps::tls::TlsError;
-use tokio::runtime::{Builder, Runtime};
 
 use super::Plan;
 use super::progress::{Done, Progress};
@@ -52,15 +51,7 @@ pub struct Participant {
 struct Connections {
     endpoint: Endpoint,
     // Behind the endpoint, which runs on it.
-    _runtime: CallRuntime,
-}
-
-/// The runtime of a trainer's remote calls.
-enum CallRuntime {
-    /// The thread that waits for the answer to a call.
-    Driven(Driver),
-    /// A thread of its own.
-    Apart(Runtime),
+    _driver: Driver,
 }
 
 impl Drop for Connections {
@@ -82,12 +73,12 @@ impl Participant {
         total_steps: u64,
         patience: Duration,
     ) -> Result<Self, ModulesError> {
-        let runtime = CallRuntime::Driven(Driver::start().map_err(ModulesError::Runtime)?);
-        Self::join_on(runtime, environment, registry, layers, total_steps, patience)
+        let start = |settings, driver: &Driver| Endpoint::start_driven(settings, registry, driver);
+        Self::join_with(start, environment, layers, total_steps, patience)
     }
 
-    /// As [`Participant::join`], for a trainer whose calls do not wait for their answers: a thread of its own sends and
-    /// receives while the trainer computes.
+    /// As [`Participant::join`], for a trainer whose calls do not wait for their answers: the driver's thread alone sends
+    /// and receives, while the trainer computes.
     ///
     /// # Errors
     /// As [`Participant::join`].
@@ -98,15 +89,13 @@ impl Participant {
         total_steps: u64,
         patience: Duration,
     ) -> Result<Self, ModulesError> {
-        let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("psjobs-calls").enable_all().build();
-        let runtime = CallRuntime::Apart(runtime.map_err(ModulesError::Runtime)?);
-        Self::join_on(runtime, environment, registry, layers, total_steps, patience)
+        let start = |settings, driver: &Driver| Endpoint::start(settings, registry, driver.handle());
+        Self::join_with(start, environment, layers, total_steps, patience)
     }
 
-    fn join_on(
-        runtime: CallRuntime,
+    fn join_with(
+        start: impl FnOnce(Settings, &Driver) -> Endpoint,
         environment: &Environment,
-        registry: Registry,
         layers: Vec<TensorSpec>,
         total_steps: u64,
         patience: Duration,
@@ -115,11 +104,8 @@ impl Participant {
         let settings = Settings::new(server_integration::name(environment), environment.uid.as_str());
         let incarnation = environment.incarnation;
         let settings = Settings { incarnation, lease: SILENCE, network: network.clone(), ..settings };
-        let endpoint = match &runtime {
-            CallRuntime::Driven(driver) => Endpoint::start_driven(settings, registry, driver),
-            CallRuntime::Apart(runtime) => Endpoint::start(settings, registry, runtime.handle().clone()),
-        };
-        let connections = Connections { endpoint, _runtime: runtime };
+        let driver = Driver::start().map_err(ModulesError::Runtime)?;
+        let connections = Connections { endpoint: start(settings, &driver), _driver: driver };
         let config = SessionConfig::new(environment, layers, total_steps);
         let config = SessionConfig { connect_timeout: patience, network, ..config };
         let member = Member::join(config).map_err(ModulesError::Join)?;
