@@ -12,6 +12,7 @@ mod clock;
 pub mod codec;
 pub mod consistency;
 mod gradient;
+mod handshakes;
 pub mod layout;
 pub mod network;
 pub mod optimizer;

@@ -1,6 +1,9 @@
 //! How the processes of a job reach each other: over TCP, with TLS or without, or through a [`Dial`] that the caller
-//! provides, as the simulation of whole jobs does. Deadlines, windows and keep-alive are the
-//! endpoint's.
+//! provides, as the simulation of whole jobs does. All connections have the same time limits, which are here; windows are
+//! the caller's.
+//!
+//! A machine that vanished is found by TCP: its kernel acknowledges nothing. A process that hangs while its kernel
+//! lives is found by HTTP/2's keep-alive, which leaves it more time, because one that is merely slow must not be cut off.
 
 use std::fmt;
 use std::future::Future;
@@ -9,18 +12,65 @@ use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures::Stream as Incoming;
 use http::Uri;
+use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioIo;
 use psjobs_api::Environment;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tonic::transport::server::{Connected, Router};
-use tonic::transport::{Channel, Endpoint, Error};
+use tonic::transport::{Channel, Endpoint, Error, Server};
 use tower::Service;
 
 use crate::tls::{Credentials, TlsError};
+
+/// How long a connection may be idle before it is probed.
+const PROBE_AFTER: Duration = Duration::from_secs(3);
+/// Time between probes without an answer.
+const PROBE_EVERY: Duration = Duration::from_secs(2);
+/// Probes without an answer that end a connection: 9 s after the last answer.
+const PROBES: u32 = 3;
+/// How long sent data may be unacknowledged; longer ends the connection.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(9);
+/// Limit for making a connection, unless the caller sets another one.
+const CONNECT: Duration = Duration::from_secs(5);
+/// Interval of HTTP/2 pings, also while no call is open.
+const PING_EVERY: Duration = Duration::from_secs(10);
+/// How long a process may take to answer a ping.
+const PING_ANSWER: Duration = Duration::from_secs(20);
+
+/// Sets the options of an accepted connection: no delay of small packets, and the time limits of this module.
+pub fn prepare(stream: &TcpStream) {
+    let socket = SockRef::from(stream);
+    // A connection that has ended already takes none, and says so when it is read.
+    let _ = stream.set_nodelay(true);
+    let keepalive = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_EVERY).with_retries(PROBES);
+    let _ = socket.set_tcp_keepalive(&keepalive);
+    let _ = socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
+}
+
+/// Sets the time limits of calls on all connections that a server accepts.
+#[must_use]
+pub fn limited(server: Server) -> Server {
+    server.http2_keepalive_interval(Some(PING_EVERY)).http2_keepalive_timeout(Some(PING_ANSWER))
+}
+
+/// Returns what makes TCP connections with the time limits of this module.
+fn connector(timeout: Option<Duration>) -> HttpConnector {
+    let mut connector = HttpConnector::new();
+    connector.enforce_http(false);
+    connector.set_nodelay(true);
+    connector.set_connect_timeout(timeout);
+    connector.set_keepalive(Some(PROBE_AFTER));
+    connector.set_keepalive_interval(Some(PROBE_EVERY));
+    connector.set_keepalive_retries(Some(PROBES));
+    connector.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
+    connector
+}
 
 /// The bytes of one connection.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -80,17 +130,22 @@ impl Network {
         }
     }
 
-    /// How to connect to the server at `address`, which is `host:port`.
+    /// How to connect to the server at `address`, which is `host:port`: with the time limits of this module.
     ///
     /// # Errors
     /// If that is no address, or the certificates are damaged.
     pub fn endpoint(&self, address: &str) -> Result<Endpoint, Error> {
-        match self {
+        let endpoint = match self {
             Self::Tls(credentials) => {
-                Endpoint::from_shared(format!("https://{address}"))?.tls_config(credentials.client())
+                Endpoint::from_shared(format!("https://{address}"))?.tls_config(credentials.client())?
             }
-            Self::Tcp | Self::Other(_) => Endpoint::from_shared(format!("http://{address}")),
-        }
+            Self::Tcp | Self::Other(_) => Endpoint::from_shared(format!("http://{address}"))?,
+        };
+        Ok(endpoint
+            .connect_timeout(CONNECT)
+            .http2_keep_alive_interval(PING_EVERY)
+            .keep_alive_timeout(PING_ANSWER)
+            .keep_alive_while_idle(true))
     }
 
     /// Connects to `endpoint`.
@@ -99,7 +154,9 @@ impl Network {
     /// If there is no answer in time.
     pub async fn connect(&self, endpoint: &Endpoint) -> Result<Channel, Error> {
         match self {
-            Self::Tcp | Self::Tls(_) => endpoint.connect().await,
+            Self::Tcp | Self::Tls(_) => {
+                endpoint.connect_with_connector(connector(endpoint.get_connect_timeout())).await
+            }
             Self::Other(dial) => endpoint.connect_with_connector(Connector(dial.clone())).await,
         }
     }
@@ -139,7 +196,7 @@ impl Network {
     #[must_use]
     pub fn connect_lazy(&self, endpoint: &Endpoint) -> Channel {
         match self {
-            Self::Tcp | Self::Tls(_) => endpoint.connect_lazy(),
+            Self::Tcp | Self::Tls(_) => endpoint.connect_with_connector_lazy(connector(endpoint.get_connect_timeout())),
             Self::Other(dial) => endpoint.connect_with_connector_lazy(Connector(dial.clone())),
         }
     }

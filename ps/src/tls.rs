@@ -3,6 +3,7 @@
 //! Servers shake hands here and not in the transport, which would drop those it refuses without a word.
 
 use std::any::Any;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -21,6 +22,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+
+use crate::handshakes::Handshakes;
 
 /// How long a peer may take to show its certificate.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -115,12 +118,17 @@ impl Credentials {
         incoming: impl Stream<Item = io::Result<S>>,
     ) -> Result<impl Stream<Item = io::Result<TlsStream<S>>>, DamagedError> {
         let acceptor = TlsAcceptor::from(Arc::new(self.server()?));
-        let door = self.clone();
+        let (door, handshakes) = (self.clone(), Handshakes::default());
         let hands = incoming.map(move |stream| {
             let (acceptor, door) = (acceptor.clone(), door.clone());
+            let begun = stream.map(|stream| (handshakes.begin(address(&stream).map(|peer| peer.ip())), stream));
             async move {
-                match stream {
-                    Ok(stream) => door.shake_hands(&acceptor, stream).await.map(Ok),
+                match begun {
+                    Ok((Some(_under_way), stream)) => door.shake_hands(&acceptor, stream).await.map(Ok),
+                    Ok((None, stream)) => {
+                        door.refuse(address(&stream), "too many connections of its address have yet to show one");
+                        None
+                    }
                     Err(error) => Some(Err(error)),
                 }
             }
@@ -133,23 +141,28 @@ impl Credentials {
         acceptor: &TlsAcceptor,
         stream: S,
     ) -> Option<TlsStream<S>> {
-        let peer = peer(&stream);
+        let peer = address(&stream);
         let why = match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => return Some(stream),
             // Somebody who only looked whether there is a server, or has gone away.
             Ok(Err(error)) if error.kind() != io::ErrorKind::InvalidData => {
-                tracing::debug!(peer, %error, "a connection ended before its handshake");
+                tracing::debug!(peer = name(peer), %error, "a connection ended before its handshake");
                 return None;
             }
             Ok(Err(error)) => error.to_string(),
             Err(_) => format!("it showed none within {} s", HANDSHAKE.as_secs()),
         };
+        self.refuse(peer, &why);
+        None
+    }
+
+    /// Counts a peer without a certificate, and names it in the log.
+    fn refuse(&self, peer: Option<SocketAddr>, why: &str) {
         let refused = self.refused.fetch_add(1, Relaxed) + 1;
         // One that tries for ever fills no log.
         if refused.is_power_of_two() {
-            tracing::warn!(peer, why, refused, "refused a peer without a certificate of this job");
+            tracing::warn!(peer = name(peer), why, refused, "refused a peer without a certificate of this job");
         }
-        None
     }
 
     fn server(&self) -> Result<rustls::ServerConfig, DamagedError> {
@@ -182,11 +195,14 @@ impl Credentials {
     }
 }
 
-/// Where a connection comes from, as far as it tells.
-fn peer<S: Connected>(stream: &S) -> String {
+/// Returns where a connection comes from, as far as it tells.
+fn address<S: Connected>(stream: &S) -> Option<SocketAddr> {
     let info = stream.connect_info();
-    let address = (&info as &dyn Any).downcast_ref::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
-    address.map_or_else(|| "unknown".to_owned(), |address| address.to_string())
+    (&info as &dyn Any).downcast_ref::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr)
+}
+
+fn name(peer: Option<SocketAddr>) -> String {
+    peer.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string())
 }
 
 /// Puts AES with 128 bits first, where both sides have it: no weaker here, and a third less work than 256 bits, which

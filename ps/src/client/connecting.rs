@@ -6,7 +6,8 @@ use std::time::Duration;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
-use super::{ClientError, SessionConfig, is_retryable};
+use super::config::SessionConfig;
+use super::error::{ClientError, is_retryable};
 use crate::network::Network;
 use crate::proto;
 use crate::proto::coordination_client::CoordinationClient;
@@ -192,11 +193,7 @@ fn endpoint(network: &Network, address: &str) -> Result<Endpoint, Failure> {
         .tcp_nodelay(true)
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(2 * WINDOW)
-        .max_frame_size(MAX_FRAME)
-        // A server that is gone without a word must be noticed while the trainer only waits.
-        .http2_keep_alive_interval(Duration::from_secs(10))
-        .keep_alive_timeout(Duration::from_secs(20))
-        .keep_alive_while_idle(true))
+        .max_frame_size(MAX_FRAME))
 }
 
 /// Waits until `happens` returns true; for conditions without a notification.

@@ -9,9 +9,10 @@ use tokio::sync::mpsc;
 use tonic::Status;
 use tonic::transport::Channel;
 
+use super::config::SessionConfig;
 use super::connecting::{Failure, connect, enter, persist_any};
+use super::error::ClientError;
 use super::lane::{Event, Lane, Name};
-use super::{ClientError, SessionConfig};
 use crate::codec::Codec;
 use crate::layout::Layout;
 use crate::proto;
@@ -178,10 +179,12 @@ async fn fill(channel: Channel, opening: &Opening<'_>, epoch: u64, blocks: &[u32
     let values = if epoch > 0 && !initial.is_empty() { initial } else { memory.parameters() };
     let (sender, receiver) = mpsc::channel(1);
     let send = async {
-        for (i, block) in blocks.iter().enumerate() {
+        let first = proto::InitializeBlocksRequest { trainer: Some(config.id()), ..Default::default() };
+        drop(sender.send(Ok(frame::message(&first))).await);
+        for block in blocks {
             let payload = bytemuck::cast_slice(&values[layout.range(*block)]);
             let push = proto::InitializeBlocksRequest {
-                trainer: (i == 0).then(|| config.id()),
+                trainer: None,
                 block: *block,
                 codec: Codec::F32.number(),
                 payload: Bytes::copy_from_slice(payload),

@@ -21,6 +21,8 @@ pub struct ServerConfig {
     pub job_uid: String,
     /// Index of this server among the job's servers.
     pub index: u32,
+    /// How often this server was replaced. Of two processes of one server, that with the higher number counts.
+    pub incarnation: u32,
     /// Number of servers.
     pub servers: u32,
     /// Number of trainers; in an elastic job the maximum.
@@ -56,6 +58,7 @@ impl ServerConfig {
         Self {
             job_uid: environment.uid.clone(),
             index: environment.index,
+            incarnation: environment.incarnation,
             servers: environment.servers.len() as u32,
             trainers: environment.trainers,
             min_trainers: environment.min_trainers,

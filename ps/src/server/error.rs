@@ -31,6 +31,19 @@ pub enum ServerError {
         /// The one that ended.
         other: u32,
     },
+    /// A process that has replaced this one is known to the others.
+    #[error(
+        "this process of server {server}, incarnation {incarnation}, was replaced by incarnation {successor} while it still \
+         ran; it ends, and its trainers go on with the servers that are there"
+    )]
+    Replaced {
+        /// Index of the server.
+        server: u32,
+        /// Incarnation of this process.
+        incarnation: u32,
+        /// The one that has taken its place.
+        successor: u32,
+    },
     /// It received the signal to stop before every trainer had finished.
     #[error("stopped before all trainers had finished")]
     Stopped,

@@ -24,7 +24,7 @@ use super::service::frame_service::FrameService;
 use super::service::{metrics, recovery as recovery_service, replication as replication_service, sparse_tables};
 use super::state::ServerState;
 use super::task::{evaluation, liveness, recovery, replication};
-use crate::proto;
+use crate::{network, proto};
 use proto::coordination_server::CoordinationServer;
 use proto::recovery_server::RecoveryServer;
 
@@ -42,10 +42,7 @@ pub async fn run(
     config: ServerConfig,
     shutdown: impl Future<Output = ()>,
 ) -> Result<ReplicaResult, ServerError> {
-    let incoming = TcpListenerStream::new(listener).map(|stream| {
-        // Answers are written whole; waiting to fill packets would only delay them.
-        stream.inspect(|stream| drop(stream.set_nodelay(true)))
-    });
+    let incoming = TcpListenerStream::new(listener).map(|stream| stream.inspect(network::prepare));
     run_on(incoming, config, shutdown).await
 }
 
@@ -152,12 +149,10 @@ async fn serve_grpc<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
     health.set_serving::<FrameService<ParameterServer>>().await;
     let reflection =
         || tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(proto::DESCRIPTORS);
-    let router = Server::builder()
+    let router = network::limited(Server::builder())
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(2 * WINDOW)
         .max_frame_size(crate::wire::MAX_FRAME)
-        .http2_keepalive_interval(Some(Duration::from_secs(10)))
-        .http2_keepalive_timeout(Some(Duration::from_secs(20)))
         .add_routes(services)
         .add_service(health_service)
         .add_service(reflection().build_v1().map_err(ServerError::Reflection)?)

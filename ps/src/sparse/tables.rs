@@ -15,7 +15,7 @@ use super::owner::{self, Attached, Command, Owner};
 use super::place::Place;
 use super::refill::Refill;
 use super::shard::{Plan, Shard, ShardState};
-use super::{TableSpec, key};
+use super::{MAX_MESSAGE, TableSpec, key};
 use crate::gradient::all_finite;
 use crate::proto;
 use crate::replication_log::{FrameSender, ReplicaRole};
@@ -95,6 +95,12 @@ pub enum TablesError {
         /// The first key of which it is so.
         key: u64,
     },
+    /// The answer would be longer than a message may be.
+    #[error("the rows asked for have {bytes} bytes, a message has {MAX_MESSAGE} at most; ask for fewer keys at once")]
+    TooManyRows {
+        /// Bytes of the rows.
+        bytes: usize,
+    },
     /// The server's tasks are gone.
     #[error("the server is ending; reconnect")]
     Ended,
@@ -152,10 +158,16 @@ impl Tables {
     /// Rows for a trainer: of each of `wanted` its rows in the order of its keys, little-endian f32.
     ///
     /// # Errors
-    /// If a table or key is not of this server.
+    /// If a table or key is not of this server, or the answer would be too long.
     pub async fn pull(&self, trainer: u32, wanted: &[Pull]) -> Result<Vec<Vec<u8>>, TablesError> {
+        let mut bytes = 0_usize;
         for Pull { table, keys } in wanted {
-            self.check(*table, keys)?;
+            let row = self.check(*table, keys)?.width * size_of::<f32>();
+            bytes = bytes.saturating_add(keys.len().saturating_mul(row));
+        }
+        // Before any memory is taken: a row may be hundreds of times as long as its key.
+        if bytes > MAX_MESSAGE {
+            return Err(TablesError::TooManyRows { bytes });
         }
         try_join_all(wanted.iter().map(|pull| self.pull_one(trainer, pull))).await
     }

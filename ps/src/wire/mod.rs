@@ -19,6 +19,8 @@ pub(crate) use stream_abort::StreamAbort;
 
 /// Longest message that is read: a block and its envelope, with room for larger blocks.
 pub const MAX_MESSAGE: usize = 8 * 1024 * 1024;
+/// Longest first message of a stream. It says who the peer is; until then no more memory is taken for it.
+pub const MAX_FIRST_MESSAGE: usize = 64 * 1024;
 
 /// Gradient blocks that a server may owe a trainer an answer for, where payloads travel: enough to keep the network
 /// busy, few enough that memory does not grow with the model.

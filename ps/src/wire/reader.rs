@@ -10,7 +10,7 @@ use tonic::Status;
 use tonic::body::Body;
 
 use super::frame::PREFIX;
-use super::{Buffers, MAX_MESSAGE};
+use super::{Buffers, MAX_FIRST_MESSAGE, MAX_MESSAGE};
 
 /// Reads the messages of one direction of a call.
 #[derive(Debug)]
@@ -34,15 +34,7 @@ impl Reader {
     /// # Errors
     /// Returns the status that the other side ended with, or the fault of its message.
     pub async fn message<M: Message + Default>(&mut self) -> Result<Option<M>, Status> {
-        let mut prefix = [0; PREFIX];
-        if !self.fill(&mut prefix).await? {
-            return Ok(None);
-        }
-        let [compressed, length @ ..] = prefix;
-        if compressed != 0 {
-            return Err(Status::unimplemented("compressed messages are not read here; send them plain"));
-        }
-        let length = u32::from_be_bytes(length) as usize;
+        let Some(length) = self.length().await? else { return Ok(None) };
         if length > MAX_MESSAGE {
             return Err(Status::invalid_argument(format!(
                 "a message of {length} bytes is longer than {MAX_MESSAGE}; send one block a message"
@@ -52,10 +44,39 @@ impl Reader {
         if !self.fill(buffer.bytes_mut()).await? && length > 0 {
             return Err(cut());
         }
-        let message = M::decode(buffer.freeze());
-        message.map(Some).map_err(|error| {
-            Status::invalid_argument(format!("a message is no protobuf of this service: {error}; nothing was applied"))
-        })
+        decode(buffer.freeze())
+    }
+
+    /// As [`Reader::message`], for a message by which the peer becomes known: a short one, in memory of its own, because the
+    /// buffers belong to known peers.
+    ///
+    /// # Errors
+    /// As [`Reader::message`].
+    pub async fn first_message<M: Message + Default>(&mut self) -> Result<Option<M>, Status> {
+        let Some(length) = self.length().await? else { return Ok(None) };
+        if length > MAX_FIRST_MESSAGE {
+            return Err(Status::invalid_argument(format!(
+                "the first message has {length} bytes; it only says who the caller is, in {MAX_FIRST_MESSAGE} at most"
+            )));
+        }
+        let mut bytes = vec![0; length];
+        if !self.fill(&mut bytes).await? && length > 0 {
+            return Err(cut());
+        }
+        decode(bytes.into())
+    }
+
+    /// The length of the next message; `None` at a good end.
+    async fn length(&mut self) -> Result<Option<usize>, Status> {
+        let mut prefix = [0; PREFIX];
+        if !self.fill(&mut prefix).await? {
+            return Ok(None);
+        }
+        let [compressed, length @ ..] = prefix;
+        if compressed != 0 {
+            return Err(Status::unimplemented("compressed messages are not read here; send them plain"));
+        }
+        Ok(Some(u32::from_be_bytes(length) as usize))
     }
 
     /// Fills `target`; false if the body ends before its first byte.
@@ -95,6 +116,12 @@ impl Reader {
             }
         }
     }
+}
+
+fn decode<M: Message + Default>(bytes: Bytes) -> Result<Option<M>, Status> {
+    M::decode(bytes).map(Some).map_err(|error| {
+        Status::invalid_argument(format!("a message is no protobuf of this service: {error}; nothing was applied"))
+    })
 }
 
 fn cut() -> Status {

@@ -84,15 +84,17 @@ class Trainer:
             reply = members.Join(request, timeout=DEADLINE)
             assert (reply.server, reply.servers, reply.next_step) == (server, len(self.members), 0), reply
             self.block_elements = reply.block_elements
-            values = [self.push(block) for block in reply.empty_blocks]
+            # The first message only says who sends the values.
+            values = [exchange.InitializeBlocksRequest(trainer=self.id)]
+            values += [self.push(block) for block in reply.empty_blocks]
             # Trainers may give first values at the same time: those of the first are taken.
-            assert blocks.InitializeBlocks(iter(values), timeout=DEADLINE).initialized <= len(values)
+            assert blocks.InitializeBlocks(iter(values), timeout=DEADLINE).initialized < len(values)
         self.streams = [Stream(stub, self.id) for stub in self.blocks]
 
     def push(self, block):
         values = self.parameters[self.range(block)]
         payload = struct.pack(f"<{len(values)}f", *values)
-        return exchange.InitializeBlocksRequest(trainer=self.id, block=block, codec=exchange.CODEC_F32, payload=payload)
+        return exchange.InitializeBlocksRequest(block=block, codec=exchange.CODEC_F32, payload=payload)
 
     def range(self, block):
         return slice(block * self.block_elements, min((block + 1) * self.block_elements, PARAMETERS))

@@ -1,11 +1,14 @@
 //! Trainers that do not behave: each costs the server little memory, is disconnected and told why, and the
 //! server goes on.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::support::*;
+use http_body::Body as _;
 use psjobs_api::training::ConsistencyMode;
 use psjobs_ps::client::Session;
 use psjobs_ps::proto::exchange_request::Message;
@@ -16,6 +19,7 @@ use tokio::sync::Notify;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::Channel;
 use tonic::{Status, Streaming};
+use tower::Service as _;
 
 /// Longer than anything here takes.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -133,5 +137,101 @@ async fn one_that_pulls_and_reads_nothing_has_one_pull() {
         assert!(status.message().contains("a newer stream of trainer 0"), "{status}");
     }
     drop(newest);
+    goes_on(session).await;
+}
+
+/// Opens a stream to `method` that sends `bytes` and then nothing more; the status that it ends with.
+async fn unknown(mut channel: Channel, method: &str, bytes: &'static [u8]) -> Status {
+    let pieces = tokio_stream::once(Ok::<_, Status>(http_body::Frame::data(bytes::Bytes::from_static(bytes))));
+    let body = tonic::body::Body::new(Pieces(Box::pin(pieces.chain(tokio_stream::pending()))));
+    let request = http::Request::post(format!("http://any{method}"))
+        .header("te", "trailers")
+        .header("content-type", "application/grpc")
+        .body(body)
+        .expect("a request");
+    std::future::poll_fn(|context| channel.poll_ready(context)).await.expect("connected");
+    let response = channel.call(request).await.expect("answered");
+    if let Some(status) = Status::from_header_map(response.headers()) {
+        return status;
+    }
+    let mut body = response.into_body();
+    loop {
+        match std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+            Some(Ok(frame)) if frame.is_trailers() => {
+                return Status::from_header_map(&frame.into_trailers().expect("trailers")).expect("a status");
+            }
+            Some(Ok(_)) => {}
+            Some(Err(status)) => return status,
+            None => panic!("it ends as if all were well"),
+        }
+    }
+}
+
+/// A body of pieces as they come.
+struct Pieces(Pin<Box<dyn Stream<Item = Result<http_body::Frame<bytes::Bytes>, Status>> + Send>>);
+
+impl http_body::Body for Pieces {
+    type Data = bytes::Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<bytes::Bytes>, Status>>> {
+        self.0.as_mut().poll_next(context)
+    }
+}
+
+/// Streams whose first message tells who the caller is.
+const FIRST: [&str; 5] = [
+    "/psjobs.v1.ParameterServer/Exchange",
+    "/psjobs.v1.ParameterServer/Pull",
+    "/psjobs.v1.ParameterServer/InitializeBlocks",
+    "/psjobs.v1.Replication/Greet",
+    "/psjobs.v1.Replication/Follow",
+];
+
+/// Memory of this process, in MiB.
+fn resident() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").expect("Linux");
+    pages.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).expect("a number") * 4096 / (1 << 20)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unknown_callers_that_announce_much_cost_little() {
+    let (server, session, _) = joined(Duration::from_secs(2)).await;
+    let channel = || async {
+        Channel::from_shared(format!("http://{}", server.address))
+            .expect("an address")
+            .connect()
+            .await
+            .expect("connects")
+    };
+    let before = resident();
+    // Five bytes each, which announce 8 MiB.
+    let long = channel().await;
+    for method in FIRST.iter().cycle().take(200) {
+        let status = unknown(long.clone(), method, &[0, 0, 128, 0, 0]).await;
+        assert!(status.message().contains("the first message has 8388608 bytes"), "{method}: {status}");
+    }
+    // As many as a connection takes announce what is allowed, and send nothing of it.
+    let mut waiting = Vec::new();
+    for _ in 0..10 {
+        let channel = channel().await;
+        for method in FIRST.iter().cycle().take(150) {
+            let (channel, method) = (channel.clone(), *method);
+            waiting.push(tokio::spawn(async move { unknown(channel, method, &[0, 0, 1, 0, 0]).await }));
+        }
+    }
+    let mut refused = 0;
+    for ended in waiting {
+        let status = tokio::time::timeout(LIMIT, ended).await.expect("it ends").expect("no panic");
+        let late = status.message().contains("no message came in 2 s");
+        refused += u32::from(status.message().contains("1024 streams have yet to say whose they are"));
+        assert!(late || status.code() == tonic::Code::ResourceExhausted, "{status}");
+    }
+    assert!(refused >= 1500 - 1024, "{refused} of 1500 were refused");
+    let more = resident().saturating_sub(before);
+    assert!(more < 200, "{more} MiB more than before, for callers that are not known");
     goes_on(session).await;
 }

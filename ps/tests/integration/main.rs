@@ -9,6 +9,7 @@ mod fuzz_seeds;
 mod hostile;
 mod members;
 mod refusals;
+mod replaced_servers;
 mod replication;
 mod sparse;
 mod sparse_checkpoints;

@@ -7,7 +7,7 @@ use crate::support::*;
 use psjobs_api::training::{ConsistencyMode, NonFinite};
 use psjobs_ps::client::{Member, RowGradients, SessionConfig, Tables};
 use psjobs_ps::proto::sparse_tables_client::SparseTablesClient;
-use psjobs_ps::proto::{PushRowsRequest, TableGradients, TrainerId};
+use psjobs_ps::proto::{PullRowsRequest, PushRowsRequest, TableGradients, TableKeys, TrainerId};
 use psjobs_ps::server::CheckpointConfig;
 use psjobs_ps::sparse::{TableSpec, key};
 
@@ -198,6 +198,11 @@ async fn what_does_not_fit_is_refused_in_a_sentence_and_changes_nothing() {
         assert_eq!(status.code(), tonic::Code::InvalidArgument, "{label}");
         assert!(status.message().contains(want), "{label}: {}", status.message());
     }
+    // A message may name more keys than rows fit into an answer: refused before memory is taken for it.
+    let wanted = vec![TableKeys { table: 0, keys: vec![at_home; 5_000_000] }];
+    let pull = PullRowsRequest { trainer: trainer(), wanted, ..PullRowsRequest::default() };
+    let status = client.pull_rows(pull).await.expect_err("too many rows");
+    assert!(status.message().contains("ask for fewer keys at once"), "{}", status.message());
     let nobody = client.push_rows(PushRowsRequest::default()).await.expect_err("nobody");
     assert!(nobody.message().contains("has no trainer"), "{}", nobody.message());
     let stranger = trainer().map(|trainer| TrainerId { incarnation: 7, ..trainer });

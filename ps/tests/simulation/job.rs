@@ -198,6 +198,7 @@ impl Supervisor {
         ServerConfig {
             job_uid: JOB.into(),
             index,
+            incarnation: 0,
             servers: plan.servers,
             trainers: plan.trainers,
             min_trainers: plan.least,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use psjobs_ps::network;
 use psjobs_ps::retry::{Failure, Schedule, Stopped, retry};
 use tokio::net::TcpListener;
 use tokio_stream::StreamExt;
@@ -69,11 +70,8 @@ pub(crate) fn service(process: Arc<dyn Process>) -> RemoteObjectsServer<Service>
 
 /// Serves the gRPC service alone, on a listener of its own, until shutdown.
 pub(crate) fn serve(process: Arc<dyn Process>, listener: TcpListener) {
-    let incoming = TcpListenerStream::new(listener).map(|stream| {
-        // The listener sets no options on what it accepts, and small calls must not wait.
-        stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream))
-    });
-    let router = Server::builder()
+    let incoming = TcpListenerStream::new(listener).map(|stream| stream.inspect(network::prepare));
+    let router = network::limited(Server::builder())
         .initial_connection_window_size(WINDOW_BYTES)
         .initial_stream_window_size(WINDOW_BYTES)
         .max_frame_size(HTTP2_FRAME_BYTES)

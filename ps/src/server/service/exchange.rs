@@ -6,6 +6,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 use tonic::Status;
 
+use super::first_message::first_message;
 use super::frame_service::Methods;
 use super::trainer;
 use crate::block::{Peer, Store, no_values};
@@ -81,8 +82,9 @@ async fn send_blocks(
     answers: &Answers,
     (arrival, abort): (Arrival, &StreamAbort),
 ) -> Result<(), Status> {
-    let request: proto::PullRequest =
-        first(state, &mut reader).await?.ok_or_else(|| Status::invalid_argument("a Pull needs one PullRequest"))?;
+    let request: proto::PullRequest = first_message(state, &mut reader)
+        .await?
+        .ok_or_else(|| Status::invalid_argument("a Pull needs one PullRequest"))?;
     let reader = request.trainer.is_none() && request.job_uid == state.config.job_uid;
     let id = if reader { None } else { Some(trainer(request.trainer)?) };
     if let Some(id) = &id {
@@ -105,25 +107,18 @@ async fn send_blocks(
 
 async fn take_initial_values(state: &ServerState, mut reader: Reader) -> Result<proto::InitializeBlocksReply, Status> {
     let store = state.store()?;
-    let (mut known, mut initialized) = (false, 0);
-    while let Some(push) = reader.message::<proto::InitializeBlocksRequest>().await? {
-        if !known {
-            state.members().hear(&trainer(push.trainer)?, now())?;
-            known = true;
-        }
+    let first: Option<proto::InitializeBlocksRequest> = first_message(state, &mut reader).await?;
+    let Some(first) = first else { return Ok(proto::InitializeBlocksReply { initialized: 0 }) };
+    state.members().hear(&trainer(first.trainer.clone())?, now())?;
+    let mut initialized = 0;
+    // A first message without values only says whose they are.
+    let mut next = if first.payload.is_empty() { reader.message().await? } else { Some(first) };
+    while let Some(push) = next {
         state.shard(Some(store.layout().owner(push.block)))?;
         initialized += u32::from(store.initialize(push.block, push.codec, push.payload).await?);
+        next = reader.message().await?;
     }
     Ok(proto::InitializeBlocksReply { initialized })
-}
-
-/// Reads the first message of a stream, which must come within the silence timeout.
-async fn first<M: prost::Message + Default>(state: &ServerState, reader: &mut Reader) -> Result<Option<M>, Status> {
-    let patience = state.config.timeouts.silence;
-    tokio::time::timeout(patience, reader.message()).await.unwrap_or_else(|_| {
-        let seconds = patience.as_secs_f64();
-        Err(Status::deadline_exceeded(format!("no message came in {seconds} s after the stream was opened")))
-    })
 }
 
 /// Forwards a trainer's gradients to their blocks until its stream ends or is aborted.
@@ -134,7 +129,8 @@ async fn read_gradients(
     (arrival, abort): (Arrival, &StreamAbort),
 ) -> Result<(), Status> {
     let store: &Store = state.store()?;
-    let Some(proto::ExchangeRequest { message: Some(Message::Open(open)) }) = first(state, &mut reader).await? else {
+    let Some(proto::ExchangeRequest { message: Some(Message::Open(open)) }) = first_message(state, &mut reader).await?
+    else {
         return Err(Status::invalid_argument("the first message of a training stream must be Open"));
     };
     let kind = StreamKind::of(&open)?;

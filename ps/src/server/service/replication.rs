@@ -7,11 +7,12 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tonic::Status;
 
+use super::first_message::first_message;
 use super::frame_service::Methods;
 use crate::proto::{self, follow_request::Message};
 use crate::replication_log::FrameSender;
 use crate::server::state::ServerState;
-use crate::server::state::replication::Replication;
+use crate::server::state::replication::{Process, Replication};
 use crate::sparse::Tables;
 use crate::wire::{Outgoing, Reader, frame};
 
@@ -57,7 +58,7 @@ fn follow(state: Arc<ServerState>, reader: Reader) -> Outgoing {
 fn replication<'a>(state: &'a ServerState, job_uid: &str) -> Result<&'a Replication, Status> {
     let want = &state.config.job_uid;
     if job_uid != want {
-        let text = format!("this server belongs to job {want}, the caller to job {job_uid}; check the addresses");
+        let text = format!("this server belongs to another job than {job_uid}, the caller's; check the addresses");
         return Err(Status::invalid_argument(text));
     }
     state.replication.as_ref().ok_or_else(|| {
@@ -66,15 +67,19 @@ fn replication<'a>(state: &'a ServerState, job_uid: &str) -> Result<&'a Replicat
 }
 
 async fn role(state: &ServerState, mut reader: Reader) -> Result<proto::GreetReply, Status> {
-    let request: proto::GreetRequest =
-        reader.message().await?.ok_or_else(|| Status::invalid_argument("Greet needs one GreetRequest"))?;
+    let request: proto::GreetRequest = first_message(state, &mut reader)
+        .await?
+        .ok_or_else(|| Status::invalid_argument("Greet needs one GreetRequest"))?;
     let replication = replication(state, &request.job_uid)?;
-    replication.meet(request.shard, request.instance);
-    Ok(proto::GreetReply { role: replication.role(request.shard).told().into() })
+    let caller = Process { instance: request.instance, incarnation: request.incarnation };
+    let successor = replication.meet(request.shard, caller);
+    let role = replication.role(request.shard).told().into();
+    Ok(proto::GreetReply { role, incarnation: replication.process.incarnation, successor })
 }
 
 async fn serve(state: &ServerState, mut reader: Reader, backup: &FrameSender) -> Result<(), Status> {
-    let Some(proto::FollowRequest { message: Some(Message::Open(open)) }) = reader.message().await? else {
+    let Some(proto::FollowRequest { message: Some(Message::Open(open)) }) = first_message(state, &mut reader).await?
+    else {
         return Err(Status::invalid_argument("the first message of Follow must be Open"));
     };
     let replication = replication(state, &open.job_uid)?;
@@ -82,10 +87,13 @@ async fn serve(state: &ServerState, mut reader: Reader, backup: &FrameSender) ->
     if open.epoch != 0 && open.epoch != epoch {
         return Err(Status::unavailable("the servers are about to go to a checkpoint; follow again"));
     }
-    let end = replication.serve(open.shard, open.instance)?;
+    let Some(proto::FollowRequest { message: Some(Message::Held(held)) }) = reader.message().await? else {
+        return Err(Status::invalid_argument("the second message of Follow must be Held"));
+    };
+    let end = replication.serve(open.shard, Process { instance: open.instance, incarnation: open.incarnation })?;
     let served = tokio::select! {
         biased;
-        served = give(state, replication, &open, &mut reader, backup) => served,
+        served = give(state, replication, (&open, held), &mut reader, backup) => served,
         () = end.cancelled() => Err(Status::aborted("the primary has ended this stream; follow again")),
         status = backup.abort().aborted() => Err(status),
     };
@@ -101,6 +109,8 @@ struct Feed<'a> {
     open: &'a proto::OpenFollow,
     /// Versions of the blocks that the backup held when it began to follow.
     held: BTreeMap<u32, u64>,
+    /// Versions of the parts of the rows that it held.
+    held_rows: Vec<u64>,
     model_sent: bool,
     /// The shard's tables, once they are sent.
     tables: Option<Arc<Tables>>,
@@ -117,17 +127,17 @@ struct Feed<'a> {
 async fn give(
     state: &ServerState,
     replication: &Replication,
-    open: &proto::OpenFollow,
+    (open, held): (&proto::OpenFollow, proto::Held),
     reader: &mut Reader,
     backup: &FrameSender,
 ) -> Result<(), Status> {
-    let held = open.held.iter().map(|held| (held.block, held.version)).collect();
     let mut feed = Feed {
         state,
         replication,
         backup,
         open,
-        held,
+        held: held.blocks.into_iter().map(|held| (held.block, held.version)).collect(),
+        held_rows: held.row_parts,
         model_sent: false,
         tables: None,
         lacking: VecDeque::new(),
@@ -163,8 +173,8 @@ impl Feed<'_> {
 
     fn send_model(&self, tensors: Vec<proto::TensorSpec>) {
         let (_, roster) = self.state.members().told();
-        let (epoch, instance) = (self.state.recovery.epoch(), self.replication.instance);
-        let model = Some(proto::Model { tensors, roster, epoch, instance });
+        let (epoch, Process { instance, incarnation }) = (self.state.recovery.epoch(), self.replication.process);
+        let model = Some(proto::Model { tensors, roster, epoch, instance, incarnation });
         self.send(&proto::Replica { model, ..proto::Replica::default() });
     }
 
@@ -187,7 +197,7 @@ impl Feed<'_> {
             self.send(&proto::Replica { tables: message, ..proto::Replica::default() });
             for part in 0..parts {
                 // A backup without tables starts them without rows, which is version 0.
-                let held = self.open.held_rows.get(part as usize).copied().unwrap_or(0);
+                let held = self.held_rows.get(part as usize).copied().unwrap_or(0);
                 if tables.attach(part, held, self.backup, &self.state.tasks).await? {
                     self.copying_parts.insert(part);
                 }
@@ -231,7 +241,7 @@ impl Feed<'_> {
                 }
                 Ok(())
             }
-            _ => Err(Status::invalid_argument("expected an Acknowledgement; Open comes once, at the start")),
+            _ => Err(Status::invalid_argument("expected an Acknowledgement; Open and Held come once, at the start")),
         }
     }
 }

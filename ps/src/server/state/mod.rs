@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio_util::task::TaskTracker;
 use tonic::Status;
 
@@ -38,6 +38,9 @@ use crate::wire::StreamAbort;
 
 /// Upper limit on the tasks that hold the rows of tables; more do not make them faster.
 const MOST_SHARDS: usize = 16;
+/// Streams that may be open at once and have yet to say whose they are. With the longest first message each, 64 KiB, they
+/// cost 64 MiB.
+pub const MAX_UNKNOWN_STREAMS: usize = 1024;
 
 /// The state of one server. Its locks are held for a few assignments, never across an await.
 pub struct ServerState {
@@ -65,6 +68,8 @@ pub struct ServerState {
     /// Notified when the model or tables are known.
     known: Notify,
     streams: Mutex<Streams>,
+    /// Streams that may be open and have yet to say whose they are.
+    pub(in crate::server) unknown: Semaphore,
 }
 
 impl ServerState {
@@ -97,6 +102,7 @@ impl ServerState {
             membership: Mutex::new(membership),
             store: OnceLock::new(),
             streams: Mutex::default(),
+            unknown: Semaphore::new(MAX_UNKNOWN_STREAMS),
         })
     }
 

@@ -8,9 +8,10 @@
 use crate::proto::ShardRole;
 
 /// The role of a server in one shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
     /// The server has just started and does not know its role.
+    #[default]
     Starting,
     /// The server serves trainers.
     Primary {

@@ -14,8 +14,8 @@ use crate::server::config::ServerConfig;
 
 /// The replication state of this server.
 pub struct Replication {
-    /// Drawn at random by this process.
-    pub(in crate::server) instance: u64,
+    /// This process.
+    pub(in crate::server) process: Process,
     pub(in crate::server) index: u32,
     pub(in crate::server) servers: Vec<String>,
     pub(in crate::server) network: Network,
@@ -24,8 +24,18 @@ pub struct Replication {
     changed: Notify,
 }
 
+/// One process of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::server) struct Process {
+    /// Drawn at random by the process.
+    pub(in crate::server) instance: u64,
+    /// How often the server was replaced before. A process of a lower number than was known has been replaced, although
+    /// it still runs: its machine is cut off from whoever replaced it.
+    pub(in crate::server) incarnation: u32,
+}
+
 /// The state of one shard on this server.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(in crate::server) struct Shard {
     pub(in crate::server) role: Role,
     /// The blocks have yet to receive the role. Until they have, the server refuses trainers and backups: a block that
@@ -35,10 +45,13 @@ pub(in crate::server) struct Shard {
     pub(in crate::server) found: Option<bool>,
     /// On a primary: the backup has every block.
     pub(in crate::server) whole: bool,
+    /// On a primary: the backup has been away and silent for so long that trainers should ask the other holder, which may
+    /// lead by now. This server cannot answer them alone.
+    pub(in crate::server) cut_off: bool,
     /// The stream from the backup, or to the primary, if there is one.
     pub(in crate::server) stream: Option<CancellationToken>,
-    /// The process that holds the other copy.
-    pub(in crate::server) peer: Option<u64>,
+    /// The process that holds the other copy, and the highest incarnation of that server.
+    pub(in crate::server) peer: Option<Process>,
 }
 
 impl Replication {
@@ -49,10 +62,9 @@ impl Replication {
             return None;
         }
         let before = (config.index + config.servers - 1) % config.servers;
-        let shard =
-            Shard { role: Role::Starting, changing: false, found: None, whole: false, stream: None, peer: None };
+        let shard = Shard::default();
         Some(Self {
-            instance: rand::random(),
+            process: Process { instance: rand::random(), incarnation: config.incarnation },
             index: config.index,
             servers: config.replicas.clone(),
             network: config.network.clone(),
@@ -72,7 +84,15 @@ impl Replication {
     /// # Errors
     /// If another server is, or may be, the primary, or if the blocks do not know yet that this one is.
     pub fn leads(&self, shard: u32) -> Result<(), Status> {
-        self.check_leads(shard, self.lock().get(&shard))
+        let shards = self.lock();
+        let here = shards.get(&shard);
+        self.check_leads(shard, here)?;
+        if here.is_some_and(|here| here.cut_off) {
+            let other = self.other(shard);
+            let text = format!("server {other} holds the blocks of server {shard} too and does not answer; ask it");
+            return Err(Status::unavailable(text));
+        }
+        Ok(())
     }
 
     fn check_leads(&self, shard: u32, here: Option<&Shard>) -> Result<(), Status> {
@@ -166,7 +186,7 @@ impl Replication {
             return None;
         }
         if role != Role::Starting {
-            (here.role, here.changing) = (role, true);
+            (here.role, here.changing, here.cut_off) = (role, true, false);
         }
         Some(role)
     }
@@ -180,11 +200,14 @@ impl Replication {
     ///
     /// # Errors
     /// Returns those of [`Self::leads`].
-    pub(in crate::server) fn serve(&self, shard: u32, peer: u64) -> Result<CancellationToken, Status> {
+    pub(in crate::server) fn serve(&self, shard: u32, peer: Process) -> Result<CancellationToken, Status> {
         let token = CancellationToken::new();
         {
             let mut shards = self.lock();
             self.check_leads(shard, shards.get(&shard))?;
+            if let Some(successor) = shards.get(&shard).and_then(|here| here.successor_of(peer)) {
+                return Err(replaced(self.other(shard), peer, successor));
+            }
             if let Some(here) = shards.get_mut(&shard) {
                 here.role = Role::Primary { alone: false };
                 here.open_stream(token.clone(), Some(peer));
@@ -199,16 +222,27 @@ impl Replication {
         self.changed.notify_waiters();
     }
 
-    /// Records that process `instance` holds the other copy of `shard`. An earlier process has ended, so its stream is
-    /// closed even if the connection is still open.
-    pub(in crate::server) fn meet(&self, shard: u32, instance: u64) {
+    /// Records that process `peer` holds the other copy of `shard`. A process before it has ended or was replaced, so
+    /// its stream is closed even if the connection is still open. If `peer` was replaced itself, nothing changes; the
+    /// incarnation that replaced it is returned.
+    pub(in crate::server) fn meet(&self, shard: u32, peer: Process) -> Option<u32> {
+        let mut successor = None;
         self.change(shard, |shard| {
-            if shard.peer.replace(instance).is_some_and(|before| before != instance)
+            successor = shard.successor_of(peer);
+            if successor.is_none()
+                && shard.peer.replace(peer).is_some_and(|before| before.instance != peer.instance)
                 && let Some(stream) = &shard.stream
             {
                 stream.cancel();
             }
         });
+        successor
+    }
+
+    /// Returns whether a process of `incarnation`, which holds the other copy of `shard`, was replaced.
+    pub(in crate::server) fn was_replaced(&self, shard: u32, incarnation: u32) -> bool {
+        let process = Process { instance: 0, incarnation };
+        self.lock().get(&shard).is_some_and(|here| here.successor_of(process).is_some())
     }
 
     /// Registers a stream to the primary of `shard` and ends the one before.
@@ -248,12 +282,17 @@ impl Replication {
 
 impl Shard {
     /// Registers a stream and ends the one before. Nothing has been copied over the new one.
-    fn open_stream(&mut self, stream: CancellationToken, peer: Option<u64>) {
+    fn open_stream(&mut self, stream: CancellationToken, peer: Option<Process>) {
         if let Some(before) = self.stream.replace(stream) {
             before.cancel();
         }
-        self.whole = false;
+        (self.whole, self.cut_off) = (false, false);
         self.peer = peer.or(self.peer);
+    }
+
+    /// Returns the incarnation that has replaced `peer`, if one has.
+    fn successor_of(&self, peer: Process) -> Option<u32> {
+        self.peer.map(|known| known.incarnation).filter(|known| *known > peer.incarnation)
     }
 
     /// Returns whether another process holds the values of this shard, `None` while that is not known.
@@ -264,6 +303,14 @@ impl Shard {
             Role::Backup { .. } => self.found,
         }
     }
+}
+
+/// Returns the answer to a process of server `server` that was replaced.
+fn replaced(server: u32, process: Process, successor: u32) -> Status {
+    let incarnation = process.incarnation;
+    Status::failed_precondition(format!(
+        "server {server} incarnation {incarnation} was replaced by incarnation {successor}; this process must end"
+    ))
 }
 
 pub(in crate::server) fn replica_role(role: Role) -> ReplicaRole {
@@ -279,12 +326,17 @@ mod tests {
     use super::*;
     use crate::proto::ShardRole;
 
+    const PROCESS: Process = Process { instance: 1, incarnation: 0 };
+
+    fn process(instance: u64, incarnation: u32) -> Process {
+        Process { instance, incarnation }
+    }
+
     /// Server 0 of two, which has just become the primary of its own shard; its blocks do not know that yet.
     fn about_to_lead() -> Replication {
-        let shard =
-            Shard { role: Role::Starting, changing: false, found: None, whole: false, stream: None, peer: None };
+        let shard = Shard::default();
         let replication = Replication {
-            instance: 1,
+            process: PROCESS,
             index: 0,
             servers: vec!["a:1".into(), "b:1".into()],
             network: Network::default(),
@@ -299,30 +351,48 @@ mod tests {
     #[test]
     fn nobody_is_served_before_the_blocks_have_their_role() {
         let replication = about_to_lead();
-        assert!(replication.leads(0).is_err() && replication.serve(0, 2).is_err());
+        assert!(replication.leads(0).is_err() && replication.serve(0, process(2, 0)).is_err());
         replication.settle(0);
-        assert!(replication.leads(0).is_ok() && replication.serve(0, 2).is_ok());
+        assert!(replication.leads(0).is_ok() && replication.serve(0, process(2, 0)).is_ok());
     }
 
     #[test]
     fn evidence_from_before_a_backup_followed_changes_nothing() {
         let replication = about_to_lead();
         replication.settle(0);
-        let stream = replication.serve(0, 2).expect("it leads");
+        let stream = replication.serve(0, process(2, 0)).expect("it leads");
         assert_eq!(replication.learn(0, Evidence::Gone), None);
         assert_eq!(replication.role(0), Role::Primary { alone: false });
         replication.close_stream(0, &stream);
         assert_eq!(replication.learn(0, Evidence::Gone), Some(Role::Primary { alone: true }));
-        assert!(replication.serve(0, 3).is_err(), "a backup would be dropped by the blocks that go on alone");
+        assert!(
+            replication.serve(0, process(3, 0)).is_err(),
+            "a backup would be dropped by the blocks that go on alone"
+        );
     }
 
     #[test]
     fn a_new_stream_has_copied_nothing() {
         let replication = about_to_lead();
         replication.settle(0);
-        let _first = replication.serve(0, 2).expect("it leads");
+        let _first = replication.serve(0, process(2, 0)).expect("it leads");
         replication.change(0, |shard| shard.whole = true);
-        let _second = replication.serve(0, 3).expect("it leads");
+        let _second = replication.serve(0, process(3, 0)).expect("it leads");
         assert!(replication.warnings(true).iter().any(|text| text.contains("server 0 are held once")));
+    }
+
+    #[test]
+    fn a_process_that_was_replaced_closes_no_stream_of_its_successor() {
+        let replication = about_to_lead();
+        replication.settle(0);
+        let old = replication.serve(0, process(2, 0)).expect("it leads");
+        assert_eq!(replication.meet(0, process(3, 1)), None, "a successor");
+        assert!(old.is_cancelled(), "the process before it may still be connected");
+        let new = replication.serve(0, process(3, 1)).expect("it leads");
+        assert_eq!(replication.meet(0, process(2, 0)), Some(1), "it still runs");
+        assert!(replication.serve(0, process(2, 0)).is_err());
+        assert!(!new.is_cancelled());
+        assert_eq!(replication.meet(0, process(4, 1)), None, "started again without a new number");
+        assert!(new.is_cancelled());
     }
 }

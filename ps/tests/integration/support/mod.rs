@@ -56,6 +56,7 @@ pub fn config(index: u32, servers: u32, trainers: u32, mode: ConsistencyMode) ->
     ServerConfig {
         job_uid: UID.into(),
         index,
+        incarnation: 0,
         servers,
         trainers,
         min_trainers: None,

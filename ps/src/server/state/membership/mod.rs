@@ -332,7 +332,7 @@ impl Membership {
 
     fn place(&self, id: &proto::TrainerId) -> Result<(), Refusal> {
         if id.job_uid != self.job_uid {
-            return Err(Refusal::OtherJob { want: self.job_uid.clone(), found: id.job_uid.clone() });
+            return Err(Refusal::OtherJob { found: id.job_uid.clone() });
         }
         if id.index as usize >= self.members.len() {
             return Err(Refusal::NoSuchTrainer { found: id.index, trainers: self.members.len() as u32 });

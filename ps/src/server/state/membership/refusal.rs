@@ -6,12 +6,12 @@ use tonic::Status;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// A process of another job, most likely an old one at a reused address.
+    ///
+    /// The text does not name the server's job: where there are no certificates, its uid is what tells members from others.
     #[error(
-        "this server belongs to job {want}, the trainer to job {found}; check the address and start both from one job"
+        "this server belongs to another job than {found}, the trainer's; check the address and start both from one job"
     )]
     OtherJob {
-        /// Uid of the server's job.
-        want: String,
         /// Uid that the trainer named.
         found: String,
     },

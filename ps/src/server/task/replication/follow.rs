@@ -10,7 +10,7 @@ use crate::proto::{self, follow_request::Message};
 use crate::replication_log::FrameSender;
 use crate::server::state::ServerState;
 use crate::server::state::replica_role::Role;
-use crate::server::state::replication::Replication;
+use crate::server::state::replication::{Process, Replication};
 use crate::sparse::{TableSpec, Tables};
 use crate::wire::{MAX_FRAME, Outgoing, call, frame};
 
@@ -49,13 +49,15 @@ async fn take(state: &ServerState, replication: &Replication, shard: u32) -> Res
     let open = proto::OpenFollow {
         job_uid: state.config.job_uid.clone(),
         shard,
-        instance: replication.instance,
+        instance: replication.process.instance,
         epoch: state.recovery.epoch(),
-        held,
-        held_rows,
+        incarnation: replication.process.incarnation,
     };
+    let held = proto::Held { blocks: held, row_parts: held_rows };
     let (acknowledgements, outgoing) = FrameSender::new(state.config.trainers);
-    acknowledgements.send(Ok(frame::message(&proto::FollowRequest { message: Some(Message::Open(open)) })));
+    for message in [Message::Open(open), Message::Held(held)] {
+        acknowledgements.send(Ok(frame::message(&proto::FollowRequest { message: Some(message) })));
+    }
     let (path, outgoing) =
         ("/psjobs.v1.Replication/Follow", Outgoing::request(outgoing).until(acknowledgements.abort().aborted()));
     let mut incoming = call(channel, path, outgoing, &state.rules.buffers).await?;
@@ -107,6 +109,9 @@ fn tables_of(state: &ServerState, shard: u32) -> Result<Arc<Tables>, Status> {
 
 /// Takes over the model and the members from the primary. A model without tensors is not known there yet.
 async fn adopt(state: &ServerState, replication: &Replication, shard: u32, model: proto::Model) -> Result<(), Status> {
+    if replication.was_replaced(shard, model.incarnation) {
+        return Err(Status::unavailable("the process there was replaced; its successor leads, or this server does"));
+    }
     let there = !model.tensors.is_empty();
     if there {
         let tensors = model.tensors.into_iter().map(|t| TensorSpec { name: t.name, shape: t.shape });
@@ -130,7 +135,7 @@ async fn adopt(state: &ServerState, replication: &Replication, shard: u32, model
     }
     replication.change(shard, |shard| {
         shard.found = Some(there || shard.found == Some(true));
-        shard.peer = Some(model.instance);
+        shard.peer = Some(Process { instance: model.instance, incarnation: model.incarnation });
     });
     Ok(())
 }

@@ -8,6 +8,7 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
 use tonic::Request;
 
 use crate::proto;
@@ -15,24 +16,28 @@ use crate::proto::replication_client::ReplicationClient;
 use crate::server::error::ServerError;
 use crate::server::state::ServerState;
 use crate::server::state::replica_role::{Evidence, Role};
-use crate::server::state::replication::{Replication, replica_role};
+use crate::server::state::replication::{Process, Replication, replica_role};
 
 /// Pause between two probes of a server whose role has not settled.
 const PAUSE: Duration = Duration::from_millis(50);
+/// How long a primary keeps trainers while its backup is silent. They would wait for answers that it cannot give.
+const CUT_OFF: Duration = Duration::from_secs(5);
 /// Timeout of a probe; a server without an answer is silent.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// Keeps the role of this server in all its shards up to date, until the blocks of one are lost.
+/// Keeps the role of this server in all its shards up to date, until the blocks of one are lost, or this process was
+/// replaced.
 pub async fn run(state: &Arc<ServerState>) -> ServerError {
     let Some(replication) = &state.replication else { return std::future::pending().await };
     let shards: Vec<u32> = replication.shards();
     let kept = shards.into_iter().map(|shard| Box::pin(keep(state, replication, shard)));
-    let (shard, ..) = futures::future::select_all(kept).await;
-    ServerError::Lost { shard, other: replication.other(shard) }
+    futures::future::select_all(kept).await.0
 }
 
-/// Keeps the role of this server in `shard` up to date. Returns when its blocks are lost.
-async fn keep(state: &Arc<ServerState>, replication: &Replication, shard: u32) -> u32 {
+/// Keeps the role of this server in `shard` up to date. Returns when its blocks are lost, or this process was replaced.
+async fn keep(state: &Arc<ServerState>, replication: &Replication, shard: u32) -> ServerError {
+    // Since when this server leads the shard without a backup that answers.
+    let mut silent_since = None;
     loop {
         match replication.role(shard) {
             Role::Backup { .. } => {
@@ -43,10 +48,24 @@ async fn keep(state: &Arc<ServerState>, replication: &Replication, shard: u32) -
             Role::Primary { .. } => replication.without_backup(shard).await,
             Role::Starting => {}
         }
-        let evidence = look(replication, shard, &state.config.job_uid).await;
+        let evidence = match look(replication, shard, &state.config.job_uid).await {
+            Answer::Evidence(evidence) => evidence,
+            Answer::Replaced { successor } => {
+                let (server, incarnation) = (replication.index, replication.process.incarnation);
+                return ServerError::Replaced { server, incarnation, successor };
+            }
+        };
+        let leads = matches!(replication.role(shard), Role::Primary { alone: false });
+        if leads && evidence == Evidence::Silent {
+            if silent_since.get_or_insert_with(Instant::now).elapsed() >= CUT_OFF {
+                cut_off(state, replication, shard);
+            }
+        } else {
+            silent_since = None;
+        }
         match replication.learn(shard, evidence) {
             None => tokio::time::sleep(PAUSE).await,
-            Some(Role::Starting) => return shard,
+            Some(Role::Starting) => return ServerError::Lost { shard, other: replication.other(shard) },
             Some(role) => assume(state, replication, shard, role).await,
         }
     }
@@ -79,19 +98,52 @@ async fn assume(state: &ServerState, replication: &Replication, shard: u32, role
     replication.settle(shard);
 }
 
+/// Sends the trainers of `shard` away, once, until a backup follows: this server cannot answer them, and the other holder
+/// may have been told to lead.
+fn cut_off(state: &ServerState, replication: &Replication, shard: u32) {
+    let mut now = false;
+    replication.change(shard, |here| {
+        now = !here.cut_off && here.stream.is_none();
+        here.cut_off |= now;
+    });
+    if now {
+        let other = replication.other(shard);
+        tracing::warn!(
+            "server {other} does not answer; the trainers of server {shard}'s blocks are sent to look for it"
+        );
+        state.close_streams();
+    }
+}
+
+/// The result of a probe.
+enum Answer {
+    Evidence(Evidence),
+    /// The other server knows a process that has replaced this one.
+    Replaced {
+        successor: u32,
+    },
+}
+
 /// Probes the other holder of `shard` and asks for its role.
-async fn look(replication: &Replication, shard: u32, job_uid: &str) -> Evidence {
+async fn look(replication: &Replication, shard: u32, job_uid: &str) -> Answer {
     let address = &replication.servers[replication.other(shard) as usize];
     match tokio::time::timeout(ANSWER, replication.network.probe(address)).await {
-        Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused => return Evidence::Gone,
+        Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused => return Answer::Evidence(Evidence::Gone),
         Ok(Ok(())) => {}
-        _ => return Evidence::Silent,
+        _ => return Answer::Evidence(Evidence::Silent),
     }
-    let request = proto::GreetRequest { job_uid: job_uid.to_owned(), shard, instance: replication.instance };
+    let Process { instance, incarnation } = replication.process;
+    let request = proto::GreetRequest { job_uid: job_uid.to_owned(), shard, instance, incarnation };
     let greet = async {
         let endpoint = replication.network.endpoint(address).ok()?;
         let mut client = ReplicationClient::new(replication.network.connect(&endpoint).await.ok()?);
-        client.greet(Request::new(request)).await.ok().map(|reply| reply.into_inner().role())
+        Some(client.greet(Request::new(request)).await.ok()?.into_inner())
     };
-    tokio::time::timeout(ANSWER, greet).await.ok().flatten().map_or(Evidence::Silent, Evidence::Is)
+    match tokio::time::timeout(ANSWER, greet).await.ok().flatten() {
+        Some(proto::GreetReply { successor: Some(successor), .. }) => Answer::Replaced { successor },
+        // A process that was replaced and still runs: its role counts no more.
+        Some(reply) if replication.was_replaced(shard, reply.incarnation) => Answer::Evidence(Evidence::Silent),
+        Some(reply) => Answer::Evidence(Evidence::Is(reply.role())),
+        None => Answer::Evidence(Evidence::Silent),
+    }
 }
