@@ -36,6 +36,7 @@ use crate::layout::LayoutError;
 pub use crate::layout::TensorSpec;
 use crate::network::Network;
 use crate::proto;
+use crate::retry::WITHOUT_LIMIT;
 
 /// The settings of a trainer's session.
 #[derive(Clone, Debug)]
@@ -83,7 +84,7 @@ impl SessionConfig {
             tensors,
             total_steps,
             elastic: environment.min_trainers.is_some(),
-            connect_timeout: Duration::from_secs(120),
+            connect_timeout: Self::patience(environment.supervised),
             connections: connections(environment.connections, environment.tls_folder.is_some(), cores()),
             shared_memory: true,
             replication_factor: environment.replication_factor,
@@ -91,6 +92,13 @@ impl SessionConfig {
             network: Network::default(),
             interrupt: Arc::default(),
         }
+    }
+
+    /// How long a trainer waits for a server unless it is told otherwise: without limit where somebody starts servers
+    /// again (`supervised`), 2 minutes where a person has to notice that one is away.
+    #[must_use]
+    pub const fn patience(supervised: bool) -> Duration {
+        if supervised { WITHOUT_LIMIT } else { Duration::from_secs(120) }
     }
 
     /// The servers that may lead the blocks of server `shard`.
@@ -217,6 +225,21 @@ impl ClientError {
             | Self::Interrupted
             | Self::Runtime(_) => false,
         }
+    }
+
+    /// Returns true if the trainer ends only because a server is away, or was and has lost what it held: it is not to
+    /// blame, and goes on when it is started again.
+    #[must_use]
+    pub fn is_peer_away(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::TablesLost { .. })
+    }
+
+    /// Returns true if the cause lies in this trainer, so that the servers should know of it; false if a server, another
+    /// process or a signal ended it.
+    #[must_use]
+    pub fn is_own(&self) -> bool {
+        let by_another = matches!(self, Self::Misplaced { .. } | Self::Conflict { .. } | Self::Interrupted);
+        !(by_another || self.is_peer_away())
     }
 }
 

@@ -203,6 +203,7 @@ impl Supervisor {
             min_trainers: plan.least,
             training,
             timeouts: Timeouts::default(),
+            supervised: false,
             shared_memory: false,
             replicas: if plan.replicated { addresses(plan) } else { Vec::new() },
             checkpoint,

@@ -10,7 +10,7 @@ use psjobs_api::env::Checkpoint;
 use psjobs_api::training::ConsistencyMode;
 use psjobs_api::{Environment, METRICS_PORT, ReplicaResult, Role};
 use psjobs_ps::network::Network;
-use psjobs_ps::server::{self, Evaluation, ServerConfig, Timeouts};
+use psjobs_ps::server::{self, Evaluation, ServerConfig, ServerError, Timeouts};
 use psjobs_rpc::{Registry, server_integration};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -63,9 +63,10 @@ pub struct ServeArgs {
     /// Seconds without a sign of life after which a trainer counts as lost
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     silence_timeout: u64,
-    /// Seconds without any trainer after which this server gives up
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
-    abandon_timeout: u64,
+    /// Seconds without any trainer after which this server gives up [default: 600; no limit where the operator or
+    /// `psjobs run` has started it]
+    #[arg(long, value_name = "SECONDS")]
+    abandon_timeout: Option<u64>,
     #[command(flatten)]
     place: IdentityArgs,
     #[command(flatten, next_help_heading = "Optimizer")]
@@ -153,11 +154,12 @@ impl ServeArgs {
         };
         let listener = listen(host, port).await.map_err(|e| Failure::Work(cannot_listen(port, e, "--port")))?;
         let seconds = Duration::from_secs;
+        let defaults = Timeouts::new(environment.supervised);
         let mut config = ServerConfig {
             timeouts: Timeouts {
                 join: seconds(self.join_timeout),
                 silence: seconds(self.silence_timeout),
-                abandon: seconds(self.abandon_timeout),
+                abandon: self.abandon_timeout.map_or(defaults.abandon, seconds),
             },
             shared_memory: !self.no_shared_memory,
             metrics: self.metrics(host).await?,
@@ -185,7 +187,11 @@ impl ServeArgs {
         if let Some(signal) = signals.heard() {
             return Err(Failure::Signal(signal));
         }
-        let result = outcome.map_err(Failure::work)?;
+        let classify = |error: ServerError| match error.is_peer_away() {
+            true => Failure::peer_away(error),
+            false => Failure::work(error),
+        };
+        let result = outcome.map_err(classify)?;
         info!(steps = result.steps, seconds = result.seconds, metrics = ?result.metrics, "every trainer has left");
         Ok(result)
     }

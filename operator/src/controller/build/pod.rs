@@ -92,6 +92,7 @@ fn inject(main: &mut Container, job: &ValidJob, replica: Replica, incarnation: u
         connections: spec.ps.connections.map(i32::unsigned_abs),
         min_trainers: job.policy.elastic.map(|elastic| elastic.min),
         incarnation,
+        supervised: true,
         result_file: Some(result_file),
         checkpoint: spec.checkpoint.as_ref().filter(|_| replica.role == Role::Server).map(checkpoint::environment),
         tls_folder: job.certificates().map(|_| certificates::FOLDER.to_owned()),

@@ -130,7 +130,7 @@ impl Facts<'_> {
 
     /// Returns the end of a stalled job that its policy fails, or whether starting all its pods again counts as a restart.
     pub(super) fn end_of_stall(&self, failure: &Failure) -> Result<bool, End> {
-        let Response { action, counts } = respond(self.job, None, failure);
+        let Response { action, counts, .. } = respond(self.job, None, failure);
         let most = self.job.policy.max_restarts;
         match action {
             Action::FailJob { reason, because } => {
