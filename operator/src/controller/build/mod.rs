@@ -7,6 +7,7 @@ mod defaults;
 mod gang;
 mod metadata;
 mod network;
+mod placement;
 mod pod;
 mod scheduling;
 mod service;
