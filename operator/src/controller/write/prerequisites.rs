@@ -49,7 +49,7 @@ async fn create_certificates(writer: &Writer, job: &ValidJob) -> Result<Option<R
     let Some(secret) = build::secret(job, Timestamp::now())? else { return Ok(None) };
     let secrets = Api::<Secret>::namespaced(writer.client.clone(), &job.namespace);
     let child = format!("secret {}", secret.name_any());
-    let _permit = writer.permit(WritePriority::Child).await;
+    let _permit = writer.permit(WritePriority::Child).await?;
     match request::create(&secrets, &secret).await {
         Ok(_) => Ok(None),
         Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(None),
@@ -69,6 +69,7 @@ async fn create_group(
     let Group { resource, object, missing } = group;
     let groups = Api::<DynamicObject>::namespaced_with(writer.client.clone(), &job.namespace, resource);
     if job.first_incarnation() > 0 {
+        writer.check_tenure()?;
         delete_other_groups(&groups, job, &object.name_any()).await?;
     }
     let child = format!("{} {}", resource.kind.to_lowercase(), object.name_any());
