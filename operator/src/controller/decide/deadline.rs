@@ -136,7 +136,7 @@ impl Facts<'_> {
             Action::FailJob { reason, because } => {
                 Err(End::new(reason, format!("the job {}, and {because}", failure.what)))
             }
-            _ if self.prev.restarts_counted.unsigned_abs() + u32::from(counts) > most => {
+            _ if self.prev.restarts_counted.unsigned_abs().saturating_add(counts.into()) > most => {
                 let message = format!("the job {}; spec.failurePolicy.maxRestarts is {most}", failure.what);
                 Err(End::new("MaxRestartsExceeded", message))
             }

@@ -83,7 +83,7 @@ impl<'a> Facts<'a> {
         }
         let whole_job = self.failed.iter().any(|f| f.response.counts && f.response.action == Action::RestartJob);
         let most = self.job.policy.max_restarts;
-        if self.restarts_counted() + u32::from(whole_job) <= most {
+        if self.restarts_counted().saturating_add(whole_job.into()) <= most {
             return None;
         }
         let own = self.failed.iter().filter(|failed| failed.response.counts);
