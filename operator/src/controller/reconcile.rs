@@ -96,9 +96,10 @@ async fn decide_and_create(
         confirm(object, context).await?;
     }
     debug!(children = decision.create.len(), "creating");
-    let Context { writer, children, worker_image, .. } = context;
+    let Context { writer, children, worker_image, jobs, .. } = context;
     let creating = async {
-        let created = create_children(writer, children, job, &decision.create, worker_image, &mut observed).await?;
+        let created =
+            create_children(writer, (children, jobs), job, &decision.create, worker_image, &mut observed).await?;
         traces::attribute("psjobs.created", created as i64);
         traces::attribute("psjobs.refused", observed.refused.len() as i64);
         Ok(created)

@@ -12,7 +12,7 @@ mod pod;
 mod scheduling;
 mod service;
 
-pub use self::certificates::secret;
+pub use self::certificates::{SECRET_TYPE, secret};
 pub use self::checkpoint::claim;
 pub use self::gang::{Group, groups, scheduling_group};
 pub use self::network::policy;
