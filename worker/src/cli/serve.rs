@@ -153,6 +153,9 @@ impl ServeArgs {
             None => port.parse().map_err(Failure::input)?,
         };
         let listener = listen(host, port).await.map_err(|e| Failure::Work(cannot_listen(port, e, "--port")))?;
+        if let Some(warning) = without_protection(host, port, environment.tls_folder.is_some()) {
+            warn!("{warning}");
+        }
         let seconds = Duration::from_secs;
         let defaults = Timeouts::new(environment.supervised);
         let mut config = ServerConfig {
@@ -217,10 +220,8 @@ impl ServeArgs {
 
 /// Listens for other machines, unless `host`, by which this server is known, is this machine only.
 async fn listen(host: &str, port: u16) -> io::Result<TcpListener> {
-    let bare = host.trim_start_matches('[').trim_end_matches(']');
-    let loopback = bare == "localhost" || bare.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    if loopback {
-        return TcpListener::bind((bare, port)).await;
+    if is_loopback(host) {
+        return TcpListener::bind((bare(host), port)).await;
     }
     match TcpListener::bind(("::", port)).await {
         // Both versions through one socket, where the machine has both.
@@ -229,10 +230,50 @@ async fn listen(host: &str, port: u16) -> io::Result<TcpListener> {
     }
 }
 
+fn bare(host: &str) -> &str {
+    host.trim_start_matches('[').trim_end_matches(']')
+}
+
+fn is_loopback(host: &str) -> bool {
+    bare(host) == "localhost" || bare(host).parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+/// Returns the warning about a server that other machines can talk to without showing a certificate.
+fn without_protection(host: &str, port: u16, has_tls: bool) -> Option<String> {
+    (!has_tls && !is_loopback(host)).then(|| {
+        format!(
+            "whoever reaches port {port} of this machine can read and change the model and end the job, because this \
+             server takes connections from other machines without TLS; give --tls-dir, in a manifest \
+             network.mutualTLS: true"
+        )
+    })
+}
+
 /// Says why a port cannot be had. The process that has it may end, so that this is no bad input.
 fn cannot_listen(port: u16, error: io::Error, flag: &str) -> anyhow::Error {
     if error.kind() == io::ErrorKind::AddrInUse {
         return anyhow!("port {port} is in use; end the process that has it, or choose another port with {flag}");
     }
     anyhow::Error::new(error).context(format!("cannot listen on port {port}; choose another port with {flag}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_other_machines_reach_without_tls_warns() {
+        for (host, has_tls, warns) in [
+            ("localhost", false, false),
+            ("127.0.0.1", false, false),
+            ("[::1]", false, false),
+            ("0.0.0.0", false, true),
+            ("server.example", false, true),
+            ("mnist-ps-0.mnist.default.svc", false, true),
+            ("server.example", true, false),
+        ] {
+            let warning = without_protection(host, 29500, has_tls);
+            assert_eq!(warning.is_some_and(|warning| warning.contains("port 29500")), warns, "{host}, TLS {has_tls}");
+        }
+    }
 }

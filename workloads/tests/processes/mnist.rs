@@ -145,6 +145,16 @@ fn what_another_start_may_find_otherwise_is_one_sentence_and_exit_code_1() {
 }
 
 #[test]
+fn a_server_that_other_machines_reach_without_tls_warns_in_one_sentence() {
+    for (host, warnings) in [("0.0.0.0", 1), ("127.0.0.1", 0)] {
+        let args = format!("serve --master-addr {host} --master-port {} --abandon-timeout 1", free_port());
+        let (_, said) = run(&mut command(&args));
+        let warned = said.lines().filter(|line| line.contains("WARN") && line.contains("without TLS")).count();
+        assert_eq!(warned, warnings, "{host}: {said}");
+    }
+}
+
+#[test]
 fn damaged_data_is_named() {
     let folder = tempfile::tempdir().expect("temporary folder");
     std::fs::write(folder.path().join("train-images-idx3-ubyte"), b"<html>not found</html>").expect("written");
