@@ -42,6 +42,9 @@ pub const MOST_CONNECTIONS: u32 = 16;
 pub const PSJOB_TRAINING: &str = "PSJOB_TRAINING";
 /// How often this replica was started before: 0, 1, ...
 pub const PSJOB_INCARNATION: &str = "PSJOB_INCARNATION";
+/// 1 if this process is started again when it fails; not set otherwise. Such a process waits for other processes of its
+/// job without limit, because nobody would be there to start the job again.
+pub const PSJOB_SUPERVISED: &str = "PSJOB_SUPERVISED";
 /// Folder of the job's checkpoints; all servers see the same one.
 pub const PSJOB_CHECKPOINT_DIR: &str = "PSJOB_CHECKPOINT_DIR";
 /// How often and how many, as JSON.
@@ -78,6 +81,8 @@ pub struct Environment {
     pub training: Training,
     /// How often this replica was started before.
     pub incarnation: u32,
+    /// The operator or `psjobs run` starts this process again when it fails.
+    pub supervised: bool,
     /// Rank among the job's processes on this machine.
     pub local_rank: u32,
     /// Where the result goes, if anybody wants it.
@@ -135,6 +140,7 @@ impl Environment {
             min_trainers: None,
             training,
             incarnation: 0,
+            supervised: false,
             local_rank: 0,
             result_file: None,
             checkpoint: None,
@@ -196,6 +202,9 @@ impl Environment {
         }
         if self.replication_factor > 1 {
             vars.push((PSJOB_REPLICATION_FACTOR, self.replication_factor.to_string()));
+        }
+        if self.supervised {
+            vars.push((PSJOB_SUPERVISED, "1".to_owned()));
         }
         vars.extend(self.connections.map(|connections| (PSJOB_CONNECTIONS, connections.to_string())));
         vars.extend(self.min_trainers.map(|fewest| (PSJOB_MIN_TRAINERS, fewest.to_string())));
@@ -260,6 +269,7 @@ impl Environment {
             min_trainers,
             training: parse_training(&vars.text(PSJOB_TRAINING)?)?,
             incarnation: vars.number_or(PSJOB_INCARNATION, 0)?,
+            supervised: vars.flag(PSJOB_SUPERVISED)?,
             local_rank: vars.number_or(LOCAL_RANK, 0)?,
             result_file: lookup(PSJOB_RESULT_FILE).filter(|file| !file.is_empty()),
             checkpoint: parse_checkpoint(lookup(PSJOB_CHECKPOINT_DIR), lookup(PSJOB_CHECKPOINT))?,
@@ -293,6 +303,14 @@ impl<F: Fn(&str) -> Option<String>> Lookup<'_, F> {
 
     fn number_or(&self, name: &'static str, default: u32) -> Result<u32, EnvironmentError> {
         if (self.0)(name).is_none() { Ok(default) } else { self.number(name) }
+    }
+
+    fn flag(&self, name: &'static str) -> Result<bool, EnvironmentError> {
+        match (self.0)(name).as_deref().map(str::trim) {
+            None | Some("" | "0") => Ok(false),
+            Some("1") => Ok(true),
+            Some(other) => Err(invalid(name, other, "1, or nothing at all")),
+        }
     }
 }
 
@@ -329,88 +347,4 @@ fn invalid(name: &'static str, value: &str, expected: &str) -> EnvironmentError 
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use super::*;
-
-    fn trainer() -> Environment {
-        Environment {
-            name: "mnist".into(),
-            namespace: "default".into(),
-            uid: "0b6c".into(),
-            role: Role::Trainer,
-            index: 1,
-            servers: vec!["mnist-ps-0.mnist.default.svc:29500".into(), "mnist-ps-1.mnist.default.svc:29500".into()],
-            replication_factor: 2,
-            connections: Some(2),
-            trainers: 3,
-            min_trainers: Some(2),
-            training: Training::default(),
-            incarnation: 2,
-            local_rank: 0,
-            result_file: Some("/dev/termination-log".into()),
-            checkpoint: Some(Checkpoint { folder: "/checkpoints".into(), policy: CheckpointPolicy::default() }),
-            tls_folder: Some("/etc/psjobs/tls".into()),
-        }
-    }
-
-    fn read(vars: &BTreeMap<&str, String>) -> Result<Option<Environment>, EnvironmentError> {
-        Environment::from_vars(|name| vars.get(name).cloned())
-    }
-
-    #[test]
-    fn what_is_written_is_read_back() {
-        let vars = trainer().to_vars().into_iter().collect::<BTreeMap<_, _>>();
-        assert_eq!(vars[RANK], "3", "trainers come after the two servers");
-        assert_eq!(vars[WORLD_SIZE], "5");
-        assert_eq!(vars[MASTER_ADDR], "mnist-ps-0.mnist.default.svc");
-        assert_eq!(vars[MASTER_PORT], "29500");
-        assert_eq!(read(&vars), Ok(Some(trainer())));
-    }
-
-    #[test]
-    fn a_process_outside_a_job_has_no_environment() {
-        assert_eq!(read(&BTreeMap::new()), Ok(None));
-    }
-
-    #[test]
-    fn a_wrong_variable_is_named() {
-        let rows = [
-            (PSJOB_ROLE, "worker", "ps or trainer"),
-            (PSJOB_INDEX, "3", "below 3"),
-            (PSJOB_INDEX, "x", "whole number"),
-            (PSJOB_SERVERS, "nohost", "host:port"),
-            (PSJOB_SERVERS, "a:99999", "host:port"),
-            (PSJOB_TRAINERS, "0", "at least 1"),
-            (PSJOB_MIN_TRAINERS, "4", "1 to 3"),
-            (PSJOB_REPLICATION_FACTOR, "3", "at least 2 servers"),
-            (PSJOB_CONNECTIONS, "0", "1 to 16"),
-            (PSJOB_TRAINING, "{", "JSON"),
-            (PSJOB_TRAINING, r#"{"optimizer":{"momentum":7}}"#, "momentum"),
-            (PSJOB_CHECKPOINT, r#"{"keep":0}"#, "at least 1"),
-            (RANK, "0", "3 for trainer 1"),
-            (WORLD_SIZE, "4", "5 for trainer 1"),
-        ];
-        for (name, value, want) in rows {
-            let mut vars = trainer().to_vars().into_iter().collect::<BTreeMap<_, _>>();
-            vars.insert(name, value.into());
-            let error = read(&vars).expect_err(name).to_string();
-            assert!(error.contains(name) && error.contains(want), "{name}={value}: {error}");
-        }
-    }
-
-    #[test]
-    fn ranks_map_to_places() {
-        let rows = [
-            (0, Some((Role::Server, 0))),
-            (1, Some((Role::Server, 1))),
-            (2, Some((Role::Trainer, 0))),
-            (4, Some((Role::Trainer, 2))),
-            (5, None),
-        ];
-        for (rank, want) in rows {
-            assert_eq!(Environment::place(rank, 2, 5), want, "rank {rank}");
-        }
-    }
-}
+mod tests;

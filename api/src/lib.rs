@@ -9,6 +9,7 @@ pub mod checkpoint;
 #[cfg(feature = "crd")]
 pub mod crd;
 pub mod env;
+pub mod exit_code;
 pub mod progress;
 mod replica;
 pub mod result;

@@ -6,6 +6,7 @@ pub mod controller;
 mod error_chain;
 pub mod http;
 pub mod leader;
+pub mod lease;
 pub mod metrics;
 pub mod operate;
 pub mod progress;

@@ -25,6 +25,7 @@ use crate::controller::{self, Context, Watches};
 use crate::error_chain::chain;
 use crate::http::{self, Readiness};
 use crate::leader::Candidate;
+use crate::lease::Tenure;
 use crate::metrics::Metrics;
 use crate::progress::{PENDING_REPORTS, Poller};
 use crate::settings::Settings;
@@ -105,7 +106,7 @@ impl Operator {
     /// Runs the controller whenever this operator leads.
     async fn take_part(&self, stop: &CancellationToken) -> anyhow::Result<()> {
         if !self.settings.leader_elect {
-            self.lead(stop.child_token()).await;
+            self.lead(Arc::new(Tenure::unlimited()), stop.child_token()).await;
             return Ok(());
         }
         let namespace = self.settings.lease_namespace.as_ref().unwrap_or(&self.own_namespace);
@@ -120,9 +121,9 @@ impl Operator {
             }
             info!("this operator leads");
             tokio::select! {
-                () = self.lead(stop.child_token()) => {}
+                () = self.lead(candidate.tenure(), stop.child_token()) => {}
                 // The controller is dropped at once: another operator may work already.
-                () = candidate.until(false) => warn!("the lease is lost; another operator leads"),
+                () = candidate.until(false) => warn!("the lease is lost or could not be renewed in time; another operator may lead"),
             }
             self.metrics.leads(false);
         }
@@ -130,8 +131,8 @@ impl Operator {
         Ok(())
     }
 
-    /// Runs the controller and the poller until `stop`.
-    async fn lead(&self, stop: CancellationToken) {
+    /// Runs the controller and the poller until `stop`, with writes while `tenure` holds.
+    async fn lead(&self, tenure: Arc<Tenure>, stop: CancellationToken) {
         self.metrics.leads(true);
         let (reports, reported) = mpsc::channel(PENDING_REPORTS);
         let shard = Shard(self.settings.shard.clone());
@@ -148,7 +149,7 @@ impl Operator {
         };
         let reporter = Reporter { controller: NAME.into(), instance: Some(self.identity()) };
         let context = Context {
-            writer: Writer::new(self.client.clone(), limiter.clone(), self.metrics.clone()),
+            writer: Writer::new(self.client.clone(), limiter.clone(), self.metrics.clone(), tenure),
             children: watches.children(),
             jobs: job_states,
             events: recorder,

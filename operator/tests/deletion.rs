@@ -13,6 +13,7 @@ use psjobs_api::crd::ParameterServerJob;
 use psjobs_operator::controller::model::Deletion;
 use psjobs_operator::controller::write::delete::delete_pods;
 use psjobs_operator::controller::write::writer::Writer;
+use psjobs_operator::lease::Tenure;
 use psjobs_operator::metrics::Metrics;
 use serde_json::json;
 use support::Team;
@@ -69,7 +70,12 @@ async fn a_delete_means_one_pod_and_not_the_next_of_its_name() {
     let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
     let pod: Pod = serde_json::from_value(pod).expect("a pod");
     let pod = team.api::<Pod>().create(&PostParams::default(), &pod).await.expect("a pod can be made");
-    let writer = Writer::new(team.client.clone(), Arc::default(), Metrics::new(&mut Registry::default()));
+    let writer = Writer::new(
+        team.client.clone(),
+        Arc::default(),
+        Metrics::new(&mut Registry::default()),
+        Arc::new(Tenure::unlimited()),
+    );
     let deletion = |uid: &str| Deletion { name: "p".into(), uid: uid.into(), force: false };
     let delete = async |uid: &str| delete_pods(&writer, &team.namespace, &[deletion(uid)]).await.expect("no error");
 

@@ -1,5 +1,6 @@
 //! The operator against a real API server, with pods played by the test. Each story has a namespace.
 
+#[expect(dead_code, reason = "the other test programs use the rest")]
 mod support;
 
 use std::collections::BTreeSet;

@@ -17,7 +17,7 @@ pub fn wait(policy: &Backoff, in_a_row: u32) -> Duration {
 #[must_use]
 pub fn failures_in_a_row(policy: &Backoff, before: u32, ran: Duration) -> u32 {
     let was_healthy = ran >= Duration::from_secs(policy.reset_after_seconds.unsigned_abs());
-    if was_healthy { 1 } else { before + 1 }
+    if was_healthy { 1 } else { before.saturating_add(1) }
 }
 
 #[cfg(test)]

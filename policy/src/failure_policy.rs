@@ -1,19 +1,15 @@
 //! `spec.failurePolicy`: what a failure leads to. The first rule that matches it decides; without one the role's
 //! restart policy does, then exit code 2, which stands for wrong input and ends the job, then the job's restart
-//! strategy.
+//! strategy. A process that ended because its peer is away is started again and not counted: the peer is the cause.
 
 use std::time::Duration;
 
 use psjobs_api::Role;
 use psjobs_api::crd::{FailureAction, FailureRule, RestartPolicy, RestartStrategy};
+use psjobs_api::exit_code::{PEER_AWAY, WRONG_INPUT};
 
 use crate::backoff;
 use crate::job_policy::JobPolicy;
-
-/// The exit code of a program that was given what cannot work: a wrong flag, data that is missing, another model.
-/// Another start would end the same way. `psjobs-worker` uses it so, as do argument parsers of most languages and
-/// shells.
-pub const WRONG_INPUT: i32 = 2;
 
 /// The longest sentence of a program that is repeated, in characters.
 const LONGEST_SENTENCE: usize = 1000;
@@ -52,33 +48,51 @@ pub enum Action {
     RestartJob,
 }
 
-/// An action, and whether it counts towards spec.failurePolicy.maxRestarts.
+/// An action, whether it counts towards spec.failurePolicy.maxRestarts, and whether the failure may be the job's last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
     /// The action.
     pub action: Action,
     /// True if the failure counts towards the maximum of restarts.
     pub counts: bool,
+    /// True if something else is the cause: the replica was taken away, or ended because another one is away. Such a
+    /// failure is never the job's `lastFailure`.
+    pub has_other_cause: bool,
+}
+
+impl Failure<'_> {
+    /// Returns true if a program of the job ended by itself because another process of the job is away.
+    fn is_for_want_of_a_peer(&self) -> bool {
+        let of_own_program = self.role.is_some() && self.log_tail.is_some();
+        of_own_program && !self.disruption && self.exit_code == Some(PEER_AWAY)
+    }
 }
 
 impl JobPolicy {
     /// Returns what a failure leads to, without regard to the number of restarts so far.
     #[must_use]
     pub fn respond_to(&self, failure: &Failure<'_>) -> Response {
-        let own = !failure.disruption;
+        let (own, counts) = (!failure.disruption, false);
+        let has_other_cause = failure.disruption;
         if let Some(rule) = self.failure_policy.rules.iter().find(|rule| matches(rule, failure)) {
-            return by_rule(rule, failure.role.is_some(), own && rule.count_towards_max);
+            let (action, counts) = by_rule(rule, failure.role.is_some(), own && rule.count_towards_max);
+            return Response { action, counts, has_other_cause };
+        }
+        if failure.is_for_want_of_a_peer() {
+            // Also with RecreateAll: the replica that is away has its own response, and the others wait for it.
+            return Response { action: Action::RestartReplica, counts, has_other_cause: true };
         }
         if let Some(action) = failure.role.filter(|_| own).and_then(|role| self.end_by_restart_policy(role, failure)) {
-            return Response { action, counts: false };
+            return Response { action, counts, has_other_cause };
         }
         if let (true, Some(_), Some(log_tail)) = (own, failure.role, failure.log_tail)
             && failure.exit_code == Some(WRONG_INPUT)
         {
-            return Response { action: wrong_input(log_tail), counts: false };
+            return Response { action: wrong_input(log_tail), counts, has_other_cause };
         }
         let whole_job = failure.role.is_none() || self.failure_policy.restart_strategy == RestartStrategy::RecreateAll;
-        Response { action: if whole_job { Action::RestartJob } else { Action::RestartReplica }, counts: own }
+        let action = if whole_job { Action::RestartJob } else { Action::RestartReplica };
+        Response { action, counts: own, has_other_cause }
     }
 
     /// Returns how long the restart waits after so many failures in a row.
@@ -124,8 +138,8 @@ fn sentence(log_tail: &str) -> Option<String> {
     Some(line.chars().take(LONGEST_SENTENCE).collect())
 }
 
-fn by_rule(rule: &FailureRule, of_replica: bool, counts: bool) -> Response {
-    let (action, counts) = match rule.action {
+fn by_rule(rule: &FailureRule, of_replica: bool, counts: bool) -> (Action, bool) {
+    match rule.action {
         FailureAction::FailJob => {
             let because = format!("rule {} of spec.failurePolicy says FailJob", rule.name);
             (Action::FailJob { reason: "FailurePolicyRule", because }, false)
@@ -134,8 +148,7 @@ fn by_rule(rule: &FailureRule, of_replica: bool, counts: bool) -> Response {
         FailureAction::Ignore if of_replica => (Action::RestartReplica, false),
         FailureAction::RestartPod | FailureAction::RestartJob => (Action::RestartJob, counts),
         FailureAction::Ignore => (Action::RestartJob, false),
-    };
-    Response { action, counts }
+    }
 }
 
 fn matches(rule: &FailureRule, failure: &Failure<'_>) -> bool {
@@ -147,7 +160,10 @@ fn matches(rule: &FailureRule, failure: &Failure<'_>) -> bool {
     let holds = |type_: &String| failure.conditions.contains(type_);
     let condition = on_pod_conditions.is_empty() || on_pod_conditions.iter().any(holds);
     // The exit code of a replica that was taken away is that of being killed.
-    let about_it = !failure.disruption || !on_reasons.is_empty() || !on_pod_conditions.is_empty();
+    let about_it = match failure.is_for_want_of_a_peer() {
+        true => !on_exit_codes.is_empty(),
+        false => !failure.disruption || !on_reasons.is_empty() || !on_pod_conditions.is_empty(),
+    };
     of_role && exit_code && reason && condition && about_it
 }
 

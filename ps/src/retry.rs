@@ -7,6 +7,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+/// Stands for no limit where a wait needs one. No process lives so long, and any time has a time so much later.
+pub const WITHOUT_LIMIT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// How often the log names what a process waits for.
+pub const TOLD_EVERY: Duration = Duration::from_secs(30);
+
 /// When an operation is attempted again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {

@@ -30,6 +30,12 @@ impl RemoteError {
         matches!(self, Self::Unreachable { .. } | Self::Lost { .. } | Self::Deadline { .. })
     }
 
+    /// True where the peer is away or was lost during the call, so that it, and not the caller, is the cause.
+    #[must_use]
+    pub fn is_peer_away(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::Lost { .. })
+    }
+
     /// Turns what a panic left into an error.
     pub(crate) fn from_panic(payload: &(dyn Any + Send)) -> Self {
         let text = payload

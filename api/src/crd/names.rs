@@ -53,6 +53,13 @@ pub fn certificates(job: &str, uid: &str, first_incarnation: u32) -> String {
     format!("{job}-tls-{}-{first_incarnation}", uid.get(..8).unwrap_or(uid))
 }
 
+/// `mnist-tls-0b6c1d2e-0-1f2e3d4c`: another name for the Secret of [`certificates`], where somebody else has made one of
+/// that name; the end is random.
+#[must_use]
+pub fn other_certificates(job: &str, uid: &str, first_incarnation: u32, random: u32) -> String {
+    format!("{}-{random:08x}", certificates(job, uid, first_incarnation))
+}
+
 /// `*.mnist.default.svc`: all hosts of [`host`].
 #[must_use]
 pub fn hosts(job: &str, namespace: &str) -> String {

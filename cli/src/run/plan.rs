@@ -200,6 +200,7 @@ impl Plan {
             connections: self.connections,
             min_trainers: self.rules.policy.elastic.map(|elastic| elastic.min),
             incarnation,
+            supervised: true,
             local_rank,
             result_file: Some(result_file.display().to_string()),
             checkpoint: self.checkpoint.clone().filter(|_| replica.role == Role::Server),

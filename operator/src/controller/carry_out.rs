@@ -39,7 +39,7 @@ pub async fn carry_out(
     if difference != Difference::None {
         let priority = status_priority(difference, decision);
         let timeout = debounce.unwrap_or_default() + WRITE_TIMEOUT;
-        let Some(permit) = status_permit(priority, uid, timeout, context).await else {
+        let Some(permit) = status_permit(priority, uid, timeout, context).await? else {
             return Ok(Some(BUSY_RETRY));
         };
         write_status(object, &before, &decision.status, difference, permit, context).await?;
@@ -82,12 +82,12 @@ async fn status_permit<'a>(
     uid: &str,
     timeout: Duration,
     context: &'a Context,
-) -> Option<Permit<'a>> {
+) -> Result<Option<Permit<'a>>, ReconcileError> {
     let may_wait = || context.jobs.debounce_status(uid, timeout, Instant::now()).is_some();
-    match context.writer.try_permit(priority) {
-        Some(permit) => Some(permit),
-        None if priority == WritePriority::Status && may_wait() => None,
-        None => Some(context.writer.permit(priority).await),
+    match context.writer.try_permit(priority)? {
+        Some(permit) => Ok(Some(permit)),
+        None if priority == WritePriority::Status && may_wait() => Ok(None),
+        None => context.writer.permit(priority).await.map(Some),
     }
 }
 

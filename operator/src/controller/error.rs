@@ -9,6 +9,8 @@ pub enum ReconcileError {
     Api { what: String, source: Box<kube::Error> },
     #[error("the job changed while it was looked at")]
     OutOfDate,
+    #[error("the lease could not be renewed in time; nothing is written, because another operator may lead")]
+    NotLeading,
     #[error("{child} is another shard's")]
     Disputed { child: String },
     #[error(transparent)]

@@ -72,7 +72,7 @@ pub async fn take_over(context: &Context, job: &ParameterServerJob) -> Result<Ha
 }
 
 async fn label(context: &Context, pods: &Api<Pod>, pod: &PartialObjectMeta<Pod>) -> Result<(), ReconcileError> {
-    let _permit = context.writer.permit(WritePriority::Child).await;
+    let _permit = context.writer.permit(WritePriority::Child).await?;
     let name = pod.name_any();
     let patch = json!({"metadata": {"uid": pod.uid(), "labels": {names::LABEL_SHARD: context.shard.0}}});
     let patched = pods.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await;

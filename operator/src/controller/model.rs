@@ -20,6 +20,9 @@ pub struct ObservedState {
     pub refused: Vec<Refusal>,
     /// The last report of server 0.
     pub progress: Option<ProgressReport>,
+    /// The name of the Secret that is tried next for the job's certificates, because somebody else has made the one that
+    /// was to be created.
+    pub next_certificates: Option<String>,
 }
 
 /// A child that could not be created.

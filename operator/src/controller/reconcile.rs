@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use kube::ResourceExt as _;
+use kube::api::ListParams;
+use kube::core::PartialObjectMeta;
 use kube::runtime::controller::Action;
+use kube::{Api, ResourceExt as _};
 use psjobs_api::crd::{MANAGER, ParameterServerJob};
 use tracing::{Instrument as _, Span, debug, info_span, warn};
 
@@ -90,10 +92,14 @@ async fn decide_and_create(
     if decision.create.is_empty() {
         return Ok(decision);
     }
+    if context.writer.caches_may_be_behind() {
+        confirm(object, context).await?;
+    }
     debug!(children = decision.create.len(), "creating");
-    let Context { writer, children, worker_image, .. } = context;
+    let Context { writer, children, worker_image, jobs, .. } = context;
     let creating = async {
-        let created = create_children(writer, children, job, &decision.create, worker_image, &mut observed).await?;
+        let created =
+            create_children(writer, (children, jobs), job, &decision.create, worker_image, &mut observed).await?;
         traces::attribute("psjobs.created", created as i64);
         traces::attribute("psjobs.refused", observed.refused.len() as i64);
         Ok(created)
@@ -103,12 +109,30 @@ async fn decide_and_create(
     context.step("decide", async { Ok(decide(job, &status, &observed, now)) }).await
 }
 
+/// Reads the version of a job, and refuses to go on with an older one: its pods seem to be missing where it was suspended
+/// or has ended meanwhile.
+async fn confirm(object: &ParameterServerJob, context: &Context) -> Result<(), ReconcileError> {
+    let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+    let jobs = Api::<ParameterServerJob>::namespaced(context.writer.client.clone(), &namespace);
+    let named = ListParams::default().fields(&format!("metadata.name={name}"));
+    let found = jobs.list_metadata(&named).await.map_err(|source| {
+        let what = format!("read job {name} again before its pods are created");
+        ReconcileError::Api { what, source: Box::new(source) }
+    })?;
+    let is_same = |found: &PartialObjectMeta<ParameterServerJob>| {
+        found.metadata.uid == object.metadata.uid && found.metadata.resource_version == object.metadata.resource_version
+    };
+    if found.iter().any(is_same) { Ok(()) } else { Err(ReconcileError::OutOfDate) }
+}
+
 /// Logs why a reconcile failed, and returns when it is tried again.
 pub fn retry(job: Arc<ParameterServerJob>, error: &ReconcileError, context: Arc<Context>) -> Action {
     let delay = context.jobs.reconcile_failed(&job.uid().unwrap_or_default());
     match error {
-        // The watch brings the newer job in a moment.
-        ReconcileError::OutOfDate | ReconcileError::Disputed { .. } => debug!(job = job.name_any(), "{error}"),
+        // The watch brings the newer job in a moment, the next term a new try.
+        ReconcileError::OutOfDate | ReconcileError::Disputed { .. } | ReconcileError::NotLeading => {
+            debug!(job = job.name_any(), "{error}")
+        }
         error => warn!(
             namespace = job.namespace(),
             name = job.name_any(),

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource as _, ResourceExt as _};
 use psjobs_api::Role;
 use psjobs_api::crd::{
-    CleanPodPolicy, ElasticPolicy, ParameterServerJob, ParameterServerJobSpec, ParameterServerJobStatus,
+    AccessMode, CleanPodPolicy, ElasticPolicy, ParameterServerJob, ParameterServerJobSpec, ParameterServerJobStatus,
     SuccessOperator, names,
 };
 use psjobs_api::training::TrainingError;
@@ -95,6 +95,18 @@ impl ValidJob {
     pub fn new_certificates(&self, first_incarnation: i32) -> Option<String> {
         let name = || names::certificates(&self.name, &self.uid, first_incarnation.unsigned_abs());
         self.object.spec.network.mutual_tls.then(name)
+    }
+
+    /// Returns true if the servers must run on one node: the volume that the operator makes for their checkpoints can be
+    /// mounted by the pods of one node only.
+    pub fn servers_share_node(&self) -> bool {
+        let claim = self.object.spec.checkpoint.as_ref().and_then(|checkpoint| checkpoint.volume_claim.as_ref());
+        self.servers > 1 && claim.is_some_and(|claim| claim.access_mode == AccessMode::ReadWriteOnce)
+    }
+
+    /// Returns true if each server holds a copy of what another one holds.
+    pub fn servers_are_replicated(&self) -> bool {
+        self.object.spec.ps.replication_factor > 1
     }
 
     /// Returns the incarnation that the job's pods began with when all of them last started.

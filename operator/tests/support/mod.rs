@@ -119,9 +119,27 @@ impl Team {
     }
 
     pub fn operator_with(&self, flags: &[&str]) -> Operator {
+        self.operator_on(self.config.clone(), flags)
+    }
+
+    /// The address of the API server.
+    pub fn server(&self) -> (String, u16) {
+        let url = &self.config.cluster_url;
+        (url.host().expect("a host").to_owned(), url.port_u16().unwrap_or(443))
+    }
+
+    /// Starts an operator that reaches the API server at a port of this machine.
+    pub fn operator_through(&self, port: u16, flags: &[&str]) -> Operator {
+        let url = format!("https://127.0.0.1:{port}").parse().expect("a URL");
+        let mut config = self.config.clone();
+        (config.cluster_url, config.accept_invalid_certs) = (url, true);
+        self.operator_on(config, flags)
+    }
+
+    fn operator_on(&self, config: kube::Config, flags: &[&str]) -> Operator {
         let common = ["psjobs-operator", "--metrics-addr=127.0.0.1:0", "--namespace", &self.namespace];
         let settings = <Settings as clap::Parser>::try_parse_from(common.iter().chain(flags)).expect("flags are right");
-        Operator::start(settings, self.config.clone())
+        Operator::start(settings, config)
     }
 
     /// Applies a job: `mnist` with 1 server and 2 trainers, whose pods are created together unless `spec`

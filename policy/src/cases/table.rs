@@ -127,6 +127,62 @@ pub const CASES: &[Case] = &[
         ],
     },
     Case {
+        name: "a trainer whose server is away is started again, and not counted",
+        spec: "failurePolicy: {maxRestarts: 0}",
+        trainer: "",
+        steps: &[
+            (Begin, want(Active, [Some(0), None, None], 0)),
+            (Run, want(Active, NEW, 0)),
+            (
+                Exit("trainer-0", 75, "psjobs-worker: server ps-0 did not answer"),
+                want(Active, [Some(0), Some(1), Some(0)], 0),
+            ),
+            (Run, want(Active, [Some(0), Some(1), Some(0)], 0)),
+            (Exit("trainer-0", 75, ""), want(Active, [Some(0), Some(1), Some(0)], 0)),
+            (Exit("trainer-1", 75, ""), want(Active, [Some(0), Some(1), Some(1)], 0)),
+            (Pass(1), want(Active, [Some(0), Some(2), Some(1)], 0)),
+        ],
+    },
+    Case {
+        name: "a server without trainers is started again, and not counted, whatever its restart policy",
+        spec: "startupPolicy: AnyOrder\nps: {restartPolicy: Never}\nfailurePolicy: {maxRestarts: 0, restartStrategy: RecreateAll}",
+        trainer: "restartPolicy: ExitCode",
+        steps: &[
+            (Begin, want(Active, NEW, 0)),
+            (Run, want(Active, NEW, 0)),
+            (Exit("ps-0", 75, "psjobs-worker: no trainer was active"), want(Active, [Some(1), Some(0), Some(0)], 0)),
+            (Run, want(Active, [Some(1), Some(0), Some(0)], 0)),
+            (Exit("trainer-1", 75, ""), want(Active, [Some(1), Some(0), Some(1)], 0)),
+        ],
+    },
+    Case {
+        name: "a rule that names the exit code of a process whose peer is away decides, others pass it by",
+        spec: "
+failurePolicy:
+  rules:
+    - {name: any, action: FailJob, onReasons: [Error]}
+    - {name: away, action: FailJob, onExitCodes: [75], targetRoles: [ps]}",
+        trainer: "",
+        steps: &[
+            (Begin, want(Active, [Some(0), None, None], 0)),
+            (Run, want(Active, NEW, 0)),
+            (Exit("trainer-0", 75, ""), want(Active, [Some(0), Some(1), Some(0)], 0)),
+            (Run, want(Active, [Some(0), Some(1), Some(0)], 0)),
+            (Exit("ps-0", 75, ""), want(Failed("rule away of spec.failurePolicy"), [Some(0), Some(1), Some(0)], 0)),
+        ],
+    },
+    Case {
+        name: "a process whose peer is away does not stop the job's deadline",
+        spec: "runPolicy: {activeDeadlineSeconds: 50}",
+        trainer: "",
+        steps: &[
+            (Begin, want(Active, [Some(0), None, None], 0)),
+            (Run, want(Active, NEW, 0)),
+            (Exit("trainer-0", 75, ""), want(Active, [Some(0), Some(1), Some(0)], 0)),
+            (Pass(50), want(Failed("was active for 50 s"), [Some(0), Some(1), Some(0)], 0)),
+        ],
+    },
+    Case {
         name: "a rule ends the job, restarts it, or looks away",
         spec: "
 failurePolicy:

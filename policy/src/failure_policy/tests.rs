@@ -44,7 +44,11 @@ fn the_first_rule_that_matches_decides() {
     ];
     for (role, code, reason, disruption, action, counts) in rows {
         let found = respond(RULES, role, code, reason, disruption);
-        assert_eq!(found, Response { action, counts }, "{role:?}: {code} {reason}, disruption {disruption}");
+        assert_eq!(
+            (found.action, found.counts, found.has_other_cause),
+            (action, counts, disruption),
+            "{role:?}: {code} {reason}, disruption {disruption}"
+        );
     }
 }
 
@@ -65,7 +69,11 @@ fn without_a_rule_the_restart_policies_and_the_strategy_decide() {
     ];
     for (spec, role, code, disruption, action, counts) in rows {
         let found = respond(spec, role, code, "Error", disruption);
-        assert_eq!(found, Response { action, counts }, "{spec}: {role:?} {code}, disruption {disruption}");
+        assert_eq!(
+            (found.action, found.counts, found.has_other_cause),
+            (action, counts, disruption),
+            "{spec}: {role:?} {code}, disruption {disruption}"
+        );
     }
 }
 
@@ -93,7 +101,11 @@ fn exit_code_2_ends_the_job_unless_the_spec_says_otherwise() {
     ];
     for (spec, role, code, disruption, action, counts) in rows {
         let found = respond(spec, role, code, "Error", disruption);
-        assert_eq!(found, Response { action, counts }, "{spec}: {role:?} {code}, disruption {disruption}");
+        assert_eq!(
+            (found.action, found.counts, found.has_other_cause),
+            (action, counts, disruption),
+            "{spec}: {role:?} {code}, disruption {disruption}"
+        );
     }
     // A container that prepares the replica, as one that fetches data, may have other meanings for it.
     let failure = Failure {
@@ -105,6 +117,30 @@ fn exit_code_2_ends_the_job_unless_the_spec_says_otherwise() {
         log_tail: None,
     };
     assert_eq!(policy("").respond_to(&failure).action, Action::RestartReplica);
+}
+
+#[test]
+fn a_process_whose_peer_is_away_is_started_again_and_not_to_blame() {
+    let all = "ps: {restartPolicy: Never}\nfailurePolicy: {restartStrategy: RecreateAll}";
+    let broad =
+        "failurePolicy: {rules: [{name: all, action: FailJob, onReasons: [Error], targetRoles: [ps, trainer]}]}";
+    for (spec, role) in [("", TRAINER), (all, SERVER), (all, TRAINER), (broad, SERVER)] {
+        let want = Response { action: Action::RestartReplica, counts: false, has_other_cause: true };
+        assert_eq!(respond(spec, role, 75, "Error", false), want, "{spec}: {role:?}");
+    }
+    let named = "failurePolicy: {rules: [{name: mine, action: RestartPod, onExitCodes: [75]}]}";
+    let want = Response { action: Action::RestartReplica, counts: true, has_other_cause: false };
+    assert_eq!(respond(named, TRAINER, 75, "Error", false), want, "a rule that names the code decides");
+    // A container that prepares the replica has no peer of the job.
+    let failure = Failure {
+        role: TRAINER,
+        disruption: false,
+        exit_code: Some(75),
+        reason: "Error",
+        conditions: &[],
+        log_tail: None,
+    };
+    assert!(policy("").respond_to(&failure).counts);
 }
 
 #[test]

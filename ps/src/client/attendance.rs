@@ -23,7 +23,7 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_secs(1);
 /// How long a server may take to note that a trainer leaves.
 const LEAVE: Duration = Duration::from_secs(10);
-/// Timeout for a trainer that was interrupted: all may have been, and its server may be gone.
+/// Timeout for a trainer that was interrupted or failed: all may have been, and its server may be gone.
 const STOP: Duration = Duration::from_secs(3);
 
 /// The report of a trainer about itself.
@@ -102,12 +102,31 @@ impl Attendance {
     /// # Errors
     /// If a server does not answer; the others have received the message.
     pub async fn leave(self, config: &SessionConfig, finished: bool, concluded: bool) -> Result<(), ClientError> {
+        self.say(config, finished, concluded, String::new()).await
+    }
+
+    /// Tells every server that this trainer ends with an error of its own, and which. One that does not answer soon hears
+    /// nothing: it will miss the heartbeats.
+    pub async fn fail(self, config: &SessionConfig, failure: String) {
+        if let Err(error) = self.say(config, false, false, failure).await {
+            tracing::debug!(%error, "not every server has heard why this trainer ends");
+        }
+    }
+
+    async fn say(
+        self,
+        config: &SessionConfig,
+        finished: bool,
+        concluded: bool,
+        failure: String,
+    ) -> Result<(), ClientError> {
         let report = read(&self.report);
         let leaving = self.servers.into_iter().map(|(server, (client, channel, heartbeats))| {
             heartbeats.abort();
             let Report { step, examples, metrics, waiting: _, dealt: (entry, done) } = report.clone();
             let trainer = Some(config.id());
-            let request = proto::LeaveRequest { trainer, finished, examples, metrics, step, entry, done };
+            let failure = failure.clone();
+            let request = proto::LeaveRequest { trainer, finished, examples, metrics, step, entry, done, failure };
             let goodbye = Goodbye { config, client, channel, request, may_know: concluded && server == 0 };
             async move { (server, goodbye.say().await) }
         });
@@ -143,8 +162,9 @@ impl Goodbye<'_> {
         // A server that does not hear that the work is done waits for this trainer: one that is away for a moment
         // receives the message when it is back.
         let waits = self.request.finished && config.replication_factor == 1;
-        let limit = if waits { config.connect_timeout } else { LEAVE };
-        let answer = if !self.request.finished && config.interrupted() { STOP } else { LEAVE };
+        let hurries = !self.request.failure.is_empty() || !self.request.finished && config.interrupted();
+        let answer = if hurries { STOP } else { LEAVE };
+        let limit = if waits { config.connect_timeout } else { answer };
         let (begun, mut retries) = (Instant::now(), Retries::new(Schedule::every(PAUSE).within(limit)));
         loop {
             let (reason, again, reached) = match tokio::time::timeout(answer, self.attempt()).await {

@@ -98,4 +98,10 @@ impl Session {
         let Self { session, runtime } = self;
         runtime.block_on(session.leave(finished, examples, metrics))
     }
+
+    /// See [`AsyncSession::fail`].
+    pub fn fail(self, failure: String) {
+        let Self { session, runtime } = self;
+        runtime.block_on(session.fail(failure));
+    }
 }

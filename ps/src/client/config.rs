@@ -11,6 +11,7 @@ use super::lane::{connections, cores};
 use crate::layout::TensorSpec;
 use crate::network::Network;
 use crate::proto;
+use crate::retry::WITHOUT_LIMIT;
 
 /// The settings of a trainer's session.
 #[derive(Clone, Debug)]
@@ -58,7 +59,7 @@ impl SessionConfig {
             tensors,
             total_steps,
             elastic: environment.min_trainers.is_some(),
-            connect_timeout: Duration::from_secs(120),
+            connect_timeout: Self::waiting_time(environment.supervised),
             connections: connections(environment.connections, environment.tls_folder.is_some(), cores()),
             shared_memory: true,
             replication_factor: environment.replication_factor,
@@ -66,6 +67,13 @@ impl SessionConfig {
             network: Network::default(),
             interrupt: Arc::default(),
         }
+    }
+
+    /// How long a trainer waits for a server unless it is told otherwise: without limit where somebody starts servers
+    /// again (`supervised`), 2 minutes where a person has to notice that one is away.
+    #[must_use]
+    pub const fn waiting_time(supervised: bool) -> Duration {
+        if supervised { WITHOUT_LIMIT } else { Duration::from_secs(120) }
     }
 
     /// The servers that may lead the blocks of server `shard`.

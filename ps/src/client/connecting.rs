@@ -11,7 +11,7 @@ use super::error::{ClientError, is_retryable};
 use crate::network::Network;
 use crate::proto;
 use crate::proto::coordination_client::CoordinationClient;
-use crate::retry::{self, Schedule, Stopped, retry};
+use crate::retry::{self, Schedule, Stopped, TOLD_EVERY, retry};
 use crate::wire::MAX_FRAME;
 
 /// Pause before the second attempt; it doubles up to [`LONGEST_PAUSE`].
@@ -19,7 +19,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Timeout of one attempt.
 pub(super) const TRY: Duration = Duration::from_secs(10);
-/// Time without an answer after which the log names the server.
+/// Time without an answer after which the log names the server, and then every 30 s.
 const QUIET: Duration = Duration::from_secs(3);
 const WINDOW: u32 = 4 * 1024 * 1024;
 /// How soon an interrupt is seen by a trainer that waits.
@@ -47,11 +47,11 @@ pub(super) async fn persist<T, A: Future<Output = Result<T, Failure>>>(
             }
         }
     };
-    let mut logged = false;
-    let log = |reason: &String, elapsed| {
-        if !logged && elapsed >= QUIET {
-            tracing::info!(%address, %reason, "waiting for server {server}");
-            logged = true;
+    let mut due = QUIET;
+    let log = |reason: &String, elapsed: Duration| {
+        if elapsed >= due {
+            tracing::info!(%address, %reason, seconds = elapsed.as_secs(), "waiting for server {server}");
+            due = if due == QUIET { TOLD_EVERY } else { elapsed + TOLD_EVERY };
         }
     };
     let schedule = schedule(config, server).within(config.connect_timeout);

@@ -115,6 +115,21 @@ impl ClientError {
             | Self::Runtime(_) => false,
         }
     }
+
+    /// Returns true if the trainer ends only because a server is away, or was and has lost what it held: it is not to
+    /// blame, and goes on when it is started again.
+    #[must_use]
+    pub fn is_peer_away(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::TablesLost { .. })
+    }
+
+    /// Returns true if the cause lies in this trainer, so that the servers should know of it; false if a server, another
+    /// process or a signal ended it.
+    #[must_use]
+    pub fn is_own(&self) -> bool {
+        let by_another = matches!(self, Self::Misplaced { .. } | Self::Conflict { .. } | Self::Interrupted);
+        !(by_another || self.is_peer_away())
+    }
 }
 
 /// Returns whether another attempt may succeed.

@@ -54,6 +54,12 @@ impl AsyncMember {
         let Self { config, attendance } = self;
         attendance.leave(&config, finished, false).await
     }
+
+    /// Leaves every server with an error of this trainer's own, see [`AsyncSession::fail`](super::AsyncSession::fail).
+    pub async fn fail(self, failure: String) {
+        let Self { config, attendance } = self;
+        attendance.fail(&config, failure).await;
+    }
 }
 
 /// A member for a training loop, which blocks.
@@ -86,5 +92,11 @@ impl Member {
     pub fn leave(self, finished: bool) -> Result<(), ClientError> {
         let Self { member, runtime } = self;
         runtime.block_on(member.leave(finished))
+    }
+
+    /// See [`AsyncMember::fail`].
+    pub fn fail(self, failure: String) {
+        let Self { member, runtime } = self;
+        runtime.block_on(member.fail(failure));
     }
 }

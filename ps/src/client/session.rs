@@ -201,4 +201,11 @@ impl AsyncSession {
             left => left,
         }
     }
+
+    /// Leaves every server with an error of this trainer's own, which `failure` describes. Servers that were started by
+    /// hand end with it; others wait for this trainer's replacement.
+    pub async fn fail(self, failure: String) {
+        let Self { config, attendance, .. } = self;
+        attendance.fail(&config, failure).await;
+    }
 }

@@ -13,6 +13,7 @@ use tonic::service::Routes;
 use crate::client::Reading;
 use crate::layout::TensorSpec;
 use crate::network::Network;
+use crate::retry::WITHOUT_LIMIT;
 
 /// The configuration of one server.
 #[derive(Debug)]
@@ -33,6 +34,8 @@ pub struct ServerConfig {
     pub training: Training,
     /// When trainers are reported as missing or lost, and when the server gives up.
     pub timeouts: Timeouts,
+    /// Somebody starts trainers that failed again, so that this server waits for them.
+    pub supervised: bool,
     /// Exchange blocks through shared memory with trainers of this host.
     pub shared_memory: bool,
     /// `host:port` of every server, in order, if each block is held by two of them; else empty.
@@ -63,7 +66,8 @@ impl ServerConfig {
             trainers: environment.trainers,
             min_trainers: environment.min_trainers,
             training: environment.training.clone(),
-            timeouts: Timeouts::default(),
+            timeouts: Timeouts::new(environment.supervised),
+            supervised: environment.supervised,
             shared_memory: true,
             replicas: if environment.replication_factor > 1 { environment.servers.clone() } else { Vec::new() },
             checkpoint: CheckpointConfig::new(environment),
@@ -102,9 +106,18 @@ pub struct Timeouts {
     pub abandon: Duration,
 }
 
+impl Timeouts {
+    /// The defaults; a `supervised` server waits for trainers without limit, because somebody starts them again.
+    #[must_use]
+    pub const fn new(supervised: bool) -> Self {
+        let abandon = if supervised { WITHOUT_LIMIT } else { Duration::from_secs(600) };
+        Self { join: Duration::from_secs(60), silence: Duration::from_secs(30), abandon }
+    }
+}
+
 impl Default for Timeouts {
     fn default() -> Self {
-        Self { join: Duration::from_secs(60), silence: Duration::from_secs(30), abandon: Duration::from_secs(600) }
+        Self::new(false)
     }
 }
 

@@ -17,6 +17,9 @@ pub enum ServerError {
     /// No trainer has been active for too long.
     #[error("gave up: {0}; see their logs, then start the job again")]
     Abandoned(String),
+    /// A trainer has ended with an error, and nobody starts it again.
+    #[error("{0}; start the job again when that is solved")]
+    TrainerFailed(String),
     /// The checkpoint folder holds another job's state.
     #[error("{0}")]
     Checkpoint(String),
@@ -47,4 +50,12 @@ pub enum ServerError {
     /// It received the signal to stop before every trainer had finished.
     #[error("stopped before all trainers had finished")]
     Stopped,
+}
+
+impl ServerError {
+    /// Returns true if the server ends only because no trainer is there: it is not to blame.
+    #[must_use]
+    pub fn is_peer_away(&self) -> bool {
+        matches!(self, Self::Abandoned(_))
+    }
 }

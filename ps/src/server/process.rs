@@ -90,7 +90,7 @@ pub async fn run_on<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
         tokio::select! {
             biased;
             () = state.done.notified() => Ok(()),
-            why = liveness::abandoned(&state) => Err(ServerError::Abandoned(why)),
+            why = liveness::given_up(&state) => Err(why),
             Ok(lost) = &mut replicating => Err(lost),
             () = shutdown => {
                 liveness::wait_for_leaving(&state).await;

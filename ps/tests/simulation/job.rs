@@ -204,6 +204,7 @@ impl Supervisor {
             min_trainers: plan.least,
             training,
             timeouts: Timeouts::default(),
+            supervised: false,
             shared_memory: false,
             replicas: if plan.replicated { addresses(plan) } else { Vec::new() },
             checkpoint,

@@ -19,6 +19,7 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 use clap::Args;
 use psjobs_api::env::PSJOB_RESULT_FILE;
+use psjobs_api::exit_code::{PEER_AWAY, WRONG_INPUT};
 use psjobs_api::{Environment, ReplicaResult};
 
 use logging::LogFormat;
@@ -42,6 +43,9 @@ pub enum Failure {
     Input(anyhow::Error),
     /// It failed at its work: exit code 1.
     Work(anyhow::Error),
+    /// Another process of the job is away, and this one was not to wait any longer: exit code 75, for which the operator
+    /// and `psjobs run` start it again without counting that.
+    PeerAway(anyhow::Error),
     /// A signal ended it: exit code 128 and the signal's number.
     Signal(Signal),
 }
@@ -53,6 +57,10 @@ impl Failure {
 
     pub fn work(error: impl Into<anyhow::Error>) -> Self {
         Self::Work(error.into())
+    }
+
+    pub fn peer_away(error: impl Into<anyhow::Error>) -> Self {
+        Self::PeerAway(error.into())
     }
 
     /// Sorts an error of opening a workload's data and model: bad input, unless the system says that it cannot read
@@ -94,11 +102,12 @@ pub fn conclude(output: OutputArgs, work: impl FnOnce() -> Result<ReplicaResult,
     let (error, code) = match written {
         Ok(()) => return ExitCode::SUCCESS,
         Err(Failure::Signal(signal)) => return ExitCode::from(signal.exit_code()),
-        Err(Failure::Input(error)) => (error, 2),
+        Err(Failure::Input(error)) => (error, WRONG_INPUT),
         Err(Failure::Work(error)) => (error, 1),
+        Err(Failure::PeerAway(error)) => (error, PEER_AWAY),
     };
     eprintln!("psjobs-worker: {error:#}");
-    ExitCode::from(code)
+    ExitCode::from(code as u8)
 }
 
 const PANICKED: &str =

@@ -10,7 +10,7 @@ use psjobs_api::env::Checkpoint;
 use psjobs_api::training::ConsistencyMode;
 use psjobs_api::{Environment, METRICS_PORT, ReplicaResult, Role};
 use psjobs_ps::network::Network;
-use psjobs_ps::server::{self, Evaluation, ServerConfig, Timeouts};
+use psjobs_ps::server::{self, Evaluation, ServerConfig, ServerError, Timeouts};
 use psjobs_rpc::{Registry, server_integration};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -63,9 +63,10 @@ pub struct ServeArgs {
     /// Seconds without a sign of life after which a trainer counts as lost
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     silence_timeout: u64,
-    /// Seconds without any trainer after which this server gives up
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
-    abandon_timeout: u64,
+    /// Seconds without any trainer after which this server gives up [default: 600; no limit where the operator or
+    /// `psjobs run` has started it]
+    #[arg(long, value_name = "SECONDS")]
+    abandon_timeout: Option<u64>,
     #[command(flatten)]
     place: IdentityArgs,
     #[command(flatten, next_help_heading = "Optimizer")]
@@ -152,12 +153,16 @@ impl ServeArgs {
             None => port.parse().map_err(Failure::input)?,
         };
         let listener = listen(host, port).await.map_err(|e| Failure::Work(cannot_listen(port, e, "--port")))?;
+        if let Some(warning) = without_protection(host, port, environment.tls_folder.is_some()) {
+            warn!("{warning}");
+        }
         let seconds = Duration::from_secs;
+        let defaults = Timeouts::new(environment.supervised);
         let mut config = ServerConfig {
             timeouts: Timeouts {
                 join: seconds(self.join_timeout),
                 silence: seconds(self.silence_timeout),
-                abandon: seconds(self.abandon_timeout),
+                abandon: self.abandon_timeout.map_or(defaults.abandon, seconds),
             },
             shared_memory: !self.no_shared_memory,
             metrics: self.metrics(host).await?,
@@ -185,7 +190,11 @@ impl ServeArgs {
         if let Some(signal) = signals.heard() {
             return Err(Failure::Signal(signal));
         }
-        let result = outcome.map_err(Failure::work)?;
+        let classify = |error: ServerError| match error.is_peer_away() {
+            true => Failure::peer_away(error),
+            false => Failure::work(error),
+        };
+        let result = outcome.map_err(classify)?;
         info!(steps = result.steps, seconds = result.seconds, metrics = ?result.metrics, "every trainer has left");
         Ok(result)
     }
@@ -211,10 +220,8 @@ impl ServeArgs {
 
 /// Listens for other machines, unless `host`, by which this server is known, is this machine only.
 async fn listen(host: &str, port: u16) -> io::Result<TcpListener> {
-    let bare = host.trim_start_matches('[').trim_end_matches(']');
-    let loopback = bare == "localhost" || bare.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    if loopback {
-        return TcpListener::bind((bare, port)).await;
+    if is_loopback(host) {
+        return TcpListener::bind((bare(host), port)).await;
     }
     match TcpListener::bind(("::", port)).await {
         // Both versions through one socket, where the machine has both.
@@ -223,10 +230,50 @@ async fn listen(host: &str, port: u16) -> io::Result<TcpListener> {
     }
 }
 
+fn bare(host: &str) -> &str {
+    host.trim_start_matches('[').trim_end_matches(']')
+}
+
+fn is_loopback(host: &str) -> bool {
+    bare(host) == "localhost" || bare(host).parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+/// Returns the warning about a server that other machines can talk to without showing a certificate.
+fn without_protection(host: &str, port: u16, has_tls: bool) -> Option<String> {
+    (!has_tls && !is_loopback(host)).then(|| {
+        format!(
+            "whoever reaches port {port} of this machine can read and change the model and end the job, because this \
+             server takes connections from other machines without TLS; give --tls-dir, in a manifest \
+             network.mutualTLS: true"
+        )
+    })
+}
+
 /// Says why a port cannot be had. The process that has it may end, so that this is no bad input.
 fn cannot_listen(port: u16, error: io::Error, flag: &str) -> anyhow::Error {
     if error.kind() == io::ErrorKind::AddrInUse {
         return anyhow!("port {port} is in use; end the process that has it, or choose another port with {flag}");
     }
     anyhow::Error::new(error).context(format!("cannot listen on port {port}; choose another port with {flag}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_other_machines_reach_without_tls_warns() {
+        for (host, has_tls, warns) in [
+            ("localhost", false, false),
+            ("127.0.0.1", false, false),
+            ("[::1]", false, false),
+            ("0.0.0.0", false, true),
+            ("server.example", false, true),
+            ("mnist-ps-0.mnist.default.svc", false, true),
+            ("server.example", true, false),
+        ] {
+            let warning = without_protection(host, 29500, has_tls);
+            assert_eq!(warning.is_some_and(|warning| warning.contains("port 29500")), warns, "{host}, TLS {has_tls}");
+        }
+    }
 }

@@ -68,9 +68,10 @@ pub struct TrainArgs {
     /// File that takes the trained model, from the first trainer; as safetensors if it ends so
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
-    /// Seconds that a server may be away before this trainer gives up
-    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
-    connect_timeout: u64,
+    /// Seconds that a server may be away before this trainer gives up [default: 120; no limit where the operator or
+    /// `psjobs run` has started it]
+    #[arg(long, value_name = "SECONDS")]
+    connect_timeout: Option<u64>,
     /// Read as many examples in a step as this trainer's measured speed allows, of those of all trainers; by hand
     /// server 0 needs this flag too [default: the job's batch.adaptive]
     #[arg(long)]
@@ -124,7 +125,6 @@ impl TrainArgs {
     ) -> Result<ReplicaResult, Failure> {
         let (device, examples) = (plan.device, workload.training_set().examples());
         info!(?device, threads = tch::get_num_threads(), examples, "data is loaded");
-        let connect_timeout = Duration::from_secs(self.connect_timeout);
         let ready = || signals.defer();
         let stop = || signals.heard().is_some();
         let outcome = match &environment {
@@ -132,11 +132,9 @@ impl TrainArgs {
                 let network = Network::of(environment).map_err(Failure::input)?;
                 let join = |flat: Flat, steps| {
                     let config = SessionConfig::new(environment, flat.specs(), steps);
-                    Remote::join(
-                        SessionConfig { connect_timeout, network, interrupt: signals.stop(), ..config },
-                        flat,
-                        device,
-                    )
+                    let connect_timeout = self.connect_timeout.map_or(config.connect_timeout, Duration::from_secs);
+                    let interrupt = signals.stop();
+                    Remote::join(SessionConfig { connect_timeout, network, interrupt, ..config }, flat, device)
                 };
                 train(workload, plan, join, ready, stop)
             }
@@ -221,9 +219,14 @@ pub fn compute_threads(given: Option<NonZeroUsize>) {
     }
 }
 
-/// Gives an error of the training the exit code 2 only if another start would end the same way.
+/// Gives an error of the training the exit code 2 only if another start would end the same way, and 75 if a server was
+/// away.
 fn classify(error: TrainError) -> Failure {
-    if error.is_input() { Failure::input(error) } else { Failure::work(error) }
+    match () {
+        () if error.is_input() => Failure::input(error),
+        () if error.is_peer_away() => Failure::peer_away(error),
+        () => Failure::work(error),
+    }
 }
 
 #[cfg(test)]
@@ -236,23 +239,32 @@ mod tests {
     use crate::train::UpdateError;
 
     #[test]
-    fn only_what_a_trainer_was_given_is_bad_input() {
+    fn only_what_a_trainer_was_given_is_bad_input_and_only_a_server_that_is_away_another_cause() {
         let (address, reason) = (String::from("ps-0:29500"), String::from("no"));
         let begin = |error| TrainError::Begin(UpdateError::Servers(error));
+        let lost = ClientError::Unreachable { address: address.clone(), seconds: 120, reason: reason.clone() };
         let rows = [
-            (begin(ClientError::Refused { address: address.clone(), reason: reason.clone() }), true),
-            (begin(ClientError::Address("ps-0".into())), true),
-            (begin(ClientError::Conflict { address: address.clone(), reason: reason.clone() }), false),
-            (begin(ClientError::Unreachable { address, seconds: 120, reason }), false),
-            (begin(ClientError::Memory { elements: 1, source: io::ErrorKind::OutOfMemory.into() }), false),
-            (begin(ClientError::Interrupted), false),
-            (begin(ClientError::Runtime(io::ErrorKind::WouldBlock.into())), false),
-            (TrainError::Begin(UpdateError::Libtorch(tch::TchError::Torch("out of memory".into()))), false),
-            (TrainError::Diverged { step: 3, loss: f64::NAN }, false),
+            (begin(ClientError::Refused { address: address.clone(), reason: reason.clone() }), "input"),
+            (begin(ClientError::Address("ps-0".into())), "input"),
+            (begin(ClientError::Conflict { address: address.clone(), reason: reason.clone() }), "work"),
+            (begin(ClientError::Unreachable { address: address.clone(), seconds: 120, reason }), "peer"),
+            (TrainError::Update { step: 3, source: UpdateError::Servers(lost) }, "peer"),
+            (TrainError::Leave(UpdateError::Servers(ClientError::TablesLost { address })), "peer"),
+            (begin(ClientError::Memory { elements: 1, source: io::ErrorKind::OutOfMemory.into() }), "work"),
+            (begin(ClientError::Interrupted), "work"),
+            (begin(ClientError::Runtime(io::ErrorKind::WouldBlock.into())), "work"),
+            (TrainError::Begin(UpdateError::Libtorch(tch::TchError::Torch("out of memory".into()))), "work"),
+            (TrainError::Diverged { step: 3, loss: f64::NAN }, "work"),
         ];
-        for (error, input) in rows {
+        for (error, want) in rows {
             let label = format!("{error:?}");
-            assert_eq!(matches!(classify(error), Failure::Input(_)), input, "{label}");
+            let found = match classify(error) {
+                Failure::Input(_) => "input",
+                Failure::PeerAway(_) => "peer",
+                Failure::Work(_) => "work",
+                Failure::Signal(_) => "signal",
+            };
+            assert_eq!(found, want, "{label}");
         }
     }
 

@@ -114,4 +114,6 @@ impl Updater for Local {
     fn leave(self, _finished: bool, _examples: u64, _metrics: &Metrics) -> Result<(), UpdateError> {
         Ok(())
     }
+
+    fn fail(self, _failure: String) {}
 }

@@ -16,6 +16,7 @@ pub mod staged_backward;
 pub mod throttle;
 mod updater;
 
+use std::panic::{self, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -25,8 +26,8 @@ use tch::{Device, TchError, Tensor, nn};
 
 use crate::data::Dataset;
 use crate::data::loader::LoaderEnded;
-use crate::data::sampler::{Split, TooFewExamples};
-use crate::workload::Workload;
+use crate::data::sampler::{Sampler, Split, TooFewExamples};
+use crate::workload::{Metrics, Workload};
 use batch_prefetch::BatchPrefetch;
 use flat::Flat;
 pub use plan::Plan;
@@ -78,6 +79,33 @@ impl TrainError {
             | Self::Save { .. } => false,
         }
     }
+
+    /// Returns true if a server is away, or was, and nothing else is wrong with this trainer.
+    #[must_use]
+    pub fn is_peer_away(&self) -> bool {
+        self.of_servers().is_some_and(ClientError::is_peer_away)
+    }
+
+    /// Returns true if the cause lies in this trainer, so that the servers are to be told.
+    fn is_own(&self) -> bool {
+        self.of_servers().is_none_or(ClientError::is_own)
+    }
+
+    fn of_servers(&self) -> Option<&ClientError> {
+        match self {
+            Self::Begin(UpdateError::Servers(error))
+            | Self::Update { source: UpdateError::Servers(error), .. }
+            | Self::Leave(UpdateError::Servers(error)) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// How the steps of a trainer ended.
+enum Ended {
+    Finished(ReplicaResult),
+    /// Asked to stop, after so many examples and with these metrics.
+    Stopped(u64, Metrics),
 }
 
 /// Trains `workload` as `plan` says. `connect` gets the model's parameters and the number of steps;
@@ -107,77 +135,116 @@ pub fn train<W: Workload, U: Updater>(
     store.set_device(plan.device);
 
     let mut updater = connect(Flat::of(&store), total).map_err(TrainError::Begin)?;
-    let first = updater.next_step();
     ready();
-
-    let mut feed = BatchPrefetch::new(workload, plan, split, sampler, first..total);
-    let mut progress = Progress::new(total, plan.log_every, Instant::now());
-    let mut evaluated = Instant::now();
-    let mut step = first;
-    loop {
-        if stop() {
-            updater.leave(false, progress.examples(), &progress.metrics()).map_err(TrainError::Leave)?;
-            return Ok(Outcome::Stopped);
+    let steps = Steps { workload, plan, model: &model, split, total };
+    // A workload's panic is told as well: the servers would look for this trainer else.
+    let ended = panic::catch_unwind(AssertUnwindSafe(|| steps.train(sampler, &mut updater, stop)));
+    let ended = match ended {
+        Ok(Ok(ended)) => ended,
+        Ok(Err(error)) => {
+            if error.is_own() {
+                updater.fail(chain(&error));
+            }
+            return Err(error);
         }
-        let turn = match feed.prepare(step, &mut updater) {
-            Ok(Some(turn)) => turn,
-            Ok(None) => break,
-            Err(UpdateError::Servers(ClientError::Interrupted)) => continue, // As below.
-            Err(source) if step == first => return Err(TrainError::Begin(source)),
-            Err(source) => return Err(TrainError::Update { step, source }),
-        };
-        step = turn.step;
-        let (began, waited, examples) = (Instant::now(), updater.waiting(), feed.examples(step));
-        let batch = feed.next_batch().map_err(|source| TrainError::Data { step, source })?;
-        tch::manual_seed(dropout_seed(plan, turn.number));
-        let loss = workload.loss(&model, batch);
-        let updated = updater.update(step, &counted(&loss, examples, plan.batch));
-        if let Err(UpdateError::Servers(ClientError::Interrupted)) = updated {
-            continue; // The loop asks `stop` and leaves.
+        Err(panic) => {
+            updater.fail("its program came to a point where it could not go on; its log says which".to_owned());
+            panic::resume_unwind(panic)
         }
-        // Read late, so that a GPU need not be waited for twice. Servers refuse the gradient of a loss
-        // that is not finite; that it is not finite says more.
-        let loss = loss.double_value(&[]);
-        if !loss.is_finite() {
-            return Err(TrainError::Diverged { step, loss });
+    };
+    match ended {
+        Ended::Stopped(examples, metrics) => {
+            updater.leave(false, examples, &metrics).map_err(TrainError::Leave)?;
+            Ok(Outcome::Stopped)
         }
-        let next = updated.map_err(|source| TrainError::Update { step, source })?;
-        let busy = || began.elapsed().saturating_sub(updater.waiting() - waited);
-        plan.rest(step, examples, busy());
-        feed.worked(examples, busy());
-        step = next;
-        let shown = if plan.elastic { turn.number + 1 } else { step };
-        if progress.step(Done { next: shown, examples, loss, waiting: updater.waiting() }, Instant::now()) {
-            updater.report(progress.examples(), &progress.metrics());
-        }
-        if plan.evaluation_is_due(evaluated.elapsed()) && step < total {
-            progress.evaluated(step, tch::no_grad(|| workload.evaluate(&model)));
-            evaluated = Instant::now();
+        Ended::Finished(result) => {
+            updater.leave(true, result.examples, &result.metrics).map_err(TrainError::Leave)?;
+            if let Some(file) = plan.save.as_ref().filter(|_| plan.trainer == 0) {
+                let saved = workload.save(&model, &store, file);
+                saved.map_err(|source| TrainError::Save { file: file.clone(), source })?;
+            }
+            Ok(Outcome::Finished(result))
         }
     }
-    drop(feed);
-    let result = finish(workload, plan, &model, &progress, updater)?;
-    if let Some(file) = plan.save.as_ref().filter(|_| plan.trainer == 0) {
-        let saved = workload.save(&model, &store, file);
-        saved.map_err(|source| TrainError::Save { file: file.clone(), source })?;
-    }
-    Ok(Outcome::Finished(result))
 }
 
-/// The first trainer evaluates, in an elastic job, which that may have left, each; each says that it is done.
-fn finish<W: Workload, U: Updater>(
-    workload: &W,
-    plan: &Plan,
-    model: &W::Model,
-    progress: &Progress,
-    updater: U,
-) -> Result<ReplicaResult, TrainError> {
-    let mut result = progress.result(updater.waiting());
-    if plan.trainer == 0 || plan.elastic {
-        result.metrics.extend(tch::no_grad(|| workload.evaluate(model)));
+/// The steps of one trainer.
+struct Steps<'a, W: Workload> {
+    workload: &'a W,
+    plan: &'a Plan,
+    model: &'a W::Model,
+    split: Split,
+    total: u64,
+}
+
+impl<W: Workload> Steps<'_, W> {
+    /// Does every step until the last one, or until `stop`.
+    fn train(
+        &self,
+        sampler: Sampler,
+        updater: &mut impl Updater,
+        stop: impl Fn() -> bool,
+    ) -> Result<Ended, TrainError> {
+        let &Self { workload, plan, model, split, total } = self;
+        let first = updater.next_step();
+        let mut feed = BatchPrefetch::new(workload, plan, split, sampler, first..total);
+        let mut progress = Progress::new(total, plan.log_every, Instant::now());
+        let mut evaluated = Instant::now();
+        let mut step = first;
+        loop {
+            if stop() {
+                return Ok(Ended::Stopped(progress.examples(), progress.metrics()));
+            }
+            let turn = match feed.prepare(step, updater) {
+                Ok(Some(turn)) => turn,
+                Ok(None) => break,
+                Err(UpdateError::Servers(ClientError::Interrupted)) => continue, // As below.
+                Err(source) if step == first => return Err(TrainError::Begin(source)),
+                Err(source) => return Err(TrainError::Update { step, source }),
+            };
+            step = turn.step;
+            let (began, waited, examples) = (Instant::now(), updater.waiting(), feed.examples(step));
+            let batch = feed.next_batch().map_err(|source| TrainError::Data { step, source })?;
+            tch::manual_seed(dropout_seed(plan, turn.number));
+            let loss = workload.loss(model, batch);
+            let updated = updater.update(step, &counted(&loss, examples, plan.batch));
+            if let Err(UpdateError::Servers(ClientError::Interrupted)) = updated {
+                continue; // The loop asks `stop` and leaves.
+            }
+            // Read late, so that a GPU need not be waited for twice. Servers refuse the gradient of a loss
+            // that is not finite; that it is not finite says more.
+            let loss = loss.double_value(&[]);
+            if !loss.is_finite() {
+                return Err(TrainError::Diverged { step, loss });
+            }
+            let next = updated.map_err(|source| TrainError::Update { step, source })?;
+            let busy = || began.elapsed().saturating_sub(updater.waiting() - waited);
+            plan.rest(step, examples, busy());
+            feed.worked(examples, busy());
+            step = next;
+            let shown = if plan.elastic { turn.number + 1 } else { step };
+            if progress.step(Done { next: shown, examples, loss, waiting: updater.waiting() }, Instant::now()) {
+                updater.report(progress.examples(), &progress.metrics());
+            }
+            if plan.evaluation_is_due(evaluated.elapsed()) && step < total {
+                progress.evaluated(step, tch::no_grad(|| workload.evaluate(model)));
+                evaluated = Instant::now();
+            }
+        }
+        drop(feed);
+        let mut result = progress.result(updater.waiting());
+        // The first trainer evaluates; in an elastic job each does, because the first may have left.
+        if plan.trainer == 0 || plan.elastic {
+            result.metrics.extend(tch::no_grad(|| workload.evaluate(model)));
+        }
+        Ok(Ended::Finished(result))
     }
-    updater.leave(true, result.examples, &result.metrics).map_err(TrainError::Leave)?;
-    Ok(result)
+}
+
+/// Returns an error with its causes, as `anyhow` writes it.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// The mean loss of `examples`, of which a trainer reads `base` on average: servers take the mean of the trainers'

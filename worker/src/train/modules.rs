@@ -40,6 +40,18 @@ pub enum ModulesError {
     Leave(#[source] ClientError),
 }
 
+impl ModulesError {
+    /// Returns true if another process of the job is away, or was, and nothing else is wrong with this trainer.
+    #[must_use]
+    pub fn is_peer_away(&self) -> bool {
+        match self {
+            Self::Join(error) | Self::Leave(error) => error.is_peer_away(),
+            Self::Connect(error) | Self::Step { source: error, .. } | Self::Evaluate(error) => error.is_peer_away(),
+            _ => false,
+        }
+    }
+}
+
 /// A trainer in its job: a member of it, and connected to its servers.
 pub struct Participant {
     // Dropped first: the servers are told that nothing is held there any more.
@@ -178,5 +190,32 @@ impl Participant {
             member.report(result.steps, result.examples, &result.metrics);
         }
         member.leave(result.is_some()).map_err(ModulesError::Leave)
+    }
+
+    /// Ends with an error of this trainer's own, which `failure` describes: tells the servers.
+    pub fn fail(self, failure: String) {
+        let Self { connections, member, servers } = self;
+        drop((servers, connections));
+        member.fail(failure);
+    }
+
+    /// Does `work` as this participant, and leaves the job as that ended: with a result, before the last step, or with
+    /// an error, of which the servers are told unless another process is away.
+    ///
+    /// # Errors
+    /// Those of `work`, and if a server does not answer.
+    pub fn attend(
+        self,
+        work: impl FnOnce(&Self) -> Result<Option<ReplicaResult>, ModulesError>,
+    ) -> Result<Option<ReplicaResult>, ModulesError> {
+        match work(&self) {
+            Ok(result) => self.leave(result.as_ref()).map(|()| result),
+            Err(error) => {
+                if !error.is_peer_away() {
+                    self.fail(super::chain(&error));
+                }
+                Err(error)
+            }
+        }
     }
 }

@@ -82,4 +82,10 @@ impl Updater for Remote {
         drop(buffer);
         Ok(session.leave(finished, examples, metrics.clone())?)
     }
+
+    fn fail(self, failure: String) {
+        let Self { buffer, session } = self;
+        drop(buffer);
+        session.fail(failure);
+    }
 }

@@ -57,4 +57,7 @@ pub trait Updater {
     /// # Errors
     /// If the servers cannot be told.
     fn leave(self, finished: bool, examples: u64, metrics: &Metrics) -> Result<(), UpdateError>;
+
+    /// The last words of a trainer that ends with an error of its own, which `failure` describes.
+    fn fail(self, failure: String);
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use psjobs_ps::retry::TOLD_EVERY;
 use psjobs_rpc::{Endpoint, RRef, RemoteError};
 
 use super::inbox::{Inbox, JOIN, OBJECT};
@@ -53,7 +54,7 @@ impl Meeting {
         let place = self.inbox.place();
         let token = rand::random();
         self.inbox.begin(token);
-        let (begun, mut met) = (Instant::now(), Met::default());
+        let (begun, mut met, mut told) = (Instant::now(), Met::default(), TOLD_EVERY);
         loop {
             let missing = match self.meet_once(&mut met, token, &locate) {
                 Ok(None) => break,
@@ -66,6 +67,11 @@ impl Meeting {
             if begun.elapsed() >= patience {
                 let (rank, reason) = missing;
                 return Err(RingError::Absent { rank, seconds: patience.as_secs(), reason });
+            }
+            if begun.elapsed() >= told {
+                let (rank, reason) = missing;
+                tracing::info!(%reason, seconds = begun.elapsed().as_secs(), "waiting for trainer {rank}");
+                told = begun.elapsed() + TOLD_EVERY;
             }
             self.inbox.wait(LOOK);
         }

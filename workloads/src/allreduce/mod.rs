@@ -50,3 +50,11 @@ pub enum RingError {
     #[error("interrupted while waiting for the other trainers")]
     Interrupted,
 }
+
+impl RingError {
+    /// Returns true if another trainer is away, or was lost, and nothing else is wrong with this one.
+    #[must_use]
+    pub fn is_peer_away(&self) -> bool {
+        matches!(self, Self::Lost { .. } | Self::Absent { .. })
+    }
+}

@@ -213,19 +213,19 @@ pub fn train(
     let total = plan.total_steps(split.steps_per_epoch()?);
     let mut sampler = split.sampler(plan.trainer)?;
     let participant = Participant::join(environment, Registry::default(), Vec::new(), total, settings.patience)?;
-    let trainer = Trainer::new(&participant, settings).map_err(ModulesError::Connect)?;
-    ready();
-    let step = |number| {
-        let (images, labels) = data.train.select(sampler.batch(number));
-        trainer.step(&images, &labels, number % plan.log_every == 0)
-    };
-    let mut result = participant.train(plan, total, stop, step)?;
-    if let Some(result) = result.as_mut().filter(|_| plan.trainer == 0) {
-        result.metrics.extend(trainer.evaluate(data).map_err(ModulesError::Evaluate)?);
-    }
-    drop(trainer);
-    participant.leave(result.as_ref())?;
-    Ok(result)
+    participant.attend(|participant| {
+        let trainer = Trainer::new(participant, settings).map_err(ModulesError::Connect)?;
+        ready();
+        let step = |number| {
+            let (images, labels) = data.train.select(sampler.batch(number));
+            trainer.step(&images, &labels, number % plan.log_every == 0)
+        };
+        let mut result = participant.train(plan, total, stop, step)?;
+        if let Some(result) = result.as_mut().filter(|_| plan.trainer == 0) {
+            result.metrics.extend(trainer.evaluate(data).map_err(ModulesError::Evaluate)?);
+        }
+        Ok(result)
+    })
 }
 
 /// One trainer at the network.

@@ -257,26 +257,26 @@ pub fn train(
     let total = plan.total_steps(per_epoch.unsigned_abs());
     let participant = Participant::join(environment, Registry::default(), Vec::new(), total, *patience)?;
     let seed = plan.seed as i64;
-    let model = Rnn::new(participant.endpoint(), &participant.servers()[0], *size, seed, optimizer);
-    let model = model.map_err(ModulesError::Connect)?;
-    ready();
-    let first = || model.first_states(plan.batch as i64);
-    let mut states = first();
-    let mut result = participant.train(plan, total, stop, |number| {
-        let step = number as i64 % per_epoch;
-        if step == 0 {
-            states = first();
+    participant.attend(|participant| {
+        let model = Rnn::new(participant.endpoint(), &participant.servers()[0], *size, seed, optimizer);
+        let model = model.map_err(ModulesError::Connect)?;
+        ready();
+        let first = || model.first_states(plan.batch as i64);
+        let mut states = first();
+        let mut result = participant.train(plan, total, stop, |number| {
+            let step = number as i64 % per_epoch;
+            if step == 0 {
+                states = first();
+            }
+            let (words, next) = training.window(step, *length);
+            model.step(&words, &next, &mut states)
+        })?;
+        if let Some(result) = &mut result {
+            let loss = mean_loss(&model, &held_out, *length, first()).map_err(ModulesError::Evaluate)?;
+            result.metrics.extend(Metrics::from([("perplexity".into(), loss.exp()), ("test_loss".into(), loss)]));
         }
-        let (words, next) = training.window(step, *length);
-        model.step(&words, &next, &mut states)
-    })?;
-    if let Some(result) = &mut result {
-        let loss = mean_loss(&model, &held_out, *length, first()).map_err(ModulesError::Evaluate)?;
-        result.metrics.extend(Metrics::from([("perplexity".into(), loss.exp()), ("test_loss".into(), loss)]));
-    }
-    drop(model);
-    participant.leave(result.as_ref())?;
-    Ok(result)
+        Ok(result)
+    })
 }
 
 fn mean_loss(model: &Rnn, text: &Columns, length: i64, mut states: States) -> Result<f64, RemoteError> {

@@ -5,6 +5,7 @@ mod adaptive_batch;
 mod checkpoint_files;
 mod elastic;
 mod mnist;
+mod peer_away;
 mod process;
 mod remote;
 mod workloads;

@@ -135,14 +135,22 @@ fn what_another_start_may_find_otherwise_is_one_sentence_and_exit_code_1() {
     let rows = [
         (format!("serve --master-port {taken_port}"), "is in use"),
         (format!("serve --master-port {unused} --metrics-port {taken_port}"), "--metrics-port"),
-        (format!("train mlp --master-port {unused} --connect-timeout 1"), "did not answer"),
-        ("train mlp --master-addr no.such.host.invalid --connect-timeout 1".to_owned(), "no.such.host.invalid"),
     ];
     for (args, want) in rows {
         let (code, said) = run(&mut command(&args));
         assert_eq!(code, Some(1), "{args}: {said}");
         assert_eq!(said.lines().filter(|line| line.starts_with("psjobs-worker: ")).count(), 1, "{args}: {said}");
         assert!(said.contains(want) && !said.contains("panicked"), "{args}: {said}");
+    }
+}
+
+#[test]
+fn a_server_that_other_machines_reach_without_tls_warns_in_one_sentence() {
+    for (host, warnings) in [("0.0.0.0", 1), ("127.0.0.1", 0)] {
+        let args = format!("serve --master-addr {host} --master-port {} --abandon-timeout 1", free_port());
+        let (_, said) = run(&mut command(&args));
+        let warned = said.lines().filter(|line| line.contains("WARN") && line.contains("without TLS")).count();
+        assert_eq!(warned, warnings, "{host}: {said}");
     }
 }
 

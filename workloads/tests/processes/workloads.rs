@@ -289,8 +289,8 @@ fn a_trainer_that_dies_is_named_by_those_that_wait_in_vain() {
     dead.0.kill().expect("it runs");
     let mut said = String::new();
     log.read_to_string(&mut said).expect("text");
-    assert_eq!(left.0.wait().expect("it ends").code(), Some(1), "{said}");
-    assert!(said.contains("trainer 1 is gone") && said.contains("waiting up to 3 s for its replacement"), "{said}");
+    assert_eq!(left.0.wait().expect("it ends").code(), Some(75), "{said}");
+    assert!(said.contains("trainer 1 is gone") && said.contains("waiting for its replacement"), "{said}");
     assert!(said.contains("trainer 1 did not come within 3 s"), "{said}");
 }
 

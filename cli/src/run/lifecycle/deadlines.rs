@@ -76,7 +76,7 @@ impl Lifecycle {
             conditions: &[],
             log_tail: None,
         };
-        let Response { action, counts } = self.rules.policy.respond_to(&failure);
+        let Response { action, counts, .. } = self.rules.policy.respond_to(&failure);
         match action {
             policy::Action::FailJob { because, .. } => self.fail(format!("it {what}, and {because}")),
             _ if counts && self.restarts_are_used_up() => {

@@ -36,6 +36,7 @@ impl Lifecycle {
             log_tail: Some(&failure.tail.join("\n")),
         });
         match &mut self.trouble {
+            _ if response.has_other_cause => {}
             Some(trouble) if now <= trouble.last + ONE_TROUBLE => trouble.last = now,
             trouble => *trouble = Some(Trouble { first: failure, last: now }),
         }

@@ -120,6 +120,16 @@ fn an_old_failure_is_not_the_cause_of_a_new_trouble() {
 }
 
 #[test]
+fn a_process_whose_peer_is_away_is_not_the_cause_of_a_trouble() {
+    let mut job = job(rules("failurePolicy: {maxRestarts: 0}"));
+    job.ends(T0, 75, 10);
+    assert_eq!(job.tick(at(10)), [Action::Start { replica: T0, incarnation: 1 }]);
+    let actions = job.ends(PS, 3, 11);
+    let (_, cause) = failed(&actions);
+    assert_eq!(cause.map(|cause| cause.replica), Some(PS));
+}
+
+#[test]
 fn the_restart_policy_decides_which_failures_of_trainers_end_the_job() {
     use RestartPolicy::{ExitCode, Never, OnFailure};
     let (code, killed) = (Exit::Code(3), Exit::Signal(9));

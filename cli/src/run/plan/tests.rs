@@ -39,7 +39,12 @@ fn containers_without_a_command_run_the_worker() {
     assert_eq!((server.program, server.args), ("/bin/worker".into(), vec!["serve".into()]));
     let trainer = plan.launch(TRAINER, 2);
     assert_eq!((trainer.program, trainer.args), ("/bin/worker".into(), vec!["train".into(), "mlp".into()]));
-    let want = [("RANK", "3"), ("PSJOB_INCARNATION", "2"), ("PSJOB_RESULT_FILE", "/results/trainer-1.json")];
+    let want = [
+        ("RANK", "3"),
+        ("PSJOB_INCARNATION", "2"),
+        ("PSJOB_SUPERVISED", "1"),
+        ("PSJOB_RESULT_FILE", "/results/trainer-1.json"),
+    ];
     for (name, value) in want {
         assert_eq!(trainer.env[name], value, "{name}");
     }

@@ -12,6 +12,8 @@ use super::metadata::metadata;
 use crate::controller::validate::ValidJob;
 
 const VOLUME: &str = "psjobs-certificates";
+/// Type of the Secret.
+pub const SECRET_TYPE: &str = "kubernetes.io/tls";
 /// Path of the folder in the containers.
 pub const FOLDER: &str = "/etc/psjobs/tls";
 /// Mode of the files: readable for the pod's group, which a process has whatever its user is.
@@ -24,7 +26,7 @@ pub fn secret(job: &ValidJob, now: Timestamp) -> Result<Option<Secret>, MakeErro
     let files = certificates.files().map(|(name, text)| (name.to_owned(), ByteString(text.into())));
     Ok(Some(Secret {
         metadata: metadata(job, name),
-        type_: Some("kubernetes.io/tls".into()),
+        type_: Some(SECRET_TYPE.into()),
         immutable: Some(true),
         data: Some(BTreeMap::from(files)),
         string_data: None,

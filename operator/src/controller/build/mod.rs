@@ -7,11 +7,12 @@ mod defaults;
 mod gang;
 mod metadata;
 mod network;
+mod placement;
 mod pod;
 mod scheduling;
 mod service;
 
-pub use self::certificates::secret;
+pub use self::certificates::{SECRET_TYPE, secret};
 pub use self::checkpoint::claim;
 pub use self::gang::{Group, groups, scheduling_group};
 pub use self::network::policy;

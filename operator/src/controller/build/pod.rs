@@ -11,7 +11,7 @@ use psjobs_api::crd::names;
 use psjobs_api::{DEFAULT_PORT, Environment, METRICS_PORT, Role};
 
 use super::metadata::{job_labels, metadata};
-use super::{certificates, checkpoint, defaults, gang, scheduling};
+use super::{certificates, checkpoint, defaults, gang, placement, scheduling};
 use crate::controller::model::NewPod;
 use crate::controller::observe::Replica;
 use crate::controller::validate::ValidJob;
@@ -43,6 +43,9 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     }
     if let Some(checkpoint) = spec.checkpoint.as_ref().filter(|_| replica.role == Role::Server) {
         checkpoint::mount(job, checkpoint, &mut pod_spec);
+    }
+    if replica.role == Role::Server {
+        placement::place(job, &mut pod_spec);
     }
     if let Some(secret) = job.certificates() {
         certificates::mount(secret, &mut pod_spec);
@@ -92,6 +95,7 @@ fn inject(main: &mut Container, job: &ValidJob, replica: Replica, incarnation: u
         connections: spec.ps.connections.map(i32::unsigned_abs),
         min_trainers: job.policy.elastic.map(|elastic| elastic.min),
         incarnation,
+        supervised: true,
         result_file: Some(result_file),
         checkpoint: spec.checkpoint.as_ref().filter(|_| replica.role == Role::Server).map(checkpoint::environment),
         tls_folder: job.certificates().map(|_| certificates::FOLDER.to_owned()),

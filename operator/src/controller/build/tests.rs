@@ -42,6 +42,7 @@ fn pods_know_their_place() {
         ("PSJOB_ROLE", "trainer"),
         ("PSJOB_INDEX", "1"),
         ("PSJOB_INCARNATION", "2"),
+        ("PSJOB_SUPERVISED", "1"),
         ("PSJOB_UID", "0b6c"),
         ("PSJOB_RESULT_FILE", "/dev/termination-log"),
     ] {

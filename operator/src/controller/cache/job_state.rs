@@ -30,6 +30,8 @@ struct Entry {
     differs_since: Option<Instant>,
     /// A pod was found that another shard's operator created.
     disputed: bool,
+    /// The Secret with certificates that this operator created for the job last.
+    certificates: Option<String>,
 }
 
 impl JobStates {
@@ -75,6 +77,16 @@ impl JobStates {
 
     pub fn is_disputed(&self, uid: &str) -> bool {
         self.lock().get(uid).is_some_and(|entry| entry.disputed)
+    }
+
+    /// Notes that this operator has created the Secret `name` for the job.
+    pub fn certificates_created(&self, uid: &str, name: &str) {
+        self.lock().entry(uid.to_owned()).or_default().certificates = Some(name.to_owned());
+    }
+
+    /// Returns true if this operator has created the Secret `name` for the job, as far as it remembers.
+    pub fn has_created_certificates(&self, uid: &str, name: &str) -> bool {
+        self.lock().get(uid).is_some_and(|entry| entry.certificates.as_deref() == Some(name))
     }
 
     /// Resets the delay of retries.

@@ -11,6 +11,10 @@ use super::facts::{Facts, after};
 use super::finish::End;
 use crate::controller::observe::Failure;
 
+const SERVERS_SHARE_NODE: &str = "all servers run on one node, because spec.checkpoint.volumeClaim is ReadWriteOnce; \
+    spec.ps.replicationFactor 2 survives the loss of a server then, not of that node: for both use accessMode \
+    ReadWriteMany";
+
 /// The course of an active job.
 enum Course {
     /// It fails over the end of a pod, for which no restart is left.
@@ -82,6 +86,9 @@ impl Draft<'_, '_> {
         let facts = self.facts;
         if facts.prev.phase == Some(Phase::Suspended) {
             self.event("Resumed", resumes_from(facts));
+        }
+        if facts.prev.phase.is_none() && facts.job.servers_share_node() && facts.job.servers_are_replicated() {
+            self.warning("ServersShareNode", SERVERS_SHARE_NODE, None);
         }
         self.report_scaling();
         self.note_start();

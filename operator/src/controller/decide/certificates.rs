@@ -41,7 +41,8 @@ impl Facts<'_> {
 impl Draft<'_, '_> {
     /// Notes in the status which certificates the job's pods have, and until when.
     pub(super) fn note_certificates(&mut self) {
-        self.out.status.certificates = self.facts.job.certificates_under(Some(self.facts.prev));
+        let next = self.facts.observed.next_certificates.clone();
+        self.out.status.certificates = next.or_else(|| self.facts.job.certificates_under(Some(self.facts.prev)));
         self.out.status.certificates_expire = self.facts.certificates_expire().map(Time);
     }
 }

@@ -130,13 +130,13 @@ impl Facts<'_> {
 
     /// Returns the end of a stalled job that its policy fails, or whether starting all its pods again counts as a restart.
     pub(super) fn end_of_stall(&self, failure: &Failure) -> Result<bool, End> {
-        let Response { action, counts } = respond(self.job, None, failure);
+        let Response { action, counts, .. } = respond(self.job, None, failure);
         let most = self.job.policy.max_restarts;
         match action {
             Action::FailJob { reason, because } => {
                 Err(End::new(reason, format!("the job {}, and {because}", failure.what)))
             }
-            _ if self.prev.restarts_counted.unsigned_abs() + u32::from(counts) > most => {
+            _ if self.prev.restarts_counted.unsigned_abs().saturating_add(counts.into()) > most => {
                 let message = format!("the job {}; spec.failurePolicy.maxRestarts is {most}", failure.what);
                 Err(End::new("MaxRestartsExceeded", message))
             }

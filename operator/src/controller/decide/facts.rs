@@ -7,7 +7,7 @@ use psjobs_api::Role;
 use psjobs_api::crd::ParameterServerJobStatus;
 use psjobs_policy::Response;
 
-use super::replica_history::{ReplicaHistory, RestartCost};
+use super::replica_history::{HIGHEST, ReplicaHistory, RestartCost};
 use super::timing::MAX_STATUS_DELAY;
 use crate::controller::model::ObservedState;
 use crate::controller::observe::{Failure, ObservedPod, PodPhase, Replica};
@@ -132,7 +132,7 @@ impl<'a> Facts<'a> {
 
     /// Returns the restarts that count towards spec.failurePolicy.maxRestarts, with the failures seen now.
     pub fn restarts_counted(&self) -> u32 {
-        self.prev.restarts_counted.unsigned_abs() + self.history.failed_since(&self.before)
+        self.prev.restarts_counted.unsigned_abs().saturating_add(self.history.failed_since(&self.before)).min(HIGHEST)
     }
 
     /// Returns when the job began: when it was created, some seconds before its first status, or resumed.

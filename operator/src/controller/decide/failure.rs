@@ -83,7 +83,7 @@ impl<'a> Facts<'a> {
         }
         let whole_job = self.failed.iter().any(|f| f.response.counts && f.response.action == Action::RestartJob);
         let most = self.job.policy.max_restarts;
-        if self.restarts_counted() + u32::from(whole_job) <= most {
+        if self.restarts_counted().saturating_add(whole_job.into()) <= most {
             return None;
         }
         let own = self.failed.iter().filter(|failed| failed.response.counts);
@@ -100,7 +100,7 @@ impl Draft<'_, '_> {
     /// Records the first failure since the job last ran well: the one that the trouble began with.
     pub(super) fn record_last_failure(&mut self) {
         let facts = self.facts;
-        let own = facts.all_failed.iter().filter(|failed| !failed.failure.disruption);
+        let own = facts.all_failed.iter().filter(|failed| !failed.response.has_other_cause);
         let Some(first) = own.min_by_key(|failed| (failed.failure.at, failed.replica)) else { return };
         let earlier =
             facts.prev.last_failure.as_ref().filter(|_| !conditions::holds(facts.prev, ConditionType::Running));
@@ -155,7 +155,7 @@ pub(super) fn respond(job: &ValidJob, role: Option<Role>, failure: &Failure) -> 
 
 /// Returns what a failed pod adds to its replica's record.
 fn restart_cost(job: &ValidJob, role: Role, pod: &ObservedPod, failure: &Failure) -> RestartCost {
-    let Response { action, counts } = respond(job, Some(role), failure);
+    let Response { action, counts, .. } = respond(job, Some(role), failure);
     let in_a_row = job.policy.failures_in_a_row(pod.failures_in_a_row, failure.ran());
     // A restart of the whole job counts once, and when it is done.
     RestartCost { counts: counts && action != Action::RestartJob, in_a_row: Some(in_a_row) }

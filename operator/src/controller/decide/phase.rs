@@ -166,8 +166,9 @@ impl Draft<'_, '_> {
     fn report_restarting(&mut self, lost: Replica) {
         let facts = self.facts;
         let known = conditions::holds(facts.prev, ConditionType::Restarting);
-        let failure = facts.failed.iter().find(|failed| failed.replica == lost).map(|failed| &failed.failure);
-        let own = failure.is_some_and(|failure| !failure.disruption);
+        let failed = facts.failed.iter().find(|failed| failed.replica == lost);
+        let own = failed.is_some_and(|failed| !failed.response.has_other_cause);
+        let failure = failed.map(|failed| &failed.failure);
         if known && !own {
             // What began it was seen before: our own delete, or a new pod that only has to start.
             return;

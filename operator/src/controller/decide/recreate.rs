@@ -26,12 +26,12 @@ impl Draft<'_, '_> {
         // Replicas without a pod need not wait until the deleted pods are gone.
         self.wake.at(self.facts.now);
         let status = &mut self.out.status;
-        status.restarts_counted += i32::from(counts);
+        status.restarts_counted = status.restarts_counted.saturating_add(counts.into());
         for (role, of_role) in [(Role::Server, &mut status.ps), (Role::Trainer, &mut status.trainer)] {
             let Some(of_role) = of_role else { continue };
             let started = self.facts.history.started(role).cast_signed();
-            of_role.restarts += started;
-            status.restarts += started;
+            of_role.restarts = of_role.restarts.saturating_add(started);
+            status.restarts = status.restarts.saturating_add(started);
         }
         status.progress = None;
         self.set_phase(Phase::Restarting, reason.to_owned());

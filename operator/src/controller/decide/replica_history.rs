@@ -9,6 +9,15 @@ use psjobs_api::crd::{ParameterServerJobStatus, ReplicaGroup};
 
 use crate::controller::observe::{ObservedPod, PodPhase, Replica};
 
+/// The highest number of a history: numbers of a status are 32 bits wide and signed. Who may change a pod's annotations
+/// could write any number there.
+pub const HIGHEST: u32 = i32::MAX.cast_unsigned();
+
+/// Returns the incarnation after `incarnation`, at most [`HIGHEST`].
+fn after(incarnation: u32) -> u32 {
+    incarnation.saturating_add(1).min(HIGHEST)
+}
+
 /// The newest pod that a replica had, how many of its pods failed, and whether its work is done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Record {
@@ -71,19 +80,20 @@ impl ReplicaHistory {
             let record = self.records.entry(replica).or_default();
             if pod.incarnation >= record.incarnation {
                 let so_far = record.failures_in_a_row.max(pod.failures_in_a_row);
-                record.failures_in_a_row = restart_cost.in_a_row.unwrap_or(so_far);
+                record.failures_in_a_row = restart_cost.in_a_row.unwrap_or(so_far).min(HIGHEST);
             }
-            record.incarnation = record.incarnation.max(pod.incarnation);
-            record.failures = record.failures.max(pod.failures + u32::from(restart_cost.counts));
+            record.incarnation = record.incarnation.max(pod.incarnation.min(HIGHEST));
+            record.failures = record.failures.max(pod.failures.saturating_add(restart_cost.counts.into()).min(HIGHEST));
             record.succeeded |= replica.role == Role::Trainer && matches!(pod.phase, PodPhase::Succeeded { .. });
         }
     }
 
     /// Removes a replica from the job, with all pods that it had, this incarnation's included.
     pub fn remove(&mut self, replica: Replica, newest: Option<u32>) {
+        let newest = newest.map(|newest| newest.min(HIGHEST));
         let Some(incarnation) = self.get(replica).map(|record| record.incarnation).max(newest) else { return };
         let succeeded = self.succeeded(replica);
-        let record = Record { incarnation, since: incarnation + 1, succeeded, ..Record::default() };
+        let record = Record { incarnation, since: after(incarnation), succeeded, ..Record::default() };
         self.records.insert(replica, record);
     }
 
@@ -155,12 +165,12 @@ impl ReplicaHistory {
 
     /// Returns the incarnation of the next pod of a replica that has none: never one that existed before.
     pub fn next_incarnation(&self, replica: Replica) -> u32 {
-        self.get(replica).map_or(self.first, |record| (record.incarnation + 1).max(self.first))
+        self.get(replica).map_or(self.first, |record| after(record.incarnation).max(self.first))
     }
 
     /// Returns an incarnation that is higher than every one so far.
     pub fn after_all(&self) -> u32 {
-        let newest = self.records.values().map(|record| record.incarnation + 1).max();
+        let newest = self.records.values().map(|record| after(record.incarnation)).max();
         newest.unwrap_or(0).max(self.first)
     }
 
@@ -169,13 +179,13 @@ impl ReplicaHistory {
         let known = |replica| before.get(replica).map_or(0, |record| record.incarnation);
         // The first pod of a replica that begins anew replaces no other.
         let base = |replica| known(replica).max(before.since(replica));
-        self.of(role).map(|(replica, record)| record.incarnation.saturating_sub(base(replica))).sum()
+        bounded(self.of(role).map(|(replica, record)| record.incarnation.saturating_sub(base(replica))))
     }
 
     /// Returns the number of pods of all roles that failed since `before`.
     pub fn failed_since(&self, before: &Self) -> u32 {
         let base = |replica| before.get(replica).map_or(0, |record| record.failures);
-        self.records.iter().map(|(&replica, record)| record.failures.saturating_sub(base(replica))).sum()
+        bounded(self.records.iter().map(|(&replica, record)| record.failures.saturating_sub(base(replica))))
     }
 
     /// Converts the history to its form in the status: equal records together, with their indexes as ranges.
@@ -199,6 +209,11 @@ impl ReplicaHistory {
     fn of(&self, role: Role) -> impl DoubleEndedIterator<Item = (Replica, &Record)> {
         self.records.iter().filter(move |(replica, _)| replica.role == role).map(|(&replica, record)| (replica, record))
     }
+}
+
+/// Adds numbers up, at most to [`HIGHEST`].
+fn bounded(numbers: impl Iterator<Item = u32>) -> u32 {
+    numbers.fold(0, u32::saturating_add).min(HIGHEST)
 }
 
 /// Formats `[0, 1, 2, 5]` as `0-2,5`; `members` is sorted.
@@ -237,6 +252,21 @@ mod tests {
             assert_eq!(indexes(text).collect::<Vec<_>>(), members);
         }
         assert_eq!(indexes("x,7,9-y,2-999999999").count(), 1 + 4094, "garbage is left out, ranges are bounded");
+    }
+
+    #[test]
+    fn numbers_that_somebody_wrote_into_a_pod_are_clamped() {
+        let trainer = Replica::trainer(0);
+        for written in [HIGHEST - 1, HIGHEST, HIGHEST + 1, u32::MAX] {
+            let pod = crate::controller::fixtures::pod(trainer).born(written, written, written);
+            let mut history = ReplicaHistory::default();
+            history.observe([(trainer, &pod, RestartCost { counts: true, in_a_row: None })]);
+            assert_eq!(history.next_incarnation(trainer), HIGHEST, "{written}: none that existed before comes again");
+            assert_eq!((history.after_all(), history.failed_since(&ReplicaHistory::default())), (HIGHEST, HIGHEST));
+            history.remove(trainer, Some(written));
+            let groups = history.groups(Role::Trainer);
+            assert!(groups.iter().all(|group| group.incarnation > 0 && group.since > 0), "{written}: {groups:?}");
+        }
     }
 
     fn record() -> impl Strategy<Value = Record> {

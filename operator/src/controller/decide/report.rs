@@ -40,7 +40,7 @@ impl Facts<'_> {
                 succeeded: number(succeeded),
                 failed: number(pods().filter(own_failure).count()),
                 lost: number(self.history.lost().filter(|lost| lost.role == role).count()),
-                restarts: restarts + self.history.replaced_since(&self.before, role).cast_signed(),
+                restarts: restarts.saturating_add(self.history.replaced_since(&self.before, role).cast_signed()),
                 summary: String::new(),
                 selector: names::selector(&self.job.name, role),
                 replicas: self.history.groups(role),
@@ -62,7 +62,7 @@ impl Draft<'_, '_> {
         self.out.status.ps = Some(self.facts.role_status(Role::Server));
         self.out.status.trainer = Some(self.facts.role_status(Role::Trainer));
         let restarts = |of_role: &Option<RoleStatus>| of_role.as_ref().map_or(0, |of_role| of_role.restarts);
-        self.out.status.restarts = restarts(&self.out.status.ps) + restarts(&self.out.status.trainer);
+        self.out.status.restarts = restarts(&self.out.status.ps).saturating_add(restarts(&self.out.status.trainer));
     }
 
     /// Updates the numbers that still change after the end of the job: ready and active pods.

@@ -223,6 +223,22 @@ fn progress_comes_from_server_0() {
 }
 
 #[test]
+fn certificates_whose_name_is_taken_get_another_one() {
+    let mut cluster = Cluster::new("");
+    let refusal = Refusal { child: "secret mnist-tls-0b6c-0".into(), message: "it exists".into() };
+    let next_certificates = Some("mnist-tls-0b6c-0-1f2e3d4c".to_owned());
+    let observed = ObservedState { refused: vec![refusal], next_certificates, ..ObservedState::default() };
+    let decision = decide(&cluster.job, &cluster.status, &observed, cluster.now);
+    assert_eq!(decision.status.certificates.as_deref(), Some("mnist-tls-0b6c-0-1f2e3d4c"));
+    cluster.status = decision.status;
+    assert!(cluster.message(ConditionType::Created).contains("secret mnist-tls-0b6c-0 was refused: it exists"));
+    let mut object = (*cluster.job.object).clone();
+    object.status = Some(cluster.status);
+    let job = validate(object.into()).expect("valid");
+    assert_eq!(job.certificates().as_deref(), Some("mnist-tls-0b6c-0-1f2e3d4c"), "pods get what is on record");
+}
+
+#[test]
 fn a_suspended_job_has_no_pods_and_starts_anew_when_resumed() {
     let mut cluster = running("runPolicy: {activeDeadlineSeconds: 50}");
     let certificates = |cluster: &Cluster| cluster.status.certificates.clone();

@@ -15,6 +15,7 @@ use super::prerequisites::create_prerequisites;
 use super::writer::{REQUESTS_OF_JOB, Writer};
 use crate::controller::build;
 use crate::controller::cache::expectations::Expectations;
+use crate::controller::cache::job_state::JobStates;
 use crate::controller::cache::observed_state::ChildCaches;
 use crate::controller::error::ReconcileError;
 use crate::controller::model::{Child, ObservedState, Refusal};
@@ -25,14 +26,14 @@ use crate::traces;
 /// Creates children, and adds them, or their refusals, to the observed state. Returns how many exist now.
 pub async fn create_children(
     writer: &Writer,
-    caches: &ChildCaches,
+    (caches, states): (&ChildCaches, &JobStates),
     job: &ValidJob,
     children: &[Child],
     worker_image: &str,
     observed: &mut ObservedState,
 ) -> Result<usize, ReconcileError> {
     if starts_job(job, children)
-        && let Some(refusal) = Box::pin(create_prerequisites(writer, job)).await?
+        && let Some(refusal) = Box::pin(create_prerequisites(writer, states, job, observed)).await?
     {
         observed.refused.push(refusal);
         return Ok(0);

@@ -48,7 +48,7 @@ where
     K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
 {
     let creating = async {
-        let _permit = writer.permit(WritePriority::Child).await;
+        let _permit = writer.permit(WritePriority::Child).await?;
         send(api, creation).await
     };
     creating.instrument(traces::child(|| creation.child.clone())).await

@@ -23,7 +23,7 @@ pub async fn delete_pods(writer: &Writer, namespace: &str, deletions: &[Deletion
 }
 
 async fn delete_pod(writer: &Writer, pods: &Api<Pod>, deletion: &Deletion) -> Result<(), ReconcileError> {
-    let _permit = writer.permit(WritePriority::Child).await;
+    let _permit = writer.permit(WritePriority::Child).await?;
     let mut params = DeleteParams::default().preconditions(only(&deletion.uid));
     if deletion.force {
         params = params.grace_period(0);
@@ -33,6 +33,7 @@ async fn delete_pod(writer: &Writer, pods: &Api<Pod>, deletion: &Deletion) -> Re
 
 /// Deletes the job itself; the garbage collector deletes its children.
 pub async fn delete_job(writer: &Writer, job: &ParameterServerJob) -> Result<(), ReconcileError> {
+    writer.check_tenure()?;
     let jobs = Api::<ParameterServerJob>::namespaced(writer.client.clone(), &job.namespace().unwrap_or_default());
     let params = DeleteParams::background().preconditions(only(&job.uid().unwrap_or_default()));
     ignore_gone(request::delete(&jobs, &job.name_any(), &params).await, || "delete the job after its ttl".into())

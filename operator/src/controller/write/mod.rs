@@ -1,5 +1,6 @@
 //! Writes to the API server: children, statuses, deletes and events, in the order of their priority.
 
+mod certificates;
 pub mod children;
 mod create;
 pub mod delete;

@@ -27,7 +27,7 @@ pub async fn create_pod(
     new: &NewPod,
     worker_image: &str,
 ) -> Result<Result<Pod, Refusal>, ReconcileError> {
-    let _permit = writer.permit(WritePriority::Child).await;
+    let _permit = writer.permit(WritePriority::Child).await?;
     let pod = traces::step("build").in_scope(|| build::pod(job, new, worker_image));
     let request = expectations.request(&job.namespace, &pod.name_any());
     let outcome = match build::scheduling_group(job) {

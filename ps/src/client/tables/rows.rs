@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use futures::future::try_join_all;
 use tonic::transport::Channel;
@@ -13,7 +14,7 @@ use crate::client::connecting::{self, TRY, schedule, stopped, until};
 use crate::client::error::{ClientError, is_retryable};
 use crate::proto::sparse_tables_client::SparseTablesClient;
 use crate::proto::{self, PullRowsRequest, PushRowsRequest};
-use crate::retry::{Failure, retry};
+use crate::retry::{Failure, TOLD_EVERY, retry};
 use crate::sparse::{MAX_MESSAGE, key};
 
 impl Shared {
@@ -151,7 +152,14 @@ impl Shared {
                 }
             }
         };
-        let log = |reason: &String, _| tracing::debug!(server, reason, "asking again");
+        let mut due = TOLD_EVERY;
+        let log = |reason: &String, elapsed: Duration| {
+            tracing::debug!(server, reason, "asking again");
+            if elapsed >= due {
+                tracing::info!(reason, seconds = elapsed.as_secs(), "waiting for server {server}");
+                due = elapsed + TOLD_EVERY;
+            }
+        };
         let schedule = schedule(&self.config, server as u32).failing_for(self.config.connect_timeout);
         let answer = retry(schedule, until(|| self.config.interrupted()), attempt, log).await;
         answer.map_err(|why| stopped(&self.config, server as u32, why))

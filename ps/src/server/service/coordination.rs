@@ -73,6 +73,9 @@ impl proto::coordination_server::Coordination for Coordination {
             members.done()
         };
         tracing::info!(trainer = id.index, incarnation = id.incarnation, finished = request.finished, "left");
+        if !request.failure.is_empty() {
+            tracing::warn!(trainer = id.index, "it ended with an error: {}", request.failure);
+        }
         if let Some(batch_assignments) = &self.0.batch_assignments {
             batch_assignments.hear(&id, request.entry, request.done);
         }

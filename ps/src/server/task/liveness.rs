@@ -5,6 +5,8 @@ use std::time::Duration;
 use tonic::Status;
 
 use crate::clock::now;
+use crate::retry::TOLD_EVERY;
+use crate::server::error::ServerError;
 use crate::server::state::ServerState;
 use crate::server::state::membership::LivenessEvent;
 
@@ -33,22 +35,23 @@ pub async fn wait_for_leaving(state: &ServerState) {
 }
 
 /// Logs missing trainers and detaches lost ones. Resolves with the reason when the server should give up.
-pub async fn abandoned(state: &ServerState) -> String {
+pub async fn given_up(state: &ServerState) -> ServerError {
+    let (supervised, elastic) = (state.config.supervised, state.config.min_trainers.is_some());
     let mut ticks = tokio::time::interval(CHECK_INTERVAL);
+    let mut told = TOLD_EVERY;
     loop {
         ticks.tick().await;
         let now = now();
-        let (finished, news, done, why) = {
+        let (finished, news, done, alone, why, failed) = {
             let mut members = state.members();
             let (finished, news) = (members.presume_finished(now), members.look(now));
             let done = members.done() && state.decides_the_end();
-            (finished, news, done, members.abandoned(now).filter(|_| !done))
+            (finished, news, done, members.alone(now), members.abandoned(now), members.failed())
         };
         for trainer in &finished {
             tracing::info!(trainer, "gave all its steps and is gone; taken for finished");
             state.finish(*trainer).await;
         }
-        let elastic = state.config.min_trainers.is_some();
         for LivenessEvent { trainer, is_lost, sentence } in news {
             tracing::warn!("{sentence}");
             match (is_lost, elastic) {
@@ -60,8 +63,25 @@ pub async fn abandoned(state: &ServerState) -> String {
         if done && (elastic || !finished.is_empty()) {
             state.done.notify_one();
         }
+        if done {
+            continue;
+        }
+        if let Some(why) = failed.filter(|_| !supervised) {
+            // The others learn the cause, and do not look for this server until their time is over.
+            let status = Status::failed_precondition(format!("the servers end: {why}"));
+            (0..state.config.trainers).for_each(|trainer| state.disconnect(trainer, &status));
+            return ServerError::TrainerFailed(why);
+        }
         if let Some(why) = why {
-            return why;
+            return ServerError::Abandoned(why);
+        }
+        match alone {
+            Some((since, why)) if since >= told => {
+                tracing::info!("waiting for trainers: {why}");
+                told = since + TOLD_EVERY;
+            }
+            Some(_) => {}
+            None => told = TOLD_EVERY,
         }
     }
 }

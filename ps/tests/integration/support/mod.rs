@@ -62,6 +62,7 @@ pub fn config(index: u32, servers: u32, trainers: u32, mode: ConsistencyMode) ->
         min_trainers: None,
         training: training(mode),
         timeouts: Timeouts::default(),
+        supervised: false,
         shared_memory: true,
         replicas: Vec::new(),
         checkpoint: None,

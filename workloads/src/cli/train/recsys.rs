@@ -96,7 +96,7 @@ impl RecsysArgs {
             table,
             layers: (self.lower.clone(), self.upper.clone()),
             training,
-            patience: self.remote.patience(),
+            patience: self.remote.patience(environment.as_ref()),
             interrupt: signals.stop(),
         };
         let stop = || signals.heard().is_some();
@@ -139,6 +139,7 @@ fn classify(error: RecsysError) -> Failure {
         RecsysError::Open(ref why) | RecsysError::Join(ModulesError::Join(ref why)) if why.is_input() => {
             Failure::input(error)
         }
+        _ if error.is_peer_away() => Failure::peer_away(error),
         _ => Failure::work(error),
     }
 }

@@ -9,6 +9,7 @@ use psjobs_api::env::PSJOB_ROLE;
 use psjobs_api::{Environment, ReplicaResult, Role, Training};
 use tracing::info;
 
+use psjobs_ps::client::SessionConfig;
 use psjobs_worker::cli::identity::IdentityArgs;
 use psjobs_worker::cli::optimizer::OptimizerArgs;
 use psjobs_worker::cli::signals::{Signal, Signals};
@@ -26,9 +27,10 @@ pub struct RemoteArgs {
     /// Threads for computing on the CPU [default: OMP_NUM_THREADS, or all cores]
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroUsize>,
-    /// Seconds that a server may be away before this trainer gives up
-    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
-    connect_timeout: u64,
+    /// Seconds that a server may be away before this trainer gives up [default: 120; no limit where the operator or
+    /// `psjobs run` has started it]
+    #[arg(long, value_name = "SECONDS")]
+    connect_timeout: Option<u64>,
     #[command(flatten)]
     place: IdentityArgs,
     #[command(flatten, next_help_heading = "Optimizer, over spec.training.optimizer")]
@@ -87,8 +89,10 @@ impl RemoteArgs {
         training.validate().map_err(Failure::input)
     }
 
-    pub fn patience(&self) -> Duration {
-        Duration::from_secs(self.connect_timeout)
+    /// How long a server or another trainer may be away; without an environment the process is alone.
+    pub fn patience(&self, environment: Option<&Environment>) -> Duration {
+        let supervised = environment.is_some_and(|environment| environment.supervised);
+        self.connect_timeout.map_or(SessionConfig::waiting_time(supervised), Duration::from_secs)
     }
 }
 
@@ -106,12 +110,14 @@ pub fn finish(
     }
 }
 
-/// Gives an error of the training the exit code 2 only if another start would end the same way.
+/// Gives an error of the training the exit code 2 only if another start would end the same way, and 75 if another
+/// process of the job was away.
 fn classify(error: ModulesError) -> Failure {
     match error {
         ModulesError::TooFewExamples(_) => Failure::input(error),
         ModulesError::Join(ref why) if why.is_input() => Failure::input(error),
         ModulesError::Connect(ref why) if !why.is_retryable() => Failure::input(error),
+        _ if error.is_peer_away() => Failure::peer_away(error),
         _ => Failure::work(error),
     }
 }

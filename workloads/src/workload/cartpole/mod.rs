@@ -71,25 +71,25 @@ fn observe(
     let (work, mut registry) = (Arc::<Work>::default(), Registry::default());
     observer::offer(&mut registry, &work);
     let participant = Participant::join(environment, registry, Vec::new(), 0, settings.patience)?;
-    let (endpoint, agent) = (participant.endpoint(), server_integration::trainer_name(0));
-    endpoint.connect_published(&participant.servers()[0], &agent, settings.patience).map_err(ModulesError::Connect)?;
-    ready();
-    let start = Instant::now();
-    while !work.wait(LOOK) {
-        participant.report(work.steps(), work.steps(), &Metrics::new());
-        if stop() {
-            participant.leave(None)?;
-            return Ok(None);
+    participant.attend(|participant| {
+        let (endpoint, agent) = (participant.endpoint(), server_integration::trainer_name(0));
+        let server = &participant.servers()[0];
+        endpoint.connect_published(server, &agent, settings.patience).map_err(ModulesError::Connect)?;
+        ready();
+        let start = Instant::now();
+        while !work.wait(LOOK) {
+            participant.report(work.steps(), work.steps(), &Metrics::new());
+            if stop() {
+                return Ok(None);
+            }
+            if let Some(reason) = endpoint.gone(&agent) {
+                let source = RemoteError::Unreachable { peer: agent, call: "an observer".into(), reason };
+                return Err(ModulesError::Step { step: work.steps(), source });
+            }
         }
-        if let Some(reason) = endpoint.gone(&agent) {
-            let source = RemoteError::Unreachable { peer: agent, call: "an observer".into(), reason };
-            return Err(ModulesError::Step { step: work.steps(), source });
-        }
-    }
-    let (steps, seconds) = (work.steps(), start.elapsed().as_secs_f64());
-    let result = ReplicaResult { steps, examples: steps, seconds, ..ReplicaResult::default() };
-    participant.leave(Some(&result))?;
-    Ok(Some(result))
+        let (steps, seconds) = (work.steps(), start.elapsed().as_secs_f64());
+        Ok(Some(ReplicaResult { steps, examples: steps, seconds, ..ReplicaResult::default() }))
+    })
 }
 
 fn lead(
@@ -101,42 +101,41 @@ fn lead(
     let mut registry = Registry::default();
     agent::offer(&mut registry);
     let participant = Participant::join(environment, registry, Vec::new(), 0, settings.patience)?;
-    let server = &participant.servers()[0];
-    participant.endpoint().publish(server, &environment.servers[0]).map_err(ModulesError::Connect)?;
-    let mut rounds = Rounds::new(&participant, environment.trainers - 1, settings).map_err(ModulesError::Connect)?;
-    ready();
-    let start = Instant::now();
-    let mut solved = false;
-    while !solved && rounds.count < settings.max_rounds {
-        if stop() {
-            drop(rounds);
-            participant.leave(None)?;
-            return Ok(None);
+    participant.attend(|participant| {
+        let server = &participant.servers()[0];
+        participant.endpoint().publish(server, &environment.servers[0]).map_err(ModulesError::Connect)?;
+        let mut rounds = Rounds::new(participant, environment.trainers - 1, settings).map_err(ModulesError::Connect)?;
+        ready();
+        let start = Instant::now();
+        let mut solved = false;
+        while !solved && rounds.count < settings.max_rounds {
+            if stop() {
+                return Ok(None);
+            }
+            let round = rounds.count;
+            solved = rounds.run().map_err(|source| ModulesError::Step { step: round, source })? > SOLVED_ABOVE;
+            participant.report(rounds.count, 0, &rounds.metrics());
+            if rounds.count.is_multiple_of(settings.log_every) || solved {
+                rounds.log();
+            }
         }
-        let round = rounds.count;
-        solved = rounds.run().map_err(|source| ModulesError::Step { step: round, source })? > SOLVED_ABOVE;
-        participant.report(rounds.count, 0, &rounds.metrics());
-        if rounds.count.is_multiple_of(settings.log_every) || solved {
-            rounds.log();
+        if !solved {
+            warn!(rounds = rounds.count, "not solved: the running reward is not above {SOLVED_ABOVE}");
         }
-    }
-    if !solved {
-        warn!(rounds = rounds.count, "not solved: the running reward is not above {SOLVED_ABOVE}");
-    }
-    let mut metrics = rounds.metrics();
-    metrics.insert("solved".into(), f64::from(u8::from(solved)));
-    // Steps of the environment are the observers'; the agent's are those of its optimizer.
-    let result = ReplicaResult {
-        steps: rounds.count,
-        examples: 0,
-        seconds: start.elapsed().as_secs_f64(),
-        waiting_seconds: Some(rounds.in_episodes.as_secs_f64()),
-        metrics,
-        ..ReplicaResult::default()
-    };
-    rounds.finish();
-    participant.leave(Some(&result))?;
-    Ok(Some(result))
+        let mut metrics = rounds.metrics();
+        metrics.insert("solved".into(), f64::from(u8::from(solved)));
+        // Steps of the environment are the observers'; the agent's are those of its optimizer.
+        let result = ReplicaResult {
+            steps: rounds.count,
+            examples: 0,
+            seconds: start.elapsed().as_secs_f64(),
+            waiting_seconds: Some(rounds.in_episodes.as_secs_f64()),
+            metrics,
+            ..ReplicaResult::default()
+        };
+        rounds.finish();
+        Ok(Some(result))
+    })
 }
 
 /// The agent's side of all rounds.

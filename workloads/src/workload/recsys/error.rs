@@ -46,6 +46,25 @@ pub enum RecsysError {
 }
 
 impl RecsysError {
+    /// Returns true if another process of the job is away, or was, and nothing else is wrong with this trainer.
+    #[must_use]
+    pub fn is_peer_away(&self) -> bool {
+        match self {
+            Self::Join(error) | Self::Leave(error) => error.is_peer_away(),
+            Self::Open(error) | Self::Follow(error) | Self::Evaluate(error) => error.is_peer_away(),
+            Self::Rows { source, .. } => source.is_peer_away(),
+            Self::Publish(error) => error.is_peer_away(),
+            Self::Meet(error) => error.is_peer_away(),
+            Self::Gradients { source, .. } => source.is_peer_away(),
+            _ => false,
+        }
+    }
+
+    /// Returns true if the cause lies in this trainer, so that the servers are to be told.
+    pub(super) fn is_own(&self) -> bool {
+        !self.is_peer_away() && !self.is_interruption()
+    }
+
     /// Returns true if this trainer was asked to stop while it waited.
     pub(super) fn is_interruption(&self) -> bool {
         matches!(self, Self::Meet(RingError::Interrupted) | Self::Follow(ClientError::Interrupted))

@@ -12,6 +12,7 @@ use psjobs_api::{Environment, ReplicaResult};
 use psjobs_rpc::Registry;
 use psjobs_worker::data::Dataset as _;
 use psjobs_worker::data::sampler::Split;
+use psjobs_worker::train::chain;
 use psjobs_worker::train::modules::Participant;
 
 use crate::allreduce::{Inbox, Place};
@@ -46,26 +47,32 @@ pub fn train(
         joined.map_err(RecsysError::Join)
     };
     let participant = environment.map(join).transpose()?;
-    let find = |((environment, participant), inbox)| Others::find(environment, participant, inbox);
-    let meeting = RingRendezvous {
-        others: ring.zip(participant.as_ref()).zip(inbox).map(find).transpose()?,
-        interrupt: &settings.interrupt,
-        patience: settings.patience,
-    };
-    let job = environment.zip(participant.as_ref());
-    let mut trainer = Trainer::begin(job, meeting, settings, (model, dense), layers, total)?;
-    ready();
-    let result = trainer.train(clicks, split, total, stop)?;
-    let result = match result {
-        Some(mut result) if plan.trainer == 0 => {
+    let outcome: Result<_, RecsysError> = (|| {
+        let find = |((environment, participant), inbox)| Others::find(environment, participant, inbox);
+        let meeting = RingRendezvous {
+            others: ring.zip(participant.as_ref()).zip(inbox).map(find).transpose()?,
+            interrupt: &settings.interrupt,
+            patience: settings.patience,
+        };
+        let job = environment.zip(participant.as_ref());
+        let mut trainer = Trainer::begin(job, meeting, settings, (model, dense), layers, total)?;
+        ready();
+        let mut result = trainer.train(clicks, split, total, stop)?;
+        if let Some(result) = result.as_mut().filter(|_| plan.trainer == 0) {
             result.metrics.extend(trainer.evaluate(held_out).map_err(RecsysError::Evaluate)?);
-            Some(result)
         }
-        other => other,
-    };
-    trainer.leave(result.is_some());
-    if let Some(participant) = participant {
-        participant.leave(result.as_ref()).map_err(RecsysError::Leave)?;
+        trainer.leave(result.is_some());
+        Ok(result)
+    })();
+    match (outcome, participant) {
+        (Ok(result), Some(participant)) => {
+            participant.leave(result.as_ref()).map_err(RecsysError::Leave)?;
+            Ok(result)
+        }
+        (Err(error), Some(participant)) if error.is_own() => {
+            participant.fail(chain(&error));
+            Err(error)
+        }
+        (outcome, _) => outcome,
     }
-    Ok(result)
 }

@@ -159,8 +159,7 @@ impl<'a> Trainer<'a> {
                 }
                 Outcome::Interrupted => {} // The loop asks `stop`.
                 Outcome::Lost(why) => {
-                    let patience = self.settings.patience.as_secs();
-                    tracing::warn!("{why}; waiting up to {patience} s for its replacement");
+                    tracing::warn!("{why}; waiting for its replacement");
                     self.meet_again()?;
                     batches = load(self.next);
                 }

@@ -1,6 +1,7 @@
 //! Tests of pods that fail or are lost, and of when the job gives up.
 
 use super::*;
+use crate::controller::observe::WaitingReason;
 
 #[test]
 fn a_servers_early_end_waits_for_the_trainers_then_counts_as_failure() {
@@ -177,4 +178,49 @@ fn the_first_failure_is_the_cause() {
     cluster.edit("trainer-1", |pod| pod.failed(20, 1));
     cluster.reconcile();
     assert_eq!(cause(&cluster).as_deref(), Some("mnist-trainer-1"), "new trouble has a new cause");
+}
+
+#[test]
+fn a_job_whose_server_finds_no_node_for_an_hour_waits_and_counts_nothing() {
+    let mut cluster = Cluster::new("training: {consistency: {mode: Sync}}\nfailurePolicy: {maxRestarts: 0}");
+    cluster.scale(4);
+    cluster.reconcile();
+    cluster.run_all();
+    cluster.reconcile();
+    assert_eq!((cluster.phase(), cluster.pods().len()), (Phase::Running, 5));
+    cluster.vanish("ps-0");
+    cluster.settle();
+    let unschedulable_since = Some(cluster.now);
+    let waiting_reason = WaitingReason {
+        reason: "Unschedulable".into(),
+        message: "0/3 nodes are available".into(),
+        unschedulable_since,
+    };
+    cluster.edit("ps-0", |pod| ObservedPod { waiting_reason: Some(waiting_reason), ..pod });
+    for minute in 0..60 {
+        // The default is to wait; these have a limit in their template, and end again and again.
+        let trainers = cluster.pods().into_iter().filter(|pod| pod.starts_with("trainer")).collect::<Vec<_>>();
+        for trainer in &trainers {
+            cluster.edit(trainer, |pod| if pod.phase == PodPhase::Pending { pod.running() } else { pod });
+        }
+        for trainer in trainers.iter().skip(minute % 4) {
+            cluster.fail(trainer, 75);
+        }
+        cluster.settle();
+        cluster.pass(60);
+        cluster.settle();
+        assert!(!cluster.phase().is_final(), "after {minute} min: {}", cluster.message(ConditionType::Failed));
+        assert_eq!(cluster.status.restarts_counted, 0, "after {minute} min");
+    }
+    assert_eq!(cluster.status.last_failure, None, "nobody is to blame");
+    assert!(cluster.incarnation("trainer-0") > 10, "they were started again");
+    cluster.run_all();
+    cluster.pass(60);
+    cluster.settle();
+    cluster.run_all();
+    cluster.settle();
+    assert_eq!(cluster.phase(), Phase::Running);
+    cluster.fail("trainer-0", 1);
+    cluster.reconcile();
+    assert_eq!(cluster.phase(), Phase::Failed, "an error of its own counts");
 }

@@ -391,3 +391,14 @@ fn a_lost_node_is_told_and_rules_can_match_it() {
     );
     assert_eq!(cluster.status.restarts_counted, 0);
 }
+
+#[test]
+fn a_job_whose_copies_lie_on_one_node_says_so_once() {
+    let once = "checkpoint: {volumeClaim: {size: 1Gi}}";
+    let many = "checkpoint: {volumeClaim: {size: 1Gi, accessMode: ReadWriteMany}}";
+    for (copies, claim, warned) in [(2, once, 1), (1, once, 0), (2, many, 0)] {
+        let cluster = running(&format!("ps: {{replicas: 2, replicationFactor: {copies}}}\n{claim}"));
+        let told = cluster.events.iter().filter(|event| event.starts_with("ServersShareNode: all servers")).count();
+        assert_eq!(told, warned, "{copies} copies, {claim}");
+    }
+}

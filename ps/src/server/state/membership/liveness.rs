@@ -1,6 +1,6 @@
 //! Decides which trainers are lost or finished, and when the job is done.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::report::{awaited, lost};
 use super::{LivenessEvent, Member, Membership, Presence};
@@ -80,13 +80,13 @@ impl Membership {
         news
     }
 
-    /// Returns why the server should give up, once no trainer has been active for too long.
+    /// Returns how long no trainer has been active, and which are missing; nothing while one is.
     #[must_use]
-    pub fn abandoned(&self, now: Instant) -> Option<String> {
-        let alone = now.saturating_duration_since(self.last_active);
-        if self.active() || alone < self.timeouts.abandon {
+    pub fn alone(&self, now: Instant) -> Option<(Duration, String)> {
+        if self.active() {
             return None;
         }
+        let alone = now.saturating_duration_since(self.last_active);
         let came = self.least.is_some() && self.members.iter().any(|member| member.incarnation.is_some());
         let missing: Vec<String> = (self.members.iter().enumerate())
             .filter(|(_, member)| member.presence != Presence::Finished)
@@ -97,6 +97,26 @@ impl Membership {
                 _ => format!("{index} (lost)"),
             })
             .collect();
-        Some(format!("no trainer was active for {} s; missing: trainer {}", alone.as_secs(), missing.join(", ")))
+        let why = format!("no trainer was active for {} s; missing: trainer {}", alone.as_secs(), missing.join(", "));
+        Some((alone, why))
+    }
+
+    /// Returns why the server should give up, once no trainer has been active for too long.
+    #[must_use]
+    pub fn abandoned(&self, now: Instant) -> Option<String> {
+        self.alone(now).filter(|(alone, _)| *alone >= self.timeouts.abandon).map(|(_, why)| why)
+    }
+
+    /// Returns the error with which a trainer has ended, if the job cannot go on without it. An elastic job can while
+    /// another trainer is active.
+    #[must_use]
+    pub fn failed(&self) -> Option<String> {
+        if self.least.is_some() && self.active() {
+            return None;
+        }
+        let failure = |(index, member): (usize, &Member)| {
+            member.failure.as_ref().map(|failure| format!("trainer {index} ended with an error: {failure}"))
+        };
+        self.members.iter().enumerate().find_map(failure)
     }
 }

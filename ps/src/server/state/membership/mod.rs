@@ -42,6 +42,8 @@ struct Member {
     missed: bool,
     /// It has sent its last step, and a lost server no longer costs any of its steps.
     concluded: bool,
+    /// The error with which its last process ended.
+    failure: Option<String>,
     incarnation: Option<u32>,
     heard: Instant,
     /// The time of its last report of examples; gradients do not report them.
@@ -85,6 +87,9 @@ pub struct Membership {
     training: Option<(Instant, Instant)>,
 }
 
+/// The longest description of a trainer's error that is kept, in characters.
+const LONGEST_FAILURE: usize = 1000;
+
 /// Seconds over which the rate of examples is smoothed.
 const RATE_WINDOW: f64 = 10.0;
 
@@ -96,6 +101,7 @@ impl Membership {
             presence: Presence::Awaited,
             missed: false,
             concluded: false,
+            failure: None,
             incarnation: None,
             heard: now,
             reported: None,
@@ -160,6 +166,7 @@ impl Membership {
         }
         member.incarnation = Some(id.incarnation);
         member.presence = Presence::Active;
+        member.failure = None;
         member.heard = now;
         member.total_steps = total_steps;
         // The job was started again, to do more.
@@ -315,7 +322,7 @@ impl Membership {
         member.pace.observe(member.steps, waiting, now);
     }
 
-    /// Records that a member leaves, its work done (`finished`) or expecting to be replaced.
+    /// Records that a member leaves: its work done (`finished`), expecting to be replaced, or with an error.
     ///
     /// # Errors
     /// As [`Membership::hear`].
@@ -327,6 +334,8 @@ impl Membership {
         let member = &mut self.members[id.index as usize];
         member.rate = 0.0;
         member.presence = if request.finished { Presence::Finished } else { Presence::Left };
+        let failed = !request.finished && !request.failure.is_empty();
+        member.failure = failed.then(|| request.failure.chars().take(LONGEST_FAILURE).collect());
         Ok(())
     }
 

@@ -153,3 +153,41 @@ fn trainers_of_an_elastic_job_get_time_to_come_back_before_one_counts_as_finishe
     assert_eq!(members.presume_finished(restored + Duration::from_secs(30)), [0]);
     assert!(!members.done(), "trainer 1 is at work");
 }
+
+#[test]
+fn a_trainer_that_ended_with_an_error_is_told_until_it_is_back() {
+    let start = Instant::now();
+    let leave = |index, failure: &str| proto::LeaveRequest {
+        trainer: Some(id(index, 0)),
+        failure: failure.into(),
+        ..Default::default()
+    };
+    for (least, others_are_enough) in [(None, false), (Some(1), true)] {
+        let mut members = Membership::new("job".into(), 2, least, Timeouts::default(), start);
+        (0..2).for_each(|index| members.join(&id(index, 0), Vec::new(), 100, start).expect("joins"));
+        members.leave(&leave(0, ""), &id(0, 0), start).expect("leaves");
+        assert_eq!(members.failed(), None, "it expects to be replaced");
+        members.join(&id(0, 1), Vec::new(), 100, start).expect("joins");
+        let failed = proto::LeaveRequest { trainer: Some(id(0, 1)), ..leave(0, "the loss is inf") };
+        members.leave(&failed, &id(0, 1), start).expect("leaves");
+        let told = Some("trainer 0 ended with an error: the loss is inf".to_owned());
+        assert_eq!(members.failed(), told.clone().filter(|_| !others_are_enough), "trainer 1 is active");
+        members.leave(&leave(1, ""), &id(1, 0), start).expect("leaves");
+        assert_eq!(members.failed(), told, "nobody is active");
+        members.join(&id(0, 2), Vec::new(), 100, start).expect("joins");
+        assert_eq!(members.failed(), None, "it is back");
+    }
+}
+
+#[test]
+fn only_a_server_that_nobody_supervises_gives_up() {
+    let start = Instant::now();
+    let year = start + Duration::from_secs(365 * 24 * 3600);
+    for (supervised, gives_up) in [(false, true), (true, false)] {
+        let members = Membership::new("job".into(), 1, None, Timeouts::new(supervised), start);
+        assert_eq!(members.abandoned(year).is_some(), gives_up, "supervised: {supervised}");
+        let (alone, why) = members.alone(start + Duration::from_secs(30)).expect("nobody came");
+        assert_eq!(alone, Duration::from_secs(30));
+        assert!(why.ends_with("missing: trainer 0 (never joined)"), "{why}");
+    }
+}
