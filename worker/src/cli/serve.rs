@@ -10,7 +10,7 @@ use psjobs_api::env::Checkpoint;
 use psjobs_api::training::ConsistencyMode;
 use psjobs_api::{Environment, METRICS_PORT, ReplicaResult, Role};
 use psjobs_ps::network::Network;
-use psjobs_ps::server::{self, Evaluation, ServerConfig, Timeouts};
+use psjobs_ps::server::{self, Evaluation, ServerConfig, ServerError, Timeouts};
 use psjobs_rpc::{Registry, server_integration};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -185,7 +185,11 @@ impl ServeArgs {
         if let Some(signal) = signals.heard() {
             return Err(Failure::Signal(signal));
         }
-        let result = outcome.map_err(Failure::work)?;
+        let result = outcome.map_err(|error| match error {
+            // Another folder is to be given.
+            ServerError::FolderInUse { .. } => Failure::input(error),
+            error => Failure::work(error),
+        })?;
         info!(steps = result.steps, seconds = result.seconds, metrics = ?result.metrics, "every trainer has left");
         Ok(result)
     }
