@@ -8,7 +8,7 @@ use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use psjobs_api::Training;
 use psjobs_api::training::{Consistency, ConsistencyMode, Optimizer, OptimizerKind};
-use psjobs_ps::checkpoint::Catalog;
+use psjobs_ps::checkpoint::{CheckpointId, Runs};
 use psjobs_ps::client::Session;
 use psjobs_ps::proto::StatusRequest;
 use psjobs_ps::proto::coordination_client::CoordinationClient;
@@ -75,6 +75,14 @@ fn replica(megabytes: u32, victim: usize) -> anyhow::Result<(f64, f64)> {
     Ok((disturbed[0], median(&undisturbed)))
 }
 
+/// Returns the newest complete checkpoint of the newest run in a folder.
+fn newest(folder: &Path) -> anyhow::Result<Option<CheckpointId>> {
+    let runs = Runs::new(folder);
+    let Some(run) = runs.list()?.last().map(|record| record.run) else { return Ok(None) };
+    let newest = runs.catalog(run).complete()?.last().copied();
+    Ok(newest.map(|step| CheckpointId { run, step }))
+}
+
 /// Seconds from the start of a server's successor to the next step done, and of reading as many bytes.
 fn checkpoint(megabytes: u32) -> anyhow::Result<(f64, f64)> {
     let folder = tempfile::tempdir().context("no temporary folder")?;
@@ -85,12 +93,12 @@ fn checkpoint(megabytes: u32) -> anyhow::Result<(f64, f64)> {
     let kept = loop {
         job.steps(&mut session, step, step + 1)?;
         step = session.next_step();
-        if let Some(kept) = Catalog::new(folder.path()).complete()?.last() {
-            break *kept;
+        if let Some(kept) = newest(folder.path())? {
+            break kept;
         }
         ensure!(started.elapsed() < PATIENCE, "no checkpoint was written");
     };
-    let part = Catalog::new(folder.path()).path(kept).join("ps-00000-of-00001.safetensors");
+    let part = Runs::new(folder.path()).path(kept).join("ps-00000-of-00001.safetensors");
     let reading = Instant::now();
     let bytes = std::fs::read(&part).with_context(|| format!("cannot read {}", part.display()))?.len();
     let limit = reading.elapsed().as_secs_f64();

@@ -10,7 +10,7 @@ use anyhow::{Context as _, ensure};
 use clap::Args;
 use psjobs_api::Training;
 use psjobs_api::training::{Consistency, ConsistencyMode, Optimizer};
-use psjobs_ps::checkpoint::Catalog;
+use psjobs_ps::checkpoint::Runs;
 use psjobs_ps::client::Session;
 
 use crate::processes::Job;
@@ -88,8 +88,8 @@ impl SnapshotArgs {
             session.exchange(WARM_UP + seen.steps)?;
             seen.exchanging += exchange.elapsed().as_secs_f64();
             seen.steps += 1;
-            let kept = folder.map(|folder| Catalog::new(folder).complete()).transpose()?;
-            let kept = kept.and_then(|kept| kept.last().copied());
+            let run = folder.map(|folder| Runs::new(folder).newest()).transpose()?.flatten();
+            let kept = run.map(|run| run.complete()).transpose()?.and_then(|kept| kept.last().copied());
             seen.checkpoints += u64::from(kept.is_some() && kept != newest);
             newest = kept;
         }

@@ -1,4 +1,5 @@
-//! The checkpoints in a folder, by step: which are complete, which is the newest, which can go.
+//! The checkpoints of one run, by step: which are complete, which were set aside as damaged, which folders are left
+//! over from checkpoints that were never completed.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -7,78 +8,104 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use super::format::MANIFEST;
+use super::write::{WriteError, rename};
 
-/// A folder of checkpoints.
+/// Name that the manifest of a damaged checkpoint gets.
+pub const DAMAGED: &str = "manifest.damaged.json";
+
+/// The folder of a run, with a folder for each checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Catalog {
     folder: PathBuf,
 }
 
 impl Catalog {
-    /// The checkpoints in `folder`, which need not exist yet.
+    /// Describes the checkpoints in `folder`, which need not exist yet.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into() }
     }
 
-    /// Where the checkpoints are.
+    /// Returns the folder of the run.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Where the checkpoint of `step` is, or is to be.
+    /// Returns the folder of the checkpoint of `step`, whether it exists or not.
     #[must_use]
     pub fn path(&self, step: u64) -> PathBuf {
         self.folder.join(format!("step-{step:012}"))
     }
 
-    /// Steps of the complete checkpoints, ascending. Whether they are undamaged shows when they are read.
+    /// Returns the steps of the complete checkpoints, ascending. A damaged one is among them until it was read.
     ///
     /// # Errors
     /// If the folder cannot be read; one that does not exist holds none.
     pub fn complete(&self) -> io::Result<BTreeSet<u64>> {
-        Ok(self.steps()?.into_iter().filter(|step| self.path(*step).join(MANIFEST).exists()).collect())
+        self.with(MANIFEST)
     }
 
-    /// Removes all complete checkpoints but the `keep` newest, and what is older than the newest
-    /// and was never completed. Returns what went.
+    /// Returns the steps of the checkpoints that were set aside as damaged and not written again since.
     ///
     /// # Errors
-    /// If something cannot be removed; what it belongs to counts as incomplete then.
-    pub fn prune(&self, keep: usize) -> io::Result<BTreeSet<u64>> {
+    /// If the folder cannot be read.
+    pub fn damaged(&self) -> io::Result<BTreeSet<u64>> {
         let complete = self.complete()?;
-        let kept: BTreeSet<u64> = complete.iter().rev().take(keep.max(1)).copied().collect();
-        let Some(newest) = kept.last() else { return Ok(BTreeSet::new()) };
-        let gone: BTreeSet<u64> = self.steps()?.range(..newest).filter(|step| !kept.contains(step)).copied().collect();
-        for step in &gone {
-            remove(&self.path(*step))?;
-        }
-        Ok(gone)
+        Ok(self.with(DAMAGED)?.difference(&complete).copied().collect())
     }
 
-    /// Steps of all checkpoints, complete or not.
-    fn steps(&self) -> io::Result<BTreeSet<u64>> {
-        let entries = match fs::read_dir(&self.folder) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeSet::new()),
-            Err(error) => return Err(error),
-        };
-        let names = entries.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>()?;
+    /// Sets a damaged checkpoint aside, durably: it is not complete any more, and its files stay for who wants to look.
+    ///
+    /// # Errors
+    /// If its manifest cannot be renamed.
+    pub fn set_aside(&self, step: u64) -> Result<(), WriteError> {
+        if self.path(step).join(MANIFEST).exists() { rename(&self.path(step), MANIFEST, DAMAGED) } else { Ok(()) }
+    }
+
+    /// Removes the checkpoint of `step`; the manifest first, so that what a crash leaves is not taken for complete.
+    ///
+    /// # Errors
+    /// If something cannot be removed.
+    pub fn remove(&self, step: u64) -> io::Result<()> {
+        let folder = self.path(step);
+        match fs::remove_file(folder.join(MANIFEST)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        fs::remove_dir_all(folder)
+    }
+
+    /// Returns the steps of all checkpoints, complete or not.
+    ///
+    /// # Errors
+    /// If the folder cannot be read; one that does not exist holds none.
+    pub fn steps(&self) -> io::Result<BTreeSet<u64>> {
         let step = |name: &OsString| {
             let step = name.to_str()?.strip_prefix("step-")?.parse().ok()?;
             // Other spellings of the number are not ours.
             (self.path(step).file_name() == Some(name)).then_some(step)
         };
-        Ok(names.iter().filter_map(step).collect())
+        Ok(names(&self.folder)?.iter().filter_map(step).collect())
+    }
+
+    /// Returns the steps whose folder holds `file`.
+    fn with(&self, file: &str) -> io::Result<BTreeSet<u64>> {
+        let mut found = BTreeSet::new();
+        for step in self.steps()? {
+            if self.path(step).join(file).try_exists()? {
+                found.insert(step);
+            }
+        }
+        Ok(found)
     }
 }
 
-/// Removes a checkpoint; the manifest first, so that what a crash leaves is not taken for complete.
-fn remove(folder: &Path) -> io::Result<()> {
-    match fs::remove_file(folder.join(MANIFEST)) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-        _ => {}
+/// Returns the names in a folder, none if it does not exist.
+pub(super) fn names(folder: &Path) -> io::Result<Vec<OsString>> {
+    match fs::read_dir(folder) {
+        Ok(entries) => entries.map(|entry| Ok(entry?.file_name())).collect(),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
     }
-    fs::remove_dir_all(folder)
 }

@@ -1,24 +1,30 @@
 //! Checkpoints on disk: what a job needs to go on as if nothing had happened.
 //!
 //! ```text
-//! DIR/step-000000001234/ps-00000-of-00002.safetensors     one part for each server
-//! DIR/step-000000001234/ps-00001-of-00002.safetensors
-//! DIR/step-000000001234/rows-00000-of-00002.safetensors   the same for the rows of sparse tables, if there are any
-//! DIR/step-000000001234/manifest.json                     written last: the checkpoint is complete
-//! DIR/model.safetensors                                   the trained model, when the job is done
-//! DIR/tables.safetensors                                  its sparse tables
+//! DIR/lock.json                              the job that writes here
+//! DIR/run-00002/run.json                     one life of training: its job, and the checkpoint that it began from
+//! DIR/run-00002/step-000000001234/
+//!     ps-00000-of-00002.safetensors          one part for each server
+//!     ps-00001-of-00002.safetensors
+//!     rows-00000-of-00002.safetensors        the same for the rows of sparse tables, if there are any
+//!     manifest.json                          written last: the checkpoint is complete
+//! DIR/model.safetensors                      the trained model, when the job is done
+//! DIR/tables.safetensors                     its sparse tables
 //! ```
 //!
 //! [`format`](self::format) says what is in a part, [`write`] and [`read`] move it to and from disk, [`catalog`]
-//! knows which checkpoints a folder holds, [`export`] makes the model out of one. Nothing here knows
-//! the network: who takes a checkpoint when is the server's matter.
+//! lists the checkpoints of a run, [`runs`] chooses the run of a job and says which checkpoints belong to it, [`lock`]
+//! keeps other jobs out, [`export`] makes the model out of a checkpoint. Nothing here uses the network: the servers
+//! decide when a checkpoint is taken.
 
 pub mod catalog;
 mod disk;
 pub mod export;
 pub mod format;
+pub mod lock;
 pub mod read;
 pub mod rows;
+pub mod runs;
 pub mod write;
 
 #[cfg(test)]
@@ -28,6 +34,7 @@ pub use catalog::Catalog;
 pub(crate) use disk::on_disk;
 pub use format::{Description, Manifest};
 pub use read::{Checkpoint, Damage};
+pub use runs::{CheckpointId, Runs};
 pub use write::{PartWriter, WriteError};
 
 /// Everything about one block of parameters that outlives its server.

@@ -2,7 +2,7 @@
 //! taken for them, and every byte that is used has passed a checksum.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use crate::layout::Layout;
 #[derive(Debug, thiserror::Error)]
 pub enum Damage {
     /// A file is not there or cannot be read.
-    #[error("cannot read {}", file.display())]
+    #[error("cannot read {}: {source}", file.display())]
     Read {
         /// The file.
         file: PathBuf,
@@ -62,6 +62,23 @@ pub enum Damage {
         /// The fault.
         problem: String,
     },
+}
+
+impl Damage {
+    /// Returns whether the fault is in what was written, so that reading it again cannot help. A part that is missing
+    /// beside its manifest and a file that is cut short are; any other error of the system may pass, and a manifest
+    /// that is missing may be one that this machine does not see.
+    #[must_use]
+    pub fn is_proved(&self) -> bool {
+        match self {
+            Self::Read { file, source } => match source.kind() {
+                ErrorKind::UnexpectedEof => true,
+                ErrorKind::NotFound => file.file_name().is_some_and(|name| name != MANIFEST),
+                _ => false,
+            },
+            Self::Length { .. } | Self::Bytes { .. } | Self::Header { .. } | Self::Manifest { .. } => true,
+        }
+    }
 }
 
 /// A complete checkpoint whose descriptions and tables are whole. Blocks are verified when read.

@@ -1,6 +1,7 @@
 //! Checkpoints of small jobs on a real file system.
 
-use std::collections::BTreeSet;
+mod runs;
+
 use std::fs;
 use std::path::Path;
 
@@ -9,7 +10,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::format::{FORMAT, MANIFEST, PartEntry, part_name};
-use super::{BlockState, Catalog, Checkpoint, Damage, Description, Manifest, PartWriter, WriteError, export, write};
+use super::{BlockState, Checkpoint, Damage, Description, Manifest, PartWriter, WriteError, export, write};
 use crate::batch::assigner::Position;
 use crate::layout::{Layout, TensorSpec};
 
@@ -224,30 +225,6 @@ fn a_folder_that_cannot_be_written_is_named() {
     fs::write(&file, "").expect("writes");
     let error = PartWriter::create(&file.join("step"), &description(6, 0, 1, 0)).expect_err("not a folder");
     assert!(matches!(error, WriteError::Io { .. }) && error.to_string().contains("a-file"), "{error}");
-}
-
-#[test]
-fn the_catalog_finds_complete_checkpoints_and_keeps_the_newest() {
-    let folder = folder();
-    let catalog = Catalog::new(folder.path().join("later"));
-    assert_eq!(catalog.complete().expect("none yet"), BTreeSet::new());
-    assert_eq!(catalog.prune(3).expect("nothing to do"), BTreeSet::new());
-    for step in [10, 20, 30, 40] {
-        write_checkpoint(&catalog.path(step), 6, 1, 0);
-    }
-    write_part(&catalog.path(15), &description(6, 0, 1, 0));
-    write_part(&catalog.path(50), &description(6, 0, 1, 0));
-    for foreign in ["step-", "step-x", "step-10", "notes"] {
-        fs::create_dir(catalog.folder().join(foreign)).expect("creates");
-    }
-    assert_eq!(catalog.complete().expect("reads"), [10, 20, 30, 40].into());
-    assert_eq!(catalog.prune(2).expect("removes"), [10, 15, 20].into(), "50 may be on its way");
-    assert_eq!(catalog.complete().expect("reads"), [30, 40].into());
-    assert_eq!(fs::read_dir(catalog.folder()).expect("reads").count(), 3 + 4, "foreign folders stay");
-    assert_eq!(catalog.prune(0).expect("removes"), [30].into(), "the last one always stays");
-    write::revoke(&catalog.path(40)).expect("revokes");
-    write::revoke(&catalog.path(40)).expect("nothing to revoke");
-    assert_eq!(catalog.complete().expect("reads"), BTreeSet::new());
 }
 
 #[test]

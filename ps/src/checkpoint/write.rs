@@ -21,7 +21,7 @@ pub enum WriteError {
         source: io::Error,
     },
     /// Anything else.
-    #[error("cannot write {}; check that the checkpoint folder is mounted and writable", file.display())]
+    #[error("cannot write {} ({source}); check that the checkpoint folder is mounted and writable", file.display())]
     Io {
         /// The file that was being written.
         file: PathBuf,
@@ -33,13 +33,15 @@ pub enum WriteError {
     Description(#[from] HeaderError),
 }
 
-/// Gives an I/O error the file's name.
-fn at(file: &Path) -> impl FnOnce(io::Error) -> WriteError + '_ {
-    move |source| match source.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
-            WriteError::Full { file: file.to_owned(), source }
+impl WriteError {
+    /// Gives an I/O error the file's name.
+    pub(crate) fn at(file: &Path) -> impl FnOnce(io::Error) -> Self + '_ {
+        move |source| match source.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
+                Self::Full { file: file.to_owned(), source }
+            }
+            _ => Self::Io { file: file.to_owned(), source },
         }
-        _ => WriteError::Io { file: file.to_owned(), source },
     }
 }
 
@@ -143,22 +145,44 @@ pub(super) fn table_checksum(header: &[u8], tables: &[u8], checksums: &[u8]) -> 
 pub fn commit(folder: &Path, manifest: &Manifest) -> Result<(), WriteError> {
     let mut json = serde_json::to_vec_pretty(manifest).expect("a manifest is JSON");
     json.push(b'\n');
-    let target = Temporary::create(folder, MANIFEST)?;
-    target.write_at(&json, 0)?;
-    target.keep()
+    put_file(folder, MANIFEST, &json)
 }
 
-/// Takes back an earlier [`commit`], so that parts can be written anew.
+/// Takes back a [`commit`] that failed: its manifest may be there although nobody was told so.
 ///
 /// # Errors
 /// If there is a manifest that cannot be removed.
 pub fn revoke(folder: &Path) -> Result<(), WriteError> {
-    let manifest = folder.join(MANIFEST);
-    match fs::remove_file(&manifest) {
+    remove_file(folder, MANIFEST)
+}
+
+/// Writes a small file, durably, in place of the one that is there.
+pub(super) fn put_file(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), WriteError> {
+    let target = Temporary::create(folder, name)?;
+    target.write_at(bytes, 0)?;
+    target.keep()
+}
+
+/// Removes a file, durably, if it is there.
+pub(super) fn remove_file(folder: &Path, name: &str) -> Result<(), WriteError> {
+    let file = folder.join(name);
+    match fs::remove_file(&file) {
         Ok(()) => flush_folder(folder),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(at(&manifest)(error)),
+        Err(error) => Err(WriteError::at(&file)(error)),
     }
+}
+
+/// Renames a file within its folder, durably.
+pub(super) fn rename(folder: &Path, from: &str, to: &str) -> Result<(), WriteError> {
+    let file = folder.join(to);
+    fs::rename(folder.join(from), &file).map_err(WriteError::at(&file))?;
+    flush_folder(folder)
+}
+
+/// Makes it durable that `path` is in its folder.
+pub(super) fn flush_parent(path: &Path) -> Result<(), WriteError> {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).map_or(Ok(()), flush_folder)
 }
 
 /// A file that appears under its name when it is complete and durable, or never.
@@ -173,19 +197,20 @@ pub(super) struct Temporary {
 impl Temporary {
     pub fn create(folder: &Path, name: &str) -> Result<Self, WriteError> {
         let path = temporary_path(folder, name);
-        let file = OpenOptions::new().write(true).create(true).truncate(true).open(&path).map_err(at(&path))?;
+        let file =
+            OpenOptions::new().write(true).create(true).truncate(true).open(&path).map_err(WriteError::at(&path))?;
         Ok(Self { file, folder: folder.to_owned(), name: name.to_owned(), kept: false })
     }
 
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), WriteError> {
-        self.file.write_all_at(bytes, offset).map_err(|error| at(&self.folder.join(&self.name))(error))
+        self.file.write_all_at(bytes, offset).map_err(|error| WriteError::at(&self.folder.join(&self.name))(error))
     }
 
     /// Flushes the file, gives it its name, and flushes that.
     pub fn keep(mut self) -> Result<(), WriteError> {
         let path = self.folder.join(&self.name);
-        self.file.sync_all().map_err(at(&path))?;
-        fs::rename(temporary_path(&self.folder, &self.name), &path).map_err(at(&path))?;
+        self.file.sync_all().map_err(WriteError::at(&path))?;
+        fs::rename(temporary_path(&self.folder, &self.name), &path).map_err(WriteError::at(&path))?;
         self.kept = true;
         flush_folder(&self.folder)
     }
@@ -206,10 +231,10 @@ fn temporary_path(folder: &Path, name: &str) -> PathBuf {
 
 /// Makes `folder`, durably.
 pub(super) fn create_folder(folder: &Path) -> Result<(), WriteError> {
-    fs::create_dir_all(folder).map_err(at(folder))?;
-    folder.parent().filter(|parent| !parent.as_os_str().is_empty()).map_or(Ok(()), flush_folder)
+    fs::create_dir_all(folder).map_err(WriteError::at(folder))?;
+    flush_parent(folder)
 }
 
 fn flush_folder(folder: &Path) -> Result<(), WriteError> {
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(at(folder))
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(WriteError::at(folder))
 }

@@ -124,13 +124,17 @@ impl Default for Timeouts {
 /// Where and how often checkpoints are written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointConfig {
+    /// Name of the job, for the lock of the folder and the record of the run.
+    pub job: String,
+    /// How often this server was started before.
+    pub incarnation: u32,
     /// Folder that all servers of the job share.
     pub folder: PathBuf,
     /// Time between two checkpoints.
     pub interval: Duration,
     /// Complete checkpoints to keep.
     pub keep: usize,
-    /// Starts from the newest checkpoint in the folder, if there is one.
+    /// A new run begins from the newest checkpoint in the folder, if there is one.
     pub resume: bool,
     /// `host:port` of every server, in order.
     pub servers: Vec<String>,
@@ -142,6 +146,8 @@ impl CheckpointConfig {
     pub fn new(environment: &Environment) -> Option<Self> {
         let checkpoint = environment.checkpoint.as_ref()?;
         Some(Self {
+            job: environment.name.clone(),
+            incarnation: environment.incarnation,
             folder: checkpoint.folder.clone().into(),
             interval: Duration::from_secs(checkpoint.policy.interval_seconds),
             keep: checkpoint.policy.keep as usize,

@@ -23,6 +23,40 @@ pub enum ServerError {
     /// The checkpoint folder holds another job's state.
     #[error("{0}")]
     Checkpoint(String),
+    /// Another job writes to the checkpoint folder.
+    #[error(
+        "job {job} (uid {uid}) writes its checkpoints to {folder}; wait until it has ended, or give this job a folder of \
+         its own"
+    )]
+    FolderInUse {
+        /// Name of the other job.
+        job: String,
+        /// Its unique id.
+        uid: String,
+        /// The folder.
+        folder: String,
+    },
+    /// Another process has taken the checkpoint folder from this one.
+    #[error(
+        "another server 0, of job {job} (uid {uid}), has taken over the checkpoint folder {folder}; this one has stopped \
+         writing to it"
+    )]
+    FolderTaken {
+        /// Name of the job that has the folder now.
+        job: String,
+        /// Its unique id.
+        uid: String,
+        /// The folder.
+        folder: String,
+    },
+    /// The last checkpoint or the model could not be written.
+    #[error("{what} could not be written: {why}")]
+    NotKept {
+        /// The thing that is missing.
+        what: &'static str,
+        /// The fault, and what to do about it.
+        why: String,
+    },
     /// The other server that held blocks of this one ended before this one had all of them.
     #[error(
         "the blocks of server {shard} are lost: server {other} ended before this one had copied them; started again, \

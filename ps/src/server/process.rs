@@ -100,13 +100,16 @@ pub async fn run_on<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
         }
     };
     tokio::pin!(ended);
-    let outcome = loop {
+    let mut outcome = loop {
         tokio::select! {
             biased;
             served = &mut serving => return served.and(Err(ServerError::Stopped)),
             recovered = &mut recovering, if !kept => match recovered {
                 Ok(()) => kept = true,
-                Err(error) => break Err(error),
+                Err(error) => {
+                    kept = true;
+                    break Err(error);
+                }
             },
             outcome = &mut ended => break outcome,
         }
@@ -116,11 +119,11 @@ pub async fn run_on<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
     }
     training_over.cancel();
     drop(evaluating);
-    if !kept && !matches!(outcome, Err(ServerError::Checkpoint(_))) {
+    if !kept {
         tokio::select! {
             biased;
             served = &mut serving => return served.and(Err(ServerError::Stopped)),
-            recovered = &mut recovering => recovered?,
+            recovered = &mut recovering => outcome = recovered.and(outcome),
         }
     }
     stop.cancel();

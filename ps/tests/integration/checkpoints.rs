@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::support::job::*;
 use crate::support::*;
 use psjobs_api::training::{ConsistencyMode, OptimizerKind};
-use psjobs_ps::checkpoint::{Catalog, Checkpoint};
+use psjobs_ps::checkpoint::{Checkpoint, Runs};
 use psjobs_ps::client::Session;
 use psjobs_ps::server::ServerError;
 use safetensors::SafeTensors;
@@ -34,7 +34,7 @@ fn a_killed_server_costs_no_bit() {
     let model = SafeTensors::deserialize(&model).expect("safetensors");
     let weight = model.tensor("fc.weight").expect("the tensor").data().to_vec();
     assert_eq!(weight, bytemuck_f32(&want[7..]), "the exported model is the trained one");
-    let kept = Catalog::new(folder.path()).complete().expect("a folder");
+    let kept = Runs::new(folder.path()).catalog(1).complete().expect("a folder");
     assert!(kept.len() <= 2 && kept.contains(&STEPS), "{kept:?}");
 }
 
@@ -58,7 +58,10 @@ fn a_stopped_job_goes_on_with_another_number_of_servers() {
         let results = running.into_iter().map(|server| server.outcome().expect("ends well")).collect::<Vec<_>>();
         // Server 0 speaks for the job.
         let checkpoint = results[0].checkpoint.clone().expect("server 0 tells the last checkpoint");
-        assert_eq!((checkpoint.step, PathBuf::from(checkpoint.path)), (until, Catalog::new(folder.path()).path(until)));
+        assert_eq!(
+            (checkpoint.step, PathBuf::from(checkpoint.path)),
+            (until, Runs::new(folder.path()).catalog(1).path(until))
+        );
         assert_eq!(results[0].model.as_deref().map(Path::new), Some(folder.path().join("model.safetensors").as_path()));
     }
     assert!(last == Job::undisturbed(2, 20), "parameters differ from those of an undisturbed job");
@@ -80,7 +83,7 @@ fn a_server_that_is_told_to_stop_keeps_what_it_has() {
     for server in servers {
         assert!(matches!(server.outcome(), Err(ServerError::Stopped)));
     }
-    let checkpoint = Checkpoint::open(&Catalog::new(folder.path()).path(5)).expect("the checkpoint of step 5");
+    let checkpoint = Checkpoint::open(&Runs::new(folder.path()).catalog(1).path(5)).expect("the checkpoint of step 5");
     assert!(checkpoint.read(0..elements()).expect("whole").values == parameters);
 }
 
@@ -96,7 +99,7 @@ fn a_damaged_checkpoint_is_passed_over_and_a_foreign_one_refused() {
         job.trainer(0, until, sender.clone()).join().expect("no panic");
         server.outcome().expect("ends well");
     }
-    let newest = Catalog::new(folder.path()).path(6).join("ps-00000-of-00001.safetensors");
+    let newest = Runs::new(folder.path()).catalog(1).path(6).join("ps-00000-of-00001.safetensors");
     let mut bytes = fs::read(&newest).expect("a part");
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
@@ -110,5 +113,5 @@ fn a_damaged_checkpoint_is_passed_over_and_a_foreign_one_refused() {
     (job.optimizer, job.momentum) = (OptimizerKind::Adam, 0.0);
     let error = job.start(0).outcome().expect_err("another optimizer").to_string();
     assert!(error.contains("SGD") && error.contains("Adam"), "{error}");
-    assert!(Catalog::new(folder.path()).complete().expect("a folder").contains(&5), "nothing is lost");
+    assert!(Runs::new(folder.path()).catalog(1).complete().expect("a folder").contains(&5), "nothing is lost");
 }

@@ -86,6 +86,8 @@ impl Elastic {
 
     fn server(&self, index: u32) -> Process {
         let checkpoint = self.checkpoint.clone().map(|folder| CheckpointConfig {
+            job: "job".into(),
+            incarnation: 0,
             folder,
             interval: Duration::from_millis(50),
             keep: 2,

@@ -1,5 +1,6 @@
 //! Tests of servers and clients over real sockets, in one program: each program would compile and link the crate anew.
 
+mod checkpoint_runs;
 mod checkpoints;
 mod connections;
 mod elastic;

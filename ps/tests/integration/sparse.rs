@@ -247,6 +247,8 @@ async fn a_job_that_keeps_checkpoints_needs_the_trainers_layers_in_them() {
     let address = listener.local_addr().expect("bound").to_string();
     let mut config = config(0, 1, 1, ConsistencyMode::Async);
     config.checkpoint = Some(CheckpointConfig {
+        job: "job".into(),
+        incarnation: 0,
         folder: folder.path().to_owned(),
         interval: Duration::from_secs(60),
         keep: 1,
@@ -273,6 +275,8 @@ async fn a_job_with_replicas_writes_no_checkpoints_of_tables() {
     let servers = listeners.each_ref().map(|l| l.local_addr().expect("bound").to_string()).to_vec();
     let start = |(index, listener)| {
         let checkpoint = CheckpointConfig {
+            job: "job".into(),
+            incarnation: 0,
             folder: folder.path().to_owned(),
             interval: Duration::from_secs(60),
             keep: 1,

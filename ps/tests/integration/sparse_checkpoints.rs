@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::support::job::*;
 use crate::support::session_config;
 use psjobs_api::training::{ConsistencyMode, OptimizerKind};
-use psjobs_ps::checkpoint::Catalog;
+use psjobs_ps::checkpoint::Runs;
 use psjobs_ps::client::{ClientError, Layers, Member, RowGradients, SessionConfig, Tables, TensorSpec};
 use psjobs_ps::sparse::TableSpec;
 use safetensors::SafeTensors;
@@ -233,7 +233,7 @@ fn a_checkpoint_with_damaged_rows_is_passed_over() {
         join(trainers(&job, until).0);
         servers.into_iter().for_each(|server| drop(server.outcome().expect("ends well")));
     }
-    let rows = Catalog::new(folder.path()).path(6).join("rows-00000-of-00001.safetensors");
+    let rows = Runs::new(folder.path()).catalog(1).path(6).join("rows-00000-of-00001.safetensors");
     let mut bytes = fs::read(&rows).expect("rows");
     let place = bytes.len() * 3 / 4;
     bytes[place] ^= 1;

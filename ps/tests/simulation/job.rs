@@ -189,6 +189,8 @@ impl Supervisor {
         let mut training = Training { consistency: plan.consistency.clone(), ..Training::default() };
         training.optimizer = self.job.model.optimizer();
         let checkpoint = plan.checkpoint.map(|interval| CheckpointConfig {
+            job: "job".into(),
+            incarnation: 0,
             folder: self.folder.clone(),
             interval,
             keep: 2,

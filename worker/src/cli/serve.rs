@@ -190,9 +190,11 @@ impl ServeArgs {
         if let Some(signal) = signals.heard() {
             return Err(Failure::Signal(signal));
         }
-        let classify = |error: ServerError| match error.is_peer_away() {
-            true => Failure::peer_away(error),
-            false => Failure::work(error),
+        let classify = |error: ServerError| match error {
+            // Another folder is to be given.
+            ServerError::FolderInUse { .. } => Failure::input(error),
+            error if error.is_peer_away() => Failure::peer_away(error),
+            error => Failure::work(error),
         };
         let result = outcome.map_err(classify)?;
         info!(steps = result.steps, seconds = result.seconds, metrics = ?result.metrics, "every trainer has left");

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{ChildStderr, Command, Stdio};
 
 use crate::process::{Worker, all_end_well, command, end, free_port, read, start};
-use psjobs_ps::checkpoint::{Catalog, Checkpoint};
+use psjobs_ps::checkpoint::{Checkpoint, Runs};
 use psjobs_worker::Workload as _;
 use psjobs_worker::tch::{Device, nn, no_grad};
 use psjobs_workloads::data::mnist::{Mnist, default_folder};
@@ -62,7 +62,7 @@ fn a_full_disk_keeps_the_last_good_checkpoint_and_the_job_waits_for_room() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let port = free_port();
     train_undisturbed(port, 60, folder.path());
-    let catalog = Catalog::new(folder.path().join("kept"));
+    let catalog = Runs::new(folder.path().join("kept")).catalog(1);
     assert_eq!(catalog.complete().expect("a folder").last(), Some(&60));
 
     // Files may not become longer than 64 KiB, of which the model has ten times as much: as on a full disk, a write fails.

@@ -8,7 +8,7 @@ use std::process::ChildStderr;
 
 use crate::process::{all_end_well, command, end, free_port, read, run, start};
 use psjobs_api::ReplicaResult;
-use psjobs_ps::checkpoint::Catalog;
+use psjobs_ps::checkpoint::Runs;
 use psjobs_worker::tch::Device;
 use psjobs_workloads::data::mnist;
 
@@ -217,7 +217,7 @@ fn killed_servers_cost_a_job_with_tables_no_bit() {
     let job = TablesJob::new(folder.path().join("restless"));
     let (mut servers, mut first, second) = ([job.serve(0), job.serve(1)], job.train(2), job.train(3));
     let mut log = trains(&mut first);
-    let newest = || Catalog::new(job.kept()).complete().expect("a folder").last().copied();
+    let newest = || Runs::new(job.kept()).catalog(1).complete().expect("a folder").last().copied();
     for victim in [1, 0] {
         let (before, mut line) = (newest(), String::new());
         while newest() == before {

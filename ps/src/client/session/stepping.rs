@@ -68,12 +68,16 @@ impl AsyncSession {
         let (begun, limit) = (Instant::now(), self.config.connect_timeout);
         // Without a pause: opening the stream again pauses.
         let mut retries = Retries::new(Schedule::every(Duration::ZERO).within(limit));
+        let mut told = None;
         loop {
             let left = limit.saturating_sub(begun.elapsed());
             let status = match tokio::time::timeout(left, self.links[0].conclude(&self.config)).await {
                 Ok(Ok(())) => break,
-                Ok(Err(status)) => status,
-                Err(_) => Status::deadline_exceeded("not all servers could keep the last step"),
+                Ok(Err(status)) => told.insert(status).clone(),
+                // The last reason says more than that the time is over.
+                Err(_) => {
+                    told.take().unwrap_or_else(|| Status::deadline_exceeded("not all servers could keep the last step"))
+                }
             };
             if self.config.interrupted() {
                 return Err(ClientError::Interrupted);

@@ -181,8 +181,9 @@ pub(super) fn status(state: &ServerState) -> proto::StatusReply {
     if let Some(replication) = &state.replication {
         status.warnings.extend(replication.warnings(state.store().is_ok() || !state.all_tables().is_empty()));
     }
+    status.warnings.extend(state.recovery.trouble());
     status.checkpoint = state.recovery.newest().map(|newest| proto::CheckpointStatus {
-        step: newest.step,
+        step: newest.id.step,
         path: newest.path.display().to_string(),
         unix_seconds: newest.unix_seconds,
     });

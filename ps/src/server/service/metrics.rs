@@ -101,7 +101,7 @@ fn render(state: &ServerState) -> String {
     family("trainer_straggles", "gauge", "1 for a trainer that is clearly slower than the others.", &stragglers);
     family("trainer_silent_seconds", "gauge", "Seconds since a trainer was heard.", &by_trainer(|t| t.silent_seconds));
     if let Some(newest) = state.recovery.newest() {
-        family("checkpoint_step", "gauge", "Step of the newest checkpoint.", &one(newest.step as f64));
+        family("checkpoint_step", "gauge", "Step of the newest checkpoint.", &one(newest.id.step as f64));
         family("checkpoint_time_seconds", "gauge", "When it was complete.", &one(newest.unix_seconds as f64));
     }
     let busiest: Vec<_> = (state.metrics.blocks.busy_times.busiest(BUSIEST_BLOCKS).into_iter())

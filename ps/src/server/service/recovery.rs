@@ -5,10 +5,11 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 
+use crate::checkpoint::CheckpointId;
 use crate::proto;
 use crate::server::state::ServerState;
 use crate::server::state::recovery::Newcomer;
-use crate::server::task::recovery::server_checkpoint::{self, RecoveryError};
+use crate::server::task::recovery::server_checkpoint::{self, RecoveryError, Target};
 
 /// The service.
 pub struct Service(pub Arc<ServerState>);
@@ -26,10 +27,20 @@ impl proto::recovery_server::Recovery for Service {
         Ok(Response::new(proto::RecoverReply {}))
     }
 
+    async fn get_epoch(
+        &self,
+        request: Request<proto::GetEpochRequest>,
+    ) -> Result<Response<proto::GetEpochReply>, Status> {
+        self.of_this_job(&request.into_inner().job_uid)?;
+        Ok(Response::new(proto::GetEpochReply { epoch: self.0.recovery.greatest_epoch() }))
+    }
+
     async fn restore(&self, request: Request<proto::RestoreRequest>) -> Result<Response<proto::RestoreReply>, Status> {
         let request = request.into_inner();
         self.of_this_job(&request.job_uid)?;
-        server_checkpoint::restore(&self.0, request.epoch, request.step, &request.concluded).await.map_err(status)?;
+        let checkpoint = request.checkpoint.map(|place| CheckpointId { run: place.run, step: place.step });
+        let target = Target { run: request.run, checkpoint, concluded: request.concluded };
+        server_checkpoint::restore(&self.0, request.epoch, &target).await.map_err(status)?;
         Ok(Response::new(proto::RestoreReply { instance: self.0.recovery.instance }))
     }
 
@@ -39,9 +50,7 @@ impl proto::recovery_server::Recovery for Service {
     ) -> Result<Response<proto::SnapshotReply>, Status> {
         let request = request.into_inner();
         self.of_this_job(&request.job_uid)?;
-        if request.epoch != self.0.recovery.epoch() {
-            return Err(Status::aborted("this server has gone back to another checkpoint since"));
-        }
+        server_checkpoint::check_epoch(&self.0, request.epoch).map_err(status)?;
         if request.last && request.done {
             self.0.recovery.ended.notify_one();
         }
@@ -49,7 +58,8 @@ impl proto::recovery_server::Recovery for Service {
             self.0.recovery.last_written.notify_one();
             return Ok(Response::new(proto::SnapshotReply::default()));
         }
-        let written = server_checkpoint::write(&self.0, request.step, request.version).await.map_err(status)?;
+        let (id, epoch) = (CheckpointId { run: request.run, step: request.step }, request.epoch);
+        let written = server_checkpoint::write(&self.0, epoch, id, request.version).await.map_err(status)?;
         Ok(Response::new(proto::SnapshotReply {
             part: Some(written.part.into()),
             rows: written.rows.map(proto::CheckpointFile::from),
@@ -61,7 +71,7 @@ impl Service {
     fn of_this_job(&self, uid: &str) -> Result<(), Status> {
         let want = &self.0.config.job_uid;
         if uid != want {
-            let text = format!("this server belongs to job {want}, the caller to job {uid}; check the addresses");
+            let text = format!("this server belongs to another job than {uid}, the caller's; check the addresses");
             return Err(Status::invalid_argument(text));
         }
         if self.0.config.checkpoint.is_none() {
@@ -76,7 +86,9 @@ impl Service {
 fn status(error: RecoveryError) -> Status {
     match error {
         RecoveryError::Past(_) => Status::out_of_range(error.to_string()),
-        RecoveryError::Empty => Status::failed_precondition(error.to_string()),
+        RecoveryError::Empty | RecoveryError::Unreadable { .. } => Status::failed_precondition(error.to_string()),
+        RecoveryError::Epoch { .. } => Status::aborted(error.to_string()),
+        RecoveryError::Complete { .. } => Status::already_exists(error.to_string()),
         RecoveryError::Mismatch { .. } => Status::invalid_argument(error.to_string()),
         RecoveryError::Unusable { .. } => Status::data_loss(error.to_string()),
         RecoveryError::Write(_) => Status::internal(error.to_string()),

@@ -1,7 +1,7 @@
 //! The state of this server's recovery: its epoch, the newest checkpoint, and the requests that wait for the coordinator.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
@@ -10,13 +10,14 @@ use psjobs_api::{CheckpointResult, ReplicaResult};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tonic::Status;
 
+use crate::checkpoint::CheckpointId;
 use crate::checkpoint::format::MANIFEST;
 
 /// The newest checkpoint of this job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastCheckpoint {
-    /// The step that it was taken at.
-    pub step: u64,
+    /// Its run, and the step that it was taken at.
+    pub id: CheckpointId,
     /// Its folder.
     pub path: PathBuf,
     /// The time when it was completed, in seconds since 1970.
@@ -24,12 +25,12 @@ pub struct LastCheckpoint {
 }
 
 impl LastCheckpoint {
-    /// Describes the checkpoint of `step` in `path`. Its time is that of its manifest, which is written last.
-    pub(in crate::server) fn complete(step: u64, path: PathBuf) -> Self {
+    /// Describes the checkpoint `id` in `path`. Its time is that of its manifest, which is written last.
+    pub(in crate::server) fn complete(id: CheckpointId, path: PathBuf) -> Self {
         let written = std::fs::metadata(path.join(MANIFEST)).and_then(|manifest| manifest.modified());
         let written = written.unwrap_or_else(|_| SystemTime::now());
         let unix_seconds = written.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |age| age.as_secs());
-        Self { step, path, unix_seconds }
+        Self { id, path, unix_seconds }
     }
 }
 
@@ -46,15 +47,33 @@ pub struct Newcomer {
 pub struct DurabilityRequest {
     /// The epoch of the step; a restore may have discarded it.
     pub(in crate::server) epoch: u64,
-    pub(in crate::server) kept: oneshot::Sender<()>,
+    /// Receives the reason if the step cannot be kept.
+    pub(in crate::server) kept: oneshot::Sender<Result<(), NotKept>>,
+}
+
+/// Says why the last step of a trainer is in no checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotKept {
+    /// The fault, and what to do about it.
+    pub(in crate::server) why: String,
+    /// The server has given up; otherwise it tries again.
+    pub(in crate::server) given_up: bool,
 }
 
 /// The recovery state of this server.
 pub struct Recovery {
     /// Drawn at random by this process.
     pub(in crate::server) instance: u64,
-    /// The epoch of the last restore; 0 before the first.
+    /// The epoch of the last restore; 0 before the first and during one.
     epoch: AtomicU64,
+    /// The greatest epoch that server 0 has asked for.
+    asked: AtomicU64,
+    /// The run of the job; 0 before it is known.
+    run: AtomicU32,
+    /// A fault of the checkpoint folder that this server waits for, for the status.
+    trouble: Mutex<Option<String>>,
+    /// Held while a checkpoint is loaded, so that one is loaded after the other.
+    pub(in crate::server) loading: tokio::sync::Mutex<()>,
     /// Notified when the last checkpoint is written.
     pub(in crate::server) last_written: Notify,
     /// Notified when server 0 reports that the trainers are done.
@@ -81,6 +100,10 @@ impl Recovery {
         Self {
             instance: rand::random(),
             epoch: AtomicU64::new(0),
+            asked: AtomicU64::new(0),
+            run: AtomicU32::new(0),
+            trouble: Mutex::default(),
+            loading: tokio::sync::Mutex::default(),
             last_written: Notify::new(),
             ended: Notify::new(),
             writing: Arc::default(),
@@ -96,6 +119,35 @@ impl Recovery {
     /// Returns the epoch of the last restore.
     pub fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Returns the greatest epoch that this server has heard of.
+    pub fn greatest_epoch(&self) -> u64 {
+        self.asked.load(Ordering::Acquire).max(self.epoch())
+    }
+
+    /// Records that server 0 asks for a restore in `epoch`; the greater one that it has asked for before, if so.
+    pub(in crate::server) fn ask_for(&self, epoch: u64) -> Result<(), u64> {
+        let greatest = self.asked.fetch_max(epoch, Ordering::AcqRel).max(self.epoch());
+        if greatest > epoch { Err(greatest) } else { Ok(()) }
+    }
+
+    /// Returns the run of the job, if it is known.
+    pub fn run(&self) -> Option<u32> {
+        Some(self.run.load(Ordering::Acquire)).filter(|run| *run > 0)
+    }
+
+    pub(in crate::server) fn set_run(&self, run: u32) {
+        self.run.store(run, Ordering::Release);
+    }
+
+    /// Returns the fault of the checkpoint folder that this server waits for, if any.
+    pub fn trouble(&self) -> Option<String> {
+        self.trouble.lock().clone()
+    }
+
+    pub(in crate::server) fn set_trouble(&self, trouble: Option<String>) {
+        *self.trouble.lock() = trouble;
     }
 
     /// Takes over the epoch of the server that sent this one its blocks.
@@ -118,7 +170,7 @@ impl Recovery {
     /// Adds the newest checkpoint and the exported model to the result of a server.
     pub fn add_to(&self, result: ReplicaResult) -> ReplicaResult {
         let told = |newest: LastCheckpoint| CheckpointResult {
-            step: newest.step,
+            step: newest.id.step,
             path: newest.path.display().to_string(),
             unix_seconds: newest.unix_seconds,
         };
@@ -143,11 +195,13 @@ impl Recovery {
     /// Waits until a checkpoint contains the last step of a trainer that joined in `epoch`. On server 0 only.
     ///
     /// # Errors
-    /// If the servers restored an earlier checkpoint first.
+    /// If the servers restored an earlier checkpoint first, or the step cannot be kept.
     pub async fn wait_until_durable(&self, epoch: u64) -> Result<(), Status> {
         let back = || Status::aborted("the servers went to a checkpoint before one had the last step; join again");
         let (kept, answer) = oneshot::channel();
         self.concluding.send(DurabilityRequest { epoch, kept }).await.map_err(|_| back())?;
-        answer.await.map_err(|_| back())
+        answer.await.map_err(|_| back())?.map_err(|NotKept { why, given_up }| {
+            if given_up { Status::failed_precondition(why) } else { Status::internal(why) }
+        })
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use psjobs_api::ReplicaResult;
 use psjobs_api::training::{ConsistencyMode, OptimizerKind};
-use psjobs_ps::checkpoint::Catalog;
+use psjobs_ps::checkpoint::Runs;
 use psjobs_ps::client::Session;
 use psjobs_ps::proto::StatusRequest;
 use psjobs_ps::proto::coordination_client::CoordinationClient;
@@ -61,6 +61,12 @@ pub struct Job {
     pub optimizer: OptimizerKind,
     pub momentum: f64,
     pub trainers: u32,
+    /// Unique id, which is its name too.
+    pub uid: String,
+    /// Begins from the newest checkpoint in the folder.
+    pub resume: bool,
+    /// Checkpoints to keep.
+    pub keep: usize,
 }
 
 impl Job {
@@ -78,7 +84,19 @@ impl Job {
         let listeners: Vec<_> = (0..servers).map(|_| bind()).collect();
         let addresses = listeners.iter().map(|listener| listener.local_addr().expect("bound")).collect();
         let (interval, optimizer) = (Duration::from_millis(50), OptimizerKind::Sgd);
-        Self { addresses, folder: None, interval, replicated: false, mode, optimizer, momentum: 0.5, trainers }
+        Self {
+            addresses,
+            folder: None,
+            interval,
+            replicated: false,
+            mode,
+            optimizer,
+            momentum: 0.5,
+            trainers,
+            uid: UID.into(),
+            resume: true,
+            keep: 2,
+        }
     }
 
     pub fn servers(&self) -> Vec<String> {
@@ -86,14 +104,22 @@ impl Job {
     }
 
     pub fn start(&self, index: u32) -> Process {
+        self.start_again(index, 0)
+    }
+
+    /// Starts a server that was started so many times before.
+    pub fn start_again(&self, index: u32, incarnation: u32) -> Process {
         let mut config = config(index, self.addresses.len() as u32, self.trainers, self.mode);
+        config.job_uid.clone_from(&self.uid);
         config.training.optimizer.momentum = self.momentum;
         config.training.optimizer.kind = self.optimizer;
         config.checkpoint = self.folder.clone().map(|folder| CheckpointConfig {
+            job: self.uid.clone(),
+            incarnation,
             folder,
             interval: self.interval,
-            keep: 2,
-            resume: true,
+            keep: self.keep,
+            resume: self.resume,
             servers: self.servers(),
         });
         if self.replicated {
@@ -104,6 +130,11 @@ impl Job {
 
     pub fn start_all(&self) -> Vec<Process> {
         (0..self.addresses.len() as u32).map(|index| self.start(index)).collect()
+    }
+
+    /// Returns the configuration of a trainer that trains to step `until`.
+    pub fn session(&self, index: u32, until: u64) -> SessionConfig {
+        SessionConfig { job_uid: self.uid.clone(), total_steps: until, ..session_config(index, self.servers()) }
     }
 
     /// Trains to step `until` on a thread; every step done goes to `steps`.
@@ -119,8 +150,7 @@ impl Job {
         steps: mpsc::Sender<u64>,
         gradient: impl Fn(u64) -> Vec<f32> + Send + 'static,
     ) -> JoinHandle<Vec<f32>> {
-        let mut config = session_config(index, self.servers());
-        config.total_steps = until;
+        let mut config = self.session(index, until);
         config.replication_factor = 1 + u32::from(self.replicated);
         config.shared_memory = index.is_multiple_of(2);
         std::thread::spawn(move || {
@@ -146,6 +176,8 @@ pub struct Running<'a> {
     /// Steps done, of all trainers.
     pub steps: mpsc::Receiver<u64>,
     trainers: Vec<JoinHandle<Vec<f32>>>,
+    /// How often servers were started again.
+    starts: u32,
 }
 
 impl Job {
@@ -162,7 +194,7 @@ impl Job {
     ) -> Running<'_> {
         let (servers, (sender, steps)) = (self.start_all(), mpsc::channel());
         let trainer = |index| self.trainer_of(index, until, sender.clone(), gradient(index));
-        Running { job: self, servers, steps, trainers: (0..self.trainers).map(trainer).collect() }
+        Running { job: self, servers, steps, trainers: (0..self.trainers).map(trainer).collect(), starts: 0 }
     }
 
     /// Returns the result of the last of `trainers` undisturbed trainers, from one server.
@@ -178,7 +210,8 @@ impl Running<'_> {
 
     pub fn restart(&mut self, server: usize) {
         self.kill(server);
-        self.servers.insert(server, self.job.start(server as u32));
+        self.starts += 1;
+        self.servers.insert(server, self.job.start_again(server as u32, self.starts));
     }
 
     /// Returns the result of each trainer, after the servers have ended well.
@@ -211,7 +244,8 @@ pub fn wait_for(steps: &mpsc::Receiver<u64>, step: u64) {
 pub fn wait_for_checkpoint(folder: &Path, after: u64) -> u64 {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
-        let newest = Catalog::new(folder).complete().expect("a folder").last().copied();
+        let run = Runs::new(folder).newest().expect("a folder");
+        let newest = run.and_then(|run| run.complete().expect("a folder").last().copied());
         if let Some(step) = newest.filter(|step| *step > after) {
             return step;
         }
@@ -233,6 +267,24 @@ async fn warnings(address: &str) -> Result<Vec<String>, tonic::Status> {
     match CoordinationClient::connect(address.to_owned()).await {
         Ok(mut client) => client.status(StatusRequest {}).await.map(|reply| reply.into_inner().warnings),
         Err(error) => Err(tonic::Status::from_error(error.into())),
+    }
+}
+
+/// Waits until a warning of a server holds `words`.
+pub fn wait_for_warning(server: &str, words: &str) {
+    let (address, runtime) = (format!("http://{server}"), Runtime::new().expect("a runtime"));
+    wait_until(words, || {
+        let warnings = runtime.block_on(warnings(&address));
+        warnings.is_ok_and(|warnings| warnings.iter().any(|warning| warning.contains(words)))
+    });
+}
+
+/// Waits until `condition` holds.
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !condition() {
+        assert!(Instant::now() < deadline, "it takes too long: {what}");
+        std::thread::yield_now();
     }
 }
 

@@ -34,6 +34,8 @@ impl Supervisor {
                 // If it was to start again meanwhile, that time has passed.
                 self.later(Duration::from_millis(1), Action::StartServer(index as u32));
             }
+            // The parts of a server that is gone for good are in no checkpoint.
+            Err(ServerError::NotKept { .. }) if plan.doomed => self.servers_over[index] = true,
             Err(ServerError::Abandoned(_)) if plan.doomed || self.trainers_over.iter().all(|over| *over) => {
                 self.servers_over[index] = true;
             }

@@ -10,11 +10,14 @@ use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use super::client::client;
+use super::folder_lock::FolderLock;
 use crate::checkpoint::format::{FORMAT, PartEntry};
-use crate::checkpoint::{Catalog, Checkpoint, Manifest, export, on_disk, write};
+use crate::checkpoint::runs::Ancestor;
+use crate::checkpoint::{Checkpoint, CheckpointId, Manifest, Runs, export, on_disk, write};
 use crate::proto;
 use crate::retry::{Retries, Schedule};
 use crate::server::config::CheckpointConfig;
+use crate::server::error::ServerError;
 use crate::server::state::ServerState;
 use crate::server::state::recovery::LastCheckpoint;
 
@@ -43,6 +46,11 @@ pub(super) enum When {
 pub(super) struct CheckpointSchedule<'a> {
     state: &'a Arc<ServerState>,
     config: &'a CheckpointConfig,
+    lock: &'a FolderLock<'a>,
+    /// The run of the job, and its lineage.
+    pub place: Option<(u32, Vec<Ancestor>)>,
+    /// A checkpoint whose manifest could not be written, but may be there.
+    pub unsure: Option<CheckpointId>,
     /// Steps between the current step and that of a synchronous checkpoint; grows when requests arrive too late.
     margin: u64,
     /// The step of the last checkpoint and the trainers that had concluded in it.
@@ -50,41 +58,51 @@ pub(super) struct CheckpointSchedule<'a> {
 }
 
 impl<'a> CheckpointSchedule<'a> {
-    pub(super) fn new(state: &'a Arc<ServerState>, config: &'a CheckpointConfig) -> Self {
-        Self { state, config, margin: AHEAD, kept: None }
+    pub(super) fn new(state: &'a Arc<ServerState>, config: &'a CheckpointConfig, lock: &'a FolderLock<'a>) -> Self {
+        Self { state, config, lock, place: None, unsure: None, margin: AHEAD, kept: None }
     }
 
     /// Writes the last checkpoint, if there is anything to keep. Waits for servers that do not answer.
-    pub(super) async fn keep_last(&mut self) {
+    ///
+    /// # Errors
+    /// The reason, if the last state is in no checkpoint.
+    pub(super) async fn keep_last(&mut self) -> Result<(), String> {
         let mut retries = Retries::new(Schedule::every(PAUSE).within(LAST_TRIES));
         while let Err(status) = self.keep(When::Now).await {
             if status.code() == Code::FailedPrecondition {
-                return;
+                return Ok(());
             }
             if !retries.pause().await {
-                tracing::error!(reason = status.message(), "the last checkpoint could not be written");
-                return self.settle_for_newest().await;
+                let why = status.message();
+                tracing::error!(reason = why, "the last checkpoint could not be written");
+                return if self.settle_for_newest().await { Ok(()) } else { Err(why.to_owned()) };
             }
         }
+        Ok(())
     }
 
     /// Makes the newest checkpoint the last one of an elastic job whose last trainers were lost: it has every step of the
-    /// finished trainers. A server that misses the end of the job finds in it that the job is done.
-    async fn settle_for_newest(&mut self) {
+    /// finished trainers. A server that misses the end of the job finds in it that the job is done. Returns whether it is
+    /// so.
+    async fn settle_for_newest(&mut self) -> bool {
         let (concluded, done) = {
             let members = self.state.members();
             (members.concluded(), members.done())
         };
         let elastic = self.state.config.min_trainers.is_some();
-        let Some(newest) = self.state.recovery.newest().filter(|_| elastic && done) else { return };
+        let run = self.place.as_ref().map(|(run, _)| *run);
+        let newest = self.state.recovery.newest().filter(|newest| elastic && done && Some(newest.id.run) == run);
+        let Some(newest) = newest else { return false };
         let (folder, last) = (newest.path.clone(), concluded.clone());
         let settled = on_disk(move || {
             let manifest = Checkpoint::open(&folder).ok()?.manifest().clone();
             write::commit(&folder, &Manifest { concluded: last, ..manifest }).ok()
         });
-        if settled.await.is_some() {
-            self.kept = Some((newest.step, concluded));
+        let settled = settled.await.is_some();
+        if settled {
+            self.kept = Some((newest.id.step, concluded));
         }
+        settled
     }
 
     /// Tells the other servers that they can end. A server that misses the message ends somewhat later.
@@ -128,33 +146,42 @@ impl<'a> CheckpointSchedule<'a> {
         if self.kept.as_ref() == Some(&(now, concluded.clone())) && (all || when == When::Soon) {
             return Ok(()); // Nothing has happened since.
         }
-        let newest = state.recovery.newest().map(|newest| newest.step);
-        // In Sync with all trainers the state of a step is what it is, and is written again as it was. Otherwise it is
-        // another one, which must not come into the folder of one that is complete.
-        let repeated = sync && state.config.min_trainers.is_none();
-        let taken = newest.filter(|_| !repeated).map_or(0, |newest| newest + 1);
-        let step = version.unwrap_or(now).max(taken);
-        let done = newest == Some(step);
-        let catalog = Catalog::new(&config.folder);
-        if !done {
-            let folder = catalog.path(step);
-            on_disk(move || write::revoke(&folder)).await.map_err(internal)?;
+        let Some((run, lineage)) = self.place.clone() else {
+            return Err(Status::failed_precondition("the servers have not gone to a checkpoint yet"));
+        };
+        let newest = state.recovery.newest().map(|newest| newest.id);
+        // In Sync with all trainers the state of a step is what it is. Otherwise it is another one, which must not come
+        // into the folder of one that is complete; layers of trainers may be newer than in the one before.
+        let repeated = sync && state.config.min_trainers.is_none() && tables.is_none();
+        let taken = newest.filter(|_| !repeated).map_or(0, |newest| newest.step + 1);
+        let id = CheckpointId { run, step: version.unwrap_or(now).max(taken) };
+        if newest == Some(id) {
+            self.add_concluded(id, concluded.clone()).await?;
+            self.kept = Some((id.step, concluded));
+            return Ok(());
         }
+        self.withdraw().await?;
+        let epoch = state.recovery.epoch();
         let request = proto::SnapshotRequest {
             job_uid: state.config.job_uid.clone(),
-            epoch: state.recovery.epoch(),
-            step,
+            epoch,
+            step: id.step,
             version,
             last: false,
             done: false,
+            run,
         };
-        let parts =
-            config.servers.iter().map(|address| {
-                let request = request.clone();
-                async move {
-                    Ok::<_, Status>(client(&state.config.network, address)?.snapshot(request).await?.into_inner())
-                }
-            });
+        let parts = (0..).zip(&config.servers).map(|(server, address)| {
+            let request = request.clone();
+            async move {
+                let written = client(&state.config.network, address)?.snapshot(request).await;
+                // Servers of one job fail alike: the sentence says which one it is.
+                let named = |status: Status| {
+                    Status::new(status.code(), format!("server {server} wrote no part: {}", status.message()))
+                };
+                written.map(tonic::Response::into_inner).map_err(named)
+            }
+        });
         if let Some(tables) = &tables {
             tables.want_layers(version);
         }
@@ -177,46 +204,84 @@ impl<'a> CheckpointSchedule<'a> {
             return Err(Status::failed_precondition("not all servers have heard of the tables"));
         }
         let (job, given_all) = (state.config.job_uid.clone(), concluded.clone());
-        let manifest = Manifest { format: FORMAT, job, step, parts, rows, concluded: given_all, dealt };
-        let (path, keep) = (catalog.path(step), config.keep);
+        let manifest = Manifest { format: FORMAT, job, step: id.step, parts, rows, concluded: given_all, dealt };
+        self.may_commit(epoch).await?;
+        let (runs, keep) = (Runs::new(&config.folder), config.keep);
+        let path = runs.path(id);
+        self.unsure = Some(id);
         let newest = on_disk({
             let path = path.clone();
             move || {
                 write::commit(&path, &manifest)?;
-                if let Err(error) = catalog.prune(keep) {
+                if let Err(error) = runs.prune(&lineage, keep, id) {
                     tracing::warn!(%error, "old checkpoints could not be removed");
                 }
-                Ok(LastCheckpoint::complete(step, path))
+                Ok(LastCheckpoint::complete(id, path))
             }
         })
         .await
         .map_err(internal)?;
+        self.unsure = None;
         state.recovery.set_newest(newest);
-        self.kept = Some((if repeated { step } else { version.unwrap_or(now) }, concluded));
+        self.kept = Some((if repeated { id.step } else { version.unwrap_or(now) }, concluded));
+        let step = id.step;
         tracing::info!(step, path = %path.display(), seconds = started.elapsed().as_secs_f64(), "wrote a checkpoint");
         Ok(())
     }
 
+    /// Adds trainers that have concluded since to the manifest of a complete checkpoint. Its parts stay as they are.
+    async fn add_concluded(&self, id: CheckpointId, concluded: Vec<u32>) -> Result<(), Status> {
+        self.may_commit(self.state.recovery.epoch()).await?;
+        let folder = Runs::new(&self.config.folder).path(id);
+        on_disk(move || {
+            let checkpoint = Checkpoint::open(&folder).map_err(|damage| Status::internal(damage.to_string()))?;
+            let manifest = Manifest { concluded, ..checkpoint.manifest().clone() };
+            write::commit(&folder, &manifest).map_err(internal)
+        })
+        .await
+    }
+
+    /// Checks that this process still leads: in a manifest are only parts that it has asked for in the current epoch.
+    async fn may_commit(&self, epoch: u64) -> Result<(), Status> {
+        if epoch != self.state.recovery.greatest_epoch() {
+            return Err(Status::aborted("the servers have gone to another checkpoint meanwhile"));
+        }
+        self.lock.check().await.map_err(|taken| Status::aborted(taken.to_string()))
+    }
+
+    /// Removes the manifest of a checkpoint that was never said to be complete, because writing it failed.
+    async fn withdraw(&mut self) -> Result<(), Status> {
+        if let Some(id) = self.unsure {
+            let folder = Runs::new(&self.config.folder).path(id);
+            on_disk(move || write::revoke(&folder)).await.map_err(internal)?;
+            self.unsure = None;
+        }
+        Ok(())
+    }
+
     /// Writes the model, from the last checkpoint, if every trainer has finished and all of it is there.
-    pub(super) async fn export(&self) {
+    ///
+    /// # Errors
+    /// If it cannot be written; the checkpoint holds it.
+    pub(super) async fn export(&self) -> Result<(), ServerError> {
         let trainers = self.state.config.trainers as usize;
         let whole = self.kept.as_ref().is_some_and(|(_, concluded)| concluded.len() == trainers);
         let whole = whole && self.state.members().done();
-        let Some(newest) = self.state.recovery.newest().filter(|_| whole) else { return };
-        let folder: PathBuf = self.config.folder.clone();
+        let Some(newest) = self.state.recovery.newest().filter(|_| whole) else { return Ok(()) };
+        let (folder, checkpoint): (PathBuf, _) = (self.config.folder.clone(), newest.path.clone());
         let exported = on_disk(move || {
             let checkpoint = Checkpoint::open(&newest.path).map_err(export::ExportError::from)?;
             export::export_tables(&checkpoint, &folder)?;
             export::export(&checkpoint, &folder)
         });
-        match exported.await {
-            Ok(path) => {
-                tracing::info!(path = %path.display(), "wrote the model");
-                // Only one task leads, and it ends with this.
-                let _ = self.state.recovery.model.set(path);
-            }
-            Err(error) => tracing::error!(%error, "the model could not be written; the checkpoint holds it"),
-        }
+        let path = exported.await.map_err(|error| ServerError::NotKept {
+            what: "the model",
+            why: format!("{error}; the checkpoint in {} holds it", checkpoint.display()),
+        })?;
+        tracing::info!(path = %path.display(), "wrote the model");
+        // Only one task leads, and it ends with this.
+        let _ = self.state.recovery.model.set(path);
+        Ok(())
     }
 }
 

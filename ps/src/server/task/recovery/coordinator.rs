@@ -2,63 +2,100 @@
 //! the last checkpoint and the model when training has ended.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
-use std::future::pending;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use futures::future::try_join_all;
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
-use tonic::{Code, ConnectError, Status};
+use tonic::Code;
 
 use super::checkpoint_schedule::{CheckpointSchedule, When};
-use super::client::client;
-use crate::checkpoint::{Catalog, Checkpoint, on_disk};
-use crate::network::Network;
+use super::client::PAUSE;
+use super::destination::{self, Destination};
+use super::folder::insist;
+use super::folder_lock::FolderLock;
+use super::restore_calls::{Answer, RestoreCalls, next_epoch};
+use crate::checkpoint::runs::JobIdentity;
+use crate::checkpoint::{CheckpointId, Runs, on_disk};
 use crate::proto;
-use crate::retry::{Failure, Schedule, retry};
+use crate::retry::{Retries, Schedule};
 use crate::server::config::CheckpointConfig;
 use crate::server::error::ServerError;
 use crate::server::state::ServerState;
-use crate::server::state::recovery::{DurabilityRequest, LastCheckpoint};
+use crate::server::state::recovery::{DurabilityRequest, LastCheckpoint, NotKept};
 
-/// Pause between two attempts to reach a server.
-const PAUSE: Duration = Duration::from_millis(200);
-/// Interval at which the log names a server that does not answer.
-const QUIET: Duration = Duration::from_secs(10);
+/// Time after which a trainer that waits for a checkpoint is told why there is none.
+const TOLD: Duration = Duration::from_secs(20);
 /// Delay before the next attempt at a checkpoint that came too early.
 const SOON: Duration = Duration::from_millis(250);
+
 /// Coordinates until `training` ends, from the state that other servers have `given` to this one or from the newest
 /// checkpoint, then writes the last checkpoint and the model.
 ///
 /// # Errors
-/// If there is a checkpoint that this job cannot go on from: beginning anew would overwrite it.
+/// If the job cannot go on from its checkpoints, another job or process uses the folder, or the last checkpoint or the
+/// model of a job that is done cannot be written.
 pub async fn coordinate(
     state: &Arc<ServerState>,
     config: &CheckpointConfig,
     given: bool,
     training: CancellationToken,
 ) -> Result<(), ServerError> {
+    let lock = tokio::select! {
+        biased;
+        lock = FolderLock::take(state, config) => lock?,
+        () = training.cancelled() => return Ok(()),
+    };
+    let outcome = tokio::select! {
+        biased;
+        taken = lock.renew() => Err(taken),
+        outcome = lead(state, config, given, &training, &lock) => outcome,
+    };
+    lock.release().await;
+    outcome
+}
+
+/// Does the work of [`coordinate`] while the `lock` is held.
+async fn lead(
+    state: &Arc<ServerState>,
+    config: &CheckpointConfig,
+    given: bool,
+    training: &CancellationToken,
+    lock: &FolderLock<'_>,
+) -> Result<(), ServerError> {
     let mut arrivals = state.recovery.arrivals();
-    let mut coordinator =
-        Coordinator { state, config, instances: BTreeMap::new(), schedule: CheckpointSchedule::new(state, config) };
+    let mut coordinator = Coordinator {
+        state,
+        config,
+        lock,
+        runs: Runs::new(&config.folder),
+        job: JobIdentity {
+            uid: state.config.job_uid.clone(),
+            job: config.job.clone(),
+            incarnation: config.incarnation,
+            resume: config.resume,
+            given,
+        },
+        instances: BTreeMap::new(),
+        schedule: CheckpointSchedule::new(state, config, lock),
+    };
     let mut conclusions = state.recovery.conclusions();
     // Trainers that wait for a checkpoint of the current state.
     let mut concluding = Vec::new();
-    let mut resume = config.resume;
+    let mut failing_since = None;
     let mut ticks = tokio::time::interval(config.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    if given {
-        coordinator.take_over().await;
-    } else if !coordinator.recover_before(&training, resume).await? {
-        coordinator.schedule.export().await;
-        return Ok(());
+    let ready = if given {
+        coordinator.take_over().await?;
+        true
+    } else {
+        coordinator.recover_before(training).await?
+    };
+    if !ready {
+        return coordinator.schedule.export().await;
     }
     loop {
-        // What this job has written is always its own to go on from.
-        resume |= state.recovery.newest().is_some();
         tokio::select! {
             biased;
             Some(newcomer) = arrivals.recv() => {
@@ -67,9 +104,8 @@ pub async fn coordinate(
                 } else if coordinator.instances.get(&newcomer.server) != Some(&newcomer.instance) {
                     let server = newcomer.server;
                     tracing::warn!("server {server} has started anew; all servers go back to the newest checkpoint");
-                    if !coordinator.recover_before(&training, resume).await? {
-                        coordinator.schedule.export().await;
-                        return Ok(());
+                    if !coordinator.recover_before(training).await? {
+                        return coordinator.schedule.export().await;
                     }
                 }
                 // One that has died meanwhile asks again.
@@ -98,8 +134,9 @@ pub async fn coordinate(
                 let Err(status) = kept else {
                     // A trainer that has disconnected asks again.
                     for conclusion in concluding.drain(..waiting) {
-                        let _ = conclusion.kept.send(());
+                        let _ = conclusion.kept.send(Ok(()));
                     }
+                    failing_since = None;
                     continue;
                 };
                 let early = matches!(status.code(), Code::FailedPrecondition | Code::OutOfRange);
@@ -109,20 +146,43 @@ pub async fn coordinate(
                 if !early {
                     let reason = status.message();
                     tracing::warn!(reason, "no checkpoint was written; training goes on, the next try follows");
+                    if when == When::Now && failing_since.get_or_insert_with(Instant::now).elapsed() >= TOLD {
+                        // They ask again, and are told again when as much time has passed.
+                        failing_since = None;
+                        let why = format!("the last step is in no checkpoint yet: {reason}");
+                        for conclusion in concluding.drain(..waiting) {
+                            let _ = conclusion.kept.send(Err(NotKept { why: why.clone(), given_up: false }));
+                        }
+                    }
                 }
             }
             () = training.cancelled() => break,
         }
     }
-    coordinator.schedule.keep_last().await;
-    coordinator.schedule.export().await;
+    let kept = coordinator.schedule.keep_last().await;
+    concluding.retain(|conclusion| conclusion.epoch == state.recovery.epoch());
+    // Where training was stopped the trainers join the successors again, which go on from an earlier checkpoint.
+    if kept.is_err() && !state.members().done() {
+        return Ok(());
+    }
+    for conclusion in concluding {
+        let told = kept.as_ref().copied().map_err(|why| NotKept { why: why.clone(), given_up: true });
+        let _ = conclusion.kept.send(told);
+    }
+    if let Err(why) = kept {
+        return Err(ServerError::NotKept { what: "the last checkpoint", why });
+    }
+    let exported = coordinator.schedule.export().await;
     coordinator.schedule.release().await;
-    Ok(())
+    exported
 }
 
 struct Coordinator<'a> {
     state: &'a Arc<ServerState>,
     config: &'a CheckpointConfig,
+    lock: &'a FolderLock<'a>,
+    runs: Runs,
+    job: JobIdentity,
     /// The process of each server that holds the current state.
     instances: BTreeMap<u32, u64>,
     schedule: CheckpointSchedule<'a>,
@@ -130,165 +190,76 @@ struct Coordinator<'a> {
 
 impl Coordinator<'_> {
     /// Recovers all servers; returns false if training ends first.
-    async fn recover_before(&mut self, training: &CancellationToken, resume: bool) -> Result<bool, ServerError> {
+    async fn recover_before(&mut self, training: &CancellationToken) -> Result<bool, ServerError> {
         tokio::select! {
             biased;
-            recovered = self.recover(resume) => recovered.map(|()| true),
+            recovered = self.recover() => recovered.map(|()| true),
             () = training.cancelled() => Ok(false),
         }
     }
 
-    /// Restores all servers to the newest undamaged checkpoint, waiting for those that do not answer.
-    async fn recover(&mut self, resume: bool) -> Result<(), ServerError> {
-        let mut damaged = Vec::new();
+    /// Restores all servers to the newest undamaged checkpoint of the job, waiting for those that do not answer.
+    async fn recover(&mut self) -> Result<(), ServerError> {
+        let mut rounds = Retries::new(Schedule::every(PAUSE));
+        let mut heard = self.state.recovery.greatest_epoch();
         loop {
-            let step = if resume { self.newest(&damaged).await } else { None };
-            let concluded = self.concluded_in(step).await;
-            // Where all have, the others may be done and gone: the model can be written without them.
-            self.schedule.kept = step.map(|step| (step, concluded.clone()));
-            let (job_uid, epoch) = (self.state.config.job_uid.clone(), new_epoch());
-            let request = proto::RestoreRequest { job_uid, epoch, step, concluded };
-            let config = &self.state.config;
-            let restored =
-                (0..).zip(&self.config.servers).map(|(server, address)| {
-                    let request = request.clone();
-                    async move {
-                        restore(&config.network, server, address, request).await.map(|restored| (server, restored))
+            self.lock.check().await?;
+            // If its manifest is there after all, the checkpoint is complete, and may be the one that is found now.
+            self.schedule.unsure = None;
+            let Destination { mut record, lineage, checkpoint, concluded } = self.find().await?;
+            let epoch = next_epoch(record.epoch, heard).ok_or_else(|| {
+                let text = "a server has an epoch that no job reaches; start all servers of the job again";
+                ServerError::Checkpoint(text.to_owned())
+            })?;
+            // Before a server hears of it, so that the next process of server 0 gives no epoch twice.
+            let (runs, run) = (self.runs.clone(), record.run);
+            record.epoch = epoch;
+            insist(self.state, move || Ok(runs.put(&record)?)).await?;
+            self.schedule.place = Some((run, lineage));
+            // Where all have concluded, the others may be done and gone: the model can be written without them.
+            self.schedule.kept = checkpoint.map(|id| (id.step, concluded.clone()));
+            let place = |id: CheckpointId| proto::CheckpointPlace { run: id.run, step: id.step };
+            let (job_uid, checkpoint_place) = (self.job.uid.clone(), checkpoint.map(place));
+            let request = proto::RestoreRequest { job_uid, epoch, checkpoint: checkpoint_place, concluded, run };
+            let calls = RestoreCalls { state: self.state, servers: &self.config.servers, request };
+            let restored = try_join_all((0..calls.servers.len() as u32).map(|server| calls.restore(server))).await;
+            self.state.recovery.set_trouble(None);
+            match restored {
+                Ok(answers) => {
+                    heard = answers.iter().map(Answer::epoch).max().unwrap_or(0).max(heard);
+                    let all = answers.iter().map(Answer::instance).collect::<Option<Vec<_>>>();
+                    if let Some(instances) = all {
+                        self.instances = (0..).zip(instances).collect();
+                        return Ok(());
                     }
-                });
-            match try_join_all(restored).await {
-                Ok(restored) if restored.iter().any(|(_, restored)| restored.epoch != epoch) => {
                     tracing::info!("a server did not answer at once; all go to the checkpoint again, together");
+                    rounds.pause().await;
                 }
-                Ok(restored) => {
-                    self.instances =
-                        restored.into_iter().map(|(server, restored)| (server, restored.instance)).collect();
-                    return Ok(());
+                Err(status) if status.code() == Code::DataLoss => {
+                    let (runs, why) = (self.runs.clone(), status.message().to_owned());
+                    let set_aside = move || checkpoint.map_or(Ok(()), |id| destination::set_aside(&runs, id, &why));
+                    insist(self.state, set_aside).await?;
                 }
-                Err(status) if status.code() == Code::InvalidArgument => {
-                    return Err(ServerError::Checkpoint(status.message().to_owned()));
-                }
-                Err(status) => {
-                    tracing::error!(reason = status.message(), "a checkpoint cannot be used; trying the one before");
-                    damaged.extend(step);
-                }
+                Err(status) => return Err(ServerError::Checkpoint(status.message().to_owned())),
             }
         }
     }
 
     /// Continues where the previous process stopped.
-    async fn take_over(&mut self) {
-        if let Some(step) = self.newest(&[]).await {
-            let path = Catalog::new(&self.config.folder).path(step);
-            self.state.recovery.set_newest(on_disk(move || LastCheckpoint::complete(step, path)).await);
+    async fn take_over(&mut self) -> Result<(), ServerError> {
+        let Destination { record, lineage, checkpoint, .. } = self.find().await?;
+        self.state.recovery.set_run(record.run);
+        self.schedule.place = Some((record.run, lineage));
+        if let Some(id) = checkpoint {
+            let path = self.runs.path(id);
+            self.state.recovery.set_newest(on_disk(move || LastCheckpoint::complete(id, path)).await);
         }
+        Ok(())
     }
 
-    /// Step of the newest complete checkpoint that is not in `damaged`. Whether it is whole its readers
-    /// find out.
-    async fn newest(&self, damaged: &[u64]) -> Option<u64> {
-        let catalog = Catalog::new(&self.config.folder);
-        let complete = on_disk(move || {
-            catalog.complete().inspect_err(
-                |error| tracing::error!(%error, folder = %catalog.folder().display(), "cannot look for checkpoints"),
-            )
-        });
-        complete.await.unwrap_or_default().into_iter().rev().find(|step| !damaged.contains(step))
-    }
-
-    /// The trainers that had given all when the checkpoint of `step` was taken. A job that goes on from another one's
-    /// checkpoint has work for all of its own. One that cannot be read is found to be damaged by who restores it.
-    async fn concluded_in(&self, step: Option<u64>) -> Vec<u32> {
-        let Some(step) = step else { return Vec::new() };
-        let folder = Catalog::new(&self.config.folder).path(step);
-        let uid = self.state.config.job_uid.clone();
-        let concluded = on_disk(move || {
-            let checkpoint = Checkpoint::open(&folder).ok().filter(|checkpoint| checkpoint.description().job == uid);
-            checkpoint.map(|checkpoint| checkpoint.concluded().to_vec())
-        });
-        concluded.await.unwrap_or_default()
-    }
-}
-
-/// A server that has restored the checkpoint.
-struct Restored {
-    instance: u64,
-    epoch: u64,
-}
-
-/// Restores one server, waiting for it if it is away. If it may have been restored before its answer got lost, trainers may
-/// have begun there: a process that has taken its place since must not be taken for it, and gets an epoch of its own.
-async fn restore(
-    network: &Network,
-    server: u32,
-    address: &str,
-    request: proto::RestoreRequest,
-) -> Result<Restored, Status> {
-    let doubtful = AtomicBool::new(false);
-    retry_until_ok(&format!("server {server}"), || {
-        let epoch = if doubtful.load(Relaxed) { new_epoch() } else { request.epoch };
-        let (request, doubtful) = (proto::RestoreRequest { epoch, ..request.clone() }, &doubtful);
-        async move {
-            match client(network, address)?.restore(request).await {
-                Ok(reply) => Ok(Ok(Restored { instance: reply.into_inner().instance, epoch })),
-                Err(status) if is_final(&status) => Ok(Err(status)),
-                Err(status) => {
-                    doubtful.fetch_or(!never_sent(&status), Relaxed);
-                    Err(status)
-                }
-            }
-        }
-    })
-    .await
-}
-
-/// Greater than every one before, of this process and of those that led before it.
-fn new_epoch() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |age| age.as_micros() as u64)
-}
-
-/// Returns whether a request was never sent because there was no connection.
-fn never_sent(status: &Status) -> bool {
-    let first = std::error::Error::source(status);
-    std::iter::successors(first, |error| error.source()).any(|error| error.is::<ConnectError>())
-}
-
-/// Returns whether a repeated request would fail in the same way.
-fn is_final(status: &Status) -> bool {
-    matches!(status.code(), Code::DataLoss | Code::InvalidArgument)
-}
-
-/// Repeats `attempt` until it succeeds.
-pub(super) async fn retry_until_ok<T, F: Future<Output = Result<T, Status>>>(who: &str, attempt: impl Fn() -> F) -> T {
-    let mut logged = Duration::ZERO;
-    loop {
-        let attempt = || {
-            let tried = attempt();
-            async move { tried.await.map_err(Failure::<Infallible, Status>::Transient) }
-        };
-        let log = |status: &Status, elapsed| {
-            if elapsed >= logged + QUIET {
-                tracing::info!(reason = status.message(), "waiting for {who}");
-                logged = elapsed;
-            }
-        };
-        // Without a limit it ends only by success.
-        if let Ok(answer) = retry(Schedule::every(PAUSE), pending(), attempt, log).await {
-            return answer;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_request_to_nobody_was_never_sent() {
-        let closed = std::net::TcpListener::bind("127.0.0.1:0").and_then(|port| port.local_addr()).expect("a port");
-        let mut client = client(&Network::default(), &closed.to_string()).expect("an address");
-        let status = client.restore(proto::RestoreRequest::default()).await.expect_err("nobody listens");
-        assert!(never_sent(&status), "{status:?}");
-        assert!(!never_sent(&Status::unavailable("the connection broke")));
+    async fn find(&self) -> Result<Destination, ServerError> {
+        let own = self.schedule.place.as_ref().map(|(run, _)| *run);
+        let (runs, job) = (self.runs.clone(), self.job.clone());
+        insist(self.state, move || destination::find(&runs, &job, own)).await
     }
 }

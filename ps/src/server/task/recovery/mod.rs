@@ -6,6 +6,10 @@
 mod checkpoint_schedule;
 mod client;
 mod coordinator;
+mod destination;
+mod folder;
+mod folder_lock;
+mod restore_calls;
 pub mod server_checkpoint;
 
 use std::sync::Arc;
@@ -20,7 +24,8 @@ use crate::server::config::CheckpointConfig;
 use crate::server::error::ServerError;
 use crate::server::state::ServerState;
 
-use coordinator::{coordinate, retry_until_ok};
+use client::retry_until_ok;
+use coordinator::coordinate;
 
 /// Timeout for server 0 to request the last part.
 const LAST: Duration = Duration::from_secs(30);
@@ -30,7 +35,8 @@ const LOOK: Duration = Duration::from_secs(5);
 /// Runs this server's part in recovery until the last checkpoint, that of the end of `training`, is written.
 ///
 /// # Errors
-/// On server 0, if there is a checkpoint that this job cannot go on from.
+/// On server 0: if the job cannot go on from its checkpoints, another job or process uses the folder, or the last
+/// checkpoint or the model cannot be written.
 pub async fn run(state: &Arc<ServerState>, training: CancellationToken) -> Result<(), ServerError> {
     let Some(config) = &state.config.checkpoint else { return Ok(()) };
     let given = match &state.replication {

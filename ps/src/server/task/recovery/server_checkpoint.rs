@@ -6,10 +6,11 @@ use std::sync::Arc;
 use futures::future::{join, join_all};
 use psjobs_api::training::ConsistencyMode;
 
-use crate::checkpoint::format::{FORMAT, PartEntry};
+use crate::checkpoint::format::{FORMAT, MANIFEST, PartEntry};
 use crate::checkpoint::read::Damage;
 use crate::checkpoint::rows::{self, RowsDescription};
-use crate::checkpoint::{BlockState, Catalog, Checkpoint, Description, PartWriter, WriteError, on_disk};
+use crate::checkpoint::runs::RunRecord;
+use crate::checkpoint::{BlockState, Checkpoint, CheckpointId, Description, PartWriter, Runs, WriteError, on_disk};
 use crate::clock::now;
 use crate::layout::Layout;
 use crate::server::config::CheckpointConfig;
@@ -31,13 +32,44 @@ pub enum RecoveryError {
         /// Both sides, and what to do.
         why: String,
     },
-    /// The checkpoint is damaged.
+    /// The checkpoint is proved to be damaged.
     #[error("the checkpoint in {} cannot be used: {why}", folder.display())]
     Unusable {
         /// Its folder.
         folder: PathBuf,
         /// The fault, and what to do about it.
         why: String,
+    },
+    /// The checkpoint cannot be read now; it may be whole.
+    #[error(
+        "the checkpoint in {} cannot be read now: {why}; check that the folder is mounted and readable on server {server}",
+        folder.display()
+    )]
+    Unreadable {
+        /// Its folder.
+        folder: PathBuf,
+        /// The system's words.
+        why: String,
+        /// The server that cannot read it.
+        server: u32,
+    },
+    /// The caller leads in another epoch than this server is in.
+    #[error(
+        "server {server} is in epoch {own}, not {asked}: it has gone to a checkpoint since, or another server 0 leads"
+    )]
+    Epoch {
+        /// This server.
+        server: u32,
+        /// The greatest epoch that it has heard of.
+        own: u64,
+        /// The epoch of the request.
+        asked: u64,
+    },
+    /// The checkpoint is complete already, and complete checkpoints are never written again.
+    #[error("the checkpoint in {} is complete; it is not written again", folder.display())]
+    Complete {
+        /// Its folder.
+        folder: PathBuf,
     },
     /// A block is past the version asked for.
     #[error("this server is past version {0}")]
@@ -54,8 +86,34 @@ pub struct Written {
     pub rows: Option<PartEntry>,
 }
 
-/// Writes this server's part of the checkpoint of `step`: the blocks at `version`, or as they are.
-pub async fn write(state: &ServerState, step: u64, version: Option<u64>) -> Result<Written, RecoveryError> {
+/// The state that all servers go to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The run of the job.
+    pub run: u32,
+    /// The checkpoint, of this run or one that it descends from; `None` begins from nothing.
+    pub checkpoint: Option<CheckpointId>,
+    /// Trainers of which the checkpoint has every step.
+    pub concluded: Vec<u32>,
+}
+
+/// Checks that a request is of the epoch that this server is in.
+///
+/// # Errors
+/// If it is of another one.
+pub fn check_epoch(state: &ServerState, asked: u64) -> Result<(), RecoveryError> {
+    let (server, own) = (state.config.index, state.recovery.greatest_epoch());
+    let same = asked == own && asked == state.recovery.epoch();
+    if same { Ok(()) } else { Err(RecoveryError::Epoch { server, own, asked }) }
+}
+
+/// Writes this server's part of the checkpoint `id`: the blocks at `version`, or as they are.
+pub async fn write(
+    state: &ServerState,
+    epoch: u64,
+    id: CheckpointId,
+    version: Option<u64>,
+) -> Result<Written, RecoveryError> {
     let config = state.config.checkpoint.as_ref().expect("only called where checkpoints are kept");
     let store = state.store().map_err(|_| RecoveryError::Empty)?;
     // All blocks are asked at once, so that each is copied as soon as it is there.
@@ -73,18 +131,22 @@ pub async fn write(state: &ServerState, step: u64, version: Option<u64>) -> Resu
     let past = || version.map_or(RecoveryError::Empty, RecoveryError::Past);
     let states: Vec<BlockState> = states.into_iter().collect::<Option<_>>().ok_or_else(past)?;
     let rows = rows.map(|rows| rows.ok_or_else(past)).transpose()?;
-    let description = describe(state, step, store.layout());
+    let description = describe(state, id.step, store.layout());
     let of_rows = state.own_tables().map(|tables| describe_rows(&description, tables.specs()));
-    let folder = Catalog::new(&config.folder).path(step);
+    let folder = Runs::new(&config.folder).path(id);
     // A leader that has given up on a part may ask for it again while it is still being written.
     let writing = state.recovery.writing.clone().lock_owned().await;
+    check_epoch(state, epoch)?;
     on_disk(move || {
         let _writing = writing;
+        let manifest = folder.join(MANIFEST);
+        if manifest.try_exists().map_err(WriteError::at(&manifest))? {
+            return Err(RecoveryError::Complete { folder });
+        }
         let rows = rows.zip(of_rows).map(|(rows, of_rows)| rows::write(&folder, of_rows, &rows)).transpose()?;
         Ok(Written { part: write_part(&folder, &description, &states)?, rows })
     })
     .await
-    .map_err(|error: WriteError| error.into())
 }
 
 fn write_part(folder: &Path, description: &Description, states: &[BlockState]) -> Result<PartEntry, WriteError> {
@@ -117,37 +179,38 @@ fn describe(state: &ServerState, step: u64, layout: &Layout) -> Description {
     }
 }
 
-/// Aborts the training streams and restores the checkpoint of `step`, or the empty state. Trainers that have
-/// `concluded` in it need not join again.
-pub async fn restore(
-    state: &ServerState,
-    epoch: u64,
-    step: Option<u64>,
-    concluded: &[u32],
-) -> Result<(), RecoveryError> {
-    let config = state.config.checkpoint.as_ref().expect("only called where checkpoints are kept");
-    if epoch <= state.recovery.epoch() {
-        return Ok(()); // A newer restore has overtaken this request.
+/// Aborts the training streams and restores `target`. Trainers that have concluded in it need not join again.
+pub async fn restore(state: &ServerState, epoch: u64, target: &Target) -> Result<(), RecoveryError> {
+    let (config, recovery) = (&state.config, &state.recovery);
+    let kept = config.checkpoint.as_ref().expect("only called where checkpoints are kept");
+    let overtaken = |own| RecoveryError::Epoch { server: config.index, own, asked: epoch };
+    recovery.ask_for(epoch).map_err(overtaken)?;
+    let _loading = recovery.loading.lock().await;
+    // Another leader may have asked for a later epoch meanwhile.
+    recovery.ask_for(epoch).map_err(overtaken)?;
+    if epoch == recovery.epoch() {
+        return Ok(()); // The request was carried out; its answer got lost.
     }
-    match step {
-        None => rewind(state, epoch, None, concluded).await,
-        Some(step) => {
-            let folder = Catalog::new(&config.folder).path(step);
-            let opened = folder.clone();
-            let checkpoint = on_disk(move || Checkpoint::open(&opened)).await;
-            let checkpoint = checkpoint.map_err(|damage| unusable(&folder, damage.to_string()))?;
-            fits(state, &checkpoint)?;
-            rewind(state, epoch, Some(checkpoint), concluded).await
-        }
-    }
+    recovery.set_run(target.run);
+    let Some(id) = target.checkpoint else {
+        return rewind(state, epoch, None, &target.concluded).await;
+    };
+    let folder = Runs::new(&kept.folder).path(id);
+    let opened = folder.clone();
+    let checkpoint = on_disk(move || Checkpoint::open(&opened)).await;
+    let checkpoint = checkpoint.map_err(|damage| fault(state, &folder, &damage))?;
+    fits(state, &checkpoint)?;
+    rewind(state, epoch, Some((id, checkpoint)), &target.concluded).await
 }
 
-/// The trainers' steps, and the trainers, in the newest checkpoint, if it is this job's and all of them have concluded
-/// in it.
+/// Returns the trainers' steps, and the trainers, in the newest checkpoint of this job's run, if all trainers have
+/// concluded in it.
 pub async fn whole(state: &ServerState, config: &CheckpointConfig) -> Option<(Vec<u64>, Vec<u32>)> {
-    let (catalog, uid, trainers) =
-        (Catalog::new(&config.folder), state.config.job_uid.clone(), state.config.trainers as usize);
+    let (runs, known, uid, trainers) =
+        (Runs::new(&config.folder), state.recovery.run(), state.config.job_uid.clone(), state.config.trainers as usize);
     on_disk(move || {
+        let newest_of = |records: Vec<RunRecord>| records.iter().rev().find(|run| run.uid == uid).map(|run| run.run);
+        let catalog = runs.catalog(known.or_else(|| newest_of(runs.list().ok()?))?);
         let checkpoint = Checkpoint::open(&catalog.path(*catalog.complete().ok()?.last()?)).ok()?;
         let whole = checkpoint.description().job == uid && checkpoint.concluded().len() == trainers;
         let steps = whole.then(|| checkpoint.read(0..1).ok())??.next_steps;
@@ -188,7 +251,7 @@ fn fits(state: &ServerState, checkpoint: &Checkpoint) -> Result<(), RecoveryErro
 async fn rewind(
     state: &ServerState,
     epoch: u64,
-    checkpoint: Option<Checkpoint>,
+    checkpoint: Option<(CheckpointId, Checkpoint)>,
     concluded: &[u32],
 ) -> Result<(), RecoveryError> {
     // From here on no trainer can join, and blocks ignore gradients that are still queued.
@@ -197,9 +260,9 @@ async fn rewind(
     if let Some(batch_assignments) = &state.batch_assignments {
         batch_assignments
             .assigner()
-            .restore(checkpoint.as_ref().map(|checkpoint| checkpoint.dealt().clone()).unwrap_or_default());
+            .restore(checkpoint.as_ref().map(|(_, checkpoint)| checkpoint.dealt().clone()).unwrap_or_default());
     }
-    let Some(checkpoint) = checkpoint else {
+    let Some((id, checkpoint)) = checkpoint else {
         if let Ok(store) = state.store() {
             join_all(store.numbers().map(|block| store.restore(block, epoch, None))).await;
         }
@@ -211,18 +274,18 @@ async fn rewind(
     };
     let description = checkpoint.description();
     let layout = Layout::new(&description.tensors, state.config.servers as usize)
-        .map_err(|error| unusable(checkpoint.folder(), error.to_string()))?;
+        .map_err(|error| RecoveryError::Unusable { folder: checkpoint.folder().to_owned(), why: error.to_string() })?;
     let store = state.store_for(layout, &description.tensors);
     let checkpoint = Arc::new(checkpoint);
     let mut steps = Vec::new();
     for block in store.numbers() {
         let (reading, range) = (checkpoint.clone(), store.layout().range(block));
-        let state = on_disk(move || reading.read(range)).await;
-        let state = state.map_err(|damage| unusable(checkpoint.folder(), damage.to_string()))?;
-        steps.clone_from(&state.next_steps);
-        store.restore(block, epoch, Some(state)).await;
+        let contents = on_disk(move || reading.read(range)).await;
+        let contents = contents.map_err(|damage| fault(state, checkpoint.folder(), &damage))?;
+        steps.clone_from(&contents.next_steps);
+        store.restore(block, epoch, Some(contents)).await;
     }
-    refill(state, &checkpoint, epoch).await.map_err(|damage| unusable(checkpoint.folder(), damage.to_string()))?;
+    refill(state, &checkpoint, epoch).await.map_err(|damage| fault(state, checkpoint.folder(), &damage))?;
     let steps = match state.own_tables() {
         // The layers may have been kept before the steps that the rows contain.
         Some(tables) => {
@@ -232,9 +295,9 @@ async fn rewind(
         None => steps,
     };
     state.members().rewind(&steps, concluded, now());
-    let (step, path) = (checkpoint.description().step, checkpoint.folder().to_owned());
-    tracing::info!(step, path = %path.display(), "restored from a checkpoint");
-    let newest = on_disk(move || LastCheckpoint::complete(step, path)).await;
+    let path = checkpoint.folder().to_owned();
+    tracing::info!(step = id.step, path = %path.display(), "restored from a checkpoint");
+    let newest = on_disk(move || LastCheckpoint::complete(id, path)).await;
     finish(state, epoch, Some(newest))
 }
 
@@ -281,6 +344,11 @@ fn mismatch(folder: &Path, why: String) -> RecoveryError {
     RecoveryError::Mismatch { folder: folder.to_owned(), why }
 }
 
-fn unusable(folder: &Path, why: String) -> RecoveryError {
-    RecoveryError::Unusable { folder: folder.to_owned(), why }
+fn fault(state: &ServerState, folder: &Path, damage: &Damage) -> RecoveryError {
+    let (folder, why, server) = (folder.to_owned(), damage.to_string(), state.config.index);
+    if damage.is_proved() {
+        RecoveryError::Unusable { folder, why }
+    } else {
+        RecoveryError::Unreadable { folder, why, server }
+    }
 }

@@ -1,0 +1,164 @@
+//! The lock of a checkpoint folder: a file that server 0 renews while it writes there. No clock of another machine is
+//! compared; a lock that is not renewed for a while is stale.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::write::{WriteError, put_file, remove_file};
+
+/// Name of the lock.
+pub const LOCK: &str = "lock.json";
+/// Renewals that another job waits for before it takes a lock to be stale.
+pub const PATIENCE: u32 = 3;
+
+/// The lock, as it is in the file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lock {
+    /// Name of the job that holds it.
+    pub job: String,
+    /// Unique id of that job.
+    pub uid: String,
+    /// Drawn at random by the process that holds it.
+    pub holder: u64,
+    /// Grows with each renewal.
+    pub counter: u64,
+}
+
+/// The next step of a process that wants the lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// It writes its own.
+    Take,
+    /// It looks again after the time of a renewal.
+    Wait,
+    /// It gives up: another job is at work.
+    Refused,
+}
+
+/// Decides what a process of the job `uid` does that found `first` at its first look, and finds `now` after it has
+/// waited for some renewals. A process of the job itself takes the place of one before.
+#[must_use]
+pub fn claim(uid: &str, first: Option<&Lock>, now: Option<&Lock>, waited: u32) -> Claim {
+    match now {
+        None => Claim::Take,
+        Some(lock) if lock.uid == uid => Claim::Take,
+        Some(lock) if first != Some(lock) => Claim::Refused,
+        Some(_) if waited >= PATIENCE => Claim::Take,
+        Some(_) => Claim::Wait,
+    }
+}
+
+/// Decides whether the process `holder` still has the lock that it took: another one's in its place means that it has
+/// not. A lock that is missing is written again.
+#[must_use]
+pub fn is_held(holder: u64, found: Option<&Lock>) -> bool {
+    found.is_none_or(|lock| lock.holder == holder)
+}
+
+/// The lock file of a folder.
+#[derive(Clone, Debug)]
+pub struct LockFile {
+    folder: PathBuf,
+}
+
+impl LockFile {
+    /// Describes the lock of `folder`.
+    #[must_use]
+    pub fn new(folder: &Path) -> Self {
+        Self { folder: folder.to_owned() }
+    }
+
+    /// Reads the lock, `None` if there is none. A file that is no lock counts as none: nobody renews it.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn read(&self) -> io::Result<Option<Lock>> {
+        match fs::read(self.folder.join(LOCK)) {
+            Ok(json) => Ok(serde_json::from_slice(&json).ok()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes the lock, in place of the one that is there.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    ///
+    /// # Panics
+    /// Never: a lock is JSON.
+    pub fn write(&self, lock: &Lock) -> Result<(), WriteError> {
+        fs::create_dir_all(&self.folder).map_err(WriteError::at(&self.folder))?;
+        put_file(&self.folder, LOCK, &serde_json::to_vec(lock).expect("a lock is JSON"))
+    }
+
+    /// Removes the lock if `holder` has it.
+    ///
+    /// # Errors
+    /// If it cannot be read or removed.
+    pub fn release(&self, holder: u64) -> Result<(), WriteError> {
+        let path = self.folder.join(LOCK);
+        match self.read().map_err(WriteError::at(&path))? {
+            Some(lock) if lock.holder == holder => remove_file(&self.folder, LOCK),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lock(uid: &str, holder: u64, counter: u64) -> Lock {
+        Lock { job: "mnist".into(), uid: uid.into(), holder, counter }
+    }
+
+    #[test]
+    fn a_lock_is_taken_from_a_process_of_the_same_job_and_from_one_that_is_gone() {
+        let (own, other, renewed) = (lock("a", 1, 5), lock("b", 2, 5), lock("b", 2, 6));
+        for (label, first, now, waited, want) in [
+            ("free", None, None, 0, Claim::Take),
+            ("of a process before", Some(&own), Some(&own), 0, Claim::Take),
+            ("of another job", Some(&other), Some(&other), 0, Claim::Wait),
+            ("not renewed yet", Some(&other), Some(&other), 2, Claim::Wait),
+            ("stale", Some(&other), Some(&other), 3, Claim::Take),
+            ("renewed", Some(&other), Some(&renewed), 1, Claim::Refused),
+            ("renewed at last", Some(&other), Some(&renewed), 3, Claim::Refused),
+            ("given back meanwhile", Some(&other), None, 1, Claim::Take),
+            ("taken by a third job", None, Some(&other), 1, Claim::Refused),
+            ("taken by a process of this job", Some(&other), Some(&own), 1, Claim::Take),
+        ] {
+            assert_eq!(claim("a", first, now, waited), want, "{label}");
+        }
+    }
+
+    #[test]
+    fn a_holder_loses_the_lock_to_whoever_writes_its_own() {
+        for (label, found, want) in [
+            ("its own", Some(lock("a", 1, 5)), true),
+            ("removed by somebody", None, true),
+            ("of a successor", Some(lock("a", 3, 0)), false),
+            ("of another job", Some(lock("b", 2, 0)), false),
+        ] {
+            assert_eq!(is_held(1, found.as_ref()), want, "{label}");
+        }
+    }
+
+    #[test]
+    fn only_the_holder_removes_a_lock() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = LockFile::new(&folder.path().join("new"));
+        assert_eq!(file.read().expect("reads"), None);
+        file.release(1).expect("there is none");
+        file.write(&lock("a", 1, 5)).expect("writes");
+        file.release(2).expect("it is another's");
+        assert_eq!(file.read().expect("reads"), Some(lock("a", 1, 5)));
+        file.release(1).expect("removes");
+        assert_eq!(file.read().expect("reads"), None);
+        fs::write(folder.path().join("new").join(LOCK), "{").expect("writes");
+        assert_eq!(file.read().expect("reads"), None, "nobody renews what is no lock");
+    }
+}

@@ -1,0 +1,103 @@
+//! Asks all servers to restore a checkpoint, in an epoch that none of them has heard of.
+
+use tonic::{Code, Status};
+
+use super::client::{client, never_sent, retry_until_ok};
+use crate::proto;
+use crate::server::state::ServerState;
+
+/// The answer of one server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// The process `instance` has restored the checkpoint.
+    Restored { instance: u64 },
+    /// It may have restored the checkpoint before its answer got lost. Trainers may have begun there, so a process that
+    /// takes its place must not be taken for it: all servers restore again, in a new epoch.
+    Doubtful,
+    /// It has heard of a greater epoch, and refuses.
+    Refused { epoch: u64 },
+}
+
+impl Answer {
+    /// Returns the process that has restored the checkpoint.
+    pub fn instance(&self) -> Option<u64> {
+        if let Self::Restored { instance } = self { Some(*instance) } else { None }
+    }
+
+    /// Returns the greater epoch that the server has heard of, else 0.
+    pub fn epoch(&self) -> u64 {
+        if let Self::Refused { epoch } = self { *epoch } else { 0 }
+    }
+}
+
+/// Returns the epoch after the one `recorded` on disk and those `heard` of from servers, if there is one. No clock is
+/// asked: a machine whose clock is behind would give an epoch that is over.
+pub(super) fn next_epoch(recorded: u64, heard: u64) -> Option<u64> {
+    recorded.max(heard).checked_add(1)
+}
+
+/// One request to all servers.
+pub(super) struct RestoreCalls<'a> {
+    pub state: &'a ServerState,
+    pub servers: &'a [String],
+    pub request: proto::RestoreRequest,
+}
+
+impl RestoreCalls<'_> {
+    /// Asks one server, waiting for it if it is away or cannot read the checkpoint now.
+    ///
+    /// # Errors
+    /// If the checkpoint is damaged, or of another job.
+    pub async fn restore(&self, server: u32) -> Result<Answer, Status> {
+        let name = format!("server {server}");
+        retry_until_ok(&name, || async {
+            match self.attempt(server).await {
+                Ok(instance) => Ok(Ok(Answer::Restored { instance })),
+                Err(status) => match status.code() {
+                    Code::DataLoss | Code::InvalidArgument => Ok(Err(status)),
+                    Code::Aborted => Ok(Ok(Answer::Refused { epoch: self.epoch_of(server).await? })),
+                    Code::FailedPrecondition => {
+                        if self.state.recovery.trouble().as_deref() != Some(status.message()) {
+                            tracing::warn!(reason = status.message(), "waiting for {name}");
+                            self.state.recovery.set_trouble(Some(status.message().to_owned()));
+                        }
+                        Err(status)
+                    }
+                    _ if never_sent(&status) => Err(status),
+                    _ => Ok(Ok(Answer::Doubtful)),
+                },
+            }
+        })
+        .await
+    }
+
+    async fn attempt(&self, server: u32) -> Result<u64, Status> {
+        let mut client = client(&self.state.config.network, &self.servers[server as usize])?;
+        Ok(client.restore(self.request.clone()).await?.into_inner().instance)
+    }
+
+    async fn epoch_of(&self, server: u32) -> Result<u64, Status> {
+        let mut client = client(&self.state.config.network, &self.servers[server as usize])?;
+        let request = proto::GetEpochRequest { job_uid: self.request.job_uid.clone() };
+        Ok(client.get_epoch(request).await?.into_inner().epoch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_epoch_is_greater_than_all_that_were_recorded_or_heard_of() {
+        for (recorded, heard, want) in [
+            (0, 0, Some(1)),
+            (7, 0, Some(8)),
+            // A server kept on running while the folder was exchanged, or gave epochs by its clock.
+            (7, 1_764_000_000_000_000, Some(1_764_000_000_000_001)),
+            (u64::MAX - 1, 3, Some(u64::MAX)),
+            (3, u64::MAX, None),
+        ] {
+            assert_eq!(next_epoch(recorded, heard), want, "{recorded} recorded, {heard} heard of");
+        }
+    }
+}
