@@ -32,7 +32,8 @@ pub struct CheckpointSpec {
     #[serde(default = "default_keep")]
     #[schemars(range(min = 1, max = 10_000))]
     pub keep: u32,
-    /// Begin from the newest checkpoint in the folder, if there is one. Default true.
+    /// Begin from the newest checkpoint that another job has left in the folder, if there is one. A job with checkpoints of
+    /// its own goes on with those in any case. Default true.
     #[serde(default = "default_resume")]
     pub resume: bool,
 }
