@@ -36,7 +36,10 @@ impl Block {
         let mut log = self.log.take().unwrap_or_else(|| ReplicationLog::new(0));
         let version = self.is_initialized().then_some(self.version);
         let copied = log.attach(backup, held, version, || self.contents());
+        // An update may have reached it although its acknowledgement got lost with the connection.
+        let released = held.filter(|_| !copied).map(|held| log.acknowledge(held));
         self.log = Some(log);
+        self.answer(released.unwrap_or_default());
         Some(copied)
     }
 

@@ -249,6 +249,9 @@ impl Owner {
         let log = self.log.as_mut()?;
         if log.has_updates_since(Some(held), Some(self.version)) {
             log.attach(backup, Some(held), Some(self.version), Bytes::new);
+            // A change may have reached it although its acknowledgement got lost with the connection.
+            let released = log.acknowledge(held);
+            self.answer(released);
             return Some(Attached::UpToDate);
         }
         log.begin_copy();
