@@ -106,6 +106,8 @@ struct Supervisor {
     planned: u64,
     /// By trainer: the newest incarnation.
     incarnations: Vec<u32>,
+    /// By server: processes so far.
+    server_starts: Vec<u32>,
     /// Servers and trainers that need not run any more.
     servers_over: Vec<bool>,
     trainers_over: Vec<bool>,
@@ -123,6 +125,7 @@ impl Supervisor {
             agenda: BTreeMap::new(),
             planned: 0,
             incarnations: vec![0; trainers],
+            server_starts: vec![0; servers],
             servers_over: vec![false; servers],
             trainers_over: vec![false; trainers],
             stopping: vec![false; servers],
@@ -179,6 +182,7 @@ impl Supervisor {
         network.wires().trace.tell(format_args!("{host:?} starts"));
         let (incoming, stop) = (network.listen(host, &address_of(host)), CancellationToken::new());
         let serving = server::run_on(incoming, self.server_config(index), stop.clone().cancelled_owned());
+        self.server_starts[index as usize] += 1;
         let abort = self.processes.spawn_local(async move { (host, Ended::Server(serving.await)) });
         self.running.insert(host, Process { abort, stop, leave: Arc::default() });
     }
@@ -200,7 +204,7 @@ impl Supervisor {
         ServerConfig {
             job_uid: JOB.into(),
             index,
-            incarnation: 0,
+            incarnation: self.server_starts[index as usize],
             servers: plan.servers,
             trainers: plan.trainers,
             min_trainers: plan.least,

@@ -123,6 +123,42 @@ fn elastic_jobs_go_on_with_those_who_are_there() {
     }
 }
 
+/// Jobs whose blocks two servers hold: one server at a time is lost, silently or not, or cut off from the other.
+#[test]
+fn replicated_jobs_lose_no_step_with_a_server() {
+    let away = Duration::from_millis(300);
+    let kill = |server, silent| Fault::Kill { server, away, silent };
+    let split = |lasts| Fault::Split { server: 1, lasts };
+    let later = |faults: Vec<Fault>| faults.into_iter().zip([0, 1500].map(Duration::from_millis)).collect::<Vec<_>>();
+    let rows = [
+        ("nothing happens", later(Vec::new())),
+        ("server 0 dies", later(vec![kill(0, false)])),
+        ("the other server dies", later(vec![kill(1, false)])),
+        ("one dies without a word", later(vec![kill(1, true)])),
+        ("server 0 dies without a word", later(vec![kill(0, true)])),
+        ("the servers do not hear each other for a while", later(vec![split(away)])),
+        ("the servers do not hear each other for long", later(vec![split(Duration::from_secs(35))])),
+        ("one dies, then the other", later(vec![kill(1, false), kill(0, false)])),
+        (
+            "a trainer dies, then a server",
+            later(vec![Fault::Replace { trainer: 0, away, silent: false }, kill(0, false)]),
+        ),
+    ];
+    for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
+        for (label, faults) in &rows {
+            let failures = sweep(0, 16, |seed| {
+                let consistency = Consistency { mode, staleness: 1, ..Consistency::default() };
+                // When the blocks are held twice.
+                let at = |after: &Duration| *after + Duration::from_millis(500 + 25 * seed);
+                let faults = faults.iter().map(|(fault, after)| (at(after), fault.clone())).collect();
+                let plan = Plan { consistency, faults, steps: 80, replicated: true, ..Plan::fair(seed) };
+                job::run(&plan, false).verdict
+            });
+            assert!(failures.is_empty(), "{mode:?}, {label}: {failures:#?}");
+        }
+    }
+}
+
 /// Jobs with a sparse table, and layers that the trainers train themselves.
 #[test]
 fn rows_count_every_push_once_whatever_dies() {
