@@ -59,7 +59,11 @@ impl Driver {
         let inner = Inner { runtime, state: Mutex::new(state), changed: Condvar::new(), step_back: Notify::new() };
         let inner = Arc::new(inner);
         let idle = Arc::clone(&inner);
-        let thread = thread::Builder::new().name("psjobs-calls".into()).spawn(move || idle.idle())?;
+        let drive = move || {
+            let _ends = EndsWithThread;
+            idle.idle();
+        };
+        let thread = thread::Builder::new().name("psjobs-calls".into()).spawn(drive)?;
         Ok(Self { inner, thread: Some(thread) })
     }
 
@@ -81,6 +85,19 @@ impl Drop for Driver {
         if let Some(thread) = self.thread.take() {
             // It ends at once, and has nothing to say.
             drop(thread.join());
+        }
+    }
+}
+
+/// Ends the process if the thread that holds it panics. Without that thread the connections stand still: peers would wait
+/// for a process that lives and never answers, and nothing would start it again.
+struct EndsWithThread;
+
+impl Drop for EndsWithThread {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            // The panic was printed by its hook.
+            std::process::abort();
         }
     }
 }
