@@ -12,7 +12,7 @@ use super::write::{WriteError, put_file, remove_file};
 /// Name of the lock.
 pub const LOCK: &str = "lock.json";
 /// Renewals that another job waits for before it takes a lock to be stale.
-pub const PATIENCE: u32 = 3;
+pub const STALE_AFTER: u32 = 3;
 
 /// The lock, as it is in the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,7 +46,7 @@ pub fn claim(uid: &str, first: Option<&Lock>, now: Option<&Lock>, waited: u32) -
         None => Claim::Take,
         Some(lock) if lock.uid == uid => Claim::Take,
         Some(lock) if first != Some(lock) => Claim::Refused,
-        Some(_) if waited >= PATIENCE => Claim::Take,
+        Some(_) if waited >= STALE_AFTER => Claim::Take,
         Some(_) => Claim::Wait,
     }
 }

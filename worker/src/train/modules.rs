@@ -203,7 +203,7 @@ impl Participant {
     /// an error, of which the servers are told unless another process is away.
     ///
     /// # Errors
-    /// Those of `work`, and if a server does not answer.
+    /// Returns the error of `work`, or that a server does not answer.
     pub fn attend(
         self,
         work: impl FnOnce(&Self) -> Result<Option<ReplicaResult>, ModulesError>,

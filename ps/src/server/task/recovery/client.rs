@@ -15,19 +15,12 @@ use crate::retry::{Failure, Schedule, retry};
 pub(super) const PAUSE: Duration = Duration::from_millis(200);
 /// Interval at which the log names a server that does not answer.
 const QUIET: Duration = Duration::from_secs(10);
-/// Interval at which a server that works on its answer is asked for a sign of life, and the time that it has for one.
-/// Reading a checkpoint may take any time; a machine that is gone never answers.
-const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
-/// Returns a client of the server at `address`, which connects at its first call.
+/// Returns a client of the server at `address`, which connects at its first call. An answer may take any time, because
+/// reading a checkpoint does; the time limits of the network find a server that is gone meanwhile.
 pub(super) fn client(network: &Network, address: &str) -> Result<RecoveryClient<Channel>, Status> {
     let endpoint = (network.endpoint(address))
         .map_err(|_| Status::invalid_argument(format!("{address:?} is not the address of a server")))?;
-    let endpoint = endpoint
-        .connect_timeout(Duration::from_secs(5))
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE)
-        .keep_alive_while_idle(true);
     Ok(RecoveryClient::new(network.connect_lazy(&endpoint)))
 }
 

@@ -36,7 +36,7 @@ pub async fn run(state: &Arc<ServerState>) -> ServerError {
 
 /// Keeps the role of this server in `shard` up to date. Returns when its blocks are lost, or this process was replaced.
 async fn keep(state: &Arc<ServerState>, replication: &Replication, shard: u32) -> ServerError {
-    // Since when this server leads the shard without a backup that answers.
+    // The time since which this server leads the shard without a backup that answers.
     let mut silent_since = None;
     loop {
         match replication.role(shard) {
