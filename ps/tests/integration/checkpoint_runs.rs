@@ -70,12 +70,7 @@ fn a_job_that_does_not_resume_keeps_its_own_beside_older_ones_of_higher_steps() 
         let job = Job::checkpointed(folder.path(), 2, 2, ConsistencyMode::Sync);
         let job = Job { uid: after.into(), resume: false, ..job };
         let mut running = job.run(STEPS);
-        let mut newest = 0;
-        for victim in [1, 0] {
-            wait_for(&running.steps, newest + 20);
-            newest = wait_for_checkpoint(folder.path(), newest);
-            running.restart(victim);
-        }
+        running.restart_each_after_a_checkpoint(folder.path());
         let want = Job::undisturbed(2, STEPS);
         assert!(running.finish().iter().all(|parameters| *parameters == want), "{after}: parameters differ");
 

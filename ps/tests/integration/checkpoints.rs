@@ -21,12 +21,7 @@ fn a_killed_server_costs_no_bit() {
     let folder = tempfile::tempdir().expect("a folder");
     let job = Job::checkpointed(folder.path(), 2, 2, ConsistencyMode::Sync);
     let mut running = job.run(STEPS);
-    let mut newest = 0;
-    for victim in [1, 0] {
-        wait_for(&running.steps, newest + 20);
-        newest = wait_for_checkpoint(folder.path(), newest);
-        running.restart(victim);
-    }
+    running.restart_each_after_a_checkpoint(folder.path());
     let want = Job::undisturbed(2, STEPS);
     let same = running.finish().iter().all(|parameters| *parameters == want);
     assert!(same, "parameters differ from those of an undisturbed job");

@@ -214,6 +214,16 @@ impl Running<'_> {
         self.servers.insert(server, self.job.start_again(server as u32, self.starts));
     }
 
+    /// Kills servers 1 and 0 of a job of two and starts them again, each when some steps and a new checkpoint were done.
+    pub fn restart_each_after_a_checkpoint(&mut self, folder: &Path) {
+        let mut newest = 0;
+        for victim in [1, 0] {
+            wait_for(&self.steps, newest + 20);
+            newest = wait_for_checkpoint(folder, newest);
+            self.restart(victim);
+        }
+    }
+
     /// Returns the result of each trainer, after the servers have ended well.
     pub fn finish(self) -> Vec<Vec<f32>> {
         let parameters = self.trainers.into_iter().map(|trainer| trainer.join().expect("no panic")).collect();
