@@ -20,7 +20,7 @@ impl Block {
             ReplicaRole::Primary => {}
             ReplicaRole::Alone => {
                 let waiting = self.log.take().map(ReplicationLog::close);
-                self.answer(waiting.unwrap_or_default());
+                self.answer_all(waiting.unwrap_or_default());
             }
             ReplicaRole::Backup => self.log = None,
         }
@@ -39,7 +39,7 @@ impl Block {
         // An update may have reached it although its acknowledgement got lost with the connection.
         let released = held.filter(|_| !copied).map(|held| log.acknowledge(held));
         self.log = Some(log);
-        self.answer(released.unwrap_or_default());
+        self.answer_all(released.unwrap_or_default());
         Some(copied)
     }
 

@@ -57,7 +57,7 @@ pub(super) struct Block {
     pub epoch: u64,
     pub role: ReplicaRole,
     /// Set while the role is [`ReplicaRole::Primary`].
-    pub log: Option<ReplicationLog<(Peer, u64)>>,
+    pub log: Option<ReplicationLog<Waiting>>,
     /// Trainers that have joined with a step whose round is not open yet.
     pub joining: Vec<(Peer, u64)>,
     /// Snapshots that were requested for a later version.
@@ -90,11 +90,6 @@ impl Block {
         !self.values.is_empty()
     }
 
-    /// Returns the message with the current version and values, if the block has values.
-    pub(super) fn read(&self) -> Option<Bytes> {
-        self.is_initialized().then(|| self.spec.answer(0, self.version, &self.values).encode(&self.spec.rules))
-    }
-
     /// Decides whether a message of `peer` is processed.
     pub(super) fn accepts(&self, peer: &Peer) -> bool {
         // A message of an aborted stream is dropped: its trainer has left, or sends it again over a new stream.
@@ -110,6 +105,17 @@ impl Block {
         }
         self.is_initialized()
     }
+}
+
+/// A caller whose answer shows the state of a block. It waits until the backup has that state: what a caller has seen
+/// must not be lost with this server.
+pub(super) enum Waiting {
+    /// A trainer that has given this step or joined with it.
+    Trainer(Peer, u64),
+    /// The caller of [`Command::Read`](super::command::Command::Read).
+    Read(oneshot::Sender<Option<Bytes>>),
+    /// The caller of [`Command::NextStep`](super::command::Command::NextStep), about this trainer.
+    NextStep(u32, oneshot::Sender<(u64, bool)>),
 }
 
 /// Returns the error for a block without values. It is retryable: a trainer that joins again learns which blocks it

@@ -300,7 +300,7 @@ async fn ask<T>(
 ) -> Result<T, Status> {
     let (reply, answer) = oneshot::channel();
     sender.send(command(reply)).await.map_err(|_| ended())?;
-    answer.await.map_err(|_| ended())
+    answer.await.map_err(|_| Status::unavailable("the block has another leader, or the server is ending; ask again"))
 }
 
 /// Reads the state in a message, checked against the block's length.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::command::Command;
-use super::state::{Block, BlockSpec};
+use super::state::{Block, BlockSpec, Waiting};
 use crate::codec::Codec;
 use crate::replication_log::{ReplicaRole, ReplicationLog};
 
@@ -43,14 +43,8 @@ impl Block {
             Command::Initialize(codec, payload, reply) => {
                 let _ = reply.send(self.initialize(codec, &payload));
             }
-            Command::Read(reply) => {
-                let _ = reply.send(self.read());
-            }
-            Command::NextStep(trainer, reply) => {
-                // The values do not contain a gradient of the open round: a restarted trainer sends that step again
-                // and waits for the round like the others.
-                let _ = reply.send((self.aggregation.rule.entry(trainer), self.is_initialized()));
-            }
+            Command::Read(reply) => self.answer_all(vec![Waiting::Read(reply)]),
+            Command::NextStep(trainer, reply) => self.answer_all(vec![Waiting::NextStep(trainer, reply)]),
             Command::Finish(trainer) => {
                 self.aggregation.rule.finish(trainer);
                 self.advance();
@@ -79,7 +73,7 @@ impl Block {
             }
             Command::Acknowledged(version) => {
                 let released = self.log.as_mut().map(|log| log.acknowledge(version));
-                self.answer(released.unwrap_or_default());
+                self.answer_all(released.unwrap_or_default());
             }
             Command::Install(state, primary) => {
                 self.restore(Some(state));

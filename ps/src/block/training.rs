@@ -4,7 +4,7 @@ use psjobs_api::training::NonFinite;
 use tonic::Status;
 
 use super::peer::Peer;
-use super::state::Block;
+use super::state::{Block, Waiting};
 use crate::aggregation::{Closed, Contribution, Outcome};
 use crate::codec::Codec;
 use crate::consistency::Rule;
@@ -137,15 +137,34 @@ impl Block {
         self.answer(released);
     }
 
-    /// Sends the current values once the backup has them. Trainers that wait for the same step share one message.
+    /// Sends the current values to trainers, see [`Self::answer_all`].
     pub(super) fn answer(&mut self, peers: Vec<(Peer, u64)>) {
-        let Self { spec, values, version, log, .. } = self;
-        if let Some(log) = log.as_mut().filter(|log| log.lacks(*version)) {
-            return log.hold(*version, peers);
+        self.answer_all(peers.into_iter().map(|(peer, step)| Waiting::Trainer(peer, step)).collect());
+    }
+
+    /// Answers with the current state once the backup has it. Trainers that wait for the same step share one message.
+    pub(super) fn answer_all(&mut self, waiting: Vec<Waiting>) {
+        if let Some(log) = self.log.as_mut().filter(|log| log.lacks(self.version)) {
+            return log.hold(self.version, waiting);
         }
+        let Self { spec, values, version, aggregation, .. } = self;
         let mut last = None;
-        for (peer, step) in peers {
-            peer.answer(&spec.answer(step, *version, values), &spec.rules, &mut last);
+        for waiting in waiting {
+            match waiting {
+                Waiting::Trainer(peer, step) => {
+                    peer.answer(&spec.answer(step, *version, values), &spec.rules, &mut last);
+                }
+                // A reply is discarded when its caller has gone away.
+                Waiting::Read(reply) => {
+                    let message = || spec.answer(0, *version, values).encode(&spec.rules);
+                    let _ = reply.send((!values.is_empty()).then(message));
+                }
+                // The values do not contain a gradient of the open round: a restarted trainer sends that step again
+                // and waits for the round like the others.
+                Waiting::NextStep(trainer, reply) => {
+                    let _ = reply.send((aggregation.rule.entry(trainer), !values.is_empty()));
+                }
+            }
         }
     }
 }

@@ -25,6 +25,7 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32, leave: Arc<Atomic
         Err(ClientError::Interrupted) => return Ok(()),
         Err(error) => return Err(told(error)),
     };
+    job.begins().await;
     let mut witness = Witness { job: &job, index, entries: 0, seen: Vec::new(), done: Vec::new() };
     let finished = loop {
         if leave.load(Relaxed) {

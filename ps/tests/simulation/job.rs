@@ -5,7 +5,7 @@ mod strike;
 mod verdict;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use super::model::Model;
 use super::network::{Host, Network, address_of};
 use super::plan::{Fault, Plan};
 use super::trainer::{self, Failure, Job};
-use super::{elastic, tables};
+use super::{backups, elastic, tables};
 
 pub const JOB: &str = "job";
 /// Time after which a job counts as hanging. Servers give up after 10 minutes without trainers.
@@ -41,6 +41,8 @@ pub struct Outcome {
     pub digest: u64,
     /// The violated invariant, if any.
     pub verdict: Result<(), String>,
+    /// Names of the faults that happened.
+    pub faults: BTreeSet<&'static str>,
 }
 
 /// Runs the job of a plan; `echo` prints what happens.
@@ -53,6 +55,9 @@ pub fn run(plan: &Plan, echo: bool) -> Outcome {
     let _context = runtime.enter();
     let folder = tempfile::Builder::new().tempdir_in(memory()).expect("a folder");
     let network = Network::new(plan.seed, plan.weather.clone(), echo);
+    if plan.moves {
+        network.forget_names();
+    }
     let model = Model::new(plan);
     let complete = RefCell::new(vec![false; plan.trainers as usize]);
     let restarted = Cell::new(false);
@@ -60,10 +65,11 @@ pub fn run(plan: &Plan, echo: bool) -> Outcome {
     let job = Rc::new(Job { plan: plan.clone(), model, network: network.clone(), complete, sent, restarted });
     let mut supervisor = Supervisor::new(job, folder.path());
     let verdict = LocalSet::new().block_on(&runtime, supervisor.run());
+    let faults = std::mem::take(&mut supervisor.struck);
     drop(supervisor);
     drop(runtime);
     let digest = network.wires().trace.digest();
-    Outcome { digest, verdict }
+    Outcome { digest, verdict, faults }
 }
 
 /// A file system in memory where there is one: flushing to a disk would be most of a run's time.
@@ -74,14 +80,22 @@ fn memory() -> PathBuf {
 
 /// `host:port` of all servers.
 pub fn addresses(plan: &Plan) -> Vec<String> {
-    (0..plan.servers).map(|index| address_of(Host::Server(index))).collect()
+    (0..plan.servers).map(|index| address_of(Host::Server(index, 0))).collect()
 }
 
 enum Action {
     Fault(Fault),
     Mend(Vec<(Host, Host)>),
+    /// Connections between hosts that still do not hear each other are given up.
+    TimeOut(Vec<(Host, Host)>),
+    /// Unless one runs.
     StartServer(u32),
-    StartTrainer { index: u32, incarnation: u32 },
+    /// Whatever the process before does.
+    ReplaceServer(u32),
+    StartTrainer {
+        index: u32,
+        incarnation: u32,
+    },
     ClearUp,
 }
 
@@ -112,6 +126,8 @@ struct Supervisor {
     servers_over: Vec<bool>,
     trainers_over: Vec<bool>,
     stopping: Vec<bool>,
+    /// Names of the faults so far.
+    struck: BTreeSet<&'static str>,
 }
 
 impl Supervisor {
@@ -129,6 +145,7 @@ impl Supervisor {
             servers_over: vec![false; servers],
             trainers_over: vec![false; trainers],
             stopping: vec![false; servers],
+            struck: BTreeSet::new(),
         }
     }
 
@@ -173,28 +190,31 @@ impl Supervisor {
     }
 
     fn start_server(&mut self, index: u32) {
-        let host = Host::Server(index);
-        if self.servers_over[index as usize] || self.running.contains_key(&host) {
+        if self.servers_over[index as usize] {
             return;
         }
-        let network = &self.job.network;
-        network.revive(host);
+        let (network, life) = (&self.job.network, self.server_starts[index as usize]);
+        let host = Host::Server(index, life);
+        if life > 0 && !self.job.plan.moves {
+            network.revive(self.newest_server(index));
+        }
         network.wires().trace.tell(format_args!("{host:?} starts"));
         let (incoming, stop) = (network.listen(host, &address_of(host)), CancellationToken::new());
-        let serving = server::run_on(incoming, self.server_config(index), stop.clone().cancelled_owned());
+        let serving = server::run_on(incoming, self.server_config(index, life), stop.clone().cancelled_owned());
         self.server_starts[index as usize] += 1;
         let abort = self.processes.spawn_local(async move { (host, Ended::Server(serving.await)) });
         self.running.insert(host, Process { abort, stop, leave: Arc::default() });
     }
 
-    fn server_config(&self, index: u32) -> ServerConfig {
+    fn server_config(&self, index: u32, life: u32) -> ServerConfig {
         let plan = &self.job.plan;
-        let dialer = Dialer { network: self.job.network.clone(), from: Host::Server(index) };
+        let dialer = Dialer { network: self.job.network.clone(), from: Host::Server(index, life) };
         let mut training = Training { consistency: plan.consistency.clone(), ..Training::default() };
         training.optimizer = self.job.model.optimizer();
+        training.compression = plan.compression.clone();
         let checkpoint = plan.checkpoint.map(|interval| CheckpointConfig {
             job: "job".into(),
-            incarnation: 0,
+            incarnation: life,
             folder: self.folder.clone(),
             interval,
             keep: 2,
@@ -204,7 +224,7 @@ impl Supervisor {
         ServerConfig {
             job_uid: JOB.into(),
             index,
-            incarnation: self.server_starts[index as usize],
+            incarnation: life,
             servers: plan.servers,
             trainers: plan.trainers,
             min_trainers: plan.least,
@@ -234,6 +254,8 @@ impl Supervisor {
         let abort = self.processes.spawn_local(async move {
             let trained = if job.plan.least.is_some() {
                 elastic::train(job, index, incarnation, told).await
+            } else if job.plan.consistency.backup_trainers > 0 {
+                backups::train(job, index, incarnation).await
             } else if job.plan.tables {
                 tables::train(job, index, incarnation).await
             } else {
@@ -249,7 +271,16 @@ impl Supervisor {
         self.job.network.wires().trace.tell(format_args!("{host:?} dies, silently: {silently}"));
         process.abort.abort();
         self.job.network.kill(host, silently);
+        if silently {
+            let pairs = self.running.keys().map(|other| (host, *other)).collect();
+            self.time_out_later(pairs);
+        }
         true
+    }
+
+    /// The process of a server that was started last.
+    fn newest_server(&self, index: u32) -> Host {
+        Host::Server(index, self.server_starts[index as usize].saturating_sub(1))
     }
 
     fn newest(&self, trainer: u32) -> Host {
@@ -264,7 +295,7 @@ impl Supervisor {
         };
         self.running.remove(&host);
         match (host, ended) {
-            (Host::Server(index), Ended::Server(result)) => self.server_ended(index as usize, result),
+            (Host::Server(index, life), Ended::Server(result)) => self.server_ended(index as usize, life, result),
             (Host::Trainer(index, incarnation), Ended::Trainer(result)) => {
                 self.trainer_ended(index, incarnation, result)
             }

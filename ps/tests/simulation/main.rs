@@ -5,6 +5,7 @@
 //! make simulate FROM=1234 SEEDS=1 TRACE=1
 //! ```
 
+mod backups;
 mod elastic;
 mod end;
 mod job;
@@ -15,6 +16,7 @@ mod tables;
 mod trace;
 mod trainer;
 
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -34,13 +36,21 @@ fn no_job_loses_or_repeats_a_gradient_or_hangs() {
     if trace {
         drop(tracing_subscriber::fmt().with_env_filter("psjobs=debug").with_test_writer().try_init());
     }
+    let struck: Mutex<BTreeMap<&str, u64>> = Mutex::default();
     let failures = sweep(from, seeds, |seed| {
         let plan = Plan::new(seed);
         if trace {
             println!("{plan:#?}");
         }
-        job::run(&plan, trace).verdict
+        let outcome = job::run(&plan, trace);
+        let mut struck = struck.lock().expect("no panic");
+        for name in plan.kinds().into_iter().chain(outcome.faults) {
+            *struck.entry(name).or_default() += 1;
+        }
+        outcome.verdict
     });
+    println!("of {seeds} jobs, so many had");
+    struck.into_inner().expect("no panic").iter().for_each(|(name, seeds)| println!("{seeds:>7}  {name}"));
     for (seed, what) in failures.iter().take(TOLD) {
         println!("seed {seed}: {what}\n  replay: make simulate FROM={seed} SEEDS=1 TRACE=1");
     }
@@ -148,10 +158,10 @@ fn replicated_jobs_lose_no_step_with_a_server() {
         for (label, faults) in &rows {
             let failures = sweep(0, 16, |seed| {
                 let consistency = Consistency { mode, staleness: 1, ..Consistency::default() };
-                // When the blocks are held twice.
-                let at = |after: &Duration| *after + Duration::from_millis(500 + 25 * seed);
+                let plan = Plan { consistency, steps: 80, replicated: true, ..Plan::fair(seed) };
+                let at = |after: &Duration| plan.begins() + *after + Duration::from_millis(25 * seed);
                 let faults = faults.iter().map(|(fault, after)| (at(after), fault.clone())).collect();
-                let plan = Plan { consistency, faults, steps: 80, replicated: true, ..Plan::fair(seed) };
+                let plan = Plan { faults, ..plan };
                 job::run(&plan, false).verdict
             });
             assert!(failures.is_empty(), "{mode:?}, {label}: {failures:#?}");

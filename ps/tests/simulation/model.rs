@@ -5,7 +5,7 @@
 //! *s* and *s*² to three elements of its own. In Sync the gradients are odd numbers whose sum depends on the order,
 //! and a block must be, bit for bit, one of the states that one process goes through.
 
-use psjobs_api::training::{ConsistencyMode, Optimizer};
+use psjobs_api::training::{Codec, ConsistencyMode, Optimizer};
 use psjobs_ps::client::TensorSpec;
 use psjobs_ps::layout::Layout;
 
@@ -19,6 +19,10 @@ pub struct Model {
     pub layout: Layout,
     trainers: u32,
     steps: u64,
+    /// What a mark is multiplied by where a round takes the mean over the trainers.
+    scale: f64,
+    /// Batches that leave a mark of their own, in elastic jobs and those with backup trainers.
+    batches: usize,
     /// In Sync: the parameters after each step.
     states: Vec<Vec<f32>>,
 }
@@ -29,8 +33,15 @@ pub type Counts = Vec<Vec<u64>>;
 impl Model {
     pub fn new(plan: &Plan) -> Self {
         let layout = Layout::new(&tensors(plan), plan.servers as usize).expect("not empty");
-        let mut model = Self { layout, trainers: plan.trainers, steps: plan.steps, states: Vec::new() };
-        if plan.consistency.mode == ConsistencyMode::Sync && plan.least.is_none() && !plan.tables {
+        let sync = plan.consistency.mode == ConsistencyMode::Sync;
+        let backups = plan.consistency.backup_trainers > 0;
+        let batches = plan.steps as usize * if backups { plan.trainers as usize } else { 1 };
+        let (trainers, steps) = (plan.trainers, plan.steps);
+        let mut model = Self { layout, trainers, steps, scale: 1.0, batches, states: Vec::new() };
+        // The rounding of a codec would have to be repeated here; marks are exact in all of them.
+        if sync && plan.compression.codec != Codec::F32 {
+            model.scale = f64::from(plan.trainers);
+        } else if sync && plan.least.is_none() && !plan.tables && !backups {
             model.states = model.undisturbed();
         }
         model
@@ -54,12 +65,12 @@ impl Model {
         gradients.fill(0.0);
         for block in 0..self.layout.blocks() {
             for (g, add) in gradients[self.marks(block, trainer)].iter_mut().zip(moments(step)) {
-                *g = -add as f32;
+                *g = (-add * self.scale) as f32;
             }
         }
     }
 
-    /// The gradient of a batch of an elastic job: it adds 1 to an element of its own, or in Sync its share of a round.
+    /// The gradient of a batch with a mark of its own: it adds 1 to an element, or in Sync its share of a round.
     pub fn fill_batch(&self, batch: u64, gradients: &mut [f32]) {
         gradients.fill(0.0);
         for block in 0..self.layout.blocks() {
@@ -67,9 +78,9 @@ impl Model {
         }
     }
 
-    /// By block and batch: how much of it is in the parameters of an elastic job.
+    /// By block and batch: how much of it is in the parameters of a job in which batches have marks.
     pub fn batches(&self, parameters: &[f32]) -> Vec<Vec<f32>> {
-        let of_block = |block| parameters[self.layout.range(block).start..][..self.steps as usize].to_vec();
+        let of_block = |block| parameters[self.layout.range(block).start..][..self.batches].to_vec();
         (0..self.layout.blocks()).map(of_block).collect()
     }
 

@@ -24,8 +24,8 @@ const CAPACITY: usize = 512 * 1024;
 /// A machine, with one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Host {
-    /// Server by index. A restarted one has the same address.
-    Server(u32),
+    /// Server by index and how often it was started before.
+    Server(u32, u32),
     /// Trainer by index and incarnation.
     Trainer(u32, u32),
 }
@@ -58,6 +58,9 @@ pub struct Wires {
     seed: u64,
     weather: Weather,
     listeners: BTreeMap<String, (Host, mpsc::UnboundedSender<io::Result<End>>)>,
+    /// By address: the machine that had it last.
+    names: BTreeMap<String, Host>,
+    forgets_names: bool,
     connections: BTreeMap<Id, Connection>,
     /// How often one host has dialled another.
     dialled: BTreeMap<(Host, Host), u32>,
@@ -83,6 +86,8 @@ struct Side {
     dead: bool,
     /// The other side's reset arrives then.
     reset: Option<Instant>,
+    /// Its own kernel has given the connection up, because nothing was acknowledged for too long.
+    timed_out: bool,
     /// The process has closed it.
     closed: bool,
 }
@@ -117,6 +122,8 @@ impl Network {
             seed,
             weather,
             listeners: BTreeMap::new(),
+            names: BTreeMap::new(),
+            forgets_names: false,
             connections: BTreeMap::new(),
             dialled: BTreeMap::new(),
             cut: BTreeMap::new(),
@@ -132,14 +139,23 @@ impl Network {
     /// Returns the connections that come in at `address` from now on.
     pub fn listen(&self, host: Host, address: &str) -> UnboundedReceiverStream<io::Result<End>> {
         let (sender, receiver) = mpsc::unbounded_channel();
-        self.wires().listeners.insert(address.to_owned(), (host, sender));
+        let mut wires = self.wires();
+        wires.names.insert(address.to_owned(), host);
+        wires.listeners.insert(address.to_owned(), (host, sender));
+        wires.wake();
         UnboundedReceiverStream::new(receiver)
+    }
+
+    /// Names of hosts are gone with their process, as those of pods are; else a dead process's address refuses.
+    pub fn forget_names(&self) {
+        self.wires().forgets_names = true;
     }
 
     /// Makes the connection that has been asked for, if somebody listens.
     pub fn connect(&self, from: Host, address: &str) -> io::Result<End> {
         let mut wires = self.wires();
-        let refused = || io::Error::new(io::ErrorKind::ConnectionRefused, "nobody listens");
+        let kind = if wires.forgets_names { io::ErrorKind::NotFound } else { io::ErrorKind::ConnectionRefused };
+        let refused = || io::Error::new(kind, "nobody listens");
         let Some((to, listener)) = wires.listeners.get(address).cloned() else {
             wires.trace.tell(format_args!("{from:?} is refused at {address}"));
             return Err(refused());
@@ -175,7 +191,7 @@ impl Network {
         }
     }
 
-    /// A machine is there again; who still talks to its predecessor is told.
+    /// A machine is there again; who still talks to the process before is told.
     pub fn revive(&self, host: Host) {
         let mut wires = self.wires();
         if wires.silent.remove(&host) {
@@ -189,6 +205,19 @@ impl Wires {
     /// Nothing passes from one to the other any more.
     pub fn cut(&mut self, from: Host, to: Host) {
         *self.cut.entry((from, to)).or_default() += 1;
+    }
+
+    /// The kernels of two hosts that have not heard each other for too long give their connections up.
+    pub fn time_out(&mut self, a: Host, b: Host) {
+        if !self.is_cut(a, b) && !self.is_cut(b, a) {
+            return;
+        }
+        for connection in self.connections.values_mut() {
+            if connection.hosts == [a, b] || connection.hosts == [b, a] {
+                connection.sides.iter_mut().for_each(|side| side.timed_out = true);
+                connection.wake();
+            }
+        }
     }
 
     /// One fault less between them.
@@ -240,9 +269,8 @@ impl Wires {
 
     /// Returns whether the other host is within reach; the waker is woken when that may have changed.
     pub fn reach(&mut self, from: Host, address: &str, waker: &Waker) -> Poll<()> {
-        let to = self.listeners.get(address).map(|(host, _)| *host);
-        let silent = self.silent.iter().any(|host| address_of(*host) == address);
-        if !silent && to.is_none_or(|to| !self.is_cut(from, to) && !self.is_cut(to, from)) {
+        let to = self.names.get(address).copied();
+        if to.is_none_or(|to| !self.is_cut(from, to) && !self.is_cut(to, from)) {
             return Poll::Ready(());
         }
         self.waiting.push(waker.clone());
@@ -254,10 +282,10 @@ impl Wires {
         let now = Instant::now();
         let connection = self.connections.get_mut(&id).expect("a connection lives as long as its ends");
         let (to, from) = (connection.hosts[side], connection.hosts[1 - side]);
-        let Side { dead, reset, .. } = connection.sides[side];
+        let Side { dead, reset, timed_out, .. } = connection.sides[side];
         let flow = &mut connection.flows[side];
         flow.reader = Some(waker.clone());
-        if dead {
+        if dead || timed_out {
             return Found::Reset;
         }
         if self.cut.contains_key(&(from, to)) || self.silent.contains(&from) {
@@ -295,9 +323,9 @@ impl Wires {
         let connection = self.connections.get_mut(&id).expect("a connection lives as long as its ends");
         let (from, to) = (connection.hosts[side], connection.hosts[1 - side]);
         let heard = !self.cut.contains_key(&(to, from)) && !self.silent.contains(&to);
-        let Side { dead, reset, .. } = connection.sides[side];
+        let Side { dead, reset, timed_out, .. } = connection.sides[side];
         let gone = connection.sides[1 - side].closed || reset.is_some_and(|at| at <= now);
-        if dead || (gone && heard) {
+        if dead || timed_out || (gone && heard) {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
         let flow = &mut connection.flows[1 - side];
@@ -395,7 +423,7 @@ impl Connection {
 
 fn chance(seed: u64, (from, to, nth): Id, draw: [u64; 2]) -> ChaCha8Rng {
     let number = |host| match host {
-        Host::Server(index) => u64::from(index),
+        Host::Server(index, life) => u64::from(index) | u64::from(life) << 16,
         Host::Trainer(index, incarnation) => u64::from(index + 1) << 32 | u64::from(incarnation),
     };
     let parts = [number(from), number(to), nth.into(), draw[0], draw[1]];
@@ -409,7 +437,7 @@ fn chance(seed: u64, (from, to, nth): Id, draw: [u64; 2]) -> ChaCha8Rng {
 /// Where a server listens.
 pub fn address_of(host: Host) -> String {
     match host {
-        Host::Server(index) => format!("server-{index}:7000"),
+        Host::Server(index, _) => format!("server-{index}:7000"),
         Host::Trainer(index, incarnation) => format!("trainer-{index}-{incarnation}:0"),
     }
 }

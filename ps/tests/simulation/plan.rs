@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use psjobs_api::training::{Consistency, ConsistencyMode};
+use psjobs_api::training::{Codec, Compression, Consistency, ConsistencyMode};
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
@@ -12,6 +12,14 @@ use super::network::Weather;
 const ELASTIC: u64 = 4;
 /// One in so many jobs has a sparse table.
 const TABLES: u64 = 4;
+/// One in so many jobs, of those with several servers, has every block twice.
+const REPLICATED: u64 = 3;
+/// One in so many jobs sends its gradients coded.
+const CODED: u64 = 8;
+/// Steps of those: what the marks add up to must be exact in bf16.
+const CODED_STEPS: u64 = 6;
+/// After so long the servers have copied their blocks, in any weather.
+const HELD_TWICE: Duration = Duration::from_secs(8);
 /// One in so many models has several full blocks on each server.
 const LARGE: u64 = 25;
 /// Elements of those, three blocks.
@@ -33,6 +41,12 @@ pub struct Plan {
     pub checkpoint: Option<Duration>,
     /// Every block is held by two servers.
     pub replicated: bool,
+    /// How gradients are coded.
+    pub compression: Compression,
+    /// A server that is started again has another address than the process before, of which nothing is left.
+    pub moves: bool,
+    /// Kernels give connections up on which nothing is acknowledged; else HTTP/2's pings alone find that out.
+    pub kernels: bool,
     /// Gradients go into a sparse table, and the trainers train their layers themselves.
     pub tables: bool,
     /// Streams of a trainer to each server, as far as that has blocks.
@@ -64,6 +78,9 @@ pub enum Fault {
     Replace { trainer: u32, away: Duration, silent: bool },
     /// A trainer is replaced because nobody reaches it; it lives on, and is back after a while.
     Zombie { trainer: u32, away: Duration, lasts: Duration },
+    /// A server is replaced because its node is out of reach for those who replace it. It lives on, and is cut off from
+    /// all others for a while, or not at all.
+    ZombieServer { server: u32, away: Duration, lasts: Option<Duration> },
     /// A server dies and never comes back.
     Lose { server: u32 },
     /// A trainer of an elastic job is told to leave, and may come back.
@@ -72,6 +89,37 @@ pub enum Fault {
     Lost { trainer: u32, silent: bool },
     /// A trainer of an elastic job does not come with the others.
     Late { trainer: u32, away: Duration },
+}
+
+impl Fault {
+    /// Returns whether a server loses what it holds, or is held to have lost it.
+    fn strikes_a_server(&self) -> bool {
+        matches!(self, Self::Kill { .. } | Self::Stop { .. } | Self::ZombieServer { .. } | Self::Split { .. })
+    }
+
+    /// Its name in summaries.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Break { half: false, .. } => "connections broken",
+            Self::Break { half: true, .. } => "connections broken for one side",
+            Self::Sever { .. } => "one connection broken",
+            Self::Partition { up: true, down: true, .. } => "trainer and server cut off",
+            Self::Partition { .. } => "cut off in one direction",
+            Self::Split { .. } => "servers cut off",
+            Self::Kill { silent: false, .. } => "server killed",
+            Self::Kill { silent: true, .. } => "server vanished",
+            Self::Stop { .. } => "server stopped",
+            Self::Replace { silent: false, .. } => "trainer killed",
+            Self::Replace { silent: true, .. } => "trainer vanished",
+            Self::Zombie { .. } => "trainer replaced, lives on",
+            Self::ZombieServer { lasts: None, .. } => "server replaced, lives on",
+            Self::ZombieServer { lasts: Some(_), .. } => "server replaced, cut off, lives on",
+            Self::Lose { .. } => "server lost for good",
+            Self::Leave { .. } => "trainer left",
+            Self::Lost { .. } => "trainer lost for good",
+            Self::Late { .. } => "trainer late",
+        }
+    }
 }
 
 impl Plan {
@@ -97,6 +145,9 @@ impl Plan {
             elements: if large { FULL_BLOCKS } else { small },
             checkpoint,
             replicated: false,
+            compression: Compression::default(),
+            moves: chance.random_bool(0.3),
+            kernels: chance.random_bool(0.7),
             tables: seed % TABLES == 3 && !large,
             connections: 1,
             compute: [0, 10, 100, 400][chance.random_range(0..4)],
@@ -104,8 +155,25 @@ impl Plan {
             faults: Vec::new(),
             doomed,
         };
+        // Tables that two servers hold have no checkpoints yet.
+        plan.replicated = servers > 1
+            && chance.random_ratio(1, REPLICATED as u32)
+            && !doomed
+            && !(plan.tables && plan.checkpoint.is_some());
+        let ordinary = !plan.tables && !large && seed % ELASTIC != 1;
+        if ordinary && seed % CODED == 4 {
+            let codec = [Codec::BF16, Codec::FP16, Codec::TopK][chance.random_range(0..3)];
+            let density = if codec == Codec::TopK { 1.0 } else { plan.compression.density };
+            (plan.compression, plan.steps) = (Compression { codec, density }, plan.steps.min(CODED_STEPS));
+        } else if ordinary && mode == ConsistencyMode::Sync && trainers > 1 && chance.random_bool(0.3) {
+            plan.consistency.backup_trainers = chance.random_range(1..trainers);
+            plan.elements = plan.elements.max((servers * trainers) as usize * plan.steps as usize);
+        }
         let count = chance.random_range(0..=5);
         plan.faults = (0..count).map(|_| (plan.moment(chance), plan.fault(chance))).collect();
+        if plan.replicated && plan.checkpoint.is_none() {
+            plan.keep_one_server_fault();
+        }
         if doomed {
             plan.faults.push((plan.moment(chance), Fault::Lose { server: chance.random_range(0..servers) }));
         }
@@ -123,6 +191,43 @@ impl Plan {
             plan.faults.push((plan.moment(chance), Fault::Sever { trainer, server, nth }));
         }
         plan
+    }
+
+    /// When trainers begin to train: in jobs that one server may leave, when the other one has its blocks.
+    pub fn begins(&self) -> Duration {
+        if self.replicated && self.checkpoint.is_none() { HELD_TWICE } else { Duration::ZERO }
+    }
+
+    /// Names of what distinguishes the job, for summaries.
+    pub fn kinds(&self) -> Vec<&'static str> {
+        let mode = match self.consistency.mode {
+            ConsistencyMode::Sync => "mode Sync",
+            ConsistencyMode::Bounded => "mode Bounded",
+            ConsistencyMode::Async => "mode Async",
+        };
+        let kinds = [
+            (true, mode),
+            (self.least.is_some(), "elastic"),
+            (self.tables, "sparse tables"),
+            (self.replicated, "replicated"),
+            (self.checkpoint.is_some(), "checkpoints"),
+            (self.consistency.backup_trainers > 0, "backup trainers"),
+            (self.compression.codec != Codec::F32, "coded gradients"),
+            (self.connections > 1, "several connections"),
+            (self.moves, "successors at new addresses"),
+            (!self.kernels, "half-open connections"),
+        ];
+        kinds.into_iter().filter_map(|(has, name)| has.then_some(name)).collect()
+    }
+
+    /// Leaves one fault of a server out of several, when the blocks are held twice: without checkpoints they are lost
+    /// with both of their servers.
+    fn keep_one_server_fault(&mut self) {
+        let mut first = true;
+        self.faults.retain(|(_, fault)| !fault.strikes_a_server() || std::mem::replace(&mut first, false));
+        for (at, _) in self.faults.iter_mut().filter(|(_, fault)| fault.strikes_a_server()) {
+            *at += HELD_TWICE;
+        }
     }
 
     /// Returns the same job with trainers that may come and go.
@@ -170,6 +275,9 @@ impl Plan {
             elements: 40,
             checkpoint: None,
             replicated: false,
+            compression: Compression::default(),
+            moves: false,
+            kernels: true,
             tables: false,
             connections: 1,
             compute: 80,
@@ -190,7 +298,7 @@ impl Plan {
         let (lasts, away) = (lasting(chance), lasting(chance));
         let (silent, half) = (chance.random_bool(0.3), chance.random_bool(0.5));
         // Without checkpoints a server that dies takes its state along, as documented.
-        let kinds = if self.checkpoint.is_some() { 8 } else { 5 };
+        let kinds = if self.checkpoint.is_some() || self.replicated { 9 } else { 5 };
         match chance.random_range(0..kinds) {
             0 => Fault::Break { trainer, server, half },
             1 => Fault::Partition { trainer, server, up: true, down: true, lasts },
@@ -199,6 +307,7 @@ impl Plan {
             4 => Fault::Zombie { trainer, away, lasts },
             5 => Fault::Split { server, lasts },
             6 => Fault::Stop { server, away },
+            7 => Fault::ZombieServer { server, away, lasts: half.then_some(lasts) },
             _ => Fault::Kill { server, away, silent },
         }
     }

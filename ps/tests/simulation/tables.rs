@@ -87,6 +87,7 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
     let config = config(&job, index, incarnation);
     let member = AsyncMember::join(config.clone()).await.map_err(told)?;
     let tables = AsyncTables::open(config, specs()).await.map_err(told)?;
+    job.begins().await;
     let (chance, witness) = (ChaCha8Rng::seed_from_u64(seed), Witness::new(&job, index));
     let mut trainer = Trainer { job: &job, host: Host::Trainer(index, incarnation), index, tables, chance, witness };
     while let Err(broken) = trainer.train().await {

@@ -41,12 +41,21 @@ pub struct Job {
     pub restarted: Cell<bool>,
 }
 
+impl Job {
+    /// Waits until the job may begin to train.
+    pub async fn begins(&self) {
+        let left = self.plan.begins().saturating_sub(self.network.wires().trace.age());
+        tokio::time::sleep(left).await;
+    }
+}
+
 /// Trains to the end.
 pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Failure> {
     let plan = &job.plan;
     let host = Host::Trainer(index, incarnation);
     let mut chance = ChaCha8Rng::seed_from_u64(plan.seed ^ (u64::from(index) << 32) ^ (u64::from(incarnation) << 40));
     let mut session = AsyncSession::join(config(&job, index, incarnation), &job.model.initial()).await.map_err(told)?;
+    job.begins().await;
     let mut witness = Witness::new(&job, index);
     let counts = |parameters: &[f32]| job.model.counts(parameters);
     let mut step = session.next_step();
@@ -99,7 +108,7 @@ pub fn config(job: &Job, index: u32, incarnation: u32) -> SessionConfig {
         connections: job.plan.connections,
         shared_memory: false,
         replication_factor: if job.plan.replicated { 2 } else { 1 },
-        compression: Default::default(),
+        compression: job.plan.compression.clone(),
         network: Reached::Other(Arc::new(dialer)),
         interrupt: Arc::default(),
     }

@@ -67,11 +67,7 @@ impl proto::coordination_server::Coordination for Coordination {
     async fn leave(&self, request: Request<proto::LeaveRequest>) -> Result<Response<proto::LeaveReply>, Status> {
         let request = request.into_inner();
         let id = trainer(request.trainer.clone())?;
-        let done = {
-            let mut members = self.0.members();
-            members.leave(&request, &id, now())?;
-            members.done()
-        };
+        self.0.members().leave(&request, &id, now())?;
         tracing::info!(trainer = id.index, incarnation = id.incarnation, finished = request.finished, "left");
         if !request.failure.is_empty() {
             tracing::warn!(trainer = id.index, "it ended with an error: {}", request.failure);
@@ -85,9 +81,7 @@ impl proto::coordination_server::Coordination for Coordination {
             self.0.finish(id.index).await;
         }
         self.0.left.notify_waiters();
-        if done && self.0.decides_the_end() {
-            self.0.done.notify_one();
-        }
+        self.0.end_if_done(&mut self.0.members());
         Ok(Response::new(proto::LeaveReply {}))
     }
 

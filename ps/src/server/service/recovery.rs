@@ -32,12 +32,14 @@ impl proto::recovery_server::Recovery for Service {
         request: Request<proto::GetEpochRequest>,
     ) -> Result<Response<proto::GetEpochReply>, Status> {
         self.of_this_job(&request.into_inner().job_uid)?;
+        self.0.recovery.last_written.send_replace(false);
         Ok(Response::new(proto::GetEpochReply { epoch: self.0.recovery.greatest_epoch() }))
     }
 
     async fn restore(&self, request: Request<proto::RestoreRequest>) -> Result<Response<proto::RestoreReply>, Status> {
         let request = request.into_inner();
         self.of_this_job(&request.job_uid)?;
+        self.0.recovery.last_written.send_replace(false);
         let checkpoint = request.checkpoint.map(|place| CheckpointId { run: place.run, step: place.step });
         let target = Target { run: request.run, checkpoint, concluded: request.concluded };
         server_checkpoint::restore(&self.0, request.epoch, &target).await.map_err(status)?;
@@ -54,8 +56,8 @@ impl proto::recovery_server::Recovery for Service {
         if request.last && request.done {
             self.0.recovery.ended.notify_one();
         }
+        self.0.recovery.last_written.send_replace(request.last);
         if request.last {
-            self.0.recovery.last_written.notify_one();
             return Ok(Response::new(proto::SnapshotReply::default()));
         }
         let (id, epoch) = (CheckpointId { run: request.run, step: request.step }, request.epoch);

@@ -327,6 +327,17 @@ impl ServerState {
         self.config.min_trainers.is_none() || self.config.checkpoint.is_none() || self.config.index == 0
     }
 
+    /// Ends the job if every trainer has left well and this server decides that. No trainer of an elastic job can join
+    /// from then on: it would be missing in the last checkpoint.
+    pub fn end_if_done(&self, members: &mut Membership) -> bool {
+        let done = members.done() && self.decides_the_end();
+        if done {
+            members.close();
+            self.done.notify_one();
+        }
+        done
+    }
+
     /// Removes a trainer of an elastic job: rounds no longer wait for it, and others are assigned its unfinished batches.
     pub async fn part(&self, trainer: u32, why: &Status) {
         // First, so that no gradient of it reaches a block after the block has removed it.

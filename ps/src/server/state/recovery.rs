@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use parking_lot::Mutex;
 use psjobs_api::{CheckpointResult, ReplicaResult};
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tonic::Status;
 
 use crate::checkpoint::CheckpointId;
@@ -74,8 +74,9 @@ pub struct Recovery {
     trouble: Mutex<Option<String>>,
     /// Held while a checkpoint is loaded, so that one is loaded after the other.
     pub(in crate::server) loading: tokio::sync::Mutex<()>,
-    /// Notified when the last checkpoint is written.
-    pub(in crate::server) last_written: Notify,
+    /// Set when server 0 says that it writes no more checkpoints. A later process of it may write some after all, and
+    /// takes it back.
+    pub(in crate::server) last_written: watch::Sender<bool>,
     /// Notified when server 0 reports that the trainers are done.
     pub(in crate::server) ended: Notify,
     /// Held while a part is written to disk.
@@ -104,7 +105,7 @@ impl Recovery {
             run: AtomicU32::new(0),
             trouble: Mutex::default(),
             loading: tokio::sync::Mutex::default(),
-            last_written: Notify::new(),
+            last_written: watch::Sender::new(false),
             ended: Notify::new(),
             writing: Arc::default(),
             newest: Mutex::default(),

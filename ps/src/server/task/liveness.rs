@@ -46,6 +46,9 @@ pub async fn given_up(state: &ServerState) -> ServerError {
             let mut members = state.members();
             let (finished, news) = (members.presume_finished(now), members.look(now));
             let done = members.done() && state.decides_the_end();
+            if done && (elastic || !finished.is_empty()) {
+                state.end_if_done(&mut members);
+            }
             (finished, news, done, members.alone(now), members.abandoned(now), members.failed())
         };
         for trainer in &finished {
@@ -59,9 +62,6 @@ pub async fn given_up(state: &ServerState) -> ServerError {
                 (true, false) => state.disconnect(trainer, &Status::aborted(sentence)),
                 (false, _) => {}
             }
-        }
-        if done && (elastic || !finished.is_empty()) {
-            state.done.notify_one();
         }
         if done {
             continue;

@@ -7,6 +7,9 @@ use super::{Action, Supervisor};
 use crate::network::Host;
 use crate::plan::Fault;
 
+/// After so long without an acknowledgement a kernel gives a connection up, as `ps/src/network.rs` asks it to.
+const KERNEL_LIMIT: Duration = Duration::from_secs(9);
+
 impl Supervisor {
     pub(super) fn act(&mut self, action: Action) {
         match action {
@@ -16,7 +19,17 @@ impl Supervisor {
                 wires.trace.tell(format_args!("mended: {directions:?}"));
                 directions.into_iter().for_each(|(from, to)| wires.mend(from, to));
             }
+            Action::TimeOut(pairs) => {
+                let mut wires = self.job.network.wires();
+                pairs.into_iter().for_each(|(one, other)| wires.time_out(one, other));
+            }
             Action::StartServer(index) => {
+                self.job.restarted.set(true);
+                if !self.running.contains_key(&self.newest_server(index)) {
+                    self.start_server(index);
+                }
+            }
+            Action::ReplaceServer(index) => {
                 self.job.restarted.set(true);
                 self.start_server(index);
             }
@@ -27,29 +40,30 @@ impl Supervisor {
 
     fn strike(&mut self, fault: Fault) {
         self.job.network.wires().trace.tell(format_args!("fault: {fault:?}"));
+        self.struck.insert(fault.name());
         match fault {
             Fault::Break { trainer, server, half } => {
-                self.job.network.wires().break_between(self.newest(trainer), Host::Server(server), half);
+                self.job.network.wires().break_between(self.newest(trainer), self.newest_server(server), half);
             }
             Fault::Sever { trainer, server, nth } => {
-                self.job.network.wires().sever(self.newest(trainer), Host::Server(server), nth);
+                self.job.network.wires().sever(self.newest(trainer), self.newest_server(server), nth);
             }
             Fault::Partition { trainer, server, up, down, lasts } => {
-                let (trainer, server) = (self.newest(trainer), Host::Server(server));
+                let (trainer, server) = (self.newest(trainer), self.newest_server(server));
                 let directions = [(up, (trainer, server)), (down, (server, trainer))];
                 self.cut(directions.into_iter().filter(|(cut, _)| *cut).map(|(_, ends)| ends).collect(), lasts);
             }
             Fault::Split { server, lasts } => {
-                let (one, other) = (Host::Server(0), Host::Server(server));
+                let (one, other) = (self.newest_server(0), self.newest_server(server));
                 self.cut(vec![(one, other), (other, one)], lasts);
             }
             Fault::Kill { server, away, silent } => {
-                if self.kill(Host::Server(server), silent) {
+                if self.kill(self.newest_server(server), silent) {
                     self.later(away, Action::StartServer(server));
                 }
             }
             Fault::Stop { server, away } => {
-                if let Some(process) = self.running.get(&Host::Server(server)) {
+                if let Some(process) = self.running.get(&self.newest_server(server)) {
                     process.stop.cancel();
                     self.stopping[server as usize] = true;
                     self.later(away, Action::StartServer(server));
@@ -63,9 +77,17 @@ impl Supervisor {
             Fault::Zombie { trainer, away, lasts } => {
                 let host = self.newest(trainer);
                 if self.running.contains_key(&host) {
-                    let servers = (0..self.job.plan.servers).map(Host::Server);
-                    self.cut(servers.flat_map(|server| [(host, server), (server, host)]).collect(), lasts);
+                    self.cut_off(host, lasts);
                     self.succeed(trainer, away);
+                }
+            }
+            Fault::ZombieServer { server, away, lasts } => {
+                let host = self.newest_server(server);
+                if self.running.contains_key(&host) {
+                    if let Some(lasts) = lasts {
+                        self.cut_off(host, lasts);
+                    }
+                    self.later(away, Action::ReplaceServer(server));
                 }
             }
             Fault::Leave { trainer, back } => {
@@ -85,16 +107,23 @@ impl Supervisor {
             }
             Fault::Late { .. } => {} // It was so from the beginning.
             Fault::Lose { server } => {
-                self.kill(Host::Server(server), false);
+                self.kill(self.newest_server(server), false);
                 self.servers_over[server as usize] = true;
             }
         }
+    }
+
+    /// Cuts `host` off from all processes that run now.
+    fn cut_off(&mut self, host: Host, lasts: Duration) {
+        let others = self.running.keys().filter(|other| **other != host);
+        self.cut(others.flat_map(|other| [(host, *other), (*other, host)]).collect(), lasts);
     }
 
     fn cut(&mut self, directions: Vec<(Host, Host)>, lasts: Duration) {
         let mut wires = self.job.network.wires();
         directions.iter().for_each(|(from, to)| wires.cut(*from, *to));
         drop(wires);
+        self.time_out_later(directions.clone());
         self.later(lasts, Action::Mend(directions));
     }
 
@@ -103,6 +132,13 @@ impl Supervisor {
         let incarnation = self.incarnations[trainer as usize] + 1;
         if !self.is_replaced(trainer, incarnation - 1) {
             self.later(away, Action::StartTrainer { index: trainer, incarnation });
+        }
+    }
+
+    /// Lets the kernels of hosts that do not hear each other give their connections up, if the plan's do.
+    pub(super) fn time_out_later(&mut self, pairs: Vec<(Host, Host)>) {
+        if self.job.plan.kernels {
+            self.later(KERNEL_LIMIT, Action::TimeOut(pairs));
         }
     }
 }

@@ -7,18 +7,24 @@ use psjobs_ps::server::ServerError;
 
 use super::{Action, Supervisor};
 use crate::network::Host;
-use crate::tables;
 use crate::trainer::Failure;
+use crate::{backups, tables};
 
 impl Supervisor {
     pub(super) fn server_ended(
         &mut self,
         index: usize,
+        life: u32,
         result: Result<ReplicaResult, ServerError>,
     ) -> Result<(), String> {
         let plan = &self.job.plan;
-        self.job.network.wires().trace.tell(format_args!("server {index} ends: {}", told(&result)));
-        self.job.network.kill(Host::Server(index as u32), false);
+        let newest = self.newest_server(index as u32);
+        self.job.network.wires().trace.tell(format_args!("server {index} ({life}) ends: {}", told(&result)));
+        self.job.network.kill(Host::Server(index as u32, life), false);
+        // Its successor does the work.
+        if result.is_err() && newest != Host::Server(index as u32, life) {
+            return Ok(());
+        }
         match result {
             Ok(result) => {
                 let want = if plan.least.is_some() { plan.steps } else { u64::from(plan.trainers) * plan.steps };
@@ -28,10 +34,16 @@ impl Supervisor {
                     return Err(format!("server {index} says that {} steps were done, not {want}", result.steps));
                 }
                 self.servers_over[index] = true;
+                // All trainers have left, so whoever replaced it has no work.
+                self.kill(newest, false);
             }
             Err(ServerError::Stopped) if self.stopping[index] => {
                 self.stopping[index] = false;
                 // If it was to start again meanwhile, that time has passed.
+                self.later(Duration::from_millis(1), Action::StartServer(index as u32));
+            }
+            // Both servers of its blocks are gone. It is started again, and all go back to a checkpoint.
+            Err(ServerError::Lost { .. }) if plan.checkpoint.is_some() => {
                 self.later(Duration::from_millis(1), Action::StartServer(index as u32));
             }
             // The parts of a server that is gone for good are in no checkpoint.
@@ -103,6 +115,9 @@ impl Supervisor {
         let parameters: Vec<f32> = values.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
         if plan.tables {
             return tables::check_exported(plan, &parameters, &self.folder.join("tables.safetensors"));
+        }
+        if plan.consistency.backup_trainers > 0 {
+            return backups::check(&self.job.model, &parameters).map_err(|what| format!("in the model {what}"));
         }
         if plan.least.is_some() {
             let batches = self.job.model.batches(&parameters);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::try_join_all;
+use futures::future::{join_all, try_join_all};
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
@@ -15,7 +15,7 @@ use super::client::PAUSE;
 use super::destination::{self, Destination};
 use super::folder::insist;
 use super::folder_lock::FolderLock;
-use super::restore_calls::{Answer, RestoreCalls, next_epoch};
+use super::restore_calls::{Answer, RestoreCalls, epoch_of, next_epoch};
 use crate::checkpoint::runs::JobIdentity;
 use crate::checkpoint::{CheckpointId, Runs, on_disk};
 use crate::proto;
@@ -27,6 +27,8 @@ use crate::server::state::recovery::{DurabilityRequest, LastCheckpoint, NotKept}
 
 /// Time after which a trainer that waits for a checkpoint is told why there is none.
 const TOLD: Duration = Duration::from_secs(20);
+/// Timeout for telling the other servers that a new process of server 0 is at work.
+const GREETING: Duration = Duration::from_secs(2);
 /// Delay before the next attempt at a checkpoint that came too early.
 const SOON: Duration = Duration::from_millis(250);
 
@@ -249,6 +251,9 @@ impl Coordinator<'_> {
     async fn take_over(&mut self) -> Result<(), ServerError> {
         let Destination { record, lineage, checkpoint, .. } = self.find().await?;
         self.state.recovery.set_run(record.run);
+        // The process before may have said that it writes no more. A server that is away has not ended by that.
+        let others = self.config.servers.iter().skip(1).map(|address| epoch_of(self.state, address));
+        drop(tokio::time::timeout(GREETING, join_all(others)).await);
         self.schedule.place = Some((record.run, lineage));
         if let Some(id) = checkpoint {
             let path = self.runs.path(id);

@@ -44,13 +44,15 @@ pub async fn run(state: &Arc<ServerState>, training: CancellationToken) -> Resul
             biased;
             given = replication.settled() => given,
             () = training.cancelled() => return Ok(()),
+            // The others have ended after the last checkpoint, so that none says who leads: the model is left to write.
+            () = wait_for_whole(state, config), if state.config.index == 0 => false,
         },
         None => false,
     };
     if state.config.index == 0 {
         return coordinate(state, config, given, training).await;
     }
-    let last = state.recovery.last_written.notified();
+    let mut last_written = state.recovery.last_written.subscribe();
     let training_ends = async {
         tokio::select! {
             biased;
@@ -71,7 +73,7 @@ pub async fn run(state: &Arc<ServerState>, training: CancellationToken) -> Resul
             return Ok(());
         }
     }
-    if tokio::time::timeout(LAST, last).await.is_err() {
+    if tokio::time::timeout(LAST, last_written.wait_for(|written| *written)).await.is_err() {
         tracing::warn!("server 0 did not ask for the last checkpoint in time; the one before stays the newest");
     }
     Ok(())
@@ -87,6 +89,16 @@ async fn follow(state: &ServerState, config: &CheckpointConfig, given: bool) {
         client.recover(request.clone()).await.map(drop)
     })
     .await;
+}
+
+/// Polls until the newest checkpoint has every step of every trainer.
+async fn wait_for_whole(state: &ServerState, config: &CheckpointConfig) {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        if server_checkpoint::whole(state, config).await.is_some() {
+            return;
+        }
+    }
 }
 
 /// Polls until the final checkpoint is complete and no trainer has been active for the silence timeout. A server that

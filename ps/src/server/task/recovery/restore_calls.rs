@@ -77,10 +77,14 @@ impl RestoreCalls<'_> {
     }
 
     async fn epoch_of(&self, server: u32) -> Result<u64, Status> {
-        let mut client = client(&self.state.config.network, &self.servers[server as usize])?;
-        let request = proto::GetEpochRequest { job_uid: self.request.job_uid.clone() };
-        Ok(client.get_epoch(request).await?.into_inner().epoch)
+        epoch_of(self.state, &self.servers[server as usize]).await
     }
+}
+
+/// Returns the greatest epoch that the server at `address` has heard of. That server learns that server 0 is at work.
+pub(super) async fn epoch_of(state: &ServerState, address: &str) -> Result<u64, Status> {
+    let request = proto::GetEpochRequest { job_uid: state.config.job_uid.clone() };
+    Ok(client(&state.config.network, address)?.get_epoch(request).await?.into_inner().epoch)
 }
 
 #[cfg(test)]

@@ -125,13 +125,10 @@ async fn adopt(state: &ServerState, replication: &Replication, shard: u32, model
             store.finish(entry.trainer.as_ref().map_or(u32::MAX, |trainer| trainer.index)).await;
         }
     }
-    let done = {
+    {
         let mut members = state.members();
         members.adopt_roster(&model.roster, now());
-        members.done()
-    };
-    if done && state.decides_the_end() {
-        state.done.notify_one();
+        state.end_if_done(&mut members);
     }
     replication.change(shard, |shard| {
         shard.found = Some(there || shard.found == Some(true));

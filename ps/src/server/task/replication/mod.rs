@@ -65,6 +65,10 @@ async fn keep(state: &Arc<ServerState>, replication: &Replication, shard: u32) -
         }
         match replication.learn(shard, evidence) {
             None => tokio::time::sleep(PAUSE).await,
+            // Before the first trainer has joined there are no blocks to lose.
+            Some(Role::Starting) if state.store().is_err() && state.tables(shard).is_none() => {
+                replication.change(shard, |here| here.role = Role::Starting);
+            }
             Some(Role::Starting) => return ServerError::Lost { shard, other: replication.other(shard) },
             Some(role) => assume(state, replication, shard, role).await,
         }
