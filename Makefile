@@ -59,6 +59,7 @@ chart: ## check the Helm chart, where helm is installed
 lint: ## check format, lints, documents, circles of files, commits and, where cargo-deny and cargo-machete are installed, dependencies
 	scripts/check-docs.py
 	scripts/check-circles.py
+	scripts/check-pins.py
 	scripts/check-commits.sh
 	$(CARGO) fmt --all --check
 	for crate in fuzz examples/custom; do $(CARGO) fmt --check --manifest-path $$crate/Cargo.toml || exit; done
