@@ -66,6 +66,7 @@ lint: ## check format, lints, documents, circles of files, commits and, where ca
 	$(WITH_LIBTORCH) $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --locked --workspace --test e2e -- -D warnings
 	if command -v cargo-deny >/dev/null; then $(CARGO) deny --locked check licenses bans sources; else echo "lint: licences not checked, cargo-deny is not installed"; fi
+	scripts/advisories.sh
 	if command -v cargo-machete >/dev/null; then $(CARGO) machete --skip-target-dir; else echo "lint: unused dependencies not checked, cargo-machete is not installed"; fi
 
 # Compiled alone, with fewer dependencies than the workspace's; after `make build-tests` it is there already:
