@@ -119,6 +119,10 @@ images: ## build both images, and print their sizes
 e2e: images ## run the tests on a real cluster: KUBECONFIG's, or a new one of kind
 	$(CARGO) test --locked --workspace --test e2e -- $(ARGS)
 
+.PHONY: release-check
+release-check: images ## make a release into a registry on this machine, verify it, and check that changed ones are refused
+	scripts/release-check.sh
+
 .PHONY: kind-up
 kind-up: ## make a cluster with kind, if it is not there
 	kind get clusters 2>/dev/null | grep -qx $(CLUSTER) || kind create cluster --name $(CLUSTER)
