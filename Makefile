@@ -59,12 +59,14 @@ chart: ## check the Helm chart, where helm is installed
 lint: ## check format, lints, documents, circles of files, commits and, where cargo-deny and cargo-machete are installed, dependencies
 	scripts/check-docs.py
 	scripts/check-circles.py
+	scripts/check-pins.py
 	scripts/check-commits.sh
 	$(CARGO) fmt --all --check
 	for crate in fuzz examples/custom; do $(CARGO) fmt --check --manifest-path $$crate/Cargo.toml || exit; done
 	$(WITH_LIBTORCH) $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --locked --workspace --test e2e -- -D warnings
 	if command -v cargo-deny >/dev/null; then $(CARGO) deny --locked check licenses bans sources; else echo "lint: licences not checked, cargo-deny is not installed"; fi
+	scripts/advisories.sh
 	if command -v cargo-machete >/dev/null; then $(CARGO) machete --skip-target-dir; else echo "lint: unused dependencies not checked, cargo-machete is not installed"; fi
 
 # Compiled alone, with fewer dependencies than the workspace's; after `make build-tests` it is there already:
@@ -116,6 +118,10 @@ images: ## build both images, and print their sizes
 .PHONY: e2e
 e2e: images ## run the tests on a real cluster: KUBECONFIG's, or a new one of kind
 	$(CARGO) test --locked --workspace --test e2e -- $(ARGS)
+
+.PHONY: release-check
+release-check: images ## make a release into a registry on this machine, verify it, and check that changed ones are refused
+	scripts/release-check.sh
 
 .PHONY: kind-up
 kind-up: ## make a cluster with kind, if it is not there

@@ -3,7 +3,7 @@
 and every snippet marked with <!-- in FILE --> is in that file word for word, so that what is compiled is what is shown;
 every snippet of Rust is marked. Without arguments it also checks how the comments of the Rust sources begin.
 
-    scripts/check-docs.py [FILE...]    by default README.md, CONTRIBUTING.md, docs/ and the chart's README
+    scripts/check-docs.py [FILE...]    by default README.md, CONTRIBUTING.md, SECURITY.md, docs/ and the chart's README
 
 A path is what begins with a folder of the repository (`ps/src/wire`), or a file name with one in front of it
 (`server/mod.rs`), which must be the end of one path at least. The YAML of documents is checked by `make test`
@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # A doc comment says what a thing is or does; kubectl explain shows those of api/, which may ask.
 OPENINGS = re.compile(r"\s*//[/!] (Of|What|Who|Whether|Those|The same)\b")
 DOC_COMMENT = re.compile(r"\s*//[/!]")
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/*.md", "charts/psjobs/README.md", "examples/*.md"]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "charts/psjobs/README.md", "examples/*.md"]
 # What commands of the documents write, and so is in no commit.
 WRITTEN = {"target", "checkpoints"}
 PATH = re.compile(r"\.?[A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_.-]+)+/?|[A-Za-z0-9_.-]+/")

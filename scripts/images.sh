@@ -3,21 +3,38 @@
 # that cargo built, and copied; where this machine's C library is newer than the images', they are
 # compiled by docker instead.
 #
-#   scripts/images.sh [cpu|cuda]
+#   scripts/images.sh [cpu|cuda] [docker]
+#
+# With `docker` they are compiled by docker in any case, from the base images that the Dockerfiles name by digest, as
+# a release is. Without it, an image of a base image's name that was made on this machine, and never pulled, stands in
+# for the one of that digest: so images can be built where no registry is reached.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-variant=${1:-cpu}
+variant=${1:-cpu} compiler=${2:-}
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 target=${CARGO_TARGET_DIR:-target}
 image_glibc=2.36 # of debian:bookworm-slim
 worker=psjobs-worker:$version operator=psjobs-operator:$version
 [[ $variant == cpu ]] || worker+=-$variant
 
-build() { docker build --quiet "$@" . >/dev/null; }
+# Arguments for docker that name the base images which stand in for those of the Dockerfiles.
+bases=()
+stand_ins() {
+  local name tag digests
+  while read -r name tag; do
+    digests=$(docker image inspect --format '{{range .RepoDigests}}{{println .}}{{end}}' "$tag" 2>/dev/null) || continue
+    ! grep -q "^${tag%:*}@" <<<"$digests" || continue
+    echo "images: $tag was made on this machine and stands in for the one of the Dockerfiles' digest" >&2
+    bases+=(--build-arg "$name=$tag")
+  done < <(sed -n 's/^ARG \([A-Z]*_IMAGE\)=\(.*\)@sha256:.*/\1 \2/p' Dockerfile.worker)
+}
 
+build() { docker build --quiet "${bases[@]}" "$@" . >/dev/null; }
+
+[[ $compiler == docker ]] || stand_ins
 own_glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2)
-if [[ -n $own_glibc && $(printf '%s\n' "$own_glibc" "$image_glibc" | sort -V | head -1) == "$own_glibc" ]]; then
+if [[ $compiler != docker && -n $own_glibc && $(printf '%s\n' "$own_glibc" "$image_glibc" | sort -V | head -1) == "$own_glibc" ]]; then
   LIBTORCH=$(scripts/libtorch.sh cpu) \
     cargo build --locked --release -p psjobs -p psjobs-bench -p psjobs-workloads -p psjobs-operator
   scripts/worker-folder.sh "$target/release/psjobs-worker" "$target/image/worker" "$variant"
@@ -26,7 +43,8 @@ if [[ -n $own_glibc && $(printf '%s\n' "$own_glibc" "$image_glibc" | sort -V | h
   build -f Dockerfile.worker -t "$worker" --build-arg BINARIES=prebuilt --build-context prebuilt="$target/image/worker"
   build -f Dockerfile.operator -t "$operator" --build-arg BINARIES=prebuilt --build-context prebuilt="$target/image/operator"
 else
-  echo "images: compiling inside docker, as this machine's C library ($own_glibc) is newer than the images' ($image_glibc)"
+  [[ $compiler == docker ]] ||
+    echo "images: compiling inside docker, as this machine's C library ($own_glibc) is newer than the images' ($image_glibc)"
   build -f Dockerfile.worker -t "$worker" --build-arg LIBTORCH_VARIANT="$variant"
   build -f Dockerfile.operator -t "$operator"
 fi

@@ -5,8 +5,17 @@
 set -euo pipefail
 
 kubernetes=1.37.1
-etcd=3.7.3
+etcd=3.7.1
 programs=(etcd kube-apiserver kube-scheduler)
+# What the projects have published as SHA-256 of each file.
+declare -A sha256=(
+  [kube-apiserver-amd64]=de9b1b43c10143f448408b3aaf15f44fd5248b97a56301417a1fe2f1fc47a691
+  [kube-apiserver-arm64]=c3c240bc4a0fbe3ad311ac3d74ca1d19ac411628130ea825049550fd856020d9
+  [kube-scheduler-amd64]=8d10dfc64de70b1670cc1ce52701eb6a219c0905a95bdde608edc5432f9eca43
+  [kube-scheduler-arm64]=1bfe0c213f015abb08131ee8a02353eb0492dfe19a965b54c5ca1145b6d05e10
+  [etcd-amd64]=e8cd3fa8064c98137c5dbd78b76f969417ace84efb83c481041d7a52ffdd8fb9
+  [etcd-arm64]=d7e25e08f694b6ed7792fc7b7a891fe2c3f3d3dccfe2f3bfdb1547b0eb75b6da
+)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/psjobs
 folder=$cache/kubernetes-$kubernetes
 
@@ -24,11 +33,14 @@ has_programs() {
   [[ -n $minor ]] && ((minor >= 37))
 }
 
-# fetch URL FILE
-fetch() { curl --fail --silent --show-error --location --retry 3 --output "$2" "$1"; }
-
-# check FILE SUM: fails if the file's SHA-256 is another one.
-check() { echo "$2  $1" | sha256sum --check --quiet >&2; }
+# fetch PROGRAM URL FILE: fails if the file has another SHA-256 than the program's.
+fetch() {
+  local sum=${sha256[$1-$arch]}
+  curl --fail --silent --show-error --location --retry 3 --output "$3" "$2" ||
+    fail "$2 cannot be fetched; check the network, or put ${programs[*]} on the PATH"
+  echo "$sum  $3" | sha256sum --check --status ||
+    fail "$2 has not the SHA-256 $sum but $(sha256sum <"$3" | cut -d' ' -f1), so it is not used"
+}
 
 if has_programs; then exit 0; fi
 if [[ ! -e $folder/complete ]]; then
@@ -42,17 +54,12 @@ if [[ ! -e $folder/complete ]]; then
   trap 'rm -rf "$work"' EXIT
   say "fetching Kubernetes $kubernetes and etcd $etcd into $folder"
   for program in kube-apiserver kube-scheduler; do
-    url=https://dl.k8s.io/release/v$kubernetes/bin/linux/$arch/$program
-    fetch "$url" "$work/$program" && fetch "$url.sha256" "$work/sum" ||
-      fail "$url cannot be fetched; check the network, or put ${programs[*]} on the PATH"
-    check "$work/$program" "$(cat "$work/sum")" || fail "$url is damaged"
+    fetch "$program" "https://dl.k8s.io/release/v$kubernetes/bin/linux/$arch/$program" "$work/$program"
   done
-  release=https://github.com/etcd-io/etcd/releases/download/v$etcd archive=etcd-v$etcd-linux-$arch.tar.gz
-  fetch "$release/$archive" "$work/$archive" && fetch "$release/SHA256SUMS" "$work/sum" ||
-    fail "$release/$archive cannot be fetched; check the network, or put ${programs[*]} on the PATH"
-  check "$work/$archive" "$(awk -v name="$archive" '$2 == name { print $1 }' "$work/sum")" || fail "$archive is damaged"
+  archive=etcd-v$etcd-linux-$arch.tar.gz
+  fetch etcd "https://github.com/etcd-io/etcd/releases/download/v$etcd/$archive" "$work/$archive"
   tar -xzf "$work/$archive" -C "$work" --strip-components 1 "${archive%.tar.gz}/etcd"
-  rm "$work/sum" "$work/$archive"
+  rm "$work/$archive"
   chmod +x "${programs[@]/#/$work/}"
   touch "$work/complete"
   # Another run may have been faster; its folder is as good.

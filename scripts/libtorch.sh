@@ -10,6 +10,8 @@
 set -euo pipefail
 
 version=2.11.0
+# The wheels by version and SHA-256; of another file pip takes nothing.
+requirements=$(realpath "$(dirname "$0")")/requirements/libtorch.txt
 # The tags that this version's wheels, and those they name, may have: pip takes no range.
 platforms=(manylinux2014 manylinux_2_{17..28})
 # What libtorch_cpu.so needs besides on 64-bit ARM.
@@ -39,16 +41,20 @@ if importlib.metadata.version("torch").split("+")[0] == sys.argv[1]:
 PY
 }
 
-# download FOLDER REQUIREMENT...: the wheels, for CPython 3.12 whatever Python this machine has: we
-# take only C++ libraries from them, and one tag is one file to download.
+# download FOLDER PACKAGE...: the wheels of the packages, or of all that the requirements name, for CPython 3.12
+# whatever Python this machine has: we take only C++ libraries from them, and one tag is one file to download.
 download() {
-  local folder=$1 arguments=() platform
+  local folder=$1 arguments=() platform names
   shift
   for platform in "${platforms[@]}"; do arguments+=(--platform "${platform}_$(uname -m)"); done
-  python3 -m pip download --dest "$folder" --no-cache-dir --disable-pip-version-check --only-binary=:all: \
-    --python-version 3.12 --implementation cp "${arguments[@]}" "$@" >&2 ||
-    fail "pip could not download ${*#--no-deps}; check the network and pip's settings (pip config list), or set LIBTORCH" \
-      "to a folder with libtorch $version, or install PyTorch $version"
+  mkdir -p "$folder"
+  names=$(IFS='|'; echo "$*")
+  grep -E "^(${names:-[a-z].*})==" "$requirements" >"$folder/requirements.txt"
+  python3 -m pip download --dest "$folder" --no-cache-dir --disable-pip-version-check --only-binary=:all: --no-deps \
+    --python-version 3.12 --implementation cp "${arguments[@]}" --require-hashes -r "$folder/requirements.txt" >&2 ||
+    fail "pip could not download ${*:-the wheels}, or a file that it got has not the SHA-256 of $requirements;" \
+      "check the network and pip's settings (pip config list), or set LIBTORCH to a folder with libtorch $version," \
+      "or install PyTorch $version"
 }
 
 # unpack WHEELS FOLDER PATTERN...: what matches a pattern, from all wheels in a folder, each wheel
@@ -88,19 +94,19 @@ unresolved() {
 
 fetch_cpu() {
   local folder=$1 wheels=$1/wheels needed=() library
-  download "$wheels" --no-deps "torch==$version"
+  download "$wheels" torch
   unpack "$wheels" "$folder" 'torch/include/*' torch/lib/lib{torch_cpu,c10}.so 'torch/lib/libgomp*' 'torch.libs/*.so*' \
     "${arm_libraries[@]/#/torch/lib/}" '*.dist-info/licenses/*'
   # The wheel that the index serves by default has CUDA, and then its CPU half needs these two.
   for library in $(unresolved "$folder"); do
     case $library in
-      libcudart.so.13) needed+=(nvidia-cuda-runtime==13.0.96) ;;
-      libcupti.so.13) needed+=(nvidia-cuda-cupti==13.0.85) ;;
+      libcudart.so.13) needed+=(nvidia-cuda-runtime) ;;
+      libcupti.so.13) needed+=(nvidia-cuda-cupti) ;;
       libcudart.so.* | libcupti.so.*) fail "the wheel is for another CUDA than 13 (it needs $library); use another index" ;;
     esac
   done
   if [[ ${#needed[@]} -gt 0 ]]; then
-    download "$wheels" --no-deps "${needed[@]}"
+    download "$wheels" "${needed[@]}"
     unpack "$wheels" "$folder" '*/libcudart.so.*' '*/libcupti.so.*' '*.dist-info/licenses/*'
   fi
   # All of it that is not CUDA is in this one: linking to it pulls in nothing else.
@@ -109,7 +115,7 @@ fetch_cpu() {
 
 fetch_cuda() {
   local folder=$1 wheels=$1/wheels
-  download "$wheels" "torch==$version"
+  download "$wheels"
   unpack "$wheels" "$folder" 'torch/include/*' 'torch/lib/*.so*' 'torch.libs/*.so*' 'nvidia/*.so*' '*.dist-info/licenses/*'
   rm -f "$folder"/lib/libtorch_python.so
   [[ -e $folder/lib/libtorch_cuda.so ]] || fail "the index serves PyTorch $version without CUDA; use another index"

@@ -58,6 +58,9 @@ forbid "no budget if not wanted" 'kind: PodDisruptionBudget' --set podDisruption
 expect "images follow the appVersion" "image: \"psjobs-operator:$(sed -n 's/^appVersion: //p' Chart.yaml)\""
 expect "servers' image follows it too" "value: \"psjobs-worker:$(sed -n 's/^appVersion: //p' Chart.yaml)\""
 expect "the image can be set" 'image: "registry.example/op:7"' --set image.repository=registry.example/op --set-string image.tag=7
+digest=sha256:$(printf '%064d' 7)
+expect "the image can be set by digest" "image: \"psjobs-operator:[0-9.]*@$digest\"" --set image.digest="$digest"
+refuse "a wrong digest is refused" 'digest' --set image.digest=sha256:7
 expect "without an election no two operators overlap" 'type: Recreate' --set leaderElection.enabled=false
 forbid "without an election no lease" 'leases' --set leaderElection.enabled=false
 forbid "no shard unless asked" 'PSJOBS_SHARD'
