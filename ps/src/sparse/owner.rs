@@ -61,6 +61,17 @@ pub enum Attached {
     Lacks(Copy),
 }
 
+/// A caller whose answer shows the state of a shard. It is given when the backup has that state: what a caller has seen
+/// must not be lost with this server.
+enum Waiting {
+    /// A push, which may be answered.
+    Push(oneshot::Sender<()>),
+    /// A pull, with its rows.
+    Pull(oneshot::Sender<Vec<f32>>, Vec<f32>),
+    /// The caller of [`Command::NextStep`], with the step.
+    NextStep(oneshot::Sender<u64>, u64),
+}
+
 /// A shard whose pushes are answered through channels.
 pub type Owned = Shard<oneshot::Sender<()>>;
 
@@ -105,7 +116,7 @@ pub struct Owner {
     /// Changes so far; a backup has made the changes up to its version.
     version: u64,
     /// Set while the role is [`ReplicaRole::Primary`].
-    log: Option<ReplicationLog<oneshot::Sender<()>>>,
+    log: Option<ReplicationLog<Waiting>>,
     /// Backups that have begun to follow.
     attaches: u64,
     /// On a backup: the pieces of the next change that have arrived.
@@ -137,24 +148,23 @@ impl Owner {
         owner
     }
 
-    /// Executes a command; returns those whose push may be answered.
-    fn handle(&mut self, command: Command) -> Vec<oneshot::Sender<()>> {
+    /// Executes a command; returns those that may be answered.
+    fn handle(&mut self, command: Command) -> Vec<Waiting> {
         let shard = &mut self.shard;
         // A caller that has gone away no longer wants its answer: failed sends are fine.
         match command {
             // Dropping the reply tells the trainer to look for the primary.
             Command::Pull { .. } | Command::Push { .. } if self.role == ReplicaRole::Backup => Vec::new(),
             Command::Pull { trainer, table, keys, reply } => {
-                let _ = reply.send(shard.pull(trainer, table, &keys));
-                Vec::new()
+                let rows = shard.pull(trainer, table, &keys);
+                vec![Waiting::Pull(reply, rows)]
             }
             Command::Push { epoch, .. } if epoch < self.epoch => Vec::new(),
-            Command::Push { trainer, step, gradients, reply, .. } => shard.push(trainer, step, gradients, reply),
-            Command::NextStep(trainer, reply) => {
-                let _ = reply.send(shard.next_step(trainer));
-                Vec::new()
+            Command::Push { trainer, step, gradients, reply, .. } => {
+                pushes(shard.push(trainer, step, gradients, reply))
             }
-            Command::Finish(trainer) => shard.finish(trainer),
+            Command::NextStep(trainer, reply) => vec![Waiting::NextStep(reply, shard.next_step(trainer))],
+            Command::Finish(trainer) => pushes(shard.finish(trainer)),
             Command::Progress(reply) => {
                 let _ = reply.send(shard.settled_by_all());
                 Vec::new()
@@ -215,8 +225,8 @@ impl Owner {
         }
     }
 
-    /// Changes the role; returns those whose push may be answered.
-    fn set_role(&mut self, role: ReplicaRole) -> Vec<oneshot::Sender<()>> {
+    /// Changes the role; returns those that may be answered.
+    fn set_role(&mut self, role: ReplicaRole) -> Vec<Waiting> {
         let before = std::mem::replace(&mut self.role, role);
         if before == ReplicaRole::Backup && role != ReplicaRole::Backup {
             self.shard.take_over();
@@ -268,13 +278,18 @@ impl Owner {
         }
     }
 
-    /// Answers pushes once the backup has all changes.
-    fn answer(&mut self, released: Vec<oneshot::Sender<()>>) {
+    /// Answers once the backup has all changes.
+    fn answer(&mut self, released: Vec<Waiting>) {
         if let Some(log) = self.log.as_mut().filter(|log| log.lacks(self.version)) {
             return log.hold(self.version, released);
         }
         for waiting in released {
-            let _ = waiting.send(());
+            // A caller that has gone away no longer wants its answer.
+            match waiting {
+                Waiting::Push(reply) => drop(reply.send(())),
+                Waiting::Pull(reply, rows) => drop(reply.send(rows)),
+                Waiting::NextStep(reply, step) => drop(reply.send(step)),
+            }
         }
     }
 
@@ -323,4 +338,8 @@ impl Owner {
             let _ = reply.send((at == now).then(|| self.shard.state()));
         }
     }
+}
+
+fn pushes(released: Vec<oneshot::Sender<()>>) -> Vec<Waiting> {
+    released.into_iter().map(Waiting::Push).collect()
 }
