@@ -219,6 +219,22 @@ fn a_writer_that_stops_halfway_leaves_what_was_there() {
 }
 
 #[test]
+fn two_processes_that_write_one_part_do_not_write_into_one_file() {
+    let folder = folder();
+    let description = description(1000, 0, 1, 1);
+    let mut writers = [0, 1].map(|_| PartWriter::create(folder.path(), &description).expect("creates"));
+    writers[0].put(&state(0..1000, 1)).expect("writes");
+    writers[1].put(&BlockState { values: vec![9.0; 1000], ..state(0..1000, 1) }).expect("writes");
+    let [old, new] = writers;
+    let entry = new.finish().expect("finishes");
+    commit(folder.path(), vec![entry]);
+    let error = old.finish().expect_err("the checkpoint is complete").to_string();
+    assert!(error.contains("ps-00000-of-00001.safetensors") && error.contains("is complete"), "{error}");
+    assert_eq!(read_all(folder.path()).expect("reads").values, [9.0; 1000]);
+    assert_eq!(fs::read_dir(folder.path()).expect("reads").count(), 2, "the part and the manifest");
+}
+
+#[test]
 fn a_folder_that_cannot_be_written_is_named() {
     let folder = folder();
     let file = folder.path().join("a-file");
