@@ -193,13 +193,14 @@ fn foreign_files_are_named_before_memory_is_taken_for_what_they_claim() {
 
 #[test]
 fn parts_of_two_checkpoints_do_not_make_one() {
-    let folder = folder();
+    let (folder, elsewhere) = (folder(), folder());
     write_checkpoint(folder.path(), 6, 2, 0);
     let other = Description { step: 8, ..description(6, 1, 2, 0) };
-    let stranger = write_part(folder.path(), &other);
+    let stranger = write_part(elsewhere.path(), &other);
+    fs::copy(elsewhere.path().join(&stranger.file), folder.path().join(&stranger.file)).expect("copies");
     let error = Checkpoint::open(folder.path()).expect_err("not the part of the manifest").to_string();
     assert!(error.contains("checksum"), "{error}");
-    let parts = vec![write_part(folder.path(), &description(6, 0, 2, 0)), stranger];
+    let parts = vec![write_part(elsewhere.path(), &description(6, 0, 2, 0)), stranger];
     commit(folder.path(), parts);
     let error = Checkpoint::open(folder.path()).expect_err("two steps").to_string();
     assert!(error.contains("ps-00001-of-00002.safetensors is a part of another checkpoint"), "{error}");
