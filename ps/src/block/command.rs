@@ -34,7 +34,8 @@ pub enum Command {
     NextStep(u32, oneshot::Sender<(u64, bool)>),
     /// A trainer has finished or left: rounds no longer wait for it.
     Finish(u32),
-    /// Answers with the whole state, at the given version or now; `None` if the block is past it or has no values.
+    /// Answers with the whole state, when the block is at the given version or now; `None` if it is past that version, or
+    /// has no values now.
     Snapshot(Option<u64>, oneshot::Sender<Option<BlockState>>),
     /// Answers with the version, `None` if the block has no values.
     Version(oneshot::Sender<Option<u64>>),
@@ -42,8 +43,9 @@ pub enum Command {
     Steps(oneshot::Sender<Vec<u64>>),
     /// Replaces the state of the block, in a new epoch; `None` is a block without values.
     Restore(u64, Option<BlockState>, oneshot::Sender<()>),
-    /// Stores the state of parameters that the trainers train themselves, as one of them sends it in an epoch.
-    Keep(u64, BlockState),
+    /// Stores the state of parameters that the trainers train themselves, as one of them sends it in an epoch. Answered
+    /// when the backup has it; dropped if the block is in another epoch or a backup itself.
+    Keep(u64, BlockState, oneshot::Sender<()>),
     /// Changes the block's role in replication.
     SetRole(ReplicaRole),
     /// A backup that holds the given version follows from now on; answers whether it is sent a copy, `None` if the block

@@ -9,7 +9,7 @@ use crate::optimizer::State;
 impl Block {
     pub(super) fn snapshot(&mut self, at: Option<u64>, reply: oneshot::Sender<Option<BlockState>>) {
         match at {
-            Some(at) if at > self.version && self.is_initialized() => self.snapshots.push((at, reply)),
+            Some(at) if at > self.version => self.snapshots.push((at, reply)),
             Some(at) if at < self.version => drop(reply.send(None)),
             _ => self.due.push(reply),
         }
@@ -28,9 +28,10 @@ impl Block {
         }
     }
 
-    /// Stores the state of parameters that the trainers train themselves. Snapshots of versions that were skipped
-    /// fail.
-    pub(super) fn keep(&mut self, state: BlockState) {
+    /// Stores the state of parameters that the trainers train themselves, and sends it to the backup. Snapshots of
+    /// versions that were skipped fail.
+    pub(super) fn keep(&mut self, state: BlockState, reply: oneshot::Sender<()>) {
+        let before = self.is_initialized().then_some(self.version);
         let state = BlockState { next_steps: vec![state.version; self.spec.trainers as usize], ..state };
         for (_, reply) in self.snapshots.extract_if(.., |(at, _)| *at < state.version) {
             drop(reply.send(None));
@@ -39,6 +40,28 @@ impl Block {
         self.restore(Some(state));
         self.snapshots = waiting;
         self.find_due_snapshots();
+        // What is stored again at one version is the same.
+        if before < Some(self.version)
+            && let Some(mut log) = self.log.take()
+        {
+            match self.version {
+                // A backup without values is sent the whole when it follows.
+                0 => log.send(self.contents()),
+                version => log.update(version, self.contents()),
+            }
+            self.log = Some(log);
+        }
+        self.kept.push((self.version, reply));
+    }
+
+    /// Answers the trainers whose parameters the backup has, or that need not wait for one.
+    pub(super) fn answer_kept(&mut self) {
+        let log = &self.log;
+        let held = |version: u64| log.as_ref().is_none_or(|log| !log.lacks(version));
+        for (_, reply) in self.kept.extract_if(.., |(version, _)| held(*version)) {
+            // The caller may have gone away.
+            let _ = reply.send(());
+        }
     }
 
     fn capture(&self) -> Option<BlockState> {

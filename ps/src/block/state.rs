@@ -64,6 +64,8 @@ pub(super) struct Block {
     pub snapshots: Vec<(u64, oneshot::Sender<Option<BlockState>>)>,
     /// Snapshots of the current version that have not been taken yet.
     pub due: Vec<oneshot::Sender<Option<BlockState>>>,
+    /// Trainers that wait until the backup has the version that they stored.
+    pub kept: Vec<(u64, oneshot::Sender<()>)>,
 }
 
 impl Block {
@@ -83,6 +85,7 @@ impl Block {
             joining: Vec::new(),
             snapshots: Vec::new(),
             due: Vec::new(),
+            kept: Vec::new(),
         }
     }
 

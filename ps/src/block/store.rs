@@ -199,7 +199,8 @@ impl Store {
         }
     }
 
-    /// Stores a block of parameters that the trainers train themselves, as one of them sends it in `epoch`.
+    /// Stores a block of parameters that the trainers train themselves, as one of them sends it in `epoch`; returns when
+    /// the backup has it.
     pub async fn keep(&self, epoch: u64, contents: proto::BlockContents) -> Result<(), Status> {
         let (block, slots) = (contents.block, contents.slots.len());
         let sender = self.owned(block)?;
@@ -210,7 +211,7 @@ impl Store {
                 self.slots
             )));
         }
-        sender.send(Command::Keep(epoch, state)).await.map_err(|_| ended())
+        ask(sender, |reply| Command::Keep(epoch, state, reply)).await
     }
 
     /// Returns the current contents of a block, without values if it has none.

@@ -31,6 +31,7 @@ pub(super) async fn run(spec: BlockSpec, mut commands: mpsc::Receiver<Command>) 
             block.take_due_snapshots();
         }
         busy_time.measure(|| block.handle(command));
+        block.answer_kept();
     }
 }
 
@@ -61,11 +62,14 @@ impl Block {
             Command::Restore(epoch, state, reply) => {
                 self.epoch = epoch;
                 self.restore(state);
+                self.kept.clear();
                 self.log = (self.role == ReplicaRole::Primary).then(|| ReplicationLog::new(self.version));
                 let _ = reply.send(());
             }
-            Command::Keep(epoch, state) if epoch == self.epoch => self.keep(state),
-            // It belongs to a state that was discarded.
+            Command::Keep(epoch, state, reply) if epoch == self.epoch && self.role != ReplicaRole::Backup => {
+                self.keep(state, reply);
+            }
+            // It belongs to a state that was discarded, or to the primary.
             Command::Keep(..) => {}
             Command::SetRole(role) => self.set_role(role),
             Command::Attach(held, backup, reply) => {

@@ -8,6 +8,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use super::format::MANIFEST;
+use super::names::names;
 use super::write::{WriteError, rename};
 
 /// Name that the manifest of a damaged checkpoint gets.
@@ -98,14 +99,5 @@ impl Catalog {
             }
         }
         Ok(found)
-    }
-}
-
-/// Returns the names in a folder, none if it does not exist.
-pub(super) fn names(folder: &Path) -> io::Result<Vec<OsString>> {
-    match fs::read_dir(folder) {
-        Ok(entries) => entries.map(|entry| Ok(entry?.file_name())).collect(),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(error),
     }
 }

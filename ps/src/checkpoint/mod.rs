@@ -22,6 +22,7 @@ mod disk;
 pub mod export;
 pub mod format;
 pub mod lock;
+mod names;
 pub mod read;
 pub mod rows;
 pub mod runs;

@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::catalog::{Catalog, names};
+use super::catalog::Catalog;
 use super::format::FORMAT;
-use super::write::{WriteError, flush_parent, put_file};
+use super::names::names;
+use super::write::{WriteError, flush_parent, put_file, remove_left_overs};
 
 /// Name of a run's record.
 pub const RUN: &str = "run.json";
@@ -277,6 +278,24 @@ impl Runs {
             removed.map_err(|source| RunsError::Remove { folder: self.path(*id), source })?;
         }
         Ok(gone)
+    }
+
+    /// Removes the files that processes have begun to write in this folder and not completed. Only the holder of its lock
+    /// may do so, before it asks servers for parts: what others still write was asked for by a process before it, and
+    /// belongs to no checkpoint.
+    ///
+    /// # Errors
+    /// If a folder cannot be read or a file cannot be removed.
+    pub fn remove_left_overs(&self) -> io::Result<()> {
+        remove_left_overs(&self.folder)?;
+        for run in self.numbers()? {
+            let catalog = self.catalog(run);
+            remove_left_overs(catalog.folder())?;
+            for step in catalog.steps()? {
+                remove_left_overs(&catalog.path(step))?;
+            }
+        }
+        Ok(())
     }
 
     fn of_lineage(

@@ -193,13 +193,14 @@ fn foreign_files_are_named_before_memory_is_taken_for_what_they_claim() {
 
 #[test]
 fn parts_of_two_checkpoints_do_not_make_one() {
-    let folder = folder();
+    let (folder, elsewhere) = (folder(), folder());
     write_checkpoint(folder.path(), 6, 2, 0);
     let other = Description { step: 8, ..description(6, 1, 2, 0) };
-    let stranger = write_part(folder.path(), &other);
+    let stranger = write_part(elsewhere.path(), &other);
+    fs::copy(elsewhere.path().join(&stranger.file), folder.path().join(&stranger.file)).expect("copies");
     let error = Checkpoint::open(folder.path()).expect_err("not the part of the manifest").to_string();
     assert!(error.contains("checksum"), "{error}");
-    let parts = vec![write_part(folder.path(), &description(6, 0, 2, 0)), stranger];
+    let parts = vec![write_part(elsewhere.path(), &description(6, 0, 2, 0)), stranger];
     commit(folder.path(), parts);
     let error = Checkpoint::open(folder.path()).expect_err("two steps").to_string();
     assert!(error.contains("ps-00001-of-00002.safetensors is a part of another checkpoint"), "{error}");
@@ -216,6 +217,22 @@ fn a_writer_that_stops_halfway_leaves_what_was_there() {
     drop(part);
     assert_eq!(fs::read_dir(folder.path()).expect("reads").count(), 2);
     assert_eq!(read_all(folder.path()).expect("reads"), before);
+}
+
+#[test]
+fn two_processes_that_write_one_part_do_not_write_into_one_file() {
+    let folder = folder();
+    let description = description(1000, 0, 1, 1);
+    let mut writers = [0, 1].map(|_| PartWriter::create(folder.path(), &description).expect("creates"));
+    writers[0].put(&state(0..1000, 1)).expect("writes");
+    writers[1].put(&BlockState { values: vec![9.0; 1000], ..state(0..1000, 1) }).expect("writes");
+    let [old, new] = writers;
+    let entry = new.finish().expect("finishes");
+    commit(folder.path(), vec![entry]);
+    let error = old.finish().expect_err("the checkpoint is complete").to_string();
+    assert!(error.contains("ps-00000-of-00001.safetensors") && error.contains("is complete"), "{error}");
+    assert_eq!(read_all(folder.path()).expect("reads").values, [9.0; 1000]);
+    assert_eq!(fs::read_dir(folder.path()).expect("reads").count(), 2, "the part and the manifest");
 }
 
 #[test]

@@ -8,6 +8,10 @@ use std::path::{Path, PathBuf};
 
 use super::BlockState;
 use super::format::{Description, HeaderError, MANIFEST, Manifest, PartEntry, PartPlan, part_name};
+use super::names::names;
+
+/// End of the name that a file has while it is written.
+const TEMPORARY: &str = ".tmp";
 
 /// A file of a checkpoint could not be written. What was there before is untouched.
 #[derive(Debug, thiserror::Error)]
@@ -126,7 +130,7 @@ impl PartWriter {
         let checksums: Vec<u8> = tables.checksums.iter().flat_map(|n| n.to_le_bytes()).collect();
         target.write_at(&steps, plan.tables_at())?;
         target.write_at(&checksums, plan.checksums_at())?;
-        target.keep()?;
+        target.keep_part()?;
         Ok(PartEntry { file: name, bytes: plan.file_bytes(), crc32: table_checksum(plan.header(), &steps, &checksums) })
     }
 }
@@ -185,10 +189,13 @@ pub(super) fn flush_parent(path: &Path) -> Result<(), WriteError> {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).map_or(Ok(()), flush_folder)
 }
 
-/// A file that appears under its name when it is complete and durable, or never.
+/// A file that appears under its name when it is complete and durable, or never. Its temporary name is its own: another
+/// process that writes a file of the same name does not write into it.
 #[derive(Debug)]
 pub(super) struct Temporary {
     file: File,
+    /// Where it is until it is kept.
+    path: PathBuf,
     folder: PathBuf,
     name: String,
     kept: bool,
@@ -196,10 +203,9 @@ pub(super) struct Temporary {
 
 impl Temporary {
     pub fn create(folder: &Path, name: &str) -> Result<Self, WriteError> {
-        let path = temporary_path(folder, name);
-        let file =
-            OpenOptions::new().write(true).create(true).truncate(true).open(&path).map_err(WriteError::at(&path))?;
-        Ok(Self { file, folder: folder.to_owned(), name: name.to_owned(), kept: false })
+        let path = folder.join(format!("{name}.{:016x}{TEMPORARY}", rand::random::<u64>()));
+        let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(WriteError::at(&path))?;
+        Ok(Self { file, path, folder: folder.to_owned(), name: name.to_owned(), kept: false })
     }
 
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), WriteError> {
@@ -210,23 +216,51 @@ impl Temporary {
     pub fn keep(mut self) -> Result<(), WriteError> {
         let path = self.folder.join(&self.name);
         self.file.sync_all().map_err(WriteError::at(&path))?;
-        fs::rename(temporary_path(&self.folder, &self.name), &path).map_err(WriteError::at(&path))?;
+        fs::rename(&self.path, &path).map_err(WriteError::at(&path))?;
         self.kept = true;
         flush_folder(&self.folder)
+    }
+
+    /// As [`Temporary::keep`], of a part: a process that was replaced while it wrote does not put it into a checkpoint that
+    /// is complete by now.
+    pub fn keep_part(self) -> Result<(), WriteError> {
+        let manifest = self.folder.join(MANIFEST);
+        if manifest.try_exists().map_err(WriteError::at(&manifest))? {
+            let path = self.folder.join(&self.name);
+            return Err(WriteError::at(&path)(io::Error::new(ErrorKind::AlreadyExists, "the checkpoint is complete")));
+        }
+        self.keep()
     }
 }
 
 impl Drop for Temporary {
     fn drop(&mut self) {
         if !self.kept {
-            // Left behind it would only take space; the catalog removes it with its checkpoint.
-            drop(fs::remove_file(temporary_path(&self.folder, &self.name)));
+            // Left behind it would only take space until server 0 starts again.
+            drop(fs::remove_file(&self.path));
         }
     }
 }
 
-fn temporary_path(folder: &Path, name: &str) -> PathBuf {
-    folder.join(format!("{name}.tmp"))
+/// Removes the files in `folder` that processes have begun to write and not kept. One that still runs gets an error
+/// when it keeps its file.
+///
+/// # Errors
+/// If the folder cannot be read or a file cannot be removed.
+pub(super) fn remove_left_overs(folder: &Path) -> io::Result<()> {
+    for name in names(folder)?.iter().filter(|name| name.to_str().is_some_and(is_temporary)) {
+        match fs::remove_file(folder.join(name)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => tracing::debug!(?name, folder = %folder.display(), "removed a file that was never completed"),
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether a file has the name of a [`Temporary`].
+fn is_temporary(name: &str) -> bool {
+    let token = name.strip_suffix(TEMPORARY).and_then(|name| name.rsplit_once('.')).map(|(_, token)| token);
+    token.is_some_and(|token| token.len() == 16 && token.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 /// Makes `folder`, durably.

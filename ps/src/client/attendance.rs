@@ -29,7 +29,7 @@ const STOP: Duration = Duration::from_secs(3);
 /// The report of a trainer about itself.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Steps done, by a trainer that exchanges no gradients; of others the servers count them.
+    /// Steps done, by a trainer that exchanges no gradients, or that leaves; else the servers count them.
     pub step: u64,
     /// Examples read by this process.
     pub examples: u64,

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Request, Status};
+use tonic::{Code, Request, Status};
 
 use super::config::SessionConfig;
 use super::error::{ClientError, is_retryable};
@@ -114,7 +114,10 @@ pub(super) async fn enter(
 ) -> Result<(Channel, proto::JoinReply), Failure> {
     let address = &config.servers[server as usize];
     let channel = connect(&config.network, address).await?;
-    let reply = join(config, shard, channel.clone()).await?;
+    let reply = join(config, shard, channel.clone()).await.map_err(|status| match status.code() {
+        Code::OutOfRange => Failure::Final(ClientError::Over { reason: status.message().to_owned() }),
+        _ => Failure::Status(status),
+    })?;
     in_place(config, server, (reply.server, reply.servers))?;
     Ok((channel, reply))
 }

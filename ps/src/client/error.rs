@@ -73,6 +73,13 @@ pub enum ClientError {
         /// The server.
         address: String,
     },
+    /// The other trainers of an elastic job have finished its work, and its servers are about to end: this trainer can
+    /// end, too, and well.
+    #[error("{reason}")]
+    Over {
+        /// The server's words.
+        reason: String,
+    },
     /// No memory for parameters and gradients.
     #[error("cannot get memory for {elements} parameters and their gradients; give this process more memory")]
     Memory {
@@ -110,6 +117,7 @@ impl ClientError {
             | Self::Conflict { .. }
             | Self::Unreachable { .. }
             | Self::TablesLost { .. }
+            | Self::Over { .. }
             | Self::Memory { .. }
             | Self::Interrupted
             | Self::Runtime(_) => false,
@@ -127,7 +135,8 @@ impl ClientError {
     /// process or a signal ended it.
     #[must_use]
     pub fn is_own(&self) -> bool {
-        let by_another = matches!(self, Self::Misplaced { .. } | Self::Conflict { .. } | Self::Interrupted);
+        let by_another =
+            matches!(self, Self::Misplaced { .. } | Self::Conflict { .. } | Self::Over { .. } | Self::Interrupted);
         !(by_another || self.is_peer_away())
     }
 }

@@ -6,12 +6,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::try_join_all;
+use tonic::Code;
 
-use super::error::ClientError;
+use super::connecting::{self, connect, join, schedule, stopped, until};
+use super::error::{ClientError, is_retryable};
 use super::tables::{AsyncTables, Shared};
 use crate::layout::Layout;
 use crate::proto::coordination_client::CoordinationClient;
 use crate::proto::{self, GetLayersRequest, StoreLayersRequest};
+use crate::retry::{Failure, retry};
 
 /// How long a trainer that must stop tries to give its layers.
 const AT_STOP: Duration = Duration::from_secs(5);
@@ -150,11 +153,40 @@ impl Shared {
 
     async fn conclude(&self) -> Result<(), ClientError> {
         let request = proto::WaitUntilDurableRequest { trainer: Some(self.config.id()), epoch: self.epoch };
-        let asked = self.insist(0, |_| {
-            let (mut client, request) = (CoordinationClient::new(self.leader_of(0)), request.clone());
-            async move { client.wait_until_durable(request).await }
-        });
-        asked.await.map(drop)
+        // Server 0 writes the checkpoints, whoever leads its rows.
+        let address = &self.config.servers[0];
+        let ask = || async {
+            let channel = connect(&self.config.network, address).await?;
+            let mut client = CoordinationClient::new(channel.clone());
+            match client.wait_until_durable(request.clone()).await {
+                // It was started anew and does not know this trainer yet.
+                Err(status) if status.code() == Code::Aborted => {
+                    join(&self.config, None, channel).await?;
+                    Ok(client.wait_until_durable(request.clone()).await.map(drop)?)
+                }
+                answered => Ok::<_, connecting::Failure>(answered.map(drop)?),
+            }
+        };
+        let attempt = || {
+            let asked = ask();
+            async move {
+                asked.await.map_err(|failure| match failure {
+                    connecting::Failure::Final(error) => Failure::Permanent(error),
+                    connecting::Failure::Status(status) if status.code() == Code::Aborted => {
+                        Failure::Permanent(ClientError::TablesLost { address: address.clone() })
+                    }
+                    connecting::Failure::Status(status) if !is_retryable(&status) => {
+                        Failure::Permanent(ClientError::refused(address, &status))
+                    }
+                    connecting::Failure::Status(status) => Failure::Transient(status.message().to_owned()),
+                })
+            }
+        };
+        let log = |reason: &String, _| tracing::debug!(reason, "the last step is not kept yet");
+        // The answer itself has no deadline: it comes with the next checkpoint.
+        let schedule = schedule(&self.config, 0).failing_for(self.config.connect_timeout);
+        let concluded = retry(schedule, until(|| self.config.interrupted()), attempt, log).await;
+        concluded.map_err(|why| stopped(&self.config, 0, why))
     }
 
     fn layout(&self) -> Result<Layout, ClientError> {

@@ -191,8 +191,9 @@ impl AsyncSession {
     /// # Errors
     /// If a server does not answer; the others have received the message.
     pub async fn leave(self, finished: bool, examples: u64, metrics: BTreeMap<String, f64>) -> Result<(), ClientError> {
-        let Self { config, attendance, waiting, concluded, initial, assigned, .. } = self;
-        attendance.report(Report { step: 0, examples, metrics, waiting, dealt: assigned.reported() });
+        let Self { config, attendance, waiting, concluded, initial, assigned, next_step, .. } = self;
+        let step = if config.elastic { 0 } else { next_step };
+        attendance.report(Report { step, examples, metrics, waiting, dealt: assigned.reported() });
         match attendance.leave(&config, finished, concluded).await {
             Err(error) if finished && concluded && !initial.is_empty() => {
                 tracing::warn!(%error, "a server does not hear that this trainer leaves; it will see so in the checkpoint");

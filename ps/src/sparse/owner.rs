@@ -16,6 +16,9 @@ use super::shard::{Clock, Holding, Plan, Shard, ShardState};
 use crate::proto;
 use crate::replication_log::{FrameSender, ReplicaRole, ReplicationLog};
 
+/// Version of a shard that was replaced by that of a checkpoint, or by nothing, with all others of its epoch. Holders of
+/// different epochs do not follow each other. Version 0 is that of a holder that never had rows.
+const REPLACED: u64 = 1;
 /// How often unused rows are looked for while no command arrives.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -178,9 +181,13 @@ impl Owner {
                 Vec::new()
             }
             Command::Replace(other, epoch, reply) => {
-                // The trainers that wait for the shard before see their replies dropped.
-                (self.shard, self.epoch, self.version) = (*other, epoch, self.version + 1);
+                // The trainers that wait for the shard before see their replies dropped. Both holders of the shard count
+                // anew from here, so that they find each other equal.
+                (self.shard, self.epoch, self.version) = (*other, epoch, REPLACED);
                 self.log = (self.role == ReplicaRole::Primary).then(|| ReplicationLog::new(0));
+                self.attaches += 1;
+                self.pieces.clear();
+                self.incoming = None;
                 self.snapshots.clear();
                 let _ = reply.send(());
                 Vec::new()

@@ -142,7 +142,7 @@ fn a_job_that_resumes_another_ones_checkpoint_leaves_it_whole_when_it_cannot_wri
     train_to(&seldom(folder.path(), 2, "job-a"), 5);
     let before = files(&runs.catalog(1));
     // Server 1 cannot write its part of the step that the job begins from; the part of server 0 is written.
-    let blocked = runs.path(CheckpointId { run: 2, step: 5 }).join("ps-00001-of-00002.safetensors.tmp");
+    let blocked = runs.path(CheckpointId { run: 2, step: 5 }).join("ps-00001-of-00002.safetensors");
     let mut job = seldom(folder.path(), 2, "job-b");
     job.momentum = 0.25;
     let servers = job.start_all();
@@ -249,7 +249,7 @@ fn a_complete_checkpoint_is_not_written_again() {
 fn a_job_whose_model_cannot_be_written_does_not_succeed() {
     let folder = tempfile::tempdir().expect("a folder");
     let job = seldom(folder.path(), 1, UID);
-    fs::create_dir(folder.path().join("model.safetensors.tmp")).expect("makes");
+    fs::create_dir(folder.path().join("model.safetensors")).expect("makes");
     let server = job.start(0);
     let (sender, _steps) = mpsc::channel();
     job.trainer(0, 3, sender).join().expect("no panic");

@@ -315,3 +315,34 @@ fn what_does_not_go_together_is_said() {
         assert!(error.contains(want), "{error}");
     }
 }
+
+#[test]
+fn a_trainer_that_comes_when_the_others_have_finished_is_told_so_at_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let job = Elastic::start(ConsistencyMode::Sync, 4, 1, Some(folder.path().to_owned()));
+    let mut session = job.join(0, 0);
+    for _ in 0..4 {
+        let batch = session.next_batch().expect("answers").expect("a batch is left");
+        do_batch(&mut session, batch, &job.done).expect("answers");
+    }
+    // The servers cannot write the last checkpoint, so they are about to end for a while.
+    let (run, aside) = (folder.path().join("run-00001"), folder.path().join("aside"));
+    std::fs::rename(&run, &aside).expect("moves");
+    std::fs::write(&run, "").expect("writes");
+    session.leave(true, 0, BTreeMap::new()).expect("leaves");
+    let begun = Instant::now();
+    let come = |incarnation| match Session::join(job.config(1, incarnation), &vec![1.0; elements()]) {
+        // Server 0 has yet to see that the job is done.
+        Ok(session) => {
+            session.leave(false, 0, BTreeMap::new()).expect("leaves");
+            None
+        }
+        Err(error) => Some(error),
+    };
+    let late = (0..).find_map(come);
+    assert!(matches!(&late, Some(ClientError::Over { reason }) if reason.contains("nothing is left")), "{late:?}");
+    assert!(begun.elapsed() < session_config(1, job.names()).connect_timeout, "it does not ask again and again");
+    std::fs::remove_file(&run).expect("removes");
+    std::fs::rename(&aside, &run).expect("moves");
+    job.servers.into_iter().for_each(|server| drop(server.outcome().expect("ends well")));
+}

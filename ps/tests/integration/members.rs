@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::support::{addresses, config, session_config, start, start_all};
+use crate::support::job::Job;
+use crate::support::{addresses, config, elements, session_config, start, start_all};
 use psjobs_api::training::ConsistencyMode;
 use psjobs_ps::client::{Member, Session, SessionConfig};
 
@@ -32,6 +33,22 @@ async fn a_trainer_without_parameters_tells_its_progress_and_ends_the_job() {
         assert_eq!((result.steps, result.examples), (14, 140));
         assert_eq!(result.metrics["loss"], 0.0, "the first trainer's counts");
     }
+}
+
+#[test]
+fn a_server_that_starts_after_the_last_step_reports_the_steps() {
+    let job = Job::plain(1, 1, ConsistencyMode::Sync);
+    let server = job.start(0);
+    let mut session = Session::join(job.session(0, 3), &vec![1.0; elements()]).expect("joins");
+    for step in 0..3 {
+        session.gradients_mut().fill(1.0);
+        session.exchange(step).expect("answers");
+    }
+    server.kill();
+    let server = job.start(0);
+    session.leave(true, 30, BTreeMap::new()).expect("leaves");
+    let result = server.outcome().expect("ends well");
+    assert_eq!((result.steps, result.examples), (3, 30));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

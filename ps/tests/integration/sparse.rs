@@ -269,36 +269,6 @@ async fn a_job_that_keeps_checkpoints_needs_the_trainers_layers_in_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_with_replicas_writes_no_checkpoints_of_tables() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let listeners = [listen().await, listen().await];
-    let servers = listeners.each_ref().map(|l| l.local_addr().expect("bound").to_string()).to_vec();
-    let start = |(index, listener)| {
-        let checkpoint = CheckpointConfig {
-            job: "job".into(),
-            incarnation: 0,
-            folder: folder.path().to_owned(),
-            interval: Duration::from_secs(60),
-            keep: 1,
-            resume: true,
-            servers: servers.clone(),
-        };
-        let (replicas, checkpoint) = (servers.clone(), Some(checkpoint));
-        let config = config(index, 2, 1, ConsistencyMode::Async);
-        start_on(listener, psjobs_ps::server::ServerConfig { replicas, checkpoint, ..config })
-    };
-    let running: Vec<Server> = (0..).zip(listeners).map(start).collect();
-    let error = blocking(move || {
-        let config = member(0, servers);
-        let _member = Member::join(config.clone()).expect("joins");
-        Tables::open(config, specs()).err().expect("refused").to_string()
-    })
-    .await;
-    assert!(error.contains("writes no checkpoints of sparse tables") && error.contains("user"), "{error}");
-    running.iter().for_each(|server| server.stop.cancel());
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_was_started_anew_is_not_taken_for_the_one_with_the_rows() {
     let mut running = start_all(2, 1, ConsistencyMode::Async).await;
     let servers = addresses(&running);

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -93,8 +94,8 @@ impl Trainer {
     }
 
     /// To step `until`, kept: the rows at the end.
-    fn train(&mut self, until: u64, steps: &mpsc::Sender<u64>) -> Result<Vec<Vec<f32>>, ClientError> {
-        while self.layers.steps < until {
+    fn train(&mut self, until: &AtomicU64, steps: &mpsc::Sender<u64>) -> Result<Vec<Vec<f32>>, ClientError> {
+        while self.layers.steps < until.load(Relaxed) {
             self.step()?;
             // Nobody may be interested any more.
             let _ = steps.send(self.layers.steps);
@@ -111,16 +112,19 @@ impl Trainer {
 type Training = JoinHandle<Vec<Vec<f32>>>;
 
 /// Trains on a thread, going back when the servers do.
-fn trainer(job: &Job, index: u32, until: u64, steps: mpsc::Sender<u64>) -> Training {
+fn trainer(job: &Job, index: u32, until: Arc<AtomicU64>, steps: mpsc::Sender<u64>) -> Training {
     let tensors = vec![TensorSpec { name: "dense".into(), shape: vec![LAYERS as u64] }];
-    let config = SessionConfig { tensors, total_steps: until, ..session_config(index, job.servers()) };
+    let replication_factor = 1 + u32::from(job.replicated);
+    // Where the end is not known yet, it is far.
+    let total_steps = until.load(Relaxed).min(1 << 40);
+    let config = SessionConfig { tensors, total_steps, replication_factor, ..session_config(index, job.servers()) };
     let sync = job.mode == ConsistencyMode::Sync;
     let slots = if job.optimizer == OptimizerKind::Adam { 2 } else { usize::from(job.momentum > 0.0) };
     std::thread::spawn(move || {
         let member = Member::join(config.clone()).expect("joins");
         let mut trainer = Trainer::new(config, sync, slots);
         let rows = loop {
-            match trainer.train(until, &steps) {
+            match trainer.train(&until, &steps) {
                 Ok(rows) => break rows,
                 Err(error) => trainer.reopen(&error),
             }
@@ -136,7 +140,34 @@ fn trainer(job: &Job, index: u32, until: u64, steps: mpsc::Sender<u64>) -> Train
 /// The trainers of a job, and what they tell.
 fn trainers(job: &Job, until: u64) -> (Vec<Training>, mpsc::Receiver<u64>) {
     let (sender, steps) = mpsc::channel();
-    ((0..job.trainers).map(|index| trainer(job, index, until, sender.clone())).collect(), steps)
+    let until = Arc::new(AtomicU64::new(until));
+    ((0..job.trainers).map(|index| trainer(job, index, until.clone(), sender.clone())).collect(), steps)
+}
+
+/// Trainers that train until they are told the last step, so that whatever a test does to the servers comes before it.
+struct Endless {
+    trainers: Vec<Training>,
+    steps: mpsc::Receiver<u64>,
+    until: Arc<AtomicU64>,
+}
+
+impl Endless {
+    /// Steps that trainers may do before they see the last step: far more than they do while a thread sleeps.
+    const AHEAD: u64 = 500;
+
+    fn start(job: &Job) -> Self {
+        let (until, (sender, steps)) = (Arc::new(AtomicU64::new(u64::MAX)), mpsc::channel());
+        let trainers = (0..job.trainers).map(|index| trainer(job, index, until.clone(), sender.clone())).collect();
+        Self { trainers, steps, until }
+    }
+
+    /// Returns the rows at the end, and the last step.
+    fn end(self) -> (Vec<Vec<f32>>, u64) {
+        let last = self.steps.try_iter().max().unwrap_or(0);
+        let last = last.max(self.steps.recv_timeout(Duration::from_secs(60)).expect("training goes on"));
+        self.until.store(last + Self::AHEAD, Relaxed);
+        (join(self.trainers), last + Self::AHEAD)
+    }
 }
 
 fn join(trainers: Vec<Training>) -> Vec<Vec<f32>> {
@@ -144,20 +175,20 @@ fn join(trainers: Vec<Training>) -> Vec<Vec<f32>> {
 }
 
 /// Returns the result of a job whose servers are killed one after the other, each when there is a checkpoint to go
-/// back to.
-fn disturbed(job: &Job, folder: &Path, until: u64, victims: [usize; 2]) -> Vec<Vec<f32>> {
+/// back to, and its last step.
+fn disturbed(job: &Job, folder: &Path, victims: [usize; 2]) -> (Vec<Vec<f32>>, u64) {
     let mut servers = job.start_all();
-    let (trainers, steps) = trainers(job, until);
+    let trainers = Endless::start(job);
     let mut newest = 0;
     for victim in victims {
-        wait_for(&steps, newest + 15);
+        wait_for(&trainers.steps, newest + 15);
         newest = wait_for_checkpoint(folder, newest);
         servers.remove(victim).kill();
         servers.insert(victim, job.start(victim as u32));
     }
-    let rows = join(trainers);
+    let ended = trainers.end();
     servers.into_iter().for_each(|server| drop(server.outcome().expect("ends well")));
-    rows
+    ended
 }
 
 /// Returns the result of a job that keeps no checkpoint and loses no process.
@@ -172,12 +203,11 @@ fn undisturbed(like: &Job, until: u64) -> Vec<Vec<f32>> {
 
 #[test]
 fn killed_servers_cost_no_bit_of_rows_or_layers() {
-    const STEPS: u64 = 400;
     let folder = tempfile::tempdir().expect("a folder");
     let mut job = Job::checkpointed(folder.path(), 2, 2, ConsistencyMode::Sync);
     job.optimizer = OptimizerKind::Adam;
-    let rows = disturbed(&job, folder.path(), STEPS, [1, 0]);
-    assert!(rows == undisturbed(&job, STEPS), "rows differ from those of an undisturbed job");
+    let (rows, last) = disturbed(&job, folder.path(), [1, 0]);
+    assert!(rows == undisturbed(&job, last), "rows differ from those of an undisturbed job");
 
     let read = |name: &str| fs::read(folder.path().join(name)).expect("it is exported");
     let (tables, model) = (read("tables.safetensors"), read("model.safetensors"));
@@ -213,13 +243,12 @@ fn a_stopped_job_goes_on_with_another_number_of_servers() {
 
 #[test]
 fn in_async_what_is_given_again_counts_once() {
-    const STEPS: u64 = 1000;
     let folder = tempfile::tempdir().expect("a folder");
     let mut job = Job::checkpointed(folder.path(), 2, 1, ConsistencyMode::Async);
     job.momentum = 0.0;
-    let rows = disturbed(&job, folder.path(), STEPS, [0, 1]);
+    let (rows, last) = disturbed(&job, folder.path(), [0, 1]);
     // At a rate of an eighth, from 0, along 1: exact in f32.
-    assert_eq!(rows[1], [-0.125 * STEPS as f32]);
+    assert_eq!(rows[1], [-0.125 * last as f32]);
 }
 
 #[test]
@@ -243,4 +272,101 @@ fn a_checkpoint_with_damaged_rows_is_passed_over() {
     join(trainers);
     assert_eq!(steps.try_iter().collect::<Vec<_>>(), [4, 5], "it goes on from step 3");
     servers.into_iter().for_each(|server| drop(server.outcome().expect("ends well")));
+}
+
+/// A job whose rows and layers are held by two servers and kept in checkpoints.
+fn replicated(folder: &Path, servers: usize, mode: ConsistencyMode) -> Job {
+    let mut job = Job::checkpointed(folder, servers, 2, mode);
+    job.replicated = true;
+    job
+}
+
+#[test]
+fn with_replicas_only_the_loss_of_both_goes_back_to_a_checkpoint() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut job = replicated(folder.path(), 2, ConsistencyMode::Sync);
+    job.optimizer = OptimizerKind::Adam;
+    let mut servers = job.start_all();
+    let trainers = Endless::start(&job);
+    let (mut newest, mut done) = (0, Vec::new());
+    for victim in [0, 1, 0] {
+        wait_for(&trainers.steps, 5);
+        wait_for_all_copies(&job.servers());
+        servers.remove(victim).kill();
+        servers.insert(victim, job.start(victim as u32));
+        // Whoever leads, both servers' parts are written.
+        newest = wait_for_checkpoint(folder.path(), newest);
+        done.extend(trainers.steps.try_iter());
+    }
+    wait_for_all_copies(&job.servers());
+    done.extend(trainers.steps.try_iter());
+    assert!(done.windows(3).all(|seen| seen[2] + 1 >= seen[0]), "nobody went back: {done:?}");
+    wait_for_checkpoint(folder.path(), newest);
+    servers.drain(..).for_each(Process::kill);
+    servers = job.start_all();
+    let (rows, last) = trainers.end();
+    servers.into_iter().for_each(|server| drop(server.outcome().expect("ends well")));
+    assert!(rows == undisturbed(&job, last), "rows differ from those of an undisturbed job");
+}
+
+#[test]
+fn a_backup_has_the_rows_of_the_checkpoint_that_its_owner_went_to() {
+    for survivor in [0, 1] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let job = replicated(folder.path(), 2, ConsistencyMode::Sync);
+        let mut servers = job.start_all();
+        let trainers = Endless::start(&job);
+        wait_for(&trainers.steps, 10);
+        wait_for_checkpoint(folder.path(), 0);
+        servers.drain(..).for_each(Process::kill);
+        servers = job.start_all();
+        // Nothing but the checkpoint and what followed it is there when one of them goes.
+        while trainers.steps.try_recv().is_ok() {}
+        wait_for(&trainers.steps, 0);
+        wait_for_all_copies(&job.servers());
+        servers.remove(1 - survivor).kill();
+        servers.insert(1 - survivor, job.start(1 - survivor as u32));
+        let (rows, last) = trainers.end();
+        servers.into_iter().for_each(|server| drop(server.outcome().expect("ends well")));
+        assert!(rows == undisturbed(&job, last), "rows of server {survivor} differ from those of an undisturbed job");
+    }
+}
+
+#[test]
+fn a_stopped_job_with_replicas_goes_on_with_another_number_of_servers() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut rows = Vec::new();
+    let mut begun = 0;
+    for (servers, until) in [(2, 7), (3, 15), (2, 22)] {
+        let job = replicated(folder.path(), servers, ConsistencyMode::Sync);
+        let running = job.start_all();
+        let (trainers, steps) = trainers(&job, until);
+        assert_eq!(steps.recv_timeout(Duration::from_secs(60)).expect("trains"), begun + 1, "it goes on where it was");
+        rows = join(trainers);
+        running.into_iter().for_each(|server| drop(server.outcome().expect("ends well")));
+        begun = until;
+    }
+    let job = Job::checkpointed(folder.path(), 1, 2, ConsistencyMode::Sync);
+    assert!(rows == undisturbed(&job, 22), "rows differ from those of an undisturbed job");
+}
+
+#[test]
+fn in_async_replicas_and_checkpoints_count_each_push_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut job = replicated(folder.path(), 2, ConsistencyMode::Async);
+    (job.momentum, job.trainers) = (0.0, 1);
+    let mut servers = job.start_all();
+    let trainers = Endless::start(&job);
+    let mut newest = 0;
+    for victims in [&[0][..], &[0, 1], &[1]] {
+        wait_for(&trainers.steps, newest + 10);
+        wait_for_all_copies(&job.servers());
+        newest = wait_for_checkpoint(folder.path(), newest);
+        victims.iter().rev().for_each(|victim| servers.remove(*victim).kill());
+        victims.iter().for_each(|victim| servers.insert(*victim, job.start(*victim as u32)));
+    }
+    let (rows, last) = trainers.end();
+    servers.into_iter().for_each(|server| drop(server.outcome().expect("ends well")));
+    // At a rate of an eighth, from 0, along 1: exact in f32.
+    assert_eq!(rows[1], [-0.125 * last as f32]);
 }

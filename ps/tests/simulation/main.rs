@@ -201,6 +201,43 @@ fn rows_count_every_push_once_whatever_dies() {
     }
 }
 
+/// Jobs with a sparse table that two servers hold, and with checkpoints: the loss of one server costs nothing, both go
+/// back together.
+#[test]
+fn replicated_rows_count_every_push_once_whatever_dies() {
+    let away = Duration::from_millis(300);
+    let kill = |server, silent| Fault::Kill { server, away, silent };
+    let later = |faults: Vec<Fault>| faults.into_iter().zip([0, 1500].map(Duration::from_millis)).collect::<Vec<_>>();
+    let together = |faults: Vec<Fault>| faults.into_iter().map(|fault| (fault, Duration::ZERO)).collect::<Vec<_>>();
+    let rows = [
+        ("nothing happens", later(Vec::new())),
+        ("server 0 dies", later(vec![kill(0, false)])),
+        ("the other server dies", later(vec![kill(1, true)])),
+        ("one dies, then the other", later(vec![kill(0, false), kill(1, false)])),
+        ("both die", together(vec![kill(0, false), kill(1, false)])),
+        ("one dies, then both", {
+            let mut faults = later(vec![kill(1, false), kill(0, false)]);
+            faults.push((kill(1, false), Duration::from_millis(1500)));
+            faults
+        }),
+        ("a trainer and a server", together(vec![Fault::Replace { trainer: 0, away, silent: false }, kill(0, false)])),
+    ];
+    for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
+        for (label, faults) in &rows {
+            let failures = sweep(0, 6, |seed| {
+                let consistency = Consistency { mode, staleness: 1, ..Consistency::default() };
+                // When the rows are held twice.
+                let at = |after: &Duration| *after + Duration::from_millis(500 + 60 * seed);
+                let faults = faults.iter().map(|(fault, after)| (at(after), fault.clone())).collect();
+                let (checkpoint, steps) = (Some(Duration::from_millis(40)), 80);
+                let plan = Plan { consistency, checkpoint, faults, steps, ..Plan::fair(seed) };
+                job::run(&Plan { replicated: true, tables: true, ..plan }, false).verdict
+            });
+            assert!(failures.is_empty(), "{mode:?}, {label}: {failures:#?}");
+        }
+    }
+}
+
 #[test]
 fn a_seed_gives_the_same_run_each_time() {
     let failures = sweep(0, 120, |seed| {

@@ -86,6 +86,11 @@ impl TrainError {
         self.of_servers().is_some_and(ClientError::is_peer_away)
     }
 
+    /// Returns true if the other trainers have finished the job, so that nothing is left for this one.
+    fn is_over(&self) -> bool {
+        matches!(self.of_servers(), Some(ClientError::Over { .. }))
+    }
+
     /// Returns true if the cause lies in this trainer, so that the servers are to be told.
     fn is_own(&self) -> bool {
         self.of_servers().is_none_or(ClientError::is_own)
@@ -99,6 +104,12 @@ impl TrainError {
             _ => None,
         }
     }
+}
+
+/// Returns the outcome of a trainer that came to an elastic job when the others had finished it.
+fn nothing_left(error: &TrainError) -> Outcome {
+    tracing::info!("{}; done", chain(error));
+    Outcome::Finished(ReplicaResult::default())
 }
 
 /// How the steps of a trainer ended.
@@ -134,13 +145,18 @@ pub fn train<W: Workload, U: Updater>(
     let model = workload.model(&store.root());
     store.set_device(plan.device);
 
-    let mut updater = connect(Flat::of(&store), total).map_err(TrainError::Begin)?;
+    let connected = connect(Flat::of(&store), total).map_err(TrainError::Begin);
+    let mut updater = match connected {
+        Err(error) if error.is_over() => return Ok(nothing_left(&error)),
+        connected => connected?,
+    };
     ready();
     let steps = Steps { workload, plan, model: &model, split, total };
     // A workload's panic is told as well: the servers would look for this trainer else.
     let ended = panic::catch_unwind(AssertUnwindSafe(|| steps.train(sampler, &mut updater, stop)));
     let ended = match ended {
         Ok(Ok(ended)) => ended,
+        Ok(Err(error)) if error.is_over() => return Ok(nothing_left(&error)),
         Ok(Err(error)) => {
             if error.is_own() {
                 updater.fail(chain(&error));

@@ -48,7 +48,7 @@ pub(crate) fn write(
     }
     let checksums: Vec<u8> = checksums.iter().flat_map(|n: &u32| n.to_le_bytes()).collect();
     file.write_at(&checksums, plan.checksums_at)?;
-    file.keep()?;
+    file.keep_part()?;
     Ok(PartEntry { file: name, bytes: plan.file_bytes(), crc32: table_checksum(&plan.header, &[], &checksums) })
 }
 

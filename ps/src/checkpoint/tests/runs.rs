@@ -9,7 +9,7 @@ use crate::checkpoint::format::{FORMAT, MANIFEST, part_name};
 use crate::checkpoint::runs::{
     Ancestor, BY_HAND, CheckpointId, JobIdentity, RUN, RunChoice, RunRecord, Runs, RunsError, choose, lineage, surplus,
 };
-use crate::checkpoint::{Checkpoint, write};
+use crate::checkpoint::{Checkpoint, PartWriter, write};
 
 fn id(run: u32, step: u64) -> CheckpointId {
     CheckpointId { run, step }
@@ -232,4 +232,26 @@ fn only_what_is_proved_counts_as_damage() {
     fs::remove_dir_all(catalog.path(7)).expect("removes");
     fs::write(catalog.path(7), "").expect("writes");
     assert!(!proved(), "a folder that is a file, as on a broken mount");
+}
+
+#[test]
+fn files_that_a_dead_process_has_begun_go_and_no_others() {
+    let folder = folder();
+    let runs = Runs::new(folder.path());
+    let run = runs.begin(&job("a", false, 0, false), None, 0).expect("begins").run;
+    let step = runs.path(CheckpointId { run, step: 3 });
+    fs::create_dir_all(&step).expect("makes");
+    let begun = "0123456789abcdef.tmp";
+    let left_over = [
+        folder.path().join(format!("lock.json.{begun}")),
+        runs.catalog(run).folder().join(format!("run.json.{begun}")),
+        step.join(format!("ps-00000-of-00001.safetensors.{begun}")),
+    ];
+    let foreign = [folder.path().join("notes.tmp"), step.join("ps-00000-of-00001.safetensors")];
+    left_over.iter().chain(&foreign).for_each(|file| fs::write(file, "x").expect("writes"));
+    let part = PartWriter::create(&step, &description(6, 0, 1, 0)).expect("creates");
+    runs.remove_left_overs().expect("removes");
+    assert!(left_over.iter().all(|file| !file.exists()) && foreign.iter().all(|file| file.exists()));
+    assert!(part.blocks().len() == 1 && fs::read_dir(&step).expect("reads").count() == 1, "its writer was replaced");
+    assert!(runs.catalog(run).folder().join(RUN).exists());
 }

@@ -169,7 +169,8 @@ impl Shared {
     /// yet.
     ///
     /// # Errors
-    /// [`ClientError::TablesLost`] if the leader lacks steps that were acknowledged, because both holders were lost.
+    /// [`ClientError::TablesLost`] if the leader is in a later epoch, or lacks steps that were acknowledged, because both
+    /// holders were lost.
     async fn find_leader(&self, shard: u32, host: u32) -> Result<(), ClientError> {
         let mut holders = self.config.holders(shard);
         // The one that has just failed comes last.
@@ -186,18 +187,14 @@ impl Shared {
                 Ok(Err(connecting::Failure::Status(_))) | Err(_) => continue,
             };
             let route = &self.routes[shard as usize];
-            if reply.next_step < route.next_step.load(Ordering::Relaxed) {
+            // The servers have gone to a checkpoint since, or both holders were lost.
+            if reply.epoch != self.epoch || reply.next_step < route.next_step.load(Ordering::Relaxed) {
                 return Err(ClientError::TablesLost { address: address.clone() });
             }
             route.lead_to(leader);
             return Ok(());
         }
         Ok(())
-    }
-
-    /// Returns the connection to the server that leads the rows of `shard`.
-    pub fn leader_of(&self, shard: usize) -> Channel {
-        self.routes[shard].leader().1
     }
 
     pub fn refused(&self, server: usize, reason: impl Into<String>) -> ClientError {

@@ -42,7 +42,10 @@ impl proto::recovery_server::Recovery for Service {
         self.0.recovery.last_written.send_replace(false);
         let checkpoint = request.checkpoint.map(|place| CheckpointId { run: place.run, step: place.step });
         let target = Target { run: request.run, checkpoint, concluded: request.concluded };
-        server_checkpoint::restore(&self.0, request.epoch, &target).await.map_err(status)?;
+        // A caller that dies meanwhile leaves no server between two states.
+        let (state, epoch) = (self.0.clone(), request.epoch);
+        let restoring = self.0.tasks.spawn(async move { server_checkpoint::restore(&state, epoch, &target).await });
+        restoring.await.map_err(|_| Status::unavailable("this server ends"))?.map_err(status)?;
         Ok(Response::new(proto::RestoreReply { instance: self.0.recovery.instance }))
     }
 
@@ -61,7 +64,8 @@ impl proto::recovery_server::Recovery for Service {
             return Ok(Response::new(proto::SnapshotReply::default()));
         }
         let (id, epoch) = (CheckpointId { run: request.run, step: request.step }, request.epoch);
-        let written = server_checkpoint::write(&self.0, epoch, id, request.version).await.map_err(status)?;
+        let shard = self.0.shard(request.shard)?;
+        let written = server_checkpoint::write(&self.0, shard, epoch, id, request.version).await.map_err(status)?;
         Ok(Response::new(proto::SnapshotReply {
             part: Some(written.part.into()),
             rows: written.rows.map(proto::CheckpointFile::from),

@@ -90,6 +90,11 @@ async fn serve(state: &ServerState, mut reader: Reader, backup: &FrameSender) ->
     let Some(proto::FollowRequest { message: Some(Message::Held(held)) }) = reader.message().await? else {
         return Err(Status::invalid_argument("the second message of Follow must be Held"));
     };
+    if state.recovery.is_restoring() {
+        // A process that holds nothing learns that it is given nothing.
+        send_model(state, replication, backup, Vec::new());
+        return Err(Status::unavailable("this server is on its way to a checkpoint; follow again"));
+    }
     let end = replication.serve(open.shard, Process { instance: open.instance, incarnation: open.incarnation })?;
     let served = tokio::select! {
         biased;
@@ -146,7 +151,7 @@ async fn give(
         complete: false,
     };
     if state.store().is_err() {
-        feed.send_model(Vec::new());
+        send_model(state, replication, backup, Vec::new());
     }
     loop {
         // A message that has begun to arrive must be read to its end, whatever becomes known meanwhile.
@@ -166,16 +171,17 @@ async fn give(
     }
 }
 
+/// Tells a backup the model, without tensors if it is not given any blocks, and the members.
+fn send_model(state: &ServerState, replication: &Replication, backup: &FrameSender, tensors: Vec<proto::TensorSpec>) {
+    let (_, roster) = state.members().told();
+    let (epoch, Process { instance, incarnation }) = (state.recovery.epoch(), replication.process);
+    let model = Some(proto::Model { tensors, roster, epoch, instance, incarnation });
+    backup.send(Ok(frame::message(&proto::Replica { model, ..proto::Replica::default() })));
+}
+
 impl Feed<'_> {
     fn send(&self, replica: &proto::Replica) {
         self.backup.send(Ok(frame::message(replica)));
-    }
-
-    fn send_model(&self, tensors: Vec<proto::TensorSpec>) {
-        let (_, roster) = self.state.members().told();
-        let (epoch, Process { instance, incarnation }) = (self.state.recovery.epoch(), self.replication.process);
-        let model = Some(proto::Model { tensors, roster, epoch, instance, incarnation });
-        self.send(&proto::Replica { model, ..proto::Replica::default() });
     }
 
     /// Sends the model and the tables when they have become known, and lets the backup follow the parts of the rows.
@@ -185,7 +191,7 @@ impl Feed<'_> {
             && let Ok(store) = self.state.store()
         {
             let (tensors, _) = self.state.members().told();
-            self.send_model(tensors);
+            send_model(self.state, self.replication, self.backup, tensors);
             self.model_sent = true;
             self.lacking = store.shard(shard).collect();
         }

@@ -71,14 +71,18 @@ impl sparse_tables_server::SparseTables for Service {
         self.0.members().hear(&trainer(id)?, now())?;
         self.0.check_epoch(epoch)?;
         let contents = contents.ok_or_else(|| Status::invalid_argument("the message has no contents; set them"))?;
-        self.0.store()?.keep(epoch, contents).await?;
+        let store = self.0.store()?;
+        self.0.shard(Some(store.layout().owner(contents.block)))?;
+        store.keep(epoch, contents).await?;
         Ok(Response::new(StoreLayersReply {}))
     }
 
     async fn get_layers(&self, request: Request<GetLayersRequest>) -> Result<Response<BlockContents>, Status> {
         let GetLayersRequest { trainer: id, block } = request.into_inner();
         self.0.members().hear(&trainer(id)?, now())?;
-        Ok(Response::new(self.0.store()?.contents(block).await?))
+        let store = self.0.store()?;
+        self.0.shard(Some(store.layout().owner(block)))?;
+        Ok(Response::new(store.contents(block).await?))
     }
 }
 
@@ -94,19 +98,13 @@ impl Service {
         TableSpec::validate(&specs).map_err(|error| Status::invalid_argument(error.to_string()))?;
         let (state, config) = (&self.0, &self.0.config);
         let table = &specs[0].name;
-        if state.replication.is_some() && config.checkpoint.is_some() {
-            return Err(Status::invalid_argument(format!(
-                "a job with replicated servers writes no checkpoints of sparse tables, and this job has table {table}: \
-                 remove spec.checkpoint, or --checkpoint-dir, or set spec.ps.replicationFactor to 1"
-            )));
-        }
         if config.checkpoint.is_some() && state.store().is_err() {
             return Err(Status::invalid_argument(format!(
                 "a checkpoint holds the rows of sparse tables together with the trainers' own layers; this job has table \
                  {table} and no layers: tell them in Join, or remove spec.checkpoint, or --checkpoint-dir"
             )));
         }
-        let tables = state.tables_for(shard, &specs, None);
+        let tables = state.tables_for(shard, &specs);
         match TableSpec::difference(tables.specs(), &specs) {
             Some(difference) => Err(Status::invalid_argument(format!(
                 "trainer {trainer} has other tables than the job: {difference}; start all trainers with the same arguments"

@@ -38,6 +38,8 @@ use crate::wire::StreamAbort;
 
 /// Upper limit on the tasks that hold the rows of tables; more do not make them faster.
 const MOST_SHARDS: usize = 16;
+/// Number of those tasks where two servers hold the rows: both divide them alike, however many cores they have.
+const REPLICATED_SHARDS: usize = 8;
 /// Streams that may be open at once and have yet to say whose they are. With the longest first message each, 64 KiB, they
 /// cost 64 MiB.
 pub const MAX_UNKNOWN_STREAMS: usize = 1024;
@@ -176,8 +178,8 @@ impl ServerState {
     }
 
     /// Returns the sparse tables of `shard`; the first trainer's specs, or those of a checkpoint or of the shard's primary,
-    /// determine them. `specs` must be valid. The rows are divided into `parts`, by default one for each core.
-    pub fn tables_for(&self, shard: u32, specs: &[TableSpec], parts: Option<u32>) -> Arc<Tables> {
+    /// determine them. `specs` must be valid.
+    pub fn tables_for(&self, shard: u32, specs: &[TableSpec]) -> Arc<Tables> {
         let start = |role| {
             let mut tables = self.lock_tables();
             let start = || {
@@ -189,7 +191,7 @@ impl ServerState {
                     servers: config.servers,
                     trainers: config.trainers,
                     seed: config.training.seed,
-                    shards: parts.map_or_else(cores, |parts| parts as usize),
+                    shards: if self.replication.is_some() { REPLICATED_SHARDS } else { cores() },
                 };
                 Arc::new(Tables::start(specs.to_vec(), place, role, &self.rules, &self.tasks))
             };
@@ -232,8 +234,8 @@ impl ServerState {
 
     /// Returns how far training has come on this server, `None` while blocks have no values.
     pub async fn progress(&self) -> Option<Progress> {
-        let progress = self.store().ok()?.progress(self.config.index).await?;
-        let Some(tables) = self.own_tables() else { return Some(progress) };
+        let store = self.store().ok()?;
+        let Some(tables) = self.own_tables() else { return store.progress(self.config.index).await };
         // The blocks hold the layers that trainers train themselves, as they were stored last.
         let step = tables.progress().await.ok()?;
         Some(Progress { version: step, step })
@@ -260,6 +262,17 @@ impl ServerState {
             }
             known.await;
         }
+    }
+
+    /// Returns the shards that this server holds, ascending.
+    pub fn shards(&self) -> Vec<u32> {
+        self.replication.as_ref().map_or_else(|| vec![self.config.index], Replication::shards)
+    }
+
+    /// Returns the servers that hold `shard`; the one that it is named after comes first.
+    pub fn holders(&self, shard: u32) -> Vec<u32> {
+        let next = self.replication.as_ref().map(|_| (shard + 1) % self.config.servers);
+        std::iter::once(shard).chain(next).collect()
     }
 
     /// Returns the shard that a trainer means, by default this server's; an error if another server is its primary.

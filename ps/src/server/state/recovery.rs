@@ -127,6 +127,11 @@ impl Recovery {
         self.asked.load(Ordering::Acquire).max(self.epoch())
     }
 
+    /// Returns whether this server is on its way to a checkpoint: its blocks and rows are of different states.
+    pub fn is_restoring(&self) -> bool {
+        self.asked.load(Ordering::Acquire) > self.epoch()
+    }
+
     /// Records that server 0 asks for a restore in `epoch`; the greater one that it has asked for before, if so.
     pub(in crate::server) fn ask_for(&self, epoch: u64) -> Result<(), u64> {
         let greatest = self.asked.fetch_max(epoch, Ordering::AcqRel).max(self.epoch());

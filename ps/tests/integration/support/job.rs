@@ -71,14 +71,15 @@ pub struct Job {
 
 impl Job {
     pub fn checkpointed(folder: &Path, servers: usize, trainers: u32, mode: ConsistencyMode) -> Self {
-        Self { folder: Some(folder.to_owned()), ..Self::new(servers, trainers, mode) }
+        Self { folder: Some(folder.to_owned()), ..Self::plain(servers, trainers, mode) }
     }
 
     pub fn replicated(servers: usize, trainers: u32, mode: ConsistencyMode) -> Self {
-        Self { replicated: true, ..Self::new(servers, trainers, mode) }
+        Self { replicated: true, ..Self::plain(servers, trainers, mode) }
     }
 
-    fn new(servers: usize, trainers: u32, mode: ConsistencyMode) -> Self {
+    /// A job without checkpoints and replicas.
+    pub fn plain(servers: usize, trainers: u32, mode: ConsistencyMode) -> Self {
         let bind = || std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
         // Held together, so that they differ; a server that comes back must find its port free.
         let listeners: Vec<_> = (0..servers).map(|_| bind()).collect();
@@ -199,7 +200,7 @@ impl Job {
 
     /// Returns the result of the last of `trainers` undisturbed trainers, from one server.
     pub fn undisturbed(trainers: u32, until: u64) -> Vec<f32> {
-        Self::new(1, trainers, ConsistencyMode::Sync).run(until).finish().pop().expect("a trainer")
+        Self::plain(1, trainers, ConsistencyMode::Sync).run(until).finish().pop().expect("a trainer")
     }
 }
 

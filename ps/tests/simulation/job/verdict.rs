@@ -80,6 +80,11 @@ impl Supervisor {
             Err(Failure::Violation(what)) => Err(what),
             // Its successor does the work.
             Err(Failure::Told(_)) if incarnation < newest || self.is_replaced(index, incarnation) => Ok(()),
+            // The others have finished.
+            Err(Failure::Told(why)) if self.job.plan.least.is_some() && why.contains("nothing is left") => {
+                self.trainers_over[index as usize] = true;
+                Ok(())
+            }
             // Also where servers have ended, because a process before this one did all the work.
             Err(Failure::Told(why)) if self.may_give_up() && why.contains("did not answer") => {
                 self.trainers_over[index as usize] = true;

@@ -328,7 +328,8 @@ impl Membership {
     /// As [`Membership::hear`].
     pub fn leave(&mut self, request: &proto::LeaveRequest, id: &proto::TrainerId, now: Instant) -> Result<(), Refusal> {
         self.report(id, request.examples, request.metrics.clone(), now)?;
-        if request.step > 0 {
+        // One that this process has not seen train says so now.
+        if request.step > self.members[id.index as usize].steps {
             self.gave(id.index, request.step - 1, now);
         }
         let member = &mut self.members[id.index as usize];

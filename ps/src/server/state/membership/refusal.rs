@@ -78,8 +78,8 @@ impl From<Refusal> for Status {
             Refusal::NoSuchTrainer { .. } | Refusal::OtherModel { .. } | Refusal::NotEvaluated { .. } => {
                 Self::invalid_argument(text)
             }
-            // The server is about to end.
-            Refusal::Over { .. } => Self::unavailable(text),
+            // Asking again would change nothing, and nothing is wrong: the trainer can end.
+            Refusal::Over { .. } => Self::out_of_range(text),
             // Another process is in the way, and may be gone when the trainer is started again.
             Refusal::OtherJob { .. } | Refusal::Replaced { .. } => Self::failed_precondition(text),
             // The server may have been restarted: the trainer joins again and goes on.

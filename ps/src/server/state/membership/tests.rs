@@ -51,6 +51,19 @@ fn a_heartbeat_that_the_last_words_have_overtaken_takes_nothing_back() {
 }
 
 #[test]
+fn the_last_words_tell_steps_to_a_server_that_has_not_seen_them() {
+    let start = Instant::now();
+    for (seen, said, want) in [(0, 7, 7), (5, 7, 7), (9, 7, 9), (5, 0, 5)] {
+        let mut members = Membership::new("job".into(), 1, None, Timeouts::default(), start);
+        members.join(&id(0, 0), Vec::new(), 9, start).expect("joins");
+        (0..seen).for_each(|step| members.gave(0, step, start));
+        let last = proto::LeaveRequest { trainer: Some(id(0, 0)), finished: true, step: said, ..Default::default() };
+        members.leave(&last, &id(0, 0), start).expect("leaves");
+        assert_eq!(members.result().steps, want, "it has seen {seen} steps and hears of {said}");
+    }
+}
+
+#[test]
 fn what_was_said_last_of_a_metric_counts() {
     let start = Instant::now();
     let at = |second| start + Duration::from_secs(second);

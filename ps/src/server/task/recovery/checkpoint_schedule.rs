@@ -38,8 +38,11 @@ const RELEASE: Duration = Duration::from_secs(2);
 pub(super) enum When {
     /// In Sync a future step, so that training need not wait.
     Soon,
-    /// The current one: no round can close meanwhile, because training has ended or a trainer has concluded.
+    /// The current one: no round can close meanwhile, because a trainer has concluded. In Sync the layers that trainers
+    /// train themselves are waited for: they come a moment after the rows of the step.
     Now,
+    /// The current one, as it is: training has ended.
+    Last,
 }
 
 /// Writes the checkpoints of a job.
@@ -68,7 +71,7 @@ impl<'a> CheckpointSchedule<'a> {
     /// The reason, if the last state is in no checkpoint.
     pub(super) async fn keep_last(&mut self) -> Result<(), String> {
         let mut retries = Retries::new(Schedule::every(PAUSE).within(LAST_TRIES));
-        while let Err(status) = self.keep(When::Now).await {
+        while let Err(status) = self.keep(When::Last).await {
             if status.code() == Code::FailedPrecondition {
                 return Ok(());
             }
@@ -139,7 +142,11 @@ impl<'a> CheckpointSchedule<'a> {
         // Trainers with layers of their own keep in step, and give those for a step that is named.
         let tables = state.own_tables();
         let soon = (sync || tables.is_some()) && when == When::Soon && progress.version > 0;
-        let version = soon.then_some(progress.version + self.margin);
+        let version = match when {
+            _ if soon => Some(progress.version + self.margin),
+            When::Now if sync && tables.is_some() => Some(progress.version),
+            _ => None,
+        };
         let now = if sync { progress.version } else { progress.step };
         let concluded = state.members().concluded();
         let all = concluded.len() == state.config.trainers as usize;
@@ -170,25 +177,10 @@ impl<'a> CheckpointSchedule<'a> {
             last: false,
             done: false,
             run,
+            shard: None,
         };
-        let parts = (0..).zip(&config.servers).map(|(server, address)| {
-            let request = request.clone();
-            async move {
-                let written = client(&state.config.network, address)?.snapshot(request).await;
-                // Servers of one job fail alike: the sentence says which one it is.
-                let named = |status: Status| {
-                    Status::new(status.code(), format!("server {server} wrote no part: {}", status.message()))
-                };
-                written.map(tonic::Response::into_inner).map_err(named)
-            }
-        });
-        if let Some(tables) = &tables {
-            tables.want_layers(version);
-        }
+        let parts = (0..config.servers.len() as u32).map(|shard| self.part(shard, &request));
         let parts = tokio::time::timeout(WRITE, try_join_all(parts)).await;
-        if let Some(tables) = tables {
-            tables.want_layers(None);
-        }
         let parts = parts.map_err(|_| Status::deadline_exceeded("a server did not write its part in time"))?;
         let parts = parts.inspect_err(|status| {
             // The request came too late: the next one names a later step.
@@ -227,6 +219,27 @@ impl<'a> CheckpointSchedule<'a> {
         let step = id.step;
         tracing::info!(step, path = %path.display(), seconds = started.elapsed().as_secs_f64(), "wrote a checkpoint");
         Ok(())
+    }
+
+    /// Has the server that leads `shard` write its part.
+    async fn part(&self, shard: u32, request: &proto::SnapshotRequest) -> Result<proto::SnapshotReply, Status> {
+        let mut refused = None;
+        for server in self.state.holders(shard) {
+            let request = proto::SnapshotRequest { shard: Some(shard), ..request.clone() };
+            let address = &self.config.servers[server as usize];
+            let status = match client(&self.state.config.network, address)?.snapshot(request).await {
+                Ok(reply) => return Ok(reply.into_inner()),
+                Err(status) => status,
+            };
+            // Servers of one job fail alike: the sentence says which one it is.
+            let text = format!("server {server} did not write the part of server {shard}: {}", status.message());
+            let named = Status::new(status.code(), text);
+            if named.code() != Code::Unavailable {
+                return Err(named);
+            }
+            refused.get_or_insert(named);
+        }
+        Err(refused.unwrap_or_else(|| Status::internal("a shard has no holder")))
     }
 
     /// Adds trainers that have concluded since to the manifest of a complete checkpoint. Its parts stay as they are.

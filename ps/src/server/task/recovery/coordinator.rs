@@ -49,6 +49,10 @@ pub async fn coordinate(
         lock = FolderLock::take(state, config) => lock?,
         () = training.cancelled() => return Ok(()),
     };
+    let runs = Runs::new(&config.folder);
+    if let Err(error) = on_disk(move || runs.remove_left_overs()).await {
+        tracing::warn!(%error, "files that were never completed could not be removed from the checkpoint folder");
+    }
     let outcome = tokio::select! {
         biased;
         taken = lock.renew() => Err(taken),

@@ -16,7 +16,7 @@ use crate::layout::Layout;
 use crate::server::config::CheckpointConfig;
 use crate::server::state::ServerState;
 use crate::server::state::recovery::LastCheckpoint;
-use crate::sparse::TableSpec;
+use crate::sparse::{TableSpec, Tables};
 
 /// An error while writing or restoring a part.
 #[derive(Debug, thiserror::Error)]
@@ -107,9 +107,10 @@ pub fn check_epoch(state: &ServerState, asked: u64) -> Result<(), RecoveryError>
     if same { Ok(()) } else { Err(RecoveryError::Epoch { server, own, asked }) }
 }
 
-/// Writes this server's part of the checkpoint `id`: the blocks at `version`, or as they are.
+/// Writes the part of `shard`, which this server leads, of the checkpoint `id`: the blocks at `version`, or as they are.
 pub async fn write(
     state: &ServerState,
+    shard: u32,
     epoch: u64,
     id: CheckpointId,
     version: Option<u64>,
@@ -117,22 +118,27 @@ pub async fn write(
     let config = state.config.checkpoint.as_ref().expect("only called where checkpoints are kept");
     let store = state.store().map_err(|_| RecoveryError::Empty)?;
     // All blocks are asked at once, so that each is copied as soon as it is there.
-    let states = join_all(store.shard(state.config.index).map(|block| store.snapshot(block, version)));
-    let (states, rows) = match state.own_tables() {
+    let states = join_all(store.shard(shard).map(|block| store.snapshot(block, version)));
+    let tables = state.tables(shard);
+    let (states, rows) = match &tables {
         None => (states.await, None),
-        // All at one step.
-        Some(tables) if state.config.training.consistency.mode == ConsistencyMode::Sync => {
-            let (states, rows) = join(states, tables.snapshot(version)).await;
-            (states, Some(rows))
+        Some(tables) => {
+            let _wanted = LayersWanted::at(version, tables);
+            if state.config.training.consistency.mode == ConsistencyMode::Sync {
+                // All at one step.
+                let (states, rows) = join(states, tables.snapshot(version)).await;
+                (states, Some(rows))
+            } else {
+                // As they are when the trainers' layers have come: trainers are a step or two apart, and rows with them.
+                (states.await, Some(tables.snapshot(None).await))
+            }
         }
-        // As they are when the trainers' layers have come: trainers are a step or two apart, and rows with them.
-        Some(tables) => (states.await, Some(tables.snapshot(None).await)),
     };
     let past = || version.map_or(RecoveryError::Empty, RecoveryError::Past);
     let states: Vec<BlockState> = states.into_iter().collect::<Option<_>>().ok_or_else(past)?;
     let rows = rows.map(|rows| rows.ok_or_else(past)).transpose()?;
-    let description = describe(state, id.step, store.layout());
-    let of_rows = state.own_tables().map(|tables| describe_rows(&description, tables.specs()));
+    let description = describe(state, shard, id.step, store.layout());
+    let of_rows = tables.map(|tables| describe_rows(&description, tables.specs()));
     let folder = Runs::new(&config.folder).path(id);
     // A leader that has given up on a part may ask for it again while it is still being written.
     let writing = state.recovery.writing.clone().lock_owned().await;
@@ -149,6 +155,22 @@ pub async fn write(
     .await
 }
 
+/// Asks the trainers for their layers while a checkpoint waits for them.
+struct LayersWanted<'a>(&'a Tables);
+
+impl<'a> LayersWanted<'a> {
+    fn at(version: Option<u64>, tables: &'a Tables) -> Self {
+        tables.want_layers(version);
+        Self(tables)
+    }
+}
+
+impl Drop for LayersWanted<'_> {
+    fn drop(&mut self) {
+        self.0.want_layers(None);
+    }
+}
+
 fn write_part(folder: &Path, description: &Description, states: &[BlockState]) -> Result<PartEntry, WriteError> {
     let mut writer = PartWriter::create(folder, description)?;
     for state in states {
@@ -163,13 +185,13 @@ fn describe_rows(description: &Description, tables: &[TableSpec]) -> RowsDescrip
     RowsDescription { format, job, step, server, servers, slots, tables: tables.to_vec(), rows, clocks }
 }
 
-fn describe(state: &ServerState, step: u64, layout: &Layout) -> Description {
+fn describe(state: &ServerState, shard: u32, step: u64, layout: &Layout) -> Description {
     let config = &state.config;
     Description {
         format: FORMAT,
         job: config.job_uid.clone(),
         step,
-        server: config.index,
+        server: shard,
         servers: config.servers,
         trainers: config.trainers,
         block_elements: layout.block_elements(),
@@ -234,7 +256,7 @@ fn fits(state: &ServerState, checkpoint: &Checkpoint) -> Result<(), RecoveryErro
         );
         return Err(mismatch(checkpoint.folder(), why));
     }
-    if let (Some(tables), Some(rows)) = (state.own_tables(), checkpoint.rows().first())
+    if let (Some(tables), Some(rows)) = (state.all_tables().first(), checkpoint.rows().first())
         && let Some(difference) = TableSpec::difference(&rows.description().tables, tables.specs())
     {
         let why = format!("its tables are others: {difference}; give the trainers the same arguments as then");
@@ -266,11 +288,10 @@ async fn rewind(
         if let Ok(store) = state.store() {
             join_all(store.numbers().map(|block| store.restore(block, epoch, None))).await;
         }
-        if let Some(tables) = state.own_tables() {
-            tables.replace(tables.blank(), epoch).await;
-        }
+        clear_tables(state, epoch).await;
         state.members().rewind(&[], &[], now());
-        return finish(state, epoch, None);
+        finish(state, epoch, None);
+        return Ok(());
     };
     let description = checkpoint.description();
     let layout = Layout::new(&description.tensors, state.config.servers as usize)
@@ -298,46 +319,53 @@ async fn rewind(
     let path = checkpoint.folder().to_owned();
     tracing::info!(step = id.step, path = %path.display(), "restored from a checkpoint");
     let newest = on_disk(move || LastCheckpoint::complete(id, path)).await;
-    finish(state, epoch, Some(newest))
-}
-
-/// Restores the rows of a checkpoint, or none.
-async fn refill(state: &ServerState, checkpoint: &Arc<Checkpoint>, epoch: u64) -> Result<(), Damage> {
-    let Some(rows) = checkpoint.rows().first() else {
-        if let Some(tables) = state.own_tables() {
-            tables.replace(tables.blank(), epoch).await;
-        }
-        return Ok(());
-    };
-    let tables = state.tables_for(state.config.index, &rows.description().tables, None);
-    let (mut refill, reading, server) = (tables.blank(), checkpoint.clone(), state.config.index as usize);
-    let alike = checkpoint.rows().len() == state.config.servers as usize;
-    let refill = on_disk(move || {
-        for (of_server, rows) in reading.rows().iter().enumerate() {
-            if alike && of_server != server {
-                continue; // None of its rows belong here.
-            }
-            for table in 0..rows.description().tables.len() {
-                rows.read(table, |row| {
-                    refill.insert(table, row);
-                    Ok::<_, Damage>(())
-                })?;
-            }
-        }
-        let clocks: Vec<_> = reading.rows().iter().map(|rows| rows.description().clocks.clone()).collect();
-        refill.resume(&clocks);
-        Ok::<_, Damage>(refill)
-    });
-    tables.replace(refill.await?, epoch).await;
+    finish(state, epoch, Some(newest));
     Ok(())
 }
 
-fn finish(state: &ServerState, epoch: u64, newest: Option<LastCheckpoint>) -> Result<(), RecoveryError> {
+/// Leaves the tables without rows.
+async fn clear_tables(state: &ServerState, epoch: u64) {
+    for tables in state.all_tables() {
+        tables.replace(tables.blank(), epoch).await;
+    }
+}
+
+/// Restores the rows of a checkpoint, or none, in every shard that this server holds.
+async fn refill(state: &ServerState, checkpoint: &Arc<Checkpoint>, epoch: u64) -> Result<(), Damage> {
+    let Some(rows) = checkpoint.rows().first() else {
+        clear_tables(state, epoch).await;
+        return Ok(());
+    };
+    let alike = checkpoint.rows().len() == state.config.servers as usize;
+    for shard in state.shards() {
+        let tables = state.tables_for(shard, &rows.description().tables);
+        let (mut refill, reading) = (tables.blank(), checkpoint.clone());
+        let refill = on_disk(move || {
+            for (of_server, rows) in reading.rows().iter().enumerate() {
+                if alike && of_server != shard as usize {
+                    continue; // None of its rows belong to the shard.
+                }
+                for table in 0..rows.description().tables.len() {
+                    rows.read(table, |row| {
+                        refill.insert(table, row);
+                        Ok::<_, Damage>(())
+                    })?;
+                }
+            }
+            let clocks: Vec<_> = reading.rows().iter().map(|rows| rows.description().clocks.clone()).collect();
+            refill.resume(&clocks);
+            Ok::<_, Damage>(refill)
+        });
+        tables.replace(refill.await?, epoch).await;
+    }
+    Ok(())
+}
+
+fn finish(state: &ServerState, epoch: u64, newest: Option<LastCheckpoint>) {
     if let Some(newest) = newest {
         state.recovery.set_newest(newest);
     }
     state.recovery.set_epoch(epoch);
-    Ok(())
 }
 
 fn mismatch(folder: &Path, why: String) -> RecoveryError {

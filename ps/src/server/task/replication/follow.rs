@@ -30,6 +30,9 @@ pub async fn follow(state: &ServerState, replication: &Replication, shard: u32) 
 }
 
 async fn take(state: &ServerState, replication: &Replication, shard: u32) -> Result<(), Status> {
+    if state.recovery.is_restoring() {
+        return Err(Status::unavailable("this server is on its way to a checkpoint"));
+    }
     let address = &replication.servers[replication.other(shard) as usize];
     let endpoint = (replication.network.endpoint(address))
         .map_err(|_| Status::invalid_argument(format!("{address:?} is not the address of a server")))?
@@ -92,7 +95,7 @@ fn count_steps(state: &ServerState, next_steps: &[proto::NextStep]) {
 async fn open_tables(state: &ServerState, shard: u32, opened: proto::Tables) -> Result<(), Status> {
     let specs: Vec<TableSpec> = opened.tables.into_iter().map(TableSpec::from).collect();
     TableSpec::validate(&specs).map_err(|error| Status::data_loss(error.to_string()))?;
-    let tables = state.tables_for(shard, &specs, Some(opened.parts));
+    let tables = state.tables_for(shard, &specs);
     if tables.parts() != opened.parts || tables.specs() != specs {
         return Err(Status::data_loss("the primary's tables are others than those held here"));
     }
