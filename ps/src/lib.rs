@@ -16,6 +16,7 @@ mod handshakes;
 pub mod layout;
 pub mod network;
 pub mod optimizer;
+mod owner_tasks;
 pub mod proto;
 mod replication_log;
 pub mod retry;

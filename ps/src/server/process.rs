@@ -16,7 +16,7 @@ use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
 
-use super::config::{ServerConfig, inelastic};
+use super::config::{Evaluation, ServerConfig, inelastic};
 use super::error::ServerError;
 use super::service::coordination::Coordination;
 use super::service::exchange::ParameterServer;
@@ -60,11 +60,31 @@ pub async fn run_on<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
     {
         return Err(ServerError::Elastic(why));
     }
-    let metrics = config.metrics.take();
-    let stop = config.ending.clone();
-    let services = std::mem::take(&mut config.services);
-    let evaluation = config.evaluation.take();
-    let state = ServerState::new(config);
+    let parts = Parts {
+        metrics: config.metrics.take(),
+        services: std::mem::take(&mut config.services),
+        evaluation: config.evaluation.take(),
+    };
+    run_state(incoming, &ServerState::new(config), parts, shutdown).await
+}
+
+/// The listener and services beside those of every server.
+#[derive(Default)]
+struct Parts {
+    metrics: Option<TcpListener>,
+    services: Routes,
+    evaluation: Option<Evaluation>,
+}
+
+/// Runs the server of `state`.
+async fn run_state<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static>(
+    incoming: impl Stream<Item = io::Result<S>>,
+    state: &Arc<ServerState>,
+    parts: Parts,
+    shutdown: impl Future<Output = ()>,
+) -> Result<ReplicaResult, ServerError> {
+    let Parts { metrics, services, evaluation } = parts;
+    let stop = state.config.ending.clone();
     let stopped = |stop: &CancellationToken| stop.clone().cancelled_owned();
     if let Some(listener) = metrics {
         let (state, stop) = (state.clone(), stopped(&stop));
@@ -79,21 +99,21 @@ pub async fn run_on<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
         let state = state.clone();
         AbortOnDropHandle::new(tokio::spawn(async move { evaluation::run(&state, evaluation).await }))
     });
-    let serving = serve_grpc(incoming, &state, services, stopped(&stop));
+    let serving = serve_grpc(incoming, state, services, stopped(&stop));
     let replicating = state.clone();
     let mut replicating = AbortOnDropHandle::new(tokio::spawn(async move { replication::run(&replicating).await }));
     let training_over = CancellationToken::new();
-    let recovering = recovery::run(&state, training_over.clone());
+    let recovering = recovery::run(state, training_over.clone());
     tokio::pin!(serving, recovering);
     let mut kept = false;
     let ended = async {
         tokio::select! {
             biased;
             () = state.done.notified() => Ok(()),
-            why = liveness::given_up(&state) => Err(why),
+            why = liveness::given_up(state) => Err(why),
             Ok(lost) = &mut replicating => Err(lost),
             () = shutdown => {
-                liveness::wait_for_leaving(&state).await;
+                liveness::wait_for_leaving(state).await;
                 // A successor would wait for trainers that are done.
                 if state.members().done() && state.decides_the_end() { Ok(()) } else { Err(ServerError::Stopped) }
             }
@@ -111,6 +131,8 @@ pub async fn run_on<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
                     break Err(error);
                 }
             },
+            // Nothing of this server can be kept.
+            panicked = state.owners.panicked() => return Err(panicked.into()),
             outcome = &mut ended => break outcome,
         }
     };
@@ -123,6 +145,7 @@ pub async fn run_on<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
         tokio::select! {
             biased;
             served = &mut serving => return served.and(Err(ServerError::Stopped)),
+            panicked = state.owners.panicked() => return Err(panicked.into()),
             recovered = &mut recovering => outcome = recovered.and(outcome),
         }
     }
@@ -167,4 +190,28 @@ async fn serve_grpc<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
         .add_service(sparse_tables::service(state.clone()))
         .add_service(FrameService::new(ParameterServer, state));
     Ok(state.config.network.serve(router, incoming, stop).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use psjobs_api::{Environment, Training};
+    use tokio::io::DuplexStream;
+
+    use super::*;
+    use crate::owner_tasks::Owned;
+
+    #[tokio::test]
+    async fn a_server_ends_when_the_task_of_a_block_panics() {
+        let environment = Environment::new("mnist", "job-1", vec!["ps-0:29500".into()], 1, Training::default());
+        let state = ServerState::new(ServerConfig { shared_memory: false, ..ServerConfig::new(&environment) });
+        state.owners.spawn(Owned::Block(7), async { panic!("a slot is missing") });
+        let nobody = tokio_stream::pending::<io::Result<DuplexStream>>();
+        let ended = run_state(nobody, &state, Parts::default(), std::future::pending());
+        let ended = tokio::time::timeout(Duration::from_secs(30), ended).await.expect("it does not stay");
+        let sentence = ended.expect_err("it has lost a block").to_string();
+        assert!(
+            sentence.starts_with("the task of block 7 panicked (a slot is missing), so that this server"),
+            "{sentence}"
+        );
+    }
 }
