@@ -13,6 +13,7 @@ use tokio_stream::{Stream, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::service::Routes;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
 
@@ -21,6 +22,7 @@ use super::error::ServerError;
 use super::service::coordination::Coordination;
 use super::service::exchange::ParameterServer;
 use super::service::frame_service::FrameService;
+use super::service::servers_only::ServersOnly;
 use super::service::{metrics, recovery as recovery_service, replication as replication_service, sparse_tables};
 use super::state::ServerState;
 use super::task::{evaluation, liveness, recovery, replication};
@@ -175,6 +177,7 @@ async fn serve_grpc<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
     health.set_serving::<FrameService<ParameterServer>>().await;
     let reflection =
         || tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(proto::DESCRIPTORS);
+    let network = &state.config.network;
     let router = network::limited(Server::builder())
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(2 * WINDOW)
@@ -184,12 +187,18 @@ async fn serve_grpc<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
         .add_service(reflection().build_v1().map_err(ServerError::Reflection)?)
         // The older version of reflection: clients of other languages still ask for it.
         .add_service(reflection().build_v1alpha().map_err(ServerError::Reflection)?)
-        .add_service(FrameService::new(replication_service::Replicating, state))
-        .add_service(RecoveryServer::new(recovery_service::Service(state.clone())))
+        .add_service(InterceptedService::new(
+            FrameService::new(replication_service::Replicating, state),
+            ServersOnly::new("replication", network),
+        ))
+        .add_service(RecoveryServer::with_interceptor(
+            recovery_service::Service(state.clone()),
+            ServersOnly::new("recovery", network),
+        ))
         .add_service(CoordinationServer::new(Coordination(state.clone())))
         .add_service(sparse_tables::service(state.clone()))
         .add_service(FrameService::new(ParameterServer, state));
-    Ok(state.config.network.serve(router, incoming, stop).await?)
+    Ok(network.serve(router, incoming, stop).await?)
 }
 
 #[cfg(test)]

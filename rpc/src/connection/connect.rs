@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use psjobs_api::Role;
 use psjobs_ps::network;
+use psjobs_ps::peer_role::PeerRole;
 use psjobs_ps::retry::{Failure, Schedule, Stopped, retry};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -112,7 +114,7 @@ enum DialError {
 impl From<Status> for DialError {
     fn from(status: Status) -> Self {
         match status.code() {
-            Code::InvalidArgument | Code::FailedPrecondition | Code::Unimplemented => {
+            Code::InvalidArgument | Code::FailedPrecondition | Code::PermissionDenied | Code::Unimplemented => {
                 Self::Refused(status.message().to_owned())
             }
             _ => Self::Failed(status.message().to_owned()),
@@ -187,7 +189,7 @@ async fn keep_connected(dial: Arc<Dial>) {
 async fn dial_once(dial: &Dial) -> Result<(Arc<Link>, Streaming<proto::Frame>), DialError> {
     let shared = dial.process.connections();
     let network = &shared.settings.network;
-    let target = (network.endpoint(&dial.address))
+    let target = (network.endpoint(&dial.address, Role::of_replica(&dial.name)))
         .map_err(|_| DialError::Refused(format!("`{}` is not host:port", dial.address)))?
         .initial_connection_window_size(WINDOW_BYTES)
         .initial_stream_window_size(WINDOW_BYTES)
@@ -268,8 +270,12 @@ impl RemoteObjects for Service {
     async fn attach(&self, request: Request<Streaming<proto::Frame>>) -> Result<Response<Self::AttachStream>, Status> {
         let process = &self.process;
         let shared = process.connections();
+        let peer = request.extensions().get::<PeerRole>().copied();
         let mut frames = request.into_inner();
         let hello = self.first_frame(&mut frames).await?;
+        if let Some(peer) = peer.filter(|_| Role::of_replica(&hello.name) == Some(Role::Server)) {
+            PeerRole::check_is_server(Some(peer), &format!("the name {}", hello.name))?;
+        }
         let ours = &shared.settings.job_uid;
         if hello.job_uid != *ours {
             let theirs = &hello.job_uid;
