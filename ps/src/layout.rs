@@ -46,7 +46,7 @@ pub enum LayoutError {
     },
     /// More blocks than the servers hold.
     #[error(
-        "the model has {elements} parameters, {servers} servers hold {most} at most, {MOST_BLOCKS} blocks of {BLOCK_ELEMENTS} \
+        "the model has {elements} parameters, the job's servers ({servers}) hold {most} at most, {MOST_BLOCKS} blocks of {BLOCK_ELEMENTS} \
          on each; give the job more servers, or check the shapes"
     )]
     TooManyBlocks {
@@ -167,7 +167,7 @@ mod tests {
         let layout = Layout::new(&[tensor(&[3, most])], 3).expect("as many as three servers hold");
         assert_eq!(layout.owned_by(0).count(), MOST_BLOCKS);
         let more = Layout::new(&[tensor(&[1]), tensor(&[3, most])], 3).expect_err("one more").to_string();
-        assert!(more.contains("3 servers hold") && more.contains("more servers"), "{more}");
+        assert!(more.contains("servers (3) hold") && more.contains("more servers"), "{more}");
     }
 
     proptest! {

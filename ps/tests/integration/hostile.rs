@@ -247,7 +247,7 @@ async fn a_model_that_no_server_can_hold_is_refused_and_leaves_nothing() {
         let join = proto::JoinRequest { trainer: Some(id()), tensors, total_steps: 10, shard: None, elastic: false };
         let refused = coordination.join(join).await.expect_err("no server has so much memory");
         assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{refused}");
-        assert!(refused.message().contains("1 servers hold 34359738368 at most"), "{refused}");
+        assert!(refused.message().contains("the job's servers (1) hold 34359738368 at most"), "{refused}");
     }
     let more = resident().saturating_sub(before);
     assert!(more < 50, "{more} MiB more than before, for models that were refused");
