@@ -1,8 +1,10 @@
 //! Certificates of the processes of a job for TLS: files with the names that a Kubernetes TLS secret gives them.
 //! [`Certificates`], behind the `certificates` feature, makes them; the operator for a job, `psjobs certificates` by
-//! hand.
+//! hand. A job has two, one for its servers and one for its trainers, so that no trainer passes for a server.
 
 use std::time::Duration;
+
+use crate::Role;
 
 /// How long the certificates hold that the operator makes for a job, and renews.
 pub const LIFE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -17,8 +19,17 @@ pub const CERTIFICATE: &str = "tls.crt";
 /// File of the key to it.
 pub const KEY: &str = "tls.key";
 
+/// The name in the certificates of one role, besides [`NAME`]: `ps.psjob` or `trainer.psjob`.
+#[must_use]
+pub const fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Server => "ps.psjob",
+        Role::Trainer => "trainer.psjob",
+    }
+}
+
 #[cfg(feature = "certificates")]
-pub use make::{Certificates, MakeError};
+pub use make::{Certificates, Identity, MakeError};
 
 #[cfg(feature = "certificates")]
 mod make {
@@ -29,7 +40,8 @@ mod make {
         date_time_ymd,
     };
 
-    use super::{AUTHORITY, CERTIFICATE, KEY, NAME};
+    use super::{AUTHORITY, CERTIFICATE, KEY, NAME, role_name};
+    use crate::Role;
 
     /// Certificates hold from so long ago on, as clocks of machines differ.
     const BEFORE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -42,20 +54,29 @@ mod make {
         source: rcgen::Error,
     }
 
-    /// An authority for one job, and the certificate that its processes show; all in PEM. The authority's own key is
-    /// not kept, so that no further certificate can be made.
+    /// An authority for one job, and what the processes of each role show; all in PEM. The authority's own key is not
+    /// kept, so that no further certificate can be made.
     #[derive(Clone)]
     pub struct Certificates {
         /// The authority's certificate.
         pub authority: String,
-        /// The processes' certificate.
+        /// The certificate and key of the servers.
+        pub server: Identity,
+        /// The certificate and key of the trainers.
+        pub trainer: Identity,
+    }
+
+    /// A certificate and its key, in PEM.
+    #[derive(Clone)]
+    pub struct Identity {
+        /// The certificate.
         pub certificate: String,
         /// The key to it.
         pub key: String,
     }
 
     impl Certificates {
-        /// Makes them anew, to hold for `life` from `now` on. `hosts` are further names of the processes, for clients
+        /// Makes them anew, to hold for `life` from `now` on. `hosts` are further names of the servers, for clients
         /// that look for the host in a certificate.
         ///
         /// # Errors
@@ -64,31 +85,51 @@ mod make {
             make(hosts, now, life).map_err(|source| MakeError { hosts: hosts.join(", "), source })
         }
 
-        /// Name and text of each file.
+        /// Returns what the processes of `role` show.
         #[must_use]
-        pub fn files(&self) -> [(&'static str, &str); 3] {
-            [(AUTHORITY, &self.authority), (CERTIFICATE, &self.certificate), (KEY, &self.key)]
+        pub const fn of(&self, role: Role) -> &Identity {
+            match role {
+                Role::Server => &self.server,
+                Role::Trainer => &self.trainer,
+            }
+        }
+
+        /// Returns name and text of each file in the folder of a process of `role`.
+        #[must_use]
+        pub fn files(&self, role: Role) -> [(&'static str, &str); 3] {
+            let Identity { certificate, key } = self.of(role);
+            [(AUTHORITY, &self.authority), (CERTIFICATE, certificate), (KEY, key)]
         }
     }
 
     fn make(hosts: &[String], now: SystemTime, life: Duration) -> Result<Certificates, rcgen::Error> {
+        let begin = date_time_ymd(1970, 1, 1);
+        let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let hold = |mut params: CertificateParams| {
+            params.not_before = begin + now.saturating_sub(BEFORE);
+            params.not_after = begin + now + life;
+            params
+        };
         let mut authority = CertificateParams::default();
         authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         authority.distinguished_name.push(DnType::CommonName, "psjobs job authority");
-        let mut process = CertificateParams::new([&[NAME.to_owned()], hosts].concat())?;
-        process.distinguished_name.push(DnType::CommonName, NAME);
-        // One process is server to some and client to others.
-        process.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        let begin = date_time_ymd(1970, 1, 1);
-        let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-        for params in [&mut authority, &mut process] {
-            params.not_before = begin + now.saturating_sub(BEFORE);
-            params.not_after = begin + now + life;
-        }
-        let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
-        let key = KeyPair::generate()?;
-        let certificate = process.signed_by(&key, &authority)?;
-        Ok(Certificates { authority: authority.pem(), certificate: certificate.pem(), key: key.serialize_pem() })
+        let authority = CertifiedIssuer::self_signed(hold(authority), KeyPair::generate()?)?;
+        let identity = |role, hosts: &[String]| -> Result<Identity, rcgen::Error> {
+            let names = [&[NAME.to_owned(), role_name(role).to_owned()], hosts].concat();
+            let mut process = CertificateParams::new(names)?;
+            process.distinguished_name.push(DnType::CommonName, role_name(role));
+            // One process is server to some and client to others.
+            process.extended_key_usages =
+                vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+            let key = KeyPair::generate()?;
+            let certificate = hold(process).signed_by(&key, &authority)?;
+            Ok(Identity { certificate: certificate.pem(), key: key.serialize_pem() })
+        };
+        Ok(Certificates {
+            authority: authority.pem(),
+            server: identity(Role::Server, hosts)?,
+            trainer: identity(Role::Trainer, &[])?,
+        })
     }
 
     #[cfg(test)]
@@ -100,11 +141,14 @@ mod make {
         fn certificates_are_pem_and_those_of_another_job_are_others() {
             let host = ["*.mnist.team.svc".to_owned()];
             let [one, other] = [(); 2].map(|()| Certificates::make(&host, UNIX_EPOCH, LIFE).expect("a name"));
-            for ((name, text), (_, others)) in one.files().into_iter().zip(other.files()) {
-                let what = if name == KEY { "PRIVATE KEY" } else { "CERTIFICATE" };
-                assert!(text.starts_with(&format!("-----BEGIN {what}-----\n")), "{name}: {text}");
-                assert_ne!(text, others, "{name}");
+            for role in [Role::Server, Role::Trainer] {
+                for ((name, text), (_, others)) in one.files(role).into_iter().zip(other.files(role)) {
+                    let what = if name == KEY { "PRIVATE KEY" } else { "CERTIFICATE" };
+                    assert!(text.starts_with(&format!("-----BEGIN {what}-----\n")), "{role}: {name}: {text}");
+                    assert_ne!(text, others, "{role}: {name}");
+                }
             }
+            assert_ne!(one.server.key, one.trainer.key, "a trainer has no key of a server");
             let error =
                 Certificates::make(&["über".into()], UNIX_EPOCH, LIFE).map(drop).expect_err("no name of a host");
             assert!(error.to_string().contains("über"), "{error}");

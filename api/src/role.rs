@@ -30,6 +30,13 @@ impl Role {
             _ => None,
         }
     }
+
+    /// Returns the role of the replica `name`, which is `ps-INDEX` or `trainer-INDEX`; `None` for another name.
+    #[must_use]
+    pub fn of_replica(name: &str) -> Option<Self> {
+        let (role, index) = name.rsplit_once('-')?;
+        Self::parse(role).filter(|_| index.parse::<u32>().is_ok())
+    }
 }
 
 impl fmt::Display for Role {

@@ -1,4 +1,4 @@
-//! `psjobs certificates`: an authority for one job, and the certificate that its processes show.
+//! `psjobs certificates`: an authority for one job, and the certificates that its servers and its trainers show.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
@@ -9,18 +9,23 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
 use clap::Args;
-use psjobs_api::certificates::{AUTHORITY, CERTIFICATE, Certificates, KEY};
+use psjobs_api::Role;
+use psjobs_api::certificates::{Certificates, KEY};
 
 use crate::bad_input::BadInput;
 
 /// How long they hold: ten years, because they are not renewed.
 const LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
+/// The roles that have a folder, servers first.
+const ROLES: [Role; 2] = [Role::Server, Role::Trainer];
+
 /// Make certificates for a job whose processes talk TLS
 ///
-/// Writes ca.crt, tls.crt and tls.key. Give the folder to every process of the job, and to no other:
-/// psjobs-worker serve --tls-dir DIR, psjobs-worker train ... --tls-dir DIR. The authority's own key is
-/// not kept, so that no further certificate can be made. They hold for ten years.
+/// Writes ca.crt, tls.crt and tls.key to DIR/ps and to DIR/trainer. Give the first folder to the servers of the job, the
+/// second to its trainers, and neither to others: psjobs-worker serve --tls-dir DIR/ps, psjobs-worker train ... --tls-dir
+/// DIR/trainer. A trainer's certificate does not let a process pass for a server. The authority's own key is not kept, so
+/// that no further certificate can be made. They hold for ten years.
 #[derive(Debug, Args)]
 pub struct CertificatesArgs {
     /// Folder to write to; it is made if it does not exist
@@ -33,7 +38,7 @@ pub struct CertificatesArgs {
 impl CertificatesArgs {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let Self { folder, force } = self;
-        if !force && [AUTHORITY, CERTIFICATE, KEY].iter().any(|name| folder.join(name).exists()) {
+        if !force && ROLES.iter().any(|role| folder.join(role.as_str()).exists()) {
             let folder = folder.display();
             return Err(BadInput::new(format!(
                 "{folder} holds certificates already; name another one, or add --force"
@@ -41,22 +46,27 @@ impl CertificatesArgs {
             .into());
         }
         write(&folder)?;
-        println!("wrote ca.crt, tls.crt and tls.key to {}", folder.display());
+        let [servers, trainers] = ROLES.map(|role| folder.join(role.as_str()).display().to_string());
+        println!("wrote ca.crt, tls.crt and tls.key for servers to {servers}, for trainers to {trainers}");
         Ok(ExitCode::SUCCESS)
     }
 }
 
-/// Writes the certificates of a new authority to `folder`.
+/// Writes the certificates of a new authority to `folder`: a folder for each role, `ps` and `trainer`.
 pub fn write(folder: &Path) -> anyhow::Result<()> {
-    fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
-    for (name, text) in Certificates::make(&[], SystemTime::now(), LIFE)?.files() {
-        let mode = if name == KEY { 0o600 } else { 0o644 };
-        let file = folder.join(name);
-        // One that is replaced keeps no rights of its own.
-        fs::remove_file(&file).ok();
-        let written = OpenOptions::new().write(true).create_new(true).mode(mode).open(&file);
-        let written = written.and_then(|mut file| file.write_all(text.as_bytes()));
-        written.with_context(|| format!("cannot write {}", file.display()))?;
+    let certificates = Certificates::make(&[], SystemTime::now(), LIFE)?;
+    for role in ROLES {
+        let folder = folder.join(role.as_str());
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
+        for (name, text) in certificates.files(role) {
+            let mode = if name == KEY { 0o600 } else { 0o644 };
+            let file = folder.join(name);
+            // One that is replaced keeps no rights of its own.
+            fs::remove_file(&file).ok();
+            let written = OpenOptions::new().write(true).create_new(true).mode(mode).open(&file);
+            let written = written.and_then(|mut file| file.write_all(text.as_bytes()));
+            written.with_context(|| format!("cannot write {}", file.display()))?;
+        }
     }
     Ok(())
 }

@@ -226,7 +226,7 @@ async fn a_collector_that_is_not_there_costs_a_line_and_no_job() {
 
     // Now it is there, and the spans of one more change arrive.
     let listener = TcpListener::bind(address).await.expect("the port is still free");
-    let identity = Identity::from_pem(&certificates.certificate, &certificates.key);
+    let identity = Identity::from_pem(&certificates.server.certificate, &certificates.server.key);
     let mut batches = collect(listener, Some(identity));
     let arrived = async {
         for patience in 1.. {

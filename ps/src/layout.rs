@@ -9,6 +9,10 @@ use serde::{Deserialize, Serialize};
 /// that a frame's overhead does not count.
 pub const BLOCK_ELEMENTS: usize = 256 * 1024;
 
+/// Blocks that one server is responsible for at most: 128 GiB of parameters. Each block costs a task, so that a shape which is
+/// not meant would cost a server its memory before a single value has come.
+pub const MOST_BLOCKS: usize = 1 << 17;
+
 /// A dense parameter tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorSpec {
@@ -40,6 +44,19 @@ pub enum LayoutError {
         /// Its shape.
         shape: Vec<u64>,
     },
+    /// More blocks than the servers hold.
+    #[error(
+        "the model has {elements} parameters, the job's servers ({servers}) hold {most} at most, {MOST_BLOCKS} blocks of {BLOCK_ELEMENTS} \
+         on each; give the job more servers, or check the shapes"
+    )]
+    TooManyBlocks {
+        /// Parameters of the model.
+        elements: usize,
+        /// Servers of the job.
+        servers: usize,
+        /// Parameters that they hold at most.
+        most: usize,
+    },
 }
 
 /// Which elements form which block and which server owns it.
@@ -55,7 +72,7 @@ impl Layout {
     /// one block for each server, so that every server has work.
     ///
     /// # Errors
-    /// If there are no elements, or too many.
+    /// If there are no elements, or more than [`MOST_BLOCKS`] full blocks for each server.
     pub fn new(tensors: &[TensorSpec], servers: usize) -> Result<Self, LayoutError> {
         let mut elements = 0_usize;
         for tensor in tensors {
@@ -69,6 +86,10 @@ impl Layout {
             return Err(LayoutError::Empty);
         }
         let servers = servers.max(1);
+        let most = servers.saturating_mul(MOST_BLOCKS * BLOCK_ELEMENTS);
+        if elements > most {
+            return Err(LayoutError::TooManyBlocks { elements, servers, most });
+        }
         let block_elements = elements.div_ceil(servers).clamp(1, BLOCK_ELEMENTS);
         Ok(Self { elements, block_elements, servers })
     }
@@ -142,6 +163,11 @@ mod tests {
         assert_eq!(Layout::new(&[tensor(&[0])], 1), Err(LayoutError::Empty));
         let huge = Layout::new(&[tensor(&[u64::MAX, 3])], 1).expect_err("too large").to_string();
         assert!(huge.contains("tensor w"), "{huge}");
+        let most = (MOST_BLOCKS * BLOCK_ELEMENTS) as u64;
+        let layout = Layout::new(&[tensor(&[3, most])], 3).expect("as many as three servers hold");
+        assert_eq!(layout.owned_by(0).count(), MOST_BLOCKS);
+        let more = Layout::new(&[tensor(&[1]), tensor(&[3, most])], 3).expect_err("one more").to_string();
+        assert!(more.contains("servers (3) hold") && more.contains("more servers"), "{more}");
     }
 
     proptest! {

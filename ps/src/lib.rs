@@ -16,6 +16,8 @@ mod handshakes;
 pub mod layout;
 pub mod network;
 pub mod optimizer;
+mod owner_tasks;
+pub mod peer_role;
 pub mod proto;
 mod replication_log;
 pub mod retry;

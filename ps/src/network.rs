@@ -18,7 +18,7 @@ use futures::Stream as Incoming;
 use http::Uri;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioIo;
-use psjobs_api::Environment;
+use psjobs_api::{Environment, Role};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -130,14 +130,15 @@ impl Network {
         }
     }
 
-    /// How to connect to the server at `address`, which is `host:port`: with the time limits of this module.
+    /// How to connect to the process at `address`, which is `host:port`: with the time limits of this module. With TLS it
+    /// must show a certificate of `role`; `None` takes any process of the job.
     ///
     /// # Errors
     /// If that is no address, or the certificates are damaged.
-    pub fn endpoint(&self, address: &str) -> Result<Endpoint, Error> {
+    pub fn endpoint(&self, address: &str, role: Option<Role>) -> Result<Endpoint, Error> {
         let endpoint = match self {
             Self::Tls(credentials) => {
-                Endpoint::from_shared(format!("https://{address}"))?.tls_config(credentials.client())?
+                Endpoint::from_shared(format!("https://{address}"))?.tls_config(credentials.client(role))?
             }
             Self::Tcp | Self::Other(_) => Endpoint::from_shared(format!("http://{address}"))?,
         };

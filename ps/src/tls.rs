@@ -1,5 +1,5 @@
 //! Mutual TLS between the processes of a job: each shows a certificate of the job's own authority, and talks
-//! to no process without one. The folder holds what a Kubernetes TLS secret holds: `ca.crt`, `tls.crt`, `tls.key`.
+//! to no process without one. A certificate says also whether it is a server's or a trainer's. The folder holds what a Kubernetes TLS secret holds: `ca.crt`, `tls.crt`, `tls.key`.
 //! Servers shake hands here and not in the transport, which would drop those it refuses without a word.
 
 use std::any::Any;
@@ -11,7 +11,8 @@ use std::time::Duration;
 use std::{fmt, fs, io};
 
 use futures::{Stream, StreamExt as _};
-use psjobs_api::certificates::{AUTHORITY, CERTIFICATE, KEY, NAME};
+use psjobs_api::Role;
+use psjobs_api::certificates::{AUTHORITY, CERTIFICATE, KEY, NAME, role_name};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -19,11 +20,11 @@ use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{CipherSuite, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 use crate::handshakes::Handshakes;
+use crate::peer_role::Admitted;
 
 /// How long a peer may take to show its certificate.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -34,7 +35,7 @@ const HANDSHAKES: usize = 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file is not there.
-    #[error("cannot read {}; the folder for TLS needs ca.crt, tls.crt and tls.key, as `psjobs certificates DIR` writes them", file.display())]
+    #[error("cannot read {}; the folder for TLS needs ca.crt, tls.crt and tls.key, as `psjobs certificates DIR` writes them to DIR/ps and DIR/trainer", file.display())]
     Unreadable {
         /// The file.
         file: PathBuf,
@@ -104,19 +105,21 @@ impl Credentials {
         self.refused.load(Relaxed)
     }
 
-    pub(crate) fn client(&self) -> ClientTlsConfig {
+    /// Returns how to connect to a process of `role`, which shows a certificate of that role; `None` takes any process of
+    /// the job.
+    pub(crate) fn client(&self, role: Option<Role>) -> ClientTlsConfig {
         let identity = Identity::from_pem(&self.certificate, &self.key);
         ClientTlsConfig::new()
             .ca_certificate(Certificate::from_pem(&self.authority))
             .identity(identity)
-            .domain_name(NAME)
+            .domain_name(role.map_or(NAME, role_name))
     }
 
     /// Returns those of `incoming` that show a certificate of the job's authority; the others are counted and named.
     pub(crate) fn admit<S: AsyncRead + AsyncWrite + Connected + Unpin>(
         self: &Arc<Self>,
         incoming: impl Stream<Item = io::Result<S>>,
-    ) -> Result<impl Stream<Item = io::Result<TlsStream<S>>>, DamagedError> {
+    ) -> Result<impl Stream<Item = io::Result<Admitted<S>>>, DamagedError> {
         let acceptor = TlsAcceptor::from(Arc::new(self.server()?));
         let (door, handshakes) = (self.clone(), Handshakes::default());
         let hands = incoming.map(move |stream| {
@@ -140,10 +143,10 @@ impl Credentials {
         &self,
         acceptor: &TlsAcceptor,
         stream: S,
-    ) -> Option<TlsStream<S>> {
+    ) -> Option<Admitted<S>> {
         let peer = address(&stream);
         let why = match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
-            Ok(Ok(stream)) => return Some(stream),
+            Ok(Ok(stream)) => return Some(Admitted::new(stream)),
             // Somebody who only looked whether there is a server, or has gone away.
             Ok(Err(error)) if error.kind() != io::ErrorKind::InvalidData => {
                 tracing::debug!(peer = name(peer), %error, "a connection ended before its handshake");

@@ -8,7 +8,7 @@ use psjobs_ps::network::Network;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 
-use crate::connection::{self, Absence, Connections, Driver, Inner, Sent, Service, Settings, Slot};
+use crate::connection::{self, Absence, Connections, Driver, FirstFrameLimit, Inner, Sent, Service, Settings, Slot};
 use crate::error::RemoteError;
 use crate::ids::{ContextId, ObjectId, Session};
 use crate::objects::{
@@ -81,7 +81,7 @@ impl Endpoint {
 
     /// Returns the gRPC service, for a server that serves others too.
     #[must_use]
-    pub fn service(&self) -> RemoteObjectsServer<Service> {
+    pub fn service(&self) -> FirstFrameLimit<RemoteObjectsServer<Service>> {
         connection::service(self.process())
     }
 

@@ -22,7 +22,7 @@ pub mod server_integration;
 #[cfg(test)]
 mod tests;
 
-pub use connection::{Absence, Driver, Service, Settings};
+pub use connection::{Absence, Driver, FirstFrameLimit, Service, Settings};
 pub use endpoint::Stats;
 pub use error::RemoteError;
 pub use objects::{

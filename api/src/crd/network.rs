@@ -7,9 +7,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkSpec {
-    /// Talk TLS: the operator makes an authority and certificates of the job's own, in a Secret that only
-    /// its pods mount, and the servers take nobody without one. Trainers find them in the folder that
-    /// PSJOB_TLS_DIR names. False for clients of yours that speak plain gRPC. Default true.
+    /// Talk TLS: the operator makes an authority of the job's own and a certificate for its servers and one for its
+    /// trainers, in a Secret of which each pod mounts the part of its role. The servers take nobody without one, and
+    /// take no trainer for a server. Processes find theirs in the folder that PSJOB_TLS_DIR names. False for
+    /// clients of yours that speak plain gRPC. Default true.
     #[serde(default = "yes", rename = "mutualTLS")]
     pub mutual_tls: bool,
     /// Make a NetworkPolicy that lets only the job's own pods reach the job's pods; metrics and probes

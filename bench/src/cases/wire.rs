@@ -91,7 +91,7 @@ impl WireArgs {
         };
         let servers = vec![listener.local_addr().context("bound")?.to_string()];
         let environment = Environment {
-            tls_folder: way.tls.then(|| folder.display().to_string()),
+            tls_folder: way.tls.then(|| folder.join(Role::Server.as_str()).display().to_string()),
             connections: Some(way.connections),
             ..Environment::new("bench-wire", "bench-wire", servers, way.trainers, training)
         };
@@ -100,7 +100,8 @@ impl WireArgs {
         let barrier = Arc::new(Barrier::new(way.trainers as usize));
         let trainers: Vec<_> = (0..way.trainers)
             .map(|index| {
-                let place = Environment { role: Role::Trainer, index, ..environment.clone() };
+                let tls_folder = way.tls.then(|| folder.join(Role::Trainer.as_str()).display().to_string());
+                let place = Environment { role: Role::Trainer, index, tls_folder, ..environment.clone() };
                 let (barrier, shared_memory) = (barrier.clone(), way.shared_memory);
                 let (elements, steps) = (self.elements(), self.steps);
                 thread::spawn(move || train(&place, elements, steps, shared_memory, &barrier))

@@ -28,7 +28,7 @@ pub async fn refuses_other_certificates(namespace: &TestNamespace) -> Result<()>
     ensure!(refused(namespace).await? == 0, "somebody was refused before a stranger came");
 
     let certificates = Certificates::make(&[names::hosts("mnist", &namespace.name)], SystemTime::now(), LIFE)?;
-    let data = certificates.files().map(|(name, text)| (name.to_owned(), ByteString(text.into())));
+    let data = certificates.files(Role::Trainer).map(|(name, text)| (name.to_owned(), ByteString(text.into())));
     let metadata = ObjectMeta { name: Some(FOREIGN.into()), ..ObjectMeta::default() };
     let foreign = Secret { metadata, data: Some(data.into()), ..Secret::default() };
     let secrets: Api<Secret> = Api::namespaced(namespace.cluster.client.clone(), &namespace.name);

@@ -2,7 +2,7 @@
 
 use tokio::sync::oneshot;
 
-use super::state::Block;
+use super::state::{Block, Waiting};
 use crate::checkpoint::BlockState;
 use crate::optimizer::State;
 
@@ -51,17 +51,7 @@ impl Block {
             }
             self.log = Some(log);
         }
-        self.kept.push((self.version, reply));
-    }
-
-    /// Answers the trainers whose parameters the backup has, or that need not wait for one.
-    pub(super) fn answer_kept(&mut self) {
-        let log = &self.log;
-        let held = |version: u64| log.as_ref().is_none_or(|log| !log.lacks(version));
-        for (_, reply) in self.kept.extract_if(.., |(version, _)| held(*version)) {
-            // The caller may have gone away.
-            let _ = reply.send(());
-        }
+        self.answer_all(vec![Waiting::Kept(reply)]);
     }
 
     fn capture(&self) -> Option<BlockState> {

@@ -64,8 +64,6 @@ pub(super) struct Block {
     pub snapshots: Vec<(u64, oneshot::Sender<Option<BlockState>>)>,
     /// Snapshots of the current version that have not been taken yet.
     pub due: Vec<oneshot::Sender<Option<BlockState>>>,
-    /// Trainers that wait until the backup has the version that they stored.
-    pub kept: Vec<(u64, oneshot::Sender<()>)>,
 }
 
 impl Block {
@@ -85,7 +83,6 @@ impl Block {
             joining: Vec::new(),
             snapshots: Vec::new(),
             due: Vec::new(),
-            kept: Vec::new(),
         }
     }
 
@@ -119,6 +116,8 @@ pub(super) enum Waiting {
     Read(oneshot::Sender<Option<Bytes>>),
     /// The caller of [`Command::NextStep`](super::command::Command::NextStep), about this trainer.
     NextStep(u32, oneshot::Sender<(u64, bool)>),
+    /// A trainer that has stored parameters of its own.
+    Kept(oneshot::Sender<()>),
 }
 
 /// Returns the error for a block without values. It is retryable: a trainer that joins again learns which blocks it

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
-use tokio_util::task::TaskTracker;
 use tonic::Status;
 
 use super::command::{Command, Update};
@@ -18,6 +17,7 @@ use crate::checkpoint::BlockState;
 use crate::codec::Codec;
 use crate::gradient::Gradient;
 use crate::layout::Layout;
+use crate::owner_tasks::{Owned, OwnerTasks};
 use crate::proto;
 use crate::replication_log::{FrameSender, ReplicaRole};
 use crate::training_rules::TrainingRules;
@@ -52,8 +52,8 @@ pub struct Start<'a> {
     pub rules: &'a Arc<TrainingRules>,
     /// The counters that the blocks increment.
     pub metrics: &'a Arc<BlockMetrics>,
-    /// Tracks the blocks' tasks.
-    pub tasks: &'a TaskTracker,
+    /// Starts the blocks' tasks.
+    pub tasks: &'a OwnerTasks,
 }
 
 /// The blocks of one server.
@@ -83,7 +83,7 @@ impl Store {
                 role,
                 metrics: metrics.clone(),
             };
-            tasks.spawn(task::run(spec, receiver));
+            tasks.spawn(Owned::Block(block), task::run(spec, receiver));
             (block, sender)
         });
         Self { blocks: blocks.collect(), elastic, slots: rules.optimizer.slots(), layout }

@@ -31,7 +31,6 @@ pub(super) async fn run(spec: BlockSpec, mut commands: mpsc::Receiver<Command>) 
             block.take_due_snapshots();
         }
         busy_time.measure(|| block.handle(command));
-        block.answer_kept();
     }
 }
 
@@ -62,7 +61,6 @@ impl Block {
             Command::Restore(epoch, state, reply) => {
                 self.epoch = epoch;
                 self.restore(state);
-                self.kept.clear();
                 self.log = (self.role == ReplicaRole::Primary).then(|| ReplicationLog::new(self.version));
                 let _ = reply.send(());
             }

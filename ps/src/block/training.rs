@@ -164,6 +164,7 @@ impl Block {
                 Waiting::NextStep(trainer, reply) => {
                     let _ = reply.send((aggregation.rule.entry(trainer), !values.is_empty()));
                 }
+                Waiting::Kept(reply) => drop(reply.send(())),
             }
         }
     }

@@ -325,7 +325,11 @@ impl Runs {
         Ok(numbers)
     }
 
-    fn record(&self, run: u32) -> Result<Option<RunRecord>, RunsError> {
+    /// Returns the record of a run, `None` if there is none.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn record(&self, run: u32) -> Result<Option<RunRecord>, RunsError> {
         let file = self.catalog(run).folder().join(RUN);
         let json = match fs::read(&file) {
             Ok(json) => json,

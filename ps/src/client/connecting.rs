@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use psjobs_api::Role;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
@@ -190,7 +191,7 @@ pub(super) fn connect_lazily(network: &Network, address: &str) -> Result<Channel
 }
 
 fn endpoint(network: &Network, address: &str) -> Result<Endpoint, Failure> {
-    Ok((network.endpoint(address))
+    Ok((network.endpoint(address, Some(Role::Server)))
         .map_err(|_| Failure::Final(ClientError::Address(address.to_owned())))?
         .connect_timeout(TRY)
         .tcp_nodelay(true)

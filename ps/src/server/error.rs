@@ -1,6 +1,7 @@
 //! The errors that end a server.
 
 use crate::network::ServeError;
+use crate::owner_tasks::Panicked;
 
 /// An error that ends a server before its work is done.
 #[derive(Debug, thiserror::Error)]
@@ -81,9 +82,26 @@ pub enum ServerError {
         /// The one that has taken its place.
         successor: u32,
     },
+    /// A task that owns a part of the parameters panicked.
+    #[error(
+        "the task of {owned} panicked ({why}), so that this server has lost a part of the parameters and ends; started again, \
+         it goes back to a checkpoint, copies a replica or is filled with a trainer's parameters. Please report this"
+    )]
+    Panicked {
+        /// The block, or the part of the rows, that it owned.
+        owned: String,
+        /// The words of the panic.
+        why: String,
+    },
     /// It received the signal to stop before every trainer had finished.
     #[error("stopped before all trainers had finished")]
     Stopped,
+}
+
+impl From<Panicked> for ServerError {
+    fn from(Panicked { owned, why }: Panicked) -> Self {
+        Self::Panicked { owned: owned.to_string(), why }
+    }
 }
 
 impl ServerError {

@@ -13,14 +13,16 @@ use tokio_stream::{Stream, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::service::Routes;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
 
-use super::config::{ServerConfig, inelastic};
+use super::config::{Evaluation, ServerConfig, inelastic};
 use super::error::ServerError;
 use super::service::coordination::Coordination;
 use super::service::exchange::ParameterServer;
 use super::service::frame_service::FrameService;
+use super::service::servers_only::ServersOnly;
 use super::service::{metrics, recovery as recovery_service, replication as replication_service, sparse_tables};
 use super::state::ServerState;
 use super::task::{evaluation, liveness, recovery, replication};
@@ -60,11 +62,31 @@ pub async fn run_on<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
     {
         return Err(ServerError::Elastic(why));
     }
-    let metrics = config.metrics.take();
-    let stop = config.ending.clone();
-    let services = std::mem::take(&mut config.services);
-    let evaluation = config.evaluation.take();
-    let state = ServerState::new(config);
+    let parts = Parts {
+        metrics: config.metrics.take(),
+        services: std::mem::take(&mut config.services),
+        evaluation: config.evaluation.take(),
+    };
+    run_state(incoming, &ServerState::new(config), parts, shutdown).await
+}
+
+/// The listener and services beside those of every server.
+#[derive(Default)]
+struct Parts {
+    metrics: Option<TcpListener>,
+    services: Routes,
+    evaluation: Option<Evaluation>,
+}
+
+/// Runs the server of `state`.
+async fn run_state<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static>(
+    incoming: impl Stream<Item = io::Result<S>>,
+    state: &Arc<ServerState>,
+    parts: Parts,
+    shutdown: impl Future<Output = ()>,
+) -> Result<ReplicaResult, ServerError> {
+    let Parts { metrics, services, evaluation } = parts;
+    let stop = state.config.ending.clone();
     let stopped = |stop: &CancellationToken| stop.clone().cancelled_owned();
     if let Some(listener) = metrics {
         let (state, stop) = (state.clone(), stopped(&stop));
@@ -79,21 +101,21 @@ pub async fn run_on<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
         let state = state.clone();
         AbortOnDropHandle::new(tokio::spawn(async move { evaluation::run(&state, evaluation).await }))
     });
-    let serving = serve_grpc(incoming, &state, services, stopped(&stop));
+    let serving = serve_grpc(incoming, state, services, stopped(&stop));
     let replicating = state.clone();
     let mut replicating = AbortOnDropHandle::new(tokio::spawn(async move { replication::run(&replicating).await }));
     let training_over = CancellationToken::new();
-    let recovering = recovery::run(&state, training_over.clone());
+    let recovering = recovery::run(state, training_over.clone());
     tokio::pin!(serving, recovering);
     let mut kept = false;
     let ended = async {
         tokio::select! {
             biased;
             () = state.done.notified() => Ok(()),
-            why = liveness::given_up(&state) => Err(why),
+            why = liveness::given_up(state) => Err(why),
             Ok(lost) = &mut replicating => Err(lost),
             () = shutdown => {
-                liveness::wait_for_leaving(&state).await;
+                liveness::wait_for_leaving(state).await;
                 // A successor would wait for trainers that are done.
                 if state.members().done() && state.decides_the_end() { Ok(()) } else { Err(ServerError::Stopped) }
             }
@@ -111,6 +133,8 @@ pub async fn run_on<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
                     break Err(error);
                 }
             },
+            // Nothing of this server can be kept.
+            panicked = state.owners.panicked() => return Err(panicked.into()),
             outcome = &mut ended => break outcome,
         }
     };
@@ -123,6 +147,7 @@ pub async fn run_on<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
         tokio::select! {
             biased;
             served = &mut serving => return served.and(Err(ServerError::Stopped)),
+            panicked = state.owners.panicked() => return Err(panicked.into()),
             recovered = &mut recovering => outcome = recovered.and(outcome),
         }
     }
@@ -152,6 +177,7 @@ async fn serve_grpc<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
     health.set_serving::<FrameService<ParameterServer>>().await;
     let reflection =
         || tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(proto::DESCRIPTORS);
+    let network = &state.config.network;
     let router = network::limited(Server::builder())
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(2 * WINDOW)
@@ -161,10 +187,40 @@ async fn serve_grpc<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
         .add_service(reflection().build_v1().map_err(ServerError::Reflection)?)
         // The older version of reflection: clients of other languages still ask for it.
         .add_service(reflection().build_v1alpha().map_err(ServerError::Reflection)?)
-        .add_service(FrameService::new(replication_service::Replicating, state))
-        .add_service(RecoveryServer::new(recovery_service::Service(state.clone())))
+        .add_service(InterceptedService::new(
+            FrameService::new(replication_service::Replicating, state),
+            ServersOnly::new("replication", network),
+        ))
+        .add_service(RecoveryServer::with_interceptor(
+            recovery_service::Service(state.clone()),
+            ServersOnly::new("recovery", network),
+        ))
         .add_service(CoordinationServer::new(Coordination(state.clone())))
         .add_service(sparse_tables::service(state.clone()))
         .add_service(FrameService::new(ParameterServer, state));
-    Ok(state.config.network.serve(router, incoming, stop).await?)
+    Ok(network.serve(router, incoming, stop).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use psjobs_api::{Environment, Training};
+    use tokio::io::DuplexStream;
+
+    use super::*;
+    use crate::owner_tasks::Owned;
+
+    #[tokio::test]
+    async fn a_server_ends_when_the_task_of_a_block_panics() {
+        let environment = Environment::new("mnist", "job-1", vec!["ps-0:29500".into()], 1, Training::default());
+        let state = ServerState::new(ServerConfig { shared_memory: false, ..ServerConfig::new(&environment) });
+        state.owners.spawn(Owned::Block(7), async { panic!("a slot is missing") });
+        let nobody = tokio_stream::pending::<io::Result<DuplexStream>>();
+        let ended = run_state(nobody, &state, Parts::default(), std::future::pending());
+        let ended = tokio::time::timeout(Duration::from_secs(30), ended).await.expect("it does not stay");
+        let sentence = ended.expect_err("it has lost a block").to_string();
+        assert!(
+            sentence.starts_with("the task of block 7 panicked (a slot is missing), so that this server"),
+            "{sentence}"
+        );
+    }
 }

@@ -10,9 +10,10 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
@@ -24,12 +25,22 @@ use super::Mapping;
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Mappings that wait for their stream; more means that somebody only knocks.
 const WAITING: usize = 4096;
+/// How long a mapping waits for its stream, which its trainer opens at once. One that never comes, because the servers go to a
+/// checkpoint or the trainer has died, must not hold the trainer's memory.
+const LIFETIME: Duration = Duration::from_secs(60);
 
 /// A server's socket, and the mappings whose streams have not been opened yet.
 #[derive(Debug)]
 pub struct Offer {
     name: String,
-    waiting: Mutex<HashMap<u64, Arc<Mapping>>>,
+    waiting: Mutex<HashMap<u64, Waiting>>,
+}
+
+/// A mapping whose stream has not been opened yet.
+#[derive(Debug)]
+struct Waiting {
+    mapping: Arc<Mapping>,
+    since: Instant,
 }
 
 impl Offer {
@@ -42,7 +53,14 @@ impl Offer {
     /// The mapping of a token; a token is good for one stream.
     #[must_use]
     pub fn take(&self, token: u64) -> Option<Arc<Mapping>> {
-        self.waiting.lock().remove(&token)
+        self.waiting.lock().remove(&token).map(|waiting| waiting.mapping)
+    }
+
+    /// Drops the mappings that have waited for `lifetime` until `now`; returns whether others wait.
+    fn expire(&self, lifetime: Duration, now: Instant) -> bool {
+        let mut waiting = self.waiting.lock();
+        waiting.retain(|_, waiting| now.saturating_duration_since(waiting.since) < lifetime);
+        !waiting.is_empty()
     }
 }
 
@@ -51,15 +69,29 @@ impl Offer {
 /// # Errors
 /// If no socket can be bound.
 pub fn offer() -> io::Result<Arc<Offer>> {
+    offer_for(LIFETIME)
+}
+
+/// As [`offer`]; a mapping waits for its stream for `lifetime`, and up to half as long again.
+fn offer_for(lifetime: Duration) -> io::Result<Arc<Offer>> {
     let name = format!("psjobs-{:032x}", rand::random::<u128>());
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?;
     let offer = Arc::new(Offer { name, waiting: Mutex::default() });
     let weak = Arc::downgrade(&offer);
     std::thread::Builder::new().name("psjobs-shm".into()).spawn(move || {
-        for stream in listener.incoming() {
+        loop {
+            let stream = listener.accept();
             let Some(offer) = weak.upgrade() else { return };
-            if let Err(error) = stream.and_then(|stream| receive(&offer, stream)) {
-                tracing::debug!(%error, "a shared memory handshake failed; that trainer uses TCP");
+            match stream.and_then(|(stream, _)| receive(&offer, stream)) {
+                Ok(()) => {}
+                // No trainer has come for a while.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => tracing::debug!(%error, "a shared memory handshake failed; that trainer uses TCP"),
+            }
+            // While a mapping waits the thread looks again, also when no trainer comes.
+            let patience = offer.expire(lifetime, Instant::now()).then_some(lifetime / 2);
+            if let Err(error) = set_socket_timeout(&listener, Timeout::Recv, patience) {
+                tracing::debug!(%error, "cannot set how long to wait for trainers of this host");
             }
         }
     })?;
@@ -109,7 +141,7 @@ fn receive(offer: &Offer, mut stream: UnixStream) -> io::Result<()> {
         if waiting.len() >= WAITING {
             return Err(io::Error::other("too many mappings wait for their streams"));
         }
-        waiting.insert(token, Arc::new(mapping));
+        waiting.insert(token, Waiting { mapping: Arc::new(mapping), since: Instant::now() });
     }
     stream.write_all(&token.to_le_bytes())
 }
@@ -142,6 +174,22 @@ mod tests {
         mapping.gradients_mut()[99] = 4.0;
         assert_eq!(server.gradients()[99], 4.0);
         assert!(offer.take(token).is_none());
+    }
+
+    #[test]
+    fn a_mapping_whose_stream_is_never_opened_is_freed_though_no_trainer_comes_again() {
+        let offer = offer_for(Duration::from_millis(100)).expect("binds");
+        let mapping = Mapping::new(100).expect("a memory file");
+        let token = accept(offer.name(), &mapping).expect("is taken");
+        let handed_over = Arc::downgrade(&offer.waiting.lock()[&token].mapping);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while handed_over.strong_count() > 0 {
+            assert!(Instant::now() < deadline, "it is still mapped");
+            std::thread::yield_now();
+        }
+        assert!(offer.take(token).is_none());
+        let later = accept(offer.name(), &mapping).expect("others are still taken");
+        assert!(offer.take(later).is_some());
     }
 
     #[test]

@@ -17,6 +17,7 @@ use super::refill::Refill;
 use super::shard::{Plan, Shard, ShardState};
 use super::{MAX_MESSAGE, TableSpec, key};
 use crate::gradient::all_finite;
+use crate::owner_tasks::{Owned, OwnerTasks};
 use crate::proto;
 use crate::replication_log::{FrameSender, ReplicaRole};
 use crate::training_rules::TrainingRules;
@@ -124,7 +125,7 @@ impl Tables {
         place: Place,
         role: ReplicaRole,
         rules: &Arc<TrainingRules>,
-        tasks: &TaskTracker,
+        tasks: &OwnerTasks,
     ) -> Self {
         let counts = Arc::new(Counts::new(&specs));
         let plan = Plan {
@@ -136,7 +137,8 @@ impl Tables {
         };
         let start = |part| {
             let (sender, receiver) = mpsc::channel(QUEUE);
-            tasks.spawn(owner::own(Owner::new(&plan, part, role), receiver, counts.clone()));
+            tasks
+                .spawn(Owned::Rows(part as usize), owner::own(Owner::new(&plan, part, role), receiver, counts.clone()));
             sender
         };
         let shards = (0..place.shards.max(1) as u32).map(start).collect();

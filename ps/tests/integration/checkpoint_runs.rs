@@ -12,7 +12,7 @@ use crate::support::job::*;
 use crate::support::*;
 use psjobs_api::training::ConsistencyMode;
 use psjobs_ps::checkpoint::lock::{LOCK, Lock, LockFile};
-use psjobs_ps::checkpoint::runs::BY_HAND;
+use psjobs_ps::checkpoint::runs::{BY_HAND, RunRecord};
 use psjobs_ps::checkpoint::{Catalog, CheckpointId, Runs};
 use psjobs_ps::client::Session;
 use psjobs_ps::proto::recovery_client::RecoveryClient;
@@ -180,7 +180,8 @@ fn a_second_job_is_kept_out_of_a_folder_that_is_in_use_and_let_in_when_it_is_not
 
     let server = first.start(0);
     let lock = LockFile::new(folder.path());
-    wait_until("job-a has the lock", || lock.read().expect("reads").is_some());
+    // Between two renewals: the first one would replace what is written here.
+    wait_until("job-a has renewed the lock", || lock.read().expect("reads").is_some_and(|lock| lock.counter > 0));
     lock.write(&Lock { job: "job-c".into(), uid: "job-c".into(), holder: 1, counter: 0 }).expect("writes");
     match server.outcome() {
         Err(ServerError::FolderTaken { job, .. }) => assert_eq!(job, "job-c"),
@@ -205,7 +206,17 @@ fn epochs_go_on_from_the_greatest_that_a_server_has_heard_of() {
     runtime.block_on(async {
         let mut server = RecoveryClient::connect(address).await.expect("connects");
         let restore = |epoch| proto::RestoreRequest { job_uid: job_uid.clone(), epoch, run: 1, ..Default::default() };
+        let refused = server.restore(restore(u64::MAX)).await.expect_err("server 0 has not recorded it");
+        assert!(
+            refused.code() == Code::FailedPrecondition && refused.message().contains("on record is 1"),
+            "{refused:?}"
+        );
+        // As if the folder were exchanged afterwards.
+        let runs = Runs::new(folder.path());
+        let record = runs.record(1).expect("readable").expect("it is there");
+        runs.put(&RunRecord { epoch: AHEAD, ..record.clone() }).expect("written");
         server.restore(restore(AHEAD)).await.expect("restores");
+        runs.put(&record).expect("written");
         let refused = server.restore(restore(AHEAD - 1)).await.expect_err("over");
         assert!(refused.code() == Code::Aborted && refused.message().contains("epoch"), "{refused:?}");
         let snapshot =

@@ -235,3 +235,23 @@ async fn unknown_callers_that_announce_much_cost_little() {
     assert!(more < 200, "{more} MiB more than before, for callers that are not known");
     goes_on(session).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_no_server_can_hold_is_refused_and_leaves_nothing() {
+    let server = start(config(0, 1, 2, ConsistencyMode::Async)).await;
+    let url = format!("http://{}", server.address);
+    let mut coordination = proto::coordination_client::CoordinationClient::connect(url).await.expect("connects");
+    let before = resident();
+    for shape in [vec![1 << 47], vec![1 << 30, 1 << 17], vec![(1 << 35) + 1]] {
+        let tensors = vec![proto::TensorSpec { name: "w".into(), shape }];
+        let join = proto::JoinRequest { trainer: Some(id()), tensors, total_steps: 10, shard: None, elastic: false };
+        let refused = coordination.join(join).await.expect_err("no server has so much memory");
+        assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{refused}");
+        assert!(refused.message().contains("the job's servers (1) hold 34359738368 at most"), "{refused}");
+    }
+    let more = resident().saturating_sub(before);
+    assert!(more < 50, "{more} MiB more than before, for models that were refused");
+    let session = session_config(1, vec![server.address.to_string()]);
+    let session = tokio::task::spawn_blocking(move || Session::join(session, &vec![1.0; elements()]));
+    goes_on(session.await.expect("no panic").expect("the model of the job is not that of the refused one")).await;
+}

@@ -1,33 +1,51 @@
-//! Jobs that talk mutual TLS: those with a certificate of the job's authority train, others are not heard.
+//! Jobs that talk mutual TLS: those with a certificate of the job's authority train, others are not heard, and a trainer
+//! passes for no server.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::support::*;
-use psjobs_api::TrainingStatus;
+use crate::support::{self, *};
 use psjobs_api::certificates::{Certificates, LIFE};
 use psjobs_api::training::ConsistencyMode;
+use psjobs_api::{Role, TrainingStatus};
 use psjobs_ps::client::{ClientError, Session};
 use psjobs_ps::network::Network;
+use psjobs_ps::proto::recovery_client::RecoveryClient;
+use psjobs_ps::proto::replication_client::ReplicationClient;
+use psjobs_ps::proto::{self, follow_request};
+use psjobs_ps::server::CheckpointConfig;
 use psjobs_ps::tls::Credentials;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
 
-/// Certificates of an authority of their own.
-fn certificates(folder: &Path) -> Arc<Credentials> {
-    certificates_of(folder, SystemTime::now())
+/// The credentials of the two roles of one job.
+struct Job {
+    server: Arc<Credentials>,
+    trainer: Arc<Credentials>,
 }
 
-/// Makes certificates in `folder` as of `then`.
-fn certificates_of(folder: &Path, then: SystemTime) -> Arc<Credentials> {
-    for (name, text) in Certificates::make(&["*.mnist.team.svc".into()], then, LIFE).expect("a name").files() {
-        fs::write(folder.join(name), text).expect("written");
+impl Job {
+    fn new() -> Self {
+        Self::of(SystemTime::now())
     }
-    Arc::new(Credentials::load(folder).expect("usable"))
+
+    /// Certificates of an authority of their own, as of `then`.
+    fn of(then: SystemTime) -> Self {
+        let certificates = Certificates::make(&["*.mnist.team.svc".into()], then, LIFE).expect("a name");
+        let load = |role| {
+            let folder = tempfile::tempdir().expect("a folder");
+            for (name, text) in certificates.files(role) {
+                fs::write(folder.path().join(name), text).expect("written");
+            }
+            Arc::new(Credentials::load(folder.path()).expect("usable"))
+        };
+        Self { server: load(Role::Server), trainer: load(Role::Trainer) }
+    }
 }
 
 /// Asks the metrics port, which needs no certificate.
@@ -42,9 +60,8 @@ async fn asked(metrics: &str, path: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_those_with_a_certificate_of_the_jobs_authority_train() {
-    let (ours, theirs) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
-    let (credentials, theirs) = (certificates(ours.path()), Network::Tls(certificates(theirs.path())));
-    let ours = Network::Tls(credentials.clone());
+    let (job, theirs) = (Job::new(), Network::Tls(Job::new().trainer));
+    let (credentials, ours) = (job.server.clone(), Network::Tls(job.trainer));
     let metrics = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let metrics_address = metrics.local_addr().expect("bound").to_string();
     let mut metrics = Some(metrics);
@@ -55,7 +72,7 @@ async fn only_those_with_a_certificate_of_the_jobs_authority_train() {
         .zip(listeners)
         .map(|(index, listener)| {
             let mut config = config(index, 2, 1, ConsistencyMode::Sync);
-            config.network = ours.clone();
+            config.network = Network::Tls(job.server.clone());
             config.metrics = metrics.take();
             config.replicas = addresses.clone();
             start_on(listener, config)
@@ -104,18 +121,115 @@ async fn certificates_hold_for_their_time_and_no_longer() {
     let now = SystemTime::now();
     for (made, good) in [(now - LIFE + Duration::from_secs(600), true), (now - LIFE - Duration::from_secs(600), false)]
     {
-        let folder = tempfile::tempdir().expect("a folder");
-        let credentials = certificates_of(folder.path(), made);
+        let job = Job::of(made);
         let listener = listen().await;
         let addresses = vec![listener.local_addr().expect("bound").to_string()];
         let mut server = config(0, 1, 1, ConsistencyMode::Sync);
-        server.network = Network::Tls(credentials.clone());
+        server.network = Network::Tls(job.server);
         let _server = start_on(listener, server);
         let mut trainer = session_config(0, addresses);
-        trainer.network = Network::Tls(credentials.clone());
+        trainer.network = Network::Tls(job.trainer);
         trainer.connect_timeout = Duration::from_secs(if good { 20 } else { 1 });
         let joined = tokio::task::spawn_blocking(move || Session::join(trainer, &vec![1.0; elements()]).map(drop));
         let joined = joined.await.expect("no panic");
         assert_eq!(joined.is_ok(), good, "{joined:?}");
     }
+}
+
+/// Connects as the process that `credentials` are of.
+async fn channel(credentials: &Arc<Credentials>, address: &str) -> Channel {
+    let network = Network::Tls(credentials.clone());
+    let endpoint = network.endpoint(address, Some(Role::Server)).expect("an address");
+    network.connect(&endpoint).await.expect("a certificate of the job")
+}
+
+/// Makes every call that servers make of each other, on a job that the caller belongs to; the answers.
+async fn call_as_a_server(channel: Channel) -> Vec<(&'static str, Status)> {
+    let (mut recovery, mut replication) =
+        (RecoveryClient::new(channel.clone()), ReplicationClient::new(channel.clone()));
+    let (job_uid, run, epoch) = (UID.to_owned(), 1, 2);
+    let restore = proto::RestoreRequest { job_uid: job_uid.clone(), run, epoch, ..Default::default() };
+    let snapshot = proto::SnapshotRequest {
+        job_uid: job_uid.clone(),
+        run,
+        epoch: 1,
+        last: true,
+        done: true,
+        ..Default::default()
+    };
+    let recover = proto::RecoverRequest { job_uid: job_uid.clone(), instance: 7, ..Default::default() };
+    let greet = proto::GreetRequest { job_uid: job_uid.clone(), instance: 7, incarnation: 9, ..Default::default() };
+    let open = proto::OpenFollow { job_uid: job_uid.clone(), instance: 7, incarnation: 9, ..Default::default() };
+    let follow = proto::FollowRequest { message: Some(follow_request::Message::Open(open)) };
+    let mut refused = Vec::new();
+    let mut note = |call, answer: Result<(), Status>| refused.extend(answer.err().map(|status| (call, status)));
+    note("Restore", recovery.restore(restore).await.map(drop));
+    note("Snapshot", recovery.snapshot(snapshot).await.map(drop));
+    note("Recover", recovery.recover(recover).await.map(drop));
+    note("GetEpoch", recovery.get_epoch(proto::GetEpochRequest { job_uid }).await.map(drop));
+    note("Greet", replication.greet(greet).await.map(drop));
+    note("Follow", replication.follow(tokio_stream::once(follow)).await.map(drop));
+    refused
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trainer_that_calls_as_a_server_is_refused_and_changes_nothing() {
+    let (job, folder) = (Job::new(), tempfile::tempdir().expect("a folder"));
+    let listener = listen().await;
+    let address = listener.local_addr().expect("bound").to_string();
+    let mut server = config(0, 1, 1, ConsistencyMode::Sync);
+    server.network = Network::Tls(job.server.clone());
+    server.checkpoint = Some(CheckpointConfig {
+        job: "mnist".into(),
+        incarnation: 0,
+        folder: folder.path().into(),
+        interval: Duration::from_secs(3600),
+        keep: 2,
+        resume: true,
+        servers: vec![address.clone()],
+    });
+    let server = start_on(listener, server);
+    let mut trainer = session_config(0, vec![address.clone()]);
+    trainer.network = Network::Tls(job.trainer.clone());
+    let trained = tokio::task::spawn_blocking(move || {
+        train(Session::join(trainer, &vec![1.0; elements()]).expect("joins"), 0, 3)
+    });
+    let (session, before) = trained.await.expect("no panic");
+
+    let refused = call_as_a_server(channel(&job.trainer, &address).await).await;
+    assert_eq!(refused.len(), 6, "all are refused: {refused:?}");
+    for (call, status) in refused {
+        assert_eq!(status.code(), Code::PermissionDenied, "{call}: {status}");
+        assert!(status.message().contains("needs the certificate of a server"), "{call}: {status}");
+        assert!(status.message().contains("the caller's is a trainer's"), "{call}: {status}");
+    }
+    // A server's certificate is heard.
+    let mut recovery = RecoveryClient::new(channel(&job.server, &address).await);
+    let asked = recovery.get_epoch(proto::GetEpochRequest { job_uid: UID.into() }).await;
+    assert_eq!(asked.expect("a server may ask").into_inner().epoch, 1, "no other epoch has begun");
+
+    let (parameters, undisturbed) = tokio::task::spawn_blocking(move || {
+        let (session, parameters) = train(session, 0, 6);
+        session.leave(true, 0, BTreeMap::new()).expect("leaves");
+        (parameters, support::job::Job::undisturbed(1, 6))
+    })
+    .await
+    .expect("no panic");
+    assert!(parameters != before && parameters == undisturbed, "training goes on as if nothing had been");
+    server.ended.await.expect("no panic").expect("ends well");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trainer_joins_no_process_that_shows_a_trainers_certificate() {
+    let job = Job::new();
+    let listener = listen().await;
+    let address = listener.local_addr().expect("bound").to_string();
+    let mut server = config(0, 1, 1, ConsistencyMode::Sync);
+    server.network = Network::Tls(job.trainer.clone());
+    let _server = start_on(listener, server);
+    let mut trainer = session_config(0, vec![address]);
+    (trainer.network, trainer.connect_timeout) = (Network::Tls(job.trainer), Duration::from_secs(1));
+    let joined = tokio::task::spawn_blocking(move || Session::join(trainer, &vec![1.0; elements()]).map(drop));
+    let refused = joined.await.expect("no panic").expect_err("it is no server").to_string();
+    assert!(refused.contains("not valid for name \"ps.psjob\""), "{refused}");
 }

@@ -5,9 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use psjobs_api::Role;
 use psjobs_ps::network;
+use psjobs_ps::peer_role::PeerRole;
 use psjobs_ps::retry::{Failure, Schedule, Stopped, retry};
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
 use tokio_util::sync::CancellationToken;
@@ -15,6 +18,7 @@ use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::attach::{attach, detach, hello, reconcile};
+use super::first_frame::FirstFrameLimit;
 use super::link::Link;
 use super::peers::Superseded;
 use super::remote_refs::Snapshot;
@@ -26,8 +30,12 @@ use crate::proto::frame::Kind;
 use crate::proto::remote_objects_client::RemoteObjectsClient;
 use crate::proto::remote_objects_server::{RemoteObjects, RemoteObjectsServer};
 
-/// Size limit of a frame: bounds what a broken peer can make this process allocate.
+/// Size limit of a frame of a known peer, for large tensors: bounds what a broken one can make this process allocate.
 const MAX_FRAME_BYTES: usize = 1 << 30;
+/// How long a peer may take to say who it is.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// Peers that may have yet to say who they are, at once.
+const MAX_UNKNOWN_PEERS: usize = 64;
 const WINDOW_BYTES: u32 = 16 << 20;
 /// Bytes of an HTTP/2 frame: a large tensor goes in few.
 const HTTP2_FRAME_BYTES: u32 = 1 << 20;
@@ -64,8 +72,9 @@ pub(crate) fn connect(
 }
 
 /// Returns the gRPC service, for a server that serves others too.
-pub(crate) fn service(process: Arc<dyn Process>) -> RemoteObjectsServer<Service> {
-    RemoteObjectsServer::new(Service(process)).max_decoding_message_size(MAX_FRAME_BYTES)
+pub(crate) fn service(process: Arc<dyn Process>) -> FirstFrameLimit<RemoteObjectsServer<Service>> {
+    let service = Service { process, unknown: Arc::new(Semaphore::new(MAX_UNKNOWN_PEERS)) };
+    FirstFrameLimit(RemoteObjectsServer::new(service).max_decoding_message_size(MAX_FRAME_BYTES))
 }
 
 /// Serves the gRPC service alone, on a listener of its own, until shutdown.
@@ -105,7 +114,7 @@ enum DialError {
 impl From<Status> for DialError {
     fn from(status: Status) -> Self {
         match status.code() {
-            Code::InvalidArgument | Code::FailedPrecondition | Code::Unimplemented => {
+            Code::InvalidArgument | Code::FailedPrecondition | Code::PermissionDenied | Code::Unimplemented => {
                 Self::Refused(status.message().to_owned())
             }
             _ => Self::Failed(status.message().to_owned()),
@@ -180,7 +189,7 @@ async fn keep_connected(dial: Arc<Dial>) {
 async fn dial_once(dial: &Dial) -> Result<(Arc<Link>, Streaming<proto::Frame>), DialError> {
     let shared = dial.process.connections();
     let network = &shared.settings.network;
-    let target = (network.endpoint(&dial.address))
+    let target = (network.endpoint(&dial.address, Role::of_replica(&dial.name)))
         .map_err(|_| DialError::Refused(format!("`{}` is not host:port", dial.address)))?
         .initial_connection_window_size(WINDOW_BYTES)
         .initial_stream_window_size(WINDOW_BYTES)
@@ -233,17 +242,40 @@ async fn read(process: &Arc<dyn Process>, link: &Arc<Link>, mut frames: Streamin
 
 /// The gRPC service of an [`Endpoint`](crate::Endpoint).
 #[derive(Clone)]
-pub struct Service(Arc<dyn Process>);
+pub struct Service {
+    process: Arc<dyn Process>,
+    /// Places of peers that have yet to say who they are.
+    unknown: Arc<Semaphore>,
+}
+
+impl Service {
+    /// Reads the first frame of a peer.
+    async fn first_frame(&self, frames: &mut Streaming<proto::Frame>) -> Result<proto::Hello, Status> {
+        let _unknown = self.unknown.try_acquire().map_err(|_| {
+            Status::resource_exhausted(format!(
+                "{MAX_UNKNOWN_PEERS} peers have yet to say who they are; try again later"
+            ))
+        })?;
+        tokio::time::timeout(HELLO_TIMEOUT, expect_hello(frames)).await.unwrap_or_else(|_| {
+            let seconds = HELLO_TIMEOUT.as_secs();
+            Err(Status::deadline_exceeded(format!("no frame came in {seconds} s after the stream was opened")))
+        })
+    }
+}
 
 #[tonic::async_trait]
 impl RemoteObjects for Service {
     type AttachStream = tokio_stream::adapters::Map<Frames, fn(proto::Frame) -> Result<proto::Frame, Status>>;
 
     async fn attach(&self, request: Request<Streaming<proto::Frame>>) -> Result<Response<Self::AttachStream>, Status> {
-        let process = &self.0;
+        let process = &self.process;
         let shared = process.connections();
+        let peer = request.extensions().get::<PeerRole>().copied();
         let mut frames = request.into_inner();
-        let hello = expect_hello(&mut frames).await?;
+        let hello = self.first_frame(&mut frames).await?;
+        if let Some(peer) = peer.filter(|_| Role::of_replica(&hello.name) == Some(Role::Server)) {
+            PeerRole::check_is_server(Some(peer), &format!("the name {}", hello.name))?;
+        }
         let ours = &shared.settings.job_uid;
         if hello.job_uid != *ours {
             let theirs = &hello.job_uid;

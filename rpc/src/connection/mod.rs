@@ -4,6 +4,7 @@
 
 mod attach;
 mod connect;
+mod first_frame;
 mod lease;
 mod link;
 mod peers;
@@ -14,6 +15,7 @@ mod slot;
 mod state;
 
 pub use connect::Service;
+pub use first_frame::FirstFrameLimit;
 pub use peers::Absence;
 pub use runtime_driver::Driver;
 pub use state::Settings;

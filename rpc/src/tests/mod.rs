@@ -4,6 +4,7 @@ mod autograd;
 mod calls;
 mod coming_from_torch;
 mod fencing;
+mod hostile;
 mod leases;
 mod soak;
 mod tls;

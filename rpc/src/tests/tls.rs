@@ -3,26 +3,54 @@
 use std::fs;
 use std::sync::Arc;
 
+use psjobs_api::Role;
 use psjobs_api::certificates::{Certificates, LIFE};
 use psjobs_ps::network::Network;
 use psjobs_ps::tls::Credentials;
 
 use super::*;
 
-#[test]
-fn a_trainer_that_others_call_asks_for_certificates_too() {
+/// The network of a process that shows the certificate of `role`.
+fn network(certificates: &Certificates, role: Role) -> Network {
     let folder = tempfile::tempdir().expect("a folder");
-    for (name, text) in Certificates::make(&[], std::time::SystemTime::now(), LIFE).expect("no names are wrong").files()
-    {
+    for (name, text) in certificates.files(role) {
         fs::write(folder.path().join(name), text).expect("written");
     }
-    let network = Network::Tls(Arc::new(Credentials::load(folder.path()).expect("usable")));
-    let settings = |name: &str| Settings { network: network.clone(), ..Settings::new(name, "test") };
+    Network::Tls(Arc::new(Credentials::load(folder.path()).expect("usable")))
+}
+
+#[test]
+fn a_trainer_passes_for_no_server() {
+    let certificates = Certificates::make(&[], std::time::SystemTime::now(), LIFE).expect("no names are wrong");
+    let settings =
+        |name: &str, role: Role| Settings { network: network(&certificates, role), ..Settings::new(name, "test") };
+    let mut job = Job::new();
+    let server = job.start(settings("ps-0", Role::Server));
+    let address = job.serve(&server);
+    // A trainer that calls itself a server is refused where it connects.
+    let liar = job.start(settings("ps-1", Role::Trainer));
+    let error = liar.connect("ps-0", &address, PATIENCE).map(drop).expect_err("it is no server").to_string();
+    assert!(error.contains("the name ps-1 needs the certificate of a server"), "{error}");
+    // It is not taken for one where it is connected to.
+    let false_address = job.serve(&liar);
+    let trainer = job.start(settings("trainer-0", Role::Trainer));
+    let error = trainer.connect("ps-1", &false_address, Duration::from_secs(1)).map(drop).expect_err("it is no server");
+    assert!(error.to_string().contains("not valid for name \"ps.psjob\""), "{error}");
+    let server = trainer.connect("ps-0", &address, PATIENCE).expect("a trainer calls servers");
+    assert_eq!(server.rpc_sync::<i64>("echo", 7_i64).expect("answered"), 7);
+}
+
+#[test]
+fn a_trainer_that_others_call_asks_for_certificates_too() {
+    let certificates = Certificates::make(&[], std::time::SystemTime::now(), LIFE).expect("no names are wrong");
+    let settings =
+        |name: &str, role: Role| Settings { network: network(&certificates, role), ..Settings::new(name, "test") };
 
     let mut job = Job::new();
-    let server = job.start(settings("ps-0"));
+    let server = job.start(settings("ps-0", Role::Server));
     let address = job.serve(&server);
-    let (agent, observer) = (job.start(settings("trainer-0")), job.start(settings("trainer-1")));
+    let (agent, observer) =
+        (job.start(settings("trainer-0", Role::Trainer)), job.start(settings("trainer-1", Role::Trainer)));
     let known = agent.connect("ps-0", &address, PATIENCE).expect("the server is up");
     agent.publish(&known, &address).expect("it listens");
 

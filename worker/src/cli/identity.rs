@@ -38,8 +38,8 @@ pub struct IdentityArgs {
     #[arg(long, value_name = "N", env = env::PSJOB_CONNECTIONS)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(env::MOST_CONNECTIONS)))]
     pub connections: Option<u32>,
-    /// Folder with ca.crt, tls.crt and tls.key, as `psjobs certificates` writes it: talk TLS, and only to those who
-    /// show a certificate of that authority
+    /// Folder with ca.crt, tls.crt and tls.key, as `psjobs certificates DIR` writes it (DIR/ps for servers, DIR/trainer for
+    /// trainers): talk TLS, and only to those who show a certificate of that authority
     #[arg(long, value_name = "DIR", env = env::PSJOB_TLS_DIR)]
     pub tls_dir: Option<String>,
 }

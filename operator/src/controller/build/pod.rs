@@ -48,7 +48,7 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
         placement::place(job, &mut pod_spec);
     }
     if let Some(secret) = job.certificates() {
-        certificates::mount(secret, &mut pod_spec);
+        certificates::mount(secret, replica.role, &mut pod_spec);
     }
     if replica.role == Role::Trainer && spec.trainer.gpus > 0 {
         defaults::share_memory(&mut pod_spec);

@@ -253,6 +253,28 @@ fn servers_get_the_checkpoint_folder_and_trainers_do_not() {
     assert!(super::claim(&existing).is_none());
 }
 
+const SECRET_KEYS: [&str; 5] = ["ca.crt", "ps.crt", "ps.key", "trainer.crt", "trainer.key"];
+
+#[test]
+fn a_pod_mounts_the_key_of_its_role_and_not_that_of_the_other() {
+    let mut shown = Vec::new();
+    for (who, role) in [("ps-0", "ps"), ("trainer-0", "trainer")] {
+        let volumes = build("", who).spec.and_then(|spec| spec.volumes).expect("volumes");
+        let items = volumes.into_iter().find_map(|volume| volume.secret?.items).expect("only some files are mounted");
+        let items: Vec<_> = items.into_iter().map(|item| (item.key, item.path)).collect();
+        let want =
+            [("ca.crt".to_owned(), "ca.crt"), (format!("{role}.crt"), "tls.crt"), (format!("{role}.key"), "tls.key")];
+        assert_eq!(items, want.map(|(key, path)| (key, path.to_owned())), "{who}");
+        shown.extend(items.into_iter().map(|(key, _)| key));
+    }
+    let mut data = super::secret(&valid_job(""), Timestamp::UNIX_EPOCH).expect("made").and_then(|made| made.data);
+    for key in &shown {
+        assert!(data.as_mut().is_some_and(|data| data.contains_key(key)), "{key} is mounted and not made");
+    }
+    let data = data.take().expect("a Secret");
+    assert_ne!(data["ps.key"], data["trainer.key"]);
+}
+
 #[test]
 fn pods_show_certificates_of_their_own_job_unless_it_wants_none() {
     for (spec, secret, protocol) in
@@ -262,7 +284,7 @@ fn pods_show_certificates_of_their_own_job_unless_it_wants_none() {
         let made = super::secret(&job, Timestamp::UNIX_EPOCH).expect("certificates can be made");
         assert_eq!(made.as_ref().and_then(|made| made.metadata.name.as_deref()), secret, "{spec}");
         let files = made.and_then(|made| made.data).unwrap_or_default().into_keys().collect::<Vec<_>>();
-        assert_eq!(files, if secret.is_some() { vec!["ca.crt", "tls.crt", "tls.key"] } else { vec![] });
+        assert_eq!(files, if secret.is_some() { SECRET_KEYS.to_vec() } else { vec![] });
         let ports = super::service(&job).spec.and_then(|spec| spec.ports).expect("ports");
         assert_eq!(ports[0].app_protocol.as_deref(), Some(protocol));
         for who in ["ps-0", "trainer-0"] {

@@ -107,7 +107,7 @@ fn render(state: &ServerState) -> String {
     let busiest: Vec<_> = (state.metrics.blocks.busy_times.busiest(BUSIEST_BLOCKS).into_iter())
         .map(|(block, worked)| {
             let tensor = state.tensor_of(block);
-            (format!("{{block=\"{block}\",tensor={tensor:?}}}"), worked.as_secs_f64())
+            (format!("{{block=\"{block}\",tensor=\"{}\"}}", label(&tensor)), worked.as_secs_f64())
         })
         .collect();
     if !busiest.is_empty() {
@@ -131,6 +131,11 @@ fn render(state: &ServerState) -> String {
     }
     histogram(&mut text, &state.metrics.blocks.staleness());
     text
+}
+
+/// Escapes the value of a label as Prometheus' text format has it: a backslash, a quote and the end of a line.
+fn label(value: &str) -> String {
+    value.replace('\\', r"\\").replace('"', r#"\""#).replace('\n', r"\n")
 }
 
 /// Returns the counters of each table, over all shards that this server holds.
@@ -161,4 +166,22 @@ fn histogram(text: &mut String, staleness: &Histogram) {
     let total = staleness.total();
     let _ =
         writeln!(text, "{NAME}_bucket{{le=\"+Inf\"}} {total}\n{NAME}_sum {}\n{NAME}_count {total}", staleness.sum());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_is_escaped_as_prometheus_reads_it() {
+        for (value, want) in [
+            ("fc.weight", "fc.weight"),
+            (r#"a "b" \c"#, r#"a \"b\" \\c"#),
+            ("two\nlines", r"two\nlines"),
+            // Rust's escapes of these would end the scrape.
+            ("\u{1}\t\u{200b}'", "\u{1}\t\u{200b}'"),
+        ] {
+            assert_eq!(label(value), want);
+        }
+    }
 }

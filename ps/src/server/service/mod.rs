@@ -8,6 +8,7 @@ pub mod frame_service;
 pub mod metrics;
 pub mod recovery;
 pub mod replication;
+pub mod servers_only;
 pub mod sparse_tables;
 
 use tonic::Status;

@@ -92,7 +92,9 @@ impl Service {
 fn status(error: RecoveryError) -> Status {
     match error {
         RecoveryError::Past(_) => Status::out_of_range(error.to_string()),
-        RecoveryError::Empty | RecoveryError::Unreadable { .. } => Status::failed_precondition(error.to_string()),
+        RecoveryError::Empty | RecoveryError::Unreadable { .. } | RecoveryError::NotRecorded { .. } => {
+            Status::failed_precondition(error.to_string())
+        }
         RecoveryError::Epoch { .. } => Status::aborted(error.to_string()),
         RecoveryError::Complete { .. } => Status::already_exists(error.to_string()),
         RecoveryError::Mismatch { .. } => Status::invalid_argument(error.to_string()),

@@ -28,6 +28,7 @@ use crate::batch::sharing::Sharing;
 use crate::block::{Progress, Start, Store};
 use crate::clock::now;
 use crate::layout::{Layout, TensorSpec};
+use crate::owner_tasks::OwnerTasks;
 use crate::proto;
 use crate::replication_log::ReplicaRole;
 use crate::server::config::ServerConfig;
@@ -50,6 +51,8 @@ pub struct ServerState {
     pub metrics: Metrics,
     pub rules: Arc<TrainingRules>,
     pub tasks: TaskTracker,
+    /// The tasks of blocks and rows, of `tasks`.
+    pub owners: OwnerTasks,
     /// Notified when the last trainer has left.
     pub done: Notify,
     /// Notified when a trainer leaves.
@@ -81,7 +84,7 @@ impl ServerState {
         let shared_memory = config.shared_memory.then(shm::offer).and_then(|offer| {
             offer.inspect_err(|error| tracing::warn!(%error, "no shared memory; trainers of this host use TCP")).ok()
         });
-        let recovery = Recovery::new(config.servers);
+        let (recovery, tasks) = (Recovery::new(config.servers), TaskTracker::new());
         let replication = Replication::new(&config);
         let batch = &config.training.batch;
         let sharing =
@@ -92,7 +95,8 @@ impl ServerState {
             rules: Arc::new(TrainingRules::new(&config.training, config.trainers)),
             config,
             metrics: Metrics::default(),
-            tasks: TaskTracker::new(),
+            owners: OwnerTasks::new(tasks.clone()),
+            tasks,
             done: Notify::new(),
             left: Notify::new(),
             recovery,
@@ -149,7 +153,7 @@ impl ServerState {
                 epoch: self.recovery.epoch(),
                 rules: &self.rules,
                 metrics: &self.metrics.blocks,
-                tasks: &self.tasks,
+                tasks: &self.owners,
             })
         };
         let store = match &self.replication {
@@ -193,7 +197,7 @@ impl ServerState {
                     seed: config.training.seed,
                     shards: if self.replication.is_some() { REPLICATED_SHARDS } else { cores() },
                 };
-                Arc::new(Tables::start(specs.to_vec(), place, role, &self.rules, &self.tasks))
+                Arc::new(Tables::start(specs.to_vec(), place, role, &self.rules, &self.owners))
             };
             tables.entry(shard).or_insert_with(start).clone()
         };

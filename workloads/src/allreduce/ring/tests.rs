@@ -4,6 +4,7 @@ use std::io::copy;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Mutex;
 
+use psjobs_api::Role;
 use psjobs_api::certificates::{Certificates, LIFE};
 use psjobs_ps::network::Network;
 use psjobs_ps::tls::Credentials;
@@ -107,8 +108,8 @@ fn rings(size: u32) -> (Vec<Ring>, Vec<Process>) {
 
 fn with_certificates() -> impl Fn(Settings) -> Settings {
     let folder = tempfile::tempdir().expect("a folder");
-    for (name, text) in Certificates::make(&[], std::time::SystemTime::now(), LIFE).expect("no names are wrong").files()
-    {
+    let certificates = Certificates::make(&[], std::time::SystemTime::now(), LIFE).expect("no names are wrong");
+    for (name, text) in certificates.files(Role::Trainer) {
         std::fs::write(folder.path().join(name), text).expect("written");
     }
     let network = Network::Tls(Arc::new(Credentials::load(folder.path()).expect("usable")));

@@ -57,6 +57,8 @@ struct Member {
     rate: f64,
     pace: Pace,
     metrics: BTreeMap<String, f64>,
+    /// It reports more metrics than are kept, or longer names.
+    has_more_metrics: bool,
 }
 
 impl Member {
@@ -90,6 +92,11 @@ pub struct Membership {
 /// The longest description of a trainer's error that is kept, in characters.
 const LONGEST_FAILURE: usize = 1000;
 
+/// Metrics that are kept of each trainer and shown of all together, as many as a job's status has.
+const MOST_METRICS: usize = 32;
+/// The longest name of a metric, in bytes.
+const LONGEST_METRIC: usize = 128;
+
 /// Seconds over which the rate of examples is smoothed.
 const RATE_WINDOW: f64 = 10.0;
 
@@ -112,6 +119,7 @@ impl Membership {
             rate: 0.0,
             pace: Pace::new(now),
             metrics: BTreeMap::new(),
+            has_more_metrics: false,
         };
         let members = vec![member; trainers as usize];
         Self {
@@ -312,7 +320,14 @@ impl Membership {
             member.rate += weight * (rate - member.rate);
         }
         member.examples.1 = examples;
-        member.metrics.extend(metrics.into_iter().filter(|(_, value)| value.is_finite()));
+        for (name, value) in metrics.into_iter().filter(|(_, value)| value.is_finite()) {
+            let has_room = member.metrics.len() < MOST_METRICS || member.metrics.contains_key(&name);
+            if has_room && name.len() <= LONGEST_METRIC {
+                member.metrics.insert(name, value);
+            } else {
+                member.has_more_metrics = true;
+            }
+        }
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::stragglers::stragglers;
-use super::{Member, Membership, Presence};
+use super::{LONGEST_METRIC, MOST_METRICS, Member, Membership, Presence};
 use crate::proto;
 
 impl Membership {
@@ -39,11 +39,21 @@ impl Membership {
                 "{there} trainers are there, the job goes on with {least}; start more, or lower the minimum"
             )];
         }
-        (0..).zip(&self.members).filter_map(describe).collect()
+        let more = |(index, member): (u32, &Member)| {
+            member.has_more_metrics.then(|| {
+                format!(
+                    "trainer {index} reports more than {MOST_METRICS} metrics, or names of more than {LONGEST_METRIC} bytes; \
+                     the others are not shown"
+                )
+            })
+        };
+        let members = || (0..).zip(&self.members);
+        members().filter_map(describe).chain(members().filter_map(more)).collect()
     }
 
     /// Returns the metrics of all trainers. The lowest index overrides others that report the same name. A server-side
-    /// evaluation overrides trainers that were last heard before it; those heard later override it.
+    /// evaluation overrides trainers that were last heard before it; those heard later override it. Of more than
+    /// [`MOST_METRICS`] names those of the evaluation come first.
     #[must_use]
     pub fn metrics(&self) -> BTreeMap<String, f64> {
         let (measured, at) = &self.evaluation;
@@ -51,7 +61,9 @@ impl Membership {
             let then = self.members.iter().rev().filter(move |member| (member.heard >= *at) == after);
             then.flat_map(|member| member.metrics.clone())
         };
-        said(false).chain(measured.clone()).chain(said(true)).collect()
+        let all: BTreeMap<_, _> = said(false).chain(measured.clone()).chain(said(true)).collect();
+        let (evaluated, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|(name, _)| measured.contains_key(name));
+        evaluated.into_iter().chain(others).take(MOST_METRICS).collect()
     }
 
     /// Returns the result of this server.

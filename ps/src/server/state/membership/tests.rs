@@ -204,3 +204,30 @@ fn only_a_server_that_nobody_supervises_gives_up() {
         assert!(why.ends_with("missing: trainer 0 (never joined)"), "{why}");
     }
 }
+
+#[test]
+fn metrics_are_bounded_however_many_names_trainers_report() {
+    let start = Instant::now();
+    let mut members = Membership::new("job".into(), 3, None, Timeouts::default(), start);
+    (0..3).for_each(|index| members.join(&id(index, 0), Vec::new(), 100, start).expect("joins"));
+    let mut report = |trainer: u32, name: String, value: f64| {
+        members.report(&id(trainer, 0), 0, [(name, value)].into(), start).expect("reports");
+    };
+    for trainer in 0..2 {
+        (0..1000).for_each(|number| report(trainer, format!("{trainer}-step-{number:04}"), 1.0));
+        report(trainer, format!("{trainer}-step-0000"), 7.0);
+    }
+    report(2, "x".repeat(129), 1.0);
+    report(2, "loss".into(), 0.5);
+    members.evaluated([("perplexity".to_owned(), 3.0)].into(), start);
+    let status = members.status(start);
+    for trainer in &status.trainers[..2] {
+        assert_eq!(trainer.metrics.len(), 32);
+        assert_eq!(trainer.metrics[&format!("{}-step-0000", trainer.index)], 7.0, "those that are kept go on");
+    }
+    assert_eq!(status.trainers[2].metrics.keys().collect::<Vec<_>>(), ["loss"]);
+    assert_eq!(status.metrics.len(), 32);
+    assert_eq!(status.metrics["perplexity"], 3.0, "that of the evaluation is shown in any case");
+    let told = status.warnings.iter().filter(|text| text.contains("more than 32 metrics")).count();
+    assert_eq!(told, 3, "{:?}", status.warnings);
+}

@@ -47,14 +47,14 @@ impl RestoreCalls<'_> {
     /// Asks one server, waiting for it if it is away or cannot read the checkpoint now.
     ///
     /// # Errors
-    /// If the checkpoint is damaged, or of another job.
+    /// If the checkpoint is damaged, or of another job, or this process shows no certificate of a server.
     pub async fn restore(&self, server: u32) -> Result<Answer, Status> {
         let name = format!("server {server}");
         retry_until_ok(&name, || async {
             match self.attempt(server).await {
                 Ok(instance) => Ok(Ok(Answer::Restored { instance })),
                 Err(status) => match status.code() {
-                    Code::DataLoss | Code::InvalidArgument => Ok(Err(status)),
+                    Code::DataLoss | Code::InvalidArgument | Code::PermissionDenied => Ok(Err(status)),
                     Code::Aborted => Ok(Ok(Answer::Refused { epoch: self.epoch_of(server).await? })),
                     Code::FailedPrecondition => {
                         if self.state.recovery.trouble().as_deref() != Some(status.message()) {

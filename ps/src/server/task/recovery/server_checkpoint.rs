@@ -65,6 +65,19 @@ pub enum RecoveryError {
         /// The epoch of the request.
         asked: u64,
     },
+    /// The epoch of a restore is not on record in the checkpoint folder.
+    #[error(
+        "server {server} does not restore in epoch {asked}: {why}. Server 0 records an epoch in the checkpoint folder before it \
+         asks for it; see that all servers have the same folder"
+    )]
+    NotRecorded {
+        /// This server.
+        server: u32,
+        /// The epoch of the request.
+        asked: u64,
+        /// The epoch that is on record, or why none can be read.
+        why: String,
+    },
     /// The checkpoint is complete already, and complete checkpoints are never written again.
     #[error("the checkpoint in {} is complete; it is not written again", folder.display())]
     Complete {
@@ -206,6 +219,9 @@ pub async fn restore(state: &ServerState, epoch: u64, target: &Target) -> Result
     let (config, recovery) = (&state.config, &state.recovery);
     let kept = config.checkpoint.as_ref().expect("only called where checkpoints are kept");
     let overtaken = |own| RecoveryError::Epoch { server: config.index, own, asked: epoch };
+    if epoch > recovery.greatest_epoch() {
+        check_recorded(state, kept, epoch, target.run).await?;
+    }
     recovery.ask_for(epoch).map_err(overtaken)?;
     let _loading = recovery.loading.lock().await;
     // Another leader may have asked for a later epoch meanwhile.
@@ -223,6 +239,24 @@ pub async fn restore(state: &ServerState, epoch: u64, target: &Target) -> Result
     let checkpoint = checkpoint.map_err(|damage| fault(state, &folder, &damage))?;
     fits(state, &checkpoint)?;
     rewind(state, epoch, Some((id, checkpoint)), &target.concluded).await
+}
+
+/// Checks that server 0 has recorded `asked` as an epoch of `run`: a request of anybody else, who cannot write to the folder,
+/// neither discards this server's state nor makes it refuse the epochs that follow.
+async fn check_recorded(
+    state: &ServerState,
+    config: &CheckpointConfig,
+    asked: u64,
+    run: u32,
+) -> Result<(), RecoveryError> {
+    let runs = Runs::new(&config.folder);
+    let why = match on_disk(move || runs.record(run)).await {
+        Ok(Some(record)) if record.epoch >= asked => return Ok(()),
+        Ok(Some(record)) => format!("the epoch of run {run} on record is {}", record.epoch),
+        Ok(None) => format!("run {run} has no record"),
+        Err(error) => error.to_string(),
+    };
+    Err(RecoveryError::NotRecorded { server: state.config.index, asked, why })
 }
 
 /// Returns the trainers' steps, and the trainers, in the newest checkpoint of this job's run, if all trainers have

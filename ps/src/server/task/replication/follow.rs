@@ -34,7 +34,7 @@ async fn take(state: &ServerState, replication: &Replication, shard: u32) -> Res
         return Err(Status::unavailable("this server is on its way to a checkpoint"));
     }
     let address = &replication.servers[replication.other(shard) as usize];
-    let endpoint = (replication.network.endpoint(address))
+    let endpoint = (replication.network.endpoint(address, Some(psjobs_api::Role::Server)))
         .map_err(|_| Status::invalid_argument(format!("{address:?} is not the address of a server")))?
         .tcp_nodelay(true)
         .initial_stream_window_size(WINDOW)

@@ -139,7 +139,7 @@ async fn look(replication: &Replication, shard: u32, job_uid: &str) -> Answer {
     let Process { instance, incarnation } = replication.process;
     let request = proto::GreetRequest { job_uid: job_uid.to_owned(), shard, instance, incarnation };
     let greet = async {
-        let endpoint = replication.network.endpoint(address).ok()?;
+        let endpoint = replication.network.endpoint(address, Some(psjobs_api::Role::Server)).ok()?;
         let mut client = ReplicationClient::new(replication.network.connect(&endpoint).await.ok()?);
         Some(client.greet(Request::new(request)).await.ok()?.into_inner())
     };
