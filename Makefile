@@ -36,11 +36,23 @@ build-tests: ## compile every program and test that `make test` runs
 .PHONY: test
 test: build-tests mnist fashion ## run every test that needs no cluster
 	$(WITH_LIBTORCH) PSJOBS_WORKER=$(abspath $(TARGET))/debug/psjobs-worker $(CARGO) test --locked --workspace
-	$(MAKE) --no-print-directory test-foreign chart
+	$(MAKE) --no-print-directory test-foreign test-python chart
 
 .PHONY: test-foreign
 test-foreign: ## drive the parameter server with a client in Python
 	export PYTHONPATH=$$(scripts/grpcio.sh); $(CARGO) test --locked --workspace --test integration -- --include-ignored foreign_client
+
+# The module of the debug build, which has the workspace's dependencies already, beside the package's sources.
+.PHONY: test-python
+test-python: build-tests mnist ## test the Python package, with types checked; fetches torch if need be
+	$(WITH_LIBTORCH) $(CARGO) build --locked --workspace --lib
+	scripts/python-package.sh $(TARGET)/debug/lib_native.so $(TARGET)/python
+	export PYTHONPATH=$(abspath $(TARGET))/python PSJOBS_WORKER=$(abspath $(TARGET))/debug/psjobs-worker PSJOBS=$(abspath $(TARGET))/debug/psjobs; \
+	python=$$(scripts/python.sh); cd python; "$$python" -m mypy --cache-dir $(abspath $(TARGET))/mypy; "$$python" -m pytest -q -s -p no:cacheprovider
+
+.PHONY: wheel
+wheel: ## build the Python package's wheel, and check that it installs
+	scripts/wheel.sh $(abspath $(TARGET))/wheel
 
 # For example SEEDS=100000 FROM=2000; FROM=1234 SEEDS=1 TRACE=1 tells what happens in one.
 .PHONY: simulate
