@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-DEADLINE = 60
+DEADLINE = 180
 
 # What every script begins with: a small model and data that need no file.
 PRELUDE = """

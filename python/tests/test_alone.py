@@ -6,13 +6,13 @@ import subprocess
 import sys
 
 import torch
-from conftest import PRELUDE, environment
+from conftest import DEADLINE, PRELUDE, environment
 
 
 def run(script: str, folder: pathlib.Path, **more: str) -> "subprocess.CompletedProcess[str]":
     file = folder / "script.py"
     file.write_text(PRELUDE + script)
-    return subprocess.run([sys.executable, file], env=environment(**more), capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, file], env=environment(**more), capture_output=True, text=True, timeout=DEADLINE)
 
 
 def test_importing_the_package_does_not_import_torch(tmp_path: pathlib.Path) -> None:

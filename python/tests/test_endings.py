@@ -46,7 +46,7 @@ def test_an_exception_of_the_script_reaches_the_server_with_its_text(jobs: Jobs)
     trainer = job.trainer(0, script("assert number < 3, 'the fourth batch is bad'"))
     _, said = trainer.communicate(timeout=DEADLINE)
     assert trainer.returncode == 1 and "Traceback" in said and "the fourth batch is bad" in said
-    assert job.server.wait(30) == 1
+    assert job.server.wait(DEADLINE) == 1
     log = job.log.read_text()
     assert "AssertionError: the fourth batch is bad (" in log and "assert number < 3" in log, log
 
@@ -55,7 +55,7 @@ def test_a_script_that_exits_with_a_code_has_not_finished(jobs: Jobs) -> None:
     job = jobs.start()
     trainer = job.trainer(0, script("if number == 2: sys.exit(4)"))
     assert trainer.wait(DEADLINE) == 4
-    assert job.server.wait(30) == 1 and "exit code 4" in job.log.read_text()
+    assert job.server.wait(DEADLINE) == 1 and "exit code 4" in job.log.read_text()
 
 
 def test_a_gradient_that_is_not_finite_is_named(jobs: Jobs) -> None:
@@ -121,4 +121,4 @@ def test_a_forked_process_can_neither_use_nor_end_the_session(jobs: Jobs) -> Non
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     """
     succeed(job.trainer(0, script(body.strip())))
-    assert job.server.wait(30) == 0
+    assert job.server.wait(DEADLINE) == 0

@@ -7,7 +7,7 @@ import pathlib
 import subprocess
 import sys
 
-from conftest import ROOT, environment, program
+from conftest import DEADLINE, ROOT, environment, program
 
 PYTORCH = ROOT / "examples/pytorch"
 
@@ -27,7 +27,7 @@ def test_two_trainers_and_a_server_learn_mnist_from_the_example() -> None:
     path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
     variables = environment(PATH=path, PSJOBS_WORKER=program("psjobs-worker"))
     command = [program("psjobs"), "run", "--json", "--no-progress", PYTORCH / "mnist.yaml"]
-    ran = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
     assert ran.returncode == 0, ran.stderr
     summary = json.loads(ran.stdout)
     assert (summary["state"], summary["trainers"], summary["servers"]) == ("Succeeded", 2, 1)

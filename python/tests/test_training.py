@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import PRELUDE, Jobs, environment, succeed
+from conftest import DEADLINE, PRELUDE, Jobs, environment, succeed
 
 SCRIPT = """
 job = psjobs.join()
@@ -46,7 +46,7 @@ def test_two_trainers_in_sync_are_bit_for_bit_one_that_accumulates(jobs: Jobs, o
     succeed(two.trainer(0, script(1)), two.trainer(1, script(1)), one.trainer(0, script(2)))
     assert same(two.folder / "model-0.pt", two.folder / "model-1.pt")
     assert same(two.folder / "model-0.pt", one.folder / "model-0.pt")
-    assert two.server.wait(30) == 0 and one.server.wait(30) == 0
+    assert two.server.wait(DEADLINE) == 0 and one.server.wait(DEADLINE) == 0
     # The same in one process of torch, without servers: SGD, as it is defined, bit for bit. torch's own optimizers round
     # otherwise, as they fuse multiplication and addition.
     update = "for p in model.parameters(): p.data -= 0.1 * p.grad; p.grad = None"
@@ -101,7 +101,7 @@ assert losses[-1] < losses[0] / 2, losses
 def test_frozen_tied_turned_and_half_parameters_train_with_a_forked_loader(jobs: Jobs) -> None:
     job = jobs.start("--optimizer", "adam", "--learning-rate", "0.05", optimizer=ADAM)
     succeed(job.trainer(0, KINDS))
-    assert job.server.wait(30) == 0
+    assert job.server.wait(DEADLINE) == 0
 
 
 SPLIT = """
@@ -145,7 +145,7 @@ def test_a_restarted_trainer_goes_on_with_the_step_that_the_servers_do_not_have(
     job = jobs.start("--consistency", "sync")
     broken = script(1).replace("opt.step()", "opt.step()\n        if job.step == 5: os._exit(9)")
     died = job.trainer(0, broken)
-    assert died.wait(60) == 9
+    assert died.wait(DEADLINE) == 9
     again = script(1).replace("save(model)", "print(number + 1, job.step)\nsave(model)")
     (said,) = succeed(job.trainer(0, again, PSJOB_INCARNATION="1"))
     assert said.startswith("19 24"), said
@@ -167,12 +167,12 @@ def test_in_an_elastic_job_each_example_is_read_however_trainers_come_and_go(job
     job = jobs.start("--consistency", "sync", "--min-trainers", "1", trainers=2)
     elastic = {"PSJOB_MIN_TRAINERS": "1"}
     leaves = job.trainer(1, ELASTIC.replace("os._exit(9)", "os.kill(os.getpid(), 15)"), DIES="1", **elastic)
-    left, _ = leaves.communicate(timeout=60)
+    left, _ = leaves.communicate(timeout=DEADLINE)
     assert leaves.returncode == 128 + 15
     (stays,) = succeed(job.trainer(0, ELASTIC, **elastic))
     read = [int(word) for line in (left + stays).splitlines() if line.startswith("read") for word in line.split()[1:]]
     assert sorted(read) == sorted([*range(96), *range(96)])
-    assert job.server.wait(30) == 0
+    assert job.server.wait(DEADLINE) == 0
 
 
 ADAPTIVE = """
