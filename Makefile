@@ -42,6 +42,18 @@ test: build-tests mnist fashion ## run every test that needs no cluster
 test-foreign: ## drive the parameter server with a client in Python
 	export PYTHONPATH=$$(scripts/grpcio.sh); $(CARGO) test --locked --workspace --test integration -- --include-ignored foreign_client
 
+# The module of the debug build, which has the workspace's dependencies already, beside the package's sources.
+.PHONY: test-python
+test-python: build-tests mnist ## test the Python package, with types checked; fetches torch if need be
+	$(WITH_LIBTORCH) $(CARGO) build --locked --workspace --lib
+	scripts/python-package.sh $(TARGET)/debug/lib_native.so $(TARGET)/python
+	export PYTHONPATH=$(abspath $(TARGET))/python PSJOBS_WORKER=$(abspath $(TARGET))/debug/psjobs-worker PSJOBS=$(abspath $(TARGET))/debug/psjobs; \
+	python=$$(scripts/python.sh); cd python; "$$python" -m mypy --cache-dir $(abspath $(TARGET))/mypy; "$$python" -m pytest -q -s -p no:cacheprovider
+
+.PHONY: wheel
+wheel: ## build the Python package's wheel, and check that it installs
+	scripts/wheel.sh $(abspath $(TARGET))/wheel
+
 # For example SEEDS=100000 FROM=2000; FROM=1234 SEEDS=1 TRACE=1 tells what happens in one.
 .PHONY: simulate
 simulate: ## run simulated jobs: SEEDS of them, from seed FROM on

@@ -1,9 +1,10 @@
 //! Divides the data among trainers: pure, no clock and no network. How many examples of a step each trainer reads, by
 //! its measured speed (`spec.training.batch.adaptive`): [`deal`] divides the examples of one step,
 //! [`sharing::Sharing`] decides when to do so anew. In an elastic job [`assigner::BatchAssigner`] assigns whole
-//! batches to trainers that ask.
+//! batches to trainers that ask. [`sampler::Sampler`] says which examples a batch has.
 
 pub mod assigner;
+pub mod sampler;
 pub mod sharing;
 
 use psjobs_api::training::Batch;

@@ -27,6 +27,7 @@ pub struct SessionConfig {
     /// The model's parameters, in the order of the flat space.
     pub tensors: Vec<TensorSpec>,
     /// Steps that this trainer is going to do; in an elastic job the batches that all trainers are going to read.
+    /// [`SessionConfig::UNKNOWN_STEPS`] until [`AsyncSession::set_total_steps`](super::AsyncSession::set_total_steps).
     pub total_steps: u64,
     /// The job is elastic: trainers come and go, and are assigned what they read.
     pub elastic: bool,
@@ -48,6 +49,9 @@ pub struct SessionConfig {
 }
 
 impl SessionConfig {
+    /// Steps of a trainer that does not know yet how many it is going to do.
+    pub const UNKNOWN_STEPS: u64 = u64::MAX;
+
     /// The configuration of a trainer in `environment`.
     #[must_use]
     pub fn new(environment: &Environment, tensors: Vec<TensorSpec>, total_steps: u64) -> Self {

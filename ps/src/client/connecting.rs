@@ -130,7 +130,9 @@ pub(super) async fn join(
     channel: Channel,
 ) -> Result<proto::JoinReply, Status> {
     let tensors = config.tensors.iter().map(|t| proto::TensorSpec { name: t.name.clone(), shape: t.shape.clone() });
-    let (trainer, tensors, total_steps) = (Some(config.id()), tensors.collect(), config.total_steps);
+    let (trainer, tensors) = (Some(config.id()), tensors.collect());
+    // Servers take 0 for a number that is not known.
+    let total_steps = if config.total_steps == SessionConfig::UNKNOWN_STEPS { 0 } else { config.total_steps };
     let request = proto::JoinRequest { trainer, tensors, total_steps, shard, elastic: config.elastic };
     Ok(CoordinationClient::new(channel).join(Request::new(request)).await?.into_inner())
 }

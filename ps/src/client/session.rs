@@ -6,6 +6,7 @@ mod entering;
 mod stepping;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -127,6 +128,34 @@ impl AsyncSession {
     /// All gradients, flat, to be filled before [`AsyncSession::exchange`].
     pub fn gradients_mut(&mut self) -> &mut [f32] {
         self.memory.gradients_mut()
+    }
+
+    /// Maps parameters and gradients once more, for a holder that may outlive this session. What either side writes, the
+    /// other sees.
+    ///
+    /// # Errors
+    /// If the system does not map them.
+    pub fn map_memory(&self) -> io::Result<Mapping> {
+        Mapping::receive(self.memory.file().try_clone_to_owned()?, self.memory.elements())
+    }
+
+    /// Sets the steps that this trainer is going to do, or in an elastic job the batches that all are going to read, if
+    /// they were not known when it joined.
+    pub fn set_total_steps(&mut self, total: u64) {
+        self.config.total_steps = total;
+    }
+
+    /// Makes the step before the next one this trainer's last, and waits until losing servers can no longer cost any of
+    /// its steps. Returns the next step: an earlier one if the servers had to go back to a checkpoint.
+    ///
+    /// # Errors
+    /// If a server stays away, or the wait is interrupted.
+    pub async fn finish(&mut self) -> Result<u64, ClientError> {
+        self.config.total_steps = self.next_step;
+        if let Settled::Rewound = self.conclude().await? {
+            self.enter_anew().await?;
+        }
+        Ok(self.next_step)
     }
 
     /// Time spent in [`AsyncSession::exchange`] so far: waiting for servers, other trainers and the network.

@@ -1,10 +1,11 @@
 //! Reads data sets ahead of the trainer, in the order in which the trainers share them out.
 
 pub mod loader;
-pub mod sampler;
 
 use std::env;
 use std::path::{Path, PathBuf};
+
+pub use psjobs_ps::batch::sampler;
 
 /// Names the folder or file of the data set.
 pub const DATA_VARIABLE: &str = "PSJOB_DATA";

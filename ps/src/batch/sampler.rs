@@ -31,7 +31,7 @@ pub struct Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "one step of {trainers} trainers with batch size {batch} needs {} examples, but there are {examples}; \
-     use a smaller --batch-size or fewer trainers", batch * trainers
+     use a smaller batch size or fewer trainers", batch * trainers
 )]
 pub struct TooFewExamples {
     examples: usize,

@@ -1,0 +1,9 @@
+"""A PyTorch script as a trainer of a job: its parameters live on servers, which update them by its gradients.
+
+Importing this does not import torch; `join` and what it returns do.
+"""
+
+from psjobs._native import Conflict, Error, InputError, Interrupted, PeerAway
+from psjobs.job import Job, join
+
+__all__ = ["Conflict", "Error", "InputError", "Interrupted", "Job", "PeerAway", "join"]

@@ -1,0 +1,174 @@
+"""The batches of one trainer: read by torch's DataLoader, shared out as the trainers of every language share them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sized
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from psjobs import _native
+from psjobs._native import InputError
+
+if TYPE_CHECKING:
+    from psjobs.job import Job
+
+MEANWHILE = 4
+"""Steps for which a share is kept when server 0 does not answer."""
+
+
+class _Turn:
+    """A batch that was handed to the loader."""
+
+    def __init__(self, rows: list[int], entry: int = 0, scale: float = 1.0) -> None:
+        self.rows, self.entry, self.scale = rows, entry, scale
+
+
+class _Ahead(Sampler[list[int]]):
+    """Hands batches to a DataLoader, which may read ahead, and remembers them until they come out."""
+
+    def __init__(self, turns: Iterator[_Turn]) -> None:
+        self._turns = turns
+        self.read: deque[_Turn] = deque()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for turn in self._turns:
+            self.read.append(turn)
+            yield turn.rows
+
+
+def batches(
+    job: Job, dataset: Sized, batch_size: int | None, epochs: int, accumulate: int, loader: dict[str, Any]
+) -> Iterator[Any]:
+    """See `Job.batches`."""
+    size = job._environment.batch_size if batch_size is None else batch_size
+    if size < 1 or epochs < 1 or accumulate < 1:
+        raise InputError(f"batch_size {size}, epochs {epochs} and accumulate {accumulate} are numbers from 1")
+    if accumulate > 1 and (job._environment.elastic or job._environment.adaptive):
+        raise InputError("a step has one batch in a job that is elastic or has an adaptive batch; leave accumulate out")
+    if job._environment.elastic:
+        return _dealt(job, dataset, size, epochs, loader)
+    return _planned(job, dataset, size, epochs, accumulate, loader)
+
+
+def _planned(
+    job: Job, dataset: Sized, size: int, epochs: int, accumulate: int, loader: dict[str, Any]
+) -> Iterator[Any]:
+    """Batches that follow from the step alone."""
+    sampler = _sampler(job, dataset, size)
+    begin = job._planned
+    end = job._planned = begin + epochs * sampler.steps_per_epoch
+    place = max(begin, job._resume * accumulate)
+    while True:
+        rewinds = job._rewinds
+        ahead = _Ahead(_shared(job, sampler, size, place, end) if job._environment.adaptive else _even(sampler, place, end))
+        for batch in _loader(dataset, ahead, loader):
+            job._check_stop()
+            yield _count(job, ahead.read.popleft(), batch)
+            place += 1
+            if job._rewinds != rewinds:
+                place = job._resume * accumulate
+                break
+        else:
+            return
+
+
+def _even(sampler: _native.Sampler, place: int, end: int) -> Iterator[_Turn]:
+    for number in range(place, end):
+        yield _Turn(sampler.batch(number))
+
+
+def _shared(job: Job, sampler: _native.Sampler, size: int, place: int, end: int) -> Iterator[_Turn]:
+    """Batches whose sizes follow the trainers' speed, as server 0 tells them."""
+    offset, examples, until = job.trainer * size, size, place
+    for number in range(place, end):
+        if number >= until and job._session is not None:
+            busy = time.monotonic() - job._began - job._session.waiting()
+            share = job._session.share(number, size, job._examples, max(busy, 0.0))
+            until, offset, examples = share or (number + MEANWHILE, offset, examples)
+        # Servers take the mean of the trainers' gradients, and that is to be the mean of all examples.
+        yield _Turn(sampler.part(number, offset, examples), scale=examples / size)
+
+
+def _dealt(job: Job, dataset: Sized, size: int, epochs: int, loader: dict[str, Any]) -> Iterator[Any]:
+    """Batches that server 0 assigns to the trainers of an elastic job, one by one."""
+    session = job._session
+    if session is None:
+        raise InputError("attach the model before the batches are read: an elastic job assigns them to its members")
+    if job._planned:
+        raise InputError("an elastic job has all its epochs in one call of batches; give it epochs=")
+    sampler = _sampler(job, dataset, size)
+    total = job._planned = epochs * sampler.steps_per_epoch
+
+    def assigned() -> Iterator[_Turn]:
+        while (number := _next_batch(job, session, total)) is not None:
+            yield _Turn(sampler.batch(number), session.entries())
+
+    read = 1
+    while read:
+        read = 0
+        ahead = _Ahead(assigned())
+        for batch in _loader(dataset, ahead, loader):
+            read += 1
+            job._check_stop()
+            turn = ahead.read.popleft()
+            # What was assigned before this trainer entered anew is others' to read.
+            if turn.entry == session.entries():
+                job._step = session.next_step()
+                yield _count(job, turn, batch)
+
+
+def _next_batch(job: Job, session: _native.Session, total: int) -> int | None:
+    entries = session.entries()
+    try:
+        number = session.next_batch(total)
+    except _native.Interrupted:
+        job._stop()
+    if session.entries() != entries and job._parameters is not None:
+        job._parameters.take()
+    return number
+
+
+def _sampler(job: Job, dataset: Sized, size: int) -> _native.Sampler:
+    if not hasattr(dataset, "__len__"):
+        raise InputError("the data set has no length, so trainers cannot share it out; give it one, or split it yourself")
+    # Batches that are dealt one by one are those that one trainer alone would read.
+    trainers, trainer = (1, 0) if job._environment.elastic else (job.trainers, job.trainer)
+    return _native.Sampler(len(dataset), size, trainers, trainer, job._environment.seed)
+
+
+def _loader(dataset: Sized, ahead: _Ahead, more: dict[str, Any]) -> DataLoader[Any]:
+    data: Dataset[Any] = dataset  # type: ignore[assignment]
+    return DataLoader(data, batch_sampler=ahead, **more)
+
+
+def _count(job: Job, turn: _Turn, batch: Any) -> Any:
+    job._examples += len(turn.rows)
+    job._scale = turn.scale
+    return batch
+
+
+class EpochSampler(torch.utils.data.Sampler[int]):
+    """See `Job.sampler`."""
+
+    def __init__(self, job: Job, dataset: Sized, batch_size: int | None) -> None:
+        if job._environment.elastic:
+            raise InputError("in an elastic job only batches() follows trainers that come and go; use it instead")
+        self._job = job
+        self._size = job._environment.batch_size if batch_size is None else batch_size
+        self._sampler = _sampler(job, dataset, self._size)
+
+    def __len__(self) -> int:
+        return self._sampler.steps_per_epoch * self._size
+
+    def __iter__(self) -> Iterator[int]:
+        begin = self._job._planned
+        end = self._job._planned = begin + self._sampler.steps_per_epoch
+        for number in range(max(begin, self._job._resume), end):
+            self._job._check_stop()
+            for row in self._sampler.batch(number):
+                self._job._examples += 1
+                yield row

@@ -1,0 +1,151 @@
+"""The end of a trainer's process: it leaves its job, and says whether the work is done, and if not why."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import traceback
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, NoReturn
+
+from psjobs import _native
+
+if TYPE_CHECKING:
+    from psjobs.job import Job
+
+WRONG_INPUT = 2
+"""Exit code of a script that was given what cannot work: another start would end the same way."""
+PEER_AWAY = 75
+"""Exit code of a script that ends because a server is away: it is started again, and that does not count."""
+TERMINATED = 128 + signal.SIGTERM
+"""Exit code of a script that was asked to end."""
+
+INTERRUPTED = 128 + signal.SIGINT
+"""Exit code of a script that Ctrl-C ends after its last line."""
+
+LONGEST = 2000
+"""The most characters of an error that servers receive."""
+
+
+def watch(job: Job) -> None:
+    """Leaves `job` when this process ends, in whichever way: at its end, by an exception, by sys.exit or by SIGTERM."""
+    end = _End(job)
+    atexit.register(end.at_exit)
+    end.hook_exceptions()
+    end.hook_exit()
+    end.hook_signals()
+    os.register_at_fork(after_in_child=end.forget)
+
+
+def tell(job: Job, error: BaseException) -> int | None:
+    """Leaves `job` because of `error`; returns the exit code, where it is not Python's own."""
+    session = job._session
+    if session is not None and not job._left:
+        if isinstance(error, KeyboardInterrupt):
+            job.leave(finished=False)
+        elif not isinstance(error, (_native.PeerAway, _native.Conflict, _native.Interrupted)):
+            job._left = True
+            session.fail(_describe(error))
+    if isinstance(error, _native.InputError):
+        return WRONG_INPUT
+    return PEER_AWAY if isinstance(error, _native.PeerAway) else None
+
+
+def _describe(error: BaseException) -> str:
+    """The last frame and the error, in one line."""
+    said = "".join(traceback.format_exception_only(error)).strip()
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SystemExit):
+        said = f"the script ended with exit code {error.code}"
+    if frames:
+        last = frames[-1]
+        said += f" ({last.filename}, line {last.lineno}, in {last.name}: {last.line})"
+    return " ".join(said.split())[:LONGEST]
+
+
+class _End:
+    """What happens at the end of a process that is a trainer; nothing in those that are forked from it."""
+
+    def __init__(self, job: Job) -> None:
+        self._job: Job | None = job
+        self._code: object = None
+
+    def forget(self) -> None:
+        """In a process that was forked: the trainer is another one."""
+        if self._job is not None:
+            self._job = None
+            if signal.getsignal(signal.SIGTERM) == self._terminate:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def hook_exceptions(self) -> None:
+        """Before an exception that nothing catches is shown, the servers hear of it."""
+        show = sys.excepthook
+
+        def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            job, self._job = self._job, None
+            code = None if job is None else self._tell(job, error)
+            if code == WRONG_INPUT or code == PEER_AWAY:
+                sys.stderr.write(f"psjobs: {error}\n")
+                raise SystemExit(code)
+            show(kind, error, trace)
+
+        sys.excepthook = hook
+
+    @staticmethod
+    def _tell(job: Job, error: BaseException) -> int | None:
+        try:
+            return tell(job, error)
+        except _native.Error as unheard:
+            sys.stderr.write(f"psjobs: the servers do not hear why this trainer ends: {unheard}\n")
+            return None
+
+    def hook_exit(self) -> None:
+        """Remembers the code that a script exits with: Python does not say it at the end."""
+        leave = sys.exit
+
+        def hook(code: object = None, /) -> NoReturn:
+            self._code = code
+            leave(code)  # type: ignore[arg-type]
+
+        sys.exit = hook
+
+    def hook_signals(self) -> None:
+        """SIGTERM asks the trainer to end after its step, unless the script listens to it."""
+        try:
+            if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+                signal.signal(signal.SIGTERM, self._terminate)
+        except ValueError:
+            pass  # Only the main thread may listen.
+
+    def _terminate(self, number: int, frame: FrameType | None) -> None:
+        job = self._job
+        if job is None or job.should_stop or job._parameters is None:
+            raise SystemExit(TERMINATED)
+        job._interrupt.set()
+
+    def at_exit(self) -> None:
+        """Leaves the job, if nothing did before."""
+        job, self._job = self._job, None
+        if job is None or job._session is None or job._left:
+            return
+        if self._code:
+            self._tell(job, SystemExit(self._code))
+            return
+        try:
+            job.leave(finished=not job.should_stop)
+        except _native.Error as error:
+            sys.stderr.write(f"psjobs: {error}\n")
+            _exit(PEER_AWAY if isinstance(error, _native.PeerAway) else 1)
+        except KeyboardInterrupt:
+            _exit(INTERRUPTED)
+        if job.should_stop:
+            _exit(TERMINATED)
+
+
+def _exit(code: int) -> NoReturn:
+    """Ends the process with `code`, which a function that runs at exit cannot do otherwise."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

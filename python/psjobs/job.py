@@ -1,0 +1,251 @@
+"""A trainer's place in its job, from `join` to its end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sized
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+
+from psjobs import _native, ending
+
+if TYPE_CHECKING:
+    import torch
+
+    from psjobs.parameters import Parameters
+
+    Model = TypeVar("Model", bound=torch.nn.Module)
+
+REPORT_EVERY = 1.0
+"""Seconds between two reports to the servers."""
+
+
+def join() -> Job:
+    """Reads this process's place in a job from its environment; without a job the script trains alone.
+
+    In a job it seeds torch, so that the trainers begin with the same model: build the model afterwards. The process
+    leaves the job when it ends, or at the end of a `with` block.
+
+    Raises InputError if the environment is wrong, or that of a server.
+    """
+    return Job(_native.Environment.read())
+
+
+class Job:
+    """A trainer's place in its job. `join` makes it."""
+
+    def __init__(self, environment: _native.Environment) -> None:
+        self._environment = environment
+        self._interrupt = _native.Interrupt()
+        self._session: _native.Session | None = None
+        self._parameters: Parameters | None = None
+        self._step = 0
+        self._steps_done = 0
+        # Where reading begins: the first step of this process, or the one that the servers went back to.
+        self._resume = 0
+        self._rewinds = 0
+        self._planned = 0
+        self._examples = 0
+        self._scale = 1.0
+        self._metrics: dict[str, float] = {}
+        self._left = False
+        self._began = self._reported = time.monotonic()
+        if self.alone:
+            sys.stderr.write("psjobs: this process is no trainer of a job, so the script trains alone, without servers\n")
+        else:
+            import torch
+
+            torch.manual_seed(environment.seed)
+            ending.watch(self)
+
+    @property
+    def alone(self) -> bool:
+        """True if the script is not part of a job."""
+        return self._environment.name is None
+
+    @property
+    def trainer(self) -> int:
+        """This trainer's index among `trainers`, from 0."""
+        return self._environment.trainer
+
+    @property
+    def trainers(self) -> int:
+        """Number of trainers; in an elastic job the most there may be."""
+        return self._environment.trainers
+
+    @property
+    def step(self) -> int:
+        """The step that comes next, counted from 0 over all processes of this trainer."""
+        return self._step
+
+    @property
+    def should_stop(self) -> bool:
+        """True once the process was asked to end (SIGTERM). `batches` then ends it by itself."""
+        return self._interrupt.is_set()
+
+    def attach(self, model: Model) -> tuple[Model, torch.optim.Optimizer]:
+        """Joins the servers with this model, and moves its trainable parameters to the memory shared with them.
+
+        The parameters take the values that the servers have, or give them theirs if this trainer is the first. Returns
+        the same model, and an optimizer whose `step` exchanges gradients for parameters. A script that is alone gets
+        torch's own optimizer of the same rule.
+
+        Raises InputError if the model cannot be trained or is not the job's, PeerAway if a server stays away.
+        """
+        from psjobs import optimizers, parameters
+
+        if self._parameters is not None:
+            raise _native.InputError("this job has a model already; attach is called once in a process")
+        self._parameters = parameters.Parameters(model)
+        if self.alone:
+            return model, optimizers.alone((tensor for _, tensor in self._parameters.named), self._environment, self)
+        self._session = self._enter(self._parameters)
+        self._step = self._resume = self._session.next_step()
+        self._parameters.place(self._session)
+        import torch
+
+        # Each trainer has its own dropout from here on, and another one after a restart.
+        torch.manual_seed(hash((self._environment.seed, self.trainer + 1, self._step)) & (2**63 - 1))
+        return model, optimizers.ServerOptimizer(self, self._parameters, self._environment.learning_rate)
+
+    def batches(
+        self, dataset: Sized, batch_size: int | None = None, *, epochs: int = 1, accumulate: int = 1, **loader: Any
+    ) -> Iterator[Any]:
+        """This trainer's batches of `epochs` passes of all trainers over `dataset`, one for each `opt.step()`.
+
+        The trainers share each epoch out without overlap, in an order that follows from the job's seed; a further call
+        goes on with the next epoch. Each batch has `batch_size` examples, or as many as the job says; `accumulate`
+        batches belong to one step. What else is given goes to `torch.utils.data.DataLoader`, as `num_workers` or
+        `collate_fn`. A restarted trainer goes on with the step that the servers do not have. In an elastic job batches
+        are dealt out anew as trainers come and go; there one call has all epochs.
+
+        Raises InputError if the data set is too small for one step, or has no length.
+        """
+        from psjobs import batches
+
+        return batches.batches(self, dataset, batch_size, epochs, accumulate, loader)
+
+    def sampler(self, dataset: Sized, batch_size: int | None = None) -> torch.utils.data.Sampler[int]:
+        """This trainer's examples of one epoch, for a DataLoader of the script's own with the same `batch_size`.
+
+        Each iteration is the next epoch. Raises InputError in an elastic job, where only `batches` can follow trainers
+        that come and go, and as `batches`.
+        """
+        from psjobs import batches
+
+        return batches.EpochSampler(self, dataset, batch_size)
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        """Tells the job these metrics, as accuracy or loss: they are shown while it runs and in its result."""
+        self._metrics.update({name: float(value) for name, value in metrics.items()})
+        if self._session is not None and not self._left:
+            self._session.report(self._examples, self._metrics)
+
+    def leave(self, finished: bool = True) -> None:
+        """Leaves the job; the model keeps its last parameters. The end of the process does it, so few scripts need it.
+
+        With `finished` the work is done, and this returns when losing servers can no longer cost a step of it; else
+        another process will take this trainer's place. Raises PeerAway if the servers had to go back meanwhile.
+        """
+        session = self._session
+        if session is None or self._left:
+            return
+        if finished and not self._environment.elastic:
+            finished = self._keep(session)
+        waiting = session.waiting()
+        self._left = True
+        session.leave(finished, self._examples, self._metrics)
+        if finished:
+            self._write_result(waiting)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            self.leave(finished=not self.should_stop)
+        else:
+            ending.tell(self, error)
+
+    def _enter(self, parameters: Parameters) -> _native.Session:
+        shapes = parameters.shapes()
+        try:
+            return _native.Session(self._environment, shapes, parameters.initial(), self._interrupt)
+        except _native.InputError as error:
+            listed = ", ".join(f"{name} {shape}" for name, shape in shapes)
+            raise _native.InputError(f"{error}; this trainer's parameters are {listed}") from None
+        except _native.Interrupted:
+            raise SystemExit(ending.TERMINATED) from None
+
+    def _exchange(self, parameters: Parameters) -> None:
+        """Sends the gradients of this step and waits for the parameters."""
+        session = self._session
+        if session is None or self._left:
+            raise _native.Error("this trainer has left its job, so opt.step() has no servers to ask")
+        if self._scale != 1.0:
+            parameters.scale(self._scale)
+        try:
+            following = session.exchange(self._step)
+        except _native.Interrupted:
+            self._stop()
+        except _native.InputError as error:
+            name = parameters.not_finite()
+            if name is None:
+                raise _native.Error(str(error)) from None
+            text = f"trainer {self.trainer}: the gradient of {name} is not finite at step {self._step}"
+            raise _native.Error(f"{text}; lower the learning rate, clip the gradient, or look at the data") from None
+        if following != self._step + 1:
+            self._rewinds += 1
+            self._resume = following
+        self._step = following - 1
+        self._did_step()
+        if (now := time.monotonic()) - self._reported >= REPORT_EVERY:
+            self._reported = now
+            session.report(self._examples, self._metrics)
+
+    def _did_step(self) -> None:
+        self._step += 1
+        self._steps_done += 1
+
+    def _check_stop(self) -> None:
+        """Leaves and ends the process if it was asked to."""
+        if self.should_stop and not self.alone:
+            self._stop()
+
+    def _stop(self) -> NoReturn:
+        self.leave(finished=False)
+        raise SystemExit(ending.TERMINATED)
+
+    def _keep(self, session: _native.Session) -> bool:
+        """Waits until the servers keep every step; false if the process was asked to end meanwhile."""
+        try:
+            following = session.finish()
+        except _native.Interrupted:
+            return False
+        if following < self._step:
+            self._left = True
+            raise _native.PeerAway(
+                f"the servers went back to step {following} after this trainer's last one; it does those steps again when "
+                "it is started again"
+            )
+        return True
+
+    def _write_result(self, waiting: float) -> None:
+        file = self._environment.result_file
+        if file is None:
+            return
+        seconds = time.monotonic() - self._began
+        text = _native.result(self._steps_done, self._examples, seconds, waiting, self._metrics)
+        if os.path.exists(file):
+            # In a pod it is a mount, which cannot be replaced.
+            with open(file, "w", encoding="utf-8") as result:
+                result.write(text)
+            return
+        part = f"{file}.{os.getpid()}.part"
+        with open(part, "w", encoding="utf-8") as result:
+            result.write(text)
+        os.replace(part, file)

@@ -1,0 +1,102 @@
+"""Optimizers that a script gets from `Job.attach`: one that asks the servers, or torch's own for a script that is alone."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+
+from psjobs._native import Environment, InputError
+
+if TYPE_CHECKING:
+    from psjobs.job import Job
+    from psjobs.parameters import Parameters
+
+
+class ServerOptimizer(torch.optim.Optimizer):
+    """Sends gradients to the servers, which run the job's optimizer, and takes the parameters that come back.
+
+    `step` sets the gradients to zero, so a loop needs no `zero_grad`; without `step` they add up, as ever. `lr` in its
+    parameter group shows the job's learning rate; what a script writes there changes nothing.
+    """
+
+    def __init__(self, job: Job, parameters: Parameters, learning_rate: Callable[[int], float]) -> None:
+        super().__init__([parameter.tensor for parameter in parameters.all], {"lr": learning_rate(job.step)})
+        self._job, self._parameters, self._learning_rate = job, parameters, learning_rate
+        self._first = True
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step: gradients go up, parameters come back.
+
+        Raises Error if the servers refuse, which they do for a gradient that is not finite.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._first:
+            self._warn_of_untouched()
+            self._first = False
+        self._parameters.collect()
+        self._job._exchange(self._parameters)
+        self._parameters.take()
+        self._parameters.zero()
+        self.param_groups[0]["lr"] = self._learning_rate(self._job.step)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Sets the gradients to zero, in the memory where they are."""
+        self._parameters.zero()
+
+    def _warn_of_untouched(self) -> None:
+        names = self._parameters.untouched()
+        if len(names) == len(self._parameters.all):
+            raise InputError("opt.step() was called before any gradient was computed; call loss.backward() first")
+        if names:
+            text = f"no gradient reached {', '.join(names)} in the first step; freeze what the loss does not depend on"
+            warnings.warn(f"psjobs: {text}", stacklevel=4)
+
+
+def alone(parameters: Iterable[torch.nn.Parameter], environment: Environment, job: Job) -> torch.optim.Optimizer:
+    """torch's own optimizer of the job's rule, with its schedule.
+
+    Raises InputError for FTRL, which torch does not have.
+    """
+    rule: dict[str, Any] = json.loads(environment.optimizer)
+    kind, decay, epsilon = rule["type"], rule["weightDecay"], rule["epsilon"]
+    rate, betas = environment.learning_rate(0), (rule["beta1"], rule["beta2"])
+    optimizer: torch.optim.Optimizer
+    if kind == "SGD":
+        momentum, nesterov = rule["momentum"], rule["nesterov"]
+        optimizer = torch.optim.SGD(parameters, rate, momentum, weight_decay=decay, nesterov=nesterov)
+    elif kind == "Adam":
+        optimizer = torch.optim.Adam(parameters, rate, betas, epsilon, decay, rule["amsgrad"])
+    elif kind == "AdamW":
+        optimizer = torch.optim.AdamW(parameters, rate, betas, epsilon, decay, rule["amsgrad"])
+    elif kind == "Adagrad":
+        start = rule["initialAccumulator"]
+        optimizer = torch.optim.Adagrad(parameters, rate, rule["learningRateDecay"], decay, start, epsilon)
+    elif kind == "RMSprop":
+        alpha, momentum = rule["alpha"], rule["momentum"]
+        optimizer = torch.optim.RMSprop(parameters, rate, alpha, epsilon, decay, momentum, rule["centered"])
+    else:
+        raise InputError(f"torch has no optimizer {kind}; run the script in a job, whose servers have it")
+
+    def before(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = environment.learning_rate(job.step)
+
+    def after(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        optimizer.zero_grad()
+        job._did_step()
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
+    return optimizer

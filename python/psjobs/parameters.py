@@ -1,0 +1,140 @@
+"""A model's parameters in the memory that its trainer shares with the servers."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from psjobs._native import InputError, Session
+
+
+@dataclass
+class Parameter:
+    """One trainable parameter and its place among all."""
+
+    name: str
+    tensor: torch.nn.Parameter
+    values: torch.Tensor
+    """What the servers hold, f32, in the parameter's shape."""
+    gradient: torch.Tensor
+    """What is sent to them, f32, in the parameter's shape."""
+
+    @property
+    def is_view(self) -> bool:
+        """True if the model computes with the shared memory itself, false if values and gradients are copied: those of
+        another type than f32, and on a GPU."""
+        return _fits(self.tensor)
+
+
+class Parameters:
+    """All trainable parameters of a model, sorted by name, as trainers of every language lay them out."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.named = _trainable(model)
+        self.all: list[Parameter] = []
+        self._touched: set[str] = set()
+        self._gradients = torch.empty(0)
+
+    def shapes(self) -> list[tuple[str, list[int]]]:
+        """Name and shape of each."""
+        return [(name, list(tensor.shape)) for name, tensor in self.named]
+
+    def initial(self) -> memoryview[float]:
+        """A buffer with all values, flat f32."""
+        flat = torch.cat([tensor.detach().to("cpu", torch.float32).reshape(-1) for _, tensor in self.named])
+        buffer = (ctypes.c_float * flat.numel()).from_address(flat.data_ptr())
+        buffer.owner = flat  # type: ignore[attr-defined]
+        return memoryview(buffer).cast("B").cast("f")
+
+    def place(self, session: Session) -> None:
+        """Moves the parameters to the session's memory; they take the values that are there, and zero gradients."""
+        values, gradients = (torch.frombuffer(half, dtype=torch.float32) for half in session.memory())
+        self._gradients = gradients
+        gradients.zero_()
+        start = 0
+        for name, tensor in self.named:
+            part = slice(start, start := start + tensor.numel())
+            placed = Parameter(name, tensor, values[part].view(tensor.shape), gradients[part].view(tensor.shape))
+            if placed.is_view:
+                tensor.data = placed.values
+                tensor.grad = placed.gradient
+            else:
+                tensor.grad = None
+            tensor.register_post_accumulate_grad_hook(self._touch(name))  # type: ignore[no-untyped-call]
+            self.all.append(placed)
+        self.take()
+
+    def collect(self) -> None:
+        """Puts the gradients where they are sent from, those that are not there already."""
+        for parameter in self.all:
+            gradient = parameter.tensor.grad
+            if gradient is parameter.gradient:
+                continue
+            if gradient is None:
+                parameter.gradient.zero_()
+            else:
+                parameter.gradient.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+
+    def take(self) -> None:
+        """Takes the values that the servers have sent, where the model does not compute with them in place."""
+        with torch.no_grad():
+            for parameter in self.all:
+                if not parameter.is_view:
+                    parameter.tensor.copy_(parameter.values)
+
+    def scale(self, factor: float) -> None:
+        """Multiplies all gradients."""
+        self._gradients.mul_(factor)
+
+    def zero(self) -> None:
+        """Sets all gradients to zero."""
+        self._touched.clear()
+        self._gradients.zero_()
+        for parameter in self.all:
+            parameter.tensor.grad = parameter.gradient if parameter.is_view else None
+
+    def untouched(self) -> list[str]:
+        """Names of parameters that got no gradient since `zero`, from backward() or from the script itself."""
+        return [p.name for p in self.all if p.name not in self._touched and not _has_gradient(p)]
+
+    def not_finite(self) -> str | None:
+        """Name of the first parameter whose gradient has a NaN or an infinity."""
+        bad = (parameter.name for parameter in self.all if not bool(parameter.gradient.isfinite().all()))
+        return next(bad, None)
+
+    def _touch(self, name: str) -> Callable[[torch.Tensor], None]:
+        return lambda _: self._touched.add(name)
+
+
+def _has_gradient(parameter: Parameter) -> bool:
+    gradient = parameter.tensor.grad
+    return gradient is not None and (gradient is not parameter.gradient or bool(gradient.any()))
+
+
+def _fits(tensor: torch.Tensor) -> bool:
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+
+
+def _trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    """The trainable parameters by name; one that is in two places of a model counts once.
+
+    Raises InputError if there is none, or one that cannot be trained by servers.
+    """
+    named = sorted((name, tensor) for name, tensor in model.named_parameters() if tensor.requires_grad)
+    if not named:
+        raise InputError("the model has no parameters that require a gradient; give it at least one")
+    places: dict[tuple[str, int, int], str] = {}
+    for name, tensor in named:
+        if isinstance(tensor, torch.nn.parameter.UninitializedParameter) or tensor.is_meta:
+            raise InputError(f"parameter {name} has no values yet; run the model once, or initialize it, before attach")
+        if not tensor.dtype.is_floating_point:
+            raise InputError(f"parameter {name} is {tensor.dtype}; servers train real numbers, so freeze it")
+        place = (str(tensor.device), tensor.data_ptr(), tensor.numel())
+        other = places.setdefault(place, name)
+        if other != name and tensor.numel() > 0:
+            text = f"parameters {other} and {name} share memory, but are two; assign one Parameter to both modules"
+            raise InputError(text)
+    return named

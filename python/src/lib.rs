@@ -1,0 +1,32 @@
+//! The native half of the Python package `psjobs`: a trainer's place in its job ([`environment`]), its session with the
+//! servers ([`session`]) and the memory that both share with the model ([`memory`]), and the split of the data
+//! ([`sampler`]). What concerns PyTorch is written in Python, in `psjobs/`; nothing here links libtorch.
+
+mod environment;
+mod errors;
+mod memory;
+mod result;
+mod sampler;
+mod session;
+mod waiting;
+
+use pyo3::prelude::*;
+
+/// The module `psjobs._native`; `psjobs/_native.pyi` has its types.
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use super::environment::Environment;
+    #[pymodule_export]
+    use super::errors::{Conflict, Error, InputError, Interrupted, PeerAway};
+    #[pymodule_export]
+    use super::memory::Memory;
+    #[pymodule_export]
+    use super::result::result;
+    #[pymodule_export]
+    use super::sampler::Sampler;
+    #[pymodule_export]
+    use super::session::Session;
+    #[pymodule_export]
+    use super::waiting::Interrupt;
+}

@@ -1,0 +1,219 @@
+//! A trainer's session with the servers of its job.
+
+use std::collections::BTreeMap;
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use psjobs_ps::batch::sharing::Work;
+use psjobs_ps::client::{AsyncSession, ClientError, SessionConfig, TensorSpec};
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use tokio::runtime::{Builder, Runtime};
+
+use super::environment::Environment;
+use super::errors::{Error, exception};
+use super::memory::Memory;
+use super::waiting::{Interrupt, attentive};
+
+/// A trainer's session. Its methods wait without the interpreter's lock. They raise [`Error`] after `leave` and `fail`,
+/// and in a process that was forked from the trainer's.
+#[pyclass(frozen, module = "psjobs._native")]
+pub struct Session {
+    live: Mutex<Option<Live>>,
+    interrupt: Arc<AtomicBool>,
+    /// The process that joined.
+    process: u32,
+}
+
+struct Live {
+    // Dropped before the runtime that its tasks run on.
+    session: AsyncSession,
+    runtime: Runtime,
+}
+
+#[pymethods]
+impl Session {
+    /// Joins the job: `tensors` are names and shapes, sorted by name; `initial` their values, flat f32, for servers that
+    /// have none yet.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        environment: &Environment,
+        tensors: Vec<(String, Vec<u64>)>,
+        initial: PyBuffer<f32>,
+        interrupt: &Interrupt,
+    ) -> PyResult<Self> {
+        let job = environment.job.as_ref().ok_or_else(|| Error::new_err("this trainer is alone"))?;
+        let tensors = tensors.into_iter().map(|(name, shape)| TensorSpec { name, shape }).collect();
+        let config = SessionConfig {
+            network: environment.network.clone(),
+            interrupt: Arc::clone(&interrupt.0),
+            ..SessionConfig::new(job, tensors, SessionConfig::UNKNOWN_STEPS)
+        };
+        start_logging();
+        let initial = initial.to_vec(py)?;
+        let interrupt = Arc::clone(&interrupt.0);
+        let live = py.detach(|| {
+            let mut builder = Builder::new_multi_thread();
+            builder.worker_threads(config.connections.max(1) as usize).thread_name("psjobs-net").enable_all();
+            let runtime = builder.build().map_err(|error| exception(&ClientError::Runtime(error)))?;
+            let session = runtime.block_on(attentive(AsyncSession::join(config, &initial), &interrupt))?;
+            PyResult::Ok(Live { session, runtime })
+        })?;
+        Ok(Self { live: Mutex::new(Some(live)), interrupt, process: process::id() })
+    }
+
+    /// All parameters and all gradients.
+    fn memory(&self, py: Python<'_>) -> PyResult<(Memory, Memory)> {
+        let mapping = self.with(py, |session| session.map_memory())?;
+        Ok(Memory::halves(mapping?))
+    }
+
+    /// The first step that the servers do not have from this trainer.
+    fn next_step(&self, py: Python<'_>) -> PyResult<u64> {
+        self.with(py, |session| session.next_step())
+    }
+
+    /// Counts the times that this trainer has entered an elastic job.
+    fn entries(&self, py: Python<'_>) -> PyResult<u64> {
+        self.with(py, |session| session.entries())
+    }
+
+    /// Seconds spent waiting for servers and other trainers.
+    fn waiting(&self, py: Python<'_>) -> PyResult<f64> {
+        self.with(py, |session| session.waiting().as_secs_f64())
+    }
+
+    /// Sends the gradients of `step` and returns the next step to do when the parameters have come back.
+    fn exchange(&self, py: Python<'_>, step: u64) -> PyResult<u64> {
+        self.wait(py, async |session| session.exchange(step).await)
+    }
+
+    /// The next batch of an elastic job, of `batches` that all trainers read; none if none is left for now.
+    fn next_batch(&self, py: Python<'_>, batches: u64) -> PyResult<Option<u64>> {
+        self.wait(py, async |session| {
+            session.set_total_steps(batches);
+            session.next_batch().await
+        })
+    }
+
+    /// This trainer's share of the examples of `step`, where that follows its speed: the step from which on it has to be
+    /// asked for again, the first example and their number. None if server 0 does not answer now.
+    fn share(
+        &self,
+        py: Python<'_>,
+        step: u64,
+        base: u32,
+        examples: u64,
+        busy_seconds: f64,
+    ) -> PyResult<Option<(u64, u32, u32)>> {
+        let work = Work { examples, busy: Duration::try_from_secs_f64(busy_seconds).unwrap_or_default() };
+        let share = self.wait(py, async |session| session.share_batch(step, base, work).await)?;
+        Ok(share.map(|share| (share.until, share.offset, share.examples)))
+    }
+
+    /// Sets what the next heartbeats report.
+    fn report(&self, py: Python<'_>, examples: u64, metrics: BTreeMap<String, f64>) -> PyResult<()> {
+        self.with(py, |session| session.report(examples, &metrics))
+    }
+
+    /// Makes the last step done this trainer's last one, and waits until the servers keep it. Returns the next step: an
+    /// earlier one if they went back to a checkpoint.
+    fn finish(&self, py: Python<'_>) -> PyResult<u64> {
+        self.wait(py, async |session| session.finish().await)
+    }
+
+    /// Leaves every server: `finished` says that the work is done.
+    fn leave(&self, py: Python<'_>, finished: bool, examples: u64, metrics: BTreeMap<String, f64>) -> PyResult<()> {
+        self.end(py, async |session| session.leave(finished, examples, metrics).await)
+    }
+
+    /// Leaves every server with an error of this trainer's own.
+    fn fail(&self, py: Python<'_>, failure: String) -> PyResult<()> {
+        self.end(py, async |session| {
+            session.fail(failure).await;
+            Ok(())
+        })
+    }
+}
+
+impl Session {
+    fn with<T: Send>(&self, py: Python<'_>, read: impl FnOnce(&mut AsyncSession) -> T + Send) -> PyResult<T> {
+        self.check_process()?;
+        py.detach(|| Ok(read(&mut self.live().as_mut().ok_or_else(left)?.session)))
+    }
+
+    fn wait<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl AsyncFnOnce(&mut AsyncSession) -> Result<T, ClientError> + Send,
+    ) -> PyResult<T> {
+        self.check_process()?;
+        py.detach(|| {
+            let mut live = self.live();
+            let Live { session, runtime } = live.as_mut().ok_or_else(left)?;
+            runtime.block_on(attentive(work(session), &self.interrupt))
+        })
+    }
+
+    fn end(
+        &self,
+        py: Python<'_>,
+        work: impl AsyncFnOnce(AsyncSession) -> Result<(), ClientError> + Send,
+    ) -> PyResult<()> {
+        self.check_process()?;
+        py.detach(|| {
+            let Live { session, runtime } = self.live().take().ok_or_else(left)?;
+            let ended = runtime.block_on(attentive(work(session), &self.interrupt));
+            runtime.shutdown_background();
+            ended
+        })
+    }
+
+    fn live(&self) -> MutexGuard<'_, Option<Live>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A process that was forked has the connections of the one that joined, and none of its threads.
+    fn check_process(&self) -> PyResult<()> {
+        if process::id() == self.process {
+            return Ok(());
+        }
+        let text =
+            "this process was forked from the trainer's, which alone may talk to the servers; call psjobs in that one";
+        Err(PyRuntimeError::new_err(text))
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // Not by `live`: a thread that held the lock when the process was forked is not here to give it back.
+        let live = self.live.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Live { session, runtime }) = live.take() {
+            if process::id() == self.process {
+                drop(session);
+                runtime.shutdown_background();
+            } else {
+                // Closing a connection of TLS would end the trainer's, and the threads of the runtime are not here.
+                std::mem::forget((session, runtime));
+            }
+        }
+    }
+}
+
+fn left() -> PyErr {
+    Error::new_err("this trainer has left its job")
+}
+
+/// Shows what happens to connections on standard error.
+fn start_logging() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
+    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    // A process that joins twice logs already.
+    drop(logs.with_ansi(false).try_init());
+}

@@ -1,0 +1,126 @@
+"""Jobs of one server, started by hand, whose trainers are scripts of the tests."""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEADLINE = 180
+
+# What every script begins with: a small model and data that need no file.
+PRELUDE = """
+import os, sys
+import psjobs, torch
+from torch import nn
+from torch.utils.data import TensorDataset
+torch.set_num_threads(1)
+def net():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+rows = torch.arange(6 * 96, dtype=torch.float32).sin().view(96, 6)
+data = TensorDataset(rows, rows.abs().argmax(1) % 3)
+loss = nn.functional.cross_entropy
+def save(model):
+    torch.save({name: value.clone() for name, value in model.state_dict().items()}, os.environ["SAVE"])
+"""
+
+
+def program(name: str) -> str:
+    """The program that `make test-python` has built."""
+    return os.environ.get("PSJOBS_WORKER" if name == "psjobs-worker" else "PSJOBS", str(ROOT / "target/debug" / name))
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's variables, without those of a job, and `more`."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PSJOB_")}
+    return {**inherited, "OMP_NUM_THREADS": "1", **more}
+
+
+class Job:
+    """A server and its trainers."""
+
+    def __init__(self, folder: pathlib.Path, trainers: int, training: dict[str, object], flags: tuple[str, ...]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.folder, self.trainers, self.training = folder, trainers, training
+        self.log = folder / "server.log"
+        place = ["--world-size", str(trainers + 1), "--rank", "0", "--master-port", str(self.port)]
+        with self.log.open("w") as log:
+            command = [program("psjobs-worker"), "serve", *place, *flags]
+            self.server = subprocess.Popen(command, env=environment(), stderr=log, stdout=log)
+        self.started: list[subprocess.Popen[str]] = []
+
+    def trainer(self, index: int, script: str, **more: str) -> "subprocess.Popen[str]":
+        """Starts a trainer; the script is behind PRELUDE."""
+        name = self.folder / f"trainer_{len(self.started)}.py"
+        name.write_text(PRELUDE + textwrap.dedent(script))
+        variables = {
+            "PSJOB_NAME": "manual",
+            "PSJOB_NAMESPACE": "default",
+            "PSJOB_UID": "manual",
+            "PSJOB_ROLE": "trainer",
+            "PSJOB_INDEX": str(index),
+            "PSJOB_SERVERS": f"127.0.0.1:{self.port}",
+            "PSJOB_TRAINERS": str(self.trainers),
+            "PSJOB_TRAINING": json.dumps(self.training),
+            "SAVE": str(self.folder / f"model-{index}.pt"),
+            **more,
+        }
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            [sys.executable, str(name)], env=environment(**variables), stdout=pipe, stderr=pipe, text=True
+        )
+        self.started.append(process)
+        return process
+
+    def end(self) -> None:
+        """Ends what still runs."""
+        for process in [*self.started, self.server]:
+            if process.poll() is None:
+                process.kill()
+            process.wait(DEADLINE)
+
+
+class Jobs:
+    """Starts jobs, and ends them after the test."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder, self.started = folder, list[Job]()
+
+    def start(self, *flags: str, trainers: int = 1, **training: object) -> Job:
+        """A job whose server has these flags and whose trainers read `training` as spec.training."""
+        folder = self.folder / f"job-{len(self.started)}"
+        folder.mkdir()
+        self.started.append(Job(folder, trainers, training, flags))
+        return self.started[-1]
+
+
+@pytest.fixture
+def jobs(tmp_path: pathlib.Path) -> Iterator[Jobs]:
+    """Jobs of this test."""
+    jobs = Jobs(tmp_path)
+    yield jobs
+    for job in jobs.started:
+        job.end()
+
+
+def succeed(*trainers: "subprocess.Popen[str]") -> list[str]:
+    """Waits for trainers, which must do their work; returns what they wrote."""
+    said = [trainer.communicate(timeout=DEADLINE) for trainer in trainers]
+    for trainer, (out, err) in zip(trainers, said):
+        assert trainer.returncode == 0, out + err
+    return [out + err for out, err in said]
+
+
+def interrupt(process: "subprocess.Popen[str]") -> None:
+    """Ctrl-C."""
+    process.send_signal(signal.SIGINT)

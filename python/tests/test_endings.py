@@ -1,0 +1,124 @@
+"""How a trainer ends: well, by an error, by a signal."""
+
+import signal
+import time
+
+from conftest import DEADLINE, Jobs, interrupt, succeed
+
+TRAIN = """
+job = psjobs.join()
+model, opt = job.attach(net())
+for number, (x, y) in enumerate(job.batches(data, 8)):
+    value = loss(model(x), y)
+    BODY
+    value.backward()
+    opt.step()
+    print(job.step, flush=True)
+"""
+
+
+# Says when the script waits for the other trainers, from a thread, which runs meanwhile.
+WATCHED = """
+import threading, time
+def watch(main=threading.get_ident()):
+    while sys._current_frames()[main].f_code.co_name != "_exchange":
+        time.sleep(0.001)
+    print("waits", flush=True)
+threading.Thread(target=watch, daemon=True).start()
+"""
+
+
+CAUGHT = """
+    try:
+        opt.step()
+    except KeyboardInterrupt:
+        print("answered", time.time(), flush=True)
+        raise
+""".strip()
+
+
+def script(body: str) -> str:
+    return TRAIN.replace("BODY", body)
+
+
+def test_an_exception_of_the_script_reaches_the_server_with_its_text(jobs: Jobs) -> None:
+    job = jobs.start()
+    trainer = job.trainer(0, script("assert number < 3, 'the fourth batch is bad'"))
+    _, said = trainer.communicate(timeout=DEADLINE)
+    assert trainer.returncode == 1 and "Traceback" in said and "the fourth batch is bad" in said
+    assert job.server.wait(DEADLINE) == 1
+    log = job.log.read_text()
+    assert "AssertionError: the fourth batch is bad (" in log and "assert number < 3" in log, log
+
+
+def test_a_script_that_exits_with_a_code_has_not_finished(jobs: Jobs) -> None:
+    job = jobs.start()
+    trainer = job.trainer(0, script("if number == 2: sys.exit(4)"))
+    assert trainer.wait(DEADLINE) == 4
+    assert job.server.wait(DEADLINE) == 1 and "exit code 4" in job.log.read_text()
+
+
+def test_a_gradient_that_is_not_finite_is_named(jobs: Jobs) -> None:
+    job = jobs.start()
+    trainer = job.trainer(0, script("if number == 2: value = value + model[2].bias.sum() * float('nan')"))
+    _, said = trainer.communicate(timeout=DEADLINE)
+    assert trainer.returncode == 1
+    assert "trainer 0: the gradient of 2.bias is not finite at step 2" in said, said
+
+
+def test_a_model_that_is_not_the_jobs_ends_with_code_2_and_both_shapes(jobs: Jobs) -> None:
+    job = jobs.start("--consistency", "sync", trainers=2)
+    first = job.trainer(0, WATCHED + script("pass"))
+    # Its step waits for the other trainer, so the model is the job's.
+    assert first.stdout is not None and first.stdout.readline() == "waits\n"
+    other = job.trainer(1, script("pass").replace("net()", "nn.Linear(6, 3)"))
+    _, said = other.communicate(timeout=DEADLINE)
+    assert other.returncode == 2
+    assert "0.bias [16] in the job and bias [3] in the trainer" in said and "weight [3, 6]" in said, said
+    assert "Traceback" not in said
+
+
+def test_parameters_without_a_gradient_are_named(jobs: Jobs) -> None:
+    job = jobs.start()
+    (said,) = succeed(job.trainer(0, script("value = loss(model[:2](x)[:, :3], y)")))
+    assert "no gradient reached 2.bias, 2.weight" in said, said
+
+
+def test_ctrl_c_is_answered_while_the_trainer_waits_for_others(jobs: Jobs) -> None:
+    job = jobs.start("--consistency", "sync", trainers=2)
+    alone = job.trainer(0, WATCHED + script("pass").replace("opt.step()", CAUGHT))
+    assert alone.stdout is not None and alone.stdout.readline() == "waits\n"
+    began = time.time()
+    interrupt(alone)
+    said, _ = alone.communicate(timeout=DEADLINE)
+    assert alone.returncode == -signal.SIGINT
+    word, answered = said.split()
+    assert word == "answered"
+    print(f"Ctrl-C: answered after {(float(answered) - began) * 1e3:.0f} ms")
+    assert "left" in job.log.read_text()
+
+
+def test_sigterm_lets_the_trainer_leave_for_its_replacement(jobs: Jobs) -> None:
+    job = jobs.start("--consistency", "sync", trainers=2)
+    alone = job.trainer(0, WATCHED + script("pass"))
+    assert alone.stdout is not None and alone.stdout.readline() == "waits\n"
+    alone.send_signal(signal.SIGTERM)
+    assert alone.wait(DEADLINE) == 128 + signal.SIGTERM
+    assert "finished=false" in job.log.read_text()
+
+
+def test_a_forked_process_can_neither_use_nor_end_the_session(jobs: Jobs) -> None:
+    job = jobs.start()
+    body = """
+    if number == 2:
+        child = os.fork()
+        if child == 0:
+            try:
+                opt.step()
+            except RuntimeError as error:
+                assert 'forked' in str(error), error
+                sys.exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    """
+    succeed(job.trainer(0, script(body.strip())))
+    assert job.server.wait(DEADLINE) == 0

@@ -1,0 +1,203 @@
+"""Trainers of a job, and what they do to the model."""
+
+import json
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from conftest import DEADLINE, PRELUDE, Jobs, environment, succeed
+
+SCRIPT = """
+job = psjobs.join()
+model, opt = job.attach(net())
+for number, (x, y) in enumerate(job.batches(data, 8, epochs=2, accumulate=ACCUMULATE)):
+    (loss(model(x), y) / ACCUMULATE).backward()
+    if (number + 1) % ACCUMULATE == 0:
+        opt.step()
+save(model)
+"""
+
+ADAM = {"type": "Adam", "learningRate": 0.01}
+SGD = {"type": "SGD", "learningRate": 0.1}
+
+
+def flags(optimizer: dict[str, Any]) -> tuple[str, ...]:
+    kind, rate = optimizer["type"].lower(), str(optimizer["learningRate"])
+    return ("--consistency", "sync", "--optimizer", kind, "--learning-rate", rate)
+
+
+def script(accumulate: int) -> str:
+    return SCRIPT.replace("ACCUMULATE", str(accumulate))
+
+
+def same(one: pathlib.Path, other: pathlib.Path) -> bool:
+    models = [torch.load(file) for file in (one, other)]
+    assert models[0].keys() == models[1].keys()
+    return all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["SGD", "Adam"])
+def test_two_trainers_in_sync_are_bit_for_bit_one_that_accumulates(jobs: Jobs, optimizer: dict[str, Any]) -> None:
+    two = jobs.start(*flags(optimizer), trainers=2, optimizer=optimizer)
+    one = jobs.start(*flags(optimizer), trainers=1, optimizer=optimizer)
+    succeed(two.trainer(0, script(1)), two.trainer(1, script(1)), one.trainer(0, script(2)))
+    assert same(two.folder / "model-0.pt", two.folder / "model-1.pt")
+    assert same(two.folder / "model-0.pt", one.folder / "model-0.pt")
+    assert two.server.wait(DEADLINE) == 0 and one.server.wait(DEADLINE) == 0
+    # The same in one process of torch, without servers: SGD, as it is defined, bit for bit. torch's own optimizers round
+    # otherwise, as they fuse multiplication and addition.
+    update = "for p in model.parameters(): p.data -= 0.1 * p.grad; p.grad = None"
+    file = two.folder / "alone.py"
+    file.write_text(PRELUDE + (script(2).replace("opt.step()", update) if optimizer is SGD else script(2)))
+    variables = {"SAVE": str(two.folder / "alone.pt"), "PSJOB_TRAINING": json.dumps({"optimizer": optimizer})}
+    subprocess.run([sys.executable, file], env=environment(**variables), check=True, capture_output=True)
+    if optimizer is SGD:
+        assert same(two.folder / "model-0.pt", two.folder / "alone.pt")
+    ours, torchs = (torch.load(two.folder / name) for name in ("model-0.pt", "alone.pt"))
+    for name in ours:
+        assert torch.allclose(ours[name], torchs[name], rtol=1e-4, atol=1e-5), name
+
+
+KINDS = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(8, 4)
+        self.frozen = nn.Linear(4, 4)
+        self.frozen.requires_grad_(False)
+        self.turned = nn.Linear(4, 4, bias=False)
+        self.turned.weight = nn.Parameter(torch.eye(4).t().contiguous().t() * 2)
+        self.low = nn.Linear(4, 4).bfloat16()
+        self.out = nn.Linear(4, 8, bias=False)
+        self.out.weight = self.embed.weight
+    def forward(self, x):
+        x = self.turned(self.frozen(self.embed(x)))
+        return self.out(self.low(x.bfloat16()).float())
+torch.manual_seed(1)
+raw = Model()
+before = {name: value.clone() for name, value in raw.state_dict().items()}
+job = psjobs.join()
+model, opt = job.attach(raw)
+assert model is raw and model.out.weight is model.embed.weight
+assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+words = torch.arange(64) % 8
+losses = []
+for x, y in job.batches(TensorDataset(words, (words + 1) % 8), 8, epochs=8, num_workers=1):
+    value = loss(model(x), y)
+    losses.append(value.item())
+    value.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    opt.step()
+after = model.state_dict()
+assert all(torch.equal(after[name], before[name]) == name.startswith("frozen") for name in after), after
+assert model.low.weight.dtype is torch.bfloat16
+assert losses[-1] < losses[0] / 2, losses
+"""
+
+
+def test_frozen_tied_turned_and_half_parameters_train_with_a_forked_loader(jobs: Jobs) -> None:
+    job = jobs.start("--optimizer", "adam", "--learning-rate", "0.05", optimizer=ADAM)
+    succeed(job.trainer(0, KINDS))
+    assert job.server.wait(DEADLINE) == 0
+
+
+SPLIT = """
+job = psjobs.join()
+model, opt = job.attach(net())
+indices = TensorDataset(torch.arange(96))
+read = {"batches": [], "sampler": []}
+def train():
+    loss(model(rows[:2]), data[:2][1]).backward()
+    opt.step()
+for epoch in range(2):
+    read["batches"].append([])
+    for (numbers,) in job.batches(indices, 8):
+        read["batches"][-1] += numbers.tolist()
+        train()
+sampler = job.sampler(indices, 8)
+for epoch in range(2):
+    numbers = list(sampler)
+    assert len(numbers) == len(sampler) == 48
+    read["sampler"].append(numbers)
+    [train() for _ in range(6)]
+import json
+print(json.dumps(read))
+"""
+
+
+def test_each_epoch_is_shared_out_without_overlap_in_an_order_of_its_own(jobs: Jobs) -> None:
+    job = jobs.start("--consistency", "sync", trainers=2)
+    said = succeed(job.trainer(0, SPLIT), job.trainer(1, SPLIT))
+    read = [json.loads(next(line for line in text.splitlines() if line.startswith("{"))) for text in said]
+    orders = set()
+    for way in ("batches", "sampler"):
+        for epoch in range(2):
+            parts = [trainer[way][epoch] for trainer in read]
+            assert sorted(parts[0] + parts[1]) == list(range(96)), (way, epoch)
+            orders.add(tuple(parts[0]))
+    assert len(orders) == 4, "every epoch has its own order"
+
+
+def test_a_restarted_trainer_goes_on_with_the_step_that_the_servers_do_not_have(jobs: Jobs) -> None:
+    job = jobs.start("--consistency", "sync")
+    broken = script(1).replace("opt.step()", "opt.step()\n        if job.step == 5: os._exit(9)")
+    died = job.trainer(0, broken)
+    assert died.wait(DEADLINE) == 9
+    again = script(1).replace("save(model)", "print(number + 1, job.step)\nsave(model)")
+    (said,) = succeed(job.trainer(0, again, PSJOB_INCARNATION="1"))
+    assert said.startswith("19 24"), said
+
+
+ELASTIC = """
+job = psjobs.join()
+model, opt = job.attach(net())
+indices = TensorDataset(torch.arange(96))
+for (numbers,) in job.batches(indices, 8, epochs=2):
+    loss(model(rows[numbers]), data[numbers][1]).backward()
+    opt.step()
+    print("read", *numbers.tolist(), flush=True)
+    if os.environ.get("DIES"): os._exit(9)
+"""
+
+
+def test_in_an_elastic_job_each_example_is_read_however_trainers_come_and_go(jobs: Jobs) -> None:
+    job = jobs.start("--consistency", "sync", "--min-trainers", "1", trainers=2)
+    elastic = {"PSJOB_MIN_TRAINERS": "1"}
+    leaves = job.trainer(1, ELASTIC.replace("os._exit(9)", "os.kill(os.getpid(), 15)"), DIES="1", **elastic)
+    left, _ = leaves.communicate(timeout=DEADLINE)
+    assert leaves.returncode == 128 + 15
+    (stays,) = succeed(job.trainer(0, ELASTIC, **elastic))
+    read = [int(word) for line in (left + stays).splitlines() if line.startswith("read") for word in line.split()[1:]]
+    assert sorted(read) == sorted([*range(96), *range(96)])
+    assert job.server.wait(DEADLINE) == 0
+
+
+ADAPTIVE = """
+job = psjobs.join()
+model, opt = job.attach(net())
+indices = TensorDataset(torch.arange(96))
+import time
+for (numbers,) in job.batches(indices, 8, epochs=4):
+    loss(model(rows[numbers]), data[numbers][1]).backward()
+    # This trainer is slow by the example, as the other one is not.
+    time.sleep(0.004 * len(numbers) * job.trainer)
+    opt.step()
+    print("read", *numbers.tolist(), flush=True)
+"""
+
+
+def test_with_an_adaptive_batch_a_slow_trainer_reads_less_and_no_example_is_left_out(jobs: Jobs) -> None:
+    job = jobs.start("--consistency", "sync", "--adaptive-batch", "--batch-size", "8", trainers=2)
+    job.training = {"batch": {"base": 8, "adaptive": True}}
+    said = succeed(job.trainer(0, ADAPTIVE), job.trainer(1, ADAPTIVE))
+    steps = [[line.split()[1:] for line in text.splitlines() if line.startswith("read")] for text in said]
+    fast, slow = steps
+    assert len(fast) == len(slow) == 4 * 6
+    for epoch in range(4):
+        part = slice(6 * epoch, 6 * epoch + 6)
+        read = [int(row) for step in [*fast[part], *slow[part]] for row in step]
+        assert sorted(read) == list(range(96)), epoch
+    assert len(slow[-1]) < len(fast[-1]), (slow[-1], fast[-1])

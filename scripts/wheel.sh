@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Builds the wheel of the Python package into a folder, and checks it: one for all versions of Python, at most 12 MiB, and
+# importable where torch is not installed. Has a target folder of its own, so that nothing else is compiled again.
+#
+#   scripts/wheel.sh FOLDER
+set -euo pipefail
+cd "$(dirname "$0")/.."
+folder=$1
+python=$(scripts/python.sh)
+mkdir -p "$folder"
+rm -f "$folder"/*.whl
+CARGO_TARGET_DIR=$folder/target "$python" -m maturin build --locked --manifest-path python/Cargo.toml --out "$folder"
+wheel=$(echo "$folder"/psjobs-*-cp311-abi3-*.whl)
+size=$(stat -c %s "$wheel")
+((size <= 12 << 20)) || { echo "wheel: $wheel has $size bytes, more than 12 MiB" >&2; exit 1; }
+rm -rf "$folder/venv"
+"$python" -m venv "$folder/venv"
+echo "psjobs @ file://$wheel --hash=sha256:$(sha256sum "$wheel" | cut -d" " -f1)" >"$folder/wheel.txt"
+"$folder/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-index --require-hashes -r "$folder/wheel.txt"
+"$folder/venv/bin/python" - "$wheel" "$size" <<'PY'
+import pathlib, sys, time
+began = time.monotonic()
+import psjobs
+milliseconds = (time.monotonic() - began) * 1e3
+folder = pathlib.Path(psjobs.__file__).parent
+assert (folder / "py.typed").exists() and (folder / "_native.pyi").exists()
+assert "torch" not in sys.modules
+print(f"{sys.argv[1]}: {int(sys.argv[2]) / 2**20:.1f} MiB, imported in {milliseconds:.0f} ms")
+PY
