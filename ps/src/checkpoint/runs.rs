@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::catalog::Catalog;
 use super::format::FORMAT;
+use super::lock::LOCK;
 use super::names::names;
 use super::write::{WriteError, flush_parent, put_file, remove_left_overs};
 
@@ -287,12 +288,13 @@ impl Runs {
     /// # Errors
     /// If a folder cannot be read or a file cannot be removed.
     pub fn remove_left_overs(&self) -> io::Result<()> {
-        remove_left_overs(&self.folder)?;
+        // Others write their lock before they hold it.
+        remove_left_overs(&self.folder, |name| !name.starts_with(LOCK))?;
         for run in self.numbers()? {
             let catalog = self.catalog(run);
-            remove_left_overs(catalog.folder())?;
+            remove_left_overs(catalog.folder(), |_| true)?;
             for step in catalog.steps()? {
-                remove_left_overs(&catalog.path(step))?;
+                remove_left_overs(&catalog.path(step), |_| true)?;
             }
         }
         Ok(())

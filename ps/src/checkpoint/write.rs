@@ -242,13 +242,14 @@ impl Drop for Temporary {
     }
 }
 
-/// Removes the files in `folder` that processes have begun to write and not kept. One that still runs gets an error
-/// when it keeps its file.
+/// Removes the files in `folder` that processes have begun to write and not kept, of the names that `goes` accepts. One
+/// that still runs gets an error when it keeps its file.
 ///
 /// # Errors
 /// If the folder cannot be read or a file cannot be removed.
-pub(super) fn remove_left_overs(folder: &Path) -> io::Result<()> {
-    for name in names(folder)?.iter().filter(|name| name.to_str().is_some_and(is_temporary)) {
+pub(super) fn remove_left_overs(folder: &Path, goes: impl Fn(&str) -> bool) -> io::Result<()> {
+    let left_over = |name: &str| is_temporary(name) && goes(name);
+    for name in names(folder)?.iter().filter(|name| name.to_str().is_some_and(left_over)) {
         match fs::remove_file(folder.join(name)) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => tracing::debug!(?name, folder = %folder.display(), "removed a file that was never completed"),

@@ -243,11 +243,15 @@ fn files_that_a_dead_process_has_begun_go_and_no_others() {
     fs::create_dir_all(&step).expect("makes");
     let begun = "0123456789abcdef.tmp";
     let left_over = [
-        folder.path().join(format!("lock.json.{begun}")),
+        folder.path().join(format!("model.safetensors.{begun}")),
         runs.catalog(run).folder().join(format!("run.json.{begun}")),
         step.join(format!("ps-00000-of-00001.safetensors.{begun}")),
     ];
-    let foreign = [folder.path().join("notes.tmp"), step.join("ps-00000-of-00001.safetensors")];
+    let foreign = [
+        folder.path().join("notes.tmp"),
+        step.join("ps-00000-of-00001.safetensors"),
+        folder.path().join(format!("lock.json.{begun}")),
+    ];
     left_over.iter().chain(&foreign).for_each(|file| fs::write(file, "x").expect("writes"));
     let part = PartWriter::create(&step, &description(6, 0, 1, 0)).expect("creates");
     runs.remove_left_overs().expect("removes");
