@@ -19,7 +19,7 @@ pub struct Model {
     pub layout: Layout,
     trainers: u32,
     steps: u64,
-    /// What a mark is multiplied by where a round takes the mean over the trainers.
+    /// The factor on a mark where a round takes the mean over the trainers.
     scale: f64,
     /// Batches that leave a mark of their own, in elastic jobs and those with backup trainers.
     batches: usize,
