@@ -137,6 +137,22 @@ pub(super) async fn join(
     Ok(CoordinationClient::new(channel).join(Request::new(request)).await?.into_inner())
 }
 
+/// Asks server 0, which writes the checkpoints, to answer when losing servers can no longer cost a step that this trainer
+/// has given in `epoch`.
+pub(super) async fn wait_until_durable(config: &SessionConfig, epoch: u64) -> Result<(), Failure> {
+    let request = proto::WaitUntilDurableRequest { trainer: Some(config.id()), epoch };
+    let channel = connect(&config.network, &config.servers[0]).await?;
+    let mut client = CoordinationClient::new(channel.clone());
+    match client.wait_until_durable(request.clone()).await {
+        // It was started anew and does not know this trainer yet.
+        Err(status) if status.code() == Code::Aborted => {
+            join(config, None, channel).await?;
+            Ok(client.wait_until_durable(request).await.map(drop)?)
+        }
+        answered => Ok(answered.map(drop)?),
+    }
+}
+
 /// Checks that the server that answered is the one that was meant, by what it says of itself.
 pub(super) fn in_place(config: &SessionConfig, want: u32, (found, servers): (u32, u32)) -> Result<(), Failure> {
     let ours = config.servers.len() as u32;

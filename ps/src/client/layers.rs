@@ -8,11 +8,10 @@ use bytes::Bytes;
 use futures::future::try_join_all;
 use tonic::Code;
 
-use super::connecting::{self, connect, join, schedule, stopped, until};
+use super::connecting::{self, schedule, stopped, until, wait_until_durable};
 use super::error::{ClientError, is_retryable};
 use super::tables::{AsyncTables, Shared};
 use crate::layout::Layout;
-use crate::proto::coordination_client::CoordinationClient;
 use crate::proto::{self, GetLayersRequest, StoreLayersRequest};
 use crate::retry::{Failure, retry};
 
@@ -152,23 +151,9 @@ impl Shared {
     }
 
     async fn conclude(&self) -> Result<(), ClientError> {
-        let request = proto::WaitUntilDurableRequest { trainer: Some(self.config.id()), epoch: self.epoch };
-        // Server 0 writes the checkpoints, whoever leads its rows.
         let address = &self.config.servers[0];
-        let ask = || async {
-            let channel = connect(&self.config.network, address).await?;
-            let mut client = CoordinationClient::new(channel.clone());
-            match client.wait_until_durable(request.clone()).await {
-                // It was started anew and does not know this trainer yet.
-                Err(status) if status.code() == Code::Aborted => {
-                    join(&self.config, None, channel).await?;
-                    Ok(client.wait_until_durable(request.clone()).await.map(drop)?)
-                }
-                answered => Ok::<_, connecting::Failure>(answered.map(drop)?),
-            }
-        };
         let attempt = || {
-            let asked = ask();
+            let asked = wait_until_durable(&self.config, self.epoch);
             async move {
                 asked.await.map_err(|failure| match failure {
                     connecting::Failure::Final(error) => Failure::Permanent(error),

@@ -1,19 +1,18 @@
 //! Exchanges the blocks of one step: sends gradients, takes answers.
 
-use std::time::Duration;
-
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use super::{AsyncSession, INTERRUPTIBLE, LAST_STEP, Settled};
 use crate::client::coder::Coder;
-use crate::client::connecting::unreachable;
-use crate::client::error::ClientError;
+use crate::client::connecting::{Failure, schedule, unreachable, wait_until_durable};
+use crate::client::error::{ClientError, is_retryable};
 use crate::client::exchange::{Outgoing, Purpose};
 use crate::client::lane::Event;
+use crate::client::link::Link;
 use crate::codec::Codec;
 use crate::proto::{self, exchange_request::Message};
-use crate::retry::{Retries, Schedule};
+use crate::retry::Retries;
 use crate::wire::frame;
 
 impl AsyncSession {
@@ -66,14 +65,23 @@ impl AsyncSession {
     /// Waits until the last step outlives every server: this trainer will not be there to send it again.
     pub(super) async fn conclude(&mut self) -> Result<Settled, ClientError> {
         let (begun, limit) = (Instant::now(), self.config.connect_timeout);
-        // Without a pause: opening the stream again pauses.
-        let mut retries = Retries::new(Schedule::every(Duration::ZERO).within(limit));
+        let mut retries = Retries::new(schedule(&self.config, 0).within(limit));
         let mut told = None;
         loop {
             let left = limit.saturating_sub(begun.elapsed());
-            let status = match tokio::time::timeout(left, self.links[0].conclude(&self.config)).await {
+            let Link { host, epoch, .. } = self.links[0];
+            let concluding = async {
+                // The other holder of its blocks leads them, and writes no checkpoints.
+                if host == 0 {
+                    Ok(self.links[0].conclude(&self.config).await?)
+                } else {
+                    wait_until_durable(&self.config, epoch).await
+                }
+            };
+            let status = match tokio::time::timeout(left, concluding).await {
                 Ok(Ok(())) => break,
-                Ok(Err(status)) => told.insert(status).clone(),
+                Ok(Err(Failure::Final(error))) => return Err(error),
+                Ok(Err(Failure::Status(status))) => told.insert(status).clone(),
                 // The last reason says more than that the time is over.
                 Err(_) => {
                     told.take().unwrap_or_else(|| Status::deadline_exceeded("not all servers could keep the last step"))
@@ -84,6 +92,10 @@ impl AsyncSession {
             }
             if !retries.pause().await {
                 return Err(unreachable(&self.config, 0, status.message()));
+            }
+            let is_away = host != 0 && status.code() != Code::Aborted && is_retryable(&status);
+            if is_away {
+                continue;
             }
             if let Settled::Rewound = self.reopen(0, 0, &status).await? {
                 return Ok(Settled::Rewound);
