@@ -184,7 +184,7 @@ impl Owner {
                 // The trainers that wait for the shard before see their replies dropped. Both holders of the shard count
                 // anew from here, so that they find each other equal.
                 (self.shard, self.epoch, self.version) = (*other, epoch, REPLACED);
-                self.log = (self.role == ReplicaRole::Primary).then(|| ReplicationLog::new(0));
+                self.log = (self.role == ReplicaRole::Primary).then(|| ReplicationLog::new(REPLACED));
                 self.attaches += 1;
                 self.pieces.clear();
                 self.incoming = None;
