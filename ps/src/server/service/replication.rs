@@ -117,6 +117,8 @@ struct Feed<'a> {
     /// Versions of the parts of the rows that it held.
     held_rows: Vec<u64>,
     model_sent: bool,
+    /// Number of trainers of which the backup knows that they have finished.
+    finished_sent: usize,
     /// The shard's tables, once they are sent.
     tables: Option<Arc<Tables>>,
     /// Blocks that the backup does not follow yet.
@@ -144,6 +146,7 @@ async fn give(
         held: held.blocks.into_iter().map(|held| (held.block, held.version)).collect(),
         held_rows: held.row_parts,
         model_sent: false,
+        finished_sent: 0,
         tables: None,
         lacking: VecDeque::new(),
         copying: BTreeSet::new(),
@@ -158,12 +161,14 @@ async fn give(
         let message = reader.message::<proto::FollowRequest>();
         tokio::pin!(message);
         let message = loop {
-            let known = state.known();
+            let (known, left) = (state.known(), state.left.notified());
             feed.announce().await?;
             feed.advance().await?;
             tokio::select! {
+                biased;
                 message = &mut message => break message?,
                 () = known => {}
+                () = left => {}
             }
         };
         let Some(message) = message else { return Ok(()) };
@@ -194,6 +199,13 @@ impl Feed<'_> {
             send_model(self.state, self.replication, self.backup, tensors);
             self.model_sent = true;
             self.lacking = store.shard(shard).collect();
+        }
+        // A process that this backup has taken the place of may have heard of the end of a trainer, and nothing else here.
+        let finished = self.state.members().finished().len();
+        if finished > self.finished_sent {
+            self.finished_sent = finished;
+            let tensors = if self.model_sent { self.state.members().told().0 } else { Vec::new() };
+            send_model(self.state, self.replication, self.backup, tensors);
         }
         if self.tables.is_none()
             && let Some(tables) = self.state.tables(shard)

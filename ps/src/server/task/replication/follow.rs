@@ -123,10 +123,10 @@ async fn adopt(state: &ServerState, replication: &Replication, shard: u32, model
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
         state.recovery.adopt_epoch(model.epoch);
         state.members().adopt(&tensors).map_err(Status::invalid_argument)?;
-        let store = state.store_for(layout, &tensors);
-        for entry in model.roster.iter().filter(|entry| entry.finished) {
-            store.finish(entry.trainer.as_ref().map_or(u32::MAX, |trainer| trainer.index)).await;
-        }
+        state.store_for(layout, &tensors);
+    }
+    for entry in model.roster.iter().filter(|entry| entry.finished) {
+        state.finish(entry.trainer.as_ref().map_or(u32::MAX, |trainer| trainer.index)).await;
     }
     {
         let mut members = state.members();
