@@ -1,5 +1,6 @@
 //! How the processes of a job may end, and what it must leave behind.
 
+use std::path::Path;
 use std::time::Duration;
 
 use psjobs_api::ReplicaResult;
@@ -19,7 +20,11 @@ impl Supervisor {
     ) -> Result<(), String> {
         let plan = &self.job.plan;
         let newest = self.newest_server(index as u32);
-        self.job.network.wires().trace.tell(format_args!("server {index} ({life}) ends: {}", told(&result)));
+        self.job
+            .network
+            .wires()
+            .trace
+            .tell(format_args!("server {index} ({life}) ends: {}", told(&result, &self.folder)));
         self.job.network.kill(Host::Server(index as u32, life), false);
         // Its successor does the work.
         if result.is_err() && newest != Host::Server(index as u32, life) {
@@ -146,9 +151,9 @@ impl Supervisor {
 }
 
 /// How a server ended, without what differs from run to run: the folder's name and the time of day.
-fn told(result: &Result<ReplicaResult, ServerError>) -> String {
+fn told(result: &Result<ReplicaResult, ServerError>, folder: &Path) -> String {
     match result {
         Ok(result) => format!("{} steps, {} examples", result.steps, result.examples),
-        Err(error) => error.to_string(),
+        Err(error) => error.to_string().replace(&folder.display().to_string(), "FOLDER"),
     }
 }
