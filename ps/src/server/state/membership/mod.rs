@@ -219,13 +219,16 @@ impl Membership {
         }
     }
 
-    /// Takes over what another server knows of trainers that have never contacted this one.
+    /// Takes over what another server knows of trainers that have never contacted this one, or have finished since they
+    /// did.
     pub fn adopt_roster(&mut self, roster: &[proto::RosterEntry], now: Instant) {
         for entry in roster {
             let Some(id) = &entry.trainer else { continue };
-            let Some(member) = self.members.get_mut(id.index as usize).filter(|m| m.incarnation.is_none()) else {
-                continue;
+            let news = |member: &&mut Member| {
+                member.incarnation.is_none_or(|known| entry.finished && known <= id.incarnation)
+                    && member.presence != Presence::Finished
             };
+            let Some(member) = self.members.get_mut(id.index as usize).filter(news) else { continue };
             member.incarnation = Some(id.incarnation);
             member.presence = if entry.finished { Presence::Finished } else { Presence::Active };
             member.heard = now;
