@@ -1,17 +1,23 @@
 //! Sees to it that no process of a job outlives `psjobs`, even if `psjobs` is killed with SIGKILL and
 //! can do nothing any more. A second process, the guard, holds the reading end of a pipe whose writing
 //! end only `psjobs` has. It receives each process group that is started or gone; when the pipe closes
-//! without a farewell, it kills the groups that are left.
+//! without a farewell, it kills the groups that are left. A process that had just been started when `psjobs` was
+//! killed is found by an entry of its environment, which the guard receives before the start.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::io::{self, BufRead, Write};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::thread;
+use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 /// The argument with which a program starts itself as the guard.
 const COMMAND: &str = "guard-process-groups";
+/// Time in which a process that was being started has the environment that it is found by.
+const STARTING: Duration = Duration::from_millis(100);
 
 /// Returns whether this process was started as the guard.
 pub fn is_guard() -> bool {
@@ -38,6 +44,12 @@ impl Guard {
         Ok(Self { pipe: process.stdin.take(), process })
     }
 
+    /// A process is about to be started that must not outlive this one. `entry`, `NAME=VALUE`, is in its environment and
+    /// in that of no other process but those that it starts.
+    pub fn expect(&mut self, entry: &str) -> io::Result<()> {
+        self.write(&format!("={entry}\n"))
+    }
+
     /// A process group that must not outlive this process.
     pub fn watch(&mut self, group: Pid) -> io::Result<()> {
         self.tell('+', group)
@@ -49,9 +61,12 @@ impl Guard {
     }
 
     fn tell(&mut self, what: char, group: Pid) -> io::Result<()> {
-        let pipe = self.pipe.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
-        // One write for one line, so that the guard never sees half a number.
-        pipe.write_all(format!("{what}{}\n", group.as_raw_nonzero()).as_bytes())
+        self.write(&format!("{what}{}\n", group.as_raw_nonzero()))
+    }
+
+    /// Writes one line at once, so that the guard never sees half of it.
+    fn write(&mut self, line: &str) -> io::Result<()> {
+        self.pipe.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.write_all(line.as_bytes())
     }
 }
 
@@ -66,26 +81,54 @@ impl Drop for Guard {
 pub fn main() -> ExitCode {
     // Out of the way of `killall psjobs`, which would take the guard with what it guards.
     rustix::thread::set_name(c"job-guard").ok();
-    for group in left_over(io::stdin().lock()) {
-        if let Some(group) = Pid::from_raw(group) {
-            kill_process_group(group, Signal::KILL).ok();
-        }
+    let LeftOver { groups, expected } = left_over(io::stdin().lock());
+    for group in groups.into_iter().filter_map(Pid::from_raw) {
+        kill_process_group(group, Signal::KILL).ok();
+    }
+    if let Some(entry) = expected {
+        kill_those_with(entry.as_bytes());
+        thread::sleep(STARTING);
+        kill_those_with(entry.as_bytes());
     }
     ExitCode::SUCCESS
 }
 
-/// The groups that were started and did not go, in `+12`, `-12` lines.
-fn left_over(lines: impl BufRead) -> BTreeSet<i32> {
-    let mut groups = BTreeSet::new();
-    for line in lines.lines().map_while(Result::ok) {
-        let Some(group) = line.get(1..).and_then(|number| number.parse().ok()) else { continue };
-        if line.starts_with('+') {
-            groups.insert(group);
-        } else {
-            groups.remove(&group);
+/// Kills the processes that have `entry` in their environment, where the system shows it.
+fn kill_those_with(entry: &[u8]) {
+    for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let id = process.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
+        let (Some(id), Ok(environment)) = (id, fs::read(process.path().join("environ"))) else { continue };
+        if environment.split(|byte| *byte == 0).any(|found| found == entry) {
+            kill_process(id, Signal::KILL).ok();
         }
     }
-    groups
+}
+
+/// What is left of a job when `psjobs` is gone.
+#[derive(Debug, Default, PartialEq)]
+struct LeftOver {
+    /// Groups that were started and did not go.
+    groups: BTreeSet<i32>,
+    /// An entry in the environment of a process that was about to be started, and whose group is not known.
+    expected: Option<String>,
+}
+
+/// Reads `+12`, `-12` and `=NAME=VALUE` lines to the end.
+fn left_over(lines: impl BufRead) -> LeftOver {
+    let mut left = LeftOver::default();
+    for line in lines.lines().map_while(Result::ok) {
+        if let Some(entry) = line.strip_prefix('=') {
+            left.expected = Some(entry.to_owned());
+        }
+        let Some(group) = line.get(1..).and_then(|number| number.parse().ok()) else { continue };
+        if line.starts_with('+') {
+            left.groups.insert(group);
+            left.expected = None;
+        } else {
+            left.groups.remove(&group);
+        }
+    }
+    left
 }
 
 #[cfg(test)]
@@ -94,7 +137,14 @@ mod tests {
 
     #[test]
     fn groups_that_did_not_go_are_left_over() {
-        let lines = "+10\n+11\n-10\n+12\nnonsense\n\n+13\n-13\n";
-        assert_eq!(left_over(lines.as_bytes()), BTreeSet::from([11, 12]));
+        let rows = [
+            ("+10\n+11\n-10\n+12\nnonsense\n\n+13\n-13\n", &[11, 12][..], None),
+            ("=FILE=/a\n+10\n=FILE=/b\n", &[10], Some("FILE=/b")),
+            ("=FILE=/a\n+10\n-10\n", &[], None),
+        ];
+        for (lines, groups, expected) in rows {
+            let want = LeftOver { groups: groups.iter().copied().collect(), expected: expected.map(str::to_owned) };
+            assert_eq!(left_over(lines.as_bytes()), want, "{lines}");
+        }
     }
 }
