@@ -12,6 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
+# A shell that starts a program in the background lets it ignore Ctrl-C, and so its trainers: those of the tests must not.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE = 180
 
