@@ -104,7 +104,7 @@ fn kill_those_with(entry: &[u8]) {
     }
 }
 
-/// What is left of a job when `psjobs` is gone.
+/// The rest of a job when `psjobs` is gone.
 #[derive(Debug, Default, PartialEq)]
 struct LeftOver {
     /// Groups that were started and did not go.
