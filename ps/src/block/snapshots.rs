@@ -40,7 +40,7 @@ impl Block {
         self.restore(Some(state));
         self.snapshots = waiting;
         self.find_due_snapshots();
-        // What is stored again at one version is the same.
+        // A state that is stored again at one version is the same.
         if before < Some(self.version)
             && let Some(mut log) = self.log.take()
         {
