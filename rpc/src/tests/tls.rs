@@ -19,11 +19,15 @@ fn network(certificates: &Certificates, role: Role) -> Network {
     Network::Tls(Arc::new(Credentials::load(folder.path()).expect("usable")))
 }
 
+/// Returns what makes the settings of a process by its name and role, with certificates of one authority.
+fn settings_of_one_job() -> impl Fn(&str, Role) -> Settings {
+    let certificates = Certificates::make(&[], std::time::SystemTime::now(), LIFE).expect("no names are wrong");
+    move |name, role| Settings { network: network(&certificates, role), ..Settings::new(name, "test") }
+}
+
 #[test]
 fn a_trainer_passes_for_no_server() {
-    let certificates = Certificates::make(&[], std::time::SystemTime::now(), LIFE).expect("no names are wrong");
-    let settings =
-        |name: &str, role: Role| Settings { network: network(&certificates, role), ..Settings::new(name, "test") };
+    let settings = settings_of_one_job();
     let mut job = Job::new();
     let server = job.start(settings("ps-0", Role::Server));
     let address = job.serve(&server);
@@ -42,9 +46,7 @@ fn a_trainer_passes_for_no_server() {
 
 #[test]
 fn a_trainer_that_others_call_asks_for_certificates_too() {
-    let certificates = Certificates::make(&[], std::time::SystemTime::now(), LIFE).expect("no names are wrong");
-    let settings =
-        |name: &str, role: Role| Settings { network: network(&certificates, role), ..Settings::new(name, "test") };
+    let settings = settings_of_one_job();
 
     let mut job = Job::new();
     let server = job.start(settings("ps-0", Role::Server));

@@ -93,8 +93,8 @@ impl AsyncSession {
             if !retries.pause().await {
                 return Err(unreachable(&self.config, 0, status.message()));
             }
-            let is_away = host != 0 && status.code() != Code::Aborted && is_retryable(&status);
-            if is_away {
+            // Server 0 is away; the stream to the leader is well.
+            if host != 0 && status.code() != Code::Aborted && is_retryable(&status) {
                 continue;
             }
             if let Settled::Rewound = self.reopen(0, 0, &status).await? {

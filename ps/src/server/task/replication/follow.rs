@@ -116,6 +116,7 @@ async fn adopt(state: &ServerState, replication: &Replication, shard: u32, model
         return Err(Status::unavailable("the process there was replaced; its successor leads, or this server does"));
     }
     let there = !model.tensors.is_empty();
+    let is_new = state.store().is_err();
     if there {
         let tensors = model.tensors.into_iter().map(|t| TensorSpec { name: t.name, shape: t.shape });
         let tensors: Vec<TensorSpec> = tensors.collect();
@@ -125,8 +126,11 @@ async fn adopt(state: &ServerState, replication: &Replication, shard: u32, model
         state.members().adopt(&tensors).map_err(Status::invalid_argument)?;
         state.store_for(layout, &tensors);
     }
-    for entry in model.roster.iter().filter(|entry| entry.finished) {
-        state.finish(entry.trainer.as_ref().map_or(u32::MAX, |trainer| trainer.index)).await;
+    // Blocks that are new know of none; the others have heard of those that this server knows.
+    let known = if is_new { Vec::new() } else { state.members().finished() };
+    let finished = model.roster.iter().filter(|entry| entry.finished).filter_map(|entry| entry.trainer.as_ref());
+    for trainer in finished.filter(|trainer| !known.contains(&trainer.index)) {
+        state.finish(trainer.index).await;
     }
     {
         let mut members = state.members();
