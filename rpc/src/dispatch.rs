@@ -73,9 +73,8 @@ fn responder(endpoint: Endpoint, link: Arc<Link>, id: u64) -> Responder {
 
 /// Hands a call to the object, function or context that it names, without waiting for it.
 pub(crate) fn begin(call: Call, target: Target, arguments: Vec<Value>, responder: Responder) {
-    let shared = Arc::clone(call.endpoint.shared());
     match target {
-        Target::Method { object, name: method } => match shared.objects.find(object) {
+        Target::Method { object, name: method } => match call.endpoint.shared().objects.find(object) {
             Ok((name, hosted)) => hosted.call(Job { call, object, name, method, arguments, responder }),
             Err(error) => responder.answer(Err(error)),
         },

@@ -182,11 +182,11 @@ fn call_peer(
     deadline: Instant,
 ) -> Result<Sent<Answer>, RemoteError> {
     let connections = endpoint.connections();
-    let describe = target.describe(&to.what);
+    let describe: Arc<str> = target.describe(&to.what).into();
     let link = connection::link_to(connections, &to.peer, &describe, deadline)?;
     if to.session.is_some_and(|session| session != link.session) {
         let reason = "it was restarted; what it held is gone".to_owned();
-        return Err(RemoteError::Unreachable { peer: to.peer.to_string(), call: describe, reason });
+        return Err(RemoteError::Unreachable { peer: to.peer.to_string(), call: describe.to_string(), reason });
     }
     let message = proto::Call {
         id: 0,
@@ -198,11 +198,14 @@ fn call_peer(
     let slot = Arc::<Slot<Answer>>::default();
     let on_reply = {
         let (slot, endpoint, session) = (Arc::clone(&slot), endpoint.clone(), link.session);
-        let (peer, call) = (to.peer.to_string(), describe.clone());
+        let (peer, call) = (Arc::clone(&to.peer), Arc::clone(&describe));
         Box::new(move |reply: Result<proto::Reply, RemoteError>| {
             slot.fill(reply.and_then(|reply| match decode(&endpoint, session, reply.values) {
                 Ok(values) => Ok(Answer { values, piece: reply.piece }),
-                Err(error) => Err(RemoteError::Failed { peer, call, message: error.to_string() }),
+                Err(error) => {
+                    let (peer, call) = (peer.to_string(), call.to_string());
+                    Err(RemoteError::Failed { peer, call, message: error.to_string() })
+                }
             }));
         })
     };
@@ -224,13 +227,13 @@ fn call_here(
 ) -> Sent<Answer> {
     let connections = endpoint.connections();
     let slot = Arc::<Slot<Answer>>::default();
-    let describe = target.describe(&to.what);
+    let describe: Arc<str> = target.describe(&to.what).into();
     let responder = {
-        let (slot, peer, call) = (Arc::clone(&slot), to.peer.clone(), describe.clone());
+        let (slot, peer, call) = (Arc::clone(&slot), Arc::clone(&to.peer), Arc::clone(&describe));
         Responder::new(move |answer| {
             slot.fill(answer.map_err(|error| {
                 let message = error.to_string();
-                RemoteError::Failed { peer: peer.to_string(), call, message }
+                RemoteError::Failed { peer: peer.to_string(), call: call.to_string(), message }
             }));
         })
     };

@@ -39,7 +39,7 @@ struct Pending {
 
 struct Waiting {
     on_reply: OnReply,
-    call: String,
+    call: Arc<str>,
 }
 
 impl Link {
@@ -74,7 +74,7 @@ impl Link {
     pub fn call(
         &self,
         mut message: proto::Call,
-        describe: &str,
+        describe: &Arc<str>,
         timeout: Duration,
         deadline: Instant,
         on_reply: OnReply,
@@ -94,7 +94,7 @@ impl Link {
         if pending.out.as_ref().is_none_or(|out| out.send(frame).is_err()) {
             return Err(self.lost(describe, &pending.closed_because));
         }
-        pending.calls.insert(id, Waiting { on_reply, call: describe.to_owned() });
+        pending.calls.insert(id, Waiting { on_reply, call: Arc::clone(describe) });
         Ok(id)
     }
 
@@ -102,7 +102,9 @@ impl Link {
     pub fn answer(&self, mut reply: proto::Reply) -> Result<(), proto::Reply> {
         let Some(Waiting { on_reply, call }) = self.take(reply.id) else { return Err(reply) };
         on_reply(match reply.error.take() {
-            Some(proto::Error { message }) => Err(RemoteError::Failed { peer: self.peer.to_string(), call, message }),
+            Some(proto::Error { message }) => {
+                Err(RemoteError::Failed { peer: self.peer.to_string(), call: call.to_string(), message })
+            }
             None => Ok(reply),
         });
         Ok(())

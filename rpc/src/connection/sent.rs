@@ -15,7 +15,7 @@ pub(crate) struct Sent<A> {
     pub slot: Arc<Slot<A>>,
     pub deadline: Instant,
     pub timeout: Duration,
-    pub call: String,
+    pub call: Arc<str>,
     pub peer: Arc<str>,
     /// Is polled by the thread that waits, if it still exists.
     pub driver: Weak<Inner>,
@@ -33,7 +33,7 @@ impl<A> Sent<A> {
             None => self.slot.wait(self.deadline),
         };
         answer.unwrap_or_else(|| {
-            let (peer, call) = (self.peer.to_string(), self.call.clone());
+            let (peer, call) = (self.peer.to_string(), self.call.to_string());
             Err(RemoteError::Deadline { peer, call, timeout: self.timeout })
         })
     }

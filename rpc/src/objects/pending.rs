@@ -1,6 +1,7 @@
 //! The typed result of a call that is under way.
 
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use super::convert::FromValues;
 use super::value::Answer;
@@ -31,10 +32,10 @@ impl<R: FromValues> Pending<R> {
     /// # Errors
     /// If the call failed, or its result is of another type.
     pub fn wait(self) -> Result<R, RemoteError> {
-        let (peer, call) = (self.sent.peer.to_string(), self.sent.call.clone());
+        let (peer, call) = (Arc::clone(&self.sent.peer), Arc::clone(&self.sent.call));
         R::from_values(self.sent.wait()?.values).map_err(|error| RemoteError::Failed {
-            peer,
-            call,
+            peer: peer.to_string(),
+            call: call.to_string(),
             message: format!("its result is unexpected: {error}"),
         })
     }
