@@ -4,7 +4,7 @@
 use psjobs_api::env::{self, EnvironmentError};
 use psjobs_api::{DEFAULT_PORT, Environment, Role, Training};
 
-/// Name and uid of a job whose roles are started by hand.
+/// Name of a job whose roles are started by hand, and its id by default.
 const BY_HAND: &str = "manual";
 
 /// Starts a role by hand, one terminal each. The operator and `psjobs run` set all of this.
@@ -38,6 +38,11 @@ pub struct IdentityArgs {
     #[arg(long, value_name = "N", env = env::PSJOB_CONNECTIONS)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(env::MOST_CONNECTIONS)))]
     pub connections: Option<u32>,
+    /// Id of the job, the same for all of its processes, which answer no others. Without TLS it is all that keeps strangers
+    /// out, so choose one that cannot be guessed [default: manual]
+    #[arg(long, value_name = "ID", env = env::PSJOB_UID, hide_env_values = true)]
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub job_id: Option<String>,
     /// Folder with ca.crt, tls.crt and tls.key, as `psjobs certificates DIR` writes it (DIR/ps for servers, DIR/trainer for
     /// trainers): talk TLS, and only to those who show a certificate of that authority
     #[arg(long, value_name = "DIR", env = env::PSJOB_TLS_DIR)]
@@ -116,6 +121,7 @@ impl IdentityArgs {
                 text(self.connections),
                 text(environment.connections).unwrap_or_else(|| "nothing of it".into()),
             ),
+            ("--job-id", self.job_id.clone(), environment.uid.clone()),
             ("--servers", text(self.servers), environment.servers.len().to_string()),
             ("--master-addr", self.master_addr.clone(), host.to_owned()),
             ("--master-port", text(self.master_port.map(u32::from)), port.to_owned()),
@@ -153,7 +159,8 @@ impl IdentityArgs {
         if let Some(min) = self.min_trainers.filter(|min| *min > trainers) {
             return Err(PlaceError::TooFewTrainers { min, trainers, servers });
         }
-        let job = Environment::new(BY_HAND, BY_HAND, addresses, trainers, Training::default());
+        let id = self.job_id.as_deref().unwrap_or(BY_HAND);
+        let job = Environment::new(BY_HAND, id, addresses, trainers, Training::default());
         let tls_folder = self.tls_dir.clone();
         let (min_trainers, connections) = (self.min_trainers, self.connections);
         Ok(Environment { role, index, local_rank: index, min_trainers, connections, tls_folder, ..job })
@@ -206,6 +213,13 @@ mod tests {
         assert_eq!((server.rank(), trainer.rank(), trainer.world_size()), (0, 1, 2));
         assert_eq!(trainer.servers, ["localhost:29500"]);
         assert_eq!(server.uid, trainer.uid);
+    }
+
+    #[test]
+    fn the_id_of_a_job_can_be_chosen() {
+        let args = IdentityArgs { job_id: Some("8f3a".into()), ..flags() };
+        assert_eq!(by_hand(&args, Role::Server).expect("fits").uid, "8f3a");
+        assert_eq!(by_hand(&flags(), Role::Server).expect("fits").uid, BY_HAND);
     }
 
     #[test]

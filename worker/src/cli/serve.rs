@@ -244,9 +244,9 @@ fn is_loopback(host: &str) -> bool {
 fn without_protection(host: &str, port: u16, has_tls: bool) -> Option<String> {
     (!has_tls && !is_loopback(host)).then(|| {
         format!(
-            "whoever reaches port {port} of this machine can read and change the model and end the job, because this \
-             server takes connections from other machines without TLS; give --tls-dir, in a manifest \
-             network.mutualTLS: true"
+            "whoever reaches port {port} of this machine and knows the job's id can read and change the model and end the \
+             job, because this server takes connections from other machines without TLS; give --tls-dir, or at least \
+             --job-id with one that cannot be guessed, in a manifest network.mutualTLS: true"
         )
     })
 }
