@@ -2,6 +2,7 @@
 //! services call it under a short lock. Lost and finished trainers are in [`liveness`], reports in [`report`].
 
 mod liveness;
+mod model_difference;
 mod refusal;
 mod report;
 mod stragglers;
@@ -9,6 +10,7 @@ mod stragglers;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use self::model_difference::difference;
 use self::stragglers::Pace;
 use crate::layout::TensorSpec;
 use crate::proto;
@@ -150,12 +152,12 @@ impl Membership {
     ) -> Result<(), Refusal> {
         self.place(id)?;
         if !self.tensors.is_empty()
-            && let Some(difference) = difference(&self.tensors, &tensors)
+            && let Some(difference) = difference(&self.tensors, &tensors, "the trainer")
         {
             return Err(Refusal::OtherModel { trainer: id.index, difference });
         }
         if !self.expected.is_empty()
-            && let Some(difference) = difference(&self.expected, &tensors)
+            && let Some(difference) = difference(&self.expected, &tensors, "the trainer")
         {
             return Err(Refusal::NotEvaluated { trainer: id.index, difference });
         }
@@ -213,8 +215,8 @@ impl Membership {
         if self.tensors.is_empty() {
             self.tensors = tensors.to_vec();
         }
-        match difference(&self.tensors, tensors) {
-            Some(difference) => Err(difference.replace("the trainer", "the checkpoint")),
+        match difference(&self.tensors, tensors, "the checkpoint") {
+            Some(difference) => Err(difference),
             None => Ok(()),
         }
     }
@@ -367,15 +369,6 @@ impl Membership {
         }
         Ok(())
     }
-}
-
-fn difference(want: &[TensorSpec], found: &[TensorSpec]) -> Option<String> {
-    let show = |tensor: Option<&TensorSpec>| {
-        tensor.map_or_else(|| "nothing".to_owned(), |tensor| format!("{} {:?}", tensor.name, tensor.shape))
-    };
-    (0..want.len().max(found.len()))
-        .find(|i| want.get(*i) != found.get(*i))
-        .map(|i| format!("tensor {i} is {} in the job and {} in the trainer", show(want.get(i)), show(found.get(i))))
 }
 
 #[cfg(test)]

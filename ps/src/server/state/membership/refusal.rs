@@ -54,7 +54,7 @@ pub enum Refusal {
     OtherModel {
         /// Index of the trainer.
         trainer: u32,
-        /// The first tensor that differs, with both shapes.
+        /// The tensors that only one of the two has, with their shapes.
         difference: String,
     },
     /// The server could not evaluate what it trains.
@@ -65,7 +65,7 @@ pub enum Refusal {
     NotEvaluated {
         /// Index of the trainer.
         trainer: u32,
-        /// The first tensor that differs, with both shapes.
+        /// The tensors that only one of the two has, with their shapes.
         difference: String,
     },
 }

@@ -1,0 +1,68 @@
+//! Says how the tensors of two models differ.
+
+use std::collections::BTreeSet;
+
+use crate::layout::TensorSpec;
+
+/// Tensors that a list names; a model may have thousands.
+const NAMED: usize = 24;
+
+/// Returns in which tensors the model of `other` differs from the job's, `None` if it does not: the tensors that only one
+/// of them has, with their shapes, or the first that stands elsewhere.
+pub fn difference(job: &[TensorSpec], tensors: &[TensorSpec], other: &str) -> Option<String> {
+    if job == tensors {
+        return None;
+    }
+    let only = |those: &[TensorSpec], without: &[TensorSpec]| {
+        let known: BTreeSet<_> = without.iter().map(|t| (&t.name, &t.shape)).collect();
+        let only: Vec<String> = (those.iter().filter(|t| !known.contains(&(&t.name, &t.shape))))
+            .map(|t| format!("{} {:?}", t.name, t.shape))
+            .collect();
+        let more = only.len().saturating_sub(NAMED);
+        let named = only[..only.len() - more].join(", ");
+        match (only.is_empty(), more) {
+            (true, _) => "nothing".to_owned(),
+            (false, 0) => named,
+            (false, more) => format!("{named} and {more} more"),
+        }
+    };
+    let (here, there) = (only(job, tensors), only(tensors, job));
+    if (here.as_str(), there.as_str()) == ("nothing", "nothing") {
+        let first = job.iter().zip(tensors).position(|(one, another)| one != another);
+        let name = |those: &[TensorSpec]| first.and_then(|i| those.get(i)).map_or_else(String::new, |t| t.name.clone());
+        let (place, here, there) = (first.unwrap_or(job.len()), name(job), name(tensors));
+        return Some(format!("the order of tensors: number {place} is {here} in the job and {there} in {other}"));
+    }
+    Some(format!("only the job has {here}; only {other} has {there}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensors(of: &[(&str, u64)]) -> Vec<TensorSpec> {
+        of.iter().map(|(name, size)| TensorSpec { name: (*name).to_owned(), shape: vec![*size] }).collect()
+    }
+
+    #[test]
+    fn both_lists_are_told() {
+        let job = tensors(&[("w", 6), ("b", 3)]);
+        let rows = [
+            (tensors(&[("w", 6), ("b", 3)]), None),
+            (tensors(&[("w", 6), ("b", 4)]), Some("only the job has b [3]; only trainer 1 has b [4]")),
+            (tensors(&[("w", 6)]), Some("only the job has b [3]; only trainer 1 has nothing")),
+            (tensors(&[("w", 6), ("b", 3), ("c", 1)]), Some("only the job has nothing; only trainer 1 has c [1]")),
+            (tensors(&[("b", 3), ("w", 6)]), Some("the order of tensors: number 0 is w in the job and b in trainer 1")),
+        ];
+        for (found, want) in rows {
+            assert_eq!(difference(&job, &found, "trainer 1").as_deref(), want);
+        }
+    }
+
+    #[test]
+    fn a_long_list_is_cut() {
+        let many: Vec<TensorSpec> = (0..1000).map(|i| TensorSpec { name: format!("t{i}"), shape: vec![1] }).collect();
+        let told = difference(&many, &[], "the checkpoint").expect("they differ");
+        assert!(told.contains("t23 [1] and 976 more") && !told.contains("t24"), "{told}");
+    }
+}
