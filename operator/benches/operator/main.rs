@@ -42,7 +42,9 @@ fn main() -> Result<()> {
     let only = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
-        let server = ApiServer::find().await.context("there is no API server to measure against")?;
+        let server = ApiServer::find().await.context(
+            "there is no API server to measure against; set PSJOBS_TEST_KUBECONFIG, or put etcd and kube-apiserver on PATH",
+        )?;
         let client = server.client();
         install(&client, serde_yaml::from_str(DEFINITION)?).await?;
         let operator = Operator::start(&server.kubeconfig, &["--log=warn"], &[]);
