@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .file_descriptor_set_path(descriptors)
         .compile_with_config(
             config,
-            &["coordination", "exchange", "recovery", "replication", "tables"]
+            &["coordination", "exchange", "leadership", "recovery", "replication", "tables"]
                 .map(|file| format!("proto/psjobs/v1/{file}.proto")),
             &["proto".to_owned()],
         )?;

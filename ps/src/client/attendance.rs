@@ -13,12 +13,17 @@ use tonic::{Code, Status};
 use super::config::SessionConfig;
 use super::connecting::{connect_lazily, is_refused, join, reason};
 use super::error::{ClientError, is_retryable};
+use super::voting::Voting;
 use crate::proto;
 use crate::proto::coordination_client::CoordinationClient;
 use crate::retry::{Retries, Schedule};
 
 /// How often a trainer says that it lives.
 const HEARTBEAT: Duration = Duration::from_secs(1);
+/// The same where two servers hold each block, so that they hear soon whom the trainers elect.
+const REPLICATED: Duration = Duration::from_millis(500);
+/// How long a server may leave heartbeats unanswered before its blocks are asked for at the other server that holds them.
+const SILENCE: Duration = Duration::from_secs(5);
 /// Pause between two tries to leave.
 const PAUSE: Duration = Duration::from_secs(1);
 /// How long a server may take to note that a trainer leaves.
@@ -44,35 +49,48 @@ pub struct Report {
 /// Heartbeats to every server, until it is dropped.
 #[derive(Default)]
 pub struct Attendance {
-    servers: BTreeMap<u32, (CoordinationClient<Channel>, Channel, AbortOnDropHandle<()>)>,
+    servers: BTreeMap<u32, Attended>,
     report: Arc<Mutex<Report>>,
+    voting: Voting,
+}
+
+/// A server that gets heartbeats.
+struct Attended {
+    client: CoordinationClient<Channel>,
+    channel: Channel,
+    heartbeats: AbortOnDropHandle<()>,
+    /// When a heartbeat was answered last, or the first was sent.
+    answered: Arc<Mutex<Instant>>,
 }
 
 impl Attendance {
     /// Sends heartbeats to `server` over `channel` from now on, and over none it had before.
     pub fn attend(&mut self, config: &SessionConfig, server: u32, channel: Channel) {
         let client = CoordinationClient::new(channel.clone());
-        let (mut beating, report, config, dialled) =
-            (client.clone(), self.report.clone(), config.clone(), channel.clone());
-        let heartbeats = tokio::spawn(async move {
-            let mut ticks = tokio::time::interval(HEARTBEAT);
-            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            loop {
-                ticks.tick().await;
-                let Report { step, examples, metrics, waiting, dealt: (entry, done) } = read(&report);
-                let (trainer, waiting_seconds) = (Some(config.id()), waiting.as_secs_f64());
-                let request =
-                    proto::HeartbeatRequest { trainer, examples, metrics, step, waiting_seconds, entry, done };
-                // One that is lost is followed by others; whether the server lives shows elsewhere.
-                let Err(status) = beating.heartbeat(request).await else { continue };
-                tracing::debug!(reason = status.message(), "heartbeat failed");
-                // Its blocks have another leader, so only this call makes it know this trainer.
-                if config.replication_factor > 1 && status.code() == Code::Aborted {
-                    drop(join(&config, None, dialled.clone()).await);
-                }
-            }
-        });
-        self.servers.insert(server, (client, channel, AbortOnDropHandle::new(heartbeats)));
+        let answered = Arc::new(Mutex::new(Instant::now()));
+        let beating = Heartbeats {
+            config: config.clone(),
+            server,
+            client: client.clone(),
+            channel: channel.clone(),
+            report: self.report.clone(),
+            voting: self.voting.clone(),
+            answered: answered.clone(),
+        };
+        let heartbeats = AbortOnDropHandle::new(tokio::spawn(beating.run()));
+        self.servers.insert(server, Attended { client, channel, heartbeats, answered });
+    }
+
+    /// Returns whether `server` has answered no heartbeat for so long that the other holder of its blocks may lead them.
+    #[must_use]
+    pub fn is_silent(&self, server: u32) -> bool {
+        self.servers.get(&server).is_some_and(|attended| attended.answered.lock().elapsed() >= SILENCE)
+    }
+
+    /// Returns the votes of this trainer, for those who ask servers for their blocks.
+    #[must_use]
+    pub fn voting(&self) -> Voting {
+        self.voting.clone()
     }
 
     /// As [`Attendance::attend`], of a server that may be away, unless it is attended already.
@@ -88,7 +106,7 @@ impl Attendance {
 
     /// Where `server` can be asked something, if it is attended.
     pub fn client(&self, server: u32) -> Option<CoordinationClient<Channel>> {
-        self.servers.get(&server).map(|(client, ..)| client.clone())
+        self.servers.get(&server).map(|attended| attended.client.clone())
     }
 
     /// Sets what the next heartbeats report.
@@ -121,7 +139,7 @@ impl Attendance {
         failure: String,
     ) -> Result<(), ClientError> {
         let report = read(&self.report);
-        let leaving = self.servers.into_iter().map(|(server, (client, channel, heartbeats))| {
+        let leaving = self.servers.into_iter().map(|(server, Attended { client, channel, heartbeats, .. })| {
             heartbeats.abort();
             let Report { step, examples, metrics, waiting: _, dealt: (entry, done) } = report.clone();
             let trainer = Some(config.id());
@@ -142,6 +160,49 @@ impl Attendance {
             }
         }
         outcome
+    }
+}
+
+/// The heartbeats to one server.
+struct Heartbeats {
+    config: SessionConfig,
+    server: u32,
+    client: CoordinationClient<Channel>,
+    channel: Channel,
+    report: Arc<Mutex<Report>>,
+    voting: Voting,
+    answered: Arc<Mutex<Instant>>,
+}
+
+impl Heartbeats {
+    async fn run(mut self) {
+        let replicated = self.config.replication_factor > 1;
+        let mut ticks = tokio::time::interval(if replicated { REPLICATED } else { HEARTBEAT });
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let Report { step, examples, metrics, waiting, dealt: (entry, done) } = read(&self.report);
+            let (trainer, waiting_seconds) = (Some(self.config.id()), waiting.as_secs_f64());
+            let request = proto::HeartbeatRequest { trainer, examples, metrics, step, waiting_seconds, entry, done };
+            match self.client.heartbeat(request).await {
+                Ok(reply) => {
+                    *self.answered.lock() = Instant::now();
+                    for holder in reply.into_inner().holders {
+                        self.voting.hear(&self.config, &self.channel, self.server, holder).await;
+                    }
+                }
+                // One that is lost is followed by others; whether the server lives shows elsewhere.
+                Err(status) => {
+                    tracing::debug!(reason = status.message(), "heartbeat failed");
+                    self.voting.lose(self.server);
+                    // Its blocks have another leader, so only this call makes it know this trainer.
+                    if replicated && status.code() == Code::Aborted {
+                        *self.answered.lock() = Instant::now();
+                        drop(join(&self.config, None, self.channel.clone()).await);
+                    }
+                }
+            }
+        }
     }
 }
 

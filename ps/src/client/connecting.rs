@@ -1,14 +1,16 @@
 //! Reaches a server: connects, joins, and repeats both until it answers.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use prost::Message as _;
 use psjobs_api::Role;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
+use super::ballots::Leader;
 use super::config::SessionConfig;
 use super::error::{ClientError, is_retryable};
+use super::voting::Voting;
 use crate::network::Network;
 use crate::proto;
 use crate::proto::coordination_client::CoordinationClient;
@@ -22,6 +24,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 pub(super) const TRY: Duration = Duration::from_secs(10);
 /// Time without an answer after which the log names the server, and then every 30 s.
 const QUIET: Duration = Duration::from_secs(3);
+/// How long a server may take to let a trainer in, where the other holder of its blocks may lead them.
+const ENTER: Duration = Duration::from_secs(3);
 const WINDOW: u32 = 4 * 1024 * 1024;
 /// How soon an interrupt is seen by a trainer that waits.
 const INTERRUPTIBLE: Duration = Duration::from_millis(100);
@@ -59,17 +63,18 @@ pub(super) async fn persist<T, A: Future<Output = Result<T, Failure>>>(
     retry(schedule, until(|| config.interrupted()), attempt, log).await.map_err(|why| stopped(config, server, why))
 }
 
-/// As [`persist`], at each server that may lead the blocks and rows of `shard`; one that is silent takes all the time
-/// of an attempt, so that every attempt begins with another.
+/// As [`persist`], at each server that may lead the blocks and rows of `shard`: first at those that are not
+/// `silent`. An attempt to enter is to end within [`ENTER`], so that the other one gets its chance.
 pub(super) async fn persist_any<T, A: Future<Output = Result<T, Failure>>>(
     config: &SessionConfig,
     shard: u32,
+    silent: impl Fn(u32) -> bool,
     attempt: impl Fn(u32) -> A,
 ) -> Result<T, ClientError> {
-    let (holders, attempts, attempt) = (config.holders(shard), AtomicUsize::new(0), &attempt);
+    let (holders, attempt, silent) = (config.holders(shard), &attempt, &silent);
     persist(config, shard, || {
-        let first = attempts.fetch_add(1, Ordering::Relaxed) % holders.len();
-        let order = [&holders[first..], &holders[..first]].concat();
+        let mut order = holders.clone();
+        order.sort_by_key(|host| silent(*host));
         async move {
             let mut refused = None;
             for host in order {
@@ -107,33 +112,66 @@ pub(super) fn unreachable(config: &SessionConfig, server: u32, reason: &str) -> 
     ClientError::Unreachable { address, seconds, reason: reason.to_owned() }
 }
 
-/// Connects to a server and joins, for the blocks of server `shard` if it is named.
+/// Limits an attempt to be let in by a server where another one may lead its blocks.
+pub(super) async fn in_time<T>(
+    config: &SessionConfig,
+    attempt: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    let limit = if config.replication_factor > 1 { ENTER } else { TRY };
+    let tried = tokio::time::timeout(limit, attempt).await;
+    tried.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer").into()))
+}
+
+/// Connects to a server and joins, for the blocks of server `shard` if it is named. A candidate to lead them gets this
+/// trainer's vote first, if `voting` is given.
 pub(super) async fn enter(
     config: &SessionConfig,
     server: u32,
     shard: Option<u32>,
+    voting: Option<&Voting>,
 ) -> Result<(Channel, proto::JoinReply), Failure> {
     let address = &config.servers[server as usize];
-    let channel = connect(&config.network, address).await?;
-    let reply = join(config, shard, channel.clone()).await.map_err(|status| match status.code() {
-        Code::OutOfRange => Failure::Final(ClientError::Over { reason: status.message().to_owned() }),
-        _ => Failure::Status(status),
-    })?;
-    in_place(config, server, (reply.server, reply.servers))?;
-    Ok((channel, reply))
+    in_time(config, async {
+        let channel = connect(&config.network, address).await?;
+        let led = shard.map(|shard| (shard, voting.map(|voting| voting.followed(shard)).unwrap_or_default()));
+        let mut joined = join(config, led, channel.clone()).await;
+        if let (Err(status), Some(voting)) = (&joined, voting)
+            && let Some(candidate) = candidate(status)
+            && voting.vote(config, channel.clone(), server, &candidate).await
+        {
+            joined = join(config, led, channel.clone()).await;
+        }
+        let reply = joined.map_err(|status| match status.code() {
+            Code::OutOfRange => Failure::Final(ClientError::Over { reason: status.message().to_owned() }),
+            _ => Failure::Status(status),
+        })?;
+        in_place(config, server, (reply.server, reply.servers))?;
+        Ok((channel, reply))
+    })
+    .await
 }
 
-/// Joins, for the blocks of server `shard` if it is named.
+/// Returns the candidate that refused a trainer because it does not lead yet.
+fn candidate(status: &Status) -> Option<proto::ShardHolder> {
+    if status.code() != Code::Unavailable || status.details().is_empty() {
+        return None;
+    }
+    proto::ShardHolder::decode(status.details()).ok().filter(|holder| holder.candidate)
+}
+
+/// Joins, for the blocks of a shard if it is named, with the newest leader that has given this trainer its blocks.
 pub(super) async fn join(
     config: &SessionConfig,
-    shard: Option<u32>,
+    shard: Option<(u32, Leader)>,
     channel: Channel,
 ) -> Result<proto::JoinReply, Status> {
     let tensors = config.tensors.iter().map(|t| proto::TensorSpec { name: t.name.clone(), shape: t.shape.clone() });
     let (trainer, tensors) = (Some(config.id()), tensors.collect());
     // Servers take 0 for a number that is not known.
     let total_steps = if config.total_steps == SessionConfig::UNKNOWN_STEPS { 0 } else { config.total_steps };
-    let request = proto::JoinRequest { trainer, tensors, total_steps, shard, elastic: config.elastic };
+    let Leader { term: leader_term, epoch: leader_epoch } = shard.map(|(_, leader)| leader).unwrap_or_default();
+    let (shard, elastic) = (shard.map(|(shard, _)| shard), config.elastic);
+    let request = proto::JoinRequest { trainer, tensors, total_steps, shard, elastic, leader_term, leader_epoch };
     Ok(CoordinationClient::new(channel).join(Request::new(request)).await?.into_inner())
 }
 

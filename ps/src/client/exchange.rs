@@ -113,6 +113,13 @@ impl Exchange {
         self.servers[stream.server as usize].generations.get(&stream.lane) == Some(&stream.generation)
     }
 
+    /// Returns one of the streams to a server.
+    #[must_use]
+    pub fn any_stream(&self, server: u32) -> Option<Name> {
+        let (lane, generation) = self.servers[server as usize].generations.first_key_value()?;
+        Some(Name { server, lane: *lane, generation: *generation })
+    }
+
     /// Returns the next block that leaves for a server, `None` while its window is full.
     pub fn next_to_send(&mut self, server: u32) -> Option<Outgoing> {
         let Server { queue, width, window, .. } = &mut self.servers[server as usize];

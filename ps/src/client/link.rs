@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 use tonic::Status;
 use tonic::transport::Channel;
 
+use super::attendance::Attendance;
 use super::config::SessionConfig;
 use super::connecting::{Failure, connect, enter, persist_any};
 use super::error::ClientError;
@@ -52,6 +53,7 @@ pub struct Opening<'a> {
     /// Their values where all servers have gone back to the beginning.
     pub initial: &'a [f32],
     pub buffers: &'a Buffers,
+    pub attendance: &'a Attendance,
     pub events: &'a mpsc::UnboundedSender<Event>,
 }
 
@@ -62,12 +64,14 @@ const INITIALIZE_BLOCKS: &str = "/psjobs.v1.ParameterServer/InitializeBlocks";
 impl Link {
     /// Joins a server and opens streams, trying until `config.connect_timeout`.
     pub async fn open(opening: &Opening<'_>) -> Result<Self, ClientError> {
-        persist_any(opening.config, opening.server, |host| Self::attempt(opening, host)).await
+        let silent = |host| opening.attendance.is_silent(host);
+        persist_any(opening.config, opening.server, silent, |host| Self::attempt(opening, host)).await
     }
 
     async fn attempt(opening: &Opening<'_>, host: u32) -> Result<Self, Failure> {
         let &Opening { config, layout, server, only, epoch, memory, .. } = opening;
-        let (channel, reply) = enter(config, host, Some(server)).await?;
+        let voting = opening.attendance.voting();
+        let (channel, reply) = enter(config, host, Some(server), Some(&voting)).await?;
         if reply.epoch < epoch {
             return Err(Status::unavailable("it has yet to go back to the checkpoint that the others hold").into());
         }
@@ -107,6 +111,7 @@ impl Link {
         }
         let window = (reply.window as usize).clamp(1, wire::WINDOW);
         let (next_step, epoch) = (reply.next_step, reply.epoch);
+        voting.follow(reply.holder.as_ref(), epoch);
         Ok(Self { next_step, epoch, shares_memory: token != 0, window, host, width, lanes })
     }
 

@@ -28,9 +28,12 @@ impl AsyncMember {
         let mut attendance = Attendance::default();
         let config = &config;
         for shard in 0..config.servers.len() as u32 {
-            let (server, channel) = persist_any(config, shard, |server| async move {
-                enter(config, server, None).await.map(|(channel, _)| (server, channel))
-            })
+            let (server, channel) = persist_any(
+                config,
+                shard,
+                |_| false,
+                |server| async move { enter(config, server, None, None).await.map(|(channel, _)| (server, channel)) },
+            )
             .await?;
             attendance.attend(config, server, channel);
         }

@@ -3,6 +3,7 @@
 //! [`AsyncSession`] is the same on the runtime of its caller.
 
 mod attendance;
+mod ballots;
 mod blocking;
 mod coder;
 mod config;
@@ -17,6 +18,7 @@ mod reading;
 mod runtime;
 mod session;
 mod tables;
+mod voting;
 
 pub use blocking::Session;
 pub use config::SessionConfig;

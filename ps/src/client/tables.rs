@@ -13,7 +13,7 @@ use tonic::{Code, Status};
 
 pub use self::blocking::{Pulling, Pushing, Tables};
 use super::config::SessionConfig;
-use super::connecting::{Failure, connect, in_place, join, persist_any};
+use super::connecting::{Failure, connect, in_place, in_time, join, persist_any};
 use super::error::ClientError;
 use crate::proto::sparse_tables_client::SparseTablesClient;
 use crate::proto::{self, OpenTablesRequest};
@@ -152,7 +152,13 @@ async fn open_all(config: SessionConfig, specs: Vec<TableSpec>) -> Result<(Share
     let (mut epoch, mut leaders, mut steps) = (0, Vec::new(), Vec::new());
     while leaders.len() < config.servers.len() {
         let server = leaders.len() as u32;
-        let (leader, reply) = persist_any(&config, server, |host| open(&config, &specs, (server, host), epoch)).await?;
+        let (leader, reply) = persist_any(
+            &config,
+            server,
+            |_| false,
+            |host| in_time(&config, open(&config, &specs, (server, host), epoch)),
+        )
+        .await?;
         if reply.epoch > epoch && server > 0 {
             // Those before it have followed since, or are about to.
             leaders.clear();

@@ -19,7 +19,7 @@ async fn a_plain_python_client_trains_and_is_told_what_it_does_wrong() {
             .args(["-m", "grpc_tools.protoc", "-I", "proto"])
             .arg(format!("--python_out={}", stubs.path().display()))
             .arg(format!("--grpc_python_out={}", stubs.path().display()))
-            .args(["psjobs/v1/coordination.proto", "psjobs/v1/exchange.proto"])
+            .args(["coordination", "exchange", "leadership"].map(|file| format!("psjobs/v1/{file}.proto")))
             .current_dir(package));
         let grpcio = std::env::var("PYTHONPATH").unwrap_or_default();
         run(Command::new("python3")

@@ -65,7 +65,7 @@ fn frames() -> Vec<(String, Vec<u8>)> {
     seeds.push(("frame/pull".into(), 3, 1, frame::message(&pull).to_vec()));
     let tensor = |name: &str, shape: &[u64]| proto::TensorSpec { name: name.into(), shape: shape.into() };
     let tensors = vec![tensor("weight", &[300, 4]), tensor("bias", &[])];
-    let join = JoinRequest { trainer: Some(id), tensors, total_steps: 10, shard: Some(0), elastic: false };
+    let join = JoinRequest { trainer: Some(id), tensors, total_steps: 10, shard: Some(0), ..Default::default() };
     seeds.push(("frame/join".into(), 4, 3, frame::message(&join).to_vec()));
     seeds.into_iter().map(|(name, kind, length, stream)| (name, [vec![kind, length], stream].concat())).collect()
 }

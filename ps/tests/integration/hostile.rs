@@ -38,7 +38,7 @@ async fn joined(silence: Duration) -> (Server, Session, ParameterServerClient<Ch
             .expect("connects");
     let tensors = session_config(0, Vec::new()).tensors;
     let tensors = tensors.into_iter().map(|t| proto::TensorSpec { name: t.name, shape: t.shape }).collect();
-    let join = proto::JoinRequest { trainer: Some(id()), tensors, total_steps: 10, shard: None, elastic: false };
+    let join = proto::JoinRequest { trainer: Some(id()), tensors, total_steps: 10, shard: None, ..Default::default() };
     coordination.join(join).await.expect("joins");
     let client = ParameterServerClient::connect(format!("http://{}", server.address)).await.expect("connects");
     (server, session, client)
@@ -244,7 +244,8 @@ async fn a_model_that_no_server_can_hold_is_refused_and_leaves_nothing() {
     let before = resident();
     for shape in [vec![1 << 47], vec![1 << 30, 1 << 17], vec![(1 << 35) + 1]] {
         let tensors = vec![proto::TensorSpec { name: "w".into(), shape }];
-        let join = proto::JoinRequest { trainer: Some(id()), tensors, total_steps: 10, shard: None, elastic: false };
+        let join =
+            proto::JoinRequest { trainer: Some(id()), tensors, total_steps: 10, shard: None, ..Default::default() };
         let refused = coordination.join(join).await.expect_err("no server has so much memory");
         assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{refused}");
         assert!(refused.message().contains("the job's servers (1) hold 34359738368 at most"), "{refused}");

@@ -43,6 +43,8 @@ pub struct Outcome {
     pub verdict: Result<(), String>,
     /// Names of the faults that happened.
     pub faults: BTreeSet<&'static str>,
+    /// The longest time that a trainer waited for an answer to its gradients.
+    pub longest_wait: Duration,
 }
 
 /// Runs the job of a plan; `echo` prints what happens.
@@ -62,14 +64,16 @@ pub fn run(plan: &Plan, echo: bool) -> Outcome {
     let complete = RefCell::new(vec![false; plan.trainers as usize]);
     let restarted = Cell::new(false);
     let sent = RefCell::new(vec![0; plan.steps as usize]);
-    let job = Rc::new(Job { plan: plan.clone(), model, network: network.clone(), complete, sent, restarted });
-    let mut supervisor = Supervisor::new(job, folder.path());
+    let longest_wait = Cell::default();
+    let (plan, network) = (plan.clone(), network);
+    let job = Rc::new(Job { plan, model, network: network.clone(), complete, sent, restarted, longest_wait });
+    let mut supervisor = Supervisor::new(job.clone(), folder.path());
     let verdict = LocalSet::new().block_on(&runtime, supervisor.run());
     let faults = std::mem::take(&mut supervisor.struck);
     drop(supervisor);
     drop(runtime);
     let digest = network.wires().trace.digest();
-    Outcome { digest, verdict, faults }
+    Outcome { digest, verdict, faults, longest_wait: job.longest_wait.get() }
 }
 
 /// A file system in memory where there is one: flushing to a disk would be most of a run's time.
@@ -86,6 +90,8 @@ pub fn addresses(plan: &Plan) -> Vec<String> {
 enum Action {
     Fault(Fault),
     Mend(Vec<(Host, Host)>),
+    /// The firewall between two hosts is gone.
+    Admit(Host, Host),
     /// Connections between hosts that still do not hear each other are given up.
     TimeOut(Vec<(Host, Host)>),
     /// Unless one runs.

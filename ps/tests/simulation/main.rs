@@ -148,6 +148,7 @@ fn replicated_jobs_lose_no_step_with_a_server() {
         ("server 0 dies without a word", later(vec![kill(0, true)])),
         ("the servers do not hear each other for a while", later(vec![split(away)])),
         ("the servers do not hear each other for long", later(vec![split(Duration::from_secs(35))])),
+        ("a firewall refuses the servers to each other", later(vec![Fault::Refuse { server: 1, lasts: 100 * away }])),
         ("one dies, then the other", later(vec![kill(1, false), kill(0, false)])),
         (
             "a trainer dies, then a server",
@@ -163,6 +164,66 @@ fn replicated_jobs_lose_no_step_with_a_server() {
                 let faults = faults.iter().map(|(fault, after)| (at(after), fault.clone())).collect();
                 let plan = Plan { faults, ..plan };
                 job::run(&plan, false).verdict
+            });
+            assert!(failures.is_empty(), "{mode:?}, {label}: {failures:#?}");
+        }
+    }
+}
+
+/// Jobs of which one server goes and does not come back while they train, or whose servers are kept apart.
+#[test]
+fn without_one_server_trainers_wait_no_longer_than_promised() {
+    let away = Duration::from_secs(300);
+    let kill = |server, silent| Fault::Kill { server, away, silent };
+    let (soon, promised) = (Duration::from_secs(1), Duration::from_secs(10));
+    let rows = [
+        ("server 0 dies", kill(0, false), soon),
+        ("the other server dies", kill(1, false), soon),
+        ("server 0 vanishes", kill(0, true), promised),
+        ("the other server vanishes", kill(1, true), promised),
+        ("the servers do not hear each other", Fault::Split { server: 1, lasts: away }, promised),
+        ("a firewall refuses the servers to each other", Fault::Refuse { server: 1, lasts: away }, soon),
+    ];
+    for mode in [ConsistencyMode::Sync, ConsistencyMode::Async] {
+        for (label, fault, limit) in &rows {
+            let failures = sweep(0, 16, |seed| {
+                let consistency = Consistency { mode, ..Consistency::default() };
+                let kernels = seed % 2 == 0;
+                let plan = Plan { consistency, steps: 80, replicated: true, kernels, ..Plan::fair(seed) };
+                let at = plan.begins() + Duration::from_millis(1000 + 25 * seed);
+                let outcome = job::run(&Plan { faults: vec![(at, fault.clone())], ..plan }, false);
+                outcome.verdict?;
+                if outcome.longest_wait <= *limit {
+                    return Ok(());
+                }
+                Err(format!("a trainer waited for {:?}, not {limit:?}", outcome.longest_wait))
+            });
+            assert!(failures.is_empty(), "{mode:?}, {label}: {failures:#?}");
+        }
+    }
+}
+
+/// Jobs whose servers do not hear each other, so that one is elected, which then loses what it holds: the other one's
+/// copy lacks steps that trainers have gone on from, and must not take its place.
+#[test]
+fn an_elected_server_that_is_lost_is_not_followed_by_one_that_lacks_its_steps() {
+    let kill = |server, away| Fault::Kill { server, away: Duration::from_millis(away), silent: false };
+    let rows = [
+        ("server 0 is lost, and soon back", kill(0, 300)),
+        ("server 0 is lost, and back when they hear each other", kill(0, 15_000)),
+        ("the other server is lost, and soon back", kill(1, 300)),
+        ("the other server is lost, and back when they hear each other", kill(1, 15_000)),
+    ];
+    for mode in [ConsistencyMode::Sync, ConsistencyMode::Async] {
+        for (label, lost) in &rows {
+            let failures = sweep(0, 16, |seed| {
+                let consistency = Consistency { mode, ..Consistency::default() };
+                let checkpoint = Some(Duration::from_millis(1000));
+                let at = |seconds: u64| Duration::from_millis(1000 * seconds + 50 * seed);
+                let split = Fault::Split { server: 1, lasts: Duration::from_secs(15) };
+                let faults = vec![(at(1), split), (at(11), lost.clone())];
+                let plan = Plan { consistency, checkpoint, faults, steps: 60, compute: 500, ..Plan::fair(seed) };
+                job::run(&Plan { replicated: true, ..plan }, false).verdict
             });
             assert!(failures.is_empty(), "{mode:?}, {label}: {failures:#?}");
         }

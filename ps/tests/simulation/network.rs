@@ -68,6 +68,8 @@ pub struct Wires {
     cut: BTreeMap<(Host, Host), u32>,
     /// Machines that are gone without a word.
     silent: BTreeSet<Host>,
+    /// Hosts that a firewall keeps apart.
+    refused: BTreeSet<(Host, Host)>,
     /// The tasks that wait for a direction to be whole again.
     waiting: Vec<Waker>,
 }
@@ -128,6 +130,7 @@ impl Network {
             dialled: BTreeMap::new(),
             cut: BTreeMap::new(),
             silent: BTreeSet::new(),
+            refused: BTreeSet::new(),
             waiting: Vec::new(),
         })))
     }
@@ -160,6 +163,10 @@ impl Network {
             wires.trace.tell(format_args!("{from:?} is refused at {address}"));
             return Err(refused());
         };
+        if wires.refused.contains(&(from, to)) {
+            wires.trace.tell(format_args!("a firewall refuses {from:?} at {address}"));
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
         let first = wires.open(from, to);
         let doubled = wires.draw(first, 0).random_bool(wires.weather.doubled);
         let mut ids = vec![first];
@@ -218,6 +225,17 @@ impl Wires {
                 connection.wake();
             }
         }
+    }
+
+    /// A firewall comes between two hosts: their connections break, and new ones are refused.
+    pub fn refuse(&mut self, a: Host, b: Host) {
+        self.refused.extend([(a, b), (b, a)]);
+        self.break_between(a, b, false);
+    }
+
+    /// The firewall between two hosts is gone.
+    pub fn admit(&mut self, a: Host, b: Host) {
+        self.refused.retain(|hosts| *hosts != (a, b) && *hosts != (b, a));
     }
 
     /// One fault less between them.

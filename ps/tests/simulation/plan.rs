@@ -70,6 +70,8 @@ pub enum Fault {
     Partition { trainer: u32, server: u32, up: bool, down: bool, lasts: Duration },
     /// Nothing passes between server 0 and another one.
     Split { server: u32, lasts: Duration },
+    /// A firewall comes between server 0 and another one: connections break, and new ones are refused.
+    Refuse { server: u32, lasts: Duration },
     /// A server dies and is started again; `silent` says that nobody hears of its death.
     Kill { server: u32, away: Duration, silent: bool },
     /// A server is told to stop, and is started again.
@@ -94,7 +96,14 @@ pub enum Fault {
 impl Fault {
     /// Returns whether a server loses what it holds, or is held to have lost it.
     fn strikes_a_server(&self) -> bool {
-        matches!(self, Self::Kill { .. } | Self::Stop { .. } | Self::ZombieServer { .. } | Self::Split { .. })
+        matches!(
+            self,
+            Self::Kill { .. }
+                | Self::Stop { .. }
+                | Self::ZombieServer { .. }
+                | Self::Split { .. }
+                | Self::Refuse { .. }
+        )
     }
 
     /// Its name in summaries.
@@ -106,6 +115,7 @@ impl Fault {
             Self::Partition { up: true, down: true, .. } => "trainer and server cut off",
             Self::Partition { .. } => "cut off in one direction",
             Self::Split { .. } => "servers cut off",
+            Self::Refuse { .. } => "servers refused by a firewall",
             Self::Kill { silent: false, .. } => "server killed",
             Self::Kill { silent: true, .. } => "server vanished",
             Self::Stop { .. } => "server stopped",
@@ -298,7 +308,7 @@ impl Plan {
         let (lasts, away) = (lasting(chance), lasting(chance));
         let (silent, half) = (chance.random_bool(0.3), chance.random_bool(0.5));
         // Without checkpoints a server that dies takes its state along, as documented.
-        let kinds = if self.checkpoint.is_some() || self.replicated { 9 } else { 5 };
+        let kinds = if self.checkpoint.is_some() || self.replicated { 10 } else { 5 };
         match chance.random_range(0..kinds) {
             0 => Fault::Break { trainer, server, half },
             1 => Fault::Partition { trainer, server, up: true, down: true, lasts },
@@ -308,6 +318,7 @@ impl Plan {
             5 => Fault::Split { server, lasts },
             6 => Fault::Stop { server, away },
             7 => Fault::ZombieServer { server, away, lasts: half.then_some(lasts) },
+            8 => Fault::Refuse { server, lasts },
             _ => Fault::Kill { server, away, silent },
         }
     }

@@ -11,6 +11,7 @@ use psjobs_ps::client::{AsyncSession, SessionConfig};
 use psjobs_ps::network::Network as Reached;
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
+use tokio::time::Instant;
 
 use super::end::Dialer;
 use super::job::{JOB, addresses};
@@ -39,6 +40,8 @@ pub struct Job {
     /// A server has been started again. Trainers of which it knows a step that was not answered yet go on after it,
     /// without a wait for others.
     pub restarted: Cell<bool>,
+    /// The longest time that a trainer waited for an answer to its gradients.
+    pub longest_wait: Cell<Duration>,
 }
 
 impl Job {
@@ -64,7 +67,9 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
         while step < plan.steps {
             tokio::time::sleep(Duration::from_millis(chance.random_range(0..=plan.compute))).await;
             job.model.fill(index, step, session.gradients_mut());
+            let sent = Instant::now();
             let next = session.exchange(step).await.map_err(told)?;
+            job.longest_wait.set(job.longest_wait.get().max(sent.elapsed()));
             job.network.wires().trace.tell(format_args!("{host:?} did step {step}, goes on with {next}"));
             if next == step + 1 {
                 witness.answered(step, counts(session.parameters()))?

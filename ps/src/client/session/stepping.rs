@@ -131,9 +131,24 @@ impl AsyncSession {
                         return Err(ClientError::Interrupted);
                     }
                 }
-                Err(_) => {} // Nothing yet.
+                // Nothing yet.
+                Err(_) => {
+                    if let Some(broken) = self.find_silent() {
+                        return Ok(broken);
+                    }
+                }
             }
         }
+    }
+
+    /// Returns the end of a stream to a server that has answered no heartbeat for so long that the other holder of its
+    /// blocks may lead them. Its connection shows that later.
+    fn find_silent(&self) -> Option<Event> {
+        let replicated = self.config.replication_factor > 1;
+        let silent = |link: &&Link| replicated && self.attendance.is_silent(link.host);
+        let (server, _) = (0..).zip(&self.links).find(|(_, link)| silent(link))?;
+        let status = Status::unavailable("it answers no heartbeats");
+        Some(Event::Broken(self.exchange.any_stream(server)?, status))
     }
 
     /// Puts the values of a block in place.

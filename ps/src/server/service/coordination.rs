@@ -10,6 +10,7 @@ use crate::batch::sharing::Work;
 use crate::clock::now;
 use crate::layout::{Layout, TensorSpec};
 use crate::server::state::ServerState;
+use crate::server::state::replication::Replication;
 use crate::{proto, wire};
 
 pub struct Coordination(pub Arc<ServerState>);
@@ -42,7 +43,16 @@ impl proto::coordination_server::Coordination for Coordination {
         self.0.members().join(&id, tensors.clone(), request.total_steps, now())?;
         let store = self.0.store_for(layout, &tensors);
         // Without a shard the trainer only joins, so this server need not be a primary.
-        let shard = if request.shard.is_some() { self.0.shard(request.shard)? } else { config.index };
+        let shard = match request.shard {
+            Some(shard) => {
+                let replication = self.0.replication.as_ref().filter(|_| request.leader_epoch == epoch);
+                if replication.is_some_and(|replication| replication.hear_of_leader(shard, request.leader_term)) {
+                    self.0.close_streams_to(shard);
+                }
+                self.0.shard(Some(shard))?
+            }
+            None => config.index,
+        };
         if let Some(batch_assignments) = &self.0.batch_assignments {
             batch_assignments.welcome();
         }
@@ -61,6 +71,7 @@ impl proto::coordination_server::Coordination for Coordination {
                 .map_or_else(String::new, |offer| offer.name().to_owned()),
             epoch,
             window: wire::window(store.shard(shard).count(), config.trainers) as u32,
+            holder: self.0.replication.as_ref().and_then(|replication| replication.holder(shard)),
         }))
     }
 
@@ -120,7 +131,19 @@ impl proto::coordination_server::Coordination for Coordination {
         if let Some(batch_assignments) = &self.0.batch_assignments {
             batch_assignments.hear(&id, request.entry, request.done);
         }
-        Ok(Response::new(proto::HeartbeatReply {}))
+        let holders = self.0.replication.as_ref().map(Replication::holders).unwrap_or_default();
+        Ok(Response::new(proto::HeartbeatReply { holders }))
+    }
+
+    async fn vote(&self, request: Request<proto::VoteRequest>) -> Result<Response<proto::VoteReply>, Status> {
+        let request = request.into_inner();
+        let id = trainer(request.trainer.clone())?;
+        self.0.members().hear(&id, now())?;
+        let replication = (self.0.replication.as_ref())
+            .ok_or_else(|| Status::failed_precondition("this server replicates nothing, so that none is elected"))?;
+        replication.vote(&request, (id.index, id.incarnation))?;
+        let elected = request.granted && replication.decided(request.shard, request.term).await;
+        Ok(Response::new(proto::VoteReply { elected }))
     }
 
     async fn get_batch_share(

@@ -12,7 +12,7 @@ use super::frame_service::Methods;
 use crate::proto::{self, follow_request::Message};
 use crate::replication_log::FrameSender;
 use crate::server::state::ServerState;
-use crate::server::state::replication::{Process, Replication};
+use crate::server::state::replication::{ALIVE, Process, Replication, SILENCE};
 use crate::sparse::Tables;
 use crate::wire::{Outgoing, Reader, frame};
 
@@ -66,15 +66,21 @@ fn replication<'a>(state: &'a ServerState, job_uid: &str) -> Result<&'a Replicat
     })
 }
 
+fn holder(holder: Option<proto::ShardHolder>) -> Result<proto::ShardHolder, Status> {
+    holder.ok_or_else(|| Status::invalid_argument("the caller must describe itself: holder is not set"))
+}
+
 async fn role(state: &ServerState, mut reader: Reader) -> Result<proto::GreetReply, Status> {
     let request: proto::GreetRequest = first_message(state, &mut reader)
         .await?
         .ok_or_else(|| Status::invalid_argument("Greet needs one GreetRequest"))?;
     let replication = replication(state, &request.job_uid)?;
-    let caller = Process { instance: request.instance, incarnation: request.incarnation };
-    let successor = replication.meet(request.shard, caller);
-    let role = replication.role(request.shard).told().into();
-    Ok(proto::GreetReply { role, incarnation: replication.process.incarnation, successor })
+    let caller = holder(request.holder)?;
+    let successor = replication.meet(caller.shard, Process::of(&caller));
+    if successor.is_none() {
+        replication.meet_holder(&caller);
+    }
+    Ok(proto::GreetReply { holder: replication.holder(caller.shard), successor })
 }
 
 async fn serve(state: &ServerState, mut reader: Reader, backup: &FrameSender) -> Result<(), Status> {
@@ -95,14 +101,15 @@ async fn serve(state: &ServerState, mut reader: Reader, backup: &FrameSender) ->
         send_model(state, replication, backup, Vec::new());
         return Err(Status::unavailable("this server is on its way to a checkpoint; follow again"));
     }
-    let end = replication.serve(open.shard, Process { instance: open.instance, incarnation: open.incarnation })?;
+    let follower = holder(open.holder)?;
+    let (shard, end) = (follower.shard, replication.serve(&follower)?);
     let served = tokio::select! {
         biased;
-        served = give(state, replication, (&open, held), &mut reader, backup) => served,
+        served = give(state, replication, (shard, held), &mut reader, backup) => served,
         () = end.cancelled() => Err(Status::aborted("the primary has ended this stream; follow again")),
         status = backup.abort().aborted() => Err(status),
     };
-    replication.close_stream(open.shard, &end);
+    replication.close_stream(shard, &end);
     served
 }
 
@@ -111,7 +118,7 @@ struct Feed<'a> {
     state: &'a ServerState,
     replication: &'a Replication,
     backup: &'a FrameSender,
-    open: &'a proto::OpenFollow,
+    shard: u32,
     /// Versions of the blocks that the backup held when it began to follow.
     held: BTreeMap<u32, u64>,
     /// Versions of the parts of the rows that it held.
@@ -134,7 +141,7 @@ struct Feed<'a> {
 async fn give(
     state: &ServerState,
     replication: &Replication,
-    (open, held): (&proto::OpenFollow, proto::Held),
+    (shard, held): (u32, proto::Held),
     reader: &mut Reader,
     backup: &FrameSender,
 ) -> Result<(), Status> {
@@ -142,7 +149,7 @@ async fn give(
         state,
         replication,
         backup,
-        open,
+        shard,
         held: held.blocks.into_iter().map(|held| (held.block, held.version)).collect(),
         held_rows: held.row_parts,
         model_sent: false,
@@ -156,22 +163,26 @@ async fn give(
     if state.store().is_err() {
         send_model(state, replication, backup, Vec::new());
     }
+    let mut beats = tokio::time::interval(ALIVE);
     loop {
         // A message that has begun to arrive must be read to its end, whatever becomes known meanwhile.
-        let message = reader.message::<proto::FollowRequest>();
+        let message = tokio::time::timeout(SILENCE, reader.message::<proto::FollowRequest>());
         tokio::pin!(message);
         let message = loop {
             let (known, left) = (state.known(), state.left.notified());
             feed.announce().await?;
             feed.advance().await?;
+            feed.propose_voters();
             tokio::select! {
                 biased;
-                message = &mut message => break message?,
+                message = &mut message => break message,
                 () = known => {}
                 () = left => {}
+                _ = beats.tick() => feed.send(&proto::Replica::default()),
             }
         };
-        let Some(message) = message else { return Ok(()) };
+        let Some(message) = message.map_err(|_| Status::unavailable("the backup is silent"))?? else { return Ok(()) };
+        replication.hear(shard);
         feed.acknowledged(message).await?;
     }
 }
@@ -191,7 +202,7 @@ impl Feed<'_> {
 
     /// Sends the model and the tables when they have become known, and lets the backup follow the parts of the rows.
     async fn announce(&mut self) -> Result<(), Status> {
-        let shard = self.open.shard;
+        let shard = self.shard;
         if !self.model_sent
             && let Ok(store) = self.state.store()
         {
@@ -238,11 +249,27 @@ impl Feed<'_> {
         let copied = self.lacking.is_empty() && self.copying.is_empty() && self.copying_parts.is_empty();
         if known && copied && !self.complete {
             self.complete = true;
-            self.replication.change(self.open.shard, |shard| shard.whole = true);
-            self.send(&proto::Replica { complete: true, ..proto::Replica::default() });
-            tracing::info!("the blocks and rows of server {} are held twice", self.open.shard);
+            let (voters, mut complete) = (self.state.members().voters(), None);
+            self.replication.change(self.shard, |shard| {
+                shard.whole = true;
+                complete = Some(shard.election.complete(voters));
+            });
+            self.send(&proto::Replica { complete, ..proto::Replica::default() });
+            tracing::info!("the blocks and rows of server {} are held twice", self.shard);
         }
         Ok(())
+    }
+
+    /// Sends the next change of the voters, if trainers have come or gone.
+    fn propose_voters(&self) {
+        if !self.complete {
+            return;
+        }
+        let (voters, mut proposed) = (self.state.members().voters(), None);
+        self.replication.change_quietly(self.shard, |shard| proposed = shard.election.propose(&voters));
+        if proposed.is_some() {
+            self.send(&proto::Replica { voters: proposed, ..proto::Replica::default() });
+        }
     }
 
     async fn acknowledged(&mut self, message: proto::FollowRequest) -> Result<(), Status> {
@@ -259,6 +286,11 @@ impl Feed<'_> {
                 }
                 Ok(())
             }
+            Some(Message::VotersAcknowledgement(version)) => {
+                self.replication.change_quietly(self.shard, |shard| shard.election.acknowledged(version));
+                Ok(())
+            }
+            Some(Message::Alive(_)) => Ok(()),
             _ => Err(Status::invalid_argument("expected an Acknowledgement; Open and Held come once, at the start")),
         }
     }

@@ -2,6 +2,7 @@
 //! streams, and the server's part in recovery and replication. Nothing here waits for the network or the disk.
 
 pub mod batch_assignment;
+pub mod election;
 pub mod membership;
 pub mod metrics;
 pub mod recovery;
@@ -377,6 +378,14 @@ impl ServerState {
 
     fn streams(&self) -> MutexGuard<'_, Streams> {
         self.streams.lock()
+    }
+
+    /// Aborts the streams of trainers to the blocks of `shard`.
+    pub fn close_streams_to(&self, shard: u32) {
+        let open = self.streams().to(shard);
+        for end in open {
+            end.abort(Status::unavailable("the other server that holds these blocks is away; join again"));
+        }
     }
 
     /// Aborts all streams.

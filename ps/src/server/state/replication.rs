@@ -1,14 +1,19 @@
 //! The state of this server's replication: its role in each shard that it holds, and the stream to the other holder.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
+use prost::Message as _;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
+use tonic::{Code, Status};
 
-use super::replica_role::{Evidence, Role};
+use super::election::{Election, Voter};
+use super::replica_role::{Evidence, Known, Role, Transition};
 use crate::network::Network;
+use crate::proto;
 use crate::replication_log::ReplicaRole;
 use crate::server::config::ServerConfig;
 
@@ -34,8 +39,14 @@ pub(in crate::server) struct Process {
     pub(in crate::server) incarnation: u32,
 }
 
+impl Process {
+    pub(in crate::server) fn of(holder: &proto::ShardHolder) -> Self {
+        Self { instance: holder.instance, incarnation: holder.incarnation }
+    }
+}
+
 /// The state of one shard on this server.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(in crate::server) struct Shard {
     pub(in crate::server) role: Role,
     /// The blocks have yet to receive the role. Until they have, the server refuses trainers and backups: a block that
@@ -45,14 +56,42 @@ pub(in crate::server) struct Shard {
     pub(in crate::server) found: Option<bool>,
     /// On a primary: the backup has every block.
     pub(in crate::server) whole: bool,
-    /// On a primary: the backup has been away and silent for so long that trainers should ask the other holder, which may
-    /// lead by now. This server cannot answer them alone.
-    pub(in crate::server) cut_off: bool,
     /// The stream from the backup, or to the primary, if there is one.
     pub(in crate::server) stream: Option<CancellationToken>,
     /// The process that holds the other copy, and the highest incarnation of that server.
     pub(in crate::server) peer: Option<Process>,
+    /// On a backup: the primary has started anew, and holds nothing.
+    pub(in crate::server) peer_restarted: bool,
+    /// The last time that the other holder was heard.
+    heard: Instant,
+    /// This copy has updates that the elected leader's lacks, so that nothing of it counts.
+    pub(in crate::server) diverged: bool,
+    pub(in crate::server) election: Election,
 }
+
+impl Shard {
+    fn new(home: bool) -> Self {
+        Self {
+            role: Role::Starting,
+            changing: false,
+            found: None,
+            whole: false,
+            stream: None,
+            peer: None,
+            peer_restarted: false,
+            heard: Instant::now(),
+            diverged: false,
+            election: Election::new(home),
+        }
+    }
+}
+
+/// How long the other holder may be silent before this one asks the trainers to elect it.
+pub(in crate::server) const SILENCE: Duration = Duration::from_secs(5);
+/// How often the two ends of a stream between servers say that they live.
+pub(in crate::server) const ALIVE: Duration = Duration::from_secs(1);
+/// How long a trainer waits to hear whether the candidate that it voted for was elected.
+const DECISION: Duration = Duration::from_secs(1);
 
 impl Replication {
     /// Creates the state that `config` asks for, `None` if every block is held once.
@@ -62,13 +101,12 @@ impl Replication {
             return None;
         }
         let before = (config.index + config.servers - 1) % config.servers;
-        let shard = Shard::default();
         Some(Self {
             process: Process { instance: rand::random(), incarnation: config.incarnation },
             index: config.index,
             servers: config.replicas.clone(),
             network: config.network.clone(),
-            shards: Mutex::new([config.index, before].map(|number| (number, shard.clone())).into()),
+            shards: Mutex::new([config.index, before].map(|shard| (shard, Shard::new(shard == config.index))).into()),
             changed: Notify::new(),
         })
     }
@@ -82,38 +120,54 @@ impl Replication {
     /// Checks that this server is the primary of `shard`, which trainers talk to.
     ///
     /// # Errors
-    /// If another server is, or may be, the primary, or if the blocks do not know yet that this one is.
+    /// If another server is, or may be, the primary, or if the blocks do not know yet that this one is. The error of a
+    /// candidate has its [`proto::ShardHolder`] in the details, so that a trainer can vote.
     pub fn leads(&self, shard: u32) -> Result<(), Status> {
         let shards = self.lock();
-        let here = shards.get(&shard);
-        self.check_leads(shard, here)?;
-        if here.is_some_and(|here| here.cut_off) {
-            let other = self.other(shard);
-            let text = format!("server {other} holds the blocks of server {shard} too and does not answer; ask it");
-            return Err(Status::unavailable(text));
+        let Some(here) = shards.get(&shard) else { return Err(self.not_held(shard)) };
+        if here.election.is_candidate() {
+            let text = format!("server {} does not answer; the trainers elect who leads the blocks", self.other(shard));
+            let details = self.describe(shard, here).encode_to_vec();
+            return Err(Status::with_details(Code::Unavailable, text, details.into()));
         }
-        Ok(())
+        self.check_leads(shard, here)
     }
 
-    fn check_leads(&self, shard: u32, here: Option<&Shard>) -> Result<(), Status> {
-        match here.map(|here| here.role) {
-            Some(Role::Primary { .. }) if here.is_some_and(|here| here.changing) => {
-                Err(Status::unavailable(format!("it is about to lead the blocks of server {shard}; ask again")))
+    fn check_leads(&self, shard: u32, here: &Shard) -> Result<(), Status> {
+        let other = self.other(shard);
+        Err(Status::unavailable(match here.role {
+            Role::Primary { .. } if here.election.is_outdated() => {
+                format!("it lacks updates of the blocks of server {shard} that a later leader made; ask server {other}")
             }
-            Some(Role::Primary { .. }) => Ok(()),
-            Some(Role::Starting) => {
-                let other = self.other(shard);
-                Err(Status::unavailable(format!("it asks server {other} who leads the blocks of server {shard}")))
-            }
-            Some(Role::Backup { .. }) => {
-                let other = self.other(shard);
-                Err(Status::unavailable(format!("server {other} leads the blocks of server {shard}; ask it")))
-            }
-            None => Err(Status::invalid_argument(format!(
-                "the blocks of server {shard} are not held here; servers {shard} and {} hold them",
-                (shard as usize + 1) % self.servers.len()
-            ))),
-        }
+            Role::Primary { .. } if !here.changing => return Ok(()),
+            Role::Primary { .. } => format!("it is about to lead the blocks of server {shard}; ask again"),
+            Role::Starting => format!("it asks server {other} who leads the blocks of server {shard}"),
+            Role::Backup { .. } => format!("server {other} leads the blocks of server {shard}; ask it"),
+        }))
+    }
+
+    fn not_held(&self, shard: u32) -> Status {
+        let next = (shard as usize + 1) % self.servers.len();
+        let text = format!("the blocks of server {shard} are not held here; servers {shard} and {next} hold them");
+        Status::invalid_argument(text)
+    }
+
+    /// Describes this process and its part in `shard`, `None` if it does not hold the shard.
+    #[must_use]
+    pub fn holder(&self, shard: u32) -> Option<proto::ShardHolder> {
+        self.lock().get(&shard).map(|here| self.describe(shard, here))
+    }
+
+    /// Describes this process and its part in all shards that it holds.
+    #[must_use]
+    pub fn holders(&self) -> Vec<proto::ShardHolder> {
+        self.lock().iter().map(|(shard, here)| self.describe(*shard, here)).collect()
+    }
+
+    fn describe(&self, shard: u32, here: &Shard) -> proto::ShardHolder {
+        let Process { instance, incarnation } = self.process;
+        let described = here.election.describe(shard, here.role.told());
+        proto::ShardHolder { instance, incarnation, ..described }
     }
 
     /// Waits until the role in every shard is known; returns whether other servers hold all state of this one.
@@ -136,28 +190,27 @@ impl Replication {
             if !model_is_known && shard.restores().is_some() {
                 return None;
             }
+            let once = |why: &str| Some(format!("the blocks of server {number} are held once: {why}"));
             match shard.role {
-                Role::Primary { alone: true } => {
-                    Some(format!("the blocks of server {number} are held once: server {other} has ended"))
+                _ if shard.election.is_candidate() => {
+                    once(&format!("server {other} does not answer, and the trainers elect this one"))
                 }
-                Role::Primary { alone: false } if !shard.whole => {
-                    Some(format!("the blocks of server {number} are held once: server {other} has yet to copy them"))
-                }
-                Role::Starting => {
-                    Some(format!("the blocks of server {number} are held once: this server waits for server {other}"))
-                }
-                Role::Backup { complete: false } => {
-                    Some(format!("the blocks of server {number} are held once: this server has yet to copy them"))
-                }
+                Role::Primary { alone: true } => once(&format!("server {other} does not answer")),
+                Role::Primary { alone: false } if !shard.whole => once(&format!("server {other} has yet to copy them")),
+                Role::Starting => once(&format!("this server waits for server {other}")),
+                Role::Backup { complete: false } => once("this server has yet to copy them"),
                 Role::Primary { .. } | Role::Backup { .. } => None,
             }
         };
         self.lock().iter().filter_map(describe).collect()
     }
 
-    /// Ends the streams between servers; the backups follow again.
+    /// Ends the streams between servers, which go to a checkpoint or end; the backups follow again.
     pub fn restart(&self) {
-        self.lock().values().filter_map(|shard| shard.stream.as_ref()).for_each(CancellationToken::cancel);
+        for shard in self.lock().values_mut() {
+            shard.election.restore();
+            shard.stream.iter().for_each(CancellationToken::cancel);
+        }
     }
 
     /// Returns the shards that this server holds, ascending.
@@ -174,52 +227,184 @@ impl Replication {
         if shard == self.index { (shard + 1) % self.servers.len() as u32 } else { shard }
     }
 
-    /// Changes the role of this server in `shard` by `evidence` about the other holder; returns the new role if it
-    /// differs. [`Self::settle`] must follow when the blocks have it. The role [`Role::Starting`] is returned, but not
-    /// taken: the blocks are lost.
-    pub(in crate::server) fn learn(&self, shard: u32, evidence: Evidence) -> Option<Role> {
-        let mut shards = self.lock();
-        // A process that opened a stream since lives: the evidence is about the one before it.
-        let here = shards.get_mut(&shard).filter(|here| here.stream.is_none())?;
-        let role = here.role.after(evidence, shard == self.index);
-        if role == here.role {
-            return None;
-        }
-        if role != Role::Starting {
-            (here.role, here.changing, here.cut_off) = (role, true, false);
-        }
-        Some(role)
+    /// Applies what follows from `evidence` about the other holder of `shard`. After [`Transition::To`],
+    /// [`Self::settle`] must follow when the blocks have the role. After [`Transition::Lost`] nothing has changed.
+    pub(in crate::server) fn learn(&self, shard: u32, evidence: Evidence) -> Transition {
+        let mut transition = Transition::Stay;
+        self.change(shard, |here| {
+            // A process that opened a stream since lives: the evidence is about the one before it.
+            if here.stream.is_some() {
+                return;
+            }
+            let known = Known {
+                home: shard == self.index,
+                rival: here.election.has_rival(),
+                outdated: here.election.is_outdated(),
+            };
+            transition = here.role.after(evidence, known);
+            here.peer_restarted |= evidence == Evidence::Is(proto::ShardRole::Starting);
+            match transition {
+                Transition::To(role) => {
+                    // The updates that no backup has acknowledged are in no other copy.
+                    here.diverged |= here.role.is_whole() && matches!(role, Role::Backup { .. });
+                    here.take(role);
+                }
+                Transition::Stand if !here.election.is_candidate() => here.election.stand(),
+                Transition::Stand => transition = Transition::Stay,
+                Transition::Withdraw if here.election.is_candidate() => here.election.withdraw(),
+                Transition::Withdraw => transition = Transition::Stay,
+                Transition::Stay | Transition::Lost => {}
+            }
+        });
+        transition
     }
 
-    /// Records that the blocks of `shard` have received the role that [`Self::learn`] returned.
+    /// Records that a trainer was given blocks of `shard` by the leader of `term`. If the copy here lacks that leader's
+    /// updates, it leads no more; returns whether that is so since now.
+    pub(in crate::server) fn hear_of_leader(&self, shard: u32, term: u64) -> bool {
+        let mut is_new = false;
+        self.change(shard, |here| {
+            // A copy that is not whole leads nothing anyway.
+            if here.role.is_whole() && !here.election.is_outdated() {
+                here.election.hear_of_leader(term);
+                is_new = here.election.is_outdated();
+            }
+            if is_new {
+                here.stream.iter().for_each(CancellationToken::cancel);
+            }
+        });
+        is_new
+    }
+
+    /// Ends the candidacy for `shard`.
+    pub(in crate::server) fn withdraw(&self, shard: u32) {
+        self.change(shard, |here| here.election.withdraw());
+    }
+
+    /// Counts a trainer's vote.
+    ///
+    /// # Errors
+    /// If this server does not hold the shard.
+    pub(in crate::server) fn vote(&self, vote: &proto::VoteRequest, voter: Voter) -> Result<(), Status> {
+        let proto::VoteRequest { shard, term, granted, outdated, .. } = *vote;
+        if !self.lock().contains_key(&shard) {
+            return Err(self.not_held(shard));
+        }
+        self.change(shard, |here| here.election.vote(voter, term, granted, outdated));
+        Ok(())
+    }
+
+    /// Waits for a moment until it is decided whether this server leads `shard` in `term`; returns whether it does.
+    pub(in crate::server) async fn decided(&self, shard: u32, term: u64) -> bool {
+        let decided = async {
+            loop {
+                let changed = self.changed.notified();
+                let outcome = self.lock().get(&shard).map(|here| {
+                    // The blocks have to know, too.
+                    here.election.outcome(term).filter(|_| !here.changing)
+                });
+                if let Some(Some(elected)) = outcome {
+                    return elected;
+                }
+                changed.await;
+            }
+        };
+        tokio::time::timeout(DECISION, decided).await.unwrap_or(false)
+    }
+
+    /// Waits until the candidate for `shard` is elected, and makes it the primary; `gone` says which voters are not there
+    /// any more. [`Self::settle`] must follow when the blocks have the role. Never resolves on a server that is no
+    /// candidate.
+    pub(in crate::server) async fn elected(&self, shard: u32, gone: impl Fn(Voter) -> bool) -> Role {
+        let role = Role::Primary { alone: true };
+        loop {
+            let changed = self.changed.notified();
+            let candidate = self.lock().get(&shard).map(|here| (here.election.clone(), here.peer_restarted));
+            if candidate.is_some_and(|(election, restarted)| election.is_elected(restarted, &gone)) {
+                self.change(shard, |here| {
+                    here.election.win();
+                    here.take(role);
+                });
+                return role;
+            }
+            changed.await;
+        }
+    }
+
+    /// Records that the blocks of `shard` have received the role that [`Self::learn`] or [`Self::elected`] returned.
     pub(in crate::server) fn settle(&self, shard: u32) {
         self.change(shard, |here| here.changing = false);
     }
 
-    /// Begins to send the blocks of `shard` to a backup, process `peer`; ends the stream before.
+    /// Records that the other holder of `shard` was heard just now.
+    pub(in crate::server) fn hear(&self, shard: u32) {
+        if let Some(here) = self.lock().get_mut(&shard) {
+            here.heard = Instant::now();
+        }
+    }
+
+    /// Records what the other holder of a shard says of itself, just now; returns what that means.
+    pub(in crate::server) fn meet_holder(&self, other: &proto::ShardHolder) -> Evidence {
+        let mut shards = self.lock();
+        let Some(here) = shards.get_mut(&other.shard) else { return Evidence::Unknown };
+        here.heard = Instant::now();
+        here.election.hear(other);
+        let leads = other.role() == proto::ShardRole::Primary && !other.candidate;
+        if leads && here.election.terms_beyond(other) { Evidence::LeadsLater } else { Evidence::Is(other.role()) }
+    }
+
+    /// Returns what it means that the other holder of `shard` does not answer.
+    pub(in crate::server) fn silence(&self, shard: u32) -> Evidence {
+        let silent = self.lock().get(&shard).is_some_and(|here| here.heard.elapsed() >= SILENCE);
+        if silent { Evidence::Silent } else { Evidence::Unknown }
+    }
+
+    /// Begins to send the blocks of a shard to `backup`; ends the stream before.
     ///
     /// # Errors
-    /// Returns those of [`Self::leads`].
-    pub(in crate::server) fn serve(&self, shard: u32, peer: Process) -> Result<CancellationToken, Status> {
-        let token = CancellationToken::new();
+    /// If this server is not the primary, or the process was replaced.
+    pub(in crate::server) fn serve(&self, backup: &proto::ShardHolder) -> Result<CancellationToken, Status> {
+        let (token, shard, peer) = (CancellationToken::new(), backup.shard, Process::of(backup));
         {
             let mut shards = self.lock();
-            self.check_leads(shard, shards.get(&shard))?;
-            if let Some(successor) = shards.get(&shard).and_then(|here| here.successor_of(peer)) {
+            let here = shards.get_mut(&shard).ok_or_else(|| self.not_held(shard))?;
+            self.check_leads(shard, here)?;
+            if let Some(successor) = here.successor_of(peer) {
                 return Err(replaced(self.other(shard), peer, successor));
             }
-            if let Some(here) = shards.get_mut(&shard) {
-                here.role = Role::Primary { alone: false };
-                here.open_stream(token.clone(), Some(peer));
-            }
+            here.role = Role::Primary { alone: false };
+            // The backup is there, and no candidate.
+            here.election.withdraw();
+            here.election.hear(backup);
+            here.heard = Instant::now();
+            here.open_stream(token.clone(), Some(peer));
         }
         self.changed.notify_waiters();
         Ok(token)
     }
 
+    /// Records that this backup of `shard` holds everything.
+    pub(in crate::server) fn complete(&self, shard: u32, complete: proto::Complete) {
+        self.change(shard, |here| {
+            here.role = Role::Backup { complete: true };
+            here.diverged = false;
+            here.election.completed(complete);
+        });
+    }
+
+    /// Returns whether this copy of `shard` has updates that the elected leader's lacks.
+    pub(in crate::server) fn has_diverged(&self, shard: u32) -> bool {
+        self.lock().get(&shard).is_some_and(|here| here.diverged)
+    }
+
     pub(in crate::server) fn change(&self, shard: u32, change: impl FnOnce(&mut Shard)) {
-        self.lock().entry(shard).and_modify(change);
+        self.change_quietly(shard, change);
         self.changed.notify_waiters();
+    }
+
+    /// As [`Self::change`], of what nobody waits for.
+    pub(in crate::server) fn change_quietly(&self, shard: u32, change: impl FnOnce(&mut Shard)) {
+        self.lock().entry(shard).and_modify(change);
     }
 
     /// Records that process `peer` holds the other copy of `shard`. A process before it has ended or was replaced, so
@@ -262,12 +447,11 @@ impl Replication {
         });
     }
 
-    /// Waits until the primary of `shard` has lost its backup.
+    /// Waits until no stream to the other holder of `shard` is open.
     pub(in crate::server) async fn without_backup(&self, shard: u32) {
         loop {
             let changed = self.changed.notified();
-            let here = self.lock().get(&shard).cloned();
-            if here.is_none_or(|shard| shard.stream.is_none() && shard.role == Role::Primary { alone: false }) {
+            if self.lock().get(&shard).is_none_or(|here| here.stream.is_none()) {
                 return;
             }
             changed.await;
@@ -286,8 +470,14 @@ impl Shard {
         if let Some(before) = self.stream.replace(stream) {
             before.cancel();
         }
-        (self.whole, self.cut_off) = (false, false);
+        self.whole = false;
         self.peer = peer.or(self.peer);
+    }
+
+    /// Takes a role that the blocks have yet to receive.
+    fn take(&mut self, role: Role) {
+        (self.role, self.changing) = (role, true);
+        self.election.withdraw();
     }
 
     /// Returns the incarnation that has replaced `peer`, if one has.
@@ -322,77 +512,4 @@ pub(in crate::server) fn replica_role(role: Role) -> ReplicaRole {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::proto::ShardRole;
-
-    const PROCESS: Process = Process { instance: 1, incarnation: 0 };
-
-    fn process(instance: u64, incarnation: u32) -> Process {
-        Process { instance, incarnation }
-    }
-
-    /// Server 0 of two, which has just become the primary of its own shard; its blocks do not know that yet.
-    fn about_to_lead() -> Replication {
-        let shard = Shard::default();
-        let replication = Replication {
-            process: PROCESS,
-            index: 0,
-            servers: vec!["a:1".into(), "b:1".into()],
-            network: Network::default(),
-            shards: Mutex::new([(0, shard.clone()), (1, shard)].into()),
-            changed: Notify::new(),
-        };
-        let role = replication.learn(0, Evidence::Is(ShardRole::Starting));
-        assert_eq!(role, Some(Role::Primary { alone: false }));
-        replication
-    }
-
-    #[test]
-    fn nobody_is_served_before_the_blocks_have_their_role() {
-        let replication = about_to_lead();
-        assert!(replication.leads(0).is_err() && replication.serve(0, process(2, 0)).is_err());
-        replication.settle(0);
-        assert!(replication.leads(0).is_ok() && replication.serve(0, process(2, 0)).is_ok());
-    }
-
-    #[test]
-    fn evidence_from_before_a_backup_followed_changes_nothing() {
-        let replication = about_to_lead();
-        replication.settle(0);
-        let stream = replication.serve(0, process(2, 0)).expect("it leads");
-        assert_eq!(replication.learn(0, Evidence::Gone), None);
-        assert_eq!(replication.role(0), Role::Primary { alone: false });
-        replication.close_stream(0, &stream);
-        assert_eq!(replication.learn(0, Evidence::Gone), Some(Role::Primary { alone: true }));
-        assert!(
-            replication.serve(0, process(3, 0)).is_err(),
-            "a backup would be dropped by the blocks that go on alone"
-        );
-    }
-
-    #[test]
-    fn a_new_stream_has_copied_nothing() {
-        let replication = about_to_lead();
-        replication.settle(0);
-        let _first = replication.serve(0, process(2, 0)).expect("it leads");
-        replication.change(0, |shard| shard.whole = true);
-        let _second = replication.serve(0, process(3, 0)).expect("it leads");
-        assert!(replication.warnings(true).iter().any(|text| text.contains("server 0 are held once")));
-    }
-
-    #[test]
-    fn a_process_that_was_replaced_closes_no_stream_of_its_successor() {
-        let replication = about_to_lead();
-        replication.settle(0);
-        let old = replication.serve(0, process(2, 0)).expect("it leads");
-        assert_eq!(replication.meet(0, process(3, 1)), None, "a successor");
-        assert!(old.is_cancelled(), "the process before it may still be connected");
-        let new = replication.serve(0, process(3, 1)).expect("it leads");
-        assert_eq!(replication.meet(0, process(2, 0)), Some(1), "it still runs");
-        assert!(replication.serve(0, process(2, 0)).is_err());
-        assert!(!new.is_cancelled());
-        assert_eq!(replication.meet(0, process(4, 1)), None, "started again without a new number");
-        assert!(new.is_cancelled());
-    }
-}
+mod tests;

@@ -109,6 +109,11 @@ impl Streams {
         self.open.extract_if(.., |(of, ..), _| *of == trainer).flat_map(|(_, open)| open.ends()).collect()
     }
 
+    /// Removes and returns the streams to a shard.
+    pub fn to(&mut self, shard: u32) -> Vec<StreamAbort> {
+        self.open.extract_if(.., |(_, to, _), _| *to == shard).flat_map(|(_, open)| open.ends()).collect()
+    }
+
     /// Removes and returns all streams.
     pub fn all(&mut self) -> Vec<StreamAbort> {
         std::mem::take(&mut self.open).into_values().flat_map(Open::ends).collect()

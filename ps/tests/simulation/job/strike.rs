@@ -19,6 +19,11 @@ impl Supervisor {
                 wires.trace.tell(format_args!("mended: {directions:?}"));
                 directions.into_iter().for_each(|(from, to)| wires.mend(from, to));
             }
+            Action::Admit(one, other) => {
+                let mut wires = self.job.network.wires();
+                wires.trace.tell(format_args!("{one:?} and {other:?} are let through"));
+                wires.admit(one, other);
+            }
             Action::TimeOut(pairs) => {
                 let mut wires = self.job.network.wires();
                 pairs.into_iter().for_each(|(one, other)| wires.time_out(one, other));
@@ -56,6 +61,13 @@ impl Supervisor {
             Fault::Split { server, lasts } => {
                 let (one, other) = (self.newest_server(0), self.newest_server(server));
                 self.cut(vec![(one, other), (other, one)], lasts);
+            }
+            Fault::Refuse { server, lasts } => {
+                let (one, other) = (self.newest_server(0), self.newest_server(server));
+                if one != other {
+                    self.job.network.wires().refuse(one, other);
+                    self.later(lasts, Action::Admit(one, other));
+                }
             }
             Fault::Kill { server, away, silent } => {
                 if self.kill(self.newest_server(server), silent) {

@@ -1,5 +1,6 @@
 //! Decides which trainers are lost or finished, and when the job is done.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::report::{awaited, lost};
@@ -27,6 +28,23 @@ impl Membership {
     pub fn absent(&self) -> Vec<u32> {
         let absent = |(_, member): &(u32, &Member)| member.presence != Presence::Active;
         (0..).zip(&self.members).filter(absent).map(|(index, _)| index).collect()
+    }
+
+    /// Returns the active trainers with their incarnations: they elect who leads a shard.
+    #[must_use]
+    pub fn voters(&self) -> BTreeSet<(u32, u32)> {
+        let voter = |(index, member): (u32, &Member)| {
+            member.incarnation.filter(|_| member.presence == Presence::Active).map(|incarnation| (index, incarnation))
+        };
+        (0..).zip(&self.members).filter_map(voter).collect()
+    }
+
+    /// Returns whether this process of a trainer was replaced, has left, or is lost.
+    #[must_use]
+    pub fn is_gone(&self, trainer: u32, incarnation: u32) -> bool {
+        self.members.get(trainer as usize).is_none_or(|member| {
+            member.presence != Presence::Active || member.incarnation.is_some_and(|current| current > incarnation)
+        })
     }
 
     /// Returns the trainers that have finished.

@@ -9,11 +9,12 @@ use crate::layout::{Layout, TensorSpec};
 use crate::proto::{self, follow_request::Message};
 use crate::replication_log::FrameSender;
 use crate::server::state::ServerState;
-use crate::server::state::replica_role::Role;
-use crate::server::state::replication::{Process, Replication};
+use crate::server::state::replication::{ALIVE, Process, Replication, SILENCE};
 use crate::sparse::{TableSpec, Tables};
 use crate::wire::{MAX_FRAME, Outgoing, call, frame};
 
+/// The version of rows that no log has.
+const NO_VERSION: u64 = u64::MAX;
 /// Receive window: a few blocks.
 const WINDOW: u32 = 8 * 1024 * 1024;
 
@@ -41,20 +42,23 @@ async fn take(state: &ServerState, replication: &Replication, shard: u32) -> Res
         .initial_connection_window_size(2 * WINDOW)
         .max_frame_size(MAX_FRAME);
     let channel = replication.network.connect(&endpoint).await.map_err(|error| Status::from_error(error.into()))?;
+    // Versions of a copy that has gone another way say nothing: all of it is sent.
+    let diverged = replication.has_diverged(shard);
     let held = match state.store() {
-        Ok(store) => store.held(shard).await,
-        Err(_) => Vec::new(),
+        Ok(store) if !diverged => store.held(shard).await,
+        Ok(_) | Err(_) => Vec::new(),
     };
-    let held_rows = match state.tables(shard) {
+    let mut held_rows = match state.tables(shard) {
         Some(tables) => tables.begin_follow().await?,
         None => Vec::new(),
     };
+    if diverged {
+        held_rows.fill(NO_VERSION);
+    }
     let open = proto::OpenFollow {
         job_uid: state.config.job_uid.clone(),
-        shard,
-        instance: replication.process.instance,
+        holder: replication.holder(shard),
         epoch: state.recovery.epoch(),
-        incarnation: replication.process.incarnation,
     };
     let held = proto::Held { blocks: held, row_parts: held_rows };
     let (acknowledgements, outgoing) = FrameSender::new(state.config.trainers);
@@ -64,25 +68,71 @@ async fn take(state: &ServerState, replication: &Replication, shard: u32) -> Res
     let (path, outgoing) =
         ("/psjobs.v1.Replication/Follow", Outgoing::request(outgoing).until(acknowledgements.abort().aborted()));
     let mut incoming = call(channel, path, outgoing, &state.rules.buffers).await?;
-    while let Some(mut replica) = incoming.message::<proto::Replica>().await? {
-        if let Some(model) = replica.model.take() {
-            adopt(state, replication, shard, model).await?;
-        } else if replica.complete {
-            tracing::info!("holds all blocks of server {shard}");
-            replication.change(shard, |shard| shard.role = Role::Backup { complete: true });
-        } else if let Some(tables) = replica.tables {
-            open_tables(state, shard, tables).await?;
-        } else if let Some(rows) = replica.rows {
-            tables_of(state, shard)?.install(rows, &acknowledgements).await?;
-        } else if let Some(update) = replica.rows_update {
-            count_steps(state, &update.next_steps);
-            tables_of(state, shard)?.follow(update, &acknowledgements).await?;
-        } else {
-            count_steps(state, &replica.next_steps);
-            state.store()?.follow(replica, &acknowledgements).await?;
+    let beating = {
+        let acknowledgements = acknowledgements.clone();
+        async move {
+            let mut beats = tokio::time::interval(ALIVE);
+            loop {
+                beats.tick().await;
+                let alive = proto::FollowRequest { message: Some(Message::Alive(true)) };
+                acknowledgements.send(Ok(frame::message(&alive)));
+            }
         }
+    };
+    let taking = async {
+        loop {
+            let message = tokio::time::timeout(SILENCE, incoming.message::<proto::Replica>()).await;
+            let Some(replica) = message.map_err(|_| Status::unavailable("the primary is silent"))?? else {
+                return Ok(());
+            };
+            replication.hear(shard);
+            apply(state, replication, shard, replica, &acknowledgements).await?;
+        }
+    };
+    tokio::select! {
+        biased;
+        taken = taking => taken,
+        () = beating => Ok(()),
+    }
+}
+
+/// Takes one message of the primary.
+async fn apply(
+    state: &ServerState,
+    replication: &Replication,
+    shard: u32,
+    mut replica: proto::Replica,
+    acknowledgements: &FrameSender,
+) -> Result<(), Status> {
+    if let Some(model) = replica.model.take() {
+        return adopt(state, replication, shard, model).await;
+    }
+    if let Some(complete) = replica.complete {
+        tracing::info!("holds all blocks of server {shard}");
+        let version = complete.voters.as_ref().map_or(0, |voters| voters.version);
+        replication.complete(shard, complete);
+        acknowledge_voters(version, acknowledgements);
+    } else if let Some(voters) = replica.voters {
+        let version = voters.version;
+        replication.change(shard, |here| here.election.adopt_voters(voters));
+        acknowledge_voters(version, acknowledgements);
+    } else if let Some(tables) = replica.tables {
+        open_tables(state, shard, tables).await?;
+    } else if let Some(rows) = replica.rows {
+        tables_of(state, shard)?.install(rows, acknowledgements).await?;
+    } else if let Some(update) = replica.rows_update {
+        count_steps(state, &update.next_steps);
+        tables_of(state, shard)?.follow(update, acknowledgements).await?;
+    } else if replica != proto::Replica::default() {
+        count_steps(state, &replica.next_steps);
+        state.store()?.follow(replica, acknowledgements).await?;
     }
     Ok(())
+}
+
+fn acknowledge_voters(version: u64, acknowledgements: &FrameSender) {
+    let message = Some(Message::VotersAcknowledgement(version));
+    acknowledgements.send(Ok(frame::message(&proto::FollowRequest { message })));
 }
 
 /// Records the steps of trainers that an update contains.
@@ -139,6 +189,7 @@ async fn adopt(state: &ServerState, replication: &Replication, shard: u32, model
     }
     replication.change(shard, |shard| {
         shard.found = Some(there || shard.found == Some(true));
+        shard.peer_restarted = false;
         shard.peer = Some(Process { instance: model.instance, incarnation: model.incarnation });
     });
     Ok(())

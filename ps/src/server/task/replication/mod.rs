@@ -15,15 +15,20 @@ use crate::proto;
 use crate::proto::replication_client::ReplicationClient;
 use crate::server::error::ServerError;
 use crate::server::state::ServerState;
-use crate::server::state::replica_role::{Evidence, Role};
-use crate::server::state::replication::{Process, Replication, replica_role};
+use crate::server::state::replica_role::{Evidence, Role, Transition};
+use crate::server::state::replication::{Replication, replica_role};
 
 /// Pause between two probes of a server whose role has not settled.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How long a primary keeps trainers while its backup is silent. They would wait for answers that it cannot give.
-const CUT_OFF: Duration = Duration::from_secs(5);
-/// Timeout of a probe; a server without an answer is silent.
+/// Pause between two probes of a server that this one leads without.
+const ALONE: Duration = Duration::from_secs(1);
+/// Timeout of a probe.
 const ANSWER: Duration = Duration::from_secs(2);
+/// How long a candidate asks for votes. Trainers that have voted for the other holder are free again when that one has
+/// ended its candidacy.
+const CANDIDACY: Duration = Duration::from_secs(3);
+/// Pause before the next candidacy. The server that the shard is named after comes first.
+const RESTS: [Duration; 2] = [Duration::from_millis(500), Duration::from_millis(1500)];
 
 /// Keeps the role of this server in all its shards up to date, until the blocks of one are lost, or this process was
 /// replaced.
@@ -36,41 +41,79 @@ pub async fn run(state: &Arc<ServerState>) -> ServerError {
 
 /// Keeps the role of this server in `shard` up to date. Returns when its blocks are lost, or this process was replaced.
 async fn keep(state: &Arc<ServerState>, replication: &Replication, shard: u32) -> ServerError {
-    // The time since which this server leads the shard without a backup that answers.
-    let mut silent_since = None;
+    // The last candidacy: when it began, and whether it goes on.
+    let mut candidacy: Option<(Instant, bool)> = None;
     loop {
+        let is_candidate = candidacy.is_some_and(|(_, goes_on)| goes_on);
         match replication.role(shard) {
-            Role::Backup { .. } => {
+            Role::Backup { .. } if !is_candidate => {
                 if let Err(status) = follow::follow(state, replication, shard).await {
                     tracing::debug!(shard, reason = status.message(), "no longer following");
                 }
             }
             Role::Primary { .. } => replication.without_backup(shard).await,
-            Role::Starting => {}
+            Role::Backup { .. } | Role::Starting => {}
         }
-        let evidence = match look(replication, shard, &state.config.job_uid).await {
+        let gone = |(trainer, incarnation)| state.members().is_gone(trainer, incarnation);
+        let answer = tokio::select! {
+            biased;
+            role = replication.elected(shard, gone) => {
+                candidacy = None;
+                assume(state, replication, shard, role).await;
+                continue;
+            }
+            answer = look(replication, shard, &state.config.job_uid) => answer,
+        };
+        let evidence = match answer {
             Answer::Evidence(evidence) => evidence,
             Answer::Replaced { successor } => {
                 let (server, incarnation) = (replication.index, replication.process.incarnation);
                 return ServerError::Replaced { server, incarnation, successor };
             }
         };
-        let leads = matches!(replication.role(shard), Role::Primary { alone: false });
-        if leads && evidence == Evidence::Silent {
-            if silent_since.get_or_insert_with(Instant::now).elapsed() >= CUT_OFF {
-                cut_off(state, replication, shard);
+        let rest = RESTS[usize::from(shard != replication.index)];
+        match candidacy {
+            Some((begun, true)) if begun.elapsed() >= CANDIDACY => {
+                replication.withdraw(shard);
+                candidacy = Some((Instant::now(), false));
             }
-        } else {
-            silent_since = None;
+            // The trainers may elect the other one meanwhile.
+            Some((ended, false)) if ended.elapsed() < rest && evidence.may_stand() => {}
+            _ => match replication.learn(shard, evidence) {
+                Transition::Stay => {}
+                Transition::To(role) => {
+                    candidacy = None;
+                    assume(state, replication, shard, role).await;
+                    continue;
+                }
+                Transition::Stand => {
+                    if candidacy.is_none() {
+                        let other = replication.other(shard);
+                        tracing::warn!(
+                            "server {other} does not answer; asks the trainers to elect this one for shard {shard}"
+                        );
+                    }
+                    candidacy = Some((Instant::now(), true));
+                    // They come back to vote.
+                    state.close_streams_to(shard);
+                }
+                Transition::Withdraw => candidacy = None,
+                // Before the first trainer has joined there are no blocks to lose.
+                Transition::Lost if state.store().is_err() && state.tables(shard).is_none() => {
+                    replication.change(shard, |here| here.role = Role::Starting);
+                }
+                Transition::Lost => return ServerError::Lost { shard, other: replication.other(shard) },
+            },
         }
-        match replication.learn(shard, evidence) {
-            None => tokio::time::sleep(PAUSE).await,
-            // Before the first trainer has joined there are no blocks to lose.
-            Some(Role::Starting) if state.store().is_err() && state.tables(shard).is_none() => {
-                replication.change(shard, |here| here.role = Role::Starting);
+        let pause = if replication.role(shard) == (Role::Primary { alone: true }) { ALONE } else { PAUSE };
+        let gone = |(trainer, incarnation)| state.members().is_gone(trainer, incarnation);
+        tokio::select! {
+            biased;
+            role = replication.elected(shard, gone) => {
+                candidacy = None;
+                assume(state, replication, shard, role).await;
             }
-            Some(Role::Starting) => return ServerError::Lost { shard, other: replication.other(shard) },
-            Some(role) => assume(state, replication, shard, role).await,
+            () = tokio::time::sleep(pause) => {}
         }
     }
 }
@@ -80,7 +123,7 @@ async fn assume(state: &ServerState, replication: &Replication, shard: u32, role
     let other = replication.other(shard);
     match role {
         Role::Primary { alone: true } => {
-            tracing::info!("server {other} has ended; this one goes on with the blocks of server {shard} alone");
+            tracing::info!("this server goes on with the blocks of server {shard} without server {other}");
         }
         Role::Primary { alone: false } => tracing::info!("this server leads the blocks of server {shard}"),
         Role::Backup { .. } => tracing::info!("backs up the blocks of server {shard}, which server {other} leads"),
@@ -102,23 +145,6 @@ async fn assume(state: &ServerState, replication: &Replication, shard: u32, role
     replication.settle(shard);
 }
 
-/// Sends the trainers of `shard` away, once, until a backup follows: this server cannot answer them, and the other holder
-/// may have been told to lead.
-fn cut_off(state: &ServerState, replication: &Replication, shard: u32) {
-    let mut now = false;
-    replication.change(shard, |here| {
-        now = !here.cut_off && here.stream.is_none();
-        here.cut_off |= now;
-    });
-    if now {
-        let other = replication.other(shard);
-        tracing::warn!(
-            "server {other} does not answer; the trainers of server {shard}'s blocks are sent to look for it"
-        );
-        state.close_streams();
-    }
-}
-
 /// The result of a probe.
 enum Answer {
     Evidence(Evidence),
@@ -132,22 +158,25 @@ enum Answer {
 async fn look(replication: &Replication, shard: u32, job_uid: &str) -> Answer {
     let address = &replication.servers[replication.other(shard) as usize];
     match tokio::time::timeout(ANSWER, replication.network.probe(address)).await {
-        Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused => return Answer::Evidence(Evidence::Gone),
+        Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused => return Answer::Evidence(Evidence::Refused),
         Ok(Ok(())) => {}
-        _ => return Answer::Evidence(Evidence::Silent),
+        _ => return Answer::Evidence(replication.silence(shard)),
     }
-    let Process { instance, incarnation } = replication.process;
-    let request = proto::GreetRequest { job_uid: job_uid.to_owned(), shard, instance, incarnation };
+    let request = proto::GreetRequest { job_uid: job_uid.to_owned(), holder: replication.holder(shard) };
     let greet = async {
         let endpoint = replication.network.endpoint(address, Some(psjobs_api::Role::Server)).ok()?;
         let mut client = ReplicationClient::new(replication.network.connect(&endpoint).await.ok()?);
         Some(client.greet(Request::new(request)).await.ok()?.into_inner())
     };
-    match tokio::time::timeout(ANSWER, greet).await.ok().flatten() {
-        Some(proto::GreetReply { successor: Some(successor), .. }) => Answer::Replaced { successor },
-        // A process that was replaced and still runs: its role counts no more.
-        Some(reply) if replication.was_replaced(shard, reply.incarnation) => Answer::Evidence(Evidence::Silent),
-        Some(reply) => Answer::Evidence(Evidence::Is(reply.role())),
-        None => Answer::Evidence(Evidence::Silent),
-    }
+    let reply = tokio::time::timeout(ANSWER, greet).await.ok().flatten();
+    Answer::Evidence(match reply {
+        Some(proto::GreetReply { successor: Some(successor), .. }) => return Answer::Replaced { successor },
+        // Of a process that was replaced and still runs the role counts no more.
+        Some(proto::GreetReply { holder: Some(holder), .. })
+            if !replication.was_replaced(shard, holder.incarnation) =>
+        {
+            replication.meet_holder(&holder)
+        }
+        Some(_) | None => replication.silence(shard),
+    })
 }

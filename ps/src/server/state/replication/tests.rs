@@ -1,0 +1,125 @@
+use super::*;
+use crate::proto::ShardRole;
+
+const PROCESS: Process = Process { instance: 1, incarnation: 0 };
+
+fn process(instance: u64, incarnation: u32) -> Process {
+    Process { instance, incarnation }
+}
+
+/// A process of server 1, which follows shard 0.
+fn follower(instance: u64, incarnation: u32) -> proto::ShardHolder {
+    proto::ShardHolder { instance, incarnation, role: ShardRole::Backup.into(), ..proto::ShardHolder::default() }
+}
+
+/// Server 0 of two, which has just become the primary of its own shard; its blocks do not know that yet.
+fn about_to_lead() -> Replication {
+    let replication = Replication {
+        process: PROCESS,
+        index: 0,
+        servers: vec!["a:1".into(), "b:1".into()],
+        network: Network::default(),
+        shards: Mutex::new([(0, Shard::new(true)), (1, Shard::new(false))].into()),
+        changed: Notify::new(),
+    };
+    let transition = replication.learn(0, Evidence::Is(ShardRole::Starting));
+    assert_eq!(transition, Transition::To(Role::Primary { alone: false }));
+    replication
+}
+
+/// The same, a moment later.
+fn leads() -> Replication {
+    let replication = about_to_lead();
+    replication.settle(0);
+    replication
+}
+
+#[tokio::test]
+async fn nobody_is_served_before_the_blocks_have_their_role() {
+    let replication = about_to_lead();
+    assert!(replication.leads(0).is_err() && replication.serve(&follower(2, 0)).is_err());
+    replication.settle(0);
+    assert!(replication.leads(0).is_ok() && replication.serve(&follower(2, 0)).is_ok());
+}
+
+#[tokio::test]
+async fn evidence_from_before_a_backup_followed_changes_nothing() {
+    let replication = leads();
+    let stream = replication.serve(&follower(2, 0)).expect("it leads");
+    assert_eq!(replication.learn(0, Evidence::Refused), Transition::Stay);
+    assert_eq!(replication.role(0), Role::Primary { alone: false });
+    replication.close_stream(0, &stream);
+    assert_eq!(replication.learn(0, Evidence::Refused), Transition::To(Role::Primary { alone: true }));
+    assert!(replication.serve(&follower(3, 0)).is_err(), "a backup would be dropped by the blocks that go on alone");
+}
+
+#[tokio::test]
+async fn a_primary_goes_on_without_a_backup_that_had_everything_only_when_it_is_elected() {
+    let replication = leads();
+    let stream = replication.serve(&follower(2, 0)).expect("it leads");
+    replication.change(0, |here| drop(here.election.complete([(0, 0), (1, 0)].into())));
+    replication.close_stream(0, &stream);
+    assert_eq!(replication.learn(0, Evidence::Refused), Transition::Stand);
+    let refusal = replication.leads(0).expect_err("it is a candidate");
+    let candidate = proto::ShardHolder::decode(refusal.details()).expect("it describes itself");
+    assert!(candidate.candidate && candidate.instance == PROCESS.instance);
+    let vote = |trainer| {
+        let vote = proto::VoteRequest { term: candidate.term, granted: true, ..proto::VoteRequest::default() };
+        replication.vote(&vote, (trainer, 0)).expect("it holds the shard");
+    };
+    let elected = replication.elected(0, |_| true);
+    tokio::pin!(elected);
+    vote(0);
+    assert!(futures::FutureExt::now_or_never(&mut elected).is_none(), "one vote of two");
+    vote(1);
+    assert_eq!(elected.await, Role::Primary { alone: true });
+    replication.settle(0);
+    assert!(replication.decided(0, candidate.term).await && replication.leads(0).is_ok());
+}
+
+#[tokio::test]
+async fn a_backup_that_comes_back_ends_a_candidacy() {
+    let replication = leads();
+    let stream = replication.serve(&follower(2, 0)).expect("it leads");
+    replication.change(0, |here| drop(here.election.complete([(0, 0)].into())));
+    replication.close_stream(0, &stream);
+    assert_eq!(replication.learn(0, Evidence::Silent), Transition::Stand);
+    let term = replication.holder(0).expect("it holds the shard").term;
+    let _again = replication.serve(&follower(2, 0)).expect("it still is the primary");
+    assert!(replication.leads(0).is_ok() && !replication.decided(0, term).await);
+}
+
+#[tokio::test]
+async fn a_primary_that_others_went_on_without_copies_everything() {
+    let replication = leads();
+    let later = proto::ShardHolder { terms: vec![2], role: ShardRole::Primary.into(), ..follower(2, 0) };
+    let evidence = replication.meet_holder(&later);
+    assert_eq!(evidence, Evidence::LeadsLater);
+    assert_eq!(replication.learn(0, evidence), Transition::To(Role::Backup { complete: false }));
+    assert!(replication.has_diverged(0));
+    replication.complete(0, proto::Complete { terms: vec![2], voters: None });
+    assert!(!replication.has_diverged(0) && replication.meet_holder(&later) == Evidence::Is(ShardRole::Primary));
+}
+
+#[tokio::test]
+async fn a_new_stream_has_copied_nothing() {
+    let replication = leads();
+    let _first = replication.serve(&follower(2, 0)).expect("it leads");
+    replication.change(0, |shard| shard.whole = true);
+    let _second = replication.serve(&follower(3, 0)).expect("it leads");
+    assert!(replication.warnings(true).iter().any(|text| text.contains("server 0 are held once")));
+}
+
+#[tokio::test]
+async fn a_process_that_was_replaced_closes_no_stream_of_its_successor() {
+    let replication = leads();
+    let old = replication.serve(&follower(2, 0)).expect("it leads");
+    assert_eq!(replication.meet(0, process(3, 1)), None, "a successor");
+    assert!(old.is_cancelled(), "the process before it may still be connected");
+    let new = replication.serve(&follower(3, 1)).expect("it leads");
+    assert_eq!(replication.meet(0, process(2, 0)), Some(1), "it still runs");
+    assert!(replication.serve(&follower(2, 0)).is_err());
+    assert!(!new.is_cancelled());
+    assert_eq!(replication.meet(0, process(4, 1)), None, "started again without a new number");
+    assert!(new.is_cancelled());
+}
