@@ -20,7 +20,7 @@ use crate::retry::{Retries, Schedule};
 
 /// How often a trainer says that it lives.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// The same where two servers hold each block, so that they hear soon whom the trainers elect.
+/// Interval where two servers hold each block, so that trainers hear soon of a candidate.
 const REPLICATED: Duration = Duration::from_millis(500);
 /// How long a server may leave heartbeats unanswered before its blocks are asked for at the other server that holds them.
 const SILENCE: Duration = Duration::from_secs(5);

@@ -158,8 +158,9 @@ async fn call_as_a_server(channel: Channel) -> Vec<(&'static str, Status)> {
         ..Default::default()
     };
     let recover = proto::RecoverRequest { job_uid: job_uid.clone(), instance: 7, ..Default::default() };
-    let greet = proto::GreetRequest { job_uid: job_uid.clone(), instance: 7, incarnation: 9, ..Default::default() };
-    let open = proto::OpenFollow { job_uid: job_uid.clone(), instance: 7, incarnation: 9, ..Default::default() };
+    let holder = Some(proto::ShardHolder { instance: 7, incarnation: 9, ..Default::default() });
+    let greet = proto::GreetRequest { job_uid: job_uid.clone(), holder: holder.clone() };
+    let open = proto::OpenFollow { job_uid: job_uid.clone(), holder, ..Default::default() };
     let follow = proto::FollowRequest { message: Some(follow_request::Message::Open(open)) };
     let mut refused = Vec::new();
     let mut note = |call, answer: Result<(), Status>| refused.extend(answer.err().map(|status| (call, status)));

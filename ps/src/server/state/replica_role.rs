@@ -24,7 +24,7 @@ pub enum Role {
     },
 }
 
-/// What is known of the other holder.
+/// Knowledge of the other holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evidence {
     /// Nothing listens at its address, or a firewall is in the way.
@@ -47,7 +47,7 @@ impl Evidence {
     }
 }
 
-/// What this server knows of its own copy.
+/// Knowledge of this server about its own copy.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Known {
     /// The shard is named after this server.
@@ -58,7 +58,7 @@ pub struct Known {
     pub outdated: bool,
 }
 
-/// What follows from it.
+/// Consequence of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transition {
     /// The server keeps its role, and its candidacy.

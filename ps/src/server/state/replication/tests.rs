@@ -27,7 +27,7 @@ fn about_to_lead() -> Replication {
     replication
 }
 
-/// The same, a moment later.
+/// Returns that server a moment later.
 fn leads() -> Replication {
     let replication = about_to_lead();
     replication.settle(0);
