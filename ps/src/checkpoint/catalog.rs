@@ -3,12 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::fs;
 use std::io::{self, ErrorKind};
-use std::path::{Path, PathBuf};
 
+use super::disk::{Folder, names};
 use super::format::MANIFEST;
-use super::names::names;
 use super::write::{WriteError, rename};
 
 /// Name that the manifest of a damaged checkpoint gets.
@@ -17,26 +15,26 @@ pub const DAMAGED: &str = "manifest.damaged.json";
 /// The folder of a run, with a folder for each checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Catalog {
-    folder: PathBuf,
+    folder: Folder,
 }
 
 impl Catalog {
     /// Describes the checkpoints in `folder`, which need not exist yet.
     #[must_use]
-    pub fn new(folder: impl Into<PathBuf>) -> Self {
+    pub fn new(folder: impl Into<Folder>) -> Self {
         Self { folder: folder.into() }
     }
 
     /// Returns the folder of the run.
     #[must_use]
-    pub fn folder(&self) -> &Path {
+    pub fn folder(&self) -> &Folder {
         &self.folder
     }
 
     /// Returns the folder of the checkpoint of `step`, whether it exists or not.
     #[must_use]
-    pub fn path(&self, step: u64) -> PathBuf {
-        self.folder.join(format!("step-{step:012}"))
+    pub fn path(&self, step: u64) -> Folder {
+        self.folder.folder(&format!("step-{step:012}"))
     }
 
     /// Returns the steps of the complete checkpoints, ascending. A damaged one is among them until it was read.
@@ -61,7 +59,7 @@ impl Catalog {
     /// # Errors
     /// If its manifest cannot be renamed.
     pub fn set_aside(&self, step: u64) -> Result<(), WriteError> {
-        if self.path(step).join(MANIFEST).exists() { rename(&self.path(step), MANIFEST, DAMAGED) } else { Ok(()) }
+        rename(&self.path(step), MANIFEST, DAMAGED)
     }
 
     /// Removes the checkpoint of `step`; the manifest first, so that what a crash leaves is not taken for complete.
@@ -70,11 +68,11 @@ impl Catalog {
     /// If something cannot be removed.
     pub fn remove(&self, step: u64) -> io::Result<()> {
         let folder = self.path(step);
-        match fs::remove_file(folder.join(MANIFEST)) {
+        match folder.disk().remove_file(&folder.join(MANIFEST)) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        fs::remove_dir_all(folder)
+        folder.disk().remove_folder(&folder)
     }
 
     /// Returns the steps of all checkpoints, complete or not.
@@ -87,14 +85,14 @@ impl Catalog {
             // Other spellings of the number are not ours.
             (self.path(step).file_name() == Some(name)).then_some(step)
         };
-        Ok(names(&self.folder)?.iter().filter_map(step).collect())
+        Ok(names(self.folder.disk(), &self.folder)?.iter().filter_map(step).collect())
     }
 
     /// Returns the steps whose folder holds `file`.
     fn with(&self, file: &str) -> io::Result<BTreeSet<u64>> {
         let mut found = BTreeSet::new();
         for step in self.steps()? {
-            if self.path(step).join(file).try_exists()? {
+            if self.folder.disk().exists(&self.path(step).join(file))? {
                 found.insert(step);
             }
         }

@@ -1,8 +1,9 @@
 //! The trained model out of a checkpoint, as one safetensors file: the tensors under the names and
 //! in the shapes that the trainers gave, without optimizer state.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use super::disk::Folder;
 use super::format::{Dtype, Header, encode, entries, model_header, model_metadata};
 use super::read::{Checkpoint, Damage};
 use super::write::{Temporary, WriteError};
@@ -30,9 +31,10 @@ pub enum ExportError {
 ///
 /// # Errors
 /// If the checkpoint is damaged or the file cannot be written.
-pub fn export(checkpoint: &Checkpoint, folder: &Path) -> Result<PathBuf, ExportError> {
+pub fn export(checkpoint: &Checkpoint, folder: impl Into<Folder>) -> Result<PathBuf, ExportError> {
+    let folder = folder.into();
     let header = model_header(&checkpoint.description().tensors).map_err(WriteError::from)?;
-    let file = Temporary::create(folder, MODEL)?;
+    let file = Temporary::create(&folder, MODEL)?;
     file.write_at(&header, 0)?;
     let layout = checkpoint.layout();
     for block in 0..layout.blocks() {
@@ -50,7 +52,7 @@ pub fn export(checkpoint: &Checkpoint, folder: &Path) -> Result<PathBuf, ExportE
 ///
 /// # Errors
 /// If the checkpoint is damaged or the file cannot be written.
-pub fn export_tables(checkpoint: &Checkpoint, folder: &Path) -> Result<Option<PathBuf>, ExportError> {
+pub fn export_tables(checkpoint: &Checkpoint, folder: &Folder) -> Result<Option<PathBuf>, ExportError> {
     let Some(first) = checkpoint.rows().first() else { return Ok(None) };
     let tables = &first.description().tables;
     let rows = |table: usize| checkpoint.rows().iter().map(|part| part.description().rows[table]).sum::<u64>();

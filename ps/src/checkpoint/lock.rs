@@ -1,12 +1,11 @@
 //! The lock of a checkpoint folder: a file that server 0 renews while it writes there. No clock of another machine is
 //! compared; a lock that is not renewed for a while is stale.
 
-use std::fs;
-use std::io::{self, ErrorKind};
-use std::path::{Path, PathBuf};
+use std::io;
 
 use serde::{Deserialize, Serialize};
 
+use super::disk::{Folder, read};
 use super::write::{WriteError, put_file, remove_file};
 
 /// Name of the lock.
@@ -61,14 +60,14 @@ pub fn is_held(holder: u64, found: Option<&Lock>) -> bool {
 /// The lock file of a folder.
 #[derive(Clone, Debug)]
 pub struct LockFile {
-    folder: PathBuf,
+    folder: Folder,
 }
 
 impl LockFile {
     /// Describes the lock of `folder`.
     #[must_use]
-    pub fn new(folder: &Path) -> Self {
-        Self { folder: folder.to_owned() }
+    pub fn new(folder: impl Into<Folder>) -> Self {
+        Self { folder: folder.into() }
     }
 
     /// Reads the lock, `None` if there is none. A file that is no lock counts as none: nobody renews it.
@@ -76,11 +75,8 @@ impl LockFile {
     /// # Errors
     /// If it cannot be read.
     pub fn read(&self) -> io::Result<Option<Lock>> {
-        match fs::read(self.folder.join(LOCK)) {
-            Ok(json) => Ok(serde_json::from_slice(&json).ok()),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
+        let json = read(self.folder.disk(), &self.folder.join(LOCK))?;
+        Ok(json.and_then(|json| serde_json::from_slice(&json).ok()))
     }
 
     /// Writes the lock, in place of the one that is there.
@@ -91,7 +87,7 @@ impl LockFile {
     /// # Panics
     /// Never: a lock is JSON.
     pub fn write(&self, lock: &Lock) -> Result<(), WriteError> {
-        fs::create_dir_all(&self.folder).map_err(WriteError::at(&self.folder))?;
+        self.folder.disk().create_folders(&self.folder).map_err(WriteError::at(&self.folder))?;
         put_file(&self.folder, LOCK, &serde_json::to_vec(lock).expect("a lock is JSON"))
     }
 
@@ -150,7 +146,7 @@ mod tests {
     #[test]
     fn only_the_holder_removes_a_lock() {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let file = LockFile::new(&folder.path().join("new"));
+        let file = LockFile::new(folder.path().join("new"));
         assert_eq!(file.read().expect("reads"), None);
         file.release(1).expect("there is none");
         file.write(&lock("a", 1, 5)).expect("writes");
@@ -158,7 +154,7 @@ mod tests {
         assert_eq!(file.read().expect("reads"), Some(lock("a", 1, 5)));
         file.release(1).expect("removes");
         assert_eq!(file.read().expect("reads"), None);
-        fs::write(folder.path().join("new").join(LOCK), "{").expect("writes");
+        std::fs::write(folder.path().join("new").join(LOCK), "{").expect("writes");
         assert_eq!(file.read().expect("reads"), None, "nobody renews what is no lock");
     }
 }

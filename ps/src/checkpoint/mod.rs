@@ -14,15 +14,14 @@
 //!
 //! [`format`](self::format) says what is in a part, [`write`] and [`read`] move it to and from disk, [`catalog`]
 //! lists the checkpoints of a run, [`runs`] chooses the run of a job and says which checkpoints belong to it, [`lock`]
-//! keeps other jobs out, [`export`] makes the model out of a checkpoint. Nothing here uses the network: the servers
-//! decide when a checkpoint is taken.
+//! keeps other jobs out, [`export`] makes the model out of a checkpoint. All of them reach their files through [`disk`].
+//! Nothing here uses the network: the servers decide when a checkpoint is taken.
 
 pub mod catalog;
-mod disk;
+pub mod disk;
 pub mod export;
 pub mod format;
 pub mod lock;
-mod names;
 pub mod read;
 pub mod rows;
 pub mod runs;
@@ -32,7 +31,7 @@ pub mod write;
 mod tests;
 
 pub use catalog::Catalog;
-pub(crate) use disk::on_disk;
+pub use disk::{Disk, Folder};
 pub use format::{Description, Manifest};
 pub use read::{Checkpoint, Damage};
 pub use runs::{CheckpointId, Runs};

@@ -1,13 +1,12 @@
 //! Reading a checkpoint. Nothing in a file is believed: lengths are compared before memory is
 //! taken for them, and every byte that is used has passed a checksum.
 
-use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::BlockState;
+use super::disk::{Disk, Folder, OpenFile};
 use super::format::{
     Description, FORMAT, HeaderError, MANIFEST, MAX_HEADER, MAX_MANIFEST, Manifest, PREFIX, PartEntry, PartPlan,
     part_name,
@@ -84,7 +83,7 @@ impl Damage {
 /// A complete checkpoint whose descriptions and tables are whole. Blocks are verified when read.
 #[derive(Debug)]
 pub struct Checkpoint {
-    folder: PathBuf,
+    folder: Folder,
     manifest: Manifest,
     parts: Vec<Part>,
     rows: Vec<RowsPart>,
@@ -95,20 +94,22 @@ impl Checkpoint {
     ///
     /// # Errors
     /// The first thing that is wrong with it.
-    pub fn open(folder: &Path) -> Result<Self, Damage> {
-        let manifest = read_manifest(&folder.join(MANIFEST))?;
-        let parts = manifest.parts.iter().map(|entry| Part::open(&folder.join(&entry.file), entry));
+    pub fn open(folder: impl Into<Folder>) -> Result<Self, Damage> {
+        let folder = folder.into();
+        let disk = folder.disk();
+        let manifest = read_manifest(disk, &folder.join(MANIFEST))?;
+        let parts = manifest.parts.iter().map(|entry| Part::open(disk, &folder.join(&entry.file), entry));
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
-        let rows = manifest.rows.iter().map(|entry| RowsPart::open(&folder.join(&entry.file), entry));
+        let rows = manifest.rows.iter().map(|entry| RowsPart::open(disk, &folder.join(&entry.file), entry));
         let rows = rows.collect::<Result<Vec<_>, _>>()?;
-        let checkpoint = Self { folder: folder.to_owned(), manifest, parts, rows };
+        let checkpoint = Self { folder, manifest, parts, rows };
         checkpoint.check()?;
         Ok(checkpoint)
     }
 
     /// Where it is.
     #[must_use]
-    pub fn folder(&self) -> &Path {
+    pub fn folder(&self) -> &Folder {
         &self.folder
     }
 
@@ -224,13 +225,13 @@ impl BlockState {
 }
 
 /// Reads a manifest, at most [`MAX_MANIFEST`] of it.
-fn read_manifest(file: &Path) -> Result<Manifest, Damage> {
+fn read_manifest(disk: &Disk, file: &Path) -> Result<Manifest, Damage> {
     let not_usable = |problem| Damage::Manifest { file: file.to_owned(), problem };
-    let (handle, bytes) = open(file)?;
+    let (handle, bytes) = open(disk, file)?;
     if bytes > MAX_MANIFEST {
         return Err(not_usable(format!("it has {bytes} bytes, more than any manifest")));
     }
-    let json = read_at(&handle, file, 0, bytes)?;
+    let json = read_at(&*handle, file, 0, bytes)?;
     let manifest: Manifest = serde_json::from_slice(&json).map_err(|e| not_usable(e.to_string()))?;
     if manifest.format != FORMAT {
         return Err(not_usable(format!("it has format {}, this version reads format {FORMAT}", manifest.format)));
@@ -249,7 +250,7 @@ fn read_manifest(file: &Path) -> Result<Manifest, Damage> {
 #[derive(Debug)]
 struct Part {
     path: PathBuf,
-    file: File,
+    file: Box<dyn OpenFile>,
     description: Description,
     plan: PartPlan,
     /// Versions and updates by position, then the next steps.
@@ -258,15 +259,15 @@ struct Part {
 }
 
 impl Part {
-    fn open(path: &Path, entry: &PartEntry) -> Result<Self, Damage> {
-        let (file, header) = open_described(path, entry.bytes)?;
+    fn open(disk: &Disk, path: &Path, entry: &PartEntry) -> Result<Self, Damage> {
+        let (file, header) = open_described(disk, path, entry.bytes)?;
         let (description, plan) = PartPlan::parse(&header[PREFIX..], entry.bytes)
             .map_err(|source| Damage::Header { file: path.to_owned(), source })?;
         if plan.file_bytes() != entry.bytes {
             return Err(Damage::Length { file: path.to_owned(), expected: plan.file_bytes(), found: entry.bytes });
         }
-        let tables = read_at(&file, path, plan.tables_at(), plan.table_bytes())?;
-        let checksums = read_at(&file, path, plan.checksums_at(), plan.checksum_bytes())?;
+        let tables = read_at(&*file, path, plan.tables_at(), plan.table_bytes())?;
+        let checksums = read_at(&*file, path, plan.checksums_at(), plan.checksum_bytes())?;
         if table_checksum(&header, &tables, &checksums) != entry.crc32 {
             return Err(Damage::Bytes {
                 file: path.to_owned(),
@@ -283,7 +284,7 @@ impl Part {
         let position = self.plan.blocks().binary_search(&block).expect("the part's server owns the block");
         let elements = self.plan.layout().range(block).len();
         let column = |column: usize| {
-            let bytes = read_at(&self.file, &self.path, self.plan.data_at(position, column), 4 * elements as u64)?;
+            let bytes = read_at(&*self.file, &self.path, self.plan.data_at(position, column), 4 * elements as u64)?;
             if crc32fast::hash(&bytes) != self.checksums[position * (1 + self.description.slots) + column] {
                 let what = if column == 0 { "the values".to_owned() } else { format!("slot {}", column - 1) };
                 return Err(Damage::Bytes {
@@ -305,32 +306,32 @@ impl Part {
 }
 
 /// Opens a file that describes itself and must have so many bytes; its length prefix and header.
-pub(super) fn open_described(path: &Path, expected: u64) -> Result<(File, Vec<u8>), Damage> {
-    let (file, found) = open(path)?;
+pub(super) fn open_described(disk: &Disk, path: &Path, expected: u64) -> Result<(Box<dyn OpenFile>, Vec<u8>), Damage> {
+    let (file, found) = open(disk, path)?;
     if found != expected || found < PREFIX as u64 {
         return Err(Damage::Length { file: path.to_owned(), expected, found });
     }
     let mut prefix = [0; PREFIX];
-    prefix.copy_from_slice(&read_at(&file, path, 0, PREFIX as u64)?);
+    prefix.copy_from_slice(&read_at(&*file, path, 0, PREFIX as u64)?);
     let header_bytes = u64::from_le_bytes(prefix);
     if header_bytes > MAX_HEADER.min(found - PREFIX as u64) {
         let what = format!("a header of {header_bytes} bytes in a file of {found}");
         return Err(Damage::Bytes { file: path.to_owned(), what });
     }
-    let header = read_at(&file, path, 0, PREFIX as u64 + header_bytes)?;
+    let header = read_at(&*file, path, 0, PREFIX as u64 + header_bytes)?;
     Ok((file, header))
 }
 
-fn open(path: &Path) -> Result<(File, u64), Damage> {
+fn open(disk: &Disk, path: &Path) -> Result<(Box<dyn OpenFile>, u64), Damage> {
     let read = |source| Damage::Read { file: path.to_owned(), source };
-    let file = File::open(path).map_err(read)?;
-    let bytes = file.metadata().map_err(read)?.len();
+    let file = disk.open(path).map_err(read)?;
+    let bytes = file.bytes().map_err(read)?;
     Ok((file, bytes))
 }
 
 /// `bytes` must not exceed the file's length.
-pub(super) fn read_at(file: &File, path: &Path, offset: u64, bytes: u64) -> Result<Vec<u8>, Damage> {
+pub(super) fn read_at(file: &dyn OpenFile, path: &Path, offset: u64, bytes: u64) -> Result<Vec<u8>, Damage> {
     let mut buffer = vec![0; bytes as usize];
-    file.read_exact_at(&mut buffer, offset).map_err(|source| Damage::Read { file: path.to_owned(), source })?;
+    file.read_at(&mut buffer, offset).map_err(|source| Damage::Read { file: path.to_owned(), source })?;
     Ok(buffer)
 }

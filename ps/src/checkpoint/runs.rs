@@ -2,16 +2,15 @@
 //! checkpoint, and goes on through restarts of its servers. Its folder, `run-00002`, holds its record and its
 //! checkpoints.
 
-use std::fs;
 use std::io::{self, ErrorKind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
 use super::catalog::Catalog;
+use super::disk::{Folder, names, read};
 use super::format::FORMAT;
 use super::lock::LOCK;
-use super::names::names;
 use super::write::{WriteError, flush_parent, put_file, remove_left_overs};
 
 /// Name of a run's record.
@@ -145,31 +144,31 @@ pub enum RunsError {
 /// A folder of runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Runs {
-    folder: PathBuf,
+    folder: Folder,
 }
 
 impl Runs {
     /// Describes the runs in `folder`, which need not exist yet.
     #[must_use]
-    pub fn new(folder: impl Into<PathBuf>) -> Self {
+    pub fn new(folder: impl Into<Folder>) -> Self {
         Self { folder: folder.into() }
     }
 
     /// Returns the folder of all runs.
     #[must_use]
-    pub fn folder(&self) -> &Path {
+    pub fn folder(&self) -> &Folder {
         &self.folder
     }
 
     /// Returns the checkpoints of a run.
     #[must_use]
     pub fn catalog(&self, run: u32) -> Catalog {
-        Catalog::new(self.folder.join(format!("run-{run:05}")))
+        Catalog::new(self.folder.folder(&format!("run-{run:05}")))
     }
 
     /// Returns the folder of a checkpoint.
     #[must_use]
-    pub fn path(&self, id: CheckpointId) -> PathBuf {
+    pub fn path(&self, id: CheckpointId) -> Folder {
         self.catalog(id.run).path(id.step)
     }
 
@@ -178,7 +177,7 @@ impl Runs {
     /// # Errors
     /// If the folder or a record cannot be read; a folder that does not exist holds none.
     pub fn list(&self) -> Result<Vec<RunRecord>, RunsError> {
-        let numbers = self.numbers().map_err(|source| RunsError::Read { file: self.folder.clone(), source })?;
+        let numbers = self.numbers().map_err(|source| RunsError::Read { file: self.folder.to_path_buf(), source })?;
         let records = numbers.into_iter().map(|run| self.record(run));
         records.filter_map(Result::transpose).collect()
     }
@@ -217,12 +216,13 @@ impl Runs {
         resumed_from: Option<CheckpointId>,
         epoch: u64,
     ) -> Result<RunRecord, WriteError> {
-        fs::create_dir_all(&self.folder).map_err(WriteError::at(&self.folder))?;
+        let disk = self.folder.disk();
+        disk.create_folders(&self.folder).map_err(WriteError::at(&self.folder))?;
         let newest = self.numbers().map_err(WriteError::at(&self.folder))?.last().copied().unwrap_or(0);
         let mut run = newest.saturating_add(1);
         loop {
-            let folder = self.catalog(run).folder().to_owned();
-            match fs::create_dir(&folder) {
+            let folder = self.catalog(run).folder().clone();
+            match disk.create_folder(&folder) {
                 Ok(()) => break flush_parent(&folder)?,
                 Err(error) if error.kind() == ErrorKind::AlreadyExists && run < u32::MAX => run += 1,
                 Err(error) => return Err(WriteError::at(&folder)(error)),
@@ -232,7 +232,7 @@ impl Runs {
         let record = RunRecord { format: FORMAT, run, uid, job, resumed_from, epoch };
         self.put(&record).inspect_err(|_| {
             // Without a record the folder is nothing.
-            drop(fs::remove_dir_all(self.catalog(run).folder()));
+            drop(disk.remove_folder(self.catalog(run).folder()));
         })?;
         Ok(record)
     }
@@ -276,7 +276,7 @@ impl Runs {
         }
         for id in &gone {
             let removed = self.catalog(id.run).remove(id.step);
-            removed.map_err(|source| RunsError::Remove { folder: self.path(*id), source })?;
+            removed.map_err(|source| RunsError::Remove { folder: self.path(*id).to_path_buf(), source })?;
         }
         Ok(gone)
     }
@@ -309,7 +309,7 @@ impl Runs {
         for Ancestor { run, until } in lineage.iter().copied() {
             let catalog = self.catalog(run);
             let steps =
-                steps(&catalog).map_err(|source| RunsError::Read { file: catalog.folder().to_owned(), source })?;
+                steps(&catalog).map_err(|source| RunsError::Read { file: catalog.folder().to_path_buf(), source })?;
             let steps = steps.range(..=until.unwrap_or(u64::MAX)).rev();
             found.extend(steps.map(|step| CheckpointId { run, step: *step }));
         }
@@ -322,7 +322,7 @@ impl Runs {
             // Other spellings of the number are not ours.
             (self.catalog(run).folder().file_name() == Some(name)).then_some(run)
         };
-        let mut numbers: Vec<u32> = names(&self.folder)?.iter().filter_map(number).collect();
+        let mut numbers: Vec<u32> = names(self.folder.disk(), &self.folder)?.iter().filter_map(number).collect();
         numbers.sort_unstable();
         Ok(numbers)
     }
@@ -333,9 +333,9 @@ impl Runs {
     /// If it cannot be read.
     pub fn record(&self, run: u32) -> Result<Option<RunRecord>, RunsError> {
         let file = self.catalog(run).folder().join(RUN);
-        let json = match fs::read(&file) {
-            Ok(json) => json,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        let json = match read(self.folder.disk(), &file) {
+            Ok(Some(json)) => json,
+            Ok(None) => return Ok(None),
             Err(source) => return Err(RunsError::Read { file, source }),
         };
         match serde_json::from_slice::<RunRecord>(&json) {

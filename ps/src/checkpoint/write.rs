@@ -1,14 +1,12 @@
 //! Writing a checkpoint so that a crash at any moment leaves the one before it untouched: each file
 //! goes to a temporary name, is flushed and renamed, its folder is flushed; the manifest comes last.
 
-use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::BlockState;
+use super::disk::{Disk, Folder, OpenFile, names};
 use super::format::{Description, HeaderError, MANIFEST, Manifest, PartEntry, PartPlan, part_name};
-use super::names::names;
 
 /// End of the name that a file has while it is written.
 const TEMPORARY: &str = ".tmp";
@@ -73,11 +71,11 @@ impl PartWriter {
     ///
     /// # Errors
     /// If the file cannot be made.
-    pub fn create(folder: &Path, description: &Description) -> Result<Self, WriteError> {
-        let plan = PartPlan::new(description)?;
-        create_folder(folder)?;
+    pub fn create(folder: impl Into<Folder>, description: &Description) -> Result<Self, WriteError> {
+        let (folder, plan) = (folder.into(), PartPlan::new(description)?);
+        create_folder(&folder)?;
         let name = part_name(description.server, description.servers);
-        let target = Temporary::create(folder, &name)?;
+        let target = Temporary::create(&folder, &name)?;
         target.write_at(plan.header(), 0)?;
         Ok(Self { plan, name, target, tables: Tables::default(), scratch: Vec::new() })
     }
@@ -146,86 +144,90 @@ pub(super) fn table_checksum(header: &[u8], tables: &[u8], checksums: &[u8]) -> 
 ///
 /// # Errors
 /// If the manifest cannot be written.
-pub fn commit(folder: &Path, manifest: &Manifest) -> Result<(), WriteError> {
+pub fn commit(folder: impl Into<Folder>, manifest: &Manifest) -> Result<(), WriteError> {
     let mut json = serde_json::to_vec_pretty(manifest).expect("a manifest is JSON");
     json.push(b'\n');
-    put_file(folder, MANIFEST, &json)
+    put_file(&folder.into(), MANIFEST, &json)
 }
 
 /// Takes back a [`commit`] that failed: its manifest may be there although nobody was told so.
 ///
 /// # Errors
 /// If there is a manifest that cannot be removed.
-pub fn revoke(folder: &Path) -> Result<(), WriteError> {
-    remove_file(folder, MANIFEST)
+pub fn revoke(folder: impl Into<Folder>) -> Result<(), WriteError> {
+    remove_file(&folder.into(), MANIFEST)
 }
 
 /// Writes a small file, durably, in place of the one that is there.
-pub(super) fn put_file(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), WriteError> {
+pub(super) fn put_file(folder: &Folder, name: &str, bytes: &[u8]) -> Result<(), WriteError> {
     let target = Temporary::create(folder, name)?;
     target.write_at(bytes, 0)?;
     target.keep()
 }
 
 /// Removes a file, durably, if it is there.
-pub(super) fn remove_file(folder: &Path, name: &str) -> Result<(), WriteError> {
+pub(super) fn remove_file(folder: &Folder, name: &str) -> Result<(), WriteError> {
     let file = folder.join(name);
-    match fs::remove_file(&file) {
-        Ok(()) => flush_folder(folder),
+    match folder.disk().remove_file(&file) {
+        Ok(()) => flush(folder.disk(), folder),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => Err(WriteError::at(&file)(error)),
     }
 }
 
-/// Renames a file within its folder, durably.
-pub(super) fn rename(folder: &Path, from: &str, to: &str) -> Result<(), WriteError> {
+/// Renames a file within its folder, durably, if it is there.
+pub(super) fn rename(folder: &Folder, from: &str, to: &str) -> Result<(), WriteError> {
     let file = folder.join(to);
-    fs::rename(folder.join(from), &file).map_err(WriteError::at(&file))?;
-    flush_folder(folder)
+    match folder.disk().rename(&folder.join(from), &file) {
+        Ok(()) => flush(folder.disk(), folder),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(WriteError::at(&file)(error)),
+    }
 }
 
 /// Makes it durable that `path` is in its folder.
-pub(super) fn flush_parent(path: &Path) -> Result<(), WriteError> {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).map_or(Ok(()), flush_folder)
+pub(super) fn flush_parent(path: &Folder) -> Result<(), WriteError> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    parent.map_or(Ok(()), |parent| flush(path.disk(), parent))
 }
 
 /// A file that appears under its name when it is complete and durable, or never. Its temporary name is its own: another
 /// process that writes a file of the same name does not write into it.
 #[derive(Debug)]
 pub(super) struct Temporary {
-    file: File,
+    file: Box<dyn OpenFile>,
     /// Where it is until it is kept.
     path: PathBuf,
-    folder: PathBuf,
+    folder: Folder,
     name: String,
     kept: bool,
 }
 
 impl Temporary {
-    pub fn create(folder: &Path, name: &str) -> Result<Self, WriteError> {
+    pub fn create(folder: &Folder, name: &str) -> Result<Self, WriteError> {
         let path = folder.join(format!("{name}.{:016x}{TEMPORARY}", rand::random::<u64>()));
-        let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(WriteError::at(&path))?;
-        Ok(Self { file, path, folder: folder.to_owned(), name: name.to_owned(), kept: false })
+        let file = folder.disk().create(&path).map_err(WriteError::at(&folder.join(name)))?;
+        Ok(Self { file, path, folder: folder.clone(), name: name.to_owned(), kept: false })
     }
 
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), WriteError> {
-        self.file.write_all_at(bytes, offset).map_err(|error| WriteError::at(&self.folder.join(&self.name))(error))
+        self.file.write_at(bytes, offset).map_err(|error| WriteError::at(&self.folder.join(&self.name))(error))
     }
 
     /// Flushes the file, gives it its name, and flushes that.
     pub fn keep(mut self) -> Result<(), WriteError> {
         let path = self.folder.join(&self.name);
-        self.file.sync_all().map_err(WriteError::at(&path))?;
-        fs::rename(&self.path, &path).map_err(WriteError::at(&path))?;
+        self.file.flush().map_err(WriteError::at(&path))?;
+        self.folder.disk().rename(&self.path, &path).map_err(WriteError::at(&path))?;
         self.kept = true;
-        flush_folder(&self.folder)
+        flush(self.folder.disk(), &self.folder)
     }
 
     /// As [`Temporary::keep`], of a part: a process that was replaced while it wrote does not put it into a checkpoint that
     /// is complete by now.
     pub fn keep_part(self) -> Result<(), WriteError> {
         let manifest = self.folder.join(MANIFEST);
-        if manifest.try_exists().map_err(WriteError::at(&manifest))? {
+        if self.folder.disk().exists(&manifest).map_err(WriteError::at(&manifest))? {
             let path = self.folder.join(&self.name);
             return Err(WriteError::at(&path)(io::Error::new(ErrorKind::AlreadyExists, "the checkpoint is complete")));
         }
@@ -237,7 +239,7 @@ impl Drop for Temporary {
     fn drop(&mut self) {
         if !self.kept {
             // Left behind it would only take space until server 0 starts again.
-            drop(fs::remove_file(&self.path));
+            drop(self.folder.disk().remove_file(&self.path));
         }
     }
 }
@@ -247,10 +249,10 @@ impl Drop for Temporary {
 ///
 /// # Errors
 /// If the folder cannot be read or a file cannot be removed.
-pub(super) fn remove_left_overs(folder: &Path, goes: impl Fn(&str) -> bool) -> io::Result<()> {
+pub(super) fn remove_left_overs(folder: &Folder, goes: impl Fn(&str) -> bool) -> io::Result<()> {
     let left_over = |name: &str| is_temporary(name) && goes(name);
-    for name in names(folder)?.iter().filter(|name| name.to_str().is_some_and(left_over)) {
-        match fs::remove_file(folder.join(name)) {
+    for name in names(folder.disk(), folder)?.iter().filter(|name| name.to_str().is_some_and(left_over)) {
+        match folder.disk().remove_file(&folder.join(name)) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => tracing::debug!(?name, folder = %folder.display(), "removed a file that was never completed"),
         }
@@ -265,11 +267,11 @@ fn is_temporary(name: &str) -> bool {
 }
 
 /// Makes `folder`, durably.
-pub(super) fn create_folder(folder: &Path) -> Result<(), WriteError> {
-    fs::create_dir_all(folder).map_err(WriteError::at(folder))?;
+pub(super) fn create_folder(folder: &Folder) -> Result<(), WriteError> {
+    folder.disk().create_folders(folder).map_err(WriteError::at(folder))?;
     flush_parent(folder)
 }
 
-fn flush_folder(folder: &Path) -> Result<(), WriteError> {
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(WriteError::at(folder))
+fn flush(disk: &Disk, folder: &Path) -> Result<(), WriteError> {
+    disk.flush_folder(folder).map_err(WriteError::at(folder))
 }

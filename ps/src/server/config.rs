@@ -1,7 +1,6 @@
 //! The configuration of a server.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use psjobs_api::{Environment, Training};
@@ -10,6 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
+use crate::checkpoint::{Disk, Folder};
 use crate::client::Reading;
 use crate::layout::TensorSpec;
 use crate::network::Network;
@@ -129,7 +129,7 @@ pub struct CheckpointConfig {
     /// How often this server was started before.
     pub incarnation: u32,
     /// Folder that all servers of the job share.
-    pub folder: PathBuf,
+    pub folder: Folder,
     /// Time between two checkpoints.
     pub interval: Duration,
     /// Complete checkpoints to keep.
@@ -148,7 +148,7 @@ impl CheckpointConfig {
         Some(Self {
             job: environment.name.clone(),
             incarnation: environment.incarnation,
-            folder: checkpoint.folder.clone().into(),
+            folder: Folder::new(Disk::System, &checkpoint.folder),
             interval: Duration::from_secs(checkpoint.policy.interval_seconds),
             keep: checkpoint.policy.keep as usize,
             resume: checkpoint.policy.resume,

@@ -115,7 +115,7 @@ fn what_cannot_be_read_for_a_while_is_waited_for() {
     train_to(&job, 4);
     // The folder is a file, as on a broken mount; a part is a link to itself, which cannot be opened.
     let part = catalog.path(8).join("ps-00001-of-00002.safetensors");
-    for (until, broken) in [(8, catalog.folder().to_owned()), (12, part)] {
+    for (until, broken) in [(8, catalog.folder().to_path_buf()), (12, part)] {
         let aside = folder.path().join("aside");
         fs::rename(&broken, &aside).expect("moves");
         if until == 8 {

@@ -55,7 +55,7 @@ fn a_stopped_job_goes_on_with_another_number_of_servers() {
         let checkpoint = results[0].checkpoint.clone().expect("server 0 tells the last checkpoint");
         assert_eq!(
             (checkpoint.step, PathBuf::from(checkpoint.path)),
-            (until, Runs::new(folder.path()).catalog(1).path(until))
+            (until, Runs::new(folder.path()).catalog(1).path(until).to_path_buf())
         );
         assert_eq!(results[0].model.as_deref().map(Path::new), Some(folder.path().join("model.safetensors").as_path()));
     }

@@ -88,7 +88,7 @@ impl Elastic {
         let checkpoint = self.checkpoint.clone().map(|folder| CheckpointConfig {
             job: "job".into(),
             incarnation: 0,
-            folder,
+            folder: folder.into(),
             interval: Duration::from_millis(50),
             keep: 2,
             resume: true,

@@ -249,7 +249,7 @@ async fn a_job_that_keeps_checkpoints_needs_the_trainers_layers_in_them() {
     config.checkpoint = Some(CheckpointConfig {
         job: "job".into(),
         incarnation: 0,
-        folder: folder.path().to_owned(),
+        folder: folder.path().into(),
         interval: Duration::from_secs(60),
         keep: 1,
         resume: true,

@@ -221,7 +221,7 @@ impl Supervisor {
         let checkpoint = plan.checkpoint.map(|interval| CheckpointConfig {
             job: "job".into(),
             incarnation: life,
-            folder: self.folder.clone(),
+            folder: self.folder.clone().into(),
             interval,
             keep: 2,
             resume: true,

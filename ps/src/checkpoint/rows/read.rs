@@ -1,10 +1,10 @@
 //! Reading a server's rows. As with the parts, nothing in the file is believed before a checksum says so.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use super::plan::{RowsDescription, RowsPlan};
 use super::{GROUP, Group};
+use crate::checkpoint::disk::{Disk, OpenFile};
 use crate::checkpoint::format::{PREFIX, PartEntry};
 use crate::checkpoint::read::{Damage, open_described, read_at};
 use crate::checkpoint::write::table_checksum;
@@ -14,7 +14,7 @@ use crate::sparse::Row;
 #[derive(Debug)]
 pub struct RowsPart {
     path: PathBuf,
-    file: File,
+    file: Box<dyn OpenFile>,
     description: RowsDescription,
     plan: RowsPlan,
     checksums: Vec<u32>,
@@ -25,14 +25,14 @@ impl RowsPart {
     ///
     /// # Errors
     /// If it is not the one that was written.
-    pub fn open(path: &Path, entry: &PartEntry) -> Result<Self, Damage> {
-        let (file, header) = open_described(path, entry.bytes)?;
+    pub fn open(disk: &Disk, path: &Path, entry: &PartEntry) -> Result<Self, Damage> {
+        let (file, header) = open_described(disk, path, entry.bytes)?;
         let parsed = RowsPlan::parse(&header[PREFIX..], entry.bytes);
         let (description, plan) = parsed.map_err(|source| Damage::Header { file: path.to_owned(), source })?;
         if plan.file_bytes() != entry.bytes {
             return Err(Damage::Length { file: path.to_owned(), expected: plan.file_bytes(), found: entry.bytes });
         }
-        let checksums = read_at(&file, path, plan.checksums_at, 4 * plan.groups)?;
+        let checksums = read_at(&*file, path, plan.checksums_at, 4 * plan.groups)?;
         if table_checksum(&plan.header, &[], &checksums) != entry.crc32 {
             return Err(Damage::Bytes {
                 file: path.to_owned(),
@@ -79,7 +79,7 @@ impl RowsPart {
         let rows = (plan.rows - first).min(GROUP as u64);
         let mut hasher = crc32fast::Hasher::new();
         let mut column = |at: u64, bytes: u64| {
-            let bytes = read_at(&self.file, &self.path, at, bytes)?;
+            let bytes = read_at(&*self.file, &self.path, at, bytes)?;
             hasher.update(&bytes);
             Ok::<_, Damage>(bytes)
         };

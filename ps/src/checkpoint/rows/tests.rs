@@ -6,6 +6,7 @@ use std::sync::Arc;
 use psjobs_api::Training;
 
 use super::*;
+use crate::checkpoint::Disk;
 use crate::checkpoint::format::{FORMAT, PartEntry};
 use crate::checkpoint::read::Damage;
 use crate::sparse::{Clock, Plan, Row, Shard, ShardState, TableSpec};
@@ -50,7 +51,7 @@ fn states() -> Vec<ShardState> {
 }
 
 fn read(path: &Path, entry: &PartEntry) -> Result<[Rows; 2], Damage> {
-    let part = RowsPart::open(path, entry)?;
+    let part = RowsPart::open(&Disk::System, path, entry)?;
     let mut tables = [Rows::new(), Rows::new()];
     for (table, rows) in tables.iter_mut().enumerate() {
         part.read(table, |row| {
@@ -64,7 +65,7 @@ fn read(path: &Path, entry: &PartEntry) -> Result<[Rows; 2], Damage> {
 #[test]
 fn rows_come_back_with_all_that_is_known_of_them() {
     let folder = tempfile::tempdir().expect("a folder");
-    let entry = write(folder.path(), description(), &states()).expect("writes");
+    let entry = write(&folder.path().into(), description(), &states()).expect("writes");
     let path = folder.path().join(&entry.file);
     assert_eq!(entry.file, "rows-00001-of-00002.safetensors");
     assert_eq!(entry.bytes, fs::metadata(&path).expect("a file").len());
@@ -72,7 +73,7 @@ fn rows_come_back_with_all_that_is_known_of_them() {
     assert_eq!((users.len(), items.len()), (10_000, 20));
     assert_eq!(items[&3], (9, 4, vec![3.0, 3.1, 3.2]));
     assert_eq!(users[&9_999].2.len(), 9);
-    let clocks = &RowsPart::open(&path, &entry).expect("whole").description().clocks.clone();
+    let clocks = &RowsPart::open(&Disk::System, &path, &entry).expect("whole").description().clocks.clone();
     assert_eq!(clocks[1], Clock { next_steps: vec![7, 9], requests: 40 });
     // Other programs can read it.
     let bytes = fs::read(&path).expect("a file");
@@ -83,7 +84,7 @@ fn rows_come_back_with_all_that_is_known_of_them() {
 #[test]
 fn no_byte_of_a_file_can_change_unnoticed() {
     let folder = tempfile::tempdir().expect("a folder");
-    let entry = write(folder.path(), description(), &states()).expect("writes");
+    let entry = write(&folder.path().into(), description(), &states()).expect("writes");
     let path = folder.path().join(&entry.file);
     let whole = fs::read(&path).expect("a file");
     for place in (0..whole.len()).step_by(4_099).chain(0..40).chain(whole.len() - 20..whole.len()) {

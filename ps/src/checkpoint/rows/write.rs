@@ -1,9 +1,8 @@
 //! Writing a server's rows, from snapshots of its tasks.
 
-use std::path::Path;
-
 use super::plan::{RowsDescription, RowsPlan, TablePlan, rows_name};
 use super::{GROUP, Group};
+use crate::checkpoint::disk::Folder;
 use crate::checkpoint::format::PartEntry;
 use crate::checkpoint::write::{Temporary, WriteError, create_folder, table_checksum};
 use crate::sparse::ShardState;
@@ -13,7 +12,7 @@ use crate::sparse::ShardState;
 /// # Errors
 /// If the file cannot be written; nothing is left behind then.
 pub(crate) fn write(
-    folder: &Path,
+    folder: &Folder,
     description: RowsDescription,
     states: &[ShardState],
 ) -> Result<PartEntry, WriteError> {

@@ -10,8 +10,8 @@ use psjobs_api::{CheckpointResult, ReplicaResult};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tonic::Status;
 
-use crate::checkpoint::CheckpointId;
 use crate::checkpoint::format::MANIFEST;
+use crate::checkpoint::{CheckpointId, Folder};
 
 /// The newest checkpoint of this job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,16 +19,15 @@ pub struct LastCheckpoint {
     /// Its run, and the step that it was taken at.
     pub id: CheckpointId,
     /// Its folder.
-    pub path: PathBuf,
-    /// The time when it was completed, in seconds since 1970.
+    pub path: Folder,
+    /// The time when it was completed, in seconds since 1970, by the clock of the disk. It is shown and never compared.
     pub unix_seconds: u64,
 }
 
 impl LastCheckpoint {
     /// Describes the checkpoint `id` in `path`. Its time is that of its manifest, which is written last.
-    pub(in crate::server) fn complete(id: CheckpointId, path: PathBuf) -> Self {
-        let written = std::fs::metadata(path.join(MANIFEST)).and_then(|manifest| manifest.modified());
-        let written = written.unwrap_or_else(|_| SystemTime::now());
+    pub(in crate::server) fn complete(id: CheckpointId, path: Folder) -> Self {
+        let written = path.disk().modified(&path.join(MANIFEST)).unwrap_or_else(|_| path.disk().now());
         let unix_seconds = written.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |age| age.as_secs());
         Self { id, path, unix_seconds }
     }

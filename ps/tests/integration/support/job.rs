@@ -117,7 +117,7 @@ impl Job {
         config.checkpoint = self.folder.clone().map(|folder| CheckpointConfig {
             job: self.uid.clone(),
             incarnation,
-            folder,
+            folder: folder.into(),
             interval: self.interval,
             keep: self.keep,
             resume: self.resume,

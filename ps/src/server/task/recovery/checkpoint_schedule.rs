@@ -1,6 +1,5 @@
 //! The checkpoints that server 0 requests from all servers, and the model at the end.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use super::client::client;
 use super::folder_lock::FolderLock;
 use crate::checkpoint::format::{FORMAT, PartEntry};
 use crate::checkpoint::runs::Ancestor;
-use crate::checkpoint::{Checkpoint, CheckpointId, Manifest, Runs, export, on_disk, write};
+use crate::checkpoint::{Checkpoint, CheckpointId, Manifest, Runs, export, write};
 use crate::proto;
 use crate::retry::{Retries, Schedule};
 use crate::server::config::CheckpointConfig;
@@ -97,7 +96,7 @@ impl<'a> CheckpointSchedule<'a> {
         let newest = self.state.recovery.newest().filter(|newest| elastic && done && Some(newest.id.run) == run);
         let Some(newest) = newest else { return false };
         let (folder, last) = (newest.path.clone(), concluded.clone());
-        let settled = on_disk(move || {
+        let settled = self.config.folder.disk().work(move || {
             let manifest = Checkpoint::open(&folder).ok()?.manifest().clone();
             write::commit(&folder, &Manifest { concluded: last, ..manifest }).ok()
         });
@@ -201,7 +200,7 @@ impl<'a> CheckpointSchedule<'a> {
         let (runs, keep) = (Runs::new(&config.folder), config.keep);
         let path = runs.path(id);
         self.unsure = Some(id);
-        let newest = on_disk({
+        let committed = config.folder.disk().work({
             let path = path.clone();
             move || {
                 write::commit(&path, &manifest)?;
@@ -210,9 +209,8 @@ impl<'a> CheckpointSchedule<'a> {
                 }
                 Ok(LastCheckpoint::complete(id, path))
             }
-        })
-        .await
-        .map_err(internal)?;
+        });
+        let newest = committed.await.map_err(internal)?;
         self.unsure = None;
         state.recovery.set_newest(newest);
         self.kept = Some((if repeated { id.step } else { version.unwrap_or(now) }, concluded));
@@ -246,7 +244,7 @@ impl<'a> CheckpointSchedule<'a> {
     async fn add_concluded(&self, id: CheckpointId, concluded: Vec<u32>) -> Result<(), Status> {
         self.may_commit(self.state.recovery.epoch()).await?;
         let folder = Runs::new(&self.config.folder).path(id);
-        on_disk(move || {
+        self.config.folder.disk().work(move || {
             let checkpoint = Checkpoint::open(&folder).map_err(|damage| Status::internal(damage.to_string()))?;
             let manifest = Manifest { concluded, ..checkpoint.manifest().clone() };
             write::commit(&folder, &manifest).map_err(internal)
@@ -266,7 +264,7 @@ impl<'a> CheckpointSchedule<'a> {
     async fn withdraw(&mut self) -> Result<(), Status> {
         if let Some(id) = self.unsure {
             let folder = Runs::new(&self.config.folder).path(id);
-            on_disk(move || write::revoke(&folder)).await.map_err(internal)?;
+            self.config.folder.disk().work(move || write::revoke(&folder)).await.map_err(internal)?;
             self.unsure = None;
         }
         Ok(())
@@ -281,11 +279,11 @@ impl<'a> CheckpointSchedule<'a> {
         let whole = self.kept.as_ref().is_some_and(|(_, concluded)| concluded.len() == trainers);
         let whole = whole && self.state.members().done();
         let Some(newest) = self.state.recovery.newest().filter(|_| whole) else { return Ok(()) };
-        let (folder, checkpoint): (PathBuf, _) = (self.config.folder.clone(), newest.path.clone());
-        let exported = on_disk(move || {
+        let (folder, checkpoint) = (self.config.folder.clone(), newest.path.clone());
+        let exported = self.config.folder.disk().work(move || {
             let checkpoint = Checkpoint::open(&newest.path).map_err(export::ExportError::from)?;
             export::export_tables(&checkpoint, &folder)?;
-            export::export(&checkpoint, &folder)
+            export::export(&checkpoint, folder)
         });
         let path = exported.await.map_err(|error| ServerError::NotKept {
             what: "the model",

@@ -17,7 +17,7 @@ use super::folder::insist;
 use super::folder_lock::FolderLock;
 use super::restore_calls::{Answer, RestoreCalls, epoch_of, next_epoch};
 use crate::checkpoint::runs::JobIdentity;
-use crate::checkpoint::{CheckpointId, Runs, on_disk};
+use crate::checkpoint::{CheckpointId, Runs};
 use crate::proto;
 use crate::retry::{Retries, Schedule};
 use crate::server::config::CheckpointConfig;
@@ -50,7 +50,7 @@ pub async fn coordinate(
         () = training.cancelled() => return Ok(()),
     };
     let runs = Runs::new(&config.folder);
-    if let Err(error) = on_disk(move || runs.remove_left_overs()).await {
+    if let Err(error) = config.folder.disk().work(move || runs.remove_left_overs()).await {
         tracing::warn!(%error, "files that were never completed could not be removed from the checkpoint folder");
     }
     let outcome = tokio::select! {
@@ -220,7 +220,7 @@ impl Coordinator<'_> {
             // Before a server hears of it, so that the next process of server 0 gives no epoch twice.
             let (runs, run) = (self.runs.clone(), record.run);
             record.epoch = epoch;
-            insist(self.state, move || Ok(runs.put(&record)?)).await?;
+            insist(self.state, &self.config.folder, move || Ok(runs.put(&record)?)).await?;
             self.schedule.place = Some((run, lineage));
             // Where all have concluded, the others may be done and gone: the model can be written without them.
             self.schedule.kept = checkpoint.map(|id| (id.step, concluded.clone()));
@@ -244,7 +244,7 @@ impl Coordinator<'_> {
                 Err(status) if status.code() == Code::DataLoss => {
                     let (runs, why) = (self.runs.clone(), status.message().to_owned());
                     let set_aside = move || checkpoint.map_or(Ok(()), |id| destination::set_aside(&runs, id, &why));
-                    insist(self.state, set_aside).await?;
+                    insist(self.state, &self.config.folder, set_aside).await?;
                 }
                 Err(status) => return Err(ServerError::Checkpoint(status.message().to_owned())),
             }
@@ -261,7 +261,8 @@ impl Coordinator<'_> {
         self.schedule.place = Some((record.run, lineage));
         if let Some(id) = checkpoint {
             let path = self.runs.path(id);
-            self.state.recovery.set_newest(on_disk(move || LastCheckpoint::complete(id, path)).await);
+            let newest = self.config.folder.disk().work(move || LastCheckpoint::complete(id, path));
+            self.state.recovery.set_newest(newest.await);
         }
         Ok(())
     }
@@ -269,6 +270,6 @@ impl Coordinator<'_> {
     async fn find(&self) -> Result<Destination, ServerError> {
         let own = self.schedule.place.as_ref().map(|(run, _)| *run);
         let (runs, job) = (self.runs.clone(), self.job.clone());
-        insist(self.state, move || destination::find(&runs, &job, own)).await
+        insist(self.state, &self.config.folder, move || destination::find(&runs, &job, own)).await
     }
 }

@@ -4,7 +4,7 @@
 use std::future::pending;
 use std::time::Duration;
 
-use crate::checkpoint::on_disk;
+use crate::checkpoint::Folder;
 use crate::checkpoint::runs::RunsError;
 use crate::checkpoint::write::WriteError;
 use crate::retry::{Failure, Schedule, Stopped, retry};
@@ -44,19 +44,20 @@ impl From<WriteError> for FolderError {
     }
 }
 
-/// Repeats `work` until it succeeds or is refused.
+/// Repeats `work` on the disk of `folder` until it succeeds or is refused.
 ///
 /// # Errors
 /// If it is refused.
 pub(super) async fn insist<T: Send + 'static>(
     state: &ServerState,
+    folder: &Folder,
     work: impl Fn() -> Result<T, FolderError> + Clone + Send + 'static,
 ) -> Result<T, ServerError> {
     let mut logged = None;
     let attempt = || {
         let work = work.clone();
         async move {
-            on_disk(work).await.map_err(|error| match error {
+            folder.disk().work(work).await.map_err(|error| match error {
                 FolderError::Wait(why) => Failure::Transient(why),
                 FolderError::Refuse(why) => Failure::Permanent(why),
             })

@@ -7,7 +7,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::folder::{FolderError, insist};
 use crate::checkpoint::lock::{Claim, Lock, LockFile, claim, is_held};
-use crate::checkpoint::{WriteError, on_disk};
+use crate::checkpoint::{Disk, WriteError};
 use crate::server::config::CheckpointConfig;
 use crate::server::error::ServerError;
 use crate::server::state::ServerState;
@@ -36,7 +36,7 @@ impl<'a> FolderLock<'a> {
             let reading = file.clone();
             let unreadable =
                 |error| FolderError::Wait(format!("cannot read the lock of the checkpoint folder: {error}"));
-            let found = insist(state, move || reading.read().map_err(unreadable)).await?;
+            let found = insist(state, &config.folder, move || reading.read().map_err(unreadable)).await?;
             if waited == 0 {
                 first.clone_from(&found);
             }
@@ -89,7 +89,7 @@ impl<'a> FolderLock<'a> {
     /// If another one has.
     pub async fn check(&self) -> Result<(), ServerError> {
         let file = self.file.clone();
-        match on_disk(move || file.read()).await {
+        match self.disk().work(move || file.read()).await {
             Ok(Some(lock)) if !is_held(self.own.holder, Some(&lock)) => {
                 let folder = self.config.folder.display().to_string();
                 Err(ServerError::FolderTaken { job: lock.job, uid: lock.uid, folder })
@@ -101,13 +101,17 @@ impl<'a> FolderLock<'a> {
     /// Removes the lock, if it is still held.
     pub async fn release(&self) {
         let (file, holder) = (self.file.clone(), self.own.holder);
-        if let Err(error) = on_disk(move || file.release(holder)).await {
+        if let Err(error) = self.disk().work(move || file.release(holder)).await {
             tracing::warn!(%error, "the lock of the checkpoint folder could not be removed; another job waits for it");
         }
     }
 
+    fn disk(&self) -> &Disk {
+        self.config.folder.disk()
+    }
+
     async fn write(&self, counter: u64) -> Result<(), WriteError> {
         let (file, lock) = (self.file.clone(), Lock { counter, ..self.own.clone() });
-        on_disk(move || file.write(&lock)).await
+        self.disk().work(move || file.write(&lock)).await
     }
 }

@@ -1,6 +1,6 @@
 //! One server's part of a checkpoint: written from the blocks while training continues, and restored into them.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures::future::{join, join_all};
@@ -10,7 +10,7 @@ use crate::checkpoint::format::{FORMAT, MANIFEST, PartEntry};
 use crate::checkpoint::read::Damage;
 use crate::checkpoint::rows::{self, RowsDescription};
 use crate::checkpoint::runs::RunRecord;
-use crate::checkpoint::{BlockState, Checkpoint, CheckpointId, Description, PartWriter, Runs, WriteError, on_disk};
+use crate::checkpoint::{BlockState, Checkpoint, CheckpointId, Description, Folder, PartWriter, Runs, WriteError};
 use crate::clock::now;
 use crate::layout::Layout;
 use crate::server::config::CheckpointConfig;
@@ -156,16 +156,16 @@ pub async fn write(
     // A leader that has given up on a part may ask for it again while it is still being written.
     let writing = state.recovery.writing.clone().lock_owned().await;
     check_epoch(state, epoch)?;
-    on_disk(move || {
+    let written = config.folder.disk().work(move || {
         let _writing = writing;
         let manifest = folder.join(MANIFEST);
-        if manifest.try_exists().map_err(WriteError::at(&manifest))? {
-            return Err(RecoveryError::Complete { folder });
+        if folder.disk().exists(&manifest).map_err(WriteError::at(&manifest))? {
+            return Err(RecoveryError::Complete { folder: folder.to_path_buf() });
         }
         let rows = rows.zip(of_rows).map(|(rows, of_rows)| rows::write(&folder, of_rows, &rows)).transpose()?;
         Ok(Written { part: write_part(&folder, &description, &states)?, rows })
-    })
-    .await
+    });
+    written.await
 }
 
 /// Asks the trainers for their layers while a checkpoint waits for them.
@@ -184,7 +184,7 @@ impl Drop for LayersWanted<'_> {
     }
 }
 
-fn write_part(folder: &Path, description: &Description, states: &[BlockState]) -> Result<PartEntry, WriteError> {
+fn write_part(folder: &Folder, description: &Description, states: &[BlockState]) -> Result<PartEntry, WriteError> {
     let mut writer = PartWriter::create(folder, description)?;
     for state in states {
         writer.put(state)?;
@@ -235,7 +235,7 @@ pub async fn restore(state: &ServerState, epoch: u64, target: &Target) -> Result
     };
     let folder = Runs::new(&kept.folder).path(id);
     let opened = folder.clone();
-    let checkpoint = on_disk(move || Checkpoint::open(&opened)).await;
+    let checkpoint = folder.disk().work(move || Checkpoint::open(&opened)).await;
     let checkpoint = checkpoint.map_err(|damage| fault(state, &folder, &damage))?;
     fits(state, &checkpoint)?;
     rewind(state, epoch, Some((id, checkpoint)), &target.concluded).await
@@ -250,7 +250,7 @@ async fn check_recorded(
     run: u32,
 ) -> Result<(), RecoveryError> {
     let runs = Runs::new(&config.folder);
-    let why = match on_disk(move || runs.record(run)).await {
+    let why = match config.folder.disk().work(move || runs.record(run)).await {
         Ok(Some(record)) if record.epoch >= asked => return Ok(()),
         Ok(Some(record)) => format!("the epoch of run {run} on record is {}", record.epoch),
         Ok(None) => format!("run {run} has no record"),
@@ -264,15 +264,15 @@ async fn check_recorded(
 pub async fn whole(state: &ServerState, config: &CheckpointConfig) -> Option<(Vec<u64>, Vec<u32>)> {
     let (runs, known, uid, trainers) =
         (Runs::new(&config.folder), state.recovery.run(), state.config.job_uid.clone(), state.config.trainers as usize);
-    on_disk(move || {
+    let found = config.folder.disk().work(move || {
         let newest_of = |records: Vec<RunRecord>| records.iter().rev().find(|run| run.uid == uid).map(|run| run.run);
         let catalog = runs.catalog(known.or_else(|| newest_of(runs.list().ok()?))?);
         let checkpoint = Checkpoint::open(&catalog.path(*catalog.complete().ok()?.last()?)).ok()?;
         let whole = checkpoint.description().job == uid && checkpoint.concluded().len() == trainers;
         let steps = whole.then(|| checkpoint.read(0..1).ok())??.next_steps;
         Some((steps, checkpoint.concluded().to_vec()))
-    })
-    .await
+    });
+    found.await
 }
 
 /// A checkpoint can be restored with other servers or another learning rate, not with another
@@ -328,14 +328,15 @@ async fn rewind(
         return Ok(());
     };
     let description = checkpoint.description();
-    let layout = Layout::new(&description.tensors, state.config.servers as usize)
-        .map_err(|error| RecoveryError::Unusable { folder: checkpoint.folder().to_owned(), why: error.to_string() })?;
+    let layout = Layout::new(&description.tensors, state.config.servers as usize).map_err(|error| {
+        RecoveryError::Unusable { folder: checkpoint.folder().to_path_buf(), why: error.to_string() }
+    })?;
     let store = state.store_for(layout, &description.tensors);
     let checkpoint = Arc::new(checkpoint);
     let mut steps = Vec::new();
     for block in store.numbers() {
         let (reading, range) = (checkpoint.clone(), store.layout().range(block));
-        let contents = on_disk(move || reading.read(range)).await;
+        let contents = checkpoint.folder().disk().work(move || reading.read(range)).await;
         let contents = contents.map_err(|damage| fault(state, checkpoint.folder(), &damage))?;
         steps.clone_from(&contents.next_steps);
         store.restore(block, epoch, Some(contents)).await;
@@ -350,9 +351,9 @@ async fn rewind(
         None => steps,
     };
     state.members().rewind(&steps, concluded, now());
-    let path = checkpoint.folder().to_owned();
+    let path = checkpoint.folder().clone();
     tracing::info!(step = id.step, path = %path.display(), "restored from a checkpoint");
-    let newest = on_disk(move || LastCheckpoint::complete(id, path)).await;
+    let newest = checkpoint.folder().disk().work(move || LastCheckpoint::complete(id, path)).await;
     finish(state, epoch, Some(newest));
     Ok(())
 }
@@ -374,7 +375,7 @@ async fn refill(state: &ServerState, checkpoint: &Arc<Checkpoint>, epoch: u64) -
     for shard in state.shards() {
         let tables = state.tables_for(shard, &rows.description().tables);
         let (mut refill, reading) = (tables.blank(), checkpoint.clone());
-        let refill = on_disk(move || {
+        let refill = checkpoint.folder().disk().work(move || {
             for (of_server, rows) in reading.rows().iter().enumerate() {
                 if alike && of_server != shard as usize {
                     continue; // None of its rows belong to the shard.
@@ -402,12 +403,12 @@ fn finish(state: &ServerState, epoch: u64, newest: Option<LastCheckpoint>) {
     state.recovery.set_epoch(epoch);
 }
 
-fn mismatch(folder: &Path, why: String) -> RecoveryError {
-    RecoveryError::Mismatch { folder: folder.to_owned(), why }
+fn mismatch(folder: &Folder, why: String) -> RecoveryError {
+    RecoveryError::Mismatch { folder: folder.to_path_buf(), why }
 }
 
-fn fault(state: &ServerState, folder: &Path, damage: &Damage) -> RecoveryError {
-    let (folder, why, server) = (folder.to_owned(), damage.to_string(), state.config.index);
+fn fault(state: &ServerState, folder: &Folder, damage: &Damage) -> RecoveryError {
+    let (folder, why, server) = (folder.to_path_buf(), damage.to_string(), state.config.index);
     if damage.is_proved() {
         RecoveryError::Unusable { folder, why }
     } else {
