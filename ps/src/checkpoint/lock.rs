@@ -50,11 +50,15 @@ pub fn claim(uid: &str, first: Option<&Lock>, now: Option<&Lock>, waited: u32) -
     }
 }
 
-/// Decides whether the process `holder` still has the lock that it took: another one's in its place means that it has
-/// not. A lock that is missing is written again.
+/// Decides whether a process still has the lock that it took, which is `own`, in place of the one `before`: another one's
+/// in its place means that it has not. A lock that is missing is written again. The one before says nothing, as its own
+/// could not be written yet; of a process of the same job also if it was renewed.
 #[must_use]
-pub fn is_held(holder: u64, found: Option<&Lock>) -> bool {
-    found.is_none_or(|lock| lock.holder == holder)
+pub fn is_held(own: &Lock, before: Option<&Lock>, found: Option<&Lock>) -> bool {
+    let is_before = |lock: &Lock| {
+        before.is_some_and(|before| before == lock || (before.holder == lock.holder && lock.uid == own.uid))
+    };
+    found.is_none_or(|lock| lock.holder == own.holder || is_before(lock))
 }
 
 /// The lock file of a folder.
@@ -133,13 +137,18 @@ mod tests {
 
     #[test]
     fn a_holder_loses_the_lock_to_whoever_writes_its_own() {
-        for (label, found, want) in [
-            ("its own", Some(lock("a", 1, 5)), true),
-            ("removed by somebody", None, true),
-            ("of a successor", Some(lock("a", 3, 0)), false),
-            ("of another job", Some(lock("b", 2, 0)), false),
+        for (label, before, found, want) in [
+            ("its own", None, Some(lock("a", 1, 5)), true),
+            ("removed by somebody", None, None, true),
+            ("of a successor", None, Some(lock("a", 3, 0)), false),
+            ("of another job", None, Some(lock("b", 2, 0)), false),
+            ("of the process before", Some(lock("a", 9, 6)), Some(lock("a", 9, 6)), true),
+            ("of the process before, which lives on", Some(lock("a", 9, 6)), Some(lock("a", 9, 7)), true),
+            ("of a successor of both", Some(lock("a", 9, 6)), Some(lock("a", 3, 0)), false),
+            ("of a stale job", Some(lock("b", 9, 6)), Some(lock("b", 9, 6)), true),
+            ("of a job that was not stale after all", Some(lock("b", 9, 6)), Some(lock("b", 9, 7)), false),
         ] {
-            assert_eq!(is_held(1, found.as_ref()), want, "{label}");
+            assert_eq!(is_held(&lock("a", 1, 0), before.as_ref(), found.as_ref()), want, "{label}");
         }
     }
 

@@ -20,6 +20,8 @@ pub(super) struct FolderLock<'a> {
     config: &'a CheckpointConfig,
     file: LockFile,
     own: Lock,
+    /// The one in whose place it was taken.
+    before: Option<Lock>,
 }
 
 impl<'a> FolderLock<'a> {
@@ -32,7 +34,7 @@ impl<'a> FolderLock<'a> {
         let (job, uid, holder) = (config.job.clone(), state.config.job_uid.clone(), state.recovery.instance);
         let own = Lock { job, uid, holder, counter: 0 };
         let (mut first, mut waited) = (None, 0);
-        loop {
+        let before = loop {
             let reading = file.clone();
             let unreadable =
                 |error| FolderError::Wait(format!("cannot read the lock of the checkpoint folder: {error}"));
@@ -41,7 +43,7 @@ impl<'a> FolderLock<'a> {
                 first.clone_from(&found);
             }
             match (claim(&own.uid, first.as_ref(), found.as_ref(), waited), &found) {
-                (Claim::Take, _) => break,
+                (Claim::Take, _) => break found,
                 (Claim::Refused, Some(lock)) => {
                     let Lock { job, uid, .. } = lock.clone();
                     return Err(ServerError::FolderInUse { job, uid, folder: config.folder.display().to_string() });
@@ -58,8 +60,8 @@ impl<'a> FolderLock<'a> {
                     sleep(RENEWAL).await;
                 }
             }
-        }
-        let lock = Self { config, file, own };
+        };
+        let lock = Self { config, file, own, before };
         if let Err(error) = lock.write(0).await {
             // It is written at a renewal.
             tracing::warn!(%error, "the lock of the checkpoint folder could not be written");
@@ -90,7 +92,7 @@ impl<'a> FolderLock<'a> {
     pub async fn check(&self) -> Result<(), ServerError> {
         let file = self.file.clone();
         match self.disk().work(move || file.read()).await {
-            Ok(Some(lock)) if !is_held(self.own.holder, Some(&lock)) => {
+            Ok(Some(lock)) if !is_held(&self.own, self.before.as_ref(), Some(&lock)) => {
                 let folder = self.config.folder.display().to_string();
                 Err(ServerError::FolderTaken { job: lock.job, uid: lock.uid, folder })
             }
