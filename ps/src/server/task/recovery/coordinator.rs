@@ -15,6 +15,7 @@ use super::client::PAUSE;
 use super::destination::{self, Destination};
 use super::folder::insist;
 use super::folder_lock::FolderLock;
+use super::over;
 use super::restore_calls::{Answer, RestoreCalls, epoch_of, next_epoch};
 use crate::checkpoint::runs::JobIdentity;
 use crate::checkpoint::{CheckpointId, Runs};
@@ -47,7 +48,7 @@ pub async fn coordinate(
     let lock = tokio::select! {
         biased;
         lock = FolderLock::take(state, config) => lock?,
-        () = training.cancelled() => return Ok(()),
+        over = over(state, &training) => return over,
     };
     let runs = Runs::new(&config.folder);
     if let Err(error) = config.folder.disk().work(move || runs.remove_left_overs()).await {
@@ -93,13 +94,17 @@ async fn lead(
     let mut ticks = tokio::time::interval(config.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let ready = if given {
-        coordinator.take_over().await?;
+        tokio::select! {
+            biased;
+            taken = coordinator.take_over() => taken?,
+            over = over(state, training) => return over,
+        }
         true
     } else {
         coordinator.recover_before(training).await?
     };
     if !ready {
-        return coordinator.schedule.export().await;
+        return coordinator.finish(training).await;
     }
     loop {
         tokio::select! {
@@ -111,7 +116,7 @@ async fn lead(
                     let server = newcomer.server;
                     tracing::warn!("server {server} has started anew; all servers go back to the newest checkpoint");
                     if !coordinator.recover_before(training).await? {
-                        return coordinator.schedule.export().await;
+                        return coordinator.finish(training).await;
                     }
                 }
                 // One that has died meanwhile asks again.
@@ -265,6 +270,24 @@ impl Coordinator<'_> {
             self.state.recovery.set_newest(newest.await);
         }
         Ok(())
+    }
+
+    /// Writes the model of a job that is done, although not all servers have gone to its last checkpoint.
+    async fn finish(&mut self, training: &CancellationToken) -> Result<(), ServerError> {
+        if self.schedule.kept.is_none() && self.state.members().done() {
+            let found = tokio::select! {
+                biased;
+                found = self.find() => found?,
+                over = over(self.state, training) => return over,
+            };
+            if let Some(id) = found.checkpoint {
+                let path = self.runs.path(id);
+                let newest = self.config.folder.disk().work(move || LastCheckpoint::complete(id, path));
+                self.state.recovery.set_newest(newest.await);
+                self.schedule.kept = Some((id.step, found.concluded));
+            }
+        }
+        self.schedule.export().await
     }
 
     async fn find(&self) -> Result<Destination, ServerError> {

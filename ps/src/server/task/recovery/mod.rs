@@ -43,7 +43,7 @@ pub async fn run(state: &Arc<ServerState>, training: CancellationToken) -> Resul
         Some(replication) => tokio::select! {
             biased;
             given = replication.settled() => given,
-            () = training.cancelled() => return Ok(()),
+            over = over(state, &training) => return over,
             // The others have ended after the last checkpoint, so that none says who leads: the model is left to write.
             () = wait_for_whole(state, config), if state.config.index == 0 => false,
         },
@@ -77,6 +77,22 @@ pub async fn run(state: &Arc<ServerState>, training: CancellationToken) -> Resul
         tracing::warn!("server 0 did not ask for the last checkpoint in time; the one before stays the newest");
     }
     Ok(())
+}
+
+/// Resolves when this server has nothing to recover any more: training was stopped; or it is done, and server 0 did not
+/// get to its last checkpoint and the model in time.
+///
+/// # Errors
+/// If the model is not known to be written.
+async fn over(state: &ServerState, training: &CancellationToken) -> Result<(), ServerError> {
+    training.cancelled().await;
+    if state.config.index != 0 || !state.members().done() {
+        return Ok(());
+    }
+    tokio::time::sleep(LAST).await;
+    let trouble = state.recovery.trouble();
+    let why = trouble.unwrap_or_else(|| "the other servers did not say in time who leads their blocks".to_owned());
+    Err(ServerError::NotKept { what: "the model", why: format!("{why}; the newest checkpoint is kept") })
 }
 
 /// Asks server 0, until it succeeds, to restore this server to the state of the others.
