@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures::future::{join_all, try_join_all};
 use psjobs_api::training::ConsistencyMode;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
@@ -44,6 +45,16 @@ pub(super) enum When {
     Last,
 }
 
+/// A manifest on its way to the disk. It gets there even if nobody waits for it.
+struct Committing {
+    id: CheckpointId,
+    /// The step and the trainers that count as kept with it.
+    kept: (u64, Vec<u32>),
+    /// The checkpoint was complete before; only its manifest is replaced.
+    was_complete: bool,
+    writing: JoinHandle<Result<LastCheckpoint, Status>>,
+}
+
 /// Writes the checkpoints of a job.
 pub(super) struct CheckpointSchedule<'a> {
     state: &'a Arc<ServerState>,
@@ -51,8 +62,10 @@ pub(super) struct CheckpointSchedule<'a> {
     lock: &'a FolderLock<'a>,
     /// The run of the job, and its lineage.
     pub place: Option<(u32, Vec<Ancestor>)>,
+    /// The manifest that is being written, if its end was not waited for.
+    committing: Option<Committing>,
     /// A checkpoint whose manifest could not be written, but may be there.
-    pub unsure: Option<CheckpointId>,
+    unsure: Option<CheckpointId>,
     /// Steps between the current step and that of a synchronous checkpoint; grows when requests arrive too late.
     margin: u64,
     /// The step of the last checkpoint and the trainers that had concluded in it.
@@ -61,7 +74,7 @@ pub(super) struct CheckpointSchedule<'a> {
 
 impl<'a> CheckpointSchedule<'a> {
     pub(super) fn new(state: &'a Arc<ServerState>, config: &'a CheckpointConfig, lock: &'a FolderLock<'a>) -> Self {
-        Self { state, config, lock, place: None, unsure: None, margin: AHEAD, kept: None }
+        Self { state, config, lock, place: None, committing: None, unsure: None, margin: AHEAD, kept: None }
     }
 
     /// Writes the last checkpoint, if there is anything to keep. Waits for servers that do not answer.
@@ -128,6 +141,7 @@ impl<'a> CheckpointSchedule<'a> {
     /// Has every server write its part, and marks the checkpoint as complete.
     pub(super) async fn keep(&mut self, when: When) -> Result<(), Status> {
         let started = Instant::now();
+        self.settle().await?;
         let (state, config) = (self.state, self.config);
         if state.store().is_err() {
             return Err(Status::failed_precondition("no trainer has joined yet"));
@@ -162,9 +176,7 @@ impl<'a> CheckpointSchedule<'a> {
         let taken = newest.filter(|_| !repeated).map_or(0, |newest| newest.step + 1);
         let id = CheckpointId { run, step: version.unwrap_or(now).max(taken) };
         if newest == Some(id) {
-            self.add_concluded(id, concluded.clone()).await?;
-            self.kept = Some((id.step, concluded));
-            return Ok(());
+            return self.add_concluded(id, concluded).await;
         }
         self.withdraw().await?;
         let epoch = state.recovery.epoch();
@@ -197,23 +209,20 @@ impl<'a> CheckpointSchedule<'a> {
         let (job, given_all) = (state.config.job_uid.clone(), concluded.clone());
         let manifest = Manifest { format: FORMAT, job, step: id.step, parts, rows, concluded: given_all, dealt };
         self.may_commit(epoch).await?;
-        let (runs, keep) = (Runs::new(&config.folder), config.keep);
-        let path = runs.path(id);
-        self.unsure = Some(id);
-        let committed = config.folder.disk().work({
+        let (runs, keep, path) = (Runs::new(&config.folder), config.keep, Runs::new(&config.folder).path(id));
+        let commit = {
             let path = path.clone();
             move || {
-                write::commit(&path, &manifest)?;
+                write::commit(&path, &manifest).map_err(internal)?;
                 if let Err(error) = runs.prune(&lineage, keep, id) {
                     tracing::warn!(%error, "old checkpoints could not be removed");
                 }
                 Ok(LastCheckpoint::complete(id, path))
             }
-        });
-        let newest = committed.await.map_err(internal)?;
-        self.unsure = None;
-        state.recovery.set_newest(newest);
-        self.kept = Some((if repeated { id.step } else { version.unwrap_or(now) }, concluded));
+        };
+        let kept = (if repeated { id.step } else { version.unwrap_or(now) }, concluded);
+        self.begin_commit(id, kept, false, commit);
+        self.settle().await?;
         let step = id.step;
         tracing::info!(step, path = %path.display(), seconds = started.elapsed().as_secs_f64(), "wrote a checkpoint");
         Ok(())
@@ -241,15 +250,60 @@ impl<'a> CheckpointSchedule<'a> {
     }
 
     /// Adds trainers that have concluded since to the manifest of a complete checkpoint. Its parts stay as they are.
-    async fn add_concluded(&self, id: CheckpointId, concluded: Vec<u32>) -> Result<(), Status> {
+    async fn add_concluded(&mut self, id: CheckpointId, concluded: Vec<u32>) -> Result<(), Status> {
         self.may_commit(self.state.recovery.epoch()).await?;
-        let folder = Runs::new(&self.config.folder).path(id);
-        self.config.folder.disk().work(move || {
+        let (folder, kept) = (Runs::new(&self.config.folder).path(id), (id.step, concluded.clone()));
+        let commit = move || {
             let checkpoint = Checkpoint::open(&folder).map_err(|damage| Status::internal(damage.to_string()))?;
             let manifest = Manifest { concluded, ..checkpoint.manifest().clone() };
-            write::commit(&folder, &manifest).map_err(internal)
-        })
-        .await
+            write::commit(&folder, &manifest).map_err(internal)?;
+            Ok(LastCheckpoint::complete(id, folder))
+        };
+        self.begin_commit(id, kept, true, commit);
+        self.settle().await
+    }
+
+    /// Begins to write a manifest. [`CheckpointSchedule::settle`] waits for it, at the latest before the next one.
+    fn begin_commit(
+        &mut self,
+        id: CheckpointId,
+        kept: (u64, Vec<u32>),
+        was_complete: bool,
+        commit: impl FnOnce() -> Result<LastCheckpoint, Status> + Send + 'static,
+    ) {
+        let disk = self.config.folder.disk().clone();
+        let writing = tokio::spawn(async move { disk.work(commit).await });
+        self.committing = Some(Committing { id, kept, was_complete, writing });
+    }
+
+    /// Waits until the manifest that is being written is there, or is known not to be: one that comes later would be
+    /// taken for that of files which have been written since.
+    ///
+    /// # Errors
+    /// If it could not be written.
+    pub(super) async fn settle(&mut self) -> Result<(), Status> {
+        let Some(Committing { writing, .. }) = &mut self.committing else { return Ok(()) };
+        let written = writing.await.expect("disk work does not panic and is not cancelled");
+        let Some(Committing { id, kept, was_complete, .. }) = self.committing.take() else { return Ok(()) };
+        let newest = written.inspect_err(|_| {
+            if !was_complete {
+                self.unsure = Some(id);
+            }
+        })?;
+        if !was_complete {
+            self.state.recovery.set_newest(newest);
+        }
+        self.kept = Some(kept);
+        Ok(())
+    }
+
+    /// As [`CheckpointSchedule::settle`], before the servers go back to the newest checkpoint: if a manifest is there after
+    /// all, its checkpoint is complete, and may be the one that is found.
+    pub(super) async fn settle_before_restore(&mut self) {
+        if let Err(status) = self.settle().await {
+            tracing::debug!(reason = status.message(), "the checkpoint before may be there or not");
+        }
+        self.unsure = None;
     }
 
     /// Checks that this process still leads: in a manifest are only parts that it has asked for in the current epoch.

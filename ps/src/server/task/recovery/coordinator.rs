@@ -215,8 +215,7 @@ impl Coordinator<'_> {
         let mut heard = self.state.recovery.greatest_epoch();
         loop {
             self.lock.check().await?;
-            // If its manifest is there after all, the checkpoint is complete, and may be the one that is found now.
-            self.schedule.unsure = None;
+            self.schedule.settle_before_restore().await;
             let Destination { mut record, lineage, checkpoint, concluded } = self.find().await?;
             let epoch = next_epoch(record.epoch, heard).ok_or_else(|| {
                 let text = "a server has an epoch that no job reaches; start all servers of the job again";
