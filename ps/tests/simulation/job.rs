@@ -6,7 +6,6 @@ mod verdict;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -14,13 +13,16 @@ use std::time::Duration;
 
 use psjobs_api::ReplicaResult;
 use psjobs_api::training::Training;
+use psjobs_ps::checkpoint::{Disk as Storage, Folder};
 use psjobs_ps::network::Network as Reached;
 use psjobs_ps::server::{self, CheckpointConfig, ServerConfig, ServerError, Timeouts};
+use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinError, JoinSet, LocalSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
+use super::disk::{Ailment, Disk, FOLDER, Mount};
 use super::end::Dialer;
 use super::model::Model;
 use super::network::{Host, Network, address_of};
@@ -29,8 +31,8 @@ use super::trainer::{self, Failure, Job};
 use super::{backups, elastic, tables};
 
 pub const JOB: &str = "job";
-/// Time after which a job counts as hanging. Servers give up after 10 minutes without trainers.
-const LIMIT: Duration = Duration::from_secs(3600);
+/// Time without a fault after which a job counts as hanging. Servers give up after 10 minutes without trainers.
+const LIMIT: Duration = Duration::from_secs(1200);
 /// From then on the weather breaks no connections.
 const STORM: Duration = Duration::from_secs(90);
 
@@ -55,7 +57,7 @@ pub fn run(plan: &Plan, echo: bool) -> Outcome {
         .build()
         .expect("a runtime without I/O");
     let _context = runtime.enter();
-    let folder = tempfile::Builder::new().tempdir_in(memory()).expect("a folder");
+    let (disk, deaths) = Disk::new(plan.seed);
     let network = Network::new(plan.seed, plan.weather.clone(), echo);
     if plan.moves {
         network.forget_names();
@@ -67,19 +69,13 @@ pub fn run(plan: &Plan, echo: bool) -> Outcome {
     let longest_wait = Cell::default();
     let (plan, network) = (plan.clone(), network);
     let job = Rc::new(Job { plan, model, network: network.clone(), complete, sent, restarted, longest_wait });
-    let mut supervisor = Supervisor::new(job.clone(), folder.path());
+    let mut supervisor = Supervisor::new(job.clone(), disk, deaths);
     let verdict = LocalSet::new().block_on(&runtime, supervisor.run());
     let faults = std::mem::take(&mut supervisor.struck);
     drop(supervisor);
     drop(runtime);
     let digest = network.wires().trace.digest();
     Outcome { digest, verdict, faults, longest_wait: job.longest_wait.get() }
-}
-
-/// A file system in memory where there is one: flushing to a disk would be most of a run's time.
-fn memory() -> PathBuf {
-    let shared = PathBuf::from("/dev/shm");
-    if shared.is_dir() { shared } else { std::env::temp_dir() }
 }
 
 /// `host:port` of all servers.
@@ -92,6 +88,8 @@ enum Action {
     Mend(Vec<(Host, Host)>),
     /// The firewall between two hosts is gone.
     Admit(Host, Host),
+    /// The disk of a server, or of all, is whole again.
+    MendDisk(Option<u32>, Ailment),
     /// Connections between hosts that still do not hear each other are given up.
     TimeOut(Vec<(Host, Host)>),
     /// Unless one runs.
@@ -119,7 +117,11 @@ struct Process {
 
 struct Supervisor {
     job: Rc<Job>,
-    folder: PathBuf,
+    disk: Disk,
+    /// Machines that have died in a file operation.
+    deaths: mpsc::UnboundedReceiver<(Host, Duration)>,
+    /// Until then the disk is to blame if something cannot be written.
+    disk_ails_until: Instant,
     processes: JoinSet<(Host, Ended)>,
     running: BTreeMap<Host, Process>,
     agenda: BTreeMap<(Instant, u64), Action>,
@@ -137,11 +139,13 @@ struct Supervisor {
 }
 
 impl Supervisor {
-    fn new(job: Rc<Job>, folder: &Path) -> Self {
+    fn new(job: Rc<Job>, disk: Disk, deaths: mpsc::UnboundedReceiver<(Host, Duration)>) -> Self {
         let (servers, trainers) = (job.plan.servers as usize, job.plan.trainers as usize);
         Self {
             job,
-            folder: folder.to_owned(),
+            disk,
+            deaths,
+            disk_ails_until: Instant::now(),
             processes: JoinSet::new(),
             running: BTreeMap::new(),
             agenda: BTreeMap::new(),
@@ -171,15 +175,16 @@ impl Supervisor {
         }
         job.plan.faults.iter().for_each(|(at, fault)| self.later(*at, Action::Fault(fault.clone())));
         self.later(STORM, Action::ClearUp);
-        let limit = Instant::now() + LIMIT;
+        let limit = Instant::now() + job.plan.calm().max(STORM) + LIMIT;
         while !self.servers_over.iter().chain(&self.trainers_over).all(|over| *over) {
             let next = self.agenda.first_key_value().map_or(limit, |((at, _), _)| (*at).min(limit));
             tokio::select! {
                 biased;
+                Some((host, away)) = self.deaths.recv() => self.machine_died(host, away),
                 Some(ended) = self.processes.join_next() => self.ended(ended)?,
                 () = tokio::time::sleep_until(next) => {
                     if Instant::now() >= limit {
-                        return Err(format!("it hangs: {:?} still run after an hour", self.running.keys()));
+                        return Err(format!("it hangs: {:?} still run {LIMIT:?} after the last fault", self.running.keys()));
                     }
                     if let Some((_, action)) = self.agenda.pop_first() {
                         self.act(action);
@@ -187,6 +192,7 @@ impl Supervisor {
                 }
             }
         }
+        self.disk.volume().violation()?;
         self.check_model()
     }
 
@@ -214,14 +220,16 @@ impl Supervisor {
 
     fn server_config(&self, index: u32, life: u32) -> ServerConfig {
         let plan = &self.job.plan;
-        let dialer = Dialer { network: self.job.network.clone(), from: Host::Server(index, life) };
+        let host = Host::Server(index, life);
+        let dialer = Dialer { network: self.job.network.clone(), from: host };
+        let mount = Mount { disk: self.disk.clone(), host };
         let mut training = Training { consistency: plan.consistency.clone(), ..Training::default() };
         training.optimizer = self.job.model.optimizer();
         training.compression = plan.compression.clone();
         let checkpoint = plan.checkpoint.map(|interval| CheckpointConfig {
             job: "job".into(),
             incarnation: life,
-            folder: self.folder.clone().into(),
+            folder: Folder::new(Storage::Other(Arc::new(mount)), FOLDER),
             interval,
             keep: 2,
             resume: true,
@@ -277,6 +285,7 @@ impl Supervisor {
         self.job.network.wires().trace.tell(format_args!("{host:?} dies, silently: {silently}"));
         process.abort.abort();
         self.job.network.kill(host, silently);
+        self.disk.volume().kill(host);
         if silently {
             let pairs = self.running.keys().map(|other| (host, *other)).collect();
             self.time_out_later(pairs);
@@ -300,6 +309,7 @@ impl Supervisor {
             Err(error) => return Err(format!("a process panicked: {error}")),
         };
         self.running.remove(&host);
+        self.disk.volume().end(host);
         match (host, ended) {
             (Host::Server(index, life), Ended::Server(result)) => self.server_ended(index as usize, life, result),
             (Host::Trainer(index, incarnation), Ended::Trainer(result)) => {

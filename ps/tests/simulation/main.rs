@@ -6,6 +6,7 @@
 //! ```
 
 mod backups;
+mod disk;
 mod elastic;
 mod end;
 mod job;
@@ -21,7 +22,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use plan::{Fault, Plan};
+use disk::Ailment;
+use plan::{FOR_GOOD, Fault, Plan};
 use psjobs_api::training::{Consistency, ConsistencyMode};
 
 /// Seeds of an ordinary run of the tests.
@@ -297,6 +299,102 @@ fn replicated_rows_count_every_push_once_whatever_dies() {
             assert!(failures.is_empty(), "{mode:?}, {label}: {failures:#?}");
         }
     }
+}
+
+/// Every way in which a disk fails, with how long a piece of work takes on a slow one.
+const AILMENTS: [Ailment; 8] = [
+    Ailment::Full,
+    Ailment::Write,
+    Ailment::Flush,
+    Ailment::Rename,
+    Ailment::Read,
+    Ailment::Denied,
+    Ailment::Stale,
+    Ailment::Slow(Duration::from_secs(5)),
+];
+
+/// Jobs whose disk fails for a while, until after their last step, and which lose a server meanwhile or not.
+#[test]
+fn jobs_go_on_when_their_disk_is_whole_again() {
+    let (away, lasts) = (Duration::from_millis(300), Duration::from_secs(30));
+    let kill = |server| Fault::Kill { server, away, silent: false };
+    let crash = |server, after| Fault::Crash { server, after, away };
+    let rows = [
+        ("the disk of all", None, Vec::new()),
+        ("that of server 0", Some(0), Vec::new()),
+        ("that of the other server", Some(1), Vec::new()),
+        ("server 0 dies meanwhile", None, vec![kill(0)]),
+        ("the other server dies meanwhile", None, vec![kill(1)]),
+        ("a machine dies in a file operation", None, vec![crash(0, 20)]),
+        ("both machines do", None, vec![crash(0, 10), crash(1, 5)]),
+    ];
+    for mode in [ConsistencyMode::Sync, ConsistencyMode::Async] {
+        for ailment in AILMENTS {
+            for (label, server, faults) in &rows {
+                let failures = sweep(0, 4, |seed| {
+                    let consistency = Consistency { mode, ..Consistency::default() };
+                    let at = |nth: usize| Duration::from_millis(90 * seed + 150 * nth as u64);
+                    let disk = Fault::Disk { server: *server, ailment, lasts };
+                    let faults = std::iter::once(&disk).chain(faults).enumerate();
+                    let faults = faults.map(|(nth, fault)| (at(nth), fault.clone())).collect();
+                    let (checkpoint, tables) = (Some(Duration::from_millis(40)), seed % 2 == 1);
+                    job::run(&Plan { consistency, checkpoint, tables, faults, ..Plan::fair(seed) }, false).verdict
+                });
+                assert!(failures.is_empty(), "{mode:?}, {ailment:?}, {label}: {failures:#?}");
+            }
+        }
+    }
+}
+
+/// Machines that die in each of the file operations of a few checkpoints, one after the other.
+#[test]
+fn a_machine_that_dies_in_any_file_operation_costs_no_checkpoint_that_is_complete() {
+    let away = Duration::from_millis(300);
+    for (label, servers) in [("server 0", vec![0]), ("the other server", vec![1]), ("both", vec![0, 1])] {
+        let failures = sweep(0, 80, |seed| {
+            let crash = |server| Fault::Crash { server, after: seed as u32, away };
+            let faults = servers.iter().map(|server| (Duration::from_millis(200), crash(*server))).collect();
+            let (checkpoint, tables) = (Some(Duration::from_millis(40)), seed % 3 == 2);
+            let mode = if seed % 2 == 0 { ConsistencyMode::Sync } else { ConsistencyMode::Async };
+            let consistency = Consistency { mode, ..Consistency::default() };
+            job::run(&Plan { consistency, checkpoint, tables, faults, ..Plan::fair(seed) }, false).verdict
+        });
+        assert!(failures.is_empty(), "{label}: {failures:#?}");
+    }
+}
+
+/// Jobs whose last checkpoint or model can never be written.
+#[test]
+fn a_job_whose_disk_is_never_mended_does_not_succeed() {
+    for ailment in AILMENTS.into_iter().filter(|ailment| !matches!(ailment, Ailment::Read | Ailment::Slow(_))) {
+        let failures = sweep(0, 8, |seed| {
+            let mode = if seed % 2 == 0 { ConsistencyMode::Sync } else { ConsistencyMode::Async };
+            let consistency = Consistency { mode, ..Consistency::default() };
+            let disk = Fault::Disk { server: None, ailment, lasts: FOR_GOOD };
+            let faults = vec![(Duration::from_millis(30 * seed), disk)];
+            let checkpoint = Some(Duration::from_millis(40));
+            job::run(&Plan { consistency, checkpoint, faults, doomed: true, ..Plan::fair(seed) }, false).verdict
+        });
+        assert!(failures.is_empty(), "{ailment:?}: {failures:#?}");
+    }
+}
+
+/// The wall clock is shown and never compared: a run in which it jumps is the same as one in which it does not.
+#[test]
+fn a_clock_that_jumps_changes_nothing() {
+    let failures = sweep(0, 60, |seed| {
+        let run = |hours| {
+            let mut plan = Plan::new(seed);
+            plan.faults.retain(|(_, fault)| !matches!(fault, Fault::Jump { .. }));
+            plan.faults
+                .extend((1..9).map(|nth| (Duration::from_millis(70 * nth), Fault::Jump { hours: hours * nth as i32 })));
+            job::run(&plan, false)
+        };
+        let [still, ahead, back] = [0, 7, -7].map(run);
+        let same = still.digest == ahead.digest && still.digest == back.digest;
+        if same { still.verdict } else { Err(format!("{:?}, {:?}, {:?}", still.verdict, ahead.verdict, back.verdict)) }
+    });
+    assert!(failures.is_empty(), "seeds whose run differs when the clock jumps: {failures:#?}");
 }
 
 #[test]

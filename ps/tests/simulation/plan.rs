@@ -6,6 +6,7 @@ use psjobs_api::training::{Codec, Compression, Consistency, ConsistencyMode};
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
+use super::disk::Ailment;
 use super::network::Weather;
 
 /// One in so many jobs is elastic.
@@ -22,6 +23,10 @@ const CODED_STEPS: u64 = 6;
 const HELD_TWICE: Duration = Duration::from_secs(8);
 /// One in so many models has several full blocks on each server.
 const LARGE: u64 = 25;
+/// A fault that lasts as long is never mended.
+pub const FOR_GOOD: Duration = Duration::from_secs(86_400);
+/// In so much time a server does some file operations.
+const SOME_OPERATIONS: Duration = Duration::from_secs(300);
 /// Elements of those, three blocks.
 const FULL_BLOCKS: usize = 600_000;
 
@@ -91,6 +96,12 @@ pub enum Fault {
     Lost { trainer: u32, silent: bool },
     /// A trainer of an elastic job does not come with the others.
     Late { trainer: u32, away: Duration },
+    /// The disk of a server, or of all, does not do what it should.
+    Disk { server: Option<u32>, ailment: Ailment, lasts: Duration },
+    /// The machine of a server dies in the file operation after the next `after`; what was not flushed is lost.
+    Crash { server: u32, after: u32, away: Duration },
+    /// The wall clock jumps.
+    Jump { hours: i32 },
 }
 
 impl Fault {
@@ -103,7 +114,25 @@ impl Fault {
                 | Self::ZombieServer { .. }
                 | Self::Split { .. }
                 | Self::Refuse { .. }
+                | Self::Crash { .. }
         )
+    }
+
+    /// How long it lasts, as far as it is over by itself.
+    fn lasts(&self) -> Duration {
+        match self {
+            Self::Partition { lasts, .. } | Self::Split { lasts, .. } | Self::Refuse { lasts, .. } => *lasts,
+            Self::Kill { away, .. } | Self::Stop { away, .. } | Self::Replace { away, .. } => *away,
+            Self::Zombie { away, lasts, .. } => *away.max(lasts),
+            Self::ZombieServer { away, lasts, .. } => *away.max(lasts.as_ref().unwrap_or(away)),
+            Self::Leave { back, .. } => back.unwrap_or_default(),
+            Self::Late { away, .. } => *away,
+            // The operation may come late.
+            Self::Crash { away, .. } => *away + SOME_OPERATIONS,
+            Self::Disk { lasts, .. } if *lasts < FOR_GOOD => *lasts,
+            Self::Disk { .. } | Self::Jump { .. } | Self::Break { .. } => Duration::ZERO,
+            Self::Sever { .. } | Self::Lose { .. } | Self::Lost { .. } => Duration::ZERO,
+        }
     }
 
     /// Its name in summaries.
@@ -128,6 +157,9 @@ impl Fault {
             Self::Leave { .. } => "trainer left",
             Self::Lost { .. } => "trainer lost for good",
             Self::Late { .. } => "trainer late",
+            Self::Disk { ailment, .. } => ailment.name(),
+            Self::Crash { .. } => "machine about to die",
+            Self::Jump { .. } => "wall clock jumps",
         }
     }
 }
@@ -200,7 +232,45 @@ impl Plan {
             let nth = chance.random_range(0..4);
             plan.faults.push((plan.moment(chance), Fault::Sever { trainer, server, nth }));
         }
+        if plan.checkpoint.is_some() {
+            plan.faults.extend(plan.faults_of_disk());
+        }
         plan
+    }
+
+    /// Draws what goes wrong with the disk and the clock.
+    fn faults_of_disk(&self) -> Vec<(Duration, Fault)> {
+        let chance = &mut ChaCha8Rng::seed_from_u64(!self.seed);
+        let count = [0, 0, 1, 2][chance.random_range(0..4)];
+        let draw = |_| {
+            let (at, server) = (self.moment(chance), chance.random_range(0..self.servers));
+            let (after, lasts, all) = (chance.random_range(0..60), lasting(chance), chance.random_bool(0.5));
+            let slow = Duration::from_millis([50, 1_000, 20_000][chance.random_range(0..3)]);
+            let ailment = match chance.random_range(0..12) {
+                0 => Ailment::Full,
+                1 => Ailment::Write,
+                2 => Ailment::Flush,
+                3 => Ailment::Rename,
+                4 => Ailment::Read,
+                5 => Ailment::Denied,
+                6 => Ailment::Stale,
+                7 | 8 => Ailment::Slow(slow),
+                9 | 10 => return (at, Fault::Crash { server, after, away: lasts }),
+                _ => return (at, Fault::Jump { hours: chance.random_range(-30..30) }),
+            };
+            (at, Fault::Disk { server: (!all).then_some(server), ailment, lasts })
+        };
+        (0..count).map(draw).collect()
+    }
+
+    /// When the last fault is over.
+    pub fn calm(&self) -> Duration {
+        self.faults.iter().map(|(at, fault)| *at + fault.lasts()).max().unwrap_or_default()
+    }
+
+    /// Returns whether nothing can be written any more from some time on.
+    pub fn disk_is_never_mended(&self) -> bool {
+        self.faults.iter().any(|(_, fault)| matches!(fault, Fault::Disk { lasts, .. } if *lasts >= FOR_GOOD))
     }
 
     /// When trainers begin to train: in jobs that one server may leave, when the other one has its blocks.
@@ -252,7 +322,14 @@ impl Plan {
     /// reach for so long that it was taken for lost, when the others were done.
     pub fn may_leave_out(&self) -> bool {
         let harmless = |fault: &Fault| {
-            matches!(fault, Fault::Break { half: false, .. } | Fault::Sever { .. } | Fault::Late { .. })
+            matches!(
+                fault,
+                Fault::Break { half: false, .. }
+                    | Fault::Sever { .. }
+                    | Fault::Late { .. }
+                    | Fault::Disk { .. }
+                    | Fault::Jump { .. }
+            )
         };
         self.weather.lost > 0.0 || self.weather.broken > 0.0 || !self.faults.iter().all(|(_, fault)| harmless(fault))
     }

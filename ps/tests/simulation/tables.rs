@@ -2,7 +2,6 @@
 //! once, and what was there does not go unless the servers went back. Beside it the trainers train layers of their own,
 //! which trainer 0 gives to the servers: those of a step follow from the step alone.
 
-use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -191,12 +190,11 @@ impl Trainer<'_> {
 }
 
 /// Checks the files of a job: the layers of the last step, and rows with every push once.
-pub fn check_exported(plan: &Plan, parameters: &[f32], file: &Path) -> Result<(), String> {
+pub fn check_exported(plan: &Plan, parameters: &[f32], file: &[u8]) -> Result<(), String> {
     if parameters != layers(plan, plan.steps) {
         return Err(format!("the model's layers begin with {}, are not of step {}", parameters[0], plan.steps));
     }
-    let bytes = std::fs::read(file).map_err(|error| format!("no tables: {error}"))?;
-    let exported = SafeTensors::deserialize(&bytes).map_err(|error| format!("{file:?}: {error}"))?;
+    let exported = SafeTensors::deserialize(file).map_err(|error| format!("the tables: {error}"))?;
     let tensor = |name: &str| exported.tensor(name).map(|tensor| tensor.data()).map_err(|error| error.to_string());
     let found = tensor("marks.keys")?.as_chunks::<8>().0.iter().map(|key| u64::from_le_bytes(*key)).collect::<Vec<_>>();
     let values: Vec<f32> = tensor("marks.values")?.as_chunks().0.iter().map(|v| f32::from_le_bytes(*v)).collect();

@@ -3,12 +3,16 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::{Action, Supervisor};
 use crate::network::Host;
 use crate::plan::Fault;
 
 /// After so long without an acknowledgement a kernel gives a connection up, as `ps/src/network.rs` asks it to.
 const KERNEL_LIMIT: Duration = Duration::from_secs(9);
+/// So long after a disk was mended something may still not be written: attempts have pauses, and slow ones go on.
+const AFTERWARDS: Duration = Duration::from_secs(60);
 
 impl Supervisor {
     pub(super) fn act(&mut self, action: Action) {
@@ -23,6 +27,10 @@ impl Supervisor {
                 let mut wires = self.job.network.wires();
                 wires.trace.tell(format_args!("{one:?} and {other:?} are let through"));
                 wires.admit(one, other);
+            }
+            Action::MendDisk(server, ailment) => {
+                self.job.network.wires().trace.tell(format_args!("mended: {ailment:?} of {server:?}"));
+                self.disk.volume().mend(server, ailment);
             }
             Action::TimeOut(pairs) => {
                 let mut wires = self.job.network.wires();
@@ -44,7 +52,9 @@ impl Supervisor {
     }
 
     fn strike(&mut self, fault: Fault) {
-        self.job.network.wires().trace.tell(format_args!("fault: {fault:?}"));
+        if !matches!(fault, Fault::Jump { .. }) {
+            self.job.network.wires().trace.tell(format_args!("fault: {fault:?}"));
+        }
         self.struck.insert(fault.name());
         match fault {
             Fault::Break { trainer, server, half } => {
@@ -122,6 +132,25 @@ impl Supervisor {
                 self.kill(self.newest_server(server), false);
                 self.servers_over[server as usize] = true;
             }
+            Fault::Disk { server, ailment, lasts } => {
+                self.disk.volume().ail(server, ailment);
+                self.later(lasts, Action::MendDisk(server, ailment));
+                self.disk_ails_until = self.disk_ails_until.max(Instant::now() + lasts + AFTERWARDS);
+            }
+            Fault::Crash { server, after, away } => {
+                self.disk.volume().die_after(self.newest_server(server), after, away);
+            }
+            // No event: the run must be the same without it.
+            Fault::Jump { hours } => self.disk.volume().jump(i64::from(hours) * 3600),
+        }
+    }
+
+    /// The machine of a server has died in a file operation. Nobody hears of it.
+    pub(super) fn machine_died(&mut self, host: Host, away: Duration) {
+        let Host::Server(index, _) = host else { return };
+        if self.kill(host, true) {
+            self.struck.insert("machine died in a file operation");
+            self.later(away, Action::StartServer(index));
         }
     }
 

@@ -4,12 +4,18 @@ use std::path::Path;
 use std::time::Duration;
 
 use psjobs_api::ReplicaResult;
+use psjobs_ps::checkpoint::export::{MODEL, TABLES};
 use psjobs_ps::server::ServerError;
+use tokio::time::Instant;
 
 use super::{Action, Supervisor};
+use crate::disk::FOLDER;
 use crate::network::Host;
 use crate::trainer::Failure;
 use crate::{backups, tables};
+
+/// Pause before a server that could not write the last checkpoint or the model is started again.
+const RESTART: Duration = Duration::from_secs(5);
 
 impl Supervisor {
     pub(super) fn server_ended(
@@ -20,11 +26,7 @@ impl Supervisor {
     ) -> Result<(), String> {
         let plan = &self.job.plan;
         let newest = self.newest_server(index as u32);
-        self.job
-            .network
-            .wires()
-            .trace
-            .tell(format_args!("server {index} ({life}) ends: {}", told(&result, &self.folder)));
+        self.job.network.wires().trace.tell(format_args!("server {index} ({life}) ends: {}", told(&result)));
         self.job.network.kill(Host::Server(index as u32, life), false);
         // Its successor does the work.
         if result.is_err() && newest != Host::Server(index as u32, life) {
@@ -38,6 +40,9 @@ impl Supervisor {
                 if told && result.steps != want {
                     return Err(format!("server {index} says that {} steps were done, not {want}", result.steps));
                 }
+                if index == 0 && plan.disk_is_never_mended() {
+                    return Err("server 0 says that all is well, and could write nothing".to_owned());
+                }
                 self.servers_over[index] = true;
                 // All trainers have left, so whoever replaced it has no work.
                 self.kill(newest, false);
@@ -50,6 +55,10 @@ impl Supervisor {
             // Both servers of its blocks are gone. It is started again, and all go back to a checkpoint.
             Err(ServerError::Lost { .. }) if plan.checkpoint.is_some() => {
                 self.later(Duration::from_millis(1), Action::StartServer(index as u32));
+            }
+            // It is started again, and tries again.
+            Err(ServerError::NotKept { .. }) if !plan.doomed && Instant::now() < self.disk_ails_until => {
+                self.later(RESTART, Action::StartServer(index as u32));
             }
             // The parts of a server that is gone for good are in no checkpoint.
             Err(ServerError::NotKept { .. }) if plan.doomed => self.servers_over[index] = true,
@@ -119,12 +128,13 @@ impl Supervisor {
         if plan.checkpoint.is_none() || plan.doomed {
             return Ok(());
         }
-        let file =
-            std::fs::read(self.folder.join("model.safetensors")).map_err(|error| format!("no model: {error}"))?;
+        let read = |name: &str| self.disk.volume().read_when_all_are_dead(&Path::new(FOLDER).join(name));
+        let file = read(MODEL).map_err(|error| format!("no model: {error}"))?;
         let values = &file[file.len() - 4 * plan.elements..];
         let parameters: Vec<f32> = values.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
         if plan.tables {
-            return tables::check_exported(plan, &parameters, &self.folder.join("tables.safetensors"));
+            let file = read(TABLES).map_err(|error| format!("no tables: {error}"))?;
+            return tables::check_exported(plan, &parameters, &file);
         }
         if plan.consistency.backup_trainers > 0 {
             return backups::check(&self.job.model, &parameters).map_err(|what| format!("in the model {what}"));
@@ -150,10 +160,10 @@ impl Supervisor {
     }
 }
 
-/// How a server ended, without what differs from run to run: the folder's name and the time of day.
-fn told(result: &Result<ReplicaResult, ServerError>, folder: &Path) -> String {
+/// How a server ended.
+fn told(result: &Result<ReplicaResult, ServerError>) -> String {
     match result {
         Ok(result) => format!("{} steps, {} examples", result.steps, result.examples),
-        Err(error) => error.to_string().replace(&folder.display().to_string(), "FOLDER"),
+        Err(error) => error.to_string(),
     }
 }
