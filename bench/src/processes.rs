@@ -1,17 +1,17 @@
 //! Servers as processes of this program, for benchmarks that kill them or look at their memory, and trainers that
 //! compute nothing.
 
+use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use psjobs_api::checkpoint::CheckpointPolicy;
 use psjobs_api::env::Checkpoint;
 use psjobs_api::{Environment, Role, Training};
 use psjobs_ps::client::{SessionConfig, TensorSpec};
-use psjobs_ps::server::{self, ServerConfig};
-use tokio::runtime::Runtime;
 
 /// The settings that the processes of a benchmark share.
 #[derive(Debug)]
@@ -24,15 +24,25 @@ pub struct Job {
 #[derive(Debug)]
 pub struct Process(Child);
 
+/// The resident memory of a process, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Resident {
+    pub now: u64,
+    /// The most since its start.
+    pub most: u64,
+}
+
 impl Job {
     /// A job on free ports, with f32 parameters of so many MB (10^6 bytes).
     pub fn new(name: &str, servers: u32, trainers: u32, megabytes: u32, training: Training) -> anyhow::Result<Self> {
-        // Held together, so that they differ.
-        let ports: Vec<_> = (0..servers).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
-        let addresses = ports.iter().map(|port| port.local_addr().map(|address| address.to_string()));
+        Ok(Self::at(name, free_addresses("127.0.0.1", servers)?, trainers, megabytes, training))
+    }
+
+    /// As [`Job::new`], with servers at these addresses.
+    pub fn at(name: &str, servers: Vec<String>, trainers: u32, megabytes: u32, training: Training) -> Self {
         let uid = format!("{name}-{:016x}", rand::random::<u64>());
-        let environment = Environment::new(name, &uid, addresses.collect::<Result<_, _>>()?, trainers, training);
-        Ok(Self { environment, elements: megabytes as usize * 250_000 })
+        let environment = Environment::new(name, &uid, servers, trainers, training);
+        Self { environment, elements: megabytes as usize * 250_000 }
     }
 
     /// Makes the job keep one checkpoint, a new one each second, in `folder`.
@@ -42,13 +52,21 @@ impl Job {
         self
     }
 
-    /// Starts the server of this index.
-    pub fn server(&self, index: u32) -> anyhow::Result<Process> {
+    /// Returns the command that runs the server of this index. The words of `through`, if there are any, are a program that
+    /// starts it and its arguments.
+    pub fn command(&self, index: u32, through: &[&str]) -> anyhow::Result<Command> {
         let program: PathBuf = std::env::current_exe().context("cannot find this program")?;
         let place = Environment { index, ..self.environment.clone() };
-        let mut command = Command::new(program);
-        command.arg("server").envs(place.to_vars());
-        Process::start(command.stdin(Stdio::null()).stdout(Stdio::null()))
+        let own = [program.as_os_str(), OsStr::new("server")];
+        let words: Vec<&OsStr> = through.iter().map(OsStr::new).chain(own).collect();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).envs(place.to_vars()).stdin(Stdio::null()).stdout(Stdio::null());
+        Ok(command)
+    }
+
+    /// Starts the server of this index.
+    pub fn server(&self, index: u32) -> anyhow::Result<Process> {
+        Process::start(&mut self.command(index, &[])?)
     }
 
     /// Starts all servers.
@@ -69,6 +87,18 @@ impl Process {
         Ok(Self(command.spawn().with_context(|| format!("cannot start {}", command.get_program().display()))?))
     }
 
+    /// Starts a server; returns it and its address when it listens.
+    pub fn listening(command: &mut Command) -> anyhow::Result<(Self, String)> {
+        let mut process = Self::start(command.stdout(Stdio::piped()))?;
+        let said = process.0.stdout.take().context("the output of a server is not piped")?;
+        let mut address = String::new();
+        BufReader::new(said).read_line(&mut address).context("cannot read the address of a server")?;
+        if address.is_empty() {
+            bail!("a server ended before it listened: {}", process.wait()?);
+        }
+        Ok((process, address.trim_end().to_owned()))
+    }
+
     /// kill -9.
     pub fn kill(&mut self) -> anyhow::Result<()> {
         self.0.kill().context("cannot kill a process")?;
@@ -81,18 +111,48 @@ impl Process {
         self.0.wait().context("cannot wait for a process")
     }
 
+    /// Returns whether it has ended.
+    pub fn has_ended(&mut self) -> anyhow::Result<bool> {
+        Ok(self.0.try_wait().context("cannot ask for the state of a process")?.is_some())
+    }
+
     /// Bytes of its own memory, without what it shares with trainers.
     pub fn memory(&self) -> anyhow::Result<u64> {
+        let [own] = self.status(["RssAnon"])?;
+        Ok(own)
+    }
+
+    /// Returns its resident memory.
+    pub fn resident(&self) -> anyhow::Result<Resident> {
+        let [now, most] = self.status(["VmRSS", "VmHWM"])?;
+        Ok(Resident { now, most })
+    }
+
+    /// Returns fields of /proc/PID/status, in bytes.
+    fn status<const N: usize>(&self, names: [&str; N]) -> anyhow::Result<[u64; N]> {
         let file = format!("/proc/{}/status", self.0.id());
         let status = std::fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
-        own_memory(&status).with_context(|| format!("{file} does not tell RssAnon"))
+        let mut values = [0; N];
+        for (value, name) in values.iter_mut().zip(names) {
+            *value = field(&status, name).with_context(|| format!("{file} does not tell {name}"))?;
+        }
+        Ok(values)
     }
 }
 
-/// The line `RssAnon: 123 kB` of /proc/PID/status, in bytes.
-fn own_memory(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+/// The value of a line `RssAnon: 123 kB` of /proc/PID/status, in bytes.
+fn field(status: &str, name: &str) -> Option<u64> {
+    let value = |line: &str| line.strip_prefix(name)?.strip_prefix(':').map(|value| value.trim().to_owned());
+    let kib = status.lines().find_map(value)?;
+    kib.strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+/// Returns addresses of `host` at which nothing listens, all different.
+pub fn free_addresses(host: &str, count: u32) -> anyhow::Result<Vec<String>> {
+    // Held together, so that they differ.
+    let ports: Vec<_> = (0..count).map(|_| TcpListener::bind((host, 0))).collect::<Result<_, _>>()?;
+    let addresses = ports.iter().map(|port| port.local_addr().map(|address| address.to_string()));
+    addresses.collect::<Result<_, _>>().context("no free port")
 }
 
 impl Drop for Process {
@@ -102,26 +162,23 @@ impl Drop for Process {
     }
 }
 
-/// One server of the job that the environment tells of.
-pub fn serve() -> anyhow::Result<()> {
-    let environment = Environment::from_vars(|name| std::env::var(name).ok())?.context("no job in the environment")?;
-    let runtime = Runtime::new().context("cannot start a runtime")?;
-    runtime.block_on(async {
-        let listener = tokio::net::TcpListener::bind(&environment.servers[environment.index as usize]).await?;
-        server::run(listener, ServerConfig::new(&environment), std::future::pending()).await?;
-        Ok(())
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn own_memory_is_read_from_the_status_of_a_process() {
-        assert_eq!(own_memory("VmRSS:\t  900 kB\nRssAnon:\t     512 kB\nRssFile:\t 1 kB\n"), Some(524_288));
-        assert_eq!(own_memory("VmRSS:\t 900 kB\n"), None);
+    fn memory_is_read_from_the_status_of_a_process() {
+        let status = "VmRSS:\t  900 kB\nRssAnon:\t     512 kB\nRssFile:\t 1 kB\n";
+        assert_eq!([field(status, "RssAnon"), field(status, "VmRSS")], [Some(524_288), Some(921_600)]);
+        assert_eq!([field(status, "VmHWM"), field(status, "Rss")], [None, None]);
         let own = std::fs::read_to_string("/proc/self/status").expect("this process has one");
-        assert!(own_memory(&own).is_some_and(|bytes| bytes > 100_000), "{own}");
+        assert!(field(&own, "RssAnon").is_some_and(|bytes| bytes > 100_000), "{own}");
+    }
+
+    #[test]
+    fn free_addresses_differ() {
+        let addresses = free_addresses("127.0.0.1", 3).expect("ports");
+        let differ: std::collections::BTreeSet<_> = addresses.iter().collect();
+        assert_eq!(differ.len(), 3, "{addresses:?}");
     }
 }

@@ -7,6 +7,23 @@ use serde::Serialize;
 
 /// One line of the report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Line {
+    Measured(Case),
+    LeftOut(LeftOut),
+}
+
+/// A case that cannot be measured here.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LeftOut {
+    pub bench: &'static str,
+    pub case: &'static str,
+    /// Why, and what to do about it.
+    pub left_out: String,
+}
+
+/// The figures of one case.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Case {
     pub bench: &'static str,
     pub case: &'static str,
@@ -36,6 +53,21 @@ impl fmt::Display for Case {
     }
 }
 
+impl From<Case> for Line {
+    fn from(case: Case) -> Self {
+        Self::Measured(case)
+    }
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Measured(case) => case.fmt(f),
+            Self::LeftOut(LeftOut { case, left_out, .. }) => write!(f, "{case:<24}left out: {left_out}"),
+        }
+    }
+}
+
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -59,5 +91,18 @@ mod tests {
         let case = Case::new("b", "c", "steps/s", &[4.0, 1.0, 2.0], &[10.0, 2.0, 4.0, 6.0]);
         assert_eq!((case.value, case.limit, case.ratio), (2.0, 5.0, 0.4));
         assert_eq!((case.min, case.max, case.runs), (1.0, 4.0, 3));
+    }
+
+    #[test]
+    fn a_case_that_is_left_out_says_why_in_both_reports() {
+        let line = Line::LeftOut(LeftOut { bench: "b", case: "c", left_out: "no rights; run it as root".into() });
+        assert_eq!(line.to_string(), format!("{:<24}left out: no rights; run it as root", "c"));
+        let json = serde_json::to_string(&line).expect("plain fields");
+        assert_eq!(json, r#"{"bench":"b","case":"c","left_out":"no rights; run it as root"}"#);
+        let json = serde_json::to_string(&Line::from(Case::new("b", "c", "s", &[1.0], &[2.0]))).expect("plain fields");
+        assert!(
+            json.starts_with(r#"{"bench":"b","case":"c","unit":"s","value":1.0,"limit":2.0,"ratio":0.5,"#),
+            "{json}"
+        );
     }
 }

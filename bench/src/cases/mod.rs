@@ -2,6 +2,7 @@
 //! a case and its limit alternate and the medians count.
 
 mod gpu;
+mod hostile;
 mod hybrid;
 mod optimizers;
 mod recovery;
@@ -19,13 +20,14 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 
 use self::together::TogetherArgs;
-use crate::processes;
-use crate::report::Case;
+use crate::report::Line;
+use crate::server::ServerArgs;
 
 /// Measure speed against a limit of this machine
 ///
 /// Prints a table, or with --json one object a line: bench, case, unit, value, limit, ratio, min, max and
-/// runs. Value and limit are medians; min and max are of the value.
+/// runs. Value and limit are medians; min and max are of the value. Of a case that cannot be measured here the object has
+/// bench, case and left_out, which says why.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     #[command(subcommand)]
@@ -47,6 +49,7 @@ enum Bench {
     Wire(wire::WireArgs),
     Optimizers(optimizers::OptimizersArgs),
     Recovery(recovery::RecoveryArgs),
+    Hostile(hostile::HostileArgs),
     Remote(remote::RemoteArgs),
     Rl(rl::RlArgs),
     Gpu(gpu::GpuArgs),
@@ -54,45 +57,53 @@ enum Bench {
     Waiting(waiting::WaitingArgs),
     Trainers(trainers::TrainersArgs),
     Snapshot(snapshot::SnapshotArgs),
-    /// One server of the job that the environment tells of, as benchmarks start them
     #[command(hide = true)]
-    Server,
+    Server(ServerArgs),
 }
 
 impl BenchArgs {
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let cases = match self.bench {
-            Bench::Mnist(args) => args.measure(&together::MNIST, self.runs)?,
-            Bench::Lm(args) => args.measure(&together::LM, self.runs)?,
-            Bench::Wire(args) => args.measure(self.runs)?,
-            Bench::Optimizers(args) => args.measure(self.runs),
-            Bench::Recovery(args) => args.measure(self.runs)?,
-            Bench::Remote(args) => args.measure(self.runs)?,
-            Bench::Rl(args) => args.measure(self.runs)?,
-            Bench::Gpu(args) => args.measure(self.runs)?,
-            Bench::Hybrid(args) => args.measure(self.runs)?,
-            Bench::Waiting(args) => args.measure(self.runs)?,
-            Bench::Trainers(args) => args.measure(self.runs)?,
-            Bench::Snapshot(args) => args.measure(self.runs)?,
-            Bench::Server => {
-                processes::serve()?;
-                return Ok(ExitCode::SUCCESS);
-            }
-        };
-        if cases.is_empty() {
+        let lines = self.bench.run(self.runs)?;
+        if lines.is_empty() {
             return Ok(ExitCode::SUCCESS); // It has been said why.
         }
         let text = if self.json {
-            cases.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>()?.join("\n")
+            lines.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>()?.join("\n")
         } else {
             let heading = format!(
                 "{:<24}{:<12}{:>10}{:>10}{:>8}{:>10}{:>10}",
                 "case", "unit", "value", "limit", "ratio", "min", "max"
             );
-            [heading].into_iter().chain(cases.iter().map(Case::to_string)).collect::<Vec<_>>().join("\n")
+            [heading].into_iter().chain(lines.iter().map(Line::to_string)).collect::<Vec<_>>().join("\n")
         };
         // A reader that has gone away wants no report.
         writeln!(std::io::stdout(), "{text}").ok();
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Bench {
+    /// Returns the lines of the report; none if there is nothing to measure, or nothing to report.
+    fn run(self, runs: u32) -> anyhow::Result<Vec<Line>> {
+        let cases = match self {
+            Self::Mnist(args) => args.measure(&together::MNIST, runs)?,
+            Self::Lm(args) => args.measure(&together::LM, runs)?,
+            Self::Wire(args) => args.measure(runs)?,
+            Self::Optimizers(args) => args.measure(runs),
+            Self::Recovery(args) => return args.measure(runs),
+            Self::Hostile(args) => return args.measure(runs),
+            Self::Remote(args) => args.measure(runs)?,
+            Self::Rl(args) => args.measure(runs)?,
+            Self::Gpu(args) => args.measure(runs)?,
+            Self::Hybrid(args) => args.measure(runs)?,
+            Self::Waiting(args) => args.measure(runs)?,
+            Self::Trainers(args) => args.measure(runs)?,
+            Self::Snapshot(args) => args.measure(runs)?,
+            Self::Server(args) => {
+                args.serve()?;
+                Vec::new()
+            }
+        };
+        Ok(cases.into_iter().map(Line::Measured).collect())
     }
 }

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail, ensure};
 use psjobs_api::env::PSJOB_RESULT_FILE;
@@ -11,6 +11,7 @@ use psjobs_api::{DEFAULT_PORT, Environment, ReplicaResult, Role, Training};
 use serde::Serialize;
 use tempfile::TempDir;
 
+use crate::namespace::run;
 use crate::processes::Process;
 use psjobs::BadInput;
 
@@ -149,13 +150,4 @@ impl Drop for Link {
             let _ = run("ip", &["netns", "del", end]);
         }
     }
-}
-
-/// Runs a program to its end; what it wrote, or what it said was wrong.
-fn run(program: &str, args: &[&str]) -> anyhow::Result<String> {
-    let output = Command::new(program).args(args).stdin(Stdio::null()).output();
-    let Output { status, stdout, stderr } = output.with_context(|| format!("cannot start {program}"))?;
-    let said = String::from_utf8_lossy(&stderr);
-    ensure!(status.success(), "{program} {}: {}", args.join(" "), said.trim());
-    Ok(String::from_utf8_lossy(&stdout).into_owned())
 }
