@@ -1,4 +1,4 @@
-//! Nodes of a kind cluster, which are containers: cordoned, stopped, disconnected, and brought back.
+//! Nodes of a kind cluster, which are containers: cordoned, stopped, disconnected, left without kubelet, and brought back.
 
 use std::time::Duration;
 
@@ -55,6 +55,8 @@ pub enum Loss {
     Power,
     /// Network: the processes go on without it.
     Network,
+    /// Kubelet: the processes go on with their network, and the cluster hears nothing of them.
+    Kubelet,
 }
 
 /// A node that is lost.
@@ -66,7 +68,7 @@ pub struct LostNode {
 }
 
 impl LostNode {
-    /// Kills or disconnects a node.
+    /// Kills or disconnects a node, or stops its kubelet.
     ///
     /// # Errors
     /// If docker does not know the node.
@@ -76,6 +78,7 @@ impl LostNode {
         match loss {
             Loss::Power => run("docker", &["kill", name]).await?,
             Loss::Network => run("docker", &["network", "disconnect", NETWORK, name]).await?,
+            Loss::Kubelet => run("docker", &["exec", name, "systemctl", "stop", "kubelet"]).await?,
         };
         Ok(Self { name: name.to_owned(), loss, address })
     }
@@ -88,7 +91,7 @@ impl LostNode {
         self.until(cluster, "Unknown").await
     }
 
-    /// Starts or reconnects the node, and waits until it is Ready.
+    /// Starts or reconnects the node or starts its kubelet, and waits until it is Ready.
     ///
     /// # Errors
     /// If it does not become Ready.
@@ -97,6 +100,7 @@ impl LostNode {
         match self.loss {
             Loss::Power => run("docker", &["start", &self.name]).await?,
             Loss::Network => run("docker", &["network", "connect", "--ip", &self.address, NETWORK, &self.name]).await?,
+            Loss::Kubelet => run("docker", &["exec", &self.name, "systemctl", "start", "kubelet"]).await?,
         };
         self.until(cluster, "True").await
     }

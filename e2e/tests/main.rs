@@ -18,7 +18,8 @@ use tokio::runtime::{self, Runtime};
 use tokio::sync::RwLock;
 
 use cases::{
-    broken, elastic, failure, gpu, invalid, mnist, nodes, operators, recovery, suspend, timing, tls, workloads,
+    broken, elastic, failure, gpu, invalid, kubelet, mnist, nodes, operators, recovery, suspend, timing, tls,
+    unschedulable, workloads,
 };
 
 type Test = for<'a> fn(&'a TestNamespace) -> BoxFuture<'a, Result<()>>;
@@ -69,7 +70,7 @@ const SHARED: [(&str, Needs, Test); 18] = [
 ];
 
 /// Tests that run alone: they measure or limit times, or disturb the operator, the API server or nodes.
-const ALONE: [(&str, Needs, Test); 8] = [
+const ALONE: [(&str, Needs, Test); 10] = [
     ("start_and_end_are_measured", Nothing, |ns| timing::start_and_end(ns).boxed()),
     ("a_job_deleted_in_the_foreground_ends_in_time", Nothing, |ns| mnist::is_deleted_in_the_foreground(ns).boxed()),
     ("an_upgrade_and_a_rollback_leave_a_running_job_alone", Nothing, |ns| {
@@ -82,6 +83,10 @@ const ALONE: [(&str, Needs, Test); 8] = [
     ("a_node_that_is_cut_off_costs_its_pods_and_not_the_job", Workers, |ns| {
         nodes::job_survives_a_disconnected_node(ns).boxed()
     }),
+    ("a_node_without_kubelet_costs_no_step_of_a_replicated_job", Workers, |ns| {
+        kubelet::job_survives_a_node_without_kubelet(ns).boxed()
+    }),
+    ("a_server_that_no_node_takes_is_waited_for", Workers, |ns| unschedulable::job_waits_for_a_node(ns).boxed()),
 ];
 
 /// Everything that all tests use.
