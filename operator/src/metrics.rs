@@ -190,7 +190,7 @@ fn milestones(before: &ParameterServerJobStatus, now: &ParameterServerJobStatus)
 /// Returns the reason of a restart as one of a few words, because container runtimes invent reasons and each would be
 /// another time series.
 fn restart_reason(status: &ParameterServerJobStatus) -> &'static str {
-    const KNOWN: [&str; 9] = [
+    const KNOWN: [&str; 10] = [
         "Error",
         "OOMKilled",
         "Evicted",
@@ -198,6 +198,7 @@ fn restart_reason(status: &ParameterServerJobStatus) -> &'static str {
         "PodDeleted",
         "PodLost",
         "NodeLost",
+        "NodeRestarted",
         "Stalled",
         "EndedEarly",
     ];

@@ -168,6 +168,10 @@ fn failure(pod: &Pod, status: &PodStatus) -> Failure {
         (Some(end), Some(container)) if end.reason.as_deref() == Some("OOMKilled") => {
             told(false, "OOMKilled", out_of_memory(pod, &container.name))
         }
+        (Some(end), Some(_)) if lost_with_its_node(end) => {
+            let reason = end.reason.as_deref().unwrap_or_default();
+            told(true, "NodeRestarted", format!("ended with its node, which has started again since ({reason})"))
+        }
         (Some(end), Some(container)) => {
             let reason = end.reason.as_deref().unwrap_or("Error");
             told(false, reason, exit_sentence(pod, container, end.exit_code))
@@ -179,6 +183,11 @@ fn failure(pod: &Pod, status: &PodStatus) -> Failure {
             told(true, reason, format!("was stopped by its node ({reason}: {message})"))
         }
     }
+}
+
+/// The container ran when its node ended, by the reasons that containerd and the kubelet give for it: neither knows how.
+fn lost_with_its_node(end: &ContainerStateTerminated) -> bool {
+    matches!(end.reason.as_deref(), Some("Unknown" | "ContainerStatusUnknown"))
 }
 
 fn out_of_memory(pod: &Pod, container: &str) -> String {

@@ -134,6 +134,13 @@ fn what_kubernetes_did_is_a_disruption() {
             "UnexpectedAdmissionError",
             "stopped by its node",
         ),
+        ("", containers("Failed", &ended(255, ", reason: Unknown"), RUNS), "NodeRestarted", "ended with its node"),
+        (
+            "",
+            containers("Failed", &ended(137, ", reason: ContainerStatusUnknown"), RUNS),
+            "NodeRestarted",
+            "ended with",
+        ),
     ];
     for (metadata, status, reason, what) in rows {
         let failure = failure_of(metadata, &status);
