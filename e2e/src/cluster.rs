@@ -50,13 +50,14 @@ fn choose(kubeconfig_is_set: bool, of_kind: &[&str]) -> Choice {
 }
 
 impl Cluster {
-    /// Finds or creates a cluster, loads the images and installs the chart.
+    /// Finds a cluster or creates one with `workers` nodes besides the control plane, loads the images and installs the
+    /// chart.
     ///
     /// # Errors
     /// If kind, docker, helm or the API server fails.
-    pub async fn prepare() -> Result<Self> {
+    pub async fn prepare(workers: usize) -> Result<Self> {
         env::set_current_dir(ROOT).with_context(|| format!("cannot work in {ROOT}"))?;
-        let context = context().await?;
+        let context = context(workers).await?;
         let options = KubeConfigOptions { context: Some(context.clone()), ..KubeConfigOptions::default() };
         let config = Config::from_kubeconfig(&options).await.context("cannot read the cluster's configuration")?;
         let client = Client::try_from(config)?;
@@ -113,7 +114,7 @@ impl Cluster {
     }
 }
 
-async fn context() -> Result<String> {
+async fn context(workers: usize) -> Result<String> {
     let kubeconfig_is_set = env::var_os("KUBECONFIG").is_some_and(|value| !value.is_empty());
     let of_kind = if kubeconfig_is_set { String::new() } else { run("kind", &["get", "clusters"]).await? };
     match choose(kubeconfig_is_set, &of_kind.lines().collect::<Vec<_>>()) {
@@ -124,10 +125,18 @@ async fn context() -> Result<String> {
         Choice::Kind(name) => Ok(format!("kind-{name}")),
         Choice::New(name) => {
             println!("cluster: making one with kind; `kind delete cluster --name {name}` removes it");
-            run("kind", &["create", "cluster", "--name", name, "--wait", "180s"]).await?;
+            let create = ["create", "cluster", "--name", name, "--wait", "180s", "--config", "-"];
+            run_with_input("kind", &create, &kind_config(workers)).await?;
             Ok(format!("kind-{name}"))
         }
     }
+}
+
+/// Returns the configuration of a cluster of kind with this many nodes that take pods, besides the control plane; with none that one takes them.
+fn kind_config(workers: usize) -> String {
+    let roles = ["control-plane"].into_iter().chain(std::iter::repeat_n("worker", workers));
+    let nodes: String = roles.map(|role| format!("- role: {role}\n")).collect();
+    format!("kind: Cluster\napiVersion: kind.x-k8s.io/v1alpha4\nnodes:\n{nodes}")
 }
 
 /// Returns the image of a program with this version's tag, for example `psjobs-worker:0.1.0`.

@@ -5,6 +5,7 @@
 pub mod cluster;
 pub mod command;
 pub mod dump;
+pub mod leftovers;
 pub mod logs;
 pub mod manifest;
 pub mod namespace;

@@ -48,6 +48,18 @@ pub async fn take_pods(cluster: &Cluster, node: &str, takes: bool) -> Result<()>
     Ok(())
 }
 
+/// Kills the process of a pod's first container with SIGKILL.
+///
+/// # Errors
+/// If the pod has no process on this node.
+pub async fn kill_process(node: &str, namespace: &str, pod: &str) -> Result<()> {
+    let labels = format!("--label io.kubernetes.pod.name={pod} --label io.kubernetes.pod.namespace={namespace}");
+    let container = format!("$(crictl ps --quiet {labels})");
+    let process = format!("$(crictl inspect --output go-template --template '{{{{.info.pid}}}}' {container})");
+    run("docker", &["exec", node, "sh", "-c", &format!("kill -KILL {process}")]).await?;
+    Ok(())
+}
+
 /// The way in which a node is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
@@ -55,8 +67,18 @@ pub enum Loss {
     Power,
     /// Network: the processes go on without it.
     Network,
-    /// Kubelet: the processes go on with their network, and the cluster hears nothing of them.
+    /// Its processes are stopped, and go on when it is back.
+    Paused,
+    /// Its kubelet: the containers go on.
     Kubelet,
+}
+
+/// Returns the address of a node in kind's network.
+async fn address(node: &str) -> Result<String> {
+    let address = format!("{{{{(index .NetworkSettings.Networks \"{NETWORK}\").IPAddress}}}}");
+    let address = run("docker", &["inspect", "--format", &address, node]).await?.trim().to_owned();
+    ensure!(!address.is_empty(), "{node} has no address in docker's network {NETWORK}");
+    Ok(address)
 }
 
 /// A node that is lost.
@@ -68,16 +90,16 @@ pub struct LostNode {
 }
 
 impl LostNode {
-    /// Kills or disconnects a node, or stops its kubelet.
+    /// Kills, disconnects or pauses a node, or stops its kubelet.
     ///
     /// # Errors
     /// If docker does not know the node.
     pub async fn lose(name: &str, loss: Loss) -> Result<Self> {
-        let address = format!("{{{{(index .NetworkSettings.Networks \"{NETWORK}\").IPAddress}}}}");
-        let address = run("docker", &["inspect", "--format", &address, name]).await?.trim().to_owned();
+        let address = address(name).await?;
         match loss {
             Loss::Power => run("docker", &["kill", name]).await?,
             Loss::Network => run("docker", &["network", "disconnect", NETWORK, name]).await?,
+            Loss::Paused => run("docker", &["pause", name]).await?,
             Loss::Kubelet => run("docker", &["exec", name, "systemctl", "stop", "kubelet"]).await?,
         };
         Ok(Self { name: name.to_owned(), loss, address })
@@ -91,17 +113,21 @@ impl LostNode {
         self.until(cluster, "Unknown").await
     }
 
-    /// Starts or reconnects the node or starts its kubelet, and waits until it is Ready.
+    /// Undoes the loss, and waits until the node is Ready.
     ///
     /// # Errors
     /// If it does not become Ready.
     pub async fn bring_back(self, cluster: &Cluster) -> Result<()> {
-        ensure!(!self.address.is_empty(), "{} had no address", self.name);
         match self.loss {
             Loss::Power => run("docker", &["start", &self.name]).await?,
-            Loss::Network => run("docker", &["network", "connect", "--ip", &self.address, NETWORK, &self.name]).await?,
+            Loss::Network => run("docker", &["network", "connect", NETWORK, &self.name]).await?,
+            Loss::Paused => run("docker", &["unpause", &self.name]).await?,
             Loss::Kubelet => run("docker", &["exec", &self.name, "systemctl", "start", "kubelet"]).await?,
         };
+        // Docker gives a container the lowest address that is free, and takes wishes only for networks with a subnet that
+        // somebody has chosen. A node is known to the cluster by its address.
+        let (before, now) = (&self.address, address(&self.name).await?);
+        ensure!(*before == now, "{} had the address {before} and is back with {now}; make the cluster anew", self.name);
         self.until(cluster, "True").await
     }
 

@@ -10,8 +10,8 @@ use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams};
 
 use crate::cluster::{Cluster, SYSTEM};
-use crate::command::run;
 use crate::namespace::phase_of;
+use crate::nodes::kill_process;
 use crate::wait::{SHORT, until};
 
 /// Names of the operator's lease and of the chart's Deployment.
@@ -57,9 +57,7 @@ pub async fn leader(cluster: &Cluster, is: impl Fn(&str) -> bool, limit: Duratio
 /// If there is no such process.
 pub async fn kill(cluster: &Cluster, pod: &str) -> Result<()> {
     let node = node_of(cluster, pod).await?;
-    let container = format!("$(crictl ps --quiet --label io.kubernetes.pod.name={pod})");
-    let process = format!("$(crictl inspect --output go-template --template '{{{{.info.pid}}}}' {container})");
-    run("docker", &["exec", &node, "sh", "-c", &format!("kill -KILL {process}")]).await?;
+    kill_process(&node, SYSTEM, pod).await?;
     match pods(cluster).delete(pod, &DeleteParams::default().grace_period(0)).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),

@@ -12,11 +12,14 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::watch_object;
 use kube::{Resource, ResourceExt};
 use serde::de::DeserializeOwned;
+use tokio::time::MissedTickBehavior;
 
 /// Deadline of everything that takes less time than training.
 pub const SHORT: Duration = Duration::from_secs(90);
 /// Deadline of a job from its first step to its last, on a small and busy machine.
 pub const TRAINING: Duration = Duration::from_secs(420);
+/// Pause between two attempts of [`until_ok`].
+const ATTEMPTS: Duration = Duration::from_secs(1);
 
 /// Awaits `future` for at most `limit`.
 ///
@@ -25,6 +28,31 @@ pub const TRAINING: Duration = Duration::from_secs(420);
 pub async fn within<T>(limit: Duration, what: &str, future: impl Future<Output = Result<T>>) -> Result<T> {
     let late = |_| anyhow!("waited {} s in vain for {what}", limit.as_secs());
     tokio::time::timeout(limit, future).await.map_err(late)?
+}
+
+/// Repeats an operation until it succeeds, and returns its result: what it asks may be away for a while.
+///
+/// # Errors
+/// If that takes longer than `limit`; the error holds that of the last attempt.
+pub async fn until_ok<T, F>(limit: Duration, what: &str, mut operation: impl FnMut() -> F) -> Result<T>
+where
+    F: Future<Output = Result<T>>,
+{
+    let (mut attempts, mut last) = (tokio::time::interval(ATTEMPTS), None);
+    attempts.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let succeeds = async {
+        loop {
+            attempts.tick().await;
+            match operation().await {
+                Ok(result) => return Ok(result),
+                Err(error) => last = Some(error),
+            }
+        }
+    };
+    let result = within(limit, what, succeeds).await;
+    result.map_err(|late| {
+        last.map_or(late, |error| error.context(format!("waited {} s in vain for {what}", limit.as_secs())))
+    })
 }
 
 /// Waits until `is` holds for the object, and returns it (`None`: it does not exist).

@@ -117,7 +117,7 @@ fn run(runtime: Runtime, mut arguments: Arguments) -> Result<ExitCode> {
     let (cluster, offers) = if arguments.list {
         (None, vec![Kind, Workers, Gangs])
     } else {
-        let cluster = Arc::new(runtime.block_on(Cluster::prepare())?);
+        let cluster = Arc::new(runtime.block_on(Cluster::prepare(0))?);
         let offers = runtime.block_on(offers(&cluster))?;
         (Some(cluster), offers)
     };

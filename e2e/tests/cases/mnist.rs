@@ -4,11 +4,12 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service};
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use kube::api::{Api, DeleteParams, ListParams};
+use kube::api::{DeleteParams, ListParams};
 use psjobs_api::crd::{Phase, names};
 use psjobs_api::{Role, env};
+use psjobs_e2e::leftovers;
 use psjobs_e2e::manifest::EXAMPLE;
 use psjobs_e2e::namespace::TestNamespace;
 use psjobs_e2e::wait::{SHORT, TRAINING, until_none, within};
@@ -110,23 +111,8 @@ fn variable_of<'a>(pod: &'a Pod, name: &str) -> Option<&'a String> {
 
 async fn nothing_is_left_after_delete(namespace: &TestNamespace) -> Result<()> {
     namespace.jobs().delete(JOB, &DeleteParams::foreground()).await?;
-    let all = ListParams::default();
-    until_none(&namespace.jobs(), &all, SHORT, "the deleted job to go").await?;
-    let client = || namespace.cluster.client.clone();
-    let mut left = names_of(&namespace.pods()).await?;
-    left.extend(names_of(&Api::<Service>::namespaced(client(), &namespace.name)).await?);
-    left.extend(names_of(&Api::<Secret>::namespaced(client(), &namespace.name)).await?);
-    left.extend(names_of(&Api::<PersistentVolumeClaim>::namespaced(client(), &namespace.name)).await?);
-    left.extend(names_of(&Api::<ConfigMap>::namespaced(client(), &namespace.name)).await?);
-    // Kubernetes creates this one in every namespace.
-    left.retain(|name| name != "kube-root-ca.crt");
+    until_none(&namespace.jobs(), &ListParams::default(), SHORT, "the deleted job to go").await?;
+    let left = leftovers::of(namespace).await?;
     ensure!(left.is_empty(), "after the job was deleted there are still {left:?}");
     Ok(())
-}
-
-async fn names_of<K>(api: &Api<K>) -> Result<Vec<String>>
-where
-    K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug,
-{
-    Ok(api.list_metadata(&ListParams::default()).await?.items.iter().map(ResourceExt::name_any).collect())
 }
