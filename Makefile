@@ -76,7 +76,7 @@ lint: ## check format, lints, documents, circles of files, commits and, where ca
 	$(CARGO) fmt --all --check
 	for crate in fuzz examples/custom; do $(CARGO) fmt --check --manifest-path $$crate/Cargo.toml || exit; done
 	$(WITH_LIBTORCH) $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
-	$(CARGO) clippy --locked --workspace --test e2e -- -D warnings
+	$(CARGO) clippy --locked --workspace --test e2e --test soak -- -D warnings
 	if command -v cargo-deny >/dev/null; then $(CARGO) deny --locked check licenses bans sources; else echo "lint: licences not checked, cargo-deny is not installed"; fi
 	scripts/advisories.sh
 	if command -v cargo-machete >/dev/null; then $(CARGO) machete --skip-target-dir; else echo "lint: unused dependencies not checked, cargo-machete is not installed"; fi
@@ -130,6 +130,11 @@ images: ## build both images, and print their sizes
 .PHONY: e2e
 e2e: images ## run the tests on a real cluster: KUBECONFIG's, or a new one of kind
 	$(CARGO) test --locked --workspace --test e2e -- $(ARGS)
+
+# For example MINUTES=5 SEED=7; ARGS=--json.
+.PHONY: soak
+soak: images ## run jobs of every kind for MINUTES while a schedule of faults, by SEED, disturbs them; needs kind
+	$(CARGO) test --locked --workspace --test soak -- --minutes $(or $(MINUTES),60) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 .PHONY: release-check
 release-check: images ## make a release into a registry on this machine, verify it, and check that changed ones are refused

@@ -1,0 +1,161 @@
+//! One job of the soak: applied, watched step by step until it has ended, judged, deleted.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, Request};
+use kube::{Resource, ResourceExt};
+use psjobs_api::crd::{ParameterServerJob, ParameterServerJobStatus, Phase, names};
+use psjobs_api::{METRICS_PORT, Role, TrainingStatus};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::board::Board;
+use super::disk::CLAIM;
+use super::kind::{Kind, Repeats};
+use super::result::ModelResult;
+use super::series::Sample;
+use crate::dump::dump;
+use crate::leftovers;
+use crate::namespace::TestNamespace;
+use crate::wait::{until_ok, within};
+
+/// Deadline of a job, from its manifest to its end.
+const LIMIT: Duration = Duration::from_secs(15 * 60);
+/// Deadline of requests that wait for the API server or a node to come back.
+const RETURN: Duration = Duration::from_secs(240);
+/// Time between two readings of a job's step.
+const PERIOD: Duration = Duration::from_secs(1);
+/// Deadline of one reading: a node that is away does not answer.
+const READING: Duration = Duration::from_secs(2);
+
+/// Runs one job, and returns its result if it has succeeded. Everything that is wrong with it goes to the board.
+///
+/// # Errors
+/// If the job cannot be applied or deleted.
+pub async fn run_job(
+    board: &Board,
+    namespace: &TestNamespace,
+    kind: Kind,
+    number: u32,
+    undisturbed: Option<&ModelResult>,
+) -> Result<Option<ModelResult>> {
+    let job = kind.job(number)?;
+    let name = job.name_any();
+    until_ok(RETURN, &format!("{name} to be applied"), || namespace.apply(&job)).await?;
+    board.begin(kind, &name);
+    let begin = board.now();
+    let ended = within(LIMIT, &format!("{name} to end"), watch(board, namespace, kind, &name)).await;
+    board.update(&name, |job| job.end = Some(board.now()));
+    let mut result = None;
+    match ended.and_then(|status| judge(&name, &status).map(|()| status)) {
+        Err(error) => {
+            board.problem(format!("{error:#}"));
+            dump(namespace).await;
+        }
+        Ok(status) => {
+            let seconds = (board.now() - begin).as_secs_f64();
+            let read = || ModelResult::read(namespace, kind, &name, &status);
+            match until_ok(RETURN, &format!("the result of {name}"), read).await {
+                Err(error) => board.problem(format!("{error:#}")),
+                Ok(read) => {
+                    let equal = compare(board, kind, &name, &status, &read, undisturbed);
+                    board.update(&name, |job| (job.succeeded, job.equal) = (true, equal));
+                    result = Some(read);
+                }
+            }
+            let replaced = status.restarts.unsigned_abs();
+            board.update(&name, |job| job.replaced = replaced);
+            board.say(format_args!("{name} succeeded after {seconds:.0} s, {replaced} pods replaced"));
+        }
+    }
+    delete(board, namespace, &name).await?;
+    Ok(result)
+}
+
+/// Reads the job's step every second until it has ended, and returns its last status. An API server that does not answer
+/// is asked again.
+async fn watch(board: &Board, namespace: &TestNamespace, kind: Kind, name: &str) -> Result<ParameterServerJobStatus> {
+    let mut readings = interval(PERIOD);
+    readings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let jobs = namespace.jobs();
+    loop {
+        readings.tick().await;
+        let (step, job) = tokio::join!(step(namespace, kind, name), timeout(READING, jobs.get(name)));
+        if let Some(step) = step {
+            let at = board.now();
+            board.update(name, |job| job.samples.push(Sample { at, step }));
+        }
+        let ended = |job: &ParameterServerJob| job.status.as_ref()?.phase.filter(|phase| phase.is_final());
+        if let Ok(Ok(job)) = job
+            && ended(&job).is_some()
+        {
+            return job.status.context("a job in a phase has a status");
+        }
+    }
+}
+
+/// Returns the job's step as its servers tell it, the greatest: one that has just started may know less.
+async fn step(namespace: &TestNamespace, kind: Kind, name: &str) -> Option<u64> {
+    let servers = (0..kind.replicas(Role::Server)).map(|index| async move {
+        let pod = format!("{}:{METRICS_PORT}", names::pod(name, Role::Server, index));
+        let pods = Pod::url_path(&(), Some(&namespace.name));
+        let request = Request::new(pods).get_subresource("proxy/status", &pod).ok()?;
+        let answer = timeout(READING, namespace.cluster.client.request::<TrainingStatus>(request)).await;
+        answer.ok()?.ok().filter(|status| status.total_steps > 0).map(|status| status.step)
+    });
+    futures::future::join_all(servers).await.into_iter().flatten().max()
+}
+
+/// Checks that the job has succeeded, and no process of it failed by its own fault.
+fn judge(name: &str, status: &ParameterServerJobStatus) -> Result<()> {
+    let cause = status.last_failure.as_ref().map_or("no cause is told", |failure| &failure.message);
+    let phase = status.phase;
+    ensure!(phase == Some(Phase::Succeeded), "{name} ended as {phase:?}: {cause}");
+    ensure!(status.restarts_counted == 0, "{name} counts {} failures of its own: {cause}", status.restarts_counted);
+    Ok(())
+}
+
+/// Returns whether the result is that of an undisturbed job, `None` if it may be another.
+fn compare(
+    board: &Board,
+    kind: Kind,
+    name: &str,
+    status: &ParameterServerJobStatus,
+    result: &ModelResult,
+    undisturbed: Option<&ModelResult>,
+) -> Option<bool> {
+    let lost_servers = status.ps.as_ref().map_or(0, |servers| servers.restarts);
+    let repeats = match kind.repeats() {
+        Repeats::Never => false,
+        Repeats::WithoutLostServers => lost_servers == 0,
+        Repeats::Always => true,
+    };
+    let difference = undisturbed.filter(|_| repeats).map(|undisturbed| result.difference(undisturbed))?;
+    if let Some(difference) = &difference {
+        board.problem(format!("{name} ended with another model: {difference}"));
+    }
+    Some(difference.is_none())
+}
+
+/// Deletes the job, and waits until nothing of it is left.
+async fn delete(board: &Board, namespace: &TestNamespace, name: &str) -> Result<()> {
+    let delete = || async {
+        match namespace.jobs().delete(name, &DeleteParams::foreground()).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            done => done.map(drop).context("it cannot be deleted"),
+        }
+    };
+    until_ok(RETURN, &format!("{name} to be deleted"), delete).await?;
+    let gone = || async {
+        let mut left = leftovers::of(namespace).await?;
+        left.retain(|name| !name.ends_with(CLAIM));
+        let job = namespace.jobs().get_opt(name).await?;
+        ensure!(left.is_empty() && job.is_none(), "there are still {left:?}");
+        Ok(())
+    };
+    if let Err(error) = until_ok(RETURN, &format!("{name} to leave nothing"), gone).await {
+        board.problem(format!("{error:#}"));
+    }
+    Ok(())
+}

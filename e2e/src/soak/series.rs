@@ -1,0 +1,82 @@
+//! The steps of a job over time, and what they tell: how long it stood still, and what it lost. No I/O; times are those
+//! since the soak's start.
+
+use std::time::Duration;
+
+/// The step of a job, summed over its trainers, when it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    pub at: Duration,
+    pub step: u64,
+}
+
+/// Time in which a job that trains makes a step and is seen to do so.
+const LATELY: Duration = Duration::from_secs(5);
+
+/// Returns the longest time without a new step that began between `from` and `until`; one that lasts at `from` begins
+/// there. `None` if the job did not train at `from`, stood still already, or was not seen to go on. The job's end counts
+/// as a new step.
+pub fn standstill(samples: &[Sample], end: Option<Duration>, from: Duration, until: Duration) -> Option<Duration> {
+    let grown = samples.windows(2).filter(|pair| pair[1].step > pair[0].step).map(|pair| pair[1].at);
+    let (before, after): (Vec<_>, Vec<_>) = grown.chain(end).partition(|at| *at <= from);
+    let trained = before.last().is_some_and(|last| from - *last <= LATELY) && end.is_none_or(|end| end > from);
+    let moves: Vec<_> = [from].into_iter().chain(after).collect();
+    let longest = moves.windows(2).filter(|pair| pair[0] <= until).map(|pair| pair[1] - pair[0]).max();
+    longest.filter(|_| trained)
+}
+
+/// Returns how many steps were done more than once: each time that the step fell, how far.
+pub fn steps_lost(samples: &[Sample]) -> u64 {
+    let (mut peak, mut fallen, mut lost) = (0, 0, 0);
+    for sample in samples {
+        if sample.step >= peak {
+            (peak, lost, fallen) = (sample.step, lost + fallen, 0);
+        }
+        fallen = fallen.max(peak - sample.step);
+    }
+    lost + fallen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn series(samples: &[(u64, u64)]) -> Vec<Sample> {
+        samples.iter().map(|&(at, step)| Sample { at: Duration::from_secs(at), step }).collect()
+    }
+
+    #[test]
+    fn a_standstill_is_the_longest_pause_that_a_fault_begins() {
+        let rows: [(&str, &[(u64, u64)], Option<u64>, (u64, u64), Option<u64>); 10] = [
+            ("it goes on", &[(1, 1), (2, 2), (3, 3), (4, 4)], None, (2, 3), Some(1)),
+            ("it pauses", &[(1, 1), (2, 2), (3, 2), (9, 3), (10, 4)], None, (2, 2), Some(7)),
+            ("it pauses a moment after the fault", &[(1, 1), (2, 2), (4, 3), (20, 4)], None, (2, 5), Some(16)),
+            ("it pauses long after it", &[(1, 1), (2, 2), (4, 3), (9, 4), (30, 5)], None, (2, 5), Some(5)),
+            ("it falls back and goes on", &[(1, 8), (2, 9), (5, 4), (7, 5)], None, (2, 2), Some(5)),
+            ("it ends", &[(1, 1), (2, 2)], Some(6), (3, 3), Some(3)),
+            ("it was not seen to go on", &[(1, 1), (2, 2), (3, 2)], None, (2, 2), None),
+            ("it had not begun", &[(5, 1), (6, 2)], None, (2, 2), None),
+            ("it had ended", &[(1, 1), (2, 2)], Some(3), (4, 4), None),
+            ("it stood still already", &[(1, 1), (2, 2), (9, 2), (20, 3)], None, (9, 9), None),
+        ];
+        for (label, samples, end, (from, until), want) in rows {
+            let second = Duration::from_secs;
+            let found = standstill(&series(samples), end.map(second), second(from), second(until));
+            assert_eq!(found, want.map(second), "{label}");
+        }
+    }
+
+    #[test]
+    fn steps_that_are_done_again_are_lost() {
+        let rows: [(&str, &[(u64, u64)], u64); 5] = [
+            ("none", &[], 0),
+            ("it grows", &[(1, 1), (2, 5), (3, 5), (4, 9)], 0),
+            ("it falls once", &[(1, 10), (2, 7), (3, 8), (4, 12)], 3),
+            ("it falls twice", &[(1, 10), (2, 7), (3, 11), (4, 9), (5, 20)], 5),
+            ("it ends below", &[(1, 10), (2, 4), (3, 8)], 6),
+        ];
+        for (label, samples, want) in rows {
+            assert_eq!(steps_lost(&series(samples)), want, "{label}");
+        }
+    }
+}
