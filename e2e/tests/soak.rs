@@ -1,6 +1,7 @@
 //! `make soak`: runs jobs of every kind under a seeded schedule of faults, and ends with exit code 1 if any of them was
 //! not as good as an undisturbed one. It needs a cluster of kind with two workers, and makes one where there is none.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -24,6 +25,9 @@ struct Arguments {
     /// Seed of the schedule [default: another one each time]
     #[arg(long)]
     seed: Option<u64>,
+    /// Folder that takes the logs of all pods, made anew
+    #[arg(long, default_value = "target/soak")]
+    logs: PathBuf,
     /// Print the result as JSON, too
     #[arg(long)]
     json: bool,
@@ -53,7 +57,10 @@ fn soak(arguments: &Arguments) -> Result<Verdict> {
     let runtime = runtime::Builder::new_multi_thread().enable_all().thread_stack_size(STACK).build();
     runtime.context("cannot start a runtime")?.block_on(async {
         let cluster = Arc::new(Cluster::prepare(2).await?);
-        let verdict = run(cluster.clone(), seed, length).await?;
+        if arguments.logs.exists() {
+            std::fs::remove_dir_all(&arguments.logs).context("the logs of the soak before")?;
+        }
+        let verdict = run(cluster.clone(), seed, length, &arguments.logs).await?;
         if verdict.passed() {
             cluster.clean_up().await?;
         }

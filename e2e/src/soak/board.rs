@@ -20,7 +20,7 @@ pub struct JobRecord {
     pub samples: Vec<Sample>,
     /// Pods that were replaced.
     pub replaced: u32,
-    /// Its result was that of an undisturbed job; `None` if the two may differ.
+    /// Its result was that of an undisturbed job; `None` for a kind whose results never repeat.
     pub equal: Option<bool>,
 }
 

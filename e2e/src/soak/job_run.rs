@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, Request};
 use kube::{Resource, ResourceExt};
-use psjobs_api::crd::{ParameterServerJob, ParameterServerJobStatus, Phase, names};
+use psjobs_api::crd::{ParameterServerJob, ParameterServerJobStatus, Phase, RoleStatus, names};
 use psjobs_api::{METRICS_PORT, Role, TrainingStatus};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
@@ -116,7 +116,8 @@ fn judge(name: &str, status: &ParameterServerJobStatus) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether the result is that of an undisturbed job, `None` if it may be another.
+/// Returns whether the result is that of an undisturbed job, `None` for a kind whose results never repeat. A difference is
+/// a problem if nothing was lost that may cause it.
 fn compare(
     board: &Board,
     kind: Kind,
@@ -125,15 +126,18 @@ fn compare(
     result: &ModelResult,
     undisturbed: Option<&ModelResult>,
 ) -> Option<bool> {
-    let lost_servers = status.ps.as_ref().map_or(0, |servers| servers.restarts);
-    let repeats = match kind.repeats() {
+    let difference = undisturbed.map(|undisturbed| result.difference(undisturbed))?;
+    let lost = |role: &Option<RoleStatus>| role.as_ref().map_or(0, |role| role.restarts);
+    let must = match kind.repeats() {
         Repeats::Never => false,
-        Repeats::WithoutLostServers => lost_servers == 0,
+        Repeats::WithoutLostServers => lost(&status.ps) == 0,
+        Repeats::WithoutLostTrainers => lost(&status.trainer) == 0,
         Repeats::Always => true,
     };
-    let difference = undisturbed.filter(|_| repeats).map(|undisturbed| result.difference(undisturbed))?;
-    if let Some(difference) = &difference {
-        board.problem(format!("{name} ended with another model: {difference}"));
+    match &difference {
+        Some(difference) if must => board.problem(format!("{name} ended with another model: {difference}")),
+        Some(difference) => board.say(format_args!("{name} ended with another model, as it may: {difference}")),
+        None => {}
     }
     Some(difference.is_none())
 }

@@ -18,8 +18,9 @@ const EXAMPLE_MS: &str = "10";
 const BATCH: u32 = 16;
 /// Trainers of each job.
 const TRAINERS: u32 = 2;
-/// Exit code of a process that was killed.
-const KILLED: i32 = 137;
+/// Failures that the soak causes, by exit code and reason: a process is killed; a container is being started when its
+/// kubelet is stopped. Every other one counts, and so does a process that needs too much memory.
+const CAUSED: [(&str, i32, &str); 2] = [("killed", 137, "Error"), ("kubelet-stopped", 128, "StartError")];
 /// Label of the nodes that run the API server, which take pods only of jobs that tolerate it.
 const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
 
@@ -44,13 +45,16 @@ pub enum Kind {
     Remote,
 }
 
-/// The condition under which a disturbed job ends with the result of an undisturbed one.
+/// The condition under which a disturbed job must end with the result of an undisturbed one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repeats {
     /// Two runs differ in any case.
     Never,
     /// While no server is lost: its successor begins with the optimizer's state anew.
     WithoutLostServers,
+    /// While no trainer is lost. One that is lost in the middle of a step has given it to one server and not to the other,
+    /// and its successor computes the rest from parameters of which some have the step.
+    WithoutLostTrainers,
     /// Whatever is lost.
     Always,
 }
@@ -82,12 +86,13 @@ impl Kind {
         }
     }
 
-    /// Returns when a disturbed job has the result of an undisturbed one.
+    /// Returns when a disturbed job must have the result of an undisturbed one.
     #[must_use]
     pub const fn repeats(self) -> Repeats {
         match self {
             Self::Sync => Repeats::WithoutLostServers,
-            Self::Replicated | Self::Checkpointed | Self::FullDisk | Self::Sparse => Repeats::Always,
+            Self::Replicated | Self::Checkpointed | Self::Sparse => Repeats::WithoutLostTrainers,
+            Self::FullDisk => Repeats::Always,
             Self::Async | Self::Elastic | Self::Remote => Repeats::Never,
         }
     }
@@ -138,16 +143,15 @@ impl Kind {
         spec.ps.template = Some(self.server()?);
         spec.trainer.replicas = TRAINERS.cast_signed();
         spec.run_policy.force_delete_after_seconds = 5;
-        // Every other exit code counts, and so does a process that needs too much memory.
-        spec.failure_policy.rules.push(FailureRule {
-            name: "killed-by-the-soak".into(),
+        spec.failure_policy.rules.extend(CAUSED.map(|(name, code, reason)| FailureRule {
+            name: name.into(),
             action: FailureAction::Ignore,
             count_towards_max: true,
-            on_exit_codes: vec![KILLED],
-            on_reasons: vec!["Error".into()],
+            on_exit_codes: vec![code],
+            on_reasons: vec![reason.into()],
             on_pod_conditions: Vec::new(),
             target_roles: Vec::new(),
-        });
+        }));
         match self {
             Self::Async => spec.network.mutual_tls = false,
             Self::FullDisk => spec.ps.replicas = 1,

@@ -14,4 +14,5 @@ pub mod run;
 pub mod schedule;
 mod series;
 mod stage;
+mod trace;
 pub mod verdict;

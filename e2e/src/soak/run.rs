@@ -1,9 +1,10 @@
 //! A soak from its beginning to its verdict.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolume};
 use kube::ResourceExt;
 use kube::api::{Api, ListParams};
@@ -12,6 +13,7 @@ use super::board::Board;
 use super::kind::Kind;
 use super::schedule::{REST, Schedule};
 use super::stage::Stage;
+use super::trace::keep_logs;
 use super::verdict::Verdict;
 use super::{fleet, node_faults, pod_faults};
 use crate::cluster::Cluster;
@@ -22,11 +24,21 @@ use crate::wait::until_ok;
 /// Deadline for namespaces and volumes to go.
 const GONE: Duration = Duration::from_secs(180);
 
-/// Runs jobs for `length` under the faults that `seed` draws.
+/// Runs jobs for `length` under the faults that `seed` draws, and keeps the logs of their pods in `logs`.
 ///
 /// # Errors
 /// If the cluster cannot be prepared, or an undisturbed job fails.
-pub async fn run(cluster: Arc<Cluster>, seed: u64, length: Duration) -> Result<Verdict> {
+pub async fn run(cluster: Arc<Cluster>, seed: u64, length: Duration, logs: &Path) -> Result<Verdict> {
+    tokio::select! {
+        verdict = soak(cluster.clone(), seed, length) => verdict,
+        kept = keep_logs(cluster.client.clone(), logs) => {
+            kept?;
+            bail!("the watch of pods ended, so their logs are not kept")
+        }
+    }
+}
+
+async fn soak(cluster: Arc<Cluster>, seed: u64, length: Duration) -> Result<Verdict> {
     let mut stage = Stage::set_up(cluster).await?;
     operator::scale(&stage.cluster, 2).await?;
     stage.board.say("undisturbed jobs, whose results those of disturbed ones must equal");
