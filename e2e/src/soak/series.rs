@@ -41,13 +41,18 @@ pub fn steps_lost(samples: &[Sample]) -> u64 {
 mod tests {
     use super::*;
 
+    /// Seconds and steps.
+    type Steps = &'static [(u64, u64)];
+    /// A label, steps, the end, from when until when there is a fault, and the standstill.
+    type Standstill = (&'static str, Steps, Option<u64>, (u64, u64), Option<u64>);
+
     fn series(samples: &[(u64, u64)]) -> Vec<Sample> {
         samples.iter().map(|&(at, step)| Sample { at: Duration::from_secs(at), step }).collect()
     }
 
     #[test]
     fn a_standstill_is_the_longest_pause_that_a_fault_begins() {
-        let rows: [(&str, &[(u64, u64)], Option<u64>, (u64, u64), Option<u64>); 10] = [
+        let rows: [Standstill; 10] = [
             ("it goes on", &[(1, 1), (2, 2), (3, 3), (4, 4)], None, (2, 3), Some(1)),
             ("it pauses", &[(1, 1), (2, 2), (3, 2), (9, 3), (10, 4)], None, (2, 2), Some(7)),
             ("it pauses a moment after the fault", &[(1, 1), (2, 2), (4, 3), (20, 4)], None, (2, 5), Some(16)),
@@ -68,7 +73,7 @@ mod tests {
 
     #[test]
     fn steps_that_are_done_again_are_lost() {
-        let rows: [(&str, &[(u64, u64)], u64); 5] = [
+        let rows: [(&str, Steps, u64); 5] = [
             ("none", &[], 0),
             ("it grows", &[(1, 1), (2, 5), (3, 5), (4, 9)], 0),
             ("it falls once", &[(1, 10), (2, 7), (3, 8), (4, 12)], 3),

@@ -1,4 +1,4 @@
-//! What all parts of a soak share: the cluster, a namespace for each kind of job, the small disk, the records, and the
+//! The surroundings that all parts of a soak share: the cluster, a namespace for each kind of job, the small disk, the records, and the
 //! node that is away.
 
 use std::collections::BTreeMap;

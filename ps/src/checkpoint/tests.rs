@@ -240,7 +240,7 @@ fn a_folder_that_cannot_be_written_is_named() {
     let folder = folder();
     let file = folder.path().join("a-file");
     fs::write(&file, "").expect("writes");
-    let error = PartWriter::create(&file.join("step"), &description(6, 0, 1, 0)).expect_err("not a folder");
+    let error = PartWriter::create(file.join("step"), &description(6, 0, 1, 0)).expect_err("not a folder");
     assert!(matches!(error, WriteError::Io { .. }) && error.to_string().contains("a-file"), "{error}");
 }
 

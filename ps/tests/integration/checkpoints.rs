@@ -78,7 +78,7 @@ fn a_server_that_is_told_to_stop_keeps_what_it_has() {
     for server in servers {
         assert!(matches!(server.outcome(), Err(ServerError::Stopped)));
     }
-    let checkpoint = Checkpoint::open(&Runs::new(folder.path()).catalog(1).path(5)).expect("the checkpoint of step 5");
+    let checkpoint = Checkpoint::open(Runs::new(folder.path()).catalog(1).path(5)).expect("the checkpoint of step 5");
     assert!(checkpoint.read(0..elements()).expect("whole").values == parameters);
 }
 

@@ -34,9 +34,9 @@ const NO_FOLDER: i32 = 20;
 const FULL: i32 = 28;
 const STALE: i32 = 116;
 
-/// What a disk does not do.
+/// A fault of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ailment {
+pub enum DiskFault {
     /// It has no space left: of each write a half is taken.
     Full,
     /// Writes fail.
@@ -49,13 +49,13 @@ pub enum Ailment {
     Read,
     /// Nothing in the folder can be reached by its name.
     Denied,
-    /// The same, and files that were open cannot be used either, as on a network file system whose server is gone.
+    /// As `Denied`, and files that were open cannot be used either, as on a network file system whose server is gone.
     Stale,
     /// Every piece of work takes up to so long.
     Slow(Duration),
 }
 
-impl Ailment {
+impl DiskFault {
     /// Returns the error that an operation fails with, if it does.
     fn error(self, operation: Operation) -> Option<i32> {
         match (self, operation) {
@@ -85,7 +85,7 @@ impl Ailment {
     }
 }
 
-/// An operation, as far as ailments tell them apart.
+/// An operation, as far as faults tell them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operation {
     Read,
@@ -103,7 +103,7 @@ enum Operation {
 #[derive(Clone)]
 pub struct Disk(Arc<Mutex<Volume>>);
 
-/// What is on the disk, and what is wrong with it.
+/// The contents of the disk, and its faults.
 pub struct Volume {
     seed: u64,
     begun: Instant,
@@ -111,8 +111,8 @@ pub struct Volume {
     nodes: BTreeMap<PathBuf, Node>,
     /// Changes of names that are not flushed, in order.
     changes: Vec<Change>,
-    /// Of one server, or of all.
-    ailments: Vec<(Option<u32>, Ailment)>,
+    /// The faults, each of one server or of all.
+    faults: Vec<(Option<u32>, DiskFault)>,
     /// Processes that are gone: nothing that they still do has an effect.
     dead: BTreeSet<Host>,
     /// Machines that die: operations until then, and how long they are away.
@@ -158,7 +158,7 @@ impl Disk {
             begun: Instant::now(),
             nodes: BTreeMap::from([(PathBuf::from(FOLDER), Node::Folder)]),
             changes: Vec::new(),
-            ailments: Vec::new(),
+            faults: Vec::new(),
             dead: BTreeSet::new(),
             dying: BTreeMap::new(),
             deaths,
@@ -176,15 +176,15 @@ impl Disk {
 }
 
 impl Volume {
-    /// From now on the disk of `server`, or of all, has an ailment.
-    pub fn ail(&mut self, server: Option<u32>, ailment: Ailment) {
-        self.ailments.push((server, ailment));
+    /// Gives the disk of `server`, or of all, a fault.
+    pub fn break_disk(&mut self, server: Option<u32>, fault: DiskFault) {
+        self.faults.push((server, fault));
     }
 
-    /// Takes one such ailment away.
-    pub fn mend(&mut self, server: Option<u32>, ailment: Ailment) {
-        if let Some(place) = self.ailments.iter().position(|ailing| *ailing == (server, ailment)) {
-            self.ailments.remove(place);
+    /// Takes one such fault away.
+    pub fn mend(&mut self, server: Option<u32>, fault: DiskFault) {
+        if let Some(place) = self.faults.iter().position(|broken| *broken == (server, fault)) {
+            self.faults.remove(place);
         }
     }
 
@@ -240,7 +240,7 @@ impl Volume {
         }
     }
 
-    /// What was done that must never be done.
+    /// Names the first thing that was done and must never be done.
     pub fn violation(&mut self) -> Result<(), String> {
         self.violation.take().map_or(Ok(()), Err)
     }
@@ -273,22 +273,22 @@ impl Volume {
             }
             *left -= 1;
         }
-        let failed = self.ailments_of(host).find_map(|ailment| ailment.error(operation));
+        let failed = self.faults_of(host).find_map(|fault| fault.error(operation));
         failed.map_or(Ok(()), |number| Err(error(number)))
     }
 
-    fn ailments_of(&self, host: Host) -> impl Iterator<Item = Ailment> {
+    fn faults_of(&self, host: Host) -> impl Iterator<Item = DiskFault> {
         let own = move |server: &Option<u32>| match (server, host) {
             (Some(server), Host::Server(index, _)) => *server == index,
             _ => true,
         };
-        self.ailments.iter().filter(move |(server, _)| own(server)).map(|(_, ailment)| *ailment)
+        self.faults.iter().filter(move |(server, _)| own(server)).map(|(_, fault)| *fault)
     }
 
     /// Draws how long the next piece of work of `host` waits before it is done, and before that is known.
     fn delays(&mut self, host: Host) -> [Duration; 2] {
-        let most = self.ailments_of(host).filter_map(|ailment| match ailment {
-            Ailment::Slow(most) => Some(most),
+        let most = self.faults_of(host).filter_map(|fault| match fault {
+            DiskFault::Slow(most) => Some(most),
             _ => None,
         });
         let most = most.max().unwrap_or_default();

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-use super::disk::{Ailment, Disk, FOLDER, Mount};
+use super::disk::{Disk, DiskFault, FOLDER, Mount};
 use super::end::Dialer;
 use super::model::Model;
 use super::network::{Host, Network, address_of};
@@ -89,7 +89,7 @@ enum Action {
     /// The firewall between two hosts is gone.
     Admit(Host, Host),
     /// The disk of a server, or of all, is whole again.
-    MendDisk(Option<u32>, Ailment),
+    MendDisk(Option<u32>, DiskFault),
     /// Connections between hosts that still do not hear each other are given up.
     TimeOut(Vec<(Host, Host)>),
     /// Unless one runs.

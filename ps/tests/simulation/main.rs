@@ -22,7 +22,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use disk::Ailment;
+use disk::DiskFault;
 use plan::{FOR_GOOD, Fault, Plan};
 use psjobs_api::training::{Consistency, ConsistencyMode};
 
@@ -302,15 +302,15 @@ fn replicated_rows_count_every_push_once_whatever_dies() {
 }
 
 /// Every way in which a disk fails, with how long a piece of work takes on a slow one.
-const AILMENTS: [Ailment; 8] = [
-    Ailment::Full,
-    Ailment::Write,
-    Ailment::Flush,
-    Ailment::Rename,
-    Ailment::Read,
-    Ailment::Denied,
-    Ailment::Stale,
-    Ailment::Slow(Duration::from_secs(5)),
+const DISK_FAULTS: [DiskFault; 8] = [
+    DiskFault::Full,
+    DiskFault::Write,
+    DiskFault::Flush,
+    DiskFault::Rename,
+    DiskFault::Read,
+    DiskFault::Denied,
+    DiskFault::Stale,
+    DiskFault::Slow(Duration::from_secs(5)),
 ];
 
 /// Jobs whose disk fails for a while, until after their last step, and which lose a server meanwhile or not.
@@ -329,18 +329,18 @@ fn jobs_go_on_when_their_disk_is_whole_again() {
         ("both machines do", None, vec![crash(0, 10), crash(1, 5)]),
     ];
     for mode in [ConsistencyMode::Sync, ConsistencyMode::Async] {
-        for ailment in AILMENTS {
+        for fault in DISK_FAULTS {
             for (label, server, faults) in &rows {
                 let failures = sweep(0, 4, |seed| {
                     let consistency = Consistency { mode, ..Consistency::default() };
                     let at = |nth: usize| Duration::from_millis(90 * seed + 150 * nth as u64);
-                    let disk = Fault::Disk { server: *server, ailment, lasts };
+                    let disk = Fault::Disk { server: *server, fault, lasts };
                     let faults = std::iter::once(&disk).chain(faults).enumerate();
                     let faults = faults.map(|(nth, fault)| (at(nth), fault.clone())).collect();
                     let (checkpoint, tables) = (Some(Duration::from_millis(40)), seed % 2 == 1);
                     job::run(&Plan { consistency, checkpoint, tables, faults, ..Plan::fair(seed) }, false).verdict
                 });
-                assert!(failures.is_empty(), "{mode:?}, {ailment:?}, {label}: {failures:#?}");
+                assert!(failures.is_empty(), "{mode:?}, {fault:?}, {label}: {failures:#?}");
             }
         }
     }
@@ -366,16 +366,16 @@ fn a_machine_that_dies_in_any_file_operation_costs_no_checkpoint_that_is_complet
 /// Jobs whose last checkpoint or model can never be written.
 #[test]
 fn a_job_whose_disk_is_never_mended_does_not_succeed() {
-    for ailment in AILMENTS.into_iter().filter(|ailment| !matches!(ailment, Ailment::Read | Ailment::Slow(_))) {
+    for fault in DISK_FAULTS.into_iter().filter(|fault| !matches!(fault, DiskFault::Read | DiskFault::Slow(_))) {
         let failures = sweep(0, 8, |seed| {
             let mode = if seed % 2 == 0 { ConsistencyMode::Sync } else { ConsistencyMode::Async };
             let consistency = Consistency { mode, ..Consistency::default() };
-            let disk = Fault::Disk { server: None, ailment, lasts: FOR_GOOD };
+            let disk = Fault::Disk { server: None, fault, lasts: FOR_GOOD };
             let faults = vec![(Duration::from_millis(30 * seed), disk)];
             let checkpoint = Some(Duration::from_millis(40));
             job::run(&Plan { consistency, checkpoint, faults, doomed: true, ..Plan::fair(seed) }, false).verdict
         });
-        assert!(failures.is_empty(), "{ailment:?}: {failures:#?}");
+        assert!(failures.is_empty(), "{fault:?}: {failures:#?}");
     }
 }
 

@@ -6,7 +6,7 @@ use psjobs_api::training::{Codec, Compression, Consistency, ConsistencyMode};
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use super::disk::Ailment;
+use super::disk::DiskFault;
 use super::network::Weather;
 
 /// One in so many jobs is elastic.
@@ -97,7 +97,7 @@ pub enum Fault {
     /// A trainer of an elastic job does not come with the others.
     Late { trainer: u32, away: Duration },
     /// The disk of a server, or of all, does not do what it should.
-    Disk { server: Option<u32>, ailment: Ailment, lasts: Duration },
+    Disk { server: Option<u32>, fault: DiskFault, lasts: Duration },
     /// The machine of a server dies in the file operation after the next `after`; what was not flushed is lost.
     Crash { server: u32, after: u32, away: Duration },
     /// The wall clock jumps.
@@ -157,7 +157,7 @@ impl Fault {
             Self::Leave { .. } => "trainer left",
             Self::Lost { .. } => "trainer lost for good",
             Self::Late { .. } => "trainer late",
-            Self::Disk { ailment, .. } => ailment.name(),
+            Self::Disk { fault, .. } => fault.name(),
             Self::Crash { .. } => "machine about to die",
             Self::Jump { .. } => "wall clock jumps",
         }
@@ -246,19 +246,19 @@ impl Plan {
             let (at, server) = (self.moment(chance), chance.random_range(0..self.servers));
             let (after, lasts, all) = (chance.random_range(0..60), lasting(chance), chance.random_bool(0.5));
             let slow = Duration::from_millis([50, 1_000, 20_000][chance.random_range(0..3)]);
-            let ailment = match chance.random_range(0..12) {
-                0 => Ailment::Full,
-                1 => Ailment::Write,
-                2 => Ailment::Flush,
-                3 => Ailment::Rename,
-                4 => Ailment::Read,
-                5 => Ailment::Denied,
-                6 => Ailment::Stale,
-                7 | 8 => Ailment::Slow(slow),
+            let fault = match chance.random_range(0..12) {
+                0 => DiskFault::Full,
+                1 => DiskFault::Write,
+                2 => DiskFault::Flush,
+                3 => DiskFault::Rename,
+                4 => DiskFault::Read,
+                5 => DiskFault::Denied,
+                6 => DiskFault::Stale,
+                7 | 8 => DiskFault::Slow(slow),
                 9 | 10 => return (at, Fault::Crash { server, after, away: lasts }),
                 _ => return (at, Fault::Jump { hours: chance.random_range(-30..30) }),
             };
-            (at, Fault::Disk { server: (!all).then_some(server), ailment, lasts })
+            (at, Fault::Disk { server: (!all).then_some(server), fault, lasts })
         };
         (0..count).map(draw).collect()
     }

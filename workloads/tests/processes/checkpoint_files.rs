@@ -84,7 +84,7 @@ fn a_full_disk_keeps_the_last_good_checkpoint_and_the_job_waits_for_room() {
     assert!(line.contains("enlarge the volume or keep fewer checkpoints"), "{line}");
     let kept = catalog.complete().expect("a folder");
     assert_eq!(kept.last(), Some(&60), "the last good one is still there");
-    Checkpoint::open(&catalog.path(60)).expect("and whole");
+    Checkpoint::open(catalog.path(60)).expect("and whole");
 
     let room = Rlimit { current: None, maximum: None };
     let pid = Pid::from_child(&server.0);

@@ -138,7 +138,7 @@ fn a_damaged_checkpoint_is_neither_counted_nor_found_again() {
     write_checkpoint(&runs.path(id(run, 20)), 6, 1, 0);
     assert_eq!(runs.damaged(&own).expect("reads"), []);
     assert_eq!(runs.prune(&own, 1, id(run, 20)).expect("removes"), [id(run, 15)]);
-    Checkpoint::open(&runs.path(id(run, 20))).expect("it is whole again");
+    Checkpoint::open(runs.path(id(run, 20))).expect("it is whole again");
     catalog.set_aside(20).expect("sets aside");
     write_checkpoint(&runs.path(id(run, 30)), 6, 1, 0);
     assert_eq!(runs.prune(&own, 2, id(run, 30)).expect("removes"), [], "fewer than are to be kept");
@@ -165,8 +165,8 @@ fn the_catalog_lists_complete_checkpoints_and_pruning_clears_up() {
     assert_eq!(gone, [id(1, 10), id(1, 15), id(1, 20)].into(), "50 may be on its way");
     assert_eq!(catalog.complete().expect("reads"), [30, 40].into());
     assert_eq!(fs::read_dir(catalog.folder()).expect("reads").count(), 3 + 4, "foreign folders stay");
-    write::revoke(&catalog.path(40)).expect("revokes");
-    write::revoke(&catalog.path(40)).expect("nothing to revoke");
+    write::revoke(catalog.path(40)).expect("revokes");
+    write::revoke(catalog.path(40)).expect("nothing to revoke");
     assert_eq!(catalog.complete().expect("reads"), [30].into());
 }
 
@@ -219,7 +219,7 @@ fn only_what_is_proved_counts_as_damage() {
     write_checkpoint(&catalog.path(7), 6, 1, 0);
     let part = catalog.path(7).join(part_name(0, 1));
     let bytes = fs::read(&part).expect("reads");
-    let proved = || Checkpoint::open(&catalog.path(7)).expect_err("not usable").is_proved();
+    let proved = || Checkpoint::open(catalog.path(7)).expect_err("not usable").is_proved();
     fs::write(&part, &bytes[..bytes.len() - 1]).expect("writes");
     assert!(proved(), "a part that is cut short");
     fs::remove_file(&part).expect("removes");

@@ -11,7 +11,7 @@ use std::time::SystemTime;
 use psjobs_ps::checkpoint::disk::{Files, OpenFile, Work, Working};
 
 use super::{
-    Ailment, Content, Disk, EXISTS, FULL, Host, NO_ENTRY, NO_FOLDER, Node, Operation, Volume, error, lock, temporary,
+    Content, Disk, DiskFault, EXISTS, FULL, Host, NO_ENTRY, NO_FOLDER, Node, Operation, Volume, error, lock, temporary,
 };
 
 /// The disk of one process.
@@ -157,7 +157,7 @@ struct Opened {
 impl OpenFile for Opened {
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let volume = self.mount.begin(Operation::Write)?;
-        let full = volume.ailments_of(self.mount.host).any(|ailment| ailment == Ailment::Full);
+        let full = volume.faults_of(self.mount.host).any(|fault| fault == DiskFault::Full);
         let taken = if full { &bytes[..bytes.len() / 2] } else { bytes };
         let (mut content, offset) = (lock(&self.content), offset as usize);
         let length = content.bytes.len().max(offset + taken.len());

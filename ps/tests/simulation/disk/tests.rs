@@ -9,7 +9,7 @@ use psjobs_ps::checkpoint::disk::Files;
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use super::{Ailment, Disk, FOLDER, Host, Mount};
+use super::{Disk, DiskFault, FOLDER, Host, Mount};
 
 const HOST: Host = Host::Server(0, 0);
 
@@ -104,10 +104,10 @@ async fn what_is_not_flushed_goes_with_its_machine_and_the_rest_stays() {
 }
 
 #[tokio::test]
-async fn each_ailment_refuses_what_it_says_until_it_is_mended() {
+async fn each_fault_refuses_what_it_says_until_it_is_mended() {
     let (disk, mount) = disk();
     write(&mount, &at("old"), &[1; 8], true).expect("writes");
-    let (mut number, slow) = (0, Ailment::Slow(Duration::from_secs(1)));
+    let (mut number, slow) = (0, DiskFault::Slow(Duration::from_secs(1)));
     let mut operations = || {
         number += 1;
         let name = at(&format!("{number}"));
@@ -120,20 +120,20 @@ async fn each_ailment_refuses_what_it_says_until_it_is_mended() {
         ];
         answers.map(|answer| answer.err().and_then(|error| error.raw_os_error()).unwrap_or(0))
     };
-    for (ailment, want) in [
-        (Ailment::Full, [28, 0, 0, 0]),
-        (Ailment::Write, [5, 0, 0, 0]),
-        (Ailment::Flush, [5, 0, 0, 5]),
-        (Ailment::Rename, [0, 5, 0, 0]),
-        (Ailment::Read, [0, 0, 5, 0]),
-        (Ailment::Denied, [13; 4]),
-        (Ailment::Stale, [116; 4]),
+    for (fault, want) in [
+        (DiskFault::Full, [28, 0, 0, 0]),
+        (DiskFault::Write, [5, 0, 0, 0]),
+        (DiskFault::Flush, [5, 0, 0, 5]),
+        (DiskFault::Rename, [0, 5, 0, 0]),
+        (DiskFault::Read, [0, 0, 5, 0]),
+        (DiskFault::Denied, [13; 4]),
+        (DiskFault::Stale, [116; 4]),
         (slow, [0; 4]),
     ] {
-        disk.volume().ail(Some(0), ailment);
-        disk.volume().ail(Some(1), Ailment::Stale);
-        assert_eq!(operations(), want, "{ailment:?}");
-        disk.volume().mend(Some(0), ailment);
-        assert_eq!(operations(), [0; 4], "{ailment:?}, mended");
+        disk.volume().break_disk(Some(0), fault);
+        disk.volume().break_disk(Some(1), DiskFault::Stale);
+        assert_eq!(operations(), want, "{fault:?}");
+        disk.volume().mend(Some(0), fault);
+        assert_eq!(operations(), [0; 4], "{fault:?}, mended");
     }
 }

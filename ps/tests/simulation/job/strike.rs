@@ -28,9 +28,9 @@ impl Supervisor {
                 wires.trace.tell(format_args!("{one:?} and {other:?} are let through"));
                 wires.admit(one, other);
             }
-            Action::MendDisk(server, ailment) => {
-                self.job.network.wires().trace.tell(format_args!("mended: {ailment:?} of {server:?}"));
-                self.disk.volume().mend(server, ailment);
+            Action::MendDisk(server, fault) => {
+                self.job.network.wires().trace.tell(format_args!("mended: {fault:?} of {server:?}"));
+                self.disk.volume().mend(server, fault);
             }
             Action::TimeOut(pairs) => {
                 let mut wires = self.job.network.wires();
@@ -132,9 +132,9 @@ impl Supervisor {
                 self.kill(self.newest_server(server), false);
                 self.servers_over[server as usize] = true;
             }
-            Fault::Disk { server, ailment, lasts } => {
-                self.disk.volume().ail(server, ailment);
-                self.later(lasts, Action::MendDisk(server, ailment));
+            Fault::Disk { server, fault, lasts } => {
+                self.disk.volume().break_disk(server, fault);
+                self.later(lasts, Action::MendDisk(server, fault));
                 self.disk_ails_until = self.disk_ails_until.max(Instant::now() + lasts + AFTERWARDS);
             }
             Fault::Crash { server, after, away } => {

@@ -15,8 +15,8 @@ use super::client::PAUSE;
 use super::destination::{self, Destination};
 use super::folder::insist;
 use super::folder_lock::FolderLock;
-use super::over;
 use super::restore_calls::{Answer, RestoreCalls, epoch_of, next_epoch};
+use super::training_end::training_ended;
 use crate::checkpoint::runs::JobIdentity;
 use crate::checkpoint::{CheckpointId, Runs};
 use crate::proto;
@@ -48,7 +48,7 @@ pub async fn coordinate(
     let lock = tokio::select! {
         biased;
         lock = FolderLock::take(state, config) => lock?,
-        over = over(state, &training) => return over,
+        ended = training_ended(state, &training) => return ended,
     };
     let runs = Runs::new(&config.folder);
     if let Err(error) = config.folder.disk().work(move || runs.remove_left_overs()).await {
@@ -97,7 +97,7 @@ async fn lead(
         tokio::select! {
             biased;
             taken = coordinator.take_over() => taken?,
-            over = over(state, training) => return over,
+            ended = training_ended(state, training) => return ended,
         }
         true
     } else {
@@ -277,7 +277,7 @@ impl Coordinator<'_> {
             let found = tokio::select! {
                 biased;
                 found = self.find() => found?,
-                over = over(self.state, training) => return over,
+                ended = training_ended(self.state, training) => return ended,
             };
             if let Some(id) = found.checkpoint {
                 let path = self.runs.path(id);

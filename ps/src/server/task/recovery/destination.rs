@@ -84,7 +84,7 @@ fn newest_of_all(runs: &Runs, records: &[RunRecord]) -> Result<Option<(Checkpoin
 /// Returns the newest checkpoint of a lineage that opens. Its blocks are verified when they are read.
 fn newest_undamaged(runs: &Runs, lineage: &[Ancestor]) -> Result<Option<(CheckpointId, Checkpoint)>, FolderError> {
     for id in runs.complete(lineage)? {
-        match Checkpoint::open(&runs.path(id)) {
+        match Checkpoint::open(runs.path(id)) {
             Ok(checkpoint) => return Ok(Some((id, checkpoint))),
             Err(damage) if damage.is_proved() => set_aside(runs, id, &damage.to_string())?,
             Err(damage) => {

@@ -11,6 +11,7 @@ mod folder;
 mod folder_lock;
 mod restore_calls;
 pub mod server_checkpoint;
+mod training_end;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,9 +27,8 @@ use crate::server::state::ServerState;
 
 use client::retry_until_ok;
 use coordinator::coordinate;
+use training_end::{LAST, training_ended};
 
-/// Timeout for server 0 to request the last part.
-const LAST: Duration = Duration::from_secs(30);
 /// Interval at which a server without trainers checks whether the job is done.
 const LOOK: Duration = Duration::from_secs(5);
 
@@ -43,7 +43,7 @@ pub async fn run(state: &Arc<ServerState>, training: CancellationToken) -> Resul
         Some(replication) => tokio::select! {
             biased;
             given = replication.settled() => given,
-            over = over(state, &training) => return over,
+            ended = training_ended(state, &training) => return ended,
             // The others have ended after the last checkpoint, so that none says who leads: the model is left to write.
             () = wait_for_whole(state, config), if state.config.index == 0 => false,
         },
@@ -77,22 +77,6 @@ pub async fn run(state: &Arc<ServerState>, training: CancellationToken) -> Resul
         tracing::warn!("server 0 did not ask for the last checkpoint in time; the one before stays the newest");
     }
     Ok(())
-}
-
-/// Resolves when this server has nothing to recover any more: training was stopped; or it is done, and server 0 did not
-/// get to its last checkpoint and the model in time.
-///
-/// # Errors
-/// If the model is not known to be written.
-async fn over(state: &ServerState, training: &CancellationToken) -> Result<(), ServerError> {
-    training.cancelled().await;
-    if state.config.index != 0 || !state.members().done() {
-        return Ok(());
-    }
-    tokio::time::sleep(LAST).await;
-    let trouble = state.recovery.trouble();
-    let why = trouble.unwrap_or_else(|| "the other servers did not say in time who leads their blocks".to_owned());
-    Err(ServerError::NotKept { what: "the model", why: format!("{why}; the newest checkpoint is kept") })
 }
 
 /// Asks server 0, until it succeeds, to restore this server to the state of the others.

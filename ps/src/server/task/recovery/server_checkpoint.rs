@@ -267,7 +267,7 @@ pub async fn whole(state: &ServerState, config: &CheckpointConfig) -> Option<(Ve
     let found = config.folder.disk().work(move || {
         let newest_of = |records: Vec<RunRecord>| records.iter().rev().find(|run| run.uid == uid).map(|run| run.run);
         let catalog = runs.catalog(known.or_else(|| newest_of(runs.list().ok()?))?);
-        let checkpoint = Checkpoint::open(&catalog.path(*catalog.complete().ok()?.last()?)).ok()?;
+        let checkpoint = Checkpoint::open(catalog.path(*catalog.complete().ok()?.last()?)).ok()?;
         let whole = checkpoint.description().job == uid && checkpoint.concluded().len() == trainers;
         let steps = whole.then(|| checkpoint.read(0..1).ok())??.next_steps;
         Some((steps, checkpoint.concluded().to_vec()))

@@ -1,0 +1,221 @@
+//! Limits connections whose peer is not known: without certificates anybody who reaches the port can make one, and each
+//! costs some 31 KiB. A peer becomes known when a call of it names the job. Until then its connection has a place among few,
+//! and ends after a short time.
+
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use std::{fmt, io};
+
+use futures::{Stream, StreamExt as _};
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Sleep;
+use tonic::transport::server::Connected;
+
+use crate::address_limit::{AddressLimit, Entry};
+
+/// Connections that may be open at once without a known peer: 32 MiB.
+const MOST: usize = 1024;
+/// Connections of them from one address. The trainers of a node may share its address.
+const MOST_OF_ADDRESS: usize = 512;
+/// How long a connection may stay open without a known peer.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The peer of a connection. Requests of connections without TLS have it in their extensions.
+#[derive(Clone)]
+pub struct Peer(Arc<Inner>);
+
+struct Inner {
+    known: AtomicBool,
+    /// Taken when the peer is known.
+    place: Mutex<Option<(OwnedSemaphorePermit, Entry)>>,
+}
+
+impl Peer {
+    /// Lifts the limits of the connection: the peer belongs to the job.
+    pub fn set_known(&self) {
+        if !self.0.known.swap(true, Relaxed) {
+            drop(self.0.place.lock().take());
+        }
+    }
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.known.load(Relaxed) { "Peer(known)" } else { "Peer(unknown)" })
+    }
+}
+
+/// Marks the peer in the extensions of a request as known. One with TLS is known by its certificate and has none.
+pub fn set_known(extensions: &http::Extensions) {
+    if let Some(peer) = extensions.get::<Peer>() {
+        peer.set_known();
+    }
+}
+
+/// A connection whose peer may be unknown.
+pub struct Guarded<S> {
+    stream: S,
+    peer: Peer,
+    /// `None` once the peer is known.
+    deadline: Option<Pin<Box<Sleep>>>,
+}
+
+/// Returns those of `incoming` that have a place; the others are closed, and counted in the log.
+pub fn admit<S: AsyncRead + AsyncWrite + Connected + Unpin>(
+    incoming: impl Stream<Item = io::Result<S>>,
+    address: impl Fn(&S) -> Option<SocketAddr>,
+) -> impl Stream<Item = io::Result<Guarded<S>>> {
+    let (places, addresses) = (Arc::new(Semaphore::new(MOST)), AddressLimit::new(MOST_OF_ADDRESS));
+    let refused = AtomicU64::new(0);
+    incoming.filter_map(move |stream| {
+        let admitted = match stream {
+            Err(error) => Some(Err(error)),
+            Ok(stream) => {
+                let peer = address(&stream);
+                let admitted = place(&places, &addresses, peer.map(|peer| peer.ip()));
+                if admitted.is_none() {
+                    refuse(&refused, peer);
+                }
+                admitted.map(|place| Ok(Guarded::new(stream, place)))
+            }
+        };
+        std::future::ready(admitted)
+    })
+}
+
+fn place(
+    places: &Arc<Semaphore>,
+    addresses: &AddressLimit,
+    address: Option<IpAddr>,
+) -> Option<(OwnedSemaphorePermit, Entry)> {
+    Some((places.clone().try_acquire_owned().ok()?, addresses.enter(address)?))
+}
+
+/// Counts a connection that found no place; the log names the first, the second, the fourth and so on.
+fn refuse(refused: &AtomicU64, peer: Option<SocketAddr>) {
+    let refused = refused.fetch_add(1, Relaxed) + 1;
+    if refused.is_power_of_two() {
+        tracing::warn!(?peer, refused, "closed a connection: too many have yet to say which job they belong to");
+    }
+}
+
+impl<S> Guarded<S> {
+    fn new(stream: S, place: (OwnedSemaphorePermit, Entry)) -> Self {
+        let peer = Peer(Arc::new(Inner { known: AtomicBool::new(false), place: Mutex::new(Some(place)) }));
+        Self { stream, peer, deadline: Some(Box::pin(tokio::time::sleep(TIMEOUT))) }
+    }
+
+    /// Fails when the peer is still unknown at the deadline. Called in every direction, so that a peer that reads nothing
+    /// has no more time than one that sends nothing.
+    fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let Some(deadline) = &mut self.deadline else { return Ok(()) };
+        if self.peer.0.known.load(Relaxed) {
+            self.deadline = None;
+            return Ok(());
+        }
+        match deadline.as_mut().poll(cx) {
+            Poll::Ready(()) => {
+                Err(io::Error::new(io::ErrorKind::TimedOut, "the peer did not say which job it belongs to"))
+            }
+            Poll::Pending => Ok(()),
+        }
+    }
+}
+
+impl<S> Connected for Guarded<S> {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.check(cx)?;
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.check(cx)?;
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.check(cx)?;
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check(cx)?;
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, duplex};
+
+    use super::*;
+
+    fn guarded() -> (Guarded<tokio::io::DuplexStream>, tokio::io::DuplexStream) {
+        let (ours, theirs) = duplex(64);
+        let places = Arc::new(Semaphore::new(1));
+        let place = place(&places, &AddressLimit::new(1), None).expect("room");
+        (Guarded::new(ours, place), theirs)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_ends_unless_its_peer_becomes_known_in_time() {
+        for known in [false, true] {
+            let (mut connection, _theirs) = guarded();
+            let peer = connection.connect_info();
+            let mut byte = [0];
+            let read = connection.read(&mut byte);
+            tokio::pin!(read);
+            let almost = TIMEOUT - Duration::from_millis(1);
+            assert!(tokio::time::timeout(almost, &mut read).await.is_err(), "it has {TIMEOUT:?}");
+            if known {
+                peer.set_known();
+            }
+            match tokio::time::timeout(TIMEOUT * 10, &mut read).await {
+                Ok(ended) => {
+                    assert_eq!((known, ended.expect_err("no byte came").kind()), (false, io::ErrorKind::TimedOut))
+                }
+                Err(_) => assert!(known, "an unknown peer keeps its connection"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_known_peer_leaves_its_place_to_another() {
+        let (places, addresses) = (Arc::new(Semaphore::new(1)), AddressLimit::new(MOST_OF_ADDRESS));
+        let peer = Peer(Arc::new(Inner {
+            known: AtomicBool::new(false),
+            place: Mutex::new(place(&places, &addresses, None)),
+        }));
+        assert!(place(&places, &addresses, None).is_none());
+        peer.set_known();
+        assert!(place(&places, &addresses, None).is_some());
+    }
+}
