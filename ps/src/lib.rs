@@ -3,6 +3,7 @@
 //! process that holds them ([`server`]) and what a trainer talks to it with ([`client`]). Knows neither libtorch nor Kubernetes.
 #![deny(missing_docs)]
 
+mod address_limit;
 mod aggregation;
 pub mod batch;
 mod block;
@@ -12,7 +13,6 @@ mod clock;
 pub mod codec;
 pub mod consistency;
 mod gradient;
-mod handshakes;
 pub mod layout;
 pub mod network;
 pub mod optimizer;
@@ -30,4 +30,5 @@ pub mod splitmix;
 pub mod staleness;
 pub mod tls;
 mod training_rules;
+pub mod unknown_peers;
 pub mod wire;

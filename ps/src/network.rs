@@ -26,7 +26,8 @@ use tonic::transport::server::{Connected, Router};
 use tonic::transport::{Channel, Endpoint, Error, Server};
 use tower::Service;
 
-use crate::tls::{Credentials, TlsError};
+use crate::tls::{self, Credentials, TlsError};
+use crate::unknown_peers;
 
 /// How long a connection may be idle before it is probed.
 const PROBE_AFTER: Duration = Duration::from_secs(3);
@@ -177,7 +178,10 @@ impl Network {
                 let incoming = credentials.admit(incoming).map_err(|error| ServeError::Tls(error.into()))?;
                 Box::pin(router.serve_with_incoming_shutdown(incoming, stop)).await
             }
-            Self::Tcp | Self::Other(_) => router.serve_with_incoming_shutdown(incoming, stop).await,
+            Self::Tcp | Self::Other(_) => {
+                let incoming = unknown_peers::admit(incoming, tls::address);
+                Box::pin(router.serve_with_incoming_shutdown(incoming, stop)).await
+            }
         };
         served.map_err(ServeError::Transport)
     }

@@ -23,13 +23,15 @@ use tokio_rustls::TlsAcceptor;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
-use crate::handshakes::Handshakes;
+use crate::address_limit::AddressLimit;
 use crate::peer_role::Admitted;
 
 /// How long a peer may take to show its certificate.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Handshakes under way at once. A silent peer delays others only when as many are silent.
 const HANDSHAKES: usize = 1024;
+/// Handshakes of them from one address. The trainers of a node may share its address, and a handshake takes milliseconds.
+const HANDSHAKES_OF_ADDRESS: usize = 64;
 
 /// Certificates that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -121,10 +123,10 @@ impl Credentials {
         incoming: impl Stream<Item = io::Result<S>>,
     ) -> Result<impl Stream<Item = io::Result<Admitted<S>>>, DamagedError> {
         let acceptor = TlsAcceptor::from(Arc::new(self.server()?));
-        let (door, handshakes) = (self.clone(), Handshakes::default());
+        let (door, handshakes) = (self.clone(), AddressLimit::new(HANDSHAKES_OF_ADDRESS));
         let hands = incoming.map(move |stream| {
             let (acceptor, door) = (acceptor.clone(), door.clone());
-            let begun = stream.map(|stream| (handshakes.begin(address(&stream).map(|peer| peer.ip())), stream));
+            let begun = stream.map(|stream| (handshakes.enter(address(&stream).map(|peer| peer.ip())), stream));
             async move {
                 match begun {
                     Ok((Some(_under_way), stream)) => door.shake_hands(&acceptor, stream).await.map(Ok),
@@ -199,7 +201,7 @@ impl Credentials {
 }
 
 /// Returns where a connection comes from, as far as it tells.
-fn address<S: Connected>(stream: &S) -> Option<SocketAddr> {
+pub(crate) fn address<S: Connected>(stream: &S) -> Option<SocketAddr> {
     let info = stream.connect_info();
     (&info as &dyn Any).downcast_ref::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr)
 }

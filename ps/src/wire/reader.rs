@@ -11,6 +11,7 @@ use tonic::body::Body;
 
 use super::frame::PREFIX;
 use super::{Buffers, MAX_FIRST_MESSAGE, MAX_MESSAGE};
+use crate::unknown_peers::Peer;
 
 /// Reads the messages of one direction of a call.
 #[derive(Debug)]
@@ -19,13 +20,29 @@ pub struct Reader {
     /// Received, not read yet.
     piece: Bytes,
     buffers: Buffers,
+    /// The caller; `None` on the side of the caller, and where certificates say who it is.
+    peer: Option<Peer>,
 }
 
 impl Reader {
     /// Reads `body`; payloads lie in memory of `buffers`.
     #[must_use]
     pub fn new(body: Body, buffers: Buffers) -> Self {
-        Self { body, piece: Bytes::new(), buffers }
+        Self { body, piece: Bytes::new(), buffers, peer: None }
+    }
+
+    /// Reads the messages of a request that `peer` sends.
+    #[must_use]
+    pub fn of(mut self, peer: Option<Peer>) -> Self {
+        self.peer = peer;
+        self
+    }
+
+    /// Lifts the limits for connections of unknown peers: the first message names this job.
+    pub fn set_known(&self) {
+        if let Some(peer) = &self.peer {
+            peer.set_known();
+        }
     }
 
     /// The next message; `None` at a good end. A payload in it is a view of the received message.

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::*;
 use http_body::Body as _;
@@ -15,7 +15,10 @@ use psjobs_ps::proto::exchange_request::Message;
 use psjobs_ps::proto::parameter_server_client::ParameterServerClient;
 use psjobs_ps::proto::{self, ExchangeRequest, ParameterBlock};
 use psjobs_ps::server::Timeouts;
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpStream;
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::Channel;
 use tonic::{Status, Streaming};
@@ -234,6 +237,39 @@ async fn unknown_callers_that_announce_much_cost_little() {
     let more = resident().saturating_sub(before);
     assert!(more < 200, "{more} MiB more than before, for callers that are not known");
     goes_on(session).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_say_nothing_are_few_and_end() {
+    let (server, session, _) = joined(Duration::from_secs(30)).await;
+    let mut session = Some(session);
+    let began = Instant::now();
+    let mut silent = JoinSet::new();
+    for _ in 0..700 {
+        let mut stream = TcpStream::connect(server.address).await.expect("the kernel takes it");
+        silent.spawn(async move {
+            let mut answer = Vec::new();
+            drop(stream.read_to_end(&mut answer).await);
+            began.elapsed()
+        });
+    }
+    // All are of one address, which has 512 places.
+    let mut ended = Vec::new();
+    while ended.len() < 700 {
+        let one = tokio::time::timeout(LIMIT, silent.join_next()).await.expect("each ends by itself");
+        ended.push(one.expect("there are 700").expect("no panic"));
+        if ended.len() == 700 - 512 {
+            // A trainer that is known goes on meanwhile.
+            let session = session.take();
+            goes_on(session.expect("once")).await;
+        }
+    }
+    let refused = ended.iter().filter(|after| **after < Duration::from_secs(9)).count();
+    assert!((700 - 512..700 - 500).contains(&refused), "{refused} of 700 were refused at once");
+    let url = format!("http://{}", server.address);
+    let mut coordination =
+        proto::coordination_client::CoordinationClient::connect(url).await.expect("there is room again");
+    coordination.status(proto::StatusRequest {}).await.expect("it answers");
 }
 
 #[tokio::test(flavor = "multi_thread")]

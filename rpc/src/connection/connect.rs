@@ -9,6 +9,7 @@ use psjobs_api::Role;
 use psjobs_ps::network;
 use psjobs_ps::peer_role::PeerRole;
 use psjobs_ps::retry::{Failure, Schedule, Stopped, retry};
+use psjobs_ps::unknown_peers::set_known;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_stream::StreamExt;
@@ -270,8 +271,8 @@ impl RemoteObjects for Service {
     async fn attach(&self, request: Request<Streaming<proto::Frame>>) -> Result<Response<Self::AttachStream>, Status> {
         let process = &self.process;
         let shared = process.connections();
-        let peer = request.extensions().get::<PeerRole>().copied();
-        let mut frames = request.into_inner();
+        let (_, extensions, mut frames) = request.into_parts();
+        let peer = extensions.get::<PeerRole>().copied();
         let hello = self.first_frame(&mut frames).await?;
         if let Some(peer) = peer.filter(|_| Role::of_replica(&hello.name) == Some(Role::Server)) {
             PeerRole::check_is_server(Some(peer), &format!("the name {}", hello.name))?;
@@ -282,6 +283,7 @@ impl RemoteObjects for Service {
             let message = format!("{} is of job {theirs:?}, {} of job {ours:?}", hello.name, shared.name);
             return Err(Status::invalid_argument(message));
         }
+        set_known(&extensions);
         if shared.stopping.is_cancelled() {
             return Err(Status::unavailable(format!("{} is ending", shared.name)));
         }

@@ -6,7 +6,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::trainer;
 use crate::batch::assigner::{Assignment, AssignmentRequest, BatchAssigner};
 use crate::clock::now;
 use crate::proto;
@@ -22,9 +21,9 @@ const HELD: Duration = Duration::from_secs(1);
 /// If the job is not elastic, the trainer has to join again, or reckons with another number of batches than others.
 pub async fn assign(
     state: &ServerState,
-    request: proto::AssignBatchesRequest,
+    id: &proto::TrainerId,
+    request: &proto::AssignBatchesRequest,
 ) -> Result<proto::AssignBatchesReply, Status> {
-    let id = trainer(request.trainer.clone())?;
     let batch_assignments = state.batch_assignments.as_ref().ok_or_else(|| {
         Status::invalid_argument(
             "this server deals no batches; ask server 0 of an elastic job, which was started with --min-trainers",
@@ -35,10 +34,10 @@ pub async fn assign(
         let came = batch_assignments.came.notified();
         let (present, enough) = {
             let mut members = state.members();
-            members.hear(&id, now())?;
+            members.hear(id, now())?;
             members.present()
         };
-        match ask(state, &mut batch_assignments.assigner(), &id, &request, present, enough)? {
+        match ask(state, &mut batch_assignments.assigner(), id, request, present, enough)? {
             Assignment::Batches(batches) => {
                 let count = (batches.end - batches.start) as u32;
                 return Ok(proto::AssignBatchesReply { first: batches.start, count, wait: false });

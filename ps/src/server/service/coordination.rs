@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tonic::{Request, Response, Status};
 
-use super::{batch_assignment, trainer};
+use super::{batch_assignment, caller};
 use crate::batch::sharing::Work;
 use crate::clock::now;
 use crate::layout::{Layout, TensorSpec};
@@ -18,8 +18,7 @@ pub struct Coordination(pub Arc<ServerState>);
 #[tonic::async_trait]
 impl proto::coordination_server::Coordination for Coordination {
     async fn join(&self, request: Request<proto::JoinRequest>) -> Result<Response<proto::JoinReply>, Status> {
-        let request = request.into_inner();
-        let id = trainer(request.trainer)?;
+        let (request, id) = caller(&self.0, request, |message| message.trainer.take())?;
         let tensors: Vec<TensorSpec> =
             request.tensors.into_iter().map(|t| TensorSpec { name: t.name, shape: t.shape }).collect();
         let config = &self.0.config;
@@ -76,8 +75,7 @@ impl proto::coordination_server::Coordination for Coordination {
     }
 
     async fn leave(&self, request: Request<proto::LeaveRequest>) -> Result<Response<proto::LeaveReply>, Status> {
-        let request = request.into_inner();
-        let id = trainer(request.trainer.clone())?;
+        let (request, id) = caller(&self.0, request, |message| message.trainer.clone())?;
         self.0.members().leave(&request, &id, now())?;
         tracing::info!(trainer = id.index, incarnation = id.incarnation, finished = request.finished, "left");
         if !request.failure.is_empty() {
@@ -100,8 +98,7 @@ impl proto::coordination_server::Coordination for Coordination {
         &self,
         request: Request<proto::WaitUntilDurableRequest>,
     ) -> Result<Response<proto::WaitUntilDurableReply>, Status> {
-        let request = request.into_inner();
-        let id = trainer(request.trainer)?;
+        let (request, id) = caller(&self.0, request, |message| message.trainer.take())?;
         {
             let mut members = self.0.members();
             members.hear(&id, now())?;
@@ -118,8 +115,7 @@ impl proto::coordination_server::Coordination for Coordination {
         &self,
         request: Request<proto::HeartbeatRequest>,
     ) -> Result<Response<proto::HeartbeatReply>, Status> {
-        let request = request.into_inner();
-        let id = trainer(request.trainer)?;
+        let (request, id) = caller(&self.0, request, |message| message.trainer.take())?;
         let (mut members, now) = (self.0.members(), now());
         members.report(&id, request.examples, request.metrics, now)?;
         if request.step > 0 {
@@ -136,8 +132,7 @@ impl proto::coordination_server::Coordination for Coordination {
     }
 
     async fn vote(&self, request: Request<proto::VoteRequest>) -> Result<Response<proto::VoteReply>, Status> {
-        let request = request.into_inner();
-        let id = trainer(request.trainer.clone())?;
+        let (request, id) = caller(&self.0, request, |message| message.trainer.clone())?;
         self.0.members().hear(&id, now())?;
         let replication = (self.0.replication.as_ref())
             .ok_or_else(|| Status::failed_precondition("this server replicates nothing, so that none is elected"))?;
@@ -150,8 +145,7 @@ impl proto::coordination_server::Coordination for Coordination {
         &self,
         request: Request<proto::GetBatchShareRequest>,
     ) -> Result<Response<proto::GetBatchShareReply>, Status> {
-        let request = request.into_inner();
-        let id = trainer(request.trainer)?;
+        let (request, id) = caller(&self.0, request, |message| message.trainer.take())?;
         self.0.members().hear(&id, now())?;
         let mut sharing = self.0.sharing()?;
         let base = self.0.config.training.batch.base;
@@ -176,7 +170,8 @@ impl proto::coordination_server::Coordination for Coordination {
         &self,
         request: Request<proto::AssignBatchesRequest>,
     ) -> Result<Response<proto::AssignBatchesReply>, Status> {
-        batch_assignment::assign(&self.0, request.into_inner()).await.map(Response::new)
+        let (request, id) = caller(&self.0, request, |message| message.trainer.take())?;
+        batch_assignment::assign(&self.0, &id, &request).await.map(Response::new)
     }
 
     async fn status(&self, _: Request<proto::StatusRequest>) -> Result<Response<proto::StatusReply>, Status> {

@@ -85,11 +85,12 @@ async fn send_blocks(
     let request: proto::PullRequest = first_message(state, &mut reader)
         .await?
         .ok_or_else(|| Status::invalid_argument("a Pull needs one PullRequest"))?;
-    let reader = request.trainer.is_none() && request.job_uid == state.config.job_uid;
-    let id = if reader { None } else { Some(trainer(request.trainer)?) };
+    let only_reads = request.trainer.is_none() && request.job_uid == state.config.job_uid;
+    let id = if only_reads { None } else { Some(trainer(request.trainer)?) };
     if let Some(id) = &id {
         state.members().hear(id, now())?;
     }
+    reader.set_known();
     let store = state.store()?;
     let shard = state.shard(request.shard)?;
     if let Some(id) = id {
@@ -110,6 +111,7 @@ async fn take_initial_values(state: &ServerState, mut reader: Reader) -> Result<
     let first: Option<proto::InitializeBlocksRequest> = first_message(state, &mut reader).await?;
     let Some(first) = first else { return Ok(proto::InitializeBlocksReply { initialized: 0 }) };
     state.members().hear(&trainer(first.trainer.clone())?, now())?;
+    reader.set_known();
     let mut initialized = 0;
     // A first message without values only says whose they are.
     let mut next = if first.payload.is_empty() { reader.message().await? } else { Some(first) };
@@ -136,6 +138,7 @@ async fn read_gradients(
     let kind = StreamKind::of(&open)?;
     let id = trainer(open.trainer)?;
     state.members().hear(&id, now())?;
+    reader.set_known();
     state.check_epoch(open.epoch)?;
     let shard = state.shard(open.shard)?;
     let memory = state.memory(open.shared_memory_token, store.layout().elements())?;

@@ -12,6 +12,7 @@ use tonic::body::Body;
 use tonic::server::NamedService;
 
 use crate::server::state::ServerState;
+use crate::unknown_peers::Peer;
 use crate::wire::{Outgoing, Reader};
 
 /// The methods of such a service.
@@ -54,7 +55,8 @@ impl<M: Methods> tower::Service<Request<Body>> for FrameService<M> {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let path = request.uri().path().to_owned();
-        let reader = Reader::new(request.into_body(), self.state.rules.buffers.clone());
+        let peer = request.extensions().get::<Peer>().cloned();
+        let reader = Reader::new(request.into_body(), self.state.rules.buffers.clone()).of(peer);
         let method = path.rsplit('/').next().unwrap_or_default();
         let begun = self.methods.begin(method, self.state.clone(), reader);
         let unknown =

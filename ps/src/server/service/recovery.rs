@@ -6,10 +6,10 @@ use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 
 use crate::checkpoint::CheckpointId;
-use crate::proto;
 use crate::server::state::ServerState;
 use crate::server::state::recovery::Newcomer;
 use crate::server::task::recovery::server_checkpoint::{self, RecoveryError, Target};
+use crate::{proto, unknown_peers};
 
 /// The service.
 pub struct Service(pub Arc<ServerState>);
@@ -17,8 +17,7 @@ pub struct Service(pub Arc<ServerState>);
 #[tonic::async_trait]
 impl proto::recovery_server::Recovery for Service {
     async fn recover(&self, request: Request<proto::RecoverRequest>) -> Result<Response<proto::RecoverReply>, Status> {
-        let request = request.into_inner();
-        self.of_this_job(&request.job_uid)?;
+        let request = self.of_this_job(request, |message| &message.job_uid)?;
         let (done, answer) = oneshot::channel();
         let newcomer = Newcomer { server: request.server, instance: request.instance, given: request.given, done };
         let leading = || Status::unavailable("this server does not lead yet");
@@ -31,14 +30,13 @@ impl proto::recovery_server::Recovery for Service {
         &self,
         request: Request<proto::GetEpochRequest>,
     ) -> Result<Response<proto::GetEpochReply>, Status> {
-        self.of_this_job(&request.into_inner().job_uid)?;
+        self.of_this_job(request, |message| &message.job_uid)?;
         self.0.recovery.last_written.send_replace(false);
         Ok(Response::new(proto::GetEpochReply { epoch: self.0.recovery.greatest_epoch() }))
     }
 
     async fn restore(&self, request: Request<proto::RestoreRequest>) -> Result<Response<proto::RestoreReply>, Status> {
-        let request = request.into_inner();
-        self.of_this_job(&request.job_uid)?;
+        let request = self.of_this_job(request, |message| &message.job_uid)?;
         self.0.recovery.last_written.send_replace(false);
         let checkpoint = request.checkpoint.map(|place| CheckpointId { run: place.run, step: place.step });
         let target = Target { run: request.run, checkpoint, concluded: request.concluded };
@@ -53,8 +51,7 @@ impl proto::recovery_server::Recovery for Service {
         &self,
         request: Request<proto::SnapshotRequest>,
     ) -> Result<Response<proto::SnapshotReply>, Status> {
-        let request = request.into_inner();
-        self.of_this_job(&request.job_uid)?;
+        let request = self.of_this_job(request, |message| &message.job_uid)?;
         server_checkpoint::check_epoch(&self.0, request.epoch).map_err(status)?;
         if request.last && request.done {
             self.0.recovery.ended.notify_one();
@@ -74,18 +71,21 @@ impl proto::recovery_server::Recovery for Service {
 }
 
 impl Service {
-    fn of_this_job(&self, uid: &str) -> Result<(), Status> {
-        let want = &self.0.config.job_uid;
+    /// Takes the message out of a request, if it comes from a server of this job, which is then known.
+    fn of_this_job<M>(&self, request: Request<M>, uid: impl Fn(&M) -> &str) -> Result<M, Status> {
+        let (want, (_, extensions, message)) = (&self.0.config.job_uid, request.into_parts());
+        let uid = uid(&message);
         if uid != want {
             let text = format!("this server belongs to another job than {uid}, the caller's; check the addresses");
             return Err(Status::invalid_argument(text));
         }
+        unknown_peers::set_known(&extensions);
         if self.0.config.checkpoint.is_none() {
             return Err(Status::failed_precondition(
                 "this server has no checkpoint folder, the caller has; start all servers with the same settings",
             ));
         }
-        Ok(())
+        Ok(message)
     }
 }
 

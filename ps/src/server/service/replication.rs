@@ -75,6 +75,7 @@ async fn role(state: &ServerState, mut reader: Reader) -> Result<proto::GreetRep
         .await?
         .ok_or_else(|| Status::invalid_argument("Greet needs one GreetRequest"))?;
     let replication = replication(state, &request.job_uid)?;
+    reader.set_known();
     let caller = holder(request.holder)?;
     let successor = replication.meet(caller.shard, Process::of(&caller));
     if successor.is_none() {
@@ -89,6 +90,7 @@ async fn serve(state: &ServerState, mut reader: Reader, backup: &FrameSender) ->
         return Err(Status::invalid_argument("the first message of Follow must be Open"));
     };
     let replication = replication(state, &open.job_uid)?;
+    reader.set_known();
     let epoch = state.recovery.epoch();
     if open.epoch != 0 && open.epoch != epoch {
         return Err(Status::unavailable("the servers are about to go to a checkpoint; follow again"));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
-use super::trainer;
+use super::caller;
 use crate::clock::now;
 use crate::proto::sparse_tables_server::{self, SparseTablesServer};
 use crate::proto::{
@@ -24,8 +24,7 @@ pub fn service(state: Arc<ServerState>) -> SparseTablesServer<Service> {
 #[tonic::async_trait]
 impl sparse_tables_server::SparseTables for Service {
     async fn open_tables(&self, request: Request<OpenTablesRequest>) -> Result<Response<OpenTablesReply>, Status> {
-        let request = request.into_inner();
-        let id = trainer(request.trainer)?;
+        let (request, id) = caller(&self.0, request, |message| message.trainer.take())?;
         self.0.members().hear(&id, now())?;
         let epoch = self.0.epoch()?;
         let specs: Vec<TableSpec> = request.tables.into_iter().map(TableSpec::from).collect();
@@ -41,8 +40,8 @@ impl sparse_tables_server::SparseTables for Service {
     }
 
     async fn pull_rows(&self, request: Request<PullRowsRequest>) -> Result<Response<PullRowsReply>, Status> {
-        let PullRowsRequest { trainer: id, wanted, epoch, shard } = request.into_inner();
-        let id = trainer(id)?;
+        let (request, id) = caller(&self.0, request, |message| message.trainer.take())?;
+        let PullRowsRequest { wanted, epoch, shard, .. } = request;
         self.0.members().hear(&id, now())?;
         self.0.check_epoch(epoch)?;
         let wanted: Vec<Pull> =
@@ -52,8 +51,8 @@ impl sparse_tables_server::SparseTables for Service {
     }
 
     async fn push_rows(&self, request: Request<PushRowsRequest>) -> Result<Response<PushRowsReply>, Status> {
-        let PushRowsRequest { trainer: id, step, tables, epoch, shard } = request.into_inner();
-        let id = trainer(id)?;
+        let (request, id) = caller(&self.0, request, |message| message.trainer.take())?;
+        let PushRowsRequest { step, tables, epoch, shard, .. } = request;
         self.0.check_epoch(epoch)?;
         let shard = self.tables(shard)?;
         {
@@ -67,8 +66,9 @@ impl sparse_tables_server::SparseTables for Service {
     }
 
     async fn store_layers(&self, request: Request<StoreLayersRequest>) -> Result<Response<StoreLayersReply>, Status> {
-        let StoreLayersRequest { trainer: id, epoch, contents } = request.into_inner();
-        self.0.members().hear(&trainer(id)?, now())?;
+        let (request, id) = caller(&self.0, request, |message| message.trainer.take())?;
+        let StoreLayersRequest { epoch, contents, .. } = request;
+        self.0.members().hear(&id, now())?;
         self.0.check_epoch(epoch)?;
         let contents = contents.ok_or_else(|| Status::invalid_argument("the message has no contents; set them"))?;
         let store = self.0.store()?;
@@ -78,8 +78,9 @@ impl sparse_tables_server::SparseTables for Service {
     }
 
     async fn get_layers(&self, request: Request<GetLayersRequest>) -> Result<Response<BlockContents>, Status> {
-        let GetLayersRequest { trainer: id, block } = request.into_inner();
-        self.0.members().hear(&trainer(id)?, now())?;
+        let (request, id) = caller(&self.0, request, |message| message.trainer.take())?;
+        let GetLayersRequest { block, .. } = request;
+        self.0.members().hear(&id, now())?;
         let store = self.0.store()?;
         self.0.shard(Some(store.layout().owner(block)))?;
         Ok(Response::new(store.contents(block).await?))
