@@ -222,9 +222,9 @@ impl Membership {
     }
 
     /// Takes over what another server knows of trainers that have never contacted this one, or have finished since they
-    /// did.
+    /// did. A trainer that is new here once the job is done changes nothing: it would be missing in the last checkpoint.
     pub fn adopt_roster(&mut self, roster: &[proto::RosterEntry], now: Instant) {
-        for entry in roster {
+        for entry in roster.iter().filter(|entry| entry.finished || !self.closed) {
             let Some(id) = &entry.trainer else { continue };
             let news = |member: &&mut Member| {
                 member.incarnation.is_none_or(|known| entry.finished && known <= id.incarnation)

@@ -329,10 +329,16 @@ impl<'a> CheckpointSchedule<'a> {
     /// # Errors
     /// If it cannot be written; the checkpoint holds it.
     pub(super) async fn export(&self) -> Result<(), ServerError> {
+        // Without a model, or before the end, there is nothing to write.
+        if !self.state.members().done() || self.state.store().is_err() {
+            return Ok(());
+        }
         let trainers = self.state.config.trainers as usize;
         let whole = self.kept.as_ref().is_some_and(|(_, concluded)| concluded.len() == trainers);
-        let whole = whole && self.state.members().done();
-        let Some(newest) = self.state.recovery.newest().filter(|_| whole) else { return Ok(()) };
+        let Some(newest) = self.state.recovery.newest().filter(|_| whole) else {
+            let why = "no checkpoint holds the last step of every trainer".to_owned();
+            return Err(ServerError::NotKept { what: "the model", why });
+        };
         let (folder, checkpoint) = (self.config.folder.clone(), newest.path.clone());
         let exported = self.config.folder.disk().work(move || {
             let checkpoint = Checkpoint::open(&newest.path).map_err(export::ExportError::from)?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::{join_all, try_join_all};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
@@ -24,7 +25,7 @@ use crate::retry::{Retries, Schedule};
 use crate::server::config::CheckpointConfig;
 use crate::server::error::ServerError;
 use crate::server::state::ServerState;
-use crate::server::state::recovery::{DurabilityRequest, LastCheckpoint, NotKept};
+use crate::server::state::recovery::{DurabilityRequest, LastCheckpoint, Newcomer, NotKept};
 
 /// Time after which a trainer that waits for a checkpoint is told why there is none.
 const TOLD: Duration = Duration::from_secs(20);
@@ -91,6 +92,8 @@ async fn lead(
     // Trainers that wait for a checkpoint of the current state.
     let mut concluding = Vec::new();
     let mut failing_since = None;
+    // A server that arrived while a checkpoint was being written.
+    let mut arrived = None;
     let mut ticks = tokio::time::interval(config.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let ready = if given {
@@ -109,7 +112,7 @@ async fn lead(
     loop {
         tokio::select! {
             biased;
-            Some(newcomer) = arrivals.recv() => {
+            Some(newcomer) = next_arrival(&mut arrived, &mut arrivals) => {
                 if newcomer.given {
                     coordinator.instances.insert(newcomer.server, newcomer.instance);
                 } else if coordinator.instances.get(&newcomer.server) != Some(&newcomer.instance) {
@@ -137,6 +140,12 @@ async fn lead(
                     // The step that was to be kept may never come.
                     Some(conclusion) = conclusions.recv(), if when == When::Soon => {
                         concluding.push(conclusion);
+                        ticks.reset_immediately();
+                        continue;
+                    }
+                    // A part that its process before was to write may never come.
+                    Some(newcomer) = arrivals.recv() => {
+                        arrived = Some(newcomer);
                         ticks.reset_immediately();
                         continue;
                     }
@@ -183,9 +192,17 @@ async fn lead(
     if let Err(why) = kept {
         return Err(ServerError::NotKept { what: "the last checkpoint", why });
     }
-    let exported = coordinator.schedule.export().await;
+    let exported = coordinator.finish(training).await;
     coordinator.schedule.release().await;
     exported
+}
+
+/// Returns the server that has `arrived` already, or the next one that arrives.
+async fn next_arrival(arrived: &mut Option<Newcomer>, arrivals: &mut mpsc::Receiver<Newcomer>) -> Option<Newcomer> {
+    match arrived.take() {
+        Some(newcomer) => Some(newcomer),
+        None => arrivals.recv().await,
+    }
 }
 
 struct Coordinator<'a> {
