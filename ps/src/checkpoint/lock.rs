@@ -22,6 +22,9 @@ pub struct Lock {
     pub uid: String,
     /// Drawn at random by the process that holds it.
     pub holder: u64,
+    /// Incarnation of that process; 0 where nobody counts them.
+    #[serde(default)]
+    pub incarnation: u32,
     /// Grows with each renewal.
     pub counter: u64,
 }
@@ -52,13 +55,15 @@ pub fn claim(uid: &str, first: Option<&Lock>, now: Option<&Lock>, waited: u32) -
 
 /// Decides whether a process still has the lock that it took, which is `own`, in place of the one `before`: another one's
 /// in its place means that it has not. A lock that is missing is written again. The one before says nothing, as its own
-/// could not be written yet; of a process of the same job also if it was renewed.
+/// could not be written yet; of a process of the same job also if it was renewed. A process that was replaced may write
+/// its lock late, on a slow disk: it takes nothing from its successor.
 #[must_use]
 pub fn is_held(own: &Lock, before: Option<&Lock>, found: Option<&Lock>) -> bool {
     let is_before = |lock: &Lock| {
         before.is_some_and(|before| before == lock || (before.holder == lock.holder && lock.uid == own.uid))
     };
-    found.is_none_or(|lock| lock.holder == own.holder || is_before(lock))
+    let is_replaced = |lock: &Lock| lock.uid == own.uid && lock.incarnation < own.incarnation;
+    found.is_none_or(|lock| lock.holder == own.holder || is_before(lock) || is_replaced(lock))
 }
 
 /// The lock file of a folder.
@@ -113,7 +118,7 @@ mod tests {
     use super::*;
 
     fn lock(uid: &str, holder: u64, counter: u64) -> Lock {
-        Lock { job: "mnist".into(), uid: uid.into(), holder, counter }
+        Lock { job: "mnist".into(), uid: uid.into(), holder, incarnation: 0, counter }
     }
 
     #[test]
@@ -149,6 +154,15 @@ mod tests {
             ("of a job that was not stale after all", Some(lock("b", 9, 6)), Some(lock("b", 9, 7)), false),
         ] {
             assert_eq!(is_held(&lock("a", 1, 0), before.as_ref(), found.as_ref()), want, "{label}");
+        }
+        let own = Lock { incarnation: 3, ..lock("a", 1, 0) };
+        for (label, uid, incarnation, want) in [
+            ("of a process that was replaced, which writes late", "a", 2, true),
+            ("of a process of the same incarnation", "a", 3, false),
+            ("of a successor", "a", 4, false),
+            ("of another job", "b", 2, false),
+        ] {
+            assert_eq!(is_held(&own, None, Some(&Lock { incarnation, ..lock(uid, 9, 6) })), want, "{label}");
         }
     }
 

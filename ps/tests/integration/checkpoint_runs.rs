@@ -182,7 +182,8 @@ fn a_second_job_is_kept_out_of_a_folder_that_is_in_use_and_let_in_when_it_is_not
     let lock = LockFile::new(folder.path());
     // Between two renewals: the first one would replace what is written here.
     wait_until("job-a has renewed the lock", || lock.read().expect("reads").is_some_and(|lock| lock.counter > 0));
-    lock.write(&Lock { job: "job-c".into(), uid: "job-c".into(), holder: 1, counter: 0 }).expect("writes");
+    lock.write(&Lock { job: "job-c".into(), uid: "job-c".into(), holder: 1, incarnation: 0, counter: 0 })
+        .expect("writes");
     match server.outcome() {
         Err(ServerError::FolderTaken { job, .. }) => assert_eq!(job, "job-c"),
         other => panic!("{other:?}"),

@@ -83,6 +83,17 @@ fn what_was_found_before_stays_mended() {
     }
 }
 
+/// Seeds that went wrong when they were first run: jobs without a model, checkpoints that were waited for in vain, locks
+/// that a replaced process wrote late.
+#[test]
+fn seeds_that_failed_before_stay_mended() {
+    let failures: Vec<String> = [6449, 7641, 7997, 9963, 13_575, 13_877, 16_346, 16_644, 18_927]
+        .into_iter()
+        .filter_map(|seed| job::run(&Plan::new(seed), false).verdict.err().map(|why| format!("seed {seed}: {why}")))
+        .collect();
+    assert!(failures.is_empty(), "{failures:#?}");
+}
+
 /// Blocks that travel over several connections of a trainer, of which one breaks, and then that of another.
 #[test]
 fn jobs_with_several_connections_lose_one_and_go_on() {

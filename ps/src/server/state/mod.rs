@@ -168,7 +168,7 @@ impl ServerState {
     /// Returns the epoch for a trainer that joins; an error while the servers look for a checkpoint to begin with.
     pub fn epoch(&self) -> Result<u64, Status> {
         let epoch = self.recovery.epoch();
-        if self.config.checkpoint.is_some() && epoch == 0 {
+        if self.config.checkpoint.is_some() && (epoch == 0 || self.recovery.awaits_restore()) {
             return Err(Status::unavailable("the servers are looking for the newest checkpoint"));
         }
         Ok(epoch)

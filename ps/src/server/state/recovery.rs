@@ -1,7 +1,7 @@
 //! The state of this server's recovery: its epoch, the newest checkpoint, and the requests that wait for the coordinator.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
@@ -65,6 +65,8 @@ pub struct Recovery {
     pub(in crate::server) instance: u64,
     /// The epoch of the last restore; 0 before the first and during one.
     epoch: AtomicU64,
+    /// Set until this server has all its state: from a checkpoint, or from the servers that hold the other copies.
+    awaits_restore: AtomicBool,
     /// The greatest epoch that server 0 has asked for.
     asked: AtomicU64,
     /// The run of the job; 0 before it is known.
@@ -100,6 +102,7 @@ impl Recovery {
         Self {
             instance: rand::random(),
             epoch: AtomicU64::new(0),
+            awaits_restore: AtomicBool::new(true),
             asked: AtomicU64::new(0),
             run: AtomicU32::new(0),
             trouble: Mutex::default(),
@@ -155,10 +158,12 @@ impl Recovery {
         *self.trouble.lock() = trouble;
     }
 
-    /// Takes over the epoch of the server that sent this one its blocks.
-    pub fn adopt_epoch(&self, epoch: u64) {
+    /// Takes over the epoch of a server that sends this one its blocks. Returns whether this server is in that epoch: one
+    /// that was sent blocks of another epoch before cannot be given all its state.
+    pub fn adopt_epoch(&self, epoch: u64) -> bool {
         // One that has an epoch of its own was not given its blocks.
-        let _ = self.epoch.compare_exchange(0, epoch, Ordering::AcqRel, Ordering::Acquire);
+        let adopted = self.epoch.compare_exchange(0, epoch, Ordering::AcqRel, Ordering::Acquire);
+        adopted.is_ok() || adopted == Err(epoch)
     }
 
     /// Returns the newest checkpoint that this server knows.
@@ -191,6 +196,16 @@ impl Recovery {
 
     pub(in crate::server) fn set_newest(&self, checkpoint: LastCheckpoint) {
         *self.newest.lock() = Some(checkpoint);
+    }
+
+    /// Returns whether this server was neither restored nor given its state by the servers that hold the other copies.
+    pub fn awaits_restore(&self) -> bool {
+        self.awaits_restore.load(Ordering::Acquire)
+    }
+
+    /// Records that this server has the state of the others.
+    pub(in crate::server) fn set_whole(&self) {
+        self.awaits_restore.store(false, Ordering::Release);
     }
 
     pub(in crate::server) fn set_epoch(&self, epoch: u64) {

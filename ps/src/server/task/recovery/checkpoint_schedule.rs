@@ -77,23 +77,24 @@ impl<'a> CheckpointSchedule<'a> {
         Self { state, config, lock, place: None, committing: None, unsure: None, margin: AHEAD, kept: None }
     }
 
-    /// Writes the last checkpoint, if there is anything to keep. Waits for servers that do not answer.
+    /// Writes the last checkpoint, waiting for servers that do not answer; false if there is no state yet that a checkpoint
+    /// could hold.
     ///
     /// # Errors
     /// The reason, if the last state is in no checkpoint.
-    pub(super) async fn keep_last(&mut self) -> Result<(), String> {
+    pub(super) async fn keep_last(&mut self) -> Result<bool, String> {
         let mut retries = Retries::new(Schedule::every(PAUSE).within(LAST_TRIES));
         while let Err(status) = self.keep(When::Last).await {
             if status.code() == Code::FailedPrecondition {
-                return Ok(());
+                return Ok(false);
             }
             if !retries.pause().await {
                 let why = status.message();
                 tracing::error!(reason = why, "the last checkpoint could not be written");
-                return if self.settle_for_newest().await { Ok(()) } else { Err(why.to_owned()) };
+                return if self.settle_for_newest().await { Ok(true) } else { Err(why.to_owned()) };
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Makes the newest checkpoint the last one of an elastic job whose last trainers were lost: it has every step of the
@@ -193,12 +194,19 @@ impl<'a> CheckpointSchedule<'a> {
         let parts = (0..config.servers.len() as u32).map(|shard| self.part(shard, &request));
         let parts = tokio::time::timeout(WRITE, try_join_all(parts)).await;
         let parts = parts.map_err(|_| Status::deadline_exceeded("a server did not write its part in time"))?;
-        let parts = parts.inspect_err(|status| {
-            // The request came too late: the next one names a later step.
-            if status.code() == Code::OutOfRange {
-                self.margin = (self.margin * 2).min(64);
+        let parts = match parts {
+            Ok(parts) => parts,
+            Err(status) => {
+                match status.code() {
+                    // The request came too late: the next one names a later step.
+                    Code::OutOfRange => self.margin = (self.margin * 2).min(64),
+                    // The process of server 0 before completed it after this one had looked for the newest.
+                    Code::AlreadyExists => self.find_newest(run).await,
+                    _ => {}
+                }
+                return Err(status);
             }
-        })?;
+        };
         let (parts, rows): (Vec<_>, Vec<_>) = parts.into_iter().map(|reply| (reply.part, reply.rows)).unzip();
         let files =
             |files: Vec<Option<proto::CheckpointFile>>| files.into_iter().flatten().map(PartEntry::from).collect();
@@ -226,6 +234,22 @@ impl<'a> CheckpointSchedule<'a> {
         let step = id.step;
         tracing::info!(step, path = %path.display(), seconds = started.elapsed().as_secs_f64(), "wrote a checkpoint");
         Ok(())
+    }
+
+    /// Takes the newest complete checkpoint of `run` for the last one that was written, if there is a newer one than that.
+    async fn find_newest(&self, run: u32) {
+        let runs = Runs::new(&self.config.folder);
+        let found = self.config.folder.disk().work(move || {
+            let step = *runs.catalog(run).complete().ok()?.last()?;
+            let id = CheckpointId { run, step };
+            Some(LastCheckpoint::complete(id, runs.path(id)))
+        });
+        let known = self.state.recovery.newest().map(|newest| newest.id);
+        if let Some(found) = found.await
+            && known.is_none_or(|known| known.run != found.id.run || known.step < found.id.step)
+        {
+            self.state.recovery.set_newest(found);
+        }
     }
 
     /// Has the server that leads `shard` write its part.

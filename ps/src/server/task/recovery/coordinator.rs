@@ -182,11 +182,11 @@ async fn lead(
     let kept = coordinator.schedule.keep_last().await;
     concluding.retain(|conclusion| conclusion.epoch == state.recovery.epoch());
     // Where training was stopped the trainers join the successors again, which go on from an earlier checkpoint.
-    if kept.is_err() && !state.members().done() {
+    if kept != Ok(true) && !state.members().done() {
         return Ok(());
     }
     for conclusion in concluding {
-        let told = kept.as_ref().copied().map_err(|why| NotKept { why: why.clone(), given_up: true });
+        let told = kept.as_ref().map(drop).map_err(|why| NotKept { why: why.clone(), given_up: true });
         let _ = conclusion.kept.send(told);
     }
     if let Err(why) = kept {

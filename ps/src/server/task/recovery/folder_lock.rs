@@ -32,7 +32,7 @@ impl<'a> FolderLock<'a> {
     pub async fn take(state: &ServerState, config: &'a CheckpointConfig) -> Result<Self, ServerError> {
         let file = LockFile::new(&config.folder);
         let (job, uid, holder) = (config.job.clone(), state.config.job_uid.clone(), state.recovery.instance);
-        let own = Lock { job, uid, holder, counter: 0 };
+        let own = Lock { job, uid, holder, incarnation: config.incarnation, counter: 0 };
         let (mut first, mut waited) = (None, 0);
         let before = loop {
             let reading = file.clone();

@@ -49,6 +49,9 @@ pub async fn run(state: &Arc<ServerState>, training: CancellationToken) -> Resul
         },
         None => false,
     };
+    if given {
+        state.recovery.set_whole();
+    }
     if state.config.index == 0 {
         return coordinate(state, config, given, training).await;
     }

@@ -226,7 +226,8 @@ pub async fn restore(state: &ServerState, epoch: u64, target: &Target) -> Result
     let _loading = recovery.loading.lock().await;
     // Another leader may have asked for a later epoch meanwhile.
     recovery.ask_for(epoch).map_err(overtaken)?;
-    if epoch == recovery.epoch() {
+    // Where the epoch was only taken over with the blocks of one shard, the others are yet to be restored.
+    if epoch == recovery.epoch() && !recovery.awaits_restore() {
         return Ok(()); // The request was carried out; its answer got lost.
     }
     recovery.set_run(target.run);
@@ -401,6 +402,7 @@ fn finish(state: &ServerState, epoch: u64, newest: Option<LastCheckpoint>) {
         state.recovery.set_newest(newest);
     }
     state.recovery.set_epoch(epoch);
+    state.recovery.set_whole();
 }
 
 fn mismatch(folder: &Folder, why: String) -> RecoveryError {

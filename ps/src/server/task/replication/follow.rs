@@ -58,7 +58,8 @@ async fn take(state: &ServerState, replication: &Replication, shard: u32) -> Res
     let open = proto::OpenFollow {
         job_uid: state.config.job_uid.clone(),
         holder: replication.holder(shard),
-        epoch: state.recovery.epoch(),
+        // One that has not all its state yet follows in any epoch; the model tells it in which.
+        epoch: if state.recovery.awaits_restore() { 0 } else { state.recovery.epoch() },
     };
     let held = proto::Held { blocks: held, row_parts: held_rows };
     let (acknowledgements, outgoing) = FrameSender::new(state.config.trainers);
@@ -165,14 +166,14 @@ async fn adopt(state: &ServerState, replication: &Replication, shard: u32, model
     if replication.was_replaced(shard, model.incarnation) {
         return Err(Status::unavailable("the process there was replaced; its successor leads, or this server does"));
     }
-    let there = !model.tensors.is_empty();
+    let (there, mut same_epoch) = (!model.tensors.is_empty(), true);
     let is_new = state.store().is_err();
     if there {
         let tensors = model.tensors.into_iter().map(|t| TensorSpec { name: t.name, shape: t.shape });
         let tensors: Vec<TensorSpec> = tensors.collect();
         let layout = Layout::new(&tensors, state.config.servers as usize)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
-        state.recovery.adopt_epoch(model.epoch);
+        same_epoch = state.recovery.adopt_epoch(model.epoch);
         state.members().adopt(&tensors).map_err(Status::invalid_argument)?;
         state.store_for(layout, &tensors);
     }
@@ -188,7 +189,7 @@ async fn adopt(state: &ServerState, replication: &Replication, shard: u32, model
         state.end_if_done(&mut members);
     }
     replication.change(shard, |shard| {
-        shard.found = Some(there || shard.found == Some(true));
+        shard.found = Some(same_epoch && (there || shard.found == Some(true)));
         shard.peer_restarted = false;
         shard.peer = Some(Process { instance: model.instance, incarnation: model.incarnation });
     });
