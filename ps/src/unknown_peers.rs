@@ -5,7 +5,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use std::{fmt, io};
@@ -28,26 +28,29 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The peer of a connection. Requests of connections without TLS have it in their extensions.
 #[derive(Clone)]
-pub struct Peer(Arc<Inner>);
+pub struct Peer(Arc<Mutex<Option<Place>>>);
 
-struct Inner {
-    known: AtomicBool,
-    /// Taken when the peer is known.
-    place: Mutex<Option<(OwnedSemaphorePermit, Entry)>>,
-}
+/// The place of a connection whose peer is not known.
+type Place = (OwnedSemaphorePermit, Entry);
 
 impl Peer {
+    fn new(place: Place) -> Self {
+        Self(Arc::new(Mutex::new(Some(place))))
+    }
+
     /// Lifts the limits of the connection: the peer belongs to the job.
     pub fn set_known(&self) {
-        if !self.0.known.swap(true, Relaxed) {
-            drop(self.0.place.lock().take());
-        }
+        drop(self.0.lock().take());
+    }
+
+    fn is_known(&self) -> bool {
+        self.0.lock().is_none()
     }
 }
 
 impl fmt::Debug for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.known.load(Relaxed) { "Peer(known)" } else { "Peer(unknown)" })
+        f.write_str(if self.is_known() { "Peer(known)" } else { "Peer(unknown)" })
     }
 }
 
@@ -89,11 +92,7 @@ pub fn admit<S: AsyncRead + AsyncWrite + Connected + Unpin>(
     })
 }
 
-fn place(
-    places: &Arc<Semaphore>,
-    addresses: &AddressLimit,
-    address: Option<IpAddr>,
-) -> Option<(OwnedSemaphorePermit, Entry)> {
+fn place(places: &Arc<Semaphore>, addresses: &AddressLimit, address: Option<IpAddr>) -> Option<Place> {
     Some((places.clone().try_acquire_owned().ok()?, addresses.enter(address)?))
 }
 
@@ -106,16 +105,15 @@ fn refuse(refused: &AtomicU64, peer: Option<SocketAddr>) {
 }
 
 impl<S> Guarded<S> {
-    fn new(stream: S, place: (OwnedSemaphorePermit, Entry)) -> Self {
-        let peer = Peer(Arc::new(Inner { known: AtomicBool::new(false), place: Mutex::new(Some(place)) }));
-        Self { stream, peer, deadline: Some(Box::pin(tokio::time::sleep(TIMEOUT))) }
+    fn new(stream: S, place: Place) -> Self {
+        Self { stream, peer: Peer::new(place), deadline: Some(Box::pin(tokio::time::sleep(TIMEOUT))) }
     }
 
     /// Fails when the peer is still unknown at the deadline. Called in every direction, so that a peer that reads nothing
     /// has no more time than one that sends nothing.
     fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let Some(deadline) = &mut self.deadline else { return Ok(()) };
-        if self.peer.0.known.load(Relaxed) {
+        if self.peer.is_known() {
             self.deadline = None;
             return Ok(());
         }
@@ -210,10 +208,7 @@ mod tests {
     #[test]
     fn a_known_peer_leaves_its_place_to_another() {
         let (places, addresses) = (Arc::new(Semaphore::new(1)), AddressLimit::new(MOST_OF_ADDRESS));
-        let peer = Peer(Arc::new(Inner {
-            known: AtomicBool::new(false),
-            place: Mutex::new(place(&places, &addresses, None)),
-        }));
+        let peer = Peer::new(place(&places, &addresses, None).expect("room"));
         assert!(place(&places, &addresses, None).is_none());
         peer.set_known();
         assert!(place(&places, &addresses, None).is_some());

@@ -247,7 +247,7 @@ impl Volume {
 
     fn undo(&mut self, change: Change) {
         for (path, node) in change.before.into_iter().rev() {
-            // What was in a folder that is gone is gone too.
+            // The contents of a folder go with it.
             if !matches!(path.parent().and_then(|parent| self.nodes.get(parent)), Some(Node::Folder)) {
                 continue;
             }

@@ -377,7 +377,7 @@ impl Replication {
             here.election.withdraw();
             here.election.hear(backup);
             here.heard = Instant::now();
-            // What it reported before it followed says nothing about a process that takes its place.
+            // A report from before it followed says nothing about a process that takes its place.
             here.peer_restarted = false;
             here.open_stream(token.clone(), Some(peer));
         }

@@ -238,18 +238,21 @@ impl<'a> CheckpointSchedule<'a> {
 
     /// Takes the newest complete checkpoint of `run` for the last one that was written, if there is a newer one than that.
     async fn find_newest(&self, run: u32) {
-        let runs = Runs::new(&self.config.folder);
-        let found = self.config.folder.disk().work(move || {
-            let step = *runs.catalog(run).complete().ok()?.last()?;
-            let id = CheckpointId { run, step };
-            Some(LastCheckpoint::complete(id, runs.path(id)))
-        });
+        let catalog = Runs::new(&self.config.folder).catalog(run);
+        let found = self.config.folder.disk().work(move || catalog.complete().ok()?.last().copied());
         let known = self.state.recovery.newest().map(|newest| newest.id);
-        if let Some(found) = found.await
-            && known.is_none_or(|known| known.run != found.id.run || known.step < found.id.step)
+        if let Some(step) = found.await
+            && known.is_none_or(|known| known.run != run || known.step < step)
         {
-            self.state.recovery.set_newest(found);
+            self.set_newest(CheckpointId { run, step }).await;
         }
+    }
+
+    /// Takes a complete checkpoint for the last one that was written.
+    pub(super) async fn set_newest(&self, id: CheckpointId) {
+        let path = Runs::new(&self.config.folder).path(id);
+        let newest = self.config.folder.disk().work(move || LastCheckpoint::complete(id, path));
+        self.state.recovery.set_newest(newest.await);
     }
 
     /// Has the server that leads `shard` write its part.

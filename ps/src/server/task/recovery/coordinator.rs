@@ -25,7 +25,7 @@ use crate::retry::{Retries, Schedule};
 use crate::server::config::CheckpointConfig;
 use crate::server::error::ServerError;
 use crate::server::state::ServerState;
-use crate::server::state::recovery::{DurabilityRequest, LastCheckpoint, Newcomer, NotKept};
+use crate::server::state::recovery::{DurabilityRequest, Newcomer, NotKept};
 
 /// Time after which a trainer that waits for a checkpoint is told why there is none.
 const TOLD: Duration = Duration::from_secs(20);
@@ -281,9 +281,7 @@ impl Coordinator<'_> {
         drop(tokio::time::timeout(GREETING, join_all(others)).await);
         self.schedule.place = Some((record.run, lineage));
         if let Some(id) = checkpoint {
-            let path = self.runs.path(id);
-            let newest = self.config.folder.disk().work(move || LastCheckpoint::complete(id, path));
-            self.state.recovery.set_newest(newest.await);
+            self.schedule.set_newest(id).await;
         }
         Ok(())
     }
@@ -297,9 +295,7 @@ impl Coordinator<'_> {
                 ended = training_ended(self.state, training) => return ended,
             };
             if let Some(id) = found.checkpoint {
-                let path = self.runs.path(id);
-                let newest = self.config.folder.disk().work(move || LastCheckpoint::complete(id, path));
-                self.state.recovery.set_newest(newest.await);
+                self.schedule.set_newest(id).await;
                 self.schedule.kept = Some((id.step, found.concluded));
             }
         }
