@@ -69,6 +69,9 @@ impl Description {
     }
 }
 
+/// Trainers that have sent their last step, and how many steps each has done.
+pub type Concluded = BTreeMap<u32, u64>;
+
 /// Marks a checkpoint as complete.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
@@ -84,8 +87,8 @@ pub struct Manifest {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rows: Vec<PartEntry>,
     /// Trainers of which every step is in the parts.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub concluded: Vec<u32>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub concluded: Concluded,
     /// In an elastic job: the batches whose gradients are in the parts.
     #[serde(default, skip_serializing_if = "Position::is_beginning")]
     pub dealt: Position,

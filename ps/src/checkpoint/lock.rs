@@ -1,11 +1,13 @@
 //! The lock of a checkpoint folder: a file that server 0 renews while it writes there. No clock of another machine is
 //! compared; a lock that is not renewed for a while is stale.
 
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::io;
 
 use serde::{Deserialize, Serialize};
 
-use super::disk::{Folder, read};
+use super::disk::{Folder, names, read};
 use super::write::{WriteError, put_file, remove_file};
 
 /// Name of the lock.
@@ -100,17 +102,69 @@ impl LockFile {
         put_file(&self.folder, LOCK, &serde_json::to_vec(lock).expect("a lock is JSON"))
     }
 
-    /// Removes the lock if `holder` has it.
+    /// Removes the lock if the process of `own` has it, and its mark.
     ///
     /// # Errors
     /// If it cannot be read or removed.
-    pub fn release(&self, holder: u64) -> Result<(), WriteError> {
+    pub fn release(&self, own: &Lock) -> Result<(), WriteError> {
         let path = self.folder.join(LOCK);
         match self.read().map_err(WriteError::at(&path))? {
-            Some(lock) if lock.holder == holder => remove_file(&self.folder, LOCK),
+            Some(lock) if lock.holder == own.holder => {
+                self.remove_marks(own.incarnation + 1)?;
+                remove_file(&self.folder, LOCK)
+            }
             _ => Ok(()),
         }
     }
+
+    /// Marks the processes of the job of `own` with a lower incarnation as replaced, in a file that only this process
+    /// writes: a late write of theirs to the lock does not hide it. Marks before it are removed.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    ///
+    /// # Panics
+    /// Never: a lock is JSON.
+    pub fn mark(&self, own: &Lock) -> Result<(), WriteError> {
+        self.folder.disk().create_folders(&self.folder).map_err(WriteError::at(&self.folder))?;
+        put_file(&self.folder, &mark(own.incarnation), &serde_json::to_vec(own).expect("a lock is JSON"))?;
+        self.remove_marks(own.incarnation)
+    }
+
+    /// Returns what a process of the same job and a greater incarnation than that of `own` has marked, if there is one.
+    ///
+    /// # Errors
+    /// If the folder or a mark cannot be read.
+    pub fn successor(&self, own: &Lock) -> io::Result<Option<Lock>> {
+        for incarnation in self.marks()?.range(own.incarnation + 1..) {
+            let json = read(self.folder.disk(), &self.folder.join(mark(*incarnation)))?;
+            let lock = json.and_then(|json| serde_json::from_slice::<Lock>(&json).ok());
+            if let Some(lock) = lock.filter(|lock| lock.uid == own.uid) {
+                return Ok(Some(lock));
+            }
+        }
+        Ok(None)
+    }
+
+    fn remove_marks(&self, below: u32) -> Result<(), WriteError> {
+        let marks = self.marks().map_err(WriteError::at(&self.folder))?;
+        marks.range(..below).try_for_each(|incarnation| remove_file(&self.folder, &mark(*incarnation)))
+    }
+
+    /// Returns the incarnations of all marks.
+    fn marks(&self) -> io::Result<BTreeSet<u32>> {
+        let incarnation = |name: &OsString| {
+            let incarnation = name.to_str()?.strip_prefix("lock-")?.strip_suffix(".json")?.parse().ok()?;
+            // Other spellings of the number are not ours.
+            (mark(incarnation) == *name.to_str()?).then_some(incarnation)
+        };
+        Ok(names(self.folder.disk(), &self.folder)?.iter().filter_map(incarnation).collect())
+    }
+}
+
+/// Returns the name of the mark of a process of server 0.
+fn mark(incarnation: u32) -> String {
+    format!("lock-{incarnation:05}.json")
 }
 
 #[cfg(test)]
@@ -167,15 +221,36 @@ mod tests {
     }
 
     #[test]
+    fn a_replaced_process_sees_its_successor_also_if_it_writes_the_lock_last() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = LockFile::new(folder.path().join("new"));
+        let process = |uid, incarnation| Lock { incarnation, ..lock(uid, incarnation.into(), 0) };
+        for incarnation in [1, 3] {
+            file.mark(&process("a", incarnation)).expect("writes");
+        }
+        file.write(&process("a", 2)).expect("writes");
+        for (uid, incarnation, want) in
+            [("a", 0, Some(3)), ("a", 2, Some(3)), ("a", 3, None), ("a", 4, None), ("b", 0, None)]
+        {
+            let successor = file.successor(&process(uid, incarnation)).expect("reads");
+            assert_eq!(successor.map(|lock| lock.incarnation), want, "job {uid}, incarnation {incarnation}");
+        }
+        assert_eq!(file.marks().expect("reads"), [3].into(), "the one before was removed");
+        file.write(&process("a", 3)).expect("writes");
+        file.release(&process("a", 3)).expect("removes");
+        assert_eq!(std::fs::read_dir(folder.path().join("new")).expect("reads").count(), 0);
+    }
+
+    #[test]
     fn only_the_holder_removes_a_lock() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = LockFile::new(folder.path().join("new"));
         assert_eq!(file.read().expect("reads"), None);
-        file.release(1).expect("there is none");
+        file.release(&lock("a", 1, 0)).expect("there is none");
         file.write(&lock("a", 1, 5)).expect("writes");
-        file.release(2).expect("it is another's");
+        file.release(&lock("a", 2, 0)).expect("it is another's");
         assert_eq!(file.read().expect("reads"), Some(lock("a", 1, 5)));
-        file.release(1).expect("removes");
+        file.release(&lock("a", 1, 0)).expect("removes");
         assert_eq!(file.read().expect("reads"), None);
         std::fs::write(folder.path().join("new").join(LOCK), "{").expect("writes");
         assert_eq!(file.read().expect("reads"), None, "nobody renews what is no lock");

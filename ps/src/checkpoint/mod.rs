@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! DIR/lock.json                              the job that writes here
+//! DIR/lock-00003.json                        the incarnation of its server 0, from the second one on
 //! DIR/run-00002/run.json                     one life of training: its job, and the checkpoint that it began from
 //! DIR/run-00002/step-000000001234/
 //!     ps-00000-of-00002.safetensors          one part for each server
@@ -32,7 +33,7 @@ mod tests;
 
 pub use catalog::Catalog;
 pub use disk::{Disk, Folder};
-pub use format::{Description, Manifest};
+pub use format::{Concluded, Description, Manifest};
 pub use read::{Checkpoint, Damage};
 pub use runs::{CheckpointId, Runs};
 pub use write::{PartWriter, WriteError};

@@ -5,7 +5,6 @@ use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use super::BlockState;
 use super::disk::{Disk, Folder, OpenFile};
 use super::format::{
     Description, FORMAT, HeaderError, MANIFEST, MAX_HEADER, MAX_MANIFEST, Manifest, PREFIX, PartEntry, PartPlan,
@@ -13,6 +12,7 @@ use super::format::{
 };
 use super::rows::{RowsDescription, RowsPart, rows_name};
 use super::write::table_checksum;
+use super::{BlockState, Concluded};
 use crate::batch::assigner::Position;
 use crate::layout::Layout;
 
@@ -127,7 +127,7 @@ impl Checkpoint {
 
     /// Trainers of which every step is in it.
     #[must_use]
-    pub fn concluded(&self) -> &[u32] {
+    pub fn concluded(&self) -> &Concluded {
         &self.manifest.concluded
     }
 

@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use super::catalog::Catalog;
 use super::disk::{Folder, names, read};
 use super::format::FORMAT;
-use super::lock::LOCK;
 use super::write::{WriteError, flush_parent, put_file, remove_left_overs};
 
 /// Name of a run's record.
@@ -289,7 +288,7 @@ impl Runs {
     /// If a folder cannot be read or a file cannot be removed.
     pub fn remove_left_overs(&self) -> io::Result<()> {
         // Others write their lock before they hold it.
-        remove_left_overs(&self.folder, |name| !name.starts_with(LOCK))?;
+        remove_left_overs(&self.folder, |name| !name.starts_with("lock"))?;
         for run in self.numbers()? {
             let catalog = self.catalog(run);
             remove_left_overs(catalog.folder(), |_| true)?;

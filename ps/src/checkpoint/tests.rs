@@ -10,7 +10,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::format::{FORMAT, MANIFEST, PartEntry, part_name};
-use super::{BlockState, Checkpoint, Damage, Description, Manifest, PartWriter, WriteError, export, write};
+use super::{BlockState, Checkpoint, Concluded, Damage, Description, Manifest, PartWriter, WriteError, export, write};
 use crate::batch::assigner::Position;
 use crate::layout::{Layout, TensorSpec};
 
@@ -64,7 +64,7 @@ fn write_checkpoint(folder: &Path, elements: u64, servers: u32, slots: usize) {
 }
 
 fn commit(folder: &Path, parts: Vec<PartEntry>) {
-    let (concluded, dealt) = (Vec::new(), Position::default());
+    let (concluded, dealt) = (Concluded::new(), Position::default());
     let manifest = Manifest { format: FORMAT, job: "job-1".into(), step: 7, parts, rows: Vec::new(), concluded, dealt };
     write::commit(folder, &manifest).expect("commits");
 }

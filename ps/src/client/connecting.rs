@@ -136,8 +136,8 @@ pub(super) async fn enter(
         let led = shard.map(|shard| (shard, voting.map(|voting| voting.followed(shard)).unwrap_or_default()));
         let mut joined = join(config, led, channel.clone()).await;
         if let (Err(status), Some(voting)) = (&joined, voting)
-            && let Some(candidate) = candidate(status)
-            && voting.vote(config, channel.clone(), server, &candidate).await
+            && let Some(holder) = holder(status)
+            && voting.consider(config, channel.clone(), server, &holder).await
         {
             joined = join(config, led, channel.clone()).await;
         }
@@ -151,12 +151,12 @@ pub(super) async fn enter(
     .await
 }
 
-/// Returns the candidate that refused a trainer because it does not lead yet.
-fn candidate(status: &Status) -> Option<proto::ShardHolder> {
+/// Returns the holder that refused a trainer because it does not lead, or not yet.
+fn holder(status: &Status) -> Option<proto::ShardHolder> {
     if status.code() != Code::Unavailable || status.details().is_empty() {
         return None;
     }
-    proto::ShardHolder::decode(status.details()).ok().filter(|holder| holder.candidate)
+    proto::ShardHolder::decode(status.details()).ok()
 }
 
 /// Joins, for the blocks of a shard if it is named, with the newest leader that has given this trainer its blocks.

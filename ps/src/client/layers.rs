@@ -65,12 +65,26 @@ impl AsyncTables {
         }
     }
 
-    /// The layers as they were kept last; `None` if they never were.
+    /// The layers as they were kept last; `None` if they never were. [`AsyncTables::next_step`] is not before them
+    /// afterwards, where trainers keep in step: a process before this one may have given the step of a round that was
+    /// still open when this one joined.
     ///
     /// # Errors
     /// As [`AsyncTables::keep`].
-    pub async fn kept(&self) -> Result<Option<Layers>, ClientError> {
-        if self.shared.epoch == 0 { Ok(None) } else { self.shared.kept().await }
+    pub async fn kept(&mut self) -> Result<Option<Layers>, ClientError> {
+        if self.shared.epoch == 0 {
+            return Ok(None);
+        }
+        loop {
+            let (kept, epoch) = (self.shared.kept().await?, self.shared.epoch);
+            if kept.as_ref().is_none_or(|layers| layers.steps <= self.next_step()) {
+                return Ok(kept);
+            }
+            self.reopen().await?;
+            if self.shared.epoch == epoch {
+                return Ok(kept);
+            }
+        }
     }
 
     /// Waits until losing servers can no longer cost a step of this trainer, which has given its last one. False if the

@@ -112,6 +112,12 @@ impl AsyncSession {
         Ok(session)
     }
 
+    /// Returns the epoch of the servers' state, which grows when they go back to a checkpoint; 0 where none are kept.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.links.iter().map(|link| link.epoch).max().unwrap_or(0)
+    }
+
     /// The first step that the servers do not have from this trainer; above 0 after a restart. In an elastic job the
     /// one that the others are at.
     #[must_use]

@@ -57,8 +57,15 @@ impl Voting {
         self.elections.lock().holders.retain(|(of, _), _| *of != server);
     }
 
+    /// Records what `server` says of its part in a shard, and votes on it over `channel` if it is a candidate; returns
+    /// whether it was elected.
+    pub async fn consider(&self, config: &SessionConfig, channel: Channel, server: u32, holder: &ShardHolder) -> bool {
+        self.elections.lock().ballots.hear(server, holder);
+        holder.candidate && self.vote(config, channel, server, holder).await
+    }
+
     /// Votes on `candidate`, a process of `server`; returns whether it was elected.
-    pub async fn vote(&self, config: &SessionConfig, channel: Channel, server: u32, candidate: &ShardHolder) -> bool {
+    async fn vote(&self, config: &SessionConfig, channel: Channel, server: u32, candidate: &ShardHolder) -> bool {
         let (granted, outdated) = match self.elections.lock().ballots.consider(server, candidate) {
             Answer::Grant => (true, false),
             Answer::Refuse { outdated } => (false, outdated),

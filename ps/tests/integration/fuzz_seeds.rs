@@ -1,6 +1,7 @@
 //! The inputs that fuzzing starts from, in `fuzz/seeds`, are what is sent and written today: a change of the wire or
 //! of the checkpoints that forgets them would have the fuzzers look at yesterday's.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -96,7 +97,7 @@ fn checkpoints() -> Vec<(String, Vec<u8>)> {
         step: 7,
         parts: vec![part.finish().expect("finishes")],
         rows: Vec::new(),
-        concluded: Vec::new(),
+        concluded: BTreeMap::new(),
         dealt: Position::default(),
     };
     write::commit(folder.path(), &manifest).expect("commits");

@@ -113,9 +113,8 @@ impl Trainer<'_> {
     /// From where the servers are.
     async fn train(&mut self) -> Result<(), Break> {
         let plan = &self.job.plan;
-        let next = self.tables.next_step();
+        let next = self.look_at_layers().await?;
         self.tell(format_args!("goes on with {next}"));
-        self.look_at_layers(next).await?;
         self.keep(next, true).await?;
         let rows = self.rows().await?;
         self.witness.entered(next, counts(plan, &rows))?;
@@ -171,17 +170,17 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Checks that the layers which the servers keep are whole, and no newer than the rows.
-    async fn look_at_layers(&self, next: u64) -> Result<(), Break> {
-        let Some(kept) = self.tables.kept().await? else { return Ok(()) };
+    /// Checks that the layers which the servers keep are whole, and no newer than the rows. Returns the next step.
+    async fn look_at_layers(&mut self) -> Result<u64, Break> {
+        let kept = self.tables.kept().await?;
+        let next = self.tables.next_step();
+        let Some(kept) = kept else { return Ok(next) };
         let known = self.index == 0 || self.job.plan.consistency.mode == ConsistencyMode::Sync;
         if kept.state != layers(&self.job.plan, kept.steps) || (known && kept.steps > next) {
             let steps = kept.steps;
-            return Ok(self
-                .witness
-                .violation(format!("finds layers said to be of step {steps}, goes on with {next}"))?);
+            self.witness.violation(format!("finds layers said to be of step {steps}, goes on with {next}"))?;
         }
-        Ok(())
+        Ok(next)
     }
 
     fn tell(&self, what: std::fmt::Arguments) {

@@ -67,11 +67,12 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
         while step < plan.steps {
             tokio::time::sleep(Duration::from_millis(chance.random_range(0..=plan.compute))).await;
             job.model.fill(index, step, session.gradients_mut());
-            let sent = Instant::now();
+            let (sent, epoch) = (Instant::now(), session.epoch());
             let next = session.exchange(step).await.map_err(told)?;
             job.longest_wait.set(job.longest_wait.get().max(sent.elapsed()));
             job.network.wires().trace.tell(format_args!("{host:?} did step {step}, goes on with {next}"));
-            if next == step + 1 {
+            // A process before this one may have done this step on servers that went back.
+            if next == step + 1 && session.epoch() == epoch {
                 witness.answered(step, counts(session.parameters()))?
             } else {
                 witness.entered(next, counts(session.parameters()))?

@@ -8,7 +8,7 @@ use tonic::{Request, Response, Status};
 use crate::checkpoint::CheckpointId;
 use crate::server::state::ServerState;
 use crate::server::state::recovery::Newcomer;
-use crate::server::task::recovery::server_checkpoint::{self, RecoveryError, Target};
+use crate::server::task::recovery::server_checkpoint;
 use crate::{proto, unknown_peers};
 
 /// The service.
@@ -37,14 +37,7 @@ impl proto::recovery_server::Recovery for Service {
 
     async fn restore(&self, request: Request<proto::RestoreRequest>) -> Result<Response<proto::RestoreReply>, Status> {
         let request = self.of_this_job(request, |message| &message.job_uid)?;
-        self.0.recovery.last_written.send_replace(false);
-        let checkpoint = request.checkpoint.map(|place| CheckpointId { run: place.run, step: place.step });
-        let target = Target { run: request.run, checkpoint, concluded: request.concluded };
-        // A caller that dies meanwhile leaves no server between two states.
-        let (state, epoch) = (self.0.clone(), request.epoch);
-        let restoring = self.0.tasks.spawn(async move { server_checkpoint::restore(&state, epoch, &target).await });
-        restoring.await.map_err(|_| Status::unavailable("this server ends"))?.map_err(status)?;
-        Ok(Response::new(proto::RestoreReply { instance: self.0.recovery.instance }))
+        Ok(Response::new(server_checkpoint::answer_restore(&self.0, request).await?))
     }
 
     async fn snapshot(
@@ -52,7 +45,7 @@ impl proto::recovery_server::Recovery for Service {
         request: Request<proto::SnapshotRequest>,
     ) -> Result<Response<proto::SnapshotReply>, Status> {
         let request = self.of_this_job(request, |message| &message.job_uid)?;
-        server_checkpoint::check_epoch(&self.0, request.epoch).map_err(status)?;
+        server_checkpoint::check_epoch(&self.0, request.epoch)?;
         if request.last && request.done {
             self.0.recovery.ended.notify_one();
         }
@@ -62,7 +55,7 @@ impl proto::recovery_server::Recovery for Service {
         }
         let (id, epoch) = (CheckpointId { run: request.run, step: request.step }, request.epoch);
         let shard = self.0.shard(request.shard)?;
-        let written = server_checkpoint::write(&self.0, shard, epoch, id, request.version).await.map_err(status)?;
+        let written = server_checkpoint::write(&self.0, shard, epoch, id, request.version).await?;
         Ok(Response::new(proto::SnapshotReply {
             part: Some(written.part.into()),
             rows: written.rows.map(proto::CheckpointFile::from),
@@ -86,19 +79,5 @@ impl Service {
             ));
         }
         Ok(message)
-    }
-}
-
-fn status(error: RecoveryError) -> Status {
-    match error {
-        RecoveryError::Past(_) => Status::out_of_range(error.to_string()),
-        RecoveryError::Empty | RecoveryError::Unreadable { .. } | RecoveryError::NotRecorded { .. } => {
-            Status::failed_precondition(error.to_string())
-        }
-        RecoveryError::Epoch { .. } => Status::aborted(error.to_string()),
-        RecoveryError::Complete { .. } => Status::already_exists(error.to_string()),
-        RecoveryError::Mismatch { .. } => Status::invalid_argument(error.to_string()),
-        RecoveryError::Unusable { .. } => Status::data_loss(error.to_string()),
-        RecoveryError::Write(_) => Status::internal(error.to_string()),
     }
 }

@@ -120,22 +120,25 @@ impl Replication {
     /// Checks that this server is the primary of `shard`, which trainers talk to.
     ///
     /// # Errors
-    /// If another server is, or may be, the primary, or if the blocks do not know yet that this one is. The error of a
-    /// candidate has its [`proto::ShardHolder`] in the details, so that a trainer can vote.
+    /// If another server is, or may be, the primary, or if the blocks do not know yet that this one is. The error has the
+    /// [`proto::ShardHolder`] in the details, so that a trainer can vote for a candidate, and knows of one that is no more.
     pub fn leads(&self, shard: u32) -> Result<(), Status> {
         let shards = self.lock();
         let Some(here) = shards.get(&shard) else { return Err(self.not_held(shard)) };
-        if here.election.is_candidate() {
-            let text = format!("server {} does not answer; the trainers elect who leads the blocks", self.other(shard));
-            let details = self.describe(shard, here).encode_to_vec();
-            return Err(Status::with_details(Code::Unavailable, text, details.into()));
-        }
-        self.check_leads(shard, here)
+        let text = if here.election.is_candidate() {
+            format!("server {} does not answer; the trainers elect who leads the blocks", self.other(shard))
+        } else if let Err(text) = self.check_leads(shard, here) {
+            text
+        } else {
+            return Ok(());
+        };
+        let details = self.describe(shard, here).encode_to_vec();
+        Err(Status::with_details(Code::Unavailable, text, details.into()))
     }
 
-    fn check_leads(&self, shard: u32, here: &Shard) -> Result<(), Status> {
+    fn check_leads(&self, shard: u32, here: &Shard) -> Result<(), String> {
         let other = self.other(shard);
-        Err(Status::unavailable(match here.role {
+        Err(match here.role {
             Role::Primary { .. } if here.election.is_outdated() => {
                 format!("it lacks updates of the blocks of server {shard} that a later leader made; ask server {other}")
             }
@@ -143,7 +146,7 @@ impl Replication {
             Role::Primary { .. } => format!("it is about to lead the blocks of server {shard}; ask again"),
             Role::Starting => format!("it asks server {other} who leads the blocks of server {shard}"),
             Role::Backup { .. } => format!("server {other} leads the blocks of server {shard}; ask it"),
-        }))
+        })
     }
 
     fn not_held(&self, shard: u32) -> Status {
@@ -368,7 +371,7 @@ impl Replication {
         {
             let mut shards = self.lock();
             let here = shards.get_mut(&shard).ok_or_else(|| self.not_held(shard))?;
-            self.check_leads(shard, here)?;
+            self.check_leads(shard, here).map_err(Status::unavailable)?;
             if let Some(successor) = here.successor_of(peer) {
                 return Err(replaced(self.other(shard), peer, successor));
             }

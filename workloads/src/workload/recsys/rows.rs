@@ -97,14 +97,15 @@ impl Rows {
             tracing::info!(step = tables.next_step(), "the servers have gone to a checkpoint; going on from there");
             match resume(tables, dense, beginning) {
                 Err(ClientError::TablesLost { .. }) => {}
-                resumed => return resumed.map(|()| tables.next_step()),
+                resumed => return resumed,
             }
         }
     }
 
-    /// Takes the dense layers that the servers keep, where this trainer's are not those of the step that comes.
-    pub fn resume(&mut self, dense: &mut ReplicatedLayers, beginning: &Beginning) -> Result<(), ClientError> {
-        if let Self::Servers(tables) = self { resume(tables, dense, beginning) } else { Ok(()) }
+    /// Takes the dense layers that the servers keep, where this trainer's are not those of the step that comes, which it
+    /// returns.
+    pub fn resume(&mut self, dense: &mut ReplicatedLayers, beginning: &Beginning) -> Result<u64, ClientError> {
+        if let Self::Servers(tables) = self { resume(tables, dense, beginning) } else { Ok(0) }
     }
 
     /// Gives the dense layers to the servers, if a checkpoint wants them after `steps`, or `now`.
@@ -139,12 +140,17 @@ impl Rows {
     }
 }
 
-fn resume(tables: &mut client::Tables, dense: &mut ReplicatedLayers, beginning: &Beginning) -> Result<(), ClientError> {
-    let next = tables.next_step();
-    if dense.updates() == next || tables.epoch() == 0 {
-        return Ok(());
+fn resume(
+    tables: &mut client::Tables,
+    dense: &mut ReplicatedLayers,
+    beginning: &Beginning,
+) -> Result<u64, ClientError> {
+    if dense.updates() == tables.next_step() || tables.epoch() == 0 {
+        return Ok(tables.next_step());
     }
-    match tables.kept()?.filter(|kept| kept.state.len() == dense.state_len()) {
+    let kept = tables.kept()?;
+    let next = tables.next_step();
+    match kept.filter(|kept| kept.state.len() == dense.state_len()) {
         Some(kept) => {
             if kept.steps != next {
                 tracing::warn!(
@@ -157,5 +163,5 @@ fn resume(tables: &mut client::Tables, dense: &mut ReplicatedLayers, beginning: 
         }
         None => dense.take(&beginning.0, 0, 0),
     }
-    Ok(())
+    Ok(next)
 }

@@ -97,10 +97,10 @@ impl<'a> Trainer<'a> {
             }
         };
         let beginning = Beginning::of(&dense, &rows);
-        match rows.resume(&mut dense, &beginning) {
-            Err(ClientError::TablesLost { .. }) => {} // The meeting finds that out again.
+        let next = match rows.resume(&mut dense, &beginning) {
+            Err(ClientError::TablesLost { .. }) => next, // The meeting finds that out again.
             resumed => resumed.map_err(RecsysError::Follow)?,
-        }
+        };
         let (ring, next) = meeting.meet(&mut rows, &mut dense, &beginning, next)?;
         let mut trainer =
             Self { job, meeting, settings, model, dense, beginning, rows, ring, next, waited: Duration::ZERO };

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::report::{awaited, lost};
 use super::{LivenessEvent, Member, Membership, Presence};
+use crate::checkpoint::Concluded;
 
 impl Membership {
     /// Records that a trainer has sent its last step.
@@ -12,15 +13,16 @@ impl Membership {
         self.members[trainer as usize].concluded = true;
     }
 
-    /// Returns the trainers that have sent their last step, in order. In an elastic job these are all trainers as soon
+    /// Returns the trainers that have sent their last step, with the number of their steps. In an elastic job these are all trainers as soon
     /// as one has and none is active, because no batch is left then.
     #[must_use]
-    pub fn concluded(&self) -> Vec<u32> {
+    pub fn concluded(&self) -> Concluded {
         let over = |member: &Member| member.concluded || member.presence == Presence::Finished;
         let is_all = self.least.is_some()
             && self.members.iter().any(over)
             && self.members.iter().all(|member| over(member) || member.presence != Presence::Active);
-        (0..).zip(&self.members).filter(|(_, member)| is_all || over(member)).map(|(index, _)| index).collect()
+        let members = (0..).zip(&self.members).filter(|(_, member)| is_all || over(member));
+        members.map(|(index, member)| (index, member.steps)).collect()
     }
 
     /// Returns the trainers that are not active, which rounds of an elastic job do not wait for.

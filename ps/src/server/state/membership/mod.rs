@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use self::model_difference::difference;
 use self::stragglers::Pace;
+use crate::checkpoint::Concluded;
 use crate::layout::TensorSpec;
 use crate::proto;
 use crate::server::config::Timeouts;
@@ -240,12 +241,15 @@ impl Membership {
 
     /// Sets the next step of each trainer to that in `steps`, and marks those in `concluded` as having sent their last
     /// step.
-    pub fn rewind(&mut self, steps: &[u64], concluded: &[u32], now: Instant) {
+    pub fn rewind(&mut self, steps: &[u64], concluded: &Concluded, now: Instant) {
         for (member, step) in self.members.iter_mut().zip(steps) {
             member.steps = *step;
         }
         for (index, member) in (0..).zip(&mut self.members) {
-            member.concluded = concluded.contains(&index);
+            let all_steps = concluded.get(&index);
+            member.concluded = all_steps.is_some();
+            // With backup trainers the state may have come about without its last gradients.
+            member.steps = all_steps.copied().unwrap_or(0).max(member.steps);
             // In an elastic job the first finished trainer may end the job, so the others need time to reconnect.
             member.heard = if self.least.is_some() { now } else { member.heard };
         }

@@ -10,10 +10,11 @@ use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use super::client::client;
+use super::extent::{Extent, extent};
 use super::folder_lock::FolderLock;
 use crate::checkpoint::format::{FORMAT, PartEntry};
 use crate::checkpoint::runs::Ancestor;
-use crate::checkpoint::{Checkpoint, CheckpointId, Manifest, Runs, export, write};
+use crate::checkpoint::{Checkpoint, CheckpointId, Concluded, Manifest, Runs, export, write};
 use crate::proto;
 use crate::retry::{Retries, Schedule};
 use crate::server::config::CheckpointConfig;
@@ -48,11 +49,20 @@ pub(super) enum When {
 /// A manifest on its way to the disk. It gets there even if nobody waits for it.
 struct Committing {
     id: CheckpointId,
-    /// The step and the trainers that count as kept with it.
-    kept: (u64, Vec<u32>),
+    /// The state that counts as kept with it.
+    kept: Kept,
     /// The checkpoint was complete before; only its manifest is replaced.
     was_complete: bool,
     writing: JoinHandle<Result<LastCheckpoint, Status>>,
+}
+
+/// The state in the newest checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Kept {
+    /// How far training had come in it on every server; `None` if that differs or is not known.
+    pub extent: Option<Extent>,
+    /// The trainers that had concluded in it.
+    pub concluded: Concluded,
 }
 
 /// Writes the checkpoints of a job.
@@ -68,8 +78,8 @@ pub(super) struct CheckpointSchedule<'a> {
     unsure: Option<CheckpointId>,
     /// Steps between the current step and that of a synchronous checkpoint; grows when requests arrive too late.
     margin: u64,
-    /// The step of the last checkpoint and the trainers that had concluded in it.
-    pub kept: Option<(u64, Vec<u32>)>,
+    /// The state in the last checkpoint.
+    pub kept: Option<Kept>,
 }
 
 impl<'a> CheckpointSchedule<'a> {
@@ -100,7 +110,7 @@ impl<'a> CheckpointSchedule<'a> {
     /// Makes the newest checkpoint the last one of an elastic job whose last trainers were lost: it has every step of the
     /// finished trainers. A server that misses the end of the job finds in it that the job is done. Returns whether it is
     /// so.
-    async fn settle_for_newest(&mut self) -> bool {
+    pub(super) async fn settle_for_newest(&mut self) -> bool {
         let (concluded, done) = {
             let members = self.state.members();
             (members.concluded(), members.done())
@@ -116,7 +126,7 @@ impl<'a> CheckpointSchedule<'a> {
         });
         let settled = settled.await.is_some();
         if settled {
-            self.kept = Some((newest.id.step, concluded));
+            self.kept = Some(Kept { extent: None, concluded });
         }
         settled
     }
@@ -150,8 +160,9 @@ impl<'a> CheckpointSchedule<'a> {
         // What is known to be done now is in what is written later.
         let dealt =
             state.batch_assignments.as_ref().map(|assignments| assignments.assigner().position()).unwrap_or_default();
-        let progress = state.progress().await;
-        let Some(progress) = progress else { return Err(Status::failed_precondition("not all blocks have values")) };
+        let none = || Status::failed_precondition("not all blocks have values");
+        let progress = state.progress().await.ok_or_else(none)?;
+        let now = extent(state).await.ok_or_else(none)?;
         let sync = state.config.training.consistency.mode == ConsistencyMode::Sync;
         // Trainers with layers of their own keep in step, and give those for a step that is named.
         let tables = state.own_tables();
@@ -161,23 +172,28 @@ impl<'a> CheckpointSchedule<'a> {
             When::Now if sync && tables.is_some() => Some(progress.version),
             _ => None,
         };
-        let now = if sync { progress.version } else { progress.step };
         let concluded = state.members().concluded();
         let all = concluded.len() == state.config.trainers as usize;
-        if self.kept.as_ref() == Some(&(now, concluded.clone())) && (all || when == When::Soon) {
+        let unchanged = self.kept.as_ref().filter(|kept| kept.extent == Some(now));
+        if unchanged.is_some_and(|kept| kept.concluded == concluded) && (all || when == When::Soon) {
             return Ok(()); // Nothing has happened since.
         }
+        let unchanged = unchanged.is_some();
         let Some((run, lineage)) = self.place.clone() else {
             return Err(Status::failed_precondition("the servers have not gone to a checkpoint yet"));
         };
         let newest = state.recovery.newest().map(|newest| newest.id);
         // In Sync with all trainers the state of a step is what it is. Otherwise it is another one, which must not come
         // into the folder of one that is complete; layers of trainers may be newer than in the one before.
-        let repeated = sync && state.config.min_trainers.is_none() && tables.is_none();
+        let lockstep =
+            sync && state.config.min_trainers.is_none() && state.config.training.consistency.backup_trainers == 0;
+        let repeated = lockstep && tables.is_none();
         let taken = newest.filter(|_| !repeated).map_or(0, |newest| newest.step + 1);
-        let id = CheckpointId { run, step: version.unwrap_or(now).max(taken) };
-        if newest == Some(id) {
-            return self.add_concluded(id, concluded).await;
+        let id = CheckpointId { run, step: version.unwrap_or(now.steps).max(taken) };
+        // Trainers have concluded since, and that is all: no other server is needed, which may have ended.
+        let only_concluded = lockstep && unchanged && when != When::Soon;
+        if let Some(newest) = newest.filter(|newest| *newest == id || (only_concluded && newest.run == run)) {
+            return self.add_concluded(newest, Kept { extent: Some(now), concluded }).await;
         }
         self.withdraw().await?;
         let epoch = state.recovery.epoch();
@@ -228,12 +244,21 @@ impl<'a> CheckpointSchedule<'a> {
                 Ok(LastCheckpoint::complete(id, path))
             }
         };
-        let kept = (if repeated { id.step } else { version.unwrap_or(now) }, concluded);
+        let kept = Kept { extent: Some(version.map_or(now, |version| Extent::at(state, version))), concluded };
         self.begin_commit(id, kept, false, commit);
         self.settle().await?;
         let step = id.step;
         tracing::info!(step, path = %path.display(), seconds = started.elapsed().as_secs_f64(), "wrote a checkpoint");
         Ok(())
+    }
+
+    /// Records that the servers hold the newest checkpoint and nothing that came after it, if its `extents` on all of them
+    /// are one.
+    pub(super) fn hold_newest(&mut self, extents: Vec<Extent>) {
+        let first = extents.first().copied();
+        if let Some(kept) = &mut self.kept {
+            kept.extent = first.filter(|first| extents.iter().all(|extent| extent == first));
+        }
     }
 
     /// Takes the newest complete checkpoint of `run` for the last one that was written, if there is a newer one than that.
@@ -277,9 +302,9 @@ impl<'a> CheckpointSchedule<'a> {
     }
 
     /// Adds trainers that have concluded since to the manifest of a complete checkpoint. Its parts stay as they are.
-    async fn add_concluded(&mut self, id: CheckpointId, concluded: Vec<u32>) -> Result<(), Status> {
+    async fn add_concluded(&mut self, id: CheckpointId, kept: Kept) -> Result<(), Status> {
         self.may_commit(self.state.recovery.epoch()).await?;
-        let (folder, kept) = (Runs::new(&self.config.folder).path(id), (id.step, concluded.clone()));
+        let (folder, concluded) = (Runs::new(&self.config.folder).path(id), kept.concluded.clone());
         let commit = move || {
             let checkpoint = Checkpoint::open(&folder).map_err(|damage| Status::internal(damage.to_string()))?;
             let manifest = Manifest { concluded, ..checkpoint.manifest().clone() };
@@ -294,12 +319,20 @@ impl<'a> CheckpointSchedule<'a> {
     fn begin_commit(
         &mut self,
         id: CheckpointId,
-        kept: (u64, Vec<u32>),
+        kept: Kept,
         was_complete: bool,
         commit: impl FnOnce() -> Result<LastCheckpoint, Status> + Send + 'static,
     ) {
-        let disk = self.config.folder.disk().clone();
-        let writing = tokio::spawn(async move { disk.work(commit).await });
+        let (disk, lock) = (self.config.folder.disk().clone(), self.lock.holder());
+        let writing = tokio::spawn(async move {
+            let newest = disk.work(commit).await?;
+            // A process that takes the folder writes its lock before it looks for checkpoints. So it sees the manifest, if
+            // its lock is not there yet; otherwise it may go on from an earlier checkpoint.
+            let held = tokio::time::timeout(WRITE, lock.confirm()).await;
+            held.map_err(|_| Status::unavailable("the lock of the checkpoint folder cannot be read"))?
+                .map_err(taken)?;
+            Ok(newest)
+        });
         self.committing = Some(Committing { id, kept, was_complete, writing });
     }
 
@@ -312,8 +345,9 @@ impl<'a> CheckpointSchedule<'a> {
         let Some(Committing { writing, .. }) = &mut self.committing else { return Ok(()) };
         let written = writing.await.expect("disk work does not panic and is not cancelled");
         let Some(Committing { id, kept, was_complete, .. }) = self.committing.take() else { return Ok(()) };
-        let newest = written.inspect_err(|_| {
-            if !was_complete {
+        let newest = written.inspect_err(|status| {
+            // The process that has taken the folder may go on from it.
+            if !was_complete && status.code() != Code::Aborted {
                 self.unsure = Some(id);
             }
         })?;
@@ -338,7 +372,7 @@ impl<'a> CheckpointSchedule<'a> {
         if epoch != self.state.recovery.greatest_epoch() {
             return Err(Status::aborted("the servers have gone to another checkpoint meanwhile"));
         }
-        self.lock.check().await.map_err(|taken| Status::aborted(taken.to_string()))
+        self.lock.check().await.map_err(taken)
     }
 
     /// Removes the manifest of a checkpoint that was never said to be complete, because writing it failed.
@@ -351,18 +385,37 @@ impl<'a> CheckpointSchedule<'a> {
         Ok(())
     }
 
-    /// Writes the model, from the last checkpoint, if every trainer has finished and all of it is there.
+    /// Writes the model, from the last checkpoint, if every trainer has finished and all of it is there. Tries for as long
+    /// as the last checkpoint is tried.
     ///
     /// # Errors
     /// If it cannot be written; the checkpoint holds it.
     pub(super) async fn export(&self) -> Result<(), ServerError> {
+        let mut retries = Retries::new(Schedule::every(PAUSE).within(LAST_TRIES));
+        let mut warned = false;
+        while let Err(error) = self.try_export().await {
+            if !std::mem::replace(&mut warned, true) {
+                tracing::warn!(%error, "trying again");
+            }
+            if !retries.pause().await {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether the last checkpoint has every step of every trainer.
+    pub(super) fn is_whole(&self) -> bool {
+        let trainers = self.state.config.trainers as usize;
+        self.kept.as_ref().is_some_and(|kept| kept.concluded.len() == trainers)
+    }
+
+    async fn try_export(&self) -> Result<(), ServerError> {
         // Without a model, or before the end, there is nothing to write.
         if !self.state.members().done() || self.state.store().is_err() {
             return Ok(());
         }
-        let trainers = self.state.config.trainers as usize;
-        let whole = self.kept.as_ref().is_some_and(|(_, concluded)| concluded.len() == trainers);
-        let Some(newest) = self.state.recovery.newest().filter(|_| whole) else {
+        let Some(newest) = self.state.recovery.newest().filter(|_| self.is_whole()) else {
             let why = "no checkpoint holds the last step of every trainer".to_owned();
             return Err(ServerError::NotKept { what: "the model", why });
         };
@@ -381,6 +434,10 @@ impl<'a> CheckpointSchedule<'a> {
         let _ = self.state.recovery.model.set(path);
         Ok(())
     }
+}
+
+fn taken(error: ServerError) -> Status {
+    Status::aborted(error.to_string())
 }
 
 fn internal(error: write::WriteError) -> Status {

@@ -11,7 +11,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
-use super::checkpoint_schedule::{CheckpointSchedule, When};
+use super::checkpoint_schedule::{CheckpointSchedule, Kept, When};
 use super::client::PAUSE;
 use super::destination::{self, Destination};
 use super::folder::insist;
@@ -242,9 +242,11 @@ impl Coordinator<'_> {
             let (runs, run) = (self.runs.clone(), record.run);
             record.epoch = epoch;
             insist(self.state, &self.config.folder, move || Ok(runs.put(&record)?)).await?;
+            // A process that takes the folder later finds this epoch, and gives a greater one.
+            self.lock.holder().confirm().await?;
             self.schedule.place = Some((run, lineage));
             // Where all have concluded, the others may be done and gone: the model can be written without them.
-            self.schedule.kept = checkpoint.map(|id| (id.step, concluded.clone()));
+            self.schedule.kept = checkpoint.map(|_| Kept { extent: None, concluded: concluded.clone() });
             let place = |id: CheckpointId| proto::CheckpointPlace { run: id.run, step: id.step };
             let (job_uid, checkpoint_place) = (self.job.uid.clone(), checkpoint.map(place));
             let request = proto::RestoreRequest { job_uid, epoch, checkpoint: checkpoint_place, concluded, run };
@@ -257,6 +259,7 @@ impl Coordinator<'_> {
                     let all = answers.iter().map(Answer::instance).collect::<Option<Vec<_>>>();
                     if let Some(instances) = all {
                         self.instances = (0..).zip(instances).collect();
+                        self.schedule.hold_newest(answers.iter().filter_map(Answer::extent).collect());
                         return Ok(());
                     }
                     tracing::info!("a server did not answer at once; all go to the checkpoint again, together");
@@ -296,8 +299,11 @@ impl Coordinator<'_> {
             };
             if let Some(id) = found.checkpoint {
                 self.schedule.set_newest(id).await;
-                self.schedule.kept = Some((id.step, found.concluded));
+                self.schedule.kept = Some(Kept { extent: None, concluded: found.concluded });
             }
+        }
+        if !self.schedule.is_whole() {
+            self.schedule.settle_for_newest().await;
         }
         self.schedule.export().await
     }

@@ -2,7 +2,7 @@
 //! descends from are looked at; one that is proved to be damaged is set aside.
 
 use crate::checkpoint::runs::{Ancestor, JobIdentity, RunChoice, RunRecord, choose, lineage};
-use crate::checkpoint::{Checkpoint, CheckpointId, Runs};
+use crate::checkpoint::{Checkpoint, CheckpointId, Concluded, Runs};
 
 use super::folder::FolderError;
 
@@ -14,7 +14,7 @@ pub(super) struct Destination {
     /// The newest checkpoint; `None` begins from nothing.
     pub checkpoint: Option<CheckpointId>,
     /// Trainers that had concluded in it. A job that goes on from another one's has work for all of its own.
-    pub concluded: Vec<u32>,
+    pub concluded: Concluded,
 }
 
 /// Finds where the job goes on, in its run `own` if that is known. Begins a run if there is none.
@@ -51,7 +51,7 @@ pub(super) fn find(runs: &Runs, job: &JobIdentity, own: Option<u32>) -> Result<D
     };
     let concluded = |checkpoint: Checkpoint| {
         let own = checkpoint.description().job == job.uid;
-        if own { checkpoint.concluded().to_vec() } else { Vec::new() }
+        if own { checkpoint.concluded().clone() } else { Concluded::new() }
     };
     let (checkpoint, concluded) = found.map(|(id, checkpoint)| (id, concluded(checkpoint))).unzip();
     Ok(Destination { record, lineage, checkpoint, concluded: concluded.unwrap_or_default() })

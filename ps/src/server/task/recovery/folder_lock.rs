@@ -1,13 +1,14 @@
 //! Holds the lock of the checkpoint folder for server 0: takes it, renews it while the job runs, and removes it at the
 //! end.
 
+use std::io;
 use std::time::Duration;
 
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::folder::{FolderError, insist};
 use crate::checkpoint::lock::{Claim, Lock, LockFile, claim, is_held};
-use crate::checkpoint::{Disk, WriteError};
+use crate::checkpoint::{Disk, Folder, WriteError};
 use crate::server::config::CheckpointConfig;
 use crate::server::error::ServerError;
 use crate::server::state::ServerState;
@@ -15,13 +16,23 @@ use crate::server::state::ServerState;
 /// Interval of renewals.
 const RENEWAL: Duration = Duration::from_secs(5);
 
-/// The lock of the folder, held by this process.
+/// Pause between two attempts to read the lock.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// The lock of the folder, held by this process, for as long as server 0 works there.
 pub(super) struct FolderLock<'a> {
     config: &'a CheckpointConfig,
+    holder: Holder,
+}
+
+/// This process as the lock names it, and where to look whether another one has taken its place.
+#[derive(Clone)]
+pub(super) struct Holder {
     file: LockFile,
     own: Lock,
     /// The one in whose place it was taken.
     before: Option<Lock>,
+    folder: Folder,
 }
 
 impl<'a> FolderLock<'a> {
@@ -61,7 +72,11 @@ impl<'a> FolderLock<'a> {
                 }
             }
         };
-        let lock = Self { config, file, own, before };
+        if own.incarnation > 0 {
+            let (file, own) = (file.clone(), own.clone());
+            insist(state, &config.folder, move || Ok(file.mark(&own)?)).await?;
+        }
+        let lock = Self { config, holder: Holder { file, own, before, folder: config.folder.clone() } };
         if let Err(error) = lock.write(0).await {
             // It is written at a renewal.
             tracing::warn!(%error, "the lock of the checkpoint folder could not be written");
@@ -90,20 +105,18 @@ impl<'a> FolderLock<'a> {
     /// # Errors
     /// If another one has.
     pub async fn check(&self) -> Result<(), ServerError> {
-        let file = self.file.clone();
-        match self.disk().work(move || file.read()).await {
-            Ok(Some(lock)) if !is_held(&self.own, self.before.as_ref(), Some(&lock)) => {
-                let folder = self.config.folder.display().to_string();
-                Err(ServerError::FolderTaken { job: lock.job, uid: lock.uid, folder })
-            }
-            _ => Ok(()),
-        }
+        self.holder.read().await.unwrap_or(Ok(()))
+    }
+
+    /// Returns what tells whether this process has the lock, for a task of its own.
+    pub fn holder(&self) -> Holder {
+        self.holder.clone()
     }
 
     /// Removes the lock, if it is still held.
     pub async fn release(&self) {
-        let (file, holder) = (self.file.clone(), self.own.holder);
-        if let Err(error) = self.disk().work(move || file.release(holder)).await {
+        let Holder { file, own, .. } = self.holder.clone();
+        if let Err(error) = self.disk().work(move || file.release(&own)).await {
             tracing::warn!(%error, "the lock of the checkpoint folder could not be removed; another job waits for it");
         }
     }
@@ -113,7 +126,39 @@ impl<'a> FolderLock<'a> {
     }
 
     async fn write(&self, counter: u64) -> Result<(), WriteError> {
-        let (file, lock) = (self.file.clone(), Lock { counter, ..self.own.clone() });
+        let (file, lock) = (self.holder.file.clone(), Lock { counter, ..self.holder.own.clone() });
         self.disk().work(move || file.write(&lock)).await
+    }
+}
+
+impl Holder {
+    /// Checks that no other process has taken the lock, and waits while it cannot be read.
+    ///
+    /// # Errors
+    /// If another one has.
+    pub async fn confirm(&self) -> Result<(), ServerError> {
+        loop {
+            match self.read().await {
+                Ok(held) => return held,
+                Err(error) => tracing::debug!(%error, "the lock of the checkpoint folder cannot be read"),
+            }
+            sleep(PAUSE).await;
+        }
+    }
+
+    /// Reads the lock; the inner error says that another process has taken it.
+    async fn read(&self) -> io::Result<Result<(), ServerError>> {
+        let Self { file, own, before, .. } = self.clone();
+        let successor = self.folder.disk().work(move || {
+            let found = file.read()?.filter(|found| !is_held(&own, before.as_ref(), Some(found)));
+            Ok::<_, io::Error>(found.or(file.successor(&own)?))
+        });
+        Ok(match successor.await? {
+            Some(lock) => {
+                let folder = self.folder.display().to_string();
+                Err(ServerError::FolderTaken { job: lock.job, uid: lock.uid, folder })
+            }
+            None => Ok(()),
+        })
     }
 }

@@ -7,6 +7,7 @@ mod checkpoint_schedule;
 mod client;
 mod coordinator;
 mod destination;
+mod extent;
 mod folder;
 mod folder_lock;
 mod restore_calls;

@@ -1,8 +1,12 @@
 //! Asks all servers to restore a checkpoint, in an epoch that none of them has heard of.
 
+use std::sync::Arc;
+
 use tonic::{Code, Status};
 
 use super::client::{client, never_sent, retry_until_ok};
+use super::extent::Extent;
+use super::server_checkpoint;
 use crate::proto;
 use crate::server::state::ServerState;
 
@@ -10,7 +14,7 @@ use crate::server::state::ServerState;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     /// The process `instance` has restored the checkpoint.
-    Restored { instance: u64 },
+    Restored { instance: u64, extent: Option<Extent> },
     /// It may have restored the checkpoint before its answer got lost. Trainers may have begun there, so a process that
     /// takes its place must not be taken for it: all servers restore again, in a new epoch.
     Doubtful,
@@ -21,7 +25,12 @@ pub(super) enum Answer {
 impl Answer {
     /// Returns the process that has restored the checkpoint.
     pub fn instance(&self) -> Option<u64> {
-        if let Self::Restored { instance } = self { Some(*instance) } else { None }
+        if let Self::Restored { instance, .. } = self { Some(*instance) } else { None }
+    }
+
+    /// Returns how far training has come there.
+    pub fn extent(&self) -> Option<Extent> {
+        if let Self::Restored { extent, .. } = self { *extent } else { None }
     }
 
     /// Returns the greater epoch that the server has heard of, else 0.
@@ -38,7 +47,7 @@ pub(super) fn next_epoch(recorded: u64, heard: u64) -> Option<u64> {
 
 /// One request to all servers.
 pub(super) struct RestoreCalls<'a> {
-    pub state: &'a ServerState,
+    pub state: &'a Arc<ServerState>,
     pub servers: &'a [String],
     pub request: proto::RestoreRequest,
 }
@@ -52,7 +61,9 @@ impl RestoreCalls<'_> {
         let name = format!("server {server}");
         retry_until_ok(&name, || async {
             match self.attempt(server).await {
-                Ok(instance) => Ok(Ok(Answer::Restored { instance })),
+                Ok(proto::RestoreReply { instance, extent }) => {
+                    Ok(Ok(Answer::Restored { instance, extent: extent.map(Extent::from) }))
+                }
                 Err(status) => match status.code() {
                     Code::DataLoss | Code::InvalidArgument | Code::PermissionDenied => Ok(Err(status)),
                     Code::Aborted => Ok(Ok(Answer::Refused { epoch: self.epoch_of(server).await? })),
@@ -71,9 +82,13 @@ impl RestoreCalls<'_> {
         .await
     }
 
-    async fn attempt(&self, server: u32) -> Result<u64, Status> {
+    async fn attempt(&self, server: u32) -> Result<proto::RestoreReply, Status> {
+        if server == self.state.config.index {
+            // No answer can get lost on the way, so this server is restored also where the others are gone.
+            return server_checkpoint::answer_restore(self.state, self.request.clone()).await;
+        }
         let mut client = client(&self.state.config.network, &self.servers[server as usize])?;
-        Ok(client.restore(self.request.clone()).await?.into_inner().instance)
+        Ok(client.restore(self.request.clone()).await?.into_inner())
     }
 
     async fn epoch_of(&self, server: u32) -> Result<u64, Status> {

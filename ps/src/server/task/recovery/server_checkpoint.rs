@@ -5,14 +5,19 @@ use std::sync::Arc;
 
 use futures::future::{join, join_all};
 use psjobs_api::training::ConsistencyMode;
+use tonic::Status;
 
+use super::extent::extent;
 use crate::checkpoint::format::{FORMAT, MANIFEST, PartEntry};
 use crate::checkpoint::read::Damage;
 use crate::checkpoint::rows::{self, RowsDescription};
 use crate::checkpoint::runs::RunRecord;
-use crate::checkpoint::{BlockState, Checkpoint, CheckpointId, Description, Folder, PartWriter, Runs, WriteError};
+use crate::checkpoint::{
+    BlockState, Checkpoint, CheckpointId, Concluded, Description, Folder, PartWriter, Runs, WriteError,
+};
 use crate::clock::now;
 use crate::layout::Layout;
+use crate::proto;
 use crate::server::config::CheckpointConfig;
 use crate::server::state::ServerState;
 use crate::server::state::recovery::LastCheckpoint;
@@ -92,6 +97,23 @@ pub enum RecoveryError {
     Empty,
 }
 
+impl From<RecoveryError> for Status {
+    fn from(error: RecoveryError) -> Self {
+        let text = error.to_string();
+        match error {
+            RecoveryError::Past(_) => Self::out_of_range(text),
+            RecoveryError::Empty | RecoveryError::Unreadable { .. } | RecoveryError::NotRecorded { .. } => {
+                Self::failed_precondition(text)
+            }
+            RecoveryError::Epoch { .. } => Self::aborted(text),
+            RecoveryError::Complete { .. } => Self::already_exists(text),
+            RecoveryError::Mismatch { .. } => Self::invalid_argument(text),
+            RecoveryError::Unusable { .. } => Self::data_loss(text),
+            RecoveryError::Write(_) => Self::internal(text),
+        }
+    }
+}
+
 /// The files that a server has written.
 pub struct Written {
     pub part: PartEntry,
@@ -107,7 +129,7 @@ pub struct Target {
     /// The checkpoint, of this run or one that it descends from; `None` begins from nothing.
     pub checkpoint: Option<CheckpointId>,
     /// Trainers of which the checkpoint has every step.
-    pub concluded: Vec<u32>,
+    pub concluded: Concluded,
 }
 
 /// Checks that a request is of the epoch that this server is in.
@@ -214,6 +236,26 @@ fn describe(state: &ServerState, shard: u32, step: u64, layout: &Layout) -> Desc
     }
 }
 
+/// Answers server 0, which may be this server: restores what `request` names, also if the caller dies meanwhile, so that no
+/// server is left between two states.
+///
+/// # Errors
+/// If it cannot be restored, as the code of each [`RecoveryError`] says, or this server ends.
+pub async fn answer_restore(
+    state: &Arc<ServerState>,
+    request: proto::RestoreRequest,
+) -> Result<proto::RestoreReply, Status> {
+    state.recovery.last_written.send_replace(false);
+    let checkpoint = request.checkpoint.map(|place| CheckpointId { run: place.run, step: place.step });
+    let target = Target { run: request.run, checkpoint, concluded: request.concluded };
+    let (restored, epoch) = (state.clone(), request.epoch);
+    let restoring = state.tasks.spawn(async move { restore(&restored, epoch, &target).await });
+    restoring.await.map_err(|_| Status::unavailable("this server ends"))??;
+    let has_blocks = state.store().is_ok_and(|store| store.shard(state.config.index).next().is_some());
+    let extent = if has_blocks { extent(state).await.map(proto::Extent::from) } else { None };
+    Ok(proto::RestoreReply { instance: state.recovery.instance, extent })
+}
+
 /// Aborts the training streams and restores `target`. Trainers that have concluded in it need not join again.
 pub async fn restore(state: &ServerState, epoch: u64, target: &Target) -> Result<(), RecoveryError> {
     let (config, recovery) = (&state.config, &state.recovery);
@@ -262,7 +304,7 @@ async fn check_recorded(
 
 /// Returns the trainers' steps, and the trainers, in the newest checkpoint of this job's run, if all trainers have
 /// concluded in it.
-pub async fn whole(state: &ServerState, config: &CheckpointConfig) -> Option<(Vec<u64>, Vec<u32>)> {
+pub async fn whole(state: &ServerState, config: &CheckpointConfig) -> Option<(Vec<u64>, Concluded)> {
     let (runs, known, uid, trainers) =
         (Runs::new(&config.folder), state.recovery.run(), state.config.job_uid.clone(), state.config.trainers as usize);
     let found = config.folder.disk().work(move || {
@@ -271,7 +313,7 @@ pub async fn whole(state: &ServerState, config: &CheckpointConfig) -> Option<(Ve
         let checkpoint = Checkpoint::open(catalog.path(*catalog.complete().ok()?.last()?)).ok()?;
         let whole = checkpoint.description().job == uid && checkpoint.concluded().len() == trainers;
         let steps = whole.then(|| checkpoint.read(0..1).ok())??.next_steps;
-        Some((steps, checkpoint.concluded().to_vec()))
+        Some((steps, checkpoint.concluded().clone()))
     });
     found.await
 }
@@ -309,7 +351,7 @@ async fn rewind(
     state: &ServerState,
     epoch: u64,
     checkpoint: Option<(CheckpointId, Checkpoint)>,
-    concluded: &[u32],
+    concluded: &Concluded,
 ) -> Result<(), RecoveryError> {
     // From here on no trainer can join, and blocks ignore gradients that are still queued.
     state.recovery.set_epoch(0);
@@ -324,7 +366,8 @@ async fn rewind(
             join_all(store.numbers().map(|block| store.restore(block, epoch, None))).await;
         }
         clear_tables(state, epoch).await;
-        state.members().rewind(&[], &[], now());
+        state.members().rewind(&[], &Concluded::new(), now());
+        tracing::debug!(epoch, "begins from nothing");
         finish(state, epoch, None);
         return Ok(());
     };
@@ -353,7 +396,7 @@ async fn rewind(
     };
     state.members().rewind(&steps, concluded, now());
     let path = checkpoint.folder().clone();
-    tracing::info!(step = id.step, path = %path.display(), "restored from a checkpoint");
+    tracing::info!(step = id.step, epoch, path = %path.display(), "restored from a checkpoint");
     let newest = checkpoint.folder().disk().work(move || LastCheckpoint::complete(id, path)).await;
     finish(state, epoch, Some(newest));
     Ok(())
