@@ -131,12 +131,21 @@ impl LockFile {
         self.remove_marks(own.incarnation)
     }
 
-    /// Returns what a process of the same job and a greater incarnation than that of `own` has marked, if there is one.
+    /// Returns the greatest incarnation that has left a mark, 0 if none has.
+    ///
+    /// # Errors
+    /// If the folder cannot be read.
+    pub fn newest_mark(&self) -> io::Result<u32> {
+        Ok(self.marks()?.last().copied().unwrap_or(0))
+    }
+
+    /// Returns what a process of the same job has marked whose incarnation is greater than that of `own` and than that of
+    /// `found`, the newest mark that was there before: a job by hand may count from 0 again.
     ///
     /// # Errors
     /// If the folder or a mark cannot be read.
-    pub fn successor(&self, own: &Lock) -> io::Result<Option<Lock>> {
-        for incarnation in self.marks()?.range(own.incarnation + 1..) {
+    pub fn successor(&self, own: &Lock, found: u32) -> io::Result<Option<Lock>> {
+        for incarnation in self.marks()?.range(own.incarnation.max(found) + 1..) {
             let json = read(self.folder.disk(), &self.folder.join(mark(*incarnation)))?;
             let lock = json.and_then(|json| serde_json::from_slice::<Lock>(&json).ok());
             if let Some(lock) = lock.filter(|lock| lock.uid == own.uid) {
@@ -229,13 +238,19 @@ mod tests {
             file.mark(&process("a", incarnation)).expect("writes");
         }
         file.write(&process("a", 2)).expect("writes");
-        for (uid, incarnation, want) in
-            [("a", 0, Some(3)), ("a", 2, Some(3)), ("a", 3, None), ("a", 4, None), ("b", 0, None)]
-        {
-            let successor = file.successor(&process(uid, incarnation)).expect("reads");
-            assert_eq!(successor.map(|lock| lock.incarnation), want, "job {uid}, incarnation {incarnation}");
+        assert_eq!((file.marks().expect("reads"), file.newest_mark().expect("reads")), ([3].into(), 3), "the newest");
+        for (uid, incarnation, found, want) in [
+            ("a", 0, 0, Some(3)),
+            ("a", 2, 1, Some(3)),
+            ("a", 3, 0, None),
+            ("a", 4, 3, None),
+            ("a", 0, 3, None),
+            ("b", 0, 0, None),
+        ] {
+            let successor = file.successor(&process(uid, incarnation), found).expect("reads");
+            let label = format!("job {uid}, incarnation {incarnation}, after {found}");
+            assert_eq!(successor.map(|lock| lock.incarnation), want, "{label}");
         }
-        assert_eq!(file.marks().expect("reads"), [3].into(), "the one before was removed");
         file.write(&process("a", 3)).expect("writes");
         file.release(&process("a", 3)).expect("removes");
         assert_eq!(std::fs::read_dir(folder.path().join("new")).expect("reads").count(), 0);

@@ -73,7 +73,7 @@ fn with_checkpoints_only_the_loss_of_both_copies_goes_back_to_one() {
     let furthest = done.iter().copied().max().unwrap_or(kept);
     assert!(done.windows(3).all(|seen| seen[2] + 1 >= seen[0]), "nobody went back: {done:?}");
     running.servers.drain(..).for_each(Process::kill);
-    running.servers = job.start_all();
+    running.servers = (0..2).map(|server| job.start_again(server, 3)).collect();
     let want = Job::undisturbed(2, STEPS);
     assert!(running.finish().iter().all(|parameters| *parameters == want), "{DIFFER}");
     assert!(furthest < STEPS, "the servers were killed while it trained");

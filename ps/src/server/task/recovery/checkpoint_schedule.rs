@@ -174,11 +174,13 @@ impl<'a> CheckpointSchedule<'a> {
         };
         let concluded = state.members().concluded();
         let all = concluded.len() == state.config.trainers as usize;
-        let unchanged = self.kept.as_ref().filter(|kept| kept.extent == Some(now));
-        if unchanged.is_some_and(|kept| kept.concluded == concluded) && (all || when == When::Soon) {
+        let unchanged = self.kept.as_ref().is_some_and(|kept| kept.extent == Some(now));
+        let same = self.kept.as_ref().is_some_and(|kept| kept.concluded == concluded);
+        // Where it has every step of every trainer, nothing can follow, and others may have ended.
+        let is_last = same && all && state.config.min_trainers.is_none();
+        if is_last || (same && unchanged && (all || when == When::Soon)) {
             return Ok(()); // Nothing has happened since.
         }
-        let unchanged = unchanged.is_some();
         let Some((run, lineage)) = self.place.clone() else {
             return Err(Status::failed_precondition("the servers have not gone to a checkpoint yet"));
         };

@@ -8,6 +8,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::folder::{FolderError, insist};
 use crate::checkpoint::lock::{Claim, Lock, LockFile, claim, is_held};
+use crate::checkpoint::runs::BY_HAND;
 use crate::checkpoint::{Disk, Folder, WriteError};
 use crate::server::config::CheckpointConfig;
 use crate::server::error::ServerError;
@@ -32,6 +33,8 @@ pub(super) struct Holder {
     own: Lock,
     /// The one in whose place it was taken.
     before: Option<Lock>,
+    /// The newest mark that counts for nothing: jobs by hand count from 0 again.
+    found: u32,
     folder: Folder,
 }
 
@@ -47,8 +50,6 @@ impl<'a> FolderLock<'a> {
         let (mut first, mut waited) = (None, 0);
         let before = loop {
             let reading = file.clone();
-            let unreadable =
-                |error| FolderError::Wait(format!("cannot read the lock of the checkpoint folder: {error}"));
             let found = insist(state, &config.folder, move || reading.read().map_err(unreadable)).await?;
             if waited == 0 {
                 first.clone_from(&found);
@@ -72,11 +73,18 @@ impl<'a> FolderLock<'a> {
                 }
             }
         };
-        if own.incarnation > 0 {
-            let (file, own) = (file.clone(), own.clone());
+        let marks = file.clone();
+        let found = match own.uid.as_str() {
+            BY_HAND => insist(state, &config.folder, move || marks.newest_mark().map_err(unreadable)).await?,
+            _ => 0,
+        };
+        let holder = Holder { file, own, before, found, folder: config.folder.clone() };
+        holder.confirm().await?;
+        if holder.own.incarnation > 0 {
+            let Holder { file, own, .. } = holder.clone();
             insist(state, &config.folder, move || Ok(file.mark(&own)?)).await?;
         }
-        let lock = Self { config, holder: Holder { file, own, before, folder: config.folder.clone() } };
+        let lock = Self { config, holder };
         if let Err(error) = lock.write(0).await {
             // It is written at a renewal.
             tracing::warn!(%error, "the lock of the checkpoint folder could not be written");
@@ -131,6 +139,10 @@ impl<'a> FolderLock<'a> {
     }
 }
 
+fn unreadable(error: io::Error) -> FolderError {
+    FolderError::Wait(format!("cannot read the lock of the checkpoint folder: {error}"))
+}
+
 impl Holder {
     /// Checks that no other process has taken the lock, and waits while it cannot be read.
     ///
@@ -148,10 +160,10 @@ impl Holder {
 
     /// Reads the lock; the inner error says that another process has taken it.
     async fn read(&self) -> io::Result<Result<(), ServerError>> {
-        let Self { file, own, before, .. } = self.clone();
+        let Self { file, own, before, found: mark, .. } = self.clone();
         let successor = self.folder.disk().work(move || {
             let found = file.read()?.filter(|found| !is_held(&own, before.as_ref(), Some(found)));
-            Ok::<_, io::Error>(found.or(file.successor(&own)?))
+            Ok::<_, io::Error>(found.or(file.successor(&own, mark)?))
         });
         Ok(match successor.await? {
             Some(lock) => {
