@@ -4,6 +4,11 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
+
+/// Held by the test that runs. A process that another thread starts has a program's file open for writing until it is
+/// another program, and that long the system runs no program of that file.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// Runs a copy of psjobs in `folder`, with nothing on PATH.
 fn psjobs(folder: &Path, args: &[&str]) -> Output {
@@ -16,6 +21,7 @@ fn psjobs(folder: &Path, args: &[&str]) -> Output {
 
 #[test]
 fn a_missing_program_is_named_with_what_to_do() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = tempfile::tempdir().expect("a folder");
     let output = psjobs(folder.path(), &["bench", "mnist"]);
     let said = String::from_utf8_lossy(&output.stderr);
@@ -25,6 +31,7 @@ fn a_missing_program_is_named_with_what_to_do() {
 
 #[test]
 fn a_program_gets_all_arguments_and_its_exit_code_counts() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = tempfile::tempdir().expect("a folder");
     let program = folder.path().join("psjobs-compare");
     fs::write(&program, "#!/bin/sh\necho \"$@\"\nexit 7\n").expect("a script");
