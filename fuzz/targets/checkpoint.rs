@@ -3,6 +3,7 @@
 #![no_main]
 
 use std::cell::LazyCell;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -70,7 +71,7 @@ fn put_part(folder: &Path, mut bytes: Vec<u8>, repair: bool) {
         step: 7,
         parts: vec![entry],
         rows: Vec::new(),
-        concluded: Vec::new(),
+        concluded: BTreeMap::new(),
         dealt: Position::default(),
     };
     put(&folder.join(file), &bytes);
