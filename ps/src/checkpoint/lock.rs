@@ -110,7 +110,7 @@ impl LockFile {
         let path = self.folder.join(LOCK);
         match self.read().map_err(WriteError::at(&path))? {
             Some(lock) if lock.holder == own.holder => {
-                self.remove_marks(own.incarnation + 1)?;
+                self.remove_marks(|incarnation| incarnation <= own.incarnation)?;
                 remove_file(&self.folder, LOCK)
             }
             _ => Ok(()),
@@ -128,7 +128,7 @@ impl LockFile {
     pub fn mark(&self, own: &Lock) -> Result<(), WriteError> {
         self.folder.disk().create_folders(&self.folder).map_err(WriteError::at(&self.folder))?;
         put_file(&self.folder, &mark(own.incarnation), &serde_json::to_vec(own).expect("a lock is JSON"))?;
-        self.remove_marks(own.incarnation)
+        self.remove_marks(|incarnation| incarnation < own.incarnation)
     }
 
     /// Returns the greatest incarnation that has left a mark, 0 if none has.
@@ -145,8 +145,8 @@ impl LockFile {
     /// # Errors
     /// If the folder or a mark cannot be read.
     pub fn successor(&self, own: &Lock, found: u32) -> io::Result<Option<Lock>> {
-        for incarnation in self.marks()?.range(own.incarnation.max(found) + 1..) {
-            let json = read(self.folder.disk(), &self.folder.join(mark(*incarnation)))?;
+        for incarnation in self.marks()?.into_iter().filter(|mark| *mark > own.incarnation.max(found)) {
+            let json = read(self.folder.disk(), &self.folder.join(mark(incarnation)))?;
             let lock = json.and_then(|json| serde_json::from_slice::<Lock>(&json).ok());
             if let Some(lock) = lock.filter(|lock| lock.uid == own.uid) {
                 return Ok(Some(lock));
@@ -155,9 +155,10 @@ impl LockFile {
         Ok(None)
     }
 
-    fn remove_marks(&self, below: u32) -> Result<(), WriteError> {
+    fn remove_marks(&self, which: impl Fn(u32) -> bool) -> Result<(), WriteError> {
         let marks = self.marks().map_err(WriteError::at(&self.folder))?;
-        marks.range(..below).try_for_each(|incarnation| remove_file(&self.folder, &mark(*incarnation)))
+        let mut which = marks.into_iter().filter(|incarnation| which(*incarnation));
+        which.try_for_each(|incarnation| remove_file(&self.folder, &mark(incarnation)))
     }
 
     /// Returns the incarnations of all marks.
@@ -246,6 +247,7 @@ mod tests {
             ("a", 4, 3, None),
             ("a", 0, 3, None),
             ("b", 0, 0, None),
+            ("a", u32::MAX, u32::MAX, None),
         ] {
             let successor = file.successor(&process(uid, incarnation), found).expect("reads");
             let label = format!("job {uid}, incarnation {incarnation}, after {found}");

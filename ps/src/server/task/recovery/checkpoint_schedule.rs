@@ -161,15 +161,14 @@ impl<'a> CheckpointSchedule<'a> {
         let dealt =
             state.batch_assignments.as_ref().map(|assignments| assignments.assigner().position()).unwrap_or_default();
         let none = || Status::failed_precondition("not all blocks have values");
-        let progress = state.progress().await.ok_or_else(none)?;
         let now = extent(state).await.ok_or_else(none)?;
         let sync = state.config.training.consistency.mode == ConsistencyMode::Sync;
         // Trainers with layers of their own keep in step, and give those for a step that is named.
         let tables = state.own_tables();
-        let soon = (sync || tables.is_some()) && when == When::Soon && progress.version > 0;
+        let soon = (sync || tables.is_some()) && when == When::Soon && now.steps > 0;
         let version = match when {
-            _ if soon => Some(progress.version + self.margin),
-            When::Now if sync && tables.is_some() => Some(progress.version),
+            _ if soon => Some(now.steps + self.margin),
+            When::Now if sync && tables.is_some() => Some(now.steps),
             _ => None,
         };
         let concluded = state.members().concluded();
@@ -328,8 +327,8 @@ impl<'a> CheckpointSchedule<'a> {
         let (disk, lock) = (self.config.folder.disk().clone(), self.lock.holder());
         let writing = tokio::spawn(async move {
             let newest = disk.work(commit).await?;
-            // A process that takes the folder writes its lock before it looks for checkpoints. So it sees the manifest, if
-            // its lock is not there yet; otherwise it may go on from an earlier checkpoint.
+            // A process that takes the folder leaves its mark before it looks for checkpoints. So it sees the manifest, if
+            // its mark is not there yet; otherwise it may go on from an earlier checkpoint.
             let held = tokio::time::timeout(WRITE, lock.confirm()).await;
             held.map_err(|_| Status::unavailable("the lock of the checkpoint folder cannot be read"))?
                 .map_err(taken)?;
