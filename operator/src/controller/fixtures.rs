@@ -1,8 +1,8 @@
 //! Jobs and pods for the tests of this crate.
 
 use jiff::Timestamp;
-use psjobs_api::Role;
 use psjobs_api::crd::ParameterServerJob;
+use psjobs_api::{ReplicaResult, Role};
 
 use super::observe::{Failure, ObservedPod, PodPhase, Replica};
 use super::validate::{ValidJob, validate};
@@ -79,6 +79,12 @@ impl ObservedPod {
 
     pub fn succeeded(self, second: i64) -> Self {
         Self { phase: PodPhase::Succeeded { at: at(second), result: None }, ready: false, alive: false, ..self }
+    }
+
+    /// Returns the pod as one that ended well and left a result.
+    pub fn concluded(self, second: i64) -> Self {
+        let result = ReplicaResult::parse(r#"{"steps": 900, "examples": 14400, "seconds": 95.1}"#);
+        Self { phase: PodPhase::Succeeded { at: at(second), result }, ready: false, alive: false, ..self }
     }
 
     pub fn failed(self, second: i64, code: i32) -> Self {

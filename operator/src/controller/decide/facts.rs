@@ -84,6 +84,33 @@ impl<'a> Facts<'a> {
             && (self.before.done(Role::Trainer) > 0 || self.pods_of(Role::Trainer).any(|(_, pod)| ended_well(pod)))
     }
 
+    /// Tells whether server 0 has ended with a result, which it does when all trainers have left well, and what they did is
+    /// kept. The members of an elastic job are not all of its trainers.
+    fn training_is_over(&self) -> bool {
+        let has_result = |pod: &ObservedPod| matches!(pod.phase, PodPhase::Succeeded { result: Some(_), .. });
+        self.job.policy.elastic.is_none() && self.live(Replica::server(0)).is_some_and(has_result)
+    }
+
+    /// Tells whether a trainer has left well, although its pod's end was not seen and will not be: the pod is gone, or is
+    /// taken away, or its node does not answer.
+    pub fn has_left(&self, trainer: Replica) -> bool {
+        self.training_is_over()
+            && self.pod(trainer).is_none_or(|pod| match &pod.phase {
+                PodPhase::Succeeded { .. } => true,
+                PodPhase::Failed(failure) => failure.disruption,
+                PodPhase::Running => pod.deletion_deadline.is_some() || pod.node_lost.is_some(),
+                PodPhase::Pending => false,
+            })
+    }
+
+    /// Tells whether the job needs no other pod of a replica if it loses this one: training is over.
+    pub fn is_not_missed(&self, replica: Replica) -> bool {
+        match replica.role {
+            Role::Server => replica.index > 0 && self.training_is_over(),
+            Role::Trainer => self.has_left(replica),
+        }
+    }
+
     /// Tells whether a pod counts: it has a rank of the job, and was created after the job was last resumed and after the
     /// replica last left.
     pub fn is_current(&self, replica: Replica, pod: &ObservedPod) -> bool {

@@ -1,6 +1,6 @@
 //! Failures: which pods failed, whether the job gives up over them, and which one it began with.
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, LastFailure};
@@ -8,7 +8,7 @@ use psjobs_policy::deadlines::{EARLY_SERVER_END, ENDED_EARLY};
 use psjobs_policy::{Action, Response};
 
 use super::draft::Draft;
-use super::facts::{Facts, Failed};
+use super::facts::{Facts, Failed, after};
 use super::finish::End;
 use super::replica_history::{ReplicaHistory, RestartCost};
 use crate::conditions;
@@ -25,6 +25,9 @@ impl<'a> Facts<'a> {
         let ends = self.pods().into_iter().map(|(replica, pod)| (replica, pod, self.restart_cost(replica, pod)));
         let ends = ends.collect::<Vec<_>>();
         self.history.observe(ends);
+        let trainers = (0..self.job.trainers).map(Replica::trainer);
+        let left = trainers.filter(|trainer| self.has_left(*trainer)).collect::<Vec<_>>();
+        left.into_iter().for_each(|trainer| self.history.conclude(trainer));
         self.all_failed = self.failed_pods();
         self.give_up_trainers();
         let kept = self.all_failed.iter().filter(|failed| !self.history.is_lost(failed.replica));
@@ -51,7 +54,40 @@ impl<'a> Facts<'a> {
 
     /// Returns why a pod failed, if it did.
     fn failure(&self, replica: Replica, pod: &ObservedPod) -> Option<Failure> {
-        failure(replica, pod, self.now).or_else(|| self.loss(pod))
+        if self.is_not_missed(replica) {
+            return None;
+        }
+        match &pod.phase {
+            PodPhase::Failed(failure) => Some(failure.clone()),
+            PodPhase::Succeeded { at, result } if replica.role == Role::Server => self.early_end(*at, result.is_some()),
+            _ => self.loss(pod),
+        }
+    }
+
+    /// The end of a server although trainers need it. One that left a result has seen all trainers leave well, and is needed
+    /// once more, through no fault of its own, if one of them failed at what it did afterwards.
+    fn early_end(&self, at: Timestamp, has_result: bool) -> Option<Failure> {
+        let failed = |(_, pod): (Replica, &ObservedPod)| matches!(pod.phase, PodPhase::Failed(_) | PodPhase::Pending);
+        let is_needed = !has_result || self.pods_of(Role::Trainer).any(failed);
+        if after(at, EARLY_SERVER_END) > self.now || !is_needed {
+            return None;
+        }
+        let what = if has_result {
+            "had ended, as all trainers had left, before one of them failed"
+        } else {
+            "ended with exit code 0 although trainers still run; a server must run until they are done"
+        };
+        Some(Failure {
+            disruption: has_result,
+            exit_code: Some(0),
+            reason: ENDED_EARLY.into(),
+            what: what.into(),
+            of_init_container: false,
+            log_tail: String::new(),
+            conditions: Vec::new(),
+            started: None,
+            at,
+        })
     }
 
     /// The loss of a pod whose node has been silent for too long.
@@ -159,31 +195,6 @@ fn restart_cost(job: &ValidJob, role: Role, pod: &ObservedPod, failure: &Failure
     let in_a_row = job.policy.failures_in_a_row(pod.failures_in_a_row, failure.ran());
     // A restart of the whole job counts once, and when it is done.
     RestartCost { counts: counts && action != Action::RestartJob, in_a_row: Some(in_a_row) }
-}
-
-/// Returns why a pod failed, if it did, as seen while the job is active.
-pub(super) fn failure(replica: Replica, pod: &ObservedPod, now: Timestamp) -> Option<Failure> {
-    match &pod.phase {
-        PodPhase::Failed(failure) => Some(failure.clone()),
-        PodPhase::Succeeded { at, .. }
-            if replica.role == Role::Server
-                && now.duration_since(*at) >= SignedDuration::try_from(EARLY_SERVER_END).unwrap_or_default() =>
-        {
-            Some(Failure {
-                disruption: false,
-                exit_code: Some(0),
-                reason: ENDED_EARLY.into(),
-                what: "ended with exit code 0 although trainers still run; a server must run until they are done"
-                    .into(),
-                of_init_container: false,
-                log_tail: String::new(),
-                conditions: Vec::new(),
-                started: None,
-                at: *at,
-            })
-        }
-        _ => None,
-    }
 }
 
 /// The last `bytes` of a text, from the start of a line where there is one.

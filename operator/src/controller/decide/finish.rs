@@ -32,7 +32,9 @@ impl Facts<'_> {
     /// earlier, or the work of an elastic job is done. A job that completes goes on completing.
     pub(super) fn trainers_are_done(&self) -> bool {
         let ended_well = |pod| matches!(pod, &ObservedPod { phase: PodPhase::Succeeded { .. }, .. });
-        let is_done = |trainer| self.before.succeeded(trainer) || self.pod(trainer).is_some_and(ended_well);
+        let is_done = |trainer| {
+            self.before.succeeded(trainer) || self.pod(trainer).is_some_and(ended_well) || self.has_left(trainer)
+        };
         let policy = &self.job.policy;
         self.prev.phase == Some(Phase::Completing)
             || policy.success.is_reached(self.job.trainers, |index| is_done(Replica::trainer(index)))

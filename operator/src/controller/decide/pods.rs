@@ -54,7 +54,7 @@ impl Draft<'_, '_> {
                 self.delete(pod);
             }
         } else if let (Role::Server, PodPhase::Succeeded { at, .. }) = (replica.role, &pod.phase) {
-            self.wake.at(after(*at, EARLY_SERVER_END));
+            self.wake.is_over(after(*at, EARLY_SERVER_END), facts.now);
         } else if let Some(lost) = facts.lost_at(pod).filter(|_| !pod.ended()) {
             self.wake.at(lost);
         }

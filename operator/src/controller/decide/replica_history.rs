@@ -88,6 +88,11 @@ impl ReplicaHistory {
         }
     }
 
+    /// Notes that a trainer has ended well.
+    pub fn conclude(&mut self, trainer: Replica) {
+        self.records.entry(trainer).or_default().succeeded = true;
+    }
+
     /// Removes a replica from the job, with all pods that it had, this incarnation's included.
     pub fn remove(&mut self, replica: Replica, newest: Option<u32>) {
         let newest = newest.map(|newest| newest.min(HIGHEST));

@@ -20,6 +20,65 @@ fn a_servers_early_end_waits_for_the_trainers_then_counts_as_failure() {
 }
 
 #[test]
+fn a_trainer_that_is_lost_after_server_0_saw_it_leave_has_ended_well() {
+    type Loss = fn(&mut Cluster);
+    let losses: [(&str, Loss); 4] = [
+        ("with its node", |cluster| {
+            let since = cluster.now;
+            cluster.edit("trainer-1", |pod| pod.on_lost_node(since));
+        }),
+        ("deleted", |cluster| cluster.vanish("trainer-1")),
+        ("deleted, being stopped", |cluster| cluster.edit("trainer-1", |pod| pod.failed_and_deleted(300))),
+        ("evicted", |cluster| cluster.edit("trainer-1", |pod| pod.disrupted(300))),
+    ];
+    for (label, lose) in losses {
+        let mut cluster = running("failurePolicy: {maxRestarts: 0}");
+        cluster.succeed("trainer-0");
+        cluster.edit("ps-0", |pod| pod.concluded(0));
+        cluster.pass(300);
+        cluster.reconcile();
+        assert_eq!(
+            (cluster.phase(), cluster.deleting().len()),
+            (Phase::Running, 0),
+            "{label}: trainer 1 goes on by itself"
+        );
+        lose(&mut cluster);
+        cluster.settle();
+        assert_eq!(cluster.phase(), Phase::Succeeded, "{label}");
+        assert_eq!((cluster.status.restarts, cluster.status.restarts_counted), (0, 0), "{label}");
+    }
+}
+
+#[test]
+fn a_trainer_that_fails_after_server_0_saw_it_leave_gets_its_server_back_and_that_does_not_count() {
+    let mut cluster = running("");
+    cluster.succeed("trainer-0");
+    cluster.edit("ps-0", |pod| pod.concluded(0));
+    cluster.pass(300);
+    cluster.fail("trainer-1", 1);
+    cluster.settle();
+    cluster.run_all();
+    cluster.reconcile();
+    assert_eq!(cluster.phase(), Phase::Running);
+    assert_eq!((cluster.incarnation("ps-0"), cluster.incarnation("trainer-1")), (1, 1));
+    assert_eq!((cluster.status.restarts, cluster.status.restarts_counted), (2, 1));
+}
+
+#[test]
+fn a_server_that_is_lost_after_server_0_saw_all_trainers_leave_is_not_missed() {
+    let mut cluster = running("ps: {replicas: 2}");
+    cluster.succeed("trainer-0");
+    cluster.edit("ps-0", |pod| pod.concluded(0));
+    let since = cluster.now;
+    cluster.edit("ps-1", |pod| pod.on_lost_node(since));
+    cluster.edit("trainer-1", |pod| pod.on_lost_node(since));
+    cluster.pass(60);
+    cluster.settle();
+    assert_eq!(cluster.phase(), Phase::Succeeded);
+    assert_eq!(cluster.status.restarts, 0);
+}
+
+#[test]
 fn a_failed_trainer_comes_back_with_its_rank_and_the_next_incarnation() {
     let mut cluster = running("");
     cluster.fail("trainer-1", 1);
