@@ -4,7 +4,6 @@ use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
@@ -36,7 +35,7 @@ pub struct CertificatesArgs {
 }
 
 impl CertificatesArgs {
-    pub fn run(self) -> anyhow::Result<ExitCode> {
+    pub fn run(self) -> anyhow::Result<u8> {
         let Self { folder, force } = self;
         if !force && ROLES.iter().any(|role| folder.join(role.as_str()).exists()) {
             let folder = folder.display();
@@ -48,7 +47,7 @@ impl CertificatesArgs {
         write(&folder)?;
         let [servers, trainers] = ROLES.map(|role| folder.join(role.as_str()).display().to_string());
         println!("wrote ca.crt, tls.crt and tls.key for servers to {servers}, for trainers to {trainers}");
-        Ok(ExitCode::SUCCESS)
+        Ok(0)
     }
 }
 

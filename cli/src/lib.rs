@@ -2,23 +2,31 @@
 
 mod bad_input;
 pub mod certificates;
+pub mod command_line;
 mod manifest;
 pub mod plugin;
 pub mod run;
+mod setting;
 pub mod validate;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 pub use bad_input::BadInput;
 
 /// Runs `command` as the main function of a program: prints its error and returns its exit code. A process that was
 /// started to guard a job's processes does that instead.
-pub fn main(command: impl FnOnce() -> anyhow::Result<ExitCode>) -> ExitCode {
-    if run::guard::is_guard() {
+pub fn main(command: impl FnOnce() -> anyhow::Result<u8>) -> ExitCode {
+    ExitCode::from(main_with(std::env::args_os().skip(1), command))
+}
+
+/// Does the same for a program whose arguments are `args`, after its name.
+pub fn main_with(args: impl IntoIterator<Item = OsString>, command: impl FnOnce() -> anyhow::Result<u8>) -> u8 {
+    if run::guard::is_guard(args) {
         return run::guard::main();
     }
     command().unwrap_or_else(|error| {
         eprintln!("{error:#}");
-        ExitCode::from(if error.is::<BadInput>() { BadInput::EXIT_CODE } else { 1 })
+        if error.is::<BadInput>() { BadInput::EXIT_CODE } else { 1 }
     })
 }

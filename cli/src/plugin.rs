@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
-use std::process::{Command, ExitCode};
+use std::process::Command;
 
 use anyhow::Context as _;
 use clap::Args;
@@ -21,7 +21,7 @@ pub struct PluginArgs {
 ///
 /// # Errors
 /// If the program is not found or cannot be started.
-pub fn call(program: &str, PluginArgs { args }: &PluginArgs) -> anyhow::Result<ExitCode> {
+pub fn call(program: &str, PluginArgs { args }: &PluginArgs) -> anyhow::Result<u8> {
     let path = machine::find(program).ok_or_else(|| {
         BadInput::new(format!(
             "this command is the program {program}, which is neither beside psjobs nor on PATH; build it with `make \

@@ -2,14 +2,15 @@
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use clap::Args;
-use psjobs_api::crd::ParameterServerJob;
+use psjobs_api::crd::{self, ParameterServerJob};
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::bad_input::BadInput;
 use crate::manifest::{self, Manifest, Problem};
+use crate::setting::Setting;
 
 /// Check manifests, as `kubectl apply` would
 ///
@@ -42,7 +43,7 @@ struct Located {
 }
 
 impl ValidateArgs {
-    pub fn run(self) -> anyhow::Result<ExitCode> {
+    pub fn run(self) -> anyhow::Result<u8> {
         let mut report = Report { valid: true, jobs: Vec::new(), problems: Vec::new() };
         let mut lines = Vec::new();
         for file in &self.files {
@@ -62,16 +63,47 @@ impl ValidateArgs {
         let text = if self.json { serde_json::to_string(&report)? } else { lines.join("\n") };
         // A reader that has gone away wants no report.
         writeln!(std::io::stdout(), "{text}").ok();
-        Ok(if report.valid { ExitCode::SUCCESS } else { ExitCode::from(BadInput::EXIT_CODE) })
+        Ok(if report.valid { 0 } else { BadInput::EXIT_CODE })
     }
 }
 
-/// The one valid job of a file.
+/// Returns the one valid job of a file, with fields set that flags name.
 ///
 /// # Errors
 /// [`BadInput`] with every problem, or if the file holds several jobs.
-pub fn only_job(file: &Path) -> anyhow::Result<ParameterServerJob> {
-    let mut manifest = manifest::check(&read(file)?).map_err(|problems| {
+pub fn only_job(file: &Path, settings: &[Setting]) -> anyhow::Result<ParameterServerJob> {
+    let text = read(file)?;
+    if settings.is_empty() {
+        return only_one(manifest::check(&text), file);
+    }
+    let (documents, problem) = manifest::documents(&text);
+    if let Some(problem) = problem {
+        return Err(BadInput::new(line(file, &problem)).into());
+    }
+    let jobs = documents.into_iter().filter(|document| document["kind"] == crd::KIND);
+    let set = jobs.map(|mut document| {
+        settings.iter().for_each(|setting| setting.apply(&mut document));
+        document.to_string()
+    });
+    // JSON is YAML. Its lines are not those of the file, so problems name fields only.
+    only_one(without_lines(manifest::check(&set.collect::<Vec<_>>().join("\n---\n"))), file)
+}
+
+/// Returns the valid job of a document that flags made; `what` names it in problems.
+///
+/// # Errors
+/// [`BadInput`] with every problem.
+pub fn job_of(mut document: Value, settings: &[Setting], what: &Path) -> anyhow::Result<ParameterServerJob> {
+    settings.iter().for_each(|setting| setting.apply(&mut document));
+    only_one(without_lines(manifest::check(&document.to_string())), what)
+}
+
+fn without_lines(checked: Result<Manifest, Vec<Problem>>) -> Result<Manifest, Vec<Problem>> {
+    checked.map_err(|problems| problems.into_iter().map(|problem| Problem { line: None, ..problem }).collect())
+}
+
+fn only_one(checked: Result<Manifest, Vec<Problem>>, file: &Path) -> anyhow::Result<ParameterServerJob> {
+    let mut manifest = checked.map_err(|problems| {
         let lines: Vec<_> = problems.iter().map(|problem| line(file, problem)).collect();
         BadInput::new(lines.join("\n"))
     })?;

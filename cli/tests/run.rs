@@ -379,6 +379,48 @@ fn fields_that_mean_nothing_here_are_named_in_one_warning() {
 }
 
 #[test]
+fn a_command_runs_as_each_trainer_without_a_manifest() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let server = SERVER.replace("done-1", "done-2");
+    let template = format!("ps.template={{spec: {{containers: [{{name: server, command: [sh, -c, '{server}']}}]}}}}");
+    let script =
+        r#"echo "$0 $1 $PSJOB_TRAINERS $PSJOB_TRAINING" > $DIR/said-$PSJOB_INDEX; touch $DIR/done-$PSJOB_INDEX"#;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_psjobs"));
+    command.args(["run", "--json", "--trainers", "3", "--set", "training.seed=77", "--set", &template]);
+    command.args(["--", "sh", "-c", script, "$(PSJOB_INDEX)", "a $$ b"]);
+    command.env("DIR", folder.path()).env("TMPDIR", folder.path());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let report = Report::of(Running::start(&mut command));
+    assert_eq!(report.code, Some(0), "{}", report.stderr);
+    let summary: Value = serde_json::from_str(&report.stdout).expect("one JSON object");
+    assert_eq!((&summary["trainers"], &summary["name"]), (&3.into(), &"sh".into()));
+    for index in 0..3 {
+        let said = fs::read_to_string(folder.path().join(format!("said-{index}"))).expect("the trainer wrote it");
+        assert!(said.starts_with("$(PSJOB_INDEX) a $$ b 3 "), "arguments arrive as they were typed: {said}");
+        assert!(said.contains(r#""seed":77"#), "{said}");
+    }
+}
+
+#[test]
+fn flags_set_fields_of_a_manifest() {
+    let job = Job::new(&SERVER.replace("done-1", "done-2"), "touch $DIR/done-$PSJOB_INDEX", "");
+    let report = job.run(&["--json", "--set", "trainer.replicas=3"]);
+    assert_eq!(report.code, Some(0), "{}", report.stderr);
+    let summary: Value = serde_json::from_str(&report.stdout).expect("one JSON object");
+    assert_eq!(summary["trainers"], 3);
+    for (flags, says) in [
+        (&["--set", "trainer.replica=3"][..], "spec.trainer.replica"),
+        (&["--set", "trainer.replicas=many"], "spec.trainer.replicas"),
+        (&["--set", "trainer"], "--set training.consistency.mode=Async"),
+        (&["--trainers", "3"], "cannot be used with"),
+    ] {
+        let report = job.run(flags);
+        assert_eq!(report.code, Some(2), "{flags:?}: {}", report.stderr);
+        assert!(report.stderr.contains(says), "{flags:?}: {}", report.stderr);
+    }
+}
+
+#[test]
 fn bad_input_is_one_sentence_and_exit_code_2() {
     let worker_job = Job::new(SERVER, "exit 0", "suspend: true");
     let plain = |text: &str| {

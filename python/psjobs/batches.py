@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from psjobs import _native
 from psjobs._native import InputError
@@ -41,7 +42,7 @@ class _Ahead(Sampler[list[int]]):
 
 
 def batches(
-    job: Job, dataset: Sized, batch_size: int | None, epochs: int, accumulate: int, loader: dict[str, Any]
+    job: Job, dataset: Sized | Iterable[Any], batch_size: int | None, epochs: int, accumulate: int, loader: dict[str, Any]
 ) -> Iterator[Any]:
     """See `Job.batches`."""
     size = job._environment.batch_size if batch_size is None else batch_size
@@ -49,6 +50,8 @@ def batches(
         raise InputError(f"batch_size {size}, epochs {epochs} and accumulate {accumulate} are numbers from 1")
     if accumulate > 1 and (job._environment.elastic or job._environment.adaptive):
         raise InputError("a step has one batch in a job that is elastic or has an adaptive batch; leave accumulate out")
+    if not isinstance(dataset, Sized):
+        return _streamed(job, dataset, size, epochs, accumulate, loader)
     if job._environment.elastic:
         return _dealt(job, dataset, size, epochs, loader)
     return _planned(job, dataset, size, epochs, accumulate, loader)
@@ -132,6 +135,62 @@ def _next_batch(job: Job, session: _native.Session, total: int) -> int | None:
     return number
 
 
+class _Part(IterableDataset[Any]):
+    """This trainer's examples of a stream: of each `trainers * size` in a row `size` are its own. Of its batches the first
+    `skip` are left out."""
+
+    def __init__(self, stream: Iterable[Any], size: int, trainers: int, trainer: int, skip: int) -> None:
+        self._stream, self._size, self._round, self._trainer, self._skip = stream, size, trainers * size, trainer, skip
+        self.batches = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        stream = iter(self._stream)
+        while len(examples := list(islice(stream, self._round))) == self._round:
+            self.batches += 1
+            if self.batches > self._skip:
+                yield from examples[self._trainer * self._size :][: self._size]
+
+
+def _streamed(
+    job: Job, stream: Iterable[Any], size: int, epochs: int, accumulate: int, loader: dict[str, Any]
+) -> Iterator[Any]:
+    """Batches of data that have no length: each pass reads all of it, and leaves others' examples out."""
+    if job._environment.elastic or job._environment.adaptive:
+        text = "server 0 cannot deal out a data set without a length; give it one, or make the job neither elastic nor adaptive"
+        raise InputError(text)
+    if loader.get("num_workers"):
+        raise InputError("a data set without a length is read by one process: leave num_workers out, or give it a length")
+    turn = _Turn(list(range(size)))
+    for _ in range(epochs):
+        # A process that was started again reads what the one before it had read, and leaves it out.
+        part = _Part(stream, size, job.trainers, job.trainer, max(0, job._resume * accumulate - job._planned))
+        for batch in DataLoader(part, batch_size=size, **loader):
+            job._check_stop()
+            yield _count(job, turn, batch)
+        job._planned += part.batches
+
+
+class SharedLoader:
+    """See `Job.share`."""
+
+    def __init__(self, job: Job, loader: DataLoader[Any], accumulate: int) -> None:
+        if loader.batch_size is None:
+            raise InputError("the loader has no batch_size, as one with a batch_sampler of its own; use batches() instead")
+        self._job, self._accumulate = job, accumulate
+        self.dataset: Any = loader.dataset
+        self.batch_size = loader.batch_size
+        taken = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
+        self._loader = {name: getattr(loader, name) for name in taken}
+        if loader.num_workers > 0:
+            self._loader["prefetch_factor"] = loader.prefetch_factor
+
+    def __iter__(self) -> Iterator[Any]:
+        return batches(self._job, self.dataset, self.batch_size, 1, self._accumulate, dict(self._loader))
+
+    def __len__(self) -> int:
+        return int(_sampler(self._job, self.dataset, self.batch_size).steps_per_epoch)
+
+
 def _sampler(job: Job, dataset: Sized, size: int) -> _native.Sampler:
     if not hasattr(dataset, "__len__"):
         raise InputError("the data set has no length, so trainers cannot share it out; give it one, or split it yourself")
@@ -154,11 +213,12 @@ def _count(job: Job, turn: _Turn, batch: Any) -> Any:
 class EpochSampler(torch.utils.data.Sampler[int]):
     """See `Job.sampler`."""
 
-    def __init__(self, job: Job, dataset: Sized, batch_size: int | None) -> None:
+    def __init__(self, job: Job, dataset: Sized, batch_size: int | None, accumulate: int) -> None:
         if job._environment.elastic:
             raise InputError("in an elastic job only batches() follows trainers that come and go; use it instead")
         self._job = job
         self._size = job._environment.batch_size if batch_size is None else batch_size
+        self._accumulate = accumulate
         self._sampler = _sampler(job, dataset, self._size)
 
     def __len__(self) -> int:
@@ -167,7 +227,7 @@ class EpochSampler(torch.utils.data.Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         begin = self._job._planned
         end = self._job._planned = begin + self._sampler.steps_per_epoch
-        for number in range(max(begin, self._job._resume), end):
+        for number in range(max(begin, self._job._resume * self._accumulate), end):
             self._job._check_stop()
             for row in self._sampler.batch(number):
                 self._job._examples += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
@@ -13,7 +13,9 @@ from psjobs import _native, ending
 
 if TYPE_CHECKING:
     import torch
+    from torch.utils.data import DataLoader
 
+    from psjobs.batches import SharedLoader
     from psjobs.parameters import Parameters
 
     Model = TypeVar("Model", bound=torch.nn.Module)
@@ -85,12 +87,15 @@ class Job:
         """True once the process was asked to end (SIGTERM). `batches` then ends it by itself."""
         return self._interrupt.is_set()
 
-    def attach(self, model: Model) -> tuple[Model, torch.optim.Optimizer]:
+    def attach(
+        self, model: Model, optimizer: torch.optim.Optimizer | None = None
+    ) -> tuple[Model, torch.optim.Optimizer]:
         """Joins the servers with this model, and moves its trainable parameters to the memory shared with them.
 
         The parameters take the values that the servers have, or give them theirs if this trainer is the first. Returns
-        the same model, and an optimizer whose `step` exchanges gradients for parameters. A script that is alone gets
-        torch's own optimizer of the same rule.
+        the same model, and an optimizer whose `step` exchanges gradients for parameters by the job's rule. If that is not
+        the rule of `optimizer`, the script's own, a warning says what to set. A script that is alone gets its own
+        optimizer back, or torch's of the job's rule.
 
         Raises InputError if the model cannot be trained or is not the job's, PeerAway if a server stays away.
         """
@@ -99,6 +104,10 @@ class Job:
         if self._parameters is not None:
             raise _native.InputError("this job has a model already; attach is called once in a process")
         self._parameters = parameters.Parameters(model)
+        if optimizer is not None and self.alone:
+            return model, optimizers.counted(optimizer, self)
+        if optimizer is not None:
+            optimizers.compare(optimizer, self._environment)
         if self.alone:
             return model, optimizers.alone((tensor for _, tensor in self._parameters.named), self._environment, self)
         self._session = self._enter(self._parameters)
@@ -111,7 +120,7 @@ class Job:
         return model, optimizers.ServerOptimizer(self, self._parameters, self._environment.learning_rate)
 
     def batches(
-        self, dataset: Sized, batch_size: int | None = None, *, epochs: int = 1, accumulate: int = 1, **loader: Any
+        self, dataset: Sized | Iterable[Any], batch_size: int | None = None, *, epochs: int = 1, accumulate: int = 1, **loader: Any
     ) -> Iterator[Any]:
         """This trainer's batches of `epochs` passes of all trainers over `dataset`, one for each `opt.step()`.
 
@@ -121,21 +130,36 @@ class Job:
         `collate_fn`. A restarted trainer goes on with the step that the servers do not have. In an elastic job batches
         are dealt out anew as trainers come and go; there one call has all epochs.
 
-        Raises InputError if the data set is too small for one step, or has no length.
+        A data set without a length, as an IterableDataset, must give the same examples in the same order to each trainer:
+        of `trainers * batch_size` in a row each trainer takes its part, and what is left at the end is left out.
+
+        Raises InputError if the data set is too small for one step.
         """
         from psjobs import batches
 
         return batches.batches(self, dataset, batch_size, epochs, accumulate, loader)
 
-    def sampler(self, dataset: Sized, batch_size: int | None = None) -> torch.utils.data.Sampler[int]:
-        """This trainer's examples of one epoch, for a DataLoader of the script's own with the same `batch_size`.
+    def share(self, loader: DataLoader[Any], *, accumulate: int = 1) -> SharedLoader:
+        """The script's own DataLoader, cut down to this trainer's share of its data set: each iteration is the next epoch.
 
-        Each iteration is the next epoch. Raises InputError in an elastic job, where only `batches` can follow trainers
-        that come and go, and as `batches`.
+        Batch size, workers and `collate_fn` are the loader's; its sampler gives way to the job's order, as in `batches`.
+        Raises InputError if the loader has a batch sampler of its own, and as `batches`.
         """
         from psjobs import batches
 
-        return batches.EpochSampler(self, dataset, batch_size)
+        return batches.SharedLoader(self, loader, accumulate)
+
+    def sampler(
+        self, dataset: Sized, batch_size: int | None = None, *, accumulate: int = 1
+    ) -> torch.utils.data.Sampler[int]:
+        """This trainer's examples of one epoch, for a DataLoader of the script's own with the same `batch_size`.
+
+        Each iteration is the next epoch; `accumulate` batches belong to one step. Raises InputError in an elastic job, where
+        only `batches` can follow trainers that come and go, and as `batches`.
+        """
+        from psjobs import batches
+
+        return batches.EpochSampler(self, dataset, batch_size, accumulate)
 
     def report(self, metrics: Mapping[str, float]) -> None:
         """Tells the job these metrics, as accuracy or loss: they are shown while it runs and in its result."""

@@ -64,6 +64,58 @@ class ServerOptimizer(torch.optim.Optimizer):
             warnings.warn(f"psjobs: {text}", stacklevel=4)
 
 
+def rule_of(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+    """`spec.training.optimizer` of torch's own optimizer, by its first parameter group; none for what servers do not have."""
+    group = optimizer.defaults | {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
+    rule: dict[str, Any] = {"type": type(optimizer).__name__, "learningRate": float(group.get("lr", 0.0))}
+    match rule["type"]:
+        case "SGD" if not group["dampening"]:
+            rule |= {"momentum": group["momentum"], "nesterov": group["nesterov"]}
+        case "Adam" | "AdamW":
+            beta1, beta2 = group["betas"]
+            rule |= {"beta1": beta1, "beta2": beta2, "epsilon": group["eps"], "amsgrad": group["amsgrad"]}
+        case "Adagrad":
+            rule |= {"learningRateDecay": group["lr_decay"], "initialAccumulator": group["initial_accumulator_value"]}
+            rule |= {"epsilon": group["eps"]}
+        case "RMSprop":
+            rule |= {"alpha": group["alpha"], "epsilon": group["eps"], "momentum": group["momentum"]}
+            rule |= {"centered": group["centered"]}
+        case _:
+            return None
+    return rule | {"weightDecay": group["weight_decay"]}
+
+
+def compare(optimizer: torch.optim.Optimizer, environment: Environment) -> None:
+    """Warns where the script's own optimizer is not the job's, which counts, and says how to make it so."""
+    job: dict[str, Any] = json.loads(environment.optimizer)
+    own = rule_of(optimizer)
+    if own is None:
+        text = f"servers have no {type(optimizer).__name__} with these arguments; the job's optimizer is {job['type']}"
+        warnings.warn(f"psjobs: {text} with a learning rate of {job['learningRate']}", stacklevel=4)
+        return
+    settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    if any(other != settings[0] for other in settings):
+        text = "the parameter groups of the script's optimizer differ, and a job has one setting for all; the first counts"
+        warnings.warn(f"psjobs: {text}", stacklevel=4)
+    if any(_differs(value, job.get(name)) for name, value in own.items()):
+        said = {name: value for name, value in own.items() if name in ("type", "learningRate") or value}
+        text = f"the script's optimizer is not the job's, which counts: {job['type']} with a learning rate of "
+        text += f"{job['learningRate']}; to have the script's, set spec.training.optimizer, or psjobs run --set "
+        warnings.warn(f"psjobs: {text}'training.optimizer={json.dumps(said)}'", stacklevel=4)
+
+
+def _differs(own: object, jobs: object) -> bool:
+    if isinstance(own, float | int) and isinstance(jobs, float | int):
+        return abs(own - jobs) > 1e-9 * abs(own)
+    return own != jobs
+
+
+def counted(optimizer: torch.optim.Optimizer, job: Job) -> torch.optim.Optimizer:
+    """The script's own optimizer, whose steps the job counts."""
+    optimizer.register_step_post_hook(lambda *_: job._did_step())
+    return optimizer
+
+
 def alone(parameters: Iterable[torch.nn.Parameter], environment: Environment, job: Job) -> torch.optim.Optimizer:
     """torch's own optimizer of the job's rule, with its schedule.
 

@@ -1,7 +1,8 @@
 //! The native half of the Python package `psjobs`: a trainer's place in its job ([`environment`]), its session with the
-//! servers ([`session`]) and the memory that both share with the model ([`memory`]), and the split of the data
-//! ([`sampler`]). What concerns PyTorch is written in Python, in `psjobs/`; nothing here links libtorch.
+//! servers ([`session`]) and the memory that both share with the model ([`memory`]), the split of the data
+//! ([`sampler`]), and the programs that run a job on one machine ([`command`]). What concerns PyTorch is written in Python, in `psjobs/`; nothing here links libtorch.
 
+mod command;
 mod environment;
 mod errors;
 mod memory;
@@ -15,6 +16,8 @@ use pyo3::prelude::*;
 /// The module `psjobs._native`; `psjobs/_native.pyi` has its types.
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use super::command::{psjobs, worker};
     #[pymodule_export]
     use super::environment::Environment;
     #[pymodule_export]

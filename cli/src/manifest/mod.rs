@@ -57,6 +57,12 @@ pub fn read(file: &Path) -> std::io::Result<String> {
     if file == Path::new("-") { std::io::read_to_string(std::io::stdin()) } else { std::fs::read_to_string(file) }
 }
 
+/// Returns the documents of a text as values, without a check, up to the first that cannot be read.
+pub fn documents(text: &str) -> (Vec<Value>, Option<Problem>) {
+    let (documents, syntax) = parse::documents(text);
+    (documents.into_iter().map(|document| document.value).collect(), syntax)
+}
+
 /// Checks all documents of a text.
 ///
 /// # Errors

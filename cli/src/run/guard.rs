@@ -5,10 +5,12 @@
 //! killed is found by an entry of its environment, which the guard receives before the start.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, BufRead, Write};
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 
@@ -19,9 +21,18 @@ const COMMAND: &str = "guard-process-groups";
 /// Time in which a process that was being started has the environment that it is found by.
 const STARTING: Duration = Duration::from_millis(100);
 
-/// Returns whether this process was started as the guard.
-pub fn is_guard() -> bool {
-    std::env::args_os().nth(1).is_some_and(|argument| argument == COMMAND)
+/// How this program starts itself, where that is not its executable file alone.
+static PROGRAM: OnceLock<Vec<OsString>> = OnceLock::new();
+
+/// Says how this program starts itself: the first words of a command, which its arguments follow. An interpreter that
+/// runs it needs this. The first call counts.
+pub fn set_program(words: Vec<OsString>) {
+    PROGRAM.get_or_init(|| words);
+}
+
+/// Returns whether a process with these arguments was started as the guard.
+pub fn is_guard(args: impl IntoIterator<Item = OsString>) -> bool {
+    args.into_iter().next().is_some_and(|argument| argument == COMMAND)
 }
 
 /// The guard as `psjobs` sees it. Dropping it ends the guard.
@@ -33,7 +44,15 @@ pub struct Guard {
 
 impl Guard {
     pub fn start() -> io::Result<Self> {
-        let mut process = Command::new(std::env::current_exe()?)
+        let mut command = match PROGRAM.get().and_then(|words| words.split_first()) {
+            Some((program, words)) => {
+                let mut command = Command::new(program);
+                command.args(words);
+                command
+            }
+            None => Command::new(std::env::current_exe()?),
+        };
+        let mut process = command
             .arg(COMMAND)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -78,7 +97,7 @@ impl Drop for Guard {
 }
 
 /// The guard's own life: until its standard input ends.
-pub fn main() -> ExitCode {
+pub fn main() -> u8 {
     // Out of the way of `killall psjobs`, which would take the guard with what it guards.
     rustix::thread::set_name(c"job-guard").ok();
     let LeftOver { groups, expected } = left_over(io::stdin().lock());
@@ -90,7 +109,7 @@ pub fn main() -> ExitCode {
         thread::sleep(STARTING);
         kill_those_with(entry.as_bytes());
     }
-    ExitCode::SUCCESS
+    0
 }
 
 /// Kills the processes that have `entry` in their environment, where the system shows it.

@@ -154,6 +154,17 @@ impl Lifecycle {
         actions
     }
 
+    /// Notes that a server ended well and left a result: it has seen all trainers leave, and those that still run go on
+    /// without it. The members of an elastic job are not all of its trainers, so there its end says less.
+    pub fn concluded(&mut self, server: Replica, now: Duration) -> Vec<Action> {
+        let actions = self.exited(server, Exit::Code(0), Vec::new(), now);
+        let waits = self.members.get(&server).is_some_and(|member| matches!(member.state, State::FailsAt(_)));
+        if waits && self.rules.policy.elastic.is_none() {
+            self.set(server, State::Done);
+        }
+        actions
+    }
+
     /// Notes that time passed.
     pub fn tick(&mut self, now: Duration) -> Vec<Action> {
         if self.over {

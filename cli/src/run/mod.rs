@@ -2,6 +2,7 @@
 //! the operator gives to pods.
 
 mod cluster_only;
+mod command_job;
 mod exit;
 mod expand;
 pub mod guard;
@@ -11,28 +12,32 @@ pub mod machine;
 mod plan;
 mod process;
 mod readiness;
+mod results;
 mod signals;
 mod status;
+mod status_file;
 mod summary;
 mod supervise;
 mod view;
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Context as _;
 use clap::Args;
-use psjobs_api::ReplicaResult;
 use psjobs_api::crd::ParameterServerJob;
+use psjobs_ps::proto::StatusReply;
 
 use crate::bad_input::BadInput;
+use crate::setting::Setting;
 use crate::validate;
 use lifecycle::Outcome;
 use plan::Plan;
 use signals::Signals;
+use status_file::StatusFile;
 pub use summary::{State, Summary};
 pub use supervise::Observer;
 use supervise::{Ending, Supervisor, log_file};
@@ -46,11 +51,26 @@ pub use view::{Progress, Wish};
 /// The policies of the spec mean what they mean on a cluster. Fields that mean nothing on one machine, as
 /// volumes and resources, are named in a warning and ignored.
 ///
+/// A command behind -- needs no manifest: `psjobs run -- python train.py` starts it as each of two trainers.
+///
 /// Exit code: 0 the job succeeded, 1 it failed, 2 the manifest or a flag is wrong, 130 after Ctrl-C.
 #[derive(Debug, Args)]
 pub struct RunArgs {
     /// Manifest with one ParameterServerJob; - reads standard input
-    file: PathBuf,
+    #[arg(required_unless_present = "command", conflicts_with = "command")]
+    file: Option<PathBuf>,
+    /// Command that each trainer runs, instead of a manifest
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+    /// How many trainers run the command; with a manifest: --set trainer.replicas=N [default: 2]
+    #[arg(long, value_name = "N", conflicts_with = "file", value_parser = clap::value_parser!(u32).range(1..))]
+    trainers: Option<u32>,
+    /// How many servers hold the parameters of the command's trainers; with a manifest: --set ps.replicas=N [default: 1]
+    #[arg(long, value_name = "N", conflicts_with = "file", value_parser = clap::value_parser!(u32).range(1..))]
+    servers: Option<u32>,
+    /// Set a field of spec, as training.optimizer.type=Adam; may be repeated
+    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    settings: Vec<Setting>,
     /// Print the summary as one JSON object
     #[arg(long)]
     json: bool,
@@ -66,6 +86,9 @@ pub struct RunArgs {
     /// Folder for the checkpoints of jobs with spec.checkpoint, each in a folder of its name
     #[arg(long, value_name = "DIR", default_value = CHECKPOINTS)]
     checkpoint_dir: PathBuf,
+    /// Write how far the job is to this file as JSON, twice a second
+    #[arg(long, value_name = "FILE")]
+    status_file: Option<PathBuf>,
     /// Show every line that the processes write
     #[arg(long, short)]
     verbose: bool,
@@ -92,8 +115,15 @@ pub struct Options {
 pub const CHECKPOINTS: &str = "checkpoints";
 
 impl RunArgs {
-    pub fn run(self) -> anyhow::Result<ExitCode> {
-        let job = validate::only_job(&self.file)?;
+    pub fn run(self) -> anyhow::Result<u8> {
+        let job = match &self.file {
+            Some(file) => validate::only_job(file, &self.settings)?,
+            None => {
+                let (trainers, servers) = (self.trainers.unwrap_or(2), self.servers.unwrap_or(1));
+                let document = command_job::document(&self.command, trainers, servers)?;
+                validate::job_of(document, &self.settings, Path::new("--set"))?
+            }
+        };
         let progress = match (self.quiet, self.no_progress) {
             (true, _) => Progress::None,
             (false, true) => Progress::Lines,
@@ -106,14 +136,18 @@ impl RunArgs {
             checkpoint_dir: self.checkpoint_dir,
             wish: Wish { progress, output: self.verbose },
         };
-        let (summary, signal) = execute(&job, &options, &mut |_| {})?;
+        let mut observer: Box<dyn FnMut(&StatusReply)> = match self.status_file {
+            Some(file) => Box::new(StatusFile::new(file)?.into_observer()),
+            None => Box::new(|_| {}),
+        };
+        let (summary, signal) = execute(&job, &options, &mut *observer)?;
         let text = if self.json { serde_json::to_string(&summary)? } else { summary.to_string() };
         // A reader that has gone away wants no summary.
         writeln!(std::io::stdout(), "{text}").ok();
         Ok(match (summary.state, signal) {
-            (_, Some(signal)) => ExitCode::from(128 + signal as u8),
-            (State::Succeeded, None) => ExitCode::SUCCESS,
-            (State::Failed | State::Interrupted, None) => ExitCode::FAILURE,
+            (_, Some(signal)) => 128 + signal as u8,
+            (State::Succeeded, None) => 0,
+            (State::Failed | State::Interrupted, None) => 1,
         })
     }
 }
@@ -147,7 +181,7 @@ pub fn execute(
         anyhow::Ok((ending, supervisor.restarts()))
     })?;
     drop(view);
-    let summary = Summary::new(&plan, &ending, restarts, &read_results(&plan), began.elapsed());
+    let summary = Summary::new(&plan, &ending, restarts, &results::read_all(&plan), began.elapsed());
     match ending {
         Ending::Over(Outcome::Succeeded) => Ok((summary, None)),
         Ending::Interrupted(signal) => Ok((summary, Some(signal))),
@@ -187,13 +221,4 @@ fn lament(plan: &Plan, reason: &str, cause: Option<&lifecycle::Failure>, logs: &
         }
     }
     std::io::stderr().write_all(text.as_bytes()).ok();
-}
-
-/// A process that failed has written none, and its replica's is missing.
-fn read_results(plan: &Plan) -> summary::Results {
-    let read = |replica| {
-        let text = fs::read_to_string(plan.result_file(replica)).ok()?;
-        Some((replica, ReplicaResult::parse(&text)?))
-    };
-    plan.replicas().filter_map(read).collect()
 }

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use psjobs_api::{ReplicaResult, Role};
+use psjobs_api::Role;
 use serde::Serialize;
 
 use super::lifecycle::{Failure, Outcome};
 use super::plan::{Plan, Replica};
+use super::results::Results;
 use super::supervise::Ending;
 use super::view::words::{self, number};
 
@@ -65,9 +66,6 @@ pub struct FailureReport {
     pub exit_code: Option<i32>,
     pub log_tail: Vec<String>,
 }
-
-/// The results that were found.
-pub type Results = BTreeMap<Replica, ReplicaResult>;
 
 impl Summary {
     pub fn new(plan: &Plan, ending: &Ending, restarts: u32, results: &Results, total: Duration) -> Self {

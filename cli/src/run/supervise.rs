@@ -18,6 +18,7 @@ use super::lifecycle::{Action, Lifecycle, Outcome};
 use super::plan::{Plan, Replica};
 use super::process::{self, Process};
 use super::readiness;
+use super::results;
 use super::signals::Signals;
 use super::status;
 use super::view::View;
@@ -105,7 +106,12 @@ impl<'a> Supervisor<'a> {
                 Some(Ok((replica, exit, tail))) = self.ended.join_next() => {
                     self.gone(replica, exit);
                     let was_draining = self.lifecycle.is_draining();
-                    actions.extend(self.lifecycle.exited(replica, exit, tail, self.now()));
+                    let has_result = replica.role == Role::Server && results::read(self.plan, replica).is_some();
+                    actions.extend(if exit.is_good() && has_result {
+                        self.lifecycle.concluded(replica, self.now())
+                    } else {
+                        self.lifecycle.exited(replica, exit, tail, self.now())
+                    });
                     if self.lifecycle.is_draining() && !was_draining && actions.is_empty() {
                         self.view.draining();
                     }

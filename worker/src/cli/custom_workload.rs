@@ -7,8 +7,8 @@ use clap::{Parser, Subcommand};
 
 use super::evaluate::{EvaluateArgs, ServeCommand};
 use super::train::{Source, TrainArgs};
-use super::{OutputArgs, conclude};
 use crate::workload::Workload;
+use psjobs_process::{OutputArgs, conclude};
 use psjobs_rpc::{Registry, rendezvous};
 
 /// Parameter servers and trainers of one workload.
@@ -57,12 +57,12 @@ struct CustomTrain {
 #[must_use]
 pub fn main<W: Workload>(open: impl FnOnce(&Source) -> anyhow::Result<W>) -> ExitCode {
     let Cli { output, command } = Cli::parse();
-    conclude(output, || match command {
+    ExitCode::from(conclude(output, || match command {
         Command::Serve(command) => {
             let mut registry = Registry::default();
             rendezvous::offer(&mut registry);
             command.run(registry, |serve, registry, args| args.evaluate.run(serve, registry, args.own.clone(), open))
         }
         Command::Train(args) => args.train.run_with(args.own, open),
-    })
+    }))
 }

@@ -9,14 +9,15 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use psjobs_api::ReplicaResult;
+use psjobs_process::Failure;
+use psjobs_process::serve::ServeArgs;
 use psjobs_ps::server::{Evaluation, Measurement};
-use psjobs_rpc::Registry;
+use psjobs_rpc::{Registry, server_integration};
 use tch::Device;
 use tokio::sync::mpsc::Receiver;
 use tracing::{info, warn};
 
-use super::serve::{self, ServeArgs};
-use super::{Failure, train::Source};
+use super::train::Source;
 use crate::data::DATA_VARIABLE;
 use crate::libtorch;
 use crate::train::evaluator::Evaluator;
@@ -61,8 +62,13 @@ impl<E: Args> ServeCommand<E> {
         registry: Registry,
         evaluate: impl FnOnce(&ServeArgs, Registry, &E) -> Result<ReplicaResult, Failure>,
     ) -> Result<ReplicaResult, Failure> {
+        // Models of remote modules compute here, and of evaluations.
+        libtorch::wait_passively();
         match &self.then {
-            None => serve::run(&self.serve, registry),
+            None => {
+                let (environment, signals) = self.serve.begin()?;
+                self.serve.until_over(&environment, &signals, None, |config| server_integration::host(config, registry))
+            }
             Some(Then::Evaluate(args)) => evaluate(&self.serve, registry, args),
         }
     }
@@ -82,7 +88,7 @@ impl EvaluateArgs {
     ) -> Result<ReplicaResult, Failure> {
         let (environment, signals) = serve.begin()?;
         if environment.index > 0 {
-            return serve.until_over(&environment, &signals, registry, None);
+            return serve.until_over(&environment, &signals, None, |config| server_integration::host(config, registry));
         }
         libtorch::load().map_err(Failure::input)?;
         let source = Source { data: self.data.clone(), device: Device::Cpu, seed: environment.training.seed, args };
@@ -95,7 +101,8 @@ impl EvaluateArgs {
         let (evaluation, measurements) = Evaluation::new(&environment, evaluator.tensors(), every);
         info!(every = self.every, threads = self.threads, "the model will be evaluated while it trains");
         thread::scope(|scope| {
-            let serving = scope.spawn(|| serve.until_over(&environment, &signals, registry, Some(evaluation)));
+            let host = |config: &mut _| server_integration::host(config, registry);
+            let serving = scope.spawn(|| serve.until_over(&environment, &signals, Some(evaluation), host));
             give_way(self.threads);
             answer(measurements, &mut evaluator);
             serving.join().unwrap_or_else(|panic| panic::resume_unwind(panic))

@@ -15,11 +15,7 @@ use psjobs_ps::server::inelastic;
 use tch::{Cuda, Device};
 use tracing::info;
 
-use super::identity::IdentityArgs;
-use super::optimizer::OptimizerArgs;
-use super::signals::{Signal, Signals};
 use super::training_length::TrainingLengthArgs;
-use super::{Failure, log_place, variable};
 use crate::data::{DATA_VARIABLE, Dataset as _};
 use crate::device::{self, DeviceChoice};
 use crate::libtorch::{self, Libtorch};
@@ -28,6 +24,10 @@ use crate::train::local::Local;
 use crate::train::remote::Remote;
 use crate::train::{Outcome, Plan, TrainError, train};
 use crate::workload::Workload;
+use psjobs_process::identity::IdentityArgs;
+use psjobs_process::optimizer::OptimizerArgs;
+use psjobs_process::signals::{Signal, Signals};
+use psjobs_process::{Failure, log_place, variable};
 
 /// The inputs with which a workload is opened.
 #[derive(Clone, Debug)]

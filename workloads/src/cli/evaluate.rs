@@ -2,10 +2,10 @@
 
 use clap::{Args, Subcommand};
 use psjobs_api::ReplicaResult;
+use psjobs_process::Failure;
+use psjobs_process::serve::ServeArgs;
 use psjobs_rpc::Registry;
-use psjobs_worker::cli::Failure;
 use psjobs_worker::cli::evaluate::EvaluateArgs;
-use psjobs_worker::cli::serve::ServeArgs;
 
 use super::train::digits::SetArgs;
 use super::train::lm::ModelArgs;

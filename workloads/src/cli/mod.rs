@@ -6,8 +6,8 @@ mod train;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use psjobs_process::{OutputArgs, conclude};
 use psjobs_worker::cli::evaluate::ServeCommand;
-use psjobs_worker::cli::{OutputArgs, conclude};
 
 use crate::workload;
 use evaluate::Evaluated;
@@ -43,10 +43,10 @@ enum Command {
 #[must_use]
 pub fn main() -> ExitCode {
     let Cli { output, command } = Cli::parse();
-    conclude(output, || match command {
+    ExitCode::from(conclude(output, || match command {
         Command::Serve(command) => {
             command.run(workload::offered(), |serve, registry, evaluated| evaluated.run(serve, registry))
         }
         Command::Train(command) => train::run(&command),
-    })
+    }))
 }

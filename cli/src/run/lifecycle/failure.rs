@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use psjobs_api::Replica;
+use psjobs_api::{Replica, Role};
 use psjobs_policy::deadlines::ENDED_EARLY;
 use psjobs_policy::{self as policy, Response};
 
-use super::state::Trouble;
+use super::state::{Member, Trouble};
 use super::{Action, Exit, Failure, Lifecycle, State};
 
 /// Failures that follow one another within this time are one trouble, and the first is its cause.
@@ -78,8 +78,18 @@ impl Lifecycle {
         let wait = self.rules.policy.wait(in_a_row);
         let member = self.members.entry(replica).or_default();
         (member.failures_in_a_row, member.state) = (in_a_row, State::StartsAt(now + wait));
+        if replica.role == Role::Trainer {
+            self.start_concluded_servers(now);
+        }
         let which = self.which_restart(response.counts);
         vec![Action::Tell(format!("{replica} {exit}; it is started again{}{which}", when(wait)))]
+    }
+
+    /// Starts the servers again that had ended because all trainers had left: one of those starts again.
+    fn start_concluded_servers(&mut self, now: Duration) {
+        let is_done =
+            |(replica, member): &(&Replica, &mut Member)| replica.role == Role::Server && member.state == State::Done;
+        self.members.iter_mut().filter(is_done).for_each(|(_, member)| member.state = State::StartsAt(now));
     }
 
     pub(super) fn restarts_are_used_up(&self) -> bool {

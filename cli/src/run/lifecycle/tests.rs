@@ -232,6 +232,25 @@ fn nobody_starts_again_in_an_elastic_job_whose_work_is_done_but_the_first_traine
 }
 
 #[test]
+fn trainers_go_on_without_a_server_that_saw_them_leave_and_start_it_again_if_one_fails() {
+    let mut job = job(rules("failurePolicy: {maxRestarts: 1}"));
+    job.ends(T0, 0, 5);
+    job.concluded(PS, at(6));
+    assert_eq!(job.wake_at(), None, "trainer 1 may take its time");
+    job.ends(T1, 1, 90);
+    let started = [PS, T1].map(|replica| Action::Start { replica, incarnation: 1 });
+    assert_eq!(job.tick(at(90)), started);
+    job.ends(T1, 0, 95);
+    assert!(job.is_draining());
+    assert_eq!(job.concluded(PS, at(96)), [Action::End(Outcome::Succeeded)]);
+
+    let mut job = super::tests::job(rules(""));
+    job.concluded(PS, at(6));
+    job.ends(T0, 0, 50);
+    assert_eq!(job.ends(T1, 0, 60), [Action::End(Outcome::Succeeded)], "no server is waited for");
+}
+
+#[test]
 fn a_server_that_is_probed_lets_the_trainers_start_when_it_listens() {
     let mut job = Lifecycle::new(Rules { servers_are_probed: true, ..rules("") }, [PS, T0, T1]);
     assert_eq!(job.start(at(0)), [Action::Start { replica: PS, incarnation: 0 }]);

@@ -5,7 +5,7 @@ use psjobs_api::ReplicaResult;
 
 use super::remote::{RemoteArgs, finish};
 use crate::workload::cartpole;
-use psjobs_worker::cli::Failure;
+use psjobs_process::Failure;
 
 /// Flags of `train cartpole`.
 #[derive(Clone, Debug, Args)]

@@ -7,7 +7,7 @@ use tch::nn;
 
 use crate::data::mnist::{Mnist, Set};
 use crate::workload::digits::Digits;
-use psjobs_worker::cli::Failure;
+use psjobs_process::Failure;
 use psjobs_worker::cli::train::{Source, TrainArgs};
 
 /// The data set to classify.

@@ -9,7 +9,7 @@ use tracing::info;
 use crate::data::text::{self, TextError, Vocabulary};
 use crate::model::language::Sizes;
 use crate::workload::lm::{Cut, Lm};
-use psjobs_worker::cli::Failure;
+use psjobs_process::Failure;
 use psjobs_worker::cli::train::{Source, TrainArgs};
 use psjobs_worker::data::locate;
 

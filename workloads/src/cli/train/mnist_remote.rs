@@ -9,7 +9,7 @@ use tch::Device;
 use super::remote::{RemoteArgs, finish};
 use crate::data::mnist::{Mnist, Set};
 use crate::workload::mnist_remote;
-use psjobs_worker::cli::Failure;
+use psjobs_process::Failure;
 use psjobs_worker::cli::training_length::TrainingLengthArgs;
 use psjobs_worker::data::DATA_VARIABLE;
 

@@ -11,7 +11,7 @@ mod torchscript;
 
 use clap::{Args, Subcommand};
 use psjobs_api::ReplicaResult;
-use psjobs_worker::cli::Failure;
+use psjobs_process::Failure;
 
 use crate::model::convnet::ConvNet;
 use crate::model::mlp::Mlp;

@@ -9,12 +9,12 @@ use psjobs_api::env::PSJOB_ROLE;
 use psjobs_api::{Environment, ReplicaResult, Role, Training};
 use tracing::info;
 
+use psjobs_process::identity::IdentityArgs;
+use psjobs_process::optimizer::OptimizerArgs;
+use psjobs_process::signals::{Signal, Signals};
+use psjobs_process::{Failure, log_place, variable};
 use psjobs_ps::client::SessionConfig;
-use psjobs_worker::cli::identity::IdentityArgs;
-use psjobs_worker::cli::optimizer::OptimizerArgs;
-use psjobs_worker::cli::signals::{Signal, Signals};
 use psjobs_worker::cli::train::compute_threads;
-use psjobs_worker::cli::{Failure, log_place, variable};
 use psjobs_worker::libtorch;
 use psjobs_worker::train::modules::ModulesError;
 

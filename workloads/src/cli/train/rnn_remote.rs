@@ -10,7 +10,7 @@ use tracing::info;
 use super::remote::{RemoteArgs, finish};
 use crate::data::text::{self, Vocabulary};
 use crate::workload::rnn_remote::{self, Settings, Size};
-use psjobs_worker::cli::Failure;
+use psjobs_process::Failure;
 use psjobs_worker::cli::training_length::TrainingLengthArgs;
 use psjobs_worker::data::{DATA_VARIABLE, locate};
 

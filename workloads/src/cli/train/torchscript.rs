@@ -10,7 +10,7 @@ use tch::Device;
 use crate::data::labelled::Labelled;
 use crate::data::mnist::{CLASSES, Mnist, Set};
 use crate::workload::torchscript::{Loss, TorchScript};
-use psjobs_worker::cli::Failure;
+use psjobs_process::Failure;
 use psjobs_worker::cli::train::{Source, TrainArgs};
 use psjobs_worker::data::Dataset as _;
 

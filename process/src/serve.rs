@@ -1,5 +1,6 @@
-//! `psjobs-worker serve`.
+//! `psjobs-worker serve`: a parameter server until its job is over.
 
+use std::future::ready;
 use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -11,16 +12,14 @@ use psjobs_api::training::ConsistencyMode;
 use psjobs_api::{Environment, METRICS_PORT, ReplicaResult, Role};
 use psjobs_ps::network::Network;
 use psjobs_ps::server::{self, Evaluation, ServerConfig, ServerError, Timeouts};
-use psjobs_rpc::{Registry, server_integration};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
-use super::identity::{self, IdentityArgs};
-use super::optimizer::OptimizerArgs;
-use super::signals::Signals;
-use super::{Failure, log_place, variable};
-use crate::libtorch;
+use crate::identity::{self, IdentityArgs};
+use crate::optimizer::OptimizerArgs;
+use crate::signals::Signals;
+use crate::{Failure, log_place, variable};
 
 /// Arguments of `serve`.
 #[derive(Clone, Debug, Args)]
@@ -80,36 +79,41 @@ enum Mode {
     Async,
 }
 
-/// Serves until every trainer has left, hosting what `registry` can make, and returns what they did together.
+/// Serves blocks and tables, and nothing else, until every trainer has left, and returns what they did together.
 ///
 /// # Errors
 /// See [`Failure`].
-pub fn run(args: &ServeArgs, registry: Registry) -> Result<ReplicaResult, Failure> {
+pub fn run(args: &ServeArgs) -> Result<ReplicaResult, Failure> {
     let (environment, signals) = args.begin()?;
-    args.until_over(&environment, &signals, registry, None)
+    args.until_over(&environment, &signals, None, |_| ready(()))
 }
 
 impl ServeArgs {
     /// Finds this server's place in its job, and begins to hear signals.
-    pub(super) fn begin(&self) -> Result<(Environment, Signals), Failure> {
-        // Models of remote modules compute here, and of evaluations.
-        libtorch::wait_passively();
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    pub fn begin(&self) -> Result<(Environment, Signals), Failure> {
         let signals = Signals::listen().map_err(Failure::work)?;
         let environment = self.environment()?;
         log_place(&environment);
         Ok((environment, signals))
     }
 
-    /// Serves until every trainer has left.
-    pub(super) fn until_over(
+    /// Serves until every trainer has left. `add` adds services of its own to the server; what it returns is waited for
+    /// at the end.
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    pub fn until_over<H: Future>(
         &self,
         environment: &Environment,
         signals: &Signals,
-        registry: Registry,
         evaluation: Option<Evaluation>,
+        add: impl FnOnce(&mut ServerConfig) -> H,
     ) -> Result<ReplicaResult, Failure> {
         let runtime = tokio::runtime::Runtime::new().map_err(Failure::work)?;
-        runtime.block_on(self.serve(environment, signals, registry, evaluation))
+        runtime.block_on(self.serve(environment, signals, evaluation, add))
     }
 
     /// This server's job, with the flags' values over the job's.
@@ -140,12 +144,12 @@ impl ServeArgs {
         Ok(environment)
     }
 
-    async fn serve(
+    async fn serve<H: Future>(
         &self,
         environment: &Environment,
         signals: &Signals,
-        registry: Registry,
         evaluation: Option<Evaluation>,
+        add: impl FnOnce(&mut ServerConfig) -> H,
     ) -> Result<ReplicaResult, Failure> {
         let (host, port) = identity::split(&environment.servers[environment.index as usize]);
         let port = match self.port {
@@ -171,7 +175,7 @@ impl ServeArgs {
             ..ServerConfig::new(environment)
         };
         let ending = config.ending.clone();
-        let hosting = server_integration::host(&mut config, registry);
+        let added = add(&mut config);
         let optimizer = &environment.training.optimizer;
         info!(port, trainers = environment.trainers, ?optimizer, consistency = ?environment.training.consistency.mode, "serving");
 
@@ -186,7 +190,7 @@ impl ServeArgs {
         };
         let outcome = server::run(listener, config, shutdown).await;
         ending.cancel();
-        drop(hosting.await);
+        drop(added.await);
         if let Some(signal) = signals.heard() {
             return Err(Failure::Signal(signal));
         }

@@ -1,0 +1,43 @@
+//! The command line of `psjobs`, whichever program has it: the binary, or the Python package.
+
+use clap::{Parser, Subcommand};
+
+use crate::plugin::{self, PluginArgs};
+use crate::{certificates, run, validate};
+
+/// Parameter-server training, on this machine and on Kubernetes.
+#[derive(Debug, Parser)]
+#[command(name = "psjobs", version, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(run::RunArgs),
+    Validate(validate::ValidateArgs),
+    /// Measure speed against a limit of this machine (calls psjobs-bench)
+    #[command(disable_help_flag = true)]
+    Bench(PluginArgs),
+    /// Compare ways to train on MNIST, as a page with plots (calls psjobs-compare)
+    #[command(disable_help_flag = true)]
+    Compare(PluginArgs),
+    Certificates(certificates::CertificatesArgs),
+}
+
+impl Cli {
+    /// Does what the command line says, and returns the exit code.
+    ///
+    /// # Errors
+    /// Those of the command.
+    pub fn run(self) -> anyhow::Result<u8> {
+        match self.command {
+            Command::Run(args) => args.run(),
+            Command::Validate(args) => args.run(),
+            Command::Bench(args) => plugin::call("psjobs-bench", &args),
+            Command::Compare(args) => plugin::call("psjobs-compare", &args),
+            Command::Certificates(args) => args.run(),
+        }
+    }
+}

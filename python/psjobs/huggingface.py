@@ -1,0 +1,59 @@
+"""Hugging Face's Trainer as a trainer of a job: `from psjobs.huggingface import Trainer` instead of transformers'."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import transformers
+
+import psjobs
+
+# accelerate would take these for the place in a process group of torch.distributed, and wait for its other members.
+if "PSJOB_NAME" in os.environ:
+    for _name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(_name, None)
+
+
+class Trainer(transformers.Trainer):
+    """transformers' Trainer, whose model is attached to the job and whose batches are this trainer's share.
+
+    Optimizer and learning-rate schedule are the job's; those of `TrainingArguments` have no effect. What the Trainer logs
+    as numbers, as `loss`, is reported to the job. `job` is its place.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.job = psjobs.join()
+        super().__init__(*args, **kwargs)
+
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        """Attaches the model, the first time."""
+        if self.optimizer is None:
+            _, self.optimizer = self.job.attach(self.model if model is None else model)
+        return self.optimizer
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        """A schedule that changes nothing: the job has its own."""
+        if self.lr_scheduler is None:
+            self.lr_scheduler = _Unchanged(self.optimizer if optimizer is None else optimizer)
+        return self.lr_scheduler
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler[int]:
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        accumulate = self.args.gradient_accumulation_steps
+        return self.job.sampler(dataset, self._train_batch_size, accumulate=accumulate)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Reports what is logged."""
+        self.job.report({name: value for name, value in logs.items() if isinstance(value, int | float)})
+        super().log(logs, *args, **kwargs)
+
+
+class _Unchanged(torch.optim.lr_scheduler.LRScheduler):
+    """Shows the learning rate that the optimizer has."""
+
+    def get_lr(self) -> list[float]:
+        return [group["lr"] for group in self.optimizer.param_groups]

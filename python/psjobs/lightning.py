@@ -1,0 +1,48 @@
+"""A Lightning module as a trainer of a job: `Trainer(strategy=psjobs.lightning.Strategy())`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as lightning
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+
+import psjobs
+
+
+class Strategy(SingleDeviceStrategy):
+    """Trains the module's parameters on the job's servers, with this trainer's share of the training data.
+
+    Optimizer and learning-rate schedule are the job's; what `configure_optimizers` returns has no effect. Metrics that the
+    module logs are reported to the job at the end of each epoch. `job` is its place.
+    """
+
+    strategy_name = "psjobs"
+
+    def __init__(self, device: torch.device | str = "cpu", **kwargs: Any) -> None:
+        super().__init__(device=device, **kwargs)
+        self.job = psjobs.join()
+
+    def setup_optimizers(self, trainer: lightning.Trainer) -> None:
+        """Attaches the module."""
+        if trainer.lightning_module is None:
+            raise psjobs.InputError("the strategy has no module; give one to trainer.fit")
+        _, optimizer = self.job.attach(trainer.lightning_module)
+        self.optimizers = [optimizer]
+        self.lr_scheduler_configs = []
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """Shares out the data that is trained on, which is shuffled; what is validated or tested on stays whole."""
+        shuffled = isinstance(getattr(dataloader, "sampler", None), torch.utils.data.RandomSampler)
+        if shuffled and isinstance(dataloader, torch.utils.data.DataLoader):
+            return self.job.share(dataloader)
+        return super().process_dataloader(dataloader)
+
+    def on_train_end(self) -> None:
+        """Reports the metrics of the last epoch."""
+        module = self.lightning_module
+        if module is not None:
+            logged = module.trainer.callback_metrics
+            self.job.report({name: float(value) for name, value in logged.items()})
+        super().on_train_end()
