@@ -12,20 +12,14 @@ seconds=${1:-20}
 shift || true
 targets=("$@")
 [[ ${#targets[@]} -gt 0 ]] || targets=(frame checkpoint manifest)
-triple=$(rustc -vV | sed -n 's/^host: //p')
 work=$PWD/target/fuzz
-# The workspace's own: build scripts and procedural macros, which have no coverage, are there already.
-target_dir=$(realpath -m "${CARGO_TARGET_DIR:-target}")
-programs=$target_dir/$triple/debug
+programs=$(realpath -m "${CARGO_TARGET_DIR:-target}")/debug
 
-# What cargo-fuzz asks of the compiler, without the sanitizers: there is next to no unsafe code to watch.
-coverage=(-Cpasses=sancov-module -Ccodegen-units=1 --cfg=fuzzing)
-for argument in level=4 inline-8bit-counters pc-table trace-compares; do
-  coverage+=("-Cllvm-args=-sanitizer-coverage-$argument")
-done
-# The versions that the programs are built with; cargo adds what only the targets need.
-cp Cargo.lock fuzz/Cargo.lock
-RUSTFLAGS="${coverage[*]}" cargo build --quiet --manifest-path fuzz/Cargo.toml --target "$triple" --target-dir "$target_dir"
+bins=()
+for target in "${targets[@]}"; do bins+=(--bin "$target"); done
+# The whole workspace is selected, for the features of dependencies, and of it only the targets are compiled.
+RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/fuzz-rustc.sh \
+  cargo build --locked --quiet --workspace --features psjobs-fuzz/targets "${bins[@]}"
 
 for target in "${targets[@]}"; do
   mkdir -p "$work/corpus/$target" "$work/failures"

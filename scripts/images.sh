@@ -7,13 +7,16 @@
 #
 # With `docker` they are compiled by docker in any case, from the base images that the Dockerfiles name by digest, as
 # a release is. Without it, an image of a base image's name that was made on this machine, and never pulled, stands in
-# for the one of that digest: so images can be built where no registry is reached.
+# for the one of that digest: so images can be built where no registry is reached. PROFILE=dev copies the programs that
+# cargo built for the tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 variant=${1:-cpu} compiler=${2:-}
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 target=${CARGO_TARGET_DIR:-target}
+profile=${PROFILE:-release}
+built=$target/${profile/#dev/debug}
 image_glibc=2.36 # of debian:bookworm-slim
 worker=psjobs-worker:$version operator=psjobs-operator:$version
 [[ $variant == cpu ]] || worker+=-$variant
@@ -35,11 +38,10 @@ build() { docker build --quiet "${bases[@]}" "$@" . >/dev/null; }
 [[ $compiler == docker ]] || stand_ins
 own_glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2)
 if [[ $compiler != docker && -n $own_glibc && $(printf '%s\n' "$own_glibc" "$image_glibc" | sort -V | head -1) == "$own_glibc" ]]; then
-  LIBTORCH=$(scripts/libtorch.sh cpu) \
-    cargo build --locked --release -p psjobs -p psjobs-bench -p psjobs-workloads -p psjobs-operator
-  scripts/worker-folder.sh "$target/release/psjobs-worker" "$target/image/worker" "$variant"
+  LIBTORCH=$(scripts/libtorch.sh cpu) make --no-print-directory build
+  scripts/worker-folder.sh "$built/psjobs-worker" "$target/image/worker" "$variant"
   mkdir -p "$target/image/operator/bin"
-  cp "$target/release/psjobs-operator" "$target/image/operator/bin/"
+  strip --strip-debug -o "$target/image/operator/bin/psjobs-operator" "$built/psjobs-operator"
   build -f Dockerfile.worker -t "$worker" --build-arg BINARIES=prebuilt --build-context prebuilt="$target/image/worker"
   build -f Dockerfile.operator -t "$operator" --build-arg BINARIES=prebuilt --build-context prebuilt="$target/image/operator"
 else

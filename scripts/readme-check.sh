@@ -4,7 +4,8 @@
 #   scripts/readme-check.sh [--done COMMAND]...
 #
 # Not run are the commands that --done names, because the caller has just run them, and the making of a
-# cluster that is there. A command that watches is stopped when it has shown that the job succeeded.
+# cluster that is there. A command that watches is stopped when it has shown that the job succeeded. With PROFILE=dev
+# the programs of the debug build stand in for those of target/release.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -47,6 +48,7 @@ while IFS= read -r command <&3; do
     echo "\$ $command"
     case $command in
       *--watch) watch "$command" ;;
+      target/release/*) [[ ${PROFILE-} != dev ]] || command=${command/release/debug}; bash -euo pipefail -c "$command" ;;
       *) bash -euo pipefail -c "$command" ;;
     esac || { echo "README.md: this command failed: $command" >&2; exit 1; }
   fi

@@ -17,7 +17,7 @@ scripts/text.sh >&2 || text=
 
 rm -rf "$folder"
 mkdir -p "$folder"/{bin,lib,licenses,data/mnist,data/text}
-cp "$program" "$folder/bin/"
+strip --strip-debug -o "$folder/bin/psjobs-worker" "$program"
 # Hard links where the cache is on the same disk: half a gigabyte less to write.
 cp -al "$libtorch/lib/." "$folder/lib/" 2>/dev/null || cp -a "$libtorch/lib/." "$folder/lib/"
 cp -a "$libtorch/licenses/." "$folder/licenses/"
