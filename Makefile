@@ -48,11 +48,11 @@ test-foreign: ## drive the parameter server with a client in Python
 
 # The module of the debug build, which has the workspace's dependencies already, beside the package's sources.
 .PHONY: test-python
-test-python: build-tests mnist ## test the Python package, with types checked; fetches torch if need be
+test-python: build-tests mnist text ## test the Python package, with types checked; fetches torch if need be
 	$(WITH_LIBTORCH) $(CARGO) build --locked --workspace --lib
 	scripts/python-package.sh $(TARGET)/debug/lib_native.so $(TARGET)/python
 	export PYTHONPATH=$(abspath $(TARGET))/python PSJOBS_WORKER=$(abspath $(TARGET))/debug/psjobs-worker PSJOBS=$(abspath $(TARGET))/debug/psjobs; \
-	python=$$(scripts/python.sh); cd python; "$$python" -m mypy --cache-dir $(abspath $(TARGET))/mypy; "$$python" -m pytest -q -s -p no:cacheprovider
+	python=$$(scripts/python.sh); cd python; "$$python" -m mypy --cache-dir $(abspath $(TARGET))/mypy; "$$python" -P -m pytest -q -s -p no:cacheprovider
 
 .PHONY: wheel
 wheel: ## build the Python package's wheel, and check that it installs
@@ -86,7 +86,6 @@ lint-files: ## check format, documents, circles of files, commits and, where car
 	scripts/check-pins.py
 	scripts/check-commits.sh
 	$(CARGO) fmt --all --check
-	$(CARGO) fmt --check --manifest-path examples/custom/Cargo.toml
 	if command -v cargo-deny >/dev/null; then $(CARGO) deny --locked check licenses bans sources; else echo "lint: licences not checked, cargo-deny is not installed"; fi
 	scripts/advisories.sh
 	if command -v cargo-machete >/dev/null; then $(CARGO) machete --skip-target-dir; else echo "lint: unused dependencies not checked, cargo-machete is not installed"; fi
@@ -125,8 +124,7 @@ text: ## fetch a text for the language model into the cache, if it is not there
 
 .PHONY: custom
 custom: build fashion ## build the user's own workload in examples/custom, and train it
-	cp Cargo.lock examples/custom/Cargo.lock
-	$(WITH_LIBTORCH) CARGO_TARGET_DIR=$(abspath $(TARGET)) $(CARGO) build --profile $(PROFILE) --manifest-path examples/custom/Cargo.toml
+	$(WITH_LIBTORCH) $(CARGO) build --locked --profile $(PROFILE) $(PROGRAMS) $(if $(filter dev,$(PROFILE)),,-p clothes)
 	PATH=$(abspath $(BUILT)):$$PATH $(BUILT)/psjobs run examples/custom.yaml $(ARGS)
 
 .PHONY: workloads

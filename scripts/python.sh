@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Prints a Python with torch, pytest, mypy and maturin, for the tests of the package psjobs: $PSJOBS_PYTHON if set; else
-# python3 if it has all of them; else that of a virtual environment in the user's cache folder, filled once with pip.
+# Prints a Python with torch, transformers, lightning, pytest, mypy and maturin, for the tests of the package psjobs:
+# $PSJOBS_PYTHON if set; else python3 if it has all of them; else that of a virtual environment in the user's cache folder,
+# filled once with pip.
 #
 # Where pip has torch for CUDA only, as on PyPI for Linux on x86-64, the environment takes the wheel without the libraries
 # of CUDA, several GB that tests on a CPU do not need: empty libraries of their names stand in, so that torch is loaded.
@@ -10,7 +11,7 @@ cd "$(dirname "$0")/.."
 requirements=scripts/requirements/python.txt
 version=$(sed -n "s/^torch==\([^ ]*\).*/\1/p" "$requirements")
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/psjobs
-modules='import torch, pytest, mypy, maturin'
+modules='import torch, pytest, mypy, maturin, transformers, lightning'
 
 say() { echo "python: $*" >&2; }
 fail() { say "$@"; exit 1; }

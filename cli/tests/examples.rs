@@ -47,12 +47,11 @@ fn a_perceptron_learns_mnist() {
     assert!(accuracy >= Some(0.97), "{accuracy:?}");
 }
 
-/// Runs the crate that `make custom` builds and trains for longer; here Cargo has built it beside the worker, as an
-/// example of the worker's crate.
+/// Runs the crate that `make custom` builds and trains for longer; the workspace has built it beside the worker.
 #[test]
 fn a_users_own_workload_learns_clothes() {
     let Some(worker) = worker() else { return };
-    let clothes = worker.with_file_name("examples").join("clothes");
+    let clothes = worker.with_file_name("clothes");
     assert!(clothes.exists(), "{} is not built; `make test` does", clothes.display());
     let command = format!("command: [{}]", clothes.display());
     let changes = [("command: [clothes]", command.as_str()), (r#"--epochs, "2""#, r#"--max-steps, "400""#)];

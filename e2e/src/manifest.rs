@@ -50,3 +50,18 @@ pub fn with_trainer(change: impl FnOnce(&mut Container)) -> Result<ParameterServ
 pub fn training(arguments: &[&str]) -> Result<ParameterServerJob> {
     with_trainer(|trainer| trainer.args = Some(arguments.iter().map(|&argument| argument.to_owned()).collect()))
 }
+
+/// Arguments of trainers that take 32 ms for a step, most of which they sleep, and 30 s in all: jobs of several tests at the
+/// same time share two cores. Half an epoch for each of two trainers is enough for [`PACED_ACCURACY`].
+pub const PACED: [&str; 6] = ["train", "mlp", "--max-steps", "900", "--example-ms", "1"];
+
+/// Lowest accuracy of a job with [`PACED`] trainers; below it the model did not learn.
+pub const PACED_ACCURACY: f64 = 0.9;
+
+/// Returns the example with [`PACED`] trainers.
+///
+/// # Errors
+/// As [`example`].
+pub fn paced() -> Result<ParameterServerJob> {
+    training(&PACED)
+}

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch.optim.lr_scheduler import LambdaLR
 
 import psjobs
 
@@ -30,19 +31,20 @@ class Trainer(transformers.Trainer):
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """Attaches the model, the first time."""
         if self.optimizer is None:
-            _, self.optimizer = self.job.attach(self.model if model is None else model)
+            model = self.model if model is None else model
+            if model is None:
+                raise psjobs.InputError("the Trainer has no model; give it one")
+            _, self.optimizer = self.job.attach(model)
         return self.optimizer
 
-    def create_scheduler(
-        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
-    ) -> torch.optim.lr_scheduler.LRScheduler:
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LambdaLR:
         """A schedule that changes nothing: the job has its own."""
         if self.lr_scheduler is None:
-            self.lr_scheduler = _Unchanged(self.optimizer if optimizer is None else optimizer)
+            self.lr_scheduler = _Unchanged(optimizer or self.create_optimizer())
         return self.lr_scheduler
 
     def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler[int]:
-        dataset = self.train_dataset if train_dataset is None else train_dataset
+        dataset: Any = self.train_dataset if train_dataset is None else train_dataset
         accumulate = self.args.gradient_accumulation_steps
         return self.job.sampler(dataset, self._train_batch_size, accumulate=accumulate)
 
@@ -52,8 +54,11 @@ class Trainer(transformers.Trainer):
         super().log(logs, *args, **kwargs)
 
 
-class _Unchanged(torch.optim.lr_scheduler.LRScheduler):
+class _Unchanged(LambdaLR):
     """Shows the learning rate that the optimizer has."""
 
-    def get_lr(self) -> list[float]:
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer, lambda _: 1.0)
+
+    def get_lr(self) -> list[float | torch.Tensor]:
         return [group["lr"] for group in self.optimizer.param_groups]

@@ -82,7 +82,7 @@ class Run:
     ) -> None:
         # Removed when this object is gone.
         self._temporary = tempfile.TemporaryDirectory(prefix="psjobs-") if folder is None else None
-        self.folder = pathlib.Path(folder if self._temporary is None else self._temporary.name).absolute()
+        self.folder = pathlib.Path(self._temporary.name if self._temporary else folder or ".").absolute()
         """Takes logs, checkpoints, the status and the model."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._table = None if quiet else notebook.table()
@@ -97,7 +97,12 @@ class Run:
         psjobs = [sys.executable, "-m", "psjobs", "run", *flags, "--", *command]
         self._lines: list[str] = []
         self._process = subprocess.Popen(
-            psjobs, env={**os.environ, **env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+            psjobs,
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         self._reader = threading.Thread(target=self._read_errors, args=(quiet,), daemon=True)
         self._reader.start()

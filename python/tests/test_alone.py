@@ -50,3 +50,11 @@ def test_alone_the_default_rule_is_the_jobs(tmp_path: pathlib.Path) -> None:
     said = run(TRAIN, tmp_path, SAVE=str(tmp_path / "a.pt"))
     assert said.stdout.split() == ["torch.optim.sgd", "SGD", "24"], said.stderr
     assert len(torch.load(tmp_path / "a.pt")) == 4
+
+
+OWN = TRAIN.replace("job.attach(net())", "job.attach(first := net(), torch.optim.RMSprop(first.parameters(), lr=0.001))")
+
+
+def test_alone_a_script_keeps_its_own_optimizer(tmp_path: pathlib.Path) -> None:
+    said = run(OWN, tmp_path, SAVE=str(tmp_path / "a.pt"))
+    assert said.stdout.split() == ["torch.optim.rmsprop", "RMSprop", "24"], said.stderr

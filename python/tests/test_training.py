@@ -108,7 +108,7 @@ SPLIT = """
 job = psjobs.join()
 model, opt = job.attach(net())
 indices = TensorDataset(torch.arange(96))
-read = {"batches": [], "sampler": []}
+read = {"batches": [], "share": [], "sampler": []}
 def train():
     loss(model(rows[:2]), data[:2][1]).backward()
     opt.step()
@@ -116,6 +116,13 @@ for epoch in range(2):
     read["batches"].append([])
     for (numbers,) in job.batches(indices, 8):
         read["batches"][-1] += numbers.tolist()
+        train()
+shared = job.share(torch.utils.data.DataLoader(indices, batch_size=8, shuffle=True, num_workers=1))
+assert len(shared) == 6
+for epoch in range(2):
+    read["share"].append([])
+    for (numbers,) in shared:
+        read["share"][-1] += numbers.tolist()
         train()
 sampler = job.sampler(indices, 8)
 for epoch in range(2):
@@ -133,12 +140,52 @@ def test_each_epoch_is_shared_out_without_overlap_in_an_order_of_its_own(jobs: J
     said = succeed(job.trainer(0, SPLIT), job.trainer(1, SPLIT))
     read = [json.loads(next(line for line in text.splitlines() if line.startswith("{"))) for text in said]
     orders = set()
-    for way in ("batches", "sampler"):
+    for way in ("batches", "share", "sampler"):
         for epoch in range(2):
             parts = [trainer[way][epoch] for trainer in read]
             assert sorted(parts[0] + parts[1]) == list(range(96)), (way, epoch)
             orders.add(tuple(parts[0]))
-    assert len(orders) == 4, "every epoch has its own order"
+    assert len(orders) == 6, "every epoch has its own order"
+
+
+STREAM = """
+class Numbers(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from range(100)
+job = psjobs.join()
+model, opt = job.attach(net())
+for numbers in job.batches(Numbers(), 8, epochs=2):
+    print("read", *numbers.tolist(), flush=True)
+    loss(model(rows[:2]), data[:2][1]).backward()
+    opt.step()
+    if job.step == int(os.environ.get("DIES", 0)): os._exit(9)
+"""
+
+
+def test_data_without_a_length_are_shared_out_and_gone_on_with(jobs: Jobs) -> None:
+    job = jobs.start("--consistency", "sync", trainers=2)
+    other = job.trainer(1, STREAM)
+    dies = job.trainer(0, STREAM, DIES="8")
+    died, _ = dies.communicate(timeout=DEADLINE)
+    assert dies.returncode == 9
+    said = succeed(job.trainer(0, STREAM, PSJOB_INCARNATION="1"), other)
+    read = [int(word) for text in (died, *said) for line in text.splitlines() if line.startswith("read") for word in line.split()[1:]]
+    # Of 100 examples 6 rounds of 16 are whole. The process that died had read 8 of its 12 batches.
+    assert sorted(read) == sorted([*range(96), *range(96)])
+
+
+def test_an_optimizer_that_is_not_the_jobs_is_named_with_what_to_set(jobs: Jobs) -> None:
+    job = jobs.start("--consistency", "sync", "--optimizer", "adam", optimizer=ADAM)
+    text = """
+job = psjobs.join()
+model = net()
+model, opt = job.attach(model, torch.optim.AdamW(model.parameters(), lr=0.003))
+print(type(opt).__name__)
+    """
+    (said,) = succeed(job.trainer(0, text))
+    assert "ServerOptimizer" in said
+    assert """training.optimizer={"type": "AdamW", "learningRate": 0.003,""" in said, said
+    assert "Adam with a learning rate of 0.01" in said
 
 
 def test_a_restarted_trainer_goes_on_with_the_step_that_the_servers_do_not_have(jobs: Jobs) -> None:

@@ -1,0 +1,108 @@
+"""Jobs that a script starts with `psjobs.run`, with servers of the package itself."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+import time
+
+import psjobs
+import pytest
+import torch
+from conftest import DEADLINE, PRELUDE, environment
+
+TRAIN = """
+job = psjobs.join()
+model, opt = job.attach(net())
+for x, y in job.batches(data, 8, epochs=4):
+    loss(model(x), y).backward()
+    opt.step()
+print(f"trainer {job.trainer} of {job.trainers} ended")
+job.report({"accuracy": 0.5 + job.trainer})
+"""
+
+
+@pytest.fixture(autouse=True)
+def worker(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The psjobs-worker of the package, as pip installs it."""
+    program = tmp_path / "psjobs-worker"
+    program.write_text(f"#!{sys.executable}\nfrom psjobs.__main__ import worker\nworker()\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PSJOBS_WORKER", str(program))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def script(folder: pathlib.Path, text: str) -> pathlib.Path:
+    file = folder / "train.py"
+    file.write_text(PRELUDE + textwrap.dedent(text))
+    return file
+
+
+def test_a_script_runs_as_trainers_and_gives_its_summary_logs_and_model(tmp_path: pathlib.Path) -> None:
+    training = {"consistency": {"mode": "Sync"}, "optimizer": {"type": "Adam", "learningRate": 0.01}, "seed": 3}
+    job = psjobs.run(script(tmp_path, TRAIN), trainers=2, servers=2, training=training, quiet=True)
+    summary = job.wait()
+    assert (summary["trainers"], summary["servers"], summary["steps"]) == (2, 2, 2 * 24)
+    assert summary["metrics"]["accuracy"] == 0.5, "that of trainer 0"
+    assert job.status["state"] == "Succeeded"
+    assert list(job.logs(index=1))[-1] == "trainer 1 of 2 ended"
+    model = job.model()
+    net = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
+    net.load_state_dict(model)
+    folder = job.folder
+    del job
+    assert not folder.exists(), "a temporary folder goes with the object"
+
+
+def test_the_status_and_the_log_are_followed_while_the_job_runs(tmp_path: pathlib.Path) -> None:
+    wait = "for x, y in job.batches(data, 8, epochs=4):\n    print('step', job.step, flush=True)"
+    text = TRAIN.replace("for x, y in job.batches(data, 8, epochs=4):", wait) + "\nprint('the end')\n"
+    job = psjobs.run(script(tmp_path, text), trainers=1, folder=tmp_path / "run", quiet=True, wait=False)
+    lines = job.logs(follow=True)
+    assert next(line for line in lines if line.startswith("step")) == "step 0"
+    assert list(lines)[-1] == "the end", "a log that is followed ends with the job"
+    job.wait(DEADLINE)
+    assert (tmp_path / "run/trainer-0.log").exists()
+
+
+def test_what_cannot_work_is_one_sentence(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(psjobs.InputError, match="no script .*missing.py"):
+        psjobs.run("missing.py")
+    with pytest.raises(psjobs.InputError, match="spec.training.optimiser is no known field; did you mean optimizer"):
+        psjobs.run(script(tmp_path, TRAIN), training={"optimiser": {}}, quiet=True)
+    with pytest.raises(psjobs.JobFailed, match="ValueError: no data"):
+        text = "raise ValueError('no data')"
+        psjobs.run(script(tmp_path, text), spec={"failurePolicy.maxRestarts": 0}, quiet=True)
+    with pytest.raises(psjobs.InputError, match="no log of trainer 7"):
+        psjobs.run(["true"], spec={"failurePolicy.maxRestarts": 0, "successPolicy.operator": "Any"}, quiet=True).logs(index=7)
+
+
+def test_a_job_that_is_stopped_leaves_no_process(tmp_path: pathlib.Path) -> None:
+    text = "open(f'{os.environ[\"HERE\"]}/{os.getpid()}', 'w').close()\nimport time\ntime.sleep(1000)\n"
+    here = tmp_path / "processes"
+    here.mkdir()
+    job = psjobs.run(script(tmp_path, text), env={"HERE": str(here)}, quiet=True, wait=False)
+    end = time.monotonic() + DEADLINE
+    while len(list(here.iterdir())) < 2:
+        assert time.monotonic() < end and job.status["state"] == "Running"
+        time.sleep(0.05)
+    with pytest.raises(TimeoutError, match="stop\\(\\) ends it"):
+        job.wait(0.1)
+    job.stop()
+    assert job.status["state"] == "Interrupted"
+    for process in here.iterdir():
+        assert not pathlib.Path("/proc", process.name).exists()
+
+
+def test_the_commands_of_the_package_are_those_of_psjobs(tmp_path: pathlib.Path) -> None:
+    def call(*args: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "psjobs", *args]
+        return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=DEADLINE)
+
+    assert "Run a job's servers and trainers" in call("run", "--help").stdout
+    assert call("--version").stdout.startswith("psjobs ")
+    assert call("run", "missing.yaml").returncode == 2
+    worker = [os.environ["PSJOBS_WORKER"], "train", "mnist"]
+    said = subprocess.run(worker, env=environment(), capture_output=True, text=True, timeout=DEADLINE)
+    assert said.returncode == 2 and "has no workloads" in said.stderr
