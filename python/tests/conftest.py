@@ -15,6 +15,9 @@ import pytest
 # A shell that starts a program in the background lets it ignore Ctrl-C, and so its trainers: those of the tests must not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# The sources beside the tests are not the package: they lack the native module. Neither are they in what tests start.
+os.environ["PYTHONSAFEPATH"] = "1"
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE = 180
 
