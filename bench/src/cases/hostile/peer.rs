@@ -2,7 +2,7 @@
 //! this project cannot be made to announce a message that they do not send.
 
 use std::collections::BTreeSet;
-use std::io::{Read as _, Write as _};
+use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
 
@@ -43,15 +43,22 @@ impl Peer {
             sent.extend(frame(HEADERS, END_HEADERS, stream(number), &headers(method)));
             sent.extend(frame(DATA, 0, stream(number), message));
         }
-        connection.write_all(&sent).context("the server takes no calls")?;
+        match connection.write_all(&sent) {
+            Err(error) if !is_closed(&error) => return Err(error).context("the server takes no calls"),
+            _ => {}
+        }
         Ok(Self { connection, ended: BTreeSet::new() })
     }
 
-    /// Waits until the server ends another call; returns its stream.
-    pub fn next_end(&mut self) -> anyhow::Result<u32> {
+    /// Waits until the server ends another call; returns its stream. None if it has closed the connection, as it does with
+    /// those of unknown callers beyond its limits.
+    pub fn next_end(&mut self) -> anyhow::Result<Option<u32>> {
         loop {
             let mut header = [0; FRAME_HEADER];
-            self.connection.read_exact(&mut header).context("the server does not end a call")?;
+            match self.connection.read_exact(&mut header) {
+                Err(error) if is_closed(&error) => return Ok(None),
+                read => read.context("the server does not end a call")?,
+            }
             let [a, b, c, kind, flags, id @ ..] = header;
             let length = u32::from_be_bytes([0, a, b, c]);
             let mut payload = vec![0; length as usize];
@@ -59,13 +66,18 @@ impl Peer {
             let id = u32::from_be_bytes(id);
             let ends = kind == RST_STREAM || (kind == HEADERS || kind == DATA) && flags & END_STREAM != 0;
             if ends && self.ended.insert(id) {
-                return Ok(id);
+                return Ok(Some(id));
             }
             if kind == GOAWAY {
                 bail!("the server closes the connection: {}", String::from_utf8_lossy(&payload));
             }
         }
     }
+}
+
+/// Tells whether an error is the end of a connection that the other side has closed.
+fn is_closed(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
 }
 
 /// Returns the stream of call `number` of a connection: those of clients are odd.
