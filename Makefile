@@ -123,8 +123,8 @@ text: ## fetch a text for the language model into the cache, if it is not there
 	@scripts/text.sh
 
 .PHONY: custom
+custom: PROGRAMS += -p clothes
 custom: build fashion ## build the user's own workload in examples/custom, and train it
-	$(WITH_LIBTORCH) $(CARGO) build --locked --profile $(PROFILE) $(PROGRAMS) $(if $(filter dev,$(PROFILE)),,-p clothes)
 	PATH=$(abspath $(BUILT)):$$PATH $(BUILT)/psjobs run examples/custom.yaml $(ARGS)
 
 .PHONY: workloads

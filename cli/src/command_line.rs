@@ -30,7 +30,7 @@ impl Cli {
     /// Does what the command line says, and returns the exit code.
     ///
     /// # Errors
-    /// Those of the command.
+    /// If the command fails; the text says why.
     pub fn run(self) -> anyhow::Result<u8> {
         match self.command {
             Command::Run(args) => args.run(),

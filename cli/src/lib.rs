@@ -9,7 +9,7 @@ pub mod run;
 mod setting;
 pub mod validate;
 
-use std::ffi::OsString;
+use std::ffi::OsStr;
 use std::process::ExitCode;
 
 pub use bad_input::BadInput;
@@ -17,12 +17,12 @@ pub use bad_input::BadInput;
 /// Runs `command` as the main function of a program: prints its error and returns its exit code. A process that was
 /// started to guard a job's processes does that instead.
 pub fn main(command: impl FnOnce() -> anyhow::Result<u8>) -> ExitCode {
-    ExitCode::from(main_with(std::env::args_os().skip(1), command))
+    ExitCode::from(main_with(std::env::args_os().nth(1).as_deref(), command))
 }
 
-/// Does the same for a program whose arguments are `args`, after its name.
-pub fn main_with(args: impl IntoIterator<Item = OsString>, command: impl FnOnce() -> anyhow::Result<u8>) -> u8 {
-    if run::guard::is_guard(args) {
+/// Does the same for a program with this first argument.
+pub fn main_with(argument: Option<&OsStr>, command: impl FnOnce() -> anyhow::Result<u8>) -> u8 {
+    if run::guard::is_guard(argument) {
         return run::guard::main();
     }
     command().unwrap_or_else(|error| {

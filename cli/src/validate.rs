@@ -77,29 +77,27 @@ pub fn only_job(file: &Path, settings: &[Setting]) -> anyhow::Result<ParameterSe
         return only_one(manifest::check(&text), file);
     }
     let (documents, problem) = manifest::documents(&text);
-    if let Some(problem) = problem {
-        return Err(BadInput::new(line(file, &problem)).into());
+    match problem {
+        Some(problem) => Err(BadInput::new(line(file, &problem)).into()),
+        None => job_of(documents, settings, file),
     }
-    let jobs = documents.into_iter().filter(|document| document["kind"] == crd::KIND);
-    let set = jobs.map(|mut document| {
-        settings.iter().for_each(|setting| setting.apply(&mut document));
-        document.to_string()
-    });
-    // JSON is YAML. Its lines are not those of the file, so problems name fields only.
-    only_one(without_lines(manifest::check(&set.collect::<Vec<_>>().join("\n---\n"))), file)
 }
 
-/// Returns the valid job of a document that flags made; `what` names it in problems.
+/// Returns the one valid job of documents, with `settings` applied; `what` names the documents in problems.
 ///
 /// # Errors
-/// [`BadInput`] with every problem.
-pub fn job_of(mut document: Value, settings: &[Setting], what: &Path) -> anyhow::Result<ParameterServerJob> {
-    settings.iter().for_each(|setting| setting.apply(&mut document));
-    only_one(without_lines(manifest::check(&document.to_string())), what)
-}
-
-fn without_lines(checked: Result<Manifest, Vec<Problem>>) -> Result<Manifest, Vec<Problem>> {
-    checked.map_err(|problems| problems.into_iter().map(|problem| Problem { line: None, ..problem }).collect())
+/// As [`only_job`].
+pub fn job_of(documents: Vec<Value>, settings: &[Setting], what: &Path) -> anyhow::Result<ParameterServerJob> {
+    let set = documents.into_iter().map(|mut document| {
+        if document["kind"] == crd::KIND {
+            settings.iter().for_each(|setting| setting.apply(&mut document));
+        }
+        document.to_string()
+    });
+    // JSON is YAML. Its lines are not those of a file, so problems name fields only.
+    let checked = manifest::check(&set.collect::<Vec<_>>().join("\n---\n"));
+    let without_line = |problem| Problem { line: None, ..problem };
+    only_one(checked.map_err(|problems| problems.into_iter().map(without_line).collect()), what)
 }
 
 fn only_one(checked: Result<Manifest, Vec<Problem>>, file: &Path) -> anyhow::Result<ParameterServerJob> {

@@ -104,12 +104,12 @@ class Job:
         if self._parameters is not None:
             raise _native.InputError("this job has a model already; attach is called once in a process")
         self._parameters = parameters.Parameters(model)
-        if optimizer is not None and self.alone:
+        if self.alone and optimizer is not None:
             return model, optimizers.counted(optimizer, self)
-        if optimizer is not None:
-            optimizers.compare(optimizer, self._environment)
         if self.alone:
             return model, optimizers.alone((tensor for _, tensor in self._parameters.named), self._environment, self)
+        if optimizer is not None:
+            optimizers.compare(optimizer, self._environment)
         self._session = self._enter(self._parameters)
         self._step = self._resume = self._session.next_step()
         self._parameters.place(self._session)

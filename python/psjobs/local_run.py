@@ -13,14 +13,12 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from psjobs import notebook
+from psjobs import ending, notebook
 from psjobs._native import Error, InputError
 
 if TYPE_CHECKING:
     import torch
 
-WRONG_INPUT = 2
-"""Exit code of `psjobs run` for a job that cannot work."""
 POLL = 0.2
 """Seconds between two looks at log files that are followed."""
 
@@ -54,8 +52,11 @@ def run(
 
     Raises JobFailed if the job fails, InputError if the script or a field is wrong.
     """
-    command = [sys.executable, os.fspath(script), *args] if isinstance(script, str | os.PathLike) else [*script, *args]
-    if isinstance(script, str | os.PathLike) and not pathlib.Path(script).is_file():
+    if not isinstance(script, str | os.PathLike):
+        command = [*script, *args]
+    elif pathlib.Path(script).is_file():
+        command = [sys.executable, os.fspath(script), *args]
+    else:
         raise InputError(f"there is no script {os.fspath(script)} in {pathlib.Path.cwd()}; name it by its path")
     fields = [*(spec or {}).items(), *((f"training.{name}", value) for name, value in (training or {}).items())]
     if not any(name == "checkpoint" or name.startswith("checkpoint.") for name, _ in fields):
@@ -146,7 +147,7 @@ class Run:
         code = self._process.returncode
         if code != 0:
             said = "".join(self._lines).strip()
-            raise InputError(said) if code == WRONG_INPUT else JobFailed(said or f"psjobs ended with exit code {code}")
+            raise InputError(said) if code == ending.WRONG_INPUT else JobFailed(said or f"psjobs ended with exit code {code}")
         return summary
 
     def stop(self) -> None:

@@ -38,10 +38,11 @@ enum WorkerCommand {
 pub fn psjobs(py: Python<'_>, own: Vec<OsString>, args: Vec<OsString>) -> u8 {
     py.detach(|| {
         guard::set_program(own);
-        let words = [OsString::from("psjobs")].into_iter().chain(args.iter().cloned());
-        ::psjobs::main_with(args.clone(), || match Cli::try_parse_from(words) {
-            Ok(cli) => cli.run(),
-            Err(said) => Ok(print(&said)),
+        ::psjobs::main_with(args.first().map(OsString::as_os_str), || {
+            match Cli::try_parse_from([&OsString::from("psjobs")].into_iter().chain(&args)) {
+                Ok(cli) => cli.run(),
+                Err(said) => Ok(print(&said)),
+            }
         })
     })
 }

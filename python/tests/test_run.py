@@ -11,6 +11,7 @@ import psjobs
 import pytest
 import torch
 from conftest import DEADLINE, PRELUDE, environment
+from psjobs import notebook, safetensors
 
 TRAIN = """
 job = psjobs.join()
@@ -106,3 +107,22 @@ def test_the_commands_of_the_package_are_those_of_psjobs(tmp_path: pathlib.Path)
     worker = [os.environ["PSJOBS_WORKER"], "train", "mnist"]
     said = subprocess.run(worker, env=environment(), capture_output=True, text=True, timeout=DEADLINE)
     assert said.returncode == 2 and "has no workloads" in said.stderr
+
+
+def test_a_model_that_is_torn_is_refused_in_a_sentence(tmp_path: pathlib.Path) -> None:
+    header = b'{"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'
+    whole = len(header).to_bytes(8, "little") + header + bytes(8)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(whole)
+    assert torch.equal(safetensors.read(file)["w"], torch.zeros(2))
+    for broken in (b"", b"model", whole[:20], whole[:-1], whole.replace(b"F32", b"I64"), whole.replace(b"[2]", b"[3]")):
+        file.write_bytes(broken)
+        with pytest.raises(psjobs.InputError, match="no whole safetensors file"):
+            safetensors.read(file)
+
+
+def test_the_table_of_a_notebook_shows_the_job_and_no_markup_of_it() -> None:
+    status = {"state": "Running", "step": 1200, "totalSteps": 3000, "metrics": {"<b>": 0.5}, "warnings": ["<script>"]}
+    shown = notebook.rows(status)
+    assert "<td>Running</td>" in shown and "1,200 of 3,000" in shown and "<td>0.5</td>" in shown
+    assert "<b>" not in shown and "<script>" not in shown

@@ -5,7 +5,7 @@
 //! killed is found by an entry of its environment, which the guard receives before the start.
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, BufRead, Write};
 use std::os::unix::process::CommandExt as _;
@@ -30,9 +30,9 @@ pub fn set_program(words: Vec<OsString>) {
     PROGRAM.get_or_init(|| words);
 }
 
-/// Returns whether a process with these arguments was started as the guard.
-pub fn is_guard(args: impl IntoIterator<Item = OsString>) -> bool {
-    args.into_iter().next().is_some_and(|argument| argument == COMMAND)
+/// Returns whether a process with this first argument was started as the guard.
+pub fn is_guard(argument: Option<&OsStr>) -> bool {
+    argument.is_some_and(|argument| argument == COMMAND)
 }
 
 /// The guard as `psjobs` sees it. Dropping it ends the guard.

@@ -121,7 +121,7 @@ impl RunArgs {
             None => {
                 let (trainers, servers) = (self.trainers.unwrap_or(2), self.servers.unwrap_or(1));
                 let document = command_job::document(&self.command, trainers, servers)?;
-                validate::job_of(document, &self.settings, Path::new("--set"))?
+                validate::job_of(vec![document], &self.settings, Path::new("--set"))?
             }
         };
         let progress = match (self.quiet, self.no_progress) {

@@ -67,8 +67,8 @@ impl<'a> Facts<'a> {
     /// The end of a server although trainers need it. One that left a result has seen all trainers leave well, and is needed
     /// once more, through no fault of its own, if one of them failed at what it did afterwards.
     fn early_end(&self, at: Timestamp, has_result: bool) -> Option<Failure> {
-        let failed = |(_, pod): (Replica, &ObservedPod)| matches!(pod.phase, PodPhase::Failed(_) | PodPhase::Pending);
-        let is_needed = !has_result || self.pods_of(Role::Trainer).any(failed);
+        let starts_again = |(_, pod): (_, &ObservedPod)| matches!(pod.phase, PodPhase::Failed(_) | PodPhase::Pending);
+        let is_needed = !has_result || self.pods_of(Role::Trainer).any(starts_again);
         if after(at, EARLY_SERVER_END) > self.now || !is_needed {
             return None;
         }

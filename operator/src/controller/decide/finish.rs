@@ -31,7 +31,7 @@ impl Facts<'_> {
     /// Success so far: the main containers of as many trainers as the job asks for have ended well, now or
     /// earlier, or the work of an elastic job is done. A job that completes goes on completing.
     pub(super) fn trainers_are_done(&self) -> bool {
-        let ended_well = |pod| matches!(pod, &ObservedPod { phase: PodPhase::Succeeded { .. }, .. });
+        let ended_well = |pod: &ObservedPod| matches!(pod.phase, PodPhase::Succeeded { .. });
         let is_done = |trainer| {
             self.before.succeeded(trainer) || self.pod(trainer).is_some_and(ended_well) || self.has_left(trainer)
         };
