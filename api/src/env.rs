@@ -3,6 +3,7 @@
 //! ours carry the prefix `PSJOB_`.
 
 use crate::checkpoint::CheckpointPolicy;
+use crate::index_ranges;
 use crate::role::Role;
 use crate::training::{Training, TrainingError};
 
@@ -45,6 +46,9 @@ pub const PSJOB_INCARNATION: &str = "PSJOB_INCARNATION";
 /// 1 if this process is started again when it fails; not set otherwise. Such a process waits for other processes of its
 /// job without limit, because nobody would be there to start the job again.
 pub const PSJOB_SUPERVISED: &str = "PSJOB_SUPERVISED";
+/// Trainers that have finished and get no other process, as `0-2,5`; set for servers, if there are any. A server that
+/// starts after they have left waits for none of them.
+pub const PSJOB_FINISHED_TRAINERS: &str = "PSJOB_FINISHED_TRAINERS";
 /// Folder of the job's checkpoints; all servers see the same one.
 pub const PSJOB_CHECKPOINT_DIR: &str = "PSJOB_CHECKPOINT_DIR";
 /// How often and how many, as JSON.
@@ -77,6 +81,8 @@ pub struct Environment {
     pub trainers: u32,
     /// The fewest trainers that train, if they may come and go: 1 to `trainers`.
     pub min_trainers: Option<u32>,
+    /// Trainers that had finished when this process started, ascending; none in an elastic job.
+    pub finished_trainers: Vec<u32>,
     /// `spec.training`.
     pub training: Training,
     /// How often this replica was started before.
@@ -138,6 +144,7 @@ impl Environment {
             connections: None,
             trainers,
             min_trainers: None,
+            finished_trainers: Vec::new(),
             training,
             incarnation: 0,
             supervised: false,
@@ -206,6 +213,9 @@ impl Environment {
         if self.supervised {
             vars.push((PSJOB_SUPERVISED, "1".to_owned()));
         }
+        if !self.finished_trainers.is_empty() {
+            vars.push((PSJOB_FINISHED_TRAINERS, index_ranges::format(&self.finished_trainers)));
+        }
         vars.extend(self.connections.map(|connections| (PSJOB_CONNECTIONS, connections.to_string())));
         vars.extend(self.min_trainers.map(|fewest| (PSJOB_MIN_TRAINERS, fewest.to_string())));
         vars.extend(self.tls_folder.clone().map(|folder| (PSJOB_TLS_DIR, folder)));
@@ -267,6 +277,7 @@ impl Environment {
             connections,
             trainers,
             min_trainers,
+            finished_trainers: parse_finished(lookup(PSJOB_FINISHED_TRAINERS), trainers, min_trainers.is_some())?,
             training: parse_training(&vars.text(PSJOB_TRAINING)?)?,
             incarnation: vars.number_or(PSJOB_INCARNATION, 0)?,
             supervised: vars.flag(PSJOB_SUPERVISED)?,
@@ -322,6 +333,21 @@ fn parse_address(text: &str) -> Result<String, EnvironmentError> {
     } else {
         Err(invalid(PSJOB_SERVERS, text, "host:port for every server, separated by commas"))
     }
+}
+
+fn parse_finished(text: Option<String>, trainers: u32, elastic: bool) -> Result<Vec<u32>, EnvironmentError> {
+    let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(Vec::new()) };
+    let finished: Vec<u32> = index_ranges::parse(&text).collect();
+    let are_there = finished.iter().all(|trainer| *trainer < trainers);
+    if elastic || !are_there || index_ranges::format(&finished) != text {
+        let expected = if elastic {
+            "nothing: an elastic job ends when its batches are done".to_owned()
+        } else {
+            format!("indexes below {trainers}, ascending, such as 0-2,5")
+        };
+        return Err(invalid(PSJOB_FINISHED_TRAINERS, &text, &expected));
+    }
+    Ok(finished)
 }
 
 fn parse_training(json: &str) -> Result<Training, EnvironmentError> {

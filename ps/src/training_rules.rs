@@ -4,6 +4,7 @@ use psjobs_api::Training;
 use psjobs_api::training::{self, Consistency, NonFinite, StalenessPolicy};
 
 use crate::codec::Codec;
+use crate::consistency::Rule;
 use crate::optimizer::Optimizer;
 use crate::schedule::Schedule;
 use crate::staleness::Damping;
@@ -19,6 +20,8 @@ pub struct TrainingRules {
     pub non_finite: NonFinite,
     /// The codec of parameters sent to trainers.
     pub parameters: Codec,
+    /// Trainers that had finished before this server started: no round waits for them.
+    pub finished: Vec<u32>,
     /// Reusable memory for frames and sums.
     pub buffers: Buffers,
     schedule: Schedule,
@@ -26,18 +29,28 @@ pub struct TrainingRules {
 }
 
 impl TrainingRules {
-    /// Converts `training`, for a job of `trainers` trainers.
+    /// Converts `training`, for a job of `trainers` trainers of which those in `finished` have finished.
     #[must_use]
-    pub fn new(training: &Training, trainers: u32) -> Self {
+    pub fn new(training: &Training, trainers: u32, finished: &[u32]) -> Self {
         Self {
             consistency: training.consistency.clone(),
             optimizer: Optimizer::new(&training.optimizer),
             non_finite: training.non_finite,
             parameters: Codec::of_parameters(training.compression.codec),
+            finished: finished.to_vec(),
             buffers: Buffers::for_trainers(trainers),
             schedule: Schedule::from(&training.schedule),
             damping: damping(&training.staleness),
         }
+    }
+
+    /// Returns the rule of a new block or table of a job of `trainers` trainers.
+    #[must_use]
+    pub fn rule(&self, trainers: u32, elastic: bool) -> Rule {
+        let consistency = self.consistency.clone();
+        let mut rule = if elastic { Rule::elastic(consistency) } else { Rule::new(consistency, trainers) };
+        self.finished.iter().for_each(|trainer| rule.finish(*trainer));
+        rule
     }
 
     /// Returns the factor on the learning rate for a gradient of `step` with `staleness`.

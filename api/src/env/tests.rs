@@ -14,6 +14,7 @@ fn trainer() -> Environment {
         connections: Some(2),
         trainers: 3,
         min_trainers: Some(2),
+        finished_trainers: Vec::new(),
         training: Training::default(),
         incarnation: 2,
         supervised: true,
@@ -36,6 +37,26 @@ fn what_is_written_is_read_back() {
     assert_eq!(vars[MASTER_ADDR], "mnist-ps-0.mnist.default.svc");
     assert_eq!(vars[MASTER_PORT], "29500");
     assert_eq!(read(&vars), Ok(Some(trainer())));
+
+    let server = Environment { min_trainers: None, finished_trainers: vec![0, 2], ..trainer() };
+    let vars = server.to_vars().into_iter().collect::<BTreeMap<_, _>>();
+    assert_eq!(vars[PSJOB_FINISHED_TRAINERS], "0,2");
+    assert_eq!(read(&vars), Ok(Some(server)));
+}
+
+#[test]
+fn finished_trainers_are_trainers_of_the_job() {
+    let with = |text: &str, elastic: bool| {
+        let environment = Environment { min_trainers: elastic.then_some(2), ..trainer() };
+        let mut vars = environment.to_vars().into_iter().collect::<BTreeMap<_, _>>();
+        vars.insert(PSJOB_FINISHED_TRAINERS, text.to_owned());
+        read(&vars)
+    };
+    assert_eq!(with("0-2", false).expect("readable").expect("of a job").finished_trainers, [0, 1, 2]);
+    for (text, elastic) in [("3", false), ("1,x", false), ("2-1", false), ("0", true)] {
+        let error = with(text, elastic).expect_err(text).to_string();
+        assert!(error.contains(PSJOB_FINISHED_TRAINERS) && error.contains(text), "{error}");
+    }
 }
 
 #[test]

@@ -105,6 +105,13 @@ impl Lifecycle {
         self.restarts
     }
 
+    /// Returns the trainers that have ended well. In an elastic job their end says nothing about what is left to do, so
+    /// there it returns none.
+    pub fn finished_trainers(&self) -> Vec<u32> {
+        let finished = self.trainers().filter(|(_, member)| member.state == State::Done);
+        finished.filter(|_| self.rules.policy.elastic.is_none()).map(|(trainer, _)| trainer.index).collect()
+    }
+
     /// Returns true once the trainers are done.
     pub fn is_draining(&self) -> bool {
         self.drained_by.is_some()

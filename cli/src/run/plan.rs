@@ -182,8 +182,8 @@ impl Plan {
         self.machine.results.join(format!("{}-{}.json", replica.role, replica.index))
     }
 
-    /// How to start a member for the `incarnation`th time.
-    pub fn launch(&self, replica: Replica, incarnation: u32) -> Launch {
+    /// Returns how to start a member for the `incarnation`th time, when `finished` trainers have ended well.
+    pub fn launch(&self, replica: Replica, incarnation: u32, finished: Vec<u32>) -> Launch {
         let program = if replica.role == Role::Server { &self.server } else { &self.trainer };
         let gpus = self.gpus_of(replica, program);
         // A process that sees only its own GPUs is, as in a pod, the first one there.
@@ -199,6 +199,7 @@ impl Plan {
             replication_factor: self.replication_factor,
             connections: self.connections,
             min_trainers: self.rules.policy.elastic.map(|elastic| elastic.min),
+            finished_trainers: if replica.role == Role::Server { finished } else { Vec::new() },
             incarnation,
             supervised: true,
             local_rank,

@@ -144,7 +144,7 @@ impl<'a> Supervisor<'a> {
 
     /// Starts a process. What follows at once if that does not work comes back.
     fn start(&mut self, replica: Replica, incarnation: u32) -> Vec<Action> {
-        let launch = self.plan.launch(replica, incarnation);
+        let launch = self.plan.launch(replica, incarnation, self.lifecycle.finished_trainers());
         let file = &launch.result_file;
         // If the guard is gone, the log says so when the process has started.
         self.guard.expect(&format!("{}={}", PSJOB_RESULT_FILE, file.display())).ok();

@@ -64,19 +64,21 @@ pub struct Decision {
 }
 
 /// A child to create.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Child {
     Service,
     Pod(NewPod),
 }
 
 /// A pod to create, and the history of its replica that it carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NewPod {
     pub replica: Replica,
     pub incarnation: u32,
     pub failures: u32,
     pub failures_in_a_row: u32,
+    /// The trainers that a server does not wait for, because they have finished.
+    pub finished_trainers: Vec<u32>,
 }
 
 impl NewPod {

@@ -11,7 +11,6 @@ use super::metrics::BlockMetrics;
 use super::peer::{Answer, Peer};
 use crate::aggregation::Aggregation;
 use crate::checkpoint::BlockState;
-use crate::consistency::Rule;
 use crate::gradient::Gradient;
 use crate::optimizer::State;
 use crate::replication_log::{ReplicaRole, ReplicationLog};
@@ -68,8 +67,7 @@ pub(super) struct Block {
 
 impl Block {
     pub(super) fn new(spec: BlockSpec) -> Self {
-        let consistency = spec.rules.consistency.clone();
-        let rule = if spec.elastic { Rule::elastic(consistency) } else { Rule::new(consistency, spec.trainers) };
+        let rule = spec.rules.rule(spec.trainers, spec.elastic);
         let (epoch, role) = (spec.epoch, spec.role);
         Self {
             role,

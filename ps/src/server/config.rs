@@ -30,6 +30,8 @@ pub struct ServerConfig {
     pub trainers: u32,
     /// The minimum of trainers of an elastic job, in which trainers join and leave.
     pub min_trainers: Option<u32>,
+    /// Trainers that had finished before this server started, which waits for none of them; none in an elastic job.
+    pub finished_trainers: Vec<u32>,
     /// Consistency, optimizer and seed.
     pub training: Training,
     /// When trainers are reported as missing or lost, and when the server gives up.
@@ -65,6 +67,7 @@ impl ServerConfig {
             servers: environment.servers.len() as u32,
             trainers: environment.trainers,
             min_trainers: environment.min_trainers,
+            finished_trainers: environment.finished_trainers.clone(),
             training: environment.training.clone(),
             timeouts: Timeouts::new(environment.supervised),
             supervised: environment.supervised,

@@ -24,7 +24,7 @@ impl Local {
     pub fn new(specs: Vec<TableSpec>, training: &Training) -> Result<Self, SpecError> {
         TableSpec::validate(&specs)?;
         let specs: Arc<[TableSpec]> = specs.into();
-        let rules = Arc::new(TrainingRules::new(training, 1));
+        let rules = Arc::new(TrainingRules::new(training, 1, &[]));
         let shard = Shard::new(&Plan { specs: specs.clone(), rules, trainers: 1, seed: training.seed, shards: 1 });
         Ok(Self { specs, shard })
     }

@@ -178,7 +178,7 @@ mod tests {
         };
         let few = TableSpec { max_rows: 200, ..TableSpec::new("few", WIDTH, 0.5) };
         let specs = vec![few, TableSpec::new("many", WIDTH, 0.1)].into();
-        Plan { specs, rules: Arc::new(TrainingRules::new(&training, 2)), trainers: 2, seed: 7, shards: 1 }
+        Plan { specs, rules: Arc::new(TrainingRules::new(&training, 2, &[])), trainers: 2, seed: 7, shards: 1 }
     }
 
     fn replicas(mut frames: &[u8]) -> Vec<proto::Replica> {

@@ -111,7 +111,7 @@ impl<W> Shard<W> {
         Self {
             tables: plan.specs.iter().enumerate().map(table).collect(),
             trainers: plan.trainers,
-            aggregation: Aggregation::new(Rule::new(plan.rules.consistency.clone(), plan.trainers)),
+            aggregation: Aggregation::new(plan.rules.rule(plan.trainers, false)),
             rules: plan.rules.clone(),
             version: 0,
             pulled: BTreeMap::new(),

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use crate::support::job::{Job, wait_for, wait_for_two_copies};
+use crate::support::job::{Job, Process, wait_for, wait_for_two_copies};
 use crate::support::*;
 use psjobs_api::training::ConsistencyMode;
 use psjobs_ps::client::{Session, SessionConfig};
@@ -105,5 +105,22 @@ async fn a_server_that_was_replaced_while_it_runs_stands_down_and_costs_no_step(
         for server in servers {
             server.ended.await.expect("no panic").expect("ends well");
         }
+    }
+}
+
+#[test]
+fn a_server_that_starts_after_a_trainer_has_finished_does_not_wait_for_it() {
+    let mut job = Job::plain(2, 2, ConsistencyMode::Sync);
+    let servers = job.start_all();
+    let (sender, steps) = mpsc::channel();
+    let (short, long) = (job.trainer(0, 5, sender.clone()), job.trainer(1, STEPS, sender));
+    short.join().expect("it leaves well");
+    wait_for(&steps, 10);
+    servers.into_iter().for_each(Process::kill);
+    job.finished_trainers = vec![0];
+    let servers: Vec<_> = (0..2).map(|index| job.start_again(index, 1)).collect();
+    long.join().expect("it goes on alone");
+    for server in servers {
+        assert_eq!(server.outcome().expect("ends well").steps, STEPS, "of the trainer that this process has seen");
     }
 }

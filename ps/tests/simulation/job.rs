@@ -133,6 +133,8 @@ struct Supervisor {
     /// Servers and trainers that need not run any more.
     servers_over: Vec<bool>,
     trainers_over: Vec<bool>,
+    /// Trainers whose process has left well.
+    finished: BTreeSet<u32>,
     stopping: Vec<bool>,
     /// Names of the faults so far.
     struck: BTreeSet<&'static str>,
@@ -154,6 +156,7 @@ impl Supervisor {
             server_starts: vec![0; servers],
             servers_over: vec![false; servers],
             trainers_over: vec![false; trainers],
+            finished: BTreeSet::new(),
             stopping: vec![false; servers],
             struck: BTreeSet::new(),
         }
@@ -242,6 +245,7 @@ impl Supervisor {
             servers: plan.servers,
             trainers: plan.trainers,
             min_trainers: plan.least,
+            finished_trainers: if plan.least.is_none() { self.finished.iter().copied().collect() } else { Vec::new() },
             training,
             timeouts: Timeouts::default(),
             supervised: false,

@@ -234,7 +234,9 @@ fn nobody_starts_again_in_an_elastic_job_whose_work_is_done_but_the_first_traine
 #[test]
 fn trainers_go_on_without_a_server_that_saw_them_leave_and_start_it_again_if_one_fails() {
     let mut job = job(rules("failurePolicy: {maxRestarts: 1}"));
+    assert_eq!(job.finished_trainers(), [0; 0]);
     job.ends(T0, 0, 5);
+    assert_eq!(job.finished_trainers(), [0]);
     job.concluded(PS, at(6));
     assert_eq!(job.wake_at(), None, "trainer 1 may take its time");
     job.ends(T1, 1, 90);

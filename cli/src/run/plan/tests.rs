@@ -35,9 +35,9 @@ const TWO: &str = "{ps: {replicas: 2}, trainer: {replicas: 2, template: {spec: {
 #[test]
 fn containers_without_a_command_run_the_worker() {
     let plan = plan(TWO, machine());
-    let server = plan.launch(SERVER, 0);
+    let server = plan.launch(SERVER, 0, Vec::new());
     assert_eq!((server.program, server.args), ("/bin/worker".into(), vec!["serve".into()]));
-    let trainer = plan.launch(TRAINER, 2);
+    let trainer = plan.launch(TRAINER, 2, Vec::new());
     assert_eq!((trainer.program, trainer.args), ("/bin/worker".into(), vec!["train".into(), "mlp".into()]));
     let want = [
         ("RANK", "3"),
@@ -60,7 +60,7 @@ fn a_command_runs_as_it_is_with_references_expanded() {
          {name: SECRET, valueFrom: {secretKeyRef: {name: s, key: k}}}]}]}}}}",
         Machine { servers: vec!["127.0.0.1:1".into()], ..machine() },
     );
-    let trainer = plan.launch(Replica { role: Role::Trainer, index: 0 }, 0);
+    let trainer = plan.launch(Replica { role: Role::Trainer, index: 0 }, 0, Vec::new());
     assert_eq!((trainer.program, trainer.args), ("sh".into(), vec!["-c".into(), "echo 1 a0b".into()]));
     assert_eq!(trainer.env["RANK"], "1", "the contract is not the manifest's to change");
     assert!(!trainer.env.contains_key("SECRET"));
@@ -69,7 +69,7 @@ fn a_command_runs_as_it_is_with_references_expanded() {
 
 #[test]
 fn trainers_share_the_cores_unless_told_otherwise() {
-    let threads = |plan: &Plan| plan.launch(TRAINER, 0).env.get("OMP_NUM_THREADS").cloned();
+    let threads = |plan: &Plan| plan.launch(TRAINER, 0, Vec::new()).env.get("OMP_NUM_THREADS").cloned();
     assert_eq!(threads(&plan(TWO, machine())).as_deref(), Some("4"));
     assert_eq!(threads(&plan(TWO, Machine { cores: 1, ..machine() })).as_deref(), Some("1"));
     assert_eq!(threads(&plan(TWO, Machine { threads_are_set: true, ..machine() })), None);
@@ -79,7 +79,7 @@ fn trainers_share_the_cores_unless_told_otherwise() {
 
 #[test]
 fn threads_without_work_sleep_unless_told_otherwise() {
-    let waiting = |plan: &Plan| plan.launch(TRAINER, 0).env.get("OMP_WAIT_POLICY").cloned();
+    let waiting = |plan: &Plan| plan.launch(TRAINER, 0, Vec::new()).env.get("OMP_WAIT_POLICY").cloned();
     assert_eq!(waiting(&plan(TWO, machine())).as_deref(), Some("passive"));
     assert_eq!(waiting(&plan(TWO, Machine { waiting_is_set: true, ..machine() })), None);
 }
@@ -91,7 +91,7 @@ fn gpus_are_split_over_the_trainers_and_hidden_from_the_rest() {
         plan(&spec, Machine { gpus: there.iter().map(ToString::to_string).collect(), ..machine() })
     };
     let seen = |plan: &Plan, replica| {
-        let env = plan.launch(replica, 0).env;
+        let env = plan.launch(replica, 0, Vec::new()).env;
         (env.get("CUDA_VISIBLE_DEVICES").cloned(), env["LOCAL_RANK"].clone())
     };
     let some = |gpus: &str, rank: &str| (Some(gpus.to_owned()), rank.to_owned());
@@ -142,10 +142,18 @@ fn servers_are_waited_for_where_a_probe_would_be() {
 fn checkpoints_go_to_the_jobs_own_folder() {
     let spec = TWO.replacen('{', "{checkpoint: {volumeClaim: {size: 1Gi}, keep: 7}, ", 1);
     let plan = plan(&spec, machine());
-    let server = plan.launch(SERVER, 0).env;
+    let server = plan.launch(SERVER, 0, Vec::new()).env;
+    assert!(!server.contains_key("PSJOB_FINISHED_TRAINERS"));
     assert_eq!(server["PSJOB_CHECKPOINT_DIR"], format!("/kept/{}", plan.name));
     assert!(server["PSJOB_CHECKPOINT"].contains(r#""keep":7"#));
-    assert!(!plan.launch(TRAINER, 0).env.contains_key("PSJOB_CHECKPOINT_DIR"), "trainers keep nothing");
+    assert!(!plan.launch(TRAINER, 0, Vec::new()).env.contains_key("PSJOB_CHECKPOINT_DIR"), "trainers keep nothing");
+}
+
+#[test]
+fn servers_are_told_which_trainers_have_finished() {
+    let plan = plan(TWO, machine());
+    let told = |replica| plan.launch(replica, 1, vec![0]).env.get("PSJOB_FINISHED_TRAINERS").cloned();
+    assert_eq!((told(SERVER), told(TRAINER)), (Some("0".into()), None));
 }
 
 #[test]
@@ -155,10 +163,10 @@ fn an_elastic_job_starts_its_replicas_and_tells_them_of_all_places() {
         let plan = plan(spec, machine());
         assert_eq!(plan.replicas().filter(|replica| replica.role == Role::Trainer).count(), 2);
         for replica in [SERVER, TRAINER] {
-            let env = plan.launch(replica, 0).env;
+            let env = plan.launch(replica, 0, Vec::new()).env;
             assert_eq!(env["PSJOB_TRAINERS"], trainers);
             assert_eq!(env.get("PSJOB_MIN_TRAINERS").map(String::as_str), least);
         }
-        assert_eq!(plan.launch(TRAINER, 0).env["OMP_NUM_THREADS"], "4", "the cores are for those that run");
+        assert_eq!(plan.launch(TRAINER, 0, Vec::new()).env["OMP_NUM_THREADS"], "4", "the cores are for those that run");
     }
 }

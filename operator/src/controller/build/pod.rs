@@ -13,7 +13,6 @@ use psjobs_api::{DEFAULT_PORT, Environment, METRICS_PORT, Role};
 use super::metadata::{job_labels, metadata};
 use super::{certificates, checkpoint, defaults, gang, placement, scheduling};
 use crate::controller::model::NewPod;
-use crate::controller::observe::Replica;
 use crate::controller::validate::ValidJob;
 
 /// Default path of a container's termination message.
@@ -22,7 +21,7 @@ const TERMINATION_LOG: &str = "/dev/termination-log";
 /// Builds the pod of a replica: the user's template, the job's environment in its first container, and defaults for
 /// fields that the template does not set.
 pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
-    let NewPod { replica, incarnation, failures, failures_in_a_row } = *new;
+    let NewPod { replica, incarnation, failures, failures_in_a_row, .. } = *new;
     let spec = &job.object.spec;
     let template = match (replica.role, &spec.ps.template) {
         (Role::Trainer, _) => spec.trainer.template.clone(),
@@ -39,7 +38,7 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     // The operator replaces pods itself, so that restarts and their causes are in the job's status.
     pod_spec.restart_policy = Some("Never".into());
     if let Some(main) = pod_spec.containers.first_mut() {
-        inject(main, job, replica, incarnation);
+        inject(main, job, new);
     }
     if let Some(checkpoint) = spec.checkpoint.as_ref().filter(|_| replica.role == Role::Server) {
         checkpoint::mount(job, checkpoint, &mut pod_spec);
@@ -81,7 +80,8 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
 }
 
 /// Adds environment, GPUs and termination message to the first container, whose end decides about the pod.
-fn inject(main: &mut Container, job: &ValidJob, replica: Replica, incarnation: u32) {
+fn inject(main: &mut Container, job: &ValidJob, new: &NewPod) {
+    let NewPod { replica, incarnation, ref finished_trainers, .. } = *new;
     let server = |index| format!("{}:{DEFAULT_PORT}", names::host(&job.name, &job.namespace, Role::Server, index));
     let result_file = main.termination_message_path.clone().unwrap_or_else(|| TERMINATION_LOG.into());
     let spec = &job.object.spec;
@@ -94,6 +94,7 @@ fn inject(main: &mut Container, job: &ValidJob, replica: Replica, incarnation: u
         replication_factor: spec.ps.replication_factor.unsigned_abs(),
         connections: spec.ps.connections.map(i32::unsigned_abs),
         min_trainers: job.policy.elastic.map(|elastic| elastic.min),
+        finished_trainers: finished_trainers.clone(),
         incarnation,
         supervised: true,
         result_file: Some(result_file),

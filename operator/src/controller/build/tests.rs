@@ -11,12 +11,22 @@ use crate::controller::observe::Replica;
 const IMAGE: &str = "psjobs-worker:0.1.0";
 
 fn build(spec: &str, who: &str) -> Pod {
-    pod(&valid_job(spec), &NewPod { replica: replica(who), incarnation: 2, failures: 1, failures_in_a_row: 3 }, IMAGE)
+    pod(
+        &valid_job(spec),
+        &NewPod {
+            replica: replica(who),
+            incarnation: 2,
+            failures: 1,
+            failures_in_a_row: 3,
+            finished_trainers: Vec::new(),
+        },
+        IMAGE,
+    )
 }
 
 /// The first pod of a replica.
 fn first(who: &str) -> NewPod {
-    NewPod { replica: replica(who), incarnation: 0, failures: 0, failures_in_a_row: 0 }
+    NewPod { replica: replica(who), incarnation: 0, failures: 0, failures_in_a_row: 0, finished_trainers: Vec::new() }
 }
 
 fn main_container(pod: &Pod) -> Container {
@@ -60,6 +70,12 @@ fn pods_know_their_place() {
     assert_eq!(spec.restart_policy.as_deref(), Some("Never"));
     let owner = &pod.metadata.owner_references.as_ref().expect("owned")[0];
     assert_eq!((owner.uid.as_str(), owner.controller, owner.block_owner_deletion), ("0b6c", Some(true), Some(true)));
+}
+
+#[test]
+fn a_server_is_told_which_trainers_have_finished() {
+    let server = pod(&valid_job(""), &NewPod { finished_trainers: vec![0, 1], ..first("ps-0") }, IMAGE);
+    assert_eq!(value(&server, "PSJOB_FINISHED_TRAINERS"), "0-1");
 }
 
 #[test]
@@ -238,7 +254,7 @@ fn servers_get_the_checkpoint_folder_and_trainers_do_not() {
     assert_eq!(wanted.resources.and_then(|r| r.requests).expect("a size")["storage"].0, "1Gi");
     for (role, there) in [(Role::Server, true), (Role::Trainer, false)] {
         let replica = Replica { role, index: 0 };
-        let new = NewPod { replica, incarnation: 0, failures: 0, failures_in_a_row: 0 };
+        let new = NewPod { replica, incarnation: 0, failures: 0, failures_in_a_row: 0, finished_trainers: Vec::new() };
         let spec = pod(&job, &new, "worker").spec.expect("a spec");
         let main = &spec.containers[0];
         let mounted = main.volume_mounts.iter().flatten().find(|mount| mount.mount_path == "/checkpoints");

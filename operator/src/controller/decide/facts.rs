@@ -111,6 +111,13 @@ impl<'a> Facts<'a> {
         }
     }
 
+    /// Returns the trainers that a new pod of `role` has to know as finished. In an elastic job their end says nothing
+    /// about what is left to do.
+    pub fn finished_for(&self, role: Role) -> Vec<u32> {
+        let is_needed = role == Role::Server && self.job.policy.elastic.is_none();
+        if is_needed { self.history.finished_trainers() } else { Vec::new() }
+    }
+
     /// Tells whether a pod counts: it has a rank of the job, and was created after the job was last resumed and after the
     /// replica last left.
     pub fn is_current(&self, replica: Replica, pod: &ObservedPod) -> bool {

@@ -4,8 +4,8 @@
 
 use std::collections::BTreeMap;
 
-use psjobs_api::Role;
 use psjobs_api::crd::{ParameterServerJobStatus, ReplicaGroup};
+use psjobs_api::{Role, index_ranges};
 
 use crate::controller::observe::{ObservedPod, PodPhase, Replica};
 
@@ -68,7 +68,7 @@ impl ReplicaHistory {
                     since: group.since.unsigned_abs(),
                     lost: group.lost,
                 };
-                records.extend(indexes(&group.indexes).map(|index| (Replica { role, index }, record)));
+                records.extend(index_ranges::parse(&group.indexes).map(|index| (Replica { role, index }, record)));
             }
         }
         Self { records, first: status.first_incarnation.unsigned_abs() }
@@ -168,6 +168,12 @@ impl ReplicaHistory {
         self.get(replica).is_some_and(|record| record.succeeded)
     }
 
+    /// Returns the trainers whose work is done, ascending.
+    pub fn finished_trainers(&self) -> Vec<u32> {
+        let finished = self.of(Role::Trainer).filter(|(_, record)| record.succeeded);
+        finished.map(|(trainer, _)| trainer.index).collect()
+    }
+
     /// Returns the incarnation of the next pod of a replica that has none: never one that existed before.
     pub fn next_incarnation(&self, replica: Replica) -> u32 {
         self.get(replica).map_or(self.first, |record| after(record.incarnation).max(self.first))
@@ -200,7 +206,7 @@ impl ReplicaHistory {
             groups.entry(record).or_default().push(replica.index);
         }
         let group = |(record, members): (Record, Vec<u32>)| ReplicaGroup {
-            indexes: ranges(&members),
+            indexes: index_ranges::format(&members),
             incarnation: record.incarnation.cast_signed(),
             failures: record.failures.cast_signed(),
             failures_in_a_row: record.failures_in_a_row.cast_signed(),
@@ -221,43 +227,11 @@ fn bounded(numbers: impl Iterator<Item = u32>) -> u32 {
     numbers.fold(0, u32::saturating_add).min(HIGHEST)
 }
 
-/// Formats `[0, 1, 2, 5]` as `0-2,5`; `members` is sorted.
-fn ranges(members: &[u32]) -> String {
-    let runs = members.chunk_by(|a, b| a + 1 == *b);
-    let text = runs.map(|run| match run {
-        [one] => one.to_string(),
-        [first, .., last] => format!("{first}-{last}"),
-        [] => unreachable!("chunk_by yields no empty run"),
-    });
-    text.collect::<Vec<_>>().join(",")
-}
-
-/// Parses the text of [`ranges`]; leaves out text that is no range, and indexes that no replica has.
-fn indexes(text: &str) -> impl Iterator<Item = u32> {
-    const LAST: u32 = 4095;
-    text.split(',').flat_map(|range| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        match (first.parse::<u32>(), last.parse::<u32>()) {
-            (Ok(first), Ok(last)) => first..last.min(LAST) + 1,
-            _ => 0..0,
-        }
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    #[test]
-    fn indexes_are_written_as_ranges() {
-        for (members, text) in [(vec![], ""), (vec![3], "3"), (vec![0, 1, 2, 5], "0-2,5"), (vec![0, 2, 3], "0,2-3")] {
-            assert_eq!(ranges(&members), text);
-            assert_eq!(indexes(text).collect::<Vec<_>>(), members);
-        }
-        assert_eq!(indexes("x,7,9-y,2-999999999").count(), 1 + 4094, "garbage is left out, ranges are bounded");
-    }
 
     #[test]
     fn numbers_that_somebody_wrote_into_a_pod_are_clamped() {

@@ -34,7 +34,7 @@ fn description() -> RowsDescription {
 fn states() -> Vec<ShardState> {
     let mut training = Training::default();
     training.optimizer.kind = psjobs_api::training::OptimizerKind::Adam;
-    let rules = Arc::new(TrainingRules::new(&training, 2));
+    let rules = Arc::new(TrainingRules::new(&training, 2, &[]));
     let state = |task: u64| {
         let specs = description().tables.into();
         let mut shard = Shard::<()>::new(&Plan { specs, rules: rules.clone(), trainers: 2, seed: 1, shards: 2 });

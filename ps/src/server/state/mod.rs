@@ -81,7 +81,8 @@ pub struct ServerState {
 impl ServerState {
     pub fn new(config: ServerConfig) -> Arc<Self> {
         let (uid, timeouts) = (config.job_uid.clone(), config.timeouts.clone());
-        let membership = Membership::new(uid, config.trainers, config.min_trainers, timeouts, now());
+        let mut membership = Membership::new(uid, config.trainers, config.min_trainers, timeouts, now());
+        membership.expect_no_more_of(&config.finished_trainers);
         let shared_memory = config.shared_memory.then(shm::offer).and_then(|offer| {
             offer.inspect_err(|error| tracing::warn!(%error, "no shared memory; trainers of this host use TCP")).ok()
         });
@@ -93,7 +94,7 @@ impl ServerState {
         let batch_assignments = (config.min_trainers.is_some() && config.index == 0).then(BatchAssignments::default);
         Arc::new(Self {
             shared_memory,
-            rules: Arc::new(TrainingRules::new(&config.training, config.trainers)),
+            rules: Arc::new(TrainingRules::new(&config.training, config.trainers, &config.finished_trainers)),
             config,
             metrics: Metrics::default(),
             owners: OwnerTasks::new(tasks.clone()),

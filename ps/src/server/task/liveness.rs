@@ -44,7 +44,10 @@ pub async fn given_up(state: &ServerState) -> ServerError {
         let now = now();
         let (finished, news, done, alone, why, failed) = {
             let mut members = state.members();
-            let (finished, news) = (members.presume_finished(now), members.look(now));
+            // A server without its state cannot end the job: the last checkpoint may need it.
+            let has_state = state.config.checkpoint.is_none() || !state.recovery.awaits_restore();
+            let finished = if has_state { members.presume_finished(now) } else { Vec::new() };
+            let news = members.look(now);
             let done = members.done() && state.decides_the_end();
             if done && (elastic || !finished.is_empty()) {
                 state.end_if_done(&mut members);
@@ -52,7 +55,7 @@ pub async fn given_up(state: &ServerState) -> ServerError {
             (finished, news, done, members.alone(now), members.abandoned(now), members.failed())
         };
         for trainer in &finished {
-            tracing::info!(trainer, "gave all its steps and is gone; taken for finished");
+            tracing::info!(trainer, "gave all its steps and is gone; it has finished");
             state.finish(*trainer).await;
         }
         for LivenessEvent { trainer, is_lost, sentence } in news {

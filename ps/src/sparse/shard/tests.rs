@@ -21,7 +21,7 @@ fn training(kind: OptimizerKind, mode: ConsistencyMode) -> Training {
 fn shard(training: &Training, trainers: u32, spec: TableSpec) -> Shard<u32> {
     Shard::new(&Plan {
         specs: vec![spec].into(),
-        rules: Arc::new(TrainingRules::new(training, 1)),
+        rules: Arc::new(TrainingRules::new(training, 1, &[])),
         trainers,
         seed: SEED,
         shards: 1,

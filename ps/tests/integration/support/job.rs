@@ -67,6 +67,8 @@ pub struct Job {
     pub resume: bool,
     /// Checkpoints to keep.
     pub keep: usize,
+    /// Trainers that have finished before a server starts.
+    pub finished_trainers: Vec<u32>,
 }
 
 impl Job {
@@ -97,6 +99,7 @@ impl Job {
             uid: UID.into(),
             resume: true,
             keep: 2,
+            finished_trainers: Vec::new(),
         }
     }
 
@@ -112,6 +115,7 @@ impl Job {
     pub fn start_again(&self, index: u32, incarnation: u32) -> Process {
         let mut config = config(index, self.addresses.len() as u32, self.trainers, self.mode);
         config.job_uid.clone_from(&self.uid);
+        config.finished_trainers.clone_from(&self.finished_trainers);
         config.training.optimizer.momentum = self.momentum;
         config.training.optimizer.kind = self.optimizer;
         config.checkpoint = self.folder.clone().map(|folder| CheckpointConfig {

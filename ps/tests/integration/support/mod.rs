@@ -60,6 +60,7 @@ pub fn config(index: u32, servers: u32, trainers: u32, mode: ConsistencyMode) ->
         servers,
         trainers,
         min_trainers: None,
+        finished_trainers: Vec::new(),
         training: training(mode),
         timeouts: Timeouts::default(),
         supervised: false,

@@ -87,6 +87,7 @@ impl Supervisor {
             }
             Ok(()) => {
                 self.trainers_over[index as usize] = true;
+                self.finished.insert(index);
                 // The servers have let in no successor, or it would not have been heard.
                 self.kill(Host::Trainer(index, newest), false);
                 Ok(())

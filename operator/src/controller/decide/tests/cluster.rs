@@ -1,5 +1,7 @@
 //! A cluster for one job: it carries decisions out as the API server and the kubelet would.
 
+use std::collections::BTreeMap;
+
 use super::*;
 
 pub struct Cluster {
@@ -14,6 +16,8 @@ pub struct Cluster {
     pub requeue: Option<SignedDuration>,
     /// Every pod that was ever created: replica and incarnation.
     pub history: Vec<(Replica, u32)>,
+    /// By replica: the finished trainers that its newest pod was told.
+    finished_trainers: BTreeMap<Replica, Vec<u32>>,
 }
 
 impl Cluster {
@@ -31,6 +35,7 @@ impl Cluster {
             events: Vec::new(),
             requeue: None,
             history: Vec::new(),
+            finished_trainers: BTreeMap::new(),
         }
     }
 
@@ -76,14 +81,16 @@ impl Cluster {
 
     fn create(&mut self, children: &[Child], cache: &mut ObservedState) {
         for child in children {
-            match (*child, &self.refuse) {
+            match (child, &self.refuse) {
                 (Child::Service, _) => self.observed.service = true,
-                (Child::Pod(NewPod { replica, .. }), _) if self.observed.pods.contains_key(&replica) => {}
+                (Child::Pod(NewPod { replica, .. }), _) if self.observed.pods.contains_key(replica) => {}
                 (Child::Pod(NewPod { replica, .. }), Some(message)) => {
-                    let child = format!("pod {}", pod(replica).name);
+                    let child = format!("pod {}", pod(*replica).name);
                     cache.refused.push(Refusal { child, message: message.clone() });
                 }
-                (Child::Pod(NewPod { replica, incarnation, failures, failures_in_a_row }), None) => {
+                (Child::Pod(new), None) => {
+                    let NewPod { replica, incarnation, failures, failures_in_a_row, finished_trainers } = new.clone();
+                    self.finished_trainers.insert(replica, finished_trainers);
                     self.history.push((replica, incarnation));
                     let pod = pod(replica).born(incarnation, failures, failures_in_a_row);
                     self.observed.pods.insert(replica, pod);
@@ -162,6 +169,10 @@ impl Cluster {
 
     pub fn incarnation(&self, who: &str) -> u32 {
         self.observed.pods[&replica(who)].incarnation
+    }
+
+    pub fn finished_trainers(&self, who: &str) -> Vec<u32> {
+        self.finished_trainers[&replica(who)].clone()
     }
 
     pub fn pods(&self) -> Vec<String> {

@@ -65,6 +65,21 @@ fn a_trainer_that_fails_after_server_0_saw_it_leave_gets_its_server_back_and_tha
 }
 
 #[test]
+fn a_server_that_starts_again_knows_the_trainers_that_have_finished() {
+    let mut cluster = running("");
+    assert_eq!(cluster.finished_trainers("ps-0"), [0; 0]);
+    cluster.succeed("trainer-0");
+    cluster.reconcile();
+    // The pod of a trainer that has finished may be deleted: the status remembers it.
+    cluster.vanish("trainer-0");
+    cluster.fail("ps-0", 1);
+    cluster.fail("trainer-1", 1);
+    cluster.settle();
+    assert_eq!((cluster.incarnation("ps-0"), cluster.incarnation("trainer-1")), (1, 1));
+    assert_eq!((cluster.finished_trainers("ps-0"), cluster.finished_trainers("trainer-1")), (vec![0], vec![]));
+}
+
+#[test]
 fn a_server_that_is_lost_after_server_0_saw_all_trainers_leave_is_not_missed() {
     let mut cluster = running("ps: {replicas: 2}");
     cluster.succeed("trainer-0");

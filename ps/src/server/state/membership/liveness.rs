@@ -55,13 +55,13 @@ impl Membership {
         (0..).zip(&self.members).filter(finished).map(|(index, _)| index).collect()
     }
 
-    /// Marks trainers as finished that sent their last step and then timed out: their Leave was lost, or received by an
-    /// earlier process of this server. Returns their indices.
+    /// Marks trainers as finished that had finished before this server started, and those that sent their last step and
+    /// then timed out: their Leave was lost, or received by an earlier process of this server. Returns their indices.
     pub fn presume_finished(&mut self, now: Instant) -> Vec<u32> {
         let mut finished = Vec::new();
         for (index, member) in (0..).zip(&mut self.members) {
             let quiet = now.saturating_duration_since(member.heard) >= self.timeouts.silence;
-            if member.concluded && quiet && member.presence != Presence::Finished {
+            if (member.ended || member.concluded && quiet) && member.presence != Presence::Finished {
                 member.presence = Presence::Finished;
                 member.rate = 0.0;
                 finished.push(index);
@@ -90,7 +90,9 @@ impl Membership {
                     member.rate = 0.0;
                     news.push(LivenessEvent { trainer: index, is_lost: true, sentence: lost(index, member, quiet) });
                 }
-                Presence::Awaited if self.least.is_none() && waited >= self.timeouts.join && !member.missed => {
+                Presence::Awaited
+                    if self.least.is_none() && !member.ended && waited >= self.timeouts.join && !member.missed =>
+                {
                     member.missed = true;
                     news.push(LivenessEvent { trainer: index, is_lost: false, sentence: awaited(index, waited) });
                 }

@@ -43,6 +43,8 @@ struct Member {
     presence: Presence,
     /// The log says already that this trainer has not joined.
     missed: bool,
+    /// It had finished before this server started, and no other process of it will come.
+    ended: bool,
     /// It has sent its last step, and a lost server no longer costs any of its steps.
     concluded: bool,
     /// The error with which its last process ended.
@@ -110,6 +112,7 @@ impl Membership {
         let member = Member {
             presence: Presence::Awaited,
             missed: false,
+            ended: false,
             concluded: false,
             failure: None,
             incarnation: None,
@@ -137,6 +140,15 @@ impl Membership {
             started: now,
             last_active: now,
             training: None,
+        }
+    }
+
+    /// Records the trainers that had finished before this server started.
+    pub fn expect_no_more_of(&mut self, finished: &[u32]) {
+        for trainer in finished {
+            if let Some(member) = self.members.get_mut(*trainer as usize) {
+                member.ended = true;
+            }
         }
     }
 
@@ -177,6 +189,7 @@ impl Membership {
         }
         member.incarnation = Some(id.incarnation);
         member.presence = Presence::Active;
+        member.ended = false;
         member.failure = None;
         member.heard = now;
         member.total_steps = total_steps;
@@ -228,12 +241,13 @@ impl Membership {
         for entry in roster.iter().filter(|entry| entry.finished || !self.closed) {
             let Some(id) = &entry.trainer else { continue };
             let news = |member: &&mut Member| {
-                member.incarnation.is_none_or(|known| entry.finished && known <= id.incarnation)
-                    && member.presence != Presence::Finished
+                let is_finished = member.presence == Presence::Finished;
+                member.incarnation.is_none_or(|known| entry.finished && known <= id.incarnation && !is_finished)
             };
             let Some(member) = self.members.get_mut(id.index as usize).filter(news) else { continue };
             member.incarnation = Some(id.incarnation);
-            member.presence = if entry.finished { Presence::Finished } else { Presence::Active };
+            let is_finished = entry.finished || member.presence == Presence::Finished;
+            member.presence = if is_finished { Presence::Finished } else { Presence::Active };
             member.heard = now;
             (member.steps, member.total_steps, member.examples.0) = (entry.step, entry.total_steps, entry.examples);
         }

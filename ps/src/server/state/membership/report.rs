@@ -30,7 +30,9 @@ impl Membership {
     pub fn warnings(&self, now: Instant) -> Vec<String> {
         let waited = now.saturating_duration_since(self.started);
         let describe = |(index, member): (u32, &Member)| match member.presence {
-            Presence::Awaited if self.least.is_none() && waited >= self.timeouts.join => Some(awaited(index, waited)),
+            Presence::Awaited if self.least.is_none() && !member.ended && waited >= self.timeouts.join => {
+                Some(awaited(index, waited))
+            }
             Presence::Lost => Some(lost(index, member, now.saturating_duration_since(member.heard))),
             _ => None,
         };
@@ -90,7 +92,9 @@ impl Membership {
         let phase = match () {
             () if self.done() => proto::JobPhase::Done,
             () if self.least.is_some() && !self.present().1 => proto::JobPhase::Waiting,
-            () if self.least.is_none() && self.members.iter().any(|member| member.presence == Presence::Awaited) => {
+            () if self.least.is_none()
+                && self.members.iter().any(|member| member.presence == Presence::Awaited && !member.ended) =>
+            {
                 proto::JobPhase::Waiting
             }
             () => proto::JobPhase::Training,

@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::{Membership, Timeouts};
+use crate::checkpoint::Concluded;
 use crate::proto;
 
 #[test]
@@ -101,6 +102,29 @@ fn a_slow_trainer_is_named_although_all_go_in_step() {
     let leave = proto::LeaveRequest { trainer: Some(id(1)), finished: true, ..Default::default() };
     members.leave(&leave, &id(1), start + Duration::from_secs(21)).expect("leaves");
     assert_eq!(members.status(start + Duration::from_secs(21)).stragglers, [0; 0], "who has left holds nobody up");
+}
+
+#[test]
+fn a_trainer_that_had_finished_before_the_server_started_is_not_awaited() {
+    let start = Instant::now();
+    let later = start + Duration::from_secs(61);
+    let mut members = Membership::new("job".into(), 2, None, Timeouts::default(), start);
+    members.expect_no_more_of(&[0]);
+    let sentences: Vec<_> = members.look(later).into_iter().map(|news| news.trainer).collect();
+    assert_eq!((sentences, members.warnings(later).len()), (vec![1], 1), "only trainer 1 is missed");
+    assert_eq!(members.presume_finished(start), [0]);
+    assert!(members.presume_finished(start).is_empty() && !members.done());
+
+    let entry = |finished, step| proto::RosterEntry { trainer: Some(id(0, 3)), finished, step, ..Default::default() };
+    members.adopt_roster(&[entry(false, 7)], start);
+    assert_eq!((members.finished(), members.concluded()[&0]), (vec![0], 7), "the other server knows its steps");
+    members.rewind(&[5, 9], &Concluded::new(), start);
+    assert_eq!(members.finished(), [0], "it does not come back for an earlier checkpoint");
+
+    members.join(&id(1, 0), Vec::new(), 10, start).expect("joins");
+    let leave = proto::LeaveRequest { trainer: Some(id(1, 0)), finished: true, ..Default::default() };
+    members.leave(&leave, &id(1, 0), start).expect("leaves");
+    assert!(members.done());
 }
 
 fn elastic(least: u32, start: Instant) -> Membership {
