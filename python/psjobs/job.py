@@ -88,7 +88,7 @@ class Job:
         return self._interrupt.is_set()
 
     def attach(
-        self, model: Model, optimizer: torch.optim.Optimizer | None = None
+        self, model: Model, optimizer: torch.optim.Optimizer | None = None, *, overlap: bool = True
     ) -> tuple[Model, torch.optim.Optimizer]:
         """Joins the servers with this model, and moves its trainable parameters to the memory shared with them.
 
@@ -97,9 +97,14 @@ class Job:
         the rule of `optimizer`, the script's own, a warning says what to set. A script that is alone gets its own
         optimizer back, or torch's of the job's rule.
 
+        With `overlap`, gradients leave while backward() still computes others, once the first two steps have shown that
+        the script does not change them afterwards, as by clipping. Parameters arrive meanwhile: after backward() has
+        computed a parameter's gradient, the step must not read its values any more, as through `detach()`.
+
         Raises InputError if the model cannot be trained or is not the job's, PeerAway if a server stays away.
         """
         from psjobs import optimizers, parameters
+        from psjobs.overlap import Overlap
 
         if self._parameters is not None:
             raise _native.InputError("this job has a model already; attach is called once in a process")
@@ -117,7 +122,12 @@ class Job:
 
         # Each trainer has its own dropout from here on, and another one after a restart.
         torch.manual_seed(hash((self._environment.seed, self.trainer + 1, self._step)) & (2**63 - 1))
-        return model, optimizers.ServerOptimizer(self, self._parameters, self._environment.learning_rate)
+        session = self._session
+        is_wanted = overlap and not self._environment.adaptive
+        overlapping = Overlap(
+            self._parameters, session.block_elements(), lambda first: session.offer(self._step, first), is_wanted
+        )
+        return model, optimizers.ServerOptimizer(self, self._parameters, overlapping, self._environment.learning_rate)
 
     def batches(
         self, dataset: Sized | Iterable[Any], batch_size: int | None = None, *, epochs: int = 1, accumulate: int = 1, **loader: Any

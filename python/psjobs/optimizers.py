@@ -13,6 +13,7 @@ from psjobs._native import Environment, InputError
 
 if TYPE_CHECKING:
     from psjobs.job import Job
+    from psjobs.overlap import Overlap
     from psjobs.parameters import Parameters
 
 
@@ -23,9 +24,12 @@ class ServerOptimizer(torch.optim.Optimizer):
     parameter group shows the job's learning rate; what a script writes there changes nothing.
     """
 
-    def __init__(self, job: Job, parameters: Parameters, learning_rate: Callable[[int], float]) -> None:
+    def __init__(
+        self, job: Job, parameters: Parameters, overlap: Overlap, learning_rate: Callable[[int], float]
+    ) -> None:
         super().__init__([parameter.tensor for parameter in parameters.all], {"lr": learning_rate(job.step)})
-        self._job, self._parameters, self._learning_rate = job, parameters, learning_rate
+        self._job, self._parameters, self._overlap = job, parameters, overlap
+        self._learning_rate = learning_rate
         self._first = True
 
     @overload
@@ -45,18 +49,25 @@ class ServerOptimizer(torch.optim.Optimizer):
             self._warn_of_untouched()
             self._first = False
         self._parameters.collect()
+        self._overlap.end_step()
         self._job._exchange(self._parameters)
         self._parameters.take()
         self._parameters.zero()
+        self._overlap.begin_step()
         self.param_groups[0]["lr"] = self._learning_rate(self._job.step)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Sets the gradients to zero, in the memory where they are."""
+        """Sets the gradients to zero, in the memory where they are.
+
+        Raises InputError if gradients of this step have left for the servers.
+        """
+        self._overlap.discard()
         self._parameters.zero()
 
     def _warn_of_untouched(self) -> None:
-        names = self._parameters.untouched()
+        counted = zip(self._parameters.all, self._overlap.counts, strict=True)
+        names = [parameter.name for parameter, count in counted if count == 0 and not parameter.has_gradient]
         if len(names) == len(self._parameters.all):
             raise InputError("opt.step() was called before any gradient was computed; call loss.backward() first")
         if names:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -28,15 +27,21 @@ class Parameter:
         another type than f32, and on a GPU."""
         return _fits(self.tensor)
 
+    @property
+    def has_gradient(self) -> bool:
+        """True if the script has set a gradient, or one that is not zero is in the shared memory."""
+        gradient = self.tensor.grad
+        return gradient is not None and (gradient is not self.gradient or bool(gradient.any()))
+
 
 class Parameters:
-    """All trainable parameters of a model, sorted by name, as trainers of every language lay them out."""
+    """All trainable parameters of a model, in its own order."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.named = _trainable(model)
         self.all: list[Parameter] = []
-        self._touched: set[str] = set()
-        self._gradients = torch.empty(0)
+        self.gradients = torch.empty(0)
+        """All gradients, flat f32, in the memory shared with the servers."""
 
     def shapes(self) -> list[tuple[str, list[int]]]:
         """Name and shape of each."""
@@ -52,7 +57,7 @@ class Parameters:
     def place(self, session: Session) -> None:
         """Moves the parameters to the session's memory; they take the values that are there, and zero gradients."""
         values, gradients = (torch.frombuffer(half, dtype=torch.float32) for half in session.memory())
-        self._gradients = gradients
+        self.gradients = gradients
         gradients.zero_()
         start = 0
         for name, tensor in self.named:
@@ -63,7 +68,6 @@ class Parameters:
                 tensor.grad = placed.gradient
             else:
                 tensor.grad = None
-            tensor.register_post_accumulate_grad_hook(self._touch(name))  # type: ignore[no-untyped-call]
             self.all.append(placed)
         self.take()
 
@@ -87,31 +91,18 @@ class Parameters:
 
     def scale(self, factor: float) -> None:
         """Multiplies all gradients."""
-        self._gradients.mul_(factor)
+        self.gradients.mul_(factor)
 
     def zero(self) -> None:
         """Sets all gradients to zero."""
-        self._touched.clear()
-        self._gradients.zero_()
+        self.gradients.zero_()
         for parameter in self.all:
             parameter.tensor.grad = parameter.gradient if parameter.is_view else None
-
-    def untouched(self) -> list[str]:
-        """Names of parameters that got no gradient since `zero`, from backward() or from the script itself."""
-        return [p.name for p in self.all if p.name not in self._touched and not _has_gradient(p)]
 
     def not_finite(self) -> str | None:
         """Name of the first parameter whose gradient has a NaN or an infinity."""
         bad = (parameter.name for parameter in self.all if not bool(parameter.gradient.isfinite().all()))
         return next(bad, None)
-
-    def _touch(self, name: str) -> Callable[[torch.Tensor], None]:
-        return lambda _: self._touched.add(name)
-
-
-def _has_gradient(parameter: Parameter) -> bool:
-    gradient = parameter.tensor.grad
-    return gradient is not None and (gradient is not parameter.gradient or bool(gradient.any()))
 
 
 def _fits(tensor: torch.Tensor) -> bool:
@@ -123,7 +114,7 @@ def _trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
 
     Raises InputError if there is none, or one that cannot be trained by servers.
     """
-    named = sorted((name, tensor) for name, tensor in model.named_parameters() if tensor.requires_grad)
+    named = [(name, tensor) for name, tensor in model.named_parameters() if tensor.requires_grad]
     if not named:
         raise InputError("the model has no parameters that require a gradient; give it at least one")
     places: dict[tuple[str, int, int], str] = {}

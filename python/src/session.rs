@@ -8,14 +8,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use psjobs_ps::batch::sharing::Work;
-use psjobs_ps::client::{AsyncSession, ClientError, SessionConfig, TensorSpec};
+use psjobs_ps::client::{AsyncSession, ClientError, GradualStep, SessionConfig, TensorSpec};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use tokio::runtime::{Builder, Runtime};
 
 use super::environment::Environment;
-use super::errors::{Error, exception};
+use super::errors::{Error, InputError, exception};
 use super::memory::Memory;
 use super::waiting::{Interrupt, attentive};
 
@@ -31,8 +31,19 @@ pub struct Session {
 
 struct Live {
     // Dropped before the runtime that its tasks run on.
-    session: AsyncSession,
+    state: State,
+    /// What was reported during a step, until it ends.
+    report: Option<(u64, BTreeMap<String, f64>)>,
+    /// Seconds spent waiting before the step under way.
+    waiting: f64,
     runtime: Runtime,
+}
+
+enum State {
+    Idle(Box<AsyncSession>),
+    Stepping(GradualStep),
+    /// Between the two others, and after a step that panicked.
+    Gone,
 }
 
 #[pymethods]
@@ -59,10 +70,11 @@ impl Session {
         let interrupt = Arc::clone(&interrupt.0);
         let live = py.detach(|| {
             let mut builder = Builder::new_multi_thread();
-            builder.worker_threads(config.connections.max(1) as usize).thread_name("psjobs-net").enable_all();
+            // One more than connections: a step that leaves during backward encodes its blocks here.
+            builder.worker_threads(config.connections.max(1) as usize + 1).thread_name("psjobs-net").enable_all();
             let runtime = builder.build().map_err(|error| exception(&ClientError::Runtime(error)))?;
             let session = runtime.block_on(attentive(AsyncSession::join(config, &initial), &interrupt))?;
-            PyResult::Ok(Live { session, runtime })
+            PyResult::Ok(Live { state: State::Idle(Box::new(session)), report: None, waiting: 0.0, runtime })
         })?;
         Ok(Self { live: Mutex::new(Some(live)), interrupt, process: process::id() })
     }
@@ -85,11 +97,47 @@ impl Session {
 
     /// Seconds spent waiting for servers and other trainers.
     fn waiting(&self, py: Python<'_>) -> PyResult<f64> {
-        self.with(py, |session| session.waiting().as_secs_f64())
+        self.check_process()?;
+        py.detach(|| match self.live().as_ref().ok_or_else(left)? {
+            Live { state: State::Idle(session), .. } => Ok(session.waiting().as_secs_f64()),
+            Live { waiting, .. } => Ok(*waiting),
+        })
     }
 
-    /// Sends the gradients of `step` and returns the next step to do when the parameters have come back.
+    /// Elements of a block: gradients leave in units of so many.
+    fn block_elements(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |session| session.block_elements())
+    }
+
+    /// Lets the gradients of the elements from `first` on leave, which are those of `step`; the others may still be
+    /// computed. `exchange` ends the step.
+    fn offer(&self, py: Python<'_>, step: u64, first: usize) -> PyResult<()> {
+        self.check_process()?;
+        py.detach(|| {
+            let mut live = self.live();
+            let Live { state, runtime, waiting, .. } = live.as_mut().ok_or_else(left)?;
+            match std::mem::replace(state, State::Gone) {
+                State::Idle(session) => {
+                    *waiting = session.waiting().as_secs_f64();
+                    *state = State::Stepping(GradualStep::begin(*session, runtime.handle(), step, first));
+                }
+                State::Stepping(under_way) => {
+                    under_way.offer(first);
+                    *state = State::Stepping(under_way);
+                }
+                State::Gone => return Err(left()),
+            }
+            Ok(())
+        })
+    }
+
+    /// Sends the gradients of `step`, those that have not left yet, and returns the next step to do when the parameters
+    /// have come back.
     fn exchange(&self, py: Python<'_>, step: u64) -> PyResult<u64> {
+        self.check_process()?;
+        if let Some(following) = py.detach(|| self.end_step())? {
+            return Ok(following);
+        }
         self.wait(py, async |session| session.exchange(step).await)
     }
 
@@ -118,7 +166,17 @@ impl Session {
 
     /// Sets what the next heartbeats report.
     fn report(&self, py: Python<'_>, examples: u64, metrics: BTreeMap<String, f64>) -> PyResult<()> {
-        self.with(py, |session| session.report(examples, &metrics))
+        self.check_process()?;
+        py.detach(|| {
+            let mut live = self.live();
+            let Live { state, report, .. } = live.as_mut().ok_or_else(left)?;
+            match state {
+                State::Idle(session) => session.report(examples, &metrics),
+                State::Stepping(_) => *report = Some((examples, metrics)),
+                State::Gone => return Err(left()),
+            }
+            Ok(())
+        })
     }
 
     /// Makes the last step done this trainer's last one, and waits until the servers keep it. Returns the next step: an
@@ -144,7 +202,7 @@ impl Session {
 impl Session {
     fn with<T: Send>(&self, py: Python<'_>, read: impl FnOnce(&mut AsyncSession) -> T + Send) -> PyResult<T> {
         self.check_process()?;
-        py.detach(|| Ok(read(&mut self.live().as_mut().ok_or_else(left)?.session)))
+        py.detach(|| Ok(read(self.live().as_mut().ok_or_else(left)?.idle()?)))
     }
 
     fn wait<T: Send>(
@@ -155,9 +213,25 @@ impl Session {
         self.check_process()?;
         py.detach(|| {
             let mut live = self.live();
-            let Live { session, runtime } = live.as_mut().ok_or_else(left)?;
+            let live = live.as_mut().ok_or_else(left)?;
+            live.idle()?;
+            let Live { state: State::Idle(session), runtime, .. } = live else { return Err(left()) };
             runtime.block_on(attentive(work(session), &self.interrupt))
         })
+    }
+
+    /// Waits for the end of the step under way and returns the next one; nothing if none is.
+    fn end_step(&self) -> PyResult<Option<u64>> {
+        let mut live = self.live();
+        let Live { state, report, runtime, .. } = live.as_mut().ok_or_else(left)?;
+        let State::Stepping(under_way) = state else { return Ok(None) };
+        let ended = attentive(async { Ok(under_way.end().await) }, &self.interrupt);
+        let (session, outcome) = runtime.block_on(ended)?;
+        if let Some((examples, metrics)) = report.take() {
+            session.report(examples, &metrics);
+        }
+        *state = State::Idle(Box::new(session));
+        outcome.map(Some).map_err(|error| exception(&error))
     }
 
     fn end(
@@ -167,7 +241,15 @@ impl Session {
     ) -> PyResult<()> {
         self.check_process()?;
         py.detach(|| {
-            let Live { session, runtime } = self.live().take().ok_or_else(left)?;
+            let Live { state, runtime, .. } = self.live().take().ok_or_else(left)?;
+            let session = match state {
+                State::Idle(session) => *session,
+                State::Stepping(mut under_way) => {
+                    under_way.give_up();
+                    runtime.block_on(under_way.end()).0
+                }
+                State::Gone => return Err(left()),
+            };
             let ended = runtime.block_on(attentive(work(session), &self.interrupt));
             runtime.shutdown_background();
             ended
@@ -193,14 +275,28 @@ impl Drop for Session {
     fn drop(&mut self) {
         // Not by `live`: a thread that held the lock when the process was forked is not here to give it back.
         let live = self.live.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(Live { session, runtime }) = live.take() {
+        if let Some(Live { state, runtime, .. }) = live.take() {
             if process::id() == self.process {
-                drop(session);
+                drop(state);
                 runtime.shutdown_background();
             } else {
                 // Closing a connection of TLS would end the trainer's, and the threads of the runtime are not here.
-                std::mem::forget((session, runtime));
+                std::mem::forget((state, runtime));
             }
+        }
+    }
+}
+
+impl Live {
+    /// Returns the session while no step is under way.
+    fn idle(&mut self) -> PyResult<&mut AsyncSession> {
+        match &mut self.state {
+            State::Idle(session) => Ok(session),
+            State::Stepping(_) => Err(InputError::new_err(
+                "gradients of this step have left for the servers already; call opt.step() after each backward(), or \
+                 job.attach(..., overlap=False) if not every backward() is followed by a step",
+            )),
+            State::Gone => Err(left()),
         }
     }
 }

@@ -74,14 +74,14 @@ def test_a_model_that_is_not_the_jobs_ends_with_code_2_and_both_shapes(jobs: Job
     other = job.trainer(1, script("pass").replace("net()", "nn.Linear(6, 3)"))
     _, said = other.communicate(timeout=DEADLINE)
     assert other.returncode == 2
-    assert "only the job has 0.bias [16]" in said and "only the trainer has bias [3], weight [3, 6]" in said, said
+    assert "only the job has 0.weight [16, 6]" in said and "only the trainer has weight [3, 6], bias [3]" in said, said
     assert "Traceback" not in said
 
 
 def test_parameters_without_a_gradient_are_named(jobs: Jobs) -> None:
     job = jobs.start()
     (said,) = succeed(job.trainer(0, script("value = loss(model[:2](x)[:, :3], y)")))
-    assert "no gradient reached 2.bias, 2.weight" in said, said
+    assert "no gradient reached 2.weight, 2.bias" in said, said
 
 
 def test_ctrl_c_is_answered_while_the_trainer_waits_for_others(jobs: Jobs) -> None:

@@ -51,6 +51,8 @@ pub struct Exchange {
     layout: Layout,
     purpose: Purpose,
     step: u64,
+    /// The first block whose content is there. Those before it are still being computed.
+    ready: u32,
     /// The highest step that an answer has named, at least `step`.
     furthest: u64,
     servers: Vec<Server>,
@@ -80,6 +82,7 @@ impl Exchange {
             layout,
             purpose: Purpose::Step,
             step: 0,
+            ready: 0,
             furthest: 0,
             servers: (0..servers).map(|_| Server::default()).collect(),
             owed: vec![false; blocks],
@@ -90,12 +93,17 @@ impl Exchange {
 
     /// Begins an exchange with all blocks. The one before is over, or was given up.
     pub fn begin(&mut self, purpose: Purpose, step: u64) {
-        (self.purpose, self.step, self.furthest) = (purpose, step, step);
+        (self.purpose, self.step, self.ready, self.furthest) = (purpose, step, 0, step);
         self.owed.fill(true);
         self.unanswered = self.owed.len();
         for (index, server) in (0..).zip(&mut self.servers) {
             server.queue.begin(self.layout.owned_by(index));
         }
+    }
+
+    /// Lets only those blocks leave whose elements are all at or after `first` in the flat space.
+    pub fn set_ready(&mut self, first: usize) {
+        self.ready = first.div_ceil(self.layout.block_elements()) as u32;
     }
 
     /// Records new streams to a server. What the streams before them took along is sent again.
@@ -124,7 +132,7 @@ impl Exchange {
     pub fn next_to_send(&mut self, server: u32) -> Option<Outgoing> {
         let Server { queue, width, window, .. } = &mut self.servers[server as usize];
         let window = if self.purpose == Purpose::Step { *window } else { usize::MAX };
-        let block = queue.next(window)?;
+        let block = queue.next(window, self.ready)?;
         Some(Outgoing { block, lane: self.layout.lane(block, *width) })
     }
 

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use self::assigned_batches::AssignedBatches;
@@ -18,6 +18,7 @@ use super::coder::Coder;
 use super::config::SessionConfig;
 use super::error::{ClientError, is_retryable};
 use super::exchange::{Exchange, Purpose};
+use super::gradual_step::Ready;
 use super::lane::Event;
 use super::link::Link;
 use crate::batch::sharing::{Share, Work};
@@ -118,6 +119,12 @@ impl AsyncSession {
         self.links.iter().map(|link| link.epoch).max().unwrap_or(0)
     }
 
+    /// Returns the elements of a block: gradients leave in units of so many.
+    #[must_use]
+    pub fn block_elements(&self) -> usize {
+        self.layout.block_elements()
+    }
+
     /// The first step that the servers do not have from this trainer; above 0 after a restart. In an elastic job the
     /// one that the others are at.
     #[must_use]
@@ -179,7 +186,27 @@ impl AsyncSession {
     /// said all the same.
     pub async fn exchange(&mut self, step: u64) -> Result<u64, ClientError> {
         let start = Instant::now();
-        let settled = match self.settle(Purpose::Step, step).await? {
+        let settled = self.settle(Purpose::Step, step).await?;
+        self.complete(step, settled, start).await
+    }
+
+    /// As [`AsyncSession::exchange`], while the gradients are still being computed; it waits from when the last one is
+    /// `ready`. The gradients before the first that is ready may be written meanwhile.
+    ///
+    /// # Errors
+    /// As [`AsyncSession::exchange`], and [`ClientError::Interrupted`] if the step is given up.
+    pub(super) async fn exchange_gradually(
+        &mut self,
+        step: u64,
+        ready: &mut watch::Receiver<Ready>,
+    ) -> Result<u64, ClientError> {
+        let (settled, complete) = self.settle_gradually(step, ready).await?;
+        self.complete(step, settled, complete).await
+    }
+
+    /// Ends a step in which the trainer has waited since `start`.
+    async fn complete(&mut self, step: u64, settled: Settled, start: Instant) -> Result<u64, ClientError> {
+        let settled = match settled {
             Settled::Done if step + 1 == self.config.total_steps && !self.config.elastic => self.conclude().await?,
             settled => settled,
         };

@@ -23,6 +23,8 @@ const CODED_STEPS: u64 = 6;
 const HELD_TWICE: Duration = Duration::from_secs(8);
 /// One in so many models has several full blocks on each server.
 const LARGE: u64 = 25;
+/// In one of so many dense jobs gradients leave while others are still being computed.
+const GRADUAL: u64 = 5;
 /// A fault that lasts as long is never mended.
 pub const FOR_GOOD: Duration = Duration::from_secs(86_400);
 /// In so much time a server does some file operations.
@@ -56,6 +58,8 @@ pub struct Plan {
     pub tables: bool,
     /// Streams of a trainer to each server, as far as that has blocks.
     pub connections: u32,
+    /// Gradients leave while others are still being computed.
+    pub gradual: bool,
     /// Longest time that a trainer computes for a step, in ms.
     pub compute: u64,
     pub weather: Weather,
@@ -192,6 +196,7 @@ impl Plan {
             kernels: chance.random_bool(0.7),
             tables: seed % TABLES == 3 && !large,
             connections: 1,
+            gradual: false,
             compute: [0, 10, 100, 400][chance.random_range(0..4)],
             weather: weather(chance),
             faults: Vec::new(),
@@ -235,6 +240,8 @@ impl Plan {
         if plan.checkpoint.is_some() {
             plan.faults.extend(plan.faults_of_disk());
         }
+        let is_dense = !plan.tables && plan.least.is_none() && plan.consistency.backup_trainers == 0;
+        plan.gradual = seed % GRADUAL == GRADUAL - 1 && is_dense;
         plan
     }
 
@@ -294,6 +301,7 @@ impl Plan {
             (self.consistency.backup_trainers > 0, "backup trainers"),
             (self.compression.codec != Codec::F32, "coded gradients"),
             (self.connections > 1, "several connections"),
+            (self.gradual, "gradients that leave early"),
             (self.moves, "successors at new addresses"),
             (!self.kernels, "half-open connections"),
         ];
@@ -367,6 +375,7 @@ impl Plan {
             kernels: true,
             tables: false,
             connections: 1,
+            gradual: false,
             compute: 80,
             weather: Weather { delay: 3, lost: 0.0, torn: 0.0, broken: 0.0, doubled: 0.0 },
             faults: Vec::new(),

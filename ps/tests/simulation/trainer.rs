@@ -7,10 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use psjobs_api::training::ConsistencyMode;
-use psjobs_ps::client::{AsyncSession, SessionConfig};
+use psjobs_ps::client::{AsyncSession, ClientError, GradualStep, SessionConfig};
 use psjobs_ps::network::Network as Reached;
+use psjobs_ps::shm::Mapping;
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::end::Dialer;
@@ -59,16 +61,26 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
     let mut chance = ChaCha8Rng::seed_from_u64(plan.seed ^ (u64::from(index) << 32) ^ (u64::from(incarnation) << 40));
     let mut session = AsyncSession::join(config(&job, index, incarnation), &job.model.initial()).await.map_err(told)?;
     job.begins().await;
+    let mut memory = session.map_memory().map_err(told)?;
     let mut witness = Witness::new(&job, index);
     let counts = |parameters: &[f32]| job.model.counts(parameters);
     let mut step = session.next_step();
     witness.entered(step, counts(session.parameters()))?;
     loop {
         while step < plan.steps {
-            tokio::time::sleep(Duration::from_millis(chance.random_range(0..=plan.compute))).await;
-            job.model.fill(index, step, session.gradients_mut());
-            let (sent, epoch) = (Instant::now(), session.epoch());
-            let next = session.exchange(step).await.map_err(told)?;
+            let pause = |part: u32| Duration::from_millis(chance.random_range(0..=plan.compute)) / part;
+            let (epoch, gradient) = (session.epoch(), (index, step));
+            let (sent, next);
+            if plan.gradual {
+                (session, next, sent) = exchange_gradually(&job, session, &mut memory, gradient, pause).await;
+            } else {
+                let mut pause = pause;
+                tokio::time::sleep(pause(1)).await;
+                job.model.fill(index, step, session.gradients_mut());
+                sent = Instant::now();
+                next = session.exchange(step).await;
+            }
+            let next = next.map_err(told)?;
             job.longest_wait.set(job.longest_wait.get().max(sent.elapsed()));
             job.network.wires().trace.tell(format_args!("{host:?} did step {step}, goes on with {next}"));
             // A process before this one may have done this step on servers that went back.
@@ -94,6 +106,30 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
         witness.entered(step, counts(session.parameters()))?;
     }
     session.leave(true, plan.steps, [("loss".to_owned(), 0.5)].into()).await.map_err(told)
+}
+
+/// Makes a step whose gradient is computed in three parts, from the back, each of which leaves when it is there. Returns the
+/// time of the last one, too.
+async fn exchange_gradually(
+    job: &Job,
+    session: AsyncSession,
+    memory: &mut Mapping,
+    (index, step): (u32, u64),
+    mut pause: impl FnMut(u32) -> Duration,
+) -> (AsyncSession, Result<u64, ClientError>, Instant) {
+    const PARTS: u32 = 3;
+    let mut gradient = vec![0.0; memory.elements()];
+    job.model.fill(index, step, &mut gradient);
+    let mut under_way = GradualStep::begin(session, &Handle::current(), step, gradient.len());
+    for part in (0..PARTS as usize).rev() {
+        tokio::time::sleep(pause(PARTS)).await;
+        let first = gradient.len() * part / PARTS as usize;
+        memory.gradients_mut()[first..].copy_from_slice(&gradient[first..]);
+        under_way.offer(first);
+    }
+    let sent = Instant::now();
+    let (session, next) = under_way.end().await;
+    (session, next, sent)
 }
 
 pub fn told(error: impl std::error::Error) -> Failure {

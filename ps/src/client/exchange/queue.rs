@@ -16,12 +16,13 @@ impl Queue {
         self.in_flight.clear();
     }
 
-    /// The next block that leaves, back layers first, if fewer than `window` are on their way.
-    pub fn next(&mut self, window: usize) -> Option<u32> {
+    /// The next block that leaves, back layers first, if fewer than `window` are on their way. Blocks before `first` stay.
+    pub fn next(&mut self, window: usize, first: u32) -> Option<u32> {
         if self.in_flight.len() >= window {
             return None;
         }
-        let block = self.to_send.pop_last()?;
+        let block = self.to_send.last().copied().filter(|block| *block >= first)?;
+        self.to_send.remove(&block);
         self.in_flight.insert(block);
         Some(block)
     }
@@ -45,7 +46,7 @@ mod tests {
     fn what_a_broken_connection_took_along_leaves_again_in_its_turn() {
         let mut queue = Queue::default();
         queue.begin(0..6);
-        let sent = |queue: &mut Queue| std::iter::from_fn(|| queue.next(4)).collect::<Vec<_>>();
+        let sent = |queue: &mut Queue| std::iter::from_fn(|| queue.next(4, 0)).collect::<Vec<_>>();
         assert_eq!(sent(&mut queue), [5, 4, 3, 2]);
         assert!(sent(&mut queue).is_empty(), "the window is full");
         queue.answered(4);
@@ -57,5 +58,17 @@ mod tests {
         queue.answered(0);
         queue.lost(|_| true);
         assert!(sent(&mut queue).is_empty(), "nothing is sent again that was answered");
+    }
+
+    #[test]
+    fn a_block_waits_for_its_gradient() {
+        let mut queue = Queue::default();
+        queue.begin(0..4);
+        let sent = |queue: &mut Queue, first| std::iter::from_fn(|| queue.next(9, first)).collect::<Vec<_>>();
+        assert_eq!(sent(&mut queue, 4), [0; 0]);
+        assert_eq!(sent(&mut queue, 2), [3, 2]);
+        queue.lost(|block| block == 3);
+        assert_eq!(sent(&mut queue, 2), [3]);
+        assert_eq!(sent(&mut queue, 0), [1, 0]);
     }
 }

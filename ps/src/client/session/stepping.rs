@@ -1,5 +1,6 @@
 //! Exchanges the blocks of one step: sends gradients, takes answers.
 
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
@@ -8,6 +9,7 @@ use crate::client::coder::Coder;
 use crate::client::connecting::{Failure, schedule, unreachable, wait_until_durable};
 use crate::client::error::{ClientError, is_retryable};
 use crate::client::exchange::{Outgoing, Purpose};
+use crate::client::gradual_step::Ready;
 use crate::client::lane::Event;
 use crate::client::link::Link;
 use crate::codec::Codec;
@@ -20,26 +22,73 @@ impl AsyncSession {
     /// has answered, and opens broken streams again.
     pub(super) async fn settle(&mut self, purpose: Purpose, step: u64) -> Result<Settled, ClientError> {
         self.exchange.begin(purpose, step);
-        (0..self.links.len() as u32).for_each(|server| self.send(server));
+        self.send_all();
         while !self.exchange.is_settled() {
-            let server = match self.next_event().await? {
-                Event::Block(name, block) => {
-                    if self.exchange.receive(name, block.block, block.step) {
-                        self.take(&block)?;
-                    }
-                    name.server
-                }
-                Event::Broken(_, status) if is_late(&status) => return Ok(Settled::Rewound),
-                Event::Broken(name, status) => {
-                    if let Settled::Rewound = self.reopen(name.server, name.lane, &status).await? {
-                        return Ok(Settled::Rewound);
-                    }
-                    name.server
-                }
-            };
-            self.send(server);
+            let event = self.next_event().await?;
+            if let Settled::Rewound = self.handle(event).await? {
+                return Ok(Settled::Rewound);
+            }
         }
         Ok(Settled::Done)
+    }
+
+    /// Exchanges the gradients of `step` while they are being computed: sends those that are `ready`. Returns also when
+    /// the last one was, from which on the trainer waits.
+    pub(super) async fn settle_gradually(
+        &mut self,
+        step: u64,
+        ready: &mut watch::Receiver<Ready>,
+    ) -> Result<(Settled, Instant), ClientError> {
+        self.exchange.begin(Purpose::Step, step);
+        let mut complete = None;
+        loop {
+            if complete.is_none() {
+                let Ready::From(first) = *ready.borrow_and_update() else { return Err(ClientError::Interrupted) };
+                self.exchange.set_ready(first);
+                self.send_all();
+                complete = (first == 0).then(Instant::now);
+            }
+            if let Some(since) = complete.filter(|_| self.exchange.is_settled()) {
+                return Ok((Settled::Done, since));
+            }
+            let event = tokio::select! {
+                event = self.next_event() => event?,
+                changed = ready.changed(), if complete.is_none() => match changed {
+                    Ok(()) => continue,
+                    // The trainer's end of the step is gone.
+                    Err(_) => return Err(ClientError::Interrupted),
+                },
+            };
+            if let Settled::Rewound = self.handle(event).await? {
+                // What is still computed is of a step that is done again.
+                return Ok((Settled::Rewound, Instant::now()));
+            }
+        }
+    }
+
+    /// Carries out what an event means, and sends what may leave after it.
+    async fn handle(&mut self, event: Event) -> Result<Settled, ClientError> {
+        let server = match event {
+            Event::Block(name, block) => {
+                if self.exchange.receive(name, block.block, block.step) {
+                    self.take(&block)?;
+                }
+                name.server
+            }
+            Event::Broken(_, status) if is_late(&status) => return Ok(Settled::Rewound),
+            Event::Broken(name, status) => {
+                if let Settled::Rewound = self.reopen(name.server, name.lane, &status).await? {
+                    return Ok(Settled::Rewound);
+                }
+                name.server
+            }
+        };
+        self.send(server);
+        Ok(Settled::Done)
+    }
+
+    fn send_all(&mut self) {
+        (0..self.links.len() as u32).for_each(|server| self.send(server));
     }
 
     /// Sends what leaves for a server now.

@@ -346,6 +346,15 @@ impl ServerState {
         self.config.min_trainers.is_none() || self.config.checkpoint.is_none() || self.config.index == 0
     }
 
+    /// Returns whether this server has the state of the job, as far as any is kept: from a checkpoint or the other holder of
+    /// its blocks.
+    pub fn has_state(&self) -> bool {
+        if self.config.checkpoint.is_some() {
+            return !self.recovery.awaits_restore();
+        }
+        self.replication.as_ref().is_none_or(|replication| replication.is_given().is_some())
+    }
+
     /// Ends the job if every trainer has left well and this server decides that. No trainer of an elastic job can join
     /// from then on: it would be missing in the last checkpoint.
     pub fn end_if_done(&self, members: &mut Membership) -> bool {

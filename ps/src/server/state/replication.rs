@@ -177,12 +177,18 @@ impl Replication {
     pub async fn settled(&self) -> bool {
         loop {
             let changed = self.changed.notified();
-            let known: Option<Vec<bool>> = self.lock().values().map(Shard::restores).collect();
-            if let Some(known) = known {
-                return known.into_iter().all(|there| there);
+            if let Some(given) = self.is_given() {
+                return given;
             }
             changed.await;
         }
+    }
+
+    /// Returns whether other servers hold all state of this one, `None` until the role in every shard is known.
+    #[must_use]
+    pub fn is_given(&self) -> Option<bool> {
+        let known: Option<Vec<bool>> = self.lock().values().map(Shard::restores).collect();
+        Some(known?.into_iter().all(|there| there))
     }
 
     /// Describes the shards that only one server holds. While the model is not known, there is nothing to hold.

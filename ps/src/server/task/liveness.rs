@@ -44,9 +44,8 @@ pub async fn given_up(state: &ServerState) -> ServerError {
         let now = now();
         let (finished, news, done, alone, why, failed) = {
             let mut members = state.members();
-            // A server without its state cannot end the job: the last checkpoint may need it.
-            let has_state = state.config.checkpoint.is_none() || !state.recovery.awaits_restore();
-            let finished = if has_state { members.presume_finished(now) } else { Vec::new() };
+            // A server without the job's state cannot end it: it has neither the steps nor the last checkpoint.
+            let finished = if state.has_state() { members.presume_finished(now) } else { Vec::new() };
             let news = members.look(now);
             let done = members.done() && state.decides_the_end();
             if done && (elastic || !finished.is_empty()) {
