@@ -135,8 +135,15 @@ workloads: custom mnist text ## train every workload from its manifest to the me
 images: ## build both images, and print their sizes
 	scripts/images.sh
 
+# With the torch and the Python of the package's tests, so that nothing is fetched that is here already.
+.PHONY: image-torch
+image-torch: ## build the image of trainers that are PyTorch scripts, psjobs-torch
+	$(WITH_LIBTORCH) $(CARGO) build --locked --workspace --lib
+	scripts/python-package.sh $(TARGET)/debug/lib_native.so $(TARGET)/python
+	scripts/torch-image.sh $(TARGET)/debug/lib_native.so
+
 .PHONY: e2e
-e2e: images ## run the tests on a real cluster: KUBECONFIG's, or a new one of kind
+e2e: images image-torch ## run the tests on a real cluster: KUBECONFIG's, or a new one of kind
 	$(CARGO) test --locked --workspace --test e2e -- $(ARGS)
 
 # For example MINUTES=5 SEED=7; ARGS=--json.

@@ -21,20 +21,7 @@ image_glibc=2.36 # of debian:bookworm-slim
 worker=psjobs-worker:$version operator=psjobs-operator:$version
 [[ $variant == cpu ]] || worker+=-$variant
 
-# Arguments for docker that name the base images which stand in for those of the Dockerfiles.
-bases=()
-stand_ins() {
-  local name tag digests
-  while read -r name tag; do
-    digests=$(docker image inspect --format '{{range .RepoDigests}}{{println .}}{{end}}' "$tag" 2>/dev/null) || continue
-    ! grep -q "^${tag%:*}@" <<<"$digests" || continue
-    echo "images: $tag was made on this machine and stands in for the one of the Dockerfiles' digest" >&2
-    bases+=(--build-arg "$name=$tag")
-  done < <(sed -n 's/^ARG \([A-Z]*_IMAGE\)=\(.*\)@sha256:.*/\1 \2/p' Dockerfile.worker)
-}
-
-build() { docker build --quiet "${bases[@]}" "$@" . >/dev/null; }
-
+. scripts/base-images.sh
 [[ $compiler == docker ]] || stand_ins
 own_glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2)
 if [[ $compiler != docker && -n $own_glibc && $(printf '%s\n' "$own_glibc" "$image_glibc" | sort -V | head -1) == "$own_glibc" ]]; then

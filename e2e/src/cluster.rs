@@ -50,12 +50,12 @@ fn choose(kubeconfig_is_set: bool, of_kind: &[&str]) -> Choice {
 }
 
 impl Cluster {
-    /// Finds a cluster or creates one with `workers` nodes besides the control plane, loads the images and installs the
-    /// chart.
+    /// Finds a cluster or creates one with `workers` nodes besides the control plane, loads the operator's and the workers'
+    /// images and those of `others`, and installs the chart.
     ///
     /// # Errors
     /// If kind, docker, helm or the API server fails.
-    pub async fn prepare(workers: usize) -> Result<Self> {
+    pub async fn prepare(workers: usize, others: &[&str]) -> Result<Self> {
         env::set_current_dir(ROOT).with_context(|| format!("cannot work in {ROOT}"))?;
         let context = context(workers).await?;
         let options = KubeConfigOptions { context: Some(context.clone()), ..KubeConfigOptions::default() };
@@ -63,7 +63,7 @@ impl Cluster {
         let client = Client::try_from(config)?;
         let version = client.apiserver_version().await.with_context(|| format!("{context} does not answer"))?;
         println!("cluster: {context}, Kubernetes {}", version.git_version);
-        load_images(&context).await?;
+        load_images(&context, others).await?;
         let installed = install(&context).await?;
         Ok(Self { client, context, installed })
     }
@@ -145,14 +145,18 @@ pub fn image(program: &str) -> String {
     format!("{program}:{}", env!("CARGO_PKG_VERSION"))
 }
 
-async fn load_images(context: &str) -> Result<()> {
-    let (operator, worker) = (image("psjobs-operator"), image("psjobs-worker"));
+async fn load_images(context: &str, others: &[&str]) -> Result<()> {
+    let programs = ["psjobs-operator", "psjobs-worker"].iter().chain(others);
+    let images: Vec<String> = programs.map(|program| image(program)).collect();
+    let all = images.join(", ");
     match context.strip_prefix("kind-") {
         Some(name) => {
-            run("kind", &["load", "docker-image", &operator, &worker, "--name", name]).await?;
-            println!("images: loaded {operator} and {worker}");
+            let images = images.iter().map(String::as_str);
+            let arguments: Vec<_> = ["load", "docker-image", "--name", name].into_iter().chain(images).collect();
+            run("kind", &arguments).await?;
+            println!("images: loaded {all}");
         }
-        None => println!("images: {operator} and {worker} are expected on the nodes of {context}"),
+        None => println!("images: {all} are expected on the nodes of {context}"),
     }
     Ok(())
 }

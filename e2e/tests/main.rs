@@ -18,7 +18,7 @@ use tokio::runtime::{self, Runtime};
 use tokio::sync::RwLock;
 
 use cases::{
-    broken, elastic, failure, gpu, invalid, kubelet, mnist, nodes, operators, recovery, suspend, timing, tls,
+    broken, elastic, failure, gpu, invalid, kubelet, mnist, nodes, operators, pytorch, recovery, suspend, timing, tls,
     unschedulable, workloads,
 };
 
@@ -46,7 +46,7 @@ use Needs::{Gangs, Kind, Nothing, Workers};
 
 /// Tests that change nothing outside their namespace, except for a resource of a node that is named after the
 /// namespace: any of them may run at the same time.
-const SHARED: [(&str, Needs, Test); 18] = [
+const SHARED: [(&str, Needs, Test); 19] = [
     ("mnist_trains_and_leaves_nothing_behind", Nothing, |ns| mnist::trains(ns).boxed()),
     ("a_failing_trainer_fails_the_job_with_its_cause", Nothing, |ns| failure::cause_is_reported(ns).boxed()),
     ("a_killed_trainer_is_replaced", Nothing, |ns| recovery::killed_trainer_is_replaced(ns).boxed()),
@@ -64,6 +64,7 @@ const SHARED: [(&str, Needs, Test); 18] = [
     ("mnist_remote_runs", Nothing, |ns| workloads::mnist_remote(ns).boxed()),
     ("cartpole_runs", Nothing, |ns| workloads::cartpole(ns).boxed()),
     ("lm_runs", Nothing, |ns| workloads::lm(ns).boxed()),
+    ("a_submitted_pytorch_script_trains", Nothing, |ns| pytorch::submitted_script_trains(ns).boxed()),
     ("recsys_runs", Nothing, |ns| workloads::recsys(ns).boxed()),
     ("invalid_manifests_are_refused", Nothing, |ns| invalid::manifests_are_refused(ns).boxed()),
     ("a_running_job_keeps_its_spec", Nothing, |ns| invalid::changes_are_refused(ns).boxed()),
@@ -117,7 +118,7 @@ fn run(runtime: Runtime, mut arguments: Arguments) -> Result<ExitCode> {
     let (cluster, offers) = if arguments.list {
         (None, vec![Kind, Workers, Gangs])
     } else {
-        let cluster = Arc::new(runtime.block_on(Cluster::prepare(0))?);
+        let cluster = Arc::new(runtime.block_on(Cluster::prepare(0, &["psjobs-torch"]))?);
         let offers = runtime.block_on(offers(&cluster))?;
         (Some(cluster), offers)
     };

@@ -56,7 +56,7 @@ fn soak(arguments: &Arguments) -> Result<Verdict> {
     let length = Duration::from_secs(arguments.minutes * 60);
     let runtime = runtime::Builder::new_multi_thread().enable_all().thread_stack_size(STACK).build();
     runtime.context("cannot start a runtime")?.block_on(async {
-        let cluster = Arc::new(Cluster::prepare(2).await?);
+        let cluster = Arc::new(Cluster::prepare(2, &[]).await?);
         if arguments.logs.exists() {
             std::fs::remove_dir_all(&arguments.logs).context("the logs of the soak before")?;
         }

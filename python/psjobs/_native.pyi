@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import final
 
+VERSION: str
+
 class Error(RuntimeError): ...
 class InputError(Error): ...
 class PeerAway(Error): ...
@@ -19,6 +21,7 @@ class Environment:
     seed: int
     batch_size: int
     adaptive: bool
+    sync: bool
     optimizer: str
     @staticmethod
     def read() -> Environment: ...

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar
 
 from psjobs import _native, ending
 
@@ -88,7 +88,12 @@ class Job:
         return self._interrupt.is_set()
 
     def attach(
-        self, model: Model, optimizer: torch.optim.Optimizer | None = None, *, overlap: bool = True
+        self,
+        model: Model,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        missing: Literal["error", "zero"] | None = None,
+        overlap: bool = True,
     ) -> tuple[Model, torch.optim.Optimizer]:
         """Joins the servers with this model, and moves its trainable parameters to the memory shared with them.
 
@@ -96,6 +101,10 @@ class Job:
         the same model, and an optimizer whose `step` exchanges gradients for parameters by the job's rule. If that is not
         the rule of `optimizer`, the script's own, a warning says what to set. A script that is alone gets its own
         optimizer back, or torch's of the job's rule.
+
+        `missing` says what follows when a step's backward() reaches some parameters not at all: with "zero" their gradient
+        is zero, and a warning names each once; with "error" `step` raises InputError. By default it is an error in Sync,
+        where all trainers wait for each other to make one exact step, and zero in the other modes.
 
         With `overlap`, gradients leave while backward() still computes others, once the first two steps have shown that
         the script does not change them afterwards, as by clipping. Parameters arrive meanwhile: after backward() has
@@ -127,7 +136,10 @@ class Job:
         overlapping = Overlap(
             self._parameters, session.block_elements(), lambda first: session.offer(self._step, first), is_wanted
         )
-        return model, optimizers.ServerOptimizer(self, self._parameters, overlapping, self._environment.learning_rate)
+        is_error = self._environment.sync if missing is None else missing == "error"
+        return model, optimizers.ServerOptimizer(
+            self, self._parameters, overlapping, self._environment.learning_rate, is_error
+        )
 
     def batches(
         self, dataset: Sized | Iterable[Any], batch_size: int | None = None, *, epochs: int = 1, accumulate: int = 1, **loader: Any

@@ -25,12 +25,18 @@ class ServerOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, job: Job, parameters: Parameters, overlap: Overlap, learning_rate: Callable[[int], float]
+        self,
+        job: Job,
+        parameters: Parameters,
+        overlap: Overlap,
+        learning_rate: Callable[[int], float],
+        missing_is_error: bool,
     ) -> None:
         super().__init__([parameter.tensor for parameter in parameters.all], {"lr": learning_rate(job.step)})
         self._job, self._parameters, self._overlap = job, parameters, overlap
-        self._learning_rate = learning_rate
-        self._first = True
+        self._learning_rate, self._missing_is_error = learning_rate, missing_is_error
+        # Parameters that a warning has named.
+        self._named: set[str] = set()
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -39,15 +45,14 @@ class ServerOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One step: gradients go up, parameters come back.
 
-        Raises Error if the servers refuse, which they do for a gradient that is not finite.
+        Raises InputError if no gradient was computed, or one is missing and that is an error, and Error if the servers
+        refuse, which they do for a gradient that is not finite.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._first:
-            self._warn_of_untouched()
-            self._first = False
+        self._check_missing()
         self._parameters.collect()
         self._overlap.end_step()
         self._job._exchange(self._parameters)
@@ -65,14 +70,23 @@ class ServerOptimizer(torch.optim.Optimizer):
         self._overlap.discard()
         self._parameters.zero()
 
-    def _warn_of_untouched(self) -> None:
+    def _check_missing(self) -> None:
+        """Says which parameters backward() has not reached in this step."""
         counted = zip(self._parameters.all, self._overlap.counts, strict=True)
-        names = [parameter.name for parameter, count in counted if count == 0 and not parameter.has_gradient]
-        if len(names) == len(self._parameters.all):
+        missing = [parameter.name for parameter, count in counted if count == 0 and not parameter.has_gradient]
+        if not missing:
+            return
+        if len(missing) == len(self._parameters.all):
             raise InputError("opt.step() was called before any gradient was computed; call loss.backward() first")
-        if names:
-            text = f"no gradient reached {', '.join(names)} in the first step; freeze what the loss does not depend on"
-            warnings.warn(f"psjobs: {text}", stacklevel=4)
+        text = f"no gradient reached {', '.join(missing)} in step {self._job.step}"
+        if self._missing_is_error:
+            raise InputError(
+                f"{text}; freeze what the loss does not depend on (requires_grad_(False)), or let it count as zero by "
+                'job.attach(..., missing="zero")'
+            )
+        if not self._named.issuperset(missing):
+            self._named.update(missing)
+            warnings.warn(f"psjobs: {text}, so it counts as zero; freeze what the loss does not depend on", stacklevel=3)
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:

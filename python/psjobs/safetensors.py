@@ -12,11 +12,16 @@ from psjobs._native import InputError
 
 
 def read(file: pathlib.Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file by their names, on the CPU.
+    """The tensors of a file by their names, on the CPU. Raises InputError as `parse`."""
+    return parse(file.read_bytes(), str(file))
 
-    Raises InputError if the file is no safetensors file, is cut short, or has tensors of another type than F32.
+
+def parse(contents: bytes, file: str) -> dict[str, torch.Tensor]:
+    """The tensors in the contents of `file` by their names, on the CPU.
+
+    Raises InputError if it is no safetensors file, is cut short, or has tensors of another type than F32.
     """
-    data = bytearray(file.read_bytes())
+    data = bytearray(contents)
     begin = 8 + int.from_bytes(data[:8], "little")
     try:
         header = json.loads(data[8:begin])

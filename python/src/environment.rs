@@ -3,6 +3,7 @@
 use std::env;
 
 use psjobs_api::env::{PSJOB_ROLE, PSJOB_TRAINING};
+use psjobs_api::training::ConsistencyMode;
 use psjobs_api::{Role, Training};
 use psjobs_ps::network::Network;
 use psjobs_ps::schedule::Schedule;
@@ -83,6 +84,12 @@ impl Environment {
     #[getter]
     fn adaptive(&self) -> bool {
         self.training.batch.adaptive
+    }
+
+    /// Each step takes a gradient of every trainer.
+    #[getter]
+    fn sync(&self) -> bool {
+        self.training.consistency.mode == ConsistencyMode::Sync
     }
 
     /// `spec.training.optimizer` as JSON.

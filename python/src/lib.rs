@@ -33,4 +33,8 @@ mod _native {
     use super::session::Session;
     #[pymodule_export]
     use super::waiting::Interrupt;
+
+    /// Version of the package.
+    #[pymodule_export]
+    const VERSION: &str = env!("CARGO_PKG_VERSION");
 }

@@ -3,6 +3,7 @@
 import signal
 import time
 
+import pytest
 from conftest import DEADLINE, Jobs, interrupt, succeed
 
 TRAIN = """
@@ -78,10 +79,23 @@ def test_a_model_that_is_not_the_jobs_ends_with_code_2_and_both_shapes(jobs: Job
     assert "Traceback" not in said
 
 
-def test_parameters_without_a_gradient_are_named(jobs: Jobs) -> None:
-    job = jobs.start()
-    (said,) = succeed(job.trainer(0, script("value = loss(model[:2](x)[:, :3], y)")))
-    assert "no gradient reached 2.weight, 2.bias" in said, said
+@pytest.mark.parametrize(
+    ("mode", "attach", "is_error"),
+    [
+        ("sync", "net()", True),
+        ("sync", "net(), missing='zero'", False),
+        ("async", "net()", False),
+        ("async", "net(), missing='error'", True),
+    ],
+)
+def test_parameters_without_a_gradient_are_named(jobs: Jobs, mode: str, attach: str, is_error: bool) -> None:
+    job = jobs.start("--consistency", mode, consistency={"mode": mode.title()})
+    body = script("value = loss(model[:2](x)[:, :3], y)").replace("net()", attach)
+    trainer = job.trainer(0, body)
+    _, said = trainer.communicate(timeout=DEADLINE)
+    assert trainer.returncode == (2 if is_error else 0), said
+    assert said.count("no gradient reached 2.weight, 2.bias in step 0") == 1, said
+    assert ("missing=" in said) == is_error, said
 
 
 def test_ctrl_c_is_answered_while_the_trainer_waits_for_others(jobs: Jobs) -> None:

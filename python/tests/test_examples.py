@@ -64,3 +64,14 @@ def test_two_trainers_and_a_server_learn_mnist_from_the_example() -> None:
     assert (summary["state"], summary["trainers"], summary["servers"]) == ("Succeeded", 2, 1)
     assert summary["accuracy"] >= 0.9, summary
     assert summary["examples"] == 2 * 937 * 32, summary
+
+
+@pytest.mark.parametrize("where", [[], ["here"]], ids=["alone", "here"])
+def test_the_script_of_the_page_learns_alone_and_here(where: list[str]) -> None:
+    script = PYTORCH / ("submit_circle.py" if where else "circle.py")
+    variables = environment(PSJOBS_WORKER=program("psjobs-worker"))
+    ran = subprocess.run([sys.executable, script, *where], env=variables, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
+    assert ran.returncode == 0, ran.stderr
+    assert "accuracy 0.9" in ran.stdout, ran.stdout
+    if where:
+        assert "trainer 1 of 2" in ran.stdout and "the centre is inside: True" in ran.stdout, ran.stdout

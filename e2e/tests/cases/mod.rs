@@ -9,6 +9,7 @@ pub mod kubelet;
 pub mod mnist;
 pub mod nodes;
 pub mod operators;
+pub mod pytorch;
 pub mod recovery;
 pub mod suspend;
 pub mod timing;

@@ -149,6 +149,15 @@ impl Checkpoint {
         self.parts[0].plan.layout()
     }
 
+    /// Returns whether all blocks have the same gradients. In one that was written while trainers were at work, some blocks
+    /// may have gradients of a step that others lack.
+    #[must_use]
+    pub fn is_even(&self) -> bool {
+        let mut blocks = self.parts.iter().flat_map(Part::extents);
+        let first = blocks.next();
+        blocks.all(|block| Some(block) == first)
+    }
+
     /// The state of the elements `range` of the flat space, whatever blocks they were in. Where they
     /// were in several, the furthest of them decides about versions and steps, so that no gradient is
     /// applied twice.
@@ -277,6 +286,13 @@ impl Part {
         let tables = tables.as_chunks::<8>().0.iter().map(|n| u64::from_le_bytes(*n)).collect();
         let checksums = checksums.as_chunks::<4>().0.iter().map(|n| u32::from_le_bytes(*n)).collect();
         Ok(Self { path: path.to_owned(), file, description, plan, tables, checksums })
+    }
+
+    /// Returns version and next steps of each block.
+    fn extents(&self) -> impl Iterator<Item = (u64, &[u64])> {
+        let (blocks, trainers) = (self.plan.blocks().len(), self.description.trainers as usize);
+        let next_steps = self.tables[2 * blocks..].chunks_exact(trainers.max(1));
+        self.tables[..blocks].iter().copied().zip(next_steps)
     }
 
     fn read(&self, block: u32) -> Result<BlockState, Damage> {

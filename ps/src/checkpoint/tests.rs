@@ -80,6 +80,27 @@ fn folder() -> TempDir {
 }
 
 #[test]
+fn a_checkpoint_is_even_if_all_blocks_have_the_same_gradients() {
+    for (version, next_steps, is_even) in [(6, vec![7, 8], true), (5, vec![7, 8], false), (6, vec![6, 8], false)] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder.path();
+        let parts = (0..2).map(|server| {
+            let description = description(12, server, 2, 1);
+            let layout = description.layout().expect("lays out");
+            let mut part = PartWriter::create(folder, &description).expect("creates");
+            for block in part.blocks().to_vec() {
+                let state = state(layout.range(block), 1);
+                let other = BlockState { version, next_steps: next_steps.clone(), ..state.clone() };
+                part.put(if server == 1 { &other } else { &state }).expect("writes");
+            }
+            part.finish().expect("finishes")
+        });
+        commit(folder, parts.collect());
+        assert_eq!(Checkpoint::open(folder).expect("is whole").is_even(), is_even, "{version} {next_steps:?}");
+    }
+}
+
+#[test]
 fn what_was_written_is_read_whatever_the_number_of_servers() {
     for (elements, slots) in [(2, 0), (5, 1), (1000, 2), (600_000, 1)] {
         for servers in [1, 2, 3, 7] {

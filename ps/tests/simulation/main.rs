@@ -89,7 +89,7 @@ fn what_was_found_before_stays_mended() {
 fn seeds_that_failed_before_stay_mended() {
     let failures: Vec<String> = [
         6449, 7641, 7997, 9963, 13_575, 13_877, 16_346, 16_644, 16_906, 18_731, 18_927, 25_212, 37_134, 37_157, 37_654,
-        38_883, 49_623, 51_449, 57_034, 47_533, 60_722, 61_023, 77_695, 97_760,
+        29_404, 38_883, 49_623, 51_449, 57_034, 47_533, 60_722, 61_023, 77_695, 97_760,
     ]
     .into_iter()
     .filter_map(|seed| job::run(&Plan::new(seed), false).verdict.err().map(|why| format!("seed {seed}: {why}")))
@@ -432,6 +432,7 @@ fn sweep(from: u64, seeds: u64, run: impl Fn(u64) -> Result<(), String> + Sync) 
                 return;
             }
             if let Err(what) = run(seed) {
+                println!("seed {seed} failed: {what}");
                 failures.lock().expect("no panic").push((seed, what));
             }
             let (done, tenth) = (seed - from + 1, begun.elapsed().as_secs() / 10);

@@ -190,11 +190,15 @@ impl<'a> CheckpointSchedule<'a> {
             sync && state.config.min_trainers.is_none() && state.config.training.consistency.backup_trainers == 0;
         let repeated = lockstep && tables.is_none();
         let taken = newest.filter(|_| !repeated).map_or(0, |newest| newest.step + 1);
-        let id = CheckpointId { run, step: version.unwrap_or(now.steps).max(taken) };
+        let mut id = CheckpointId { run, step: version.unwrap_or(now.steps).max(taken) };
         // Trainers have concluded since, and that is all: no other server is needed, which may have ended.
         let only_concluded = lockstep && unchanged && when != When::Soon;
         if let Some(newest) = newest.filter(|newest| *newest == id || (only_concluded && newest.run == run)) {
-            return self.add_concluded(newest, Kept { extent: Some(now), concluded }).await;
+            // One that was written when a server was stopped may lack gradients of its last step.
+            if tables.is_some() || self.is_even(newest).await? {
+                return self.add_concluded(newest, Kept { extent: Some(now), concluded }).await;
+            }
+            id.step = id.step.max(newest.step + 1);
         }
         self.withdraw().await?;
         let epoch = state.recovery.epoch();
@@ -300,6 +304,12 @@ impl<'a> CheckpointSchedule<'a> {
             refused.get_or_insert(named);
         }
         Err(refused.unwrap_or_else(|| Status::internal("a shard has no holder")))
+    }
+
+    async fn is_even(&self, id: CheckpointId) -> Result<bool, Status> {
+        let folder = Runs::new(&self.config.folder).path(id);
+        let opened = self.config.folder.disk().work(move || Checkpoint::open(&folder)).await;
+        opened.map(|checkpoint| checkpoint.is_even()).map_err(|damage| Status::internal(damage.to_string()))
     }
 
     /// Adds trainers that have concluded since to the manifest of a complete checkpoint. Its parts stay as they are.
