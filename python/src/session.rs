@@ -32,7 +32,7 @@ pub struct Session {
 struct Live {
     // Dropped before the runtime that its tasks run on.
     state: State,
-    /// What was reported during a step, until it ends.
+    /// A report that came during a step, until that ends.
     report: Option<(u64, BTreeMap<String, f64>)>,
     /// Seconds spent waiting before the step under way.
     waiting: f64,

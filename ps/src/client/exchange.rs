@@ -25,6 +25,15 @@ pub enum Purpose {
     Entry,
 }
 
+/// The gradients of a step that are there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ready {
+    /// All of the elements from here on, in the flat space.
+    From(usize),
+    /// The rest will not come.
+    GivenUp,
+}
+
 /// The next block to send, and the number of the stream to its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outgoing {

@@ -7,16 +7,8 @@ use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::error::ClientError;
+use super::exchange::Ready;
 use super::session::AsyncSession;
-
-/// The gradients that are there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ready {
-    /// Those of the elements from here on, in the flat space.
-    From(usize),
-    /// The rest will not come.
-    GivenUp,
-}
 
 /// A step under way. Its task owns the session meanwhile, so that blocks leave and parameters arrive while the trainer
 /// computes. It ends with this value.
