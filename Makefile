@@ -95,16 +95,18 @@ lint-files: ## check format, documents, circles of files, commits and, where car
 CRDGEN ?= $(CARGO) run --locked --quiet -p psjobs-api --features crd --bin crdgen --
 
 .PHONY: generate
-generate: ## write crds/, the chart's copy and docs/reference.md from the Rust types
+generate: ## write crds/, the chart's copy and the references in docs/ from the sources
 	$(CRDGEN) > $(TARGET)/$(CRD)
 	cp $(TARGET)/$(CRD) crds/$(CRD)
 	cp $(TARGET)/$(CRD) charts/psjobs/files/$(CRD)
 	$(CRDGEN) --reference > $(TARGET)/reference.md
 	cp $(TARGET)/reference.md docs/reference.md
+	scripts/python-reference.py > $(TARGET)/python-reference.md
+	cp $(TARGET)/python-reference.md docs/python-reference.md
 
 .PHONY: check-generated
 check-generated: generate ## fail if `make generate` changes a file
-	git diff --exit-code --stat -- crds charts docs/reference.md || { echo "generated files were out of date; commit what make generate wrote" >&2; exit 1; }
+	git diff --exit-code --stat -- crds charts docs/reference.md docs/python-reference.md || { echo "generated files were out of date; commit what make generate wrote" >&2; exit 1; }
 
 .PHONY: libtorch
 libtorch: ## print the folder of libtorch 2.11, fetched if need be

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import DEADLINE, ROOT, environment, program
+from conftest import DEADLINE, ROOT, Jobs, environment, program, succeed
 
 PYTORCH = ROOT / "examples/pytorch"
 
@@ -75,3 +75,16 @@ def test_the_script_of_the_page_learns_alone_and_here(where: list[str]) -> None:
     assert "accuracy 0.9" in ran.stdout, ran.stdout
     if where:
         assert "trainer 1 of 2" in ran.stdout and "the centre is inside: True" in ran.stdout, ran.stdout
+
+
+def test_the_page_for_users_of_ddp_trains(jobs: Jobs) -> None:
+    page = (ROOT / "docs/coming-from-ddp.md").read_text()
+    ddp, ours = (block.split("```")[0] for block in page.split("```python\n")[1:3])
+    assert "DistributedDataParallel" in ddp and "DistributedDataParallel" not in ours
+    before = "model, dataset, loss_fn, epochs = net(), data, loss, 2\nfrom torch.utils.data import DataLoader\n"
+    adam = {"type": "Adam", "learningRate": 1e-3}
+    job = jobs.start("--consistency", "sync", "--optimizer", "adam", "--learning-rate", "1e-3", trainers=2, optimizer=adam)
+    said = succeed(*(job.trainer(index, f"{before}{ours}print('epochs done', job.step)") for index in range(2)))
+    assert job.server.wait(DEADLINE) == 0
+    for text in said:
+        assert "epochs done 2" in text and "is not the job's" not in text, text
