@@ -1,0 +1,299 @@
+"""Measures this package on this machine: `python -m psjobs.bench [CASE ...] [--json] [--runs N]`.
+
+Each case prints a value, a limit that is measured in the same run, and their ratio. Value and limit are medians over the
+runs, which alternate. Servers run on this machine; nothing else should.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+STEPS = 12
+"""Steps that a run measures, after some that warm up."""
+WARM = 4
+MB = 1_000_000
+
+
+@dataclass
+class Case:
+    """One row of the result."""
+
+    case: str
+    unit: str
+    value: float
+    limit: float
+    of: str
+    """What the limit is."""
+
+    @property
+    def ratio(self) -> float:
+        """Value over limit."""
+        return self.value / self.limit
+
+
+def main() -> None:
+    """Runs the cases that the command line names, by default all."""
+    parser = argparse.ArgumentParser(prog="python -m psjobs.bench", description=__doc__.splitlines()[0])
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; by default all")
+    parser.add_argument("--json", action="store_true", help="print one object a line")
+    parser.add_argument("--runs", type=int, default=5, help="how often value and limit are measured (default: 5)")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part:
+        print(json.dumps(PARTS[options.part]()))
+        return
+    unknown = set(options.cases) - CASES.keys()
+    if unknown:
+        parser.error(f"there is no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    for name in options.cases or CASES:
+        case = CASES[name](options.runs)
+        if options.json:
+            print(json.dumps({"bench": "python", **asdict(case), "ratio": case.ratio}), flush=True)
+        else:
+            print(f"{case.case:>10}  {case.value:9.3f} {case.unit}, {case.ratio:6.3f} of {case.of} ({case.limit:.3f})", flush=True)
+
+
+def alternate(runs: int, *measures: Callable[[], float]) -> list[float]:
+    """The medians of measures that take turns."""
+    found = [[measure() for measure in measures] for _ in range(runs)]
+    return [statistics.median(values) for values in zip(*found, strict=True)]
+
+
+def part(name: str, server: tuple[str, ...] | None = None, threads: int = 1, **variables: str) -> float:
+    """What a part of a case measures in a process of its own, as the one trainer of a server with these flags, if any."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PSJOB_")}
+    environment = {**inherited, "OMP_NUM_THREADS": str(threads), **variables}
+    command = [sys.executable, "-m", "psjobs.bench", "--part", name]
+    if server is None:
+        return float(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    worker = os.environ.get("PSJOBS_WORKER")
+    start = [worker] if worker else [sys.executable, "-c", "from psjobs.__main__ import worker; worker()"]
+    flags = ["serve", "--world-size", "2", "--rank", "0", "--master-port", str(port), *server]
+    environment |= {
+        "PSJOB_NAME": "bench",
+        "PSJOB_NAMESPACE": "default",
+        "PSJOB_UID": "manual",
+        "PSJOB_ROLE": "trainer",
+        "PSJOB_INDEX": "0",
+        "PSJOB_SERVERS": f"127.0.0.1:{port}",
+        "PSJOB_TRAINERS": "1",
+        "PSJOB_TRAINING": json.dumps({"consistency": {"mode": "Sync"}}),
+        "RUST_LOG": "warn",
+    }
+    with subprocess.Popen([*start, *flags], env={**inherited, "RUST_LOG": "warn"}) as serving:
+        try:
+            return float(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout)
+        finally:
+            serving.terminate()
+
+
+TCP = ("--consistency", "sync", "--no-shared-memory")
+SHARED = ("--consistency", "sync")
+
+
+def exchange(runs: int, server: tuple[str, ...], case: str) -> Case:
+    """Steps/s of 100 MB from Python."""
+    value, limit = alternate(runs, lambda: part("exchange", server), lambda: part("rpc"))
+    return Case(case, "steps/s", value, limit, "torch.distributed.rpc's over TCP")
+
+
+def small(runs: int) -> Case:
+    """Seconds of 1,000 small tensors: `step` alone, without the time that it waits for the server."""
+    value, limit = alternate(runs, lambda: part("small", SHARED), lambda: part("small-torch"))
+    return Case("small", "steps/s", value, limit, "torch's own Adam")
+
+
+def overlap(runs: int) -> Case:
+    """Step time of a model whose backward takes as long as its exchange, over the longer of the two."""
+    together, backward, alone = alternate(
+        runs, lambda: part("overlap", TCP), lambda: part("backward"), lambda: part("exchange-layers", TCP)
+    )
+    return Case("overlap", "s", together, max(backward, alone), "the longer of backward and exchange")
+
+
+CASES: dict[str, Callable[[int], Case]] = {
+    "tcp": lambda runs: exchange(runs, TCP, "tcp"),
+    "shared": lambda runs: exchange(runs, SHARED, "shared"),
+    "small": small,
+    "overlap": overlap,
+}
+
+
+def _median(step: Callable[[], None]) -> float:
+    """Median seconds of a step."""
+    seconds = []
+    for number in range(WARM + STEPS):
+        began = time.perf_counter()
+        step()
+        if number >= WARM:
+            seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+def _exchange() -> float:
+    import psjobs
+    import torch
+
+    model = torch.nn.ParameterList([torch.zeros(25 * MB // 8) for _ in range(8)])
+    _, optimizer = psjobs.join().attach(model, overlap=False)
+
+    def step() -> None:
+        for parameter in model:
+            assert parameter.grad is not None
+            parameter.grad.fill_(1e-6)
+        optimizer.step()
+
+    return 1 / _median(step)
+
+
+def _rpc() -> float:
+    """The same bytes with torch.distributed.rpc between two processes, by its TCP transport."""
+    import torch
+    import torch.distributed.rpc as rpc
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    child = os.fork()
+    rank = 1 if child else 0
+    options = rpc.TensorPipeRpcBackendOptions(_transports=["uv"], _channels=["basic"])
+    rpc.init_rpc(f"{rank}", rank=rank, world_size=2, rpc_backend_options=options)  # type: ignore[no-untyped-call]
+    found = 0.0
+    if child:
+        gradient = torch.full((25 * MB,), 1e-6)
+
+        def step() -> None:
+            rpc.rpc_sync("0", torch.add, args=(gradient, 1e-6))
+
+        found = 1 / _median(step)
+    rpc.shutdown()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return found
+
+
+def _tensors() -> torch.nn.ParameterList:
+    import torch
+
+    return torch.nn.ParameterList([torch.zeros(64) for _ in range(1000)])
+
+
+def _small() -> float:
+    import psjobs
+
+    model = _tensors()
+    job = psjobs.join()
+    _, optimizer = job.attach(model)
+    assert job._session is not None
+
+    def step() -> None:
+        sum(parameter.sum() for parameter in model).backward()
+        optimizer.step()
+
+    before = job._session.waiting()
+    each = _median(step)
+    return 1 / (each - (job._session.waiting() - before) / (WARM + STEPS))
+
+
+def _small_torch() -> float:
+    import torch
+
+    model = _tensors()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        sum(parameter.sum() for parameter in model).backward()
+        optimizer.step()
+
+    return 1 / _median(step)
+
+
+def _layers() -> tuple[torch.nn.Sequential, torch.Tensor]:
+    """Ten layers of 10 MB, and a batch whose backward takes some 100 ms."""
+    import torch
+
+    torch.manual_seed(1)
+    return torch.nn.Sequential(*(torch.nn.Linear(1600, 1600) for _ in range(10))), torch.randn(96, 1600)
+
+
+def _overlap() -> float:
+    import psjobs
+
+    model, batch = _layers()
+    _, optimizer = psjobs.join().attach(model)
+    began, seconds = 0.0, list[float]()
+
+    def step() -> None:
+        nonlocal began
+        loss = model(batch).square().mean()
+        began = time.perf_counter()
+        loss.backward()
+        optimizer.step()
+        seconds.append(time.perf_counter() - began)
+
+    _median(step)
+    return statistics.median(seconds[WARM:])
+
+
+def _exchange_layers() -> float:
+    import psjobs
+
+    model, _ = _layers()
+    _, optimizer = psjobs.join().attach(model, overlap=False)
+    began, seconds = 0.0, list[float]()
+
+    def step() -> None:
+        nonlocal began
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.fill_(1e-6)
+        began = time.perf_counter()
+        optimizer.step()
+        seconds.append(time.perf_counter() - began)
+
+    _median(step)
+    return statistics.median(seconds[WARM:])
+
+
+def _backward() -> float:
+    model, batch = _layers()
+    seconds = []
+    for _ in range(WARM + STEPS):
+        model.zero_grad(set_to_none=False)
+        loss = model(batch).square().mean()
+        began = time.perf_counter()
+        loss.backward()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[WARM:])
+
+
+PARTS: dict[str, Callable[[], float]] = {
+    "exchange": _exchange,
+    "rpc": _rpc,
+    "small": _small,
+    "small-torch": _small_torch,
+    "overlap": _overlap,
+    "exchange-layers": _exchange_layers,
+    "backward": _backward,
+}
+
+if __name__ == "__main__":
+    main()
