@@ -1,5 +1,7 @@
 //! Nodes of a kind cluster, which are containers: cordoned, stopped, disconnected, left without kubelet, and brought back.
 
+use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -15,6 +17,8 @@ use crate::wait::until;
 const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
 /// Docker network of kind.
 const NETWORK: &str = "kind";
+/// Cgroups that freeze the processes of docker's containers, in version 1.
+const FREEZER: &str = "/sys/fs/cgroup/freezer/docker";
 /// Deadline of a node's change of state: it is NotReady after 40 to 50 s, and Ready again within a minute.
 const LIMIT: Duration = Duration::from_secs(150);
 
@@ -97,7 +101,7 @@ impl LostNode {
     pub async fn lose(name: &str, loss: Loss) -> Result<Self> {
         let address = address(name).await?;
         match loss {
-            Loss::Power => run("docker", &["kill", name]).await?,
+            Loss::Power => switch_off(name).await?,
             Loss::Network => run("docker", &["network", "disconnect", NETWORK, name]).await?,
             Loss::Paused => run("docker", &["pause", name]).await?,
             Loss::Kubelet => run("docker", &["exec", name, "systemctl", "stop", "kubelet"]).await?,
@@ -140,4 +144,27 @@ impl LostNode {
         until(&nodes, &self.name, LIMIT, &format!("node {} to be Ready={ready}", self.name), is).await?;
         Ok(())
     }
+}
+
+/// Kills a node's container. With cgroups of version 1 the node's own runtime freezes a container while it starts it; a
+/// process that is frozen does not die, and docker gives up waiting for it. So what is frozen is thawed then.
+async fn switch_off(node: &str) -> Result<String> {
+    let killed = run("docker", &["kill", node]).await;
+    if killed.is_ok() {
+        return killed;
+    }
+    let id = run("docker", &["inspect", "--format", "{{.Id}}", node]).await?;
+    if thaw(&Path::new(FREEZER).join(id.trim())) == 0 {
+        return killed;
+    }
+    run("docker", &["wait", node]).await
+}
+
+/// Thaws what is frozen in a folder of cgroups; returns how many were.
+fn thaw(folder: &Path) -> usize {
+    let state = folder.join("freezer.state");
+    let is_frozen = fs::read_to_string(&state).is_ok_and(|state| state.trim() == "FROZEN");
+    let thawed = is_frozen && fs::write(&state, "THAWED").is_ok();
+    let below = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    usize::from(thawed) + below.filter(|path| path.is_dir()).map(|path| thaw(&path)).sum::<usize>()
 }

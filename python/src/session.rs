@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::process;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -246,6 +246,8 @@ impl Session {
                 State::Idle(session) => *session,
                 State::Stepping(mut under_way) => {
                     under_way.give_up();
+                    // It may be waiting for a server.
+                    self.interrupt.store(true, Ordering::Relaxed);
                     runtime.block_on(under_way.end()).0
                 }
                 State::Gone => return Err(left()),
