@@ -59,7 +59,7 @@ impl AsyncSession {
                 },
             };
             if let Settled::Rewound = self.handle(event).await? {
-                // What is still computed is of a step that is done again.
+                // The gradients that are still computed belong to a step that is done again.
                 return Ok((Settled::Rewound, Instant::now()));
             }
         }
