@@ -135,10 +135,11 @@ CASES: dict[str, Callable[[int], Case]] = {
 }
 
 
-def _median(step: Callable[[], None]) -> float:
-    """Median seconds of a step."""
+def _median(step: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> float:
+    """Median seconds of a step; `prepare` runs before each and is not measured."""
     seconds = []
     for number in range(WARM + STEPS):
+        prepare()
         began = time.perf_counter()
         step()
         if number >= WARM:
@@ -226,63 +227,53 @@ def _small_torch() -> float:
     return 1 / _median(step)
 
 
-def _layers() -> tuple[torch.nn.Sequential, torch.Tensor]:
+class _Layers:
     """Ten layers of 10 MB, and a batch whose backward takes some 100 ms."""
-    import torch
 
-    torch.manual_seed(1)
-    return torch.nn.Sequential(*(torch.nn.Linear(1600, 1600) for _ in range(10))), torch.randn(96, 1600)
+    def __init__(self) -> None:
+        import torch
+
+        torch.manual_seed(1)
+        self.model = torch.nn.Sequential(*(torch.nn.Linear(1600, 1600) for _ in range(10)))
+        self.batch = torch.randn(96, 1600)
+        self.loss = torch.zeros(())
+
+    def forward(self) -> None:
+        """Computes the loss of the batch, with gradients of zero."""
+        self.model.zero_grad(set_to_none=False)
+        self.loss = self.model(self.batch).square().mean()
+
+    def fill(self) -> None:
+        """Sets all gradients."""
+        for parameter in self.model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.fill_(1e-6)
 
 
 def _overlap() -> float:
     import psjobs
 
-    model, batch = _layers()
-    _, optimizer = psjobs.join().attach(model)
-    began, seconds = 0.0, list[float]()
+    layers = _Layers()
+    _, optimizer = psjobs.join().attach(layers.model)
 
     def step() -> None:
-        nonlocal began
-        loss = model(batch).square().mean()
-        began = time.perf_counter()
-        loss.backward()
+        layers.loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        seconds.append(time.perf_counter() - began)
 
-    _median(step)
-    return statistics.median(seconds[WARM:])
+    return _median(step, layers.forward)
 
 
 def _exchange_layers() -> float:
     import psjobs
 
-    model, _ = _layers()
-    _, optimizer = psjobs.join().attach(model, overlap=False)
-    began, seconds = 0.0, list[float]()
-
-    def step() -> None:
-        nonlocal began
-        for parameter in model.parameters():
-            assert parameter.grad is not None
-            parameter.grad.fill_(1e-6)
-        began = time.perf_counter()
-        optimizer.step()
-        seconds.append(time.perf_counter() - began)
-
-    _median(step)
-    return statistics.median(seconds[WARM:])
+    layers = _Layers()
+    _, optimizer = psjobs.join().attach(layers.model, overlap=False)
+    return _median(optimizer.step, layers.fill)
 
 
 def _backward() -> float:
-    model, batch = _layers()
-    seconds = []
-    for _ in range(WARM + STEPS):
-        model.zero_grad(set_to_none=False)
-        loss = model(batch).square().mean()
-        began = time.perf_counter()
-        loss.backward()
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds[WARM:])
+    layers = _Layers()
+    return _median(lambda: layers.loss.backward(), layers.forward)  # type: ignore[no-untyped-call]
 
 
 PARTS: dict[str, Callable[[], float]] = {

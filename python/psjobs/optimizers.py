@@ -72,6 +72,8 @@ class ServerOptimizer(torch.optim.Optimizer):
 
     def _check_missing(self) -> None:
         """Says which parameters backward() has not reached in this step."""
+        if all(self._overlap.counts):
+            return
         counted = zip(self._parameters.all, self._overlap.counts, strict=True)
         missing = [parameter.name for parameter, count in counted if count == 0 and not parameter.has_gradient]
         if not missing:

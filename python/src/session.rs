@@ -202,7 +202,7 @@ impl Session {
 impl Session {
     fn with<T: Send>(&self, py: Python<'_>, read: impl FnOnce(&mut AsyncSession) -> T + Send) -> PyResult<T> {
         self.check_process()?;
-        py.detach(|| Ok(read(self.live().as_mut().ok_or_else(left)?.idle()?)))
+        py.detach(|| Ok(read(self.live().as_mut().ok_or_else(left)?.state.idle()?)))
     }
 
     fn wait<T: Send>(
@@ -213,10 +213,8 @@ impl Session {
         self.check_process()?;
         py.detach(|| {
             let mut live = self.live();
-            let live = live.as_mut().ok_or_else(left)?;
-            live.idle()?;
-            let Live { state: State::Idle(session), runtime, .. } = live else { return Err(left()) };
-            runtime.block_on(attentive(work(session), &self.interrupt))
+            let Live { state, runtime, .. } = live.as_mut().ok_or_else(left)?;
+            runtime.block_on(attentive(work(state.idle()?), &self.interrupt))
         })
     }
 
@@ -289,16 +287,16 @@ impl Drop for Session {
     }
 }
 
-impl Live {
+impl State {
     /// Returns the session while no step is under way.
     fn idle(&mut self) -> PyResult<&mut AsyncSession> {
-        match &mut self.state {
-            State::Idle(session) => Ok(session),
-            State::Stepping(_) => Err(InputError::new_err(
+        match self {
+            Self::Idle(session) => Ok(session),
+            Self::Stepping(_) => Err(InputError::new_err(
                 "gradients of this step have left for the servers already; call opt.step() after each backward(), or \
                  job.attach(..., overlap=False) if not every backward() is followed by a step",
             )),
-            State::Gone => Err(left()),
+            Self::Gone => Err(left()),
         }
     }
 }
