@@ -94,6 +94,11 @@ impl ObservedPod {
     pub fn ended(&self) -> bool {
         matches!(self.phase, PodPhase::Succeeded { .. } | PodPhase::Failed(_))
     }
+
+    /// The main container has ended well and has left a result.
+    pub fn has_result(&self) -> bool {
+        matches!(self.phase, PodPhase::Succeeded { result: Some(_), .. })
+    }
 }
 
 /// Reads a pod. `None` if it lacks the labels of a job's pod.

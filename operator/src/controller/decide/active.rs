@@ -94,6 +94,7 @@ impl Draft<'_, '_> {
         self.note_start();
         self.note_certificates();
         self.clear(ConditionType::Suspended, "Resumed");
+        self.clear(ConditionType::Completing, "ModelMissing");
         self.record_last_failure();
         self.report_losses();
 

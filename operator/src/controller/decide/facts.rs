@@ -84,11 +84,11 @@ impl<'a> Facts<'a> {
             && (self.before.done(Role::Trainer) > 0 || self.pods_of(Role::Trainer).any(|(_, pod)| ended_well(pod)))
     }
 
-    /// Tells whether server 0 has ended with a result, which it does when all trainers have left well, and what they did is
+    /// Tells whether a server has ended with a result, which each does when all trainers have left well, and what they did is
     /// kept. The members of an elastic job are not all of its trainers.
     fn training_is_over(&self) -> bool {
-        let has_result = |pod: &ObservedPod| matches!(pod.phase, PodPhase::Succeeded { result: Some(_), .. });
-        self.job.policy.elastic.is_none() && self.live(Replica::server(0)).is_some_and(has_result)
+        let mut servers = (0..self.job.servers).filter_map(|index| self.live(Replica::server(index)));
+        self.job.policy.elastic.is_none() && servers.any(ObservedPod::has_result)
     }
 
     /// Tells whether a trainer has left well, although its pod's end was not seen and will not be: the pod is gone, or is
@@ -103,10 +103,13 @@ impl<'a> Facts<'a> {
             })
     }
 
-    /// Tells whether the job needs no other pod of a replica if it loses this one: training is over.
+    /// Tells whether the job needs no other pod of a replica if it loses this one: training is over. Server 0 may have to
+    /// write the model, and servers that have ended themselves may be needed by a trainer that failed afterwards.
     pub fn is_not_missed(&self, replica: Replica) -> bool {
+        let has_ended = || self.live(replica).is_some_and(ObservedPod::has_result);
         match replica.role {
-            Role::Server => replica.index > 0 && self.training_is_over(),
+            Role::Server if replica.index == 0 && self.job.object.spec.checkpoint.is_some() => false,
+            Role::Server => self.training_is_over() && !has_ended(),
             Role::Trainer => self.has_left(replica),
         }
     }

@@ -31,14 +31,35 @@ impl Facts<'_> {
     /// Success so far: the main containers of as many trainers as the job asks for have ended well, now or
     /// earlier, or the work of an elastic job is done. A job that completes goes on completing.
     pub(super) fn trainers_are_done(&self) -> bool {
-        let ended_well = |pod: &ObservedPod| matches!(pod.phase, PodPhase::Succeeded { .. });
-        let is_done = |trainer| {
-            self.before.succeeded(trainer) || self.pod(trainer).is_some_and(ended_well) || self.has_left(trainer)
-        };
         let policy = &self.job.policy;
         self.prev.phase == Some(Phase::Completing)
-            || policy.success.is_reached(self.job.trainers, |index| is_done(Replica::trainer(index)))
-            || policy.success != Success::RankZero && self.work_is_over(is_done)
+            || policy.success.is_reached(self.job.trainers, |index| self.is_done(Replica::trainer(index)))
+            || policy.success != Success::RankZero && self.work_is_over(|trainer| self.is_done(trainer))
+    }
+
+    fn is_done(&self, trainer: Replica) -> bool {
+        let ended_well = |pod: &ObservedPod| matches!(pod.phase, PodPhase::Succeeded { .. });
+        self.before.succeeded(trainer) || self.pod(trainer).is_some_and(ended_well) || self.has_left(trainer)
+    }
+
+    /// Tells whether server 0 has to write the model, or may have written it and has not told so: the trainers of a job with
+    /// checkpoints are done, all of them, or the members of an elastic job.
+    fn awaits_the_model(&self) -> bool {
+        let all = || (0..self.job.trainers).all(|index| self.is_done(Replica::trainer(index)));
+        self.job.object.spec.checkpoint.is_some()
+            && self.prev.model.is_none()
+            && (self.job.policy.elastic.is_some() || all())
+    }
+
+    /// Tells whether the job cannot end yet, because server 0 has failed or is lost before it told that it wrote the model. A
+    /// new one finds all that it needs in the last checkpoint.
+    pub(super) fn lacks_the_model(&self) -> bool {
+        self.awaits_the_model()
+            && self.pod(Replica::server(0)).is_none_or(|pod| match pod.phase {
+                PodPhase::Failed(_) => true,
+                PodPhase::Succeeded { .. } => false,
+                PodPhase::Running | PodPhase::Pending => pod.deletion_deadline.is_some() || self.is_lost(pod),
+            })
     }
 
     /// Returns when the last trainer ended. The servers' time begins then, although the condition may be written some seconds
@@ -53,7 +74,8 @@ impl Facts<'_> {
 }
 
 impl Draft<'_, '_> {
-    /// Completes a job whose trainers are done: waits until the servers end by themselves, or their time is over.
+    /// Completes a job whose trainers are done: waits until the servers end by themselves, or their time is over. Server 0 has
+    /// the time that it needs to write the model.
     pub(super) fn complete(&mut self) {
         let facts = self.facts;
         self.note_start();
@@ -65,19 +87,28 @@ impl Draft<'_, '_> {
         let since = known.unwrap_or_else(|| facts.trainers_done_at());
         let deadline = after(since, facts.job.server_drain);
         let servers_ended = facts.pods_of(Role::Server).all(|(_, pod)| pod.ended() || !pod.alive);
-        if servers_ended || deadline <= facts.now {
+        let writer = facts.pod(Replica::server(0)).filter(|pod| !pod.ended() && facts.awaits_the_model());
+        if servers_ended || (deadline <= facts.now && writer.is_none()) {
             return self.succeed(servers_ended);
         }
         // The servers wait for these trainers.
         self.delete_surplus();
-        self.wake.at(deadline);
+        if deadline > facts.now {
+            self.wake.at(deadline);
+        }
+        if let Some(lost) = writer.and_then(|pod| facts.lost_at(pod)) {
+            self.wake.at(lost);
+        }
         if known.is_none() {
             self.event("Completing", "All trainers are done; waiting for the servers to end");
         }
         self.out.transient_for = Some(COMPLETING_DEBOUNCE);
         self.set_phase(Phase::Completing, "WaitingForServers".to_owned());
         let seconds = facts.job.server_drain.as_secs();
-        let message = format!("all trainers are done; the servers have {seconds} s to end");
+        let message = match writer {
+            Some(_) => "all trainers are done; server 0 writes the model".to_owned(),
+            None => format!("all trainers are done; the servers have {seconds} s to end"),
+        };
         let completing = ConditionUpdate::yes("TrainersSucceeded", message);
         conditions::set(&mut self.out.status, ConditionType::Completing, completing, since);
         self.set(ConditionType::Running, ConditionUpdate::no("TrainersSucceeded", "all trainers are done"));

@@ -80,17 +80,90 @@ fn a_server_that_starts_again_knows_the_trainers_that_have_finished() {
 }
 
 #[test]
-fn a_server_that_is_lost_after_server_0_saw_all_trainers_leave_is_not_missed() {
-    let mut cluster = running("ps: {replicas: 2}");
+fn a_server_that_is_lost_after_another_saw_all_trainers_leave_is_not_missed() {
+    for (ended, lost) in [("ps-0", "ps-1"), ("ps-1", "ps-0")] {
+        let mut cluster = running("ps: {replicas: 2}");
+        cluster.succeed("trainer-0");
+        cluster.edit(ended, |pod| pod.concluded(0));
+        let since = cluster.now;
+        cluster.edit(lost, |pod| pod.on_lost_node(since));
+        cluster.edit("trainer-1", |pod| pod.on_lost_node(since));
+        cluster.pass(60);
+        cluster.settle();
+        assert_eq!(cluster.phase(), Phase::Succeeded, "{lost} is lost");
+        assert_eq!(cluster.status.restarts, 0, "{lost} is lost");
+    }
+}
+
+#[test]
+fn server_0_alone_comes_back_for_the_model_when_another_saw_all_trainers_leave() {
+    let mut cluster = running(&format!("{CHECKPOINTS}ps: {{replicas: 2}}"));
     cluster.succeed("trainer-0");
-    cluster.edit("ps-0", |pod| pod.concluded(0));
+    cluster.edit("ps-1", |pod| pod.concluded(0));
     let since = cluster.now;
-    cluster.edit("ps-1", |pod| pod.on_lost_node(since));
+    cluster.edit("ps-0", |pod| pod.on_lost_node(since));
     cluster.edit("trainer-1", |pod| pod.on_lost_node(since));
     cluster.pass(60);
     cluster.settle();
+    assert_eq!((cluster.incarnation("ps-0"), cluster.incarnation("ps-1"), cluster.incarnation("trainer-1")), (1, 0, 0));
+    assert_eq!(cluster.finished_trainers("ps-0"), [0, 1]);
+    cluster.run_all();
+    cluster.edit("ps-0", |pod| pod.concluded(90));
+    cluster.settle();
     assert_eq!(cluster.phase(), Phase::Succeeded);
-    assert_eq!(cluster.status.restarts, 0);
+}
+
+const CHECKPOINTS: &str = "checkpoint: {volumeClaim: {size: 1Gi}}\nrunPolicy: {serverDrainSeconds: 20}\n";
+
+#[test]
+fn a_server_0_that_is_lost_before_it_told_the_model_comes_back_to_write_it() {
+    type Loss = fn(&mut Cluster);
+    let losses: [(&str, Loss); 4] = [
+        ("with its node", |cluster| {
+            let since = cluster.now;
+            cluster.edit("ps-0", |pod| pod.on_lost_node(since));
+        }),
+        ("deleted", |cluster| cluster.vanish("ps-0")),
+        ("evicted", |cluster| cluster.edit("ps-0", |pod| pod.disrupted(300))),
+        ("being stopped", |cluster| cluster.edit("ps-0", |pod| pod.failed_and_deleted(300))),
+    ];
+    for (label, lose) in losses {
+        let mut cluster = running(&format!("{CHECKPOINTS}failurePolicy: {{maxRestarts: 0}}"));
+        cluster.succeed("trainer-0");
+        cluster.succeed("trainer-1");
+        cluster.reconcile();
+        assert_eq!(cluster.phase(), Phase::Completing, "{label}");
+        lose(&mut cluster);
+        cluster.pass(400);
+        cluster.settle();
+        assert_eq!(cluster.incarnation("ps-0"), 1, "{label}");
+        assert_eq!(cluster.finished_trainers("ps-0"), [0, 1], "{label}");
+        cluster.run_all();
+        cluster.pass(3600);
+        cluster.reconcile();
+        assert_eq!(cluster.phase(), Phase::Completing, "{label}: it has the time that it needs");
+        assert!(cluster.message(ConditionType::Completing).contains("server 0 writes the model"), "{label}");
+        cluster.edit("ps-0", |pod| pod.concluded(3700));
+        cluster.settle();
+        assert_eq!(cluster.phase(), Phase::Succeeded, "{label}");
+        assert_eq!(cluster.status.restarts_counted, 0, "{label}");
+    }
+}
+
+#[test]
+fn a_job_whose_server_0_cannot_write_the_model_fails() {
+    let mut cluster = running(&format!("{CHECKPOINTS}failurePolicy: {{maxRestarts: 1}}"));
+    cluster.succeed("trainer-0");
+    cluster.succeed("trainer-1");
+    for _ in 0..2 {
+        cluster.reconcile();
+        cluster.fail("ps-0", 1);
+        cluster.pass(600);
+        cluster.settle();
+        cluster.run_all();
+    }
+    assert_eq!(cluster.phase(), Phase::Failed);
+    assert!(cluster.message(ConditionType::Failed).contains("ps-0"), "{}", cluster.message(ConditionType::Failed));
 }
 
 #[test]
