@@ -77,7 +77,7 @@ impl Job {
     /// Returns the settings that a trainer joins with.
     pub fn session(&self, trainer: u32) -> SessionConfig {
         let place = Environment { role: Role::Trainer, index: trainer, ..self.environment.clone() };
-        let tensors = vec![TensorSpec { name: "weight".into(), shape: vec![self.elements as u64] }];
+        let tensors = vec![TensorSpec::new("weight", vec![self.elements as u64])];
         SessionConfig::new(&place, tensors, 0)
     }
 }

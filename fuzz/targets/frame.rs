@@ -89,8 +89,7 @@ fn take_values(codec: i32, payload: &[u8]) {
 }
 
 fn take_tensors(join: JoinRequest) {
-    let tensors: Vec<_> =
-        join.tensors.into_iter().map(|tensor| TensorSpec { name: tensor.name, shape: tensor.shape }).collect();
+    let tensors: Vec<_> = join.tensors.into_iter().map(TensorSpec::from).collect();
     if let Ok(layout) = Layout::new(&tensors, 3) {
         let last = layout.blocks() - 1;
         assert_eq!(layout.range(last).end, layout.elements());

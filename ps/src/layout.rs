@@ -5,6 +5,9 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use crate::parameter_group::ParameterGroup;
+use crate::proto;
+
 /// Elements of a block: 1 MiB of f32, small enough to overlap sending with computing, large enough
 /// that a frame's overhead does not count.
 pub const BLOCK_ELEMENTS: usize = 256 * 1024;
@@ -14,19 +17,46 @@ pub const BLOCK_ELEMENTS: usize = 256 * 1024;
 pub const MOST_BLOCKS: usize = 1 << 17;
 
 /// A dense parameter tensor.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TensorSpec {
     /// Name, unique in the model.
     pub name: String,
     /// Length of each dimension; empty for a scalar.
     pub shape: Vec<u64>,
+    /// What the optimizer does otherwise with it.
+    #[serde(default, skip_serializing_if = "ParameterGroup::is_default")]
+    pub group: ParameterGroup,
 }
 
 impl TensorSpec {
+    /// A tensor that is trained as the job says.
+    #[must_use]
+    pub fn new(name: impl Into<String>, shape: Vec<u64>) -> Self {
+        Self { name: name.into(), shape, group: ParameterGroup::default() }
+    }
+
     /// Number of elements; `None` if it does not fit the address space.
     #[must_use]
     pub fn elements(&self) -> Option<usize> {
         self.shape.iter().try_fold(1_usize, |product, n| product.checked_mul(usize::try_from(*n).ok()?))
+    }
+}
+
+impl From<&TensorSpec> for proto::TensorSpec {
+    fn from(TensorSpec { name, shape, group }: &TensorSpec) -> Self {
+        let ParameterGroup { learning_rate_factor, weight_decay } = *group;
+        let group = (!group.is_default()).then_some(proto::ParameterGroup { learning_rate_factor, weight_decay });
+        Self { name: name.clone(), shape: shape.clone(), group }
+    }
+}
+
+impl From<proto::TensorSpec> for TensorSpec {
+    fn from(proto::TensorSpec { name, shape, group }: proto::TensorSpec) -> Self {
+        let group = group.map_or_else(ParameterGroup::default, |group| ParameterGroup {
+            learning_rate_factor: group.learning_rate_factor,
+            weight_decay: group.weight_decay,
+        });
+        Self { name, shape, group }
     }
 }
 
@@ -147,7 +177,7 @@ mod tests {
     use super::*;
 
     fn tensor(shape: &[u64]) -> TensorSpec {
-        TensorSpec { name: "w".into(), shape: shape.to_vec() }
+        TensorSpec::new("w", shape.to_vec())
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub mod layout;
 pub mod network;
 pub mod optimizer;
 mod owner_tasks;
+pub mod parameter_group;
 pub mod peer_role;
 pub mod proto;
 mod replication_log;

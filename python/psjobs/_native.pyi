@@ -50,7 +50,7 @@ class Session:
     def __init__(
         self,
         environment: Environment,
-        tensors: Sequence[tuple[str, Sequence[int]]],
+        tensors: Sequence[tuple[str, Sequence[int], float, float | None]],
         initial: object,
         interrupt: Interrupt,
     ) -> None: ...

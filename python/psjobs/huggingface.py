@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import torch
@@ -20,26 +21,34 @@ if "PSJOB_NAME" in os.environ:
 class Trainer(transformers.Trainer):
     """transformers' Trainer, whose model is attached to the job and whose batches are this trainer's share.
 
-    Optimizer and learning-rate schedule are the job's; those of `TrainingArguments` have no effect. What the Trainer logs
-    as numbers, as `loss`, is reported to the job. `job` is its place.
+    Optimizer and learning-rate schedule are the job's; of `TrainingArguments` only which parameters have no weight decay
+    counts, and a warning says what to set to have the rest. What the Trainer logs as numbers, as `loss`, is reported to the
+    job. `job` is its place. A script that is alone trains as with transformers' own.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.job = psjobs.join()
+        self._is_attached = False
         super().__init__(*args, **kwargs)
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """Attaches the model, the first time."""
-        if self.optimizer is None:
+        if not self._is_attached:
             model = self.model if model is None else model
             if model is None:
                 raise psjobs.InputError("the Trainer has no model; give it one")
-            _, self.optimizer = self.job.attach(model)
+            _, self.optimizer = self.job.attach(model, super().create_optimizer(model))
+            self._is_attached = True
+        assert self.optimizer is not None
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LambdaLR:
-        """A schedule that changes nothing: the job has its own."""
-        if self.lr_scheduler is None:
+        """In a job, a schedule that changes nothing: the job has its own."""
+        if self.job.alone:
+            return super().create_scheduler(num_training_steps, optimizer)
+        if not isinstance(self.lr_scheduler, _Unchanged):
+            if self.lr_scheduler is not None:
+                warnings.warn("psjobs: the Trainer's schedule has no effect; set spec.training.schedule", stacklevel=2)
             self.lr_scheduler = _Unchanged(optimizer or self.create_optimizer())
         return self.lr_scheduler
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from psjobs.batches import SharedLoader
+    from psjobs.parameter_groups import Group
     from psjobs.parameters import Parameters
 
     Model = TypeVar("Model", bound=torch.nn.Module)
@@ -99,8 +101,10 @@ class Job:
 
         The parameters take the values that the servers have, or give them theirs if this trainer is the first. Returns
         the same model, and an optimizer whose `step` exchanges gradients for parameters by the job's rule. If that is not
-        the rule of `optimizer`, the script's own, a warning says what to set. A script that is alone gets its own
-        optimizer back, or torch's of the job's rule.
+        the rule of `optimizer`, the script's own, a warning says what to set. Its parameter groups count: what they differ
+        in, learning rate as a factor on the job's and weight decay, holds at the servers, unless the job has groups of its
+        own (`spec.training.optimizer.groups`). A script that is alone gets its own optimizer back, or torch's of the job's
+        rule.
 
         `missing` says what follows when a step's backward() reaches some parameters not at all: with "zero" their gradient
         is zero, and a warning names each once; with "error" `step` raises InputError. By default it is an error in Sync,
@@ -110,9 +114,10 @@ class Job:
         the script does not change them afterwards, as by clipping. Parameters arrive meanwhile: after backward() has
         computed a parameter's gradient, the step must not read its values any more, as through `detach()`.
 
-        Raises InputError if the model cannot be trained or is not the job's, PeerAway if a server stays away.
+        Raises InputError if the model cannot be trained or is not the job's, or the optimizer has parameters that are not
+        the model's, PeerAway if a server stays away.
         """
-        from psjobs import optimizers, parameters
+        from psjobs import optimizers, parameter_groups, parameters
         from psjobs.overlap import Overlap
 
         if self._parameters is not None:
@@ -121,10 +126,14 @@ class Job:
         if self.alone and optimizer is not None:
             return model, optimizers.counted(optimizer, self)
         if self.alone:
-            return model, optimizers.alone((tensor for _, tensor in self._parameters.named), self._environment, self)
+            return model, optimizers.alone(self._parameters, self._environment, self)
+        named = self._parameters.named
+        groups = parameter_groups.of_job(named, self._environment)
         if optimizer is not None:
             optimizers.compare(optimizer, self._environment)
-        self._session = self._enter(self._parameters)
+            if not any(group != parameter_groups.Group() for group in groups):
+                groups = parameter_groups.of_script(named, optimizer)
+        self._session = self._enter(self._parameters, groups)
         self._step = self._resume = self._session.next_step()
         self._parameters.place(self._session)
         import torch
@@ -137,9 +146,10 @@ class Job:
             self._parameters, session.block_elements(), lambda first: session.offer(self._step, first), is_wanted
         )
         is_error = self._environment.sync if missing is None else missing == "error"
-        return model, optimizers.ServerOptimizer(
-            self, self._parameters, overlapping, self._environment.learning_rate, is_error
-        )
+        rate = self._environment.learning_rate
+        weight_decay = json.loads(self._environment.optimizer)["weightDecay"]
+        shown = parameter_groups.settings(named, groups, rate(self._step), weight_decay)
+        return model, optimizers.ServerOptimizer(self, self._parameters, overlapping, rate, is_error, shown)
 
     def batches(
         self, dataset: Sized | Iterable[Any], batch_size: int | None = None, *, epochs: int = 1, accumulate: int = 1, **loader: Any
@@ -217,10 +227,11 @@ class Job:
         else:
             ending.tell(self, error)
 
-    def _enter(self, parameters: Parameters) -> _native.Session:
+    def _enter(self, parameters: Parameters, groups: list[Group]) -> _native.Session:
         shapes = parameters.shapes()
+        tensors = [(name, shape, *group) for (name, shape), group in zip(shapes, groups, strict=True)]
         try:
-            return _native.Session(self._environment, shapes, parameters.initial(), self._interrupt)
+            return _native.Session(self._environment, tensors, parameters.initial(), self._interrupt)
         except _native.InputError as error:
             listed = ", ".join(f"{name} {shape}" for name, shape in shapes)
             raise _native.InputError(f"{error}; this trainer's parameters are {listed}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import lightning.pytorch as lightning
@@ -14,8 +15,9 @@ import psjobs
 class Strategy(SingleDeviceStrategy):
     """Trains the module's parameters on the job's servers, with this trainer's share of the training data.
 
-    Optimizer and learning-rate schedule are the job's; what `configure_optimizers` returns has no effect. Metrics that the
-    module logs are reported to the job at the end of each epoch. `job` is its place.
+    Optimizer and learning-rate schedule are the job's; of what `configure_optimizers` returns the parameter groups count, and
+    a warning says what to set to have the rest. Metrics that the module logs are reported to the job at the end of each
+    epoch. `job` is its place. A script that is alone trains as without the strategy.
     """
 
     strategy_name = "psjobs"
@@ -28,9 +30,15 @@ class Strategy(SingleDeviceStrategy):
         """Attaches the module."""
         if trainer.lightning_module is None:
             raise psjobs.InputError("the strategy has no module; give one to trainer.fit")
-        _, optimizer = self.job.attach(trainer.lightning_module)
+        super().setup_optimizers(trainer)
+        if len(self.optimizers) != 1:
+            count = len(self.optimizers)
+            raise psjobs.InputError(f"a job has one optimizer, configure_optimizers returns {count}; return one")
+        _, optimizer = self.job.attach(trainer.lightning_module, self.optimizers[0])
         self.optimizers = [optimizer]
-        self.lr_scheduler_configs = []
+        if not self.job.alone and self.lr_scheduler_configs:
+            warnings.warn("psjobs: the module's learning-rate schedule has no effect; set spec.training.schedule", stacklevel=2)
+            self.lr_scheduler_configs = []
 
     def process_dataloader(self, dataloader: object) -> object:
         """Shares out the data that is trained on, which is shuffled; what is validated or tested on stays whole."""

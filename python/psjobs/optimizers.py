@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
 from psjobs._native import Environment, InputError
+from psjobs.parameter_groups import of_job, settings
 
 if TYPE_CHECKING:
     from psjobs.job import Job
@@ -21,7 +22,8 @@ class ServerOptimizer(torch.optim.Optimizer):
     """Sends gradients to the servers, which run the job's optimizer, and takes the parameters that come back.
 
     `step` sets the gradients to zero, so a loop needs no `zero_grad`; without `step` they add up, as ever. `lr` in its
-    parameter group shows the job's learning rate; what a script writes there changes nothing.
+    parameter groups shows the job's learning rate; what a script writes there, as a schedule does, changes nothing and is
+    warned of.
     """
 
     def __init__(
@@ -31,10 +33,13 @@ class ServerOptimizer(torch.optim.Optimizer):
         overlap: Overlap,
         learning_rate: Callable[[int], float],
         missing_is_error: bool,
+        groups: list[dict[str, Any]],
     ) -> None:
-        super().__init__([parameter.tensor for parameter in parameters.all], {"lr": learning_rate(job.step)})
+        super().__init__(groups, {})
+        self._shown = [group["lr"] for group in self.param_groups]
         self._job, self._parameters, self._overlap = job, parameters, overlap
         self._learning_rate, self._missing_is_error = learning_rate, missing_is_error
+        self._is_warned_of_rates = False
         # Parameters that a warning has named.
         self._named: set[str] = set()
 
@@ -52,6 +57,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._check_rates()
         self._check_missing()
         self._parameters.collect()
         self._overlap.end_step()
@@ -59,7 +65,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         self._parameters.take()
         self._parameters.zero()
         self._overlap.begin_step()
-        self.param_groups[0]["lr"] = self._learning_rate(self._job.step)
+        self._show_rates()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -69,6 +75,20 @@ class ServerOptimizer(torch.optim.Optimizer):
         """
         self._overlap.discard()
         self._parameters.zero()
+
+    def _show_rates(self) -> None:
+        rate = self._learning_rate(self._job.step)
+        for group in self.param_groups:
+            group["lr"] = rate * group["factor"]
+        self._shown = [group["lr"] for group in self.param_groups]
+
+    def _check_rates(self) -> None:
+        """Warns once of a learning rate that the script has set, as its schedule does."""
+        rates = [group["lr"] for group in self.param_groups]
+        if rates != self._shown and not self._is_warned_of_rates:
+            self._is_warned_of_rates = True
+            text = f"the script sets a learning rate of {rates[0]:g}, the job's counts, {self._shown[0]:g} in step {self._job.step}"
+            warnings.warn(f"psjobs: {text}; a schedule is set by spec.training.schedule", stacklevel=4)
 
     def _check_missing(self) -> None:
         """Says which parameters backward() has not reached in this step."""
@@ -92,8 +112,13 @@ class ServerOptimizer(torch.optim.Optimizer):
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
-    """`spec.training.optimizer` of torch's own optimizer, by its first parameter group; none for what servers do not have."""
-    group = optimizer.defaults | {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
+    """`spec.training.optimizer` of torch's own optimizer; none for what servers do not have. What its parameter groups
+    differ in is that of its defaults."""
+    group = dict(optimizer.defaults)
+    for name in group:
+        values = [group.get("initial_lr", group.get(name)) if name == "lr" else group.get(name) for group in optimizer.param_groups]
+        if all(value == values[0] for value in values):
+            group[name] = values[0]
     rule: dict[str, Any] = {"type": type(optimizer).__name__, "learningRate": float(group.get("lr", 0.0))}
     match rule["type"]:
         case "SGD" if not group["dampening"]:
@@ -120,10 +145,11 @@ def compare(optimizer: torch.optim.Optimizer, environment: Environment) -> None:
         text = f"servers have no {type(optimizer).__name__} with these arguments; the job's optimizer is {job['type']}"
         warnings.warn(f"psjobs: {text} with a learning rate of {job['learningRate']}", stacklevel=4)
         return
-    settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-    if any(other != settings[0] for other in settings):
-        text = "the parameter groups of the script's optimizer differ, and a job has one setting for all; the first counts"
-        warnings.warn(f"psjobs: {text}", stacklevel=4)
+    apart = ("params", "lr", "initial_lr", "weight_decay")
+    others = [{k: v for k, v in group.items() if k not in apart} for group in optimizer.param_groups]
+    if any(other != others[0] for other in others):
+        text = "a job's parameter groups differ in learning rate and weight decay only, those of the script in more"
+        warnings.warn(f"psjobs: {text}; the optimizer's own arguments count for all", stacklevel=4)
     if any(_differs(value, job.get(name)) for name, value in own.items()):
         said = {name: value for name, value in own.items() if name in ("type", "learningRate") or value}
         text = f"the script's optimizer is not the job's, which counts: {job['type']} with a learning rate of "
@@ -143,34 +169,35 @@ def counted(optimizer: torch.optim.Optimizer, job: Job) -> torch.optim.Optimizer
     return optimizer
 
 
-def alone(parameters: Iterable[torch.nn.Parameter], environment: Environment, job: Job) -> torch.optim.Optimizer:
-    """torch's own optimizer of the job's rule, with its schedule.
+def alone(parameters: Parameters, environment: Environment, job: Job) -> torch.optim.Optimizer:
+    """torch's own optimizer of the job's rule, with its parameter groups and its schedule.
 
     Raises InputError for FTRL, which torch does not have.
     """
     rule: dict[str, Any] = json.loads(environment.optimizer)
     kind, decay, epsilon = rule["type"], rule["weightDecay"], rule["epsilon"]
     rate, betas = environment.learning_rate(0), (rule["beta1"], rule["beta2"])
+    groups = settings(parameters.named, of_job(parameters.named, environment), rate, decay)
     optimizer: torch.optim.Optimizer
     if kind == "SGD":
         momentum, nesterov = rule["momentum"], rule["nesterov"]
-        optimizer = torch.optim.SGD(parameters, rate, momentum, weight_decay=decay, nesterov=nesterov)
+        optimizer = torch.optim.SGD(groups, rate, momentum, weight_decay=decay, nesterov=nesterov)
     elif kind == "Adam":
-        optimizer = torch.optim.Adam(parameters, rate, betas, epsilon, decay, rule["amsgrad"])
+        optimizer = torch.optim.Adam(groups, rate, betas, epsilon, decay, rule["amsgrad"])
     elif kind == "AdamW":
-        optimizer = torch.optim.AdamW(parameters, rate, betas, epsilon, decay, rule["amsgrad"])
+        optimizer = torch.optim.AdamW(groups, rate, betas, epsilon, decay, rule["amsgrad"])
     elif kind == "Adagrad":
         start = rule["initialAccumulator"]
-        optimizer = torch.optim.Adagrad(parameters, rate, rule["learningRateDecay"], decay, start, epsilon)
+        optimizer = torch.optim.Adagrad(groups, rate, rule["learningRateDecay"], decay, start, epsilon)
     elif kind == "RMSprop":
         alpha, momentum = rule["alpha"], rule["momentum"]
-        optimizer = torch.optim.RMSprop(parameters, rate, alpha, epsilon, decay, momentum, rule["centered"])
+        optimizer = torch.optim.RMSprop(groups, rate, alpha, epsilon, decay, momentum, rule["centered"])
     else:
         raise InputError(f"torch has no optimizer {kind}; run the script in a job, whose servers have it")
 
     def before(optimizer: torch.optim.Optimizer, *_: object) -> None:
         for group in optimizer.param_groups:
-            group["lr"] = environment.learning_rate(job.step)
+            group["lr"] = environment.learning_rate(job.step) * group["factor"]
 
     def after(optimizer: torch.optim.Optimizer, *_: object) -> None:
         optimizer.zero_grad()

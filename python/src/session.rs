@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use psjobs_ps::batch::sharing::Work;
 use psjobs_ps::client::{AsyncSession, ClientError, GradualStep, SessionConfig, TensorSpec};
+use psjobs_ps::parameter_group::ParameterGroup;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -48,18 +49,22 @@ enum State {
 
 #[pymethods]
 impl Session {
-    /// Joins the job: `tensors` are names and shapes, sorted by name; `initial` their values, flat f32, for servers that
-    /// have none yet.
+    /// Joins the job: `tensors` are names, shapes, factors on the learning rate, and weight decays where they are not the
+    /// job's; `initial` their values, flat f32, for servers that have none yet.
     #[new]
     fn new(
         py: Python<'_>,
         environment: &Environment,
-        tensors: Vec<(String, Vec<u64>)>,
+        tensors: Vec<(String, Vec<u64>, f64, Option<f64>)>,
         initial: PyBuffer<f32>,
         interrupt: &Interrupt,
     ) -> PyResult<Self> {
         let job = environment.job.as_ref().ok_or_else(|| Error::new_err("this trainer is alone"))?;
-        let tensors = tensors.into_iter().map(|(name, shape)| TensorSpec { name, shape }).collect();
+        let tensors = tensors.into_iter().map(|(name, shape, learning_rate_factor, weight_decay)| {
+            let group = ParameterGroup { learning_rate_factor, weight_decay };
+            TensorSpec { name, shape, group }
+        });
+        let tensors = tensors.collect();
         let config = SessionConfig {
             network: environment.network.clone(),
             interrupt: Arc::clone(&interrupt.0),

@@ -248,3 +248,96 @@ def test_with_an_adaptive_batch_a_slow_trainer_reads_less_and_no_example_is_left
         read = [int(row) for step in [*fast[part], *slow[part]] for row in step]
         assert sorted(read) == list(range(96)), epoch
     assert len(slow[-1]) < len(fast[-1]), (slow[-1], fast[-1])
+
+
+GROUPS = """
+job = psjobs.join()
+raw = net()
+bias = [p for name, p in raw.named_parameters() if name.endswith("bias")]
+weight = [p for name, p in raw.named_parameters() if name.endswith("weight")]
+own = torch.optim.OPTIMIZER([{"params": weight}, {"params": bias, "lr": LR / 4, "weight_decay": 0.0}], lr=LR, weight_decay=0.125)
+model, opt = job.attach(raw, own)
+for number, (x, y) in enumerate(job.batches(data, 8, epochs=2, accumulate=ACCUMULATE)):
+    (loss(model(x), y) / ACCUMULATE).backward()
+    if (number + 1) % ACCUMULATE == 0:
+        opt.step()
+print("groups", *(group["lr"] for group in opt.param_groups), *(group["weight_decay"] for group in opt.param_groups))
+save(model)
+"""
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["SGD", "Adam"])
+def test_parameter_groups_hold_at_the_servers(jobs: Jobs, optimizer: dict[str, Any]) -> None:
+    kind, rate = optimizer["type"], optimizer["learningRate"]
+    rule = {**optimizer, "weightDecay": 0.125}
+
+    def grouped(accumulate: int) -> str:
+        replaced = GROUPS.replace("OPTIMIZER", kind).replace("LR", str(rate))
+        return replaced.replace("ACCUMULATE", str(accumulate))
+
+    two = jobs.start(*flags(optimizer), "--weight-decay", "0.125", trainers=2, optimizer=rule)
+    one = jobs.start(*flags(optimizer), "--weight-decay", "0.125", trainers=1, optimizer=rule)
+    # The same groups as the job's own.
+    groups = [{"parameters": "*bias", "learningRateFactor": 0.25, "weightDecay": 0}]
+    spec = jobs.start(*flags(optimizer), "--weight-decay", "0.125", trainers=1, optimizer={**rule, "groups": groups})
+    said = succeed(two.trainer(0, grouped(1)), two.trainer(1, grouped(1)), one.trainer(0, grouped(2)), spec.trainer(0, script(2)))
+    for text in said[:3]:
+        assert f"groups {rate} {rate / 4} 0.125 0.0" in text, text
+        assert "psjobs: " not in text, "the script's optimizer is the job's"
+    assert same(two.folder / "model-0.pt", two.folder / "model-1.pt")
+    assert same(two.folder / "model-0.pt", one.folder / "model-0.pt")
+    assert same(two.folder / "model-0.pt", spec.folder / "model-0.pt")
+    # torch's own optimizer with these groups, alone: it rounds otherwise.
+    file = two.folder / "alone.py"
+    file.write_text(PRELUDE + grouped(2).replace("opt.step()", "opt.step(); opt.zero_grad()"))
+    variables = {"SAVE": str(two.folder / "alone.pt")}
+    subprocess.run([sys.executable, file], env=environment(**variables), check=True, capture_output=True)
+    ours, torchs = (torch.load(two.folder / name) for name in ("model-0.pt", "alone.pt"))
+    for name in ours:
+        assert torch.allclose(ours[name], torchs[name], rtol=1e-4, atol=1e-5), name
+    # The groups matter.
+    plain = jobs.start(*flags(optimizer), "--weight-decay", "0.125", trainers=1, optimizer=rule)
+    succeed(plain.trainer(0, script(2)))
+    assert not same(two.folder / "model-0.pt", plain.folder / "model-0.pt")
+
+
+def test_trainers_with_other_parameter_groups_are_refused(jobs: Jobs) -> None:
+    job = jobs.start(*flags(SGD), trainers=2, optimizer=SGD)
+    other = GROUPS.replace("OPTIMIZER", "SGD").replace("LR", "0.1").replace("ACCUMULATE", "1")
+    first = job.trainer(0, other.replace("for number", "print('attached', flush=True)\nfor number"))
+    assert first.stdout is not None
+    assert any(line.startswith("attached") for line in first.stdout)
+    second = job.trainer(1, script(1))
+    _, said = second.communicate(timeout=DEADLINE)
+    assert second.returncode == 2, said
+    assert "the parameter group of 0.weight: in the job it has 1 times the job's learning rate and weight decay 0.125" in said, said
+
+
+LEFT_OUT = """
+job = psjobs.join()
+raw = net()
+OWN
+model, opt = job.attach(raw, own)
+before = {name: value.clone() for name, value in model.state_dict().items()}
+for x, y in job.batches(data, 8):
+    loss(model(x), y).backward()
+    opt.step()
+    schedule.step()
+print("moved", *(name for name, value in model.state_dict().items() if not torch.equal(value, before[name])))
+"""
+
+
+def test_what_the_scripts_optimizer_lacks_stays_and_its_schedule_is_warned_of(jobs: Jobs) -> None:
+    job = jobs.start("--learning-rate", "0.1", optimizer=SGD)
+    own = "own = torch.optim.SGD(raw[2].parameters(), lr=0.1)\nschedule = torch.optim.lr_scheduler.StepLR(own, 1)"
+    moved = LEFT_OUT.replace("OWN", own).replace("raw, own)", "raw, own)\nschedule = torch.optim.lr_scheduler.StepLR(opt, 1)")
+    (said,) = succeed(job.trainer(0, moved))
+    assert "moved 2.weight 2.bias\n" in said, said
+    assert "does not have 0.weight, 0.bias, so they stay as they are" in said, said
+    assert said.count("the script sets a learning rate of 0.01, the job's counts, 0.1 in step 1") == 1, said
+    job = jobs.start("--learning-rate", "0.1", optimizer=SGD)
+    foreign = "own = torch.optim.SGD([*raw.parameters(), nn.Parameter(torch.ones(5))], lr=0.1)"
+    trainer = job.trainer(0, LEFT_OUT.replace("OWN", foreign))
+    _, said = trainer.communicate(timeout=DEADLINE)
+    assert trainer.returncode == 2, said
+    assert "the optimizer has 1 parameters that the model does not have, of shapes [5]" in said, said

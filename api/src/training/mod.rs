@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 pub use batch::Batch;
 pub use compression::{Codec, Compression};
 pub use consistency::{Consistency, ConsistencyMode, NonFinite, Staleness, StalenessPolicy};
-pub use optimizer::{Optimizer, OptimizerKind};
+pub use optimizer::{Optimizer, OptimizerGroup, OptimizerKind};
 pub use schedule::{Schedule, ScheduleKind};
 
 /// How the job trains: consistency, optimizer, batch size and seed. Every process of the job gets

@@ -27,6 +27,10 @@ use super::{TrainingError, in_range};
         "message": "spec.training.optimizer: FTRL has no weightDecay; write l2 instead",
     },
     {
+        "rule": "self.type != 'FTRL' || !has(self.groups) || self.groups.all(group, !has(group.weightDecay) || group.weightDecay == 0.0)",
+        "message": "spec.training.optimizer.groups: FTRL has no weightDecay; remove it",
+    },
+    {
         "rule": "self.type in ['Adam', 'AdamW'] || (self.beta1 == 0.9 && self.beta2 == 0.999 && !self.amsgrad)",
         "message": "spec.training.optimizer: beta1, beta2 and amsgrad are arguments of Adam and AdamW; remove them, or use one of these types",
     },
@@ -114,6 +118,49 @@ pub struct Optimizer {
     #[serde(default)]
     #[schemars(range(min = 0.0, max = 1000.0))]
     pub l2: f64,
+    /// Parameters that are trained otherwise, as biases without weight decay. The first group that a
+    /// parameter's name matches holds for it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub groups: Vec<OptimizerGroup>,
+}
+
+/// Parameters that the optimizer treats otherwise. Example: `{parameters: "*.bias", weightDecay: 0}`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct OptimizerGroup {
+    /// Which parameters, by name; `*` stands for any characters.
+    #[schemars(length(min = 1, max = 256))]
+    pub parameters: String,
+    /// Factor on learningRate, whose schedule holds for all groups; 0 keeps the parameters as they are. Default 1.
+    #[serde(default = "default_learning_rate_factor")]
+    #[schemars(range(min = 0.0, max = 1000.0))]
+    pub learning_rate_factor: f64,
+    /// Instead of the optimizer's weightDecay. Default: that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1000.0))]
+    pub weight_decay: Option<f64>,
+}
+
+impl OptimizerGroup {
+    /// Returns whether a parameter's name matches.
+    #[must_use]
+    pub fn matches(&self, name: &str) -> bool {
+        let mut parts = self.parameters.split('*');
+        let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else { return false };
+        let mut parts = parts.peekable();
+        if parts.peek().is_none() {
+            return rest.is_empty();
+        }
+        while let Some(part) = parts.next() {
+            if parts.peek().is_none() {
+                return rest.ends_with(part);
+            }
+            let Some(at) = rest.find(part) else { return false };
+            rest = &rest[at + part.len()..];
+        }
+        true
+    }
 }
 
 /// Which optimizer the servers run.
@@ -171,6 +218,14 @@ impl Optimizer {
             in_range(field, value, low, high, example)?;
         }
         self.takes_its_arguments()?;
+        for OptimizerGroup { parameters, learning_rate_factor, weight_decay } in &self.groups {
+            if parameters.is_empty() {
+                let advice = "write which parameters it is for, for example \"*.bias\"";
+                return TrainingError::refuse("optimizer.groups", "a group names no parameters", advice);
+            }
+            in_range("optimizer.groups.learningRateFactor", *learning_rate_factor, 0.0, 1000.0, "0.1")?;
+            in_range("optimizer.groups.weightDecay", weight_decay.unwrap_or(0.0), 0.0, 1000.0, "0")?;
+        }
         if self.nesterov && self.momentum == 0.0 {
             let advice = "set momentum above 0, for example 0.9, or remove nesterov";
             return TrainingError::refuse("optimizer.nesterov", "nesterov needs momentum", advice);
@@ -197,6 +252,11 @@ impl Optimizer {
             ("optimizer.beta", self.beta != default.beta, &[Ftrl]),
             ("optimizer.l1", self.l1 != 0.0, &[Ftrl]),
             ("optimizer.l2", self.l2 != 0.0, &[Ftrl]),
+            (
+                "optimizer.groups.weightDecay",
+                self.groups.iter().any(|group| group.weight_decay.is_some_and(|decay| decay != 0.0)),
+                &[Sgd, Adam, AdamW, Adagrad, RmsProp],
+            ),
         ] {
             if given && !kinds.contains(&self.kind) {
                 let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
@@ -213,6 +273,9 @@ const BELOW_1: f64 = 0.999_999;
 
 fn default_learning_rate() -> f64 {
     0.01
+}
+fn default_learning_rate_factor() -> f64 {
+    1.0
 }
 fn default_beta1() -> f64 {
     0.9
@@ -249,6 +312,7 @@ impl Default for Optimizer {
             beta: default_beta(),
             l1: 0.0,
             l2: 0.0,
+            groups: Vec::new(),
         }
     }
 }
@@ -277,10 +341,29 @@ mod tests {
             (r#"{"type":"FTRL","weightDecay":0.1}"#, "optimizer.weightDecay: FTRL has no such argument"),
             (r#"{"type":"FTRL","epsilon":0.1}"#, "optimizer.epsilon"),
             (r#"{"type":"SGD","l1":0.1}"#, "optimizer.l1"),
+            (r#"{"groups":[{"parameters":""}]}"#, "optimizer.groups: a group names no parameters"),
+            (r#"{"groups":[{"parameters":"w","learningRateFactor":-1}]}"#, "optimizer.groups.learningRateFactor"),
+            (r#"{"type":"FTRL","groups":[{"parameters":"w","weightDecay":1}]}"#, "FTRL has no such argument"),
         ] {
             let optimizer: Optimizer = serde_json::from_str(json).expect("parses");
             let error = optimizer.validate().expect_err(json).to_string();
             assert!(error.contains(field), "{json}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_star_stands_for_any_characters() {
+        for (pattern, names, others) in [
+            ("head.bias", &["head.bias"][..], &["head.bias2", "a.head.bias", ""][..]),
+            ("*.bias", &["a.bias", "a.b.bias", ".bias"], &["bias", "a.bias.b"]),
+            ("head.*", &["head.", "head.a.b"], &["head", "a.head.b"]),
+            ("*", &["", "a"], &[]),
+            ("a*b*c", &["abc", "a.b.c", "abbcc"], &["ac", "acb", "abcd", "ab"]),
+            ("a*a", &["aa", "aba"], &["a"]),
+        ] {
+            let group = OptimizerGroup { parameters: pattern.into(), learning_rate_factor: 1.0, weight_decay: None };
+            assert!(names.iter().all(|name| group.matches(name)), "{pattern}");
+            assert!(!others.iter().any(|name| group.matches(name)), "{pattern}");
         }
     }
 

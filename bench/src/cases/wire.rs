@@ -155,7 +155,7 @@ fn train(
     shared_memory: bool,
     barrier: &Barrier,
 ) -> anyhow::Result<Duration> {
-    let tensors = vec![TensorSpec { name: "weight".into(), shape: vec![elements as u64] }];
+    let tensors = vec![TensorSpec::new("weight", vec![elements as u64])];
     let config = SessionConfig::new(place, tensors, u64::from(WARM_UP + steps));
     let config = SessionConfig { shared_memory, network: Network::of(place)?, ..config };
     let mut session = Session::join(config, &vec![1.0; elements])?;

@@ -13,6 +13,7 @@ use crate::aggregation::Aggregation;
 use crate::checkpoint::BlockState;
 use crate::gradient::Gradient;
 use crate::optimizer::State;
+use crate::parameter_group::Stretch;
 use crate::replication_log::{ReplicaRole, ReplicationLog};
 use crate::training_rules::TrainingRules;
 use crate::wire::buffers::Buffer;
@@ -23,6 +24,8 @@ pub(super) struct BlockSpec {
     pub block: u32,
     /// Its elements in the flat parameter space.
     pub range: Range<usize>,
+    /// The parameter groups of its elements.
+    pub stretches: Vec<Stretch>,
     /// Number of trainers of the job.
     pub trainers: u32,
     /// Trainers may join and leave during the job.

@@ -18,6 +18,7 @@ use crate::codec::Codec;
 use crate::gradient::Gradient;
 use crate::layout::Layout;
 use crate::owner_tasks::{Owned, OwnerTasks};
+use crate::parameter_group::{Stretch, within};
 use crate::proto;
 use crate::replication_log::{FrameSender, ReplicaRole};
 use crate::training_rules::TrainingRules;
@@ -40,6 +41,8 @@ pub struct Progress {
 pub struct Start<'a> {
     /// The division of the parameters into blocks.
     pub layout: Layout,
+    /// The parameter groups of the model.
+    pub stretches: &'a [Stretch],
     /// The shards that the server holds, with its role in each.
     pub shards: BTreeMap<u32, ReplicaRole>,
     /// Number of trainers of the job.
@@ -69,13 +72,15 @@ impl Store {
     /// Starts a task for each block; they end when the store is dropped.
     #[must_use]
     pub fn start(start: Start) -> Self {
-        let Start { layout, shards, trainers, elastic, epoch, rules, metrics, tasks } = start;
+        let Start { layout, stretches, shards, trainers, elastic, epoch, rules, metrics, tasks } = start;
         let blocks = shards.iter().flat_map(|(shard, role)| layout.owned_by(*shard).map(|b| (b, *role)));
         let blocks = blocks.map(|(block, role)| {
             let (sender, receiver) = mpsc::channel(QUEUE);
+            let range = layout.range(block);
             let spec = BlockSpec {
                 block,
-                range: layout.range(block),
+                stretches: within(stretches, &range),
+                range,
                 trainers,
                 elastic,
                 rules: rules.clone(),

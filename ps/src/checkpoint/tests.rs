@@ -17,7 +17,7 @@ use crate::layout::{Layout, TensorSpec};
 const TRAINERS: u32 = 2;
 
 fn tensors(elements: u64) -> Vec<TensorSpec> {
-    let tensor = |name: &str, shape: &[u64]| TensorSpec { name: name.into(), shape: shape.into() };
+    let tensor = |name: &str, shape: &[u64]| TensorSpec::new(name, shape.into());
     vec![tensor("fc.bias", &[]), tensor("fc.weight", &[elements - 1, 1])]
 }
 
@@ -289,7 +289,7 @@ fn the_exported_model_is_what_other_programs_read() {
 #[test]
 fn tensors_of_one_name_cannot_be_exported() {
     let folder = folder();
-    let tensors = vec![TensorSpec { name: "w".into(), shape: vec![3] }; 2];
+    let tensors = vec![TensorSpec::new("w", vec![3]); 2];
     let twins = Description { tensors, ..description(6, 0, 1, 0) };
     let parts = vec![write_part(folder.path(), &twins)];
     commit(folder.path(), parts);

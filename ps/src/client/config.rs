@@ -10,6 +10,7 @@ use psjobs_api::training::Compression;
 use super::lane::{connections, cores};
 use crate::layout::TensorSpec;
 use crate::network::Network;
+use crate::parameter_group::{in_groups, warn_of_empty};
 use crate::proto;
 use crate::retry::WITHOUT_LIMIT;
 
@@ -55,12 +56,14 @@ impl SessionConfig {
     /// The configuration of a trainer in `environment`.
     #[must_use]
     pub fn new(environment: &Environment, tensors: Vec<TensorSpec>, total_steps: u64) -> Self {
+        let groups = &environment.training.optimizer.groups;
+        warn_of_empty(groups, &tensors);
         Self {
             job_uid: environment.uid.clone(),
             trainer: environment.index,
             incarnation: environment.incarnation,
             servers: environment.servers.clone(),
-            tensors,
+            tensors: in_groups(tensors, groups),
             total_steps,
             elastic: environment.min_trainers.is_some(),
             connect_timeout: Self::waiting_time(environment.supervised),

@@ -165,7 +165,7 @@ pub(super) async fn join(
     shard: Option<(u32, Leader)>,
     channel: Channel,
 ) -> Result<proto::JoinReply, Status> {
-    let tensors = config.tensors.iter().map(|t| proto::TensorSpec { name: t.name.clone(), shape: t.shape.clone() });
+    let tensors = config.tensors.iter().map(proto::TensorSpec::from);
     let (trainer, tensors) = (Some(config.id()), tensors.collect());
     // Servers take 0 for a number that is not known.
     let total_steps = if config.total_steps == SessionConfig::UNKNOWN_STEPS { 0 } else { config.total_steps };

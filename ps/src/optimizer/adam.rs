@@ -3,7 +3,7 @@
 //! (Loshchilov and Hutter, ICLR 2019): the weights decay by themselves, `w *= 1 - lr·decay`.
 //! AMSGrad (Reddi et al., ICLR 2018): the root is of the largest mean of squares so far.
 
-use super::Rule;
+use super::{Rule, Step};
 
 /// Arguments, named as in `torch.optim.Adam`.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,8 +14,6 @@ pub struct Adam {
     pub beta2: f64,
     /// Added to the root.
     pub epsilon: f64,
-    /// L2 penalty, or AdamW's decay.
-    pub weight_decay: f64,
     /// AdamW: decay the weights and not through the gradient.
     pub decoupled: bool,
     /// Remember the largest mean of squares.
@@ -27,10 +25,10 @@ impl Rule for Adam {
         2 + usize::from(self.amsgrad)
     }
 
-    fn update(&self, weights: &mut [f32], gradient: &[[u8; 4]], slots: &mut [Vec<f32>], rate: f64, step: u64) {
-        let correct = |beta: f64| 1.0 - beta.powf(step as f64);
-        let (penalty, keep) =
-            if self.decoupled { (0.0, 1.0 - rate * self.weight_decay) } else { (self.weight_decay, 1.0) };
+    fn update(&self, weights: &mut [f32], gradient: &[[u8; 4]], slots: &mut [&mut [f32]], step: &Step) {
+        let &Step { number, rate, weight_decay } = step;
+        let correct = |beta: f64| 1.0 - beta.powf(number as f64);
+        let (penalty, keep) = if self.decoupled { (0.0, 1.0 - rate * weight_decay) } else { (weight_decay, 1.0) };
         let factors = [
             penalty,
             keep,
@@ -53,10 +51,10 @@ impl Rule for Adam {
     }
 }
 
-type Arguments<'a, S> = (&'a mut [f32], &'a [[u8; 4]], &'a mut Vec<f32>, S, [f32; 9]);
+type Arguments<'a, S> = (&'a mut [f32], &'a [[u8; 4]], &'a mut [f32], S, [f32; 9]);
 
 #[inline(always)]
-fn plain((weights, gradient, mean, square, factors): Arguments<&mut Vec<f32>>) {
+fn plain((weights, gradient, mean, square, factors): Arguments<&mut [f32]>) {
     let [penalty, keep, b1, c1, b2, c2, rate, root, eps] = factors;
     for (((w, g), m), v) in weights.iter_mut().zip(gradient).zip(mean).zip(square) {
         let g = f32::from_le_bytes(*g) + penalty * *w;
@@ -67,7 +65,7 @@ fn plain((weights, gradient, mean, square, factors): Arguments<&mut Vec<f32>>) {
 }
 
 #[inline(always)]
-fn amsgrad((weights, gradient, mean, (square, largest), factors): Arguments<(&mut Vec<f32>, &mut Vec<f32>)>) {
+fn amsgrad((weights, gradient, mean, (square, largest), factors): Arguments<(&mut [f32], &mut [f32])>) {
     let [penalty, keep, b1, c1, b2, c2, rate, root, eps] = factors;
     for ((((w, g), m), v), largest) in weights.iter_mut().zip(gradient).zip(mean).zip(square).zip(largest) {
         let g = f32::from_le_bytes(*g) + penalty * *w;

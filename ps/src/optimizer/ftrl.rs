@@ -8,7 +8,7 @@
 //! no eta' in it. Thus a rate that changes from step to step does not rescale what was learned, and
 //! initial weights other than the paper's zeros are kept: they are their own evidence.
 
-use super::Rule;
+use super::{Rule, Step};
 
 /// Arguments, named as in the paper.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,24 +26,24 @@ impl Rule for Ftrl {
         2
     }
 
-    fn update(&self, weights: &mut [f32], gradient: &[[u8; 4]], slots: &mut [Vec<f32>], rate: f64, step: u64) {
+    fn update(&self, weights: &mut [f32], gradient: &[[u8; 4]], slots: &mut [&mut [f32]], step: &Step) {
         let [squares, clamped] = slots else { unreachable!("FTRL keeps two slots") };
-        if rate == 0.0 {
+        if step.rate == 0.0 {
             return; // 1/eta is infinite: the weights cannot move.
         }
         let l1 = self.l1 as f32;
-        if step == 1 {
+        if step.number == 1 {
             // A weight other than 0 has more than l1 of evidence.
             for (c, w) in clamped.iter_mut().zip(&*weights) {
                 *c = if *w == 0.0 { 0.0 } else { -l1.copysign(*w) };
             }
         }
-        let factors = [1.0 / rate, self.beta, self.l2].map(|v| v as f32);
+        let factors = [1.0 / step.rate, self.beta, self.l2].map(|v| v as f32);
         crate::simd::run(kernel, (weights, gradient, squares, clamped, l1, factors));
     }
 }
 
-type Arguments<'a> = (&'a mut [f32], &'a [[u8; 4]], &'a mut Vec<f32>, &'a mut Vec<f32>, f32, [f32; 3]);
+type Arguments<'a> = (&'a mut [f32], &'a [[u8; 4]], &'a mut [f32], &'a mut [f32], f32, [f32; 3]);
 
 #[inline(always)]
 fn kernel((weights, gradient, squares, clamped, l1, [inverse_rate, beta, l2]): Arguments) {

@@ -9,6 +9,9 @@ mod sgd;
 
 use psjobs_api::training::{self, OptimizerKind};
 
+use crate::layout::TensorSpec;
+use crate::parameter_group::{ParameterGroup, Stretch};
+
 pub use adagrad::Adagrad;
 pub use adam::Adam;
 pub use ftrl::Ftrl;
@@ -20,15 +23,30 @@ pub trait Rule: Send + Sync {
     /// Slots of state that the rule keeps for each element.
     fn slots(&self) -> usize;
 
-    /// One step. `weights`, `gradient` (little-endian f32) and every slot have the length of the
-    /// block; `step` counts this block's updates from 1; `rate` is this step's learning rate.
-    fn update(&self, weights: &mut [f32], gradient: &[[u8; 4]], slots: &mut [Vec<f32>], rate: f64, step: u64);
+    /// One step. `weights`, `gradient` (little-endian f32) and every slot have the same length.
+    fn update(&self, weights: &mut [f32], gradient: &[[u8; 4]], slots: &mut [&mut [f32]], step: &Step);
 }
 
-/// A job's optimizer: the rule and its learning rate.
+/// The arguments of one update.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// Counts the updates of these weights, from 1.
+    pub number: u64,
+    /// Learning rate of this step.
+    pub rate: f64,
+    /// L2 penalty, or AdamW's decay.
+    pub weight_decay: f64,
+}
+
+/// Slots that a rule keeps at most.
+const MOST_SLOTS: usize = 3;
+
+/// A job's optimizer: the rule, and what parameter groups may change of it.
 pub struct Optimizer {
     rule: Box<dyn Rule>,
+    kind: OptimizerKind,
     rate: f64,
+    weight_decay: f64,
 }
 
 /// The state of an optimizer for one block.
@@ -66,32 +84,27 @@ impl Optimizer {
             beta1: spec.beta1,
             beta2: spec.beta2,
             epsilon: spec.epsilon,
-            weight_decay: spec.weight_decay,
             decoupled,
             amsgrad: spec.amsgrad,
         };
         let rule: Box<dyn Rule> = match spec.kind {
-            OptimizerKind::Sgd => {
-                Box::new(Sgd { momentum: spec.momentum, nesterov: spec.nesterov, weight_decay: spec.weight_decay })
-            }
+            OptimizerKind::Sgd => Box::new(Sgd { momentum: spec.momentum, nesterov: spec.nesterov }),
             OptimizerKind::Adam => Box::new(adam(false)),
             OptimizerKind::AdamW => Box::new(adam(true)),
             OptimizerKind::Adagrad => Box::new(Adagrad {
                 learning_rate_decay: spec.learning_rate_decay,
-                weight_decay: spec.weight_decay,
                 initial_accumulator: spec.initial_accumulator,
                 epsilon: spec.epsilon,
             }),
             OptimizerKind::RmsProp => Box::new(RmsProp {
                 alpha: spec.alpha,
                 epsilon: spec.epsilon,
-                weight_decay: spec.weight_decay,
                 momentum: spec.momentum,
                 centered: spec.centered,
             }),
             OptimizerKind::Ftrl => Box::new(Ftrl { beta: spec.beta, l1: spec.l1, l2: spec.l2 }),
         };
-        Self { rule, rate: spec.learning_rate }
+        Self { rule, kind: spec.kind, rate: spec.learning_rate, weight_decay: spec.weight_decay }
     }
 
     /// Slots of state for each element.
@@ -106,26 +119,72 @@ impl Optimizer {
         State { slots: vec![vec![0.0; elements]; self.rule.slots()], step: 0 }
     }
 
-    /// Applies one gradient to one block, at the job's learning rate times `factor`.
+    /// Checks that the rule has what a parameter group changes.
+    ///
+    /// # Errors
+    /// If it has not, or a number is out of range. The text names the tensor.
+    pub fn check(&self, tensors: &[TensorSpec]) -> Result<(), String> {
+        for TensorSpec { name, group: ParameterGroup { learning_rate_factor, weight_decay }, .. } in tensors {
+            let is_rate = |value: f64| (0.0..=1e6).contains(&value);
+            if !is_rate(*learning_rate_factor) || !weight_decay.is_none_or(is_rate) {
+                let numbers = format!("a learning-rate factor of {learning_rate_factor} and a weight decay of {weight_decay:?}");
+                return Err(format!("the parameter group of {name} has {numbers}; both are numbers from 0 to 1000000"));
+            }
+            if self.kind == OptimizerKind::Ftrl && weight_decay.is_some_and(|decay| decay != 0.0) {
+                return Err(format!("FTRL has no weight decay, which the parameter group of {name} sets; leave it out"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies one gradient to weights without parameter groups, at the job's learning rate times `factor`.
+    ///
+    /// # Panics
+    /// As [`Optimizer::apply_by_group`].
+    pub fn apply(&self, weights: &mut [f32], gradient: &[[u8; 4]], state: &mut State, factor: f64) {
+        let all = Stretch { range: 0..weights.len(), group: ParameterGroup::default() };
+        self.apply_by_group(weights, gradient, state, factor, &[all]);
+    }
+
+    /// Applies one gradient to one block, whose `stretches` follow each other without gaps, at the job's learning rate times
+    /// `factor` times that of the parameter group.
     ///
     /// # Panics
     /// If the lengths differ; callers have checked the frame against the layout.
-    pub fn apply(&self, weights: &mut [f32], gradient: &[[u8; 4]], state: &mut State, factor: f64) {
-        assert_eq!(weights.len(), gradient.len(), "a gradient has its block's length");
-        state.step += 1;
-        self.update(weights, gradient, &mut state.slots, factor, state.step);
-    }
-
-    /// As [`Optimizer::apply`], for a row of a table, whose state lies elsewhere.
-    pub(crate) fn update(
+    pub fn apply_by_group(
         &self,
         weights: &mut [f32],
         gradient: &[[u8; 4]],
-        slots: &mut [Vec<f32>],
+        state: &mut State,
         factor: f64,
-        step: u64,
+        stretches: &[Stretch],
     ) {
-        self.rule.update(weights, gradient, slots, self.rate * factor, step);
+        assert_eq!(weights.len(), gradient.len(), "a gradient has its block's length");
+        state.step += 1;
+        for Stretch { range, group } in stretches {
+            let slots = state.slots.iter_mut().map(|slot| &mut slot[range.clone()]);
+            let (weights, gradient) = (&mut weights[range.clone()], &gradient[range.clone()]);
+            self.update(weights, gradient, slots, (factor, group), state.step);
+        }
+    }
+
+    /// As [`Optimizer::apply`], for weights of one group whose state lies elsewhere: one slice for each slot.
+    pub(crate) fn update<'a>(
+        &self,
+        weights: &mut [f32],
+        gradient: &[[u8; 4]],
+        slots: impl Iterator<Item = &'a mut [f32]>,
+        (factor, group): (f64, &ParameterGroup),
+        number: u64,
+    ) {
+        let step = Step {
+            number,
+            rate: self.rate * factor * group.learning_rate_factor,
+            weight_decay: group.weight_decay.unwrap_or(self.weight_decay),
+        };
+        let mut columns: [&mut [f32]; MOST_SLOTS] = Default::default();
+        columns.iter_mut().zip(slots).for_each(|(column, slot)| *column = slot);
+        self.rule.update(weights, gradient, &mut columns[..self.rule.slots()], &step);
     }
 }
 

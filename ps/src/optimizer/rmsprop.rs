@@ -2,7 +2,7 @@
 //! w -= lr · g / (√mean2 + eps)`, `g` with L2 weight decay. Centered: the root is of the estimated
 //! variance, mean2 - mean². Momentum: the quotient goes through a running sum first.
 
-use super::Rule;
+use super::{Rule, Step};
 
 /// Arguments, named as in `torch.optim.RMSprop`.
 #[derive(Clone, Debug, PartialEq)]
@@ -11,8 +11,6 @@ pub struct RmsProp {
     pub alpha: f64,
     /// Added to the root.
     pub epsilon: f64,
-    /// L2 penalty.
-    pub weight_decay: f64,
     /// Share of the last update that is added to the next.
     pub momentum: f64,
     /// Subtract the square of the mean gradient under the root.
@@ -24,9 +22,9 @@ impl Rule for RmsProp {
         1 + usize::from(self.centered) + usize::from(self.momentum != 0.0)
     }
 
-    fn update(&self, weights: &mut [f32], gradient: &[[u8; 4]], slots: &mut [Vec<f32>], rate: f64, _step: u64) {
+    fn update(&self, weights: &mut [f32], gradient: &[[u8; 4]], slots: &mut [&mut [f32]], step: &Step) {
         let [alpha, fresh, eps, decay, momentum, rate] =
-            [self.alpha, 1.0 - self.alpha, self.epsilon, self.weight_decay, self.momentum, rate].map(|v| v as f32);
+            [self.alpha, 1.0 - self.alpha, self.epsilon, step.weight_decay, self.momentum, step.rate].map(|v| v as f32);
         let factors = Factors { alpha, fresh, eps, decay, momentum, rate };
         // One loop for each choice of slots, so that each is vectorized whole.
         match slots {
@@ -85,7 +83,7 @@ impl Factors {
     }
 }
 
-type Slot<'a> = &'a mut Vec<f32>;
+type Slot<'a> = &'a mut [f32];
 type Arguments<'a, S> = (&'a mut [f32], &'a [[u8; 4]], S, Factors);
 
 #[inline(always)]

@@ -1,7 +1,7 @@
 //! Stochastic gradient descent as `torch.optim.SGD` defines it (dampening 0): `g += decay·w;
 //! m = momentum·m + g (m = g in the first step); w -= lr·m`, or with Nesterov `w -= lr·(g + momentum·m)`.
 
-use super::Rule;
+use super::{Rule, Step};
 
 /// Arguments, named as in `torch.optim.SGD`.
 #[derive(Clone, Debug, PartialEq)]
@@ -10,8 +10,6 @@ pub struct Sgd {
     pub momentum: f64,
     /// Look ahead along the momentum.
     pub nesterov: bool,
-    /// L2 penalty.
-    pub weight_decay: f64,
 }
 
 impl Rule for Sgd {
@@ -20,8 +18,8 @@ impl Rule for Sgd {
     }
 
     // m starts from zeros, so the first step gives m = g without a case of its own.
-    fn update(&self, weights: &mut [f32], gradient: &[[u8; 4]], slots: &mut [Vec<f32>], rate: f64, _step: u64) {
-        let [rate, decay, momentum] = [rate, self.weight_decay, self.momentum].map(|v| v as f32);
+    fn update(&self, weights: &mut [f32], gradient: &[[u8; 4]], slots: &mut [&mut [f32]], step: &Step) {
+        let [rate, decay, momentum] = [step.rate, step.weight_decay, self.momentum].map(|v| v as f32);
         match slots.first_mut() {
             None => crate::simd::run(plain, (weights, gradient, [rate, decay])),
             Some(m) if self.nesterov => crate::simd::run(nesterov, (weights, gradient, m, [rate, decay, momentum])),
@@ -39,7 +37,7 @@ fn plain((weights, gradient, [rate, decay]): (&mut [f32], &[[u8; 4]], [f32; 2]))
 }
 
 /// Weights, gradient, momentum, and rate, decay and share of the momentum.
-type Arguments<'a> = (&'a mut [f32], &'a [[u8; 4]], &'a mut Vec<f32>, [f32; 3]);
+type Arguments<'a> = (&'a mut [f32], &'a [[u8; 4]], &'a mut [f32], [f32; 3]);
 
 #[inline(always)]
 fn heavy_ball((weights, gradient, m, [rate, decay, momentum]): Arguments) {

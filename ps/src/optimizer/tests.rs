@@ -62,6 +62,10 @@ fn define(spec: &training::Optimizer, s: &mut Coordinate, g: f64, lr: f64, t: i3
 }
 
 /// Gradients of both signs and of several magnitudes up to 1; coordinate 0 has a constant one.
+fn json(spec: &str) -> training::Optimizer {
+    serde_json::from_str(spec).expect("parses")
+}
+
 fn gradient(step: usize, coordinate: usize) -> f32 {
     0.1 + 0.9 * ((step * coordinate) as f32).sin() * (coordinate as f32 / 50.0)
 }
@@ -111,5 +115,49 @@ fn updates_follow_their_definition_for_100_steps() {
                 assert!(error < 1e-6, "{spec}, element {i}: {found} instead of {}", want.w);
             }
         }
+    }
+}
+
+#[test]
+fn a_group_is_trained_as_a_block_of_its_own_with_other_arguments() {
+    for kind in ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop"] {
+        let spec = |rate: f64, decay: f64| {
+            json(&format!(r#"{{"type":"{kind}","learningRate":{rate},"weightDecay":{decay}}}"#))
+        };
+        let optimizer = Optimizer::new(&spec(0.5, 0.125));
+        let group = ParameterGroup { learning_rate_factor: 0.25, weight_decay: Some(0.0) };
+        let stretches = [
+            Stretch { range: 0..13, group: ParameterGroup::default() },
+            Stretch { range: 13..14, group },
+            Stretch { range: 14..40, group: ParameterGroup::default() },
+        ];
+        let start: Vec<f32> = (0..40).map(|i| (i as f32).cos()).collect();
+        let gradient = |t: usize| (0..40).map(|i| gradient(t, i).to_le_bytes()).collect::<Vec<_>>();
+        let (mut weights, mut state) = (start.clone(), optimizer.state(40));
+        (1..=3).for_each(|t| optimizer.apply_by_group(&mut weights, &gradient(t), &mut state, 0.5, &stretches));
+        for (range, optimizer) in [(0..13, &optimizer), (13..14, &Optimizer::new(&spec(0.125, 0.0))), (14..40, &optimizer)] {
+            let (mut alone, mut state) = (start[range.clone()].to_vec(), optimizer.state(range.len()));
+            (1..=3).for_each(|t| optimizer.apply(&mut alone, &gradient(t)[range.clone()], &mut state, 0.5));
+            assert_eq!(weights[range.clone()], alone, "{kind}, {range:?}");
+        }
+    }
+}
+
+#[test]
+fn groups_that_cannot_work_are_refused_with_the_tensor() {
+    let tensor = |learning_rate_factor, weight_decay| TensorSpec {
+        group: ParameterGroup { learning_rate_factor, weight_decay },
+        ..TensorSpec::new("w", vec![1])
+    };
+    for (optimizer, tensor, want) in [
+        ("{}", tensor(0.5, Some(0.1)), None),
+        ("{}", tensor(-1.0, None), Some("of w has a learning-rate factor of -1")),
+        ("{}", tensor(f64::NAN, None), Some("of w has a learning-rate factor of NaN")),
+        ("{}", tensor(1.0, Some(f64::INFINITY)), Some("a weight decay of Some(inf)")),
+        (r#"{"type":"FTRL"}"#, tensor(2.0, Some(0.0)), None),
+        (r#"{"type":"FTRL"}"#, tensor(1.0, Some(0.1)), Some("FTRL has no weight decay")),
+    ] {
+        let checked = Optimizer::new(&json(optimizer)).check(&[tensor]).err();
+        assert!(want.map_or(checked.is_none(), |want| checked.as_ref().is_some_and(|text| text.contains(want))), "{checked:?}");
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::key::KeyState;
 use crate::optimizer::Optimizer;
+use crate::parameter_group::ParameterGroup;
 
 /// Floats of a chunk, about: large enough that chunks do not count, small enough not to waste one.
 const CHUNK: usize = 16 * 1024;
@@ -22,8 +23,6 @@ pub struct Rows {
     /// By place.
     heads: Vec<Head>,
     free: Vec<u32>,
-    /// Where a row's slots lie while it is updated.
-    scratch: Vec<Vec<f32>>,
 }
 
 /// The metadata of a row.
@@ -81,7 +80,6 @@ impl Rows {
             chunks: Vec::new(),
             heads: Vec::new(),
             free: Vec::new(),
-            scratch: vec![vec![0.0; width]; slots],
         }
     }
 
@@ -122,17 +120,12 @@ impl Rows {
         let head = &mut self.heads[place];
         head.used = now;
         head.updates += 1;
-        let (updates, scratch) = (head.updates, &mut self.scratch);
+        let updates = head.updates;
         let start = place % self.rows_per_chunk * self.stride;
         let row = &mut Arc::make_mut(&mut self.chunks[place / self.rows_per_chunk])[start..start + self.stride];
         let (values, slots) = row.split_at_mut(self.width);
-        for (scratch, slot) in scratch.iter_mut().zip(slots.chunks_exact(self.width)) {
-            scratch.copy_from_slice(slot);
-        }
-        optimizer.update(values, bytemuck::cast_slice(gradient), scratch, factor, updates);
-        for (scratch, slot) in scratch.iter().zip(slots.chunks_exact_mut(self.width)) {
-            slot.copy_from_slice(scratch);
-        }
+        let slots = slots.chunks_exact_mut(self.width);
+        optimizer.update(values, bytemuck::cast_slice(gradient), slots, (factor, &ParameterGroup::default()), updates);
     }
 
     /// All rows as they are. What is copied now is what is known of each beside its numbers.

@@ -106,7 +106,7 @@ async fn run(connections: &[u32], shared_memory: bool, broken: Option<(u32, u64)
         .zip(connections)
         .map(|(trainer, connections)| {
             let config = SessionConfig {
-                tensors: vec![TensorSpec { name: "weight".into(), shape: vec![ELEMENTS as u64] }],
+                tensors: vec![TensorSpec::new("weight", vec![ELEMENTS as u64])],
                 total_steps: STEPS,
                 connections: *connections,
                 shared_memory,

@@ -89,7 +89,7 @@ async fn training_goes_on_when_nobody_measures_any_more() {
 async fn a_model_that_is_not_the_evaluated_one_is_refused_with_both_shapes() {
     let (addresses, servers, _measurements) = start().await;
     let mut other = session_config(0, addresses);
-    other.tensors[1] = TensorSpec { name: "fc.weight".into(), shape: vec![9] };
+    other.tensors[1] = TensorSpec::new("fc.weight", vec![9]);
     let refused = tokio::task::spawn_blocking(move || Session::join(other, &[0.0; 16]).err().expect("another model"));
     let error = refused.await.expect("no panic").to_string();
     for want in ["the one that this server evaluates", "fc.weight [600000]", "fc.weight [9]", "serve evaluate"] {

@@ -64,7 +64,7 @@ fn frames() -> Vec<(String, Vec<u8>)> {
     seeds.push(("frame/push".into(), 2, 255, frame::message(&push).to_vec()));
     let pull = PullRequest { trainer: Some(id.clone()), blocks: vec![0, 1, 300], ..Default::default() };
     seeds.push(("frame/pull".into(), 3, 1, frame::message(&pull).to_vec()));
-    let tensor = |name: &str, shape: &[u64]| proto::TensorSpec { name: name.into(), shape: shape.into() };
+    let tensor = |name: &str, shape: &[u64]| proto::TensorSpec { name: name.into(), shape: shape.into(), group: None };
     let tensors = vec![tensor("weight", &[300, 4]), tensor("bias", &[])];
     let join = JoinRequest { trainer: Some(id), tensors, total_steps: 10, shard: Some(0), ..Default::default() };
     seeds.push(("frame/join".into(), 4, 3, frame::message(&join).to_vec()));
@@ -73,7 +73,7 @@ fn frames() -> Vec<(String, Vec<u8>)> {
 
 fn checkpoints() -> Vec<(String, Vec<u8>)> {
     let folder = tempfile::tempdir().expect("a folder");
-    let tensors = vec![TensorSpec { name: "weight".into(), shape: vec![3, 4] }];
+    let tensors = vec![TensorSpec::new("weight", vec![3, 4])];
     let description = Description {
         format: FORMAT,
         job: "job".into(),

@@ -40,7 +40,7 @@ async fn joined(silence: Duration) -> (Server, Session, ParameterServerClient<Ch
             .await
             .expect("connects");
     let tensors = session_config(0, Vec::new()).tensors;
-    let tensors = tensors.into_iter().map(|t| proto::TensorSpec { name: t.name, shape: t.shape }).collect();
+    let tensors = tensors.iter().map(proto::TensorSpec::from).collect();
     let join = proto::JoinRequest { trainer: Some(id()), tensors, total_steps: 10, shard: None, ..Default::default() };
     coordination.join(join).await.expect("joins");
     let client = ParameterServerClient::connect(format!("http://{}", server.address)).await.expect("connects");
@@ -279,7 +279,7 @@ async fn a_model_that_no_server_can_hold_is_refused_and_leaves_nothing() {
     let mut coordination = proto::coordination_client::CoordinationClient::connect(url).await.expect("connects");
     let before = resident();
     for shape in [vec![1 << 47], vec![1 << 30, 1 << 17], vec![(1 << 35) + 1]] {
-        let tensors = vec![proto::TensorSpec { name: "w".into(), shape }];
+        let tensors = vec![proto::TensorSpec { name: "w".into(), shape, group: None }];
         let join =
             proto::JoinRequest { trainer: Some(id()), tensors, total_steps: 10, shard: None, ..Default::default() };
         let refused = coordination.join(join).await.expect_err("no server has so much memory");

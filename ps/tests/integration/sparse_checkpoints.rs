@@ -113,7 +113,7 @@ type Training = JoinHandle<Vec<Vec<f32>>>;
 
 /// Trains on a thread, going back when the servers do.
 fn trainer(job: &Job, index: u32, until: Arc<AtomicU64>, steps: mpsc::Sender<u64>) -> Training {
-    let tensors = vec![TensorSpec { name: "dense".into(), shape: vec![LAYERS as u64] }];
+    let tensors = vec![TensorSpec::new("dense", vec![LAYERS as u64])];
     let replication_factor = 1 + u32::from(job.replicated);
     // Where the end is not known yet, it is far.
     let total_steps = until.load(Relaxed).min(1 << 40);

@@ -8,11 +8,14 @@
 use psjobs_api::training::{Codec, ConsistencyMode, Optimizer};
 use psjobs_ps::client::TensorSpec;
 use psjobs_ps::layout::Layout;
+use psjobs_ps::parameter_group::ParameterGroup;
 
 use super::plan::Plan;
 
 const LEARNING_RATE: f64 = 0.125;
 const MOMENTUM: f64 = 0.5;
+/// The parameter group of the second tensor, in Sync.
+const GROUP: ParameterGroup = ParameterGroup { learning_rate_factor: 0.75, weight_decay: Some(0.0625) };
 
 /// The model of a job.
 pub struct Model {
@@ -41,8 +44,8 @@ impl Model {
         // The rounding of a codec would have to be repeated here; marks are exact in all of them.
         if sync && plan.compression.codec != Codec::F32 {
             model.scale = f64::from(plan.trainers);
-        } else if sync && plan.least.is_none() && !plan.tables && !backups {
-            model.states = model.undisturbed();
+        } else if has_states(plan) {
+            model.states = model.undisturbed(plan.elements / 2);
         }
         model
     }
@@ -116,7 +119,8 @@ impl Model {
         start..start + 3
     }
 
-    fn undisturbed(&self) -> Vec<Vec<f32>> {
+    /// Returns the parameters after each step, of which those from `grouped` on are in [`GROUP`].
+    fn undisturbed(&self, grouped: usize) -> Vec<Vec<f32>> {
         let n = self.layout.elements();
         let (mut weights, mut momentum) = (vec![1.0_f32; n], vec![0.0_f32; n]);
         let mut states = vec![weights.clone()];
@@ -124,8 +128,10 @@ impl Model {
             for (i, (w, m)) in weights.iter_mut().zip(&mut momentum).enumerate() {
                 let first = odd(0, step, i);
                 let sum = (1..self.trainers).fold(first, |sum, trainer| sum + odd(trainer, step, i));
-                *m = MOMENTUM as f32 * *m + sum / self.trainers as f32;
-                *w -= LEARNING_RATE as f32 * *m;
+                let group = if i < grouped { ParameterGroup::default() } else { GROUP };
+                let decay = group.weight_decay.unwrap_or_default() as f32;
+                *m = MOMENTUM as f32 * *m + (sum / self.trainers as f32 + decay * *w);
+                *w -= (LEARNING_RATE * group.learning_rate_factor) as f32 * *m;
             }
             states.push(weights.clone());
         }
@@ -136,10 +142,15 @@ impl Model {
 /// One tensor for each half, so that a tensor begins within a block.
 pub fn tensors(plan: &Plan) -> Vec<TensorSpec> {
     let half = plan.elements as u64 / 2;
-    vec![
-        TensorSpec { name: "bias".into(), shape: vec![half] },
-        TensorSpec { name: "weight".into(), shape: vec![1, plan.elements as u64 - half] },
-    ]
+    let group = if has_states(plan) { GROUP } else { ParameterGroup::default() };
+    let weight = TensorSpec { group, ..TensorSpec::new("weight", vec![1, plan.elements as u64 - half]) };
+    vec![TensorSpec::new("bias", vec![half]), weight]
+}
+
+/// Returns whether the parameters of a job are compared with those of an undisturbed one after each step.
+fn has_states(plan: &Plan) -> bool {
+    let is_sync = plan.consistency.mode == ConsistencyMode::Sync && plan.consistency.backup_trainers == 0;
+    is_sync && plan.compression.codec == Codec::F32 && plan.least.is_none() && !plan.tables
 }
 
 /// How many gradients left these marks, if they are the first of at most `most`, each once.

@@ -61,7 +61,7 @@ impl Flat {
     #[must_use]
     pub fn specs(&self) -> Vec<TensorSpec> {
         let shape = |tensor: &Tensor| tensor.size().into_iter().map(|size| size as u64).collect();
-        self.parameters.iter().map(|p| TensorSpec { name: p.name.clone(), shape: shape(&p.tensor) }).collect()
+        self.parameters.iter().map(|p| TensorSpec::new(p.name.clone(), shape(&p.tensor))).collect()
     }
 
     /// A copy of the current values.

@@ -1,5 +1,5 @@
 //! Training in one process, without servers: what the parameter server is compared with. The optimizer
-//! is libtorch's own; those that its bindings lack, Adagrad and FTRL, are the servers'.
+//! is libtorch's own; those that its bindings lack, Adagrad and FTRL, are the servers', and so are all with parameter groups.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,6 +7,7 @@ use std::time::Duration;
 use psjobs_api::training::{self, OptimizerKind};
 use psjobs_ps::batch::sharing::{Share, Work};
 use psjobs_ps::optimizer::{Optimizer, State};
+use psjobs_ps::parameter_group::{Stretch, in_groups, stretches};
 use tch::{COptimizer, TchError, Tensor};
 
 use super::flat::Flat;
@@ -21,7 +22,7 @@ pub struct Local {
 
 enum Rule {
     Libtorch(COptimizer),
-    Servers { flat: Flat, optimizer: Optimizer, state: State },
+    Servers { flat: Flat, optimizer: Optimizer, state: State, stretches: Vec<Stretch> },
 }
 
 impl fmt::Debug for Rule {
@@ -42,6 +43,15 @@ impl Local {
         let &training::Optimizer { learning_rate, momentum, nesterov, weight_decay, beta1, beta2, epsilon, .. } =
             arguments;
         let &training::Optimizer { amsgrad, alpha, centered, .. } = arguments;
+        let servers = |flat: Flat| {
+            let stretches = stretches(&in_groups(flat.specs(), &arguments.groups));
+            let optimizer = Optimizer::new(arguments);
+            let state = optimizer.state(flat.elements());
+            Self { optimizer: Rule::Servers { flat, optimizer, state, stretches } }
+        };
+        if !arguments.groups.is_empty() {
+            return Ok(servers(flat));
+        }
         let mut optimizer = match arguments.kind {
             OptimizerKind::Sgd => COptimizer::sgd(learning_rate, momentum, 0.0, weight_decay, nesterov)?,
             OptimizerKind::Adam => COptimizer::adam(learning_rate, beta1, beta2, weight_decay, epsilon, amsgrad)?,
@@ -49,11 +59,7 @@ impl Local {
             OptimizerKind::RmsProp => {
                 COptimizer::rms_prop(learning_rate, alpha, epsilon, weight_decay, momentum, centered)?
             }
-            OptimizerKind::Adagrad | OptimizerKind::Ftrl => {
-                let optimizer = Optimizer::new(arguments);
-                let state = optimizer.state(flat.elements());
-                return Ok(Self { optimizer: Rule::Servers { flat, optimizer, state } });
-            }
+            OptimizerKind::Adagrad | OptimizerKind::Ftrl => return Ok(servers(flat)),
         };
         for parameter in flat.parameters() {
             optimizer.add_parameters(&parameter.tensor, 0)?;
@@ -63,7 +69,13 @@ impl Local {
 }
 
 /// One step of a servers' rule on the model's own tensors.
-fn apply(flat: &mut Flat, optimizer: &Optimizer, state: &mut State, loss: &Tensor) -> Result<(), TchError> {
+fn apply(
+    flat: &mut Flat,
+    optimizer: &Optimizer,
+    state: &mut State,
+    stretches: &[Stretch],
+    loss: &Tensor,
+) -> Result<(), TchError> {
     let gradients = flat.gradients(loss);
     let mut flat_gradient = vec![0.0_f32; flat.elements()];
     for (parameter, gradient) in flat.parameters().iter().zip(gradients).filter(|(_, gradient)| gradient.defined()) {
@@ -71,7 +83,7 @@ fn apply(flat: &mut Flat, optimizer: &Optimizer, state: &mut State, loss: &Tenso
     }
     let bytes: Vec<[u8; 4]> = flat_gradient.iter().map(|value| value.to_le_bytes()).collect();
     let mut values = flat.values();
-    optimizer.apply(&mut values, &bytes, state, 1.0);
+    optimizer.apply_by_group(&mut values, &bytes, state, 1.0, stretches);
     flat.set(&values);
     Ok(())
 }
@@ -88,7 +100,7 @@ impl Updater for Local {
                 loss.f_backward()?;
                 optimizer.step()?;
             }
-            Rule::Servers { flat, optimizer, state } => apply(flat, optimizer, state, loss)?,
+            Rule::Servers { flat, optimizer, state, stretches } => apply(flat, optimizer, state, stretches, loss)?,
         }
         Ok(step + 1)
     }

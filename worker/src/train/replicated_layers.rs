@@ -7,6 +7,7 @@ use std::ops::Range;
 use psjobs_api::Training;
 use psjobs_ps::client::{Layers, TensorSpec};
 use psjobs_ps::optimizer::{Optimizer, State};
+use psjobs_ps::parameter_group::{Stretch, in_groups, stretches};
 use psjobs_ps::schedule::Schedule;
 use tch::{Tensor, no_grad};
 
@@ -14,6 +15,8 @@ use tch::{Tensor, no_grad};
 pub struct ReplicatedLayers {
     parameters: Vec<(Tensor, Range<usize>)>,
     values: Vec<f32>,
+    tensors: Vec<TensorSpec>,
+    stretches: Vec<Stretch>,
     optimizer: Optimizer,
     schedule: Schedule,
     state: State,
@@ -22,9 +25,9 @@ pub struct ReplicatedLayers {
 }
 
 impl ReplicatedLayers {
-    /// The parameters of a model's stages, the first stage first.
+    /// The parameters of a model's stages, the first stage first, under the names that `variables` give them.
     #[must_use]
-    pub fn new(stages: &[Vec<Tensor>], training: &Training) -> Self {
+    pub fn new(stages: &[Vec<Tensor>], variables: &HashMap<String, Tensor>, training: &Training) -> Self {
         let mut values = Vec::new();
         let mut parameters = Vec::new();
         for tensor in stages.iter().rev().flatten() {
@@ -33,9 +36,16 @@ impl ReplicatedLayers {
             tensor.copy_data(&mut values[start..], tensor.numel());
             parameters.push((tensor.shallow_clone(), start..values.len()));
         }
+        let spec = |(tensor, _): &(Tensor, Range<usize>)| {
+            let named = variables.iter().find(|(_, variable)| variable.data_ptr() == tensor.data_ptr());
+            let name = named.map_or("", |(name, _)| name);
+            TensorSpec::new(name, tensor.size().into_iter().map(|length| length as u64).collect())
+        };
+        let tensors = in_groups(parameters.iter().map(spec).collect(), &training.optimizer.groups);
         let optimizer = Optimizer::new(&training.optimizer);
         let state = optimizer.state(values.len());
-        Self { parameters, values, optimizer, schedule: Schedule::from(&training.schedule), state, next_step: 0 }
+        let (schedule, stretches) = (Schedule::from(&training.schedule), stretches(&tensors));
+        Self { parameters, values, tensors, stretches, optimizer, schedule, state, next_step: 0 }
     }
 
     /// Elements of all parameters.
@@ -56,18 +66,10 @@ impl ReplicatedLayers {
         self.next_step
     }
 
-    /// The parameters in the flat order, under the names that a model's `variables` have.
+    /// The parameters in the flat order.
     #[must_use]
-    pub fn tensors(&self, variables: &HashMap<String, Tensor>) -> Vec<TensorSpec> {
-        let name = |tensor: &Tensor| {
-            let named = variables.iter().find(|(_, variable)| variable.data_ptr() == tensor.data_ptr());
-            named.map_or_else(String::new, |(name, _)| name.clone())
-        };
-        let spec = |(tensor, _): &(Tensor, Range<usize>)| TensorSpec {
-            name: name(tensor),
-            shape: tensor.size().into_iter().map(|length| length as u64).collect(),
-        };
-        self.parameters.iter().map(spec).collect()
+    pub fn tensors(&self) -> &[TensorSpec] {
+        &self.tensors
     }
 
     /// All of it, after so many steps.
@@ -113,7 +115,8 @@ impl ReplicatedLayers {
         }
         self.next_step = step + 1;
         let factor = self.schedule.factor(step);
-        self.optimizer.apply(&mut self.values, bytemuck::cast_slice(gradient), &mut self.state, factor);
+        let gradient = bytemuck::cast_slice(gradient);
+        self.optimizer.apply_by_group(&mut self.values, gradient, &mut self.state, factor, &self.stretches);
         self.place();
     }
 
@@ -140,7 +143,7 @@ mod tests {
         let (first, last) = (ones(2), ones(1));
         let mut training = Training::default();
         training.optimizer.learning_rate = 0.5;
-        let mut dense = ReplicatedLayers::new(&[vec![first.shallow_clone()], vec![last.shallow_clone()]], &training);
+        let mut dense = ReplicatedLayers::new(&[vec![first.shallow_clone()], vec![last.shallow_clone()]], &HashMap::new(), &training);
         assert_eq!(dense.elements(), 3);
         dense.update(0, &[1.0, 2.0, 4.0]);
         let values = |tensor: &Tensor| Vec::<f32>::try_from(tensor.detach()).expect("f32");
@@ -150,7 +153,7 @@ mod tests {
     #[test]
     fn a_step_that_is_done_again_counts_once() {
         let one = Tensor::ones([1], (Kind::Float, Device::Cpu)).set_requires_grad(true);
-        let mut dense = ReplicatedLayers::new(&[vec![one.shallow_clone()]], &Training::default());
+        let mut dense = ReplicatedLayers::new(&[vec![one.shallow_clone()]], &HashMap::new(), &Training::default());
         dense.update(0, &[1.0]);
         let once = dense.state();
         dense.update(0, &[5.0]);
@@ -165,8 +168,8 @@ mod tests {
         training.optimizer.kind = psjobs_api::training::OptimizerKind::Adam;
         let fresh = || Tensor::ones([3], (Kind::Float, Device::Cpu)).set_requires_grad(true);
         let (one, other) = (fresh(), fresh());
-        let mut first = ReplicatedLayers::new(&[vec![one.shallow_clone()]], &training);
-        let mut second = ReplicatedLayers::new(&[vec![other.shallow_clone()]], &training);
+        let mut first = ReplicatedLayers::new(&[vec![one.shallow_clone()]], &HashMap::new(), &training);
+        let mut second = ReplicatedLayers::new(&[vec![other.shallow_clone()]], &HashMap::new(), &training);
         for step in 0..3 {
             first.update(step, &[1.0, -2.0, 0.5 * step as f32]);
         }

@@ -11,7 +11,7 @@ const BLOCKS: u32 = 24;
 
 fn layout(servers: usize) -> Layout {
     let shape = vec![(BLOCK_ELEMENTS * BLOCKS as usize) as u64];
-    let layout = Layout::new(&[TensorSpec { name: "weights".into(), shape }], servers).expect("a layout");
+    let layout = Layout::new(&[TensorSpec::new("weights", shape)], servers).expect("a layout");
     assert_eq!(layout.blocks(), BLOCKS);
     layout
 }

@@ -19,8 +19,7 @@ pub struct Coordination(pub Arc<ServerState>);
 impl proto::coordination_server::Coordination for Coordination {
     async fn join(&self, request: Request<proto::JoinRequest>) -> Result<Response<proto::JoinReply>, Status> {
         let (request, id) = caller(&self.0, request, |message| message.trainer.take())?;
-        let tensors: Vec<TensorSpec> =
-            request.tensors.into_iter().map(|t| TensorSpec { name: t.name, shape: t.shape }).collect();
+        let tensors: Vec<TensorSpec> = request.tensors.into_iter().map(TensorSpec::from).collect();
         let config = &self.0.config;
         let elastic = config.min_trainers.is_some();
         if request.elastic != elastic {
@@ -39,6 +38,7 @@ impl proto::coordination_server::Coordination for Coordination {
         }
         let layout = Layout::new(&tensors, config.servers as usize)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        self.0.rules.optimizer.check(&tensors).map_err(Status::invalid_argument)?;
         self.0.members().join(&id, tensors.clone(), request.total_steps, now())?;
         let store = self.0.store_for(layout, &tensors);
         // Without a shard the trainer only joins, so this server need not be a primary.

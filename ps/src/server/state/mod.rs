@@ -30,6 +30,7 @@ use crate::block::{Progress, Start, Store};
 use crate::clock::now;
 use crate::layout::{Layout, TensorSpec};
 use crate::owner_tasks::OwnerTasks;
+use crate::parameter_group::stretches;
 use crate::proto;
 use crate::replication_log::ReplicaRole;
 use crate::server::config::ServerConfig;
@@ -149,6 +150,7 @@ impl ServerState {
             );
             Store::start(Start {
                 layout,
+                stretches: &stretches(tensors),
                 shards,
                 trainers: config.trainers,
                 elastic: config.min_trainers.is_some(),

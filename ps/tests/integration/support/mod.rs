@@ -29,9 +29,9 @@ pub fn training(mode: ConsistencyMode) -> Training {
 
 pub fn tensors() -> Vec<TensorSpec> {
     vec![
-        TensorSpec { name: "fc.bias".into(), shape: vec![7] },
+        TensorSpec::new("fc.bias", vec![7]),
         // More than two full blocks, so that several blocks and both servers take part.
-        TensorSpec { name: "fc.weight".into(), shape: vec![600_000] },
+        TensorSpec::new("fc.weight", vec![600_000]),
     ]
 }
 

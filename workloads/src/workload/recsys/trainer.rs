@@ -69,9 +69,9 @@ pub fn build(clicks: &Clicks, settings: &Settings) -> (Dlrm, ReplicatedLayers, V
     tch::manual_seed(plan.seed as i64);
     let variables = nn::VarStore::new(Device::Cpu);
     let model = Dlrm::new(&variables.root(), &sizes);
-    let dense = ReplicatedLayers::new(&model.stages(), training);
+    let dense = ReplicatedLayers::new(&model.stages(), &variables.variables().into_iter().collect(), training);
     tracing::info!(parameters = dense.elements(), width = table.width, "dense layers are here");
-    let tensors = dense.tensors(&variables.variables().into_iter().collect());
+    let tensors = dense.tensors().to_vec();
     (model, dense, tensors)
 }
 

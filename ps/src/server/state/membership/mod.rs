@@ -94,6 +94,11 @@ pub struct Membership {
     training: Option<(Instant, Instant)>,
 }
 
+/// Returns the tensors as a model file has them.
+fn without_groups(tensors: &[TensorSpec]) -> Vec<TensorSpec> {
+    tensors.iter().map(|tensor| TensorSpec::new(tensor.name.clone(), tensor.shape.clone())).collect()
+}
+
 /// The longest description of a trainer's error that is kept, in characters.
 const LONGEST_FAILURE: usize = 1000;
 
@@ -170,7 +175,7 @@ impl Membership {
             return Err(Refusal::OtherModel { trainer: id.index, difference });
         }
         if !self.expected.is_empty()
-            && let Some(difference) = difference(&self.expected, &tensors, "the trainer")
+            && let Some(difference) = difference(&self.expected, &without_groups(&tensors), "the trainer")
         {
             return Err(Refusal::NotEvaluated { trainer: id.index, difference });
         }

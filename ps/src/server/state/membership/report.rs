@@ -11,7 +11,7 @@ impl Membership {
     /// Returns the model and the members, for another server.
     #[must_use]
     pub fn told(&self) -> (Vec<proto::TensorSpec>, Vec<proto::RosterEntry>) {
-        let tensors = self.tensors.iter().map(|t| proto::TensorSpec { name: t.name.clone(), shape: t.shape.clone() });
+        let tensors = self.tensors.iter().map(proto::TensorSpec::from);
         let roster = (0..).zip(&self.members).filter_map(|(index, member)| {
             let trainer = proto::TrainerId { job_uid: self.job_uid.clone(), index, incarnation: member.incarnation? };
             Some(proto::RosterEntry {

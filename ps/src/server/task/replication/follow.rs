@@ -169,8 +169,7 @@ async fn adopt(state: &ServerState, replication: &Replication, shard: u32, model
     let (there, mut same_epoch) = (!model.tensors.is_empty(), true);
     let is_new = state.store().is_err();
     if there {
-        let tensors = model.tensors.into_iter().map(|t| TensorSpec { name: t.name, shape: t.shape });
-        let tensors: Vec<TensorSpec> = tensors.collect();
+        let tensors = model.tensors.into_iter().map(TensorSpec::from).collect::<Vec<_>>();
         let layout = Layout::new(&tensors, state.config.servers as usize)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
         same_epoch = state.recovery.adopt_epoch(model.epoch);

@@ -1,0 +1,146 @@
+//! Parameter groups: tensors that the optimizer treats otherwise than `spec.training.optimizer` says, as those of
+//! `torch.optim.Optimizer.param_groups`, and where their elements lie in a block.
+
+use std::ops::Range;
+
+use psjobs_api::training::OptimizerGroup;
+use serde::{Deserialize, Serialize};
+
+use crate::layout::TensorSpec;
+
+/// What the optimizer does otherwise with one tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ParameterGroup {
+    /// Factor on the job's learning rate, whose schedule holds for all groups.
+    pub learning_rate_factor: f64,
+    /// Replaces the job's weight decay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight_decay: Option<f64>,
+}
+
+impl Default for ParameterGroup {
+    fn default() -> Self {
+        Self { learning_rate_factor: 1.0, weight_decay: None }
+    }
+}
+
+impl ParameterGroup {
+    /// Returns whether the tensor is treated as the job says.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Returns the tensors in the job's `groups`, by name: the first that matches holds. A tensor without one stays as it is.
+#[must_use]
+pub fn in_groups(mut tensors: Vec<TensorSpec>, groups: &[OptimizerGroup]) -> Vec<TensorSpec> {
+    for tensor in &mut tensors {
+        if let Some(group) = groups.iter().find(|group| group.matches(&tensor.name)) {
+            let OptimizerGroup { learning_rate_factor, weight_decay, .. } = *group;
+            tensor.group = ParameterGroup { learning_rate_factor, weight_decay };
+        }
+    }
+    tensors
+}
+
+/// Warns of groups that no tensor is in, which are mostly misspelt.
+pub(crate) fn warn_of_empty(groups: &[OptimizerGroup], tensors: &[TensorSpec]) {
+    for OptimizerGroup { parameters, .. } in
+        groups.iter().filter(|group| !tensors.iter().any(|tensor| group.matches(&tensor.name)))
+    {
+        let names: Vec<&str> = tensors.iter().take(8).map(|tensor| tensor.name.as_str()).collect();
+        tracing::warn!(
+            "spec.training.optimizer.groups: no parameter of the model has a name like {parameters:?}; the first names are {}",
+            names.join(", ")
+        );
+    }
+}
+
+/// Neighbouring elements of one group.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stretch {
+    /// Places in the flat space, or in a block.
+    pub range: Range<usize>,
+    /// The group of all of them.
+    pub group: ParameterGroup,
+}
+
+/// Returns the groups of the flat space of `tensors`, in order and without gaps. Neighbours of one group are one stretch,
+/// so that a model without groups is a single one.
+#[must_use]
+pub fn stretches(tensors: &[TensorSpec]) -> Vec<Stretch> {
+    let mut stretches: Vec<Stretch> = Vec::new();
+    let mut start = 0;
+    for tensor in tensors {
+        let end = start + tensor.elements().unwrap_or(0);
+        match stretches.last_mut() {
+            Some(last) if last.group == tensor.group => last.range.end = end,
+            _ if end == start => {}
+            _ => stretches.push(Stretch { range: start..end, group: tensor.group }),
+        }
+        start = end;
+    }
+    stretches
+}
+
+/// Returns the part of `stretches` that lies in `block`, counted from its beginning.
+#[must_use]
+pub fn within(stretches: &[Stretch], block: &Range<usize>) -> Vec<Stretch> {
+    let first = stretches.partition_point(|stretch| stretch.range.end <= block.start);
+    let inside = stretches[first..].iter().take_while(|stretch| stretch.range.start < block.end);
+    inside
+        .map(|Stretch { range, group }| {
+            let (start, end) = (range.start.max(block.start), range.end.min(block.end));
+            Stretch { range: start - block.start..end - block.start, group: *group }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_first_group_that_matches_holds() {
+        let groups = [("*.bias", 1.0, Some(0.0)), ("head.*", 0.1, None)].map(|(name, learning_rate_factor, weight_decay)| {
+            OptimizerGroup { parameters: name.into(), learning_rate_factor, weight_decay }
+        });
+        let tensors = ["head.bias", "head.weight", "body.weight"].map(|name| TensorSpec::new(name, vec![1]));
+        let found = in_groups(tensors.into(), &groups).into_iter().map(|tensor| tensor.group);
+        let group = |learning_rate_factor, weight_decay| ParameterGroup { learning_rate_factor, weight_decay };
+        assert_eq!(found.collect::<Vec<_>>(), [group(1.0, Some(0.0)), group(0.1, None), ParameterGroup::default()]);
+    }
+
+    fn group(factor: u8) -> ParameterGroup {
+        ParameterGroup { learning_rate_factor: f64::from(factor), weight_decay: None }
+    }
+
+    proptest! {
+        #[test]
+        fn every_element_of_every_block_has_the_group_of_its_tensor(
+            tensors in proptest::collection::vec((0_u64..20, 0_u8..3), 1..12),
+            length in 1_usize..30,
+        ) {
+            let by_element: Vec<u8> = tensors.iter().flat_map(|(size, group)| vec![*group; *size as usize]).collect();
+            let tensor = |(size, factor): &(u64, u8)| {
+                TensorSpec { group: group(*factor), ..TensorSpec::new("w", vec![*size]) }
+            };
+            let all = stretches(&tensors.iter().map(tensor).collect::<Vec<_>>());
+            prop_assert!(all.windows(2).all(|pair| pair[0].group != pair[1].group), "neighbours are one");
+            for (number, expected) in by_element.chunks(length).enumerate() {
+                let start = number * length;
+                let found = within(&all, &(start..start + expected.len()));
+                let mut next = 0;
+                for Stretch { range, group: found } in found {
+                    prop_assert_eq!(range.start, next);
+                    next = range.end;
+                    prop_assert!(expected[range].iter().all(|factor| group(*factor) == found));
+                }
+                prop_assert_eq!(next, expected.len());
+            }
+        }
+    }
+}
