@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from psjobs.batches import SharedLoader
     from psjobs.parameter_groups import Group
     from psjobs.parameters import Parameters
+    from psjobs.sparse import SparseModules
 
     Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -45,6 +46,8 @@ class Job:
         self._interrupt = _native.Interrupt()
         self._session: _native.Session | None = None
         self._parameters: Parameters | None = None
+        self._sparse: SparseModules | None = None
+        self._local_tables: _native.LocalTables | None = None
         self._step = 0
         self._steps_done = 0
         # Where reading begins: the first step of this process, or the one that the servers went back to.
@@ -117,16 +120,22 @@ class Job:
         Raises InputError if the model cannot be trained or is not the job's, or the optimizer has parameters that are not
         the model's, PeerAway if a server stays away.
         """
-        from psjobs import optimizers, parameter_groups, parameters
+        from psjobs import optimizers, parameter_groups, parameters, sparse
         from psjobs.overlap import Overlap
 
         if self._parameters is not None:
             raise _native.InputError("this job has a model already; attach is called once in a process")
-        self._parameters = parameters.Parameters(model)
-        if self.alone and optimizer is not None:
-            return model, optimizers.counted(optimizer, self)
+        self._parameters, self._sparse = parameters.Parameters(model), sparse.SparseModules(model)
         if self.alone:
+            if self._sparse:
+                self._local_tables = _native.LocalTables(self._environment, self._sparse.tables)
+                self._sparse.read_from(self._local_tables)
+            if optimizer is not None:
+                return model, optimizers.counted(optimizer, self)
             return model, optimizers.alone(self._parameters, self._environment, self)
+        if self._sparse and (self._environment.elastic or self._environment.backup_trainers):
+            text = "sparse modules need trainers that all make every step; take elasticPolicy or backupTrainers from the job"
+            raise _native.InputError(text)
         named = self._parameters.named
         groups = parameter_groups.of_job(named, self._environment)
         if optimizer is not None:
@@ -134,6 +143,9 @@ class Job:
             if not any(group != parameter_groups.Group() for group in groups):
                 groups = parameter_groups.of_script(named, optimizer)
         self._session = self._enter(self._parameters, groups)
+        if self._sparse:
+            self._session.open_tables(self._sparse.tables)
+            self._sparse.read_from(self._session)
         self._step = self._resume = self._session.next_step()
         self._parameters.place(self._session)
         import torch
@@ -246,7 +258,8 @@ class Job:
         if self._scale != 1.0:
             parameters.scale(self._scale)
         try:
-            following = session.exchange(self._step)
+            rows = self._sparse.gradients(self._scale) if self._sparse else []
+            following = session.exchange(self._step, rows)
         except _native.Interrupted:
             self._stop()
         except _native.InputError as error:
@@ -265,8 +278,14 @@ class Job:
             session.report(self._examples, self._metrics)
 
     def _did_step(self) -> None:
+        if self._local_tables is not None and self._sparse is not None:
+            self._local_tables.push(self._step, self._sparse.gradients())
         self._step += 1
         self._steps_done += 1
+
+    def _discard_rows(self) -> None:
+        if self._sparse is not None:
+            self._sparse.discard()
 
     def _check_stop(self) -> None:
         """Leaves and ends the process if it was asked to."""

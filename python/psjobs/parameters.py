@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 
 import torch
 
 from psjobs._native import InputError, Session
+from psjobs.buffers import floats
 
 
 @dataclass
@@ -49,10 +49,7 @@ class Parameters:
 
     def initial(self) -> memoryview[float]:
         """A buffer with all values, flat f32."""
-        flat = torch.cat([tensor.detach().to("cpu", torch.float32).reshape(-1) for _, tensor in self.named])
-        buffer = (ctypes.c_float * flat.numel()).from_address(flat.data_ptr())
-        buffer.owner = flat  # type: ignore[attr-defined]
-        return memoryview(buffer).cast("B").cast("f")
+        return floats(torch.cat([tensor.detach().to("cpu", torch.float32).reshape(-1) for _, tensor in self.named]))
 
     def place(self, session: Session) -> None:
         """Moves the parameters to the session's memory; they take the values that are there, and zero gradients."""

@@ -17,7 +17,7 @@ pub struct Environment {
     /// The place in the job; none of a trainer that is alone.
     pub job: Option<psjobs_api::Environment>,
     pub network: Network,
-    training: Training,
+    pub training: Training,
 }
 
 #[pymethods]
@@ -60,6 +60,12 @@ impl Environment {
     #[getter]
     fn elastic(&self) -> bool {
         self.job.as_ref().is_some_and(|job| job.min_trainers.is_some())
+    }
+
+    /// The fastest trainers make a step without as many others.
+    #[getter]
+    fn backup_trainers(&self) -> u32 {
+        self.training.consistency.backup_trainers
     }
 
     /// Takes the result.

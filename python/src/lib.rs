@@ -1,6 +1,6 @@
 //! The native half of the Python package `psjobs`: a trainer's place in its job ([`environment`]), its session with the
 //! servers ([`session`]) and the memory that both share with the model ([`memory`]), the split of the data
-//! ([`sampler`]), and the programs that run a job on one machine ([`command`]). What concerns PyTorch is written in Python,
+//! ([`sampler`]), sparse tables of a script that is alone ([`tables`]), and the programs that run a job on one machine ([`command`]). What concerns PyTorch is written in Python,
 //! in `psjobs/`; nothing here links libtorch.
 
 mod command;
@@ -10,6 +10,7 @@ mod memory;
 mod result;
 mod sampler;
 mod session;
+mod tables;
 mod waiting;
 
 use pyo3::prelude::*;
@@ -31,6 +32,8 @@ mod _native {
     use super::sampler::Sampler;
     #[pymodule_export]
     use super::session::Session;
+    #[pymodule_export]
+    use super::tables::LocalTables;
     #[pymodule_export]
     use super::waiting::Interrupt;
 

@@ -8,8 +8,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use psjobs_ps::batch::sharing::Work;
-use psjobs_ps::client::{AsyncSession, ClientError, GradualStep, SessionConfig, TensorSpec};
+use futures::future::join;
+use psjobs_ps::client::{
+    AsyncSession, ClientError, GradualStep, RowGradients, SessionConfig, SessionTables, TensorSpec,
+};
 use psjobs_ps::parameter_group::ParameterGroup;
+use psjobs_ps::sparse::TableSpec;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -33,6 +37,10 @@ pub struct Session {
 struct Live {
     // Dropped before the runtime that its tasks run on.
     state: State,
+    /// The sparse tables, if the model has any.
+    tables: Option<SessionTables>,
+    /// The servers' epoch when the step under way began.
+    epoch: u64,
     /// A report that came during a step, until that ends.
     report: Option<(u64, BTreeMap<String, f64>)>,
     /// Seconds spent waiting before the step under way.
@@ -79,7 +87,8 @@ impl Session {
             builder.worker_threads(config.connections.max(1) as usize + 1).thread_name("psjobs-net").enable_all();
             let runtime = builder.build().map_err(|error| exception(&ClientError::Runtime(error)))?;
             let session = runtime.block_on(attentive(AsyncSession::join(config, &initial), &interrupt))?;
-            PyResult::Ok(Live { state: State::Idle(Box::new(session)), report: None, waiting: 0.0, runtime })
+            let state = State::Idle(Box::new(session));
+            PyResult::Ok(Live { state, tables: None, epoch: 0, report: None, waiting: 0.0, runtime })
         })?;
         Ok(Self { live: Mutex::new(Some(live)), interrupt, process: process::id() })
     }
@@ -90,9 +99,45 @@ impl Session {
         Ok(Memory::halves(mapping?))
     }
 
+    /// Opens the sparse tables, beside the parameters.
+    fn open_tables(&self, py: Python<'_>, tables: Vec<TableArguments>) -> PyResult<()> {
+        self.check_process()?;
+        let specs = tables.into_iter().map(table_spec).collect();
+        py.detach(|| {
+            let mut live = self.live();
+            let Live { state, tables, runtime, .. } = live.as_mut().ok_or_else(left)?;
+            let opening = SessionTables::open(state.idle()?, specs);
+            *tables = Some(runtime.block_on(attentive(opening, &self.interrupt))?);
+            Ok(())
+        })
+    }
+
+    /// Writes the rows of `keys` of a table to `rows`, one behind the other. False if the servers have gone to a checkpoint,
+    /// so that the step under way does not count.
+    #[allow(clippy::needless_pass_by_value, reason = "as Python passes it")]
+    fn pull(&self, py: Python<'_>, table: usize, keys: PyBuffer<i64>, rows: PyBuffer<f32>) -> PyResult<bool> {
+        self.check_process()?;
+        let keys = unsigned(keys.to_vec(py)?);
+        let pulled = py.detach(|| {
+            let mut live = self.live();
+            let Live { tables, runtime, .. } = live.as_mut().ok_or_else(left)?;
+            let tables = tables.as_mut().ok_or_else(no_tables)?;
+            runtime.block_on(attentive(tables.pull(&[(table, &keys)]), &self.interrupt))
+        })?;
+        let Some(pulled) = pulled else { return Ok(false) };
+        rows.copy_from_slice(py, &pulled[0])?;
+        Ok(true)
+    }
+
     /// The first step that the servers do not have from this trainer.
     fn next_step(&self, py: Python<'_>) -> PyResult<u64> {
-        self.with(py, |session| session.next_step())
+        self.check_process()?;
+        py.detach(|| {
+            let mut live = self.live();
+            let Live { state, tables, .. } = live.as_mut().ok_or_else(left)?;
+            let next = state.idle()?.next_step();
+            Ok(tables.as_ref().map_or(next, |tables| tables.next_step(next)))
+        })
     }
 
     /// Counts the times that this trainer has entered an elastic job.
@@ -120,9 +165,10 @@ impl Session {
         self.check_process()?;
         py.detach(|| {
             let mut live = self.live();
-            let Live { state, runtime, waiting, .. } = live.as_mut().ok_or_else(left)?;
+            let Live { state, runtime, waiting, epoch, .. } = live.as_mut().ok_or_else(left)?;
             match std::mem::replace(state, State::Gone) {
                 State::Idle(session) => {
+                    *epoch = session.epoch();
                     *waiting = session.waiting().as_secs_f64();
                     *state = State::Stepping(GradualStep::begin(*session, runtime.handle(), step, first));
                 }
@@ -136,14 +182,26 @@ impl Session {
         })
     }
 
-    /// Sends the gradients of `step`, those that have not left yet, and returns the next step to do when the parameters
-    /// have come back.
-    fn exchange(&self, py: Python<'_>, step: u64) -> PyResult<u64> {
+    /// Sends the gradients of `step`, those that have not left yet, with those of `rows` by table and key, and returns the
+    /// next step to do when the parameters have come back.
+    fn exchange(
+        &self,
+        py: Python<'_>,
+        step: u64,
+        rows: Vec<(usize, PyBuffer<i64>, PyBuffer<f32>)>,
+    ) -> PyResult<u64> {
         self.check_process()?;
-        if let Some(following) = py.detach(|| self.end_step())? {
-            return Ok(following);
-        }
-        self.wait(py, async |session| session.exchange(step).await)
+        let copy = |(table, keys, values): (usize, PyBuffer<i64>, PyBuffer<f32>)| {
+            PyResult::Ok((table, unsigned(keys.to_vec(py)?), values.to_vec(py)?))
+        };
+        let rows = rows.into_iter().map(copy).collect::<PyResult<Vec<_>>>()?;
+        py.detach(|| {
+            let mut live = self.live();
+            let live = live.as_mut().ok_or_else(left)?;
+            let rows: Vec<RowGradients> =
+                rows.iter().map(|(table, keys, values)| RowGradients { table: *table, keys, values }).collect();
+            live.exchange(step, &rows, &self.interrupt)
+        })
     }
 
     /// The next batch of an elastic job, of `batches` that all trainers read; none if none is left for now.
@@ -187,7 +245,21 @@ impl Session {
     /// Makes the last step done this trainer's last one, and waits until the servers keep it. Returns the next step: an
     /// earlier one if they went back to a checkpoint.
     fn finish(&self, py: Python<'_>) -> PyResult<u64> {
-        self.wait(py, async |session| session.finish().await)
+        self.check_process()?;
+        py.detach(|| {
+            let mut live = self.live();
+            let Live { state, tables, runtime, .. } = live.as_mut().ok_or_else(left)?;
+            let session = state.idle()?;
+            let finishing = async {
+                let next = session.next_step();
+                let following = session.finish().await?;
+                match tables {
+                    Some(tables) if next > 0 => tables.follow(session, next - 1, following).await,
+                    _ => Ok(following),
+                }
+            };
+            runtime.block_on(attentive(finishing, &self.interrupt))
+        })
     }
 
     /// Leaves every server: `finished` says that the work is done.
@@ -221,20 +293,6 @@ impl Session {
             let Live { state, runtime, .. } = live.as_mut().ok_or_else(left)?;
             runtime.block_on(attentive(work(state.idle()?), &self.interrupt))
         })
-    }
-
-    /// Waits for the end of the step under way and returns the next one; nothing if none is.
-    fn end_step(&self) -> PyResult<Option<u64>> {
-        let mut live = self.live();
-        let Live { state, report, runtime, .. } = live.as_mut().ok_or_else(left)?;
-        let State::Stepping(under_way) = state else { return Ok(None) };
-        let ended = attentive(async { Ok(under_way.end().await) }, &self.interrupt);
-        let (session, outcome) = runtime.block_on(ended)?;
-        if let Some((examples, metrics)) = report.take() {
-            session.report(examples, &metrics);
-        }
-        *state = State::Idle(Box::new(session));
-        outcome.map(Some).map_err(|error| exception(&error))
     }
 
     fn end(
@@ -292,6 +350,43 @@ impl Drop for Session {
     }
 }
 
+impl Live {
+    /// Ends a step, whose gradients may have left in part, with the gradients of its rows.
+    fn exchange(&mut self, step: u64, rows: &[RowGradients<'_>], interrupt: &AtomicBool) -> PyResult<u64> {
+        let Self { state, tables, epoch, report, runtime, .. } = self;
+        if let State::Idle(session) = state {
+            *epoch = session.epoch();
+        }
+        let (epoch, mut pushing) = (*epoch, tables.as_mut());
+        let push = async {
+            match &mut pushing {
+                Some(tables) => tables.push(epoch, step, rows).await,
+                None => Ok(()),
+            }
+        };
+        let (pushed, following) = match state {
+            State::Idle(session) => {
+                runtime.block_on(attentive(async { Ok(join(push, session.exchange(step)).await) }, interrupt))?
+            }
+            State::Stepping(under_way) => {
+                let ending = async { Ok(join(push, under_way.end()).await) };
+                let (pushed, (session, outcome)) = runtime.block_on(attentive(ending, interrupt))?;
+                if let Some((examples, metrics)) = report.take() {
+                    session.report(examples, &metrics);
+                }
+                *state = State::Idle(Box::new(session));
+                (pushed, outcome)
+            }
+            State::Gone => return Err(left()),
+        };
+        let following = pushed.and(following).map_err(|error| exception(&error))?;
+        match tables {
+            Some(tables) => runtime.block_on(attentive(tables.follow(state.idle()?, step, following), interrupt)),
+            None => Ok(following),
+        }
+    }
+}
+
 impl State {
     /// Returns the session while no step is under way.
     fn idle(&mut self) -> PyResult<&mut AsyncSession> {
@@ -304,6 +399,22 @@ impl State {
             Self::Gone => Err(left()),
         }
     }
+}
+
+/// Name, width, bound of the first values, rows at most, and steps after which an unused row goes.
+pub type TableArguments = (String, usize, f32, u64, u64);
+
+pub fn table_spec((name, width, bound, max_rows, idle_steps): TableArguments) -> TableSpec {
+    TableSpec { max_rows, idle_steps, ..TableSpec::new(name, width, bound) }
+}
+
+/// Keys of Python's, which has no unsigned integers in torch.
+pub fn unsigned(keys: Vec<i64>) -> Vec<u64> {
+    bytemuck::cast_vec(keys)
+}
+
+fn no_tables() -> PyErr {
+    InputError::new_err("the model has no sparse tables")
 }
 
 fn left() -> PyErr {

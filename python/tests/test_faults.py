@@ -14,6 +14,12 @@ import pathlib, signal
 def wide():
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(6, 100), nn.Tanh(), nn.Linear(100, 100), nn.Tanh(), nn.Linear(100, 3))
+class WithRows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows, self.wide = psjobs.Embedding(6), wide()
+    def forward(self, x):
+        return self.wide(x + self.rows((x[:, 0] * 10).long()))
 def kill(role, index):
     wanted = {f"PSJOB_ROLE={role}", f"PSJOB_INDEX={index}", f"PSJOB_UID={os.environ['PSJOB_UID']}"}
     for file in pathlib.Path("/proc").glob("[0-9]*/environ"):
@@ -25,7 +31,7 @@ def kill(role, index):
             print("killed", role, index, flush=True)
             os.kill(int(file.parent.name), signal.SIGKILL)
 job = psjobs.join()
-model, opt = job.attach(wide())
+model, opt = job.attach(WithRows() if os.environ["ROWS"] else wide())
 here = pathlib.Path(os.environ["HERE"])
 done = here / "killed"
 for x, y in job.batches(data, 8, epochs=EPOCHS):
@@ -48,13 +54,16 @@ FAULTS = [
 ]
 
 
-def train(folder: pathlib.Path, victim: str, spec: dict[str, Any]) -> tuple[list[str], dict[str, torch.Tensor]]:
-    """Runs the job; returns what its trainers wrote, and the model."""
+def train(
+    folder: pathlib.Path, victim: str, spec: dict[str, Any], rows: bool = False
+) -> tuple[list[str], dict[str, torch.Tensor]]:
+    """Runs the job, of a model with sparse rows or without; returns what its trainers wrote, and the model."""
     folder.mkdir()
     file = folder / "train.py"
     file.write_text(PRELUDE + TRAIN.replace("EPOCHS", "100"))
     training = {"consistency": {"mode": "Sync"}, "optimizer": {"type": "Adam", "learningRate": 0.01}}
-    env = {"VICTIM": victim, "HERE": str(folder), "PSJOBS_WORKER": program("psjobs-worker"), "OMP_NUM_THREADS": "1"}
+    env = {"VICTIM": victim, "HERE": str(folder), "ROWS": "yes" if rows else ""}
+    env |= {"PSJOBS_WORKER": program("psjobs-worker"), "OMP_NUM_THREADS": "1"}
     job = psjobs.run(file, trainers=2, servers=2, training=training, spec=spec, env=env, folder=folder, quiet=True)
     return [line for index in range(2) for line in job.logs(index=index)], job.model()
 

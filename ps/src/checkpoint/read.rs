@@ -149,13 +149,16 @@ impl Checkpoint {
         self.parts[0].plan.layout()
     }
 
-    /// Returns whether all blocks have the same gradients. In one that was written while trainers were at work, some blocks
-    /// may have gradients of a step that others lack.
+    /// Returns whether all blocks have the same gradients, and rows too, where the servers train both. In one that was written
+    /// while trainers were at work, some may have gradients of a step that others lack.
     #[must_use]
     pub fn is_even(&self) -> bool {
         let mut blocks = self.parts.iter().flat_map(Part::extents);
         let first = blocks.next();
+        let rows = self.rows.iter().map(RowsPart::description).filter(|rows| rows.servers_train_layers);
+        let mut clocks = rows.flat_map(|rows| &rows.clocks);
         blocks.all(|block| Some(block) == first)
+            && clocks.all(|clock| first.is_none_or(|(_, next_steps)| clock.next_steps == next_steps))
     }
 
     /// The state of the elements `range` of the flat space, whatever blocks they were in. Where they

@@ -18,6 +18,7 @@ mod member;
 mod reading;
 mod runtime;
 mod session;
+mod session_tables;
 mod tables;
 mod voting;
 
@@ -29,6 +30,7 @@ pub use layers::Layers;
 pub use member::{AsyncMember, Member};
 pub(crate) use reading::Reading;
 pub use session::AsyncSession;
+pub use session_tables::SessionTables;
 pub use tables::{AsyncTables, Pulling, Pushing, RowGradients, Tables};
 
 pub use crate::layout::TensorSpec;

@@ -157,15 +157,23 @@ impl AsyncSession {
         self.config.total_steps = total;
     }
 
+    /// Returns the configuration, for tables beside this session, which no longer knows its last step: that ends with theirs.
+    pub(super) fn config_without_end(&mut self) -> SessionConfig {
+        self.config.total_steps = SessionConfig::UNKNOWN_STEPS;
+        self.config.clone()
+    }
+
     /// Makes the step before the next one this trainer's last, and waits until losing servers can no longer cost any of
     /// its steps. Returns the next step: an earlier one if the servers had to go back to a checkpoint.
     ///
     /// # Errors
     /// If a server stays away, or the wait is interrupted.
     pub async fn finish(&mut self) -> Result<u64, ClientError> {
-        self.config.total_steps = self.next_step;
+        let total = std::mem::replace(&mut self.config.total_steps, self.next_step);
         if let Settled::Rewound = self.conclude().await? {
             self.enter_anew().await?;
+            // The caller says again which step is its last.
+            self.config.total_steps = total;
         }
         Ok(self.next_step)
     }

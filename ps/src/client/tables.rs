@@ -41,6 +41,8 @@ pub struct AsyncTables {
 pub(super) struct Shared {
     pub config: SessionConfig,
     specs: Vec<TableSpec>,
+    /// The servers train the dense parameters, not the trainers.
+    servers_train_layers: bool,
     /// Counts the times that the servers went to a checkpoint; 0 where they keep none.
     pub epoch: u64,
     /// By shard.
@@ -72,12 +74,22 @@ impl Route {
 }
 
 impl AsyncTables {
-    /// Tells every server the job's tables, which must be the same for all trainers.
+    /// Tells every server the job's tables, which must be the same for all trainers. Dense layers are trained by the
+    /// trainers themselves ([`Layers`](super::Layers)).
     ///
     /// # Errors
     /// If a server stays away, or refuses the tables.
     pub async fn open(config: SessionConfig, specs: Vec<TableSpec>) -> Result<Self, ClientError> {
-        let (shared, next_step) = open_all(config, specs).await?;
+        let (shared, next_step) = open_all(config, specs, false).await?;
+        Ok(Self { shared: Arc::new(shared), next_step })
+    }
+
+    /// As [`AsyncTables::open`], where the servers train the dense parameters, too.
+    pub(super) async fn open_beside_parameters(
+        config: SessionConfig,
+        specs: Vec<TableSpec>,
+    ) -> Result<Self, ClientError> {
+        let (shared, next_step) = open_all(config, specs, true).await?;
         Ok(Self { shared: Arc::new(shared), next_step })
     }
 
@@ -87,8 +99,8 @@ impl AsyncTables {
     /// # Errors
     /// As [`AsyncTables::open`].
     pub async fn reopen(&mut self) -> Result<(), ClientError> {
-        let Shared { config, specs, .. } = &*self.shared;
-        let (shared, next_step) = open_all(config.clone(), specs.clone()).await?;
+        let Shared { config, specs, servers_train_layers, .. } = &*self.shared;
+        let (shared, next_step) = open_all(config.clone(), specs.clone(), *servers_train_layers).await?;
         (self.shared, self.next_step) = (Arc::new(shared), next_step);
         Ok(())
     }
@@ -148,7 +160,11 @@ fn first_step(steps: &[u64], epoch: u64) -> u64 {
 }
 
 /// Opens them at every server, all in one epoch.
-async fn open_all(config: SessionConfig, specs: Vec<TableSpec>) -> Result<(Shared, u64), ClientError> {
+async fn open_all(
+    config: SessionConfig,
+    specs: Vec<TableSpec>,
+    servers_train_layers: bool,
+) -> Result<(Shared, u64), ClientError> {
     let (mut epoch, mut leaders, mut steps) = (0, Vec::new(), Vec::new());
     while leaders.len() < config.servers.len() {
         let server = leaders.len() as u32;
@@ -156,7 +172,7 @@ async fn open_all(config: SessionConfig, specs: Vec<TableSpec>) -> Result<(Share
             &config,
             server,
             |_| false,
-            |host| in_time(&config, open(&config, &specs, (server, host), epoch)),
+            |host| in_time(&config, open(&config, request(&config, &specs, servers_train_layers, server), host, epoch)),
         )
         .await?;
         if reply.epoch > epoch && server > 0 {
@@ -171,19 +187,23 @@ async fn open_all(config: SessionConfig, specs: Vec<TableSpec>) -> Result<(Share
     }
     let routes = leaders.into_iter().map(Route::new).collect();
     let next_step = first_step(&steps, epoch);
-    Ok((Shared { config, specs, epoch, routes, layers_wanted: AtomicU64::new(0) }, next_step))
+    let layers_wanted = AtomicU64::new(0);
+    Ok((Shared { config, specs, servers_train_layers, epoch, routes, layers_wanted }, next_step))
 }
 
-/// Opens the tables of `shard` at server `host`; returns the way to it with its reply.
+fn request(config: &SessionConfig, specs: &[TableSpec], servers_train_layers: bool, shard: u32) -> OpenTablesRequest {
+    let tables = specs.iter().map(proto::TableSpec::from).collect();
+    OpenTablesRequest { trainer: Some(config.id()), tables, shard: Some(shard), servers_train_layers }
+}
+
+/// Opens the tables of a shard at server `host`; returns the way to it with its reply.
 async fn open(
     config: &SessionConfig,
-    specs: &[TableSpec],
-    (shard, host): (u32, u32),
+    request: OpenTablesRequest,
+    host: u32,
     epoch: u64,
 ) -> Result<((u32, Channel), proto::OpenTablesReply), Failure> {
     let channel = connect(&config.network, &config.servers[host as usize]).await?;
-    let tables = specs.iter().map(proto::TableSpec::from).collect();
-    let request = OpenTablesRequest { trainer: Some(config.id()), tables, shard: Some(shard) };
     let mut client = SparseTablesClient::new(channel.clone());
     let reply = match client.open_tables(request.clone()).await {
         // It was started anew since this trainer joined.

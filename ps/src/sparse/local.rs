@@ -42,11 +42,22 @@ impl Local {
     /// # Panics
     /// If there is no such table, or not a row for each key.
     pub fn push(&mut self, step: u64, table: usize, keys: &[u64], values: &[f32]) {
-        let width = self.specs[table].width;
-        assert_eq!(values.len(), keys.len() * width, "a row of table {table} for each key");
+        self.push_all(step, &[(table, keys, values)]);
+    }
+
+    /// Updates rows of several tables by the gradients of `step`, each with its keys and a row for each.
+    ///
+    /// # Panics
+    /// As [`Local::push`].
+    pub fn push_all<K: AsRef<[u64]>, V: AsRef<[f32]>>(&mut self, step: u64, rows: &[(usize, K, V)]) {
         let mut gradients = vec![Gradients::default(); self.specs.len()];
-        for (key, row) in keys.iter().zip(values.chunks_exact(width)) {
-            gradients[table].add_bytes(*key, bytemuck::cast_slice(row));
+        for (table, keys, values) in rows {
+            let (keys, values) = (keys.as_ref(), values.as_ref());
+            let width = self.specs[*table].width;
+            assert_eq!(values.len(), keys.len() * width, "a row of table {table} for each key");
+            for (key, row) in keys.iter().zip(values.chunks_exact(width)) {
+                gradients[*table].add_bytes(*key, bytemuck::cast_slice(row));
+            }
         }
         self.shard.push(0, step, Some(gradients), ());
         self.shard.evict(0);

@@ -28,7 +28,7 @@ use super::model::Model;
 use super::network::{Host, Network, address_of};
 use super::plan::{Fault, Plan};
 use super::trainer::{self, Failure, Job};
-use super::{backups, elastic, tables};
+use super::{backups, elastic, rows_beside, tables};
 
 pub const JOB: &str = "job";
 /// Time without a fault after which a job counts as hanging. Servers give up after 10 minutes without trainers.
@@ -276,6 +276,8 @@ impl Supervisor {
                 backups::train(job, index, incarnation).await
             } else if job.plan.tables {
                 tables::train(job, index, incarnation).await
+            } else if job.plan.beside {
+                rows_beside::train(job, index, incarnation).await
             } else {
                 trainer::train(job, index, incarnation).await
             };

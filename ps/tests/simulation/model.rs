@@ -41,8 +41,8 @@ impl Model {
         let batches = plan.steps as usize * if backups { plan.trainers as usize } else { 1 };
         let (trainers, steps) = (plan.trainers, plan.steps);
         let mut model = Self { layout, trainers, steps, scale: 1.0, batches, states: Vec::new() };
-        // The rounding of a codec would have to be repeated here; marks are exact in all of them.
-        if sync && plan.compression.codec != Codec::F32 {
+        // The rounding of a codec would have to be repeated here, and rows count with another optimizer; marks are exact.
+        if sync && (plan.compression.codec != Codec::F32 || plan.beside) {
             model.scale = f64::from(plan.trainers);
         } else if has_states(plan) {
             model.states = model.undisturbed(plan.elements / 2);
@@ -150,7 +150,7 @@ pub fn tensors(plan: &Plan) -> Vec<TensorSpec> {
 /// Returns whether the parameters of a job are compared with those of an undisturbed one after each step.
 fn has_states(plan: &Plan) -> bool {
     let is_sync = plan.consistency.mode == ConsistencyMode::Sync && plan.consistency.backup_trainers == 0;
-    is_sync && plan.compression.codec == Codec::F32 && plan.least.is_none() && !plan.tables
+    is_sync && plan.compression.codec == Codec::F32 && plan.least.is_none() && !plan.tables && !plan.beside
 }
 
 /// How many gradients left these marks, if they are the first of at most `most`, each once.

@@ -25,6 +25,8 @@ const HELD_TWICE: Duration = Duration::from_secs(8);
 const LARGE: u64 = 25;
 /// In one of so many dense jobs gradients leave while others are still being computed.
 const GRADUAL: u64 = 5;
+/// In one of so many dense jobs a sparse table is trained beside the parameters.
+const BESIDE: u64 = 3;
 /// A fault that lasts as long is never mended.
 pub const FOR_GOOD: Duration = Duration::from_secs(86_400);
 /// In so much time a server does some file operations.
@@ -56,6 +58,8 @@ pub struct Plan {
     pub kernels: bool,
     /// Gradients go into a sparse table, and the trainers train their layers themselves.
     pub tables: bool,
+    /// Gradients go into a sparse table, beside those of parameters that the servers train.
+    pub beside: bool,
     /// Streams of a trainer to each server, as far as that has blocks.
     pub connections: u32,
     /// Gradients leave while others are still being computed.
@@ -195,6 +199,7 @@ impl Plan {
             moves: chance.random_bool(0.3),
             kernels: chance.random_bool(0.7),
             tables: seed % TABLES == 3 && !large,
+            beside: false,
             connections: 1,
             gradual: false,
             compute: [0, 10, 100, 400][chance.random_range(0..4)],
@@ -242,6 +247,7 @@ impl Plan {
         }
         let is_dense = !plan.tables && plan.least.is_none() && plan.consistency.backup_trainers == 0;
         plan.gradual = seed % GRADUAL == GRADUAL - 1 && is_dense;
+        plan.beside = seed % BESIDE == BESIDE - 1 && is_dense && !plan.gradual && !large;
         plan
     }
 
@@ -296,6 +302,7 @@ impl Plan {
             (true, mode),
             (self.least.is_some(), "elastic"),
             (self.tables, "sparse tables"),
+            (self.beside, "sparse tables beside parameters"),
             (self.replicated, "replicated"),
             (self.checkpoint.is_some(), "checkpoints"),
             (self.consistency.backup_trainers > 0, "backup trainers"),
@@ -374,6 +381,7 @@ impl Plan {
             moves: false,
             kernels: true,
             tables: false,
+            beside: false,
             connections: 1,
             gradual: false,
             compute: 80,

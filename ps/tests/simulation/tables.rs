@@ -24,7 +24,7 @@ const ROWS: u64 = 8;
 /// A row that all trainers push: it counts.
 const EVERYBODYS: u64 = 1 << 40;
 
-fn specs() -> Vec<TableSpec> {
+pub fn specs() -> Vec<TableSpec> {
     vec![TableSpec::new("marks", WIDTH, 0.0)]
 }
 
@@ -33,13 +33,13 @@ fn key(trainer: u32, row: u64) -> u64 {
 }
 
 /// All keys of a job: by row, then by trainer, and that of everybody.
-fn keys(plan: &Plan) -> Vec<u64> {
+pub fn keys(plan: &Plan) -> Vec<u64> {
     let own = (0..ROWS).flat_map(|row| (0..plan.trainers).map(move |trainer| key(trainer, row)));
     own.chain([EVERYBODYS]).collect()
 }
 
 /// Pushes by row and trainer, of rows in the order of [`keys`].
-fn counts(plan: &Plan, rows: &[f32]) -> Result<Counts, String> {
+pub fn row_counts(plan: &Plan, rows: &[f32]) -> Result<Counts, String> {
     let count = |(place, marks): (usize, &[f32])| {
         let marks: Vec<f64> = marks.iter().map(|mark| f64::from(*mark)).collect();
         counted(&marks, plan.steps).ok_or_else(|| {
@@ -51,8 +51,19 @@ fn counts(plan: &Plan, rows: &[f32]) -> Result<Counts, String> {
     Ok(all.chunks(plan.trainers as usize).map(<[u64]>::to_vec).collect())
 }
 
+/// What a trainer pushes in a step: keys and gradients.
+pub fn marks(plan: &Plan, trainer: u32, step: u64) -> (Vec<u64>, Vec<f32>) {
+    // In Sync a row gets the mean over the trainers.
+    let scale = if plan.consistency.mode == ConsistencyMode::Sync { f64::from(plan.trainers) } else { 1.0 };
+    let marks = moments(step).map(|moment| (-moment * scale) as f32);
+    let own = (0..ROWS).map(|row| (key(trainer, row), marks));
+    let all = own.chain([(EVERYBODYS, [-scale as f32, 0.0, 0.0])]);
+    let (keys, values): (Vec<u64>, Vec<[f32; WIDTH]>) = all.unzip();
+    (keys, values.concat())
+}
+
 /// Pushes of all trainers, in the row of everybody.
-fn all_together(rows: &[f32]) -> f32 {
+pub fn all_together(rows: &[f32]) -> f32 {
     rows[rows.len() - WIDTH]
 }
 
@@ -117,14 +128,14 @@ impl Trainer<'_> {
         self.tell(format_args!("goes on with {next}"));
         self.keep(next, true).await?;
         let rows = self.rows().await?;
-        self.witness.entered(next, counts(plan, &rows))?;
+        self.witness.entered(next, row_counts(plan, &rows))?;
         for step in next..plan.steps {
             tokio::time::sleep(Duration::from_millis(self.chance.random_range(0..=plan.compute))).await;
             self.push(step).await?;
             self.tell(format_args!("did step {step}"));
             self.keep(step + 1, false).await?;
             let rows = self.rows().await?;
-            self.witness.answered(step, counts(plan, &rows))?;
+            self.witness.answered(step, row_counts(plan, &rows))?;
         }
         self.keep(plan.steps, true).await?;
         if self.tables.epoch() > 0 && !self.tables.conclude().await? {
@@ -133,7 +144,7 @@ impl Trainer<'_> {
         self.job.complete.borrow_mut()[self.index as usize] = true;
         if self.job.complete.borrow().iter().all(|complete| *complete) {
             let rows = self.rows().await?;
-            self.witness.all_there(counts(plan, &rows))?;
+            self.witness.all_there(row_counts(plan, &rows))?;
             let (found, want) = (all_together(&rows), (plan.steps * u64::from(plan.trainers)) as f32);
             if found != want {
                 return self.witness.violation(format!("finds {found} pushes of everybody, not {want}"))?;
@@ -143,17 +154,7 @@ impl Trainer<'_> {
     }
 
     async fn push(&self, step: u64) -> Result<(), Break> {
-        let plan = &self.job.plan;
-        // In Sync a row gets the mean over the trainers.
-        let scale = if plan.consistency.mode == ConsistencyMode::Sync { f64::from(plan.trainers) } else { 1.0 };
-        let marks = moments(step).map(|moment| (-moment * scale) as f32);
-        let (mut keys, mut values): (Vec<u64>, Vec<f32>) = Default::default();
-        for row in 0..ROWS {
-            keys.push(key(self.index, row));
-            values.extend(marks);
-        }
-        keys.push(EVERYBODYS);
-        values.extend([-scale as f32, 0.0, 0.0]);
+        let (keys, values) = marks(&self.job.plan, self.index, step);
         let gradients = RowGradients { table: 0, keys: &keys, values: &values };
         Ok(self.tables.push(step, &[gradients]).await?)
     }
@@ -193,6 +194,11 @@ pub fn check_exported(plan: &Plan, parameters: &[f32], file: &[u8]) -> Result<()
     if parameters != layers(plan, plan.steps) {
         return Err(format!("the model's layers begin with {}, are not of step {}", parameters[0], plan.steps));
     }
+    check_exported_rows(plan, file)
+}
+
+/// Checks the file of rows: every push is there once.
+pub fn check_exported_rows(plan: &Plan, file: &[u8]) -> Result<(), String> {
     let exported = SafeTensors::deserialize(file).map_err(|error| format!("the tables: {error}"))?;
     let tensor = |name: &str| exported.tensor(name).map(|tensor| tensor.data()).map_err(|error| error.to_string());
     let found = tensor("marks.keys")?.as_chunks::<8>().0.iter().map(|key| u64::from_le_bytes(*key)).collect::<Vec<_>>();
@@ -202,7 +208,7 @@ pub fn check_exported(plan: &Plan, parameters: &[f32], file: &[u8]) -> Result<()
         Ok(&values[place * WIDTH..][..WIDTH])
     };
     let rows = keys(plan).iter().map(row).collect::<Result<Vec<_>, String>>()?.concat();
-    let counts = counts(plan, &rows)?;
+    let counts = row_counts(plan, &rows)?;
     let together = all_together(&rows);
     let want = plan.steps * u64::from(plan.trainers);
     if counts.iter().flatten().all(|count| *count == plan.steps) && together == want as f32 {

@@ -33,6 +33,9 @@ pub struct RowsDescription {
     pub slots: usize,
     /// The job's tables.
     pub tables: Vec<TableSpec>,
+    /// The servers train the dense layers, not the trainers.
+    #[serde(default)]
+    pub servers_train_layers: bool,
     /// By table: rows in this file.
     pub rows: Vec<u64>,
     /// By task of the server: how far it was.

@@ -25,6 +25,7 @@ fn description() -> RowsDescription {
         servers: 2,
         slots: SLOTS,
         tables: vec![TableSpec::new("user", 3, 0.5), TableSpec::new("item.b", 1, 0.0)],
+        servers_train_layers: false,
         rows: Vec::new(),
         clocks: Vec::new(),
     }

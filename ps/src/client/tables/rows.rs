@@ -23,6 +23,7 @@ impl Shared {
         Self {
             config: SessionConfig { interrupt: Arc::default(), ..self.config.clone() },
             specs: self.specs.clone(),
+            servers_train_layers: self.servers_train_layers,
             epoch: self.epoch,
             routes: self.routes.clone(),
             layers_wanted: AtomicU64::new(0),
@@ -176,7 +177,8 @@ impl Shared {
         // The one that has just failed comes last.
         holders.sort_by_key(|holder| *holder == host);
         for holder in holders {
-            let opening = super::open(&self.config, &self.specs, (shard, holder), self.epoch);
+            let request = super::request(&self.config, &self.specs, self.servers_train_layers, shard);
+            let opening = super::open(&self.config, request, holder, self.epoch);
             let address = &self.config.servers[holder as usize];
             let (leader, reply) = match tokio::time::timeout(TRY, opening).await {
                 Ok(Ok(opened)) => opened,

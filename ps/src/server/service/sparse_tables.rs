@@ -30,6 +30,7 @@ impl sparse_tables_server::SparseTables for Service {
         let specs: Vec<TableSpec> = request.tables.into_iter().map(TableSpec::from).collect();
         let shard = self.0.shard(request.shard)?;
         let tables = self.tables_for(shard, specs, id.index)?;
+        self.0.set_servers_train_layers(request.servers_train_layers);
         let finished = self.0.members().finished();
         for trainer in finished {
             tables.finish(trainer).await;

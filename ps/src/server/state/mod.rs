@@ -12,6 +12,7 @@ pub mod streams;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -72,6 +73,8 @@ pub struct ServerState {
     store: OnceLock<Store>,
     /// The sparse tables by shard, once a trainer or another server has described them.
     tables: Mutex<BTreeMap<u32, Arc<Tables>>>,
+    /// Beside sparse tables the servers train the dense layers, not the trainers.
+    servers_train_layers: AtomicBool,
     /// Notified when the model or tables are known.
     known: Notify,
     streams: Mutex<Streams>,
@@ -108,6 +111,7 @@ impl ServerState {
             batch_assignments,
             known: Notify::new(),
             tables: Mutex::default(),
+            servers_train_layers: AtomicBool::new(false),
             membership: Mutex::new(membership),
             store: OnceLock::new(),
             streams: Mutex::default(),
@@ -225,6 +229,21 @@ impl ServerState {
         self.tables(self.config.index)
     }
 
+    /// Returns the sparse tables of this server's own shard in a job whose trainers train the dense layers themselves.
+    pub fn tables_beside_own_layers(&self) -> Option<Arc<Tables>> {
+        self.own_tables().filter(|_| !self.servers_train_layers())
+    }
+
+    /// Returns whether the servers train the dense layers beside sparse tables, as far as is known.
+    pub fn servers_train_layers(&self) -> bool {
+        self.servers_train_layers.load(Ordering::Relaxed)
+    }
+
+    /// Records who trains the dense layers beside sparse tables: all trainers and checkpoints of a job say the same.
+    pub fn set_servers_train_layers(&self, servers: bool) {
+        self.servers_train_layers.store(servers, Ordering::Relaxed);
+    }
+
     /// Returns the sparse tables of all shards that this server holds.
     pub fn all_tables(&self) -> Vec<Arc<Tables>> {
         self.lock_tables().values().cloned().collect()
@@ -243,7 +262,7 @@ impl ServerState {
     /// Returns how far training has come on this server, `None` while blocks have no values.
     pub async fn progress(&self) -> Option<Progress> {
         let store = self.store().ok()?;
-        let Some(tables) = self.own_tables() else { return store.progress(self.config.index).await };
+        let Some(tables) = self.tables_beside_own_layers() else { return store.progress(self.config.index).await };
         // The blocks hold the layers that trainers train themselves, as they were stored last.
         let step = tables.progress().await.ok()?;
         Some(Progress { version: step, step })

@@ -133,9 +133,12 @@ impl Supervisor {
         let file = read(MODEL).map_err(|error| format!("no model: {error}"))?;
         let values = &file[file.len() - 4 * plan.elements..];
         let parameters: Vec<f32> = values.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-        if plan.tables {
+        if plan.tables || plan.beside {
             let file = read(TABLES).map_err(|error| format!("no tables: {error}"))?;
-            return tables::check_exported(plan, &parameters, &file);
+            if plan.tables {
+                return tables::check_exported(plan, &parameters, &file);
+            }
+            tables::check_exported_rows(plan, &file)?;
         }
         if plan.consistency.backup_trainers > 0 {
             return backups::check(&self.job.model, &parameters).map_err(|what| format!("in the model {what}"));

@@ -164,7 +164,7 @@ impl<'a> CheckpointSchedule<'a> {
         let now = extent(state).await.ok_or_else(none)?;
         let sync = state.config.training.consistency.mode == ConsistencyMode::Sync;
         // Trainers with layers of their own keep in step, and give those for a step that is named.
-        let tables = state.own_tables();
+        let tables = state.tables_beside_own_layers();
         let soon = (sync || tables.is_some()) && when == When::Soon && now.steps > 0;
         let version = match when {
             _ if soon => Some(now.steps + self.margin),

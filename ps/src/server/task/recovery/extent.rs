@@ -17,7 +17,7 @@ pub struct Extent {
 impl Extent {
     /// Returns the extent of the state at `version`.
     pub fn at(state: &ServerState, version: u64) -> Self {
-        Self { steps: version, layers: state.own_tables().map_or(0, |_| version) }
+        Self { steps: version, layers: state.tables_beside_own_layers().map_or(0, |_| version) }
     }
 }
 
@@ -38,7 +38,7 @@ pub async fn extent(state: &ServerState) -> Option<Extent> {
     let progress = state.progress().await?;
     let sync = state.config.training.consistency.mode == ConsistencyMode::Sync;
     let steps = if sync { progress.version } else { progress.step };
-    let layers = match state.own_tables() {
+    let layers = match state.tables_beside_own_layers() {
         Some(_) => state.store().ok()?.progress(state.config.index).await?.version,
         None => 0,
     };

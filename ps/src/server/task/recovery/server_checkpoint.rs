@@ -158,13 +158,13 @@ pub async fn write(
     let (states, rows) = match &tables {
         None => (states.await, None),
         Some(tables) => {
-            let _wanted = LayersWanted::at(version, tables);
+            let _wanted = LayersWanted::at(version.filter(|_| !state.servers_train_layers()), tables);
             if state.config.training.consistency.mode == ConsistencyMode::Sync {
                 // All at one step.
                 let (states, rows) = join(states, tables.snapshot(version)).await;
                 (states, Some(rows))
             } else {
-                // As they are when the trainers' layers have come: trainers are a step or two apart, and rows with them.
+                // As they are when the blocks have come: trainers are a step or two apart, and rows with them.
                 (states.await, Some(tables.snapshot(None).await))
             }
         }
@@ -173,7 +173,7 @@ pub async fn write(
     let states: Vec<BlockState> = states.into_iter().collect::<Option<_>>().ok_or_else(past)?;
     let rows = rows.map(|rows| rows.ok_or_else(past)).transpose()?;
     let description = describe(state, shard, id.step, store.layout());
-    let of_rows = tables.map(|tables| describe_rows(&description, tables.specs()));
+    let of_rows = tables.map(|tables| describe_rows(state, &description, tables.specs()));
     let folder = Runs::new(&config.folder).path(id);
     // A leader that has given up on a part may ask for it again while it is still being written.
     let writing = state.recovery.writing.clone().lock_owned().await;
@@ -214,10 +214,11 @@ fn write_part(folder: &Folder, description: &Description, states: &[BlockState])
     writer.finish()
 }
 
-fn describe_rows(description: &Description, tables: &[TableSpec]) -> RowsDescription {
+fn describe_rows(state: &ServerState, description: &Description, tables: &[TableSpec]) -> RowsDescription {
     let Description { format, job, step, server, servers, slots, .. } = description.clone();
     let (rows, clocks) = (Vec::new(), Vec::new());
-    RowsDescription { format, job, step, server, servers, slots, tables: tables.to_vec(), rows, clocks }
+    let (tables, servers_train_layers) = (tables.to_vec(), state.servers_train_layers());
+    RowsDescription { format, job, step, server, servers, slots, tables, servers_train_layers, rows, clocks }
 }
 
 fn describe(state: &ServerState, shard: u32, step: u64, layout: &Layout) -> Description {
@@ -387,10 +388,12 @@ async fn rewind(
     }
     refill(state, &checkpoint, epoch).await.map_err(|damage| fault(state, checkpoint.folder(), &damage))?;
     let steps = match state.own_tables() {
-        // The layers may have been kept before the steps that the rows contain.
         Some(tables) => {
             let asked = (0..state.config.trainers).map(|trainer| tables.next_step(trainer));
-            join_all(asked).await.into_iter().map(Result::unwrap_or_default).collect()
+            let of_rows: Vec<u64> = join_all(asked).await.into_iter().map(Result::unwrap_or_default).collect();
+            // Layers that trainers train themselves may have been kept before the steps that the rows contain.
+            let both = || of_rows.iter().zip(&steps).map(|(rows, blocks)| *rows.min(blocks)).collect();
+            if state.servers_train_layers() { both() } else { of_rows }
         }
         None => steps,
     };
@@ -416,6 +419,7 @@ async fn refill(state: &ServerState, checkpoint: &Arc<Checkpoint>, epoch: u64) -
         return Ok(());
     };
     let alike = checkpoint.rows().len() == state.config.servers as usize;
+    state.set_servers_train_layers(rows.description().servers_train_layers);
     for shard in state.shards() {
         let tables = state.tables_for(shard, &rows.description().tables);
         let (mut refill, reading) = (tables.blank(), checkpoint.clone());

@@ -1,0 +1,148 @@
+"""Embeddings whose rows lie in the servers' sparse tables: as many as there are 64-bit keys, and memory for those only that
+have been trained."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import torch
+from torch import nn
+
+from psjobs._native import InputError
+from psjobs.buffers import floats, integers
+
+Rows = tuple[int, "memoryview[int]", "memoryview[float]"]
+"""Gradients of rows: the table, its keys, and a row for each."""
+
+TableArguments = tuple[str, int, float, int, int]
+"""Name, width, bound of the first values, rows at most, and steps after which an unused row goes."""
+
+
+class Puller(Protocol):
+    """Where the rows of keys come from: the session, or tables in this process."""
+
+    def pull(self, table: int, keys: memoryview[int], rows: memoryview[float], /) -> bool:
+        """Writes the rows of `keys` to `rows`; false if the step under way does not count any more."""
+
+
+class SparseModule(nn.Module):
+    """What both modules have: a table, and the rows that a step has read."""
+
+    def __init__(
+        self, embedding_dim: int, *, bound: float | None = None, max_rows: int = 0, idle_steps: int = 0
+    ) -> None:
+        super().__init__()
+        self.embedding_dim = embedding_dim
+        self.bound = embedding_dim**-0.5 if bound is None else bound
+        self.max_rows, self.idle_steps = max_rows, idle_steps
+        self._table = -1
+        self._puller: Puller | None = None
+        # Keys and rows of the forward passes since the last step.
+        self._read: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def extra_repr(self) -> str:
+        """The arguments, as modules show them."""
+        return f"{self.embedding_dim}, bound={self.bound:g}, max_rows={self.max_rows}, idle_steps={self.idle_steps}"
+
+    def rows(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows of the keys that are there, f32 `[n, embedding_dim]`, and the place of each key's row, in the shape of
+        `keys`.
+
+        Raises InputError if the keys are no integers, or the model is not attached yet.
+        """
+        if keys.dtype not in (torch.int64, torch.int32):
+            raise InputError(f"keys are int64, these are {keys.dtype}; convert them with .long()")
+        if self._puller is None:
+            raise InputError("the model of this module is not attached yet, so it has no rows; call job.attach(model) first")
+        unique, places = torch.unique(keys.detach().cpu().long(), return_inverse=True)
+        rows = torch.zeros(len(unique), self.embedding_dim)
+        if len(unique):
+            self._puller.pull(self._table, integers(unique), floats(rows))
+        rows = rows.to(keys.device)
+        if torch.is_grad_enabled() and self.training:
+            rows.requires_grad_()
+            self._read.append((unique, rows))
+        return rows, places.to(keys.device)
+
+
+class Embedding(SparseModule):
+    """As `torch.nn.Embedding`, whose rows lie in a table of the job's servers, by 64-bit keys of any value.
+
+    A row begins with values drawn evenly from `-bound` to `bound`, by default 1/sqrt(`embedding_dim`), and takes memory
+    from its first gradient on. With `max_rows` the rows that were used longest ago go when there are more, with
+    `idle_steps` those unused for so many steps; they begin anew when their keys come again. The servers train rows with the
+    job's optimizer, as far as it is the rule of each row by itself.
+    """
+
+    def forward(self, keys: torch.Tensor) -> torch.Tensor:
+        """The rows of `keys`, int64 of any shape: f32 of that shape and `embedding_dim`."""
+        rows, places = self.rows(keys)
+        return nn.functional.embedding(places, rows)
+
+
+class EmbeddingBag(SparseModule):
+    """As `torch.nn.EmbeddingBag`, whose rows lie in a table of the job's servers. Its other arguments are those of
+    `Embedding`."""
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        mode: Literal["sum", "mean", "max"] = "mean",
+        *,
+        bound: float | None = None,
+        max_rows: int = 0,
+        idle_steps: int = 0,
+    ) -> None:
+        super().__init__(embedding_dim, bound=bound, max_rows=max_rows, idle_steps=idle_steps)
+        self.mode = mode
+
+    def forward(
+        self,
+        keys: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The sum, mean or maximum of each bag's rows, f32 `[bags, embedding_dim]`: `keys` are int64 `[bags, length]`, or
+        `[n]` with the `offsets` at which bags begin."""
+        rows, places = self.rows(keys)
+        return nn.functional.embedding_bag(
+            places, rows, offsets, mode=self.mode, per_sample_weights=per_sample_weights
+        )
+
+
+class SparseModules:
+    """All sparse modules of a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        found = {module: name for name, module in model.named_modules() if isinstance(module, SparseModule)}
+        self._modules = list(found)
+        self.tables: list[TableArguments] = [
+            (name or "rows", module.embedding_dim, module.bound, module.max_rows, module.idle_steps)
+            for module, name in found.items()
+        ]
+
+    def __bool__(self) -> bool:
+        return bool(self._modules)
+
+    def read_from(self, puller: Puller) -> None:
+        """Lets the modules read from their tables, which are in the order of `tables`."""
+        for table, module in enumerate(self._modules):
+            module._table, module._puller = table, puller
+
+    def gradients(self, scale: float = 1.0) -> list[Rows]:
+        """The gradients of the rows that were read since the last step, times `scale`; they are forgotten here."""
+        given: list[Rows] = []
+        for module in self._modules:
+            read = [(keys, rows.grad) for keys, rows in module._read]
+            module._read = []
+            parts = [(keys, gradient) for keys, gradient in read if gradient is not None]
+            if parts:
+                keys = torch.cat([keys for keys, _ in parts])
+                values = torch.cat([gradient.detach().to("cpu", torch.float32) for _, gradient in parts]) * scale
+                given.append((module._table, integers(keys), floats(values)))
+        return given
+
+    def discard(self) -> None:
+        """Forgets the rows that were read since the last step."""
+        for module in self._modules:
+            module._read = []
