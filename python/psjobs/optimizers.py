@@ -91,20 +91,6 @@ class ServerOptimizer(torch.optim.Optimizer):
             text = f"the script sets a learning rate of {rates[0]:g}, the job's counts, {self._shown[0]:g} in step {self._job.step}"
             warnings.warn(f"psjobs: {text}; a schedule is set by spec.training.schedule", stacklevel=4)
 
-    def _show_rates(self) -> None:
-        rate = self._learning_rate(self._job.step)
-        for group in self.param_groups:
-            group["lr"] = rate * group["factor"]
-        self._shown = [group["lr"] for group in self.param_groups]
-
-    def _check_rates(self) -> None:
-        """Warns once of a learning rate that the script has set, as its schedule does."""
-        rates = [group["lr"] for group in self.param_groups]
-        if rates != self._shown and not self._is_warned_of_rates:
-            self._is_warned_of_rates = True
-            text = f"the script sets a learning rate of {rates[0]:g}, the job's counts, {self._shown[0]:g} in step {self._job.step}"
-            warnings.warn(f"psjobs: {text}; a schedule is set by spec.training.schedule", stacklevel=4)
-
     def _check_missing(self) -> None:
         """Says which parameters backward() has not reached in this step."""
         if all(self._overlap.counts):
