@@ -105,9 +105,10 @@ mod tests {
 
     #[test]
     fn the_first_group_that_matches_holds() {
-        let groups = [("*.bias", 1.0, Some(0.0)), ("head.*", 0.1, None)].map(|(name, learning_rate_factor, weight_decay)| {
-            OptimizerGroup { parameters: name.into(), learning_rate_factor, weight_decay }
-        });
+        let groups =
+            [("*.bias", 1.0, Some(0.0)), ("head.*", 0.1, None)].map(|(name, learning_rate_factor, weight_decay)| {
+                OptimizerGroup { parameters: name.into(), learning_rate_factor, weight_decay }
+            });
         let tensors = ["head.bias", "head.weight", "body.weight"].map(|name| TensorSpec::new(name, vec![1]));
         let found = in_groups(tensors.into(), &groups).into_iter().map(|tensor| tensor.group);
         let group = |learning_rate_factor, weight_decay| ParameterGroup { learning_rate_factor, weight_decay };

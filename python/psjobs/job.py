@@ -249,6 +249,9 @@ class Job:
             raise _native.InputError(f"{error}; this trainer's parameters are {listed}") from None
         except _native.Interrupted:
             raise SystemExit(ending.TERMINATED) from None
+        except _native.Over as error:
+            sys.stderr.write(f"psjobs: {error}\n")
+            raise SystemExit(0) from None
 
     def _exchange(self, parameters: Parameters) -> None:
         """Sends the gradients of this step and waits for the parameters."""

@@ -18,6 +18,7 @@ create_exception!(
     "A server is away, or was, and nothing else is wrong. A script that it ends has exit code 75, and is started again."
 );
 create_exception!(psjobs, Conflict, Error, "Another process has taken this trainer's place, or a server's.");
+create_exception!(psjobs, Over, Error, "The job is done, and its servers are about to end.");
 create_exception!(psjobs, Interrupted, Error, "The trainer was asked to stop while it waited for servers.");
 
 /// Returns the exception for an error of the client, with the causes in its text.
@@ -28,6 +29,7 @@ pub fn exception(error: &ClientError) -> PyErr {
         _ if error.is_input() => InputError::new_err(text),
         _ if error.is_peer_away() => PeerAway::new_err(text),
         ClientError::Interrupted => Interrupted::new_err(text),
+        ClientError::Over { .. } => Over::new_err(text),
         _ if error.is_own() => Error::new_err(text),
         _ => Conflict::new_err(text),
     }

@@ -23,7 +23,7 @@ mod _native {
     #[pymodule_export]
     use super::environment::Environment;
     #[pymodule_export]
-    use super::errors::{Conflict, Error, InputError, Interrupted, PeerAway};
+    use super::errors::{Conflict, Error, InputError, Interrupted, Over, PeerAway};
     #[pymodule_export]
     use super::memory::Memory;
     #[pymodule_export]

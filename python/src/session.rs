@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use psjobs_ps::batch::sharing::Work;
 use futures::future::join;
+use psjobs_ps::batch::sharing::Work;
 use psjobs_ps::client::{
     AsyncSession, ClientError, GradualStep, RowGradients, SessionConfig, SessionTables, TensorSpec,
 };
@@ -184,12 +184,7 @@ impl Session {
 
     /// Sends the gradients of `step`, those that have not left yet, with those of `rows` by table and key, and returns the
     /// next step to do when the parameters have come back.
-    fn exchange(
-        &self,
-        py: Python<'_>,
-        step: u64,
-        rows: Vec<(usize, PyBuffer<i64>, PyBuffer<f32>)>,
-    ) -> PyResult<u64> {
+    fn exchange(&self, py: Python<'_>, step: u64, rows: Vec<(usize, PyBuffer<i64>, PyBuffer<f32>)>) -> PyResult<u64> {
         self.check_process()?;
         let copy = |(table, keys, values): (usize, PyBuffer<i64>, PyBuffer<f32>)| {
             PyResult::Ok((table, unsigned(keys.to_vec(py)?), values.to_vec(py)?))
@@ -410,7 +405,7 @@ pub fn table_spec((name, width, bound, max_rows, idle_steps): TableArguments) ->
 
 /// Keys of Python's, which has no unsigned integers in torch.
 pub fn unsigned(keys: Vec<i64>) -> Vec<u64> {
-    bytemuck::cast_vec(keys)
+    keys.into_iter().map(i64::cast_unsigned).collect()
 }
 
 fn no_tables() -> PyErr {

@@ -29,6 +29,8 @@ pub struct Rules {
     pub server_drain: Duration,
     /// Servers are ready when they listen on their address, else as soon as they run.
     pub servers_are_probed: bool,
+    /// Server 0 writes the model when all trainers are done: the job keeps checkpoints.
+    pub writes_model: bool,
 }
 
 /// How the job ended.
@@ -66,7 +68,9 @@ pub struct Lifecycle {
     /// Failures that were given another start and count towards spec.failurePolicy.maxRestarts.
     counted: u32,
     recreation: Recreation,
-    /// When the servers' time to end is over, once the trainers are done.
+    /// The trainers are done, and the servers are about to end.
+    is_draining: bool,
+    /// When the servers' time to end is over; none while server 0 has the model to write.
     drained_by: Option<Duration>,
     /// Since when all replicas run.
     running_since: Option<Duration>,
@@ -84,6 +88,7 @@ impl Lifecycle {
             restarts: 0,
             counted: 0,
             recreation: Recreation::default(),
+            is_draining: false,
             drained_by: None,
             running_since: None,
             has_run: false,
@@ -114,7 +119,7 @@ impl Lifecycle {
 
     /// Returns true once the trainers are done.
     pub fn is_draining(&self) -> bool {
-        self.drained_by.is_some()
+        self.is_draining
     }
 
     /// Returns true if servers are ready only when they listen, see [`Lifecycle::server_is_ready`].
@@ -142,7 +147,7 @@ impl Lifecycle {
         }
         let stopping = self.members.get(&replica).is_some_and(|member| member.state == State::Stopping);
         let actions = match (self.is_draining(), stopping, exit.is_good(), replica.role) {
-            (true, ..) => self.ended_while_draining(replica, exit, stopping),
+            (true, ..) => self.ended_while_draining(Failure { replica, exit, tail }, stopping, now),
             (false, true, ..) => {
                 self.set(replica, State::Stopped);
                 self.start_all_if_stopped(now)
@@ -177,8 +182,8 @@ impl Lifecycle {
         if self.over {
             return Vec::new();
         }
-        if let Some(by) = self.drained_by {
-            return if by <= now { self.end_drain() } else { Vec::new() };
+        if self.is_draining {
+            return if self.drained_by.is_some_and(|by| by <= now) { self.end_drain() } else { Vec::new() };
         }
         if let Some(actions) = self.missed_deadline(now) {
             return actions;
@@ -189,6 +194,10 @@ impl Lifecycle {
                 break;
             }
             actions.extend(self.act_on_due(replica, now));
+        }
+        if !self.over && !self.is_draining() {
+            // Server 0 may have been started again to write the model.
+            actions.extend(self.complete_if_successful(now));
         }
         if !self.over && !self.is_draining() {
             actions.extend(self.handle_stall(now));

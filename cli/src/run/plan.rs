@@ -130,6 +130,7 @@ impl Plan {
             rules: Rules {
                 policy: JobPolicy::new(spec),
                 server_drain: Duration::from_secs(spec.run_policy.server_drain_seconds.unsigned_abs()),
+                writes_model: spec.checkpoint.is_some(),
                 servers_are_probed: spec.ps.template.as_ref().is_none_or(has_readiness_probe),
             },
             servers: machine.servers.len() as u32,

@@ -128,7 +128,9 @@ impl Block {
     pub(super) fn apply(&mut self, gradient: &Gradient, factor: f64) {
         let Self { spec, values, state, .. } = self;
         let elements = values.len();
-        gradient.with_values(elements, |gradient| spec.rules.optimizer.apply_by_group(values, gradient, state, factor, &spec.stretches));
+        gradient.with_values(elements, |gradient| {
+            spec.rules.optimizer.apply_by_group(values, gradient, state, factor, &spec.stretches)
+        });
     }
 
     /// Answers the trainers that may continue because no other trainer is too far behind them.

@@ -73,8 +73,8 @@ pub enum ClientError {
         /// The server.
         address: String,
     },
-    /// The other trainers of an elastic job have finished its work, and its servers are about to end: this trainer can
-    /// end, too, and well.
+    /// The trainers have finished the job's work, the process before this one among them or in an elastic job the others, and
+    /// the servers are about to end: this trainer can end, too, and well.
     #[error("{reason}")]
     Over {
         /// The server's words.

@@ -127,11 +127,14 @@ impl Optimizer {
         for TensorSpec { name, group: ParameterGroup { learning_rate_factor, weight_decay }, .. } in tensors {
             let is_rate = |value: f64| (0.0..=1e6).contains(&value);
             if !is_rate(*learning_rate_factor) || !weight_decay.is_none_or(is_rate) {
-                let numbers = format!("a learning-rate factor of {learning_rate_factor} and a weight decay of {weight_decay:?}");
+                let numbers =
+                    format!("a learning-rate factor of {learning_rate_factor} and a weight decay of {weight_decay:?}");
                 return Err(format!("the parameter group of {name} has {numbers}; both are numbers from 0 to 1000000"));
             }
             if self.kind == OptimizerKind::Ftrl && weight_decay.is_some_and(|decay| decay != 0.0) {
-                return Err(format!("FTRL has no weight decay, which the parameter group of {name} sets; leave it out"));
+                return Err(format!(
+                    "FTRL has no weight decay, which the parameter group of {name} sets; leave it out"
+                ));
             }
         }
         Ok(())

@@ -135,7 +135,9 @@ fn a_group_is_trained_as_a_block_of_its_own_with_other_arguments() {
         let gradient = |t: usize| (0..40).map(|i| gradient(t, i).to_le_bytes()).collect::<Vec<_>>();
         let (mut weights, mut state) = (start.clone(), optimizer.state(40));
         (1..=3).for_each(|t| optimizer.apply_by_group(&mut weights, &gradient(t), &mut state, 0.5, &stretches));
-        for (range, optimizer) in [(0..13, &optimizer), (13..14, &Optimizer::new(&spec(0.125, 0.0))), (14..40, &optimizer)] {
+        for (range, optimizer) in
+            [(0..13, &optimizer), (13..14, &Optimizer::new(&spec(0.125, 0.0))), (14..40, &optimizer)]
+        {
             let (mut alone, mut state) = (start[range.clone()].to_vec(), optimizer.state(range.len()));
             (1..=3).for_each(|t| optimizer.apply(&mut alone, &gradient(t)[range.clone()], &mut state, 0.5));
             assert_eq!(weights[range.clone()], alone, "{kind}, {range:?}");
@@ -158,6 +160,9 @@ fn groups_that_cannot_work_are_refused_with_the_tensor() {
         (r#"{"type":"FTRL"}"#, tensor(1.0, Some(0.1)), Some("FTRL has no weight decay")),
     ] {
         let checked = Optimizer::new(&json(optimizer)).check(&[tensor]).err();
-        assert!(want.map_or(checked.is_none(), |want| checked.as_ref().is_some_and(|text| text.contains(want))), "{checked:?}");
+        assert!(
+            want.map_or(checked.is_none(), |want| checked.as_ref().is_some_and(|text| text.contains(want))),
+            "{checked:?}"
+        );
     }
 }

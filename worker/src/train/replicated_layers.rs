@@ -143,7 +143,11 @@ mod tests {
         let (first, last) = (ones(2), ones(1));
         let mut training = Training::default();
         training.optimizer.learning_rate = 0.5;
-        let mut dense = ReplicatedLayers::new(&[vec![first.shallow_clone()], vec![last.shallow_clone()]], &HashMap::new(), &training);
+        let mut dense = ReplicatedLayers::new(
+            &[vec![first.shallow_clone()], vec![last.shallow_clone()]],
+            &HashMap::new(),
+            &training,
+        );
         assert_eq!(dense.elements(), 3);
         dense.update(0, &[1.0, 2.0, 4.0]);
         let values = |tensor: &Tensor| Vec::<f32>::try_from(tensor.detach()).expect("f32");

@@ -6,7 +6,7 @@ use std::time::Duration;
 use psjobs_api::{Replica, Role};
 use psjobs_policy::Success;
 
-use super::{Action, Exit, Lifecycle, Outcome, State};
+use super::{Action, Failure, Lifecycle, Outcome, State};
 
 impl Lifecycle {
     /// Begins to end the job if enough trainers are done.
@@ -15,10 +15,12 @@ impl Lifecycle {
         let is_done = |index| self.members.get(&Replica::trainer(index)).is_some_and(|m| m.state == State::Done);
         let trainers = self.trainers().count() as u32;
         let reached = success.is_reached(trainers, is_done) || success != Success::RankZero && self.work_is_over();
-        if !reached {
+        let is_missing = |state| !matches!(state, State::Running | State::Done | State::FailsAt(_));
+        if !reached || (self.awaits_the_model() && is_missing(self.writer())) {
             return Vec::new();
         }
-        self.drained_by = Some(now + self.rules.server_drain);
+        self.is_draining = true;
+        self.drained_by = (!self.awaits_the_model()).then_some(now + self.rules.server_drain);
         let mut actions = Vec::new();
         for (&replica, member) in &mut self.members {
             member.state = match (replica.role, member.state) {
@@ -36,7 +38,28 @@ impl Lifecycle {
         actions
     }
 
-    pub(super) fn ended_while_draining(&mut self, replica: Replica, exit: Exit, was_asked_to: bool) -> Vec<Action> {
+    /// Returns whether server 0 has the model of a job to write, all of whose trainers, or those of an elastic one, are done.
+    fn awaits_the_model(&self) -> bool {
+        let all = || self.trainers().all(|(_, member)| member.state == State::Done);
+        let has_ended = matches!(self.writer(), State::Done | State::FailsAt(_));
+        self.rules.writes_model && !has_ended && (self.rules.policy.elastic.is_some() || all())
+    }
+
+    fn writer(&self) -> State {
+        self.members.get(&Replica::server(0)).map(|member| member.state).unwrap_or_default()
+    }
+
+    pub(super) fn ended_while_draining(&mut self, end: Failure, was_asked_to: bool, now: Duration) -> Vec<Action> {
+        let Failure { replica, exit, .. } = end;
+        let is_writer = replica == Replica::server(0) && self.awaits_the_model();
+        if is_writer && !exit.is_good() && !was_asked_to {
+            // Another process of it finds all steps in the last checkpoint.
+            self.is_draining = false;
+            return self.failed(end, now);
+        }
+        if is_writer {
+            self.drained_by = Some(now + self.rules.server_drain);
+        }
         let state = if replica.role == Role::Trainer && !exit.is_good() { State::Lost } else { State::Done };
         self.set(replica, state);
         let mut actions = Vec::new();

@@ -16,6 +16,7 @@ fn rules(spec: &str) -> Rules {
         policy: psjobs_policy::cases::policy(spec),
         server_drain: Duration::from_secs(60),
         servers_are_probed: false,
+        writes_model: false,
     }
 }
 
@@ -92,6 +93,30 @@ fn a_server_that_fails_after_the_trainers_is_only_told() {
     job.ends(T1, 0, 6);
     let actions = job.ends(PS, 1, 7);
     assert!(matches!(&actions[..], [Action::Tell(_), Action::End(Outcome::Succeeded)]), "{actions:?}");
+}
+
+#[test]
+fn server_0_is_started_again_if_it_fails_before_it_has_written_the_model() {
+    let mut job = job(Rules { writes_model: true, ..rules("failurePolicy: {maxRestarts: 2}") });
+    job.ends(T0, 0, 10);
+    assert_eq!(job.ends(T1, 0, 11), []);
+    assert!(job.is_draining() && job.wake_at().is_none(), "it has the time that it needs");
+    let actions = job.ends(PS, 137, 12);
+    assert!(matches!(&actions[..], [Action::Tell(text)] if text.contains("it is started again")), "{actions:?}");
+    assert!(!job.is_draining());
+    let due = job.wake_at().expect("the back-off");
+    assert_eq!(job.tick(due), [Action::Start { replica: PS, incarnation: 1 }]);
+    assert!(job.is_draining() && job.finished_trainers() == [0, 1]);
+    assert_eq!(job.ends(PS, 0, 20), [Action::End(Outcome::Succeeded)]);
+}
+
+#[test]
+fn a_job_whose_model_cannot_be_written_fails() {
+    let mut job = job(Rules { writes_model: true, ..rules("failurePolicy: {maxRestarts: 0}") });
+    job.ends(T0, 0, 10);
+    job.ends(T1, 0, 11);
+    let actions = job.ends(PS, 1, 12);
+    assert!(failed(&actions).0.contains("server 0 ended with exit code 1"), "{actions:?}");
 }
 
 #[test]

@@ -11,8 +11,8 @@ pub mod replication;
 pub mod streams;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -376,8 +376,8 @@ impl ServerState {
         self.replication.as_ref().is_none_or(|replication| replication.is_given().is_some())
     }
 
-    /// Ends the job if every trainer has left well and this server decides that. No trainer of an elastic job can join
-    /// from then on: it would be missing in the last checkpoint.
+    /// Ends the job if every trainer has left well and this server decides that. No trainer can join from then on: it would
+    /// wait for servers that end, and one of an elastic job would be missing in the last checkpoint.
     pub fn end_if_done(&self, members: &mut Membership) -> bool {
         let done = members.done() && self.decides_the_end();
         if done {

@@ -95,8 +95,8 @@ impl Supervisor {
             Err(Failure::Violation(what)) => Err(what),
             // Its successor does the work.
             Err(Failure::Told(_)) if incarnation < newest || self.is_replaced(index, incarnation) => Ok(()),
-            // The others have finished.
-            Err(Failure::Told(why)) if self.job.plan.least.is_some() && why.contains("nothing is left") => {
+            // All have finished, a process before this one among them.
+            Err(Failure::Told(why)) if why.contains("nothing is left") => {
                 self.trainers_over[index as usize] = true;
                 Ok(())
             }

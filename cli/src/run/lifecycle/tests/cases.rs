@@ -21,7 +21,8 @@ impl Adapter {
     fn new(case: &Case) -> Self {
         let spec = case.job().spec;
         let server_drain = Duration::from_secs(spec.run_policy.server_drain_seconds.unsigned_abs());
-        let rules = Rules { policy: JobPolicy::new(&spec), server_drain, servers_are_probed: true };
+        let rules =
+            Rules { policy: JobPolicy::new(&spec), server_drain, servers_are_probed: true, writes_model: false };
         let job = Lifecycle::new(rules, [PS, T0, T1]);
         Self { job, now: Duration::ZERO, started: BTreeMap::new(), end: None }
     }

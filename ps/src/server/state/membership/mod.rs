@@ -215,9 +215,9 @@ impl Membership {
         self.evaluation = (metrics, now);
     }
 
-    /// Refuses new trainers of an elastic job, because it is done.
+    /// Refuses new trainers, because the job is done: this server is about to end.
     pub fn close(&mut self) {
-        self.closed = self.least.is_some();
+        self.closed = true;
     }
 
     /// Returns the model's tensors; none before the first trainer has joined.

@@ -33,7 +33,8 @@ pub fn difference(job: &[TensorSpec], tensors: &[TensorSpec], other: &str) -> Op
         if let Some(first) = first.filter(|first| job[*first].name == tensors[*first].name) {
             let told = |tensor: &TensorSpec| {
                 let ParameterGroup { learning_rate_factor, weight_decay } = tensor.group;
-                let decay = weight_decay.map_or_else(|| "the job's weight decay".into(), |decay| format!("weight decay {decay}"));
+                let decay = weight_decay
+                    .map_or_else(|| "the job's weight decay".into(), |decay| format!("weight decay {decay}"));
                 format!("{learning_rate_factor} times the job's learning rate and {decay}")
             };
             let (name, here, there) = (&job[first].name, told(&job[first]), told(&tensors[first]));

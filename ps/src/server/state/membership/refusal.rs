@@ -23,7 +23,7 @@ pub enum Refusal {
         /// Number of trainers of the job.
         trainers: u32,
     },
-    /// It comes to an elastic job that is over: what is kept of it is what the others have done.
+    /// It comes to a job that is over: all steps are kept, or what the others have done in an elastic one.
     #[error("the trainers of this job have finished; nothing is left for trainer {trainer}")]
     Over {
         /// Index of the trainer.

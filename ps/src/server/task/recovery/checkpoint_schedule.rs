@@ -422,8 +422,9 @@ impl<'a> CheckpointSchedule<'a> {
     }
 
     async fn try_export(&self) -> Result<(), ServerError> {
-        // Without a model, or before the end, there is nothing to write.
-        if !self.state.members().done() || self.state.store().is_err() {
+        // Without a model, or before the end, there is nothing to write. A trainer that comes back meanwhile changes nothing.
+        let is_over = self.is_whole() || self.state.members().done();
+        if !is_over || self.state.store().is_err() {
             return Ok(());
         }
         let Some(newest) = self.state.recovery.newest().filter(|_| self.is_whole()) else {
