@@ -15,6 +15,8 @@ PUBLIC = [
     ("Trainers", "job", "join"),
     ("Trainers", "job", "Job"),
     ("Trainers", "optimizers", "ServerOptimizer"),
+    ("Embeddings", "sparse", "Embedding"),
+    ("Embeddings", "sparse", "EmbeddingBag"),
     ("Jobs on this machine", "local_run", "run"),
     ("Jobs on this machine", "local_run", "Run"),
     ("Jobs on a cluster", "cluster_run", "submit"),

@@ -23,7 +23,7 @@ pub struct TensorSpec {
     pub name: String,
     /// Length of each dimension; empty for a scalar.
     pub shape: Vec<u64>,
-    /// What the optimizer does otherwise with it.
+    /// Differences from how the optimizer treats the others.
     #[serde(default, skip_serializing_if = "ParameterGroup::is_default")]
     pub group: ParameterGroup,
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::layout::TensorSpec;
 
-/// What the optimizer does otherwise with one tensor.
+/// Differences in how the optimizer treats one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ParameterGroup {
     /// Factor on the job's learning rate, whose schedule holds for all groups.

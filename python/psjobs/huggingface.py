@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 import psjobs
 
@@ -42,7 +42,7 @@ class Trainer(transformers.Trainer):
         assert self.optimizer is not None
         return self.optimizer
 
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LambdaLR:
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
         """In a job, a schedule that changes nothing: the job has its own."""
         if self.job.alone:
             return super().create_scheduler(num_training_steps, optimizer)

@@ -85,10 +85,12 @@ class ServerOptimizer(torch.optim.Optimizer):
 
     def _check_rates(self) -> None:
         """Warns once of a learning rate that the script has set, as its schedule does."""
-        rates = [group["lr"] for group in self.param_groups]
-        if rates != self._shown and not self._is_warned_of_rates:
+        rates = ((group["lr"], shown) for group, shown in zip(self.param_groups, self._shown, strict=True))
+        changed = next(((own, jobs) for own, jobs in rates if own != jobs), None)
+        if changed is not None and not self._is_warned_of_rates:
             self._is_warned_of_rates = True
-            text = f"the script sets a learning rate of {rates[0]:g}, the job's counts, {self._shown[0]:g} in step {self._job.step}"
+            own, jobs = changed
+            text = f"the script sets a learning rate of {own:g}, the job's counts, {jobs:g} in step {self._job.step}"
             warnings.warn(f"psjobs: {text}; a schedule is set by spec.training.schedule", stacklevel=4)
 
     def _check_missing(self) -> None:

@@ -62,7 +62,7 @@ def of_script(named: Named, optimizer: torch.optim.Optimizer) -> list[Group]:
         groups |= {id(parameter): own for parameter in group["params"]}
     left_out = [name for name, tensor in named if id(tensor) not in groups]
     if left_out:
-        warnings.warn(f"psjobs: the optimizer does not have {', '.join(left_out)}, so they stay as they are", stacklevel=4)
+        warnings.warn(f"psjobs: the optimizer does not have {', '.join(left_out)}, so they stay as they are", stacklevel=3)
     return [groups.get(id(tensor), Group(0.0)) for _, tensor in named]
 
 

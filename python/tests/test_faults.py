@@ -60,7 +60,7 @@ def train(
     """Runs the job, of a model with sparse rows or without; returns what its trainers wrote, and the model."""
     folder.mkdir()
     file = folder / "train.py"
-    file.write_text(PRELUDE + TRAIN.replace("EPOCHS", "100"))
+    file.write_text(PRELUDE + TRAIN.replace("EPOCHS", "50"))
     training = {"consistency": {"mode": "Sync"}, "optimizer": {"type": "Adam", "learningRate": 0.01}}
     env = {"VICTIM": victim, "HERE": str(folder), "ROWS": "yes" if rows else ""}
     env |= {"PSJOBS_WORKER": program("psjobs-worker"), "OMP_NUM_THREADS": "1"}

@@ -48,7 +48,7 @@ struct Trainer<'a> {
     index: u32,
     session: AsyncSession,
     tables: SessionTables,
-    /// Of parameters, and of rows.
+    /// One looks at parameters, the other at rows.
     witnesses: (Witness<'a>, Witness<'a>),
 }
 

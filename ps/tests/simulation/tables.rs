@@ -51,7 +51,7 @@ pub fn row_counts(plan: &Plan, rows: &[f32]) -> Result<Counts, String> {
     Ok(all.chunks(plan.trainers as usize).map(<[u64]>::to_vec).collect())
 }
 
-/// What a trainer pushes in a step: keys and gradients.
+/// Returns the keys and gradients that a trainer pushes in a step.
 pub fn marks(plan: &Plan, trainer: u32, step: u64) -> (Vec<u64>, Vec<f32>) {
     // In Sync a row gets the mean over the trainers.
     let scale = if plan.consistency.mode == ConsistencyMode::Sync { f64::from(plan.trainers) } else { 1.0 };
