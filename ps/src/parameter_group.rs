@@ -4,33 +4,9 @@
 use std::ops::Range;
 
 use psjobs_api::training::OptimizerGroup;
-use serde::{Deserialize, Serialize};
 
+pub use crate::layout::ParameterGroup;
 use crate::layout::TensorSpec;
-
-/// Differences in how the optimizer treats one tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ParameterGroup {
-    /// Factor on the job's learning rate, whose schedule holds for all groups.
-    pub learning_rate_factor: f64,
-    /// Replaces the job's weight decay.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub weight_decay: Option<f64>,
-}
-
-impl Default for ParameterGroup {
-    fn default() -> Self {
-        Self { learning_rate_factor: 1.0, weight_decay: None }
-    }
-}
-
-impl ParameterGroup {
-    /// Returns whether the tensor is treated as the job says.
-    #[must_use]
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-}
 
 /// Returns the tensors in the job's `groups`, by name: the first that matches holds. A tensor without one stays as it is.
 #[must_use]
