@@ -99,7 +99,7 @@ pub struct RunPolicy {
     #[schemars(range(min = 0, max = 86_400))]
     pub force_delete_after_seconds: i64,
     /// How long servers may take to end by themselves after the last trainer is done; then they
-    /// are deleted. Default 60.
+    /// are deleted. With spec.checkpoint server 0 has the time that it needs to write the model. Default 60.
     #[serde(default = "sixty")]
     #[schemars(range(min = 0, max = 86_400))]
     pub server_drain_seconds: i64,
