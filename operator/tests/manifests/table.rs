@@ -267,6 +267,10 @@ pub const RULES: &[Row] = &[
         "spec.training.optimizer: FTRL has no weightDecay; write l2 instead",
     ),
     (
+        "spec: {training: {optimizer: {type: FTRL, groups: [{parameters: '*.bias', weightDecay: 0.1}]}}}",
+        "spec.training.optimizer.groups: FTRL has no weightDecay; remove it",
+    ),
+    (
         "spec: {training: {optimizer: {type: SGD, beta1: 0.8}}}",
         "spec.training.optimizer: beta1, beta2 and amsgrad are arguments of Adam and AdamW; remove them, or use one of these types",
     ),
@@ -360,6 +364,7 @@ pub const ACCEPTED: &[&str] = &[
     "spec: {training: {schedule: {type: Cosine, totalSteps: 1000, end: 0.001}}}",
     "spec: {training: {optimizer: {type: AdamW, learningRate: 0.001, weightDecay: 0.01, beta1: 0.8, beta2: 0.9, epsilon: 0.1, amsgrad: true}}}",
     "spec: {training: {optimizer: {type: RMSprop, alpha: 0.9, centered: true}}}",
+    "spec: {training: {optimizer: {type: FTRL, groups: [{parameters: '*.bias', weightDecay: 0, learningRateFactor: 0.5}]}}}",
     "spec: {training: {optimizer: {type: Adagrad, learningRateDecay: 0.1, initialAccumulator: 0.1}}}",
     "spec: {schedulingPolicy: {backend: None}}",
     "spec: {failurePolicy: {restartStrategy: RecreateAll, backoff: {initialSeconds: 60}, rules: [{name: a, action: FailJob, onExitCodes: [1, 255], targetRoles: [ps, trainer]}, {name: b, action: Ignore, onReasons: [Evicted], countTowardsMax: false}]}}",
