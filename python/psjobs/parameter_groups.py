@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import warnings
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -27,15 +25,7 @@ Named = Iterable[tuple[str, torch.nn.Parameter]]
 
 def of_job(named: Named, environment: Environment) -> list[Group]:
     """The group of each parameter by `spec.training.optimizer.groups`: the first whose pattern matches its name."""
-    patterns = [
-        (
-            re.compile(".*".join(map(re.escape, group["parameters"].split("*"))), re.DOTALL),
-            Group(group["learningRateFactor"], group.get("weightDecay")),
-        )
-        for group in json.loads(environment.optimizer).get("groups", [])
-    ]
-    matching = ((group for pattern, group in patterns if pattern.fullmatch(name)) for name, _ in named)
-    return [next(groups, Group()) for groups in matching]
+    return [Group(*environment.parameter_group(name)) for name, _ in named]
 
 
 def of_script(named: Named, optimizer: torch.optim.Optimizer) -> list[Group]:

@@ -104,6 +104,12 @@ impl Environment {
         serde_json::to_string(&self.training.optimizer).map_err(|error| InputError::new_err(error.to_string()))
     }
 
+    /// Factor on the learning rate, and weight decay where it is not the optimizer's, of the parameter of this name.
+    fn parameter_group(&self, name: &str) -> (f64, Option<f64>) {
+        let group = self.training.optimizer.groups.iter().find(|group| group.matches(name));
+        group.map_or((1.0, None), |group| (group.learning_rate_factor, group.weight_decay))
+    }
+
     /// The learning rate of a step.
     fn learning_rate(&self, step: u64) -> f64 {
         self.training.optimizer.learning_rate * Schedule::from(&self.training.schedule).factor(step)

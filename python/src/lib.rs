@@ -1,6 +1,7 @@
 //! The native half of the Python package `psjobs`: a trainer's place in its job ([`environment`]), its session with the
 //! servers ([`session`]) and the memory that both share with the model ([`memory`]), the split of the data
-//! ([`sampler`]), sparse tables of a script that is alone ([`tables`]), and the programs that run a job on one machine ([`command`]). What concerns PyTorch is written in Python,
+//! ([`sampler`]), sparse tables of a script that is alone ([`tables`]), and the programs that run a job on one machine
+//! ([`command`]). What concerns PyTorch is written in Python,
 //! in `psjobs/`; nothing here links libtorch.
 
 mod command;

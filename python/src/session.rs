@@ -186,10 +186,7 @@ impl Session {
     /// next step to do when the parameters have come back.
     fn exchange(&self, py: Python<'_>, step: u64, rows: Vec<(usize, PyBuffer<i64>, PyBuffer<f32>)>) -> PyResult<u64> {
         self.check_process()?;
-        let copy = |(table, keys, values): (usize, PyBuffer<i64>, PyBuffer<f32>)| {
-            PyResult::Ok((table, unsigned(keys.to_vec(py)?), values.to_vec(py)?))
-        };
-        let rows = rows.into_iter().map(copy).collect::<PyResult<Vec<_>>>()?;
+        let rows = copied(py, rows)?;
         py.detach(|| {
             let mut live = self.live();
             let live = live.as_mut().ok_or_else(left)?;
@@ -401,6 +398,17 @@ pub type TableArguments = (String, usize, f32, u64, u64);
 
 pub fn table_spec((name, width, bound, max_rows, idle_steps): TableArguments) -> TableSpec {
     TableSpec { max_rows, idle_steps, ..TableSpec::new(name, width, bound) }
+}
+
+/// A table, keys, and a gradient for each.
+pub type CopiedRows = (usize, Vec<u64>, Vec<f32>);
+
+/// Copies gradients of rows, each with its table and its keys.
+pub fn copied(py: Python<'_>, rows: Vec<(usize, PyBuffer<i64>, PyBuffer<f32>)>) -> PyResult<Vec<CopiedRows>> {
+    let copy = |(table, keys, values): (usize, PyBuffer<i64>, PyBuffer<f32>)| {
+        Ok((table, unsigned(keys.to_vec(py)?), values.to_vec(py)?))
+    };
+    rows.into_iter().map(copy).collect()
 }
 
 /// Keys of Python's, which has no unsigned integers in torch.

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 
 use super::environment::Environment;
 use super::errors::InputError;
-use super::session::{TableArguments, table_spec, unsigned};
+use super::session::{TableArguments, copied, table_spec, unsigned};
 
 /// Sparse tables in this process, trained by the rule that a job's servers would have.
 #[pyclass(frozen, module = "psjobs._native")]
@@ -34,10 +34,7 @@ impl LocalTables {
 
     /// Updates rows by their gradients in `step`.
     fn push(&self, py: Python<'_>, step: u64, rows: Vec<(usize, PyBuffer<i64>, PyBuffer<f32>)>) -> PyResult<()> {
-        let copy = |(table, keys, values): (usize, PyBuffer<i64>, PyBuffer<f32>)| {
-            PyResult::Ok((table, unsigned(keys.to_vec(py)?), values.to_vec(py)?))
-        };
-        let rows = rows.into_iter().map(copy).collect::<PyResult<Vec<_>>>()?;
+        let rows = copied(py, rows)?;
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push_all(step, &rows);
         Ok(())
     }
