@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::index_ranges;
+
 /// A server's or a trainer's last words after it did its work. A process that fails leaves the
 /// file empty: its last log lines tell more.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -23,6 +25,10 @@ pub struct ReplicaResult {
     /// reported when they left; of trainers that report the same name the one of lowest index counts.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metrics: BTreeMap<String, f64>,
+    /// Server only: the incarnations of the trainers that left well, each with the indexes of those trainers as ranges;
+    /// nothing in an elastic job.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub left: BTreeMap<u32, String>,
     /// Server 0 only: the newest checkpoint that it has written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointResult>,
@@ -53,16 +59,24 @@ impl ReplicaResult {
         serde_json::from_str(text).ok()
     }
 
-    /// The JSON to write, at most [`Self::MAX_BYTES`]: metrics are dropped from the end if need be.
+    /// The JSON to write, at most [`Self::MAX_BYTES`]: metrics are dropped from the end if need be, and then incarnations.
     #[must_use]
     pub fn to_json(&self) -> String {
         let mut result = self.clone();
         loop {
             let json = serde_json::to_string(&result).expect("numbers and strings serialize");
-            if json.len() <= Self::MAX_BYTES || result.metrics.pop_last().is_none() {
+            let fits = json.len() <= Self::MAX_BYTES;
+            if fits || result.metrics.pop_last().is_none() && result.left.pop_last().is_none() {
                 return json;
             }
         }
+    }
+
+    /// Returns the incarnation with which `trainer` left well, if this is the result of a server that knows it.
+    #[must_use]
+    pub fn left_as(&self, trainer: u32) -> Option<u32> {
+        let has_left = |ranges: &str| index_ranges::parse(ranges).any(|index| index == trainer);
+        self.left.iter().find(|(_, ranges)| has_left(ranges)).map(|(&incarnation, _)| incarnation)
     }
 }
 
@@ -78,6 +92,7 @@ mod tests {
             seconds: 31.5,
             waiting_seconds: Some(1.25),
             metrics: [("accuracy".to_owned(), 0.981)].into(),
+            left: [(0, "0,2-7".to_owned()), (3, "1".to_owned())].into(),
             checkpoint: Some(CheckpointResult {
                 step: 938,
                 path: "/checkpoints/938".into(),
@@ -85,7 +100,8 @@ mod tests {
             }),
             model: Some("/checkpoints/model.safetensors".into()),
         };
-        assert_eq!(ReplicaResult::parse(&result.to_json()), Some(result));
+        assert_eq!(ReplicaResult::parse(&result.to_json()), Some(result.clone()));
+        assert_eq!([0, 1, 7, 8].map(|trainer| result.left_as(trainer)), [Some(0), Some(3), Some(0), None]);
         assert_eq!(ReplicaResult::parse("Error: no such file"), None);
         assert_eq!(ReplicaResult::parse(""), None);
     }
@@ -96,5 +112,9 @@ mod tests {
         let json = ReplicaResult { metrics, ..ReplicaResult::default() }.to_json();
         assert!(json.len() <= ReplicaResult::MAX_BYTES);
         assert!(json.contains("metric-000"));
+        let left = (0..500).map(|trainer| (trainer, trainer.to_string())).collect();
+        let json = ReplicaResult { left, ..ReplicaResult::default() }.to_json();
+        assert!(json.len() <= ReplicaResult::MAX_BYTES);
+        assert_eq!(ReplicaResult::parse(&json).and_then(|result| result.left_as(100)), Some(100));
     }
 }

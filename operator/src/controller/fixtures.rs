@@ -81,9 +81,10 @@ impl ObservedPod {
         Self { phase: PodPhase::Succeeded { at: at(second), result: None }, ready: false, alive: false, ..self }
     }
 
-    /// Returns the pod as one that ended well and left a result.
+    /// Returns the pod as one that ended well and left a result, of a server that saw the first pods of two trainers leave.
     pub fn concluded(self, second: i64) -> Self {
-        let result = ReplicaResult::parse(r#"{"steps": 900, "examples": 14400, "seconds": 95.1}"#);
+        let result = r#"{"steps": 900, "examples": 14400, "seconds": 95.1, "left": {"0": "0-1"}}"#;
+        let result = ReplicaResult::parse(result);
         Self { phase: PodPhase::Succeeded { at: at(second), result }, ready: false, alive: false, ..self }
     }
 

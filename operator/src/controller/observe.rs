@@ -97,7 +97,15 @@ impl ObservedPod {
 
     /// The main container has ended well and has left a result.
     pub fn has_result(&self) -> bool {
-        matches!(self.phase, PodPhase::Succeeded { result: Some(_), .. })
+        self.result().is_some()
+    }
+
+    /// Returns the result that the main container has left, if it has ended well.
+    pub fn result(&self) -> Option<&ReplicaResult> {
+        match &self.phase {
+            PodPhase::Succeeded { result, .. } => result.as_ref(),
+            _ => None,
+        }
     }
 }
 

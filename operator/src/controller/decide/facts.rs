@@ -3,8 +3,8 @@
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use psjobs_api::Role;
 use psjobs_api::crd::ParameterServerJobStatus;
+use psjobs_api::{ReplicaResult, Role};
 use psjobs_policy::Response;
 
 use super::replica_history::{HIGHEST, ReplicaHistory, RestartCost};
@@ -87,20 +87,35 @@ impl<'a> Facts<'a> {
     /// Tells whether a server has ended with a result, which each does when all trainers have left well, and what they did is
     /// kept. The members of an elastic job are not all of its trainers.
     fn training_is_over(&self) -> bool {
-        let mut servers = (0..self.job.servers).filter_map(|index| self.live(Replica::server(index)));
-        self.job.policy.elastic.is_none() && servers.any(ObservedPod::has_result)
+        self.server_results().next().is_some()
+    }
+
+    fn server_results(&self) -> impl Iterator<Item = &'a ReplicaResult> {
+        let servers = if self.job.policy.elastic.is_none() { self.job.servers } else { 0 };
+        (0..servers).filter_map(|index| self.live(Replica::server(index))?.result())
     }
 
     /// Tells whether a trainer has left well, although its pod's end was not seen and will not be: the pod is gone, or is
-    /// taken away, or its node does not answer.
+    /// taken away, or its node does not answer, or it had been replaced before the servers' end was seen.
     pub fn has_left(&self, trainer: Replica) -> bool {
         self.training_is_over()
-            && self.pod(trainer).is_none_or(|pod| match &pod.phase {
-                PodPhase::Succeeded { .. } => true,
-                PodPhase::Failed(failure) => failure.disruption,
-                PodPhase::Running => pod.deletion_deadline.is_some() || pod.node_lost.is_some(),
-                PodPhase::Pending => false,
+            && self.pod(trainer).is_none_or(|pod| {
+                let follows_unseen_end = pod.failures_in_a_row == 0 && self.comes_after_the_end(trainer, pod);
+                match &pod.phase {
+                    PodPhase::Succeeded { .. } => true,
+                    PodPhase::Failed(failure) => failure.disruption || follows_unseen_end,
+                    PodPhase::Running => {
+                        pod.deletion_deadline.is_some() || pod.node_lost.is_some() || follows_unseen_end
+                    }
+                    PodPhase::Pending => follows_unseen_end,
+                }
             })
+    }
+
+    /// Tells whether a trainer's pod never joined the servers, because an earlier pod of it had left well and they ended.
+    pub fn comes_after_the_end(&self, trainer: Replica, pod: &ObservedPod) -> bool {
+        let left_as = self.server_results().filter_map(|result| result.left_as(trainer.index)).max();
+        left_as.is_some_and(|left_as| left_as < pod.incarnation)
     }
 
     /// Tells whether the job needs no other pod of a replica if it loses this one: training is over. Server 0 may have to

@@ -67,7 +67,11 @@ impl<'a> Facts<'a> {
     /// The end of a server although trainers need it. One that left a result has seen all trainers leave well, and is needed
     /// once more, through no fault of its own, if one of them failed at what it did afterwards.
     fn early_end(&self, at: Timestamp, has_result: bool) -> Option<Failure> {
-        let starts_again = |(_, pod): (_, &ObservedPod)| matches!(pod.phase, PodPhase::Failed(_) | PodPhase::Pending);
+        let starts_again = |(trainer, pod): (_, &ObservedPod)| match pod.phase {
+            PodPhase::Failed(_) | PodPhase::Pending => true,
+            PodPhase::Running => self.comes_after_the_end(trainer, pod),
+            PodPhase::Succeeded { .. } => false,
+        };
         let is_needed = !has_result || self.pods_of(Role::Trainer).any(starts_again);
         if after(at, EARLY_SERVER_END) > self.now || !is_needed {
             return None;

@@ -50,6 +50,41 @@ fn a_trainer_that_is_lost_after_server_0_saw_it_leave_has_ended_well() {
 }
 
 #[test]
+fn a_trainer_that_was_replaced_before_its_servers_end_was_seen_has_ended_well() {
+    type Start = fn(ObservedPod) -> ObservedPod;
+    let starts: [(&str, Start); 3] =
+        [("pending", |pod| pod), ("running", ObservedPod::running), ("failed", |pod| pod.failed(9, 75))];
+    for (label, start) in starts {
+        let mut cluster = running("failurePolicy: {maxRestarts: 0}");
+        cluster.succeed("trainer-0");
+        cluster.vanish("trainer-1");
+        cluster.reconcile();
+        assert_eq!(cluster.incarnation("trainer-1"), 1, "{label}");
+        cluster.edit("trainer-1", start);
+        cluster.edit("ps-0", |pod| pod.concluded(0));
+        cluster.settle();
+        assert_eq!(cluster.phase(), Phase::Succeeded, "{label}");
+        assert_eq!((cluster.incarnation("ps-0"), cluster.status.restarts_counted), (0, 0), "{label}");
+    }
+}
+
+#[test]
+fn a_trainer_that_failed_after_it_had_left_and_runs_again_gets_its_server_back() {
+    let mut cluster = running("");
+    cluster.succeed("trainer-0");
+    cluster.fail("trainer-1", 1);
+    cluster.settle();
+    cluster.run_all();
+    cluster.edit("ps-0", |pod| pod.concluded(0));
+    cluster.reconcile();
+    assert_eq!((cluster.phase(), cluster.incarnation("trainer-1")), (Phase::Running, 1));
+    cluster.pass(30);
+    cluster.settle();
+    assert_eq!((cluster.incarnation("ps-0"), cluster.incarnation("trainer-1")), (1, 1));
+    assert_eq!((cluster.finished_trainers("ps-0"), cluster.status.restarts_counted), (vec![0], 1));
+}
+
+#[test]
 fn a_trainer_that_fails_after_server_0_saw_it_leave_gets_its_server_back_and_that_does_not_count() {
     let mut cluster = running("");
     cluster.succeed("trainer-0");

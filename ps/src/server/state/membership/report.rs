@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use psjobs_api::index_ranges;
+
 use super::stragglers::stragglers;
 use super::{LONGEST_METRIC, MOST_METRICS, Member, Membership, Presence};
 use crate::proto;
@@ -76,8 +78,19 @@ impl Membership {
             examples: self.members.iter().map(|member| member.examples.0 + member.examples.1).sum(),
             seconds: self.training.map_or(0.0, |(first, last)| (last - first).as_secs_f64()),
             metrics: self.metrics(),
+            left: self.left(),
             ..psjobs_api::ReplicaResult::default()
         }
+    }
+
+    /// Returns the incarnations of the trainers that left well, each with their indexes as ranges.
+    fn left(&self) -> BTreeMap<u32, String> {
+        let mut left = BTreeMap::<u32, Vec<u32>>::new();
+        let finished = |(_, member): &(u32, &Member)| self.least.is_none() && member.presence == Presence::Finished;
+        for (index, member) in (0..).zip(&self.members).filter(finished) {
+            left.entry(member.incarnation.unwrap_or(0)).or_default().push(index);
+        }
+        left.into_iter().map(|(incarnation, trainers)| (incarnation, index_ranges::format(&trainers))).collect()
     }
 
     /// Returns the steps done by all trainers.

@@ -52,6 +52,22 @@ fn a_heartbeat_that_the_last_words_have_overtaken_takes_nothing_back() {
 }
 
 #[test]
+fn the_result_tells_the_incarnation_with_which_each_trainer_left_well() {
+    let start = Instant::now();
+    for (least, want) in [(None, vec![(0, "0,2"), (3, "1")]), (Some(1), vec![])] {
+        let mut members = Membership::new("job".into(), 4, least, Timeouts::default(), start);
+        for (index, incarnation, finished) in [(0, 0, true), (1, 3, true), (2, 0, true), (3, 0, false)] {
+            let id = id(index, incarnation);
+            members.join(&id, Vec::new(), 9, start).expect("joins");
+            let last = proto::LeaveRequest { trainer: Some(id.clone()), finished, step: 9, ..Default::default() };
+            members.leave(&last, &id, start).expect("leaves");
+        }
+        let left = members.result().left;
+        assert_eq!(left.iter().map(|(born, who)| (*born, who.as_str())).collect::<Vec<_>>(), want, "{least:?}");
+    }
+}
+
+#[test]
 fn the_last_words_tell_steps_to_a_server_that_has_not_seen_them() {
     let start = Instant::now();
     for (seen, said, want) in [(0, 7, 7), (5, 7, 7), (9, 7, 9), (5, 0, 5)] {
