@@ -67,8 +67,16 @@ class Job:
 
     def trainer(self, index: int, script: str, **more: str) -> "subprocess.Popen[str]":
         """Starts a trainer; the script is behind PRELUDE."""
-        name = self.folder / f"trainer_{len(self.started)}.py"
+        return self.start(index, sys.executable, str(self.write(script)), **more)
+
+    def write(self, script: str) -> pathlib.Path:
+        """Writes a script, behind PRELUDE, to a file of its own."""
+        name = self.folder / f"script_{len(list(self.folder.glob('script_*')))}.py"
         name.write_text(PRELUDE + textwrap.dedent(script))
+        return name
+
+    def start(self, index: int, *command: str, **more: str) -> "subprocess.Popen[str]":
+        """Starts a command as a trainer."""
         variables = {
             "PSJOB_NAME": "manual",
             "PSJOB_NAMESPACE": "default",
@@ -82,9 +90,7 @@ class Job:
             **more,
         }
         pipe = subprocess.PIPE
-        process = subprocess.Popen(
-            [sys.executable, str(name)], env=environment(**variables), stdout=pipe, stderr=pipe, text=True
-        )
+        process = subprocess.Popen(command, env=environment(**variables), stdout=pipe, stderr=pipe, text=True)
         self.started.append(process)
         return process
 
