@@ -52,7 +52,7 @@ test-python: build-tests mnist text ## test the Python package, with types check
 	$(WITH_LIBTORCH) $(CARGO) build --locked --workspace --lib
 	scripts/python-package.sh $(TARGET)/debug/lib_native.so $(TARGET)/python
 	export PYTHONPATH=$(abspath $(TARGET))/python PSJOBS_WORKER=$(abspath $(TARGET))/debug/psjobs-worker PSJOBS=$(abspath $(TARGET))/debug/psjobs; \
-	python=$$(scripts/python.sh); cd python; "$$python" -m mypy --cache-dir $(abspath $(TARGET))/mypy; "$$python" -P -m pytest -q -s -p no:cacheprovider
+	python=$$(scripts/python.sh); cd python; "$$python" -m mypy --cache-dir $(abspath $(TARGET))/mypy; "$$python" -P -m pytest -q -n 2 -p no:cacheprovider
 
 .PHONY: wheel
 wheel: ## build the Python package's wheel, and check that it installs

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -48,6 +48,17 @@ def environment(**more: str) -> dict[str, str]:
     """This process's variables, without those of a job, and `more`."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PSJOB_")}
     return {**inherited, "OMP_NUM_THREADS": "1", **more}
+
+
+Record = Callable[[str, object], None]
+"""`record_property`, the fixture: notes a figure of the test, which the summary shows."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints the figures that tests noted."""
+    for report in terminalreporter.stats.get("passed", []):
+        for name, value in report.user_properties:
+            terminalreporter.write_line(f"{name}: {value}")
 
 
 class Job:

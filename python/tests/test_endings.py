@@ -4,7 +4,7 @@ import signal
 import time
 
 import pytest
-from conftest import DEADLINE, Jobs, interrupt, succeed
+from conftest import DEADLINE, Jobs, Record, interrupt, succeed
 
 TRAIN = """
 job = psjobs.join()
@@ -98,7 +98,7 @@ def test_parameters_without_a_gradient_are_named(jobs: Jobs, mode: str, attach: 
     assert ("missing=" in said) == is_error, said
 
 
-def test_ctrl_c_is_answered_while_the_trainer_waits_for_others(jobs: Jobs) -> None:
+def test_ctrl_c_is_answered_while_the_trainer_waits_for_others(jobs: Jobs, record_property: Record) -> None:
     job = jobs.start("--consistency", "sync", trainers=2)
     alone = job.trainer(0, WATCHED + script("pass").replace("opt.step()", CAUGHT))
     assert alone.stdout is not None and alone.stdout.readline() == "waits\n"
@@ -108,7 +108,7 @@ def test_ctrl_c_is_answered_while_the_trainer_waits_for_others(jobs: Jobs) -> No
     assert alone.returncode == -signal.SIGINT
     word, answered = said.split()
     assert word == "answered"
-    print(f"Ctrl-C: answered after {(float(answered) - began) * 1e3:.0f} ms")
+    record_property("Ctrl-C", f"answered after {(float(answered) - began) * 1e3:.0f} ms")
     assert "left" in job.log.read_text()
 
 

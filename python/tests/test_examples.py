@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import DEADLINE, ROOT, Jobs, environment, program, succeed
+from conftest import DEADLINE, ROOT, Jobs, Record, environment, program, succeed
 
 PYTORCH = ROOT / "examples/pytorch"
 
@@ -36,7 +36,7 @@ SCRIPTS = [
 
 @pytest.mark.parametrize(("name", "args", "kind", "rate", "metric", "limit"), SCRIPTS, ids=[row[0] for row in SCRIPTS])
 def test_a_script_joins_a_job_by_five_lines_and_learns(
-    name: str, args: list[str], kind: str, rate: float, metric: str, limit: float
+    name: str, args: list[str], kind: str, rate: float, metric: str, limit: float, record_property: Record
 ) -> None:
     plain, ours = ((PYTORCH / f"{name}{end}.py").read_text().splitlines() for end in ("", "_psjobs"))
     differences = [line for line in difflib.ndiff(plain, ours) if line.startswith("+ ")]
@@ -48,7 +48,7 @@ def test_a_script_joins_a_job_by_five_lines_and_learns(
     ran = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
     assert ran.returncode == 0, ran.stderr
     reached = json.loads(ran.stdout)["metrics"][metric]
-    print(f"{name}: {len(differences)} lines differ, {metric} {reached:.3f}")
+    record_property(name, f"{len(differences)} lines differ, {metric} {reached:.3f}")
     assert len(differences) <= 5, differences
     assert reached >= limit if limit > 0 else reached <= -limit, (metric, reached)
 
