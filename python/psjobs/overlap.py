@@ -21,9 +21,8 @@ class Overlap:
 
     A gradient is final when backward() has added to it as often as in each of the first steps, which are watched: more
     than once where gradients of several batches add up. A script that changes gradients after backward(), as by clipping,
-    or whose first steps differ, gets no overlap, and neither do parameters that are copied. Gradients leave from the
-    model's last parameter to its first, so a model that lists its layers in the order in which it computes them overlaps
-    best.
+    or whose first steps differ, gets no overlap, and neither does a model on a GPU. Gradients leave from the model's last
+    parameter to its first, so a model that lists its layers in the order in which it computes them overlaps best.
     """
 
     def __init__(
@@ -34,7 +33,7 @@ class Overlap:
         self._starts = [0]
         for parameter in self._all:
             self._starts.append(self._starts[-1] + parameter.tensor.numel())
-        self._is_possible = is_wanted and all(parameter.is_view for parameter in self._all)
+        self._is_possible = is_wanted and all(parameter.tensor.device.type == "cpu" for parameter in self._all)
         self._expected: list[int] = []
         self._steps = 0
         # The gradients of a step that is watched, as backward() left them.
@@ -69,12 +68,18 @@ class Overlap:
             raise _too_late("opt.zero_grad() discards a gradient")
         self.begin_step()
 
-    def end_step(self) -> None:
-        """All gradients of the step are there, in the memory that is shared with the servers.
+    @property
+    def version(self) -> int:
+        """The version of the gradients in the memory that is shared with the servers."""
+        return self._gradients._version
+
+    def end_step(self, version: int, last_moved: int) -> None:
+        """All gradients of the step are in the memory that is shared with the servers. They had this `version` when the
+        script called `step`, and the parameter of place `last_moved` is the last whose gradient was not there.
 
         Raises InputError if one was changed that has left.
         """
-        if self.has_left and self._version != self._gradients._version:
+        if self.has_left and (version != self._version or last_moved > self._next):
             raise _too_late("the script has changed a gradient")
         if self._steps < WATCHED_STEPS and self._is_possible:
             self._learn()
@@ -96,12 +101,13 @@ class Overlap:
             self._counts[index] += 1
             if not self._is_possible:
                 return
-            if tensor.grad is not parameter.gradient:
+            is_watched = self._steps < WATCHED_STEPS
+            if parameter.is_view or is_watched or self._counts[index] >= self._expected[index]:
+                parameter.collect()
+            if parameter.is_view:
                 # The script has set it to None.
-                assert tensor.grad is not None
-                parameter.gradient.copy_(tensor.grad)
                 tensor.grad = parameter.gradient
-            if self._steps < WATCHED_STEPS:
+            if is_watched:
                 self._seen[part] = self._gradients[part]
             else:
                 self._advance(index)
@@ -114,7 +120,7 @@ class Overlap:
             raise _too_late(f"backward() adds to the gradient of {self._all[index].name}")
         while self._next >= 0 and 0 < self._expected[self._next] <= self._counts[self._next]:
             self._next -= 1
-        self._version = self._gradients._version
+        self._version = self.version
         first = self._starts[self._next + 1]
         blocks = -(-first // self._block_elements)
         if blocks * self._block_elements < self._starts[-1] and blocks != self._offered:

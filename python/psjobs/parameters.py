@@ -20,6 +20,8 @@ class Parameter:
     """What the servers hold, f32, in the parameter's shape."""
     gradient: torch.Tensor
     """What is sent to them, f32, in the parameter's shape."""
+    copied: tuple[torch.Tensor, int] | None = None
+    """The script's gradient, and its version, when it was copied to `gradient` in this step."""
 
     @property
     def is_view(self) -> bool:
@@ -32,6 +34,23 @@ class Parameter:
         """True if the script has set a gradient, or one that is not zero is in the shared memory."""
         gradient = self.tensor.grad
         return gradient is not None and (gradient is not self.gradient or bool(gradient.any()))
+
+    def collect(self) -> bool:
+        """Puts the script's gradient where it is sent from. False if it is there already."""
+        gradient = self.tensor.grad
+        if gradient is self.gradient:
+            return False
+        if gradient is None:
+            if self.copied is None and not self.is_view:
+                return False
+            self.gradient.zero_()
+            return True
+        version = gradient._version
+        if self.copied is not None and self.copied[0] is gradient and self.copied[1] == version:
+            return False
+        self.gradient.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+        self.copied = (gradient, version)
+        return True
 
 
 class Parameters:
@@ -68,16 +87,13 @@ class Parameters:
             self.all.append(placed)
         self.take()
 
-    def collect(self) -> None:
-        """Puts the gradients where they are sent from, those that are not there already."""
-        for parameter in self.all:
-            gradient = parameter.tensor.grad
-            if gradient is parameter.gradient:
-                continue
-            if gradient is None:
-                parameter.gradient.zero_()
-            else:
-                parameter.gradient.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+    def collect(self) -> int:
+        """Puts the gradients where they are sent from. Returns the place of the last one that was not there yet, or -1."""
+        last = -1
+        for place, parameter in enumerate(self.all):
+            if parameter.collect():
+                last = place
+        return last
 
     def take(self) -> None:
         """Takes the values that the servers have sent, where the model does not compute with them in place."""
@@ -95,6 +111,7 @@ class Parameters:
         self.gradients.zero_()
         for parameter in self.all:
             parameter.tensor.grad = parameter.gradient if parameter.is_view else None
+            parameter.copied = None
 
     def not_finite(self) -> str | None:
         """Name of the first parameter whose gradient has a NaN or an infinity."""

@@ -3,6 +3,7 @@
 import signal
 
 import pytest
+import torch
 from conftest import DEADLINE, Jobs, succeed
 from test_training import ADAM, SGD, flags, same
 
@@ -16,12 +17,12 @@ def wide():
 
 STEP = """
 job = psjobs.join()
-model, opt = job.attach(wide(), overlap=OVERLAP)
+model, opt = job.attach(MODEL().to(DTYPE), overlap=OVERLAP)
 left = []
 for x, y in job.batches(data, 8, epochs=2):
     for part in range(PARTS):
         rows = slice(part * 8 // PARTS, (part + 1) * 8 // PARTS)
-        (loss(model(x[rows]), y[rows]) / PARTS).backward()
+        (loss(model(x[rows].to(DTYPE)).float(), y[rows]) / PARTS).backward()
         left.append(opt._overlap.has_left)
     CHANGE
     opt.step()
@@ -30,8 +31,11 @@ print("left", *map(int, left), flush=True)
 """
 
 
-def script(overlap: bool = True, parts: int = 1, change: str = "pass") -> str:
-    return WIDE + STEP.replace("OVERLAP", str(overlap)).replace("PARTS", str(parts)).replace("CHANGE", change)
+def script(
+    overlap: bool = True, parts: int = 1, change: str = "pass", dtype: str = "float32", model: str = "wide"
+) -> str:
+    text = STEP.replace("OVERLAP", str(overlap)).replace("PARTS", str(parts)).replace("CHANGE", change)
+    return WIDE + text.replace("DTYPE", f"torch.{dtype}").replace("MODEL", model)
 
 
 CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 0.1)"
@@ -41,20 +45,28 @@ ALL = ["0"] * 2 + ["1"] * 10
 NEVER = ["0"] * 12
 
 
+TWICE = ["0"] * 4 + ["0", "1"] * 10
+
+
 @pytest.mark.parametrize(
-    ("label", "parts", "change", "left"),
+    ("label", "parts", "change", "left", "dtype"),
     [
-        ("one backward a step", 1, "pass", ALL),
-        ("two, whose gradients add up", 2, "pass", ["0"] * 4 + ["0", "1"] * 10),
-        ("clipped", 1, CLIP, NEVER),
-        ("clipped behind the back of autograd", 1, OLD_CLIP, NEVER),
+        ("one backward a step", 1, "pass", ALL, "float32"),
+        ("two, whose gradients add up", 2, "pass", TWICE, "float32"),
+        ("clipped", 1, CLIP, NEVER, "float32"),
+        ("clipped behind the back of autograd", 1, OLD_CLIP, NEVER, "float32"),
+        ("of parameters that are copied", 1, "pass", ALL, "bfloat16"),
+        ("of copied ones, two that add up", 2, "pass", TWICE, "bfloat16"),
+        ("of copied ones, clipped", 1, CLIP, NEVER, "bfloat16"),
     ],
 )
-def test_overlap_changes_no_bit(jobs: Jobs, label: str, parts: int, change: str, left: list[str]) -> None:
+def test_overlap_changes_no_bit(
+    jobs: Jobs, label: str, parts: int, change: str, left: list[str], dtype: str
+) -> None:
     models = []
     for overlap in (True, False):
         job = jobs.start(*flags(ADAM), trainers=2, optimizer=ADAM)
-        said = succeed(*(job.trainer(index, script(overlap, parts, change)) for index in range(2)))
+        said = succeed(*(job.trainer(index, script(overlap, parts, change, dtype)) for index in range(2)))
         assert job.server.wait(DEADLINE) == 0
         for text in said:
             expected = left if overlap else ["0"] * len(left)
@@ -64,33 +76,46 @@ def test_overlap_changes_no_bit(jobs: Jobs, label: str, parts: int, change: str,
     assert same(*models), label
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ("if job.step == 4: opt.zero_grad()", "discards a gradient"),
         (f"if job.step == 4: {CLIP}", "the script has changed a gradient"),
-        ("if job.step == 4: loss(model(x), y).backward()", "backward() adds to the gradient of 9.bias"),
+        ("if job.step == 4: loss(model(x.to(DTYPE)).float(), y).backward()", "backward() adds to the gradient of 9.bias"),
         ("if job.step == 4: continue", "backward() adds to the gradient of 9.bias"),
     ],
     ids=["discarded", "clipped", "grown", "skipped"],
 )
-def test_a_gradient_that_has_left_is_final(jobs: Jobs, change: str, words: str) -> None:
+def test_a_gradient_that_has_left_is_final(jobs: Jobs, change: str, words: str, dtype: str) -> None:
     job = jobs.start()
-    trainer = job.trainer(0, script(change=change))
+    trainer = job.trainer(0, script(change=change, dtype=dtype))
     _, said = trainer.communicate(timeout=DEADLINE)
     assert trainer.returncode == 2, said
     assert words in said and "overlap=False" in said, said
 
 
-def test_a_trainer_that_is_killed_when_gradients_have_left_costs_no_bit(jobs: Jobs) -> None:
+@pytest.mark.parametrize("model", ["net", "wide"])
+def test_a_trainer_that_is_killed_when_gradients_have_left_is_followed_by_one_that_counts_once(
+    jobs: Jobs, model: str
+) -> None:
+    train = script(model=model)
     undisturbed = jobs.start(*flags(SGD), trainers=2, optimizer=SGD)
-    succeed(*(undisturbed.trainer(index, script()) for index in range(2)))
+    succeed(*(undisturbed.trainer(index, train) for index in range(2)))
     job = jobs.start(*flags(SGD), trainers=2, optimizer=SGD)
-    other = job.trainer(0, script())
+    other = job.trainer(0, train)
     die = "if job.step == 5: assert opt._overlap.has_left; print('dies', flush=True); os.kill(os.getpid(), 9)"
-    victim = job.trainer(1, script(change=die))
+    victim = job.trainer(1, script(change=die, model=model))
     assert victim.wait(DEADLINE) == -signal.SIGKILL
     assert victim.stdout is not None and "dies" in victim.stdout.read()
-    succeed(job.trainer(1, script(), PSJOB_INCARNATION="1"), other)
-    assert same(job.folder / "model-0.pt", undisturbed.folder / "model-0.pt")
-    assert same(job.folder / "model-1.pt", undisturbed.folder / "model-0.pt")
+    succeed(job.trainer(1, train, PSJOB_INCARNATION="1"), other)
+    assert job.server.wait(DEADLINE) == 0 and "done steps=24" in job.log.read_text()
+    ours, theirs, expected = (
+        folder / f"model-{index}.pt" for folder, index in ((job.folder, 0), (job.folder, 1), (undisturbed.folder, 0))
+    )
+    assert same(ours, theirs)
+    if model == "net":
+        # One block: either all of the step has left, or nothing.
+        assert same(ours, expected)
+    for name, value in torch.load(ours).items():
+        assert torch.allclose(value, torch.load(expected)[name], atol=1e-3), name
