@@ -11,7 +11,7 @@ mod state;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use psjobs_api::{Replica, Role};
+use psjobs_api::{Replica, ReplicaResult, Role};
 use psjobs_policy::JobPolicy;
 use psjobs_policy::deadlines::EARLY_SERVER_END;
 use psjobs_policy::elastic::is_spare;
@@ -167,12 +167,19 @@ impl Lifecycle {
     }
 
     /// Notes that a server ended well and left a result: it has seen all trainers leave, and those that still run go on
-    /// without it. The members of an elastic job are not all of its trainers, so there its end says less.
-    pub fn concluded(&mut self, server: Replica, now: Duration) -> Vec<Action> {
+    /// without it, unless one of them had failed since and begins again. The members of an elastic job are not all of its
+    /// trainers, so there its end says less.
+    pub fn concluded(&mut self, server: Replica, result: &ReplicaResult, now: Duration) -> Vec<Action> {
         let actions = self.exited(server, Exit::Code(0), Vec::new(), now);
         let waits = self.members.get(&server).is_some_and(|member| matches!(member.state, State::FailsAt(_)));
         if waits && self.rules.policy.elastic.is_none() {
-            self.set(server, State::Done);
+            let begins_again = |(trainer, member): (Replica, &Member)| match member.state {
+                State::StartsAt(_) => true,
+                State::Running => result.left_as(trainer.index).is_some_and(|left_as| left_as < member.incarnation),
+                _ => false,
+            };
+            let is_needed = self.trainers().any(begins_again);
+            self.set(server, if is_needed { State::StartsAt(now) } else { State::Done });
         }
         actions
     }

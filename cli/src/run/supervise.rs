@@ -106,11 +106,10 @@ impl<'a> Supervisor<'a> {
                 Some(Ok((replica, exit, tail))) = self.ended.join_next() => {
                     self.gone(replica, exit);
                     let was_draining = self.lifecycle.is_draining();
-                    let has_result = replica.role == Role::Server && results::read(self.plan, replica).is_some();
-                    actions.extend(if exit.is_good() && has_result {
-                        self.lifecycle.concluded(replica, self.now())
-                    } else {
-                        self.lifecycle.exited(replica, exit, tail, self.now())
+                    let is_over = exit.is_good() && replica.role == Role::Server;
+                    actions.extend(match is_over.then(|| results::read(self.plan, replica)).flatten() {
+                        Some(result) => self.lifecycle.concluded(replica, &result, self.now()),
+                        None => self.lifecycle.exited(replica, exit, tail, self.now()),
                     });
                     if self.lifecycle.is_draining() && !was_draining && actions.is_empty() {
                         self.view.draining();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DeleteParams, Request};
+use kube::api::{DeleteParams, ListParams, Request};
 use kube::{Resource, ResourceExt};
 use psjobs_api::crd::{ParameterServerJob, ParameterServerJobStatus, Phase, RoleStatus, names};
 use psjobs_api::{METRICS_PORT, Role, TrainingStatus};
@@ -17,7 +17,7 @@ use super::result::ModelResult;
 use super::series::Sample;
 use crate::dump::dump;
 use crate::leftovers;
-use crate::namespace::TestNamespace;
+use crate::namespace::{TestNamespace, phase_of};
 use crate::wait::{until_ok, within};
 
 /// Deadline of a job, from its manifest to its end.
@@ -50,7 +50,7 @@ pub async fn run_job(
     let mut result = None;
     match ended.and_then(|status| judge(&name, &status).map(|()| status)) {
         Err(error) => {
-            board.problem(format!("{error:#}"));
+            board.problem(format!("{error:#}; {}", state(namespace, &name).await));
             dump(namespace).await;
         }
         Ok(status) => {
@@ -105,6 +105,16 @@ async fn step(namespace: &TestNamespace, kind: Kind, name: &str) -> Option<u64> 
         answer.ok()?.ok().filter(|status| status.total_steps > 0).map(|status| status.step)
     });
     futures::future::join_all(servers).await.into_iter().flatten().max()
+}
+
+/// Describes a job and its pods in one line.
+async fn state(namespace: &TestNamespace, name: &str) -> String {
+    let job = namespace.jobs().get(name).await.ok().and_then(|job| job.status).unwrap_or_default();
+    let pods = namespace.pods().list(&ListParams::default()).await.map(|list| list.items).unwrap_or_default();
+    let pod = |pod: &Pod| format!("{} {}", pod.name_any(), phase_of(pod).unwrap_or("in no phase"));
+    let pods = pods.iter().map(pod).collect::<Vec<_>>().join(", ");
+    let phase = job.phase.map_or_else(|| "in no phase".to_owned(), |phase| format!("{phase:?}"));
+    format!("now it is {phase} ({}), its pods: {pods}", job.reason.as_deref().unwrap_or("no reason"))
 }
 
 /// Checks that the job has succeeded, and no process of it failed by its own fault.

@@ -256,23 +256,40 @@ fn nobody_starts_again_in_an_elastic_job_whose_work_is_done_but_the_first_traine
     assert_eq!(job.tick(at(36)).last(), Some(&Action::End(Outcome::Succeeded)));
 }
 
+/// The result of a server that saw the first processes of both trainers leave well.
+fn all_left() -> ReplicaResult {
+    ReplicaResult { left: [(0, "0-1".to_owned())].into(), ..ReplicaResult::default() }
+}
+
+#[test]
+fn a_trainer_that_failed_just_before_its_servers_end_was_seen_gets_the_server_back() {
+    let mut job = job(rules("failurePolicy: {maxRestarts: 1}"));
+    job.ends(T0, 0, 5);
+    job.ends(T1, 9, 5);
+    assert_eq!(job.tick(at(5)), [Action::Start { replica: T1, incarnation: 1 }]);
+    job.concluded(PS, &all_left(), at(6));
+    assert_eq!(job.tick(at(6)), [Action::Start { replica: PS, incarnation: 1 }]);
+    job.ends(T1, 0, 95);
+    assert_eq!(job.concluded(PS, &all_left(), at(96)), [Action::End(Outcome::Succeeded)]);
+}
+
 #[test]
 fn trainers_go_on_without_a_server_that_saw_them_leave_and_start_it_again_if_one_fails() {
     let mut job = job(rules("failurePolicy: {maxRestarts: 1}"));
     assert_eq!(job.finished_trainers(), [0; 0]);
     job.ends(T0, 0, 5);
     assert_eq!(job.finished_trainers(), [0]);
-    job.concluded(PS, at(6));
+    job.concluded(PS, &all_left(), at(6));
     assert_eq!(job.wake_at(), None, "trainer 1 may take its time");
     job.ends(T1, 1, 90);
     let started = [PS, T1].map(|replica| Action::Start { replica, incarnation: 1 });
     assert_eq!(job.tick(at(90)), started);
     job.ends(T1, 0, 95);
     assert!(job.is_draining());
-    assert_eq!(job.concluded(PS, at(96)), [Action::End(Outcome::Succeeded)]);
+    assert_eq!(job.concluded(PS, &all_left(), at(96)), [Action::End(Outcome::Succeeded)]);
 
     let mut job = super::tests::job(rules(""));
-    job.concluded(PS, at(6));
+    job.concluded(PS, &all_left(), at(6));
     job.ends(T0, 0, 50);
     assert_eq!(job.ends(T1, 0, 60), [Action::End(Outcome::Succeeded)], "no server is waited for");
 }
