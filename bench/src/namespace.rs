@@ -77,6 +77,25 @@ impl OtherMachine {
         ["ip", "netns", "exec", &self.namespace]
     }
 
+    /// Limits the rate of the link, each way.
+    ///
+    /// # Errors
+    /// If the program tc is missing, or the kernel has no token bucket filter.
+    pub fn limit(&self, gigabits: u32) -> anyhow::Result<()> {
+        let rate = format!("{gigabits}gbit");
+        let limit = |device: &str| -> Vec<String> {
+            ["qdisc", "add", "dev", device, "root", "tbf", "rate", &rate, "burst", "4mb", "latency", "20ms"]
+                .map(str::to_owned)
+                .into()
+        };
+        for arguments in [limit(&self.device), [vec!["-n".into(), self.namespace.clone()], limit(INSIDE)].concat()] {
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            run("tc", &arguments)
+                .context("the rate of a link cannot be limited, which takes the program tc (iproute2)")?;
+        }
+        Ok(())
+    }
+
     /// Loses all packets from now on, both ways.
     ///
     /// # Errors

@@ -31,7 +31,7 @@ impl ServerArgs {
         let own = &environment.servers[environment.index as usize];
         let (address, network) = match &self.names {
             Some(folder) => ("127.0.0.1:0", Network::Other(Arc::new(Names::new(folder)))),
-            None => (own.as_str(), Network::default()),
+            None => (own.as_str(), Network::of(&environment)?),
         };
         let runtime = Runtime::new().context("cannot start a runtime")?;
         runtime.block_on(async {

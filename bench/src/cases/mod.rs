@@ -4,6 +4,7 @@
 mod gpu;
 mod hostile;
 mod hybrid;
+mod link;
 mod optimizers;
 mod recovery;
 mod remote;
@@ -46,6 +47,7 @@ enum Bench {
     /// Tokens/s of the language model, likewise
     Lm(TogetherArgs),
     Wire(wire::WireArgs),
+    Link(link::LinkArgs),
     Optimizers(optimizers::OptimizersArgs),
     Recovery(recovery::RecoveryArgs),
     Hostile(hostile::HostileArgs),
@@ -58,6 +60,8 @@ enum Bench {
     Snapshot(snapshot::SnapshotArgs),
     #[command(hide = true)]
     Server(ServerArgs),
+    #[command(hide = true)]
+    Peer(link::PeerArgs),
 }
 
 impl BenchArgs {
@@ -89,6 +93,7 @@ impl Bench {
             Self::Lm(args) => args.measure(&together::LM, runs)?,
             Self::Wire(args) => args.measure(runs)?,
             Self::Optimizers(args) => args.measure(runs),
+            Self::Link(args) => return args.measure(runs),
             Self::Recovery(args) => return args.measure(runs),
             Self::Hostile(args) => return args.measure(runs),
             Self::Remote(args) => args.measure(runs)?,
@@ -99,6 +104,10 @@ impl Bench {
             Self::Trainers(args) => args.measure(runs)?,
             Self::Snapshot(args) => args.measure(runs)?,
             Self::Server(args) => {
+                args.serve()?;
+                Vec::new()
+            }
+            Self::Peer(args) => {
                 args.serve()?;
                 Vec::new()
             }

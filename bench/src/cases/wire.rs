@@ -54,7 +54,7 @@ const WAYS: [Way; 6] = [
 ];
 
 /// Steps before the clock starts: connections grow, memory is touched.
-const WARM_UP: u32 = 2;
+pub(super) const WARM_UP: u32 = 2;
 
 impl WireArgs {
     pub fn measure(&self, runs: u32) -> anyhow::Result<Vec<Case>> {
@@ -148,7 +148,8 @@ impl WireArgs {
     }
 }
 
-fn train(
+/// Trains as the trainer of `place`, on a model of so many elements; how long the steps took after those that warm up.
+pub(super) fn train(
     place: &Environment,
     elements: usize,
     steps: u32,
