@@ -3,6 +3,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::process::Command;
 use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -135,7 +136,7 @@ impl LinkArgs {
         let bytes = self.megabytes as usize * 1_000_000;
         let program = std::env::current_exe().context("cannot find this program")?;
         let [enter, arguments @ ..] = machine.enter();
-        let mut command = std::process::Command::new(enter);
+        let mut command = Command::new(enter);
         let address = format!("{}:0", machine.there());
         command.args(arguments).arg(program).args(["peer", "--address", &address]);
         command.args(["--bytes", &bytes.to_string(), "--steps", &self.steps.to_string()]);
