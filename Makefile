@@ -34,8 +34,8 @@ build: ## compile psjobs with its plugins, psjobs-worker and psjobs-operator for
 	$(WITH_LIBTORCH) $(CARGO) build --locked --profile $(PROFILE) $(PROGRAMS)
 
 .PHONY: build-tests
-build-tests: ## compile every program and test that `make test` runs
-	$(WITH_LIBTORCH) $(CARGO) build --locked --workspace --bins --tests
+build-tests: ## compile every program, library and test that `make test` and `make test-python` run
+	$(WITH_LIBTORCH) $(CARGO) build --locked --workspace --lib --bins --tests
 
 .PHONY: test
 test: build-tests mnist fashion ## run every test that needs no cluster
@@ -49,7 +49,6 @@ test-foreign: ## drive the parameter server with a client in Python
 # The module of the debug build, which has the workspace's dependencies already, beside the package's sources.
 .PHONY: test-python
 test-python: build-tests mnist text ## test the Python package, with types checked; fetches torch if need be
-	$(WITH_LIBTORCH) $(CARGO) build --locked --workspace --lib
 	scripts/python-package.sh $(TARGET)/debug/lib_native.so $(TARGET)/python
 	export PYTHONPATH=$(abspath $(TARGET))/python PSJOBS_WORKER=$(abspath $(TARGET))/debug/psjobs-worker PSJOBS=$(abspath $(TARGET))/debug/psjobs; \
 	python=$$(scripts/python.sh); cd python; "$$python" -m mypy --cache-dir $(abspath $(TARGET))/mypy; "$$python" -P -m pytest -q -n 2 -p no:cacheprovider
@@ -137,10 +136,10 @@ workloads: custom mnist text ## train every workload from its manifest to the me
 images: ## build both images, and print their sizes
 	scripts/images.sh
 
-# With the torch and the Python of the package's tests, so that nothing is fetched that is here already.
+# With the module, the torch and the Python of the package's tests, so that nothing is compiled or fetched that is here
+# already.
 .PHONY: image-torch
-image-torch: ## build the image of trainers that are PyTorch scripts, psjobs-torch
-	$(WITH_LIBTORCH) $(CARGO) build --locked --workspace --lib
+image-torch: build-tests ## build the image of trainers that are PyTorch scripts, psjobs-torch
 	scripts/python-package.sh $(TARGET)/debug/lib_native.so $(TARGET)/python
 	scripts/torch-image.sh $(TARGET)/debug/lib_native.so
 
