@@ -106,8 +106,9 @@ impl<'a> Supervisor<'a> {
                 Some(Ok((replica, exit, tail))) = self.ended.join_next() => {
                     self.gone(replica, exit);
                     let was_draining = self.lifecycle.is_draining();
-                    let is_over = exit.is_good() && replica.role == Role::Server;
-                    actions.extend(match is_over.then(|| results::read(self.plan, replica)).flatten() {
+                    let is_server_done = exit.is_good() && replica.role == Role::Server;
+                    let result = is_server_done.then(|| results::read(self.plan, replica)).flatten();
+                    actions.extend(match result {
                         Some(result) => self.lifecycle.concluded(replica, &result, self.now()),
                         None => self.lifecycle.exited(replica, exit, tail, self.now()),
                     });

@@ -100,6 +100,7 @@ impl<'a> Facts<'a> {
     pub fn has_left(&self, trainer: Replica) -> bool {
         self.training_is_over()
             && self.pod(trainer).is_none_or(|pod| {
+                // A failure that was seen is counted in the pod that follows.
                 let follows_unseen_end = pod.failures_in_a_row == 0 && self.comes_after_the_end(trainer, pod);
                 match &pod.phase {
                     PodPhase::Succeeded { .. } => true,
