@@ -4,17 +4,16 @@
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
-use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use clap::Args;
 use psjobs::certificates;
-use psjobs_api::training::{Codec, Compression, Optimizer, OptimizerKind};
-use psjobs_api::{DEFAULT_PORT, Environment, Role, Training};
+use psjobs_api::training::Codec;
+use psjobs_api::{DEFAULT_PORT, Environment, Role};
 
-use super::wire::{WARM_UP, train};
+use super::wire::{WARM_UP, train_all, training};
 use crate::namespace::OtherMachine;
 use crate::processes::{Job, Process};
 use crate::report::{Case, LeftOut, Line, say};
@@ -101,30 +100,15 @@ impl LinkArgs {
         if way.tls {
             certificates::write(certificates.path())?;
         }
-        let training = Training {
-            optimizer: Optimizer { kind: OptimizerKind::Sgd, ..Optimizer::default() },
-            compression: Compression { codec: way.codec, ..Compression::default() },
-            ..Training::default()
-        };
         let servers = (0..way.servers).map(|index| format!("{}:{}", machine.there(), DEFAULT_PORT + index)).collect();
-        let mut job = Job::at("bench-link", servers, way.trainers, self.megabytes, training);
+        let mut job = Job::at("bench-link", servers, way.trainers, self.megabytes, training(way.codec));
         job.environment.connections = Some(way.connections);
         job.environment.tls_folder = way.tls.then(|| folder(Role::Server));
         let start = |index| Ok(Process::listening(&mut job.command(index, &machine.enter())?)?.0);
         let mut servers = (0..way.servers.into()).map(start).collect::<anyhow::Result<Vec<_>>>()?;
-        let barrier = Arc::new(Barrier::new(way.trainers as usize));
-        let trainer = |index| {
-            let tls_folder = way.tls.then(|| folder(Role::Trainer));
-            let place = Environment { role: Role::Trainer, index, tls_folder, ..job.environment.clone() };
-            let (barrier, elements, steps) = (barrier.clone(), job.elements, self.steps);
-            // Different machines share no memory.
-            thread::spawn(move || train(&place, elements, steps, false, &barrier))
-        };
-        let trainers: Vec<_> = (0..way.trainers).map(trainer).collect();
-        let mut slowest = Duration::ZERO;
-        for trainer in trainers {
-            slowest = slowest.max(trainer.join().map_err(|_| anyhow!("a trainer panicked"))??);
-        }
+        // Different machines share no memory.
+        let trainers = Environment { tls_folder: way.tls.then(|| folder(Role::Trainer)), ..job.environment.clone() };
+        let slowest = train_all(&trainers, job.elements, self.steps, false)?;
         for server in &mut servers {
             server.wait()?;
         }

@@ -3,7 +3,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::sync::{Arc, Barrier};
+use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -84,33 +84,17 @@ impl WireArgs {
         if way.tls {
             certificates::write(folder)?;
         }
-        let training = Training {
-            optimizer: Optimizer { kind: OptimizerKind::Sgd, ..Optimizer::default() },
-            compression: Compression { codec: way.codec, ..Compression::default() },
-            ..Training::default()
-        };
         let servers = vec![listener.local_addr().context("bound")?.to_string()];
         let environment = Environment {
             tls_folder: way.tls.then(|| folder.join(Role::Server.as_str()).display().to_string()),
             connections: Some(way.connections),
-            ..Environment::new("bench-wire", "bench-wire", servers, way.trainers, training)
+            ..Environment::new("bench-wire", "bench-wire", servers, way.trainers, training(way.codec))
         };
         let config = ServerConfig { network: Network::of(&environment)?, ..ServerConfig::new(&environment) };
         let server = runtime.spawn(server::run(listener, config, std::future::pending()));
-        let barrier = Arc::new(Barrier::new(way.trainers as usize));
-        let trainers: Vec<_> = (0..way.trainers)
-            .map(|index| {
-                let tls_folder = way.tls.then(|| folder.join(Role::Trainer.as_str()).display().to_string());
-                let place = Environment { role: Role::Trainer, index, tls_folder, ..environment.clone() };
-                let (barrier, shared_memory) = (barrier.clone(), way.shared_memory);
-                let (elements, steps) = (self.elements(), self.steps);
-                thread::spawn(move || train(&place, elements, steps, shared_memory, &barrier))
-            })
-            .collect();
-        let mut slowest = Duration::ZERO;
-        for trainer in trainers {
-            slowest = slowest.max(trainer.join().map_err(|_| anyhow!("a trainer panicked"))??);
-        }
+        let tls_folder = way.tls.then(|| folder.join(Role::Trainer.as_str()).display().to_string());
+        let trainers = Environment { tls_folder, ..environment };
+        let slowest = train_all(&trainers, self.elements(), self.steps, way.shared_memory)?;
         runtime.block_on(server).context("the server panicked")??;
         Ok(f64::from(self.steps * way.trainers) / slowest.as_secs_f64())
     }
@@ -148,8 +132,38 @@ impl WireArgs {
     }
 }
 
-/// Trains as the trainer of `place`, on a model of so many elements; how long the steps took after those that warm up.
-pub(super) fn train(
+/// SGD, with gradients sent by this codec.
+pub(super) fn training(codec: Codec) -> Training {
+    Training {
+        optimizer: Optimizer { kind: OptimizerKind::Sgd, ..Optimizer::default() },
+        compression: Compression { codec, ..Compression::default() },
+        ..Training::default()
+    }
+}
+
+/// Trains as all trainers of a job, on a model of so many elements. Returns how long the slowest took for its steps after
+/// those that warm up.
+pub(super) fn train_all(
+    job: &Environment,
+    elements: usize,
+    steps: u32,
+    shared_memory: bool,
+) -> anyhow::Result<Duration> {
+    let barrier = Barrier::new(job.trainers as usize);
+    thread::scope(|scope| {
+        let trainer = |index| {
+            let place = Environment { role: Role::Trainer, index, ..job.clone() };
+            let barrier = &barrier;
+            scope.spawn(move || train(&place, elements, steps, shared_memory, barrier))
+        };
+        let trainers: Vec<_> = (0..job.trainers).map(trainer).collect();
+        trainers.into_iter().try_fold(Duration::ZERO, |slowest, trainer| {
+            Ok(slowest.max(trainer.join().map_err(|_| anyhow!("a trainer panicked"))??))
+        })
+    })
+}
+
+fn train(
     place: &Environment,
     elements: usize,
     steps: u32,
