@@ -59,7 +59,7 @@ class ServerOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._check_rates()
         self._check_missing()
-        self._overlap.end_step(self._overlap.version, self._parameters.collect())
+        self._overlap.end_step()
         self._job._exchange(self._parameters)
         self._parameters.take()
         self._parameters.zero()

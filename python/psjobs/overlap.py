@@ -28,8 +28,8 @@ class Overlap:
     def __init__(
         self, parameters: Parameters, block_elements: int, offer: Callable[[int], None], is_wanted: bool = True
     ) -> None:
-        self._all, self._offer, self._block_elements = parameters.all, offer, block_elements
-        self._gradients = parameters.gradients
+        self._parameters, self._offer, self._block_elements = parameters, offer, block_elements
+        self._all, self._gradients = parameters.all, parameters.gradients
         self._starts = [0]
         for parameter in self._all:
             self._starts.append(self._starts[-1] + parameter.tensor.numel())
@@ -68,17 +68,13 @@ class Overlap:
             raise _too_late("opt.zero_grad() discards a gradient")
         self.begin_step()
 
-    @property
-    def version(self) -> int:
-        """The version of the gradients in the memory that is shared with the servers."""
-        return self._gradients._version
-
-    def end_step(self, version: int, last_moved: int) -> None:
-        """All gradients of the step are in the memory that is shared with the servers. They had this `version` when the
-        script called `step`, and the parameter of place `last_moved` is the last whose gradient was not there.
+    def end_step(self) -> None:
+        """Puts all gradients of the step into the memory that is shared with the servers.
 
         Raises InputError if one was changed that has left.
         """
+        version = self._gradients._version
+        last_moved = self._parameters.collect()
         if self.has_left and (version != self._version or last_moved > self._next):
             raise _too_late("the script has changed a gradient")
         if self._steps < WATCHED_STEPS and self._is_possible:
@@ -102,11 +98,12 @@ class Overlap:
             if not self._is_possible:
                 return
             is_watched = self._steps < WATCHED_STEPS
-            if parameter.is_view or is_watched or self._counts[index] >= self._expected[index]:
-                parameter.collect()
             if parameter.is_view:
-                # The script has set it to None.
-                tensor.grad = parameter.gradient
+                # The script may have set it to None.
+                if parameter.collect():
+                    tensor.grad = parameter.gradient
+            elif is_watched or self._counts[index] >= self._expected[index]:
+                parameter.collect()
             if is_watched:
                 self._seen[part] = self._gradients[part]
             else:
@@ -120,7 +117,7 @@ class Overlap:
             raise _too_late(f"backward() adds to the gradient of {self._all[index].name}")
         while self._next >= 0 and 0 < self._expected[self._next] <= self._counts[self._next]:
             self._next -= 1
-        self._version = self.version
+        self._version = self._gradients._version
         first = self._starts[self._next + 1]
         blocks = -(-first // self._block_elements)
         if blocks * self._block_elements < self._starts[-1] and blocks != self._offered:
