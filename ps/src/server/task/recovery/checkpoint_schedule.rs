@@ -37,7 +37,7 @@ const RELEASE: Duration = Duration::from_secs(2);
 /// The version that a checkpoint holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
-    /// In Sync a future step, so that training need not wait.
+    /// In Sync a future step, so that training need not wait, or the first values before any step.
     Soon,
     /// The current one: no round can close meanwhile, because a trainer has concluded. In Sync the layers that trainers
     /// train themselves are waited for: they come a moment after the rows of the step.
@@ -168,6 +168,8 @@ impl<'a> CheckpointSchedule<'a> {
         let soon = (sync || tables.is_some()) && when == When::Soon && now.steps > 0;
         let version = match when {
             _ if soon => Some(now.steps + self.margin),
+            // Some blocks may have the first step already, others not.
+            When::Soon if sync => Some(0),
             When::Now if sync && tables.is_some() => Some(now.steps),
             _ => None,
         };
