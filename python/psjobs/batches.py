@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,9 @@ from psjobs._native import InputError
 
 if TYPE_CHECKING:
     from psjobs.job import Job
+    from psjobs.sparse import SparseModule
+
+    Keys = Callable[[Any], Mapping[SparseModule, torch.Tensor]]
 
 MEANWHILE = 4
 """Steps for which a share is kept when server 0 does not answer."""
@@ -42,7 +45,13 @@ class _Ahead(Sampler[list[int]]):
 
 
 def batches(
-    job: Job, dataset: Sized | Iterable[Any], batch_size: int | None, epochs: int, accumulate: int, loader: dict[str, Any]
+    job: Job,
+    dataset: Sized | Iterable[Any],
+    batch_size: int | None,
+    epochs: int,
+    accumulate: int,
+    loader: dict[str, Any],
+    keys: Keys | None,
 ) -> Iterator[Any]:
     """See `Job.batches`."""
     size = job._environment.batch_size if batch_size is None else batch_size
@@ -51,14 +60,14 @@ def batches(
     if accumulate > 1 and (job._environment.elastic or job._environment.adaptive):
         raise InputError("a step has one batch in a job that is elastic or has an adaptive batch; leave accumulate out")
     if not isinstance(dataset, Sized):
-        return _streamed(job, dataset, size, epochs, accumulate, loader)
+        return _streamed(job, dataset, size, epochs, accumulate, loader, keys)
     if job._environment.elastic:
         return _dealt(job, dataset, size, epochs, loader)
-    return _planned(job, dataset, size, epochs, accumulate, loader)
+    return _planned(job, dataset, size, epochs, accumulate, loader, keys)
 
 
 def _planned(
-    job: Job, dataset: Sized, size: int, epochs: int, accumulate: int, loader: dict[str, Any]
+    job: Job, dataset: Sized, size: int, epochs: int, accumulate: int, loader: dict[str, Any], keys: Keys | None
 ) -> Iterator[Any]:
     """Batches that follow from the step alone."""
     sampler = _sampler(job, dataset, size)
@@ -68,7 +77,7 @@ def _planned(
     while True:
         rewinds = job._rewinds
         ahead = _Ahead(_shared(job, sampler, size, place, end) if job._environment.adaptive else _even(sampler, place, end))
-        for batch in _loader(dataset, ahead, loader):
+        for batch in _with_rows(job, _loader(dataset, ahead, loader), keys):
             job._check_stop()
             yield _count(job, ahead.read.popleft(), batch)
             place += 1
@@ -152,7 +161,13 @@ class _Part(IterableDataset[Any]):
 
 
 def _streamed(
-    job: Job, stream: Iterable[Any], size: int, epochs: int, accumulate: int, loader: dict[str, Any]
+    job: Job,
+    stream: Iterable[Any],
+    size: int,
+    epochs: int,
+    accumulate: int,
+    loader: dict[str, Any],
+    keys: Keys | None,
 ) -> Iterator[Any]:
     """Batches of data that have no length: each pass reads all of it, and leaves others' examples out."""
     if job._environment.elastic or job._environment.adaptive:
@@ -164,7 +179,7 @@ def _streamed(
     for _ in range(epochs):
         # A process that was started again reads what the one before it had read, and leaves it out.
         part = _Part(stream, size, job.trainers, job.trainer, max(0, job._resume * accumulate - job._planned))
-        for batch in DataLoader(part, batch_size=size, **loader):
+        for batch in _with_rows(job, DataLoader(part, batch_size=size, **loader), keys):
             job._check_stop()
             yield _count(job, turn, batch)
         job._planned += part.batches
@@ -173,10 +188,10 @@ def _streamed(
 class SharedLoader:
     """See `Job.share`."""
 
-    def __init__(self, job: Job, loader: DataLoader[Any], accumulate: int) -> None:
+    def __init__(self, job: Job, loader: DataLoader[Any], accumulate: int, keys: Keys | None) -> None:
         if loader.batch_size is None:
             raise InputError("the loader has no batch_size, as one with a batch_sampler of its own; use batches() instead")
-        self._job, self._accumulate = job, accumulate
+        self._job, self._accumulate, self._keys = job, accumulate, keys
         self.dataset: Any = loader.dataset
         self.batch_size = loader.batch_size
         taken = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
@@ -185,7 +200,7 @@ class SharedLoader:
             self._loader["prefetch_factor"] = loader.prefetch_factor
 
     def __iter__(self) -> Iterator[Any]:
-        return batches(self._job, self.dataset, self.batch_size, 1, self._accumulate, dict(self._loader))
+        return batches(self._job, self.dataset, self.batch_size, 1, self._accumulate, dict(self._loader), self._keys)
 
     def __len__(self) -> int:
         return int(_sampler(self._job, self.dataset, self.batch_size).steps_per_epoch)
@@ -202,6 +217,25 @@ def _sampler(job: Job, dataset: Sized, size: int) -> _native.Sampler:
 def _loader(dataset: Sized, ahead: _Ahead, more: dict[str, Any]) -> DataLoader[Any]:
     data: Dataset[Any] = dataset  # type: ignore[assignment]
     return DataLoader(data, batch_sampler=ahead, **more)
+
+
+def _with_rows(job: Job, loader: Iterable[Any], keys: Keys | None) -> Iterator[Any]:
+    """The batches of `loader`; before each the model is told what it will look up for the one after it."""
+    if keys is None:
+        yield from loader
+        return
+    if not job._sparse:
+        raise InputError("keys= is for the sparse modules of an attached model, and there are none; leave it out")
+    source = iter(loader)
+    for batch in source:
+        break
+    else:
+        return
+    for following in source:
+        job._sparse.will_read(keys(following))
+        yield batch
+        batch = following
+    yield batch
 
 
 def _count(job: Job, turn: _Turn, batch: Any) -> Any:

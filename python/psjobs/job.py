@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from psjobs.batches import SharedLoader
     from psjobs.parameter_groups import Group
     from psjobs.parameters import Parameters
-    from psjobs.sparse import SparseModules
+    from psjobs.sparse import SparseModule, SparseModules
 
     Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -164,7 +164,14 @@ class Job:
         return model, optimizers.ServerOptimizer(self, self._parameters, overlapping, rate, is_error, shown)
 
     def batches(
-        self, dataset: Sized | Iterable[Any], batch_size: int | None = None, *, epochs: int = 1, accumulate: int = 1, **loader: Any
+        self,
+        dataset: Sized | Iterable[Any],
+        batch_size: int | None = None,
+        *,
+        epochs: int = 1,
+        accumulate: int = 1,
+        keys: Callable[[Any], Mapping[SparseModule, torch.Tensor]] | None = None,
+        **loader: Any,
     ) -> Iterator[Any]:
         """This trainer's batches of `epochs` passes of all trainers over `dataset`, one for each `opt.step()`.
 
@@ -177,21 +184,33 @@ class Job:
         A data set without a length, as an IterableDataset, must give the same examples in the same order to each trainer:
         of `trainers * batch_size` in a row each trainer takes its part, and what is left at the end is left out.
 
+        `keys` tells the keys, int64, that the sparse modules of the model will look up for a batch: their rows come with
+        the step before, in one answer for all tables, and `forward` does not wait for them. It fetches those of other keys
+        as ever.
+
         Raises InputError if the data set is too small for one step.
         """
         from psjobs import batches
 
-        return batches.batches(self, dataset, batch_size, epochs, accumulate, loader)
+        return batches.batches(self, dataset, batch_size, epochs, accumulate, loader, keys)
 
-    def share(self, loader: DataLoader[Any], *, accumulate: int = 1) -> SharedLoader:
+    def share(
+        self,
+        loader: DataLoader[Any],
+        *,
+        accumulate: int = 1,
+        keys: Callable[[Any], Mapping[SparseModule, torch.Tensor]] | None = None,
+    ) -> SharedLoader:
         """The script's own DataLoader, cut down to this trainer's share of its data set: each iteration is the next epoch.
 
-        Batch size, workers and `collate_fn` are the loader's; its sampler gives way to the job's order, as in `batches`.
+        Batch size, workers and `collate_fn` are the loader's; its sampler gives way to the job's order. `keys` is as in
+        `batches`.
+
         Raises InputError if the loader has a batch sampler of its own, and as `batches`.
         """
         from psjobs import batches
 
-        return batches.SharedLoader(self, loader, accumulate)
+        return batches.SharedLoader(self, loader, accumulate, keys)
 
     def sampler(
         self, dataset: Sized, batch_size: int | None = None, *, accumulate: int = 1
@@ -255,6 +274,8 @@ class Job:
 
     def _exchange(self, parameters: Parameters) -> None:
         """Sends the gradients of this step and waits for the parameters."""
+        from psjobs.buffers import floats, integers
+
         session = self._session
         if session is None or self._left:
             raise _native.Error("this trainer has left its job, so opt.step() has no servers to ask")
@@ -262,7 +283,9 @@ class Job:
             parameters.scale(self._scale)
         try:
             rows = self._sparse.gradients(self._scale) if self._sparse else []
-            following = session.exchange(self._step, rows)
+            wanted = self._sparse.wanted() if self._sparse else []
+            room = [(table, integers(keys), floats(values)) for table, keys, values in wanted]
+            following, have_come = session.exchange(self._step, rows, room)
         except _native.Interrupted:
             self._stop()
         except _native.InputError as error:
@@ -271,6 +294,8 @@ class Job:
                 raise _native.Error(str(error)) from None
             text = f"trainer {self.trainer}: the gradient of {name} is not finite at step {self._step}"
             raise _native.Error(f"{text}; lower the learning rate, clip the gradient, or look at the data") from None
+        if self._sparse:
+            self._sparse.fetched(wanted if have_come else [])
         if following != self._step + 1:
             self._rewinds += 1
             self._resume = following

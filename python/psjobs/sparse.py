@@ -3,6 +3,7 @@ have been trained."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, Protocol
 
 import torch
@@ -39,6 +40,8 @@ class SparseModule(nn.Module):
         self._puller: Puller | None = None
         # Keys and rows of the forward passes since the last step.
         self._read: list[tuple[torch.Tensor, torch.Tensor]] = []
+        # Keys, ascending, and rows that came with the last step.
+        self._fetched: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def extra_repr(self) -> str:
         """The arguments, as modules show them."""
@@ -55,14 +58,25 @@ class SparseModule(nn.Module):
         if self._puller is None:
             raise InputError("the model of this module is not attached yet, so it has no rows; call job.attach(model) first")
         unique, places = torch.unique(keys.detach().cpu().long(), return_inverse=True)
-        rows = torch.zeros(len(unique), self.embedding_dim)
-        if len(unique):
-            self._puller.pull(self._table, integers(unique), floats(rows))
+        is_trained = torch.is_grad_enabled() and self.training
+        rows = self._take_fetched(unique) if is_trained else None
+        if rows is None:
+            rows = torch.zeros(len(unique), self.embedding_dim)
+            if len(unique):
+                self._puller.pull(self._table, integers(unique), floats(rows))
         rows = rows.to(keys.device)
-        if torch.is_grad_enabled() and self.training:
+        if is_trained:
             rows.requires_grad_()
             self._read.append((unique, rows))
         return rows, places.to(keys.device)
+
+    def _take_fetched(self, unique: torch.Tensor) -> torch.Tensor | None:
+        """A copy of the rows of these keys, if all of them came with the last step."""
+        if self._fetched is None or not len(self._fetched[0]):
+            return None
+        keys, rows = self._fetched
+        places = torch.searchsorted(keys, unique).clamp_(max=len(keys) - 1)
+        return rows[places] if torch.equal(keys[places], unique) else None
 
 
 class Embedding(SparseModule):
@@ -116,6 +130,8 @@ class SparseModules:
     def __init__(self, model: nn.Module) -> None:
         found = {module: name for name, module in model.named_modules() if isinstance(module, SparseModule)}
         self._modules = list(found)
+        # By table: the keys that the next step will read.
+        self._next: list[tuple[int, torch.Tensor]] = []
         self.tables: list[TableArguments] = [
             (name or "rows", module.embedding_dim, module.bound, module.max_rows, module.idle_steps)
             for module, name in found.items()
@@ -128,6 +144,28 @@ class SparseModules:
         """Lets the modules read from their tables, which are in the order of `tables`."""
         for table, module in enumerate(self._modules):
             module._table, module._puller = table, puller
+
+    def will_read(self, keys: Mapping[SparseModule, torch.Tensor]) -> None:
+        """Has the rows of these keys come with the next step, for the one after it.
+
+        Raises InputError for a module that is not in the model.
+        """
+        for module in keys:
+            if module not in self._modules:
+                raise InputError("keys= names a module that is no sparse module of the attached model")
+        self._next = [(module._table, torch.unique(of.detach().cpu().long())) for module, of in keys.items()]
+
+    def wanted(self) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
+        """Table, keys and room for the rows that come with this step."""
+        wanted, self._next = self._next, []
+        return [(table, keys, torch.zeros(len(keys), self._modules[table].embedding_dim)) for table, keys in wanted if len(keys)]
+
+    def fetched(self, rows: list[tuple[int, torch.Tensor, torch.Tensor]]) -> None:
+        """Takes the rows that came with a step; those from before are forgotten."""
+        for module in self._modules:
+            module._fetched = None
+        for table, keys, values in rows:
+            self._modules[table]._fetched = keys, values
 
     def gradients(self, scale: float = 1.0) -> list[Rows]:
         """The gradients of the rows that were read since the last step, times `scale`; they are forgotten here."""

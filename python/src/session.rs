@@ -183,17 +183,34 @@ impl Session {
     }
 
     /// Sends the gradients of `step`, those that have not left yet, with those of `rows` by table and key, and returns the
-    /// next step to do when the parameters have come back.
-    fn exchange(&self, py: Python<'_>, step: u64, rows: Vec<(usize, PyBuffer<i64>, PyBuffer<f32>)>) -> PyResult<u64> {
+    /// next step to do when the parameters have come back. Writes the rows of `wanted`, by table and key, as they are after
+    /// this step; returns whether they have come.
+    fn exchange(
+        &self,
+        py: Python<'_>,
+        step: u64,
+        rows: Vec<(usize, PyBuffer<i64>, PyBuffer<f32>)>,
+        wanted: Vec<(usize, PyBuffer<i64>, PyBuffer<f32>)>,
+    ) -> PyResult<(u64, bool)> {
         self.check_process()?;
         let rows = copied(py, rows)?;
-        py.detach(|| {
+        let mut room = Vec::with_capacity(wanted.len());
+        let keys = wanted.into_iter().map(|(table, keys, values)| {
+            room.push(values);
+            Ok((table, unsigned(keys.to_vec(py)?)))
+        });
+        let wanted = keys.collect::<PyResult<Vec<_>>>()?;
+        let (next, fetched) = py.detach(|| {
             let mut live = self.live();
             let live = live.as_mut().ok_or_else(left)?;
             let rows: Vec<RowGradients> =
                 rows.iter().map(|(table, keys, values)| RowGradients { table: *table, keys, values }).collect();
-            live.exchange(step, &rows, &self.interrupt)
-        })
+            let wanted: Vec<(usize, &[u64])> = wanted.iter().map(|(table, keys)| (*table, keys.as_slice())).collect();
+            live.exchange(step, (&rows, &wanted), &self.interrupt)
+        })?;
+        let Some(fetched) = fetched else { return Ok((next, false)) };
+        room.iter().zip(&fetched).try_for_each(|(room, rows)| room.copy_from_slice(py, rows))?;
+        Ok((next, true))
     }
 
     /// The next batch of an elastic job, of `batches` that all trainers read; none if none is left for now.
@@ -343,18 +360,23 @@ impl Drop for Session {
 }
 
 impl Live {
-    /// Ends a step, whose gradients may have left in part, with the gradients of its rows.
-    fn exchange(&mut self, step: u64, rows: &[RowGradients<'_>], interrupt: &AtomicBool) -> PyResult<u64> {
+    /// Ends a step, whose gradients may have left in part, with the gradients of its rows, and pulls the rows that are wanted
+    /// for the next one when the servers have those gradients. Returns the next step, and the rows if they are of its state.
+    fn exchange(
+        &mut self,
+        step: u64,
+        (rows, wanted): (&[RowGradients<'_>], &[(usize, &[u64])]),
+        interrupt: &AtomicBool,
+    ) -> PyResult<(u64, Option<Vec<Vec<f32>>>)> {
         let Self { state, tables, epoch, report, runtime, .. } = self;
         if let State::Idle(session) = state {
             *epoch = session.epoch();
         }
         let (epoch, mut pushing) = (*epoch, tables.as_mut());
         let push = async {
-            match &mut pushing {
-                Some(tables) => tables.push(epoch, step, rows).await,
-                None => Ok(()),
-            }
+            let Some(tables) = &mut pushing else { return Ok(None) };
+            tables.push(epoch, step, rows).await?;
+            if wanted.is_empty() { Ok(None) } else { tables.pull(wanted).await }
         };
         let (pushed, following) = match state {
             State::Idle(session) => {
@@ -371,11 +393,11 @@ impl Live {
             }
             State::Gone => return Err(left()),
         };
-        let following = pushed.and(following).map_err(|error| exception(&error))?;
-        match tables {
-            Some(tables) => runtime.block_on(attentive(tables.follow(state.idle()?, step, following), interrupt)),
-            None => Ok(following),
-        }
+        let (fetched, following) = pushed.and_then(|rows| Ok((rows, following?))).map_err(|error| exception(&error))?;
+        let Some(tables) = tables else { return Ok((following, None)) };
+        let next = runtime.block_on(attentive(tables.follow(state.idle()?, step, following), interrupt))?;
+        // After a step that is done again, rows may be of a state that the servers have discarded.
+        Ok((next, fetched.filter(|_| next == step + 1)))
     }
 }
 

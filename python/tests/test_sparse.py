@@ -68,6 +68,45 @@ def test_rows_of_two_trainers_in_sync_are_those_of_one_that_accumulates(jobs: Jo
         assert torch.allclose(ours[name], alone[name], rtol=1e-4, atol=1e-5), name
 
 
+# The same model, whose rows come with the step before. Counts how often forward has to fetch rows after all.
+AHEAD = (
+    MODEL
+    + """
+class Counting:
+    def __init__(self, session):
+        self.session, self.pulls = session, 0
+    def pull(self, *arguments):
+        self.pulls += 1
+        return self.session.pull(*arguments)
+job = psjobs.join()
+model, opt = job.attach(Clicks())
+counting = Counting(model.users._puller)
+job._sparse.read_from(counting)
+keys = lambda batch: {model.users: batch[0], model.items: batch[1] KEYS}
+for user, item, y in job.batches(clicks, 8, epochs=3, keys=keys):
+    loss(model(user, item), y).backward()
+    opt.step()
+print("pulls", counting.pulls)
+save_all(model)
+"""
+)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_rows_that_come_with_the_step_before_are_those_that_forward_would_fetch(jobs: Jobs, mode: str) -> None:
+    trainers = 2 if mode == "sync" else 1
+    plain, ahead, wrong = (jobs.start("--consistency", mode, trainers=trainers) for _ in range(3))
+    succeed(*(plain.trainer(index, script(1)) for index in range(trainers)))
+    said = succeed(*(ahead.trainer(index, AHEAD.replace("KEYS", "")) for index in range(trainers)))
+    # In the first step, of both tables.
+    assert all("pulls 2" in text for text in said), said
+    # Of keys that were not foretold in full, forward fetches the rows.
+    said = succeed(*(wrong.trainer(index, AHEAD.replace("KEYS", "[1:]")) for index in range(trainers)))
+    assert not any("pulls 2" in text for text in said), said
+    for job in (ahead, wrong):
+        assert same(plain.folder / "model-0.pt", job.folder / "model-0.pt")
+
+
 AS_TORCH = (
     MODEL
     + """
@@ -108,13 +147,17 @@ def test_sparse_modules_train_as_torchs_own(jobs: Jobs) -> None:
     [
         ("clicks.tensors = (users.float(), items, clicks.tensors[2])", "keys are int64, these are torch.float32"),
         ("raw(users, items)", "is not attached yet"),
+        ("foretell = lambda batch: {nn.Linear(1, 1): batch[0]}", "names a module that is no sparse module"),
     ],
-    ids=["no integers", "too early"],
+    ids=["no integers", "too early", "another module"],
 )
 def test_what_cannot_be_looked_up_is_one_sentence(jobs: Jobs, change: str, words: str) -> None:
     job = jobs.start()
     text = SCRIPT.replace("job.attach(Clicks())", f"job.attach(raw := Clicks())").replace("ACCUMULATE", "1")
-    if "raw" in change:
+    if "foretell" in change:
+        text = text.replace("job = psjobs.join()", f"job = psjobs.join()\n{change}")
+        text = text.replace("epochs=3,", "epochs=3, keys=foretell,")
+    elif "raw" in change:
         text = text.replace("job = psjobs.join()", f"job = psjobs.join()\nraw = Clicks()\n{change}")
     else:
         text = text.replace("job = psjobs.join()", f"job = psjobs.join()\n{change}")
