@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the wheel of the Python package into a folder, and checks it: one for all versions of Python, at most 12 MiB, and
-# importable where torch is not installed. Has a target folder of its own, so that nothing else is compiled again.
+# Builds the wheel of the Python package into a folder, and checks it in a fresh virtual environment: one for all versions of
+# Python, at most 12 MiB, importable where torch is not installed, and able to run what docs/python.md types. Has a target folder of its own, so that nothing else is compiled again.
 #
 #   scripts/wheel.sh FOLDER
 set -euo pipefail
@@ -29,3 +29,11 @@ assert (folder / "py.typed").exists() and (folder / "_native.pyi").exists()
 assert "torch" not in sys.modules
 print(f"{sys.argv[1]}: {int(sys.argv[2]) / 2**20:.1f} MiB, imported in {milliseconds:.0f} ms")
 PY
+# With torch, as the page has it: a script alone, and as two trainers on this machine.
+site='import sysconfig; print(sysconfig.get_path("purelib"))'
+"$python" -c "$site" >"$("$folder/venv/bin/python" -c "$site")/torch.pth"
+for command in circle.py "submit_circle.py here"; do
+  echo "wheel: python examples/pytorch/$command"
+  # shellcheck disable=SC2086 # words of a command
+  env -u PSJOBS_WORKER -u PSJOBS -u PYTHONPATH "$folder/venv/bin/python" -P examples/pytorch/$command
+done
