@@ -1,14 +1,19 @@
 //! The rules of a job's training, converted from `spec.training` once for all blocks.
 
 use psjobs_api::Training;
-use psjobs_api::training::{self, Consistency, NonFinite, StalenessPolicy};
+use psjobs_api::training::{self, Consistency, ConsistencyMode, NonFinite, StalenessPolicy};
 
 use crate::codec::Codec;
 use crate::consistency::Rule;
+use crate::layout::Layout;
 use crate::optimizer::Optimizer;
 use crate::schedule::Schedule;
 use crate::staleness::Damping;
 use crate::wire::Buffers;
+
+/// Blocks of models up to this many elements (64 MiB) keep their previous values unless the job says otherwise: a larger
+/// one would notice the memory and the time.
+const EXACT_BY_DEFAULT: usize = 16 << 20;
 
 /// How gradients change parameters. Shared by all blocks and tables of a server.
 pub struct TrainingRules {
@@ -51,6 +56,16 @@ impl TrainingRules {
         let mut rule = if elastic { Rule::elastic(consistency) } else { Rule::new(consistency, trainers) };
         self.finished.iter().for_each(|trainer| rule.finish(*trainer));
         rule
+    }
+
+    /// Returns whether blocks keep their values from before the last update. A trainer that dies in the middle of a step has
+    /// given some blocks its gradient and not the others; from the previous values of the former its successor computes
+    /// the same gradient once more. Only in Sync, where a step has one result, and where there is more than one block.
+    #[must_use]
+    pub fn keeps_previous(&self, elastic: bool, layout: &Layout) -> bool {
+        let Consistency { mode, backup_trainers, exact_recovery, .. } = self.consistency;
+        let has_one_result = mode == ConsistencyMode::Sync && backup_trainers == 0 && !elastic;
+        has_one_result && layout.blocks() > 1 && exact_recovery.unwrap_or(layout.elements() <= EXACT_BY_DEFAULT)
     }
 
     /// Returns the factor on the learning rate for a gradient of `step` with `staleness`.

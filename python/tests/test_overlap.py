@@ -96,7 +96,7 @@ def test_a_gradient_that_has_left_is_final(jobs: Jobs, change: str, words: str, 
 
 
 @pytest.mark.parametrize("model", ["net", "wide"])
-def test_a_trainer_that_is_killed_when_gradients_have_left_is_followed_by_one_that_counts_once(
+def test_a_trainer_that_is_killed_when_gradients_have_left_costs_no_bit(
     jobs: Jobs, model: str
 ) -> None:
     train = script(model=model)
@@ -114,8 +114,4 @@ def test_a_trainer_that_is_killed_when_gradients_have_left_is_followed_by_one_th
         folder / f"model-{index}.pt" for folder, index in ((job.folder, 0), (job.folder, 1), (undisturbed.folder, 0))
     )
     assert same(ours, theirs)
-    if model == "net":
-        # One block: either all of the step has left, or nothing.
-        assert same(ours, expected)
-    for name, value in torch.load(ours).items():
-        assert torch.allclose(value, torch.load(expected)[name], atol=1e-3), name
+    assert same(ours, expected)

@@ -114,6 +114,8 @@ fn is_same(field: &str) -> String {
         .message("spec.trainer.replicas must lie between spec.elasticPolicy.minReplicas and maxReplicas; write a number between them"),
     validation = Rule::new("!has(self.elasticPolicy) || self.training.consistency.backupTrainers == 0")
         .message("spec.elasticPolicy does not go with spec.training.consistency.backupTrainers, whose number is of a fixed count of trainers; remove one of the two"),
+    validation = Rule::new("!has(self.elasticPolicy) || !has(self.training.consistency.exactRecovery) || !self.training.consistency.exactRecovery")
+        .message("spec.elasticPolicy does not go with spec.training.consistency.exactRecovery: its steps have no one result; remove one of the two"),
     validation = Rule::new("!has(self.elasticPolicy) || !self.training.batch.adaptive")
         .message("spec.elasticPolicy does not go with spec.training.batch.adaptive: its work is dealt out in batches of one size, of which a fast trainer takes more; remove one of the two"),
     validation = Rule::new("!has(self.elasticPolicy) || !has(self.schedulingPolicy) || !has(self.schedulingPolicy.minAvailable) || self.schedulingPolicy.minAvailable <= self.ps.replicas + self.elasticPolicy.minReplicas")

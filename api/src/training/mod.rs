@@ -141,6 +141,8 @@ mod tests {
             (r#"{"batch":{"base":8,"adaptive":true,"max":4}}"#, "batch"),
             (r#"{"batch":{"adaptive":true},"consistency":{"mode":"Sync","backupTrainers":1}}"#, "batch.adaptive"),
             (r#"{"consistency":{"mode":"Async","backupTrainers":1}}"#, "consistency.backupTrainers"),
+            (r#"{"consistency":{"mode":"Async","exactRecovery":true}}"#, "consistency.exactRecovery"),
+            (r#"{"consistency":{"mode":"Sync","backupTrainers":1,"exactRecovery":true}}"#, "consistency.exactRecovery"),
             (r#"{"consistency":{"mode":"Sync","staleness":3}}"#, "consistency.staleness"),
             (r#"{"consistency":{"mode":"Sync"},"staleness":{"policy":"Damped"}}"#, "staleness.policy"),
             (r#"{"schedule":{"type":"Cosine"}}"#, "schedule.totalSteps"),

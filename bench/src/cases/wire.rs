@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use clap::Args;
-use psjobs_api::training::{Codec, Compression, Optimizer, OptimizerKind};
+use psjobs_api::training::{Codec, Compression, ConsistencyMode, Optimizer, OptimizerKind};
 use psjobs_api::{Environment, Role, Training};
 use psjobs_ps::client::{Session, SessionConfig, TensorSpec};
 use psjobs_ps::network::Network;
@@ -38,19 +38,30 @@ struct Way {
     codec: Codec,
     tls: bool,
     connections: u32,
+    /// In Sync, with the previous values kept.
+    exact_recovery: bool,
 }
 
 /// One trainer, over TCP.
-const PLAIN: Way =
-    Way { case: "tcp-f32", trainers: 1, shared_memory: false, codec: Codec::F32, tls: false, connections: 1 };
+const PLAIN: Way = Way {
+    case: "tcp-f32",
+    trainers: 1,
+    shared_memory: false,
+    codec: Codec::F32,
+    tls: false,
+    connections: 1,
+    exact_recovery: false,
+};
 
-const WAYS: [Way; 6] = [
+const WAYS: [Way; 8] = [
     PLAIN,
     Way { case: "shm-f32", shared_memory: true, ..PLAIN },
     Way { case: "tcp-bf16", codec: Codec::BF16, ..PLAIN },
     Way { case: "tcp-f32-2-trainers", trainers: 2, ..PLAIN },
     Way { case: "tls-f32", tls: true, ..PLAIN },
     Way { case: "tls-f32-2-connections", tls: true, connections: 2, ..PLAIN },
+    Way { case: "tcp-f32-exact-recovery", exact_recovery: true, ..PLAIN },
+    Way { case: "shm-f32-exact-recovery", shared_memory: true, exact_recovery: true, ..PLAIN },
 ];
 
 /// Steps before the clock starts: connections grow, memory is touched.
@@ -84,11 +95,16 @@ impl WireArgs {
         if way.tls {
             certificates::write(folder)?;
         }
+        let mut training = training(way.codec);
+        if way.exact_recovery {
+            training.consistency.mode = ConsistencyMode::Sync;
+            training.consistency.exact_recovery = Some(true);
+        }
         let servers = vec![listener.local_addr().context("bound")?.to_string()];
         let environment = Environment {
             tls_folder: way.tls.then(|| folder.join(Role::Server.as_str()).display().to_string()),
             connections: Some(way.connections),
-            ..Environment::new("bench-wire", "bench-wire", servers, way.trainers, training(way.codec))
+            ..Environment::new("bench-wire", "bench-wire", servers, way.trainers, training)
         };
         let config = ServerConfig { network: Network::of(&environment)?, ..ServerConfig::new(&environment) };
         let server = runtime.spawn(server::run(listener, config, std::future::pending()));

@@ -147,6 +147,10 @@ pub const RULES: &[Row] = &[
         "spec.elasticPolicy does not go with spec.training.consistency.backupTrainers, whose number is of a fixed count of trainers; remove one of the two",
     ),
     (
+        "spec: {elasticPolicy: {maxReplicas: 4}, training: {consistency: {mode: Sync, exactRecovery: true}}}",
+        "spec.elasticPolicy does not go with spec.training.consistency.exactRecovery: its steps have no one result; remove one of the two",
+    ),
+    (
         "spec: {elasticPolicy: {maxReplicas: 4}, training: {batch: {adaptive: true}}}",
         "spec.elasticPolicy does not go with spec.training.batch.adaptive: its work is dealt out in batches of one size, of which a fast trainer takes more; remove one of the two",
     ),
@@ -189,6 +193,14 @@ pub const RULES: &[Row] = &[
     (
         "spec: {training: {consistency: {backupTrainers: 1}}}",
         "spec.training.consistency.backupTrainers is for Sync; remove it, or set mode to Sync",
+    ),
+    (
+        "spec: {training: {consistency: {exactRecovery: true}}}",
+        "spec.training.consistency.exactRecovery is for Sync without backupTrainers, where a step has one result; remove it",
+    ),
+    (
+        "spec: {training: {consistency: {mode: Sync, backupTrainers: 1, exactRecovery: true}}}",
+        "spec.training.consistency.exactRecovery is for Sync without backupTrainers, where a step has one result; remove it",
     ),
     (
         "spec: {training: {consistency: {mode: Sync, staleness: 2}}}",
@@ -358,6 +370,8 @@ pub const ACCEPTED: &[&str] = &[
     "spec: {trainer: {gpus: 2, gpuResourceName: nvidia.com/mig-1g.5gb, restartPolicy: Never}}",
     "spec: {training: {nonFinite: Skip, seed: 7, compression: {codec: TopK, density: 0.01}}}",
     "spec: {training: {consistency: {mode: Sync, backupTrainers: 1}}}",
+    "spec: {training: {consistency: {mode: Sync, exactRecovery: true}}}",
+    "spec: {training: {consistency: {exactRecovery: false}}}",
     "spec: {training: {consistency: {mode: Bounded, staleness: 4}, staleness: {policy: Damped, coefficient: 0.1}}}",
     "spec: {training: {consistency: {mode: Sync}, batch: {base: 32, adaptive: true, min: 8, max: 64}}}",
     "spec: {training: {schedule: {type: Step, stepSize: 100, gamma: 0.5, warmupSteps: 10}}}",

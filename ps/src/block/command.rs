@@ -4,6 +4,7 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use super::peer::Peer;
+use super::state::BeforeStep;
 use crate::checkpoint::BlockState;
 use crate::codec::Codec;
 use crate::gradient::Gradient;
@@ -28,8 +29,9 @@ pub enum Command {
     JoinRound(Peer, u64),
     /// The first values, checked to have the length of the block; answers false if the block has values already.
     Initialize(Codec, Bytes, oneshot::Sender<bool>),
-    /// Answers with the message of the version and current values, `None` if the block has no values.
-    Read(oneshot::Sender<Option<Bytes>>),
+    /// Answers with the message of the version and values, `None` if the block has no values. The values are the current
+    /// ones, or those that the step named is computed from.
+    Read(Option<BeforeStep>, oneshot::Sender<Option<Bytes>>),
     /// Answers with the step that a trainer begins with, and whether the block has values.
     NextStep(u32, oneshot::Sender<(u64, bool)>),
     /// A trainer has finished or left: rounds no longer wait for it.
@@ -53,8 +55,8 @@ pub enum Command {
     Attach(Option<u64>, FrameSender, oneshot::Sender<Option<bool>>),
     /// The backup has acknowledged a version.
     Acknowledged(u64),
-    /// On a backup: replaces the state by the primary's.
-    Install(BlockState, FrameSender),
+    /// On a backup: replaces the state by the primary's, and the values from before the last update, empty for none.
+    Install(BlockState, Vec<f32>, FrameSender),
     /// On a backup: applies an update of the primary. The values have the length of the block.
     ApplyUpdate(Update, FrameSender),
 }
@@ -73,7 +75,7 @@ impl Command {
             | Self::SetRole(_)
             | Self::Install(..)
             | Self::ApplyUpdate(..) => true,
-            Self::Read(_)
+            Self::Read(..)
             | Self::NextStep(..)
             | Self::Snapshot(..)
             | Self::Version(_)

@@ -18,5 +18,8 @@ mod training;
 
 pub use metrics::BlockMetrics;
 pub use peer::Peer;
-pub use state::no_values;
+pub use state::{BeforeStep, no_values};
 pub use store::{Progress, Start, Store};
+
+#[cfg(test)]
+mod tests;

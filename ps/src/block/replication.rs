@@ -79,6 +79,7 @@ impl Block {
             next_steps: self.settled_steps(),
             values: bytes(&self.values),
             slots: self.state.slots().iter().map(bytes).collect(),
+            previous: bytes(&self.previous),
         };
         frame::message(&proto::Replica { contents: Some(contents), ..proto::Replica::default() })
     }

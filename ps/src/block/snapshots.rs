@@ -75,6 +75,7 @@ impl Block {
     pub(super) fn restore(&mut self, state: Option<BlockState>) {
         let BlockState { values, slots, updates, version, next_steps } = state.unwrap_or_default();
         self.values = values;
+        self.previous.clear();
         self.state = State::restored(slots, updates);
         self.version = version;
         self.aggregation.restore(&next_steps);

@@ -32,6 +32,8 @@ pub(super) struct BlockSpec {
     pub elastic: bool,
     /// How the job trains.
     pub rules: Arc<TrainingRules>,
+    /// Keeps the values from before the last update, see [`TrainingRules::keeps_previous`].
+    pub keeps_previous: bool,
     /// The server's epoch when the block is made.
     pub epoch: u64,
     /// Its role in replication when the block is made.
@@ -53,6 +55,9 @@ pub(super) struct Block {
     /// Gradients that wait for others, and the trainers that wait for an answer, with their steps.
     pub aggregation: Aggregation<Gradient, Buffer, (Peer, u64)>,
     pub values: Vec<f32>,
+    /// The values before the update that made `version`, if the block keeps them; empty where they are not known, or the
+    /// last round changed nothing.
+    pub previous: Vec<f32>,
     pub state: State,
     pub version: u64,
     /// Gradients of streams from another epoch are ignored: they belong to a state that was discarded.
@@ -78,6 +83,7 @@ impl Block {
             spec,
             aggregation: Aggregation::new(rule),
             values: Vec::new(),
+            previous: Vec::new(),
             state: State::default(),
             version: 0,
             epoch,
@@ -89,6 +95,18 @@ impl Block {
 
     pub(super) fn is_initialized(&self) -> bool {
         !self.values.is_empty()
+    }
+
+    /// Returns the values that a caller reads, with their version: the current ones, or those from before the last update
+    /// for a trainer whose gradient of that step is in it already. Such a trainer takes the place of one that died in the
+    /// middle of its step, and computes the gradient of the other blocks from the same values.
+    pub(super) fn values_for(&self, reader: Option<BeforeStep>) -> (u64, &[f32]) {
+        let has_step = |before: BeforeStep| self.aggregation.rule.settled(before.trainer) == before.step + 1;
+        if !self.previous.is_empty() && reader.is_some_and(has_step) {
+            (self.version - 1, &self.previous)
+        } else {
+            (self.version, &self.values)
+        }
     }
 
     /// Decides whether a message of `peer` is processed.
@@ -108,13 +126,20 @@ impl Block {
     }
 }
 
+/// A trainer, and the step whose gradient it computes from the values that it reads.
+#[derive(Clone, Copy)]
+pub struct BeforeStep {
+    pub trainer: u32,
+    pub step: u64,
+}
+
 /// A caller whose answer shows the state of a block. It waits until the backup has that state: what a caller has seen
 /// must not be lost with this server.
 pub(super) enum Waiting {
     /// A trainer that has given this step or joined with it.
     Trainer(Peer, u64),
     /// The caller of [`Command::Read`](super::command::Command::Read).
-    Read(oneshot::Sender<Option<Bytes>>),
+    Read(Option<BeforeStep>, oneshot::Sender<Option<Bytes>>),
     /// The caller of [`Command::NextStep`](super::command::Command::NextStep), about this trainer.
     NextStep(u32, oneshot::Sender<(u64, bool)>),
     /// A trainer that has stored parameters of its own.

@@ -11,7 +11,7 @@ use tonic::Status;
 use super::command::{Command, Update};
 use super::metrics::BlockMetrics;
 use super::peer::Peer;
-use super::state::BlockSpec;
+use super::state::{BeforeStep, BlockSpec};
 use super::task;
 use crate::checkpoint::BlockState;
 use crate::codec::Codec;
@@ -74,6 +74,7 @@ impl Store {
     pub fn start(start: Start) -> Self {
         let Start { layout, stretches, shards, trainers, elastic, epoch, rules, metrics, tasks } = start;
         let blocks = shards.iter().flat_map(|(shard, role)| layout.owned_by(*shard).map(|b| (b, *role)));
+        let keeps_previous = rules.keeps_previous(elastic, &layout);
         let blocks = blocks.map(|(block, role)| {
             let (sender, receiver) = mpsc::channel(QUEUE);
             let range = layout.range(block);
@@ -84,6 +85,7 @@ impl Store {
                 trainers,
                 elastic,
                 rules: rules.clone(),
+                keeps_previous,
                 epoch,
                 role,
                 metrics: metrics.clone(),
@@ -132,9 +134,10 @@ impl Store {
         ask(sender, |reply| Command::Initialize(codec, payload, reply)).await
     }
 
-    /// Returns the message with a block's version and values, `None` if it has no values.
-    pub async fn read(&self, block: u32) -> Result<Option<Bytes>, Status> {
-        ask(self.owned(block)?, Command::Read).await
+    /// Returns the message with a block's version and values, `None` if it has no values: the current ones, or those that
+    /// `reader` computes its step from.
+    pub async fn read(&self, block: u32, reader: Option<BeforeStep>) -> Result<Option<Bytes>, Status> {
+        ask(self.owned(block)?, |reply| Command::Read(reader, reply)).await
     }
 
     /// Returns the step that a trainer begins with, and the blocks of `shard` without values. The step is the first that
@@ -172,10 +175,12 @@ impl Store {
 
     /// Applies a message of the primary on a backup. Acknowledgements go to `primary`.
     pub async fn follow(&self, replica: proto::Replica, primary: &FrameSender) -> Result<(), Status> {
-        if let Some(contents) = replica.contents {
-            let range = self.layout.range(contents.block);
-            let state = state(contents, range.len())?;
-            self.owned(state.0)?.send(Command::Install(state.1, primary.clone())).await.map_err(|_| ended())?;
+        if let Some(mut contents) = replica.contents {
+            let elements = self.layout.range(contents.block).len();
+            let previous = floats(contents.block, &std::mem::take(&mut contents.previous), elements)?;
+            let (block, state) = state(contents, elements)?;
+            let install = Command::Install(state, previous, primary.clone());
+            self.owned(block)?.send(install).await.map_err(|_| ended())?;
             return Ok(());
         }
         let proto::Replica { block, version, factor, next_steps, codec, payload, .. } = replica;
@@ -226,7 +231,7 @@ impl Store {
             self.snapshot(block, None).await.unwrap_or_default();
         let bytes = |values: Vec<f32>| Bytes::copy_from_slice(bytemuck::cast_slice(&values));
         let (values, slots) = (bytes(values), slots.into_iter().map(bytes).collect());
-        Ok(proto::BlockContents { block, version, updates, next_steps, values, slots })
+        Ok(proto::BlockContents { block, version, updates, next_steps, values, slots, previous: Bytes::new() })
     }
 
     /// Returns how far training has come in `shard`, `None` while blocks are without values.
@@ -311,17 +316,19 @@ async fn ask<T>(
 
 /// Reads the state in a message, checked against the block's length.
 fn state(contents: proto::BlockContents, elements: usize) -> Result<(u32, BlockState), Status> {
-    let proto::BlockContents { block, version, updates, next_steps, values, slots } = contents;
-    let floats = |bytes: Bytes| -> Result<Vec<f32>, Status> {
-        if !bytes.is_empty() && bytes.len() != elements * 4 {
-            let text = format!("block {block} holds {elements} elements, the message {} bytes", bytes.len());
-            return Err(Status::invalid_argument(text));
-        }
-        let (chunks, _) = bytes.as_chunks();
-        Ok(chunks.iter().map(|chunk| f32::from_le_bytes(*chunk)).collect())
-    };
-    let slots = slots.into_iter().map(floats).collect::<Result<_, _>>()?;
-    Ok((block, BlockState { values: floats(values)?, slots, updates, version, next_steps }))
+    let proto::BlockContents { block, version, updates, next_steps, values, slots, .. } = contents;
+    let slots = slots.iter().map(|slot| floats(block, slot, elements)).collect::<Result<_, _>>()?;
+    Ok((block, BlockState { values: floats(block, &values, elements)?, slots, updates, version, next_steps }))
+}
+
+/// Reads values of a block, which are all there or none.
+fn floats(block: u32, bytes: &[u8], elements: usize) -> Result<Vec<f32>, Status> {
+    if !bytes.is_empty() && bytes.len() != elements * 4 {
+        let text = format!("block {block} holds {elements} elements, the message {} bytes", bytes.len());
+        return Err(Status::invalid_argument(text));
+    }
+    let (chunks, _) = bytes.as_chunks();
+    Ok(chunks.iter().map(|chunk| f32::from_le_bytes(*chunk)).collect())
 }
 
 fn ended() -> Status {

@@ -43,7 +43,7 @@ impl Block {
             Command::Initialize(codec, payload, reply) => {
                 let _ = reply.send(self.initialize(codec, &payload));
             }
-            Command::Read(reply) => self.answer_all(vec![Waiting::Read(reply)]),
+            Command::Read(reader, reply) => self.answer_all(vec![Waiting::Read(reader, reply)]),
             Command::NextStep(trainer, reply) => self.answer_all(vec![Waiting::NextStep(trainer, reply)]),
             Command::Finish(trainer) => {
                 self.aggregation.rule.finish(trainer);
@@ -77,8 +77,9 @@ impl Block {
                 let released = self.log.as_mut().map(|log| log.acknowledge(version));
                 self.answer_all(released.unwrap_or_default());
             }
-            Command::Install(state, primary) => {
+            Command::Install(state, previous, primary) => {
                 self.restore(Some(state));
+                self.previous = previous;
                 self.acknowledge(&primary);
             }
             Command::ApplyUpdate(update, primary) => self.follow(update, &primary),

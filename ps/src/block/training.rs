@@ -98,6 +98,7 @@ impl Block {
             });
         };
         let Some(Closed { sum, step, contributors, waiting }) = self.aggregation.advance(add) else { return };
+        self.previous.clear();
         if let Some((mut sum, added)) = sum {
             scale(sum.bytes_mut().as_chunks_mut().0, added as f32);
             let (gradient, factor) = (Gradient::Wire(Codec::F32, sum.freeze()), self.spec.rules.factor(step, 0));
@@ -126,7 +127,11 @@ impl Block {
     }
 
     pub(super) fn apply(&mut self, gradient: &Gradient, factor: f64) {
-        let Self { spec, values, state, .. } = self;
+        let Self { spec, values, previous, state, .. } = self;
+        if spec.keeps_previous {
+            previous.clear();
+            previous.extend_from_slice(values);
+        }
         let elements = values.len();
         gradient.with_values(elements, |gradient| {
             spec.rules.optimizer.apply_by_group(values, gradient, state, factor, &spec.stretches)
@@ -149,7 +154,7 @@ impl Block {
         if let Some(log) = self.log.as_mut().filter(|log| log.lacks(self.version)) {
             return log.hold(self.version, waiting);
         }
-        let Self { spec, values, version, aggregation, .. } = self;
+        let Self { spec, values, version, aggregation, .. } = &*self;
         let mut last = None;
         for waiting in waiting {
             match waiting {
@@ -157,8 +162,9 @@ impl Block {
                     peer.answer(&spec.answer(step, *version, values), &spec.rules, &mut last);
                 }
                 // A reply is discarded when its caller has gone away.
-                Waiting::Read(reply) => {
-                    let message = || spec.answer(0, *version, values).encode(&spec.rules);
+                Waiting::Read(reader, reply) => {
+                    let (version, values) = self.values_for(reader);
+                    let message = || spec.answer(0, version, values).encode(&spec.rules);
                     let _ = reply.send((!values.is_empty()).then(message));
                 }
                 // The values do not contain a gradient of the open round: a restarted trainer sends that step again

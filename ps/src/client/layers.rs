@@ -114,6 +114,7 @@ impl Shared {
                 Bytes::copy_from_slice(values)
             });
             let contents = proto::BlockContents {
+                previous: Bytes::new(),
                 block,
                 version: layers.steps,
                 updates: layers.updates,

@@ -143,14 +143,20 @@ impl Link {
         CoordinationClient::new(self.channel()).wait_until_durable(request).await.map(drop)
     }
 
-    /// Current values of the server's blocks.
+    /// Values of the server's blocks, to compute `step` from.
     pub async fn pull(
         &self,
         config: &SessionConfig,
         server: u32,
+        step: u64,
         buffers: &Buffers,
     ) -> Result<Vec<proto::ParameterBlock>, Status> {
-        let request = proto::PullRequest { trainer: Some(config.id()), shard: Some(server), ..Default::default() };
+        let request = proto::PullRequest {
+            trainer: Some(config.id()),
+            shard: Some(server),
+            step: Some(step),
+            ..Default::default()
+        };
         let mut stream = call(self.channel(), PULL, once(frame::message(&request)), buffers).await?;
         let mut blocks = Vec::new();
         while let Some(block) = stream.message().await? {

@@ -92,6 +92,11 @@ pub fn inelastic(training: &Training) -> Option<&'static str> {
              minimum of trainers",
         );
     }
+    if training.consistency.exact_recovery == Some(true) {
+        return Some(
+            "the steps of an elastic job have no one result; remove exactRecovery, or the minimum of trainers",
+        );
+    }
     training.batch.adaptive.then_some(
         "in an elastic job a fast trainer reads more batches, not larger ones; remove the adaptive batch, or the minimum \
          of trainers",

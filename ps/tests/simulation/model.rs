@@ -2,8 +2,8 @@
 //! are in them, and whether each is in them once.
 //!
 //! In Async and Bounded, where the order of updates is free, each block counts: gradient *s* of a trainer adds 1,
-//! *s* and *s*² to three elements of its own. In Sync the gradients are odd numbers whose sum depends on the order,
-//! and a block must be, bit for bit, one of the states that one process goes through.
+//! *s* and *s*² to three elements of its own. In Sync the gradients are odd numbers whose sum depends on the order and
+//! on the parameters of another block, and a block must be, bit for bit, one of the states that one process goes through.
 
 use psjobs_api::training::{Codec, ConsistencyMode, Optimizer};
 use psjobs_ps::client::TensorSpec;
@@ -59,10 +59,10 @@ impl Model {
         self.states.first().cloned().unwrap_or_else(|| vec![0.0; self.layout.elements()])
     }
 
-    /// The gradient of a trainer's step.
-    pub fn fill(&self, trainer: u32, step: u64, gradients: &mut [f32]) {
+    /// The gradient of a trainer's step at `parameters`.
+    pub fn fill(&self, trainer: u32, step: u64, parameters: &[f32], gradients: &mut [f32]) {
         if !self.counts_only() {
-            gradients.iter_mut().enumerate().for_each(|(i, g)| *g = odd(trainer, step, i));
+            gradients.iter_mut().enumerate().for_each(|(i, g)| *g = odd(trainer, step, i, parameters));
             return;
         }
         gradients.fill(0.0);
@@ -125,9 +125,10 @@ impl Model {
         let (mut weights, mut momentum) = (vec![1.0_f32; n], vec![0.0_f32; n]);
         let mut states = vec![weights.clone()];
         for step in 0..self.steps {
+            let before = &states[step as usize];
             for (i, (w, m)) in weights.iter_mut().zip(&mut momentum).enumerate() {
-                let first = odd(0, step, i);
-                let sum = (1..self.trainers).fold(first, |sum, trainer| sum + odd(trainer, step, i));
+                let first = odd(0, step, i, before);
+                let sum = (1..self.trainers).fold(first, |sum, trainer| sum + odd(trainer, step, i, before));
                 let group = if i < grouped { ParameterGroup::default() } else { GROUP };
                 let decay = group.weight_decay.unwrap_or_default() as f32;
                 *m = MOMENTUM as f32 * *m + (sum / self.trainers as f32 + decay * *w);
@@ -168,12 +169,13 @@ pub fn moments(step: u64) -> [f64; 3] {
     [1.0, s, s * s]
 }
 
-/// A number of varying size.
-fn odd(trainer: u32, step: u64, i: usize) -> f32 {
+/// A number of varying size, for element `i`, that depends on an element of the other half.
+fn odd(trainer: u32, step: u64, i: usize, parameters: &[f32]) -> f32 {
     let seed = (i as u32).wrapping_mul(0x9e37_79b1) ^ (step as u32).wrapping_mul(0x85eb_ca6b) ^ (trainer << 16);
     let hash = (seed ^ (seed >> 15)).wrapping_mul(0x2c1b_3c6d);
     let fraction = f32::from_bits(0x3f80_0000 | (hash >> 9)) - 1.5;
-    fraction * [1e-3, 1.0, 1e3][hash as usize % 3]
+    let other = parameters[(i + parameters.len() / 2) % parameters.len()];
+    fraction * [1e-3, 1.0, 1e3][hash as usize % 3] + other / 64.0
 }
 
 fn bits(values: &[f32]) -> impl Iterator<Item = u32> + Clone + '_ {

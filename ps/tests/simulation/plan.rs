@@ -179,7 +179,7 @@ impl Plan {
         let chance = &mut chance;
         let (servers, trainers) = (chance.random_range(1..=3), chance.random_range(1..=4));
         let mode = [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async][chance.random_range(0..3)];
-        let consistency = Consistency { mode, staleness: chance.random_range(0..4), backup_trainers: 0 };
+        let consistency = Consistency { mode, staleness: chance.random_range(0..4), ..Consistency::default() };
         let large = seed % LARGE == LARGE - 1;
         let steps = if large { 3 } else { chance.random_range(3..=12) };
         let small = servers as usize * (3 * trainers as usize + chance.random_range(0..20));

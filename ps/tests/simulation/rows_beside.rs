@@ -58,7 +58,8 @@ impl Trainer<'_> {
         let plan = &self.job.plan;
         // As a forward pass does, whose rows need not be those of the step if the servers have gone back.
         self.tables.pull(&[(0, &keys(plan))]).await.map_err(told)?;
-        self.job.model.fill(self.index, step, self.session.gradients_mut());
+        let parameters = self.session.parameters().to_vec();
+        self.job.model.fill(self.index, step, &parameters, self.session.gradients_mut());
         let (epoch, (keys, values)) = (self.session.epoch(), marks(plan, self.index, step));
         let rows = [RowGradients { table: 0, keys: &keys, values: &values }];
         let (pushed, following) = join(self.tables.push(epoch, step, &rows), self.session.exchange(step)).await;
@@ -106,7 +107,8 @@ impl Trainer<'_> {
     async fn finds_all(&mut self) -> Result<bool, Failure> {
         let plan = &self.job.plan;
         // A repeat of the last step is answered with what there is now.
-        self.job.model.fill(self.index, plan.steps - 1, self.session.gradients_mut());
+        let parameters = self.session.parameters().to_vec();
+        self.job.model.fill(self.index, plan.steps - 1, &parameters, self.session.gradients_mut());
         let following = self.session.exchange(plan.steps - 1).await.map_err(told)?;
         let rows = self.rows().await?;
         let next = self.follow(plan.steps - 1, following).await?;

@@ -76,7 +76,8 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
             } else {
                 let mut pause = pause;
                 tokio::time::sleep(pause(1)).await;
-                job.model.fill(index, step, session.gradients_mut());
+                let parameters = session.parameters().to_vec();
+                job.model.fill(index, step, &parameters, session.gradients_mut());
                 sent = Instant::now();
                 next = session.exchange(step).await;
             }
@@ -96,7 +97,8 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
             break;
         }
         // The last one looks again: a repeat of its last step is answered with what there is now.
-        job.model.fill(index, plan.steps - 1, session.gradients_mut());
+        let parameters = session.parameters().to_vec();
+        job.model.fill(index, plan.steps - 1, &parameters, session.gradients_mut());
         step = session.exchange(plan.steps - 1).await.map_err(told)?;
         if step == plan.steps {
             witness.all_there(counts(session.parameters()))?;
@@ -119,7 +121,7 @@ async fn exchange_gradually(
 ) -> (AsyncSession, Result<u64, ClientError>, Instant) {
     const PARTS: u32 = 3;
     let mut gradient = vec![0.0; memory.elements()];
-    job.model.fill(index, step, &mut gradient);
+    job.model.fill(index, step, memory.parameters(), &mut gradient);
     let mut under_way = GradualStep::begin(session, &Handle::current(), step, gradient.len());
     for part in (0..PARTS as usize).rev() {
         tokio::time::sleep(pause(PARTS)).await;

@@ -103,10 +103,11 @@ impl AsyncSession {
     }
 
     async fn pull(&mut self) -> Result<Settled, ClientError> {
+        let step = self.next_step;
         for server in 0..self.links.len() as u32 {
             let mut retries = Retries::new(schedule(&self.config, server));
             let blocks = loop {
-                let status = match self.links[server as usize].pull(&self.config, server, &self.buffers).await {
+                let status = match self.links[server as usize].pull(&self.config, server, step, &self.buffers).await {
                     Ok(blocks) => break blocks,
                     Err(status) => status,
                 };

@@ -9,7 +9,7 @@ use tonic::Status;
 use super::first_message::first_message;
 use super::frame_service::Methods;
 use super::trainer;
-use crate::block::{Peer, Store, no_values};
+use crate::block::{BeforeStep, Peer, Store, no_values};
 use crate::clock::now;
 use crate::proto::{self, exchange_request::Message};
 use crate::server::state::ServerState;
@@ -93,12 +93,13 @@ async fn send_blocks(
     reader.set_known();
     let store = state.store()?;
     let shard = state.shard(request.shard)?;
+    let reader = id.as_ref().zip(request.step).map(|(id, step)| BeforeStep { trainer: id.index, step });
     if let Some(id) = id {
         state.open_stream(&id, shard, StreamKind::Pull, (arrival, abort));
     }
     let blocks: Vec<u32> = if request.blocks.is_empty() { store.shard(shard).collect() } else { request.blocks };
     for block in blocks {
-        let values = store.read(block).await?.ok_or_else(|| no_values(block))?;
+        let values = store.read(block, reader).await?.ok_or_else(|| no_values(block))?;
         if answers.send(Ok(values)).await.is_err() {
             break; // The reader has gone away.
         }
