@@ -43,7 +43,7 @@ pub struct Consistency {
     pub backup_trainers: u32,
     /// Sync only: a trainer that is replaced in the middle of a step computes that step again from the same parameters, so
     /// that the job ends with the same bits as one in which nothing failed. Servers keep each parameter's previous value
-    /// for that, 4 bytes more for each, which takes up to a tenth of the exchange's speed, and a quarter over shared memory.
+    /// for that, 4 bytes more for each, which takes a tenth of the exchange's speed, and a third over shared memory.
     /// Without it each gradient still counts once. Default: true for models of up to 16 million (2^24) parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exact_recovery: Option<bool>,
