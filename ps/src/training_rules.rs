@@ -30,7 +30,10 @@ pub struct TrainingRules {
     /// Reusable memory for frames and sums.
     pub buffers: Buffers,
     schedule: Schedule,
+    /// Of dense parameters.
     damping: Damping,
+    /// Of the rows of sparse tables.
+    rows_damping: Damping,
 }
 
 impl TrainingRules {
@@ -45,7 +48,8 @@ impl TrainingRules {
             finished: finished.to_vec(),
             buffers: Buffers::for_trainers(trainers),
             schedule: Schedule::from(&training.schedule),
-            damping: damping(&training.staleness),
+            damping: damping(&training.staleness, StalenessPolicy::Inverse),
+            rows_damping: damping(&training.staleness, StalenessPolicy::None),
         }
     }
 
@@ -68,17 +72,48 @@ impl TrainingRules {
         has_one_result && layout.blocks() > 1 && exact_recovery.unwrap_or(layout.elements() <= EXACT_BY_DEFAULT)
     }
 
-    /// Returns the factor on the learning rate for a gradient of `step` with `staleness`.
+    /// Returns the factor on the learning rate of dense parameters for a gradient of `step` with `staleness`.
     #[must_use]
     pub fn factor(&self, step: u64, staleness: u64) -> f64 {
         self.schedule.factor(step) * self.damping.factor(staleness)
     }
+
+    /// As [`TrainingRules::factor`], for rows of sparse tables.
+    #[must_use]
+    pub fn rows_factor(&self, step: u64, staleness: u64) -> f64 {
+        self.schedule.factor(step) * self.rows_damping.factor(staleness)
+    }
 }
 
-fn damping(spec: &training::Staleness) -> Damping {
-    match spec.policy {
+/// Returns the effect that the job wants, or that of `default`.
+fn damping(spec: &training::Staleness, default: StalenessPolicy) -> Damping {
+    match spec.policy.unwrap_or(default) {
         StalenessPolicy::None => Damping::None,
         StalenessPolicy::Damped => Damping::Damped { coefficient: spec.coefficient },
         StalenessPolicy::Inverse => Damping::Inverse,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use psjobs_api::training::Staleness;
+
+    use super::*;
+
+    #[test]
+    fn stale_gradients_of_dense_parameters_count_less_unless_the_job_says_otherwise() {
+        let rows = [
+            (None, 0.25, 1.0),
+            (Some(StalenessPolicy::None), 1.0, 1.0),
+            (Some(StalenessPolicy::Inverse), 0.25, 0.25),
+            (Some(StalenessPolicy::Damped), 0.5, 0.5),
+        ];
+        for (policy, dense, of_rows) in rows {
+            let staleness = Staleness { policy, coefficient: 0.25 };
+            let rules = TrainingRules::new(&Training { staleness, ..Training::default() }, 4, &[]);
+            assert_eq!((rules.factor(0, 4), rules.rows_factor(0, 4)), (dense, of_rows), "{policy:?}");
+            // In Sync nothing is stale.
+            assert_eq!((rules.factor(0, 0), rules.rows_factor(0, 0)), (1.0, 1.0), "{policy:?}");
+        }
     }
 }

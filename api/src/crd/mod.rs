@@ -148,7 +148,7 @@ pub struct ParameterServerJobSpec {
     /// How the job trains: consistency, optimizer, batch size and seed.
     #[serde(default)]
     #[x_kube(
-        validation = Rule::new("self.consistency.mode != 'Sync' || self.staleness.policy == 'None'")
+        validation = Rule::new("self.consistency.mode != 'Sync' || !has(self.staleness.policy) || self.staleness.policy == 'None'")
             .message("spec.training.staleness.policy: nothing is stale in Sync; remove it, or set consistency.mode to Bounded or Async"),
         validation = Rule::new("!self.batch.adaptive || self.consistency.backupTrainers == 0")
             .message("spec.training.batch.adaptive gives a slow trainer fewer examples, backupTrainers leave its gradients out; remove one of the two"),

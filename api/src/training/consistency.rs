@@ -66,11 +66,11 @@ pub enum ConsistencyMode {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Staleness {
-    /// None (default): nothing. Damped: the learning rate is divided by 1 + coefficient x
-    /// staleness. Inverse: it is divided by the staleness (Zhang et al., IJCAI 2016), which lets
-    /// dozens of asynchronous trainers use the learning rate of one.
-    #[serde(default)]
-    pub policy: StalenessPolicy,
+    /// None: nothing. Damped: the learning rate is divided by 1 + coefficient x staleness. Inverse: it is divided by the
+    /// staleness (Zhang et al., IJCAI 2016), which lets dozens of asynchronous trainers use the learning rate of one.
+    /// Default: Inverse, and None for the rows of sparse tables, of which trainers seldom read the same at a time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<StalenessPolicy>,
     /// Damped only: how strongly. Default 0.1.
     #[serde(default = "default_coefficient")]
     #[schemars(range(min = 0.0, max = 1000.0))]
@@ -78,10 +78,9 @@ pub struct Staleness {
 }
 
 /// How the learning rate falls with staleness.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum StalenessPolicy {
     /// Not at all.
-    #[default]
     None,
     /// lr / (1 + coefficient x staleness).
     Damped,
@@ -133,7 +132,7 @@ impl Consistency {
 impl Staleness {
     pub(super) fn validate(&self, mode: ConsistencyMode) -> Result<(), TrainingError> {
         in_range("staleness.coefficient", self.coefficient, 0.0, 1000.0, "0.1")?;
-        if mode == ConsistencyMode::Sync && self.policy != StalenessPolicy::None {
+        if mode == ConsistencyMode::Sync && self.policy.is_some_and(|policy| policy != StalenessPolicy::None) {
             return TrainingError::refuse(
                 "staleness.policy",
                 "nothing is stale in Sync",
@@ -157,7 +156,7 @@ impl Default for Consistency {
 
 impl Default for Staleness {
     fn default() -> Self {
-        Self { policy: StalenessPolicy::default(), coefficient: default_coefficient() }
+        Self { policy: None, coefficient: default_coefficient() }
     }
 }
 

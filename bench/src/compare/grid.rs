@@ -87,8 +87,14 @@ impl Experiment {
 fn modes(extent: &Extent) -> Vec<Section> {
     let Extent { trainers, slow, .. } = *extent;
     let rate = json!({"type": "SGD", "learningRate": 0.05});
-    let way =
-        |name, consistency| Way { name, training: json!({"consistency": consistency, "optimizer": rate}), trainers };
+    // All modes at one learning rate, so that they differ in nothing else.
+    let way = |name, consistency: Value| {
+        let mut training = json!({"consistency": consistency, "optimizer": rate});
+        if consistency["mode"] != "Sync" {
+            training["staleness"] = json!({"policy": "None"});
+        }
+        Way { name, training, trainers }
+    };
     let mut damped = way("Async, damped", json!({"mode": "Async"}));
     damped.training["staleness"] = json!({"policy": "Damped", "coefficient": 0.1});
     let ways = vec![

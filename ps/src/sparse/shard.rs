@@ -147,7 +147,9 @@ impl<W> Shard<W> {
         match self.aggregation.offer(contribution) {
             Outcome::Apply(gradients) => {
                 let gradients = gradients.unwrap_or_default();
-                self.update(gradients, self.rules.factor(step, staleness), |_| vec![(trainer, step.saturating_add(1))]);
+                self.update(gradients, self.rules.rows_factor(step, staleness), |_| {
+                    vec![(trainer, step.saturating_add(1))]
+                });
                 self.step = self.step.max(step);
                 self.aggregation.released()
             }
@@ -282,7 +284,7 @@ impl<W> Shard<W> {
         let Some(Closed { sum, step, contributors, waiting }) = closed else { return Vec::new() };
         let (mut sum, added) = sum.unwrap_or_default();
         sum.iter_mut().for_each(|gradients| gradients.divide(added));
-        self.update(sum, self.rules.factor(step, 0), |rule| {
+        self.update(sum, self.rules.rows_factor(step, 0), |rule| {
             contributors.into_iter().map(|trainer| (trainer, rule.next_step(trainer))).collect()
         });
         self.step = self.step.max(step);

@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use psjobs_api::ReplicaResult;
-use psjobs_api::training::Training;
+use psjobs_api::training::{StalenessPolicy, Training};
 use psjobs_ps::checkpoint::{Disk as Storage, Folder};
 use psjobs_ps::network::Network as Reached;
 use psjobs_ps::server::{self, CheckpointConfig, ServerConfig, ServerError, Timeouts};
@@ -227,6 +227,8 @@ impl Supervisor {
         let dialer = Dialer { network: self.job.network.clone(), from: host };
         let mount = Mount { disk: self.disk.clone(), host };
         let mut training = Training { consistency: plan.consistency.clone(), ..Training::default() };
+        // Marks are counted: each gradient counts in full.
+        training.staleness.policy = Some(StalenessPolicy::None);
         training.optimizer = self.job.model.optimizer();
         training.compression = plan.compression.clone();
         let checkpoint = plan.checkpoint.map(|interval| CheckpointConfig {

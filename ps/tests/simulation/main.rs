@@ -90,7 +90,8 @@ fn what_was_found_before_stays_mended() {
 fn seeds_that_failed_before_stay_mended() {
     let failures: Vec<String> = [
         6449, 7641, 7997, 9963, 13_575, 13_877, 16_346, 16_644, 16_906, 18_731, 18_927, 25_212, 37_134, 37_157, 37_654,
-        29_404, 5276, 26_342, 39_782, 38_883, 49_623, 51_449, 57_034, 47_533, 60_722, 61_023, 77_695, 97_760,
+        29_404, 5276, 26_342, 39_782, 38_883, 49_623, 51_449, 57_034, 47_533, 60_722, 61_023, 77_695, 97_760, 14_814,
+        20_688,
     ]
     .into_iter()
     .filter_map(|seed| job::run(&Plan::new(seed), false).verdict.err().map(|why| format!("seed {seed}: {why}")))

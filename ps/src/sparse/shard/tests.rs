@@ -182,7 +182,7 @@ fn a_skipped_gradient_closes_the_round_without_counting() {
 #[test]
 fn an_old_gradient_is_damped_by_what_came_since_its_pull() {
     let mut training = training(OptimizerKind::Sgd, ConsistencyMode::Async);
-    training.staleness.policy = psjobs_api::training::StalenessPolicy::Inverse;
+    training.staleness.policy = Some(psjobs_api::training::StalenessPolicy::Inverse);
     let mut shard = shard(&training, 2, spec());
     shard.pull(1, 0, &[1]);
     for step in 0..4 {

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use psjobs_api::ReplicaResult;
-use psjobs_api::training::{Compression, Consistency, ConsistencyMode, Optimizer, Training};
+use psjobs_api::training::{
+    Compression, Consistency, ConsistencyMode, Optimizer, Staleness, StalenessPolicy, Training,
+};
 use psjobs_ps::client::{Session, SessionConfig, TensorSpec};
 use psjobs_ps::network::Network;
 use psjobs_ps::server::{self, ServerConfig, ServerError, Timeouts};
@@ -23,6 +25,8 @@ pub fn training(mode: ConsistencyMode) -> Training {
     Training {
         consistency: Consistency { mode, ..Consistency::default() },
         optimizer: Optimizer { learning_rate: 0.125, momentum: 0.5, ..Optimizer::default() },
+        // Updates are compared with those of one process.
+        staleness: Staleness { policy: Some(StalenessPolicy::None), ..Staleness::default() },
         ..Training::default()
     }
 }
