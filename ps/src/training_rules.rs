@@ -30,9 +30,9 @@ pub struct TrainingRules {
     /// Reusable memory for frames and sums.
     pub buffers: Buffers,
     schedule: Schedule,
-    /// Of dense parameters.
+    /// The effect of staleness on dense parameters.
     damping: Damping,
-    /// Of the rows of sparse tables.
+    /// Its effect on the rows of sparse tables.
     rows_damping: Damping,
 }
 
