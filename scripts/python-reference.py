@@ -21,6 +21,8 @@ PUBLIC = [
     ("Jobs on this machine", "local_run", "Run"),
     ("Jobs on a cluster", "cluster_run", "submit"),
     ("Jobs on a cluster", "cluster_run", "ClusterRun"),
+    ("Models as files", "safetensors", "read"),
+    ("Models as files", "safetensors", "write"),
     ("Frameworks", "huggingface", "Trainer"),
     ("Frameworks", "lightning", "Strategy"),
 ]
@@ -45,7 +47,7 @@ def main() -> None:
         if under != heading:
             print(f"\n## {under}")
             heading = under
-        prefix = f"psjobs.{module}." if module in ("huggingface", "lightning", "optimizers") else "psjobs."
+        prefix = f"psjobs.{module}." if module in ("huggingface", "lightning", "optimizers", "safetensors") else "psjobs."
         tree = ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
         node = next(n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name == name)
         print(f"\n### {prefix}{name}\n")

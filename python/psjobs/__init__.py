@@ -3,6 +3,7 @@
 Importing this does not import torch; `join` and what it returns do.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from psjobs._native import Conflict, Error, InputError, Interrupted, PeerAway
@@ -22,4 +23,6 @@ def __getattr__(name: str) -> Any:
         from psjobs import sparse
 
         return getattr(sparse, name)
+    if name == "safetensors":
+        return importlib.import_module("psjobs.safetensors")
     raise AttributeError(f"module 'psjobs' has no attribute {name!r}")

@@ -17,6 +17,11 @@ def integers(tensor: torch.Tensor) -> memoryview[int]:
     return _bytes(tensor, torch.int64).cast("q")
 
 
+def octets(tensor: torch.Tensor) -> memoryview[int]:
+    """The bytes of a contiguous uint8 tensor on the CPU, flat."""
+    return _bytes(tensor, torch.uint8)
+
+
 def _bytes(tensor: torch.Tensor, dtype: torch.dtype) -> memoryview[int]:
     assert tensor.dtype == dtype and tensor.is_contiguous() and tensor.device.type == "cpu"
     buffer = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())

@@ -45,6 +45,7 @@ class Job:
         self._environment = environment
         self._interrupt = _native.Interrupt()
         self._session: _native.Session | None = None
+        self._model: torch.nn.Module | None = None
         self._parameters: Parameters | None = None
         self._sparse: SparseModules | None = None
         self._local_tables: _native.LocalTables | None = None
@@ -126,6 +127,7 @@ class Job:
         if self._parameters is not None:
             raise _native.InputError("this job has a model already; attach is called once in a process")
         self._parameters, self._sparse = parameters.Parameters(model), sparse.SparseModules(model)
+        self._model = model
         if self.alone:
             if self._sparse:
                 self._local_tables = _native.LocalTables(self._environment, self._sparse.tables)
@@ -229,6 +231,20 @@ class Job:
         self._metrics.update({name: float(value) for name, value in metrics.items()})
         if self._session is not None and not self._left:
             self._session.report(self._examples, self._metrics)
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Writes the model's `state_dict()`, as it is now, to a safetensors file, which is there whole or not at all.
+
+        Trainer 0 writes it; in the others this does nothing, so that all may call it. To begin with such a file:
+        `model.load_state_dict(psjobs.safetensors.read(file))` before `attach`. Raises InputError if no model is attached, OSError
+        if the file cannot be written.
+        """
+        from psjobs import safetensors
+
+        if self._model is None:
+            raise _native.InputError("no model is attached yet, so there is none to save; call job.attach(model) first")
+        if self.alone or self.trainer == 0:
+            safetensors.write(file, self._model.state_dict())
 
     def leave(self, finished: bool = True) -> None:
         """Leaves the job; the model keeps its last parameters. The end of the process does it, so few scripts need it.

@@ -178,7 +178,7 @@ class Run:
             raise Error("the job has no model to read: it has not ended well, or its servers exported none")
         from psjobs import safetensors
 
-        return safetensors.read(pathlib.Path(file))
+        return safetensors.read(file)
 
     def _lines_of(self, file: pathlib.Path, follow: bool) -> Iterator[str]:
         position, partial = 0, ""

@@ -121,6 +121,21 @@ def test_a_model_that_is_torn_is_refused_in_a_sentence(tmp_path: pathlib.Path) -
             safetensors.read(file)
 
 
+def test_a_model_of_any_type_comes_back_from_its_file(tmp_path: pathlib.Path) -> None:
+    tensors = {f"{dtype}": torch.arange(-3, 3).view(2, 3).to(dtype) for dtype in safetensors.NAMES}
+    tensors |= {"scalar": torch.tensor(1.5), "empty": torch.empty(0, 4), "turned": torch.arange(6.0).view(2, 3).t()}
+    file = tmp_path / "a" / "model.safetensors"
+    safetensors.write(file, tensors)
+    back = psjobs.safetensors.read(file)
+    assert back.keys() == tensors.keys()
+    for name, value in tensors.items():
+        assert back[name].dtype == value.dtype and torch.equal(back[name], value), name
+    with pytest.raises(psjobs.InputError, match="w is torch.complex64"):
+        safetensors.write(file, {"w": torch.zeros(1, dtype=torch.complex64)})
+    # The file from before is whole, and nothing lies beside it.
+    assert psjobs.safetensors.read(file).keys() == tensors.keys() and list(file.parent.iterdir()) == [file]
+
+
 def test_the_table_of_a_notebook_shows_the_job_and_no_markup_of_it() -> None:
     status = {"state": "Running", "step": 1200, "totalSteps": 3000, "metrics": {"<b>": 0.5}, "warnings": ["<script>"]}
     shown = notebook.rows(status)
