@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import DEADLINE, PRELUDE, Jobs, environment, succeed
+from conftest import DEADLINE, PRELUDE, Job, Jobs, environment, program, succeed
 
 SCRIPT = """
 job = psjobs.join()
@@ -61,6 +61,31 @@ def test_two_trainers_in_sync_are_bit_for_bit_one_that_accumulates(jobs: Jobs, o
         assert torch.allclose(ours[name], torchs[name], rtol=1e-4, atol=1e-5), name
 
 
+def test_trainers_talk_tls_with_the_certificates_of_their_job(jobs: Jobs, tmp_path: pathlib.Path) -> None:
+    certificates = tmp_path / "certificates"
+    subprocess.run([program("psjobs"), "certificates", str(certificates)], check=True, capture_output=True)
+    ours = {"PSJOB_TLS_DIR": str(certificates / "trainer")}
+    plain = jobs.start(*flags(SGD), trainers=2, optimizer=SGD)
+    safe = jobs.start(*flags(SGD), "--tls-dir", str(certificates / "ps"), trainers=2, optimizer=SGD)
+    # Without a certificate, or with one of another job, a trainer waits in vain, and says why.
+    others = tmp_path / "others"
+    subprocess.run([program("psjobs"), "certificates", str(others)], check=True, capture_output=True)
+    strangers: list[tuple[Job, dict[str, str], str]] = [
+        (safe, {}, "this process needs its own: --tls-dir or PSJOB_TLS_DIR"),
+        (safe, {"PSJOB_TLS_DIR": str(others / "trainer")}, "certificate is not of this job"),
+        (plain, ours, "the other side talks without TLS"),
+    ]
+    for job, variables, words in strangers:
+        stranger = job.trainer(0, script(1), **variables)
+        assert stranger.stderr is not None
+        assert any(words in line for line in stranger.stderr), words
+        stranger.kill()
+    succeed(*(plain.trainer(index, script(1)) for index in range(2)))
+    succeed(*(safe.trainer(index, script(1), **ours) for index in range(2)))
+    assert same(plain.folder / "model-0.pt", safe.folder / "model-0.pt")
+    assert safe.server.wait(DEADLINE) == 0
+
+
 KINDS = """
 class Model(nn.Module):
     def __init__(self):
@@ -102,6 +127,32 @@ def test_frozen_tied_turned_and_half_parameters_train_with_a_forked_loader(jobs:
     job = jobs.start("--optimizer", "adam", "--learning-rate", "0.05", optimizer=ADAM)
     succeed(job.trainer(0, KINDS))
     assert job.server.wait(DEADLINE) == 0
+
+
+SAVE = """
+job = psjobs.join()
+try:
+    job.save("early")
+    raise SystemExit(1)
+except psjobs.InputError as error:
+    assert "no model is attached yet" in str(error)
+model, opt = job.attach(nn.Sequential(net(), nn.BatchNorm1d(3)))
+for x, y in job.batches(data, 8):
+    loss(model(x), y).backward()
+    opt.step()
+file = os.environ["SAVE"] + ".safetensors"
+job.save(file)
+assert os.path.exists(file) == (job.trainer == 0)
+if job.trainer == 0:
+    other = nn.Sequential(net(), nn.BatchNorm1d(3))
+    other.load_state_dict(psjobs.safetensors.read(file))
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
+"""
+
+
+def test_a_model_is_saved_with_its_buffers_by_one_trainer(jobs: Jobs) -> None:
+    job = jobs.start("--consistency", "sync", trainers=2)
+    succeed(*(job.trainer(index, SAVE) for index in range(2)))
 
 
 SPLIT = """

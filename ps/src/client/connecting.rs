@@ -224,6 +224,25 @@ pub(super) fn is_refused(status: &Status) -> bool {
     false
 }
 
+/// Words of causes that do not tell what to do, and what that is.
+const HINTS: [(&str, &str); 3] = [
+    (
+        "frame with invalid size",
+        "the other side does not talk gRPC without TLS; where it has certificates, this process needs its own: \
+         --tls-dir or PSJOB_TLS_DIR, a folder that `psjobs certificates DIR` writes",
+    ),
+    (
+        "corrupt message of type InvalidContentType",
+        "the other side talks without TLS; give it certificates of this job by --tls-dir, or this process none",
+    ),
+    (
+        "invalid peer certificate",
+        "the other side's certificate is not of this job; take those of all its processes from one call of \
+         `psjobs certificates DIR`",
+    ),
+];
+
+/// Returns the cause of a failed attempt, and what to do about it where the cause alone does not tell.
 pub(super) fn reason(status: &Status) -> String {
     let mut text = status.message().to_owned();
     let mut source = std::error::Error::source(status);
@@ -231,7 +250,10 @@ pub(super) fn reason(status: &Status) -> String {
         text = error.to_string();
         source = error.source();
     }
-    text
+    match HINTS.iter().find(|(words, _)| text.contains(words)) {
+        Some((_, hint)) => format!("{text}: {hint}"),
+        None => text,
+    }
 }
 
 pub(super) async fn connect(network: &Network, address: &str) -> Result<Channel, Failure> {
