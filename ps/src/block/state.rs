@@ -101,7 +101,9 @@ impl Block {
     /// for a trainer whose gradient of that step is in it already. Such a trainer takes the place of one that died in the
     /// middle of its step, and computes the gradient of the other blocks from the same values.
     pub(super) fn values_for(&self, reader: Option<BeforeStep>) -> (u64, &[f32]) {
-        let has_step = |before: BeforeStep| self.aggregation.rule.settled(before.trainer) == before.step + 1;
+        // The step comes from the wire: no addition to it.
+        let settled = |trainer| self.aggregation.rule.settled(trainer);
+        let has_step = |before: BeforeStep| settled(before.trainer).checked_sub(1) == Some(before.step);
         if !self.previous.is_empty() && reader.is_some_and(has_step) {
             (self.version - 1, &self.previous)
         } else {

@@ -86,6 +86,7 @@ async fn a_successor_in_mid_step_computes_it_from_the_values_before_it() {
     // The trainer died before it gave block 0. Its successor begins with the step again.
     assert_eq!((blocks.read(0, Some(0)).await, blocks.read(1, Some(0)).await), ((0, 1.0), (0, 1.0)));
     assert_eq!(blocks.read(1, None).await, (1, 0.5), "who takes no part reads what is new");
+    assert_eq!(blocks.read(1, Some(u64::MAX)).await, (1, 0.5), "a step that no trainer can have");
     assert_eq!(blocks.store.next_step(0, 0).await.expect("it answers").0, 0);
     // It gives both blocks: one is answered and not applied again.
     for block in [1, 0] {
