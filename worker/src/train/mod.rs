@@ -56,8 +56,8 @@ pub enum TrainError {
     #[error("this trainer is done, but cannot say so")]
     Leave(#[source] UpdateError),
     #[error(
-        "the loss is {loss} at step {step}: training has diverged; lower training.optimizer.learningRate, leave \
-         training.staleness.policy at Inverse, or set training.consistency.mode to Sync"
+        "the loss is {loss} at step {step}: training has diverged; lower the learning rate; with several trainers in \
+         Async, leave training.staleness.policy at Inverse, or set training.consistency.mode to Sync"
     )]
     Diverged { step: u64, loss: f64 },
     #[error("the model is trained, but cannot be written to {}", file.display())]
