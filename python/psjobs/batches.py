@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from itertools import islice
+from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,6 +62,8 @@ def batches(
     if not isinstance(dataset, Sized):
         return _streamed(job, dataset, size, epochs, accumulate, loader, keys)
     if job._environment.elastic:
+        if keys is not None:
+            raise InputError("an elastic job has no sparse modules, for whose rows keys= is; leave it out")
         return _dealt(job, dataset, size, epochs, loader)
     return _planned(job, dataset, size, epochs, accumulate, loader, keys)
 
@@ -226,16 +228,10 @@ def _with_rows(job: Job, loader: Iterable[Any], keys: Keys | None) -> Iterator[A
         return
     if not job._sparse:
         raise InputError("keys= is for the sparse modules of an attached model, and there are none; leave it out")
-    source = iter(loader)
-    for batch in source:
-        break
-    else:
-        return
-    for following in source:
-        job._sparse.will_read(keys(following))
+    for batch, following in pairwise(chain(loader, [None])):
+        if following is not None:
+            job._sparse.will_read(keys(following))
         yield batch
-        batch = following
-    yield batch
 
 
 def _count(job: Job, turn: _Turn, batch: Any) -> Any:
