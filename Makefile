@@ -18,8 +18,10 @@ WITH_LIBTORCH = export LIBTORCH=$$(scripts/libtorch.sh);
 export PROFILE ?= release
 BUILT := $(TARGET)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 # One selection of packages for each profile: cargo unites their features, so that a dependency is
-# compiled once and not once more for each package. Tests always select the whole workspace.
-PROGRAMS := $(if $(filter dev,$(PROFILE)),--workspace --bins,-p psjobs -p psjobs-bench -p psjobs-workloads -p psjobs-operator)
+# compiled once and not once more for each package. Tests always select the whole workspace, and need more features:
+# PROFILE=dev selects what they do, as otherwise everything would be compiled a second time.
+TESTS := --workspace --lib --bins --tests
+PROGRAMS := $(if $(filter dev,$(PROFILE)),$(TESTS),-p psjobs -p psjobs-bench -p psjobs-workloads -p psjobs-operator)
 
 .PHONY: help
 help: ## list the commands
@@ -35,7 +37,7 @@ build: ## compile psjobs with its plugins, psjobs-worker and psjobs-operator for
 
 .PHONY: build-tests
 build-tests: ## compile every program, library and test that `make test` and `make test-python` run
-	$(WITH_LIBTORCH) $(CARGO) build --locked --workspace --lib --bins --tests
+	$(WITH_LIBTORCH) $(CARGO) build --locked $(TESTS)
 
 .PHONY: test
 test: build-tests mnist fashion ## run every test that needs no cluster

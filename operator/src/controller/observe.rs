@@ -187,7 +187,16 @@ fn failure(pod: &Pod, status: &PodStatus) -> Failure {
         }
         (Some(end), Some(container)) => {
             let reason = end.reason.as_deref().unwrap_or("Error");
-            told(false, reason, exit_sentence(pod, container, end.exit_code))
+            let mut what = exit_sentence(pod, container, end.exit_code);
+            if let Some(limit) = memory_limit(pod, &container.name).filter(|_| end.exit_code == SIGKILL) {
+                // containerd loses some of the kernel's reports that a container ran out of memory (its issue 8893):
+                // the reason is then the same as after any other SIGKILL.
+                what += &format!(
+                    "; where its memory had grown to the limit of {limit}, raise resources.limits.memory of container {}, or lower the batch size",
+                    container.name
+                );
+            }
+            told(false, reason, what)
         }
         _ => {
             // The kubelet refused or evicted it before its containers could end by themselves.
@@ -203,17 +212,22 @@ fn lost_with_its_node(end: &ContainerStateTerminated) -> bool {
     matches!(end.reason.as_deref(), Some("Unknown" | "ContainerStatusUnknown"))
 }
 
-fn out_of_memory(pod: &Pod, container: &str) -> String {
-    let limit = pod
-        .spec
+/// Exit code of a process that was ended by SIGKILL.
+const SIGKILL: i32 = 128 + 9;
+
+fn memory_limit<'a>(pod: &'a Pod, container: &str) -> Option<&'a str> {
+    pod.spec
         .iter()
         .flat_map(|spec| spec.containers.iter().chain(spec.init_containers.iter().flatten()))
         .find(|c| c.name == container)
-        .and_then(|c| c.resources.as_ref()?.limits.as_ref()?.get("memory"));
-    match limit {
+        .and_then(|c| c.resources.as_ref()?.limits.as_ref()?.get("memory"))
+        .map(|limit| limit.0.as_str())
+}
+
+fn out_of_memory(pod: &Pod, container: &str) -> String {
+    match memory_limit(pod, container) {
         Some(limit) => format!(
-            "needed more memory than the limit of {} and was killed (OOMKilled); raise resources.limits.memory of container {container}, or lower the batch size",
-            limit.0
+            "needed more memory than the limit of {limit} and was killed (OOMKilled); raise resources.limits.memory of container {container}, or lower the batch size"
         ),
         None => format!(
             "was killed because its node ran out of memory (OOMKilled); set resources.requests.memory and resources.limits.memory of container {container}"
