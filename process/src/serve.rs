@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use psjobs_api::env::Checkpoint;
-use psjobs_api::training::ConsistencyMode;
+use psjobs_api::training::{ConsistencyMode, Local};
 use psjobs_api::{Environment, METRICS_PORT, ReplicaResult, Role};
 use psjobs_ps::network::Network;
 use psjobs_ps::server::{self, Evaluation, ServerConfig, ServerError, Timeouts};
@@ -40,6 +40,9 @@ pub struct ServeArgs {
     /// Sync: trainers that a step does not wait for [default: 0]
     #[arg(long, value_name = "N")]
     backup_trainers: Option<u32>,
+    /// Trainers make so many steps alone between two exchanges; they need this flag too [default: the job's local.steps]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    local_steps: Option<u32>,
     /// Deal the examples of a step out by the trainers' measured speed; the trainers need this flag too
     /// [default: the job's batch.adaptive]
     #[arg(long)]
@@ -130,6 +133,7 @@ impl ServeArgs {
         }
         training.consistency.staleness = self.staleness.unwrap_or(training.consistency.staleness);
         training.consistency.backup_trainers = self.backup_trainers.unwrap_or(training.consistency.backup_trainers);
+        training.local = self.local_steps.map(Local::every).or(training.local.take());
         training.batch.adaptive |= self.adaptive_batch;
         training.batch.base = self.batch_size.unwrap_or(training.batch.base);
         training.validate().map_err(Failure::input)?;

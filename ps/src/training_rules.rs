@@ -40,14 +40,19 @@ impl TrainingRules {
     /// Converts `training`, for a job of `trainers` trainers of which those in `finished` have finished.
     #[must_use]
     pub fn new(training: &Training, trainers: u32, finished: &[u32]) -> Self {
+        // Trainers that make steps alone apply the optimizer, its schedule and parameter groups themselves.
+        let (optimizer, schedule) = match &training.local {
+            Some(local) => (outer_optimizer(local), Schedule::CONSTANT),
+            None => (training.optimizer.clone(), Schedule::from(&training.schedule)),
+        };
         Self {
             consistency: training.consistency.clone(),
-            optimizer: Optimizer::new(&training.optimizer),
+            optimizer: Optimizer::new(&optimizer),
             non_finite: training.non_finite,
             parameters: Codec::of_parameters(training.compression.codec),
             finished: finished.to_vec(),
             buffers: Buffers::for_trainers(trainers),
-            schedule: Schedule::from(&training.schedule),
+            schedule,
             damping: damping(&training.staleness, StalenessPolicy::Inverse),
             rows_damping: damping(&training.staleness, StalenessPolicy::None),
         }
@@ -83,6 +88,12 @@ impl TrainingRules {
     pub fn rows_factor(&self, step: u64, staleness: u64) -> f64 {
         self.schedule.factor(step) * self.rows_damping.factor(staleness)
     }
+}
+
+/// Returns the rule by which servers apply the mean difference of trainers that make steps alone (DiLoCo).
+fn outer_optimizer(local: &training::Local) -> training::Optimizer {
+    let &training::Local { learning_rate, momentum, .. } = local;
+    training::Optimizer { learning_rate, momentum, nesterov: momentum > 0.0, ..training::Optimizer::default() }
 }
 
 /// Returns the effect that the job wants, or that of `default`.

@@ -24,6 +24,8 @@ class Environment:
     adaptive: bool
     sync: bool
     backup_trainers: int
+    is_local: bool
+    steps_per_exchange: int
     optimizer: str
     @staticmethod
     def read() -> Environment: ...

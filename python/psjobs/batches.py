@@ -27,8 +27,10 @@ MEANWHILE = 4
 class _Turn:
     """A batch that was handed to the loader."""
 
-    def __init__(self, rows: list[int], entry: int = 0, scale: float = 1.0) -> None:
-        self.rows, self.entry, self.scale = rows, entry, scale
+    def __init__(
+        self, rows: list[int], entry: int = 0, scale: float = 1.0, ends_exchange: bool | None = None
+    ) -> None:
+        self.rows, self.entry, self.scale, self.ends_exchange = rows, entry, scale, ends_exchange
 
 
 class _Ahead(Sampler[list[int]]):
@@ -116,10 +118,14 @@ def _dealt(job: Job, dataset: Sized, size: int, epochs: int, loader: dict[str, A
         raise InputError("an elastic job has all its epochs in one call of batches; give it epochs=")
     sampler = _sampler(job, dataset, size)
     total = job._planned = epochs * sampler.steps_per_epoch
+    # What is dealt are the batches of one exchange.
+    together = job._environment.steps_per_exchange
 
     def assigned() -> Iterator[_Turn]:
-        while (number := _next_batch(job, session, total)) is not None:
-            yield _Turn(sampler.batch(number), session.entries())
+        while (unit := _next_batch(job, session, -(-total // together))) is not None:
+            numbers = range(unit * together, min((unit + 1) * together, total))
+            for number in numbers:
+                yield _Turn(sampler.batch(number), session.entries(), ends_exchange=number == numbers[-1])
 
     read = 1
     while read:
@@ -131,7 +137,8 @@ def _dealt(job: Job, dataset: Sized, size: int, epochs: int, loader: dict[str, A
             turn = ahead.read.popleft()
             # What was assigned before this trainer entered anew is others' to read.
             if turn.entry == session.entries():
-                job._step = session.next_step()
+                made = job._local_steps.made if job._local_steps else 0
+                job._step = session.next_step() * together + made
                 yield _count(job, turn, batch)
 
 
@@ -141,7 +148,9 @@ def _next_batch(job: Job, session: _native.Session, total: int) -> int | None:
         number = session.next_batch(total)
     except _native.Interrupted:
         job._stop()
-    if session.entries() != entries and job._parameters is not None:
+    if session.entries() != entries and job._local_steps is not None:
+        job._local_steps.begin()
+    elif session.entries() != entries and job._parameters is not None:
         job._parameters.take()
     return number
 
@@ -237,6 +246,8 @@ def _with_rows(job: Job, loader: Iterable[Any], keys: Keys | None) -> Iterator[A
 def _count(job: Job, turn: _Turn, batch: Any) -> Any:
     job._examples += len(turn.rows)
     job._scale = turn.scale
+    if job._local_steps is not None:
+        job._local_steps.ends_here = turn.ends_exchange
     return batch
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from psjobs.batches import SharedLoader
+    from psjobs.local_steps import LocalSteps
     from psjobs.parameter_groups import Group
     from psjobs.parameters import Parameters
     from psjobs.sparse import SparseModule, SparseModules
@@ -49,6 +50,7 @@ class Job:
         self._parameters: Parameters | None = None
         self._sparse: SparseModules | None = None
         self._local_tables: _native.LocalTables | None = None
+        self._local_steps: LocalSteps | None = None
         self._step = 0
         self._steps_done = 0
         # Where reading begins: the first step of this process, or the one that the servers went back to.
@@ -118,10 +120,15 @@ class Job:
         the script does not change them afterwards, as by clipping. Parameters arrive meanwhile: after backward() has
         computed a parameter's gradient, the step must not read its values any more, as through `detach()`.
 
+        In a job with local steps (`spec.training.local`) the optimizer returned is the script's own, or torch's of the job's
+        rule: it changes the model as it would alone, so that the script's own needs its `zero_grad`, and every so many of its
+        steps exchange what they have changed.
+
         Raises InputError if the model cannot be trained or is not the job's, or the optimizer has parameters that are not
         the model's, PeerAway if a server stays away.
         """
         from psjobs import optimizers, parameter_groups, parameters, sparse
+        from psjobs.local_steps import LocalSteps
         from psjobs.overlap import Overlap
 
         if self._parameters is not None:
@@ -140,7 +147,10 @@ class Job:
             raise _native.InputError(text)
         named = self._parameters.named
         groups = parameter_groups.of_job(named, self._environment)
-        if optimizer is not None:
+        is_local = self._environment.is_local
+        if is_local:
+            groups = [parameter_groups.Group()] * len(named)
+        elif optimizer is not None:
             optimizers.compare(optimizer, self._environment)
             if not any(group != parameter_groups.Group() for group in groups):
                 groups = parameter_groups.of_script(named, optimizer)
@@ -148,12 +158,16 @@ class Job:
         if self._sparse:
             self._session.open_tables(self._sparse.tables)
             self._sparse.read_from(self._session)
-        self._step = self._resume = self._session.next_step()
-        self._parameters.place(self._session)
+        self._step = self._resume = self._session.next_step() * self._environment.steps_per_exchange
+        self._parameters.place(self._session, is_shared=not is_local)
         import torch
 
         # Each trainer has its own dropout from here on, and another one after a restart.
         torch.manual_seed(hash((self._environment.seed, self.trainer + 1, self._step)) & (2**63 - 1))
+        if is_local:
+            own = optimizer or optimizers.alone(self._parameters, self._environment, self, is_counted=False)
+            self._local_steps = LocalSteps(self, self._parameters, own)
+            return model, own
         session = self._session
         is_wanted = overlap and not self._environment.adaptive
         overlapping = Overlap(
@@ -235,7 +249,8 @@ class Job:
     def save(self, file: str | os.PathLike[str]) -> None:
         """Writes the model's `state_dict()`, as it is now, to a safetensors file, which is there whole or not at all.
 
-        Trainer 0 writes it; in the others this does nothing, so that all may call it. To begin with such a file:
+        Trainer 0 writes it; in the others this does nothing, so that all may call it. With local steps it has what this
+        trainer's steps since the last exchange have changed; after `leave` it is the job's. To begin with such a file:
         `model.load_state_dict(psjobs.safetensors.read(file))` before `attach`. Raises InputError if no model is attached, OSError
         if the file cannot be written.
         """
@@ -255,6 +270,8 @@ class Job:
         session = self._session
         if session is None or self._left:
             return
+        if finished and self._local_steps is not None and self._local_steps.made > 0:
+            self._local_steps.exchange()
         if finished and not self._environment.elastic:
             finished = self._keep(session)
         waiting = session.waiting()
@@ -301,7 +318,8 @@ class Job:
             rows = self._sparse.gradients(self._scale) if self._sparse else []
             wanted = self._sparse.wanted() if self._sparse else []
             room = [(table, integers(keys), floats(values)) for table, keys, values in wanted]
-            following, have_come = session.exchange(self._step, rows, room)
+            number = self._step // self._environment.steps_per_exchange
+            following, have_come = session.exchange(number, rows, room)
         except _native.Interrupted:
             self._stop()
         except _native.InputError as error:
@@ -312,10 +330,11 @@ class Job:
             raise _native.Error(f"{text}; lower the learning rate, clip the gradient, or look at the data") from None
         if self._sparse:
             self._sparse.fetched(wanted if have_come else [])
-        if following != self._step + 1:
+        first = following * self._environment.steps_per_exchange
+        if following != number + 1:
             self._rewinds += 1
-            self._resume = following
-        self._step = following - 1
+            self._resume = first
+        self._step = first - 1
         self._did_step()
         if (now := time.monotonic()) - self._reported >= REPORT_EVERY:
             self._reported = now
@@ -346,10 +365,11 @@ class Job:
             following = session.finish()
         except _native.Interrupted:
             return False
-        if following < self._step:
+        first = following * self._environment.steps_per_exchange
+        if first < self._step:
             self._left = True
             raise _native.PeerAway(
-                f"the servers went back to step {following} after this trainer's last one; it does those steps again when "
+                f"the servers went back to step {first} after this trainer's last one; it does those steps again when "
                 "it is started again"
             )
         return True

@@ -171,8 +171,11 @@ def counted(optimizer: torch.optim.Optimizer, job: Job) -> torch.optim.Optimizer
     return optimizer
 
 
-def alone(parameters: Parameters, environment: Environment, job: Job) -> torch.optim.Optimizer:
-    """torch's own optimizer of the job's rule, with its parameter groups and its schedule.
+def alone(
+    parameters: Parameters, environment: Environment, job: Job, is_counted: bool = True
+) -> torch.optim.Optimizer:
+    """torch's own optimizer of the job's rule, with its parameter groups and its schedule. The job counts its steps, if
+    they are not counted elsewhere.
 
     Raises InputError for FTRL, which torch does not have.
     """
@@ -195,7 +198,7 @@ def alone(parameters: Parameters, environment: Environment, job: Job) -> torch.o
         alpha, momentum = rule["alpha"], rule["momentum"]
         optimizer = torch.optim.RMSprop(groups, rate, alpha, epsilon, decay, momentum, rule["centered"])
     else:
-        raise InputError(f"torch has no optimizer {kind}; run the script in a job, whose servers have it")
+        raise InputError(f"torch has no optimizer {kind}, which only a job's servers have; take another one, or a job without local")
 
     def before(optimizer: torch.optim.Optimizer, *_: object) -> None:
         for group in optimizer.param_groups:
@@ -203,7 +206,8 @@ def alone(parameters: Parameters, environment: Environment, job: Job) -> torch.o
 
     def after(optimizer: torch.optim.Optimizer, *_: object) -> None:
         optimizer.zero_grad()
-        job._did_step()
+        if is_counted:
+            job._did_step()
 
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(after)

@@ -20,6 +20,8 @@ class Parameter:
     """What the servers hold, f32, in the parameter's shape."""
     gradient: torch.Tensor
     """What is sent to them, f32, in the parameter's shape."""
+    is_shared: bool = True
+    """False if the trainer makes steps alone, so that its values are its own until the next exchange."""
     copied: tuple[torch.Tensor, int] | None = None
     """The script's gradient, and its version, when it was copied to `gradient` in this step."""
 
@@ -27,7 +29,7 @@ class Parameter:
     def is_view(self) -> bool:
         """True if the model computes with the shared memory itself, false if values and gradients are copied: those of
         another type than f32, and on a GPU."""
-        return _fits(self.tensor)
+        return self.is_shared and _fits(self.tensor)
 
     @property
     def has_gradient(self) -> bool:
@@ -70,15 +72,17 @@ class Parameters:
         """A buffer with all values, flat f32."""
         return floats(torch.cat([tensor.detach().to("cpu", torch.float32).reshape(-1) for _, tensor in self.named]))
 
-    def place(self, session: Session) -> None:
-        """Moves the parameters to the session's memory; they take the values that are there, and zero gradients."""
+    def place(self, session: Session, is_shared: bool = True) -> None:
+        """Moves the parameters to the session's memory, if it `is_shared`; they take the values that are there, and zero
+        gradients."""
         values, gradients = (torch.frombuffer(half, dtype=torch.float32) for half in session.memory())
         self.gradients = gradients
         gradients.zero_()
         start = 0
         for name, tensor in self.named:
             part = slice(start, start := start + tensor.numel())
-            placed = Parameter(name, tensor, values[part].view(tensor.shape), gradients[part].view(tensor.shape))
+            held, sent = values[part].view(tensor.shape), gradients[part].view(tensor.shape)
+            placed = Parameter(name, tensor, held, sent, is_shared)
             if placed.is_view:
                 tensor.data = placed.values
                 tensor.grad = placed.gradient
@@ -101,6 +105,14 @@ class Parameters:
             for parameter in self.all:
                 if not parameter.is_view:
                     parameter.tensor.copy_(parameter.values)
+
+    def put_differences(self) -> None:
+        """Puts the difference between the servers' values and the model's where gradients are sent from."""
+        with torch.no_grad():
+            for parameter in self.all:
+                # The model began with the servers' values in its own type.
+                began = parameter.values.to(parameter.tensor.dtype).float()
+                torch.sub(began, parameter.tensor.to("cpu", torch.float32), out=parameter.gradient)
 
     def scale(self, factor: float) -> None:
         """Multiplies all gradients."""

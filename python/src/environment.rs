@@ -68,6 +68,18 @@ impl Environment {
         self.training.consistency.backup_trainers
     }
 
+    /// Trainers make steps alone between two exchanges.
+    #[getter]
+    fn is_local(&self) -> bool {
+        self.job.is_some() && self.training.local.is_some()
+    }
+
+    /// Steps that a trainer makes for one exchange with the servers.
+    #[getter]
+    fn steps_per_exchange(&self) -> u64 {
+        self.job.as_ref().map_or(1, |job| job.training.steps_per_exchange())
+    }
+
     /// Takes the result.
     #[getter]
     fn result_file(&self) -> Option<&str> {

@@ -3,7 +3,6 @@
 
 use psjobs_api::training::{self, OptimizerKind};
 use psjobs_ps::optimizer::Optimizer;
-use psjobs_worker::train::Updater;
 use psjobs_worker::train::flat::Flat;
 use psjobs_worker::train::local::Local;
 use tch::nn::VarStore;
@@ -29,7 +28,7 @@ fn with_libtorch(spec: &training::Optimizer) -> Vec<f32> {
     for step in 0..STEPS {
         // A loss whose gradient is the one wanted.
         let loss = (&weights * gradient(&weights, step)).sum(Kind::Float);
-        local.update(step, &loss).expect("updated");
+        local.step(step, &loss).expect("updated");
     }
     floats(&weights.detach())
 }

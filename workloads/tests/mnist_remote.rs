@@ -10,7 +10,6 @@ use psjobs_api::Training;
 use psjobs_api::training::Optimizer;
 use psjobs_rpc::Registry;
 use psjobs_rpc::autograd::{Context, DistributedOptimizer};
-use psjobs_worker::train::Updater as _;
 use psjobs_worker::train::flat::Flat;
 use psjobs_worker::train::local::Local;
 use psjobs_worker::train::modules::Participant;
@@ -70,7 +69,7 @@ fn equal_those_of_a_local_model(servers: u32) {
 
         tch::manual_seed(step as i64);
         let want = local.forward_t(&images, true).nll_loss(&labels);
-        updater.update(step, &want).expect("updated");
+        updater.step(step, &want).expect("updated");
         assert_close(&loss, &want, "the loss");
         let values: Vec<_> = network.pieces().iter().flat_map(|piece| piece.parameters().expect("known")).collect();
         assert_eq!((gradients.len(), values.len()), (8, 8));

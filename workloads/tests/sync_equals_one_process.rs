@@ -9,9 +9,9 @@ use psjobs_ps::client::SessionConfig;
 use psjobs_worker::Workload;
 use psjobs_worker::data::Dataset;
 use psjobs_worker::data::sampler::{Sampler, Split};
-use psjobs_worker::train::Updater;
 use psjobs_worker::train::flat::Flat;
 use psjobs_worker::train::remote::Remote;
+use psjobs_worker::train::{Turn, Updater};
 use psjobs_workloads::data::mnist::{self, Mnist};
 use psjobs_workloads::model::mlp::Mlp;
 use psjobs_workloads::workload::digits::Digits;
@@ -99,7 +99,7 @@ fn trainer_thread(environment: &Environment, workload: &Net, model: (VarStore, M
     let mut remote = Remote::join(config, flat, Device::Cpu).expect("joined");
     for step in 0..STEPS {
         let loss = workload.loss(&model, workload.training_set().batch(sampler.batch(step)));
-        remote.update(step, &loss).expect("exchanged");
+        remote.update(Turn { step, number: step }, &loss).expect("exchanged");
     }
     remote.leave(true, STEPS * BATCH as u64, &Default::default()).expect("left");
     Flat::of(&store).values()

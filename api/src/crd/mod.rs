@@ -152,6 +152,8 @@ pub struct ParameterServerJobSpec {
             .message("spec.training.staleness.policy: nothing is stale in Sync; remove it, or set consistency.mode to Bounded or Async"),
         validation = Rule::new("!self.batch.adaptive || self.consistency.backupTrainers == 0")
             .message("spec.training.batch.adaptive gives a slow trainer fewer examples, backupTrainers leave its gradients out; remove one of the two"),
+        validation = Rule::new("!self.batch.adaptive || !has(self.local)")
+            .message("spec.training.batch.adaptive deals out the examples of each step, with local trainers make their steps alone; remove one of the two"),
     )]
     pub training: Training,
     /// The parameter servers.

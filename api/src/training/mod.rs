@@ -5,6 +5,7 @@
 mod batch;
 mod compression;
 mod consistency;
+mod local;
 mod optimizer;
 mod schedule;
 
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 pub use batch::Batch;
 pub use compression::{Codec, Compression};
 pub use consistency::{Consistency, ConsistencyMode, NonFinite, Staleness, StalenessPolicy};
+pub use local::Local;
 pub use optimizer::{Optimizer, OptimizerGroup, OptimizerKind};
 pub use schedule::{Schedule, ScheduleKind};
 
@@ -27,9 +29,12 @@ pub struct Training {
     /// When a server applies a gradient and answers the trainer.
     #[serde(default)]
     pub consistency: Consistency,
-    /// The rule that turns gradients into parameter updates. It runs on the servers.
+    /// The rule that turns gradients into parameter updates. It runs on the servers; with `local` on the trainers.
     #[serde(default)]
     pub optimizer: Optimizer,
+    /// Steps that trainers make alone between two exchanges. Default: they exchange in every step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub local: Option<Local>,
     /// The learning rate over time.
     #[serde(default)]
     pub schedule: Schedule,
@@ -71,10 +76,31 @@ impl Training {
     pub fn validate(&self) -> Result<(), TrainingError> {
         self.consistency.validate()?;
         self.optimizer.validate()?;
+        self.local.as_ref().map_or(Ok(()), Local::validate)?;
         self.schedule.validate()?;
         self.staleness.validate(self.consistency.mode)?;
         self.compression.validate()?;
-        self.batch.validate(self.consistency.backup_trainers)
+        self.batch.validate(self.consistency.backup_trainers)?;
+        if self.local.is_some() && self.batch.adaptive {
+            return TrainingError::refuse(
+                "batch.adaptive",
+                "it deals out the examples of each step, and with local trainers make their steps alone",
+                "remove one of the two",
+            );
+        }
+        Ok(())
+    }
+
+    /// Returns the steps that a trainer makes alone for one exchange; 0 if it exchanges in every step.
+    #[must_use]
+    pub fn local_steps(&self) -> u32 {
+        self.local.as_ref().map_or(0, |local| local.steps)
+    }
+
+    /// Returns the steps that a trainer makes for one exchange with the servers: 1 unless it trains alone in between.
+    #[must_use]
+    pub fn steps_per_exchange(&self) -> u64 {
+        self.local.as_ref().map_or(1, |local| local.steps.max(1).into())
     }
 }
 
@@ -109,6 +135,7 @@ impl Default for Training {
         Self {
             consistency: Consistency::default(),
             optimizer: Optimizer::default(),
+            local: None,
             schedule: Schedule::default(),
             staleness: Staleness::default(),
             compression: Compression::default(),
@@ -145,6 +172,9 @@ mod tests {
             (r#"{"consistency":{"mode":"Sync","backupTrainers":1,"exactRecovery":true}}"#, "consistency.exactRecovery"),
             (r#"{"consistency":{"mode":"Sync","staleness":3}}"#, "consistency.staleness"),
             (r#"{"consistency":{"mode":"Sync"},"staleness":{"policy":"Damped"}}"#, "staleness.policy"),
+            (r#"{"local":{"steps":0}}"#, "local.steps"),
+            (r#"{"local":{"steps":8,"momentum":2}}"#, "local.momentum"),
+            (r#"{"local":{"steps":8},"batch":{"adaptive":true}}"#, "batch.adaptive"),
             (r#"{"schedule":{"type":"Cosine"}}"#, "schedule.totalSteps"),
             (r#"{"compression":{"codec":"BF16","density":0.5}}"#, "compression.density"),
         ];

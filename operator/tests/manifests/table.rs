@@ -223,6 +223,12 @@ pub const RULES: &[Row] = &[
         "spec.training.batch.adaptive gives a slow trainer fewer examples, backupTrainers leave its gradients out; remove one of the two",
     ),
     (
+        "spec: {training: {local: {steps: 8}, batch: {adaptive: true}}}",
+        "spec.training.batch.adaptive deals out the examples of each step, with local trainers make their steps alone; remove one of the two",
+    ),
+    ("spec: {training: {local: {steps: 0}}}", "spec.training.local.steps in body should be greater than or equal to 1"),
+    ("spec: {training: {local: {momentum: 0.5}}}", "spec.training.local.steps: Required value"),
+    (
         "spec: {training: {schedule: {type: Cosine}}}",
         "spec.training.schedule.totalSteps: Linear and Cosine need to know where they end; write the steps of one trainer, for example 10000",
     ),
@@ -372,6 +378,8 @@ pub const ACCEPTED: &[&str] = &[
     "spec: {training: {consistency: {mode: Sync, backupTrainers: 1}}}",
     "spec: {training: {consistency: {mode: Sync, exactRecovery: true}}}",
     "spec: {training: {consistency: {exactRecovery: false}}}",
+    "spec: {training: {consistency: {mode: Sync}, local: {steps: 50}, optimizer: {type: AdamW}}}",
+    "spec: {elasticPolicy: {maxReplicas: 4}, training: {local: {steps: 1000000, learningRate: 1, momentum: 0}}}",
     "spec: {training: {consistency: {mode: Bounded, staleness: 4}, staleness: {policy: Damped, coefficient: 0.1}}}",
     "spec: {training: {consistency: {mode: Sync}, batch: {base: 32, adaptive: true, min: 8, max: 64}}}",
     "spec: {training: {schedule: {type: Step, stepSize: 100, gamma: 0.5, warmupSteps: 10}}}",

@@ -48,6 +48,14 @@ impl Session {
         self.session.gradients_mut()
     }
 
+    /// See [`AsyncSession::put_differences`].
+    ///
+    /// # Panics
+    /// If there are not as many values as parameters.
+    pub fn put_differences(&mut self, values: &[f32]) {
+        self.session.put_differences(values);
+    }
+
     /// Time spent in [`Session::exchange`] so far: waiting for servers, other trainers and the network.
     #[must_use]
     pub fn waiting(&self) -> Duration {

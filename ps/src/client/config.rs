@@ -30,6 +30,8 @@ pub struct SessionConfig {
     /// Steps that this trainer is going to do; in an elastic job the batches that all trainers are going to read.
     /// [`SessionConfig::UNKNOWN_STEPS`] until [`AsyncSession::set_total_steps`](super::AsyncSession::set_total_steps).
     pub total_steps: u64,
+    /// Steps that this trainer makes alone for one exchange; 0 if it exchanges in every step.
+    pub local_steps: u32,
     /// The job is elastic: trainers come and go, and are assigned what they read.
     pub elastic: bool,
     /// How long to wait for a server that does not answer, at the start and after it was lost.
@@ -56,8 +58,10 @@ impl SessionConfig {
     /// The configuration of a trainer in `environment`.
     #[must_use]
     pub fn new(environment: &Environment, tensors: Vec<TensorSpec>, total_steps: u64) -> Self {
-        let groups = &environment.training.optimizer.groups;
-        warn_of_empty(groups, &tensors);
+        let training = &environment.training;
+        warn_of_empty(&training.optimizer.groups, &tensors);
+        // With local steps the groups are the trainers' own: servers treat all differences alike.
+        let groups = if training.local.is_some() { &[][..] } else { &training.optimizer.groups };
         Self {
             job_uid: environment.uid.clone(),
             trainer: environment.index,
@@ -65,12 +69,13 @@ impl SessionConfig {
             servers: environment.servers.clone(),
             tensors: in_groups(tensors, groups),
             total_steps,
+            local_steps: training.local_steps(),
             elastic: environment.min_trainers.is_some(),
             connect_timeout: Self::waiting_time(environment.supervised),
             connections: connections(environment.connections, environment.tls_folder.is_some(), cores()),
             shared_memory: true,
             replication_factor: environment.replication_factor,
-            compression: environment.training.compression.clone(),
+            compression: training.compression.clone(),
             network: Network::default(),
             interrupt: Arc::default(),
         }

@@ -171,7 +171,9 @@ pub(super) async fn join(
     let total_steps = if config.total_steps == SessionConfig::UNKNOWN_STEPS { 0 } else { config.total_steps };
     let Leader { term: leader_term, epoch: leader_epoch } = shard.map(|(_, leader)| leader).unwrap_or_default();
     let (shard, elastic) = (shard.map(|(shard, _)| shard), config.elastic);
-    let request = proto::JoinRequest { trainer, tensors, total_steps, shard, elastic, leader_term, leader_epoch };
+    let local_steps = config.local_steps;
+    let request =
+        proto::JoinRequest { trainer, tensors, total_steps, shard, elastic, leader_term, leader_epoch, local_steps };
     Ok(CoordinationClient::new(channel).join(Request::new(request)).await?.into_inner())
 }
 

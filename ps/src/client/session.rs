@@ -142,6 +142,19 @@ impl AsyncSession {
         self.memory.gradients_mut()
     }
 
+    /// Sets the gradients to the difference between the parameters of the last exchange and `values`, to which a trainer
+    /// has come from them alone (`spec.training.local`).
+    ///
+    /// # Panics
+    /// If there are not as many values as parameters.
+    pub fn put_differences(&mut self, values: &[f32]) {
+        let (parameters, gradients) = self.memory.halves_mut();
+        assert_eq!(values.len(), parameters.len(), "elements of the values and of the model");
+        for ((gradient, parameter), value) in gradients.iter_mut().zip(parameters).zip(values) {
+            *gradient = parameter - value;
+        }
+    }
+
     /// Maps parameters and gradients once more, for a holder that may outlive this session. What either side writes, the
     /// other sees.
     ///

@@ -161,6 +161,7 @@ async fn run_state<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stati
         if let Some(batch_assignments) = &state.batch_assignments {
             result.steps = batch_assignments.assigner().done();
         }
+        result.steps *= state.config.training.steps_per_exchange();
         tracing::info!(steps = result.steps, examples = result.examples, "every trainer has left; done");
         result
     })

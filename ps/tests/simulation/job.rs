@@ -230,6 +230,7 @@ impl Supervisor {
         // Marks are counted: each gradient counts in full.
         training.staleness.policy = Some(StalenessPolicy::None);
         training.optimizer = self.job.model.optimizer();
+        training.local = self.job.model.local_steps();
         training.compression = plan.compression.clone();
         let checkpoint = plan.checkpoint.map(|interval| CheckpointConfig {
             job: "job".into(),

@@ -5,7 +5,7 @@
 //! *s* and *s*² to three elements of its own. In Sync the gradients are odd numbers whose sum depends on the order and
 //! on the parameters of another block, and a block must be, bit for bit, one of the states that one process goes through.
 
-use psjobs_api::training::{Codec, ConsistencyMode, Optimizer};
+use psjobs_api::training::{Codec, ConsistencyMode, Local, Optimizer};
 use psjobs_ps::client::TensorSpec;
 use psjobs_ps::layout::Layout;
 use psjobs_ps::parameter_group::ParameterGroup;
@@ -22,6 +22,8 @@ pub struct Model {
     pub layout: Layout,
     trainers: u32,
     steps: u64,
+    /// Steps of a trainer for one exchange, of which the servers see the difference; 0 if there is one for each.
+    local_steps: u32,
     /// The factor on a mark where a round takes the mean over the trainers.
     scale: f64,
     /// Batches that leave a mark of their own, in elastic jobs and those with backup trainers.
@@ -40,12 +42,14 @@ impl Model {
         let backups = plan.consistency.backup_trainers > 0;
         let batches = plan.steps as usize * if backups { plan.trainers as usize } else { 1 };
         let (trainers, steps) = (plan.trainers, plan.steps);
-        let mut model = Self { layout, trainers, steps, scale: 1.0, batches, states: Vec::new() };
+        let local_steps = plan.local_steps;
+        let mut model = Self { layout, trainers, steps, local_steps, scale: 1.0, batches, states: Vec::new() };
         // The rounding of a codec would have to be repeated here, and rows count with another optimizer; marks are exact.
         if sync && (plan.compression.codec != Codec::F32 || plan.beside) {
             model.scale = f64::from(plan.trainers);
         } else if has_states(plan) {
-            model.states = model.undisturbed(plan.elements / 2);
+            let grouped = if plan.local_steps > 0 { plan.elements } else { plan.elements / 2 };
+            model.states = model.undisturbed(grouped);
         }
         model
     }
@@ -53,6 +57,12 @@ impl Model {
     pub fn optimizer(&self) -> Optimizer {
         let (learning_rate, momentum) = if self.counts_only() { (1.0, 0.0) } else { (LEARNING_RATE, MOMENTUM) };
         Optimizer { learning_rate, momentum, ..Optimizer::default() }
+    }
+
+    /// The servers' rule where trainers make steps alone.
+    pub fn local_steps(&self) -> Option<Local> {
+        let Optimizer { learning_rate, momentum, .. } = self.optimizer();
+        (self.local_steps > 0).then_some(Local { steps: self.local_steps, learning_rate, momentum })
     }
 
     pub fn initial(&self) -> Vec<f32> {
@@ -131,8 +141,11 @@ impl Model {
                 let sum = (1..self.trainers).fold(first, |sum, trainer| sum + odd(trainer, step, i, before));
                 let group = if i < grouped { ParameterGroup::default() } else { GROUP };
                 let decay = group.weight_decay.unwrap_or_default() as f32;
-                *m = MOMENTUM as f32 * *m + (sum / self.trainers as f32 + decay * *w);
-                *w -= (LEARNING_RATE * group.learning_rate_factor) as f32 * *m;
+                let mean = sum / self.trainers as f32 + decay * *w;
+                *m = MOMENTUM as f32 * *m + mean;
+                // Local steps are applied with Nesterov momentum.
+                let along = if self.local_steps > 0 { mean + MOMENTUM as f32 * *m } else { *m };
+                *w -= (LEARNING_RATE * group.learning_rate_factor) as f32 * along;
             }
             states.push(weights.clone());
         }
@@ -143,7 +156,7 @@ impl Model {
 /// One tensor for each half, so that a tensor begins within a block.
 pub fn tensors(plan: &Plan) -> Vec<TensorSpec> {
     let half = plan.elements as u64 / 2;
-    let group = if has_states(plan) { GROUP } else { ParameterGroup::default() };
+    let group = if has_states(plan) && plan.local_steps == 0 { GROUP } else { ParameterGroup::default() };
     let weight = TensorSpec { group, ..TensorSpec::new("weight", vec![1, plan.elements as u64 - half]) };
     vec![TensorSpec::new("bias", vec![half]), weight]
 }

@@ -25,6 +25,8 @@ const HELD_TWICE: Duration = Duration::from_secs(8);
 const LARGE: u64 = 25;
 /// In one of so many dense jobs gradients leave while others are still being computed.
 const GRADUAL: u64 = 5;
+/// In one of so many jobs without tables trainers make steps alone between two exchanges.
+const LOCAL: u64 = 7;
 /// In one of so many dense jobs a sparse table is trained beside the parameters.
 const BESIDE: u64 = 3;
 /// A fault that lasts as long is never mended.
@@ -64,6 +66,8 @@ pub struct Plan {
     pub connections: u32,
     /// Gradients leave while others are still being computed.
     pub gradual: bool,
+    /// Steps that trainers make alone for one exchange; 0 if they exchange gradients in every step.
+    pub local_steps: u32,
     /// Longest time that a trainer computes for a step, in ms.
     pub compute: u64,
     pub weather: Weather,
@@ -202,6 +206,7 @@ impl Plan {
             beside: false,
             connections: 1,
             gradual: false,
+            local_steps: 0,
             compute: [0, 10, 100, 400][chance.random_range(0..4)],
             weather: weather(chance),
             faults: Vec::new(),
@@ -248,6 +253,7 @@ impl Plan {
         let is_dense = !plan.tables && plan.least.is_none() && plan.consistency.backup_trainers == 0;
         plan.gradual = seed % GRADUAL == GRADUAL - 1 && is_dense;
         plan.beside = seed % BESIDE == BESIDE - 1 && is_dense && !plan.gradual && !large;
+        plan.local_steps = if seed % LOCAL == 2 && !plan.tables && !plan.beside { 4 } else { 0 };
         plan
     }
 
@@ -309,6 +315,7 @@ impl Plan {
             (self.compression.codec != Codec::F32, "coded gradients"),
             (self.connections > 1, "several connections"),
             (self.gradual, "gradients that leave early"),
+            (self.local_steps > 0, "local steps"),
             (self.moves, "successors at new addresses"),
             (!self.kernels, "half-open connections"),
         ];
@@ -384,6 +391,7 @@ impl Plan {
             beside: false,
             connections: 1,
             gradual: false,
+            local_steps: 0,
             compute: 80,
             weather: Weather { delay: 3, lost: 0.0, torn: 0.0, broken: 0.0, doubled: 0.0 },
             faults: Vec::new(),

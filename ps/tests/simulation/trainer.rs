@@ -147,6 +147,7 @@ pub fn config(job: &Job, index: u32, incarnation: u32) -> SessionConfig {
         servers: addresses(&job.plan),
         tensors: tensors(&job.plan),
         total_steps: job.plan.steps,
+        local_steps: job.plan.local_steps,
         elastic: job.plan.least.is_some(),
         connect_timeout: Duration::from_secs(120),
         connections: job.plan.connections,

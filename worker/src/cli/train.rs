@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 use clap::Args;
 use psjobs_api::env::PSJOB_ROLE;
+use psjobs_api::training::Local as LocalTraining;
 use psjobs_api::{Environment, ReplicaResult, Role, Training};
 use psjobs_ps::client::SessionConfig;
 use psjobs_ps::network::Network;
@@ -76,15 +77,19 @@ pub struct TrainArgs {
     /// server 0 needs this flag too [default: the job's batch.adaptive]
     #[arg(long)]
     adaptive_batch: bool,
+    /// Make so many steps alone between two exchanges with the servers, which need this flag too, with the optimizer of
+    /// the flags below [default: the job's local.steps]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    local_steps: Option<u32>,
     /// Train in this process alone, without a server
     #[arg(
         long,
-        conflicts_with_all = ["adaptive_batch", "min_trainers", "world_size", "rank", "servers", "master_addr", "master_port", "server_addrs"]
+        conflicts_with_all = ["adaptive_batch", "local_steps", "min_trainers", "world_size", "rank", "servers", "master_addr", "master_port", "server_addrs"]
     )]
     local: bool,
     #[command(flatten)]
     place: IdentityArgs,
-    #[command(flatten, next_help_heading = "Optimizer, with --local")]
+    #[command(flatten, next_help_heading = "Optimizer, with --local or --local-steps")]
     optimizer: OptimizerArgs,
 }
 
@@ -131,10 +136,11 @@ impl TrainArgs {
             Some(environment) => {
                 let network = Network::of(environment).map_err(Failure::input)?;
                 let join = |flat: Flat, steps| {
-                    let config = SessionConfig::new(environment, flat.specs(), steps);
+                    let config = SessionConfig::new(environment, flat.specs(), plan.exchanges(steps));
                     let connect_timeout = self.connect_timeout.map_or(config.connect_timeout, Duration::from_secs);
                     let interrupt = signals.stop();
-                    Remote::join(SessionConfig { connect_timeout, network, interrupt, ..config }, flat, device)
+                    let config = SessionConfig { connect_timeout, network, interrupt, ..config };
+                    Remote::join_job(config, flat, device, &environment.training, steps)
                 };
                 train(workload, plan, join, ready, stop)
             }
@@ -168,13 +174,18 @@ impl TrainArgs {
     /// This trainer's place in its job; `None` where it trains alone.
     fn environment(&self) -> Result<Option<Environment>, Failure> {
         if !self.local {
-            if self.optimizer.given() {
+            if self.optimizer.given() && self.local_steps.is_none() {
                 return Err(Failure::Input(anyhow!(
                     "the optimizer runs on the servers: give its flags to `serve`, or write them in \
-                     spec.training.optimizer"
+                     spec.training.optimizer; only with --local-steps trainers have one"
                 )));
             }
-            let environment = self.place.resolve(Role::Trainer, variable).map_err(Failure::input)?;
+            let mut environment = self.place.resolve(Role::Trainer, variable).map_err(Failure::input)?;
+            if let Some(steps) = self.local_steps {
+                environment.training.local = Some(LocalTraining::every(steps));
+                self.optimizer.apply(&mut environment.training.optimizer);
+                environment.training.validate().map_err(Failure::input)?;
+            }
             let mut training = environment.training.clone();
             training.batch.adaptive |= self.adaptive_batch;
             if let Some(why) = inelastic(&training).filter(|_| environment.min_trainers.is_some()) {

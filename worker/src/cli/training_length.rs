@@ -46,6 +46,7 @@ impl TrainingLengthArgs {
             max_steps: self.max_steps,
             elastic: environment.is_some_and(|environment| environment.min_trainers.is_some()),
             adaptive: false,
+            steps_per_exchange: training.steps_per_exchange(),
             batch: self.batch_size.unwrap_or(training.batch.base) as usize,
             seed: training.seed,
             trainer: environment.map_or(0, |environment| environment.index as usize),

@@ -1,6 +1,6 @@
 //! A trainer's batches, step by step, read ahead. In most jobs all trainers read as many examples; where that
 //! follows their speed, server 0 tells each its part of the steps to come, before they are read. In an elastic job it
-//! deals whole batches.
+//! deals whole batches, as many at a time as a trainer reads for one exchange.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use psjobs_ps::batch::sharing::Work;
 
-use super::plan::Plan;
+use super::plan::{Plan, Turn};
 use super::updater::{UpdateError, Updater};
 use crate::data::Dataset;
 use crate::data::loader::{Loader, LoaderEnded};
@@ -36,15 +36,6 @@ pub struct BatchPrefetch<'a, W: Workload> {
     /// The batches assigned in an elastic job; dropped before the loader as well.
     dealt: Option<Dealt>,
     loader: Loader<Batch<W>>,
-}
-
-/// The batch that is read next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
-    /// The step that it is read in.
-    pub step: u64,
-    /// Its number: the step, or in an elastic job that of the batch, of all that the trainers read together.
-    pub number: u64,
 }
 
 /// The batches that server 0 has assigned, beginning with the current one.
@@ -111,10 +102,12 @@ impl<'a, W: Workload> BatchPrefetch<'a, W> {
             if updater.entries() != dealt.entries {
                 (*dealt, self.loader) = deal(self.workload, &self.sampler, updater.entries());
             }
-            let Some(batch) = next else { break };
-            // A loader that has ended says so when it is asked for a batch.
-            let _ = dealt.told.send(batch);
-            dealt.ahead.push_back(batch);
+            let Some(unit) = next else { break };
+            for batch in self.plan.batches_of(unit, self.total) {
+                // A loader that has ended says so when it is asked for a batch.
+                let _ = dealt.told.send(batch);
+                dealt.ahead.push_back(batch);
+            }
         }
         Ok(dealt.ahead.pop_front().map(|number| Turn { step: updater.next_step(), number }))
     }

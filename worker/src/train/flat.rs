@@ -43,6 +43,16 @@ impl Flat {
         Self { parameters, elements }
     }
 
+    /// Returns a second handle to every tensor, for another owner.
+    pub(super) fn shallow_clone(&self) -> Self {
+        let parameters = self.parameters.iter().map(|parameter| Parameter {
+            name: parameter.name.clone(),
+            tensor: parameter.tensor.shallow_clone(),
+            range: parameter.range.clone(),
+        });
+        Self { parameters: parameters.collect(), elements: self.elements }
+    }
+
     #[must_use]
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters

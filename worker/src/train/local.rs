@@ -8,9 +8,11 @@ use psjobs_api::training::{self, OptimizerKind};
 use psjobs_ps::batch::sharing::{Share, Work};
 use psjobs_ps::optimizer::{Optimizer, State};
 use psjobs_ps::parameter_group::{Stretch, in_groups, stretches};
+use psjobs_ps::schedule::Schedule;
 use tch::{COptimizer, TchError, Tensor};
 
 use super::flat::Flat;
+use super::plan::Turn;
 use super::{UpdateError, Updater};
 use crate::workload::Metrics;
 
@@ -18,6 +20,8 @@ use crate::workload::Metrics;
 #[derive(Debug)]
 pub struct Local {
     optimizer: Rule,
+    rate: f64,
+    schedule: Schedule,
 }
 
 enum Rule {
@@ -47,10 +51,11 @@ impl Local {
             let stretches = stretches(&in_groups(flat.specs(), &arguments.groups));
             let optimizer = Optimizer::new(arguments);
             let state = optimizer.state(flat.elements());
-            Self { optimizer: Rule::Servers { flat, optimizer, state, stretches } }
+            Rule::Servers { flat, optimizer, state, stretches }
         };
+        let of_rule = |optimizer| Self { optimizer, rate: learning_rate, schedule: Schedule::CONSTANT };
         if !arguments.groups.is_empty() {
-            return Ok(servers(flat));
+            return Ok(of_rule(servers(flat)));
         }
         let mut optimizer = match arguments.kind {
             OptimizerKind::Sgd => COptimizer::sgd(learning_rate, momentum, 0.0, weight_decay, nesterov)?,
@@ -59,12 +64,39 @@ impl Local {
             OptimizerKind::RmsProp => {
                 COptimizer::rms_prop(learning_rate, alpha, epsilon, weight_decay, momentum, centered)?
             }
-            OptimizerKind::Adagrad | OptimizerKind::Ftrl => return Ok(servers(flat)),
+            OptimizerKind::Adagrad | OptimizerKind::Ftrl => return Ok(of_rule(servers(flat))),
         };
         for parameter in flat.parameters() {
             optimizer.add_parameters(&parameter.tensor, 0)?;
         }
-        Ok(Self { optimizer: Rule::Libtorch(optimizer) })
+        Ok(of_rule(Rule::Libtorch(optimizer)))
+    }
+
+    /// As before, with another learning rate over time.
+    #[must_use]
+    pub fn with_schedule(self, schedule: Schedule) -> Self {
+        Self { schedule, ..self }
+    }
+
+    /// Updates the model's parameters by the gradient of `loss`, at the learning rate of `step`.
+    ///
+    /// # Errors
+    /// If libtorch cannot compute the gradient.
+    pub fn step(&mut self, step: u64, loss: &Tensor) -> Result<(), TchError> {
+        let factor = self.schedule.factor(step);
+        match &mut self.optimizer {
+            Rule::Libtorch(optimizer) => {
+                if self.schedule != Schedule::CONSTANT {
+                    optimizer.set_learning_rate(self.rate * factor)?;
+                }
+                optimizer.zero_grad()?;
+                loss.f_backward()?;
+                optimizer.step()
+            }
+            Rule::Servers { flat, optimizer, state, stretches } => {
+                apply(flat, optimizer, (state, factor), stretches, loss)
+            }
+        }
     }
 }
 
@@ -72,7 +104,7 @@ impl Local {
 fn apply(
     flat: &mut Flat,
     optimizer: &Optimizer,
-    state: &mut State,
+    (state, factor): (&mut State, f64),
     stretches: &[Stretch],
     loss: &Tensor,
 ) -> Result<(), TchError> {
@@ -81,9 +113,8 @@ fn apply(
     for (parameter, gradient) in flat.parameters().iter().zip(gradients).filter(|(_, gradient)| gradient.defined()) {
         gradient.f_copy_data(&mut flat_gradient[parameter.range.clone()], parameter.range.len())?;
     }
-    let bytes: Vec<[u8; 4]> = flat_gradient.iter().map(|value| value.to_le_bytes()).collect();
     let mut values = flat.values();
-    optimizer.apply_by_group(&mut values, &bytes, state, 1.0, stretches);
+    optimizer.apply_by_group(&mut values, bytemuck::cast_slice(&flat_gradient), state, factor, stretches);
     flat.set(&values);
     Ok(())
 }
@@ -93,16 +124,9 @@ impl Updater for Local {
         0
     }
 
-    fn update(&mut self, step: u64, loss: &Tensor) -> Result<u64, UpdateError> {
-        match &mut self.optimizer {
-            Rule::Libtorch(optimizer) => {
-                optimizer.zero_grad()?;
-                loss.f_backward()?;
-                optimizer.step()?;
-            }
-            Rule::Servers { flat, optimizer, state, stretches } => apply(flat, optimizer, state, stretches, loss)?,
-        }
-        Ok(step + 1)
+    fn update(&mut self, turn: Turn, loss: &Tensor) -> Result<u64, UpdateError> {
+        self.step(turn.step, loss)?;
+        Ok(turn.step + 1)
     }
 
     fn share(&self, _step: u64, _base: u32, _work: Work) -> Result<Option<Share>, UpdateError> {

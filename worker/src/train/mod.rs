@@ -6,6 +6,7 @@ pub mod batch_prefetch;
 pub mod evaluator;
 pub mod flat;
 pub mod local;
+mod local_steps;
 pub mod modules;
 pub mod parameter_buffer;
 mod plan;
@@ -30,7 +31,7 @@ use crate::data::sampler::{Sampler, Split, TooFewExamples};
 use crate::workload::{Metrics, Workload};
 use batch_prefetch::BatchPrefetch;
 use flat::Flat;
-pub use plan::Plan;
+pub use plan::{Plan, Turn};
 use progress::{Done, Progress};
 pub use updater::{UpdateError, Updater};
 
@@ -224,7 +225,7 @@ impl<W: Workload> Steps<'_, W> {
             let batch = feed.next_batch().map_err(|source| TrainError::Data { step, source })?;
             tch::manual_seed(dropout_seed(plan, turn.number));
             let loss = workload.loss(model, batch);
-            let updated = updater.update(step, &counted(&loss, examples, plan.batch));
+            let updated = updater.update(turn, &counted(&loss, examples, plan.batch));
             if let Err(UpdateError::Servers(ClientError::Interrupted)) = updated {
                 continue; // The loop asks `stop` and leaves.
             }

@@ -1,5 +1,6 @@
 //! How long and on what a trainer trains.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
@@ -21,6 +22,8 @@ pub struct Plan {
     pub elastic: bool,
     /// Examples of a step are dealt out by the trainers' speed, `batch` for each on average.
     pub adaptive: bool,
+    /// Steps that a trainer makes for one exchange with the servers; more than 1 in a job with local steps.
+    pub steps_per_exchange: u64,
     /// Seed of initial parameters, order of the data and dropout.
     pub seed: u64,
     /// This trainer's index, and how many there are.
@@ -37,12 +40,33 @@ pub struct Plan {
     pub save: Option<PathBuf>,
 }
 
+/// The batch that is read next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// The step that it is read in.
+    pub step: u64,
+    /// Its number: the step, or in an elastic job that of the batch, of all that the trainers read together.
+    pub number: u64,
+}
+
 impl Plan {
     /// Returns the number of steps of the training, where an epoch has `per_epoch`.
     #[must_use]
     pub fn total_steps(&self, per_epoch: u64) -> u64 {
         let total = self.epochs.saturating_mul(per_epoch);
         self.max_steps.map_or(total, |most| most.min(total))
+    }
+
+    /// Returns the exchanges with the servers in which `total` steps are made, the last one perhaps of fewer.
+    #[must_use]
+    pub fn exchanges(&self, total: u64) -> u64 {
+        total.div_ceil(self.steps_per_exchange)
+    }
+
+    /// Returns the batches, of `total`, that a trainer of an elastic job reads for the exchange `unit`.
+    pub(super) fn batches_of(&self, unit: u64, total: u64) -> Range<u64> {
+        let first = unit.saturating_mul(self.steps_per_exchange);
+        first..first.saturating_add(self.steps_per_exchange).min(total)
     }
 
     /// Returns this trainer's place among those that share the steps out between them.

@@ -6,6 +6,7 @@ use psjobs_ps::batch::sharing::{Share, Work};
 use psjobs_ps::client::ClientError;
 use tch::{TchError, Tensor};
 
+use super::plan::Turn;
 use crate::workload::Metrics;
 
 /// The parameters could not be updated.
@@ -22,12 +23,12 @@ pub trait Updater {
     /// The first step to do.
     fn next_step(&self) -> u64;
 
-    /// Updates the model's parameters by the gradient of `loss`; the next step to do, which is an
-    /// earlier one if the servers had to go back to a checkpoint.
+    /// Updates the model's parameters by the gradient of `loss`, that of the batch of `turn`; the next step to do, which is
+    /// an earlier one if the servers had to go back to a checkpoint.
     ///
     /// # Errors
     /// If the servers cannot be reached or refuse.
-    fn update(&mut self, step: u64, loss: &Tensor) -> Result<u64, UpdateError>;
+    fn update(&mut self, turn: Turn, loss: &Tensor) -> Result<u64, UpdateError>;
 
     /// This trainer's share of the examples of `step` and some that follow, if they would read `base` of them on
     /// average and it has done `work` so far. `None` if nobody tells it now.
@@ -36,7 +37,8 @@ pub trait Updater {
     /// If the job's shares are fixed.
     fn share(&self, step: u64, base: u32, work: Work) -> Result<Option<Share>, UpdateError>;
 
-    /// The next batch to read, of an elastic job; `None` if none is left for now, and all is done if nothing that was
+    /// The next batch to read, of an elastic job, or with local steps the next batches up to an exchange
+    /// ([`Plan::batches_of`](super::Plan)); `None` if none is left for now, and all is done if nothing that was
     /// given is still to be done.
     ///
     /// # Errors

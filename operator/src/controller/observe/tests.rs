@@ -92,7 +92,12 @@ fn a_failure_says_what_happened() {
         (containers("Failed", &log, RUNS), Some(2), "Error", "ended with exit code 2"),
         (containers("Failed", &ended(139, ", reason: Error"), RUNS), Some(139), "Error", "killed by signal 11"),
         (containers("Failed", &oom, RUNS), Some(137), "OOMKilled", "more memory than the limit of 512Mi"),
-        (containers("Failed", &ended(137, ", reason: Error"), RUNS), Some(137), "Error", "to the limit of 512Mi, raise"),
+        (
+            containers("Failed", &ended(137, ", reason: Error"), RUNS),
+            Some(137),
+            "Error",
+            "to the limit of 512Mi, raise",
+        ),
     ];
     for (status, code, reason, what) in rows {
         let failure = failure_of("", &status);

@@ -38,6 +38,19 @@ impl proto::coordination_server::Coordination for Coordination {
         }
         let layout = Layout::new(&tensors, config.servers as usize)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let local_steps = config.training.local_steps();
+        if request.local_steps != local_steps {
+            let exchanges = |steps| match steps {
+                0 => "in every step".to_owned(),
+                _ => format!("after {steps} steps that it makes alone"),
+            };
+            let (one, others) = (exchanges(request.local_steps), exchanges(local_steps));
+            return Err(Status::invalid_argument(format!(
+                "trainer {} exchanges {one}, and a trainer of this job {others}; give servers and trainers the same \
+                 spec.training.local, or --local-steps",
+                id.index
+            )));
+        }
         self.0.rules.optimizer.check(&tensors).map_err(Status::invalid_argument)?;
         self.0.members().join(&id, tensors.clone(), request.total_steps, now())?;
         let store = self.0.store_for(layout, &tensors);
@@ -179,7 +192,7 @@ impl proto::coordination_server::Coordination for Coordination {
     }
 }
 
-/// Returns all that this server knows of the job.
+/// Returns all that this server knows of the job. Steps are those that trainers make, although servers know only of exchanges.
 pub(super) fn status(state: &ServerState) -> proto::StatusReply {
     let mut status = state.members().status(now());
     status.staleness = state.metrics.staleness_counts();
@@ -189,6 +202,12 @@ pub(super) fn status(state: &ServerState) -> proto::StatusReply {
     if let Some(batch_assignments) = &state.batch_assignments {
         let assigner = batch_assignments.assigner();
         (status.step, status.total_steps) = (assigner.done(), assigner.total().unwrap_or(status.total_steps));
+    }
+    let steps = state.config.training.steps_per_exchange();
+    (status.step, status.total_steps) = (status.step * steps, status.total_steps * steps);
+    for trainer in &mut status.trainers {
+        (trainer.step, trainer.total_steps) = (trainer.step * steps, trainer.total_steps * steps);
+        trainer.steps_per_second *= steps as f64;
     }
     if let Some(replication) = &state.replication {
         status.warnings.extend(replication.warnings(state.store().is_ok() || !state.all_tables().is_empty()));

@@ -100,6 +100,12 @@ impl Service {
         TableSpec::validate(&specs).map_err(|error| Status::invalid_argument(error.to_string()))?;
         let (state, config) = (&self.0, &self.0.config);
         let table = &specs[0].name;
+        if config.training.local.is_some() {
+            return Err(Status::invalid_argument(format!(
+                "rows of sparse tables are exchanged in every step, and spec.training.local is for trainers that make steps \
+                 alone; this job has table {table}: remove spec.training.local"
+            )));
+        }
         if config.checkpoint.is_some() && state.store().is_err() {
             return Err(Status::invalid_argument(format!(
                 "a checkpoint holds the rows of sparse tables together with the trainers' own layers; this job has table \

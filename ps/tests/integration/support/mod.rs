@@ -123,6 +123,7 @@ pub fn session_config(trainer: u32, servers: Vec<String>) -> SessionConfig {
         servers,
         tensors: tensors(),
         total_steps: 10,
+        local_steps: 0,
         elastic: false,
         connect_timeout: Duration::from_secs(20),
         connections: 1,

@@ -34,7 +34,8 @@ impl Supervisor {
         }
         match result {
             Ok(result) => {
-                let want = if plan.least.is_some() { plan.steps } else { u64::from(plan.trainers) * plan.steps };
+                let exchanges = if plan.least.is_some() { plan.steps } else { u64::from(plan.trainers) * plan.steps };
+                let want = exchanges * u64::from(plan.local_steps.max(1));
                 // Of an elastic job server 0 counts, and what nobody has done in the end is missing.
                 let told = plan.least.is_none() || (index == 0 && !plan.may_leave_out());
                 if told && result.steps != want {

@@ -50,6 +50,12 @@ impl RemoteArgs {
                  size; remove spec.training.batch.adaptive"
             )));
         }
+        if environment.training.local.is_some() {
+            return Err(Failure::Input(anyhow!(
+                "this workload's trainers do not have the whole model, so that they make no step alone; remove \
+                 spec.training.local"
+            )));
+        }
         if environment.min_trainers.is_some() {
             return Err(Failure::Input(anyhow!(
                 "this workload's trainers are not dealt batches, so that none may come or go; remove spec.elasticPolicy, \
