@@ -11,20 +11,22 @@ impl Block {
         match at {
             Some(at) if at > self.version => self.snapshots.push((at, reply)),
             Some(at) if at < self.version => drop(reply.send(None)),
-            _ => self.due.push(reply),
+            Some(_) => self.due.push((false, reply)),
+            // Other blocks may be a step behind, whose trainers then need the values before it.
+            None => self.due.push((self.spec.keeps_previous, reply)),
         }
     }
 
     /// Finds the snapshots that were requested for the version that the block has reached.
     pub(super) fn find_due_snapshots(&mut self) {
         let version = self.version;
-        self.due.extend(self.snapshots.extract_if(.., |(at, _)| *at <= version).map(|(_, reply)| reply));
+        self.due.extend(self.snapshots.extract_if(.., |(at, _)| *at <= version).map(|(_, reply)| (false, reply)));
     }
 
     pub(super) fn take_due_snapshots(&mut self) {
-        for reply in std::mem::take(&mut self.due) {
+        for (with_previous, reply) in std::mem::take(&mut self.due) {
             // The caller may have gone away.
-            drop(reply.send(self.capture()));
+            drop(reply.send(self.capture(with_previous)));
         }
     }
 
@@ -54,13 +56,16 @@ impl Block {
         self.answer_all(vec![Waiting::Kept(reply)]);
     }
 
-    fn capture(&self) -> Option<BlockState> {
+    fn capture(&self, with_previous: bool) -> Option<BlockState> {
         if !self.is_initialized() {
             return None;
         }
+        // Where the last round changed nothing, the values before it are those after it.
+        let previous = if self.previous.is_empty() { &self.values } else { &self.previous };
         Some(BlockState {
             values: self.values.clone(),
             slots: self.state.slots().to_vec(),
+            previous: if with_previous { previous.clone() } else { Vec::new() },
             updates: self.state.step(),
             version: self.version,
             next_steps: self.settled_steps(),
@@ -73,9 +78,9 @@ impl Block {
     }
 
     pub(super) fn restore(&mut self, state: Option<BlockState>) {
-        let BlockState { values, slots, updates, version, next_steps } = state.unwrap_or_default();
+        let BlockState { values, slots, previous, updates, version, next_steps } = state.unwrap_or_default();
         self.values = values;
-        self.previous.clear();
+        self.previous = if self.spec.keeps_previous { previous } else { Vec::new() };
         self.state = State::restored(slots, updates);
         self.version = version;
         self.aggregation.restore(&next_steps);

@@ -69,8 +69,8 @@ pub(super) struct Block {
     pub joining: Vec<(Peer, u64)>,
     /// Snapshots that were requested for a later version.
     pub snapshots: Vec<(u64, oneshot::Sender<Option<BlockState>>)>,
-    /// Snapshots of the current version that have not been taken yet.
-    pub due: Vec<oneshot::Sender<Option<BlockState>>>,
+    /// Snapshots of the current version that have not been taken yet, with the values before it or without.
+    pub due: Vec<(bool, oneshot::Sender<Option<BlockState>>)>,
 }
 
 impl Block {

@@ -65,6 +65,7 @@ pub struct Store {
     elastic: bool,
     /// Slots of optimizer state for each element.
     slots: usize,
+    keeps_previous: bool,
     blocks: BTreeMap<u32, mpsc::Sender<Command>>,
 }
 
@@ -93,7 +94,7 @@ impl Store {
             tasks.spawn(Owned::Block(block), task::run(spec, receiver));
             (block, sender)
         });
-        Self { blocks: blocks.collect(), elastic, slots: rules.optimizer.slots(), layout }
+        Self { blocks: blocks.collect(), elastic, keeps_previous, slots: rules.optimizer.slots(), layout }
     }
 
     /// Returns the division of the parameters into blocks.
@@ -224,10 +225,16 @@ impl Store {
         ask(sender, |reply| Command::Keep(epoch, state, reply)).await
     }
 
+    /// Returns whether blocks keep their values from before the last update.
+    #[must_use]
+    pub fn keeps_previous(&self) -> bool {
+        self.keeps_previous
+    }
+
     /// Returns the current contents of a block, without values if it has none.
     pub async fn contents(&self, block: u32) -> Result<proto::BlockContents, Status> {
         self.owned(block)?;
-        let BlockState { values, slots, updates, version, next_steps } =
+        let BlockState { values, slots, updates, version, next_steps, .. } =
             self.snapshot(block, None).await.unwrap_or_default();
         let bytes = |values: Vec<f32>| Bytes::copy_from_slice(bytemuck::cast_slice(&values));
         let (values, slots) = (bytes(values), slots.into_iter().map(bytes).collect());
@@ -318,7 +325,8 @@ async fn ask<T>(
 fn state(contents: proto::BlockContents, elements: usize) -> Result<(u32, BlockState), Status> {
     let proto::BlockContents { block, version, updates, next_steps, values, slots, .. } = contents;
     let slots = slots.iter().map(|slot| floats(block, slot, elements)).collect::<Result<_, _>>()?;
-    Ok((block, BlockState { values: floats(block, &values, elements)?, slots, updates, version, next_steps }))
+    let (values, previous) = (floats(block, &values, elements)?, Vec::new());
+    Ok((block, BlockState { values, slots, previous, updates, version, next_steps }))
 }
 
 /// Reads values of a block, which are all there or none.

@@ -22,6 +22,8 @@ pub const MAX_MANIFEST: u64 = 1 << 20;
 pub const MANIFEST: &str = "manifest.json";
 /// Bytes in front of a header, which hold its length.
 pub const PREFIX: usize = 8;
+/// Name of the optimizer of servers whose trainers make steps alone.
+pub const LOCAL_STEPS: &str = "of local steps";
 /// Key of the description in the header's metadata.
 pub(super) const KEY: &str = "psjobs";
 /// More servers, trainers or slots than any job has: a description that claims so is damaged.
@@ -47,6 +49,9 @@ pub struct Description {
     pub block_elements: usize,
     /// Slots of optimizer state for each element.
     pub slots: usize,
+    /// It holds each block's values from before the last update, too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub previous: bool,
     /// `spec.training` as the job had it: optimizer, schedule, consistency, seed.
     pub training: serde_json::Value,
     /// The model's tensors in the order of the flat space.
@@ -54,9 +59,12 @@ pub struct Description {
 }
 
 impl Description {
-    /// Type of the optimizer whose state the slots hold, for instance `Adam`.
+    /// Type of the optimizer whose state the slots hold, for instance `Adam`; [`LOCAL_STEPS`] where trainers have that.
     #[must_use]
     pub fn optimizer(&self) -> &str {
+        if self.training.get("local").is_some() {
+            return LOCAL_STEPS;
+        }
         self.training.pointer("/optimizer/type").and_then(serde_json::Value::as_str).unwrap_or("unknown")
     }
 
@@ -217,6 +225,7 @@ pub struct PartPlan {
     elements: u64,
     trainers: u64,
     slots: u64,
+    previous: bool,
     /// Length prefix and header.
     header: Vec<u8>,
 }
@@ -227,7 +236,7 @@ impl PartPlan {
     /// # Errors
     /// If the description contradicts itself, or is of another version.
     pub fn new(description: &Description) -> Result<Self, HeaderError> {
-        let Description { format, server, servers, trainers, slots, .. } = *description;
+        let Description { format, server, servers, trainers, slots, previous, .. } = *description;
         let error = |text: String| Err(HeaderError(text));
         if format != FORMAT {
             return error(format!("it has format {format}, this version reads format {FORMAT}"));
@@ -244,8 +253,8 @@ impl PartPlan {
         }
         let blocks: Vec<u32> = layout.owned_by(server).collect();
         let elements = blocks.iter().map(|block| layout.range(*block).len() as u64).sum();
-        let mut plan =
-            Self { layout, blocks, elements, trainers: trainers.into(), slots: slots as u64, header: Vec::new() };
+        let (trainers, slots) = (trainers.into(), slots as u64);
+        let mut plan = Self { layout, blocks, elements, trainers, slots, previous, header: Vec::new() };
         let metadata = serde_json::to_string(description).expect("a description is JSON");
         plan.header = encode(&Header { metadata: BTreeMap::from([(KEY.into(), metadata)]), tensors: plan.sections() });
         Ok(plan)
@@ -296,6 +305,7 @@ impl PartPlan {
         state.values.len() == elements
             && state.slots.len() as u64 == self.slots
             && state.slots.iter().all(|slot| slot.len() == elements)
+            && state.previous.len() == if self.previous { elements } else { 0 }
             && state.next_steps.len() as u64 == self.trainers
     }
 
@@ -317,24 +327,30 @@ impl PartPlan {
         8 * self.blocks.len() as u64 * (2 + self.trainers)
     }
 
-    /// Offset in the file of one block's values (`column` 0) or of a slot (from 1); `position` counts
-    /// the blocks of the part.
+    /// Values, slots and previous values of a block.
+    #[must_use]
+    pub fn columns(&self) -> u64 {
+        1 + self.slots + u64::from(self.previous)
+    }
+
+    /// Offset in the file of one block's values (`column` 0), of a slot (from 1), or of its previous values (behind the
+    /// slots); `position` counts the blocks of the part.
     #[must_use]
     pub fn data_at(&self, position: usize, column: usize) -> u64 {
         let before = column as u64 * self.elements + (position * self.layout.block_elements()) as u64;
         self.tables_at() + self.table_bytes() + 4 * before
     }
 
-    /// Offset in the file of the checksums: for each block that of its values, then of its slots.
+    /// Offset in the file of the checksums: for each block that of its values, then of its slots and previous values.
     #[must_use]
     pub fn checksums_at(&self) -> u64 {
-        self.tables_at() + self.table_bytes() + 4 * self.elements * (1 + self.slots)
+        self.tables_at() + self.table_bytes() + 4 * self.elements * self.columns()
     }
 
     /// Length of the checksums.
     #[must_use]
     pub fn checksum_bytes(&self) -> u64 {
-        4 * self.blocks.len() as u64 * (1 + self.slots)
+        4 * self.blocks.len() as u64 * self.columns()
     }
 
     /// The part's tensors, each behind the one before.
@@ -347,7 +363,8 @@ impl PartPlan {
             ("values".to_owned(), Dtype::F32, vec![self.elements]),
         ];
         sections.extend((0..self.slots).map(|slot| (format!("slot.{slot}"), Dtype::F32, vec![self.elements])));
-        sections.push(("checksums".to_owned(), Dtype::U32, vec![blocks, 1 + self.slots]));
+        sections.extend(self.previous.then(|| ("previous".to_owned(), Dtype::F32, vec![self.elements])));
+        sections.push(("checksums".to_owned(), Dtype::U32, vec![blocks, self.columns()]));
         entries(sections)
     }
 }

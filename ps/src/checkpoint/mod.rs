@@ -45,6 +45,9 @@ pub struct BlockState {
     pub values: Vec<f32>,
     /// The optimizer's state, each slot as long as the values.
     pub slots: Vec<Vec<f32>>,
+    /// The values before the last update, where the block keeps them and its trainers may be in the middle of a step; else
+    /// empty.
+    pub previous: Vec<f32>,
     /// Updates that the optimizer state has seen.
     pub updates: u64,
     /// Updates of the values over the whole job.

@@ -229,6 +229,7 @@ impl BlockState {
         self.values.extend_from_slice(&other.values[range.clone()]);
         self.slots.resize(other.slots.len(), Vec::new());
         self.slots.iter_mut().zip(other.slots).for_each(|(slot, more)| slot.extend_from_slice(&more[range.clone()]));
+        self.previous.extend_from_slice(other.previous.get(range).unwrap_or_default());
         furthest(&mut self.updates, other.updates);
         furthest(&mut self.version, other.version);
         self.next_steps.resize(other.next_steps.len(), 0);
@@ -304,8 +305,12 @@ impl Part {
         let elements = self.plan.layout().range(block).len();
         let column = |column: usize| {
             let bytes = read_at(&*self.file, &self.path, self.plan.data_at(position, column), 4 * elements as u64)?;
-            if crc32fast::hash(&bytes) != self.checksums[position * (1 + self.description.slots) + column] {
-                let what = if column == 0 { "the values".to_owned() } else { format!("slot {}", column - 1) };
+            if crc32fast::hash(&bytes) != self.checksums[position * self.plan.columns() as usize + column] {
+                let what = match column {
+                    0 => "the values".to_owned(),
+                    _ if column > self.description.slots => "the previous values".to_owned(),
+                    _ => format!("slot {}", column - 1),
+                };
                 return Err(Damage::Bytes {
                     file: self.path.clone(),
                     what: format!("{what} of block {block} do not match their checksum"),
@@ -317,6 +322,7 @@ impl Part {
         Ok(BlockState {
             values: column(0)?,
             slots: (1..=self.description.slots).map(column).collect::<Result<_, _>>()?,
+            previous: if self.description.previous { column(1 + self.description.slots)? } else { Vec::new() },
             version: self.tables[position],
             updates: self.tables[blocks + position],
             next_steps: next_steps.to_vec(),

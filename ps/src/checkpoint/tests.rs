@@ -32,9 +32,15 @@ fn description(elements: u64, server: u32, servers: u32, slots: usize) -> Descri
         trainers: TRAINERS,
         block_elements: layout.block_elements(),
         slots,
+        previous: has_previous(slots),
         training: json!({"optimizer": {"type": "Adam", "learningRate": 0.001}, "seed": 1}),
         tensors: tensors(elements),
     }
+}
+
+/// Parts with one slot hold previous values too, others do not.
+fn has_previous(slots: usize) -> bool {
+    slots == 1
 }
 
 /// Returns the state of a job for these elements of the flat space; no two values are equal.
@@ -43,6 +49,7 @@ fn state(range: std::ops::Range<usize>, slots: usize) -> BlockState {
     BlockState {
         values: column(0),
         slots: (1..=slots).map(column).collect(),
+        previous: if has_previous(slots) { column(slots + 1) } else { Vec::new() },
         updates: 5,
         version: 6,
         next_steps: vec![7, 8],

@@ -98,7 +98,8 @@ impl PartWriter {
         let Self { plan, target, tables, scratch, .. } = self;
         let position = tables.versions.len();
         assert!(plan.fits(position, state), "block {} is as the description tells", plan.blocks()[position]);
-        for (column, values) in std::iter::once(&state.values).chain(&state.slots).enumerate() {
+        let previous = Some(&state.previous).filter(|previous| !previous.is_empty());
+        for (column, values) in std::iter::once(&state.values).chain(&state.slots).chain(previous).enumerate() {
             scratch.resize(values.len() * 4, 0);
             for (bytes, value) in scratch.as_chunks_mut::<4>().0.iter_mut().zip(values) {
                 *bytes = value.to_le_bytes();

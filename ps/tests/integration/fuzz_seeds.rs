@@ -83,12 +83,13 @@ fn checkpoints() -> Vec<(String, Vec<u8>)> {
         trainers: 2,
         block_elements: 12,
         slots: 1,
+        previous: true,
         training: serde_json::json!({"optimizer": {"type": "SGD"}}),
         tensors,
     };
     let column = |from: u8| (from..from + 12).map(f32::from).collect::<Vec<f32>>();
-    let state =
-        BlockState { values: column(0), slots: vec![column(12)], updates: 7, version: 7, next_steps: vec![7, 8] };
+    let (values, slots, previous) = (column(0), vec![column(12)], column(24));
+    let state = BlockState { values, slots, previous, updates: 7, version: 7, next_steps: vec![7, 8] };
     let mut part = PartWriter::create(folder.path(), &description).expect("creates");
     part.put(&state).expect("writes");
     let manifest = Manifest {

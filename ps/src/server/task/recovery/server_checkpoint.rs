@@ -8,7 +8,7 @@ use psjobs_api::training::ConsistencyMode;
 use tonic::Status;
 
 use super::extent::extent;
-use crate::checkpoint::format::{FORMAT, MANIFEST, PartEntry};
+use crate::checkpoint::format::{FORMAT, LOCAL_STEPS, MANIFEST, PartEntry};
 use crate::checkpoint::read::Damage;
 use crate::checkpoint::rows::{self, RowsDescription};
 use crate::checkpoint::runs::RunRecord;
@@ -172,7 +172,8 @@ pub async fn write(
     let past = || version.map_or(RecoveryError::Empty, RecoveryError::Past);
     let states: Vec<BlockState> = states.into_iter().collect::<Option<_>>().ok_or_else(past)?;
     let rows = rows.map(|rows| rows.ok_or_else(past)).transpose()?;
-    let description = describe(state, shard, id.step, store.layout());
+    let previous = version.is_none() && store.keeps_previous();
+    let description = Description { previous, ..describe(state, shard, id.step, store.layout()) };
     let of_rows = tables.map(|tables| describe_rows(state, &description, tables.specs()));
     let folder = Runs::new(&config.folder).path(id);
     // A leader that has given up on a part may ask for it again while it is still being written.
@@ -232,6 +233,7 @@ fn describe(state: &ServerState, shard: u32, step: u64, layout: &Layout) -> Desc
         trainers: config.trainers,
         block_elements: layout.block_elements(),
         slots: state.rules.optimizer.slots(),
+        previous: false,
         training: serde_json::to_value(&config.training).expect("training is JSON"),
         tensors: state.members().tensors().to_vec(),
     }
@@ -323,8 +325,8 @@ pub async fn whole(state: &ServerState, config: &CheckpointConfig) -> Option<(Ve
 /// model or optimizer.
 fn fits(state: &ServerState, checkpoint: &Checkpoint) -> Result<(), RecoveryError> {
     let (description, want) = (checkpoint.description(), state.rules.optimizer.slots());
-    let kind = serde_json::to_value(state.config.training.optimizer.kind).expect("an optimizer's name is JSON");
-    let kind = kind.as_str().unwrap_or_default();
+    let training = &state.config.training;
+    let kind = if training.local.is_some() { LOCAL_STEPS } else { training.optimizer.kind.name() };
     if description.slots != want || description.optimizer() != kind {
         let why = format!(
             "it holds the state of optimizer {} ({} slots), the job has {kind} ({want} slots); choose the same \
