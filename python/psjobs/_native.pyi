@@ -25,6 +25,7 @@ class Environment:
     sync: bool
     backup_trainers: int
     is_local: bool
+    overlaps_exchanges: bool
     steps_per_exchange: int
     optimizer: str
     @staticmethod

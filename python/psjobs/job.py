@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar
 
@@ -166,7 +166,7 @@ class Job:
         torch.manual_seed(hash((self._environment.seed, self.trainer + 1, self._step)) & (2**63 - 1))
         if is_local:
             own = optimizer or optimizers.alone(self._parameters, self._environment, self, is_counted=False)
-            self._local_steps = LocalSteps(self, self._parameters, own)
+            self._local_steps = LocalSteps(self, self._parameters, self._session, own)
             return model, own
         session = self._session
         is_wanted = overlap and not self._environment.adaptive
@@ -270,8 +270,8 @@ class Job:
         session = self._session
         if session is None or self._left:
             return
-        if finished and self._local_steps is not None and self._local_steps.made > 0:
-            self._local_steps.exchange()
+        if finished and self._local_steps is not None:
+            self._local_steps.finish()
         if finished and not self._environment.elastic:
             finished = self._keep(session)
         waiting = session.waiting()
@@ -309,17 +309,38 @@ class Job:
         """Sends the gradients of this step and waits for the parameters."""
         from psjobs.buffers import floats, integers
 
+        if self._scale != 1.0:
+            parameters.scale(self._scale)
+        rows = self._sparse.gradients(self._scale) if self._sparse else []
+        wanted = self._sparse.wanted() if self._sparse else []
+        room = [(table, integers(keys), floats(values)) for table, keys, values in wanted]
+        number = self._step // self._environment.steps_per_exchange
+        following, have_come = self._wait_for_exchange(parameters, number, rows, room)
+        if self._sparse:
+            self._sparse.fetched(wanted if have_come else [])
+        if following != number + 1:
+            self._go_back_to(following)
+        else:
+            self._step = following * self._environment.steps_per_exchange - 1
+            self._did_step()
+        if self._session is not None and (now := time.monotonic()) - self._reported >= REPORT_EVERY:
+            self._reported = now
+            self._session.report(self._examples, self._metrics)
+
+    def _wait_for_exchange(
+        self,
+        parameters: Parameters,
+        number: int,
+        rows: Sequence[tuple[int, memoryview[int], memoryview[float]]],
+        room: Sequence[tuple[int, memoryview[int], memoryview[float]]],
+    ) -> tuple[int, bool]:
+        """Ends an exchange, which begins now unless it is under way. Returns the one that follows, and whether the rows have
+        come."""
         session = self._session
         if session is None or self._left:
             raise _native.Error("this trainer has left its job, so opt.step() has no servers to ask")
-        if self._scale != 1.0:
-            parameters.scale(self._scale)
         try:
-            rows = self._sparse.gradients(self._scale) if self._sparse else []
-            wanted = self._sparse.wanted() if self._sparse else []
-            room = [(table, integers(keys), floats(values)) for table, keys, values in wanted]
-            number = self._step // self._environment.steps_per_exchange
-            following, have_come = session.exchange(number, rows, room)
+            return session.exchange(number, rows, room)
         except _native.Interrupted:
             self._stop()
         except _native.InputError as error:
@@ -328,22 +349,20 @@ class Job:
                 raise _native.Error(str(error)) from None
             text = f"trainer {self.trainer}: the gradient of {name} is not finite at step {self._step}"
             raise _native.Error(f"{text}; lower the learning rate, clip the gradient, or look at the data") from None
-        if self._sparse:
-            self._sparse.fetched(wanted if have_come else [])
-        first = following * self._environment.steps_per_exchange
-        if following != number + 1:
-            self._rewinds += 1
-            self._resume = first
-        self._step = first - 1
-        self._did_step()
-        if (now := time.monotonic()) - self._reported >= REPORT_EVERY:
-            self._reported = now
-            session.report(self._examples, self._metrics)
+
+    def _go_back_to(self, exchange: int) -> None:
+        """The servers went back to a checkpoint: batches are read again from there."""
+        self._rewinds += 1
+        self._resume = self._step = exchange * self._environment.steps_per_exchange
+        self._count_step()
 
     def _did_step(self) -> None:
         if self._local_tables is not None and self._sparse is not None:
             self._local_tables.push(self._step, self._sparse.gradients())
         self._step += 1
+        self._count_step()
+
+    def _count_step(self) -> None:
         self._steps_done += 1
 
     def _discard_rows(self) -> None:

@@ -63,20 +63,34 @@ class Parameters:
         self.all: list[Parameter] = []
         self.gradients = torch.empty(0)
         """All gradients, flat f32, in the memory shared with the servers."""
+        self.values = torch.empty(0)
+        """What the servers have sent, flat f32, in that memory."""
 
     def shapes(self) -> list[tuple[str, list[int]]]:
         """Name and shape of each."""
         return [(name, list(tensor.shape)) for name, tensor in self.named]
 
+    def flat(self) -> torch.Tensor:
+        """A copy of the model's values, flat f32."""
+        return torch.cat([tensor.detach().to("cpu", torch.float32).reshape(-1) for _, tensor in self.named])
+
     def initial(self) -> memoryview[float]:
         """A buffer with all values, flat f32."""
-        return floats(torch.cat([tensor.detach().to("cpu", torch.float32).reshape(-1) for _, tensor in self.named]))
+        return floats(self.flat())
+
+    def put(self, flat: torch.Tensor) -> None:
+        """Gives the model these values."""
+        start = 0
+        with torch.no_grad():
+            for _, tensor in self.named:
+                part = slice(start, start := start + tensor.numel())
+                tensor.copy_(flat[part].view(tensor.shape))
 
     def place(self, session: Session, is_shared: bool = True) -> None:
         """Moves the parameters to the session's memory, if it `is_shared`; they take the values that are there, and zero
         gradients."""
         values, gradients = (torch.frombuffer(half, dtype=torch.float32) for half in session.memory())
-        self.gradients = gradients
+        self.gradients, self.values = gradients, values
         gradients.zero_()
         start = 0
         for name, tensor in self.named:
@@ -105,14 +119,6 @@ class Parameters:
             for parameter in self.all:
                 if not parameter.is_view:
                     parameter.tensor.copy_(parameter.values)
-
-    def put_differences(self) -> None:
-        """Puts the difference between the servers' values and the model's where gradients are sent from."""
-        with torch.no_grad():
-            for parameter in self.all:
-                # The model began with the servers' values in its own type.
-                began = parameter.values.to(parameter.tensor.dtype).float()
-                torch.sub(began, parameter.tensor.to("cpu", torch.float32), out=parameter.gradient)
 
     def scale(self, factor: float) -> None:
         """Multiplies all gradients."""

@@ -74,6 +74,12 @@ impl Environment {
         self.job.is_some() && self.training.local.is_some()
     }
 
+    /// Trainers that make steps alone train on while they exchange.
+    #[getter]
+    fn overlaps_exchanges(&self) -> bool {
+        self.training.local.as_ref().is_some_and(|local| local.overlap)
+    }
+
     /// Steps that a trainer makes for one exchange with the servers.
     #[getter]
     fn steps_per_exchange(&self) -> u64 {

@@ -26,8 +26,9 @@ save(model)
 """
 
 
-def test_two_python_trainers_end_where_two_rust_trainers_do(jobs: Jobs) -> None:
-    training: dict[str, Any] = {"optimizer": SGD, "local": LOCAL, "batch": {"base": 8}}
+@pytest.mark.parametrize("overlap", [False, True])
+def test_two_python_trainers_end_where_two_rust_trainers_do(jobs: Jobs, overlap: bool) -> None:
+    training: dict[str, Any] = {"optimizer": SGD, "local": {**LOCAL, "overlap": overlap}, "batch": {"base": 8}}
     training |= {"schedule": {"type": "Linear", "totalSteps": 24, "end": 0.25}}
     python, rust = (jobs.start(*FLAGS, trainers=2, **training) for _ in range(2))
     compiled = SCRIPT.replace("net()", "torch.jit.script(net())")

@@ -1,5 +1,5 @@
 //! Local steps are what their definition says: each trainer makes some steps alone, and the servers move by SGD with
-//! Nesterov momentum along the mean of the trainers' differences.
+//! Nesterov momentum along the mean of the trainers' differences; with overlap a trainer adds what it has changed meanwhile.
 
 mod job;
 
@@ -20,13 +20,18 @@ const STEPS: u64 = 4;
 const OUTER: (f32, f32) = (0.7, 0.9);
 
 /// But with AdamW, which is then libtorch's own, some parameters are in a group with another rate: that is the trainers' matter.
-fn training(kind: OptimizerKind) -> Training {
+fn training(kind: OptimizerKind, overlap: bool) -> Training {
     let slower = OptimizerGroup { parameters: "*.bias".into(), learning_rate_factor: 0.5, weight_decay: None };
     let groups = if kind == OptimizerKind::AdamW { Vec::new() } else { vec![slower] };
     Training {
         consistency: Consistency { mode: ConsistencyMode::Sync, ..Consistency::default() },
         optimizer: Optimizer { kind, learning_rate: 0.05, groups, ..Optimizer::default() },
-        local: Some(Local { steps: STEPS as u32, learning_rate: OUTER.0.into(), momentum: OUTER.1.into() }),
+        local: Some(Local {
+            overlap,
+            learning_rate: OUTER.0.into(),
+            momentum: OUTER.1.into(),
+            ..Local::every(STEPS as u32)
+        }),
         schedule: Schedule { kind: ScheduleKind::Linear, total_steps: TOTAL, ..Schedule::default() },
         ..Training::default()
     }
@@ -70,20 +75,31 @@ fn by_the_equations(training: &Training) -> Vec<f32> {
     let mut optimizers: Vec<Alone> = models.iter().map(alone).collect();
     let mut parameters = Flat::of(&models[0].store).values();
     let mut velocity = vec![0.0_f32; parameters.len()];
+    // Where the trainers began, and with overlap what they changed last, which the servers' parameters do not have yet.
+    let mut began = vec![parameters.clone(); models.len()];
     for first in (0..TOTAL).step_by(STEPS as usize) {
         let mut mean = vec![0.0_f32; parameters.len()];
+        let mut changes = Vec::new();
         for (trainer, (model, optimizer)) in (0..).zip(models.iter().zip(&mut optimizers)) {
             for step in first..(first + STEPS).min(TOTAL) {
                 optimizer.step(step, &model.loss(trainer, step)).expect("a step");
             }
             let values = Flat::of(&model.store).values();
-            mean.iter_mut().zip(parameters.iter().zip(values)).for_each(|(m, (p, v))| *m += (p - v) / TRAINERS as f32);
+            let change: Vec<f32> = began[trainer as usize].iter().zip(values).map(|(b, v)| b - v).collect();
+            mean.iter_mut().zip(&change).for_each(|(m, c)| *m += c / TRAINERS as f32);
+            changes.push(change);
         }
+        // Exchanges that overlap come back after the steps that follow.
+        let known = parameters.clone();
         for ((p, v), d) in parameters.iter_mut().zip(&mut velocity).zip(&mean) {
             *v = OUTER.1 * *v + d;
             *p -= OUTER.0 * (d + OUTER.1 * *v);
         }
-        models.iter().for_each(|model| Flat::of(&model.store).set(&parameters));
+        let overlap = training.local.as_ref().is_some_and(|local| local.overlap) && first + STEPS < TOTAL;
+        for ((model, began), change) in models.iter().zip(&mut began).zip(changes) {
+            *began = if overlap { known.iter().zip(change).map(|(k, c)| k - c).collect() } else { parameters.clone() };
+            Flat::of(&model.store).set(began);
+        }
     }
     parameters
 }
@@ -106,8 +122,15 @@ fn train(environment: &Environment, end: u64) -> Vec<f32> {
 
 #[test]
 fn trainers_that_make_steps_alone_end_where_the_equations_do() {
-    for kind in [OptimizerKind::Sgd, OptimizerKind::AdamW, OptimizerKind::Adagrad] {
-        let training = training(kind);
+    let rows = [
+        (OptimizerKind::Sgd, false),
+        (OptimizerKind::AdamW, false),
+        (OptimizerKind::Adagrad, false),
+        (OptimizerKind::Sgd, true),
+        (OptimizerKind::AdamW, true),
+    ];
+    for (kind, overlap) in rows {
+        let training = training(kind, overlap);
         let want = by_the_equations(&training);
         let job = job::Job::start(2, TRAINERS as u32, training);
         let trainers = (0..TRAINERS as u32).map(|trainer| job.trainer(trainer));
@@ -115,7 +138,10 @@ fn trainers_that_make_steps_alone_end_where_the_equations_do() {
         let found: Vec<Vec<f32>> = threads.into_iter().map(|thread| thread.join().expect("a trainer")).collect();
         for (place, found) in found.iter().enumerate() {
             let furthest = found.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-            assert!(furthest <= 1e-5, "{kind:?}, trainer {place}: {furthest} away from the equations");
+            assert!(
+                furthest <= 1e-5,
+                "{kind:?}, overlap {overlap}, trainer {place}: {furthest} away from the equations"
+            );
         }
         // Servers count exchanges, and report the trainers' steps.
         for result in job.join() {
@@ -127,7 +153,7 @@ fn trainers_that_make_steps_alone_end_where_the_equations_do() {
 #[test]
 fn a_replaced_trainer_makes_the_steps_of_an_open_exchange_again() {
     // SGD has no state that could be lost with a trainer.
-    let training = training(OptimizerKind::Sgd);
+    let training = training(OptimizerKind::Sgd, false);
     let want = by_the_equations(&training);
     let job = job::Job::start(1, TRAINERS as u32, training);
     let steady = job.trainer(0);

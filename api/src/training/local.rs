@@ -15,6 +15,11 @@ pub struct Local {
     /// Steps that a trainer makes between two exchanges, for example 50.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub steps: u32,
+    /// Train on while an exchange is under way. What comes back is taken at the end of the next steps, and what those have
+    /// changed is added to it. An exchange then costs no time up to the length of so many steps, and differences are one
+    /// exchange old when they count. Default false.
+    #[serde(default)]
+    pub overlap: bool,
     /// The servers' learning rate: the share of the trainers' difference that they move. Default 0.7.
     #[serde(default = "default_learning_rate")]
     #[schemars(range(min = 0.0, max = 1000.0))]
@@ -30,7 +35,7 @@ impl Local {
     /// The defaults, with so many steps between two exchanges.
     #[must_use]
     pub fn every(steps: u32) -> Self {
-        Self { steps, learning_rate: default_learning_rate(), momentum: default_momentum() }
+        Self { steps, overlap: false, learning_rate: default_learning_rate(), momentum: default_momentum() }
     }
 
     pub(super) fn validate(&self) -> Result<(), TrainingError> {

@@ -5,6 +5,7 @@ mod gpu;
 mod hostile;
 mod hybrid;
 mod link;
+mod local;
 mod optimizers;
 mod recovery;
 mod remote;
@@ -48,6 +49,7 @@ enum Bench {
     Lm(TogetherArgs),
     Wire(wire::WireArgs),
     Link(link::LinkArgs),
+    Local(local::LocalArgs),
     Optimizers(optimizers::OptimizersArgs),
     Recovery(recovery::RecoveryArgs),
     Hostile(hostile::HostileArgs),
@@ -94,6 +96,7 @@ impl Bench {
             Self::Wire(args) => args.measure(runs)?,
             Self::Optimizers(args) => args.measure(runs),
             Self::Link(args) => return args.measure(runs),
+            Self::Local(args) => return args.measure(runs),
             Self::Recovery(args) => return args.measure(runs),
             Self::Hostile(args) => return args.measure(runs),
             Self::Remote(args) => args.measure(runs)?,

@@ -23,13 +23,13 @@ pub struct TogetherArgs {
 /// A workload as it is measured.
 pub struct Workload {
     pub name: &'static str,
-    train: &'static str,
+    pub train: &'static str,
     /// `spec.training`.
     pub training: fn() -> Value,
     steps: u32,
-    unit: &'static str,
+    pub unit: &'static str,
     /// Units in one step of one trainer.
-    per_step: f64,
+    pub per_step: f64,
 }
 
 /// The convolutional net.

@@ -17,6 +17,35 @@ pub enum Experiment {
     /// Each codec of gradients, over TCP on this machine and over a slow link (100 Mb/s between two network
     /// namespaces, which takes root, ip and tc)
     Codecs,
+    /// A language model in Sync against local steps (DiLoCo, Douillard et al. 2023), on this machine and over the slow link
+    Local,
+}
+
+/// What tells how good a model is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Metric {
+    /// As trainers report it.
+    pub name: &'static str,
+    /// In words.
+    pub title: &'static str,
+    /// Levels of which the page tells when they were reached.
+    pub levels: [f64; 2],
+    /// Less is better.
+    pub falls: bool,
+    /// Digits behind the point.
+    pub digits: usize,
+}
+
+const ACCURACY: Metric =
+    Metric { name: "accuracy", title: "test accuracy", levels: [0.90, 0.95], falls: false, digits: 4 };
+const PERPLEXITY: Metric =
+    Metric { name: "perplexity", title: "perplexity of held-out text", levels: [400.0, 300.0], falls: true, digits: 1 };
+
+impl Metric {
+    /// Returns whether `value` is as good as `level`.
+    pub fn reaches(self, value: f64, level: f64) -> bool {
+        if self.falls { value <= level } else { value >= level }
+    }
 }
 
 /// A way to train.
@@ -46,6 +75,8 @@ pub struct Section {
 pub struct Extent {
     pub trainers: u32,
     pub epochs: u32,
+    /// Seconds between two evaluations.
+    pub evaluate_every: u32,
     pub slow: f64,
     pub workload: String,
 }
@@ -72,7 +103,18 @@ impl Experiment {
             Self::Modes => "Consistency modes compared",
             Self::Staleness => "Stale gradients and the learning rate",
             Self::Codecs => "Codecs compared",
+            Self::Local => "Local steps compared",
         }
+    }
+
+    /// What is measured of the models.
+    pub fn metric(self) -> Metric {
+        if self == Self::Local { PERPLEXITY } else { ACCURACY }
+    }
+
+    /// Returns whether the ways are measured over a slow link, too.
+    pub fn has_link(self) -> bool {
+        matches!(self, Self::Codecs | Self::Local)
     }
 
     pub fn sections(self, extent: &Extent) -> Vec<Section> {
@@ -80,7 +122,15 @@ impl Experiment {
             Self::Modes => modes(extent),
             Self::Staleness => vec![staleness()],
             Self::Codecs => vec![codecs()],
+            Self::Local => vec![local(extent)],
         }
+    }
+}
+
+impl Way {
+    /// Steps of a trainer for one exchange.
+    pub fn steps_per_exchange(&self) -> u32 {
+        self.training["local"]["steps"].as_u64().map_or(1, |steps| steps as u32)
     }
 }
 
@@ -168,6 +218,36 @@ fn codecs() -> Section {
     }
 }
 
+fn local(extent: &Extent) -> Section {
+    let way = |name, mode, local: Value| Way {
+        name,
+        training: json!({
+            "consistency": {"mode": mode},
+            "optimizer": {"type": "Adam", "learningRate": 0.001},
+            "local": local,
+        }),
+        trainers: extent.trainers,
+    };
+    let mut sync = way("Sync", "Sync", Value::Null);
+    sync.training.as_object_mut().expect("an object").remove("local");
+    Section {
+        title: "Local steps",
+        note: format!(
+            "{} trainers and one server, Adam at .001. With local steps each trainer has an Adam of its own, and the server moves \
+             along the mean of what they have changed after 10 or 50 steps, by SGD at 0.7 with Nesterov momentum 0.9.",
+            extent.trainers
+        ),
+        ways: vec![
+            sync,
+            way("10 steps", "Sync", json!({"steps": 10})),
+            way("50 steps", "Sync", json!({"steps": 50})),
+            way("50, Async", "Async", json!({"steps": 50})),
+        ],
+        slow: None,
+        tcp: false,
+    }
+}
+
 /// All runs, seed by seed: what the machine does meanwhile hits all ways alike.
 pub fn runs(sections: &[Section], seeds: u32) -> Vec<Run> {
     let ways = || (0..).zip(sections).flat_map(|(section, of)| (0..of.ways.len()).map(move |way| (section, way)));
@@ -182,7 +262,8 @@ pub fn job(sections: &[Section], run: &Run, extent: &Extent) -> anyhow::Result<P
     training["seed"] = json!(run.seed);
     let epochs = extent.epochs.to_string();
     let slow = section.slow.map(|factor| format!("{}:{factor}", trainers - 1));
-    let mut args = vec!["train", &extent.workload, "--epochs", &epochs, "--evaluate-every", "1"];
+    let every = extent.evaluate_every.to_string();
+    let mut args = vec!["train", &extent.workload, "--epochs", &epochs, "--evaluate-every", &every];
     if let Some(slow) = &slow {
         args.extend(["--slow", slow]);
     }
@@ -204,12 +285,14 @@ mod tests {
     use super::*;
 
     fn extent() -> Extent {
-        Extent { trainers: 4, epochs: 1, slow: 3.0, workload: "mlp".into() }
+        Extent { trainers: 4, epochs: 1, evaluate_every: 1, slow: 3.0, workload: "mlp".into() }
     }
 
     #[test]
     fn every_combination_runs_once_for_each_seed() {
-        for (experiment, want) in [(Experiment::Modes, 30), (Experiment::Staleness, 9), (Experiment::Codecs, 18)] {
+        let rows =
+            [(Experiment::Modes, 30), (Experiment::Staleness, 9), (Experiment::Codecs, 18), (Experiment::Local, 12)];
+        for (experiment, want) in rows {
             let runs = runs(&experiment.sections(&extent()), 3);
             let distinct: BTreeSet<_> = runs.iter().copied().collect();
             assert_eq!((runs.len(), distinct.len()), (want, want));
@@ -218,7 +301,7 @@ mod tests {
 
     #[test]
     fn every_run_is_a_valid_job() {
-        for experiment in [Experiment::Modes, Experiment::Staleness, Experiment::Codecs] {
+        for experiment in Experiment::value_variants().iter().copied() {
             let sections = experiment.sections(&extent());
             for run in runs(&sections, 1) {
                 let job = job(&sections, &run, &extent()).expect("a job");

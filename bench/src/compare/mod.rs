@@ -2,7 +2,7 @@
 //! what is kept of a run, [`link`] is a slow network, [`page`] and [`plot`] draw it all.
 
 mod grid;
-mod link;
+pub(crate) mod link;
 mod page;
 mod plot;
 mod record;
@@ -23,10 +23,10 @@ use link::{Carried, Link};
 use psjobs::run::{self, Options, Progress, Wish};
 use record::Record;
 
-/// Compare ways to train on MNIST, as a page with plots
+/// Compare ways to train, as a page with plots
 ///
 /// Runs the same training in several ways and with several seeds on this machine, and writes one HTML file:
-/// accuracy over seconds, throughput, waiting and staleness. Needs no network to look at.
+/// accuracy or perplexity over seconds, throughput, waiting and staleness. Needs no network to look at.
 #[derive(Debug, Args)]
 pub struct CompareArgs {
     /// The comparison to make
@@ -35,27 +35,27 @@ pub struct CompareArgs {
     /// File to write [default: compare-EXPERIMENT.html]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Runs of each way, with seeds 1, 2, ...
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
-    seeds: u32,
-    /// Trainers of each job, for modes
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=256))]
-    trainers: u32,
-    /// Passes of all trainers together over the training set
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
-    epochs: u32,
+    /// Runs of each way, with seeds 1, 2, ... [default: 3; local: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    seeds: Option<u32>,
+    /// Trainers of each job, for modes and local [default: 4; local: 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=256))]
+    trainers: Option<u32>,
+    /// Passes of all trainers together over the training set [default: 8; local: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    epochs: Option<u32>,
     /// How many times as long the slow trainer takes for a step, for modes
     #[arg(long, value_name = "FACTOR", default_value_t = 3.0)]
     slow: f64,
-    /// The network: mlp (a perceptron) or mnist (convolutional, slower)
+    /// The network on MNIST: mlp (a perceptron) or mnist (convolutional, slower); for local it is lm, on text
     #[arg(long, value_name = "WORKLOAD", default_value = "mlp", value_parser = ["mlp", "mnist"])]
     workload: String,
-    /// For codecs: speed of the slow link in Mb/s each way; 0: none, which needs no root
+    /// For codecs and local: speed of the slow link in Mb/s each way; 0: none, which needs no root
     #[arg(long, value_name = "MBIT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(..=100_000))]
     link_mbit: u32,
-    /// For codecs: steps of each trainer over the slow link
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(2..))]
-    link_steps: u32,
+    /// For codecs and local: exchanges of each trainer over the slow link [default: 100; local: 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    link_steps: Option<u32>,
     /// Print what was measured as one JSON object a line too
     #[arg(long)]
     json: bool,
@@ -73,7 +73,8 @@ impl CompareArgs {
         fs::write(&output, "").with_context(|| format!("cannot write {}", output.display()))?;
         let extent = self.extent();
         let sections = self.experiment.sections(&extent);
-        let runs = grid::runs(&sections, self.seeds);
+        let is_local = self.experiment == Experiment::Local;
+        let runs = grid::runs(&sections, self.seeds.unwrap_or(if is_local { 1 } else { 3 }));
         let carried = self.carried(&sections, &extent, &worker)?;
         let mut records = Vec::new();
         for (number, run) in runs.iter().enumerate() {
@@ -81,11 +82,11 @@ impl CompareArgs {
             let way = ways[run.way].name;
             eprintln!("{} of {}: {title}, {way}, seed {}", number + 1, runs.len(), run.seed);
             let job = grid::job(&sections, run, &extent)?;
-            let record = measure(&job, Record::new(*run, title, way), &worker)?;
+            let record = measure(&job, Record::new(*run, title, way, self.experiment.metric()), &worker)?;
             self.tell(&record)?;
             records.push(record);
         }
-        let page = page::page(self.experiment.title(), &sections, &records, &carried, &extent);
+        let page = page::page(self.experiment, &sections, &records, &carried, &extent);
         fs::write(&output, page).with_context(|| format!("cannot write {}", output.display()))?;
         eprintln!("wrote {}", output.display());
         Ok(0)
@@ -99,9 +100,9 @@ impl CompareArgs {
         Ok(())
     }
 
-    /// Measures each codec over the slow link.
+    /// Measures each way over the slow link.
     fn carried(&self, sections: &[Section], extent: &Extent, worker: &Path) -> anyhow::Result<Vec<Carried>> {
-        if self.experiment != Experiment::Codecs || self.link_mbit == 0 {
+        if !self.experiment.has_link() || self.link_mbit == 0 {
             return Ok(Vec::new());
         }
         let link = Link::make(self.link_mbit)?;
@@ -110,7 +111,8 @@ impl CompareArgs {
             eprintln!("{} over {} Mb/s", way.name, self.link_mbit);
             let training = &grid::job(sections, &run, extent)?.spec.training;
             let job = link::Job { worker, workload: &extent.workload, training, trainers: way.trainers };
-            let carried = link.carry(way.name, job, self.link_steps)?;
+            let exchanges = self.link_steps.unwrap_or(if self.experiment == Experiment::Local { 4 } else { 100 });
+            let carried = link.carry(way.name, job, exchanges * way.steps_per_exchange())?;
             self.tell(&carried)?;
             Ok(carried)
         });
@@ -119,7 +121,12 @@ impl CompareArgs {
 
     fn extent(&self) -> Extent {
         let Self { trainers, epochs, slow, ref workload, .. } = *self;
-        Extent { trainers, epochs, slow, workload: workload.clone() }
+        if self.experiment == Experiment::Local {
+            let (trainers, epochs) = (trainers.unwrap_or(2), epochs.unwrap_or(1));
+            return Extent { trainers, epochs, evaluate_every: 20, slow, workload: "lm".into() };
+        }
+        let (trainers, epochs) = (trainers.unwrap_or(4), epochs.unwrap_or(8));
+        Extent { trainers, epochs, evaluate_every: 1, slow, workload: workload.clone() }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::grid::{Extent, Section};
+use super::grid::{Experiment, Extent, Metric, Section};
 use super::link::Carried;
 use super::plot::{Axis, Series, bars, columns, lines};
 use super::record::Record;
@@ -29,22 +29,37 @@ impl<'a> Drawn<'a> {
 }
 
 /// The page for `records`.
-pub fn page(title: &str, sections: &[Section], records: &[Record], carried: &[Carried], extent: &Extent) -> String {
-    let Extent { epochs, workload, .. } = extent;
+pub fn page(
+    experiment: Experiment,
+    sections: &[Section],
+    records: &[Record],
+    carried: &[Carried],
+    extent: &Extent,
+) -> String {
+    let Extent { epochs, evaluate_every, workload, .. } = extent;
+    let (title, metric) = (experiment.title(), experiment.metric());
     let seeds = records.iter().map(|record| record.run.seed).max().unwrap_or(0);
-    let net = if workload == "mlp" { "a perceptron (784-256-10)" } else { "a convolutional network" };
+    let net = match workload.as_str() {
+        "lm" => "a language model (LSTM, 9.3 million parameters)",
+        "mlp" => "a perceptron (784-256-10) on MNIST by SGD",
+        _ => "a convolutional network on MNIST by SGD",
+    };
+    let passes = if *epochs == 1 { "one epoch".to_owned() } else { format!("{epochs} epochs") };
+    let often =
+        if *evaluate_every == 1 { "once a second".to_owned() } else { format!("every {evaluate_every} seconds") };
     let times = if seeds == 1 { "once".to_owned() } else { format!("{seeds} times, with other seeds,") };
     let mut html = format!(
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>\
          <title>{title}</title><style>{STYLE}</style><main><h1>{title}</h1>\
-         <p>Each way trains {net} on MNIST {times} for {epochs} epochs in all, by SGD. Accuracy is that of the test set, \
-         seen by the first trainer about once a second.</p>"
+         <p>Each way trains {net} {times} for {passes} in all. The {} is seen by the first trainer about {often}.</p>",
+        metric.title
     );
     for (number, section) in sections.iter().enumerate() {
         let drawn = Drawn { section, records: records.iter().filter(|record| record.run.section == number).collect() };
         let Section { title, note, .. } = section;
         let _ = write!(html, "<h2>{title}</h2><p>{note}</p>{}<div class=plots>", legend(&drawn));
-        figure(&mut html, "Accuracy over time; thin lines are single runs", &accuracy(&drawn));
+        let caption = format!("The {} over time; thin lines are single runs", metric.title);
+        figure(&mut html, &caption, &metric_over_time(&drawn, metric));
         figure(&mut html, "Throughput", &by_way(&drawn, "examples/s", None, |record| record.examples_per_second));
         let waiting = |record: &Record| record.waiting.map(|share| share * 100.0);
         let waited = by_way(&drawn, "% of the trainers' time", Some(100.0), waiting);
@@ -53,7 +68,7 @@ pub fn page(title: &str, sections: &[Section], records: &[Record], carried: &[Ca
         if drawn.records.iter().any(|record| record.staleness.iter().any(|count| *count > 0)) {
             figure(&mut html, "Staleness of the updates: how many others came in between", &staleness(&drawn));
         }
-        let _ = write!(html, "</div>{}", table(&drawn));
+        let _ = write!(html, "</div>{}", table(&drawn, metric));
         if let Some(Carried { link_mbit, .. }) = carried.first() {
             let _ = write!(html, "<h2>Over a link of {link_mbit} Mb/s</h2>{}", over_link(&drawn, carried));
         }
@@ -76,9 +91,9 @@ fn mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     (count > 0).then(|| sum / f64::from(count))
 }
 
-/// The accuracy at `seconds`, on the straight line between two evaluations.
-fn accuracy_at(record: &Record, seconds: f64) -> Option<f64> {
-    let seen = &record.accuracy_over_seconds;
+/// The metric at `seconds`, on the straight line between two evaluations.
+fn value_at(record: &Record, seconds: f64) -> Option<f64> {
+    let seen = &record.metric_over_seconds;
     let next = seen.partition_point(|(at, _)| *at < seconds);
     let (&(to, after), before) = (seen.get(next)?, next.checked_sub(1));
     let Some((from, start)) = before.map(|before| seen[before]) else { return (to <= seconds).then_some(after) };
@@ -87,30 +102,33 @@ fn accuracy_at(record: &Record, seconds: f64) -> Option<f64> {
 
 /// The mean of all runs, from when all have been evaluated to when the first one ended.
 fn mean_curve(runs: &[&Record], until: f64) -> Vec<(f64, f64)> {
-    let ends = runs.iter().filter_map(|run| run.accuracy_over_seconds.last()).map(|(at, _)| *at);
+    let ends = runs.iter().filter_map(|run| run.metric_over_seconds.last()).map(|(at, _)| *at);
     let end = ends.fold(f64::MAX, f64::min);
     let moments = (0..=200).map(|n| until * f64::from(n) / 200.0).filter(|at| *at <= end);
     let value = |at| {
-        let seen: Option<Vec<f64>> = runs.iter().map(|run| accuracy_at(run, at)).collect();
+        let seen: Option<Vec<f64>> = runs.iter().map(|run| value_at(run, at)).collect();
         Some((at, mean(seen?)?))
     };
     moments.filter_map(value).collect()
 }
 
-fn accuracy(drawn: &Drawn) -> String {
-    let points = || drawn.records.iter().flat_map(|record| &record.accuracy_over_seconds);
+fn metric_over_time(drawn: &Drawn, metric: Metric) -> String {
+    let points = || drawn.records.iter().flat_map(|record| &record.metric_over_seconds);
     let last = points().map(|(seconds, _)| *seconds).fold(1.0, f64::max);
-    let lowest = points().map(|(_, accuracy)| *accuracy).fold(0.95, f64::min);
-    let highest = points().map(|(_, accuracy)| *accuracy).fold(0.9, f64::max);
+    let [one, other] = metric.levels;
+    let lowest = points().map(|(_, value)| *value).fold(one.min(other), f64::min);
+    let highest = points().map(|(_, value)| *value).fold(one.max(other), f64::max);
     let (mut single, mut means) = (Vec::new(), Vec::new());
     for (name, color, runs) in drawn.ways() {
         for run in &runs {
-            single.push(Series { name, color, points: run.accuracy_over_seconds.clone(), faint: true });
+            single.push(Series { name, color, points: run.metric_over_seconds.clone(), faint: true });
         }
         means.push(Series { name, color, points: mean_curve(&runs, last), faint: false });
     }
     single.extend(means);
-    let y = Axis { title: "test accuracy", from: (lowest * 50.0).floor() / 50.0, to: (highest * 50.0).ceil() / 50.0 };
+    // In steps of a fiftieth of what is usual.
+    let step = one.max(other) / 50.0;
+    let y = Axis { title: metric.title, from: (lowest / step).floor() * step, to: (highest / step).ceil() * step };
     lines(&Axis { title: "seconds", from: 0.0, to: last }, &y, &single)
 }
 
@@ -141,10 +159,12 @@ fn staleness(drawn: &Drawn) -> String {
     bars(&STALENESS, &Axis { title: "% of updates", from: 0.0, to: (highest * 1.1).clamp(10.0, 100.0) }, &series)
 }
 
-fn table(drawn: &Drawn) -> String {
-    let mut html = "<table><tr><th>way<th>final accuracy<th>lowest, highest<th>seconds to .90<th>to .95<th>seconds in \
-                    all<th>examples/s<th>waiting"
-        .to_owned();
+fn table(drawn: &Drawn, metric: Metric) -> String {
+    let Metric { name, levels: [first, second], digits, .. } = metric;
+    let mut html = format!(
+        "<table><tr><th>way<th>final {name}<th>lowest, highest<th>seconds to {first}<th>to {second}<th>seconds in \
+         all<th>examples/s<th>waiting"
+    );
     for (name, color, runs) in drawn.ways() {
         let number =
             |value: Option<f64>, digits: usize| value.map_or("-".to_owned(), |value| format!("{value:.digits$}"));
@@ -155,21 +175,21 @@ fn table(drawn: &Drawn) -> String {
             let times: Option<Vec<f64>> = runs.iter().map(|run| run.reached(level)).collect();
             times.map_or_else(|| "not by all".to_owned(), |times| number(mean(times), 1))
         };
-        let ended: Vec<f64> = runs.iter().filter_map(|run| run.accuracy).collect();
+        let ended: Vec<f64> = runs.iter().filter_map(|run| run.end.1).collect();
         let failed = runs.len() - ended.len();
         let extremes = match failed {
             0 => {
                 let fold = |from, pick: fn(f64, f64) -> f64| ended.iter().copied().fold(from, pick);
-                format!("{:.4}, {:.4}", fold(f64::MAX, f64::min), fold(f64::MIN, f64::max))
+                format!("{:.digits$}, {:.digits$}", fold(f64::MAX, f64::min), fold(f64::MIN, f64::max))
             }
             failed => format!("{failed} of {} failed", runs.len()),
         };
         let _ = write!(
             html,
             "<tr><td><i style='background:{color}'></i>{name}<td>{}<td>{extremes}<td>{}<td>{}<td>{}<td>{}<td>{} %",
-            of(|run| run.accuracy, 4),
-            reached(0.90),
-            reached(0.95),
+            of(|run| run.end.1, digits),
+            reached(first),
+            reached(second),
             of(|run| run.seconds, 1),
             of(|run| run.examples_per_second, 0),
             of(|run| run.waiting.map(|share| share * 100.0), 1),
@@ -194,16 +214,16 @@ fn over_link(drawn: &Drawn, carried: &[Carried]) -> String {
         &bars("kB", |c| c.bytes_per_step / 1e3),
     );
     figure(&mut html, "Steps a second of all trainers", &bars("steps/s", |c| c.steps_per_second));
-    html +=
-        "</div><table><tr><th>codec<th>kB/step<th>steps/s on this machine<th>steps/s over the link<th>final accuracy";
+    html += "</div><table><tr><th>way<th>kB/step<th>steps/s on this machine<th>steps/s over the link<th>at the end";
     for (name, color, runs) in drawn.ways() {
         let Some(Carried { bytes_per_step, steps_per_second, .. }) = of(name) else { continue };
         let mean_of = |figure: fn(&Record) -> Option<f64>| mean(runs.iter().filter_map(|run| figure(run)));
         let here = mean_of(|run| run.steps_per_second).map_or("-".to_owned(), |rate| format!("{rate:.0}"));
-        let accuracy = mean_of(|run| run.accuracy).map_or("-".to_owned(), |accuracy| format!("{accuracy:.4}"));
+        let digits = runs.first().map_or(0, |run| run.end.0.digits);
+        let end = mean_of(|run| run.end.1).map_or("-".to_owned(), |value| format!("{value:.digits$}"));
         let _ = write!(
             html,
-            "<tr><td><i style='background:{color}'></i>{name}<td>{:.1}<td>{here}<td>{steps_per_second:.1}<td>{accuracy}",
+            "<tr><td><i style='background:{color}'></i>{name}<td>{:.1}<td>{here}<td>{steps_per_second:.1}<td>{end}",
             bytes_per_step / 1e3
         );
     }
@@ -212,26 +232,29 @@ fn over_link(drawn: &Drawn, carried: &[Carried]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::grid::{self, Experiment};
+    use clap::ValueEnum as _;
+
+    use super::super::grid;
     use super::*;
 
     #[test]
     fn a_page_holds_every_way_and_no_hole() {
-        let extent = Extent { trainers: 4, epochs: 1, slow: 3.0, workload: "mlp".into() };
-        for experiment in [Experiment::Modes, Experiment::Staleness, Experiment::Codecs] {
+        let extent = Extent { trainers: 4, epochs: 1, evaluate_every: 1, slow: 3.0, workload: "mlp".into() };
+        for experiment in Experiment::value_variants().iter().copied() {
             let sections = experiment.sections(&extent);
             let runs = grid::runs(&sections, 2).into_iter();
             let record = |run: grid::Run| {
-                Record::new(run, sections[run.section].title, sections[run.section].ways[run.way].name)
+                let Section { title, ways, .. } = &sections[run.section];
+                Record::new(run, title, ways[run.way].name, experiment.metric())
             };
             // Of some ways every run has failed before it was evaluated.
             let records: Vec<Record> = runs
                 .map(|run| match run.way {
                     1 => record(run),
                     way => Record {
-                        accuracy_over_seconds: vec![(1.0, 0.8), (2.0, 0.92), (3.0, 0.96)],
+                        metric_over_seconds: vec![(1.0, 0.8), (2.0, 0.92), (3.0, 0.96)],
                         staleness: if way == 0 { Vec::new() } else { vec![1, 2, 3] },
-                        accuracy: Some(0.97),
+                        end: (experiment.metric(), Some(0.97)),
                         seconds: Some(4.0),
                         steps_per_second: Some(30.0),
                         examples_per_second: Some(1000.0),
@@ -247,10 +270,10 @@ mod tests {
                 steps_per_second: 7.0,
             };
             let carried = match experiment {
-                Experiment::Codecs => sections[0].ways.iter().map(over).collect(),
+                Experiment::Codecs | Experiment::Local => sections[0].ways.iter().map(over).collect(),
                 _ => Vec::new(),
             };
-            let html = page("title", &sections, &records, &carried, &extent);
+            let html = page(experiment, &sections, &records, &carried, &extent);
             for way in sections.iter().flat_map(|section| &section.ways) {
                 assert!(html.contains(way.name), "{}", way.name);
             }

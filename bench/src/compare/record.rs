@@ -1,9 +1,11 @@
 //! The record of one run.
 
-use psjobs_ps::proto::StatusReply;
-use serde::Serialize;
+use std::collections::BTreeMap;
 
-use super::grid::Run;
+use psjobs_ps::proto::StatusReply;
+use serde::{Serialize, Serializer};
+
+use super::grid::{Metric, Run};
 use psjobs::run::{State, Summary};
 
 /// The results of a run.
@@ -14,12 +16,13 @@ pub struct Record {
     pub seed: u32,
     pub section: &'static str,
     pub way: &'static str,
-    /// Seconds since the first step that was seen, and the test accuracy then.
-    pub accuracy_over_seconds: Vec<(f64, f64)>,
+    /// Seconds since the first step that was seen, and the metric of the experiment then.
+    pub metric_over_seconds: Vec<(f64, f64)>,
     /// Updates by staleness, as in [`StatusReply`].
     pub staleness: Vec<u64>,
-    /// At the end; `None` if the job failed.
-    pub accuracy: Option<f64>,
+    /// The metric at the end; `None` if the job failed.
+    #[serde(serialize_with = "by_name", flatten)]
+    pub end: (Metric, Option<f64>),
     pub seconds: Option<f64>,
     pub steps_per_second: Option<f64>,
     pub examples_per_second: Option<f64>,
@@ -28,15 +31,15 @@ pub struct Record {
 }
 
 impl Record {
-    pub fn new(run: Run, section: &'static str, way: &'static str) -> Self {
+    pub fn new(run: Run, section: &'static str, way: &'static str, metric: Metric) -> Self {
         Self {
             run,
             seed: run.seed,
             section,
             way,
-            accuracy_over_seconds: Vec::new(),
+            metric_over_seconds: Vec::new(),
             staleness: Vec::new(),
-            accuracy: None,
+            end: (metric, None),
             seconds: None,
             steps_per_second: None,
             examples_per_second: None,
@@ -50,18 +53,18 @@ impl Record {
             self.staleness.clone_from(&status.staleness);
         }
         // The trainer repeats its last evaluation until the next one.
-        if let Some(accuracy) = status.metrics.get("accuracy")
-            && self.accuracy_over_seconds.last().is_none_or(|(_, before)| before != accuracy)
+        if let Some(value) = status.metrics.get(self.end.0.name)
+            && self.metric_over_seconds.last().is_none_or(|(_, before)| before != value)
         {
-            self.accuracy_over_seconds.push((seconds, *accuracy));
+            self.metric_over_seconds.push((seconds, *value));
         }
     }
 
     /// Takes the figures of the end, `after` seconds.
     pub fn conclude(&mut self, summary: &Summary, after: f64) {
         if summary.state == State::Succeeded {
-            self.accuracy = summary.accuracy;
-            self.accuracy_over_seconds.extend(summary.accuracy.map(|accuracy| (after, accuracy)));
+            self.end.1 = summary.metrics.get(self.end.0.name).copied();
+            self.metric_over_seconds.extend(self.end.1.map(|value| (after, value)));
         }
         self.seconds = summary.seconds;
         self.steps_per_second = summary.steps_per_second;
@@ -69,24 +72,34 @@ impl Record {
         self.waiting = summary.waiting_share;
     }
 
-    /// Seconds until the accuracy was first seen at `level`.
+    /// Seconds until the metric was first seen at `level`.
     pub fn reached(&self, level: f64) -> Option<f64> {
-        self.accuracy_over_seconds.iter().find(|(_, accuracy)| *accuracy >= level).map(|(seconds, _)| *seconds)
+        let is_there = |(_, value): &&(f64, f64)| self.end.0.reaches(*value, level);
+        self.metric_over_seconds.iter().find(is_there).map(|(seconds, _)| *seconds)
     }
+}
+
+/// Writes the metric of the end under its own name.
+fn by_name<S: Serializer>((metric, value): &(Metric, Option<f64>), serializer: S) -> Result<S::Ok, S::Error> {
+    BTreeMap::from([(metric.name, value)]).serialize(serializer)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::grid::Experiment;
     use super::*;
 
     #[test]
     fn an_evaluation_counts_from_when_it_was_first_seen() {
-        let mut record = Record::new(Run { section: 0, way: 0, seed: 1 }, "Even machines", "Async");
+        let run = Run { section: 0, way: 0, seed: 1 };
+        let mut record = Record::new(run, "Even machines", "Async", Experiment::Modes.metric());
         for (seconds, accuracy) in [(0.5, None), (1.0, Some(0.8)), (1.5, Some(0.8)), (2.0, Some(0.95))] {
             let metrics = accuracy.map(|accuracy| ("accuracy".to_owned(), accuracy)).into_iter().collect();
             record.observe(seconds, &StatusReply { metrics, ..StatusReply::default() });
         }
-        assert_eq!(record.accuracy_over_seconds, [(1.0, 0.8), (2.0, 0.95)]);
+        assert_eq!(record.metric_over_seconds, [(1.0, 0.8), (2.0, 0.95)]);
         assert_eq!((record.reached(0.9), record.reached(0.99)), (Some(2.0), None));
+        let record = serde_json::to_value(record).expect("JSON");
+        assert_eq!(record["accuracy"], serde_json::Value::Null);
     }
 }

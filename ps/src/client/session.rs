@@ -142,19 +142,6 @@ impl AsyncSession {
         self.memory.gradients_mut()
     }
 
-    /// Sets the gradients to the difference between the parameters of the last exchange and `values`, to which a trainer
-    /// has come from them alone (`spec.training.local`).
-    ///
-    /// # Panics
-    /// If there are not as many values as parameters.
-    pub fn put_differences(&mut self, values: &[f32]) {
-        let (parameters, gradients) = self.memory.halves_mut();
-        assert_eq!(values.len(), parameters.len(), "elements of the values and of the model");
-        for ((gradient, parameter), value) in gradients.iter_mut().zip(parameters).zip(values) {
-            *gradient = parameter - value;
-        }
-    }
-
     /// Maps parameters and gradients once more, for a holder that may outlive this session. What either side writes, the
     /// other sees.
     ///
@@ -195,6 +182,11 @@ impl AsyncSession {
     #[must_use]
     pub fn waiting(&self) -> Duration {
         self.waiting
+    }
+
+    /// Takes back time that was counted as waiting, in which the trainer has computed.
+    pub(super) fn did_not_wait(&mut self, time: Duration) {
+        self.waiting -= time;
     }
 
     /// Sends the gradients of `step`, back blocks first, and returns the next step to do when the

@@ -107,15 +107,6 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(self.elements), self.elements) }
     }
 
-    /// All parameters, to read, and all gradients, for the trainer to fill.
-    pub fn halves_mut(&mut self) -> (&[f32], &mut [f32]) {
-        // SAFETY: as `parameters` and `gradients_mut`; the halves do not overlap.
-        unsafe {
-            let parameters = std::slice::from_raw_parts(self.base.as_ptr().add(self.elements), self.elements);
-            (parameters, std::slice::from_raw_parts_mut(self.base.as_ptr(), self.elements))
-        }
-    }
-
     /// Gradients of `range` as the optimizers take them.
     ///
     /// # Panics

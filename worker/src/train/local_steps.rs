@@ -2,21 +2,28 @@
 //! in one exchange the difference to the parameters with which it began.
 
 use psjobs_api::Training;
-use psjobs_ps::client::Session;
+use psjobs_api::training::Local as Settings;
+use psjobs_ps::client::{ClientError, Session};
 use psjobs_ps::schedule::Schedule;
 use tch::{TchError, Tensor};
 
+use super::UpdateError;
 use super::flat::Flat;
 use super::local::Local;
 use super::plan::Turn;
 
-/// The model of a trainer that makes steps alone, in memory of its own: the session's parameters stay those of the last
-/// exchange.
+/// The model of a trainer that makes steps alone, in memory of its own.
 #[derive(Debug)]
 pub struct LocalSteps {
     flat: Flat,
     optimizer: Local,
     exchanges: Exchanges,
+    /// Exchanges are made while the next steps are.
+    overlap: bool,
+    /// The parameters without what the steps since the last exchange have changed.
+    base: Vec<f32>,
+    /// The parameters with which the exchange under way began.
+    sent: Option<Vec<f32>>,
 }
 
 /// The steps of which each exchange consists. Pure.
@@ -35,11 +42,17 @@ impl LocalSteps {
     ///
     /// # Errors
     /// If libtorch refuses the optimizer's arguments.
-    pub fn new(flat: Flat, training: &Training, total: u64, session: &Session) -> Result<Self, TchError> {
+    pub fn new(
+        flat: Flat,
+        training: &Training,
+        settings: &Settings,
+        total: u64,
+        session: &Session,
+    ) -> Result<Self, TchError> {
         let optimizer = Local::new(flat.shallow_clone(), &training.optimizer)?;
         let optimizer = optimizer.with_schedule(Schedule::from(&training.schedule));
         let exchanges = Exchanges { steps: training.steps_per_exchange(), total, made: 0 };
-        let mut local = Self { flat, optimizer, exchanges };
+        let mut local = Self { flat, optimizer, exchanges, overlap: settings.overlap, base: Vec::new(), sent: None };
         local.take(session.parameters());
         Ok(local)
     }
@@ -49,24 +62,56 @@ impl LocalSteps {
         self.exchanges.first_step(exchange) + self.exchanges.made
     }
 
-    /// Makes one step alone. Returns the exchange that is due after it, if one is.
+    /// Makes one step alone, and the exchange that is due after it, if one is. Returns the next step: an earlier one if the
+    /// servers had to go back to a checkpoint.
     ///
     /// # Errors
-    /// If libtorch cannot compute the gradient.
-    pub fn step(&mut self, turn: Turn, loss: &Tensor) -> Result<Option<u64>, TchError> {
+    /// If libtorch cannot compute the gradient, or the servers cannot be reached or refuse.
+    pub fn update(&mut self, turn: Turn, loss: &Tensor, session: &mut Session) -> Result<u64, UpdateError> {
         self.optimizer.step(turn.step, loss)?;
-        Ok(self.exchanges.made_one(turn))
+        let Some(exchange) = self.exchanges.made_one(turn) else { return Ok(turn.step + 1) };
+        if let Some(next) = self.end_exchange(session)?
+            && next != exchange
+        {
+            self.take(session.parameters());
+            return Ok(self.next_step(next));
+        }
+        let values = self.flat.values();
+        for ((gradient, base), value) in session.gradients_mut().iter_mut().zip(&self.base).zip(&values) {
+            *gradient = base - value;
+        }
+        if self.overlap && !self.exchanges.is_last(turn) {
+            session.begin_exchange(exchange);
+            self.sent = Some(values);
+            self.exchanges.made = 0;
+            return Ok(turn.step + 1);
+        }
+        let next = session.exchange(exchange)?;
+        self.take(session.parameters());
+        Ok(self.next_step(next))
     }
 
-    /// Gives the session the difference that the steps since the last exchange have made.
-    pub fn put_differences(&self, session: &mut Session) {
-        session.put_differences(&self.flat.values());
-    }
-
-    /// Takes the session's parameters, from which the next steps go on.
+    /// Takes the session's parameters, from which the next steps go on. What the steps since the last exchange have changed
+    /// is gone.
     pub fn take(&mut self, parameters: &[f32]) {
         self.flat.set(parameters);
+        self.base = parameters.to_vec();
         self.exchanges.made = 0;
+        self.sent = None;
+    }
+
+    /// Waits for the exchange under way, and returns the one that follows; none if none is. What the steps since it began
+    /// have changed is added to the parameters that have come back.
+    fn end_exchange(&mut self, session: &mut Session) -> Result<Option<u64>, ClientError> {
+        let Some(sent) = self.sent.take() else { return Ok(None) };
+        let Some(next) = session.end_exchange().transpose()? else { return Ok(None) };
+        let mut values = self.flat.values();
+        for ((value, sent), parameter) in values.iter_mut().zip(&sent).zip(session.parameters()) {
+            *value += parameter - sent;
+        }
+        self.flat.set(&values);
+        self.base.copy_from_slice(session.parameters());
+        Ok(Some(next))
     }
 }
 
@@ -75,12 +120,15 @@ impl Exchanges {
         exchange.saturating_mul(self.steps)
     }
 
+    fn is_last(self, turn: Turn) -> bool {
+        turn.number + 1 == self.total
+    }
+
     /// Counts a step. An exchange ends with a batch whose number says so: in an elastic job the numbers of a trainer's
     /// batches do not follow each other, and the last exchange of a job may be a short one.
     fn made_one(&mut self, turn: Turn) -> Option<u64> {
         self.made += 1;
-        let end = turn.number + 1;
-        (end.is_multiple_of(self.steps) || end == self.total).then_some(turn.step / self.steps)
+        ((turn.number + 1).is_multiple_of(self.steps) || self.is_last(turn)).then_some(turn.step / self.steps)
     }
 }
 

@@ -29,7 +29,7 @@ enum Model {
     /// The servers' own: every step is an exchange.
     Servers(ParameterBuffer),
     /// This trainer's: some steps are made alone.
-    Own(LocalSteps),
+    Own(Box<LocalSteps>),
 }
 
 impl fmt::Debug for Remote {
@@ -59,11 +59,9 @@ impl Remote {
         training: &Training,
         total: u64,
     ) -> Result<Self, UpdateError> {
-        if training.local.is_none() {
-            return Self::join(config, flat, device);
-        }
+        let Some(settings) = &training.local else { return Self::join(config, flat, device) };
         let session = Session::join(config, &flat.values())?;
-        let model = Model::Own(LocalSteps::new(flat, training, total, &session)?);
+        let model = Model::Own(Box::new(LocalSteps::new(flat, training, settings, total, &session)?));
         Ok(Self { model, session })
     }
 
@@ -104,13 +102,7 @@ impl Updater for Remote {
                 buffer.take(self.session.parameters());
                 Ok(next)
             }
-            Model::Own(local) => {
-                let Some(exchange) = local.step(turn, loss)? else { return Ok(turn.step + 1) };
-                local.put_differences(&mut self.session);
-                let next = self.session.exchange(exchange)?;
-                local.take(self.session.parameters());
-                Ok(local.next_step(next))
-            }
+            Model::Own(local) => local.update(turn, loss, &mut self.session),
         }
     }
 
