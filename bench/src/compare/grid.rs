@@ -21,7 +21,7 @@ pub enum Experiment {
     Local,
 }
 
-/// What tells how good a model is.
+/// The measure of how good a model is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Metric {
     /// As trainers report it.
@@ -107,7 +107,7 @@ impl Experiment {
         }
     }
 
-    /// What is measured of the models.
+    /// Returns the metric by which models are compared.
     pub fn metric(self) -> Metric {
         if self == Self::Local { PERPLEXITY } else { ACCURACY }
     }

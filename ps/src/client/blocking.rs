@@ -31,7 +31,7 @@ enum State {
     Gone,
 }
 
-/// What is known of a session while it exchanges.
+/// The knowledge of a session while it exchanges.
 struct UnderWay {
     exchange: GradualStep,
     began: Instant,
