@@ -42,7 +42,7 @@ impl TrainingRules {
     pub fn new(training: &Training, trainers: u32, finished: &[u32]) -> Self {
         // Trainers that make steps alone apply the optimizer, its schedule and parameter groups themselves.
         let (optimizer, schedule) = match &training.local {
-            Some(local) => (outer_optimizer(local), Schedule::CONSTANT),
+            Some(local) => (outer_optimizer(local, training.consistency.mode), Schedule::CONSTANT),
             None => (training.optimizer.clone(), Schedule::from(&training.schedule)),
         };
         Self {
@@ -91,8 +91,8 @@ impl TrainingRules {
 }
 
 /// Returns the rule by which servers apply the mean difference of trainers that make steps alone (DiLoCo).
-fn outer_optimizer(local: &training::Local) -> training::Optimizer {
-    let &training::Local { learning_rate, momentum, .. } = local;
+fn outer_optimizer(local: &training::Local, mode: ConsistencyMode) -> training::Optimizer {
+    let (learning_rate, momentum) = (local.learning_rate, local.momentum(mode));
     training::Optimizer { learning_rate, momentum, nesterov: momentum > 0.0, ..training::Optimizer::default() }
 }
 

@@ -29,7 +29,7 @@ fn training(kind: OptimizerKind, overlap: bool) -> Training {
         local: Some(Local {
             overlap,
             learning_rate: OUTER.0.into(),
-            momentum: OUTER.1.into(),
+            momentum: Some(OUTER.1.into()),
             ..Local::every(STEPS as u32)
         }),
         schedule: Schedule { kind: ScheduleKind::Linear, total_steps: TOTAL, ..Schedule::default() },

@@ -234,13 +234,14 @@ fn local(extent: &Extent) -> Section {
         title: "Local steps",
         note: format!(
             "{} trainers and one server, Adam at .001. With local steps each trainer has an Adam of its own, and the server moves \
-             along the mean of what they have changed after 10 or 50 steps, by SGD at 0.7 with Nesterov momentum 0.9.",
+             along the mean of what they have changed after 10 or 50 steps.",
             extent.trainers
         ),
         ways: vec![
             sync,
             way("10 steps", "Sync", json!({"steps": 10})),
             way("50 steps", "Sync", json!({"steps": 50})),
+            way("50, overlap", "Sync", json!({"steps": 50, "overlap": true})),
             way("50, Async", "Async", json!({"steps": 50})),
         ],
         slow: None,
@@ -291,7 +292,7 @@ mod tests {
     #[test]
     fn every_combination_runs_once_for_each_seed() {
         let rows =
-            [(Experiment::Modes, 30), (Experiment::Staleness, 9), (Experiment::Codecs, 18), (Experiment::Local, 12)];
+            [(Experiment::Modes, 30), (Experiment::Staleness, 9), (Experiment::Codecs, 18), (Experiment::Local, 15)];
         for (experiment, want) in rows {
             let runs = runs(&experiment.sections(&extent()), 3);
             let distinct: BTreeSet<_> = runs.iter().copied().collect();

@@ -62,7 +62,11 @@ impl Model {
     /// The servers' rule where trainers make steps alone.
     pub fn local_steps(&self) -> Option<Local> {
         let Optimizer { learning_rate, momentum, .. } = self.optimizer();
-        (self.local_steps > 0).then_some(Local { learning_rate, momentum, ..Local::every(self.local_steps) })
+        (self.local_steps > 0).then_some(Local {
+            learning_rate,
+            momentum: Some(momentum),
+            ..Local::every(self.local_steps)
+        })
     }
 
     pub fn initial(&self) -> Vec<f32> {
