@@ -95,15 +95,18 @@ lint-files: ## check format, documents, circles of files, commits and, where car
 # CRDGEN=target/debug/crdgen.
 CRDGEN ?= $(CARGO) run --locked --quiet -p psjobs-api --features crd --bin crdgen --
 
+# Copies a file unless it is the same already: what is compiled from it would be compiled again.
+put = cmp -s $(1) $(2) || cp $(1) $(2)
+
 .PHONY: generate
 generate: ## write crds/, the chart's copy and the references in docs/ from the sources
 	$(CRDGEN) > $(TARGET)/$(CRD)
-	cp $(TARGET)/$(CRD) crds/$(CRD)
-	cp $(TARGET)/$(CRD) charts/psjobs/files/$(CRD)
+	$(call put,$(TARGET)/$(CRD),crds/$(CRD))
+	$(call put,$(TARGET)/$(CRD),charts/psjobs/files/$(CRD))
 	$(CRDGEN) --reference > $(TARGET)/reference.md
-	cp $(TARGET)/reference.md docs/reference.md
+	$(call put,$(TARGET)/reference.md,docs/reference.md)
 	scripts/python-reference.py > $(TARGET)/python-reference.md
-	cp $(TARGET)/python-reference.md docs/python-reference.md
+	$(call put,$(TARGET)/python-reference.md,docs/python-reference.md)
 
 .PHONY: check-generated
 check-generated: generate ## fail if `make generate` changes a file
