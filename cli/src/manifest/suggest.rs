@@ -7,6 +7,9 @@ use super::path::FieldPath;
 /// How many field names a sentence may list.
 const SHORT_LIST: usize = 12;
 
+/// How many places of a field a sentence may name.
+const MOST_PLACES: usize = 3;
+
 /// Advice for a name that an object's `schema` does not have: a field there that is spelt alike, a
 /// field of that name elsewhere in the job (`root`), or what there is to choose from.
 pub fn did_you_mean(name: &str, schema: &Value, root: &Value) -> String {
@@ -14,8 +17,9 @@ pub fn did_you_mean(name: &str, schema: &Value, root: &Value) -> String {
     if let Some(alike) = closest(name, siblings.iter().copied()) {
         return format!("did you mean {alike}?");
     }
-    if let Some(path) = elsewhere(name, root, &FieldPath::default()) {
-        return format!("did you mean {path}?");
+    let elsewhere = elsewhere(name, root, &FieldPath::default());
+    if !elsewhere.is_empty() {
+        return format!("did you mean {}?", elsewhere[..elsewhere.len().min(MOST_PLACES)].join(" or "));
     }
     if siblings.len() <= SHORT_LIST {
         format!("known here: {}", siblings.join(", "))
@@ -32,14 +36,16 @@ pub fn closest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) ->
     (distance <= (name.len() / 3).clamp(1, 3)).then_some(candidate)
 }
 
-/// A field of this name in the job's own part of the schema. Pod templates have a field for nearly
-/// every word, so they are left out.
-fn elsewhere(name: &str, schema: &Value, path: &FieldPath) -> Option<FieldPath> {
+/// Returns the fields of this name in the job's own part of the schema. Pod templates have a field for nearly every word, so
+/// they are left out.
+fn elsewhere(name: &str, schema: &Value, path: &FieldPath) -> Vec<String> {
     let below = names(schema).filter(|below| !["template", "status", "metadata"].contains(below));
-    let mut paths = below.map(|below| (below, path.key(below)));
-    paths.find_map(|(below, path)| {
-        if below.eq_ignore_ascii_case(name) { Some(path) } else { elsewhere(name, &schema["properties"][below], &path) }
-    })
+    let paths = below.map(|below| (below, path.key(below)));
+    let places = paths.map(|(below, path)| match below.eq_ignore_ascii_case(name) {
+        true => vec![path.to_string()],
+        false => elsewhere(name, &schema["properties"][below], &path),
+    });
+    places.flatten().collect()
 }
 
 fn names(schema: &Value) -> impl Iterator<Item = &str> {
@@ -57,14 +63,18 @@ mod tests {
         let spec = json!({"properties": {
             "replicas": {},
             "gpus": {},
-            "training": {"properties": {"optimizer": {"properties": {"learningRate": {}}}}},
+            "training": {"properties": {
+                "local": {"properties": {"steps": {}, "learningRate": {}}},
+                "optimizer": {"properties": {"learningRate": {}}},
+            }},
             "template": {"properties": {"momentum": {}}},
         }});
         let rows = [
             ("replica", "did you mean replicas?"),
             ("Replicas", "did you mean replicas?"),
             ("gpu", "did you mean gpus?"),
-            ("learningRate", "did you mean training.optimizer.learningRate?"),
+            ("learningRate", "did you mean training.local.learningRate or training.optimizer.learningRate?"),
+            ("steps", "did you mean training.local.steps?"),
             ("momentum", "known here: gpus, replicas, template, training"),
         ];
         for (name, want) in rows {
