@@ -22,7 +22,7 @@ for number, (x, y) in enumerate(job.batches(data, 8)):
 WATCHED = """
 import threading, time
 def watch(main=threading.get_ident()):
-    while sys._current_frames()[main].f_code.co_name != "_exchange":
+    while sys._current_frames()[main].f_code.co_name != "_wait_for_exchange":
         time.sleep(0.001)
     print("waits", flush=True)
 threading.Thread(target=watch, daemon=True).start()
