@@ -21,8 +21,11 @@ for number, (x, y) in enumerate(job.batches(data, 8)):
 # Says when the script waits for the other trainers, from a thread, which runs meanwhile.
 WATCHED = """
 import threading, time
-def watch(main=threading.get_ident()):
+def watch(main=threading.get_ident(), end=time.monotonic() + 60):
     while sys._current_frames()[main].f_code.co_name != "_wait_for_exchange":
+        if time.monotonic() > end:
+            print("is not in _wait_for_exchange", flush=True)
+            return
         time.sleep(0.001)
     print("waits", flush=True)
 threading.Thread(target=watch, daemon=True).start()

@@ -227,10 +227,16 @@ pub(super) fn is_refused(status: &Status) -> bool {
 }
 
 /// Words of causes that do not tell what to do, and what that is.
-const HINTS: [(&str, &str); 3] = [
+const HINTS: [(&str, &str); 4] = [
     (
         "frame with invalid size",
         "the other side does not talk gRPC without TLS; where it has certificates, this process needs its own: \
+         --tls-dir or PSJOB_TLS_DIR, a folder that `psjobs certificates DIR` writes",
+    ),
+    // Such a side closes the connection, sometimes before its alert is read.
+    (
+        "stream closed because of a broken pipe",
+        "the other side ended the connection as it began; where it has certificates, this process needs its own: \
          --tls-dir or PSJOB_TLS_DIR, a folder that `psjobs certificates DIR` writes",
     ),
     (
