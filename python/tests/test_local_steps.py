@@ -1,13 +1,11 @@
 """Trainers that make steps alone between two exchanges (`spec.training.local`)."""
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
-from conftest import DEADLINE, Jobs, environment, program, succeed
-from test_rust_trainers import EXPORT
+from conftest import DEADLINE, Jobs, succeed
+from test_rust_trainers import train_in_rust
 
 STEPS = 5
 LOCAL = {"steps": STEPS}
@@ -34,15 +32,8 @@ def test_two_python_trainers_end_where_two_rust_trainers_do(jobs: Jobs, overlap:
     compiled = SCRIPT.replace("net()", "torch.jit.script(net())")
     succeed(*(python.trainer(index, compiled) for index in range(2)))
 
-    module, trained = rust.folder / "module.pt", rust.folder / "trained.pt"
-    subprocess.run([sys.executable, rust.write(EXPORT)], env=environment(SAVE=str(module)), check=True)
-    train = f"train torchscript --model {module} --loss cross-entropy --epochs 4 --save {trained}"
-    examples = f"--data {module}.csv --test-data {module}.csv"
-    command = (program("psjobs-worker"), *train.split(), *examples.split())
-    succeed(*(rust.start(index, *command) for index in range(2)))
     models = [torch.load(python.folder / f"model-{index}.pt") for index in range(2)]
-    theirs = torch.jit.load(trained).state_dict()
-    for name, tensor in theirs.items():
+    for name, tensor in train_in_rust(rust, 4).items():
         assert torch.equal(models[0][name], models[1][name]), name
         assert torch.allclose(models[0][name], tensor, rtol=1e-4, atol=1e-5), name
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Jobs, environment, program, succeed
+from conftest import Job, Jobs, environment, program, succeed
 from test_training import ADAM, SGD, flags, script
 
 # The model and the data of the other scripts, as files that a trainer in Rust reads.
@@ -18,6 +18,18 @@ with open(os.environ["SAVE"] + ".csv", "w") as file:
 """
 
 
+def train_in_rust(job: Job, epochs: int) -> dict[str, torch.Tensor]:
+    """Two trainers in Rust, with the scripts' model and data, make so many epochs; returns the model's parameters."""
+    module, trained = job.folder / "module.pt", job.folder / "trained.pt"
+    subprocess.run([sys.executable, job.write(EXPORT)], env=environment(SAVE=str(module)), check=True)
+    train = f"train torchscript --model {module} --loss cross-entropy --epochs {epochs} --save {trained}"
+    examples = f"--data {module}.csv --test-data {module}.csv"
+    command = (program("psjobs-worker"), *train.split(), *examples.split())
+    succeed(*(job.start(index, *command) for index in range(2)))
+    parameters: dict[str, torch.Tensor] = torch.jit.load(trained).state_dict()
+    return parameters
+
+
 @pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["SGD", "Adam"])
 def test_two_python_trainers_end_with_the_bits_of_two_rust_trainers(jobs: Jobs, optimizer: dict[str, Any]) -> None:
     groups = [{"parameters": "*bias", "learningRateFactor": 0.25, "weightDecay": 0}]
@@ -27,12 +39,6 @@ def test_two_python_trainers_end_with_the_bits_of_two_rust_trainers(jobs: Jobs, 
     compiled = script(1).replace("net()", "torch.jit.script(net())")
     succeed(*(python.trainer(index, compiled) for index in range(2)))
 
-    module, trained = rust.folder / "module.pt", rust.folder / "trained.pt"
-    subprocess.run([sys.executable, rust.write(EXPORT)], env=environment(SAVE=str(module)), check=True)
-    train = f"train torchscript --model {module} --loss cross-entropy --epochs 2 --save {trained}"
-    examples = f"--data {module}.csv --test-data {module}.csv"
-    command = (program("psjobs-worker"), *train.split(), *examples.split())
-    succeed(*(rust.start(index, *command) for index in range(2)))
-    ours, theirs = torch.load(python.folder / "model-0.pt"), torch.jit.load(trained).state_dict()
+    ours, theirs = torch.load(python.folder / "model-0.pt"), train_in_rust(rust, 2)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
