@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-CRATES = ["api", "policy", "ps", "rpc", "worker", "workloads", "operator", "cli", "bench", "e2e", "python"]
+CRATES = ["api", "policy", "arithmetic", "ps", "rpc", "worker", "workloads", "operator", "cli", "bench", "e2e", "python"]
 # The files of a circle, sorted, and why it stays.
 KEPT: dict[tuple[str, ...], str] = {}
 

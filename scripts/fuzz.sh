@@ -17,9 +17,12 @@ programs=$(realpath -m "${CARGO_TARGET_DIR:-target}")/debug
 
 bins=()
 for target in "${targets[@]}"; do bins+=(--bin "$target"); done
-# The whole workspace is selected, for the features of dependencies, and of it only the targets are compiled.
+# What takes inputs apart is optimised, for more of them a second. The whole workspace is selected, for the features of
+# dependencies, and of it only the targets are compiled.
+fast=()
+for package in api ps fuzz; do fast+=(--config "profile.dev.package.psjobs-$package.opt-level=3"); done
 RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/fuzz-rustc.sh \
-  cargo build --locked --quiet --workspace --features psjobs-fuzz/targets "${bins[@]}"
+  cargo "${fast[@]}" build --locked --quiet --workspace --features psjobs-fuzz/targets "${bins[@]}"
 
 for target in "${targets[@]}"; do
   mkdir -p "$work/corpus/$target" "$work/failures"

@@ -10,12 +10,13 @@ use bytes::Bytes;
 use http_body::Frame;
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
-use psjobs_ps::codec::Codec;
+use psjobs_arithmetic::codec::Codec;
 use psjobs_ps::layout::{Layout, TensorSpec};
 use psjobs_ps::proto::exchange_request::Message as Exchange;
 use psjobs_ps::proto::{
     ExchangeRequest, GradientBlock, InitializeBlocksRequest, JoinRequest, ParameterBlock, PullRequest,
 };
+use psjobs_ps::wire::codec_number;
 use psjobs_ps::wire::{Buffers, Reader, frame};
 use tonic::Status;
 use tonic::body::Body;
@@ -81,7 +82,7 @@ fn take_gradient(gradient: &GradientBlock) {
 }
 
 fn take_values(codec: i32, payload: &[u8]) {
-    let Some(codec) = Codec::from_number(codec) else { return };
+    let Some(codec) = codec_number::from_number(codec) else { return };
     let mut values = vec![7.0; ELEMENTS];
     let checked = codec.check(payload, ELEMENTS);
     assert_eq!(codec.decode(payload, &mut values), checked, "what passes the check can be decoded, and nothing else");

@@ -33,7 +33,7 @@ fn every_field_has_a_test() {
     assert!(gone.is_empty(), "the definition has no field {gone:#?}");
 
     let mut tests = BTreeSet::new();
-    for folder in ["api", "operator", "policy", "ps", "worker", "workloads"] {
+    for folder in ["api", "arithmetic", "operator", "policy", "ps", "worker", "workloads"] {
         collect_tests(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder), &mut tests);
     }
     let unknown = named.difference(&tests).collect::<Vec<_>>();

@@ -1,13 +1,13 @@
-//! Gradient blocks, and arithmetic on them where they were received: little-endian f32 in a frame, in shared memory or
-//! in the sum of a round.
+//! Gradient blocks where they were received: in a frame or in shared memory.
 
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use psjobs_arithmetic::codec::Codec;
+use psjobs_arithmetic::sums::all_finite;
 
-use crate::codec::Codec;
 use crate::shm::Mapping;
 
 /// A gradient block where it was received, checked to have the length of its block.
@@ -54,40 +54,5 @@ impl Gradient {
             }),
             Self::Shared(memory, range) => use_values(memory.gradient_bytes(range.clone())),
         }
-    }
-}
-
-#[inline(always)]
-fn any_exponent_full(values: &[[u8; 4]]) -> bool {
-    const EXPONENT: u32 = 0x7f80_0000;
-    values.iter().fold(0, |any, v| any | u32::from(u32::from_le_bytes(*v) & EXPONENT == EXPONENT)) != 0
-}
-
-/// Returns whether no element is NaN or infinity.
-pub fn all_finite(gradient: &[[u8; 4]]) -> bool {
-    !crate::simd::run(any_exponent_full, gradient)
-}
-
-/// Computes `sum += gradient`.
-pub fn add(sum: &mut [[u8; 4]], gradient: &[[u8; 4]]) {
-    #[inline(always)]
-    fn kernel((sum, gradient): (&mut [[u8; 4]], &[[u8; 4]])) {
-        for (sum, g) in sum.iter_mut().zip(gradient) {
-            *sum = (f32::from_le_bytes(*sum) + f32::from_le_bytes(*g)).to_le_bytes();
-        }
-    }
-    crate::simd::run(kernel, (sum, gradient));
-}
-
-/// Computes `sum /= contributors`.
-pub fn scale(sum: &mut [[u8; 4]], contributors: f32) {
-    #[inline(always)]
-    fn kernel((sum, contributors): (&mut [[u8; 4]], f32)) {
-        for sum in sum {
-            *sum = (f32::from_le_bytes(*sum) / contributors).to_le_bytes();
-        }
-    }
-    if contributors > 1.0 {
-        crate::simd::run(kernel, (sum, contributors));
     }
 }

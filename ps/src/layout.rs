@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use psjobs_arithmetic::parameter_group::ParameterGroup;
 use serde::{Deserialize, Serialize};
 
 use crate::proto;
@@ -14,30 +15,6 @@ pub const BLOCK_ELEMENTS: usize = 256 * 1024;
 /// Blocks that one server is responsible for at most: 128 GiB of parameters. Each block costs a task, so that a shape which is
 /// not meant would cost a server its memory before a single value has come.
 pub const MOST_BLOCKS: usize = 1 << 17;
-
-/// Differences in how the optimizer treats one tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ParameterGroup {
-    /// Factor on the job's learning rate, whose schedule holds for all groups.
-    pub learning_rate_factor: f64,
-    /// Replaces the job's weight decay.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub weight_decay: Option<f64>,
-}
-
-impl Default for ParameterGroup {
-    fn default() -> Self {
-        Self { learning_rate_factor: 1.0, weight_decay: None }
-    }
-}
-
-impl ParameterGroup {
-    /// Returns whether the tensor is treated as the job says.
-    #[must_use]
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-}
 
 /// A dense parameter tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

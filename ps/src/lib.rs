@@ -1,5 +1,5 @@
-//! The parameter server: who owns which parameters ([`layout`]), how they change ([`optimizer`]),
-//! when ([`consistency`], `aggregation`), the tasks that own them (`block`), tables of rows by key ([`sparse`]), the
+//! The parameter server: who owns which parameters ([`layout`]), when gradients change them
+//! ([`consistency`], `aggregation`; how is in `psjobs-arithmetic`), the tasks that own them (`block`), tables of rows by key ([`sparse`]), the
 //! process that holds them ([`server`]) and what a trainer talks to it with ([`client`]). Knows neither libtorch nor Kubernetes.
 #![deny(missing_docs)]
 
@@ -10,12 +10,10 @@ mod block;
 pub mod checkpoint;
 pub mod client;
 mod clock;
-pub mod codec;
 pub mod consistency;
 mod gradient;
 pub mod layout;
 pub mod network;
-pub mod optimizer;
 mod owner_tasks;
 pub mod parameter_group;
 pub mod peer_role;
@@ -25,7 +23,6 @@ pub mod retry;
 pub mod schedule;
 pub mod server;
 pub mod shm;
-mod simd;
 pub mod sparse;
 pub mod splitmix;
 pub mod staleness;

@@ -1,11 +1,8 @@
-//! Parameter groups: tensors that the optimizer treats otherwise than `spec.training.optimizer` says, as those of
-//! `torch.optim.Optimizer.param_groups`, and where their elements lie in a block.
-
-use std::ops::Range;
+//! The parameter groups of a job's tensors, by name, and where their elements lie in the flat space.
 
 use psjobs_api::training::OptimizerGroup;
+use psjobs_arithmetic::parameter_group::{ParameterGroup, Stretch};
 
-pub use crate::layout::ParameterGroup;
 use crate::layout::TensorSpec;
 
 /// Returns the tensors in the job's `groups`, by name: the first that matches holds. A tensor without one stays as it is.
@@ -33,15 +30,6 @@ pub(crate) fn warn_of_empty(groups: &[OptimizerGroup], tensors: &[TensorSpec]) {
     }
 }
 
-/// Neighbouring elements of one group.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Stretch {
-    /// Places in the flat space, or in a block.
-    pub range: Range<usize>,
-    /// The group of all of them.
-    pub group: ParameterGroup,
-}
-
 /// Returns the groups of the flat space of `tensors`, in order and without gaps. Neighbours of one group are one stretch,
 /// so that a model without groups is a single one.
 #[must_use]
@@ -60,22 +48,10 @@ pub fn stretches(tensors: &[TensorSpec]) -> Vec<Stretch> {
     stretches
 }
 
-/// Returns the part of `stretches` that lies in `block`, counted from its beginning.
-#[must_use]
-pub fn within(stretches: &[Stretch], block: &Range<usize>) -> Vec<Stretch> {
-    let first = stretches.partition_point(|stretch| stretch.range.end <= block.start);
-    let inside = stretches[first..].iter().take_while(|stretch| stretch.range.start < block.end);
-    inside
-        .map(|Stretch { range, group }| {
-            let (start, end) = (range.start.max(block.start), range.end.min(block.end));
-            Stretch { range: start - block.start..end - block.start, group: *group }
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use psjobs_arithmetic::parameter_group::within;
 
     use super::*;
 

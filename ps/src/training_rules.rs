@@ -2,11 +2,11 @@
 
 use psjobs_api::Training;
 use psjobs_api::training::{self, Consistency, ConsistencyMode, NonFinite, StalenessPolicy};
+use psjobs_arithmetic::codec::Codec;
+use psjobs_arithmetic::optimizer::Optimizer;
 
-use crate::codec::Codec;
 use crate::consistency::Rule;
 use crate::layout::Layout;
-use crate::optimizer::Optimizer;
 use crate::schedule::Schedule;
 use crate::staleness::Damping;
 use crate::wire::Buffers;

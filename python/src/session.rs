@@ -8,11 +8,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::future::join;
+use psjobs_arithmetic::parameter_group::ParameterGroup;
 use psjobs_ps::batch::sharing::Work;
 use psjobs_ps::client::{
     AsyncSession, ClientError, GradualStep, RowGradients, SessionConfig, SessionTables, TensorSpec,
 };
-use psjobs_ps::parameter_group::ParameterGroup;
 use psjobs_ps::sparse::TableSpec;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyRuntimeError;

@@ -2,7 +2,7 @@
 //! libtorch's bindings lack are compared with their formula, computed on tensors.
 
 use psjobs_api::training::{self, OptimizerKind};
-use psjobs_ps::optimizer::Optimizer;
+use psjobs_arithmetic::optimizer::Optimizer;
 use psjobs_worker::train::flat::Flat;
 use psjobs_worker::train::local::Local;
 use tch::nn::VarStore;

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use clap::Args;
 use psjobs_api::training::{self, OptimizerKind};
+use psjobs_arithmetic::optimizer::Optimizer;
 use psjobs_ps::layout::BLOCK_ELEMENTS;
-use psjobs_ps::optimizer::Optimizer;
 
 use crate::report::{Case, say};
 

@@ -1,12 +1,12 @@
 //! The commands that the task of a block executes.
 
 use bytes::Bytes;
+use psjobs_arithmetic::codec::Codec;
 use tokio::sync::oneshot;
 
 use super::peer::Peer;
 use super::state::BeforeStep;
 use crate::checkpoint::BlockState;
-use crate::codec::Codec;
 use crate::gradient::Gradient;
 use crate::proto;
 use crate::replication_log::{FrameSender, ReplicaRole};

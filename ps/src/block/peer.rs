@@ -4,14 +4,15 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use psjobs_arithmetic::codec::{Codec, Encoder};
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use crate::codec::{Codec, Encoder};
 use crate::proto;
 use crate::shm::Mapping;
 use crate::training_rules::TrainingRules;
 use crate::wire::StreamAbort;
+use crate::wire::codec_number;
 use crate::wire::frame;
 
 /// The answer to a trainer's gradient: the values of a block.
@@ -39,7 +40,7 @@ impl Answer<'_> {
 
     fn head(&self, codec: Codec) -> proto::ParameterBlock {
         let &Self { step, block, version, .. } = self;
-        proto::ParameterBlock { step, block, codec: codec.number(), version, payload: Bytes::new() }
+        proto::ParameterBlock { step, block, codec: codec_number::number(codec), version, payload: Bytes::new() }
     }
 }
 

@@ -1,10 +1,10 @@
 //! Captures the state of a block for a checkpoint, and restores it.
 
+use psjobs_arithmetic::optimizer::State;
 use tokio::sync::oneshot;
 
 use super::state::{Block, Waiting};
 use crate::checkpoint::BlockState;
-use crate::optimizer::State;
 
 impl Block {
     pub(super) fn snapshot(&mut self, at: Option<u64>, reply: oneshot::Sender<Option<BlockState>>) {

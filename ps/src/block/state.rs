@@ -4,6 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use psjobs_arithmetic::optimizer::State;
+use psjobs_arithmetic::parameter_group::Stretch;
 use tokio::sync::oneshot;
 use tonic::Status;
 
@@ -12,8 +14,6 @@ use super::peer::{Answer, Peer};
 use crate::aggregation::Aggregation;
 use crate::checkpoint::BlockState;
 use crate::gradient::Gradient;
-use crate::optimizer::State;
-use crate::parameter_group::Stretch;
 use crate::replication_log::{ReplicaRole, ReplicationLog};
 use crate::training_rules::TrainingRules;
 use crate::wire::buffers::Buffer;

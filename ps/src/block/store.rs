@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use psjobs_arithmetic::codec::Codec;
+use psjobs_arithmetic::parameter_group::{Stretch, within};
 use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
 
@@ -14,14 +16,13 @@ use super::peer::Peer;
 use super::state::{BeforeStep, BlockSpec};
 use super::task;
 use crate::checkpoint::BlockState;
-use crate::codec::Codec;
 use crate::gradient::Gradient;
 use crate::layout::Layout;
 use crate::owner_tasks::{Owned, OwnerTasks};
-use crate::parameter_group::{Stretch, within};
 use crate::proto;
 use crate::replication_log::{FrameSender, ReplicaRole};
 use crate::training_rules::TrainingRules;
+use crate::wire::codec_number;
 
 /// Queue length of one block. Every trainer has at most one gradient for it in flight, so this many trainers can send
 /// theirs without waiting for each other.
@@ -302,7 +303,7 @@ impl Store {
 
     fn check(&self, block: u32, codec: i32, payload: &[u8]) -> Result<(&mpsc::Sender<Command>, Codec), Status> {
         let sender = self.owned(block)?;
-        let codec = Codec::from_number(codec).ok_or_else(|| {
+        let codec = codec_number::from_number(codec).ok_or_else(|| {
             Status::invalid_argument(format!("codec {codec} is not known here; CODEC_F32 (1) always works"))
         })?;
         codec

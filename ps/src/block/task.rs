@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use psjobs_arithmetic::codec::Codec;
 use tokio::sync::mpsc;
 
 use super::command::Command;
 use super::state::{Block, BlockSpec, Waiting};
-use crate::codec::Codec;
 use crate::replication_log::{ReplicaRole, ReplicationLog};
 
 /// A due snapshot is taken when the block has been idle for this long, so that the answers of other blocks do not wait

@@ -1,16 +1,18 @@
 //! The effect of gradients on a block, and the order in which trainers are answered.
 
 use psjobs_api::training::NonFinite;
+use psjobs_arithmetic::codec::Codec;
+use psjobs_arithmetic::sums::{add, scale};
 use tonic::Status;
 
 use super::peer::Peer;
 use super::state::{Block, Waiting};
 use crate::aggregation::{Closed, Contribution, Outcome};
-use crate::codec::Codec;
 use crate::consistency::Rule;
-use crate::gradient::{Gradient, add, scale};
+use crate::gradient::Gradient;
 use crate::proto;
 use crate::wire::buffers::Buffer;
+use crate::wire::codec_number;
 use crate::wire::frame;
 
 impl Block {
@@ -117,7 +119,7 @@ impl Block {
         self.version += 1;
         if let Some(log) = &mut self.log {
             let (codec, payload) = gradient.as_sent();
-            let (block, version, codec) = (self.spec.block, self.version, codec.number());
+            let (block, version, codec) = (self.spec.block, self.version, codec_number::number(codec));
             let next_steps = next_steps(&self.aggregation.rule);
             let head = proto::Replica { block, version, factor, next_steps, codec, ..proto::Replica::default() };
             let fill = |target: &mut [u8]| target.copy_from_slice(payload);

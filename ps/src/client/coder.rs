@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use psjobs_api::training::Compression;
+use psjobs_arithmetic::codec::{Codec, Encoder, Feedback};
 
-use crate::codec::{Codec, Encoder, Feedback};
 use crate::proto;
+use crate::wire::codec_number;
 use crate::wire::{Buffers, frame};
 
 /// One trainer's coder.
@@ -32,7 +33,13 @@ impl Coder {
 
     /// The message with the gradient `values` of `block` at `step`, computed from `version`.
     pub fn message(&mut self, step: u64, block: u32, version: u64, values: &[f32]) -> Bytes {
-        let head = proto::GradientBlock { step, block, codec: self.codec.number(), version, payload: Bytes::new() };
+        let head = proto::GradientBlock {
+            step,
+            block,
+            codec: codec_number::number(self.codec),
+            version,
+            payload: Bytes::new(),
+        };
         let Self { codec, encoder, feedback, sent, buffers } = self;
         let payload = encoder.payload_len(values.len());
         if *codec == Codec::F32 {
@@ -52,7 +59,13 @@ impl Coder {
     /// The message for a server that shares memory: the values are there already.
     #[must_use]
     pub fn notice(step: u64, block: u32, version: u64) -> Bytes {
-        let gradient = proto::GradientBlock { step, block, codec: Codec::F32.number(), version, payload: Bytes::new() };
+        let gradient = proto::GradientBlock {
+            step,
+            block,
+            codec: codec_number::number(Codec::F32),
+            version,
+            payload: Bytes::new(),
+        };
         frame::message(&proto::ExchangeRequest { message: Some(proto::exchange_request::Message::Gradient(gradient)) })
     }
 

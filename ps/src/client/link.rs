@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use psjobs_api::env::MOST_CONNECTIONS;
+use psjobs_arithmetic::codec::Codec;
 use tokio::sync::mpsc;
 use tonic::Status;
 use tonic::transport::Channel;
@@ -14,11 +15,11 @@ use super::config::SessionConfig;
 use super::connecting::{Failure, connect, enter, persist_any};
 use super::error::ClientError;
 use super::lane::{Event, Lane, Name};
-use crate::codec::Codec;
 use crate::layout::Layout;
 use crate::proto;
 use crate::proto::coordination_client::CoordinationClient;
 use crate::shm::{self, Mapping};
+use crate::wire::codec_number;
 use crate::wire::{self, Buffers, Outgoing, call, frame};
 
 /// The open training streams to one server.
@@ -197,7 +198,7 @@ async fn fill(channel: Channel, opening: &Opening<'_>, epoch: u64, blocks: &[u32
             let push = proto::InitializeBlocksRequest {
                 trainer: None,
                 block: *block,
-                codec: Codec::F32.number(),
+                codec: codec_number::number(Codec::F32),
                 payload: Bytes::copy_from_slice(payload),
             };
             if sender.send(Ok(frame::message(&push))).await.is_err() {

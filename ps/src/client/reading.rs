@@ -8,10 +8,10 @@ use tonic::Status;
 use super::config::holders;
 use super::connecting::{Failure, connect};
 use super::link::{PULL, once};
-use crate::codec::Codec;
 use crate::layout::Layout;
 use crate::network::Network;
 use crate::proto;
+use crate::wire::codec_number;
 use crate::wire::{Buffers, call, frame};
 
 /// One server's blocks take no longer.
@@ -85,7 +85,7 @@ impl Reading {
         let (mut found, mut versions) = (0, 0);
         while let Some(block) = stream.message::<proto::ParameterBlock>().await? {
             let range = layout.range(block.block);
-            let codec = Codec::from_number(block.codec).filter(|_| layout.owner(block.block) == shard);
+            let codec = codec_number::from_number(block.codec).filter(|_| layout.owner(block.block) == shard);
             codec
                 .and_then(|codec| codec.decode(&block.payload, &mut values[range]).ok())
                 .ok_or_else(|| Status::data_loss(format!("server {holder} sent no block {}", block.block)))?;

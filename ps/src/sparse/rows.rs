@@ -5,9 +5,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use psjobs_arithmetic::optimizer::Optimizer;
+use psjobs_arithmetic::parameter_group::ParameterGroup;
+
 use super::key::KeyState;
-use crate::optimizer::Optimizer;
-use crate::parameter_group::ParameterGroup;
 
 /// Floats of a chunk, about: large enough that chunks do not count, small enough not to waste one.
 const CHUNK: usize = 16 * 1024;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use futures::future::try_join_all;
 use psjobs_api::training::NonFinite;
+use psjobs_arithmetic::sums::all_finite;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 
@@ -16,7 +17,6 @@ use super::place::Place;
 use super::refill::Refill;
 use super::shard::{Plan, Shard, ShardState};
 use super::{MAX_MESSAGE, TableSpec, key};
-use crate::gradient::all_finite;
 use crate::owner_tasks::{Owned, OwnerTasks};
 use crate::proto;
 use crate::replication_log::{FrameSender, ReplicaRole};

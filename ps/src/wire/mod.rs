@@ -6,6 +6,7 @@
 
 pub mod buffers;
 mod call;
+pub mod codec_number;
 pub mod frame;
 mod outgoing;
 mod reader;

@@ -6,16 +6,17 @@ use std::fs;
 use std::path::Path;
 
 use bytes::Bytes;
+use psjobs_arithmetic::codec::{Codec, Encoder};
 use psjobs_ps::batch::assigner::Position;
 use psjobs_ps::checkpoint::format::{FORMAT, MANIFEST, Manifest, part_name};
 use psjobs_ps::checkpoint::{BlockState, Description, PartWriter, write};
-use psjobs_ps::codec::{Codec, Encoder};
 use psjobs_ps::layout::TensorSpec;
 use psjobs_ps::proto::exchange_request::Message;
 use psjobs_ps::proto::{
     self, ExchangeRequest, GradientBlock, InitializeBlocksRequest, JoinRequest, Open, ParameterBlock, PullRequest,
     TrainerId,
 };
+use psjobs_ps::wire::codec_number;
 use psjobs_ps::wire::frame;
 
 /// Elements of the target's block.
@@ -51,13 +52,18 @@ fn frames() -> Vec<(String, Vec<u8>)> {
         let mut encoder = Encoder::new(codec, 0.01);
         let mut payload = vec![0; encoder.payload_len(ELEMENTS)];
         encoder.encode(&mut values, &mut payload);
-        let gradient =
-            GradientBlock { step: 9, block: 1, codec: codec.number(), payload: payload.into(), version: 300 };
+        let gradient = GradientBlock {
+            step: 9,
+            block: 1,
+            codec: codec_number::number(codec),
+            payload: payload.into(),
+            version: 300,
+        };
         let stream = [exchange(open.clone()), exchange(Message::Gradient(gradient))].concat();
         seeds.push((format!("frame/exchange-{codec}"), 0, 0, stream));
     }
     let payload = Bytes::from(vec![0x3f; 2 * ELEMENTS]);
-    let codec = Codec::Bf16.number();
+    let codec = codec_number::number(Codec::Bf16);
     let block = ParameterBlock { step: 9, block: 1, codec, version: 300, payload: payload.clone() };
     seeds.push(("frame/parameters".into(), 1, 100, frame::message(&block).to_vec()));
     let push = InitializeBlocksRequest { trainer: Some(id.clone()), block: 1, codec, payload };

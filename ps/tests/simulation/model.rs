@@ -6,9 +6,9 @@
 //! on the parameters of another block, and a block must be, bit for bit, one of the states that one process goes through.
 
 use psjobs_api::training::{Codec, ConsistencyMode, Local, Optimizer};
+use psjobs_arithmetic::parameter_group::ParameterGroup;
 use psjobs_ps::client::TensorSpec;
 use psjobs_ps::layout::Layout;
-use psjobs_ps::parameter_group::ParameterGroup;
 
 use super::plan::Plan;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use psjobs_api::training::Optimizer as Arguments;
-use psjobs_ps::optimizer::{Optimizer, State};
+use psjobs_arithmetic::optimizer::{Optimizer, State};
 use tch::{Device, Kind, Tensor};
 
 use super::context::Context;

@@ -5,9 +5,10 @@ use std::fmt;
 use std::time::Duration;
 
 use psjobs_api::training::{self, OptimizerKind};
+use psjobs_arithmetic::optimizer::{Optimizer, State};
+use psjobs_arithmetic::parameter_group::Stretch;
 use psjobs_ps::batch::sharing::{Share, Work};
-use psjobs_ps::optimizer::{Optimizer, State};
-use psjobs_ps::parameter_group::{Stretch, in_groups, stretches};
+use psjobs_ps::parameter_group::{in_groups, stretches};
 use psjobs_ps::schedule::Schedule;
 use tch::{COptimizer, TchError, Tensor};
 

@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use psjobs_api::Training;
+use psjobs_arithmetic::optimizer::{Optimizer, State};
+use psjobs_arithmetic::parameter_group::Stretch;
 use psjobs_ps::client::{Layers, TensorSpec};
-use psjobs_ps::optimizer::{Optimizer, State};
-use psjobs_ps::parameter_group::{Stretch, in_groups, stretches};
+use psjobs_ps::parameter_group::{in_groups, stretches};
 use psjobs_ps::schedule::Schedule;
 use tch::{Tensor, no_grad};
 

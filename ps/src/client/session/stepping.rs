@@ -1,5 +1,6 @@
 //! Exchanges the blocks of one step: sends gradients, takes answers.
 
+use psjobs_arithmetic::codec::Codec;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::{Code, Status};
@@ -11,9 +12,9 @@ use crate::client::error::{ClientError, is_retryable};
 use crate::client::exchange::{Outgoing, Purpose, Ready};
 use crate::client::lane::Event;
 use crate::client::link::Link;
-use crate::codec::Codec;
 use crate::proto::{self, exchange_request::Message};
 use crate::retry::Retries;
+use crate::wire::codec_number;
 use crate::wire::frame;
 
 impl AsyncSession {
@@ -209,7 +210,7 @@ impl AsyncSession {
         let shared = block.payload.is_empty() && self.links[owner].shares_memory;
         let values = &mut self.memory.parameters_mut()[range.clone()];
         let decode = |codec: Codec| codec.decode(&block.payload, values).is_ok();
-        if range.is_empty() || !(shared || Codec::from_number(block.codec).is_some_and(decode)) {
+        if range.is_empty() || !(shared || codec_number::from_number(block.codec).is_some_and(decode)) {
             let (address, number) = (self.config.servers[owner].clone(), block.block);
             let reason = format!("it sent values for block {number} that this model does not have");
             return Err(ClientError::Refused { address, reason });

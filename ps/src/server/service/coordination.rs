@@ -51,7 +51,9 @@ impl proto::coordination_server::Coordination for Coordination {
                 id.index
             )));
         }
-        self.0.rules.optimizer.check(&tensors).map_err(Status::invalid_argument)?;
+        for TensorSpec { name, group, .. } in &tensors {
+            self.0.rules.optimizer.check(name, group).map_err(Status::invalid_argument)?;
+        }
         self.0.members().join(&id, tensors.clone(), request.total_steps, now())?;
         let store = self.0.store_for(layout, &tensors);
         // Without a shard the trainer only joins, so this server need not be a primary.

@@ -3,9 +3,9 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 use psjobs_api::Training;
 use psjobs_api::training::{Consistency, ConsistencyMode, Optimizer as Spec, OptimizerKind};
+use psjobs_arithmetic::optimizer::{Optimizer, State};
 
 use super::*;
-use crate::optimizer::{Optimizer, State};
 
 const WIDTH: usize = 3;
 const SEED: u64 = 11;

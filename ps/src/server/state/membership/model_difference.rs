@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use psjobs_arithmetic::parameter_group::ParameterGroup;
+
 use crate::layout::TensorSpec;
-use crate::parameter_group::ParameterGroup;
 
 /// Tensors that a list names; a model may have thousands.
 const NAMED: usize = 24;

@@ -1,12 +1,12 @@
 //! How fast the codecs are: GB of f32 a second through encode with error feedback and through
 //! decode, on one core, beside a memcpy of the same memory in the same run.
 //!
-//!     cargo run --release -p psjobs-ps --example codecs
+//!     cargo run --release -p psjobs-arithmetic --example codecs
 
 use std::hint::black_box;
 use std::time::Instant;
 
-use psjobs_ps::codec::{Codec, Encoder, Feedback};
+use psjobs_arithmetic::codec::{Codec, Encoder, Feedback};
 
 const BLOCK: usize = 256 * 1024;
 const BLOCKS: usize = 64;

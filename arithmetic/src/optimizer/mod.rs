@@ -9,7 +9,6 @@ mod sgd;
 
 use psjobs_api::training::{self, OptimizerKind};
 
-use crate::layout::TensorSpec;
 use crate::parameter_group::{ParameterGroup, Stretch};
 
 pub use adagrad::Adagrad;
@@ -119,23 +118,20 @@ impl Optimizer {
         State { slots: vec![vec![0.0; elements]; self.rule.slots()], step: 0 }
     }
 
-    /// Checks that the rule has what a parameter group changes.
+    /// Checks that the rule has what the parameter group of the tensor `name` changes.
     ///
     /// # Errors
     /// If it has not, or a number is out of range. The text names the tensor.
-    pub fn check(&self, tensors: &[TensorSpec]) -> Result<(), String> {
-        for TensorSpec { name, group: ParameterGroup { learning_rate_factor, weight_decay }, .. } in tensors {
-            let is_rate = |value: f64| (0.0..=1e6).contains(&value);
-            if !is_rate(*learning_rate_factor) || !weight_decay.is_none_or(is_rate) {
-                let numbers =
-                    format!("a learning-rate factor of {learning_rate_factor} and a weight decay of {weight_decay:?}");
-                return Err(format!("the parameter group of {name} has {numbers}; both are numbers from 0 to 1000000"));
-            }
-            if self.kind == OptimizerKind::Ftrl && weight_decay.is_some_and(|decay| decay != 0.0) {
-                return Err(format!(
-                    "FTRL has no weight decay, which the parameter group of {name} sets; leave it out"
-                ));
-            }
+    pub fn check(&self, name: &str, group: &ParameterGroup) -> Result<(), String> {
+        let ParameterGroup { learning_rate_factor, weight_decay } = group;
+        let is_rate = |value: f64| (0.0..=1e6).contains(&value);
+        if !is_rate(*learning_rate_factor) || !weight_decay.is_none_or(is_rate) {
+            let numbers =
+                format!("a learning-rate factor of {learning_rate_factor} and a weight decay of {weight_decay:?}");
+            return Err(format!("the parameter group of {name} has {numbers}; both are numbers from 0 to 1000000"));
+        }
+        if self.kind == OptimizerKind::Ftrl && weight_decay.is_some_and(|decay| decay != 0.0) {
+            return Err(format!("FTRL has no weight decay, which the parameter group of {name} sets; leave it out"));
         }
         Ok(())
     }
@@ -172,7 +168,7 @@ impl Optimizer {
     }
 
     /// As [`Optimizer::apply`], for weights of one group whose state lies elsewhere: one slice for each slot.
-    pub(crate) fn update<'a>(
+    pub fn update<'a>(
         &self,
         weights: &mut [f32],
         gradient: &[[u8; 4]],

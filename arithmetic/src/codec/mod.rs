@@ -25,8 +25,6 @@ use psjobs_api::training;
 
 pub use feedback::Feedback;
 
-use crate::proto;
-
 /// The form of a payload. Decoding needs nothing else: chunk sizes are fixed, and top-k's number
 /// of elements follows from the payload's length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -99,30 +97,6 @@ impl Codec {
     #[must_use]
     pub fn of_parameters(spec: training::Codec) -> Self {
         if spec == training::Codec::F32 { Self::F32 } else { Self::Bf16 }
-    }
-
-    /// The codec's number in messages.
-    #[must_use]
-    pub fn number(self) -> i32 {
-        self.wire().into()
-    }
-
-    fn wire(self) -> proto::Codec {
-        match self {
-            Self::F32 => proto::Codec::F32,
-            Self::Bf16 => proto::Codec::Bf16,
-            Self::Fp16 => proto::Codec::Fp16,
-            Self::Int8 => proto::Codec::Int8,
-            Self::OneBit => proto::Codec::OneBit,
-            Self::TopK => proto::Codec::TopK,
-        }
-    }
-
-    /// The codec with this number in messages.
-    #[must_use]
-    pub fn from_number(number: i32) -> Option<Self> {
-        let all = [Self::F32, Self::Bf16, Self::Fp16, Self::Int8, Self::OneBit, Self::TopK];
-        all.into_iter().find(|codec| codec.number() == number)
     }
 
     /// Writes `values` to `payload`, without error feedback.

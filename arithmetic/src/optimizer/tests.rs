@@ -147,10 +147,7 @@ fn a_group_is_trained_as_a_block_of_its_own_with_other_arguments() {
 
 #[test]
 fn groups_that_cannot_work_are_refused_with_the_tensor() {
-    let tensor = |learning_rate_factor, weight_decay| TensorSpec {
-        group: ParameterGroup { learning_rate_factor, weight_decay },
-        ..TensorSpec::new("w", vec![1])
-    };
+    let tensor = |learning_rate_factor, weight_decay| ParameterGroup { learning_rate_factor, weight_decay };
     for (optimizer, tensor, want) in [
         ("{}", tensor(0.5, Some(0.1)), None),
         ("{}", tensor(-1.0, None), Some("of w has a learning-rate factor of -1")),
@@ -159,7 +156,7 @@ fn groups_that_cannot_work_are_refused_with_the_tensor() {
         (r#"{"type":"FTRL"}"#, tensor(2.0, Some(0.0)), None),
         (r#"{"type":"FTRL"}"#, tensor(1.0, Some(0.1)), Some("FTRL has no weight decay")),
     ] {
-        let checked = Optimizer::new(&json(optimizer)).check(&[tensor]).err();
+        let checked = Optimizer::new(&json(optimizer)).check("w", &tensor).err();
         assert!(
             want.map_or(checked.is_none(), |want| checked.as_ref().is_some_and(|text| text.contains(want))),
             "{checked:?}"
