@@ -39,7 +39,9 @@ build: ## compile psjobs with its plugins, psjobs-worker and psjobs-operator for
 build-tests: ## compile every program, library and test that `make test` and `make test-python` run
 	$(WITH_LIBTORCH) $(CARGO) build --locked $(TESTS)
 
+# Tests mostly wait for processes and for time to pass: a machine of two cores runs four at once.
 .PHONY: test
+test: export RUST_TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n > 4 ? n : 4)))
 test: build-tests mnist fashion ## run every test that needs no cluster
 	$(WITH_LIBTORCH) PSJOBS_WORKER=$(abspath $(TARGET))/debug/psjobs-worker $(CARGO) test --locked --workspace
 	$(MAKE) --no-print-directory test-foreign chart
