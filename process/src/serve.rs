@@ -9,7 +9,7 @@ use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use psjobs_api::env::Checkpoint;
 use psjobs_api::training::{ConsistencyMode, Local};
-use psjobs_api::{Environment, METRICS_PORT, ReplicaResult, Role};
+use psjobs_api::{Environment, METRICS_PORT, ReplicaResult, Role, Training};
 use psjobs_ps::network::Network;
 use psjobs_ps::server::{self, Evaluation, ServerConfig, ServerError, Timeouts};
 use tokio::net::TcpListener;
@@ -180,8 +180,8 @@ impl ServeArgs {
         };
         let ending = config.ending.clone();
         let added = add(&mut config);
-        let optimizer = &environment.training.optimizer;
-        info!(port, trainers = environment.trainers, ?optimizer, consistency = ?environment.training.consistency.mode, "serving");
+        let Training { optimizer, consistency, .. } = &environment.training;
+        info!(port, trainers = environment.trainers, %optimizer, consistency = ?consistency.mode, "serving");
 
         signals.defer();
         let mut terminate = signal(SignalKind::terminate()).map_err(Failure::work)?;

@@ -7,6 +7,7 @@ use psjobs_arithmetic::optimizer::Optimizer;
 
 use crate::consistency::Rule;
 use crate::layout::Layout;
+use crate::proto;
 use crate::schedule::Schedule;
 use crate::staleness::Damping;
 use crate::wire::Buffers;
@@ -19,8 +20,12 @@ const EXACT_BY_DEFAULT: usize = 16 << 20;
 pub struct TrainingRules {
     /// When gradients take effect.
     pub consistency: Consistency,
-    /// How gradients change the values.
+    /// How gradients change the values of blocks.
     pub optimizer: Optimizer,
+    /// How they change the rows of sparse tables.
+    pub rows_optimizer: Optimizer,
+    /// The part of the optimizer that trainers carry out themselves, if any.
+    pub trainer_momentum: Option<proto::TrainerMomentum>,
     /// How gradients with NaN or infinity are treated.
     pub non_finite: NonFinite,
     /// The codec of parameters sent to trainers.
@@ -45,15 +50,20 @@ impl TrainingRules {
             Some(local) => (outer_optimizer(local, training.consistency.mode), Schedule::CONSTANT),
             None => (training.optimizer.clone(), Schedule::from(&training.schedule)),
         };
+        let per_trainer = training.has_momentum_per_trainer();
+        let training::Optimizer { momentum, weight_decay, .. } = optimizer;
+        let policy = if per_trainer { StalenessPolicy::InverseRoot } else { StalenessPolicy::Inverse };
         Self {
             consistency: training.consistency.clone(),
-            optimizer: Optimizer::new(&optimizer),
+            optimizer: if per_trainer { Optimizer::descent(&optimizer) } else { Optimizer::new(&optimizer) },
+            rows_optimizer: Optimizer::new(&optimizer),
+            trainer_momentum: per_trainer.then_some(proto::TrainerMomentum { momentum, weight_decay }),
             non_finite: training.non_finite,
             parameters: Codec::of_parameters(training.compression.codec),
             finished: finished.to_vec(),
             buffers: Buffers::for_trainers(trainers),
             schedule,
-            damping: damping(&training.staleness, StalenessPolicy::Inverse),
+            damping: damping(&training.staleness, policy),
             rows_damping: damping(&training.staleness, StalenessPolicy::None),
         }
     }
@@ -102,12 +112,13 @@ fn damping(spec: &training::Staleness, default: StalenessPolicy) -> Damping {
         StalenessPolicy::None => Damping::None,
         StalenessPolicy::Damped => Damping::Damped { coefficient: spec.coefficient },
         StalenessPolicy::Inverse => Damping::Inverse,
+        StalenessPolicy::InverseRoot => Damping::InverseRoot,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use psjobs_api::training::Staleness;
+    use psjobs_api::training::{OptimizerKind, Staleness, StalenessMomentum};
 
     use super::*;
 
@@ -120,11 +131,38 @@ mod tests {
             (Some(StalenessPolicy::Damped), 0.5, 0.5),
         ];
         for (policy, dense, of_rows) in rows {
-            let staleness = Staleness { policy, coefficient: 0.25 };
+            let staleness = Staleness { policy, coefficient: 0.25, momentum: None };
             let rules = TrainingRules::new(&Training { staleness, ..Training::default() }, 4, &[]);
             assert_eq!((rules.factor(0, 4), rules.rows_factor(0, 4)), (dense, of_rows), "{policy:?}");
             // In Sync nothing is stale.
             assert_eq!((rules.factor(0, 0), rules.rows_factor(0, 0)), (1.0, 1.0), "{policy:?}");
+        }
+    }
+
+    #[test]
+    fn a_momentum_is_each_trainers_own_where_steps_are_stale_unless_the_job_says_otherwise() {
+        use ConsistencyMode::{Async, Bounded, Sync};
+        use OptimizerKind::{RmsProp, Sgd};
+        let shared = Some(StalenessMomentum::Shared);
+        let rows = [
+            (Async, Sgd, 0.9, None, true),
+            (Bounded, Sgd, 0.9, None, true),
+            (Async, Sgd, 0.9, shared, false),
+            (Async, Sgd, 0.0, None, false),
+            (Async, RmsProp, 0.9, None, false),
+            (Sync, Sgd, 0.9, None, false),
+        ];
+        for (mode, kind, momentum, place, per_trainer) in rows {
+            let mut training = Training::default();
+            (training.consistency.mode, training.staleness.momentum) = (mode, place);
+            (training.optimizer.kind, training.optimizer.momentum) = (kind, momentum);
+            let rules = TrainingRules::new(&training, 4, &[]);
+            let told = rules.trainer_momentum.map(|told| told.momentum);
+            assert_eq!(told, per_trainer.then_some(momentum), "{mode:?} {kind:?} {momentum} {place:?}");
+            // Rows have their momentum at the servers.
+            let slots = (rules.optimizer.slots() == 0, rules.rows_optimizer.slots() == 0);
+            assert_eq!(slots, (per_trainer || momentum == 0.0, momentum == 0.0), "{mode:?} {kind:?}");
+            assert_eq!(rules.factor(0, 16), if per_trainer { 0.25 } else { 1.0 / 16.0 }, "{mode:?} {kind:?}");
         }
     }
 }

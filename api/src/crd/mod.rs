@@ -150,6 +150,10 @@ pub struct ParameterServerJobSpec {
     #[x_kube(
         validation = Rule::new("self.consistency.mode != 'Sync' || !has(self.staleness.policy) || self.staleness.policy == 'None'")
             .message("spec.training.staleness.policy: nothing is stale in Sync; remove it, or set consistency.mode to Bounded or Async"),
+        validation = Rule::new("!has(self.staleness.momentum) || self.consistency.mode != 'Sync'")
+            .message("spec.training.staleness.momentum: in Sync there is one momentum, of the mean of the trainers' gradients; remove it, or set consistency.mode to Bounded or Async"),
+        validation = Rule::new("!has(self.staleness.momentum) || (self.optimizer.type == 'SGD' && !has(self.local))")
+            .message("spec.training.staleness.momentum: only SGD without spec.training.local can have its momentum at the trainers; remove it"),
         validation = Rule::new("!self.batch.adaptive || self.consistency.backupTrainers == 0")
             .message("spec.training.batch.adaptive gives a slow trainer fewer examples, backupTrainers leave its gradients out; remove one of the two"),
         validation = Rule::new("!self.batch.adaptive || !has(self.local)")

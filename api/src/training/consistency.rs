@@ -68,13 +68,29 @@ pub enum ConsistencyMode {
 pub struct Staleness {
     /// None: nothing. Damped: the learning rate is divided by 1 + coefficient x staleness. Inverse: it is divided by the
     /// staleness (Zhang et al., IJCAI 2016), which lets dozens of asynchronous trainers use the learning rate of one.
-    /// Default: Inverse, and None for the rows of sparse tables, of which trainers seldom read the same at a time.
+    /// InverseRoot: it is divided by the square root of the staleness.
+    /// Default: InverseRoot if each trainer has its own momentum, else Inverse; and None for the rows of sparse tables, of
+    /// which trainers seldom read the same at a time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<StalenessPolicy>,
     /// Damped only: how strongly. Default 0.1.
     #[serde(default = "default_coefficient")]
     #[schemars(range(min = 0.0, max = 1000.0))]
     pub coefficient: f64,
+    /// SGD only: whose gradients a momentum is of. PerTrainer: each trainer's own; the trainer adds it to what it sends, with
+    /// the look-ahead of Nesterov (DANA-Slim, Hakimi et al., 2019), which trains with more trainers than Shared can. Shared: all trainers'
+    /// together, at the servers. Default: PerTrainer. The rows of sparse tables always have a momentum at the servers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub momentum: Option<StalenessMomentum>,
+}
+
+/// Whose gradients a momentum is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum StalenessMomentum {
+    /// Each trainer's own.
+    PerTrainer,
+    /// All trainers' together.
+    Shared,
 }
 
 /// How the learning rate falls with staleness.
@@ -86,6 +102,8 @@ pub enum StalenessPolicy {
     Damped,
     /// lr / staleness, where that is above 1.
     Inverse,
+    /// lr / sqrt(staleness), where that is above 1.
+    InverseRoot,
 }
 
 /// What a server does with a gradient that holds NaN or infinity.
@@ -139,6 +157,13 @@ impl Staleness {
                 "remove it, or set consistency.mode to Bounded or Async",
             );
         }
+        if mode == ConsistencyMode::Sync && self.momentum.is_some() {
+            return TrainingError::refuse(
+                "staleness.momentum",
+                "in Sync there is one momentum, of the mean of the trainers' gradients",
+                "remove it, or set consistency.mode to Bounded or Async",
+            );
+        }
         Ok(())
     }
 }
@@ -156,7 +181,7 @@ impl Default for Consistency {
 
 impl Default for Staleness {
     fn default() -> Self {
-        Self { policy: None, coefficient: default_coefficient() }
+        Self { policy: None, coefficient: default_coefficient(), momentum: None }
     }
 }
 

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 pub use batch::Batch;
 pub use compression::{Codec, Compression};
-pub use consistency::{Consistency, ConsistencyMode, NonFinite, Staleness, StalenessPolicy};
+pub use consistency::{Consistency, ConsistencyMode, NonFinite, Staleness, StalenessMomentum, StalenessPolicy};
 pub use local::Local;
 pub use optimizer::{Optimizer, OptimizerGroup, OptimizerKind};
 pub use schedule::{Schedule, ScheduleKind};
@@ -81,6 +81,20 @@ impl Training {
         self.staleness.validate(self.consistency.mode)?;
         self.compression.validate()?;
         self.batch.validate(self.consistency.backup_trainers)?;
+        if self.staleness.momentum.is_some() && self.optimizer.kind != OptimizerKind::Sgd {
+            return TrainingError::refuse(
+                "staleness.momentum",
+                "only SGD can have its momentum at the trainers",
+                "remove it, or set optimizer.type to SGD",
+            );
+        }
+        if self.staleness.momentum.is_some() && self.local.is_some() {
+            return TrainingError::refuse(
+                "staleness.momentum",
+                "with local trainers have their whole optimizer, and local.momentum is the servers'",
+                "remove it",
+            );
+        }
         if self.local.is_some() && self.batch.adaptive {
             return TrainingError::refuse(
                 "batch.adaptive",
@@ -89,6 +103,15 @@ impl Training {
             );
         }
         Ok(())
+    }
+
+    /// Returns whether each trainer keeps a momentum of its own gradients.
+    #[must_use]
+    pub fn has_momentum_per_trainer(&self) -> bool {
+        self.consistency.mode != ConsistencyMode::Sync
+            && self.local.is_none()
+            && (self.optimizer.kind, self.optimizer.momentum > 0.0) == (OptimizerKind::Sgd, true)
+            && self.staleness.momentum != Some(StalenessMomentum::Shared)
     }
 
     /// Returns the steps that a trainer makes alone for one exchange; 0 if it exchanges in every step.

@@ -1,5 +1,7 @@
 //! `spec.training.optimizer`: the rule that turns gradients into updates, and its arguments.
 
+use std::fmt;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -60,7 +62,8 @@ pub struct Optimizer {
     #[serde(default = "default_learning_rate")]
     #[schemars(range(min = 0.0, max = 1000.0))]
     pub learning_rate: f64,
-    /// SGD and RMSprop: share of the last update that is added to the next, 0 to 1. Default 0.
+    /// SGD and RMSprop: share of the last update that is added to the next, 0 to 1. With SGD in Async and Bounded
+    /// spec.training.staleness.momentum says whose updates. Default 0.
     #[serde(default)]
     #[schemars(range(min = 0.0, max = 1.0))]
     pub momentum: f64,
@@ -199,6 +202,21 @@ impl OptimizerKind {
     }
 }
 
+/// The type, the learning rate, and each argument that is not the default, as in "SGD learningRate=0.01 momentum=0.9".
+impl fmt::Display for Optimizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fields = |optimizer: &Self| serde_json::to_value(optimizer).map_err(|_| fmt::Error);
+        let (own, default) = (fields(self)?, fields(&Self::default())?);
+        f.write_str(self.kind.name())?;
+        for (name, value) in own.as_object().into_iter().flatten() {
+            if name == "learningRate" || (name != "type" && default.get(name) != Some(value)) {
+                write!(f, " {name}={value}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Optimizer {
     pub(super) fn validate(&self) -> Result<(), TrainingError> {
         for (field, value, low, high, example) in [
@@ -320,6 +338,17 @@ impl Default for Optimizer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn it_is_told_in_one_line_without_its_defaults() {
+        for (json, text) in [
+            ("{}", "SGD learningRate=0.01"),
+            (r#"{"learningRate":0.1,"momentum":0.9}"#, "SGD learningRate=0.1 momentum=0.9"),
+            (r#"{"type":"Adam","learningRate":0.001,"amsgrad":true}"#, "Adam amsgrad=true learningRate=0.001"),
+        ] {
+            assert_eq!(serde_json::from_str::<Optimizer>(json).expect(json).to_string(), text);
+        }
+    }
 
     #[test]
     fn impossible_values_are_refused_with_the_field() {

@@ -45,7 +45,8 @@ pub struct Optimizer {
     rule: Box<dyn Rule>,
     kind: OptimizerKind,
     rate: f64,
-    weight_decay: f64,
+    /// Replaced by that of a parameter group; `None` if nothing decays here.
+    weight_decay: Option<f64>,
 }
 
 /// The state of an optimizer for one block.
@@ -103,7 +104,15 @@ impl Optimizer {
             }),
             OptimizerKind::Ftrl => Box::new(Ftrl { beta: spec.beta, l1: spec.l1, l2: spec.l2 }),
         };
-        Self { rule, kind: spec.kind, rate: spec.learning_rate, weight_decay: spec.weight_decay }
+        Self { rule, kind: spec.kind, rate: spec.learning_rate, weight_decay: Some(spec.weight_decay) }
+    }
+
+    /// The optimizer that subtracts gradients times the learning rate, where trainers have added weight decay and momentum to
+    /// them ([`crate::momentum`]). Of parameter groups it takes the learning rate.
+    #[must_use]
+    pub fn descent(spec: &training::Optimizer) -> Self {
+        let rule = Box::new(Sgd { momentum: 0.0, nesterov: false });
+        Self { rule, kind: OptimizerKind::Sgd, rate: spec.learning_rate, weight_decay: None }
     }
 
     /// Slots of state for each element.
@@ -126,9 +135,11 @@ impl Optimizer {
         let ParameterGroup { learning_rate_factor, weight_decay } = group;
         let is_rate = |value: f64| (0.0..=1e6).contains(&value);
         if !is_rate(*learning_rate_factor) || !weight_decay.is_none_or(is_rate) {
-            let numbers =
-                format!("a learning-rate factor of {learning_rate_factor} and a weight decay of {weight_decay:?}");
-            return Err(format!("the parameter group of {name} has {numbers}; both are numbers from 0 to 1000000"));
+            let decay = weight_decay.map_or_else(String::new, |decay| format!(" and a weight decay of {decay}"));
+            return Err(format!(
+                "the parameter group of {name} has a learning-rate factor of {learning_rate_factor}{decay}; both are \
+                 numbers from 0 to 1000000"
+            ));
         }
         if self.kind == OptimizerKind::Ftrl && weight_decay.is_some_and(|decay| decay != 0.0) {
             return Err(format!("FTRL has no weight decay, which the parameter group of {name} sets; leave it out"));
@@ -179,7 +190,7 @@ impl Optimizer {
         let step = Step {
             number,
             rate: self.rate * factor * group.learning_rate_factor,
-            weight_decay: group.weight_decay.unwrap_or(self.weight_decay),
+            weight_decay: self.weight_decay.map_or(0.0, |decay| group.weight_decay.unwrap_or(decay)),
         };
         let mut columns: [&mut [f32]; MOST_SLOTS] = Default::default();
         columns.iter_mut().zip(slots).for_each(|(column, slot)| *column = slot);

@@ -152,7 +152,11 @@ fn groups_that_cannot_work_are_refused_with_the_tensor() {
         ("{}", tensor(0.5, Some(0.1)), None),
         ("{}", tensor(-1.0, None), Some("of w has a learning-rate factor of -1")),
         ("{}", tensor(f64::NAN, None), Some("of w has a learning-rate factor of NaN")),
-        ("{}", tensor(1.0, Some(f64::INFINITY)), Some("a weight decay of Some(inf)")),
+        (
+            "{}",
+            tensor(1.0, Some(f64::INFINITY)),
+            Some("of w has a learning-rate factor of 1 and a weight decay of inf"),
+        ),
         (r#"{"type":"FTRL"}"#, tensor(2.0, Some(0.0)), None),
         (r#"{"type":"FTRL"}"#, tensor(1.0, Some(0.1)), Some("FTRL has no weight decay")),
     ] {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use psjobs_api::Training;
-use psjobs_api::training::{Consistency, ConsistencyMode, Optimizer, OptimizerKind};
+use psjobs_api::training::{Consistency, ConsistencyMode, Optimizer, OptimizerKind, Staleness, StalenessMomentum};
 use psjobs_arithmetic::optimizer;
 use psjobs_ps::client::{AsyncSession, SessionConfig};
 use tokio::runtime::Builder;
@@ -72,6 +72,11 @@ impl Load {
         Training {
             consistency: Consistency { mode, ..Consistency::default() },
             optimizer: Optimizer { kind, momentum, ..Optimizer::default() },
+            // The servers' memory is measured, so the momentum is there.
+            staleness: Staleness {
+                momentum: (momentum > 0.0).then_some(StalenessMomentum::Shared),
+                ..Staleness::default()
+            },
             ..Training::default()
         }
     }

@@ -17,6 +17,9 @@ pub enum Experiment {
     /// Each codec of gradients, over TCP on this machine and over a slow link (100 Mb/s between two network
     /// namespaces, which takes root, ip and tc)
     Codecs,
+    /// One to 32 asynchronous trainers with momentum and nothing else changed: a momentum for each trainer (DANA, Hakimi et al.
+    /// 2019), and one at the server
+    Trainers,
     /// A language model in Sync against local steps (DiLoCo, Douillard et al. 2023), on this machine and over the slow link
     Local,
 }
@@ -103,6 +106,7 @@ impl Experiment {
             Self::Modes => "Consistency modes compared",
             Self::Staleness => "Stale gradients and the learning rate",
             Self::Codecs => "Codecs compared",
+            Self::Trainers => "From one trainer to 32",
             Self::Local => "Local steps compared",
         }
     }
@@ -122,6 +126,10 @@ impl Experiment {
             Self::Modes => modes(extent),
             Self::Staleness => vec![staleness()],
             Self::Codecs => vec![codecs()],
+            Self::Trainers => vec![
+                trainers("A momentum for each trainer", "The default.", "PerTrainer"),
+                trainers("One momentum", "With <code>staleness: {momentum: Shared}</code>.", "Shared"),
+            ],
             Self::Local => vec![local(extent)],
         }
     }
@@ -218,6 +226,32 @@ fn codecs() -> Section {
     }
 }
 
+fn trainers(title: &'static str, note: &str, momentum: &str) -> Section {
+    let way = |name, trainers| Way {
+        name,
+        training: json!({
+            "consistency": {"mode": "Async"},
+            "staleness": {"momentum": momentum},
+            "optimizer": {"type": "SGD", "learningRate": 0.01, "momentum": 0.9},
+        }),
+        trainers,
+    };
+    Section {
+        title,
+        note: format!("{note} All Async, SGD at .01 with momentum .9, as in <code>examples/mnist.yaml</code>."),
+        ways: vec![
+            way("1 trainer", 1),
+            way("2 trainers", 2),
+            way("4 trainers", 4),
+            way("8 trainers", 8),
+            way("16 trainers", 16),
+            way("32 trainers", 32),
+        ],
+        slow: None,
+        tcp: false,
+    }
+}
+
 fn local(extent: &Extent) -> Section {
     let way = |name, mode, local: Value| Way {
         name,
@@ -291,8 +325,13 @@ mod tests {
 
     #[test]
     fn every_combination_runs_once_for_each_seed() {
-        let rows =
-            [(Experiment::Modes, 30), (Experiment::Staleness, 9), (Experiment::Codecs, 18), (Experiment::Local, 15)];
+        let rows = [
+            (Experiment::Modes, 30),
+            (Experiment::Staleness, 9),
+            (Experiment::Codecs, 18),
+            (Experiment::Trainers, 36),
+            (Experiment::Local, 15),
+        ];
         for (experiment, want) in rows {
             let runs = runs(&experiment.sections(&extent()), 3);
             let distinct: BTreeSet<_> = runs.iter().copied().collect();
@@ -312,7 +351,8 @@ mod tests {
                 let travels = serve.iter().flatten().any(|arg| arg == "--no-shared-memory");
                 assert_eq!(travels, experiment == Experiment::Codecs, "{serve:?}");
                 let args = &job.spec.trainer.template.spec.expect("a spec").containers[0].args;
-                assert_eq!(args.iter().flatten().any(|arg| arg == "3:3"), run.section == 1, "{args:?}");
+                let slow = experiment == Experiment::Modes && run.section == 1;
+                assert_eq!(args.iter().flatten().any(|arg| arg == "3:3"), slow, "{args:?}");
             }
         }
     }

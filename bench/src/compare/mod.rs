@@ -35,21 +35,22 @@ pub struct CompareArgs {
     /// File to write [default: compare-EXPERIMENT.html]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Runs of each way, with seeds 1, 2, ... [default: 3; local: 1]
+    /// Runs of each way, with seeds 1, 2, ... [default: 3; trainers and local: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     seeds: Option<u32>,
     /// Trainers of each job, for modes and local [default: 4; local: 2]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=256))]
     trainers: Option<u32>,
-    /// Passes of all trainers together over the training set [default: 8; local: 1]
+    /// Passes of all trainers together over the training set [default: 8; trainers and local: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     epochs: Option<u32>,
     /// How many times as long the slow trainer takes for a step, for modes
     #[arg(long, value_name = "FACTOR", default_value_t = 3.0)]
     slow: f64,
-    /// The network on MNIST: mlp (a perceptron) or mnist (convolutional, slower); for local it is lm, on text
-    #[arg(long, value_name = "WORKLOAD", default_value = "mlp", value_parser = ["mlp", "mnist"])]
-    workload: String,
+    /// The network on MNIST: mlp (a perceptron) or mnist (convolutional, slower) [default: mlp; trainers: mnist; local:
+    /// always lm, on text]
+    #[arg(long, value_name = "WORKLOAD", value_parser = ["mlp", "mnist"])]
+    workload: Option<String>,
     /// For codecs and local: speed of the slow link in Mb/s each way; 0: none, which needs no root
     #[arg(long, value_name = "MBIT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(..=100_000))]
     link_mbit: u32,
@@ -73,8 +74,8 @@ impl CompareArgs {
         fs::write(&output, "").with_context(|| format!("cannot write {}", output.display()))?;
         let extent = self.extent();
         let sections = self.experiment.sections(&extent);
-        let is_local = self.experiment == Experiment::Local;
-        let runs = grid::runs(&sections, self.seeds.unwrap_or(if is_local { 1 } else { 3 }));
+        let seeds = if matches!(self.experiment, Experiment::Trainers | Experiment::Local) { 1 } else { 3 };
+        let runs = grid::runs(&sections, self.seeds.unwrap_or(seeds));
         let carried = self.carried(&sections, &extent, &worker)?;
         let mut records = Vec::new();
         for (number, run) in runs.iter().enumerate() {
@@ -121,12 +122,14 @@ impl CompareArgs {
 
     fn extent(&self) -> Extent {
         let Self { trainers, epochs, slow, ref workload, .. } = *self;
-        if self.experiment == Experiment::Local {
-            let (trainers, epochs) = (trainers.unwrap_or(2), epochs.unwrap_or(1));
-            return Extent { trainers, epochs, evaluate_every: 20, slow, workload: "lm".into() };
-        }
-        let (trainers, epochs) = (trainers.unwrap_or(4), epochs.unwrap_or(8));
-        Extent { trainers, epochs, evaluate_every: 1, slow, workload: workload.clone() }
+        let (least, passes, evaluate_every, network) = match self.experiment {
+            Experiment::Local => (2, 1, 20, "lm"),
+            Experiment::Trainers => (4, 1, 5, "mnist"),
+            _ => (4, 8, 1, "mlp"),
+        };
+        let (trainers, epochs) = (trainers.unwrap_or(least), epochs.unwrap_or(passes));
+        let network = workload.as_deref().filter(|_| self.experiment != Experiment::Local).unwrap_or(network);
+        Extent { trainers, epochs, evaluate_every, slow, workload: network.into() }
     }
 }
 

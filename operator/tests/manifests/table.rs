@@ -211,6 +211,18 @@ pub const RULES: &[Row] = &[
         "spec.training.staleness.policy: nothing is stale in Sync; remove it, or set consistency.mode to Bounded or Async",
     ),
     (
+        "spec: {training: {consistency: {mode: Sync}, staleness: {momentum: PerTrainer}}}",
+        "spec.training.staleness.momentum: in Sync there is one momentum, of the mean of the trainers' gradients; remove it, or set consistency.mode to Bounded or Async",
+    ),
+    (
+        "spec: {training: {optimizer: {type: Adam}, staleness: {momentum: Shared}}}",
+        "spec.training.staleness.momentum: only SGD without spec.training.local can have its momentum at the trainers; remove it",
+    ),
+    (
+        "spec: {training: {local: {steps: 50}, staleness: {momentum: PerTrainer}}}",
+        "spec.training.staleness.momentum: only SGD without spec.training.local can have its momentum at the trainers; remove it",
+    ),
+    (
         "spec: {training: {batch: {max: 64}}}",
         "spec.training.batch: min and max are the bounds of an adaptive batch; remove them, or set adaptive to true",
     ),
@@ -381,6 +393,8 @@ pub const ACCEPTED: &[&str] = &[
     "spec: {training: {consistency: {mode: Sync}, local: {steps: 50}, optimizer: {type: AdamW}}}",
     "spec: {elasticPolicy: {maxReplicas: 4}, training: {local: {steps: 1000000, overlap: true, learningRate: 1, momentum: 0}}}",
     "spec: {training: {consistency: {mode: Bounded, staleness: 4}, staleness: {policy: Damped, coefficient: 0.1}}}",
+    "spec: {training: {optimizer: {momentum: 0.9}, staleness: {policy: InverseRoot, momentum: Shared}}}",
+    "spec: {training: {consistency: {mode: Bounded}, optimizer: {momentum: 0.9}, staleness: {momentum: PerTrainer}}}",
     "spec: {training: {consistency: {mode: Sync}, batch: {base: 32, adaptive: true, min: 8, max: 64}}}",
     "spec: {training: {schedule: {type: Step, stepSize: 100, gamma: 0.5, warmupSteps: 10}}}",
     "spec: {training: {schedule: {type: Cosine, totalSteps: 1000, end: 0.001}}}",

@@ -35,6 +35,8 @@ pub struct Link {
     pub host: u32,
     /// Streams over which the blocks are dealt.
     pub width: u32,
+    /// The part of the optimizer that this trainer carries out, if any.
+    pub trainer_momentum: Option<proto::TrainerMomentum>,
     /// By number; all of them, but of a link that is to mend another one.
     lanes: BTreeMap<u32, Lane>,
 }
@@ -111,9 +113,9 @@ impl Link {
             lanes.insert(lane, Lane::open(name, channel, open, blocks + 1, opening.buffers, opening.events).await?);
         }
         let window = (reply.window as usize).clamp(1, wire::WINDOW);
-        let (next_step, epoch) = (reply.next_step, reply.epoch);
+        let (next_step, epoch, trainer_momentum) = (reply.next_step, reply.epoch, reply.trainer_momentum);
         voting.follow(reply.holder.as_ref(), epoch);
-        Ok(Self { next_step, epoch, shares_memory: token != 0, window, host, width, lanes })
+        Ok(Self { next_step, epoch, shares_memory: token != 0, window, host, width, trainer_momentum, lanes })
     }
 
     /// Takes the place of the streams that `mended` has anew.

@@ -15,6 +15,7 @@ mod lane;
 mod layers;
 mod link;
 mod member;
+mod momentum;
 mod reading;
 mod runtime;
 mod session;

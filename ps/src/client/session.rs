@@ -20,6 +20,7 @@ use super::error::{ClientError, is_retryable};
 use super::exchange::{Exchange, Purpose, Ready};
 use super::lane::Event;
 use super::link::Link;
+use super::momentum::Momentum;
 use crate::batch::sharing::{Share, Work};
 use crate::layout::Layout;
 use crate::proto;
@@ -44,6 +45,8 @@ pub struct AsyncSession {
     memory: Mapping,
     /// The first values of blocks, in jobs that may go back to their beginning: with checkpoints, before the first.
     initial: Vec<f32>,
+    /// Where the servers leave it to the trainers.
+    momentum: Option<Momentum>,
     coder: Coder,
     buffers: Buffers,
     exchange: Exchange,
@@ -90,6 +93,7 @@ impl AsyncSession {
             links: Vec::new(),
             memory,
             initial: initial.to_vec(),
+            momentum: None,
             coder: Coder::new(&config.compression, buffers.clone()),
             buffers,
             exchange: Exchange::new(layout.clone(), config.servers.len()),

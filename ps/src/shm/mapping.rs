@@ -107,6 +107,15 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(self.elements), self.elements) }
     }
 
+    /// All gradients, to change, beside all parameters, to read.
+    pub fn gradients_and_parameters(&mut self) -> (&mut [f32], &[f32]) {
+        // SAFETY: as `gradients_mut` and `parameters`: two halves of the mapping, which do not overlap.
+        unsafe {
+            let gradients = std::slice::from_raw_parts_mut(self.base.as_ptr(), self.elements);
+            (gradients, std::slice::from_raw_parts(self.base.as_ptr().add(self.elements), self.elements))
+        }
+    }
+
     /// Gradients of `range` as the optimizers take them.
     ///
     /// # Panics

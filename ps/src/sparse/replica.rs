@@ -127,7 +127,7 @@ pub fn change(pieces: Vec<proto::RowsUpdate>, plan: &Plan) -> Result<Change, Sta
 /// If they do not fit the tables.
 pub fn insert<W>(shard: &mut Shard<W>, rows: &proto::RowsContents, plan: &Plan) -> Result<(), Status> {
     let proto::RowsContents { table, keys, used, updates, numbers, .. } = rows;
-    let slots = plan.rules.optimizer.slots();
+    let slots = plan.rules.rows_optimizer.slots();
     let stride = plan.specs.get(*table as usize).map(|spec| spec.width * (1 + slots));
     let fits = |stride: &usize| {
         keys.len() == used.len() && keys.len() == updates.len() && numbers.len() == keys.len() * stride * 4

@@ -98,7 +98,7 @@ pub struct Holding {
 
 impl<W> Shard<W> {
     pub fn new(plan: &Plan) -> Self {
-        let slots = plan.rules.optimizer.slots();
+        let slots = plan.rules.rows_optimizer.slots();
         let table = |(place, spec): (usize, &TableSpec)| Table {
             rows: Rows::new(spec.width, slots),
             most: usize::try_from(spec.max_rows.div_ceil(plan.shards)).unwrap_or(usize::MAX),
@@ -301,7 +301,7 @@ impl<W> Shard<W> {
     }
 
     fn apply(&mut self, gradients: &[Gradients], factor: f64) {
-        let optimizer = &self.rules.optimizer;
+        let optimizer = &self.rules.rows_optimizer;
         for (table, gradients) in self.tables.iter_mut().zip(gradients) {
             let Table { spec, rows, origin, .. } = table;
             for (key, gradient) in gradients.rows(spec.width) {

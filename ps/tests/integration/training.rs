@@ -87,6 +87,51 @@ async fn async_applies_every_gradient_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn each_trainer_adds_a_momentum_of_its_own_gradients_in_async() {
+    let mut running = Vec::new();
+    for index in 0..2 {
+        let mut config = config(index, 2, 2, ConsistencyMode::Async);
+        config.training.staleness.momentum = None;
+        running.push(start(config).await);
+    }
+    let servers = addresses(&running);
+    let parameters = tokio::task::spawn_blocking(move || {
+        let mut sessions = [0, 1].map(|trainer| {
+            let mut config = session_config(trainer, servers.clone());
+            config.shared_memory = trainer == 0;
+            Session::join(config, &vec![1.0; elements()]).expect("joins")
+        });
+        for step in 0..5 {
+            for (trainer, session) in (0..).zip(&mut sessions) {
+                session.gradients_mut().copy_from_slice(&gradient(trainer, step, elements()));
+                session.exchange(step).expect("answers");
+            }
+        }
+        let parameters = sessions[1].parameters().to_vec();
+        for session in sessions {
+            session.leave(true, 0, BTreeMap::new()).expect("leaves");
+        }
+        parameters
+    })
+    .await
+    .expect("no panic");
+    let n = elements();
+    let (mut weights, mut velocities) = (vec![1.0_f32; n], vec![vec![0.0_f32; n]; 2]);
+    for step in 0..5 {
+        for (trainer, velocity) in (0..).zip(&mut velocities) {
+            for ((w, v), g) in weights.iter_mut().zip(velocity).zip(gradient(trainer, step, n)) {
+                *v = 0.5 * *v + g;
+                *w -= 0.125 * (g + 0.5 * *v);
+            }
+        }
+    }
+    assert!(parameters == weights, "the bits of two momenta with the look-ahead of Nesterov");
+    for server in running {
+        server.ended.await.expect("no panic").expect("ends well");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_replaced_trainer_goes_on_where_the_servers_are() {
     let running = start_all(2, 1, ConsistencyMode::Sync).await;
     let servers = addresses(&running);

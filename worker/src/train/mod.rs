@@ -58,7 +58,7 @@ pub enum TrainError {
     Leave(#[source] UpdateError),
     #[error(
         "the loss is {loss} at step {step}: training has diverged; lower the learning rate; with several trainers in \
-         Async, leave training.staleness.policy at Inverse, or set training.consistency.mode to Sync"
+         Async, leave training.staleness out, or set training.consistency.mode to Sync"
     )]
     Diverged { step: u64, loss: f64 },
     #[error("the model is trained, but cannot be written to {}", file.display())]

@@ -7,6 +7,7 @@ use crate::client::connecting::schedule;
 use crate::client::error::{ClientError, is_retryable};
 use crate::client::exchange::Opened;
 use crate::client::link::{Link, Opening};
+use crate::client::momentum::Momentum;
 use crate::retry::Retries;
 
 impl AsyncSession {
@@ -22,6 +23,8 @@ impl AsyncSession {
             let newest = self.links.iter().map(|link| link.epoch).max().unwrap_or(0);
             // The others are about to go to the same checkpoint.
             epoch = newest;
+            let momentum = self.links.first().and_then(|link| link.trainer_momentum);
+            self.momentum = momentum.map(|told| Momentum::new(told, &self.config.tensors, &self.layout));
             if self.links.iter().any(|link| link.epoch < newest) {
                 continue;
             }

@@ -97,6 +97,10 @@ impl AsyncSession {
         let (purpose, step) = self.exchange.subject();
         while let Some(Outgoing { block, lane }) = self.exchange.next_to_send(server) {
             let version = self.exchange.version(block);
+            if let Some(momentum) = self.momentum.as_mut().filter(|_| purpose == Purpose::Step) {
+                let (gradients, parameters) = self.memory.gradients_and_parameters();
+                momentum.add(step, block, self.layout.range(block), gradients, parameters);
+            }
             let message = match purpose {
                 Purpose::Entry => {
                     let message = Some(Message::JoinRound(proto::JoinRound { block, step }));

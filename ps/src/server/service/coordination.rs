@@ -86,6 +86,7 @@ impl proto::coordination_server::Coordination for Coordination {
             epoch,
             window: wire::window(store.shard(shard).count(), config.trainers) as u32,
             holder: self.0.replication.as_ref().and_then(|replication| replication.holder(shard)),
+            trainer_momentum: self.0.rules.trainer_momentum,
         }))
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use psjobs_api::ReplicaResult;
 use psjobs_api::training::{
-    Compression, Consistency, ConsistencyMode, Optimizer, Staleness, StalenessPolicy, Training,
+    Compression, Consistency, ConsistencyMode, Optimizer, Staleness, StalenessMomentum, StalenessPolicy, Training,
 };
 use psjobs_ps::client::{Session, SessionConfig, TensorSpec};
 use psjobs_ps::network::Network;
@@ -25,8 +25,12 @@ pub fn training(mode: ConsistencyMode) -> Training {
     Training {
         consistency: Consistency { mode, ..Consistency::default() },
         optimizer: Optimizer { learning_rate: 0.125, momentum: 0.5, ..Optimizer::default() },
-        // Updates are compared with those of one process.
-        staleness: Staleness { policy: Some(StalenessPolicy::None), ..Staleness::default() },
+        // Updates are compared with those of one process, which has one momentum.
+        staleness: Staleness {
+            policy: Some(StalenessPolicy::None),
+            momentum: (mode != ConsistencyMode::Sync).then_some(StalenessMomentum::Shared),
+            ..Staleness::default()
+        },
         ..Training::default()
     }
 }

@@ -216,8 +216,8 @@ fn write_part(folder: &Folder, description: &Description, states: &[BlockState])
 }
 
 fn describe_rows(state: &ServerState, description: &Description, tables: &[TableSpec]) -> RowsDescription {
-    let Description { format, job, step, server, servers, slots, .. } = description.clone();
-    let (rows, clocks) = (Vec::new(), Vec::new());
+    let Description { format, job, step, server, servers, .. } = description.clone();
+    let (rows, clocks, slots) = (Vec::new(), Vec::new(), state.rules.rows_optimizer.slots());
     let (tables, servers_train_layers) = (tables.to_vec(), state.servers_train_layers());
     RowsDescription { format, job, step, server, servers, slots, tables, servers_train_layers, rows, clocks }
 }
