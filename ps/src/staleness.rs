@@ -15,8 +15,6 @@ pub enum Damping {
     },
     /// It is divided by the staleness where that is above 1.
     Inverse,
-    /// It is divided by the square root of the staleness where that is above 1.
-    InverseRoot,
 }
 
 impl Damping {
@@ -27,7 +25,6 @@ impl Damping {
             Self::None => 1.0,
             Self::Damped { coefficient } => 1.0 / (1.0 + coefficient * staleness as f64),
             Self::Inverse => 1.0 / staleness.max(1) as f64,
-            Self::InverseRoot => 1.0 / (staleness.max(1) as f64).sqrt(),
         }
     }
 }
@@ -85,8 +82,6 @@ mod tests {
             (Damping::Inverse, 0, 1.0),
             (Damping::Inverse, 1, 1.0),
             (Damping::Inverse, 30, 1.0 / 30.0),
-            (Damping::InverseRoot, 0, 1.0),
-            (Damping::InverseRoot, 16, 0.25),
         ] {
             assert_eq!(damping.factor(staleness), want, "{damping:?} at {staleness}");
         }

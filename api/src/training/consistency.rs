@@ -68,8 +68,7 @@ pub enum ConsistencyMode {
 pub struct Staleness {
     /// None: nothing. Damped: the learning rate is divided by 1 + coefficient x staleness. Inverse: it is divided by the
     /// staleness (Zhang et al., IJCAI 2016), which lets dozens of asynchronous trainers use the learning rate of one.
-    /// InverseRoot: it is divided by the square root of the staleness.
-    /// Default: InverseRoot if each trainer has its own momentum, else Inverse; and None for the rows of sparse tables, of
+    /// Default: Damped by 0.25 if each trainer has its own momentum, else Inverse; and None for the rows of sparse tables, of
     /// which trainers seldom read the same at a time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<StalenessPolicy>,
@@ -102,8 +101,6 @@ pub enum StalenessPolicy {
     Damped,
     /// lr / staleness, where that is above 1.
     Inverse,
-    /// lr / sqrt(staleness), where that is above 1.
-    InverseRoot,
 }
 
 /// What a server does with a gradient that holds NaN or infinity.

@@ -393,7 +393,7 @@ pub const ACCEPTED: &[&str] = &[
     "spec: {training: {consistency: {mode: Sync}, local: {steps: 50}, optimizer: {type: AdamW}}}",
     "spec: {elasticPolicy: {maxReplicas: 4}, training: {local: {steps: 1000000, overlap: true, learningRate: 1, momentum: 0}}}",
     "spec: {training: {consistency: {mode: Bounded, staleness: 4}, staleness: {policy: Damped, coefficient: 0.1}}}",
-    "spec: {training: {optimizer: {momentum: 0.9}, staleness: {policy: InverseRoot, momentum: Shared}}}",
+    "spec: {training: {optimizer: {momentum: 0.9}, staleness: {policy: Inverse, momentum: Shared}}}",
     "spec: {training: {consistency: {mode: Bounded}, optimizer: {momentum: 0.9}, staleness: {momentum: PerTrainer}}}",
     "spec: {training: {consistency: {mode: Sync}, batch: {base: 32, adaptive: true, min: 8, max: 64}}}",
     "spec: {training: {schedule: {type: Step, stepSize: 100, gamma: 0.5, warmupSteps: 10}}}",
