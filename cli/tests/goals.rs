@@ -79,8 +79,7 @@ fn mnist_after_five_epochs() {
 #[test]
 #[ignore = "make workloads"]
 fn mnist_with_eight_asynchronous_trainers() {
-    let changes = [("replicas: 2", "replicas: 8"), (", momentum: 0.9", ""), (r#"--epochs, "1""#, r#"--epochs, "3""#)];
-    let accuracy = reached("accuracy", "mnist.yaml", &changes);
+    let accuracy = reached("accuracy", "mnist.yaml", &[("replicas: 2", "replicas: 8")]);
     assert!(accuracy >= 0.97, "{accuracy}");
 }
 
