@@ -12,8 +12,7 @@ use crate::proto;
 use crate::shm::Mapping;
 use crate::training_rules::TrainingRules;
 use crate::wire::StreamAbort;
-use crate::wire::codec_number;
-use crate::wire::frame;
+use crate::wire::{codec_number, frame};
 
 /// The answer to a trainer's gradient: the values of a block.
 pub struct Answer<'a> {

@@ -12,8 +12,7 @@ use crate::consistency::Rule;
 use crate::gradient::Gradient;
 use crate::proto;
 use crate::wire::buffers::Buffer;
-use crate::wire::codec_number;
-use crate::wire::frame;
+use crate::wire::{codec_number, frame};
 
 impl Block {
     pub(super) fn join_round(&mut self, peer: Peer, step: u64) {

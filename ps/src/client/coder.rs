@@ -8,8 +8,7 @@ use psjobs_api::training::Compression;
 use psjobs_arithmetic::codec::{Codec, Encoder, Feedback};
 
 use crate::proto;
-use crate::wire::codec_number;
-use crate::wire::{Buffers, frame};
+use crate::wire::{Buffers, codec_number, frame};
 
 /// One trainer's coder.
 pub struct Coder {

@@ -19,8 +19,7 @@ use crate::layout::Layout;
 use crate::proto;
 use crate::proto::coordination_client::CoordinationClient;
 use crate::shm::{self, Mapping};
-use crate::wire::codec_number;
-use crate::wire::{self, Buffers, Outgoing, call, frame};
+use crate::wire::{self, Buffers, Outgoing, call, codec_number, frame};
 
 /// The open training streams to one server.
 pub struct Link {

@@ -11,8 +11,7 @@ use super::link::{PULL, once};
 use crate::layout::Layout;
 use crate::network::Network;
 use crate::proto;
-use crate::wire::codec_number;
-use crate::wire::{Buffers, call, frame};
+use crate::wire::{Buffers, call, codec_number, frame};
 
 /// One server's blocks take no longer.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -14,8 +14,7 @@ use crate::client::lane::Event;
 use crate::client::link::Link;
 use crate::proto::{self, exchange_request::Message};
 use crate::retry::Retries;
-use crate::wire::codec_number;
-use crate::wire::frame;
+use crate::wire::{codec_number, frame};
 
 impl AsyncSession {
     /// Exchanges `purpose` of `step` with all blocks: sends what the windows let through, takes answers until every block
