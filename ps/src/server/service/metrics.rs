@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::header;
-use axum::response::IntoResponse;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use psjobs_api::{CheckpointResult, TrainingStatus};
 use tokio::net::TcpListener;
@@ -39,8 +39,13 @@ pub async fn serve(
     axum::serve(listener, router).with_graceful_shutdown(shutdown).await
 }
 
-/// How far training is, as JSON for the operator.
-fn progress(state: &ServerState) -> impl IntoResponse + use<> {
+/// How far training is, as JSON for the operator. A server that was started anew does not say before it has the state of the
+/// job: it knows of no step until then, and the job would seem to have gone back.
+fn progress(state: &ServerState) -> Response {
+    if !state.has_state() {
+        return (StatusCode::SERVICE_UNAVAILABLE, "this server does not have the state of the job yet\n")
+            .into_response();
+    }
     let status = coordination::status(state);
     let checkpoint = status.checkpoint.map(|newest| CheckpointResult {
         step: newest.step,
@@ -57,7 +62,7 @@ fn progress(state: &ServerState) -> impl IntoResponse + use<> {
         stragglers: status.stragglers,
     };
     let text = serde_json::to_string(&status).expect("names and finite numbers serialize");
-    ([(header::CONTENT_TYPE, "application/json")], text)
+    ([(header::CONTENT_TYPE, "application/json")], text).into_response()
 }
 
 fn render(state: &ServerState) -> String {
@@ -170,7 +175,10 @@ fn histogram(text: &mut String, staleness: &Histogram) {
 
 #[cfg(test)]
 mod tests {
+    use psjobs_api::{Environment, Training};
+
     use super::*;
+    use crate::server::config::ServerConfig;
 
     #[test]
     fn a_label_is_escaped_as_prometheus_reads_it() {
@@ -182,6 +190,17 @@ mod tests {
             ("\u{1}\t\u{200b}'", "\u{1}\t\u{200b}'"),
         ] {
             assert_eq!(label(value), want);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_without_the_state_of_its_job_tells_no_progress() {
+        let servers = vec!["ps-0:29500".to_owned(), "ps-1:29500".to_owned()];
+        let plain = Environment::new("mnist", "job-1", servers, 1, Training::default());
+        let replicated = Environment { replication_factor: 2, ..plain.clone() };
+        for (environment, want) in [(plain, StatusCode::OK), (replicated, StatusCode::SERVICE_UNAVAILABLE)] {
+            let config = ServerConfig { shared_memory: false, ..ServerConfig::new(&environment) };
+            assert_eq!(progress(&ServerState::new(config)).status(), want, "{}", environment.replication_factor);
         }
     }
 }
