@@ -53,6 +53,8 @@ pub const PSJOB_FINISHED_TRAINERS: &str = "PSJOB_FINISHED_TRAINERS";
 pub const PSJOB_CHECKPOINT_DIR: &str = "PSJOB_CHECKPOINT_DIR";
 /// How often and how many, as JSON.
 pub const PSJOB_CHECKPOINT: &str = "PSJOB_CHECKPOINT";
+/// Folder in which server 0 writes the series of metrics; with checkpoints they are beside those if it is not set.
+pub const PSJOB_METRICS_DIR: &str = "PSJOB_METRICS_DIR";
 /// Folder with ca.crt, tls.crt and tls.key; the job's processes then talk TLS.
 pub const PSJOB_TLS_DIR: &str = "PSJOB_TLS_DIR";
 /// File that takes the [`ReplicaResult`](crate::ReplicaResult) at the end.
@@ -95,6 +97,8 @@ pub struct Environment {
     pub result_file: Option<String>,
     /// Where the servers keep the job's state, if anywhere.
     pub checkpoint: Option<Checkpoint>,
+    /// Where server 0 writes the series of metrics, if not beside the checkpoints.
+    pub metrics_folder: Option<String>,
     /// Folder with the certificates for TLS, if the job's processes talk so.
     pub tls_folder: Option<String>,
 }
@@ -151,6 +155,7 @@ impl Environment {
             local_rank: 0,
             result_file: None,
             checkpoint: None,
+            metrics_folder: None,
             tls_folder: None,
         }
     }
@@ -218,6 +223,7 @@ impl Environment {
         }
         vars.extend(self.connections.map(|connections| (PSJOB_CONNECTIONS, connections.to_string())));
         vars.extend(self.min_trainers.map(|fewest| (PSJOB_MIN_TRAINERS, fewest.to_string())));
+        vars.extend(self.metrics_folder.clone().map(|folder| (PSJOB_METRICS_DIR, folder)));
         vars.extend(self.tls_folder.clone().map(|folder| (PSJOB_TLS_DIR, folder)));
         vars.extend(self.result_file.clone().map(|file| (PSJOB_RESULT_FILE, file)));
         vars.sort_unstable();
@@ -284,6 +290,7 @@ impl Environment {
             local_rank: vars.number_or(LOCAL_RANK, 0)?,
             result_file: lookup(PSJOB_RESULT_FILE).filter(|file| !file.is_empty()),
             checkpoint: parse_checkpoint(lookup(PSJOB_CHECKPOINT_DIR), lookup(PSJOB_CHECKPOINT))?,
+            metrics_folder: lookup(PSJOB_METRICS_DIR).filter(|folder| !folder.is_empty()),
             tls_folder: lookup(PSJOB_TLS_DIR).filter(|folder| !folder.is_empty()),
         };
         for (name, want) in [(RANK, environment.rank()), (WORLD_SIZE, environment.world_size())] {

@@ -459,6 +459,25 @@ fn a_command_that_does_not_exist_fails_the_job_at_once() {
 }
 
 #[test]
+fn with_a_log_folder_server_processes_get_a_new_folder_for_metrics() {
+    let server = format!("echo $PSJOB_METRICS_DIR; mkdir -p $PSJOB_METRICS_DIR; {SERVER}");
+    let trainer = "echo metrics of a trainer: $PSJOB_METRICS_DIR.; touch $DIR/done-$PSJOB_INDEX";
+    let job = Job::new(&server, trainer, "");
+    let (logs, metrics) = (job.path("logs"), job.path("logs/metrics"));
+    for run in 1..=2 {
+        (0..2).for_each(|trainer| drop(fs::remove_file(job.path(&format!("done-{trainer}")))));
+        let report = job.run(&["--log-dir", &logs.display().to_string()]);
+        assert_eq!(report.code, Some(0), "{}", report.stderr);
+        let shown = format!("metrics over time: tensorboard --logdir {}", metrics.display());
+        assert!(report.stderr.contains(&shown), "{}", report.stderr);
+        // Logs are appended to those of the run before.
+        let log = |name: &str| fs::read_to_string(logs.join(name)).expect("a log").lines().last().map(str::to_owned);
+        assert_eq!(log("ps-0.log"), Some(format!("{}/job-{run}", metrics.display())));
+        assert_eq!(log("trainer-0.log").as_deref(), Some("metrics of a trainer: ."));
+    }
+}
+
+#[test]
 fn a_reader_that_goes_away_does_not_stop_the_run() {
     let job = Job::new(SERVER, "touch $DIR/done-$PSJOB_INDEX", "");
     let mut command = job.command(&["--verbose"]);

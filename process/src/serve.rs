@@ -56,6 +56,10 @@ pub struct ServeArgs {
     /// Seconds between two checkpoints [default: 60]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), requires = "checkpoint_dir")]
     checkpoint_interval: Option<u64>,
+    /// Server 0: folder for the metrics over time, as event files of TensorBoard [default: beside the checkpoints, if there
+    /// are any]
+    #[arg(long, value_name = "DIR")]
+    metrics_dir: Option<String>,
     /// Exchange blocks over TCP with trainers of this host too, as with those of others
     #[arg(long)]
     no_shared_memory: bool,
@@ -145,6 +149,7 @@ impl ServeArgs {
             policy.interval_seconds = self.checkpoint_interval.unwrap_or(policy.interval_seconds);
             environment.checkpoint = Some(Checkpoint { folder: folder.clone(), policy });
         }
+        environment.metrics_folder = self.metrics_dir.clone().or(environment.metrics_folder.take());
         Ok(environment)
     }
 

@@ -21,6 +21,7 @@ pub mod proto;
 mod replication_log;
 pub mod retry;
 pub mod schedule;
+pub mod series;
 pub mod server;
 pub mod shm;
 pub mod sparse;

@@ -241,10 +241,16 @@ class Job:
         return batches.EpochSampler(self, dataset, batch_size, accumulate)
 
     def report(self, metrics: Mapping[str, float]) -> None:
-        """Tells the job these metrics, as accuracy or loss: they are shown while it runs and in its result."""
-        self._metrics.update({name: float(value) for name, value in metrics.items()})
+        """Tells the job these metrics, as accuracy or loss: they are shown while it runs and in its result.
+
+        Where the job keeps its metrics over time, beside its checkpoints or with `psjobs run --log-dir`, each value becomes a
+        point at the steps that are done. The first value that a metric gets at a step is the one that counts.
+        """
+        values = {name: float(value) for name, value in metrics.items()}
+        self._metrics.update(values)
         if self._session is not None and not self._left:
             self._session.report(self._examples, self._metrics)
+            self._session.record(self._step, values)
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """Writes the model's `state_dict()`, as it is now, to a safetensors file, which is there whole or not at all.

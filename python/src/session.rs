@@ -11,7 +11,7 @@ use futures::future::join;
 use psjobs_arithmetic::parameter_group::ParameterGroup;
 use psjobs_ps::batch::sharing::Work;
 use psjobs_ps::client::{
-    AsyncSession, ClientError, GradualStep, RowGradients, SessionConfig, SessionTables, TensorSpec,
+    AsyncSession, ClientError, GradualStep, Recorder, RowGradients, SessionConfig, SessionTables, TensorSpec,
 };
 use psjobs_ps::sparse::TableSpec;
 use pyo3::buffer::PyBuffer;
@@ -29,6 +29,8 @@ use super::waiting::{Interrupt, attentive};
 #[pyclass(frozen, module = "psjobs._native")]
 pub struct Session {
     live: Mutex<Option<Live>>,
+    /// Takes metrics also while a step is under way.
+    recorder: Recorder,
     interrupt: Arc<AtomicBool>,
     /// The process that joined.
     process: u32,
@@ -81,16 +83,17 @@ impl Session {
         start_logging();
         let initial = initial.to_vec(py)?;
         let interrupt = Arc::clone(&interrupt.0);
-        let live = py.detach(|| {
+        let (live, recorder) = py.detach(|| {
             let mut builder = Builder::new_multi_thread();
             // One more than connections: a step that leaves during backward encodes its blocks here.
             builder.worker_threads(config.connections.max(1) as usize + 1).thread_name("psjobs-net").enable_all();
             let runtime = builder.build().map_err(|error| exception(&ClientError::Runtime(error)))?;
             let session = runtime.block_on(attentive(AsyncSession::join(config, &initial), &interrupt))?;
+            let recorder = session.recorder();
             let state = State::Idle(Box::new(session));
-            PyResult::Ok(Live { state, tables: None, epoch: 0, report: None, waiting: 0.0, runtime })
+            PyResult::Ok((Live { state, tables: None, epoch: 0, report: None, waiting: 0.0, runtime }, recorder))
         })?;
-        Ok(Self { live: Mutex::new(Some(live)), interrupt, process: process::id() })
+        Ok(Self { live: Mutex::new(Some(live)), recorder, interrupt, process: process::id() })
     }
 
     /// All parameters and all gradients.
@@ -249,6 +252,14 @@ impl Session {
             }
             Ok(())
         })
+    }
+
+    /// Records values of metrics when `step` steps are done, for the series that server 0 keeps.
+    #[allow(clippy::needless_pass_by_value, reason = "as Python passes it")]
+    fn record(&self, step: u64, metrics: BTreeMap<String, f64>) -> PyResult<()> {
+        self.check_process()?;
+        self.recorder.record(step, &metrics);
+        Ok(())
     }
 
     /// Makes the last step done this trainer's last one, and waits until the servers keep it. Returns the next step: an

@@ -21,6 +21,7 @@ fn trainer() -> Environment {
         local_rank: 0,
         result_file: Some("/dev/termination-log".into()),
         checkpoint: Some(Checkpoint { folder: "/checkpoints".into(), policy: CheckpointPolicy::default() }),
+        metrics_folder: Some("/metrics".into()),
         tls_folder: Some("/etc/psjobs/tls".into()),
     }
 }

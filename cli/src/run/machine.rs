@@ -15,9 +15,9 @@ use crate::bad_input::BadInput;
 
 const WORKER: &str = "psjobs-worker";
 
-/// Finds the resources for a run with `servers` servers. `results` takes the result files.
-pub fn look(servers: u32, options: &Options, results: PathBuf) -> anyhow::Result<Machine> {
-    let Options { worker, data, checkpoint_dir, .. } = options;
+/// Finds the resources for a run of `job` with `servers` servers. `results` takes the result files.
+pub fn look(job: &str, servers: u32, options: &Options, results: PathBuf) -> anyhow::Result<Machine> {
+    let Options { worker, data, checkpoint_dir, log_dir, .. } = options;
     if let Some(data) = data
         && !data.is_dir()
     {
@@ -33,8 +33,16 @@ pub fn look(servers: u32, options: &Options, results: PathBuf) -> anyhow::Result
         servers: free_addresses(servers).context("no free port on 127.0.0.1 for a server")?,
         results,
         checkpoints: path::absolute(checkpoint_dir).context("this folder has no path")?,
+        metrics: log_dir.as_deref().map(|logs| metrics_folder(logs, job)).transpose()?,
         uid: format!("{:032x}", rand::random::<u128>()),
     })
+}
+
+/// Returns the folder for the metrics of this run of `job`: one that does not exist, so that runs can be compared.
+fn metrics_folder(logs: &Path, job: &str) -> anyhow::Result<PathBuf> {
+    let folder = path::absolute(logs).context("this folder has no path")?.join("metrics");
+    let mut runs = (1..).map(|run| folder.join(format!("{job}-{run}")));
+    Ok(runs.find(|run| !run.exists()).expect("some number is free"))
 }
 
 /// The worker that was named, or the one beside this program, or the one on PATH.

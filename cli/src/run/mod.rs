@@ -80,7 +80,8 @@ pub struct RunArgs {
     /// Folder of the data set, handed to the processes as PSJOB_DATA
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Keep what the processes write in this folder [default: a temporary one, kept if the job fails]
+    /// Keep what the processes write in this folder, and the metrics over time for TensorBoard in its folder `metrics`
+    /// [default: a temporary one, kept if the job fails, without metrics]
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
     /// Folder for the checkpoints of jobs with spec.checkpoint, each in a folder of its name
@@ -166,7 +167,8 @@ pub fn execute(
     fs::create_dir_all(&logs).with_context(|| format!("cannot make the folder {} for logs", logs.display()))?;
     let servers = job.spec.ps.replicas.unsigned_abs();
     let results = scratch.path().to_owned();
-    let machine = machine::look(servers, options, results)?;
+    let name = job.metadata.name.as_deref().unwrap_or_default();
+    let machine = machine::look(name, servers, options, results)?;
     let plan = Plan::new(job, machine).map_err(|error| BadInput::new(error.to_string()))?;
 
     let mut view = View::new(options.wish, &plan);
@@ -200,6 +202,9 @@ fn greet(view: &View, plan: &Plan, logs: &Path) {
     let plural = |count: u32, noun: &str| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
     let (servers, trainers) = (plural(plan.servers, "server"), plural(plan.trainers, "trainer"));
     view.say(&format!("{}: {servers} and {trainers} on this machine; logs in {}", plan.name, logs.display()));
+    if let Some(metrics) = plan.metrics_folder() {
+        view.say(&format!("metrics over time: tensorboard --logdir {}", metrics.display()));
+    }
     plan.notes.iter().for_each(|note| view.say(&format!("note: {note}")));
     plan.warnings.iter().for_each(|warning| view.warn(warning));
 }

@@ -46,6 +46,8 @@ pub struct Machine {
     pub results: PathBuf,
     /// Takes the job's checkpoints, if it keeps any.
     pub checkpoints: PathBuf,
+    /// Takes the metrics over time, if the user wants to keep them.
+    pub metrics: Option<PathBuf>,
     /// Random and unique to this run.
     pub uid: String,
 }
@@ -179,6 +181,12 @@ impl Plan {
         self.checkpoint.as_ref().map(|checkpoint| checkpoint.folder.as_str())
     }
 
+    /// Where TensorBoard finds the metrics over time, if they are kept: those of this run and of others beside it.
+    pub fn metrics_folder(&self) -> Option<PathBuf> {
+        let here = self.machine.metrics.as_ref().and_then(|run| run.parent()).map(Path::to_owned);
+        here.or_else(|| self.checkpoint_folder().map(PathBuf::from))
+    }
+
     pub fn result_file(&self, replica: Replica) -> PathBuf {
         self.machine.results.join(format!("{}-{}.json", replica.role, replica.index))
     }
@@ -206,6 +214,7 @@ impl Plan {
             local_rank,
             result_file: Some(result_file.display().to_string()),
             checkpoint: self.checkpoint.clone().filter(|_| replica.role == Role::Server),
+            metrics_folder: machine.metrics.as_deref().map(text).filter(|_| replica.role == Role::Server),
             ..job
         };
         let contract: BTreeMap<_, _> =

@@ -266,7 +266,7 @@ impl OpenFile for File {
 }
 
 /// Returns the names in a folder, none if it does not exist.
-pub(super) fn names(disk: &Disk, folder: &Path) -> io::Result<Vec<OsString>> {
+pub(crate) fn names(disk: &Disk, folder: &Path) -> io::Result<Vec<OsString>> {
     match disk.names(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
         names => names,
@@ -274,7 +274,7 @@ pub(super) fn names(disk: &Disk, folder: &Path) -> io::Result<Vec<OsString>> {
 }
 
 /// Returns the contents of a small file, `None` if it does not exist.
-pub(super) fn read(disk: &Disk, path: &Path) -> io::Result<Option<Vec<u8>>> {
+pub(crate) fn read(disk: &Disk, path: &Path) -> io::Result<Option<Vec<u8>>> {
     let file = match disk.open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),

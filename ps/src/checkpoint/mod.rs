@@ -9,6 +9,7 @@
 //!     ps-00001-of-00002.safetensors
 //!     rows-00000-of-00002.safetensors        the same for the rows of sparse tables, if there are any
 //!     manifest.json                          written last: the checkpoint is complete
+//! DIR/run-00002/metrics/                     the series of the job's metrics, see [`crate::series`]
 //! DIR/model.safetensors                      the trained model, when the job is done
 //! DIR/tables.safetensors                     its sparse tables
 //! ```

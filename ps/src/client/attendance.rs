@@ -13,6 +13,7 @@ use tonic::{Code, Status};
 use super::config::SessionConfig;
 use super::connecting::{connect_lazily, is_refused, join, reason};
 use super::error::{ClientError, is_retryable};
+use super::recorder::Recorder;
 use super::voting::Voting;
 use crate::proto;
 use crate::proto::coordination_client::CoordinationClient;
@@ -28,6 +29,8 @@ const SILENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_secs(1);
 /// How long a server may take to note that a trainer leaves.
 const LEAVE: Duration = Duration::from_secs(10);
+/// Pause before points are sent again for which server 0 had no room.
+const FULL: Duration = Duration::from_millis(100);
 /// Timeout for a trainer that was interrupted or failed: all may have been, and its server may be gone.
 const STOP: Duration = Duration::from_secs(3);
 
@@ -51,6 +54,7 @@ pub struct Report {
 pub struct Attendance {
     servers: BTreeMap<u32, Attended>,
     report: Arc<Mutex<Report>>,
+    recorder: Recorder,
     voting: Voting,
 }
 
@@ -74,6 +78,7 @@ impl Attendance {
             client: client.clone(),
             channel: channel.clone(),
             report: self.report.clone(),
+            recorder: (server == 0).then(|| self.recorder.clone()),
             voting: self.voting.clone(),
             answered: answered.clone(),
         };
@@ -114,6 +119,12 @@ impl Attendance {
         *self.report.lock() = report;
     }
 
+    /// Returns where the series of this trainer's metrics are recorded.
+    #[must_use]
+    pub fn recorder(&self) -> Recorder {
+        self.recorder.clone()
+    }
+
     /// Leaves every server with what was reported last: `finished` says that the work is done, false that a
     /// replacement will come. Server 0 knows that already of a trainer that has `concluded`.
     ///
@@ -139,6 +150,14 @@ impl Attendance {
         failure: String,
     ) -> Result<(), ClientError> {
         let report = read(&self.report);
+        if let Some(server) = self.servers.get(&0) {
+            server.heartbeats.abort();
+            let mut client = server.client.clone();
+            let deliver = deliver(&mut client, config, &report, &self.recorder);
+            if tokio::time::timeout(STOP, deliver).await != Ok(true) {
+                tracing::debug!("server 0 does not have the last points of metrics");
+            }
+        }
         let leaving = self.servers.into_iter().map(|(server, Attended { client, channel, heartbeats, .. })| {
             heartbeats.abort();
             let Report { step, examples, metrics, waiting: _, dealt: (entry, done) } = report.clone();
@@ -170,6 +189,8 @@ struct Heartbeats {
     client: CoordinationClient<Channel>,
     channel: Channel,
     report: Arc<Mutex<Report>>,
+    /// For server 0.
+    recorder: Option<Recorder>,
     voting: Voting,
     answered: Arc<Mutex<Instant>>,
 }
@@ -181,13 +202,15 @@ impl Heartbeats {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let Report { step, examples, metrics, waiting, dealt: (entry, done) } = read(&self.report);
-            let (trainer, waiting_seconds) = (Some(self.config.id()), waiting.as_secs_f64());
-            let request = proto::HeartbeatRequest { trainer, examples, metrics, step, waiting_seconds, entry, done };
+            let request = heartbeat(&self.config, &read(&self.report), self.recorder.as_ref());
             match self.client.heartbeat(request).await {
                 Ok(reply) => {
+                    let reply = reply.into_inner();
                     *self.answered.lock() = Instant::now();
-                    for holder in reply.into_inner().holders {
+                    if let Some(recorder) = &self.recorder {
+                        recorder.answered(&reply);
+                    }
+                    for holder in reply.holders {
                         self.voting.hear(&self.config, &self.channel, self.server, holder).await;
                     }
                 }
@@ -204,6 +227,32 @@ impl Heartbeats {
             }
         }
     }
+}
+
+fn heartbeat(config: &SessionConfig, report: &Report, recorder: Option<&Recorder>) -> proto::HeartbeatRequest {
+    let Report { step, examples, metrics, waiting, dealt: (entry, done) } = report.clone();
+    let (trainer, waiting_seconds) = (Some(config.id()), waiting.as_secs_f64());
+    let (points, points_held) = recorder.map(Recorder::to_send).unwrap_or_default();
+    proto::HeartbeatRequest { trainer, examples, metrics, step, waiting_seconds, entry, done, points, points_held }
+}
+
+/// Sends server 0 the points that it does not have. Returns whether it has all of them.
+async fn deliver(
+    server: &mut CoordinationClient<Channel>,
+    config: &SessionConfig,
+    report: &Report,
+    recorder: &Recorder,
+) -> bool {
+    while !recorder.is_sent() {
+        let Ok(reply) = server.heartbeat(heartbeat(config, report, Some(recorder))).await else { return false };
+        let before = recorder.to_send().0.len();
+        recorder.answered(&reply.into_inner());
+        if recorder.to_send().0.len() == before {
+            // It has no room for them now.
+            tokio::time::sleep(FULL).await;
+        }
+    }
+    true
 }
 
 /// The last message of a trainer to one server.

@@ -9,6 +9,7 @@ use super::config::SessionConfig;
 use super::error::ClientError;
 use super::gradual_step::GradualStep;
 use super::lane::threads;
+use super::recorder::Recorder;
 use super::runtime::network;
 use super::session::AsyncSession;
 use crate::batch::sharing::{Share, Work};
@@ -20,6 +21,7 @@ pub struct Session {
     state: State,
     /// How the exchange ended that was under way when something else was asked of the session.
     ended: Option<Result<u64, ClientError>>,
+    recorder: Recorder,
     runtime: Runtime,
 }
 
@@ -52,7 +54,8 @@ impl Session {
     pub fn join(config: SessionConfig, initial: &[f32]) -> Result<Self, ClientError> {
         let runtime = network(threads(config.connections))?;
         let session = runtime.block_on(AsyncSession::join(config, initial))?;
-        Ok(Self { state: State::Idle(Box::new(session)), ended: None, runtime })
+        let recorder = session.recorder();
+        Ok(Self { state: State::Idle(Box::new(session)), ended: None, recorder, runtime })
     }
 
     /// The first step that the servers do not have from this trainer; above 0 after a restart. While an exchange is under
@@ -163,6 +166,12 @@ impl Session {
             State::Exchanging(under_way) => under_way.report = Some((examples, metrics.clone())),
             _ => self.idle().report(examples, metrics),
         }
+    }
+
+    /// See [`AsyncSession::recorder`].
+    #[must_use]
+    pub fn recorder(&self) -> Recorder {
+        self.recorder.clone()
     }
 
     /// Leaves every server: `finished` says that the work is done, false that a replacement will come. Waits for the

@@ -9,6 +9,7 @@ use super::attendance::{Attendance, Report};
 use super::config::SessionConfig;
 use super::connecting::{enter, persist_any};
 use super::error::ClientError;
+use super::recorder::Recorder;
 use super::runtime::network;
 
 /// A trainer's place in a job whose servers train no blocks for it, on the runtime of its caller.
@@ -46,6 +47,12 @@ impl AsyncMember {
     /// Sets what the next heartbeats report: steps done and examples read so far, and metrics.
     pub fn report(&self, step: u64, examples: u64, metrics: &BTreeMap<String, f64>) {
         self.attendance.report(Report { step, examples, metrics: metrics.clone(), ..Report::default() });
+    }
+
+    /// See [`AsyncSession::recorder`](super::AsyncSession::recorder).
+    #[must_use]
+    pub fn recorder(&self) -> Recorder {
+        self.attendance.recorder()
     }
 
     /// Leaves every server, saying what [`AsyncMember::report`] said last: `finished` says that the work is
@@ -86,6 +93,12 @@ impl Member {
     /// See [`AsyncMember::report`].
     pub fn report(&self, step: u64, examples: u64, metrics: &BTreeMap<String, f64>) {
         self.member.report(step, examples, metrics);
+    }
+
+    /// See [`AsyncMember::recorder`].
+    #[must_use]
+    pub fn recorder(&self) -> Recorder {
+        self.member.recorder()
     }
 
     /// See [`AsyncMember::leave`].

@@ -21,6 +21,7 @@ use super::exchange::{Exchange, Purpose, Ready};
 use super::lane::Event;
 use super::link::Link;
 use super::momentum::Momentum;
+use super::recorder::Recorder;
 use crate::batch::sharing::{Share, Work};
 use crate::layout::Layout;
 use crate::proto;
@@ -110,6 +111,7 @@ impl AsyncSession {
             config,
         };
         session.enter().await?;
+        session.begin_series();
         if session.links.iter().all(|link| link.epoch == 0) {
             session.initial = Vec::new();
         }
@@ -262,6 +264,20 @@ impl AsyncSession {
     pub fn report(&self, examples: u64, metrics: &BTreeMap<String, f64>) {
         let (waiting, dealt) = (self.waiting, self.assigned.reported());
         self.attendance.report(Report { step: 0, examples, metrics: metrics.clone(), waiting, dealt });
+    }
+
+    /// Returns where the values of metrics are recorded over time, for the series that server 0 keeps. It takes them also
+    /// while an exchange is under way.
+    #[must_use]
+    pub fn recorder(&self) -> Recorder {
+        self.attendance.recorder()
+    }
+
+    /// Discards the recorded points of steps that are made again. Batches of an elastic job are not: others make them.
+    fn begin_series(&self) {
+        if !self.config.elastic {
+            self.recorder().begin_at(self.next_step * u64::from(self.config.local_steps.max(1)));
+        }
     }
 
     /// Leaves every server: `finished` says that the work is done, false that a replacement will come.

@@ -44,6 +44,8 @@ pub struct ServerConfig {
     pub replicas: Vec<String>,
     /// Where checkpoints are written, if anywhere.
     pub checkpoint: Option<CheckpointConfig>,
+    /// Where server 0 writes the series of metrics; with checkpoints by default beside them.
+    pub series: Option<Folder>,
     /// Where `/metrics`, `/status`, `/healthz` and `/readyz` are served, if anywhere.
     pub metrics: Option<TcpListener>,
     /// Evaluation of the model during training, on one server of a job.
@@ -74,6 +76,7 @@ impl ServerConfig {
             shared_memory: true,
             replicas: if environment.replication_factor > 1 { environment.servers.clone() } else { Vec::new() },
             checkpoint: CheckpointConfig::new(environment),
+            series: environment.metrics_folder.as_ref().map(|folder| Folder::new(Disk::System, folder)),
             metrics: None,
             evaluation: None,
             network: Network::default(),

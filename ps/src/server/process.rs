@@ -25,7 +25,7 @@ use super::service::frame_service::FrameService;
 use super::service::servers_only::ServersOnly;
 use super::service::{metrics, recovery as recovery_service, replication as replication_service, sparse_tables};
 use super::state::ServerState;
-use super::task::{evaluation, liveness, recovery, replication};
+use super::task::{evaluation, liveness, recovery, replication, series};
 use crate::{network, proto};
 use proto::coordination_server::CoordinationServer;
 use proto::recovery_server::RecoveryServer;
@@ -104,6 +104,8 @@ async fn run_state<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stati
     let serving = serve_grpc(incoming, state, services, stopped(&stop));
     let replicating = state.clone();
     let mut replicating = AbortOnDropHandle::new(tokio::spawn(async move { replication::run(&replicating).await }));
+    let series_over = CancellationToken::new();
+    let mut series = AbortOnDropHandle::new(tokio::spawn(series::run(state.clone(), series_over.clone())));
     let training_over = CancellationToken::new();
     let recovering = recovery::run(state, training_over.clone());
     tokio::pin!(serving, recovering);
@@ -153,8 +155,14 @@ async fn run_state<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stati
     }
     stop.cancel();
     state.close_streams();
-    if tokio::time::timeout(DRAIN, serving).await.is_err() {
+    series_over.cancel();
+    let (served, written) =
+        tokio::join!(tokio::time::timeout(DRAIN, serving), tokio::time::timeout(DRAIN, &mut series));
+    if served.is_err() {
         tracing::debug!("closed connections that trainers kept open");
+    }
+    if written.is_err() {
+        tracing::warn!("the last metrics are not written, because the disk does not answer");
     }
     outcome.map(|()| {
         let mut result = state.recovery.add_to(state.members().result());

@@ -12,6 +12,7 @@ use crate::support::*;
 use psjobs_api::training::{ConsistencyMode, OptimizerKind};
 use psjobs_ps::checkpoint::{Checkpoint, Runs};
 use psjobs_ps::client::Session;
+use psjobs_ps::series::writer::read_points;
 use psjobs_ps::server::ServerError;
 use safetensors::SafeTensors;
 
@@ -29,8 +30,15 @@ fn a_killed_server_costs_no_bit() {
     let model = SafeTensors::deserialize(&model).expect("safetensors");
     let weight = model.tensor("fc.weight").expect("the tensor").data().to_vec();
     assert_eq!(weight, bytemuck_f32(&want[7..]), "the exported model is the trained one");
-    let kept = Runs::new(folder.path()).catalog(1).complete().expect("a folder");
+    let run = Runs::new(folder.path()).catalog(1);
+    let kept = run.complete().expect("a folder");
     assert!(kept.len() <= 2 && kept.contains(&STEPS), "{kept:?}");
+    for trainer in ["trainer-0", "trainer-1"] {
+        let points = read_points(&run.folder().folder("metrics").folder(trainer)).expect("readable");
+        let points: Vec<_> = points.iter().map(|point| (point.step, point.values["loss"])).collect();
+        let want: Vec<_> = (1..=STEPS).map(|step| (step, (1.0 / step as f64) as f32)).collect();
+        assert_eq!(points, want, "{trainer}: every step is in its series once");
+    }
 }
 
 fn bytemuck_f32(values: &[f32]) -> Vec<u8> {

@@ -181,6 +181,11 @@ impl Volume {
         self.faults.push((server, fault));
     }
 
+    /// Ends all faults.
+    pub fn mend_all(&mut self) {
+        self.faults.clear();
+    }
+
     /// Takes one such fault away.
     pub fn mend(&mut self, server: Option<u32>, fault: DiskFault) {
         if let Some(place) = self.faults.iter().position(|broken| *broken == (server, fault)) {

@@ -196,7 +196,8 @@ impl Supervisor {
             }
         }
         self.disk.volume().violation()?;
-        self.check_model()
+        self.check_model()?;
+        self.check_series()
     }
 
     fn later(&mut self, after: Duration, action: Action) {
@@ -255,6 +256,7 @@ impl Supervisor {
             shared_memory: false,
             replicas: if plan.replicated { addresses(plan) } else { Vec::new() },
             checkpoint,
+            series: None,
             metrics: None,
             evaluation: None,
             network: Reached::Other(Arc::new(dialer)),

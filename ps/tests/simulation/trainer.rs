@@ -2,6 +2,7 @@
 //! that nobody's ever disappear again, unless it is told that the servers went back.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -86,6 +87,7 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
             job.network.wires().trace.tell(format_args!("{host:?} did step {step}, goes on with {next}"));
             // A process before this one may have done this step on servers that went back.
             if next == step + 1 && session.epoch() == epoch {
+                session.recorder().record(next * series_steps(plan), &series_values(index, next));
                 witness.answered(step, counts(session.parameters()))?
             } else {
                 witness.entered(next, counts(session.parameters()))?
@@ -108,6 +110,16 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
         witness.entered(step, counts(session.parameters()))?;
     }
     session.leave(true, plan.steps, [("loss".to_owned(), 0.5)].into()).await.map_err(told)
+}
+
+/// Steps of a trainer in the series of its metrics for one exchange.
+pub fn series_steps(plan: &Plan) -> u64 {
+    u64::from(plan.local_steps.max(1))
+}
+
+/// The values that a trainer records when `exchanges` are done.
+pub fn series_values(index: u32, exchanges: u64) -> BTreeMap<String, f64> {
+    [("loss".to_owned(), f64::from(index) + exchanges as f64 / 1024.0)].into()
 }
 
 /// Makes a step whose gradient is computed in three parts, from the back, each of which leaves when it is there. Returns the

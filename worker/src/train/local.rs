@@ -144,6 +144,8 @@ impl Updater for Local {
 
     fn report(&mut self, _examples: u64, _metrics: &Metrics) {}
 
+    fn record(&mut self, _step: u64, _metrics: &Metrics) {}
+
     fn waiting(&self) -> Duration {
         Duration::ZERO
     }

@@ -241,11 +241,17 @@ impl<W: Workload> Steps<'_, W> {
             feed.worked(examples, busy());
             step = next;
             let shown = if plan.elastic { turn.number + 1 } else { step };
-            if progress.step(Done { next: shown, examples, loss, waiting: updater.waiting() }, Instant::now()) {
+            let due = progress.step(Done { next: shown, examples, loss, waiting: updater.waiting() }, Instant::now());
+            if let Some(point) = progress.take_point() {
+                updater.record(shown, &point);
+            }
+            if due {
                 updater.report(progress.examples(), &progress.metrics());
             }
             if plan.evaluation_is_due(evaluated.elapsed()) && step < total {
-                progress.evaluated(step, tch::no_grad(|| workload.evaluate(model)));
+                let metrics = tch::no_grad(|| workload.evaluate(model));
+                updater.record(shown, &metrics);
+                progress.evaluated(step, metrics);
                 evaluated = Instant::now();
             }
         }
@@ -253,7 +259,9 @@ impl<W: Workload> Steps<'_, W> {
         let mut result = progress.result(updater.waiting());
         // The first trainer evaluates; in an elastic job each does, because the first may have left.
         if plan.trainer == 0 || plan.elastic {
-            result.metrics.extend(tch::no_grad(|| workload.evaluate(model)));
+            let metrics = tch::no_grad(|| workload.evaluate(model));
+            updater.record(progress.done(), &metrics);
+            result.metrics.extend(metrics);
         }
         Ok(Ended::Finished(result))
     }

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use psjobs_api::{Environment, ReplicaResult};
-use psjobs_ps::client::{ClientError, Member, SessionConfig, TensorSpec};
+use psjobs_ps::client::{ClientError, Member, Recorder, SessionConfig, TensorSpec};
 use psjobs_ps::network::Network;
 use psjobs_ps::tls::TlsError;
 
@@ -145,6 +145,12 @@ impl Participant {
         self.member.report(step, examples, metrics);
     }
 
+    /// Returns where the metrics of this trainer are recorded over time.
+    #[must_use]
+    pub fn recorder(&self) -> Recorder {
+        self.member.recorder()
+    }
+
     /// Does steps `0..total` of `plan`. `step` gives the loss; `stop` is asked before each. `None` if
     /// it said so.
     ///
@@ -172,7 +178,11 @@ impl Participant {
                 return Err(ModulesError::Diverged { step: number, loss });
             }
             let done = Done { next: number + 1, examples: plan.batch, loss, waiting };
-            if progress.step(done, Instant::now()) {
+            let due = progress.step(done, Instant::now());
+            if let Some(point) = progress.take_point() {
+                self.recorder().record(number + 1, &point);
+            }
+            if due {
                 self.report(number + 1, progress.examples(), &progress.metrics());
             }
         }

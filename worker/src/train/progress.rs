@@ -11,6 +11,9 @@ use crate::workload::Metrics;
 /// Shortest time between two reports to the servers.
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 
+/// Steps for one point in the series of metrics, unless the log has a line for fewer.
+const POINT_EVERY: u64 = 10;
+
 /// Counts this process's steps.
 #[derive(Clone, Debug)]
 pub struct Progress {
@@ -26,6 +29,12 @@ pub struct Progress {
     loss: Option<f64>,
     /// The metrics of the last evaluation.
     evaluation: Metrics,
+    /// The steps since the last point in the series of metrics.
+    point: Window,
+    /// The last point, until it is taken.
+    full: Option<Metrics>,
+    /// The step after the last one that was done.
+    done: u64,
     last: Instant,
 }
 
@@ -56,8 +65,21 @@ impl Window {
         Self { since, steps: 0, examples: 0, loss: 0.0, waiting_before }
     }
 
+    fn add(&mut self, done: Done) {
+        self.steps += 1;
+        self.examples += done.examples as u64;
+        self.loss += done.loss;
+    }
+
     fn mean_loss(&self) -> f64 {
         self.loss / self.steps as f64
+    }
+
+    /// Returns the steps and examples per second until `now`, and the part of the time that was spent waiting.
+    fn speed(&self, waiting: Duration, now: Instant) -> [f64; 3] {
+        let seconds = (now - self.since).as_secs_f64().max(1e-9);
+        let waited = waiting.saturating_sub(self.waiting_before).as_secs_f64();
+        [self.steps as f64 / seconds, self.examples as f64 / seconds, waited / seconds]
     }
 }
 
@@ -76,23 +98,31 @@ impl Progress {
             reported: now,
             loss: None,
             evaluation: Metrics::new(),
+            point: Window::new(now, Duration::ZERO),
+            full: None,
+            done: 0,
             last: now,
         }
     }
 
     /// A step is done. Logs when it is time to; true when it is time to report.
     pub fn step(&mut self, done: Done, now: Instant) -> bool {
-        let Done { next, examples, loss, waiting } = done;
+        let Done { next, examples, loss: _, waiting } = done;
         self.steps += 1;
         self.examples += examples as u64;
-        self.last = now;
-        self.window.steps += 1;
-        self.window.examples += examples as u64;
-        self.window.loss += loss;
+        (self.last, self.done) = (now, self.done.max(next));
+        self.window.add(done);
+        self.point.add(done);
         if self.window.steps >= self.log_every || next == self.total {
             self.log(next, waiting, now);
             self.loss = Some(self.window.mean_loss());
             self.window = Window::new(now, waiting);
+        }
+        if self.point.steps >= self.log_every.min(POINT_EVERY) || next == self.total {
+            let [_, examples, waited] = self.point.speed(waiting, now);
+            let point = [("loss", self.point.mean_loss()), ("examples_per_second", examples), ("waiting", waited)];
+            self.full = Some(point.map(|(name, value)| (name.to_owned(), value)).into());
+            self.point = Window::new(now, waiting);
         }
         // The last step at once: an evaluation may follow, which is no time of training.
         let due = next == self.total || now - self.reported >= REPORT_EVERY;
@@ -103,18 +133,28 @@ impl Progress {
     }
 
     fn log(&self, done: u64, waiting: Duration, now: Instant) {
-        let seconds = (now - self.window.since).as_secs_f64().max(1e-9);
-        let speed = self.window.steps as f64 / seconds;
-        let waited = (waiting - self.window.waiting_before).as_secs_f64() / seconds;
+        let [steps, examples, waited] = self.window.speed(waiting, now);
         info!(
             step = done,
             total_steps = self.total,
             loss = rounded(self.window.mean_loss(), 4),
-            steps_per_second = rounded(speed, 1),
-            examples_per_second = rounded(self.window.examples as f64 / seconds, 0),
+            steps_per_second = rounded(steps, 1),
+            examples_per_second = rounded(examples, 0),
             waiting = rounded(waited, 3),
             "training"
         );
+    }
+
+    /// Returns the next point in the series of metrics, once it is there: mean loss, examples per second, and the part of the
+    /// time that was spent waiting for others, of the steps since the one before.
+    pub fn take_point(&mut self) -> Option<Metrics> {
+        self.full.take()
+    }
+
+    /// Returns the step after the last one that was done.
+    #[must_use]
+    pub fn done(&self) -> u64 {
+        self.done
     }
 
     /// The model was evaluated while it trains: logged, and reported until the next time.
@@ -174,7 +214,20 @@ mod tests {
             progress.step(done(next, 32, loss), start);
             assert_eq!(progress.metrics()["loss"], want, "after {loss}");
         }
-        assert_eq!(progress.examples(), 128);
+        assert_eq!((progress.examples(), progress.done()), (128, 14));
+    }
+
+    #[test]
+    fn a_point_has_the_steps_since_the_one_before_and_is_taken_once() {
+        let start = Instant::now();
+        let mut progress = Progress::new(100, 2, start);
+        progress.step(done(1, 32, 4.0), start + Duration::from_secs(1));
+        assert_eq!(progress.take_point(), None);
+        let second = Done { waiting: Duration::from_secs(1), ..done(2, 32, 2.0) };
+        progress.step(second, start + Duration::from_secs(4));
+        let window = [("loss", 3.0), ("examples_per_second", 16.0), ("waiting", 0.25)];
+        assert_eq!(progress.take_point(), Some(window.map(|(name, value)| (name.to_owned(), value)).into()));
+        assert_eq!(progress.take_point(), None);
     }
 
     #[test]

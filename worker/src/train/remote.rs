@@ -126,6 +126,10 @@ impl Updater for Remote {
         self.session.report(examples, metrics);
     }
 
+    fn record(&mut self, step: u64, metrics: &Metrics) {
+        self.session.recorder().record(step, metrics);
+    }
+
     fn waiting(&self) -> Duration {
         self.session.waiting()
     }

@@ -51,6 +51,9 @@ pub trait Updater {
     /// Tells how far this trainer is.
     fn report(&mut self, examples: u64, metrics: &Metrics);
 
+    /// Records values of metrics when `step` steps are done, for the series of the job.
+    fn record(&mut self, step: u64, metrics: &Metrics);
+
     /// Time spent in [`Updater::update`] waiting for others.
     fn waiting(&self) -> Duration;
 

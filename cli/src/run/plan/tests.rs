@@ -18,6 +18,7 @@ fn machine() -> Machine {
         servers: vec!["127.0.0.1:4001".into(), "127.0.0.1:4002".into()],
         results: "/results".into(),
         checkpoints: "/kept".into(),
+        metrics: None,
         uid: "f00".into(),
     }
 }

@@ -98,6 +98,7 @@ impl AsyncSession {
 
     pub(super) async fn enter_anew(&mut self) -> Result<(), ClientError> {
         self.enter().await?;
+        self.begin_series();
         let why = "the servers went back to a checkpoint, or went on without this trainer";
         tracing::warn!(step = self.next_step, "{why}; going on from there");
         Ok(())

@@ -11,6 +11,7 @@ use crate::clock::now;
 use crate::layout::{Layout, TensorSpec};
 use crate::server::state::ServerState;
 use crate::server::state::replication::Replication;
+use crate::server::state::series::Series;
 use crate::{proto, wire};
 
 pub struct Coordination(pub Arc<ServerState>);
@@ -32,6 +33,7 @@ impl proto::coordination_server::Coordination for Coordination {
         let epoch = self.0.epoch()?;
         if tensors.is_empty() {
             self.0.members().join(&id, tensors, request.total_steps, now())?;
+            self.0.series.iter().for_each(|series| series.joined(id.index));
             tracing::info!(trainer = id.index, incarnation = id.incarnation, "joined, without parameters of its own");
             let (server, servers) = (config.index, config.servers);
             return Ok(Response::new(proto::JoinReply { server, servers, ..Default::default() }));
@@ -55,6 +57,7 @@ impl proto::coordination_server::Coordination for Coordination {
             self.0.rules.optimizer.check(name, group).map_err(Status::invalid_argument)?;
         }
         self.0.members().join(&id, tensors.clone(), request.total_steps, now())?;
+        self.0.series.iter().for_each(|series| series.joined(id.index));
         let store = self.0.store_for(layout, &tensors);
         // Without a shard the trainer only joins, so this server need not be a primary.
         let shard = match request.shard {
@@ -144,7 +147,12 @@ impl proto::coordination_server::Coordination for Coordination {
             batch_assignments.hear(&id, request.entry, request.done);
         }
         let holders = self.0.replication.as_ref().map(Replication::holders).unwrap_or_default();
-        Ok(Response::new(proto::HeartbeatReply { holders }))
+        let taken = self
+            .0
+            .series
+            .as_ref()
+            .map_or_else(Series::none, |series| series.take(id.index, request.points, request.points_held));
+        Ok(Response::new(proto::HeartbeatReply { holders, ..taken }))
     }
 
     async fn vote(&self, request: Request<proto::VoteRequest>) -> Result<Response<proto::VoteReply>, Status> {
@@ -196,7 +204,7 @@ impl proto::coordination_server::Coordination for Coordination {
 }
 
 /// Returns all that this server knows of the job. Steps are those that trainers make, although servers know only of exchanges.
-pub(super) fn status(state: &ServerState) -> proto::StatusReply {
+pub(in crate::server) fn status(state: &ServerState) -> proto::StatusReply {
     let mut status = state.members().status(now());
     status.staleness = state.metrics.staleness_counts();
     if let Ok(sharing) = state.sharing() {

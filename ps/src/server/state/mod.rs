@@ -8,6 +8,7 @@ pub mod metrics;
 pub mod recovery;
 pub mod replica_role;
 pub mod replication;
+pub mod series;
 pub mod streams;
 
 use std::collections::BTreeMap;
@@ -25,6 +26,7 @@ use self::membership::Membership;
 use self::metrics::Metrics;
 use self::recovery::Recovery;
 use self::replication::Replication;
+use self::series::Series;
 use self::streams::{Arrival, StreamKind, Streams};
 use crate::batch::sharing::Sharing;
 use crate::block::{Progress, Start, Store};
@@ -67,6 +69,8 @@ pub struct ServerState {
     pub shared_memory: Option<Arc<Offer>>,
     /// The share of each trainer in a batch, on server 0 of a job with adaptive batches.
     pub sharing: Option<Mutex<Sharing>>,
+    /// The points of metrics that trainers send, on server 0 of a job that keeps them.
+    pub series: Option<Series>,
     /// The batches of each trainer, on server 0 of an elastic job.
     pub batch_assignments: Option<BatchAssignments>,
     membership: Mutex<Membership>,
@@ -95,6 +99,7 @@ impl ServerState {
         let batch = &config.training.batch;
         let sharing =
             (batch.adaptive && config.index == 0).then(|| Mutex::new(Sharing::new(config.trainers, batch.into())));
+        let keeps_series = config.index == 0 && (config.series.is_some() || config.checkpoint.is_some());
         let batch_assignments = (config.min_trainers.is_some() && config.index == 0).then(BatchAssignments::default);
         Arc::new(Self {
             shared_memory,
@@ -108,6 +113,7 @@ impl ServerState {
             recovery,
             replication,
             sharing,
+            series: keeps_series.then(Series::default),
             batch_assignments,
             known: Notify::new(),
             tables: Mutex::default(),

@@ -4,3 +4,4 @@ pub mod evaluation;
 pub mod liveness;
 pub mod recovery;
 pub mod replication;
+pub mod series;

@@ -75,6 +75,7 @@ pub fn config(index: u32, servers: u32, trainers: u32, mode: ConsistencyMode) ->
         shared_memory: true,
         replicas: Vec::new(),
         checkpoint: None,
+        series: None,
         metrics: None,
         evaluation: None,
         network: Network::default(),

@@ -1,17 +1,22 @@
 //! How the processes of a job may end, and what it must leave behind.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use psjobs_api::ReplicaResult;
 use psjobs_ps::checkpoint::export::{MODEL, TABLES};
+use psjobs_ps::checkpoint::{Disk as Storage, Folder, Runs};
+use psjobs_ps::series::event_file::Point;
+use psjobs_ps::series::writer::read_points;
 use psjobs_ps::server::ServerError;
 use tokio::time::Instant;
 
 use super::{Action, Supervisor};
-use crate::disk::FOLDER;
+use crate::disk::{FOLDER, Mount};
 use crate::network::Host;
-use crate::trainer::Failure;
+use crate::plan::Fault;
+use crate::trainer::{Failure, series_steps, series_values};
 use crate::{backups, tables};
 
 /// Pause before a server that could not write the last checkpoint or the model is started again.
@@ -162,6 +167,43 @@ impl Supervisor {
             return Ok(());
         }
         Err(format!("the model holds {counts:?} of {} gradients of each trainer", plan.steps))
+    }
+
+    /// Looks at the series that server 0 has written of each trainer: each point is there once, with its value; and all are, in
+    /// jobs that lose nothing but servers.
+    pub(super) fn check_series(&self) -> Result<(), String> {
+        let plan = &self.job.plan;
+        if plan.checkpoint.is_none() || plan.disk_is_never_mended() {
+            return Ok(());
+        }
+        self.disk.volume().mend_all();
+        let mount = Mount { disk: self.disk.clone(), host: Host::Server(0, u32::MAX) };
+        let runs = Runs::new(Folder::new(Storage::Other(Arc::new(mount)), FOLDER));
+        let Some(run) = runs.newest().map_err(|error| error.to_string())? else { return Ok(()) };
+        let of_server = |fault: &Fault| matches!(fault, Fault::Kill { .. } | Fault::Stop { .. });
+        let has_lost_none = plan.faults.iter().all(|(_, fault)| of_server(fault));
+        for (index, incarnation) in (0..).zip(&self.incarnations) {
+            let folder = run.folder().folder("metrics").folder(&format!("trainer-{index}"));
+            let points = read_points(&folder).map_err(|error| format!("the series of trainer {index}: {error}"))?;
+            let per_exchange = series_steps(plan);
+            for Point { step, values, .. } in &points {
+                let want = series_values(index, step / per_exchange);
+                if values.iter().any(|(name, value)| want.get(name).map(|want| *want as f32) != Some(*value)) {
+                    return Err(format!("trainer {index} has {values:?} in its series at step {step}, not {want:?}"));
+                }
+            }
+            let steps: Vec<u64> = points.iter().map(|point| point.step / per_exchange).collect();
+            if !steps.is_sorted_by(|before, after| before < after) {
+                return Err(format!("the series of trainer {index} repeats steps: {steps:?}"));
+            }
+            // A server 0 that dies when a trainer has left has had the last points alone.
+            let until = if self.server_starts[0] == 1 { plan.steps } else { steps.len() as u64 };
+            let is_whole = steps.iter().copied().eq(1..=until);
+            if has_lost_none && *incarnation == 0 && !steps.is_empty() && !is_whole {
+                return Err(format!("the series of trainer {index} has gaps: {steps:?} of {}", plan.steps));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -105,6 +105,7 @@ impl<'a> Trainer<'a> {
         let mut trainer =
             Self { job, meeting, settings, model, dense, beginning, rows, ring, next, waited: Duration::ZERO };
         trainer.settle()?;
+        trainer.begin_series();
         Ok(trainer)
     }
 
@@ -153,7 +154,11 @@ impl<'a> Trainer<'a> {
                     plan.rest(step, plan.batch, began.elapsed().saturating_sub(self.waiting() - waited));
                     coming = following.map(|batch| (batch, rows));
                     let done = Done { next: step + 1, examples: plan.batch, loss, waiting: self.waiting() };
-                    if progress.step(done, Instant::now()) {
+                    let due = progress.step(done, Instant::now());
+                    if let (Some(point), Some((_, participant))) = (progress.take_point(), self.job) {
+                        participant.recorder().record(step + 1, &point);
+                    }
+                    if due {
                         self.report(&progress);
                     }
                 }
@@ -186,6 +191,13 @@ impl<'a> Trainer<'a> {
         }
     }
 
+    /// Discards the recorded metrics of steps that are made again.
+    fn begin_series(&self) {
+        if let Some((_, participant)) = self.job {
+            participant.recorder().begin_at(self.next);
+        }
+    }
+
     fn report(&self, progress: &Progress) {
         if let Some((_, participant)) = self.job {
             participant.report(self.next, progress.examples(), &progress.metrics());
@@ -211,6 +223,7 @@ impl<'a> Trainer<'a> {
             Err(error) => return Err(error),
         }
         tracing::info!(step = self.next, "all trainers are there again");
+        self.begin_series();
         self.settle()
     }
 

@@ -15,6 +15,7 @@ use self::stragglers::Pace;
 use crate::checkpoint::Concluded;
 use crate::layout::TensorSpec;
 use crate::proto;
+use crate::series::{LONGEST_NAME, MOST_METRICS};
 use crate::server::config::Timeouts;
 pub use refusal::Refusal;
 
@@ -101,11 +102,6 @@ fn without_groups(tensors: &[TensorSpec]) -> Vec<TensorSpec> {
 
 /// The longest description of a trainer's error that is kept, in characters.
 const LONGEST_FAILURE: usize = 1000;
-
-/// Metrics that are kept of each trainer and shown of all together, as many as a job's status has.
-const MOST_METRICS: usize = 32;
-/// The longest name of a metric, in bytes.
-const LONGEST_METRIC: usize = 128;
 
 /// Seconds over which the rate of examples is smoothed.
 const RATE_WINDOW: f64 = 10.0;
@@ -213,6 +209,12 @@ impl Membership {
     /// Records the metrics of an evaluation on this server.
     pub fn evaluated(&mut self, metrics: BTreeMap<String, f64>, now: Instant) {
         self.evaluation = (metrics, now);
+    }
+
+    /// Returns the metrics of the last evaluation on this server, and their time.
+    #[must_use]
+    pub fn evaluation(&self) -> (BTreeMap<String, f64>, Instant) {
+        self.evaluation.clone()
     }
 
     /// Refuses new trainers, because the job is done: this server is about to end.
@@ -350,7 +352,7 @@ impl Membership {
         member.examples.1 = examples;
         for (name, value) in metrics.into_iter().filter(|(_, value)| value.is_finite()) {
             let has_room = member.metrics.len() < MOST_METRICS || member.metrics.contains_key(&name);
-            if has_room && name.len() <= LONGEST_METRIC {
+            if has_room && name.len() <= LONGEST_NAME {
                 member.metrics.insert(name, value);
             } else {
                 member.has_more_metrics = true;

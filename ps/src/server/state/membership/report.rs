@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use psjobs_api::index_ranges;
 
 use super::stragglers::stragglers;
-use super::{LONGEST_METRIC, MOST_METRICS, Member, Membership, Presence};
+use super::{Member, Membership, Presence};
 use crate::proto;
+use crate::series::{LONGEST_NAME, MOST_METRICS};
 
 impl Membership {
     /// Returns the model and the members, for another server.
@@ -46,7 +47,7 @@ impl Membership {
         let more = |(index, member): (u32, &Member)| {
             member.has_more_metrics.then(|| {
                 format!(
-                    "trainer {index} reports more than {MOST_METRICS} metrics, or names of more than {LONGEST_METRIC} bytes; \
+                    "trainer {index} reports more than {MOST_METRICS} metrics, or names of more than {LONGEST_NAME} bytes; \
                      the others are not shown"
                 )
             })
