@@ -6,6 +6,7 @@ mod hostile;
 mod hybrid;
 mod link;
 mod local;
+mod metrics;
 mod optimizers;
 mod recovery;
 mod remote;
@@ -59,6 +60,7 @@ enum Bench {
     Hybrid(hybrid::HybridArgs),
     Waiting(waiting::WaitingArgs),
     Trainers(trainers::TrainersArgs),
+    Metrics(metrics::MetricsArgs),
     Snapshot(snapshot::SnapshotArgs),
     #[command(hide = true)]
     Server(ServerArgs),
@@ -105,6 +107,7 @@ impl Bench {
             Self::Hybrid(args) => args.measure(runs)?,
             Self::Waiting(args) => args.measure(runs)?,
             Self::Trainers(args) => args.measure(runs)?,
+            Self::Metrics(args) => args.measure(runs)?,
             Self::Snapshot(args) => args.measure(runs)?,
             Self::Server(args) => {
                 args.serve()?;
