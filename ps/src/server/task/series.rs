@@ -150,6 +150,10 @@ impl Task {
     /// Returns what this server knows of the whole job, if training has moved since the last time.
     fn measure(&mut self) -> Option<Piece> {
         let state = &self.state;
+        // Until then it knows of no step, or of some trainers' alone.
+        if !state.has_state() {
+            return None;
+        }
         let status = coordination::status(state);
         let elastic = state.config.min_trainers.is_some();
         // Those of all trainers are summed up, and an elastic job counts batches.
