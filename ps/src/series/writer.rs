@@ -249,7 +249,7 @@ mod tests {
             point(4, &[("loss", -0.0)]),
         ];
         writer.append(SOURCE, &sent).expect("written");
-        // What is sent again is left out, by the next process, too.
+        // Points that are sent again are left out, by the next process, too.
         writer.append(SOURCE, &sent).expect("written");
         process(scratch.path(), 2).0.append(SOURCE, &sent).expect("written");
         let found = read_points(&folder).expect("readable");

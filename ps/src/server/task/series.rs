@@ -156,7 +156,7 @@ impl Task {
         }
         let status = coordination::status(state);
         let elastic = state.config.min_trainers.is_some();
-        // Those of all trainers are summed up, and an elastic job counts batches.
+        // The status has the sum over all trainers; that of an elastic job counts batches.
         let step = if elastic { status.step } else { status.step / u64::from(state.config.trainers.max(1)) };
         let staleness = {
             let histogram = state.metrics.blocks.staleness();
