@@ -245,9 +245,7 @@ async fn deliver(
 ) -> bool {
     while !recorder.is_sent() {
         let Ok(reply) = server.heartbeat(heartbeat(config, report, Some(recorder))).await else { return false };
-        let before = recorder.to_send().0.len();
-        recorder.answered(&reply.into_inner());
-        if recorder.to_send().0.len() == before {
+        if !recorder.answered(&reply.into_inner()) {
             // It has no room for them now.
             tokio::time::sleep(FULL).await;
         }

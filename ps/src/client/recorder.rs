@@ -4,14 +4,21 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use prost::Message as _;
 
 use crate::clock::unix_seconds;
 use crate::proto::{HeartbeatReply, MetricPoint, MetricValue};
+use crate::series::{LONGEST_NAME, MOST_METRICS};
 
 /// Points that a trainer holds at most. Of more that server 0 does not take, the oldest go.
 const MOST_HELD: usize = 100_000;
 /// Points in one heartbeat at most.
 const MOST_SENT: usize = 10_000;
+/// Bytes of them at most, a quarter of the longest message that a server takes: it would refuse every heartbeat.
+const MOST_BYTES: usize = 1 << 20;
+
+/// Bytes for the field's number and length before each point.
+const LENGTH: usize = 4;
 
 /// Takes the values of metrics of each step. Clones record to the same series.
 #[derive(Clone, Debug, Default)]
@@ -22,7 +29,9 @@ impl Recorder {
     /// except after the servers went back; a value at a step that has one is left out.
     pub fn record(&self, step: u64, metrics: &BTreeMap<String, f64>) {
         let value = |(name, value): (&String, &f64)| MetricValue { name: name.clone(), value: Some(*value as f32) };
-        let values = metrics.iter().map(value).collect();
+        // Server 0 would leave the others out.
+        let fitting = metrics.iter().filter(|(name, _)| name.len() <= LONGEST_NAME).take(MOST_METRICS);
+        let values = fitting.map(value).collect();
         self.0.lock().push(MetricPoint { step, unix_seconds: unix_seconds(), values, ..MetricPoint::default() });
     }
 
@@ -38,9 +47,12 @@ impl Recorder {
         (points.to_send(), points.first_held())
     }
 
-    /// Takes what server 0 answers.
-    pub(super) fn answered(&self, reply: &HeartbeatReply) {
-        self.0.lock().answered(reply.points_received, reply.points_kept);
+    /// Takes what server 0 answers; returns whether it has taken points.
+    pub(super) fn answered(&self, reply: &HeartbeatReply) -> bool {
+        let mut points = self.0.lock();
+        let before = points.sent;
+        points.answered(reply.points_received, reply.points_kept);
+        points.sent > before
     }
 
     /// Returns whether server 0 has all points.
@@ -78,7 +90,12 @@ impl Points {
 
     fn to_send(&self) -> Vec<MetricPoint> {
         let first = self.held.partition_point(|point| point.number < self.sent);
-        self.held.range(first..).take(MOST_SENT).cloned().collect()
+        let mut bytes = 0;
+        let fits = |point: &&MetricPoint| {
+            bytes += point.encoded_len() + LENGTH;
+            bytes <= MOST_BYTES
+        };
+        self.held.range(first..).take(MOST_SENT).take_while(fits).cloned().collect()
     }
 
     fn first_held(&self) -> u64 {
@@ -98,6 +115,7 @@ impl Points {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proto::HeartbeatRequest;
 
     fn recorded(steps: std::ops::Range<u64>) -> Points {
         let mut points = Points::default();
@@ -137,5 +155,17 @@ mod tests {
         assert_eq!((steps(&points).len(), steps(&points)[0]), (MOST_SENT, 3));
         points.answered(3 + MOST_SENT as u64, 0);
         assert_eq!(steps(&points)[0], 3 + MOST_SENT as u64);
+    }
+
+    #[test]
+    fn a_heartbeat_with_the_longest_points_is_no_longer_than_a_server_takes() {
+        let recorder = Recorder::default();
+        let long = |n: usize| (format!("{n:0LONGEST_NAME$}"), 1.0);
+        let metrics: BTreeMap<_, _> = (0..MOST_METRICS + 8).map(long).chain([("n".repeat(129), 1.0)]).collect();
+        (0..1000).for_each(|step| recorder.record(step, &metrics));
+        let (points, _) = recorder.to_send();
+        assert!(points.len() > 100 && points.iter().all(|point| point.values.len() == MOST_METRICS));
+        let message = HeartbeatRequest { points, ..HeartbeatRequest::default() };
+        assert!(message.encoded_len() <= MOST_BYTES, "{} bytes", message.encoded_len());
     }
 }
