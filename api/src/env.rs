@@ -57,6 +57,8 @@ pub const PSJOB_CHECKPOINT: &str = "PSJOB_CHECKPOINT";
 pub const PSJOB_METRICS_DIR: &str = "PSJOB_METRICS_DIR";
 /// Folder with ca.crt, tls.crt and tls.key; the job's processes then talk TLS.
 pub const PSJOB_TLS_DIR: &str = "PSJOB_TLS_DIR";
+/// Number of GPUs that a trainer was given for itself.
+pub const PSJOB_GPUS: &str = "PSJOB_GPUS";
 /// File that takes the [`ReplicaResult`](crate::ReplicaResult) at the end.
 pub const PSJOB_RESULT_FILE: &str = "PSJOB_RESULT_FILE";
 
@@ -93,6 +95,8 @@ pub struct Environment {
     pub supervised: bool,
     /// Rank among the job's processes on this machine.
     pub local_rank: u32,
+    /// GPUs that this trainer was given for itself, so that it is an error not to use one.
+    pub gpus: u32,
     /// Where the result goes, if anybody wants it.
     pub result_file: Option<String>,
     /// Where the servers keep the job's state, if anywhere.
@@ -153,6 +157,7 @@ impl Environment {
             incarnation: 0,
             supervised: false,
             local_rank: 0,
+            gpus: 0,
             result_file: None,
             checkpoint: None,
             metrics_folder: None,
@@ -217,6 +222,9 @@ impl Environment {
         }
         if self.supervised {
             vars.push((PSJOB_SUPERVISED, "1".to_owned()));
+        }
+        if self.gpus > 0 {
+            vars.push((PSJOB_GPUS, self.gpus.to_string()));
         }
         if !self.finished_trainers.is_empty() {
             vars.push((PSJOB_FINISHED_TRAINERS, index_ranges::format(&self.finished_trainers)));
@@ -288,6 +296,7 @@ impl Environment {
             incarnation: vars.number_or(PSJOB_INCARNATION, 0)?,
             supervised: vars.flag(PSJOB_SUPERVISED)?,
             local_rank: vars.number_or(LOCAL_RANK, 0)?,
+            gpus: vars.number_or(PSJOB_GPUS, 0)?,
             result_file: lookup(PSJOB_RESULT_FILE).filter(|file| !file.is_empty()),
             checkpoint: parse_checkpoint(lookup(PSJOB_CHECKPOINT_DIR), lookup(PSJOB_CHECKPOINT))?,
             metrics_folder: lookup(PSJOB_METRICS_DIR).filter(|folder| !folder.is_empty()),

@@ -59,6 +59,9 @@ def main() -> None:
     if unknown:
         parser.error(f"there is no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
     for name in options.cases or CASES:
+        if name == "gpu" and not _has_gpu():
+            print("bench: this machine has no CUDA device, so gpu was not measured", file=sys.stderr)
+            continue
         case = CASES[name](options.runs)
         if options.json:
             print(json.dumps({"bench": "python", **asdict(case), "ratio": case.ratio}), flush=True)
@@ -127,11 +130,18 @@ def overlap(runs: int) -> Case:
     return Case("overlap", "s", together, max(backward, alone), "the longer of backward and exchange")
 
 
+def gpu(runs: int) -> Case:
+    """Steps/s of a model on a GPU whose parameters a server has, over torch's own optimizer there."""
+    value, limit = alternate(runs, lambda: part("gpu", (*SHARED, "--optimizer", "adam"), threads=4), lambda: part("gpu-torch", threads=4))
+    return Case("gpu", "steps/s", value, limit, "torch's own Adam on the GPU")
+
+
 CASES: dict[str, Callable[[int], Case]] = {
     "tcp": lambda runs: exchange(runs, TCP, "tcp"),
     "shared": lambda runs: exchange(runs, SHARED, "shared"),
     "small": small,
     "overlap": overlap,
+    "gpu": gpu,
 }
 
 
@@ -190,6 +200,12 @@ def _rpc() -> float:
     return found
 
 
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def _tensors() -> torch.nn.ParameterList:
     import torch
 
@@ -228,14 +244,14 @@ def _small_torch() -> float:
 
 
 class _Layers:
-    """Ten layers of 10 MB, and a batch whose backward takes some 100 ms."""
+    """Ten layers of 10 MB, and a batch whose backward takes some 100 ms of a CPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, examples: int = 96, device: str = "cpu") -> None:
         import torch
 
         torch.manual_seed(1)
-        self.model = torch.nn.Sequential(*(torch.nn.Linear(1600, 1600) for _ in range(10)))
-        self.batch = torch.randn(96, 1600)
+        self.model = torch.nn.Sequential(*(torch.nn.Linear(1600, 1600) for _ in range(10))).to(device)
+        self.batch = torch.randn(examples, 1600, device=device)
         self.loss = torch.zeros(())
 
     def forward(self) -> None:
@@ -271,6 +287,37 @@ def _exchange_layers() -> float:
     return _median(optimizer.step, layers.fill)
 
 
+GPU_EXAMPLES = 16384
+"""Examples of a batch that keeps a GPU busy for some 50 ms."""
+
+
+def _gpu_step(layers: _Layers, optimizer: torch.optim.Optimizer) -> float:
+    import torch
+
+    def step() -> None:
+        layers.model(layers.batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.synchronize()
+
+    return 1 / _median(step)
+
+
+def _gpu() -> float:
+    import psjobs
+
+    layers = _Layers(GPU_EXAMPLES, "cuda")
+    _, optimizer = psjobs.join().attach(layers.model)
+    return _gpu_step(layers, optimizer)
+
+
+def _gpu_torch() -> float:
+    import torch
+
+    layers = _Layers(GPU_EXAMPLES, "cuda")
+    return _gpu_step(layers, torch.optim.Adam(layers.model.parameters(), lr=0.01))
+
+
 def _backward() -> float:
     layers = _Layers()
     return _median(lambda: layers.loss.backward(), layers.forward)  # type: ignore[no-untyped-call]
@@ -284,6 +331,8 @@ PARTS: dict[str, Callable[[], float]] = {
     "overlap": _overlap,
     "exchange-layers": _exchange_layers,
     "backward": _backward,
+    "gpu": _gpu,
+    "gpu-torch": _gpu_torch,
 }
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar
@@ -146,6 +147,9 @@ class Job:
             text = "sparse modules need trainers that all make every step; take elasticPolicy or backupTrainers from the job"
             raise _native.InputError(text)
         named = self._parameters.named
+        if self._environment.gpus and all(tensor.device.type == "cpu" for _, tensor in named):
+            text = f"this trainer was given {self._environment.gpus} GPUs (spec.trainer.gpus), but the model is on the CPU"
+            warnings.warn(f'psjobs: {text}; move it there before attach: model.to("cuda")', stacklevel=2)
         groups = parameter_groups.of_job(named, self._environment)
         is_local = self._environment.is_local
         if is_local:
@@ -321,6 +325,9 @@ class Job:
         wanted = self._sparse.wanted() if self._sparse else []
         room = [(table, integers(keys), floats(values)) for table, keys, values in wanted]
         number = self._step // self._environment.steps_per_exchange
+        if self._session is not None and not self._left:
+            session = self._session
+            parameters.memory.finish(lambda first: session.offer(number, first))
         following, have_come = self._wait_for_exchange(parameters, number, rows, room)
         if self._sparse:
             self._sparse.fetched(wanted if have_come else [])

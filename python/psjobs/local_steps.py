@@ -57,7 +57,7 @@ class LocalSteps:
         if not self._end_exchange():
             return
         values = self._parameters.flat()
-        torch.sub(self._base, values, out=self._parameters.gradients)
+        torch.sub(self._base, values, out=self._parameters.memory.gradients)
         if self._is_overlapped and not is_last:
             number = self._job._step // self._steps
             self._session.offer(number, 0)
@@ -79,7 +79,7 @@ class LocalSteps:
             self.begin()
             return False
         values = self._parameters.flat()
-        self._parameters.put(values + (self._parameters.values - sent))
+        self._parameters.put(values + (self._parameters.memory.values - sent))
         self._base = self._parameters.flat() + (sent - values)
         self._under_way = None
         return True

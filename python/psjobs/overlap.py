@@ -10,6 +10,7 @@ import torch
 from psjobs._native import InputError
 
 if TYPE_CHECKING:
+    from psjobs.memory import Offer
     from psjobs.parameters import Parameters
 
 WATCHED_STEPS = 2
@@ -21,19 +22,20 @@ class Overlap:
 
     A gradient is final when backward() has added to it as often as in each of the first steps, which are watched: more
     than once where gradients of several batches add up. A script that changes gradients after backward(), as by clipping,
-    or whose first steps differ, gets no overlap, and neither does a model on a GPU. Gradients leave from the model's last
+    or whose first steps differ, gets no overlap, and neither does a model on several devices. Gradients leave from the model's last
     parameter to its first, so a model that lists its layers in the order in which it computes them overlaps best.
     """
 
     def __init__(
-        self, parameters: Parameters, block_elements: int, offer: Callable[[int], None], is_wanted: bool = True
+        self, parameters: Parameters, block_elements: int, offer: Offer, is_wanted: bool = True
     ) -> None:
         self._parameters, self._offer, self._block_elements = parameters, offer, block_elements
-        self._all, self._gradients = parameters.all, parameters.gradients
+        self._all, self._gradients = parameters.all, parameters.memory.gradients
         self._starts = [0]
         for parameter in self._all:
             self._starts.append(self._starts[-1] + parameter.tensor.numel())
-        self._is_possible = is_wanted and all(parameter.tensor.device.type == "cpu" for parameter in self._all)
+        device = self._gradients.device
+        self._is_possible = is_wanted and all(parameter.tensor.device == device for parameter in self._all)
         self._expected: list[int] = []
         self._steps = 0
         # The gradients of a step that is watched, as backward() left them.
@@ -69,7 +71,7 @@ class Overlap:
         self.begin_step()
 
     def end_step(self) -> None:
-        """Puts all gradients of the step into the memory that is shared with the servers.
+        """Puts all gradients of the step where they are sent from.
 
         Raises InputError if one was changed that has left.
         """
@@ -122,7 +124,7 @@ class Overlap:
         blocks = -(-first // self._block_elements)
         if blocks * self._block_elements < self._starts[-1] and blocks != self._offered:
             self._offered = blocks
-            self._offer(first)
+            self._parameters.memory.send(first, self._offer)
 
 
 def _too_late(what: str) -> InputError:

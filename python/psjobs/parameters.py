@@ -1,4 +1,4 @@
-"""A model's parameters in the memory that its trainer shares with the servers."""
+"""A model's parameters, in memory where the servers' values arrive and its gradients are sent from."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from psjobs._native import InputError, Session
 from psjobs.buffers import floats
+from psjobs.memory import Memory, SharedMemory, memory_for
 
 
 @dataclass
@@ -17,19 +18,17 @@ class Parameter:
     name: str
     tensor: torch.nn.Parameter
     values: torch.Tensor
-    """What the servers hold, f32, in the parameter's shape."""
+    """What the servers hold, f32, in the parameter's shape: a part of `Parameters.memory`."""
     gradient: torch.Tensor
-    """What is sent to them, f32, in the parameter's shape."""
-    is_shared: bool = True
-    """False if the trainer makes steps alone, so that its values are its own until the next exchange."""
+    """What is sent to them, f32, in the parameter's shape: likewise."""
     copied: tuple[torch.Tensor, int] | None = None
     """The script's gradient, and its version, when it was copied to `gradient` in this step."""
 
     @property
     def is_view(self) -> bool:
-        """True if the model computes with the shared memory itself, false if values and gradients are copied: those of
-        another type than f32, and on a GPU."""
-        return self.is_shared and _fits(self.tensor)
+        """True if the model computes with `values`, false if values and gradients are copied: those of another type than
+        f32, and of a tensor that was given memory of its own, as an LSTM on a GPU does."""
+        return self.tensor.data_ptr() == self.values.data_ptr()
 
     @property
     def has_gradient(self) -> bool:
@@ -38,7 +37,7 @@ class Parameter:
         return gradient is not None and (gradient is not self.gradient or bool(gradient.any()))
 
     def collect(self) -> bool:
-        """Puts the script's gradient where it is sent from. False if it is there already."""
+        """Puts the script's gradient into `gradient`. False if it is there already."""
         gradient = self.tensor.grad
         if gradient is self.gradient:
             return False
@@ -60,19 +59,21 @@ class Parameters:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.named = _trainable(model)
+        self._recurrent = [module for module in model.modules() if isinstance(module, torch.nn.RNNBase)]
         self.all: list[Parameter] = []
-        self.gradients = torch.empty(0)
-        """All gradients, flat f32, in the memory shared with the servers."""
-        self.values = torch.empty(0)
-        """What the servers have sent, flat f32, in that memory."""
+        self.memory: Memory = SharedMemory(torch.empty(0), torch.empty(0))
+        """Where the model computes."""
 
     def shapes(self) -> list[tuple[str, list[int]]]:
         """Name and shape of each."""
         return [(name, list(tensor.shape)) for name, tensor in self.named]
 
     def flat(self) -> torch.Tensor:
-        """A copy of the model's values, flat f32."""
-        return torch.cat([tensor.detach().to("cpu", torch.float32).reshape(-1) for _, tensor in self.named])
+        """A copy of the model's values, flat f32, on the CPU."""
+        parts = [tensor.detach().to(torch.float32).reshape(-1) for _, tensor in self.named]
+        if len({part.device for part in parts}) > 1:
+            parts = [part.cpu() for part in parts]
+        return torch.cat(parts).cpu()
 
     def initial(self) -> memoryview[float]:
         """A buffer with all values, flat f32."""
@@ -87,26 +88,30 @@ class Parameters:
                 tensor.copy_(flat[part].view(tensor.shape))
 
     def place(self, session: Session, is_shared: bool = True) -> None:
-        """Moves the parameters to the session's memory, if it `is_shared`; they take the values that are there, and zero
-        gradients."""
+        """Moves the parameters to the session's memory, or memory of their GPU; they take the session's values, and zero
+        gradients. Where it is not shared, because the trainer makes steps alone, they keep memory of their own."""
         values, gradients = (torch.frombuffer(half, dtype=torch.float32) for half in session.memory())
-        self.gradients, self.values = gradients, values
         gradients.zero_()
+        self.memory = SharedMemory(values, gradients)
+        if is_shared:
+            self.memory = memory_for(values, gradients, [tensor for _, tensor in self.named])
+            self.memory.take()
+        values, gradients = self.memory.values, self.memory.gradients
         start = 0
         for name, tensor in self.named:
             part = slice(start, start := start + tensor.numel())
             held, sent = values[part].view(tensor.shape), gradients[part].view(tensor.shape)
-            placed = Parameter(name, tensor, held, sent, is_shared)
-            if placed.is_view:
-                tensor.data = placed.values
-                tensor.grad = placed.gradient
-            else:
-                tensor.grad = None
-            self.all.append(placed)
+            tensor.grad = None
+            if is_shared and _fits(tensor, values):
+                tensor.data, tensor.grad = held, sent
+            self.all.append(Parameter(name, tensor, held, sent))
+        for module in self._recurrent:
+            # cuDNN computes with weights in an order of its own, and would bring them into it in every forward().
+            module.flatten_parameters()
         self.take()
 
     def collect(self) -> int:
-        """Puts the gradients where they are sent from. Returns the place of the last one that was not there yet, or -1."""
+        """Puts the gradients into `memory`. Returns the place of the last one that was not there yet, or -1."""
         last = -1
         for place, parameter in enumerate(self.all):
             if parameter.collect():
@@ -114,7 +119,8 @@ class Parameters:
         return last
 
     def take(self) -> None:
-        """Takes the values that the servers have sent, where the model does not compute with them in place."""
+        """Takes the values that the servers have sent."""
+        self.memory.take()
         with torch.no_grad():
             for parameter in self.all:
                 if not parameter.is_view:
@@ -122,11 +128,11 @@ class Parameters:
 
     def scale(self, factor: float) -> None:
         """Multiplies all gradients."""
-        self.gradients.mul_(factor)
+        self.memory.gradients.mul_(factor)
 
     def zero(self) -> None:
         """Sets all gradients to zero."""
-        self.gradients.zero_()
+        self.memory.gradients.zero_()
         for parameter in self.all:
             parameter.tensor.grad = parameter.gradient if parameter.is_view else None
             parameter.copied = None
@@ -137,8 +143,10 @@ class Parameters:
         return next(bad, None)
 
 
-def _fits(tensor: torch.Tensor) -> bool:
-    return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+def _fits(tensor: torch.Tensor, memory: torch.Tensor) -> bool:
+    """True if the model can compute with this memory. On a GPU a tensor keeps its order of elements, as channels_last."""
+    is_in_order = memory.device.type == "cpu" or tensor.is_contiguous()
+    return is_in_order and (tensor.dtype, tensor.device) == (memory.dtype, memory.device)
 
 
 def _trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:

@@ -56,6 +56,12 @@ impl Environment {
         self.job.as_ref().map_or(1, |job| job.trainers)
     }
 
+    /// GPUs that the job gives to this trainer alone.
+    #[getter]
+    fn gpus(&self) -> u32 {
+        self.job.as_ref().map_or(0, |job| job.gpus)
+    }
+
     /// Trainers come and go.
     #[getter]
     fn elastic(&self) -> bool {

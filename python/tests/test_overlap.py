@@ -16,10 +16,14 @@ def wide():
 """
 
 STEP = """
+from psjobs import memory
+PLACE = memory.DeviceMemory.__name__ if memory.is_apart(torch.device(DEVICE)) else memory.SharedMemory.__name__
 job = psjobs.join()
-model, opt = job.attach(MODEL().to(DTYPE), overlap=OVERLAP)
+model, opt = job.attach(MODEL().to(DEVICE, DTYPE), overlap=OVERLAP)
+assert type(opt._parameters.memory).__name__ == PLACE
 left = []
 for x, y in job.batches(data, 8, epochs=2):
+    x, y = x.to(DEVICE), y.to(DEVICE)
     for part in range(PARTS):
         rows = slice(part * 8 // PARTS, (part + 1) * 8 // PARTS)
         (loss(model(x[rows].to(DTYPE)).float(), y[rows]) / PARTS).backward()
@@ -31,11 +35,30 @@ print("left", *map(int, left), flush=True)
 """
 
 
+# The host as a GPU: gradients and values are copied between its memory and that of the servers.
+APART = "from psjobs import memory; memory.is_apart = lambda device: True"
+
+PLACES = ["cpu", "apart", "cuda"]
+
+
+def has(place: str) -> bool:
+    """True if this machine has the place."""
+    return place != "cuda" or torch.cuda.is_available()
+
+
 def script(
-    overlap: bool = True, parts: int = 1, change: str = "pass", dtype: str = "float32", model: str = "wide"
+    overlap: bool = True,
+    parts: int = 1,
+    change: str = "pass",
+    dtype: str = "float32",
+    model: str = "wide",
+    place: str = "cpu",
 ) -> str:
+    begin = APART if place == "apart" else ""
+    device = "cuda" if place == "cuda" else "cpu"
     text = STEP.replace("OVERLAP", str(overlap)).replace("PARTS", str(parts)).replace("CHANGE", change)
-    return WIDE + text.replace("DTYPE", f"torch.{dtype}").replace("MODEL", model)
+    text = text.replace("DTYPE", f"torch.{dtype}").replace("MODEL", model).replace("DEVICE", f'"{device}"')
+    return begin + WIDE + text
 
 
 CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 0.1)"
@@ -48,6 +71,7 @@ NEVER = ["0"] * 12
 TWICE = ["0"] * 4 + ["0", "1"] * 10
 
 
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(
     ("label", "parts", "change", "left", "dtype"),
     [
@@ -61,12 +85,14 @@ TWICE = ["0"] * 4 + ["0", "1"] * 10
     ],
 )
 def test_overlap_changes_no_bit(
-    jobs: Jobs, label: str, parts: int, change: str, left: list[str], dtype: str
+    jobs: Jobs, label: str, parts: int, change: str, left: list[str], dtype: str, place: str
 ) -> None:
+    if not has(place):
+        pytest.skip("this machine has no CUDA device")
     models = []
     for overlap in (True, False):
         job = jobs.start(*flags(ADAM), trainers=2, optimizer=ADAM)
-        said = succeed(*(job.trainer(index, script(overlap, parts, change, dtype)) for index in range(2)))
+        said = succeed(*(job.trainer(index, script(overlap, parts, change, dtype, place=place)) for index in range(2)))
         assert job.server.wait(DEADLINE) == 0
         for text in said:
             expected = left if overlap else ["0"] * len(left)
@@ -76,7 +102,7 @@ def test_overlap_changes_no_bit(
     assert same(*models), label
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("place", "dtype"), [("cpu", "float32"), ("cpu", "bfloat16"), ("apart", "float32"), ("cuda", "float32")])
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -87,9 +113,13 @@ def test_overlap_changes_no_bit(
     ],
     ids=["discarded", "clipped", "grown", "skipped"],
 )
-def test_a_gradient_that_has_left_is_final(jobs: Jobs, change: str, words: str, dtype: str) -> None:
+def test_a_gradient_that_has_left_is_final(
+    jobs: Jobs, change: str, words: str, dtype: str, place: str
+) -> None:
+    if not has(place):
+        pytest.skip("this machine has no CUDA device")
     job = jobs.start()
-    trainer = job.trainer(0, script(change=change, dtype=dtype))
+    trainer = job.trainer(0, script(change=change, dtype=dtype, place=place))
     _, said = trainer.communicate(timeout=DEADLINE)
     assert trainer.returncode == 2, said
     assert words in said and "overlap=False" in said, said

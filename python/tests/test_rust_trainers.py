@@ -22,7 +22,7 @@ def train_in_rust(job: Job, epochs: int) -> dict[str, torch.Tensor]:
     """Two trainers in Rust, with the scripts' model and data, make so many epochs; returns the model's parameters."""
     module, trained = job.folder / "module.pt", job.folder / "trained.pt"
     subprocess.run([sys.executable, job.write(EXPORT)], env=environment(SAVE=str(module)), check=True)
-    train = f"train torchscript --model {module} --loss cross-entropy --epochs {epochs} --save {trained}"
+    train = f"train torchscript --device cpu --model {module} --loss cross-entropy --epochs {epochs} --save {trained}"
     examples = f"--data {module}.csv --test-data {module}.csv"
     command = (program("psjobs-worker"), *train.split(), *examples.split())
     succeed(*(job.start(index, *command) for index in range(2)))

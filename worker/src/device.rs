@@ -50,18 +50,25 @@ pub enum DeviceError {
     TooMany { asked: u32, visible: u32 },
     #[error("--device {asked} needs more than the {usable} CUDA devices that this process may use; use --device auto")]
     Unavailable { asked: DeviceChoice, usable: u32 },
+    #[error(
+        "this trainer was given {given} GPUs (spec.trainer.gpus), but finds no CUDA device; use an image with the CUDA \
+         libraries (scripts/images.sh cuda makes one), or train on the CPU with --device cpu and without gpus"
+    )]
+    Unused { given: u32 },
 }
 
 /// The device of the process with this local rank. Processes on one machine take turns through the
-/// first `num_gpus` of its `visible` devices, all of them if no number is given.
+/// first `num_gpus` of its `visible` devices, all of them if no number is given. `given` is the number of GPUs that the job
+/// gives to this process alone.
 ///
 /// # Errors
-/// If more devices are asked for than there are.
+/// If more devices are asked for than there are, or the job gives some that are not there.
 pub fn choose(
     choice: DeviceChoice,
     num_gpus: Option<u32>,
     visible: u32,
     local_rank: u32,
+    given: u32,
 ) -> Result<Device, DeviceError> {
     let usable = match num_gpus {
         Some(asked) if asked > visible => return Err(DeviceError::TooMany { asked, visible }),
@@ -70,6 +77,7 @@ pub fn choose(
     };
     match choice {
         DeviceChoice::Cpu => Ok(Device::Cpu),
+        DeviceChoice::Auto if visible == 0 && given > 0 => Err(DeviceError::Unused { given }),
         DeviceChoice::Auto if usable == 0 => Ok(Device::Cpu),
         DeviceChoice::Cuda(Some(index)) if index < usable => Ok(Device::Cuda(index as usize)),
         DeviceChoice::Auto | DeviceChoice::Cuda(None) if usable > 0 => Ok(Device::Cuda((local_rank % usable) as usize)),
@@ -100,8 +108,17 @@ mod tests {
         for (text, num_gpus, visible, local_rank, want) in rows {
             let choice: DeviceChoice = text.parse().expect(text);
             assert_eq!(choice.to_string(), text);
-            assert_eq!(choose(choice, num_gpus, visible, local_rank), want, "{text} {num_gpus:?} of {visible}");
+            assert_eq!(choose(choice, num_gpus, visible, local_rank, 0), want, "{text} {num_gpus:?} of {visible}");
         }
+    }
+
+    #[test]
+    fn a_gpu_that_the_job_gives_is_used_or_refused_by_name() {
+        let chosen = |choice, num_gpus, visible| choose(choice, num_gpus, visible, 0, 2);
+        assert_eq!(chosen(DeviceChoice::Auto, None, 2), Ok(Device::Cuda(0)));
+        assert_eq!(chosen(DeviceChoice::Auto, None, 0), Err(DeviceError::Unused { given: 2 }));
+        assert_eq!(chosen(DeviceChoice::Auto, Some(0), 2), Ok(Device::Cpu), "as the flag says");
+        assert_eq!(chosen(DeviceChoice::Cpu, None, 0), Ok(Device::Cpu), "as the flag says");
     }
 
     #[test]

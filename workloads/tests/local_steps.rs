@@ -109,7 +109,7 @@ fn train(environment: &Environment, end: u64) -> Vec<f32> {
     let model = Model::new();
     let (flat, training) = (Flat::of(&model.store), &environment.training);
     let config = SessionConfig::new(environment, flat.specs(), TOTAL.div_ceil(STEPS));
-    let mut remote = Remote::join_job(config, flat, Device::Cpu, training, TOTAL).expect("joined");
+    let mut remote = Remote::join(config, flat, Device::Cpu, training, TOTAL).expect("joined");
     let mut step = remote.next_step();
     while step < end {
         let loss = model.loss(environment.index.into(), step);

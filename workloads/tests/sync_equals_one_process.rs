@@ -96,7 +96,7 @@ fn trainer_thread(environment: &Environment, workload: &Net, model: (VarStore, M
     let (store, model) = model;
     let flat = Flat::of(&store);
     let config = SessionConfig::new(environment, flat.specs(), STEPS);
-    let mut remote = Remote::join(config, flat, Device::Cpu).expect("joined");
+    let mut remote = Remote::join(config, flat, Device::Cpu, &environment.training, STEPS).expect("joined");
     for step in 0..STEPS {
         let loss = workload.loss(&model, workload.training_set().batch(sampler.batch(step)));
         remote.update(Turn { step, number: step }, &loss).expect("exchanged");

@@ -19,6 +19,7 @@ fn trainer() -> Environment {
         incarnation: 2,
         supervised: true,
         local_rank: 0,
+        gpus: 2,
         result_file: Some("/dev/termination-log".into()),
         checkpoint: Some(Checkpoint { folder: "/checkpoints".into(), policy: CheckpointPolicy::default() }),
         metrics_folder: Some("/metrics".into()),

@@ -118,7 +118,8 @@ impl Plan {
             return Err(PlanError::Suspended(name));
         }
         let gpus = spec.trainer.gpus.unsigned_abs();
-        let server = Program::new("ps", spec.ps.template.as_ref(), 0, &machine)?;
+        let of_server = gpu_limit(spec.ps.template.as_ref(), &spec.trainer.gpu_resource_name);
+        let server = Program::new("ps", spec.ps.template.as_ref(), of_server, &machine)?;
         let trainer = Program::new("trainer", Some(&spec.trainer.template), gpus, &machine)?;
         let trainers = spec.trainer.replicas.unsigned_abs();
         let elastic = spec.elastic_policy.as_ref();
@@ -212,6 +213,7 @@ impl Plan {
             incarnation,
             supervised: true,
             local_rank,
+            gpus: gpus.as_deref().filter(|_| replica.role == Role::Trainer).map_or(0, count),
             result_file: Some(result_file.display().to_string()),
             checkpoint: self.checkpoint.clone().filter(|_| replica.role == Role::Server),
             metrics_folder: machine.metrics.as_deref().map(text).filter(|_| replica.role == Role::Server),
@@ -246,7 +248,8 @@ impl Plan {
         }
     }
 
-    /// The GPUs that a process may see: its share, or none. `None` where there is none to hide.
+    /// The GPUs that a process may see: its share, or none. `None` where there is none to hide. Servers and trainers count
+    /// from the first GPU each.
     fn gpus_of(&self, replica: Replica, program: &Program) -> Option<String> {
         let all = &self.machine.gpus;
         if all.is_empty() {
@@ -290,6 +293,18 @@ impl Program {
                 .map_or(GRACE, |seconds| Duration::from_secs(seconds.unsigned_abs())),
         })
     }
+}
+
+/// The GPUs that a template's program gets by its limits: a trainer's come from its own field.
+fn gpu_limit(template: Option<&PodTemplateSpec>, resource: &str) -> u32 {
+    let main = template.and_then(|template| template.spec.as_ref()).and_then(|pod| pod.containers.first());
+    let limits = main.and_then(|main| main.resources.as_ref()).and_then(|resources| resources.limits.as_ref());
+    limits.and_then(|limits| limits.get(resource)).and_then(|gpus| gpus.0.parse().ok()).unwrap_or(0)
+}
+
+/// The number of GPUs in a list of their names.
+fn count(names: &str) -> u32 {
+    names.split(',').filter(|name| !name.is_empty()).count() as u32
 }
 
 /// Returns true if Kubernetes asks the template's program whether it is ready; else it is when it runs.

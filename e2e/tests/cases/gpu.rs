@@ -66,7 +66,7 @@ fn resource(namespace: &TestNamespace) -> String {
 }
 
 fn job(namespace: &TestNamespace) -> Result<ParameterServerJob> {
-    let mut job = training(&["train", "mlp", "--max-steps", "300"])?;
+    let mut job = training(&["train", "mlp", "--device", "cpu", "--max-steps", "300"])?;
     // Sync, so that the first trainer with a GPU does not finish alone and leave its GPU to the second.
     job.spec.training.consistency.mode = ConsistencyMode::Sync;
     job.spec.trainer.gpus = 1;

@@ -1,6 +1,7 @@
 //! A session for a training loop, which waits: an [`AsyncSession`] and the runtime that it lives on.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
@@ -13,6 +14,7 @@ use super::recorder::Recorder;
 use super::runtime::network;
 use super::session::AsyncSession;
 use crate::batch::sharing::{Share, Work};
+use crate::shm::Mapping;
 
 /// A trainer's place in its job. Holds the flat parameters and gradients; their memory does not
 /// move while the session lives.
@@ -36,7 +38,8 @@ enum State {
 /// The knowledge of a session while it exchanges.
 struct UnderWay {
     exchange: GradualStep,
-    began: Instant,
+    /// Since when all gradients are there, if the trainer goes on to compute meanwhile.
+    complete: Option<Instant>,
     next_step: u64,
     entries: u64,
     waiting: Duration,
@@ -86,6 +89,17 @@ impl Session {
         session.gradients_mut()
     }
 
+    /// See [`AsyncSession::map_memory`].
+    ///
+    /// # Errors
+    /// If the system does not map it.
+    ///
+    /// # Panics
+    /// While an exchange is under way.
+    pub fn map_memory(&self) -> io::Result<Mapping> {
+        self.idle().map_memory()
+    }
+
     /// Time spent waiting so far: for servers, other trainers and the network.
     #[must_use]
     pub fn waiting(&self) -> Duration {
@@ -95,17 +109,28 @@ impl Session {
         }
     }
 
-    /// See [`AsyncSession::exchange`].
+    /// See [`AsyncSession::exchange`]. All gradients are there now, also those that were not offered.
     ///
     /// # Errors
     /// If a server stays away, or refuses a gradient, or the wait is interrupted; the last words can be
     /// said all the same.
-    ///
-    /// # Panics
-    /// While an exchange is under way.
     pub fn exchange(&mut self, step: u64) -> Result<u64, ClientError> {
+        self.wait_until_idle();
+        if let Some(ended) = self.ended.take() {
+            return ended;
+        }
         let State::Idle(session) = &mut self.state else { panic!("{BEGUN}") };
         self.runtime.block_on(session.exchange(step))
+    }
+
+    /// Lets the gradients of `step` from element `first` on leave, while those before are still computed;
+    /// [`Session::exchange`] ends the step. Its gradients are written to a mapping of the memory, and not changed when they
+    /// were offered.
+    pub fn offer(&mut self, step: u64, first: usize) {
+        match &self.state {
+            State::Exchanging(under_way) => under_way.exchange.offer(first),
+            _ => self.begin(step, first, None),
+        }
     }
 
     /// Begins the exchange of `step` and returns at once. Gradients and parameters are the exchange's until
@@ -114,11 +139,15 @@ impl Session {
     /// # Panics
     /// While an exchange is under way.
     pub fn begin_exchange(&mut self, step: u64) {
+        self.begin(step, 0, Some(Instant::now()));
+    }
+
+    fn begin(&mut self, step: u64, first: usize, complete: Option<Instant>) {
         let State::Idle(session) = std::mem::replace(&mut self.state, State::Gone) else { panic!("{BEGUN}") };
         let (entries, waiting) = (session.entries(), session.waiting());
-        let exchange = GradualStep::begin(*session, self.runtime.handle(), step, 0);
-        let (began, next_step) = (Instant::now(), step + 1);
-        self.state = State::Exchanging(UnderWay { exchange, began, next_step, entries, waiting, report: None });
+        let exchange = GradualStep::begin(*session, self.runtime.handle(), step, first);
+        let next_step = step + 1;
+        self.state = State::Exchanging(UnderWay { exchange, complete, next_step, entries, waiting, report: None });
     }
 
     /// Waits for the exchange that was begun. Returns what [`Session::exchange`] returns, `None` if none was begun.
@@ -195,10 +224,10 @@ impl Session {
 
     /// Ends the exchange under way, if one is, and keeps its outcome.
     fn wait_until_idle(&mut self) {
-        let State::Exchanging(UnderWay { exchange, began, waiting, report, .. }) = &mut self.state else { return };
-        let computed = began.elapsed();
+        let State::Exchanging(UnderWay { exchange, complete, waiting, report, .. }) = &mut self.state else { return };
+        let computed = complete.map_or(Duration::ZERO, |since| since.elapsed());
         let (mut session, outcome) = self.runtime.block_on(exchange.end());
-        // The exchange has counted all of its time, in part of which the trainer has computed.
+        // The exchange has counted its time since all gradients were there, in part of which the trainer has computed.
         session.did_not_wait(computed.min(session.waiting() - *waiting));
         if let Some((examples, metrics)) = report {
             session.report(*examples, metrics);

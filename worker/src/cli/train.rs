@@ -140,7 +140,7 @@ impl TrainArgs {
                     let connect_timeout = self.connect_timeout.map_or(config.connect_timeout, Duration::from_secs);
                     let interrupt = signals.stop();
                     let config = SessionConfig { connect_timeout, network, interrupt, ..config };
-                    Remote::join_job(config, flat, device, &environment.training, steps)
+                    Remote::join(config, flat, device, &environment.training, steps)
                 };
                 train(workload, plan, join, ready, stop)
             }
@@ -205,14 +205,20 @@ impl TrainArgs {
     fn device(&self, environment: Option<&Environment>) -> Result<Device, Failure> {
         let Libtorch { without_cuda } = libtorch::load().map_err(Failure::input)?;
         let visible = Cuda::device_count().max(0) as u32;
-        let local_rank = environment.map_or(0, |environment| environment.local_rank);
-        let device = device::choose(self.device, self.num_gpus, visible, local_rank).map_err(|error| {
+        let (local_rank, given) = environment.map_or((0, 0), |environment| (environment.local_rank, environment.gpus));
+        let device = device::choose(self.device, self.num_gpus, visible, local_rank, given).map_err(|error| {
             let error = anyhow::Error::new(error);
             Failure::Input(match without_cuda {
                 Some(reason) => error.context(format!("libtorch has no CUDA ({reason})")),
                 None => error,
             })
         })?;
+        if given > 1 && matches!(device, Device::Cuda(_)) {
+            tracing::warn!(
+                given,
+                "this trainer computes on one GPU, so the others are idle; have more trainers with one each"
+            );
+        }
         compute_threads(self.threads);
         Ok(device)
     }

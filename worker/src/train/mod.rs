@@ -9,6 +9,7 @@ pub mod local;
 mod local_steps;
 pub mod modules;
 pub mod parameter_buffer;
+mod pinned_memory;
 mod plan;
 pub mod progress;
 pub mod remote;

@@ -1,13 +1,18 @@
 //! Holds a model's parameters while it trains with servers. On the CPU they are views of the
 //! session's memory: what the servers send is what the next forward reads. On a GPU they are views of
-//! one tensor there, copied to and from the session's memory through a pinned buffer.
+//! one tensor there, copied to and from the session's memory, which is pinned.
 
 // Tensors that look at memory which libtorch does not own; each says why it is sound.
 #![allow(unsafe_code)]
 
+use psjobs_ps::shm::Mapping;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::flat::Flat;
+use super::pinned_memory::PinnedMemory;
+
+/// Elements that are copied from a GPU at once, 8 MiB: servers get each piece while the next one is copied.
+const PIECE: usize = 2 << 20;
 
 /// A model's parameters, moved to where the servers' values arrive.
 ///
@@ -15,86 +20,97 @@ use super::flat::Flat;
 /// outlives the session.
 #[derive(Debug)]
 pub struct ParameterBuffer {
+    // Dropped in this order: tensors are gone before the memory they look at.
     flat: Flat,
     home: Home,
+    memory: Mapping,
 }
 
 #[derive(Debug)]
 enum Home {
     /// Parameters are views of the session's memory.
     Session,
-    /// Parameters are views of `mirror`, on the device; `staging` lies in host memory, pinned where possible.
-    Device { mirror: Tensor, staging: Tensor },
+    /// Parameters are views of `mirror`, on the device. The session's memory is pinned where the system allows it.
+    Device { mirror: Tensor, _pinned: Option<PinnedMemory> },
 }
 
 impl ParameterBuffer {
-    /// Moves the parameters of `flat`, which are on `device`, to the session's memory or a mirror of
+    /// Moves the parameters of `flat`, which are on `device`, to the session's memory, which `memory` maps, or a mirror of
     /// it. They take the values that are there.
     ///
     /// # Safety
-    /// `session` must stay where it is and valid until the value returned is dropped. On the CPU it
-    /// must not be written to while the model computes; gradients of a loss computed before are taken first.
+    /// A view of a parameter must not outlive the value returned.
     ///
     /// # Panics
     /// If the lengths differ.
     #[must_use]
-    pub unsafe fn new(flat: Flat, device: Device, session: &[f32]) -> Self {
-        assert_eq!(session.len(), flat.elements(), "elements of the session and of the model");
-        // SAFETY: the caller's promise is this function's.
-        let whole = unsafe { look_at(session) };
+    pub unsafe fn new(flat: Flat, device: Device, memory: Mapping) -> Self {
         if device == Device::Cpu {
-            let mut buffer = Self { flat, home: Home::Session };
+            let mut buffer = Self { flat, home: Home::Session, memory };
+            let whole = buffer.values();
             buffer.place(&whole);
             return buffer;
         }
-        let staging = Tensor::zeros_like(&whole).pin_memory(device);
-        Self::mirrored(flat, device, staging, session)
+        // SAFETY: the buffer unpins the memory before it drops it.
+        let pinned = unsafe { PinnedMemory::pin(&memory, device) };
+        Self::mirrored(flat, device, memory, pinned)
     }
 
     /// Moves the parameters to one tensor on `device` and copies the session's values there.
-    fn mirrored(flat: Flat, device: Device, staging: Tensor, session: &[f32]) -> Self {
-        let mirror = Tensor::zeros([session.len() as i64], (Kind::Float, device));
-        let mut buffer = Self { flat, home: Home::Device { mirror: mirror.shallow_clone(), staging } };
+    fn mirrored(flat: Flat, device: Device, memory: Mapping, pinned: Option<PinnedMemory>) -> Self {
+        let mirror = Tensor::zeros([memory.elements() as i64], (Kind::Float, device));
+        let mut buffer = Self { flat, home: Home::Device { mirror: mirror.shallow_clone(), _pinned: pinned }, memory };
         buffer.place(&mirror);
-        buffer.take(session);
+        buffer.take();
         buffer
     }
 
-    /// The gradient of `loss` by every parameter, into the session's memory.
-    ///
-    /// # Panics
-    /// If the lengths differ.
-    pub fn put_gradients(&mut self, loss: &Tensor, session: &mut [f32]) {
-        assert_eq!(session.len(), self.flat.elements(), "elements of the session and of the model");
+    /// The gradient of `loss` by every parameter, into the session's memory. From a GPU they come piece by piece, the last
+    /// first: `offer` gets the element from which on they are there.
+    pub fn put_gradients(&mut self, loss: &Tensor, mut offer: impl FnMut(usize)) {
         let gradients = self.flat.gradients(loss);
-        // SAFETY: the view ends with this function, before the borrow of `session` does.
-        let mut session = unsafe { look_at(session) };
-        match &mut self.home {
-            Home::Session => gather(&self.flat, &gradients, &session),
-            Home::Device { mirror, staging } => {
-                let gathered = Tensor::empty_like(mirror);
-                gather(&self.flat, &gradients, &gathered);
-                staging.copy_(&gathered);
-                session.copy_(staging);
+        let session = self.session_gradients();
+        let Home::Device { mirror, .. } = &self.home else { return gather(&self.flat, &gradients, &session) };
+        let gathered = Tensor::empty_like(mirror);
+        gather(&self.flat, &gradients, &gathered);
+        let mut end = self.flat.elements();
+        while end > 0 {
+            let first = end.saturating_sub(PIECE);
+            let piece = |whole: &Tensor| whole.narrow(0, first as i64, (end - first) as i64);
+            piece(&session).copy_(&piece(&gathered));
+            if first > 0 {
+                offer(first);
             }
+            end = first;
         }
     }
 
     /// Takes the parameters that arrived in the session's memory.
-    pub fn take(&mut self, session: &[f32]) {
-        if let Home::Device { mirror, staging } = &mut self.home {
-            // SAFETY: the view ends with this block, before the borrow of `session` does.
-            let session = unsafe { look_at(session) };
-            staging.copy_(&session);
+    pub fn take(&mut self) {
+        let values = self.values();
+        if let Home::Device { mirror, .. } = &mut self.home {
             // From pinned memory the copy is only queued: what computes with the parameters is queued behind it, and
-            // so is the gradients' copy, which is waited for before `staging` is written again. Two calls in a row leave
+            // so is the gradients' copy, which is waited for before values of the next step arrive. Two calls in a row leave
             // the later one's values.
-            let arrived = staging.to_device_(mirror.device(), Kind::Float, true, false);
+            let arrived = values.to_device_(mirror.device(), Kind::Float, true, false);
             no_grad(|| mirror.copy_(&arrived));
         }
     }
 
+    /// The values in the session's memory. Only parameters may keep a view of them.
+    fn values(&mut self) -> Tensor {
+        // SAFETY: the memory stays where it is until this buffer is dropped, which gives parameters other data before.
+        unsafe { look_at(self.memory.parameters_mut()) }
+    }
+
+    /// The gradients in the session's memory. Nothing may keep a view of them.
+    fn session_gradients(&mut self) -> Tensor {
+        // SAFETY: as above.
+        unsafe { look_at(self.memory.gradients_mut()) }
+    }
+
     fn place(&mut self, whole: &Tensor) {
+        assert_eq!(self.memory.elements(), self.flat.elements(), "elements of the session and of the model");
         no_grad(|| {
             for parameter in self.flat.parameters_mut() {
                 let view = part(whole, parameter.range.start, &parameter.tensor);
@@ -136,9 +152,9 @@ fn part(whole: &Tensor, start: usize, like: &Tensor) -> Tensor {
 ///
 /// # Safety
 /// The tensor, and every view of it, must be gone or have other data before `memory` goes.
-unsafe fn look_at(memory: &[f32]) -> Tensor {
+unsafe fn look_at(memory: &mut [f32]) -> Tensor {
     // SAFETY: pointer and length are of one allocation of f32, which the caller keeps.
-    unsafe { Tensor::from_blob(memory.as_ptr().cast(), &[memory.len() as i64], &[], Kind::Float, Device::Cpu) }
+    unsafe { Tensor::from_blob(memory.as_mut_ptr().cast(), &[memory.len() as i64], &[], Kind::Float, Device::Cpu) }
 }
 
 #[cfg(test)]
@@ -171,19 +187,27 @@ mod tests {
 
     /// Ten steps of plain SGD on a session's memory; returns what is in it, and what the model holds
     /// after it has gone.
-    fn train_in(home: impl FnOnce(Flat, &[f32]) -> ParameterBuffer) -> (Vec<f32>, Vec<f32>) {
+    fn train_in(home: impl FnOnce(Flat, Mapping) -> ParameterBuffer) -> (Vec<f32>, Vec<f32>) {
         let (store, loss) = network();
-        let mut parameters = Flat::of(&store).values();
-        let mut gradients = vec![f32::NAN; parameters.len()];
-        let mut buffer = home(Flat::of(&store), &parameters);
+        let initial = Flat::of(&store).values();
+        let mut session = Mapping::new(initial.len()).expect("a memory file");
+        session.parameters_mut().copy_from_slice(&initial);
+        session.gradients_mut().fill(f32::NAN);
+        let file = session.file().try_clone_to_owned().expect("a handle");
+        let mut buffer = home(Flat::of(&store), Mapping::receive(file, initial.len()).expect("maps"));
         for _ in 0..10 {
-            buffer.put_gradients(&loss(), &mut gradients);
-            parameters.iter_mut().zip(&gradients).for_each(|(p, g)| *p -= LR * g);
-            buffer.take(&parameters);
+            let mut offered = initial.len();
+            buffer.put_gradients(&loss(), |first| {
+                assert!(first > 0 && first < offered, "the last gradients come first, and what is left needs no offer");
+                offered = first;
+            });
+            let gradients = session.gradients().to_vec();
+            session.parameters_mut().iter_mut().zip(&gradients).for_each(|(p, g)| *p -= LR * g);
+            buffer.take();
         }
         drop(buffer);
-        let trained = parameters.clone();
-        parameters.fill(f32::NAN);
+        let trained = session.parameters().to_vec();
+        session.parameters_mut().fill(f32::NAN);
         (trained, Flat::of(&store).values())
     }
 
@@ -206,7 +230,7 @@ mod tests {
 
     #[test]
     fn views_of_flat_memory_train_as_tensors_of_their_own() {
-        // SAFETY: the buffer is dropped before the memory is.
+        // SAFETY: nothing keeps a view of a parameter.
         let (trained, kept) = train_in(|flat, memory| unsafe { ParameterBuffer::new(flat, Device::Cpu, memory) });
         assert_eq!(trained, train_apart());
         assert_eq!(kept, trained, "the model keeps the last values in memory of its own");
@@ -214,10 +238,7 @@ mod tests {
 
     #[test]
     fn a_mirror_on_a_device_trains_as_tensors_of_their_own() {
-        let mirrored = |flat, memory: &[f32]| {
-            let staging = Tensor::zeros([memory.len() as i64], (Kind::Float, Device::Cpu));
-            ParameterBuffer::mirrored(flat, Device::Cpu, staging, memory)
-        };
+        let mirrored = |flat, memory| ParameterBuffer::mirrored(flat, Device::Cpu, memory, None);
         let (trained, kept) = train_in(mirrored);
         assert_eq!(trained, train_apart());
         assert_eq!(kept, trained);

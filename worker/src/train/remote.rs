@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use psjobs_api::Training;
 use psjobs_ps::batch::sharing::{Share, Work};
-use psjobs_ps::client::{Session, SessionConfig};
+use psjobs_ps::client::{ClientError, Session, SessionConfig};
 use tch::{Device, Tensor};
 
 use super::flat::Flat;
@@ -18,7 +18,6 @@ use crate::workload::Metrics;
 
 /// A trainer's connection to its job.
 pub struct Remote {
-    /// Declared before `session`, and so dropped before it: it may have views of the session's memory.
     model: Model,
     session: Session,
 }
@@ -39,48 +38,41 @@ impl fmt::Debug for Remote {
 }
 
 impl Remote {
-    /// Joins the job that `config` names with a model whose parameters, on `device`, are `flat`.
+    /// Joins the job that `config` names, which trains as `training` says and has `total` steps, with a model whose
+    /// parameters, on `device`, are `flat`.
     ///
     /// # Errors
-    /// If a server cannot be reached, or refuses this trainer or its model.
-    pub fn join(config: SessionConfig, flat: Flat, device: Device) -> Result<Self, UpdateError> {
-        let session = Session::join(config, &flat.values())?;
-        Ok(Self::exchanging_every_step(session, flat, device))
-    }
-
-    /// As [`Remote::join`], for a job that trains as `training` says and has `total` steps.
-    ///
-    /// # Errors
-    /// As [`Remote::join`], and if libtorch refuses the optimizer of local steps.
-    pub fn join_job(
+    /// If a server cannot be reached, or refuses this trainer or its model, and if libtorch refuses the optimizer of local
+    /// steps.
+    #[allow(unsafe_code)]
+    pub fn join(
         config: SessionConfig,
         flat: Flat,
         device: Device,
         training: &Training,
         total: u64,
     ) -> Result<Self, UpdateError> {
-        let Some(settings) = &training.local else { return Self::join(config, flat, device) };
+        let elements = flat.elements();
         let session = Session::join(config, &flat.values())?;
-        let model = Model::Own(Box::new(LocalSteps::new(flat, training, settings, total, &session)?));
+        let model = match &training.local {
+            Some(settings) => Model::Own(Box::new(LocalSteps::new(flat, training, settings, total, &session)?)),
+            None => {
+                let memory = session.map_memory().map_err(|source| ClientError::Memory { elements, source })?;
+                // SAFETY: what a step computes is gone when it ends. The session writes to the memory in `exchange` and
+                // `next_batch` only, when the loss that was computed from the old parameters has given its gradients.
+                Model::Servers(unsafe { ParameterBuffer::new(flat, device, memory) })
+            }
+        };
         Ok(Self { model, session })
-    }
-
-    #[allow(unsafe_code)]
-    fn exchanging_every_step(session: Session, flat: Flat, device: Device) -> Self {
-        // SAFETY: a session's memory never moves, and `leave` and the order of the fields of `Remote` drop the
-        // buffer before the session. The session writes to it in `exchange` and `next_batch` only, when the loss
-        // that was computed from the old parameters has given its gradients.
-        let buffer = unsafe { ParameterBuffer::new(flat, device, session.parameters()) };
-        Self { model: Model::Servers(buffer), session }
     }
 }
 
 impl Model {
     /// Takes the parameters that arrived in the session's memory.
-    fn take(&mut self, parameters: &[f32]) {
+    fn take(&mut self, session: &Session) {
         match self {
-            Self::Servers(buffer) => buffer.take(parameters),
-            Self::Own(local) => local.take(parameters),
+            Self::Servers(buffer) => buffer.take(),
+            Self::Own(local) => local.take(session.parameters()),
         }
     }
 }
@@ -97,9 +89,9 @@ impl Updater for Remote {
     fn update(&mut self, turn: Turn, loss: &Tensor) -> Result<u64, UpdateError> {
         match &mut self.model {
             Model::Servers(buffer) => {
-                buffer.put_gradients(loss, self.session.gradients_mut());
+                buffer.put_gradients(loss, |first| self.session.offer(turn.step, first));
                 let next = self.session.exchange(turn.step)?;
-                buffer.take(self.session.parameters());
+                buffer.take();
                 Ok(next)
             }
             Model::Own(local) => local.update(turn, loss, &mut self.session),
@@ -113,7 +105,7 @@ impl Updater for Remote {
     fn next_batch(&mut self) -> Result<Option<u64>, UpdateError> {
         let (entries, batch) = (self.session.entries(), self.session.next_batch()?);
         if self.session.entries() != entries {
-            self.model.take(self.session.parameters());
+            self.model.take(&self.session);
         }
         Ok(batch)
     }
@@ -135,14 +127,10 @@ impl Updater for Remote {
     }
 
     fn leave(self, finished: bool, examples: u64, metrics: &Metrics) -> Result<(), UpdateError> {
-        let Self { model, session } = self;
-        drop(model);
-        Ok(session.leave(finished, examples, metrics.clone())?)
+        Ok(self.session.leave(finished, examples, metrics.clone())?)
     }
 
     fn fail(self, failure: String) {
-        let Self { model, session } = self;
-        drop(model);
-        session.fail(failure);
+        self.session.fail(failure);
     }
 }

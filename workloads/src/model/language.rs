@@ -11,6 +11,7 @@ pub struct LanguageModel {
     embedding: nn::Embedding,
     lstm: nn::LSTM,
     output: nn::Linear,
+    hidden: i64,
 }
 
 /// Sizes of the layers.
@@ -44,12 +45,16 @@ impl LanguageModel {
             ),
             lstm: nn::lstm(path / "lstm", embedding, hidden, lstm),
             output: linear(path / "output", hidden, words),
+            hidden,
         }
     }
 
     /// Tokens `[b, t]` to scores of every word `[b * t, words]`. The state begins with zeros.
     pub fn forward(&self, tokens: &Tensor) -> Tensor {
-        let (hidden, _state) = self.lstm.seq(&self.embedding.forward(tokens));
+        let embedded = self.embedding.forward(tokens);
+        // On the device of the input: `seq` would make it where the layer was made, which is the CPU.
+        let state = || Tensor::zeros([1, embedded.size()[0], self.hidden], (Kind::Float, embedded.device()));
+        let (hidden, _state) = self.lstm.seq_init(&embedded, &nn::LSTMState((state(), state())));
         self.output.forward(&hidden.flatten(0, 1))
     }
 }

@@ -93,6 +93,9 @@ fn gpus_are_split_over_the_trainers_and_hidden_from_the_rest() {
     };
     let seen = |plan: &Plan, replica| {
         let env = plan.launch(replica, 0, Vec::new()).env;
+        let names = env.get("CUDA_VISIBLE_DEVICES").map_or(0, |names| names.split_terminator(',').count());
+        let given = env.get("PSJOB_GPUS").map_or(0, |gpus| gpus.parse().expect("a number"));
+        assert_eq!(given, if replica == TRAINER { names } else { 0 }, "a trainer knows what it was given");
         (env.get("CUDA_VISIBLE_DEVICES").cloned(), env["LOCAL_RANK"].clone())
     };
     let some = |gpus: &str, rank: &str| (Some(gpus.to_owned()), rank.to_owned());
@@ -112,6 +115,12 @@ fn gpus_are_split_over_the_trainers_and_hidden_from_the_rest() {
         assert_eq!(told, notes, "{gpus} of {there:?}: {:?}", plan.notes);
     }
     assert_eq!(seen(&with(1, &["0", "1"]), SERVER), some("", "1"), "servers see none");
+    let limited = "{replicas: 2, template: {spec: {containers: [{name: s, image: i, \
+         resources: {limits: {nvidia.com/gpu: 1}}}]}}}";
+    let spec = TWO.replacen("ps: {replicas: 2}", &format!("ps: {limited}"), 1);
+    assert_ne!(spec, TWO);
+    let there = Machine { gpus: vec!["0".into(), "1".into()], ..machine() };
+    assert_eq!(seen(&plan(&spec, there), SERVER), some("1", "0"), "unless their template has some");
 }
 
 #[test]

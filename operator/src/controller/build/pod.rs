@@ -97,6 +97,7 @@ fn inject(main: &mut Container, job: &ValidJob, new: &NewPod) {
         finished_trainers: finished_trainers.clone(),
         incarnation,
         supervised: true,
+        gpus: if replica.role == Role::Trainer { spec.trainer.gpus.unsigned_abs() } else { 0 },
         result_file: Some(result_file),
         checkpoint: spec.checkpoint.as_ref().filter(|_| replica.role == Role::Server).map(checkpoint::environment),
         tls_folder: job.certificates().map(|_| certificates::FOLDER.to_owned()),
