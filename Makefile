@@ -177,8 +177,9 @@ bench: build mnist ## measure, against a limit taken in the same run
 	$(BUILT)/psjobs bench mnist $(ARGS)
 
 .PHONY: gpu
-gpu: ## measure trainers on this machine's GPU against the same loop without a server
-	@if [[ -z $$(ls /proc/driver/nvidia/gpus 2>/dev/null) ]]; then echo "gpu: this machine has no CUDA device, so nothing was measured"; else $(MAKE) --no-print-directory build mnist text && $(BUILT)/psjobs bench gpu $(ARGS); fi
+gpu: ## test and measure what uses this machine's GPU; without one it says so
+	@if [[ -n $$(ls /proc/driver/nvidia/gpus 2>/dev/null) ]]; then $(MAKE) --no-print-directory build mnist text && $(CARGO) build --locked --profile $(PROFILE) -p psjobs-python; fi
+	@scripts/gpu.sh $(BUILT) $(ARGS)
 
 .PHONY: bench-operator
 bench-operator: ## measure the operator against an API server: its own, or PSJOBS_TEST_KUBECONFIG's

@@ -71,6 +71,7 @@ class _End:
     def __init__(self, job: Job) -> None:
         self._job: Job | None = job
         self._code: object = None
+        self._is_interrupted = False
 
     def forget(self) -> None:
         """In a process that was forked: the trainer is another one."""
@@ -85,6 +86,7 @@ class _End:
 
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             job, self._job = self._job, None
+            self._is_interrupted = isinstance(error, KeyboardInterrupt)
             code = None if job is None else self._tell(job, error)
             if code == WRONG_INPUT or code == PEER_AWAY:
                 sys.stderr.write(f"psjobs: {error}\n")
@@ -127,6 +129,8 @@ class _End:
 
     def at_exit(self) -> None:
         """Leaves the job, if nothing did before."""
+        if self._is_interrupted:
+            _die_of_interrupt()
         job, self._job = self._job, None
         if job is None or job._session is None or job._left:
             return
@@ -142,6 +146,15 @@ class _End:
             _exit(INTERRUPTED)
         if job.should_stop:
             _exit(TERMINATED)
+
+
+def _die_of_interrupt() -> None:
+    """Ends the process by SIGINT, as Python does after an exception that nothing catches: a shell then ends its loop. Python
+    forgets it where something runs code at exit (seen with 3.12)."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _exit(code: int) -> NoReturn:

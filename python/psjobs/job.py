@@ -148,7 +148,7 @@ class Job:
             raise _native.InputError(text)
         named = self._parameters.named
         if self._environment.gpus and all(tensor.device.type == "cpu" for _, tensor in named):
-            text = f"this trainer was given {self._environment.gpus} GPUs (spec.trainer.gpus), but the model is on the CPU"
+            text = "this trainer was given a GPU (spec.trainer.gpus), but the model is on the CPU"
             warnings.warn(f'psjobs: {text}; move it there before attach: model.to("cuda")', stacklevel=2)
         groups = parameter_groups.of_job(named, self._environment)
         is_local = self._environment.is_local

@@ -17,14 +17,25 @@ class Strategy(SingleDeviceStrategy):
 
     Optimizer and learning-rate schedule are the job's; of what `configure_optimizers` returns the parameter groups count, and
     a warning says what to set to have the rest. Metrics that the module logs are reported to the job at the end of each
-    epoch. `job` is its place. A script that is alone trains as without the strategy.
+    epoch. `job` is its place. A script that is alone trains as without the strategy. Without a `device` it is the first
+    of the Trainer's accelerator: a GPU where there is one.
     """
 
     strategy_name = "psjobs"
 
-    def __init__(self, device: torch.device | str = "cpu", **kwargs: Any) -> None:
-        super().__init__(device=device, **kwargs)
+    def __init__(self, device: torch.device | str | None = None, **kwargs: Any) -> None:
+        super().__init__(device=device or "cpu", **kwargs)
+        self._is_device_given = device is not None
         self.job = psjobs.join()
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device of the module and its batches."""
+        accelerator = self.accelerator
+        if self._is_device_given or accelerator is None:
+            return self._root_device
+        first: torch.device = accelerator.get_parallel_devices(accelerator.parse_devices(1))[0]
+        return first
 
     def setup_optimizers(self, trainer: lightning.Trainer) -> None:
         """Attaches the module."""

@@ -33,6 +33,7 @@ def run(
     *,
     trainers: int = 2,
     servers: int = 1,
+    gpus: int | None = None,
     training: Mapping[str, Any] | None = None,
     spec: Mapping[str, Any] | None = None,
     folder: str | os.PathLike[str] | None = None,
@@ -40,7 +41,8 @@ def run(
     quiet: bool = False,
     wait: bool = True,
 ) -> Run:
-    """Runs a script as each of `trainers` trainers on this machine, with `servers` servers.
+    """Runs a script as each of `trainers` trainers on this machine, with `servers` servers and `gpus` GPUs for each trainer:
+    by default one if the machine has any. Trainers share the GPUs of a machine that has fewer.
 
     `script` is a Python file, which this interpreter runs with `args`, or the words of any command. `training` is the
     job's `spec.training`, for example `{"optimizer": {"type": "Adam", "learningRate": 1e-3}}`; `spec` other fields of the
@@ -62,6 +64,8 @@ def run(
     if not any(name == "checkpoint" or name.startswith("checkpoint.") for name, _ in fields):
         # The model is exported with checkpoints.
         fields.append(("checkpoint", {"volumeClaim": {"size": "1Gi"}}))
+    if gpus is not None:
+        fields.append(("trainer.gpus", gpus))
     started = Run(command, trainers, servers, fields, folder, env or {}, quiet)
     if wait:
         started.wait()

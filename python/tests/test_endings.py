@@ -107,8 +107,8 @@ def test_ctrl_c_is_answered_while_the_trainer_waits_for_others(jobs: Jobs, recor
     assert alone.stdout is not None and alone.stdout.readline() == "waits\n"
     began = time.time()
     interrupt(alone)
-    said, _ = alone.communicate(timeout=DEADLINE)
-    assert alone.returncode == -signal.SIGINT
+    said, error = alone.communicate(timeout=DEADLINE)
+    assert alone.returncode == -signal.SIGINT, error
     word, answered = said.split()
     assert word == "answered"
     record_property("Ctrl-C", f"answered after {(float(answered) - began) * 1e3:.0f} ms")

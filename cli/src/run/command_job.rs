@@ -7,11 +7,20 @@ use serde_json::{Value, json};
 
 use crate::bad_input::BadInput;
 
+/// The replicas of a job that has no manifest.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    pub trainers: u32,
+    pub servers: u32,
+    /// GPUs of each trainer.
+    pub gpus: u32,
+}
+
 /// Returns the document of a job whose trainers run `command`.
 ///
 /// # Errors
 /// [`BadInput`] if an argument is not UTF-8.
-pub fn document(command: &[OsString], trainers: u32, servers: u32) -> Result<Value, BadInput> {
+pub fn document(command: &[OsString], size: Size) -> Result<Value, BadInput> {
     let mut words = Vec::new();
     for argument in command {
         let word = argument.to_str().ok_or_else(|| BadInput::new(format!("{argument:?} is not UTF-8; rename it")))?;
@@ -25,8 +34,8 @@ pub fn document(command: &[OsString], trainers: u32, servers: u32) -> Result<Val
         "kind": "ParameterServerJob",
         "metadata": {"name": name(&words)},
         "spec": {
-            "ps": {"replicas": servers},
-            "trainer": {"replicas": trainers, "template": {"spec": {"containers": [container]}}},
+            "ps": {"replicas": size.servers},
+            "trainer": {"replicas": size.trainers, "gpus": size.gpus, "template": {"spec": {"containers": [container]}}},
         },
     }))
 }
@@ -68,7 +77,9 @@ mod tests {
 
     #[test]
     fn arguments_reach_the_command_as_they_were_typed() {
-        let document = document(&["sh".into(), "-c".into(), "echo $HOME $(id) $$".into()], 2, 1).expect("a document");
+        let size = Size { trainers: 2, servers: 1, gpus: 1 };
+        let document = document(&["sh".into(), "-c".into(), "echo $HOME $(id) $$".into()], size).expect("a document");
+        assert_eq!(document["spec"]["trainer"]["gpus"], 1);
         let container = &document["spec"]["trainer"]["template"]["spec"]["containers"][0];
         assert_eq!(container["command"][2], "echo $$HOME $$(id) $$$$");
     }

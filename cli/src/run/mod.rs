@@ -34,6 +34,7 @@ use psjobs_ps::proto::StatusReply;
 use crate::bad_input::BadInput;
 use crate::setting::Setting;
 use crate::validate;
+use command_job::Size;
 use lifecycle::Outcome;
 use plan::Plan;
 use signals::Signals;
@@ -68,6 +69,9 @@ pub struct RunArgs {
     /// How many servers hold the parameters of the command's trainers; with a manifest: --set ps.replicas=N [default: 1]
     #[arg(long, value_name = "N", conflicts_with = "file", value_parser = clap::value_parser!(u32).range(1..))]
     servers: Option<u32>,
+    /// GPUs for each trainer of the command; with a manifest: --set trainer.gpus=N [default: 1 if this machine has any]
+    #[arg(long, value_name = "N", conflicts_with = "file", value_parser = clap::value_parser!(u32).range(0..=64))]
+    gpus: Option<u32>,
     /// Set a field of spec, as training.optimizer.type=Adam; may be repeated
     #[arg(long = "set", value_name = "FIELD=VALUE")]
     settings: Vec<Setting>,
@@ -120,8 +124,12 @@ impl RunArgs {
         let job = match &self.file {
             Some(file) => validate::only_job(file, &self.settings)?,
             None => {
-                let (trainers, servers) = (self.trainers.unwrap_or(2), self.servers.unwrap_or(1));
-                let document = command_job::document(&self.command, trainers, servers)?;
+                let size = Size {
+                    trainers: self.trainers.unwrap_or(2),
+                    servers: self.servers.unwrap_or(1),
+                    gpus: self.gpus.unwrap_or_else(|| u32::from(!machine::gpus().is_empty())),
+                };
+                let document = command_job::document(&self.command, size)?;
                 validate::job_of(vec![document], &self.settings, Path::new("--set"))?
             }
         };
