@@ -421,7 +421,7 @@ impl ServerState {
     pub fn close_streams_to(&self, shard: u32) {
         let open = self.streams().to(shard);
         for end in open {
-            end.abort(Status::unavailable("the other server that holds these blocks is away; join again"));
+            end.abort(Status::unavailable("another server may lead these blocks now; join again"));
         }
     }
 

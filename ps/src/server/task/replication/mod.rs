@@ -142,6 +142,11 @@ async fn assume(state: &ServerState, replication: &Replication, shard: u32, role
     if let Some(tables) = state.tables(shard) {
         tables.set_role(replica_role(role)).await;
     }
+    if matches!(role, Role::Backup { .. }) {
+        // A trainer whose gradient a block holds sends nothing more, and would wait for the answer of a block that gives
+        // none as a backup. Gradients of streams that are opened later are refused.
+        state.close_streams_to(shard);
+    }
     replication.settle(shard);
 }
 
@@ -179,4 +184,32 @@ async fn look(replication: &Replication, shard: u32, job_uid: &str) -> Answer {
         }
         Some(_) | None => replication.silence(shard),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use psjobs_api::{Environment, Training};
+
+    use super::*;
+    use crate::server::config::ServerConfig;
+    use crate::server::state::streams::StreamKind;
+    use crate::wire::StreamAbort;
+
+    #[tokio::test]
+    async fn a_server_that_becomes_a_backup_sends_its_trainers_away() {
+        let servers = vec!["ps-0:29500".to_owned(), "ps-1:29500".to_owned()];
+        let plain = Environment::new("mnist", "job-1", servers, 1, Training::default());
+        let environment = Environment { replication_factor: 2, ..plain };
+        let state = ServerState::new(ServerConfig { shared_memory: false, ..ServerConfig::new(&environment) });
+        let replication = state.replication.as_ref().expect("two holders");
+        let id = proto::TrainerId { job_uid: "job-1".to_owned(), index: 0, incarnation: 0 };
+        let roles = [(Role::Primary { alone: true }, false), (Role::Backup { complete: false }, true)];
+        for (role, ends) in roles {
+            let stream = StreamAbort::default();
+            let kind = StreamKind::Exchange { lane: 0, lanes: 1 };
+            state.open_stream(&id, 0, kind, (state.arrive(), &stream));
+            assume(&state, replication, 0, role).await;
+            assert_eq!(stream.is_aborted(), ends, "{role:?}");
+        }
+    }
 }
