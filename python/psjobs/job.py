@@ -104,7 +104,8 @@ class Job:
         missing: Literal["error", "zero"] | None = None,
         overlap: bool = True,
     ) -> tuple[Model, torch.optim.Optimizer]:
-        """Joins the servers with this model, and moves its trainable parameters to the memory shared with them.
+        """Joins the servers with this model, and moves its trainable parameters to the memory shared with them, or, of a model
+        on a GPU, to memory there that is copied from and to it: move the model to its GPU before.
 
         The parameters take the values that the servers have, or give them theirs if this trainer is the first. Returns
         the same model, and an optimizer whose `step` exchanges gradients for parameters by the job's rule. If that is not

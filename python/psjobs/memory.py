@@ -63,7 +63,8 @@ class DeviceMemory:
         if device.type == "cuda":
             pin(device, values, gradients)
         self._device = device
-        self._streams = torch.get_device_module(device)
+        # torch.cuda; the tests take torch.cpu.
+        self._streams = getattr(torch, device.type)
         self._copying = self._streams.Stream(device)
         # What is being copied: the first element of each piece, and its end as an event.
         self._under_way: deque[tuple[int, torch.Event]] = deque()
@@ -117,8 +118,9 @@ def memory_for(values: torch.Tensor, gradients: torch.Tensor, tensors: list[torc
 
 
 def is_apart(device: torch.device) -> bool:
-    """True if a device does not compute with the host's memory."""
-    return device.type != "cpu"
+    """True if a device has memory of its own, and streams: a GPU by CUDA or ROCm. Tensors of others are copied one by
+    one."""
+    return device.type == "cuda"
 
 
 def pin(device: torch.device, *tensors: torch.Tensor) -> bool:

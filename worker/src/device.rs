@@ -51,7 +51,7 @@ pub enum DeviceError {
     #[error("--device {asked} needs more than the {usable} CUDA devices that this process may use; use --device auto")]
     Unavailable { asked: DeviceChoice, usable: u32 },
     #[error(
-        "this trainer was given {given} GPUs (spec.trainer.gpus), but finds no CUDA device; use an image with the CUDA \
+        "this trainer was given a GPU (spec.trainer.gpus: {given}), but finds no CUDA device; use an image with the CUDA \
          libraries (scripts/images.sh cuda makes one), or train on the CPU with --device cpu and without gpus"
     )]
     Unused { given: u32 },

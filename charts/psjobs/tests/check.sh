@@ -48,8 +48,23 @@ expect "alerts when asked" 'alert: PsjobsNoLeader' --set metrics.prometheusRule.
 forbid "no dashboard unless asked" 'grafana_dashboard'
 expect "a dashboard when asked" 'grafana_dashboard: "1"' --set metrics.dashboard.enabled=true
 if python3 -m json.tool files/dashboard.json >/dev/null; then echo "ok: the dashboard is JSON"; else fail "files/dashboard.json"; fi
-# Every metric that a panel or an alert asks for is one that the operator has.
-for metric in $(grep -oh 'psjobs_[a-z_]*' files/dashboard.json templates/prometheusrule.yaml | sed 's/_total$//; s/_bucket$//; s/_count$//; s/^psjobs_//' | sort -u); do
+forbid "no PodMonitor unless asked" 'kind: PodMonitor'
+expect "a PodMonitor when asked" 'psjobs.dev/role: ps' --set metrics.podMonitor.enabled=true
+expect "in one namespace if only that is watched" 'matchNames: \[team\]' --set metrics.podMonitor.enabled=true --set watchNamespace=team
+forbid "no alerts about jobs that are not watched" 'psjobs_ps_' --set metrics.prometheusRule.enabled=true
+alerts="--set metrics.prometheusRule.enabled=true --set metrics.podMonitor.enabled=true"
+promtool=$(../../scripts/promtool.sh)
+if [ -z "$promtool" ]; then
+  echo "queries and alerts: not checked, promtool is not installed"
+# shellcheck disable=SC2086 # flags
+elif ! render $alerts --show-only templates/prometheusrule.yaml | tests/queries.py "$promtool"; then
+  fail "queries and alerts"
+fi
+# Every metric that a panel or an alert asks for is one that servers have, or the operator.
+for metric in $(grep -oh 'psjobs_ps_[a-z_]*' files/training-dashboard.json templates/prometheusrule.yaml | sed 's/_bucket$//; s/^psjobs_ps_//' | sort -u); do
+  if grep -q "\"$metric\"\|psjobs_ps_$metric" ../../ps/src/server/service/metrics.rs; then echo "ok: servers have the metric $metric"; else fail "no metric psjobs_ps_$metric"; fi
+done
+for metric in $(grep -oh 'psjobs_[a-z_]*' files/dashboard.json templates/prometheusrule.yaml | grep -v '^psjobs_ps_' | sed 's/_total$//; s/_bucket$//; s/_count$//; s/^psjobs_//' | sort -u); do
   if grep -q "\"$metric\"" ../../operator/src/metrics.rs; then echo "ok: the metric $metric exists"; else fail "no metric $metric"; fi
 done
 expect "an operator at a time may be drained" 'maxUnavailable: 1'

@@ -204,7 +204,7 @@ async fn come_back_empty(shared: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metrics_name_the_blocks_that_work_most() {
+async fn metrics_tell_progress_trainers_and_the_blocks_that_work_most() {
     let (mut config, listener) = (config(0, 1, 1, ConsistencyMode::Async), listen().await);
     let watched = listener.local_addr().expect("bound");
     config.metrics = Some(listener);
@@ -212,10 +212,27 @@ async fn metrics_name_the_blocks_that_work_most() {
     let address = server.address.to_string();
     let session = tokio::task::spawn_blocking(move || {
         let session = Session::join(session_config(0, vec![address]), &vec![1.0; elements()]).expect("joins");
-        train(session, 0, 3).0
+        let mut session = train(session, 0, 3).0;
+        session.report(24, &BTreeMap::from([("loss \"a\"".to_owned(), 0.5)]));
+        session
     });
     let session = session.await.expect("no panic");
-    let text = metrics(watched).await;
+    let reported = "psjobs_ps_metric{metric=\"loss \\\"a\\\"\"} 0.5\n";
+    // It comes with the next heartbeat.
+    let heard = async {
+        loop {
+            let text = metrics(watched).await;
+            if text.contains(reported) {
+                return text;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let text = tokio::time::timeout(Duration::from_secs(20), heard).await.expect("the metric is told");
+    for line in ["psjobs_ps_step 3\n", "psjobs_ps_total_steps 10\n", "psjobs_ps_trainer_steps{trainer=\"0\"} 3\n"] {
+        assert!(text.contains(line), "{line} in {text}");
+    }
+    assert!(text.contains("psjobs_ps_trainer_silent_seconds{trainer=\"0\"} "), "{text}");
     for (block, tensor) in [(0, "fc.bias"), (1, "fc.weight"), (2, "fc.weight")] {
         let name = format!("psjobs_ps_block_busy_seconds_total{{block=\"{block}\",tensor=\"{tensor}\"}} ");
         let line = text.lines().find_map(|line| line.strip_prefix(&name)).unwrap_or_else(|| panic!("{name} in {text}"));

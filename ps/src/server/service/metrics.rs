@@ -15,8 +15,8 @@ use psjobs_api::{CheckpointResult, TrainingStatus};
 use tokio::net::TcpListener;
 
 use super::coordination;
-use crate::clock::now;
 use crate::network::Network;
+use crate::proto::{self, TrainerState};
 use crate::server::state::ServerState;
 use crate::sparse::TableCounts;
 use crate::staleness::Histogram;
@@ -66,7 +66,7 @@ fn progress(state: &ServerState) -> Response {
 }
 
 fn render(state: &ServerState) -> String {
-    let status = state.members().status(now());
+    let status = coordination::status(state);
     let mut text = String::new();
     let mut family = |name: &str, kind: &str, help: &str, rows: &[(String, f64)]| {
         // Writing to a String cannot fail.
@@ -90,7 +90,14 @@ fn render(state: &ServerState) -> String {
         "Examples a second over all trainers, lately.",
         &one(status.examples_per_second),
     );
-    let by_trainer = |value: fn(&crate::proto::TrainerStatus) -> f64| -> Vec<_> {
+    // As for `progress`.
+    if state.has_state() {
+        family("step", "gauge", "Steps done, summed over the trainers.", &one(status.step as f64));
+        family("total_steps", "gauge", "Steps to do, likewise; 0 while unknown.", &one(status.total_steps as f64));
+        let metrics = status.metrics.iter().map(|(name, value)| (format!("{{metric=\"{}\"}}", label(name)), *value));
+        family("metric", "gauge", "What trainers and evaluations report, as loss.", &metrics.collect::<Vec<_>>());
+    }
+    let by_trainer = |value: fn(&proto::TrainerStatus) -> f64| -> Vec<_> {
         status.trainers.iter().map(|t| (format!("{{trainer=\"{}\"}}", t.index), value(t))).collect()
     };
     family("trainer_steps", "gauge", "Last step a trainer gave a gradient for.", &by_trainer(|t| t.step as f64));
@@ -104,7 +111,12 @@ fn render(state: &ServerState) -> String {
     let stragglers: Vec<_> =
         status.trainers.iter().map(|t| (format!("{{trainer=\"{}\"}}", t.index), straggles(t.index))).collect();
     family("trainer_straggles", "gauge", "1 for a trainer that is clearly slower than the others.", &stragglers);
-    family("trainer_silent_seconds", "gauge", "Seconds since a trainer was heard.", &by_trainer(|t| t.silent_seconds));
+    // Who has not come yet, or has left, is silent for good reasons.
+    let is_here =
+        |trainer: &&proto::TrainerStatus| matches!(trainer.state(), TrainerState::Active | TrainerState::Lost);
+    let silent = status.trainers.iter().filter(is_here);
+    let silent: Vec<_> = silent.map(|t| (format!("{{trainer=\"{}\"}}", t.index), t.silent_seconds)).collect();
+    family("trainer_silent_seconds", "gauge", "Seconds since a trainer that takes part was heard.", &silent);
     if let Some(newest) = state.recovery.newest() {
         family("checkpoint_step", "gauge", "Step of the newest checkpoint.", &one(newest.id.step as f64));
         family("checkpoint_time_seconds", "gauge", "When it was complete.", &one(newest.unix_seconds as f64));
