@@ -1,6 +1,7 @@
 //! Whole jobs over real sockets: what the trainers end up with, and how the servers end.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use crate::support::*;
 use psjobs_api::training::ConsistencyMode;

@@ -122,6 +122,10 @@ impl ParameterBuffer {
 
 impl Drop for ParameterBuffer {
     fn drop(&mut self) {
+        if let Home::Device { mirror, .. } = &self.home {
+            // Waits for the copy that `take` has queued: it reads the memory that goes now.
+            let _ = mirror.narrow(0, 0, 1).double_value(&[]);
+        }
         no_grad(|| {
             for parameter in self.flat.parameters_mut() {
                 let own = parameter.tensor.detach().copy();
