@@ -111,7 +111,7 @@ fn render(state: &ServerState) -> String {
     let stragglers: Vec<_> =
         status.trainers.iter().map(|t| (format!("{{trainer=\"{}\"}}", t.index), straggles(t.index))).collect();
     family("trainer_straggles", "gauge", "1 for a trainer that is clearly slower than the others.", &stragglers);
-    // Who has not come yet, or has left, is silent for good reasons.
+    // A trainer that has not come yet, or has left, is silent for good reasons.
     let is_here =
         |trainer: &&proto::TrainerStatus| matches!(trainer.state(), TrainerState::Active | TrainerState::Lost);
     let silent = status.trainers.iter().filter(is_here);
