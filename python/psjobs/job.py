@@ -326,9 +326,6 @@ class Job:
         wanted = self._sparse.wanted() if self._sparse else []
         room = [(table, integers(keys), floats(values)) for table, keys, values in wanted]
         number = self._step // self._environment.steps_per_exchange
-        if self._session is not None and not self._left:
-            session = self._session
-            parameters.memory.finish(lambda first: session.offer(number, first))
         following, have_come = self._wait_for_exchange(parameters, number, rows, room)
         if self._sparse:
             self._sparse.fetched(wanted if have_come else [])
@@ -354,6 +351,7 @@ class Job:
         if session is None or self._left:
             raise _native.Error("this trainer has left its job, so opt.step() has no servers to ask")
         try:
+            parameters.memory.finish(lambda first: session.offer(number, first))
             return session.exchange(number, rows, room)
         except _native.Interrupted:
             self._stop()

@@ -95,7 +95,6 @@ class Parameters:
         self.memory = SharedMemory(values, gradients)
         if is_shared:
             self.memory = memory_for(values, gradients, [tensor for _, tensor in self.named])
-            self.memory.take()
         values, gradients = self.memory.values, self.memory.gradients
         start = 0
         for name, tensor in self.named:

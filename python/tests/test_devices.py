@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 from conftest import DEADLINE, PRELUDE, Jobs, environment, succeed
-from test_overlap import APART, PLACES, has
+from test_overlap import APART, PLACES, require
 from test_training import SGD, flags
 
 MODELS = {
@@ -52,8 +52,7 @@ save(model)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_model_learns_what_it_learns_alone(jobs: Jobs, kind: str, place: str) -> None:
-    if not has(place):
-        pytest.skip("this machine has no CUDA device")
+    require(place)
     train = TRAIN.replace("MODEL", MODELS[kind]).replace("DEVICE", "cuda" if place == "cuda" else "cpu")
     job = jobs.start(*flags(SGD), optimizer=SGD)
     succeed(job.trainer(0, (APART if place == "apart" else "") + train))
@@ -71,8 +70,7 @@ def test_a_model_learns_what_it_learns_alone(jobs: Jobs, kind: str, place: str) 
 
 
 def test_local_steps_are_made_on_a_gpu(jobs: Jobs) -> None:
-    if not has("cuda"):
-        pytest.skip("this machine has no CUDA device")
+    require("cuda")
     job = jobs.start("--consistency", "sync", "--local-steps", "4", trainers=2, optimizer=SGD, local={"steps": 4})
     train = TRAIN.replace("MODEL", "model = net()").replace("DEVICE", "cuda")
     succeed(*(job.trainer(index, train) for index in range(2)))
@@ -81,8 +79,7 @@ def test_local_steps_are_made_on_a_gpu(jobs: Jobs) -> None:
 
 
 def test_memory_that_cannot_be_pinned_is_copied_all_the_same(jobs: Jobs) -> None:
-    if not has("cuda"):
-        pytest.skip("this machine has no CUDA device")
+    require("cuda")
     # It is pinned already.
     again = """
 from psjobs import memory
