@@ -22,7 +22,11 @@ impl Block {
                 let waiting = self.log.take().map(ReplicationLog::close);
                 self.answer_all(waiting.unwrap_or_default());
             }
-            ReplicaRole::Backup => self.log = None,
+            ReplicaRole::Backup => {
+                self.log = None;
+                // The leader is asked for them.
+                self.snapshots.clear();
+            }
         }
     }
 

@@ -133,3 +133,13 @@ async fn previous_values_are_kept_where_the_job_says_so_or_the_model_is_small() 
     blocks.give(0, 0, 1.0).await;
     assert_eq!(blocks.read(0, Some(0)).await, (1, 0.5));
 }
+
+#[tokio::test]
+async fn a_block_that_becomes_a_backup_makes_its_checkpoint_wait_no_longer() {
+    let blocks = Blocks::new(None).await;
+    let waiting = blocks.store.snapshot(0, Some(7));
+    // The part of a step to come is asked for before the role changes.
+    let (state, ()) = futures::future::join(waiting, blocks.store.set_role(0, ReplicaRole::Backup)).await;
+    assert!(state.is_none());
+    assert!(blocks.store.snapshot(1, Some(0)).await.is_some(), "the other block leads on");
+}

@@ -6,6 +6,7 @@ mod counts;
 mod gradients;
 mod idle;
 pub mod key;
+mod layer_requests;
 mod local;
 mod owner;
 mod place;

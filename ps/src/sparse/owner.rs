@@ -249,6 +249,8 @@ impl Owner {
             ReplicaRole::Alone => self.log.take().map(ReplicationLog::close).unwrap_or_default(),
             ReplicaRole::Backup => {
                 self.log = None;
+                // The leader is asked for them.
+                self.snapshots.clear();
                 Vec::new()
             }
         }

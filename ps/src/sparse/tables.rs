@@ -2,7 +2,6 @@
 //! the tasks and puts their answers together.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use futures::future::try_join_all;
 use psjobs_api::training::NonFinite;
@@ -12,6 +11,7 @@ use tokio_util::task::TaskTracker;
 
 use super::counts::Counts;
 use super::gradients::Gradients;
+use super::layer_requests::{LayerRequest, LayerRequests};
 use super::owner::{self, Attached, Command, Owner};
 use super::place::Place;
 use super::refill::Refill;
@@ -113,8 +113,7 @@ pub struct Tables {
     place: Place,
     shards: Vec<mpsc::Sender<Command>>,
     counts: Arc<Counts>,
-    /// Steps after which the layers that trainers train themselves are wanted, for a checkpoint; 0: not.
-    layers_wanted: AtomicU64,
+    layer_requests: LayerRequests,
 }
 
 impl Tables {
@@ -142,7 +141,7 @@ impl Tables {
             sender
         };
         let shards = (0..place.shards.max(1) as u32).map(start).collect();
-        Self { plan, place, shards, counts, layers_wanted: AtomicU64::new(0) }
+        Self { plan, place, shards, counts, layer_requests: LayerRequests::default() }
     }
 
     /// The job's tables.
@@ -264,7 +263,6 @@ impl Tables {
 
     /// Goes to what was read; pushes from before `epoch` are no longer heard.
     pub(crate) async fn replace(&self, rows: Refill, epoch: u64) {
-        self.want_layers(None);
         let replaced = self.shards.iter().zip(rows.shards);
         let replaced =
             replaced.map(|(shard, other)| ask(shard, |reply| Command::Replace(Box::new(other), epoch, reply)));
@@ -272,14 +270,14 @@ impl Tables {
         drop(try_join_all(replaced).await);
     }
 
-    /// Asks the trainers for their layers when they have done the steps before `at`, or no longer.
-    pub(crate) fn want_layers(&self, at: Option<u64>) {
-        self.layers_wanted.store(at.unwrap_or(0), Relaxed);
+    /// Asks the trainers for their layers when they have done the steps before `at`, for as long as the request is held.
+    pub(crate) fn request_layers(&self, at: u64) -> LayerRequest<'_> {
+        self.layer_requests.open(at)
     }
 
     /// The step after which the trainers' layers are wanted; 0: not.
     pub(crate) fn layers_wanted(&self) -> u64 {
-        self.layers_wanted.load(Relaxed)
+        self.layer_requests.first()
     }
 
     /// Tells every task that a trainer has finished.
@@ -431,4 +429,24 @@ async fn ask<T>(
     let (reply, answer) = oneshot::channel();
     shard.send(command(reply)).await.map_err(|_| TablesError::Ended)?;
     answer.await.map_err(|_| TablesError::Ended)
+}
+
+#[cfg(test)]
+mod tests {
+    use psjobs_api::Training;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn tables_that_become_a_backup_make_their_checkpoint_wait_no_longer() {
+        let rules = Arc::new(TrainingRules::new(&Training::default(), 1, &[]));
+        let place = Place { server: 0, servers: 1, trainers: 1, seed: 0, shards: 2 };
+        let specs = vec![TableSpec::new("user", 2, 0.5)];
+        let tables = Tables::start(specs, place, ReplicaRole::Alone, &rules, &OwnerTasks::new(TaskTracker::new()));
+        assert_eq!(tables.snapshot(Some(0)).await.map(|states| states.len()), Some(2));
+        let waiting = tables.snapshot(Some(7));
+        // The part of a step to come is asked for before the role changes.
+        let (states, ()) = futures::future::join(waiting, tables.set_role(ReplicaRole::Backup)).await;
+        assert!(states.is_none());
+    }
 }

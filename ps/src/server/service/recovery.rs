@@ -55,7 +55,11 @@ impl proto::recovery_server::Recovery for Service {
         }
         let (id, epoch) = (CheckpointId { run: request.run, step: request.step }, request.epoch);
         let shard = self.0.shard(request.shard)?;
-        let written = server_checkpoint::write(&self.0, shard, epoch, id, request.version).await?;
+        let written = server_checkpoint::write(&self.0, shard, epoch, id, request.version).await;
+        let written = written.map_err(|error| match self.0.shard(Some(shard)) {
+            Ok(_) => error.into(),
+            Err(leads_no_more) => leads_no_more,
+        })?;
         Ok(Response::new(proto::SnapshotReply {
             part: Some(written.part.into()),
             rows: written.rows.map(proto::CheckpointFile::from),

@@ -21,7 +21,7 @@ use crate::proto;
 use crate::server::config::CheckpointConfig;
 use crate::server::state::ServerState;
 use crate::server::state::recovery::LastCheckpoint;
-use crate::sparse::{TableSpec, Tables};
+use crate::sparse::TableSpec;
 
 /// An error while writing or restoring a part.
 #[derive(Debug, thiserror::Error)]
@@ -142,7 +142,8 @@ pub fn check_epoch(state: &ServerState, asked: u64) -> Result<(), RecoveryError>
     if same { Ok(()) } else { Err(RecoveryError::Epoch { server, own, asked }) }
 }
 
-/// Writes the part of `shard`, which this server leads, of the checkpoint `id`: the blocks at `version`, or as they are.
+/// Writes the part of `shard`, which this server leads, of the checkpoint `id`: the blocks at `version`, or as they are. A
+/// server that becomes a backup of the shard meanwhile writes nothing: the new leader is asked for the part.
 pub async fn write(
     state: &ServerState,
     shard: u32,
@@ -158,7 +159,8 @@ pub async fn write(
     let (states, rows) = match &tables {
         None => (states.await, None),
         Some(tables) => {
-            let _wanted = LayersWanted::at(version.filter(|_| !state.servers_train_layers()), tables);
+            let at = version.filter(|_| !state.servers_train_layers());
+            let _layers = at.map(|at| tables.request_layers(at));
             if state.config.training.consistency.mode == ConsistencyMode::Sync {
                 // All at one step.
                 let (states, rows) = join(states, tables.snapshot(version)).await;
@@ -189,22 +191,6 @@ pub async fn write(
         Ok(Written { part: write_part(&folder, &description, &states)?, rows })
     });
     written.await
-}
-
-/// Asks the trainers for their layers while a checkpoint waits for them.
-struct LayersWanted<'a>(&'a Tables);
-
-impl<'a> LayersWanted<'a> {
-    fn at(version: Option<u64>, tables: &'a Tables) -> Self {
-        tables.want_layers(version);
-        Self(tables)
-    }
-}
-
-impl Drop for LayersWanted<'_> {
-    fn drop(&mut self) {
-        self.0.want_layers(None);
-    }
 }
 
 fn write_part(folder: &Folder, description: &Description, states: &[BlockState]) -> Result<PartEntry, WriteError> {
