@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use disk::DiskFault;
-use plan::{FOR_GOOD, Fault, Plan};
+use plan::{FOR_GOOD, Fault, MachineFault, Plan};
 use psjobs_api::training::{Consistency, ConsistencyMode};
 
 /// Seeds of an ordinary run of the tests.
@@ -94,7 +94,12 @@ fn seeds_that_failed_before_stay_mended() {
         20_688,
     ]
     .into_iter()
-    .filter_map(|seed| job::run(&Plan::new(seed), false).verdict.err().map(|why| format!("seed {seed}: {why}")))
+    .filter_map(|seed| {
+        let mut plan = Plan::new(seed);
+        // Simulated machines came later.
+        plan.faults.retain(|(_, fault)| !matches!(fault, Fault::Machine { .. }));
+        job::run(&plan, false).verdict.err().map(|why| format!("seed {seed}: {why}"))
+    })
     .collect();
     assert!(failures.is_empty(), "{failures:#?}");
 }
@@ -182,6 +187,32 @@ fn replicated_jobs_lose_no_step_with_a_server() {
                 let faults = faults.iter().map(|(fault, after)| (at(after), fault.clone())).collect();
                 let plan = Plan { faults, ..plan };
                 job::run(&plan, false).verdict
+            });
+            assert!(failures.is_empty(), "{mode:?}, {label}: {failures:#?}");
+        }
+    }
+}
+
+/// Jobs whose blocks two servers hold: a machine that runs one of them and a trainer is cut off, paused or lost.
+#[test]
+fn replicated_jobs_lose_no_step_with_a_machine() {
+    let rows = [
+        ("machine 0 is cut off", 0, MachineFault::CutOff),
+        ("machine 1 is cut off", 1, MachineFault::CutOff),
+        ("machine 0 stands still", 0, MachineFault::Paused),
+        ("machine 1 stands still", 1, MachineFault::Paused),
+        ("machine 0 is lost", 0, MachineFault::Lost),
+        ("machine 1 is lost", 1, MachineFault::Lost),
+    ];
+    for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
+        for (label, number, what) in rows {
+            let failures = sweep(0, 24, |seed| {
+                let consistency = Consistency { mode, staleness: 1, ..Consistency::default() };
+                let plan = Plan { consistency, steps: 80, replicated: true, trainers: 2, ..Plan::fair(seed) };
+                // From less than the time after which a silent server may be replaced to more than it.
+                let lasts = Duration::from_millis(4000 + 250 * seed);
+                let at = plan.begins() + Duration::from_millis(25 * seed);
+                job::run(&Plan { faults: vec![(at, Fault::Machine { number, what, lasts })], ..plan }, false).verdict
             });
             assert!(failures.is_empty(), "{mode:?}, {label}: {failures:#?}");
         }

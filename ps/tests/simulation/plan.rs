@@ -13,6 +13,8 @@ use super::network::Weather;
 const ELASTIC: u64 = 4;
 /// One in so many jobs has a sparse table.
 const TABLES: u64 = 4;
+/// One in so many jobs has a fault of a machine.
+const MACHINES: u32 = 4;
 /// One in so many jobs, of those with several servers, has every block twice.
 const REPLICATED: u64 = 3;
 /// One in so many jobs sends its gradients coded.
@@ -102,6 +104,8 @@ pub enum Fault {
     ZombieServer { server: u32, away: Duration, lasts: Option<Duration> },
     /// A server dies and never comes back.
     Lose { server: u32 },
+    /// Something happens to the machine that runs the server and the trainer of this number.
+    Machine { number: u32, what: MachineFault, lasts: Duration },
     /// A trainer of an elastic job is told to leave, and may come back.
     Leave { trainer: u32, back: Option<Duration> },
     /// A trainer of an elastic job dies and is not replaced.
@@ -116,6 +120,17 @@ pub enum Fault {
     Jump { hours: i32 },
 }
 
+/// What happens to a machine, and with it to the server and the trainer on it.
+#[derive(Clone, Copy, Debug)]
+pub enum MachineFault {
+    /// Nothing passes between it and others; its processes still hear each other.
+    CutOff,
+    /// Its processes stand still: they hear nobody, and nobody hears them. Everything comes at once when they go on.
+    Paused,
+    /// It vanishes with its processes, which are started again elsewhere.
+    Lost,
+}
+
 impl Fault {
     /// Returns whether a server loses what it holds, or is held to have lost it.
     fn strikes_a_server(&self) -> bool {
@@ -127,6 +142,7 @@ impl Fault {
                 | Self::Split { .. }
                 | Self::Refuse { .. }
                 | Self::Crash { .. }
+                | Self::Machine { .. }
         )
     }
 
@@ -139,6 +155,7 @@ impl Fault {
             Self::ZombieServer { away, lasts, .. } => *away.max(lasts.as_ref().unwrap_or(away)),
             Self::Leave { back, .. } => back.unwrap_or_default(),
             Self::Late { away, .. } => *away,
+            Self::Machine { lasts, .. } => *lasts,
             // The operation may come late.
             Self::Crash { away, .. } => *away + SOME_OPERATIONS,
             Self::Disk { lasts, .. } if *lasts < FOR_GOOD => *lasts,
@@ -166,6 +183,9 @@ impl Fault {
             Self::ZombieServer { lasts: None, .. } => "server replaced, lives on",
             Self::ZombieServer { lasts: Some(_), .. } => "server replaced, cut off, lives on",
             Self::Lose { .. } => "server lost for good",
+            Self::Machine { what: MachineFault::CutOff, .. } => "machine with server and trainer cut off",
+            Self::Machine { what: MachineFault::Paused, .. } => "machine with server and trainer paused",
+            Self::Machine { what: MachineFault::Lost, .. } => "machine with server and trainer lost",
             Self::Leave { .. } => "trainer left",
             Self::Lost { .. } => "trainer lost for good",
             Self::Late { .. } => "trainer late",
@@ -228,6 +248,7 @@ impl Plan {
         }
         let count = chance.random_range(0..=5);
         plan.faults = (0..count).map(|_| (plan.moment(chance), plan.fault(chance))).collect();
+        plan.faults.extend(plan.fault_of_machine());
         if plan.replicated && plan.checkpoint.is_none() {
             plan.keep_one_server_fault();
         }
@@ -255,6 +276,18 @@ impl Plan {
         plan.beside = seed % BESIDE == BESIDE - 1 && is_dense && !plan.gradual && !large;
         plan.local_steps = if seed % LOCAL == 2 && !plan.tables && !plan.beside { 4 } else { 0 };
         plan
+    }
+
+    /// Draws what happens to a machine with a server and a trainer, in one of four jobs.
+    fn fault_of_machine(&self) -> Option<(Duration, Fault)> {
+        let chance = &mut ChaCha8Rng::seed_from_u64(self.seed.rotate_left(32));
+        let has_one = chance.random_ratio(1, MACHINES);
+        let (number, at) = (chance.random_range(0..self.servers.min(self.trainers)), self.moment(chance));
+        // Without checkpoints a server that dies takes its state along, as documented.
+        let kinds = if self.checkpoint.is_some() || self.replicated { 3 } else { 2 };
+        let what = [MachineFault::CutOff, MachineFault::Paused, MachineFault::Lost][chance.random_range(0..kinds)];
+        let lasts = lasting(chance);
+        has_one.then_some((at, Fault::Machine { number, what, lasts }))
     }
 
     /// Draws what goes wrong with the disk and the clock.

@@ -1,5 +1,6 @@
 //! Carries out the faults of the plan.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use tokio::time::Instant;
 
 use super::{Action, Supervisor};
 use crate::network::Host;
-use crate::plan::Fault;
+use crate::plan::{Fault, MachineFault};
 
 /// After so long without an acknowledgement a kernel gives a connection up, as `ps/src/network.rs` asks it to.
 const KERNEL_LIMIT: Duration = Duration::from_secs(9);
@@ -132,6 +133,7 @@ impl Supervisor {
                 self.kill(self.newest_server(server), false);
                 self.servers_over[server as usize] = true;
             }
+            Fault::Machine { number, what, lasts } => self.strike_machine(number, what, lasts),
             Fault::Disk { server, fault, lasts } => {
                 self.disk.volume().break_disk(server, fault);
                 self.later(lasts, Action::MendDisk(server, fault));
@@ -154,6 +156,37 @@ impl Supervisor {
         }
     }
 
+    /// The machine of server `number` and trainer `number` is lost, paused, or cut off.
+    fn strike_machine(&mut self, number: u32, what: MachineFault, lasts: Duration) {
+        let (server, trainer) = (self.newest_server(number), self.newest(number));
+        match what {
+            MachineFault::Lost => {
+                if self.kill(server, true) {
+                    self.later(lasts, Action::StartServer(number));
+                }
+                if self.kill(trainer, true) {
+                    self.succeed(number, lasts);
+                }
+            }
+            MachineFault::CutOff => {
+                let others: Vec<Host> = self.running.keys().copied().collect();
+                let outside = others.into_iter().filter(|other| *other != server && *other != trainer);
+                let apart = outside.flat_map(|other| [server, trainer].map(|inside| (inside, other)));
+                self.cut(apart.flat_map(|(one, other)| [(one, other), (other, one)]).collect(), lasts);
+            }
+            // Kernels go on to acknowledge what comes, so that no connection is given up.
+            MachineFault::Paused => {
+                let all: Vec<Host> = self.running.keys().copied().collect();
+                let apart =
+                    [server, trainer].into_iter().flat_map(|inside| all.iter().map(move |other| (inside, *other)));
+                let apart = apart.filter(|(inside, other)| inside != other);
+                let directions: BTreeSet<(Host, Host)> =
+                    apart.flat_map(|(one, other)| [(one, other), (other, one)]).collect();
+                self.hold_up(directions.into_iter().collect(), lasts);
+            }
+        }
+    }
+
     /// Cuts `host` off from all processes that run now.
     fn cut_off(&mut self, host: Host, lasts: Duration) {
         let others = self.running.keys().filter(|other| **other != host);
@@ -161,10 +194,15 @@ impl Supervisor {
     }
 
     fn cut(&mut self, directions: Vec<(Host, Host)>, lasts: Duration) {
+        self.time_out_later(directions.clone());
+        self.hold_up(directions, lasts);
+    }
+
+    /// Lets nothing pass in these directions for a while. No kernel gives a connection up for it.
+    fn hold_up(&mut self, directions: Vec<(Host, Host)>, lasts: Duration) {
         let mut wires = self.job.network.wires();
         directions.iter().for_each(|(from, to)| wires.cut(*from, *to));
         drop(wires);
-        self.time_out_later(directions.clone());
         self.later(lasts, Action::Mend(directions));
     }
 
