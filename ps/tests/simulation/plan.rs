@@ -120,7 +120,7 @@ pub enum Fault {
     Jump { hours: i32 },
 }
 
-/// What happens to a machine, and with it to the server and the trainer on it.
+/// A fault of a machine, which strikes the server and the trainer on it.
 #[derive(Clone, Copy, Debug)]
 pub enum MachineFault {
     /// Nothing passes between it and others; its processes still hear each other.
