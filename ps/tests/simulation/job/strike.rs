@@ -1,6 +1,5 @@
 //! Carries out the faults of the plan.
 
-use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -159,31 +158,27 @@ impl Supervisor {
     /// The machine of server `number` and trainer `number` is lost, paused, or cut off.
     fn strike_machine(&mut self, number: u32, what: MachineFault, lasts: Duration) {
         let (server, trainer) = (self.newest_server(number), self.newest(number));
-        match what {
-            MachineFault::Lost => {
-                if self.kill(server, true) {
-                    self.later(lasts, Action::StartServer(number));
-                }
-                if self.kill(trainer, true) {
-                    self.succeed(number, lasts);
-                }
+        if let MachineFault::Lost = what {
+            if self.kill(server, true) {
+                self.later(lasts, Action::StartServer(number));
             }
-            MachineFault::CutOff => {
-                let others: Vec<Host> = self.running.keys().copied().collect();
-                let outside = others.into_iter().filter(|other| *other != server && *other != trainer);
-                let apart = outside.flat_map(|other| [server, trainer].map(|inside| (inside, other)));
-                self.cut(apart.flat_map(|(one, other)| [(one, other), (other, one)]).collect(), lasts);
+            if self.kill(trainer, true) {
+                self.succeed(number, lasts);
             }
+            return;
+        }
+        let outside = self.running.keys().filter(|other| **other != server && **other != trainer);
+        let mut apart: Vec<(Host, Host)> = outside.flat_map(|other| [(server, *other), (trainer, *other)]).collect();
+        let is_paused = matches!(what, MachineFault::Paused);
+        if is_paused {
+            apart.push((server, trainer));
+        }
+        let directions = apart.into_iter().flat_map(|(one, other)| [(one, other), (other, one)]).collect();
+        if is_paused {
             // Kernels go on to acknowledge what comes, so that no connection is given up.
-            MachineFault::Paused => {
-                let all: Vec<Host> = self.running.keys().copied().collect();
-                let apart =
-                    [server, trainer].into_iter().flat_map(|inside| all.iter().map(move |other| (inside, *other)));
-                let apart = apart.filter(|(inside, other)| inside != other);
-                let directions: BTreeSet<(Host, Host)> =
-                    apart.flat_map(|(one, other)| [(one, other), (other, one)]).collect();
-                self.hold_up(directions.into_iter().collect(), lasts);
-            }
+            self.hold_up(directions, lasts);
+        } else {
+            self.cut(directions, lasts);
         }
     }
 
