@@ -1,0 +1,163 @@
+//! Jobs whose blocks and rows two servers hold: the loss of one of them costs no step.
+
+use std::time::Duration;
+
+use psjobs_api::training::{Consistency, ConsistencyMode};
+
+use crate::job;
+use crate::plan::{Fault, MachineFault, Plan};
+use crate::{sweep, with_rows};
+
+/// Jobs whose blocks two servers hold: one server at a time is lost, silently or not, or cut off from the other.
+#[test]
+fn replicated_jobs_lose_no_step_with_a_server() {
+    let away = Duration::from_millis(300);
+    let kill = |server, silent| Fault::Kill { server, away, silent };
+    let split = |lasts| Fault::Split { server: 1, lasts };
+    let later = |faults: Vec<Fault>| faults.into_iter().zip([0, 1500].map(Duration::from_millis)).collect::<Vec<_>>();
+    let rows = [
+        ("nothing happens", later(Vec::new())),
+        ("server 0 dies", later(vec![kill(0, false)])),
+        ("the other server dies", later(vec![kill(1, false)])),
+        ("one dies without a word", later(vec![kill(1, true)])),
+        ("server 0 dies without a word", later(vec![kill(0, true)])),
+        ("the servers do not hear each other for a while", later(vec![split(away)])),
+        ("the servers do not hear each other for long", later(vec![split(Duration::from_secs(35))])),
+        ("a firewall refuses the servers to each other", later(vec![Fault::Refuse { server: 1, lasts: 100 * away }])),
+        ("one dies, then the other", later(vec![kill(1, false), kill(0, false)])),
+        (
+            "a trainer dies, then a server",
+            later(vec![Fault::Replace { trainer: 0, away, silent: false }, kill(0, false)]),
+        ),
+    ];
+    for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
+        for (label, faults) in &rows {
+            let failures = sweep(0, 16, |seed| {
+                let consistency = Consistency { mode, staleness: 1, ..Consistency::default() };
+                let plan = Plan { consistency, steps: 80, replicated: true, ..Plan::fair(seed) };
+                let at = |after: &Duration| plan.begins() + *after + Duration::from_millis(25 * seed);
+                let faults = faults.iter().map(|(fault, after)| (at(after), fault.clone())).collect();
+                let plan = Plan { faults, ..plan };
+                job::run(&plan, false).verdict
+            });
+            assert!(failures.is_empty(), "{mode:?}, {label}: {failures:#?}");
+        }
+    }
+}
+
+/// Jobs whose blocks two servers hold: a machine that runs one of them and a trainer is cut off, paused or lost.
+#[test]
+fn replicated_jobs_lose_no_step_with_a_machine() {
+    let faults = [MachineFault::CutOff, MachineFault::Paused, MachineFault::Lost];
+    let struck = [0, 1].into_iter().flat_map(|number| faults.map(|what| (number, what)));
+    for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
+        for (number, what) in struck.clone() {
+            let failures = sweep(0, 24, |seed| {
+                let consistency = Consistency { mode, staleness: 1, ..Consistency::default() };
+                let plan = Plan { consistency, steps: 80, replicated: true, trainers: 2, ..Plan::fair(seed) };
+                // From less than the time after which a silent server may be replaced to more than it.
+                let lasts = Duration::from_millis(4000 + 250 * seed);
+                let at = plan.begins() + Duration::from_millis(25 * seed);
+                job::run(&Plan { faults: vec![(at, Fault::Machine { number, what, lasts })], ..plan }, false).verdict
+            });
+            assert!(failures.is_empty(), "{mode:?}, machine {number}, {what:?}: {failures:#?}");
+        }
+    }
+}
+
+/// Jobs of which one server goes and does not come back while they train, or whose servers are kept apart.
+#[test]
+fn without_one_server_trainers_wait_no_longer_than_promised() {
+    let away = Duration::from_secs(300);
+    let kill = |server, silent| Fault::Kill { server, away, silent };
+    let (soon, promised) = (Duration::from_secs(1), Duration::from_secs(10));
+    let rows = [
+        ("server 0 dies", kill(0, false), soon),
+        ("the other server dies", kill(1, false), soon),
+        ("server 0 vanishes", kill(0, true), promised),
+        ("the other server vanishes", kill(1, true), promised),
+        ("the servers do not hear each other", Fault::Split { server: 1, lasts: away }, promised),
+        ("a firewall refuses the servers to each other", Fault::Refuse { server: 1, lasts: away }, soon),
+    ];
+    for mode in [ConsistencyMode::Sync, ConsistencyMode::Async] {
+        for (label, fault, limit) in &rows {
+            let failures = sweep(0, 16, |seed| {
+                let consistency = Consistency { mode, ..Consistency::default() };
+                let kernels = seed % 2 == 0;
+                let plan = Plan { consistency, steps: 80, replicated: true, kernels, ..Plan::fair(seed) };
+                let at = plan.begins() + Duration::from_millis(1000 + 25 * seed);
+                let outcome = job::run(&Plan { faults: vec![(at, fault.clone())], ..plan }, false);
+                outcome.verdict?;
+                if outcome.longest_wait <= *limit {
+                    return Ok(());
+                }
+                Err(format!("a trainer waited for {:?}, not {limit:?}", outcome.longest_wait))
+            });
+            assert!(failures.is_empty(), "{mode:?}, {label}: {failures:#?}");
+        }
+    }
+}
+
+/// Jobs whose servers do not hear each other, so that one is elected, which then loses what it holds: the other one's
+/// copy lacks steps that trainers have gone on from, and must not take its place.
+#[test]
+fn an_elected_server_that_is_lost_is_not_followed_by_one_that_lacks_its_steps() {
+    let kill = |server, away| Fault::Kill { server, away: Duration::from_millis(away), silent: false };
+    let rows = [
+        ("server 0 is lost, and soon back", kill(0, 300)),
+        ("server 0 is lost, and back when they hear each other", kill(0, 15_000)),
+        ("the other server is lost, and soon back", kill(1, 300)),
+        ("the other server is lost, and back when they hear each other", kill(1, 15_000)),
+    ];
+    for mode in [ConsistencyMode::Sync, ConsistencyMode::Async] {
+        for (label, lost) in &rows {
+            let failures = sweep(0, 16, |seed| {
+                let consistency = Consistency { mode, ..Consistency::default() };
+                let checkpoint = Some(Duration::from_millis(1000));
+                let at = |seconds: u64| Duration::from_millis(1000 * seconds + 50 * seed);
+                let split = Fault::Split { server: 1, lasts: Duration::from_secs(15) };
+                let faults = vec![(at(1), split), (at(11), lost.clone())];
+                let plan = Plan { consistency, checkpoint, faults, steps: 60, compute: 500, ..Plan::fair(seed) };
+                job::run(&Plan { replicated: true, ..plan }, false).verdict
+            });
+            assert!(failures.is_empty(), "{mode:?}, {label}: {failures:#?}");
+        }
+    }
+}
+
+/// Jobs with a sparse table that two servers hold, and with checkpoints: the loss of one server costs nothing, both go
+/// back together.
+#[test]
+fn replicated_rows_count_every_push_once_whatever_dies() {
+    let away = Duration::from_millis(300);
+    let kill = |server, silent| Fault::Kill { server, away, silent };
+    let later = |faults: Vec<Fault>| faults.into_iter().zip([0, 1500].map(Duration::from_millis)).collect::<Vec<_>>();
+    let together = |faults: Vec<Fault>| faults.into_iter().map(|fault| (fault, Duration::ZERO)).collect::<Vec<_>>();
+    let rows = [
+        ("nothing happens", later(Vec::new())),
+        ("server 0 dies", later(vec![kill(0, false)])),
+        ("the other server dies", later(vec![kill(1, true)])),
+        ("one dies, then the other", later(vec![kill(0, false), kill(1, false)])),
+        ("both die", together(vec![kill(0, false), kill(1, false)])),
+        ("one dies, then both", {
+            let mut faults = later(vec![kill(1, false), kill(0, false)]);
+            faults.push((kill(1, false), Duration::from_millis(1500)));
+            faults
+        }),
+        ("a trainer and a server", together(vec![Fault::Replace { trainer: 0, away, silent: false }, kill(0, false)])),
+    ];
+    for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
+        for (label, faults) in &rows {
+            let failures = sweep(0, 6, |seed| {
+                let consistency = Consistency { mode, staleness: 1, ..Consistency::default() };
+                // When the rows are held twice.
+                let at = |after: &Duration| *after + Duration::from_millis(500 + 60 * seed);
+                let faults = faults.iter().map(|(fault, after)| (at(after), fault.clone())).collect();
+                let (checkpoint, steps) = (Some(Duration::from_millis(40)), 80);
+                let plan = Plan { consistency, checkpoint, faults, steps, ..Plan::fair(seed) };
+                job::run(&with_rows(Plan { replicated: true, ..plan }, seed), false).verdict
+            });
+            assert!(failures.is_empty(), "{mode:?}, {label}: {failures:#?}");
+        }
+    }
+}
