@@ -58,8 +58,8 @@ test-python: build-tests mnist text ## test the Python package, with types check
 	python=$$(scripts/python.sh); cd python; "$$python" -m mypy --cache-dir $(abspath $(TARGET))/mypy; "$$python" -P -m pytest -q -n 2 -p no:cacheprovider
 
 .PHONY: wheel
-wheel: ## build the Python package's wheel, and check that it installs
-	scripts/wheel.sh $(abspath $(TARGET))/wheel
+wheel: ## build the Python package's wheel, and check that it installs; ARGS=release makes that of PyPI
+	scripts/wheel.sh $(abspath $(TARGET))/wheel $(ARGS)
 
 # For example SEEDS=100000 FROM=2000; FROM=1234 SEEDS=1 TRACE=1 tells what happens in one.
 .PHONY: simulate
@@ -161,6 +161,8 @@ soak: images ## run jobs of every kind for MINUTES while a schedule of faults, b
 
 .PHONY: release-check
 release-check: images ## make a release into a registry on this machine, verify it, and check that changed ones are refused
+	$(MAKE) --no-print-directory wheel ARGS=release
+	scripts/torch-image.sh $(TARGET)/wheel/psjobs-*.whl
 	scripts/release-check.sh
 
 .PHONY: kind-up

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Prints a Python with torch, transformers, lightning, tensorboard, pytest, pytest-xdist, mypy and maturin, for the tests of the package psjobs:
+# Prints a Python with torch, transformers, lightning, tensorboard, nbclient, ipykernel, pytest, pytest-xdist, mypy and maturin,
+# for the tests of the package psjobs:
 # $PSJOBS_PYTHON if set; else python3 if it has all of them; else that of a virtual environment in the user's cache folder,
 # filled once with pip.
 #
@@ -11,7 +12,7 @@ cd "$(dirname "$0")/.."
 requirements=scripts/requirements/python.txt
 version=$(sed -n "s/^torch==\([^ ]*\).*/\1/p" "$requirements")
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/psjobs
-modules='import torch, pytest, xdist, mypy, maturin, transformers, lightning, tensorboard'
+modules='import torch, pytest, xdist, mypy, maturin, transformers, lightning, tensorboard, nbclient, ipykernel'
 
 say() { echo "python: $*" >&2; }
 fail() { say "$@"; exit 1; }

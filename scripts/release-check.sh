@@ -73,6 +73,7 @@ with_change() {
 }
 with_change psjobs-operator "somebody replaced the operator's image under its tag"
 with_change psjobs-worker "somebody replaced the worker's image under its tag"
+with_change psjobs-torch "somebody replaced the image of PyTorch scripts under its tag"
 with_change charts/psjobs "somebody replaced the chart under its tag"
 
 PSJOBS_PUBLIC_KEY=$work/cosign.pub refused "somebody else signed it" "no valid signature"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Verifies a published release: the signatures of both images and of the chart, those of their lists of components, and
-# that the chart names those images by digest. Fails at the first that does not hold.
+# Verifies a published release: the signatures of the images and of the chart, those of their lists of components, and
+# that the chart names its two images by digest. Fails at the first that does not hold.
 #
 #   scripts/release-verify.sh REGISTRY [VERSION]
 #
@@ -33,6 +33,7 @@ verify() {
 }
 
 verify "$registry/charts/psjobs:$version"
+verify "$registry/psjobs-torch:$version"
 rendered=$(helm template psjobs "${plain[@]}" "oci://$registry/charts/psjobs" --version "$version" 2>&1) ||
   fail "the chart cannot be read: ${rendered##*$'\n'}"
 for image in psjobs-operator psjobs-worker; do

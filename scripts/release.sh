@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Publishes a release in a registry: both images and the chart, each signed and with a signed list of its components.
+# Publishes a release in a registry: the images and the chart, each signed and with a signed list of its components.
 #
 #   scripts/release.sh REGISTRY [TAG]
 #
-# REGISTRY is a host and a path, such as ghcr.io/psjobs. The images are this machine's psjobs-operator and psjobs-worker
-# of TAG, by default the version in Cargo.toml; scripts/images.sh builds them. The published chart names them by digest.
+# REGISTRY is a host and a path, such as ghcr.io/psjobs. The images are this machine's psjobs-operator, psjobs-worker and
+# psjobs-torch of TAG, by default the version in Cargo.toml; scripts/images.sh and scripts/torch-image.sh build them. The
+# published chart names the first two by digest.
 #
 # With PSJOBS_SIGNING_KEY=FILE, a private key of cosign, nothing but the registry is needed. Without it cosign signs with
 # the identity of the person or CI job that runs this, and records that in the public log of Sigstore.
@@ -51,9 +52,10 @@ if [[ -n ${PSJOBS_SIGNING_KEY-} ]]; then
 fi
 
 declare -A digests
-for image in psjobs-operator psjobs-worker; do
+for image in psjobs-operator psjobs-worker psjobs-torch; do
   reference=$registry/$image
-  docker tag "$image:$tag" "$reference:$version" || fail "there is no image $image:$tag; build it with scripts/images.sh"
+  docker tag "$image:$tag" "$reference:$version" ||
+    fail "there is no image $image:$tag; build it with scripts/images.sh or scripts/torch-image.sh"
   docker push --quiet "$reference:$version"
   digests[$image]=$(docker image inspect --format '{{range .RepoDigests}}{{println .}}{{end}}' "$reference:$version" |
     sed -n "s|^$reference@||p")
@@ -75,4 +77,4 @@ helm package --destination "$work" "$work/psjobs" >/dev/null
 pushed=$(helm push "${plain[@]}" "$work/psjobs-$version.tgz" "oci://$registry/charts" 2>&1) || fail "helm push: $pushed"
 sign "$registry/charts/psjobs@$(sed -n 's/^Digest: //p' <<<"$pushed")" "dir:$work/psjobs"
 
-echo "release: $version is in $registry: psjobs-operator, psjobs-worker, charts/psjobs"
+echo "release: $version is in $registry: psjobs-operator, psjobs-worker, psjobs-torch, charts/psjobs"

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Lays the packages of the image psjobs-torch out: torch of the Python that scripts/python.sh prints, what torch needs, and
-# the package psjobs with a native module that cargo has built. Nothing is fetched that is here already.
+# the package psjobs of a wheel, or of its sources and a native module that cargo has built. Nothing is fetched that is here
+# already.
 #
-#   scripts/torch-folder.sh MODULE.so FOLDER
+#   scripts/torch-folder.sh WHEEL|MODULE.so FOLDER
 set -euo pipefail
-module=$1 folder=$2
+package=$1 folder=$2
 here=$(dirname "$0")
 python=$("$here/python.sh")
 rm -rf "$folder"
@@ -37,5 +38,9 @@ stubs = pathlib.Path(metadata.distribution("torch").locate_file("nvidia"))
 if stubs.exists():
     shutil.copytree(stubs, folder / "nvidia", dirs_exist_ok=True)
 PY
-"$here/python-package.sh" "$module" "$folder"
-strip --strip-debug "$folder/psjobs/_native.abi3.so"
+if [[ $package == *.whl ]]; then
+  "$python" -m zipfile -e "$package" "$folder"
+else
+  "$here/python-package.sh" "$package" "$folder"
+  strip --strip-debug "$folder/psjobs/_native.abi3.so"
+fi

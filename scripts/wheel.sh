@@ -1,15 +1,26 @@
 #!/usr/bin/env bash
 # Builds the wheel of the Python package into a folder, and checks it in a fresh virtual environment: one for all versions of
-# Python, at most 12 MiB, importable where torch is not installed, and able to run what docs/python.md types. Has a target folder of its own, so that nothing else is compiled again.
+# Python, at most 12 MiB, importable where torch is not installed, and able to run what docs/python.md types. Has a target
+# folder of its own, so that nothing else is compiled again.
 #
-#   scripts/wheel.sh FOLDER
+#   scripts/wheel.sh FOLDER [release]
+#
+# The wheel is for systems whose C library is as new as this machine's. With `release` it is for glibc 2.28 and later, as
+# torch's own wheels are, and PyPI accepts it: Zig's C compiler, which pip fetches, links it against that version.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-folder=$1
+folder=$1 kind=${2-}
 python=$(scripts/python.sh)
 mkdir -p "$folder"
 rm -f "$folder"/*.whl
-CARGO_TARGET_DIR=$folder/target "$python" -m maturin build --locked --manifest-path python/Cargo.toml --out "$folder"
+platform=()
+if [[ $kind == release ]]; then
+  rm -rf "$folder/zig"
+  "$python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target "$folder/zig" -r scripts/requirements/zig.txt
+  export PATH=$folder/zig/ziglang:$PATH
+  platform=(--zig --compatibility manylinux_2_28)
+fi
+CARGO_TARGET_DIR=$folder/target "$python" -m maturin build --locked --manifest-path python/Cargo.toml --out "$folder" "${platform[@]}"
 wheel=$(echo "$folder"/psjobs-*-cp311-abi3-*.whl)
 size=$(stat -c %s "$wheel")
 ((size <= 12 << 20)) || { echo "wheel: $wheel has $size bytes, more than 12 MiB" >&2; exit 1; }

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import final
 
-VERSION: str
+IMAGE: str
 
 class Error(RuntimeError): ...
 class InputError(Error): ...

@@ -70,7 +70,7 @@ def submit(
     name = name or f"{_label(path.stem)}-{secrets.token_hex(3)}"
     kubectl = Kubectl(context, namespace)
     manifest = job_manifest(
-        name, path.name, args, trainers, servers, gpus, image or default_image(), training or {}, spec or {}, env or {}, resources
+        name, path.name, args, trainers, servers, gpus, image or _native.IMAGE, training or {}, spec or {}, env or {}, resources
     )
     config: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": config_name(name)}}
     config["binaryData"] = {file: base64.b64encode(data).decode() for file, data in contents.items()}
@@ -89,11 +89,6 @@ def submit(
     if wait:
         started.wait()
     return started
-
-
-def default_image() -> str:
-    """The image of this version of the package."""
-    return f"psjobs-torch:{_native.VERSION}"
 
 
 def config_name(job: str) -> str:

@@ -38,7 +38,10 @@ mod _native {
     #[pymodule_export]
     use super::waiting::Interrupt;
 
-    /// Version of the package.
+    /// Image of trainers on a cluster: that of a release if the package is from one, else what `make image-torch` builds.
     #[pymodule_export]
-    const VERSION: &str = env!("CARGO_PKG_VERSION");
+    const IMAGE: &str = match option_env!("PSJOBS_TORCH_IMAGE") {
+        Some(published) => published,
+        None => concat!("psjobs-torch:", env!("CARGO_PKG_VERSION")),
+    };
 }
