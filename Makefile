@@ -21,7 +21,7 @@ BUILT := $(TARGET)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 # compiled once and not once more for each package. Tests always select the whole workspace, and need more features:
 # PROFILE=dev selects what they do, as otherwise everything would be compiled a second time.
 TESTS := --workspace --lib --bins --tests
-PROGRAMS := $(if $(filter dev,$(PROFILE)),$(TESTS),-p psjobs -p psjobs-bench -p psjobs-workloads -p psjobs-operator)
+PROGRAMS := $(if $(filter dev,$(PROFILE)),$(TESTS),-p psjobs -p kubectl-psjob -p psjobs-bench -p psjobs-workloads -p psjobs-operator)
 
 .PHONY: help
 help: ## list the commands
@@ -152,7 +152,7 @@ image-torch: build-tests ## build the image of trainers that are PyTorch scripts
 
 .PHONY: e2e
 e2e: images image-torch ## run the tests on a real cluster: KUBECONFIG's, or a new one of kind
-	$(CARGO) test --locked --workspace --test e2e -- $(ARGS)
+	PATH=$(abspath $(BUILT)):$$PATH $(CARGO) test --locked --workspace --test e2e -- $(ARGS)
 
 # For example MINUTES=5 SEED=7; ARGS=--json.
 .PHONY: soak

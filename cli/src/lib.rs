@@ -6,7 +6,7 @@ pub mod command_line;
 mod manifest;
 pub mod plugin;
 pub mod run;
-mod setting;
+pub mod setting;
 pub mod validate;
 
 use std::ffi::OsStr;

@@ -76,6 +76,15 @@ impl Cluster {
         self.kubectl_with_input(arguments, "").await
     }
 
+    /// Runs `kubectl psjob`, the plugin on PATH, with `input` as standard input, and returns its output.
+    ///
+    /// # Errors
+    /// If it fails.
+    pub async fn psjob(&self, arguments: &[&str], input: &str) -> Result<String> {
+        // kubectl takes no flag before the name of a plugin.
+        run_with_input("kubectl", &[&["psjob"], arguments, &["--context", &self.context]].concat(), input).await
+    }
+
     /// Runs `kubectl` with `input` as standard input.
     ///
     /// # Errors

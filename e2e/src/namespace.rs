@@ -85,6 +85,22 @@ impl TestNamespace {
         self.cluster.kubectl(&[&["--namespace", &self.name], arguments].concat()).await
     }
 
+    /// Runs `kubectl psjob` in this namespace and returns its output.
+    ///
+    /// # Errors
+    /// If it fails.
+    pub async fn psjob(&self, arguments: &[&str]) -> Result<String> {
+        self.psjob_with_input(arguments, "").await
+    }
+
+    /// Runs `kubectl psjob` in this namespace with `input` as standard input.
+    ///
+    /// # Errors
+    /// As [`TestNamespace::psjob`].
+    pub async fn psjob_with_input(&self, arguments: &[&str], input: &str) -> Result<String> {
+        self.cluster.psjob(&[arguments, &["--namespace", &self.name]].concat(), input).await
+    }
+
     /// Applies a job with kubectl.
     ///
     /// # Errors

@@ -1,4 +1,5 @@
-//! Jobs that are broken on purpose: `kubectl get psjobs` and `kubectl describe psjob` alone show the cause.
+//! Jobs that are broken on purpose: `kubectl get psjobs` and `kubectl describe psjob` alone show the cause, and so does
+//! `kubectl psjob why`.
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::ResourceRequirements;
@@ -69,6 +70,11 @@ async fn shows_cause(namespace: &TestNamespace, fault: &str, reasons: &[&str], w
     namespace.print(format_args!("{fault}:\n{row}\n{described}"));
     let missing: Vec<_> = words.iter().filter(|&&word| !described.contains(word)).collect();
     ensure!(missing.is_empty(), "{fault}: {missing:?} are not in\n{described}");
+    let why = namespace.psjob(&["why", "mnist"]).await?;
+    namespace.print(format_args!("kubectl psjob why mnist:\n{why}"));
+    let missing: Vec<_> = words.iter().filter(|&&word| !why.contains(word)).collect();
+    ensure!(missing.is_empty(), "{fault}: {missing:?} are not in\n{why}");
+    ensure!(why.contains("Next:\n  kubectl "), "{fault}: no command is named in\n{why}");
     Ok(())
 }
 

@@ -5,6 +5,7 @@ pub mod elastic;
 pub mod failure;
 pub mod gpu;
 pub mod invalid;
+pub mod kubectl_psjob;
 pub mod kubelet;
 pub mod mnist;
 pub mod nodes;

@@ -1,13 +1,12 @@
 //! A job is suspended and resumed.
 
 use anyhow::{Context, Result, ensure};
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::ListParams;
 use psjobs_api::crd::{ParameterServerJob, Phase};
 use psjobs_e2e::logs::line;
 use psjobs_e2e::manifest::{PACED, PACED_ACCURACY, from_file, main_container, training};
 use psjobs_e2e::namespace::TestNamespace;
 use psjobs_e2e::wait::{SHORT, TRAINING, until, until_none};
-use serde_json::json;
 
 pub async fn starts_again(namespace: &TestNamespace) -> Result<()> {
     namespace.apply(&training(&["train", "mnist", "--max-steps", "300"])?).await?;
@@ -55,7 +54,7 @@ pub async fn resumes_from_a_checkpoint(namespace: &TestNamespace) -> Result<()> 
 }
 
 async fn suspend(namespace: &TestNamespace, job: &str, suspend: bool) -> Result<()> {
-    let patch = Patch::Merge(json!({"spec": {"suspend": suspend}}));
-    namespace.jobs().patch(job, &PatchParams::default(), &patch).await?;
+    let said = namespace.psjob(&[if suspend { "suspend" } else { "resume" }, job]).await?;
+    namespace.print(said.trim_end());
     Ok(())
 }

@@ -1,0 +1,114 @@
+//! The connection to the cluster, by kubectl's own files and flags.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::Args;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+use psjobs::BadInput;
+use psjobs_api::crd::ParameterServerJob;
+
+/// Flags of every command, which kubectl has too.
+#[derive(Debug, Args)]
+pub struct ConnectionArgs {
+    /// Namespace of the job; by default that of the context
+    #[arg(long, short, global = true, help_heading = "Cluster")]
+    namespace: Option<String>,
+    /// Context of the kubeconfig; by default the current one
+    #[arg(long, global = true, help_heading = "Cluster")]
+    context: Option<String>,
+    /// The kubeconfig; by default that of KUBECONFIG, else ~/.kube/config
+    #[arg(long, global = true, help_heading = "Cluster", value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+}
+
+/// A cluster, and the namespace that commands are about.
+#[derive(Clone)]
+pub struct Cluster {
+    pub client: Client,
+    pub namespace: String,
+}
+
+impl ConnectionArgs {
+    /// Reads the kubeconfig. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// [`BadInput`] if there is no kubeconfig, or it has no such context.
+    pub async fn open(&self) -> anyhow::Result<Cluster> {
+        let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
+        let read = async {
+            let kubeconfig = match &self.kubeconfig {
+                Some(file) => Kubeconfig::read_from(file)?,
+                None => Kubeconfig::read()?,
+            };
+            Config::from_custom_kubeconfig(kubeconfig, &options).await
+        };
+        let mut config = read.await.map_err(|error| {
+            BadInput::new(format!(
+                "cannot tell which cluster is meant: {error}; name a kubeconfig with --kubeconfig or KUBECONFIG, and a \
+                 context of it with --context"
+            ))
+        })?;
+        // A log that is followed may stay silent for long.
+        config.read_timeout = None;
+        let namespace = self.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+        let client = Client::try_from(config).context("the kubeconfig cannot be used")?;
+        Ok(Cluster { client, namespace })
+    }
+
+    /// Tells whether a flag says which namespace is meant.
+    pub fn names_namespace(&self) -> bool {
+        self.namespace.is_some()
+    }
+
+    /// The flags that say which cluster is meant, as arguments of kubectl.
+    pub fn place(&self) -> Vec<OsString> {
+        let context = self.context.iter().flat_map(|name| ["--context".into(), name.into()]);
+        let file = self.kubeconfig.iter().flat_map(|file| ["--kubeconfig".into(), file.into()]);
+        context.chain(file).collect()
+    }
+
+    /// The flags that were given, each after a space, to be repeated in commands.
+    pub fn as_flags(&self) -> String {
+        let file = self.kubeconfig.as_ref().map(|file| file.display().to_string());
+        let given = [("namespace", self.namespace.clone()), ("context", self.context.clone()), ("kubeconfig", file)];
+        given.into_iter().filter_map(|(name, value)| Some(format!(" --{name} {}", value?))).collect()
+    }
+}
+
+impl Cluster {
+    pub fn jobs(&self) -> Api<ParameterServerJob> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Returns a job.
+    ///
+    /// # Errors
+    /// If there is none of that name, or the cluster does not answer.
+    pub async fn job(&self, name: &str) -> anyhow::Result<ParameterServerJob> {
+        self.jobs().get(name).await.map_err(|error| self.explain(error, name))
+    }
+
+    /// Says what an error of a request about the job `name` means, and what to do.
+    pub fn explain(&self, error: kube::Error, name: &str) -> anyhow::Error {
+        let namespace = &self.namespace;
+        match error {
+            kube::Error::Api(status) if status.code == 404 && !status.message.contains(name) => BadInput::new(format!(
+                "this cluster has no ParameterServerJobs; install psjobs in it first, see the README ({})",
+                status.message
+            ))
+            .into(),
+            kube::Error::Api(status) if status.code == 404 => BadInput::new(format!(
+                "there is no job {name} in namespace {namespace}; `kubectl psjob list --all-namespaces` shows those \
+                 that there are"
+            ))
+            .into(),
+            // The API server's own words say which field, right or name is wrong.
+            kube::Error::Api(status) if (400..500).contains(&status.code) => BadInput::new(status.message).into(),
+            error => anyhow::Error::new(error)
+                .context("the cluster did not answer as it should; try again, or look with `kubectl cluster-info`"),
+        }
+    }
+}

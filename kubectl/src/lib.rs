@@ -1,0 +1,14 @@
+//! `kubectl psjob`: asks a cluster about its ParameterServerJobs and changes them. What is said about a job follows from
+//! the object alone, in functions without I/O.
+
+mod change;
+pub mod command_line;
+pub mod completion;
+mod connection;
+mod list;
+mod logs;
+mod model;
+mod submit;
+mod text;
+mod watch;
+mod why;

@@ -1,0 +1,113 @@
+//! Lines as they are said, by pods that come and go, until the job ends.
+
+use std::collections::HashSet;
+use std::pin::pin;
+use std::time::Instant;
+
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::ListParams;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{Config, Event, watcher};
+use psjobs_api::crd::{ParameterServerJob, Phase};
+use tokio::sync::mpsc;
+
+use super::filter::Filter;
+use super::merge::Merge;
+use super::reader::{Line, Message, Reader, State, Wanted, state};
+use super::{HOLD, Out, take};
+use crate::connection::Cluster;
+
+/// The pods that are read.
+struct Readers<'a> {
+    filter: &'a Filter,
+    pods: &'a Api<Pod>,
+    sender: mpsc::Sender<Message>,
+    /// By uid, as pods have their predecessors' names.
+    known: HashSet<String>,
+    merge: Merge<Line>,
+}
+
+impl Readers<'_> {
+    /// Reads a pod whose process has started, unless it is read already.
+    fn start(&mut self, pod: &Pod, wanted: &Wanted, out: &mut Out) {
+        let Some(replica) = self.filter.accepts(pod) else { return };
+        let Some(uid) = pod.metadata.uid.clone() else { return };
+        if state(pod) == State::Waits || self.known.contains(&uid) {
+            return;
+        }
+        let source = self.known.len();
+        self.known.insert(uid);
+        self.merge.open(source);
+        out.name(source, replica);
+        tokio::spawn(Reader::new(source, pod, self.pods.clone(), wanted.clone(), self.sender.clone()).run());
+    }
+}
+
+/// Prints the lines of the job's pods until it has ended, or whoever reads has gone away.
+pub async fn follow(
+    cluster: &Cluster,
+    name: &str,
+    filter: &Filter,
+    pods: &Api<Pod>,
+    wanted: &Wanted,
+    out: &mut Out,
+) -> anyhow::Result<u8> {
+    let selector = filter.selector(name);
+    let mut pod_events = pin!(watcher(pods.clone(), Config::default().labels(&selector)).default_backoff());
+    let only = Config::default().fields(&format!("metadata.name={name}"));
+    let mut job_events = pin!(watcher(cluster.jobs(), only).default_backoff());
+    let (sender, mut receiver) = mpsc::channel(1024);
+    let mut readers = Readers { filter, pods, sender, known: HashSet::new(), merge: Merge::new(Some(HOLD)) };
+    // Pods that come later are read from their beginning.
+    let later = Wanted { follow: true, ..Wanted::default() };
+    let mut first_listing = true;
+    let mut over = false;
+    loop {
+        let due = readers.merge.due().map(tokio::time::Instant::from_std);
+        tokio::select! {
+            Some(message) = receiver.recv() => {
+                take(message, &mut readers.merge);
+                while let Ok(message) = receiver.try_recv() {
+                    take(message, &mut readers.merge);
+                }
+            }
+            Some(event) = pod_events.next() => match event {
+                Ok(Event::Apply(pod) | Event::InitApply(pod)) => {
+                    readers.start(&pod, if first_listing { wanted } else { &later }, out);
+                }
+                Ok(Event::InitDone) => first_listing = false,
+                Ok(Event::Init | Event::Delete(_)) => {}
+                Err(error) => eprintln!("the cluster does not answer ({error}); trying again"),
+            },
+            Some(event) = job_events.next() => match event {
+                Ok(Event::Apply(job) | Event::InitApply(job)) => over = has_ended(&job),
+                Ok(Event::Delete(_)) => over = true,
+                Ok(Event::Init | Event::InitDone) | Err(_) => {}
+            },
+            () = tokio::time::sleep_until(due.unwrap_or_else(tokio::time::Instant::now)), if due.is_some() => {}
+        }
+        while let Some(line) = readers.merge.next(Instant::now()) {
+            if !out.line(&line) {
+                return Ok(0);
+            }
+        }
+        if !out.flush() {
+            return Ok(0);
+        }
+        if over && readers.merge.is_over() {
+            // A pod may have come and ended without an event having arrived here.
+            let listed = pods.list(&ListParams::default().labels(&selector)).await;
+            let listed = listed.map_err(|error| cluster.explain(error, name))?;
+            listed.items.iter().for_each(|pod| readers.start(pod, if first_listing { wanted } else { &later }, out));
+            if readers.merge.is_over() {
+                return Ok(0);
+            }
+        }
+    }
+}
+
+fn has_ended(job: &ParameterServerJob) -> bool {
+    job.status.as_ref().and_then(|status| status.phase).is_some_and(Phase::is_final)
+}

@@ -1,0 +1,126 @@
+//! Commands that create a job: submit a manifest, clone a job that is there.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use kube::api::PostParams;
+use psjobs::setting::Setting;
+use psjobs::validate;
+use psjobs_api::crd::{GROUP, KIND, ParameterServerJob, VERSION};
+use serde_json::{Value, json};
+
+use crate::connection::ConnectionArgs;
+use crate::watch;
+
+/// Create the job of a manifest
+///
+/// The manifest is checked first, as `psjobs validate` does. Exit code with --watch: 0 the job succeeded, 1 it failed.
+#[derive(Debug, Args)]
+pub struct SubmitArgs {
+    /// The manifest, with one job; - reads standard input
+    file: PathBuf,
+    #[command(flatten)]
+    new: NewArgs,
+    /// Name of the job, instead of the manifest's
+    #[arg(long)]
+    name: Option<String>,
+}
+
+/// Create a job with the spec of another one
+///
+/// Exit code with --watch: 0 the job succeeded, 1 it failed.
+#[derive(Debug, Args)]
+pub struct CloneArgs {
+    /// Name of the job whose spec is taken
+    name: String,
+    /// Name of the new job
+    new_name: String,
+    #[command(flatten)]
+    new: NewArgs,
+}
+
+#[derive(Debug, Args)]
+struct NewArgs {
+    /// Set a field of spec, for example --set training.optimizer.learningRate=0.1
+    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    settings: Vec<Setting>,
+    /// Show the job's progress until it ends
+    #[arg(long, short)]
+    watch: bool,
+}
+
+impl SubmitArgs {
+    pub async fn run(self, connection: &ConnectionArgs) -> anyhow::Result<u8> {
+        let mut job = validate::only_job(&self.file, &self.new.settings)?;
+        // The check has put a name into a manifest that leaves its end to the API server.
+        if job.metadata.generate_name.is_some() {
+            job.metadata.name = None;
+        }
+        if self.name.is_some() {
+            job.metadata.generate_name = None;
+            job.metadata.name = self.name;
+        }
+        create(connection, job, self.new.watch).await
+    }
+}
+
+impl CloneArgs {
+    pub async fn run(self, connection: &ConnectionArgs) -> anyhow::Result<u8> {
+        let job = connection.open().await?.job(&self.name).await?;
+        let document = document(&job, &self.new_name)?;
+        let job = validate::job_of(vec![document], &self.new.settings, Path::new(&self.name))?;
+        create(connection, job, self.new.watch).await
+    }
+}
+
+/// The manifest of a new job with the labels and the spec of another one, which starts at once.
+fn document(job: &ParameterServerJob, name: &str) -> serde_json::Result<Value> {
+    let mut spec = serde_json::to_value(&job.spec)?;
+    spec["suspend"] = false.into();
+    let metadata = json!({"name": name, "labels": job.metadata.labels});
+    Ok(json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": KIND, "metadata": metadata, "spec": spec}))
+}
+
+async fn create(connection: &ConnectionArgs, mut job: ParameterServerJob, watch: bool) -> anyhow::Result<u8> {
+    let mut cluster = connection.open().await?;
+    // As kubectl has it: a namespace in the manifest counts where no flag names another one.
+    if let Some(namespace) = job.metadata.namespace.clone().filter(|_| !connection.names_namespace()) {
+        cluster.namespace = namespace;
+    }
+    job.metadata.namespace = Some(cluster.namespace.clone());
+    let name = job.metadata.name.clone().or_else(|| job.metadata.generate_name.clone()).unwrap_or_default();
+    let created = cluster.jobs().create(&PostParams::default(), &job).await;
+    let created = created.map_err(|error| cluster.explain(error, &name))?;
+    let name = created.metadata.name.unwrap_or(name);
+    println!("{name} is created in namespace {}", cluster.namespace);
+    if watch {
+        return watch::until_its_end(&cluster, &name, &connection.as_flags()).await;
+    }
+    println!("`kubectl psjob watch {name}{}` shows its progress", connection.as_flags());
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clone_has_the_labels_and_the_spec_and_starts_at_once() {
+        let spec = json!({"suspend": true, "trainer": {"replicas": 3, "template": {"spec": {"containers": [{"name": "trainer"}]}}}});
+        let job: ParameterServerJob = serde_json::from_value(json!({
+            "apiVersion": "psjobs.dev/v1alpha1", "kind": "ParameterServerJob", "spec": spec,
+            "metadata": {"name": "mnist", "uid": "1", "resourceVersion": "7", "labels": {"team": "vision"}},
+            "status": {"restarts": 2, "restartsCountTowardsMax": 0},
+        }))
+        .expect("a job");
+        let setting = "trainer.replicas=4".parse().expect("a setting");
+        let document = document(&job, "again").expect("JSON");
+        let clone = validate::job_of(vec![document], &[setting], Path::new("mnist")).expect("a valid job");
+        assert_eq!(clone.metadata.name.as_deref(), Some("again"));
+        assert_eq!(clone.metadata.labels, job.metadata.labels);
+        assert!(clone.metadata.uid.is_none() && clone.metadata.resource_version.is_none() && clone.status.is_none());
+        assert!(!clone.spec.suspend);
+        assert_eq!(clone.spec.trainer.replicas, 4);
+        assert_eq!(clone.spec.trainer.template, job.spec.trainer.template);
+    }
+}
