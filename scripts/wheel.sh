@@ -30,7 +30,6 @@ echo "psjobs @ file://$wheel --hash=sha256:$(sha256sum "$wheel" | cut -d" " -f1)
 "$folder/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-index --require-hashes -r "$folder/wheel.txt"
 # It brings the programs of a job on this machine.
 env -u PSJOBS_WORKER "$folder/venv/bin/psjobs" run --quiet --set runPolicy.serverDrainSeconds=1 -- true >/dev/null
-"$folder/venv/bin/kubectl-psjob" --version
 "$folder/venv/bin/python" - "$wheel" "$size" <<'PY'
 import pathlib, sys, time
 began = time.monotonic()

@@ -24,6 +24,27 @@ pub struct ConnectionArgs {
     kubeconfig: Option<PathBuf>,
 }
 
+/// Flags that commands must repeat to mean the same cluster, each after a space.
+#[derive(Clone, Debug, Default)]
+pub struct Flags {
+    pub namespace: String,
+    pub cluster: String,
+}
+
+impl Flags {
+    /// Returns the command with the flags that it takes.
+    pub fn behind(&self, command: &str) -> String {
+        let namespaced = !command.contains("--all-namespaces") && !command.contains(" nodes");
+        format!("{command}{}{}", if namespaced { &self.namespace } else { "" }, self.cluster)
+    }
+}
+
+impl std::fmt::Display for Flags {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}{}", self.namespace, self.cluster)
+    }
+}
+
 /// A cluster, and the namespace that commands are about.
 #[derive(Clone)]
 pub struct Cluster {
@@ -70,11 +91,13 @@ impl ConnectionArgs {
         context.chain(file).collect()
     }
 
-    /// The flags that were given, each after a space, to be repeated in commands.
-    pub fn as_flags(&self) -> String {
+    /// The flags that were given, to be repeated in commands.
+    pub fn as_flags(&self) -> Flags {
+        let flag =
+            |name: &str, value: Option<String>| value.map(|value| format!(" --{name} {value}")).unwrap_or_default();
         let file = self.kubeconfig.as_ref().map(|file| file.display().to_string());
-        let given = [("namespace", self.namespace.clone()), ("context", self.context.clone()), ("kubeconfig", file)];
-        given.into_iter().filter_map(|(name, value)| Some(format!(" --{name} {}", value?))).collect()
+        let cluster = flag("context", self.context.clone()) + &flag("kubeconfig", file);
+        Flags { namespace: flag("namespace", self.namespace.clone()), cluster }
     }
 }
 

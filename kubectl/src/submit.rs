@@ -77,7 +77,10 @@ impl CloneArgs {
 fn document(job: &ParameterServerJob, name: &str) -> serde_json::Result<Value> {
     let mut spec = serde_json::to_value(&job.spec)?;
     spec["suspend"] = false.into();
-    let metadata = json!({"name": name, "labels": job.metadata.labels});
+    let mut metadata = json!({"name": name});
+    if let Some(labels) = &job.metadata.labels {
+        metadata["labels"] = json!(labels);
+    }
     Ok(json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": KIND, "metadata": metadata, "spec": spec}))
 }
 
@@ -122,5 +125,17 @@ mod tests {
         assert!(!clone.spec.suspend);
         assert_eq!(clone.spec.trainer.replicas, 4);
         assert_eq!(clone.spec.trainer.template, job.spec.trainer.template);
+    }
+
+    #[test]
+    fn a_job_without_labels_has_a_clone() {
+        let mut job: ParameterServerJob = serde_json::from_value(json!({
+            "apiVersion": "psjobs.dev/v1alpha1", "kind": "ParameterServerJob", "metadata": {"name": "mnist"},
+            "spec": {"trainer": {"template": {"spec": {"containers": [{"name": "trainer"}]}}}},
+        }))
+        .expect("a job");
+        job.metadata.labels = None;
+        let document = document(&job, "again").expect("JSON");
+        validate::job_of(vec![document], &[], Path::new("mnist")).expect("a valid job");
     }
 }

@@ -42,10 +42,14 @@ pub fn reason(status: &ParameterServerJobStatus) -> Option<&str> {
     status.reason.as_deref().filter(|&reason| phase != Phase::Succeeded && reason != format!("{phase:?}"))
 }
 
-/// A message of a condition as a sentence of its own.
+/// A message of a condition as a sentence of its own. Names, such as `spec.suspend` and `mnist-ps-0`, stay as they are.
 pub fn sentence(message: &str) -> String {
     let mut letters = message.chars();
-    let first = letters.next().map(|first| first.to_uppercase().to_string()).unwrap_or_default();
+    let word = message.split_whitespace().next().unwrap_or_default();
+    let first = letters.next().map(|first| {
+        if word.chars().all(char::is_alphabetic) { first.to_uppercase().to_string() } else { first.to_string() }
+    });
+    let first = first.unwrap_or_default();
     let end = if message.ends_with(['.', '!', '?', '…']) { "" } else { "." };
     format!("{first}{}{end}", letters.as_str())
 }
@@ -98,6 +102,18 @@ mod tests {
             (f64::NAN, "NaN"),
         ] {
             assert_eq!(number(value), text, "{value}");
+        }
+    }
+
+    #[test]
+    fn messages_become_sentences() {
+        for (message, wanted) in [
+            ("trainer 0 cannot start", "Trainer 0 cannot start."),
+            ("spec.suspend is true; set it to false", "spec.suspend is true; set it to false."),
+            ("is it there?", "Is it there?"),
+            ("", "."),
+        ] {
+            assert_eq!(sentence(message), wanted);
         }
     }
 

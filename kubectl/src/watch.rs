@@ -10,7 +10,7 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{Config, Event, watcher};
 use psjobs_api::crd::{ParameterServerJob, Phase};
 
-use crate::connection::{Cluster, ConnectionArgs};
+use crate::connection::{Cluster, ConnectionArgs, Flags};
 use crate::text;
 use crate::why::explain;
 
@@ -32,7 +32,7 @@ impl WatchArgs {
 }
 
 /// Prints a line each time that the job has changed, and at its end why it ended; returns the exit code.
-pub async fn until_its_end(cluster: &Cluster, name: &str, flags: &str) -> anyhow::Result<u8> {
+pub async fn until_its_end(cluster: &Cluster, name: &str, flags: &Flags) -> anyhow::Result<u8> {
     let only = Config::default().fields(&format!("metadata.name={name}"));
     let mut events = pin!(watcher(cluster.jobs(), only).default_backoff());
     let mut interrupted = pin!(tokio::signal::ctrl_c());

@@ -1,11 +1,9 @@
-"""The programs of the package: `psjobs`, also as `python -m psjobs`, `psjobs-worker`, whose servers it starts, and
-`kubectl-psjob`, which kubectl calls for `kubectl psjob`."""
+"""The programs of the package: `psjobs`, also as `python -m psjobs`, and `psjobs-worker`, whose servers it starts."""
 
 from __future__ import annotations
 
 import os
 import pathlib
-import signal
 import sys
 import sysconfig
 from typing import NoReturn
@@ -24,13 +22,6 @@ def main() -> NoReturn:
 def worker() -> NoReturn:
     """The command `psjobs-worker`, of which this package has `serve`."""
     os._exit(_native.worker(sys.argv[1:]))
-
-
-def kubectl_psjob() -> NoReturn:
-    """The plugin `kubectl psjob`."""
-    # Python notes Ctrl-C for later, and there is no later.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os._exit(_native.kubectl_psjob(sys.argv[1:]))
 
 
 if __name__ == "__main__":

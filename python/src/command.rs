@@ -1,9 +1,7 @@
-//! The programs `psjobs`, `psjobs-worker` and `kubectl-psjob` as functions: the package brings what a job on one machine
-//! needs, and the plugin of kubectl.
+//! The programs `psjobs` and `psjobs-worker` as functions: the package brings what a job on one machine needs.
 
 use std::ffi::OsString;
 
-use ::kubectl_psjob::command_line::Cli as Plugin;
 use ::psjobs::command_line::Cli;
 use ::psjobs::run::guard;
 use clap::{Parser, Subcommand};
@@ -60,19 +58,6 @@ pub fn worker(py: Python<'_>, args: Vec<OsString>) -> u8 {
             Err(Failure::Input(anyhow::anyhow!(text)))
         }),
         Err(said) => print(&said),
-    })
-}
-
-/// The plugin of kubectl, `kubectl-psjob`, with these arguments. Returns its exit code.
-#[pyfunction]
-pub fn kubectl_psjob(py: Python<'_>, args: Vec<OsString>) -> u8 {
-    py.detach(|| {
-        ::psjobs::main_with(None, || {
-            match Plugin::try_parse_from([OsString::from("kubectl-psjob")].into_iter().chain(args)) {
-                Ok(plugin) => plugin.run(),
-                Err(said) => Ok(print(&said)),
-            }
-        })
     })
 }
 

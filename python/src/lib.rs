@@ -1,7 +1,7 @@
 //! The native half of the Python package `psjobs`: a trainer's place in its job ([`environment`]), its session with the
 //! servers ([`session`]) and the memory that both share with the model ([`memory`]), the split of the data
 //! ([`sampler`]), sparse tables of a script that is alone ([`tables`]), and the programs that run a job on one machine
-//! or ask a cluster about it ([`command`]). What concerns PyTorch is written in Python,
+//! ([`command`]). What concerns PyTorch is written in Python,
 //! in `psjobs/`; nothing here links libtorch.
 
 mod command;
@@ -20,7 +20,7 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use super::command::{kubectl_psjob, psjobs, worker};
+    use super::command::{psjobs, worker};
     #[pymodule_export]
     use super::environment::Environment;
     #[pymodule_export]

@@ -5,6 +5,7 @@ use psjobs_api::crd::names::{LABEL_JOB, LABEL_SHARD};
 use psjobs_api::crd::{ConditionType, JobCondition, MANAGER, ParameterServerJob, ParameterServerJobStatus, Phase};
 use serde_json::{Value, json};
 
+use crate::connection::Flags;
 use crate::text;
 
 /// Sentences about a job, and commands to type.
@@ -25,15 +26,15 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// The explanation for people; `flags` is added to every command.
-    pub fn as_text(&self, flags: &str) -> String {
+    /// The explanation for people; `flags` are added to every command.
+    pub fn as_text(&self, flags: &Flags) -> String {
         let mut lines = vec![format!("{} is {}.", self.job, self.state)];
         lines.extend(self.sentences.iter().cloned());
         if let Some((pod, tail)) = &self.log {
             lines.push(format!("The last lines of {pod}:"));
             lines.extend(tail.lines().map(|line| format!("  {line}")));
         }
-        let commands: Vec<_> = self.next.iter().map(|(command, _)| format!("{command}{flags}")).collect();
+        let commands: Vec<_> = self.next.iter().map(|(command, _)| flags.behind(command)).collect();
         let width = commands.iter().map(|command| command.chars().count()).max().unwrap_or_default();
         for (number, (command, (_, purpose))) in commands.iter().zip(&self.next).enumerate() {
             if number == 0 {
@@ -45,9 +46,8 @@ impl Explanation {
     }
 
     /// The explanation for programs.
-    pub fn as_json(&self, flags: &str) -> Value {
-        let next =
-            |(command, purpose): &(String, &str)| json!({"command": format!("{command}{flags}"), "purpose": purpose});
+    pub fn as_json(&self, flags: &Flags) -> Value {
+        let next = |(command, purpose): &(String, &str)| json!({"command": flags.behind(command), "purpose": purpose});
         json!({
             "job": self.job,
             "state": self.state,
@@ -90,32 +90,35 @@ pub fn explain(job: &ParameterServerJob, now: Timestamp) -> Explanation {
     said
 }
 
+/// Seconds in which an operator has written the status of a new job, unless something is wrong.
+const NEW: i64 = 10;
+
 /// No operator has written a status.
 fn unseen(job: &ParameterServerJob, name: String, now: Timestamp) -> Explanation {
-    let age = text::age(job.metadata.creation_timestamp.as_ref(), now);
-    let mut said =
-        Explanation { job: name, state: "not looked after".into(), needs_help: true, ..Explanation::default() };
-    let shard = job.metadata.labels.as_ref().and_then(|labels| labels.get(LABEL_SHARD));
-    said.sentences.push(match (&job.spec.managed_by, shard) {
-        (Some(manager), _) if manager != MANAGER => {
-            said.needs_help = false;
-            format!("Its spec.managedBy leaves it to {manager}, which has to start it.")
-        }
-        (_, Some(shard)) => format!(
-            "It was created {age} ago, and no operator has written a status. Its label {LABEL_SHARD} is {shard:?}: only an \
-             operator of that name takes care of it, so look whether one runs and logs errors."
-        ),
-        _ => format!(
-            "It was created {age} ago, and no operator has written a status: look whether the operator runs and logs errors."
-        ),
-    });
-    if said.needs_help {
-        said.next = vec![
-            ("kubectl get pods --all-namespaces --selector app.kubernetes.io/name=psjobs".into(), "the operators"),
-            (format!("kubectl describe psjob {}", said.job), "events of the job"),
-        ];
+    let created = job.metadata.creation_timestamp.as_ref();
+    let age = text::age(created, now);
+    let said = Explanation { job: name.clone(), ..Explanation::default() };
+    if let Some(manager) = job.spec.managed_by.as_ref().filter(|&manager| manager != MANAGER) {
+        let sentences = vec![format!("Its spec.managedBy leaves it to {manager}, which has to start it.")];
+        return Explanation { state: "left to another manager".into(), sentences, ..said };
     }
-    said
+    if created.is_some_and(|created| now.duration_since(created.0).as_secs() < NEW) {
+        let next = vec![(format!("kubectl psjob watch {name}"), "its progress until it ends")];
+        let sentences = vec![format!("It was created {age} ago; an operator looks at it any moment.")];
+        return Explanation { state: "new".into(), sentences, next, ..said };
+    }
+    let shard = job.metadata.labels.as_ref().and_then(|labels| labels.get(LABEL_SHARD));
+    let only =
+        shard.map(|shard| format!(" Its label {LABEL_SHARD} is {shard:?}, so only an operator of that name does."));
+    let sentence = format!(
+        "It was created {age} ago, and no operator has written a status: look whether one runs and logs errors.{}",
+        only.unwrap_or_default()
+    );
+    let next = vec![
+        ("kubectl get pods --all-namespaces --selector app.kubernetes.io/name=psjobs".into(), "the operators"),
+        (format!("kubectl describe psjob {name}"), "events of the job"),
+    ];
+    Explanation { state: "not looked after".into(), sentences: vec![sentence], next, needs_help: true, ..said }
 }
 
 fn failed(status: &ParameterServerJobStatus, said: &mut Explanation) {
@@ -390,7 +393,7 @@ mod tests {
         ];
         for (status, words, command, needs_help) in cases {
             let said = explain(&job(status), "2026-01-01T00:05:00Z".parse().expect("a time"));
-            let text = said.as_text("");
+            let text = said.as_text(&Flags::default());
             for word in words {
                 assert!(text.contains(word), "{word:?} is not in\n{text}");
             }
@@ -403,7 +406,7 @@ mod tests {
     fn a_model_is_named_with_its_volume_and_metric() {
         let status = json!({"phase": "Succeeded", "reason": "Succeeded", "startTime": "2026-01-01T00:00:00Z",
             "completionTime": "2026-01-01T00:07:05Z", "model": {"path": "mnist/model.safetensors", "metric": {"name": "accuracy", "value": 0.9812}}});
-        let text = explain(&job(status), "2026-01-02T00:00:00Z".parse().expect("a time")).as_text("");
+        let text = explain(&job(status), "2026-01-02T00:00:00Z".parse().expect("a time")).as_text(&Flags::default());
         assert!(text.contains("It took 7m5s."), "{text}");
         assert!(
             text.contains("mnist/model.safetensors on the volume claim mnist-checkpoints (accuracy 0.9812)"),
@@ -416,13 +419,26 @@ mod tests {
         let mut job = job(Value::Null);
         job.spec.managed_by = Some("kueue.x-k8s.io/multikueue".into());
         let said = explain(&job, Timestamp::UNIX_EPOCH);
-        assert!(!said.needs_help && said.as_text("").contains("leaves it to kueue.x-k8s.io/multikueue"), "{said:?}");
+        assert!(
+            !said.needs_help && said.as_text(&Flags::default()).contains("leaves it to kueue.x-k8s.io/multikueue"),
+            "{said:?}"
+        );
     }
 
     #[test]
     fn commands_carry_the_flags_of_the_cluster() {
+        let flags = Flags { namespace: " --namespace a".into(), cluster: " --context b".into() };
         let said = explain(&job(json!({"phase": "Suspended", "reason": "Suspended"})), Timestamp::UNIX_EPOCH);
-        assert!(said.as_text(" --namespace a").contains("kubectl psjob resume mnist --namespace a"));
-        assert_eq!(said.as_json(" --namespace a")["next"][0]["command"], "kubectl psjob resume mnist --namespace a");
+        let command = "kubectl psjob resume mnist --namespace a --context b";
+        assert!(said.as_text(&flags).contains(command));
+        assert_eq!(said.as_json(&flags)["next"][0]["command"], command);
+        let of_all = flags.behind("kubectl get pods --all-namespaces");
+        assert_eq!(of_all, "kubectl get pods --all-namespaces --context b");
+    }
+
+    #[test]
+    fn a_new_job_needs_no_help() {
+        let said = explain(&job(Value::Null), "2026-01-01T00:00:05Z".parse().expect("a time"));
+        assert!(!said.needs_help && said.as_text(&Flags::default()).starts_with("mnist is new."), "{said:?}");
     }
 }
