@@ -164,13 +164,13 @@ def _exchange() -> float:
     model = torch.nn.ParameterList([torch.zeros(25 * MB // 8) for _ in range(8)])
     _, optimizer = psjobs.join().attach(model, overlap=False)
 
-    def step() -> None:
+    def fill() -> None:
         for parameter in model:
             assert parameter.grad is not None
             parameter.grad.fill_(1e-6)
-        optimizer.step()
 
-    return 1 / _median(step)
+    # The gradients are there already when torch.distributed.rpc sends them.
+    return 1 / _median(optimizer.step, fill)
 
 
 def _rpc() -> float:

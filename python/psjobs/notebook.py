@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib
 import subprocess
 import sys
 import time
@@ -23,10 +24,10 @@ class Table:
     """Rows with the state of a job in the output of a notebook's cell, which are replaced as it changes."""
 
     def __init__(self) -> None:
-        from IPython.display import HTML, display  # type: ignore[import-not-found]
-
-        self._html = HTML
-        self._display = display(HTML(""), display_id=True)
+        # By name, since the package works without IPython.
+        ipython = importlib.import_module("IPython.display")
+        self._html = ipython.HTML
+        self._display = ipython.display(ipython.HTML(""), display_id=True)
 
     def show_until_over(
         self, status: Callable[[], Mapping[str, Any]], process: subprocess.Popen[str], timeout: float | None
