@@ -29,7 +29,7 @@ const SILENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_secs(1);
 /// How long a server may take to note that a trainer leaves.
 const LEAVE: Duration = Duration::from_secs(10);
-/// Pause before points are sent again for which server 0 had no room.
+/// Pause before points are sent again for which server 0 had no room, or whose way there broke.
 const FULL: Duration = Duration::from_millis(100);
 /// Timeout for a trainer that was interrupted or failed: all may have been, and its server may be gone.
 const STOP: Duration = Duration::from_secs(3);
@@ -236,7 +236,7 @@ fn heartbeat(config: &SessionConfig, report: &Report, recorder: Option<&Recorder
     proto::HeartbeatRequest { trainer, examples, metrics, step, waiting_seconds, entry, done, points, points_held }
 }
 
-/// Sends server 0 the points that it does not have. Returns whether it has all of them.
+/// Sends server 0 the points that it does not have, again where the connection breaks. Returns whether it has all of them.
 async fn deliver(
     server: &mut CoordinationClient<Channel>,
     config: &SessionConfig,
@@ -244,10 +244,15 @@ async fn deliver(
     recorder: &Recorder,
 ) -> bool {
     while !recorder.is_sent() {
-        let Ok(reply) = server.heartbeat(heartbeat(config, report, Some(recorder))).await else { return false };
-        if !recorder.answered(&reply.into_inner()) {
+        match server.heartbeat(heartbeat(config, report, Some(recorder))).await {
+            Ok(reply) if recorder.answered(reply.get_ref()) => {}
             // It has no room for them now.
-            tokio::time::sleep(FULL).await;
+            Ok(_) => tokio::time::sleep(FULL).await,
+            // It has ended, or does not know this trainer any more.
+            Err(status) if is_refused(&status) || status.code() == Code::Aborted || !is_retryable(&status) => {
+                return false;
+            }
+            Err(_) => tokio::time::sleep(FULL).await,
         }
     }
     true

@@ -85,9 +85,12 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
             let next = next.map_err(told)?;
             job.longest_wait.set(job.longest_wait.get().max(sent.elapsed()));
             job.network.wires().trace.tell(format_args!("{host:?} did step {step}, goes on with {next}"));
+            // The step is done also if servers went back to a checkpoint that has it.
+            if next == step + 1 {
+                session.recorder().record(next * series_steps(plan), &series_values(index, next));
+            }
             // A process before this one may have done this step on servers that went back.
             if next == step + 1 && session.epoch() == epoch {
-                session.recorder().record(next * series_steps(plan), &series_values(index, next));
                 witness.answered(step, counts(session.parameters()))?
             } else {
                 witness.entered(next, counts(session.parameters()))?
