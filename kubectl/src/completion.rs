@@ -94,7 +94,7 @@ fn values(arg: &Arg) -> Offer {
         return Offer::Words(values.collect());
     }
     match arg.get_value_hint() {
-        // What a PathBuf has.
+        // The hint of a PathBuf.
         ValueHint::AnyPath => Offer::Files,
         _ if arg.is_positional() && arg.get_id() == "name" => Offer::Jobs,
         _ => Offer::Free,

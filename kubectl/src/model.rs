@@ -168,7 +168,7 @@ fn reader(name: &str, job: &ParameterServerJob) -> anyhow::Result<Value> {
         .and_then(|container| container.image.clone())
         .context("the trainer has an image")?;
     let mount = json!({"name": "checkpoints", "mountPath": MOUNT, "readOnly": true});
-    // What the strictest of Kubernetes' pod security standards asks for.
+    // The strictest of Kubernetes' pod security standards asks for these.
     let security = json!({
         "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": true,
         "seccompProfile": {"type": "RuntimeDefault"},

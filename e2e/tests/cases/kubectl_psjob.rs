@@ -47,7 +47,7 @@ pub async fn a_job_from_begin_to_end(namespace: &TestNamespace) -> Result<()> {
     namespace.print(format_args!("{} lines followed, {late} behind a later one", times.len()));
     ensure!(late * 50 <= times.len(), "{late} of {} lines come behind a later one in\n{followed}", times.len());
 
-    // What is there at the end is the same, in order.
+    // The log at the end has the same lines, in order.
     let whole = namespace.psjob(&["logs", "mnist", "--timestamps", "--role", "trainer", "--index", "0"]).await?;
     let of_trainer =
         |text: &str| text.lines().filter(|line| line.starts_with("trainer-0 ")).map(str::to_owned).collect::<Vec<_>>();
