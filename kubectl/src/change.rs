@@ -5,7 +5,7 @@ use kube::api::{DeleteParams, Patch, PatchParams};
 use psjobs_api::crd::ParameterServerJob;
 use serde_json::{Value, json};
 
-use crate::connection::{Cluster, ConnectionArgs};
+use crate::connection::ConnectionArgs;
 
 /// Stop a job's pods and keep the job; a job with checkpoints writes one first
 #[derive(Debug, Args)]
@@ -95,7 +95,7 @@ impl CancelArgs {
 
 /// Changes fields of a job's spec.
 async fn change(connection: &ConnectionArgs, name: &str, spec: Value) -> anyhow::Result<ParameterServerJob> {
-    let cluster: Cluster = connection.open().await?;
+    let cluster = connection.open().await?;
     let patch = Patch::Merge(json!({"spec": spec}));
     cluster.jobs().patch(name, &PatchParams::default(), &patch).await.map_err(|error| cluster.explain(error, name))
 }

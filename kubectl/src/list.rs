@@ -46,7 +46,7 @@ impl ListArgs {
         let wanted = ListParams { label_selector: self.selector, ..ListParams::default() };
         let mut jobs = jobs.list(&wanted).await.map_err(|error| cluster.explain(error, "\0"))?.items;
         if self.active {
-            jobs.retain(|job| !phase(job).is_some_and(Phase::is_final));
+            jobs.retain(|job| !text::phase(job).is_some_and(Phase::is_final));
         }
         jobs.sort_by_cached_key(|job| (job.metadata.namespace.clone(), job.metadata.name.clone()));
         let text = match self.output {
@@ -73,10 +73,6 @@ fn list(jobs: &[ParameterServerJob]) -> serde_json::Value {
 
 fn name(job: &ParameterServerJob) -> String {
     job.metadata.name.clone().unwrap_or_default()
-}
-
-fn phase(job: &ParameterServerJob) -> Option<Phase> {
-    job.status.as_ref()?.phase
 }
 
 /// The table of the jobs; `namespaces` adds the column with theirs.

@@ -9,7 +9,7 @@ use psjobs::validate;
 use psjobs_api::crd::{GROUP, KIND, ParameterServerJob, VERSION};
 use serde_json::{Value, json};
 
-use crate::connection::ConnectionArgs;
+use crate::connection::{Cluster, ConnectionArgs};
 use crate::watch;
 
 /// Create the job of a manifest
@@ -60,16 +60,17 @@ impl SubmitArgs {
             job.metadata.generate_name = None;
             job.metadata.name = self.name;
         }
-        create(connection, job, self.new.watch).await
+        create(connection.open().await?, connection, job, self.new.watch).await
     }
 }
 
 impl CloneArgs {
     pub async fn run(self, connection: &ConnectionArgs) -> anyhow::Result<u8> {
-        let job = connection.open().await?.job(&self.name).await?;
+        let cluster = connection.open().await?;
+        let job = cluster.job(&self.name).await?;
         let document = document(&job, &self.new_name)?;
         let job = validate::job_of(vec![document], &self.new.settings, Path::new(&self.name))?;
-        create(connection, job, self.new.watch).await
+        create(cluster, connection, job, self.new.watch).await
     }
 }
 
@@ -84,10 +85,16 @@ fn document(job: &ParameterServerJob, name: &str) -> serde_json::Result<Value> {
     Ok(json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": KIND, "metadata": metadata, "spec": spec}))
 }
 
-async fn create(connection: &ConnectionArgs, mut job: ParameterServerJob, watch: bool) -> anyhow::Result<u8> {
-    let mut cluster = connection.open().await?;
+async fn create(
+    mut cluster: Cluster,
+    connection: &ConnectionArgs,
+    mut job: ParameterServerJob,
+    watch: bool,
+) -> anyhow::Result<u8> {
+    let mut flags = connection.as_flags();
     // As kubectl has it: a namespace in the manifest counts where no flag names another one.
     if let Some(namespace) = job.metadata.namespace.clone().filter(|_| !connection.names_namespace()) {
+        flags.namespace = format!(" --namespace {namespace}");
         cluster.namespace = namespace;
     }
     job.metadata.namespace = Some(cluster.namespace.clone());
@@ -97,9 +104,9 @@ async fn create(connection: &ConnectionArgs, mut job: ParameterServerJob, watch:
     let name = created.metadata.name.unwrap_or(name);
     println!("{name} is created in namespace {}", cluster.namespace);
     if watch {
-        return watch::until_its_end(&cluster, &name, &connection.as_flags()).await;
+        return watch::until_its_end(&cluster, &name, &flags).await;
     }
-    println!("`kubectl psjob watch {name}{}` shows its progress", connection.as_flags());
+    println!("`kubectl psjob watch {name}{flags}` shows its progress");
     Ok(0)
 }
 

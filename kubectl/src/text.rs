@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use psjobs_api::crd::{ParameterServerJobStatus, Phase};
+use psjobs_api::crd::{ParameterServerJob, ParameterServerJobStatus, Phase, Progress};
 
 /// A span of time in the two largest units that matter: `42s`, `7m5s`, `3h`, `12d`.
 pub fn span(seconds: i64) -> String {
@@ -34,6 +34,17 @@ pub fn number(value: f64) -> String {
     }
     let text = format!("{value:.*}", digits as usize);
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+}
+
+/// The phase of a job, if an operator has written one.
+pub fn phase(job: &ParameterServerJob) -> Option<Phase> {
+    job.status.as_ref()?.phase
+}
+
+/// `step 788 of 1500 (52%)`.
+pub fn steps(progress: &Progress) -> String {
+    let Progress { step, total_steps, percent, .. } = progress;
+    if *total_steps > 0 { format!("step {step} of {total_steps} ({percent}%)") } else { format!("step {step}") }
 }
 
 /// The reason of a job's phase, where it says more than the phase.

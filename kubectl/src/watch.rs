@@ -53,7 +53,7 @@ pub async fn until_its_end(cluster: &Cluster, name: &str, flags: &Flags) -> anyh
                     println!("{line}");
                     shown = line;
                 }
-                let phase = job.status.as_ref().and_then(|status| status.phase);
+                let phase = text::phase(&job);
                 if phase.is_some_and(Phase::is_final) {
                     println!("{}", explain(&job, Timestamp::now()).as_text(flags));
                     return Ok(u8::from(phase == Some(Phase::Failed)));
@@ -83,12 +83,7 @@ fn line(job: &ParameterServerJob) -> String {
     let mut parts = vec![format!("{name}: {phase:?}")];
     parts.extend(text::reason(status).map(str::to_owned));
     if let Some(progress) = status.progress.as_ref().filter(|progress| progress.step > 0) {
-        let total = if progress.total_steps > 0 {
-            format!(" of {} ({}%)", progress.total_steps, progress.percent)
-        } else {
-            String::new()
-        };
-        parts.push(format!("step {}{total}", progress.step));
+        parts.push(text::steps(progress));
         parts.extend(progress.metrics.iter().map(|metric| format!("{} {}", metric.name, text::number(metric.value))));
         if !phase.is_final() {
             parts.extend(progress.examples_per_second.map(|rate| format!("{} examples/s", text::number(rate))));

@@ -10,7 +10,7 @@ use kube::Api;
 use kube::api::ListParams;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{Config, Event, watcher};
-use psjobs_api::crd::{ParameterServerJob, Phase};
+use psjobs_api::crd::Phase;
 use tokio::sync::mpsc;
 
 use super::filter::Filter;
@@ -18,6 +18,7 @@ use super::merge::Merge;
 use super::reader::{Line, Message, Reader, State, Wanted, state};
 use super::{HOLD, Out, take};
 use crate::connection::Cluster;
+use crate::text;
 
 /// The pods that are read.
 struct Readers<'a> {
@@ -82,7 +83,9 @@ pub async fn follow(
                 Err(error) => eprintln!("the cluster does not answer ({error}); trying again"),
             },
             Some(event) = job_events.next() => match event {
-                Ok(Event::Apply(job) | Event::InitApply(job)) => over = has_ended(&job),
+                Ok(Event::Apply(job) | Event::InitApply(job)) => {
+                    over = text::phase(&job).is_some_and(Phase::is_final);
+                }
                 Ok(Event::Delete(_)) => over = true,
                 Ok(Event::Init | Event::InitDone) | Err(_) => {}
             },
@@ -106,8 +109,4 @@ pub async fn follow(
             }
         }
     }
-}
-
-fn has_ended(job: &ParameterServerJob) -> bool {
-    job.status.as_ref().and_then(|status| status.phase).is_some_and(Phase::is_final)
 }

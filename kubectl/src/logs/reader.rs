@@ -109,8 +109,11 @@ impl Reader {
             Err(_) => return self.ended().await,
         };
         // The name may belong to the pod's successor by now, which has a reader of its own.
-        if self.current().await?.is_none() {
-            return Ok(Look::Over);
+        match self.current().await {
+            Ok(Some(_)) => {}
+            Ok(None) => return Ok(Look::Over),
+            Err(_) if self.wanted.follow => return Ok(Look::Again),
+            Err(error) => return Err(error),
         }
         self.position.resume();
         match self.lines(std::pin::pin!(stream)).await {

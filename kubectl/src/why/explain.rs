@@ -218,12 +218,7 @@ fn runs(status: &ParameterServerJobStatus, phase: Phase, now: Timestamp, said: &
     }
     match &status.progress {
         Some(progress) if progress.step > 0 => {
-            let total = if progress.total_steps > 0 {
-                format!(" of {} ({}%)", progress.total_steps, progress.percent)
-            } else {
-                String::new()
-            };
-            let mut parts = vec![format!("It has made step {}{total}", progress.step)];
+            let mut parts = vec![format!("It has made {}", text::steps(progress))];
             parts.extend(progress.examples_per_second.map(|rate| format!("{} examples/s", text::number(rate))));
             parts.extend(progress.estimated_remaining_seconds.map(|rest| format!("about {} left", text::span(rest))));
             said.sentences.push(format!("{}.", parts.join(", ")));
