@@ -55,9 +55,13 @@ fn take_call(endpoint: &Endpoint, link: &Arc<Link>, message: proto::Call) {
     begin(call, target.into(), arguments, responder);
 }
 
-/// Returns what sends the answer to call `id` back over the connection.
+/// Returns what sends the answer to call `id` back over the connection. A call that failed while this process ends is
+/// not answered: the goodbye that follows says that this process, and not the call, is the cause.
 fn responder(endpoint: Endpoint, link: Arc<Link>, id: u64) -> Responder {
     Responder::new(move |answer| {
+        if answer.is_err() && endpoint.connections().stopping.is_cancelled() {
+            return;
+        }
         let reply = answer.and_then(|answer| {
             let values = encode(&endpoint, link.session, &answer.values)?;
             Ok(proto::Reply { id, values, error: None, piece: answer.piece })

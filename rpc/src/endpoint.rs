@@ -183,7 +183,7 @@ fn call_peer(
 ) -> Result<Sent<Answer>, RemoteError> {
     let connections = endpoint.connections();
     let describe: Arc<str> = target.describe(&to.what).into();
-    let link = connection::link_to(connections, &to.peer, &describe, deadline)?;
+    let link = connection::link_to(connections, &to.peer, &describe, deadline, to.awaits_replacement)?;
     if to.session.is_some_and(|session| session != link.session) {
         let reason = "it was restarted; what it held is gone".to_owned();
         return Err(RemoteError::Unreachable { peer: to.peer.to_string(), call: describe.to_string(), reason });

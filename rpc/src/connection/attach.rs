@@ -88,12 +88,14 @@ pub(crate) fn free_held_by(process: &dyn Process, session: Session) {
     process.reconcile(session, &HashMap::new(), &[]);
 }
 
-/// Returns the connection to a peer; waits for one until `deadline`.
+/// Returns the connection to a peer; waits for one until `deadline`. A process that has ended is waited for only if the
+/// caller `awaits_replacement`.
 pub(crate) fn link_to(
     shared: &Connections,
     peer: &str,
     call: &str,
     deadline: Instant,
+    awaits_replacement: bool,
 ) -> Result<Arc<Link>, RemoteError> {
     let unreachable = |reason: String| RemoteError::Unreachable { peer: peer.into(), call: call.into(), reason };
     let mut peers = shared.peers.lock();
@@ -103,7 +105,7 @@ pub(crate) fn link_to(
         }
         let reason = match peers.state(peer) {
             Some(Ok(link)) => return Ok(link),
-            Some(Err(absence)) if absence.ended => return Err(unreachable(absence.reason)),
+            Some(Err(absence)) if absence.ended && !awaits_replacement => return Err(unreachable(absence.reason)),
             Some(Err(absence)) => absence.reason,
             None => "it has not connected".to_owned(),
         };

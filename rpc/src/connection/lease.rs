@@ -17,7 +17,7 @@ pub(crate) async fn keep_leases(process: Arc<dyn Process>) {
         ticks.tick().await;
         shared.lease_checks.fetch_add(1, Ordering::Relaxed);
         let (links, silent) = {
-            let peers = shared.peers.lock();
+            let mut peers = shared.peers.lock();
             (peers.links().collect::<Vec<_>>(), peers.silent(Instant::now(), lease))
         };
         for link in links {

@@ -10,6 +10,8 @@ use crate::ids::Session;
 #[derive(Debug, Default)]
 pub(crate) struct Peers {
     by_name: HashMap<Arc<str>, State>,
+    /// When the leases were checked last.
+    checked: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -107,8 +109,13 @@ impl Peers {
         self.by_name.get_mut(&link.peer).filter(is_current).map(|state| state.link = Err(absence)).is_some()
     }
 
-    /// Returns the names of the peers whose lease has run out.
-    pub fn silent(&self, now: Instant, lease: Duration) -> Vec<Arc<str>> {
+    /// Checks the leases: returns the names of the peers whose lease has run out. Peers get a new lease if the check before
+    /// was more than half a lease ago: this process stood still, and what they sent meanwhile may not be read yet.
+    pub fn silent(&mut self, now: Instant, lease: Duration) -> Vec<Arc<str>> {
+        let checked = self.checked.replace(now).unwrap_or(now);
+        if now.duration_since(checked) > lease / 2 {
+            self.by_name.values_mut().for_each(|state| state.heard = now);
+        }
         let over = |state: &State| now.duration_since(state.heard) > lease && !state.is_ended();
         self.by_name.iter().filter(|(_, state)| over(state)).map(|(name, _)| Arc::clone(name)).collect()
     }
@@ -117,5 +124,31 @@ impl Peers {
 impl State {
     fn is_ended(&self) -> bool {
         self.link.as_ref().is_err_and(|absence| absence.ended)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn a_peer_is_silent_after_a_lease_in_which_this_process_looked() {
+        let rows = [
+            ("looked in time", &[5, 10, 15, 20, 25][..], &[25][..]),
+            ("stood still for more than half a lease", &[5, 10, 35, 40, 45, 50, 55, 60], &[60]),
+            ("stood still twice", &[5, 10, 25, 30, 50, 55], &[]),
+            ("was late by less", &[5, 10, 20, 24], &[24]),
+        ];
+        for (label, checks, want) in rows {
+            let start = Instant::now();
+            let link = Arc::new(Link::new("trainer-0".into(), (7, 0), Link::channel().0));
+            let mut peers = Peers::default();
+            peers.enter(&link, start).expect("it is the first");
+            let mut at = |seconds: &u64| !peers.silent(start + Duration::from_secs(*seconds), LEASE).is_empty();
+            let silent: Vec<u64> = checks.iter().copied().filter(|seconds| at(seconds)).collect();
+            assert_eq!(silent, want, "{label}");
+        }
     }
 }

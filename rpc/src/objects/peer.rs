@@ -23,7 +23,7 @@ impl Endpoint {
     #[must_use]
     pub fn peer(&self, name: &str) -> Peer {
         let timeout = self.connections().settings.timeout;
-        let to = Destination { peer: name.into(), session: None, what: "".into(), timeout };
+        let to = Destination { peer: name.into(), session: None, what: "".into(), timeout, awaits_replacement: false };
         Peer { endpoint: self.clone(), to }
     }
 }
@@ -38,6 +38,14 @@ impl Peer {
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.to.timeout = timeout;
+        self
+    }
+
+    /// Returns a handle whose calls wait, until their deadline, for the process that takes the place of one that has
+    /// ended or was silent for a whole lease. Without this they fail at once.
+    #[must_use]
+    pub fn await_replacement(mut self) -> Self {
+        self.to.awaits_replacement = true;
         self
     }
 

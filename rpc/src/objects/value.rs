@@ -75,6 +75,8 @@ pub(crate) struct Destination {
     /// Name of the object, for messages.
     pub what: Arc<str>,
     pub timeout: Duration,
+    /// True if a call waits, until its deadline, for a process that takes the place of one that has ended.
+    pub awaits_replacement: bool,
 }
 
 /// Makes calls for a process, and releases its references.
@@ -160,6 +162,7 @@ impl RRef {
             session: Some(self.inner.session),
             what: Arc::clone(&self.inner.name),
             timeout: self.timeout,
+            awaits_replacement: false,
         };
         Arc::clone(&self.inner.caller).send_call(&to, target, context, arguments)
     }

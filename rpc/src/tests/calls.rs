@@ -256,7 +256,7 @@ fn the_call_after_a_lost_one_waits_for_the_new_connection() {
     let peer = client.connect("ps-0", &address, PATIENCE).expect("it is up");
     let mut lost = 0;
     for _ in 0..500 {
-        let link = connection::link_to(server.connections(), "trainer-0", "a break", Instant::now() + PATIENCE)
+        let link = connection::link_to(server.connections(), "trainer-0", "a break", Instant::now() + PATIENCE, false)
             .expect("connected");
         link.close("the cable was pulled");
         // Unless the new connection was quicker.

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::super::{Endpoint, RRef, Settings, Stats};
-use super::{Job, eventually, pair};
+use super::{Job, LEASE, eventually, pair};
 
 fn held(endpoint: &Endpoint) -> (usize, u64) {
     let Stats { objects, references, .. } = endpoint.stats();
@@ -56,6 +56,23 @@ fn what_a_departed_process_held_is_freed() {
     assert!(error.contains("cannot reach ps-0: trainer-0 is ending"), "{error}");
     let error = server.peer("trainer-0").rpc_sync::<i64>("echo", 1).expect_err("it has ended").to_string();
     assert_eq!(error, "function `echo` cannot reach trainer-0: trainer-0 has ended");
+}
+
+#[test]
+fn a_call_awaits_the_process_that_takes_the_place_of_one_that_has_ended() {
+    let mut job = Job::new();
+    let (server, address) = job.server("ps-0");
+    let client = job.client("trainer-0", &[("ps-0", &address)]);
+    server.peer("trainer-0").rpc_sync::<i64>("echo", 1).expect("it is there");
+    client.shutdown();
+    eventually("gone", || server.gone("trainer-0").is_some());
+    let later = server.peer("trainer-0").await_replacement();
+    let error = later.clone().timeout(LEASE / 4).rpc_sync::<i64>("echo", 1).expect_err("there is none").to_string();
+    assert_eq!(error, "function `echo` cannot reach trainer-0: trainer-0 has ended");
+    let waits = std::thread::spawn(move || later.timeout(super::PATIENCE).remote("counter", 0));
+    let next = job.client("trainer-0", &[("ps-0", &address)]);
+    let made = waits.join().expect("no panic").expect("made by the one that came");
+    assert_eq!((held(&next), made.rpc_sync("add", 1)), ((1, 1), Ok(1_i64)));
 }
 
 #[test]

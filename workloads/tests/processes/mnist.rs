@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::process::Command;
 
-use crate::process::{Worker, command, end, free_port, read, run, start};
+use crate::process::{command, end, free_port, read, run, start, terminate};
 
 #[test]
 fn one_server_and_two_trainers_train_mnist() {
@@ -83,11 +83,6 @@ fn sigterm_ends_a_trainer_after_its_step_and_a_server_at_once() {
     let (code, log) = end(server);
     assert_eq!(code, Some(143), "{log}");
     assert!(!result.exists(), "neither did its work");
-}
-
-fn terminate(worker: &Worker) {
-    let pid = rustix::process::Pid::from_child(&worker.0);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
 }
 
 #[test]

@@ -44,6 +44,17 @@ pub fn end(mut worker: Worker) -> (Option<i32>, String) {
     (worker.0.wait().expect("it ends").code(), log)
 }
 
+pub fn terminate(worker: &Worker) {
+    let pid = rustix::process::Pid::from_child(&worker.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
+}
+
+/// Ends a process at once, and returns what it has logged.
+pub fn kill(mut worker: Worker) -> String {
+    worker.0.kill().expect("it is a child");
+    end(worker).1
+}
+
 /// Waits until all have ended, reading what each logs meanwhile, so that none waits for a reader; returns the logs.
 ///
 /// # Panics

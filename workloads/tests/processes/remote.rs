@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-use crate::process::{all_end_well, command, end, free_port, read, run, start};
+use crate::process::{Worker, all_end_well, command, end, free_port, kill, read, run, start, terminate};
 use psjobs_api::ReplicaResult;
 
 #[test]
@@ -122,6 +122,20 @@ fn both_protocols_learn_the_same() {
 
 #[test]
 fn a_lost_observer_is_replaced_and_the_others_go_on() {
+    an_observer_is_replaced(drop);
+}
+
+/// As a pod does whose node is drained: the observer says goodbye before it ends.
+#[test]
+fn an_observer_that_is_asked_to_end_is_replaced_and_the_others_go_on() {
+    an_observer_is_replaced(|observer| {
+        terminate(&observer);
+        let (code, log) = end(observer);
+        assert_eq!(code, Some(143), "{log}");
+    });
+}
+
+fn an_observer_is_replaced(take_away: impl FnOnce(Worker)) {
     let folder = tempfile::tempdir().expect("temporary folder");
     let place = format!("--world-size 4 --master-port {}", free_port());
     let result = |name: &str| folder.path().join(name);
@@ -130,14 +144,19 @@ fn a_lost_observer_is_replaced_and_the_others_go_on() {
     let mut agent = start(&trainer(1), &result("agent"));
     let first = start(&trainer(2), &result("first"));
     let second = start(&trainer(3), &result("second"));
-    let mut log = BufReader::new(agent.0.stderr.take().expect("piped")).lines().map(|line| line.expect("text"));
+    let mut all = Vec::new();
+    let log = BufReader::new(agent.0.stderr.take().expect("piped")).lines().map(|line| line.expect("text"));
+    let mut log = log.inspect(|line| all.push(line.clone()));
     assert!(log.any(|line| line.contains("training round=5 ")), "the agent logs its rounds");
-    // Kills it.
-    drop(second);
+    take_away(second);
     assert!(log.any(|line| line.contains("lost an observer")), "the agent sees it");
     let second = start(&trainer(3), &result("second"));
-    let rest: Vec<String> = log.collect();
-    assert_eq!(agent.0.wait().expect("it ends").code(), Some(0), "{rest:?}");
+    log.for_each(drop);
+    let code = agent.0.wait().expect("it ends").code();
+    if code != Some(0) {
+        let logs = [server, first, second].map(kill);
+        panic!("the agent ended with {code:?}\n{}\n--- the others\n{}", all.join("\n"), logs.join("\n---\n"));
+    }
     all_end_well([first, second, server]);
     assert_eq!(read(&result("agent")).steps, 80);
     assert!(read(&result("second")).steps > 0, "the one that came later took part");

@@ -164,9 +164,9 @@ impl<'a> Rounds<'a> {
         let endpoint = participant.endpoint();
         let agent = endpoint.peer(endpoint.name());
         let agent = agent.remote(agent::NAME, (settings.seed as i64, settings.learning_rate))?;
-        let seat = |index: u32| Seat {
-            peer: endpoint.peer(&server_integration::trainer_name(index + 1)).timeout(settings.patience),
-            observer: None,
+        let seat = |index: u32| {
+            let peer = endpoint.peer(&server_integration::trainer_name(index + 1)).timeout(settings.patience);
+            Seat { peer, observer: None }
         };
         let mut rounds = Self {
             settings,
@@ -193,7 +193,9 @@ impl<'a> Rounds<'a> {
     fn take_seats(&mut self) -> Result<(), RemoteError> {
         for seat in self.observers.iter_mut().filter(|seat| seat.observer.is_none()) {
             self.last_number += 1;
-            let made = seat.peer.remote(observer::NAME, (self.last_number, self.settings.seed as i64))?;
+            // The process may have ended in order, where its machine is drained; another takes its place.
+            let peer = seat.peer.clone().await_replacement();
+            let made = peer.remote(observer::NAME, (self.last_number, self.settings.seed as i64))?;
             seat.observer = Some((self.last_number, made));
         }
         Ok(())
