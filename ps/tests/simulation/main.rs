@@ -105,6 +105,14 @@ fn seeds_that_failed_before_stay_mended() {
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
+/// The machine of a server is lost before a trainer has filled its blocks: the other server, which has had nothing to copy,
+/// ends and is started again.
+#[test]
+fn a_machine_that_is_lost_before_the_first_gradient_costs_a_start() {
+    let verdict = job::run(&Plan::new(80_021), false).verdict;
+    assert_eq!(verdict, Ok(()));
+}
+
 /// Blocks that travel over several connections of a trainer, of which one breaks, and then that of another.
 #[test]
 fn jobs_with_several_connections_lose_one_and_go_on() {

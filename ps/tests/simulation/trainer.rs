@@ -48,6 +48,11 @@ pub struct Job {
 }
 
 impl Job {
+    /// True if a trainer has had an answer to a gradient, or a batch of an elastic job.
+    pub fn has_trained(&self) -> bool {
+        !self.longest_wait.get().is_zero() || self.sent.borrow().iter().any(|times| *times > 0)
+    }
+
     /// Waits until the job may begin to train.
     pub async fn begins(&self) {
         let left = self.plan.begins().saturating_sub(self.network.wires().trace.age());

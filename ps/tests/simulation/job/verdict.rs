@@ -58,8 +58,9 @@ impl Supervisor {
                 // If it was to start again meanwhile, that time has passed.
                 self.later(Duration::from_millis(1), Action::StartServer(index as u32));
             }
-            // Both servers of its blocks are gone. It is started again, and all go back to a checkpoint.
-            Err(ServerError::Lost { .. }) if plan.checkpoint.is_some() => {
+            // Both servers of its blocks are gone. It is started again, and all go back to a checkpoint, or a trainer fills
+            // the servers as in the beginning, when no gradient has been counted.
+            Err(ServerError::Lost { .. }) if plan.checkpoint.is_some() || !self.job.has_trained() => {
                 self.later(Duration::from_millis(1), Action::StartServer(index as u32));
             }
             // It is started again, and tries again.
