@@ -174,6 +174,14 @@ async fn load_images(context: &str, others: &[&str]) -> Result<()> {
 async fn install(context: &str) -> Result<bool> {
     let in_context = ["--kube-context", context, "--namespace", SYSTEM];
     let installed = run("helm", &[&["status", RELEASE], &in_context[..]].concat()).await.is_err();
+    if !installed {
+        // A run that was ended in the middle leaves another number of operators, which Helm refuses to change. Where there is
+        // no Deployment, Helm makes it.
+        let deployment = format!("deployment/{RELEASE}");
+        drop(
+            run("kubectl", &["--context", context, "--namespace", SYSTEM, "scale", &deployment, "--replicas=1"]).await,
+        );
+    }
     // The tag stays the same from build to build; the annotation makes the operator's pod follow its image.
     let id = run("docker", &["image", "inspect", "--format", "{{.Id}}", &image("psjobs-operator")]).await;
     let annotation = format!("podAnnotations.image={}", id.as_deref().unwrap_or("unknown").trim());
