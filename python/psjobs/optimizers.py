@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class ServerOptimizer(torch.optim.Optimizer):
     """Sends gradients to the servers, which run the job's optimizer, and takes the parameters that come back.
 
-    `step` sets the gradients to zero, so a loop needs no `zero_grad`; without `step` they add up, as ever. `lr` in its
-    parameter groups shows the job's learning rate; what a script writes there, as a schedule does, changes nothing and is
-    warned of.
+    The first backward() after `step` begins new gradients, so a loop needs no `zero_grad`; without `step` they add up, as
+    ever. `lr` in its parameter groups shows the job's learning rate; what a script writes there, as a schedule does,
+    changes nothing and is warned of.
     """
 
     def __init__(
@@ -62,18 +62,18 @@ class ServerOptimizer(torch.optim.Optimizer):
         self._overlap.end_step()
         self._job._exchange(self._parameters)
         self._parameters.take()
-        self._parameters.zero()
+        self._parameters.end_step()
         self._overlap.begin_step()
         self._show_rates()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Sets the gradients to zero, in the memory where they are.
+        """Discards the gradients.
 
         Raises InputError if gradients of this step have left for the servers.
         """
         self._overlap.discard()
-        self._parameters.zero()
+        self._parameters.discard()
         self._job._discard_rows()
 
     def _show_rates(self) -> None:

@@ -42,6 +42,7 @@ class Overlap:
         self._seen = torch.zeros_like(self._gradients) if self._is_possible else self._gradients
         self.begin_step()
         for index, parameter in enumerate(self._all):
+            parameter.tensor.register_hook(self._begin)  # type: ignore[no-untyped-call]
             parameter.tensor.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
 
     @property
@@ -55,14 +56,15 @@ class Overlap:
         return self._offered is not None
 
     def begin_step(self) -> None:
-        """Gradients were set to zero."""
+        """The gradients that are there are over."""
         self._counts = [0] * len(self._all)
         self._next = len(self._all) - 1
         self._offered: int | None = None
         self._version = 0
+        self._is_begun = False
 
     def discard(self) -> None:
-        """The script sets gradients to zero without a step.
+        """The script discards gradients without a step.
 
         Raises InputError if some have left.
         """
@@ -92,20 +94,23 @@ class Overlap:
         if not self._is_possible or self._steps + 1 == WATCHED_STEPS:
             self._seen = self._gradients
 
+    def _begin(self, _: torch.Tensor) -> None:
+        """A hook before backward() adds to a gradient."""
+        if not self._is_begun:
+            self._is_begun = True
+            self._parameters.begin_step()
+
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
         parameter, part = self._all[index], slice(self._starts[index], self._starts[index + 1])
 
-        def grown(tensor: torch.Tensor) -> None:
+        def grown(_: torch.Tensor) -> None:
             self._counts[index] += 1
+            is_watched = self._steps < WATCHED_STEPS
+            is_due = self._is_possible and (is_watched or self._counts[index] >= self._expected[index])
+            if is_due or parameter.is_view:
+                parameter.collect()
             if not self._is_possible:
                 return
-            is_watched = self._steps < WATCHED_STEPS
-            if parameter.is_view:
-                # The script may have set it to None.
-                if parameter.collect():
-                    tensor.grad = parameter.gradient
-            elif is_watched or self._counts[index] >= self._expected[index]:
-                parameter.collect()
             if is_watched:
                 self._seen[part] = self._gradients[part]
             else:

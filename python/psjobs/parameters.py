@@ -22,7 +22,9 @@ class Parameter:
     gradient: torch.Tensor
     """What is sent to them, f32, in the parameter's shape: likewise."""
     copied: tuple[torch.Tensor, int] | None = None
-    """The script's gradient, and its version, when it was copied to `gradient` in this step."""
+    """The script's gradient, and its version, when it was copied to `gradient`."""
+    is_over: bool = False
+    """True if `gradient` is that of a step that is over: the next one replaces it."""
 
     @property
     def is_view(self) -> bool:
@@ -32,25 +34,33 @@ class Parameter:
 
     @property
     def has_gradient(self) -> bool:
-        """True if the script has set a gradient, or one that is not zero is in the shared memory."""
+        """True if backward() or the script has set a gradient in this step."""
         gradient = self.tensor.grad
-        return gradient is not None and (gradient is not self.gradient or bool(gradient.any()))
+        if gradient is None or not self.is_over:
+            return gradient is not None
+        return gradient is not self.gradient and (self.copied is None or gradient is not self.copied[0])
+
+    def discard(self) -> None:
+        """Forgets the gradient."""
+        self.tensor.grad, self.copied, self.is_over = None, None, True
 
     def collect(self) -> bool:
-        """Puts the script's gradient into `gradient`. False if it is there already."""
+        """Puts the script's gradient into `gradient`, zero if it has none. False if it is there already."""
         gradient = self.tensor.grad
+        if gradient is None or not self.has_gradient:
+            self.gradient.zero_()
+            self.copied, self.is_over = None, False
+            return True
         if gradient is self.gradient:
             return False
-        if gradient is None:
-            if self.copied is None and not self.is_view:
-                return False
-            self.gradient.zero_()
-            return True
         version = gradient._version
         if self.copied is not None and self.copied[0] is gradient and self.copied[1] == version:
             return False
         self.gradient.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-        self.copied = (gradient, version)
+        self.copied, self.is_over = (gradient, version), False
+        if self.is_view:
+            # What backward() adds to it later is in place.
+            self.tensor.grad, self.copied = self.gradient, None
         return True
 
 
@@ -88,7 +98,7 @@ class Parameters:
                 tensor.copy_(flat[part].view(tensor.shape))
 
     def place(self, session: Session, is_shared: bool = True) -> None:
-        """Moves the parameters to the session's memory, or memory of their GPU; they take the session's values, and zero
+        """Moves the parameters to the session's memory, or memory of their GPU; they take the session's values, and have no
         gradients. Where it is not shared, because the trainer makes steps alone, they keep memory of their own."""
         values, gradients = (torch.frombuffer(half, dtype=torch.float32) for half in session.memory())
         gradients.zero_()
@@ -102,7 +112,7 @@ class Parameters:
             held, sent = values[part].view(tensor.shape), gradients[part].view(tensor.shape)
             tensor.grad = None
             if is_shared and _fits(tensor, values):
-                tensor.data, tensor.grad = held, sent
+                tensor.data = held
             self.all.append(Parameter(name, tensor, held, sent))
         for module in self._recurrent:
             # cuDNN computes with weights in an order of its own, and would bring them into it in every forward().
@@ -129,12 +139,24 @@ class Parameters:
         """Multiplies all gradients."""
         self.memory.gradients.mul_(factor)
 
-    def zero(self) -> None:
-        """Sets all gradients to zero."""
-        self.memory.gradients.zero_()
+    def begin_step(self) -> None:
+        """Before backward() adds the first gradient of a step: forgets those of the step before.
+
+        New ones are copied over them, by `collect`, which is less work than to set them to zero and to add.
+        """
         for parameter in self.all:
-            parameter.tensor.grad = parameter.gradient if parameter.is_view else None
-            parameter.copied = None
+            if parameter.is_over and not parameter.has_gradient:
+                parameter.discard()
+
+    def end_step(self) -> None:
+        """The servers have all gradients, which can be read until the next backward()."""
+        for parameter in self.all:
+            parameter.is_over = True
+
+    def discard(self) -> None:
+        """Forgets all gradients."""
+        for parameter in self.all:
+            parameter.discard()
 
     def not_finite(self) -> str | None:
         """Name of the first parameter whose gradient has a NaN or an infinity."""

@@ -61,6 +61,63 @@ def test_two_trainers_in_sync_are_bit_for_bit_one_that_accumulates(jobs: Jobs, o
         assert torch.allclose(ours[name], torchs[name], rtol=1e-4, atol=1e-5), name
 
 
+HEADS = """
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.trunk, self.first, self.second = nn.Linear(6, 16), nn.Linear(16, 3), nn.Linear(16, 3).to(DTYPE)
+    def forward(self, x, number):
+        x = self.trunk(x).tanh()
+        return self.first(x) if number % 2 else self.second(x.to(DTYPE)).float()
+def gradients():
+    return {name: p.grad.tolist() for name, p in model.named_parameters() if p.grad is not None}
+job = psjobs.join()
+model, opt = job.attach(Heads(), missing="zero")
+for number, (x, y) in enumerate(job.batches(data, 8, epochs=2)):
+    value = loss(model(x, number), y)
+    if number % 3 == 0:
+        (7 * value).backward(retain_graph=True)
+        opt.zero_grad()
+        assert not gradients()
+    for _ in range(1 + number % 4 // 3):
+        value.backward(retain_graph=True)
+    if number % 5 == 1:
+        model.trunk.bias.grad = torch.ones(16)
+    if number % 5 == 2:
+        model.trunk.weight.grad = None
+    before = gradients()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    seen = gradients()
+    assert len(before) == (3 if number % 5 == 2 else 4), before
+    opt.step()
+    CHECK
+save(model)
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_are_of_their_step_alone(jobs: Jobs, dtype: str) -> None:
+    heads = HEADS.replace("DTYPE", f"torch.{dtype}")
+    job = jobs.start(*flags(SGD), optimizer=SGD)
+    succeed(job.trainer(0, heads.replace("CHECK", "assert gradients() == seen")))
+    file = job.folder / "alone.py"
+    update = "\n".join((
+        "with torch.no_grad():",
+        "        for p in model.parameters():",
+        "            p.grad is None or p.copy_(p.to(torch.float32) - 0.1 * p.grad.float())",
+        "            p.grad = None",
+    ))
+    file.write_text(PRELUDE + heads.replace("opt.step()", update).replace("CHECK", "pass"))
+    subprocess.run([sys.executable, file], env=environment(SAVE=str(job.folder / "alone.pt")), check=True)
+    ours, torchs = (torch.load(job.folder / name) for name in ("model-0.pt", "alone.pt"))
+    if dtype == "float32":
+        assert same(job.folder / "model-0.pt", job.folder / "alone.pt")
+    # Servers keep f32 of what the model has in bf16.
+    for name in ours:
+        assert torch.allclose(ours[name], torchs[name], rtol=0.1, atol=0.05), name
+
+
 def test_trainers_talk_tls_with_the_certificates_of_their_job(jobs: Jobs, tmp_path: pathlib.Path) -> None:
     certificates = tmp_path / "certificates"
     subprocess.run([program("psjobs"), "certificates", str(certificates)], check=True, capture_output=True)
