@@ -1,5 +1,7 @@
 """Jobs of one server, started by hand, whose trainers are scripts of the tests."""
 
+import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -50,6 +52,21 @@ def environment(**more: str) -> dict[str, str]:
     return {**inherited, "OMP_NUM_THREADS": "1", **more}
 
 
+# Test processes that run at the same time begin at different ports.
+PORTS = itertools.count(os.getpid() * 97)
+
+
+def free_port() -> int:
+    """A port that no other test is given before a server has taken it, below those that the kernel gives to connections."""
+    for number in PORTS:
+        port = 20_000 + number % 10_000
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            free.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("the numbers do not end")
+
+
 Record = Callable[[str, object], None]
 """`record_property`, the fixture: notes a figure of the test, which the summary shows."""
 
@@ -65,9 +82,7 @@ class Job:
     """A server and its trainers."""
 
     def __init__(self, folder: pathlib.Path, trainers: int, training: dict[str, object], flags: tuple[str, ...]) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.folder, self.trainers, self.training = folder, trainers, training
         self.log = folder / "server.log"
         place = ["--world-size", str(trainers + 1), "--rank", "0", "--master-port", str(self.port)]
