@@ -243,18 +243,22 @@ impl Membership {
     }
 
     /// Takes over what another server knows of trainers that have never contacted this one, or have finished since they
-    /// did. A trainer that is new here once the job is done changes nothing: it would be missing in the last checkpoint.
-    pub fn adopt_roster(&mut self, roster: &[proto::RosterEntry], now: Instant) {
+    /// did. A trainer that is new here once the job is done changes nothing: it would be missing in the last checkpoint. Of a
+    /// trainer that has contacted this server, which was started anew, the steps count if they are of the `same_epoch`.
+    pub fn adopt_roster(&mut self, roster: &[proto::RosterEntry], same_epoch: bool, now: Instant) {
         for entry in roster.iter().filter(|entry| entry.finished || !self.closed) {
             let Some(id) = &entry.trainer else { continue };
-            let news = |member: &&mut Member| {
-                let is_finished = member.presence == Presence::Finished;
-                member.incarnation.is_none_or(|known| entry.finished && known <= id.incarnation && !is_finished)
-            };
-            let Some(member) = self.members.get_mut(id.index as usize).filter(news) else { continue };
+            let Some(member) = self.members.get_mut(id.index as usize) else { continue };
+            let is_finished = member.presence == Presence::Finished;
+            let finishes = |known| entry.finished && known <= id.incarnation && !is_finished;
+            if !member.incarnation.is_none_or(finishes) {
+                if same_epoch {
+                    member.steps = member.steps.max(entry.step);
+                }
+                continue;
+            }
             member.incarnation = Some(id.incarnation);
-            let is_finished = entry.finished || member.presence == Presence::Finished;
-            member.presence = if is_finished { Presence::Finished } else { Presence::Active };
+            member.presence = if entry.finished || is_finished { Presence::Finished } else { Presence::Active };
             member.heard = now;
             (member.steps, member.total_steps, member.examples.0) = (entry.step, entry.total_steps, entry.examples);
         }

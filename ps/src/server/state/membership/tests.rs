@@ -132,7 +132,7 @@ fn a_trainer_that_had_finished_before_the_server_started_is_not_awaited() {
     assert!(members.presume_finished(start).is_empty() && !members.done());
 
     let entry = |finished, step| proto::RosterEntry { trainer: Some(id(0, 3)), finished, step, ..Default::default() };
-    members.adopt_roster(&[entry(false, 7)], start);
+    members.adopt_roster(&[entry(false, 7)], true, start);
     assert_eq!((members.finished(), members.concluded()[&0]), (vec![0], 7), "the other server knows its steps");
     members.rewind(&[5, 9], &Concluded::new(), start);
     assert_eq!(members.finished(), [0], "it does not come back for an earlier checkpoint");
@@ -141,6 +141,24 @@ fn a_trainer_that_had_finished_before_the_server_started_is_not_awaited() {
     let leave = proto::LeaveRequest { trainer: Some(id(1, 0)), finished: true, ..Default::default() };
     members.leave(&leave, &id(1, 0), start).expect("leaves");
     assert!(members.done());
+}
+
+#[test]
+fn steps_that_another_server_counted_before_this_one_started_count() {
+    let start = Instant::now();
+    let entry = |step| proto::RosterEntry { trainer: Some(id(0, 0)), step, ..Default::default() };
+    let rows = [
+        ("it joined here first", None, 33, true, 33),
+        ("it has given a later step since", Some(40), 33, true, 41),
+        ("the other server has another epoch", None, 33, false, 0),
+    ];
+    for (label, given, step, same_epoch, want) in rows {
+        let mut members = Membership::new("job".into(), 1, None, Timeouts::default(), start);
+        members.join(&id(0, 0), Vec::new(), 100, start).expect("joins");
+        given.into_iter().for_each(|step| members.gave(0, step, start));
+        members.adopt_roster(&[entry(step)], same_epoch, start);
+        assert_eq!(members.status(start).step, want, "{label}");
+    }
 }
 
 fn elastic(least: u32, start: Instant) -> Membership {

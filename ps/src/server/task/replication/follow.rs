@@ -184,7 +184,7 @@ async fn adopt(state: &ServerState, replication: &Replication, shard: u32, model
     }
     {
         let mut members = state.members();
-        members.adopt_roster(&model.roster, now());
+        members.adopt_roster(&model.roster, same_epoch, now());
         state.end_if_done(&mut members);
     }
     replication.change(shard, |shard| {
