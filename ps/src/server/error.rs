@@ -105,9 +105,26 @@ impl From<Panicked> for ServerError {
 }
 
 impl ServerError {
-    /// Returns true if the server ends only because no trainer is there: it is not to blame.
+    /// Returns true if the server ends only because no trainer is there, or another server has ended: it is not to blame.
     #[must_use]
     pub fn is_peer_away(&self) -> bool {
-        matches!(self, Self::Abandoned(_))
+        matches!(self, Self::Abandoned(_) | Self::Lost { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_another_one_left_without_blocks_is_not_to_blame() {
+        let rows = [
+            (ServerError::Abandoned("no trainer was active for 30 s".to_owned()), true),
+            (ServerError::Lost { shard: 0, other: 0 }, true),
+            (ServerError::NotKept { what: "the model", why: "the disk is full".to_owned() }, false),
+        ];
+        for (error, want) in rows {
+            assert_eq!(error.is_peer_away(), want, "{error}");
+        }
     }
 }
