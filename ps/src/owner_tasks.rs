@@ -16,6 +16,8 @@ pub enum Owned {
     Block(u32),
     /// A part of the rows of sparse tables.
     Rows(usize),
+    /// The roles in which this server holds blocks that another one holds too.
+    Roles,
 }
 
 impl fmt::Display for Owned {
@@ -23,6 +25,7 @@ impl fmt::Display for Owned {
         match self {
             Self::Block(block) => write!(f, "block {block}"),
             Self::Rows(part) => write!(f, "part {part} of the rows"),
+            Self::Roles => f.write_str("the roles of this server"),
         }
     }
 }
@@ -52,19 +55,30 @@ impl OwnerTasks {
 
     /// Starts the task that owns `owned`.
     pub fn spawn(&self, owned: Owned, task: impl Future<Output = ()> + Send + 'static) {
-        let panicked = self.panicked.clone();
+        let watched = self.watched(owned, task);
         self.tasks.spawn(async move {
-            // Nothing that the task may have left half-written is used afterwards: the server ends.
-            if let Err(panic) = AssertUnwindSafe(task).catch_unwind().await {
-                let why = words(&*panic);
-                tracing::error!(%owned, why, "the task of {owned} panicked");
-                panicked.send_if_modified(|first| {
-                    let is_first = first.is_none();
-                    first.get_or_insert(Panicked { owned, why });
-                    is_first
-                });
-            }
+            watched.await;
         });
+    }
+
+    /// Returns `task`, which owns `owned`, such that a panic of it is reported and ends it with `None`.
+    pub fn watched<F: Future>(&self, owned: Owned, task: F) -> impl Future<Output = Option<F::Output>> + use<F> {
+        let panicked = self.panicked.clone();
+        async move {
+            // Nothing that the task may have left half-written is used afterwards: the server ends.
+            let panic = match AssertUnwindSafe(task).catch_unwind().await {
+                Ok(result) => return Some(result),
+                Err(panic) => panic,
+            };
+            let why = words(&*panic);
+            tracing::error!(%owned, why, "the task of {owned} panicked");
+            panicked.send_if_modified(|first| {
+                let is_first = first.is_none();
+                first.get_or_insert(Panicked { owned, why });
+                is_first
+            });
+            None
+        }
     }
 
     /// Waits until a task panics.
@@ -100,5 +114,14 @@ mod tests {
         tasks.tasks.close();
         tasks.tasks.wait().await;
         assert_eq!(tasks.panicked().await, first);
+    }
+
+    #[tokio::test]
+    async fn a_task_that_is_watched_gives_its_result_or_is_reported() {
+        let tasks = OwnerTasks::new(TaskTracker::new());
+        assert_eq!(tasks.watched(Owned::Roles, async { 7 }).await, Some(7));
+        assert!(tasks.panicked().now_or_never().is_none(), "none has panicked");
+        assert_eq!(tasks.watched(Owned::Roles, async { panic!("no role") }).await, None::<()>);
+        assert_eq!(tasks.panicked().await, Panicked { owned: Owned::Roles, why: "no role".to_owned() });
     }
 }

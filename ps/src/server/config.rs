@@ -40,6 +40,8 @@ pub struct ServerConfig {
     pub supervised: bool,
     /// Exchange blocks through shared memory with trainers of this host.
     pub shared_memory: bool,
+    /// `host:port` at which others reach this server, so that it learns of a process that has taken its place.
+    pub address: Option<String>,
     /// `host:port` of every server, in order, if each block is held by two of them; else empty.
     pub replicas: Vec<String>,
     /// Where checkpoints are written, if anywhere.
@@ -74,6 +76,7 @@ impl ServerConfig {
             timeouts: Timeouts::new(environment.supervised),
             supervised: environment.supervised,
             shared_memory: true,
+            address: environment.servers.get(environment.index as usize).cloned(),
             replicas: if environment.replication_factor > 1 { environment.servers.clone() } else { Vec::new() },
             checkpoint: CheckpointConfig::new(environment),
             series: environment.metrics_folder.as_ref().map(|folder| Folder::new(Disk::System, folder)),

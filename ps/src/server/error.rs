@@ -84,7 +84,7 @@ pub enum ServerError {
     },
     /// A task that owns a part of the parameters panicked.
     #[error(
-        "the task of {owned} panicked ({why}), so that this server has lost a part of the parameters and ends; started again, \
+        "the task of {owned} panicked ({why}), so that this server cannot answer for its part of the parameters and ends; started again, \
          it goes back to a checkpoint, copies a replica or is filled with a trainer's parameters. Please report this"
     )]
     Panicked {

@@ -37,21 +37,27 @@ impl Dial for Names {
     }
 }
 
-async fn start_server(names: &Arc<Names>, index: u32, incarnation: u32) -> Server {
-    let replicas = NAMES.map(str::to_owned).to_vec();
+async fn start_server(names: &Arc<Names>, index: u32, incarnation: u32, is_replicated: bool) -> Server {
+    let replicas = if is_replicated { NAMES.map(str::to_owned).to_vec() } else { Vec::new() };
+    let address = Some(NAMES[index as usize].to_owned());
     let network = Network::Other(names.clone());
     let config = config(index, 2, 1, ConsistencyMode::Sync);
-    let server = start(ServerConfig { incarnation, replicas, network, shared_memory: false, ..config }).await;
+    let server = start(ServerConfig { incarnation, address, replicas, network, shared_memory: false, ..config }).await;
     names.lead(index, server.address);
     server
 }
 
-/// Trains on a thread of its own: the steps as they are done, and the parameters at the end.
-fn begin_training(names: &Arc<Names>) -> (mpsc::Receiver<u64>, std::thread::JoinHandle<Vec<f32>>) {
+/// Trains on a thread of its own: the steps as they are done, and the parameters at the end. After each step the trainer takes
+/// a message from `pace`, as long as somebody may send one.
+fn begin_training(
+    names: &Arc<Names>,
+    replication_factor: u32,
+    pace: mpsc::Receiver<()>,
+) -> (mpsc::Receiver<u64>, std::thread::JoinHandle<Vec<f32>>) {
     let (done, steps) = mpsc::channel();
     let config = SessionConfig {
         network: Network::Other(names.clone()),
-        replication_factor: 2,
+        replication_factor,
         shared_memory: false,
         total_steps: STEPS,
         connect_timeout: Duration::from_secs(60),
@@ -65,6 +71,7 @@ fn begin_training(names: &Arc<Names>) -> (mpsc::Receiver<u64>, std::thread::Join
             step = session.exchange(step).expect("the servers answer");
             // A test that has failed listens no more.
             let _ = done.send(step);
+            let _ = pace.recv();
         }
         let parameters = session.parameters().to_vec();
         session.leave(true, 0, std::collections::BTreeMap::new()).expect("leaves");
@@ -78,8 +85,8 @@ async fn a_server_that_was_replaced_while_it_runs_stands_down_and_costs_no_step(
     let undisturbed = tokio::task::spawn_blocking(|| Job::undisturbed(1, STEPS)).await.expect("no panic");
     for victim in [0, 1] {
         let names = Arc::<Names>::default();
-        let mut servers = vec![start_server(&names, 0, 0).await, start_server(&names, 1, 0).await];
-        let (steps, training) = begin_training(&names);
+        let mut servers = vec![start_server(&names, 0, 0, true).await, start_server(&names, 1, 0, true).await];
+        let (steps, training) = begin_training(&names, 2, mpsc::channel().1);
         let addresses = addresses(&servers);
         let steps = tokio::task::spawn_blocking(move || {
             wait_for(&steps, 10);
@@ -88,7 +95,7 @@ async fn a_server_that_was_replaced_while_it_runs_stands_down_and_costs_no_step(
         });
         let steps = steps.await.expect("no panic");
         // The old process keeps its connections, the trainer's among them.
-        let successor = start_server(&names, victim, 1).await;
+        let successor = start_server(&names, victim, 1, true).await;
         let old = std::mem::replace(&mut servers[victim as usize], successor);
         let ended = tokio::time::timeout(Duration::from_secs(10), old.ended).await.expect("it stands down");
         match ended.expect("no panic") {
@@ -105,6 +112,28 @@ async fn a_server_that_was_replaced_while_it_runs_stands_down_and_costs_no_step(
         for server in servers {
             server.ended.await.expect("no panic").expect("ends well");
         }
+    }
+}
+
+/// Nothing but the name leads to the successor: without copies and checkpoints no server talks to another one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_without_copies_that_was_replaced_while_it_runs_ends_and_its_trainer_fills_the_successor() {
+    let undisturbed = tokio::task::spawn_blocking(|| Job::undisturbed(1, STEPS)).await.expect("no panic");
+    let names = Arc::<Names>::default();
+    let (other, old) = (start_server(&names, 0, 0, false).await, start_server(&names, 1, 0, false).await);
+    let (go_on, pace) = mpsc::channel();
+    let (_steps, training) = begin_training(&names, 1, pace);
+    (0..10).for_each(|_| go_on.send(()).expect("it trains"));
+    let successor = start_server(&names, 1, 1, false).await;
+    // The trainer waits with its connections open, which lead to the old process.
+    let ended = tokio::time::timeout(Duration::from_secs(30), old.ended).await.expect("it ends").expect("no panic");
+    assert!(matches!(ended, Err(ServerError::Replaced { server: 1, incarnation: 0, successor: 1 })), "{ended:?}");
+    drop(go_on);
+    let parameters = tokio::task::spawn_blocking(|| training.join().expect("no panic"));
+    let parameters = tokio::time::timeout(Duration::from_secs(60), parameters).await.expect("training goes on");
+    assert!(parameters.expect("no panic") == undisturbed, "the parameters differ");
+    for server in [other, successor] {
+        server.ended.await.expect("no panic").expect("ends well");
     }
 }
 

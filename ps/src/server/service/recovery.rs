@@ -17,7 +17,7 @@ pub struct Service(pub Arc<ServerState>);
 #[tonic::async_trait]
 impl proto::recovery_server::Recovery for Service {
     async fn recover(&self, request: Request<proto::RecoverRequest>) -> Result<Response<proto::RecoverReply>, Status> {
-        let request = self.of_this_job(request, |message| &message.job_uid)?;
+        let request = self.with_checkpoints(request, |message| &message.job_uid)?;
         let (done, answer) = oneshot::channel();
         let newcomer = Newcomer { server: request.server, instance: request.instance, given: request.given, done };
         let leading = || Status::unavailable("this server does not lead yet");
@@ -26,17 +26,26 @@ impl proto::recovery_server::Recovery for Service {
         Ok(Response::new(proto::RecoverReply {}))
     }
 
+    async fn identify(
+        &self,
+        request: Request<proto::IdentifyRequest>,
+    ) -> Result<Response<proto::IdentifyReply>, Status> {
+        self.of_job(request, |message| &message.job_uid)?;
+        let (server, incarnation) = (self.0.config.index, self.0.config.incarnation);
+        Ok(Response::new(proto::IdentifyReply { server, incarnation }))
+    }
+
     async fn get_epoch(
         &self,
         request: Request<proto::GetEpochRequest>,
     ) -> Result<Response<proto::GetEpochReply>, Status> {
-        self.of_this_job(request, |message| &message.job_uid)?;
+        self.with_checkpoints(request, |message| &message.job_uid)?;
         self.0.recovery.last_written.send_replace(false);
         Ok(Response::new(proto::GetEpochReply { epoch: self.0.recovery.greatest_epoch() }))
     }
 
     async fn restore(&self, request: Request<proto::RestoreRequest>) -> Result<Response<proto::RestoreReply>, Status> {
-        let request = self.of_this_job(request, |message| &message.job_uid)?;
+        let request = self.with_checkpoints(request, |message| &message.job_uid)?;
         Ok(Response::new(server_checkpoint::answer_restore(&self.0, request).await?))
     }
 
@@ -44,7 +53,7 @@ impl proto::recovery_server::Recovery for Service {
         &self,
         request: Request<proto::SnapshotRequest>,
     ) -> Result<Response<proto::SnapshotReply>, Status> {
-        let request = self.of_this_job(request, |message| &message.job_uid)?;
+        let request = self.with_checkpoints(request, |message| &message.job_uid)?;
         server_checkpoint::check_epoch(&self.0, request.epoch)?;
         if request.last && request.done {
             self.0.recovery.ended.notify_one();
@@ -68,8 +77,19 @@ impl proto::recovery_server::Recovery for Service {
 }
 
 impl Service {
+    /// As [`Self::of_job`], for a request about checkpoints.
+    fn with_checkpoints<M>(&self, request: Request<M>, uid: impl Fn(&M) -> &str) -> Result<M, Status> {
+        let message = self.of_job(request, uid)?;
+        if self.0.config.checkpoint.is_none() {
+            return Err(Status::failed_precondition(
+                "this server has no checkpoint folder, the caller has; start all servers with the same settings",
+            ));
+        }
+        Ok(message)
+    }
+
     /// Takes the message out of a request, if it comes from a server of this job, which is then known.
-    fn of_this_job<M>(&self, request: Request<M>, uid: impl Fn(&M) -> &str) -> Result<M, Status> {
+    fn of_job<M>(&self, request: Request<M>, uid: impl Fn(&M) -> &str) -> Result<M, Status> {
         let (want, (_, extensions, message)) = (&self.0.config.job_uid, request.into_parts());
         let uid = uid(&message);
         if uid != want {
@@ -77,11 +97,6 @@ impl Service {
             return Err(Status::invalid_argument(text));
         }
         unknown_peers::set_known(&extensions);
-        if self.0.config.checkpoint.is_none() {
-            return Err(Status::failed_precondition(
-                "this server has no checkpoint folder, the caller has; start all servers with the same settings",
-            ));
-        }
         Ok(message)
     }
 }

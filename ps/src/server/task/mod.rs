@@ -5,3 +5,4 @@ pub mod liveness;
 pub mod recovery;
 pub mod replication;
 pub mod series;
+pub mod successor;
