@@ -6,7 +6,7 @@ use psjobs_arithmetic::sums::{add, scale};
 use tonic::Status;
 
 use super::peer::Peer;
-use super::state::{Block, Waiting};
+use super::state::{BeforeStep, Block, Waiting};
 use crate::aggregation::{Closed, Contribution, Outcome};
 use crate::consistency::Rule;
 use crate::gradient::Gradient;
@@ -155,12 +155,17 @@ impl Block {
         if let Some(log) = self.log.as_mut().filter(|log| log.lacks(self.version)) {
             return log.hold(self.version, waiting);
         }
-        let Self { spec, values, version, aggregation, .. } = &*self;
+        let Self { spec, aggregation, .. } = &*self;
         let mut last = None;
         for waiting in waiting {
             match waiting {
+                // A repeat of a step is answered, too, where a process before this trainer has given the next one.
                 Waiting::Trainer(peer, step) => {
-                    peer.answer(&spec.answer(step, *version, values), &spec.rules, &mut last);
+                    let next = BeforeStep { trainer: peer.trainer(), step: step.saturating_add(1) };
+                    let (version, values) = self.values_for(Some(next));
+                    let mut alone = None;
+                    let last = if version == self.version { &mut last } else { &mut alone };
+                    peer.answer(&spec.answer(step, version, values), &spec.rules, last);
                 }
                 // A reply is discarded when its caller has gone away.
                 Waiting::Read(reader, reply) => {
@@ -171,7 +176,7 @@ impl Block {
                 // The values do not contain a gradient of the open round: a restarted trainer sends that step again
                 // and waits for the round like the others.
                 Waiting::NextStep(trainer, reply) => {
-                    let _ = reply.send((aggregation.rule.entry(trainer), !values.is_empty()));
+                    let _ = reply.send((aggregation.rule.entry(trainer), self.is_initialized()));
                 }
                 Waiting::Kept(reply) => drop(reply.send(())),
             }

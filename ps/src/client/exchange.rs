@@ -124,6 +124,23 @@ impl Exchange {
         queue.lost(|block| opened.lanes.contains(&self.layout.lane(block, opened.width)));
     }
 
+    /// Returns the first step that a server may lack which has kept what it was given: it has answered all steps before.
+    #[must_use]
+    pub fn may_lack(&self, server: u32) -> u64 {
+        let owes = self.layout.owned_by(server).any(|block| self.owed[block as usize]);
+        self.step.saturating_add(u64::from(!owes))
+    }
+
+    /// Sends all blocks of a server again, also those that it has answered: it was started anew and has forgotten them, and
+    /// another trainer may wait for a round that this one takes for closed.
+    pub fn forgotten(&mut self, server: u32) {
+        for block in self.layout.owned_by(server) {
+            let owed = std::mem::replace(&mut self.owed[block as usize], true);
+            self.unanswered += usize::from(!owed);
+        }
+        self.servers[server as usize].queue.begin(self.layout.owned_by(server));
+    }
+
     /// Returns whether a stream is open, as far as is known. What comes over an older one of its number is dropped.
     #[must_use]
     pub fn is_open(&self, stream: Name) -> bool {

@@ -139,6 +139,12 @@ impl Rule {
             return None;
         }
         let given = std::mem::take(&mut self.given);
+        if !self.elastic && !self.has_backups() {
+            // All have given one step, unless this block was started anew and has forgotten theirs. One that is behind is then
+            // answered at once until it has caught up: the others do not come back to its steps.
+            let furthest = given.iter().map(|trainer| self.next_step(*trainer)).max().unwrap_or(0);
+            self.next.extend(given.iter().map(|trainer| (*trainer, furthest)));
+        }
         if self.counts_rounds() {
             self.round = given.iter().map(|trainer| self.next_step(*trainer)).max().unwrap_or(0).max(self.round);
             self.skip_rounds();

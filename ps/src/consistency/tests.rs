@@ -42,6 +42,23 @@ fn a_round_closes_when_all_members_gave() {
     assert_eq!(rule.offer(1, 0, false), Verdict::Answer);
 }
 
+/// A block that was started anew has forgotten that all trainers but one are at step 7.
+#[test]
+fn a_trainer_that_is_behind_in_a_round_catches_up_without_the_others() {
+    let mut rule = rule(ConsistencyMode::Sync, 3);
+    for (trainer, step) in [(0, 7), (1, 0), (2, 7)] {
+        assert_eq!(rule.offer(trainer, step, false), Verdict::Hold, "trainer {trainer}");
+    }
+    assert_eq!(rule.close_round(), Some([0, 1, 2].into()));
+    for step in 0..8 {
+        assert_eq!(rule.offer(1, step, false), Verdict::Answer, "step {step}");
+    }
+    for trainer in 0..3 {
+        assert_eq!(rule.offer(trainer, 8, false), Verdict::Hold, "trainer {trainer}");
+    }
+    assert_eq!(rule.close_round(), Some([0, 1, 2].into()));
+}
+
 #[test]
 fn a_finished_trainer_is_not_waited_for() {
     let mut rule = rule(ConsistencyMode::Sync, 2);

@@ -258,3 +258,32 @@ fn answers_that_do_not_count_are_dropped() {
     trainer.open(1, vec![0]);
     assert!(!trainer.exchange.is_open(stream), "a stream that was replaced");
 }
+
+#[test]
+fn a_server_that_has_forgotten_gets_the_whole_step_again() {
+    let mut trainer = Trainer::new(2, 1, 64);
+    trainer.exchange.begin(Purpose::Step, 7);
+    trainer.send_all();
+    let stream = trainer.stream(1, 0);
+    assert_eq!(trainer.exchange.may_lack(1), 7, "it has not answered");
+    let blocks: Vec<u32> = trainer.exchange.layout.owned_by(1).collect();
+    for block in &blocks {
+        assert!(trainer.exchange.receive(stream, *block, 7));
+    }
+    assert_eq!(trainer.exchange.may_lack(1), 8, "it has answered all");
+    trainer.servers.in_flight.clear();
+    trainer.open(1, vec![0]);
+    assert_eq!(trainer.exchange.next_to_send(1), None, "nothing was lost");
+    trainer.exchange.forgotten(1);
+    let again = std::iter::from_fn(|| trainer.exchange.next_to_send(1)).map(|outgoing| outgoing.block);
+    assert_eq!(again.collect::<Vec<_>>(), blocks.iter().rev().copied().collect::<Vec<_>>());
+    let stream = trainer.stream(1, 0);
+    for block in &blocks {
+        assert!(trainer.exchange.receive(stream, *block, 7) && !trainer.exchange.receive(stream, *block, 7));
+    }
+    for block in trainer.exchange.layout.owned_by(0).collect::<Vec<_>>() {
+        let stream = trainer.stream(0, 0);
+        assert!(!trainer.exchange.is_settled() && trainer.exchange.receive(stream, block, 7));
+    }
+    assert!(trainer.exchange.is_settled());
+}
