@@ -4,6 +4,7 @@
 //! DIR/lock.json                              the job that writes here
 //! DIR/lock-00003.json                        the incarnation of its server 0, from the second one on
 //! DIR/run-00002/run.json                     one life of training: its job, and the checkpoint that it began from
+//! DIR/run-00002/kept.json                    the first complete checkpoint of the run: there was one
 //! DIR/run-00002/step-000000001234/
 //!     ps-00000-of-00002.safetensors          one part for each server
 //!     ps-00001-of-00002.safetensors

@@ -2,6 +2,7 @@
 //! checkpoint, and goes on through restarts of its servers. Its folder, `run-00002`, holds its record and its
 //! checkpoints.
 
+use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 
@@ -14,6 +15,9 @@ use super::write::{WriteError, flush_parent, put_file, remove_left_overs};
 
 /// Name of a run's record.
 pub const RUN: &str = "run.json";
+/// Name of the file that says that a run has had a complete checkpoint. It is not part of [`RUN`]: a process that was replaced
+/// and writes it late takes no epoch back.
+pub const KEPT: &str = "kept.json";
 /// Unique id that all jobs started by hand have.
 pub const BY_HAND: &str = "manual";
 
@@ -78,6 +82,16 @@ pub fn choose(runs: &[RunRecord], job: &JobIdentity) -> RunChoice {
     newest.filter(|_| !anew).map_or(RunChoice::Begin, RunChoice::GoOn)
 }
 
+/// Returns the run that a server takes for that of its job before server 0 has told it the run. Jobs started by hand share
+/// one id, so that their newest run may be that of a job before: only server 0, which chooses the run, takes it.
+#[must_use]
+pub fn presumed(runs: &[RunRecord], job: &JobIdentity, server: u32) -> Option<u32> {
+    match choose(runs, job) {
+        RunChoice::GoOn(run) if server == 0 || job.uid != BY_HAND => Some(run),
+        _ => None,
+    }
+}
+
 /// A run whose checkpoints a job may go back to, up to `until`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ancestor {
@@ -104,11 +118,27 @@ pub fn lineage(runs: &[RunRecord], run: u32) -> Vec<Ancestor> {
     lineage
 }
 
-/// Returns the checkpoints that can go, of `complete` in the order of the lineage and descending in each run: all but
-/// the `keep` newest and the one just `written`.
+/// Returns the lineages of the other runs that have a run in common with the lineage `own`: their jobs may go back to
+/// checkpoints of it.
 #[must_use]
-pub fn surplus(complete: &[CheckpointId], keep: usize, written: CheckpointId) -> Vec<CheckpointId> {
-    complete.iter().skip(keep.max(1)).filter(|id| **id != written).copied().collect()
+pub fn relatives(runs: &[RunRecord], own: &[Ancestor]) -> Vec<Vec<Ancestor>> {
+    let is_own = |run: u32| own.iter().any(|ancestor| ancestor.run == run);
+    let others = runs.iter().filter(|record| own.first().is_none_or(|own| own.run != record.run));
+    let lineages = others.map(|record| lineage(runs, record.run));
+    lineages.filter(|other| other.iter().any(|ancestor| is_own(ancestor.run))).collect()
+}
+
+/// Returns the checkpoints that can go, of `complete` in the order of the lineage and descending in each run: all but
+/// the `keep` newest, the one just `written`, and those `needed` by other runs.
+#[must_use]
+pub fn surplus(
+    complete: &[CheckpointId],
+    keep: usize,
+    written: CheckpointId,
+    needed: &BTreeSet<CheckpointId>,
+) -> Vec<CheckpointId> {
+    let older = complete.iter().skip(keep.max(1)).copied();
+    older.filter(|id| *id != written && !needed.contains(id)).collect()
 }
 
 /// The runs in a folder cannot be listed.
@@ -249,9 +279,37 @@ impl Runs {
         put_file(self.catalog(record.run).folder(), RUN, &json)
     }
 
+    /// Records, durably, that the run of the complete checkpoint `id` has had one. From then on a job of this run that finds
+    /// no checkpoint has lost them, and does not begin from nothing.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    ///
+    /// # Panics
+    /// Never: a place is JSON.
+    pub fn note_kept(&self, id: CheckpointId) -> Result<(), WriteError> {
+        let folder = self.catalog(id.run).folder().clone();
+        let file = folder.join(KEPT);
+        if folder.disk().exists(&file).map_err(WriteError::at(&file))? {
+            return Ok(());
+        }
+        let mut json = serde_json::to_vec(&id).expect("a place is JSON");
+        json.push(b'\n');
+        put_file(&folder, KEPT, &json)
+    }
+
+    /// Returns whether a run has had a complete checkpoint. A run of an earlier version of psjobs may not say so.
+    ///
+    /// # Errors
+    /// If the folder of the run cannot be read.
+    pub fn has_kept(&self, run: u32) -> Result<bool, RunsError> {
+        let file = self.catalog(run).folder().join(KEPT);
+        self.folder.disk().exists(&file).map_err(|source| RunsError::Read { file, source })
+    }
+
     /// Removes what a lineage does not need any more after the checkpoint `written`: complete checkpoints beyond the
     /// `keep` newest, checkpoints that were never completed, and damaged ones that are older than all that are kept.
-    /// Checkpoints of other runs stay. Returns what went.
+    /// Checkpoints of other runs stay, and of this lineage the one that each other run would go back to. Returns what went.
     ///
     /// # Errors
     /// If something cannot be read or removed; what it belongs to counts as incomplete then.
@@ -262,9 +320,10 @@ impl Runs {
         written: CheckpointId,
     ) -> Result<Vec<CheckpointId>, RunsError> {
         let complete = self.complete(lineage)?;
-        let mut gone = surplus(&complete, keep, written);
+        let mut gone = surplus(&complete, keep, written, &self.needed_by_others(lineage)?);
         let full = complete.len() >= keep.max(1);
-        let oldest_kept = complete.iter().rfind(|id| !gone.contains(id)).copied();
+        // One that stays for another run alone does not count: damaged ones would stay as long as it does.
+        let oldest_kept = complete.iter().take(keep.max(1)).min().map(|oldest| written.min(*oldest));
         let damaged = self.damaged(lineage)?;
         for id in self.of_lineage(lineage, Catalog::steps)? {
             let before_oldest = oldest_kept.is_some_and(|oldest| id < oldest);
@@ -299,10 +358,17 @@ impl Runs {
         Ok(())
     }
 
+    /// Returns the checkpoints that other runs would go back to, as far as they may be in the lineage `own`.
+    fn needed_by_others(&self, own: &[Ancestor]) -> Result<BTreeSet<CheckpointId>, RunsError> {
+        let others = relatives(&self.list()?, own);
+        let newest = others.iter().map(|other| self.complete(other).map(|complete| complete.first().copied()));
+        newest.filter_map(Result::transpose).collect()
+    }
+
     fn of_lineage(
         &self,
         lineage: &[Ancestor],
-        steps: impl Fn(&Catalog) -> io::Result<std::collections::BTreeSet<u64>>,
+        steps: impl Fn(&Catalog) -> io::Result<BTreeSet<u64>>,
     ) -> Result<Vec<CheckpointId>, RunsError> {
         let mut found = Vec::new();
         for Ancestor { run, until } in lineage.iter().copied() {

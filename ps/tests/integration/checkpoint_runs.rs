@@ -164,6 +164,27 @@ fn a_job_that_resumes_another_ones_checkpoint_leaves_it_whole_when_it_cannot_wri
 }
 
 #[test]
+fn a_suspended_job_finds_its_checkpoint_after_another_one_that_keeps_one_only_and_is_refused_without() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let runs = Runs::new(folder.path());
+    let first = seldom(folder.path(), 1, "job-a");
+    train_to(&first, 5);
+    let second = Job { keep: 1, ..seldom(folder.path(), 1, "job-b") };
+    assert_eq!(train_to(&second, 9), [6, 7, 8, 9], "it goes on from the other one's");
+    assert_eq!(runs.catalog(1).complete().expect("a folder"), [5].into(), "which stays");
+    assert_eq!(runs.catalog(2).complete().expect("a folder"), [9].into());
+    assert_eq!(train_to(&first, 7), [6, 7], "it goes on from its own");
+
+    for step in runs.catalog(1).complete().expect("a folder") {
+        fs::remove_dir_all(runs.path(CheckpointId { run: 1, step })).expect("removes");
+    }
+    for _ in 0..2 {
+        let error = first.start(0).outcome().expect_err("nothing is left").to_string();
+        assert!(error.contains("no checkpoint is left") && error.contains("run-00001"), "{error}");
+    }
+}
+
+#[test]
 fn a_second_job_is_kept_out_of_a_folder_that_is_in_use_and_let_in_when_it_is_not() {
     let folder = tempfile::tempdir().expect("a folder");
     let first = seldom(folder.path(), 1, "job-a");

@@ -3,18 +3,29 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::future::pending;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use crate::support::job::*;
 use crate::support::*;
 use psjobs_api::training::{ConsistencyMode, OptimizerKind};
+use psjobs_ps::checkpoint::format::MANIFEST;
 use psjobs_ps::checkpoint::{Checkpoint, Runs};
 use psjobs_ps::client::Session;
+use psjobs_ps::proto;
+use psjobs_ps::proto::recovery_client::RecoveryClient;
 use psjobs_ps::series::writer::read_points;
 use psjobs_ps::server::ServerError;
 use safetensors::SafeTensors;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::Notify;
+use tokio_stream::StreamExt as _;
+use tonic::service::Routes;
+use tonic::transport::Server;
 
 #[test]
 fn a_killed_server_costs_no_bit() {
@@ -117,4 +128,63 @@ fn a_damaged_checkpoint_is_passed_over_and_a_foreign_one_refused() {
     let error = job.start(0).outcome().expect_err("another optimizer").to_string();
     assert!(error.contains("SGD") && error.contains("Adam"), "{error}");
     assert!(Runs::new(folder.path()).catalog(1).complete().expect("a folder").contains(&5), "nothing is lost");
+}
+
+#[test]
+fn a_checkpoint_that_is_removed_while_servers_go_to_it_gives_way_to_the_one_before() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut job = Job::checkpointed(folder.path(), 2, 1, ConsistencyMode::Sync);
+    job.interval = Duration::from_secs(3600);
+    let catalog = Runs::new(folder.path()).catalog(1);
+    for until in [4, 8] {
+        job.run(until).finish();
+    }
+    let kept: Vec<u64> = catalog.complete().expect("a folder").into_iter().collect();
+    let [before, 8] = kept[..] else { panic!("{kept:?}") };
+    // Server 1 cannot open its part, which is a link to itself.
+    let part = catalog.path(8).join("ps-00001-of-00002.safetensors");
+    fs::remove_file(&part).expect("removes");
+    symlink(&part, &part).expect("links");
+    let running = job.run(12);
+    wait_for_warning(&job.servers()[0], &part.display().to_string());
+    fs::remove_file(catalog.path(8).join(MANIFEST)).expect("removes");
+    let first = running.steps.recv_timeout(Duration::from_secs(60)).expect("training goes on");
+    assert_eq!(first, before + 1, "it goes on from the one before");
+    running.finish();
+}
+
+#[test]
+fn a_server_that_hangs_on_its_way_to_a_checkpoint_is_waited_for_until_its_successor_comes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let job = Job::checkpointed(folder.path(), 2, 1, ConsistencyMode::Sync);
+    let leader = job.start(0);
+    let runtime = Runtime::new().expect("a runtime");
+    // It has asked to be restored, keeps its connection and answers pings, but its disk never does.
+    let hanging = async {
+        let listener = listen_again(job.addresses[1]);
+        listener.set_nonblocking(true).expect("a socket");
+        let listener = TcpListener::from_std(listener).expect("a socket");
+        let mut leading = RecoveryClient::connect(format!("http://{}", job.servers()[0])).await.expect("connects");
+        let request = proto::RecoverRequest { job_uid: UID.into(), server: 1, instance: 7, ..Default::default() };
+        tokio::spawn(async move { leading.recover(request).await });
+        let (connection, _) = listener.accept().await.expect("server 0 connects");
+        let asked = Arc::new(Notify::new());
+        let asking = asked.clone();
+        let restore = move || {
+            asking.notify_one();
+            pending::<()>()
+        };
+        let routes = axum::Router::new().route("/psjobs.v1.Recovery/Restore", axum::routing::post(restore));
+        let connections = tokio_stream::once(Ok::<_, std::io::Error>(connection)).chain(tokio_stream::pending());
+        tokio::spawn(Server::builder().add_routes(Routes::from(routes)).serve_with_incoming(connections));
+        asked.notified().await;
+    };
+    runtime.block_on(async { tokio::time::timeout(Duration::from_secs(60), hanging).await }).expect("it is asked");
+    let successor = job.start(1);
+    let (sender, _steps) = mpsc::channel();
+    let parameters = job.trainer(0, 5, sender).join().expect("no panic");
+    assert!(parameters == Job::undisturbed(1, 5), "parameters differ from those of an undisturbed job");
+    for server in [leader, successor] {
+        server.outcome().expect("ends well");
+    }
 }

@@ -7,7 +7,8 @@ use super::{description, folder, write_checkpoint, write_part};
 use crate::checkpoint::catalog::Catalog;
 use crate::checkpoint::format::{FORMAT, MANIFEST, part_name};
 use crate::checkpoint::runs::{
-    Ancestor, BY_HAND, CheckpointId, JobIdentity, RUN, RunChoice, RunRecord, Runs, RunsError, choose, lineage, surplus,
+    Ancestor, BY_HAND, CheckpointId, JobIdentity, KEPT, RUN, RunChoice, RunRecord, Runs, RunsError, choose, lineage,
+    presumed, relatives, surplus,
 };
 use crate::checkpoint::{Checkpoint, PartWriter, write};
 
@@ -45,6 +46,24 @@ fn a_job_goes_on_with_its_own_run_and_a_new_one_by_hand_begins_one() {
 }
 
 #[test]
+fn a_server_that_was_not_told_its_run_takes_none_of_a_job_by_hand_for_its_own() {
+    let runs = [record(1, "a", None), record(2, BY_HAND, None), record(3, "b", None)];
+    for (label, uid, resume, incarnation, server, want) in [
+        ("its job has a run", "a", true, 0, 1, Some(1)),
+        ("and does not resume others'", "a", false, 0, 1, Some(1)),
+        ("its job has none yet", "c", true, 0, 1, None),
+        ("by hand, perhaps of a job before", BY_HAND, false, 0, 1, None),
+        ("by hand, started again, perhaps before server 0", BY_HAND, false, 1, 1, None),
+        ("by hand, to resume, perhaps with more steps", BY_HAND, true, 0, 1, None),
+        ("server 0 by hand, anew", BY_HAND, false, 0, 0, None),
+        ("server 0 by hand, started again", BY_HAND, false, 1, 0, Some(2)),
+        ("server 0 by hand, to resume", BY_HAND, true, 0, 0, Some(2)),
+    ] {
+        assert_eq!(presumed(&runs, &job(uid, resume, incarnation, false), server), want, "{label}");
+    }
+}
+
+#[test]
 fn a_lineage_goes_back_to_the_run_that_began_from_nothing() {
     let runs = [
         record(1, "a", None),
@@ -74,17 +93,84 @@ fn a_lineage_goes_back_to_the_run_that_began_from_nothing() {
 fn the_newest_of_the_lineage_are_kept_and_the_one_just_written_always() {
     // Newest first: run 3, then run 1 that it began from.
     let complete = [id(3, 20), id(3, 10), id(1, 100), id(1, 90)];
-    for (keep, written, want) in [
-        (1, id(3, 20), vec![id(3, 10), id(1, 100), id(1, 90)]),
-        (3, id(3, 20), vec![id(1, 90)]),
-        (4, id(3, 20), vec![]),
-        (9, id(3, 20), vec![]),
-        (0, id(3, 20), vec![id(3, 10), id(1, 100), id(1, 90)]),
-        (1, id(3, 10), vec![id(1, 100), id(1, 90)]),
+    for (keep, written, needed, want) in [
+        (1, id(3, 20), vec![], vec![id(3, 10), id(1, 100), id(1, 90)]),
+        (3, id(3, 20), vec![], vec![id(1, 90)]),
+        (4, id(3, 20), vec![], vec![]),
+        (9, id(3, 20), vec![], vec![]),
+        (0, id(3, 20), vec![], vec![id(3, 10), id(1, 100), id(1, 90)]),
+        (1, id(3, 10), vec![], vec![id(1, 100), id(1, 90)]),
+        (1, id(3, 20), vec![id(1, 100)], vec![id(3, 10), id(1, 90)]),
+        (1, id(3, 20), vec![id(1, 90), id(3, 10), id(7, 7)], vec![id(1, 100)]),
+        (3, id(3, 20), vec![id(1, 90)], vec![]),
     ] {
-        assert_eq!(surplus(&complete, keep, written), want, "keep {keep}, written {written:?}");
+        let label = format!("keep {keep}, written {written:?}, needed {needed:?}");
+        assert_eq!(surplus(&complete, keep, written, &needed.into_iter().collect()), want, "{label}");
     }
-    assert_eq!(surplus(&[], 2, id(1, 1)), []);
+    assert_eq!(surplus(&[], 2, id(1, 1), &BTreeSet::new()), []);
+}
+
+#[test]
+fn runs_with_a_run_in_common_may_go_back_to_each_others_checkpoints() {
+    let runs = [
+        record(1, "a", None),
+        record(2, "b", Some(id(1, 100))),
+        record(3, "c", None),
+        record(4, "d", Some(id(2, 40))),
+        record(5, "e", Some(id(1, 10))),
+    ];
+    let numbers = |run| {
+        let others = relatives(&runs, &lineage(&runs, run));
+        others.iter().map(|lineage| lineage[0].run).collect::<Vec<_>>()
+    };
+    for (run, want) in [(1, vec![2, 4, 5]), (2, vec![1, 4, 5]), (3, vec![]), (4, vec![1, 2, 5]), (5, vec![1, 2, 4])] {
+        assert_eq!(numbers(run), want, "run {run}");
+    }
+    assert_eq!(relatives(&runs, &lineage(&runs, 5))[1], lineage(&runs, 2));
+    assert!(relatives(&runs, &[]).is_empty());
+}
+
+#[test]
+fn a_run_leaves_each_other_one_the_checkpoint_that_it_would_go_back_to() {
+    let folder = folder();
+    let runs = Runs::new(folder.path());
+    let begin = |uid, from| runs.begin(&job(uid, true, 0, false), from, 0).expect("begins").run;
+    let write = |run, step| {
+        write_checkpoint(&runs.path(id(run, step)), 6, 1, 0);
+        let own = lineage(&runs.list().expect("reads"), run);
+        runs.prune(&own, 1, id(run, step)).expect("removes")
+    };
+    let first = begin("a", None);
+    assert_eq!(write(first, 90), []);
+    assert_eq!(write(first, 100), [id(first, 90)]);
+    // A job that resumes while the first is suspended.
+    let second = begin("b", Some(id(first, 100)));
+    assert_eq!(write(second, 110), []);
+    assert_eq!(write(second, 120), [id(second, 110)]);
+    assert_eq!(runs.catalog(first).complete().expect("reads"), [100].into(), "the first goes on from it");
+    // A third one has no checkpoint of its own yet: that of the second is all that it has.
+    let third = begin("c", Some(id(second, 120)));
+    assert_eq!(write(second, 130), []);
+    // The first goes on, and the others have newer ones than its old one.
+    assert_eq!(write(first, 140), [id(first, 100)]);
+    assert_eq!(write(third, 150), [id(second, 120)], "the second has a newer one, which the third never had");
+    assert_eq!(runs.catalog(second).complete().expect("reads"), [130].into());
+}
+
+#[test]
+fn a_run_that_has_had_a_checkpoint_says_so_for_good() {
+    let folder = folder();
+    let runs = Runs::new(folder.path());
+    let run = runs.begin(&job("a", false, 0, false), None, 0).expect("begins").run;
+    assert!(!runs.has_kept(run).expect("reads"));
+    runs.note_kept(id(run, 10)).expect("writes");
+    let file = runs.catalog(run).folder().join(KEPT);
+    let written = fs::read(&file).expect("reads");
+    runs.note_kept(id(run, 20)).expect("it is there");
+    assert!(runs.has_kept(run).expect("reads") && fs::read(&file).expect("reads") == written, "it tells of the first");
+    assert!(!runs.has_kept(run + 1).expect("there is no such run"));
+    fs::write(runs.catalog(run + 2).folder(), "").expect("writes");
+    assert!(matches!(runs.has_kept(run + 2).expect_err("not a folder"), RunsError::Read { .. }));
 }
 
 #[test]

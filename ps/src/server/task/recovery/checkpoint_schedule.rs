@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use super::client::client;
+use super::confirmed_commit::{self, taken};
 use super::extent::{Extent, extent};
 use super::folder_lock::FolderLock;
 use crate::checkpoint::format::{FORMAT, PartEntry};
@@ -245,14 +246,12 @@ impl<'a> CheckpointSchedule<'a> {
             let path = path.clone();
             move || {
                 write::commit(&path, &manifest).map_err(internal)?;
-                if let Err(error) = runs.prune(&lineage, keep, id) {
-                    tracing::warn!(%error, "old checkpoints could not be removed");
-                }
                 Ok(LastCheckpoint::complete(id, path))
             }
         };
+        let tidy = move || remove_old(&runs, &lineage, keep, id);
         let kept = Kept { extent: Some(version.map_or(now, |version| Extent::at(state, version))), concluded };
-        self.begin_commit(id, kept, false, commit);
+        self.begin_commit(id, kept, false, commit, tidy);
         self.settle().await?;
         let step = id.step;
         tracing::info!(step, path = %path.display(), seconds = started.elapsed().as_secs_f64(), "wrote a checkpoint");
@@ -324,7 +323,7 @@ impl<'a> CheckpointSchedule<'a> {
             write::commit(&folder, &manifest).map_err(internal)?;
             Ok(LastCheckpoint::complete(id, folder))
         };
-        self.begin_commit(id, kept, true, commit);
+        self.begin_commit(id, kept, true, commit, || {});
         self.settle().await
     }
 
@@ -335,17 +334,10 @@ impl<'a> CheckpointSchedule<'a> {
         kept: Kept,
         was_complete: bool,
         commit: impl FnOnce() -> Result<LastCheckpoint, Status> + Send + 'static,
+        tidy: impl FnOnce() + Send + 'static,
     ) {
         let (disk, lock) = (self.config.folder.disk().clone(), self.lock.holder());
-        let writing = tokio::spawn(async move {
-            let newest = disk.work(commit).await?;
-            // A process that takes the folder leaves its mark before it looks for checkpoints. So it sees the manifest, if
-            // its mark is not there yet; otherwise it may go on from an earlier checkpoint.
-            let held = tokio::time::timeout(WRITE, lock.confirm()).await;
-            held.map_err(|_| Status::unavailable("the lock of the checkpoint folder cannot be read"))?
-                .map_err(taken)?;
-            Ok(newest)
-        });
+        let writing = tokio::spawn(confirmed_commit::complete(disk, lock, commit, tidy));
         self.committing = Some(Committing { id, kept, was_complete, writing });
     }
 
@@ -450,8 +442,14 @@ impl<'a> CheckpointSchedule<'a> {
     }
 }
 
-fn taken(error: ServerError) -> Status {
-    Status::aborted(error.to_string())
+/// Removes what the checkpoint `written` replaces, after it is on record that the run has had one: a job that has lost the
+/// checkpoints of its run must find that it had some.
+fn remove_old(runs: &Runs, lineage: &[Ancestor], keep: usize, written: CheckpointId) {
+    if let Err(error) = runs.note_kept(written) {
+        tracing::warn!(%error, "old checkpoints stay until it is on record that there is a new one");
+    } else if let Err(error) = runs.prune(lineage, keep, written) {
+        tracing::warn!(%error, "old checkpoints could not be removed");
+    }
 }
 
 fn internal(error: write::WriteError) -> Status {

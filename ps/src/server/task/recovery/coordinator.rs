@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::{join_all, try_join_all};
-use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
+use super::arrivals::Arrivals;
 use super::checkpoint_schedule::{CheckpointSchedule, Kept, When};
 use super::client::PAUSE;
 use super::destination::{self, Destination};
@@ -25,7 +25,7 @@ use crate::retry::{Retries, Schedule};
 use crate::server::config::CheckpointConfig;
 use crate::server::error::ServerError;
 use crate::server::state::ServerState;
-use crate::server::state::recovery::{DurabilityRequest, Newcomer, NotKept};
+use crate::server::state::recovery::{DurabilityRequest, NotKept};
 
 /// Time after which a trainer that waits for a checkpoint is told why there is none.
 const TOLD: Duration = Duration::from_secs(20);
@@ -72,7 +72,7 @@ async fn lead(
     training: &CancellationToken,
     lock: &FolderLock<'_>,
 ) -> Result<(), ServerError> {
-    let mut arrivals = state.recovery.arrivals();
+    let mut arrivals = Arrivals::new(state.recovery.arrivals());
     let mut coordinator = Coordinator {
         state,
         config,
@@ -92,8 +92,6 @@ async fn lead(
     // Trainers that wait for a checkpoint of the current state.
     let mut concluding = Vec::new();
     let mut failing_since = None;
-    // A server that arrived while a checkpoint was being written.
-    let mut arrived = None;
     let mut ticks = tokio::time::interval(config.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let ready = if given {
@@ -104,7 +102,7 @@ async fn lead(
         }
         true
     } else {
-        coordinator.recover_before(training).await?
+        coordinator.recover_before(training, &mut arrivals).await?
     };
     if !ready {
         return coordinator.finish(training).await;
@@ -112,13 +110,13 @@ async fn lead(
     loop {
         tokio::select! {
             biased;
-            Some(newcomer) = next_arrival(&mut arrived, &mut arrivals) => {
+            Some(newcomer) = arrivals.next() => {
                 if newcomer.given {
                     coordinator.instances.insert(newcomer.server, newcomer.instance);
                 } else if coordinator.instances.get(&newcomer.server) != Some(&newcomer.instance) {
                     let server = newcomer.server;
                     tracing::warn!("server {server} has started anew; all servers go back to the newest checkpoint");
-                    if !coordinator.recover_before(training).await? {
+                    if !coordinator.recover_before(training, &mut arrivals).await? {
                         return coordinator.finish(training).await;
                     }
                 }
@@ -144,8 +142,7 @@ async fn lead(
                         continue;
                     }
                     // A part that its process before was to write may never come.
-                    Some(newcomer) = arrivals.recv() => {
-                        arrived = Some(newcomer);
+                    true = arrivals.wait() => {
                         ticks.reset_immediately();
                         continue;
                     }
@@ -197,14 +194,6 @@ async fn lead(
     exported
 }
 
-/// Returns the server that has `arrived` already, or the next one that arrives.
-async fn next_arrival(arrived: &mut Option<Newcomer>, arrivals: &mut mpsc::Receiver<Newcomer>) -> Option<Newcomer> {
-    match arrived.take() {
-        Some(newcomer) => Some(newcomer),
-        None => arrivals.recv().await,
-    }
-}
-
 struct Coordinator<'a> {
     state: &'a Arc<ServerState>,
     config: &'a CheckpointConfig,
@@ -218,16 +207,21 @@ struct Coordinator<'a> {
 
 impl Coordinator<'_> {
     /// Recovers all servers; returns false if training ends first.
-    async fn recover_before(&mut self, training: &CancellationToken) -> Result<bool, ServerError> {
+    async fn recover_before(
+        &mut self,
+        training: &CancellationToken,
+        arrivals: &mut Arrivals,
+    ) -> Result<bool, ServerError> {
         tokio::select! {
             biased;
-            recovered = self.recover() => recovered.map(|()| true),
+            recovered = self.recover(arrivals) => recovered.map(|()| true),
             () = training.cancelled() => Ok(false),
         }
     }
 
-    /// Restores all servers to the newest undamaged checkpoint of the job, waiting for those that do not answer.
-    async fn recover(&mut self) -> Result<(), ServerError> {
+    /// Restores all servers to the newest undamaged checkpoint of the job, waiting for those that do not answer, until others
+    /// take their place.
+    async fn recover(&mut self, arrivals: &mut Arrivals) -> Result<(), ServerError> {
         let mut rounds = Retries::new(Schedule::every(PAUSE));
         let mut heard = self.state.recovery.greatest_epoch();
         loop {
@@ -250,8 +244,19 @@ impl Coordinator<'_> {
             let place = |id: CheckpointId| proto::CheckpointPlace { run: id.run, step: id.step };
             let (job_uid, checkpoint_place) = (self.job.uid.clone(), checkpoint.map(place));
             let request = proto::RestoreRequest { job_uid, epoch, checkpoint: checkpoint_place, concluded, run };
-            let calls = RestoreCalls { state: self.state, servers: &self.config.servers, request };
-            let restored = try_join_all((0..calls.servers.len() as u32).map(|server| calls.restore(server))).await;
+            let folder = checkpoint.map(|id| self.runs.path(id));
+            let calls = RestoreCalls::new(self.state, &self.config.servers, request, folder);
+            let servers = 0..self.config.servers.len() as u32;
+            arrivals.take_in();
+            let restored = tokio::select! {
+                biased;
+                restored = try_join_all(servers.map(|server| calls.restore(server))) => restored,
+                // A process whose disk hangs may live, and never answer.
+                server = arrivals.replacement(|server| calls.asked_for(server)) => {
+                    tracing::warn!("server {server} has started anew before it answered; all go to the checkpoint again");
+                    continue;
+                }
+            };
             self.state.recovery.set_trouble(None);
             match restored {
                 Ok(answers) => {
@@ -259,6 +264,7 @@ impl Coordinator<'_> {
                     let all = answers.iter().map(Answer::instance).collect::<Option<Vec<_>>>();
                     if let Some(instances) = all {
                         self.instances = (0..).zip(instances).collect();
+                        self.instances.iter().for_each(|(server, instance)| arrivals.hear(*server, *instance));
                         self.schedule.hold_newest(answers.iter().filter_map(Answer::extent).collect());
                         return Ok(());
                     }
@@ -269,6 +275,11 @@ impl Coordinator<'_> {
                     let (runs, why) = (self.runs.clone(), status.message().to_owned());
                     let set_aside = move || checkpoint.map_or(Ok(()), |id| destination::set_aside(&runs, id, &why));
                     insist(self.state, &self.config.folder, set_aside).await?;
+                }
+                Err(status) if status.code() == Code::NotFound => {
+                    let reason = status.message();
+                    tracing::warn!(reason, "all servers go to the newest checkpoint that is left");
+                    rounds.pause().await;
                 }
                 Err(status) => return Err(ServerError::Checkpoint(status.message().to_owned())),
             }

@@ -1,7 +1,7 @@
 //! Finds the run of the job and the checkpoint that all servers go to. Only checkpoints of the run and of those that it
 //! descends from are looked at; one that is proved to be damaged is set aside.
 
-use crate::checkpoint::runs::{Ancestor, JobIdentity, RunChoice, RunRecord, choose, lineage};
+use crate::checkpoint::runs::{Ancestor, JobIdentity, RunChoice, RunRecord, RunsError, choose, lineage};
 use crate::checkpoint::{Checkpoint, CheckpointId, Concluded, Runs};
 
 use super::folder::FolderError;
@@ -27,7 +27,8 @@ pub(super) fn find(runs: &Runs, job: &JobIdentity, own: Option<u32>) -> Result<D
             let found = newest_undamaged(runs, &lineage)?;
             let record = records.iter().find(|record| record.run == run);
             let origin = record.and_then(|record| record.resumed_from);
-            if found.is_none() && (origin.is_some() || !runs.damaged(&lineage)?.is_empty()) {
+            let had_one = || Ok::<_, RunsError>(runs.has_kept(run)? || !runs.damaged(&lineage)?.is_empty());
+            if found.is_none() && (origin.is_some() || had_one()?) {
                 return Err(nothing_left(runs, run, "start a new job, with checkpoint.resume false or another folder"));
             }
             (found, run)
@@ -66,16 +67,18 @@ pub(super) fn set_aside(runs: &Runs, id: CheckpointId, why: &str) -> Result<(), 
 }
 
 fn newest_of_all(runs: &Runs, records: &[RunRecord]) -> Result<Option<(CheckpointId, Checkpoint)>, FolderError> {
-    let mut damaged = None;
+    let mut lost = None;
     for RunRecord { run, .. } in records.iter().rev() {
         let alone = [Ancestor { run: *run, until: None }];
         let found = newest_undamaged(runs, &alone)?;
         if found.is_some() {
             return Ok(found);
         }
-        damaged = damaged.or(runs.damaged(&alone)?.first().map(|id| id.run));
+        if runs.has_kept(*run)? || !runs.damaged(&alone)?.is_empty() {
+            lost = lost.or(Some(*run));
+        }
     }
-    match damaged {
+    match lost {
         Some(run) => Err(nothing_left(runs, run, "set checkpoint.resume to false to begin from nothing")),
         None => Ok(None),
     }
@@ -103,4 +106,37 @@ fn nothing_left(runs: &Runs, run: u32, advice: &str) -> FolderError {
         "no checkpoint is left that run {run} can go on from: those in {folder} and before it are damaged or were \
          removed; restore them, or {advice}"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_whose_checkpoints_are_gone_does_not_begin_from_nothing() {
+        for (label, uid, resume, has_had_one, is_refused) in [
+            ("its own run, which never had one", "a", true, false, false),
+            ("its own run", "a", true, true, true),
+            ("its own run, not to resume others'", "a", false, true, true),
+            ("the run of another job", "b", true, true, true),
+            ("the run of another job, which never had one", "b", true, false, false),
+            ("the run of another job, not to resume", "b", false, true, false),
+        ] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let runs = Runs::new(folder.path());
+            let job = |uid: &str| {
+                let (uid, job) = (uid.to_owned(), "mnist".to_owned());
+                JobIdentity { uid, job, incarnation: 0, resume, given: false }
+            };
+            let run = runs.begin(&job("a"), None, 0).expect("begins").run;
+            if has_had_one {
+                runs.note_kept(CheckpointId { run, step: 5 }).expect("writes");
+            }
+            match find(&runs, &job(uid), None) {
+                Ok(found) => assert!(!is_refused && found.checkpoint.is_none(), "{label}: {found:?}"),
+                Err(FolderError::Refuse(why)) => assert!(is_refused && why.contains("run-00001"), "{label}: {why}"),
+                Err(FolderError::Wait(why)) => panic!("{label}: {why}"),
+            }
+        }
+    }
 }

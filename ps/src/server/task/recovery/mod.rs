@@ -3,8 +3,10 @@
 //! and what they restore, so that they always hold one state. Without a checkpoint folder none of this runs, and a
 //! trainer's parameters fill a restarted server.
 
+mod arrivals;
 mod checkpoint_schedule;
 mod client;
+mod confirmed_commit;
 mod coordinator;
 mod destination;
 mod extent;

@@ -1,12 +1,18 @@
 //! Asks all servers to restore a checkpoint, in an epoch that none of them has heard of.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
+use parking_lot::Mutex;
+use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use super::client::{client, never_sent, retry_until_ok};
 use super::extent::Extent;
 use super::server_checkpoint;
+use crate::checkpoint::Folder;
+use crate::checkpoint::format::MANIFEST;
 use crate::proto;
 use crate::server::state::ServerState;
 
@@ -47,20 +53,42 @@ pub(super) fn next_epoch(recorded: u64, heard: u64) -> Option<u64> {
 
 /// One request to all servers.
 pub(super) struct RestoreCalls<'a> {
-    pub state: &'a Arc<ServerState>,
-    pub servers: &'a [String],
-    pub request: proto::RestoreRequest,
+    state: &'a Arc<ServerState>,
+    servers: &'a [String],
+    request: proto::RestoreRequest,
+    /// The folder of the checkpoint, if there is one to restore.
+    checkpoint: Option<Folder>,
+    /// When each server was asked whose answer is awaited.
+    asked: Mutex<BTreeMap<u32, Instant>>,
 }
 
-impl RestoreCalls<'_> {
+impl<'a> RestoreCalls<'a> {
+    pub fn new(
+        state: &'a Arc<ServerState>,
+        servers: &'a [String],
+        request: proto::RestoreRequest,
+        checkpoint: Option<Folder>,
+    ) -> Self {
+        Self { state, servers, request, checkpoint, asked: Mutex::default() }
+    }
+
+    /// Returns how long ago a server was asked, if its answer is awaited.
+    pub fn asked_for(&self, server: u32) -> Option<Duration> {
+        self.asked.lock().get(&server).map(Instant::elapsed)
+    }
+
     /// Asks one server, waiting for it if it is away or cannot read the checkpoint now.
     ///
     /// # Errors
-    /// If the checkpoint is damaged, or of another job, or this process shows no certificate of a server.
+    /// If the checkpoint is damaged, or of another job, or this process shows no certificate of a server; `NOT_FOUND` if the
+    /// checkpoint was removed meanwhile.
     pub async fn restore(&self, server: u32) -> Result<Answer, Status> {
         let name = format!("server {server}");
         retry_until_ok(&name, || async {
-            match self.attempt(server).await {
+            self.asked.lock().insert(server, Instant::now());
+            let answered = self.attempt(server).await;
+            self.asked.lock().remove(&server);
+            match answered {
                 Ok(proto::RestoreReply { instance, extent }) => {
                     Ok(Ok(Answer::Restored { instance, extent: extent.map(Extent::from) }))
                 }
@@ -68,6 +96,9 @@ impl RestoreCalls<'_> {
                     Code::DataLoss | Code::InvalidArgument | Code::PermissionDenied => Ok(Err(status)),
                     Code::Aborted => Ok(Ok(Answer::Refused { epoch: self.epoch_of(server).await? })),
                     Code::FailedPrecondition => {
+                        if self.has_vanished().await {
+                            return Ok(Err(Status::not_found("the checkpoint was removed meanwhile")));
+                        }
                         if self.state.recovery.trouble().as_deref() != Some(status.message()) {
                             tracing::warn!(reason = status.message(), "waiting for {name}");
                             self.state.recovery.set_trouble(Some(status.message().to_owned()));
@@ -89,6 +120,14 @@ impl RestoreCalls<'_> {
         }
         let mut client = client(&self.state.config.network, &self.servers[server as usize])?;
         Ok(client.restore(self.request.clone()).await?.into_inner())
+    }
+
+    /// Returns whether the manifest of the checkpoint is gone. One that cannot be looked for now may be there.
+    async fn has_vanished(&self) -> bool {
+        let Some(folder) = self.checkpoint.clone() else { return false };
+        let disk = folder.disk().clone();
+        let is_there = disk.work(move || folder.disk().exists(&folder.join(MANIFEST))).await;
+        is_there.is_ok_and(|is_there| !is_there)
     }
 
     async fn epoch_of(&self, server: u32) -> Result<u64, Status> {

@@ -11,7 +11,7 @@ use super::extent::extent;
 use crate::checkpoint::format::{FORMAT, LOCAL_STEPS, MANIFEST, PartEntry};
 use crate::checkpoint::read::Damage;
 use crate::checkpoint::rows::{self, RowsDescription};
-use crate::checkpoint::runs::RunRecord;
+use crate::checkpoint::runs::{JobIdentity, presumed};
 use crate::checkpoint::{
     BlockState, Checkpoint, CheckpointId, Concluded, Description, Folder, PartWriter, Runs, WriteError,
 };
@@ -291,16 +291,17 @@ async fn check_recorded(
     Err(RecoveryError::NotRecorded { server: state.config.index, asked, why })
 }
 
-/// Returns the trainers' steps, and the trainers, in the newest checkpoint of this job's run, if all trainers have
-/// concluded in it.
+/// Returns the trainers' steps, and the trainers, in the newest checkpoint of this job's run, if that is known and all
+/// trainers have concluded in it.
 pub async fn whole(state: &ServerState, config: &CheckpointConfig) -> Option<(Vec<u64>, Concluded)> {
-    let (runs, known, uid, trainers) =
-        (Runs::new(&config.folder), state.recovery.run(), state.config.job_uid.clone(), state.config.trainers as usize);
+    let (uid, job, resume) = (state.config.job_uid.clone(), config.job.clone(), config.resume);
+    let job = JobIdentity { uid, job, incarnation: config.incarnation, resume, given: false };
+    let (server, trainers) = (state.config.index, state.config.trainers as usize);
+    let (runs, known) = (Runs::new(&config.folder), state.recovery.run());
     let found = config.folder.disk().work(move || {
-        let newest_of = |records: Vec<RunRecord>| records.iter().rev().find(|run| run.uid == uid).map(|run| run.run);
-        let catalog = runs.catalog(known.or_else(|| newest_of(runs.list().ok()?))?);
+        let catalog = runs.catalog(known.or_else(|| presumed(&runs.list().ok()?, &job, server))?);
         let checkpoint = Checkpoint::open(catalog.path(*catalog.complete().ok()?.last()?)).ok()?;
-        let whole = checkpoint.description().job == uid && checkpoint.concluded().len() == trainers;
+        let whole = checkpoint.description().job == job.uid && checkpoint.concluded().len() == trainers;
         let steps = whole.then(|| checkpoint.read(0..1).ok())??.next_steps;
         Some((steps, checkpoint.concluded().clone()))
     });
