@@ -1,12 +1,13 @@
 //! Limits what one address may have under way, so that it cannot take the places of all others.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Counts what is under way from each address.
+/// Counts what is under way from each address. The addresses of an IPv6 network of 64 bits count as one, because one machine
+/// can have all of them.
 #[derive(Clone)]
 pub struct AddressLimit {
     /// Greatest number for one address.
@@ -28,6 +29,7 @@ impl AddressLimit {
 
     /// Takes a place; `None` if the address has none left. An unknown address always has one.
     pub fn enter(&self, address: Option<IpAddr>) -> Option<Entry> {
+        let address = address.map(counted);
         if let Some(address) = address {
             let mut under_way = self.under_way.lock();
             let count = under_way.entry(address).or_default();
@@ -37,6 +39,21 @@ impl AddressLimit {
             *count += 1;
         }
         Some(Entry { limit: self.clone(), address })
+    }
+}
+
+/// Returns the address that is counted for `address`.
+fn counted(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+        address => address,
+    }
+}
+
+impl Entry {
+    /// Returns the address that is counted.
+    pub fn address(&self) -> Option<IpAddr> {
+        self.address
     }
 }
 
@@ -68,5 +85,22 @@ mod tests {
         assert!(limit.enter(silent).is_some(), "one has ended");
         held.clear();
         assert!(limit.under_way.lock().is_empty(), "nothing is kept of those that have ended");
+    }
+
+    #[test]
+    fn addresses_that_one_machine_can_have_count_as_one() {
+        let address = |text: &str| Some(text.parse::<IpAddr>().expect("an address"));
+        for (one, other, has_room) in [
+            ("2001:db8:0:1::1", "2001:db8:0:1:ffff::2", false),
+            ("2001:db8:0:1::1", "2001:db8:0:2::1", true),
+            ("10.0.0.1", "::ffff:10.0.0.1", false),
+            ("::ffff:10.0.0.1", "::ffff:10.0.0.2", true),
+        ] {
+            let limit = AddressLimit::new(1);
+            let held = limit.enter(address(one)).expect("room");
+            assert_eq!(limit.enter(address(other)).is_some(), has_room, "{one} and {other}");
+            drop(held);
+            assert!(limit.under_way.lock().is_empty(), "{one} and {other}");
+        }
     }
 }

@@ -234,3 +234,28 @@ impl Service<Uri> for Connector {
         Box::pin(async move { dialing.await.map(TokioIo::new) })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn both_ends_of_a_connection_have_the_limits_of_tcp() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        let uri: Uri = format!("http://{address}").parse().expect("a URI");
+        let (made, accepted) = tokio::join!(connector(None).call(uri), listener.accept());
+        let (made, (accepted, _)) = (made.expect("it connects").into_inner(), accepted.expect("it accepts"));
+        prepare(&accepted);
+        for (end, stream) in [("the caller's", &made), ("the server's", &accepted)] {
+            let socket = SockRef::from(stream);
+            assert!(socket.keepalive().expect(end) && socket.tcp_nodelay().expect(end), "{end}");
+            assert_eq!(socket.tcp_keepalive_time().expect(end), PROBE_AFTER, "{end}");
+            assert_eq!(socket.tcp_keepalive_interval().expect(end), PROBE_EVERY, "{end}");
+            assert_eq!(socket.tcp_keepalive_retries().expect(end), PROBES, "{end}");
+            assert_eq!(socket.tcp_user_timeout().expect(end), Some(UNACKNOWLEDGED), "{end}");
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! Limits connections whose peer is not known: without certificates anybody who reaches the port can make one, and each
 //! costs some 31 KiB. A peer becomes known when a call of it names the job. Until then its connection has a place among few,
-//! and ends after a short time.
+//! and ends after a short time. Streams of it have places among few, too.
 
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
+use tonic::Status;
 use tonic::transport::server::Connected;
 
 use crate::address_limit::{AddressLimit, Entry};
@@ -43,7 +44,9 @@ impl Peer {
         drop(self.0.lock().take());
     }
 
-    fn is_known(&self) -> bool {
+    /// Returns whether the peer belongs to the job.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
         self.0.lock().is_none()
     }
 }
@@ -58,6 +61,48 @@ impl fmt::Debug for Peer {
 pub fn set_known(extensions: &http::Extensions) {
     if let Some(peer) = extensions.get::<Peer>() {
         peer.set_known();
+    }
+}
+
+/// The places of streams whose peers are not known. Clones share them.
+#[derive(Clone)]
+pub struct StreamPlaces {
+    most: usize,
+    places: Arc<Semaphore>,
+    addresses: AddressLimit,
+}
+
+/// The place of a stream; dropped when the stream needs it no more.
+pub struct StreamPlace {
+    _place: Place,
+}
+
+impl StreamPlaces {
+    /// Allows `most` at once, half of them from one address.
+    #[must_use]
+    pub fn new(most: usize) -> Self {
+        Self { most, places: Arc::new(Semaphore::new(most)), addresses: AddressLimit::new(most / 2) }
+    }
+
+    /// Takes a place for a stream of `peer`. A known peer needs none, because members of the job may send more than a place
+    /// allows. A caller with a certificate is one, and has no [`Peer`].
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED if no place is left.
+    pub fn enter(&self, peer: Option<&Peer>) -> Result<Option<StreamPlace>, Status> {
+        let Some(peer) = peer else { return Ok(None) };
+        let address = match &*peer.0.lock() {
+            Some((_, connection)) => connection.address(),
+            None => return Ok(None),
+        };
+        match place(&self.places, &self.addresses, address) {
+            Some(place) => Ok(Some(StreamPlace { _place: place })),
+            None => Err(Status::resource_exhausted(format!(
+                "{} streams have yet to say whose they are, or {} from one address; try again later",
+                self.most,
+                self.most / 2
+            ))),
+        }
     }
 }
 
@@ -212,5 +257,24 @@ mod tests {
         assert!(place(&places, &addresses, None).is_none());
         peer.set_known();
         assert!(place(&places, &addresses, None).is_some());
+    }
+
+    #[test]
+    fn an_address_has_half_of_the_places_for_streams_and_a_known_peer_needs_none() {
+        let (places, addresses) = (Arc::new(Semaphore::new(MOST)), AddressLimit::new(MOST_OF_ADDRESS));
+        let peer = |last| Peer::new(place(&places, &addresses, Some(IpAddr::from([10, 0, 0, last]))).expect("room"));
+        let (one, other, third, known) = (peer(1), peer(2), peer(3), peer(1));
+        known.set_known();
+        let streams = StreamPlaces::new(4);
+        let mut held: Vec<_> = (0..2).map(|_| streams.enter(Some(&one)).expect("room")).collect();
+        let refused = streams.enter(Some(&one)).err().expect("its address has two");
+        assert_eq!(refused.code(), tonic::Code::ResourceExhausted, "{refused}");
+        held.extend((0..2).map(|_| streams.enter(Some(&other)).expect("another address has room")));
+        assert!(held.iter().all(Option::is_some) && streams.enter(Some(&third)).is_err(), "all are taken");
+        for free in [Some(&known), None] {
+            assert!(streams.enter(free).is_ok_and(|place| place.is_none()), "{free:?}");
+        }
+        held.clear();
+        assert!(streams.enter(Some(&third)).is_ok(), "places are given back");
     }
 }

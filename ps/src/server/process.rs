@@ -21,12 +21,14 @@ use super::config::{Evaluation, ServerConfig, inelastic};
 use super::error::ServerError;
 use super::service::coordination::Coordination;
 use super::service::exchange::ParameterServer;
+use super::service::first_call::FirstCallLimit;
 use super::service::frame_service::FrameService;
 use super::service::servers_only::ServersOnly;
 use super::service::{metrics, recovery as recovery_service, replication as replication_service, sparse_tables};
 use super::state::ServerState;
-use super::task::{evaluation, liveness, recovery, replication, series};
-use crate::{network, proto};
+use super::task::{evaluation, liveness, recovery, replication, series, successor};
+use crate::owner_tasks::Owned;
+use crate::{network, proto, wire};
 use proto::coordination_server::CoordinationServer;
 use proto::recovery_server::RecoveryServer;
 
@@ -103,7 +105,8 @@ async fn run_state<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stati
     });
     let serving = serve_grpc(incoming, state, services, stopped(&stop));
     let replicating = state.clone();
-    let mut replicating = AbortOnDropHandle::new(tokio::spawn(async move { replication::run(&replicating).await }));
+    let replicating = async move { replication::run(&replicating).await };
+    let mut replicating = AbortOnDropHandle::new(tokio::spawn(state.owners.watched(Owned::Roles, replicating)));
     let series_over = CancellationToken::new();
     let mut series = AbortOnDropHandle::new(tokio::spawn(series::run(state.clone(), series_over.clone())));
     let training_over = CancellationToken::new();
@@ -115,7 +118,8 @@ async fn run_state<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stati
             biased;
             () = state.done.notified() => Ok(()),
             why = liveness::given_up(state) => Err(why),
-            Ok(lost) = &mut replicating => Err(lost),
+            Ok(Some(lost)) = &mut replicating => Err(lost),
+            replaced = successor::found(state) => Err(replaced),
             () = shutdown => {
                 liveness::wait_for_leaving(state).await;
                 // A successor would wait for trainers that are done.
@@ -190,22 +194,37 @@ async fn serve_grpc<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
     let router = network::limited(Server::builder())
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(2 * WINDOW)
-        .max_frame_size(crate::wire::MAX_FRAME)
+        .max_frame_size(wire::MAX_FRAME)
         .add_routes(services)
-        .add_service(health_service)
-        .add_service(reflection().build_v1().map_err(ServerError::Reflection)?)
+        .add_service(FirstCallLimit::new(health_service, state))
+        .add_service(FirstCallLimit::streaming(
+            reflection()
+                .build_v1()
+                .map_err(ServerError::Reflection)?
+                .max_decoding_message_size(wire::MAX_FIRST_MESSAGE),
+            state,
+        ))
         // The older version of reflection: clients of other languages still ask for it.
-        .add_service(reflection().build_v1alpha().map_err(ServerError::Reflection)?)
+        .add_service(FirstCallLimit::streaming(
+            reflection()
+                .build_v1alpha()
+                .map_err(ServerError::Reflection)?
+                .max_decoding_message_size(wire::MAX_FIRST_MESSAGE),
+            state,
+        ))
         .add_service(InterceptedService::new(
             FrameService::new(replication_service::Replicating, state),
             ServersOnly::new("replication", network),
         ))
-        .add_service(RecoveryServer::with_interceptor(
-            recovery_service::Service(state.clone()),
-            ServersOnly::new("recovery", network),
+        .add_service(FirstCallLimit::new(
+            RecoveryServer::with_interceptor(
+                recovery_service::Service(state.clone()),
+                ServersOnly::new("recovery", network),
+            ),
+            state,
         ))
-        .add_service(CoordinationServer::new(Coordination(state.clone())))
-        .add_service(sparse_tables::service(state.clone()))
+        .add_service(FirstCallLimit::new(CoordinationServer::new(Coordination(state.clone())), state))
+        .add_service(FirstCallLimit::new(sparse_tables::service(state.clone()), state))
         .add_service(FrameService::new(ParameterServer, state));
     Ok(network.serve(router, incoming, stop).await?)
 }
@@ -216,7 +235,6 @@ mod tests {
     use tokio::io::DuplexStream;
 
     use super::*;
-    use crate::owner_tasks::Owned;
 
     #[tokio::test]
     async fn a_server_ends_when_the_task_of_a_block_panics() {

@@ -38,6 +38,12 @@ impl Reader {
         self
     }
 
+    /// Returns the caller, if it is one that may be unknown.
+    #[must_use]
+    pub fn peer(&self) -> Option<&Peer> {
+        self.peer.as_ref()
+    }
+
     /// Lifts the limits for connections of unknown peers: the first message names this job.
     pub fn set_known(&self) {
         if let Some(peer) = &self.peer {

@@ -1,6 +1,7 @@
 //! Trainers that do not behave: each costs the server little memory, is disconnected and told why, and the
 //! server goes on.
 
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -9,10 +10,14 @@ use std::time::{Duration, Instant};
 
 use crate::support::*;
 use http_body::Body as _;
+use hyper_util::client::legacy::connect::HttpConnector;
+use prost::Message as _;
 use psjobs_api::training::ConsistencyMode;
 use psjobs_ps::client::Session;
 use psjobs_ps::proto::exchange_request::Message;
 use psjobs_ps::proto::parameter_server_client::ParameterServerClient;
+use psjobs_ps::proto::replication_client::ReplicationClient;
+use psjobs_ps::proto::sparse_tables_client::SparseTablesClient;
 use psjobs_ps::proto::{self, ExchangeRequest, ParameterBlock};
 use psjobs_ps::server::Timeouts;
 use tokio::io::AsyncReadExt as _;
@@ -39,16 +44,24 @@ async fn joined(silence: Duration) -> (Server, Session, ParameterServerClient<Ch
         proto::coordination_client::CoordinationClient::connect(format!("http://{}", server.address))
             .await
             .expect("connects");
-    let tensors = session_config(0, Vec::new()).tensors;
-    let tensors = tensors.iter().map(proto::TensorSpec::from).collect();
-    let join = proto::JoinRequest { trainer: Some(id()), tensors, total_steps: 10, shard: None, ..Default::default() };
-    coordination.join(join).await.expect("joins");
+    coordination.join(join()).await.expect("joins");
     let client = ParameterServerClient::connect(format!("http://{}", server.address)).await.expect("connects");
     (server, session, client)
 }
 
 fn id() -> proto::TrainerId {
     proto::TrainerId { job_uid: UID.into(), index: 0, incarnation: 0 }
+}
+
+/// The first call of trainer 0.
+fn join() -> proto::JoinRequest {
+    let tensors = tensors().iter().map(proto::TensorSpec::from).collect();
+    proto::JoinRequest { trainer: Some(id()), tensors, total_steps: 10, shard: None, ..Default::default() }
+}
+
+/// A new connection to a server.
+async fn connect(server: SocketAddr) -> Channel {
+    Channel::from_shared(format!("http://{server}")).expect("an address").connect().await.expect("connects")
 }
 
 fn open() -> ExchangeRequest {
@@ -143,6 +156,34 @@ async fn one_that_pulls_and_reads_nothing_has_one_pull() {
     goes_on(session).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_gives_values_and_stops_is_cut_off_and_has_one_stream() {
+    let give = |client: &ParameterServerClient<Channel>| {
+        let mut client = client.clone();
+        let first = proto::InitializeBlocksRequest { trainer: Some(id()), ..Default::default() };
+        let silent = tokio_stream::once(first).chain(tokio_stream::pending());
+        async move { client.initialize_blocks(silent).await.map(drop).expect_err("no values came") }
+    };
+    let (_server, session, client) = joined(Duration::from_secs(1)).await;
+    let status = tokio::time::timeout(LIMIT, give(&client)).await.expect("it ends");
+    // A server that hears nothing of a trainer ends its streams, too.
+    let reasons = ["no values of a block came in 1 s", "trainer 0 has been silent for"];
+    assert!(reasons.iter().any(|reason| status.message().contains(reason)), "{status}");
+    goes_on(session).await;
+
+    let (_server, session, client) = joined(Duration::from_secs(30)).await;
+    let mut streams = JoinSet::new();
+    for _ in 0..3 {
+        streams.spawn(give(&client));
+    }
+    for _ in 0..2 {
+        let ended = tokio::time::timeout(LIMIT, streams.join_next()).await.expect("it ends");
+        let status = ended.expect("there are three").expect("no panic");
+        assert!(status.message().contains("a newer stream of trainer 0"), "{status}");
+    }
+    goes_on(session).await;
+}
+
 /// Opens a stream to `method` that sends `bytes` and then nothing more; the status that it ends with.
 async fn unknown(mut channel: Channel, method: &str, bytes: &'static [u8]) -> Status {
     let pieces = tokio_stream::once(Ok::<_, Status>(http_body::Frame::data(bytes::Bytes::from_static(bytes))));
@@ -194,6 +235,87 @@ const FIRST: [&str; 5] = [
     "/psjobs.v1.Replication/Follow",
 ];
 
+/// Calls of one message.
+const UNARY: [&str; 4] = [
+    "/psjobs.v1.Coordination/Join",
+    "/psjobs.v1.SparseTables/PushRows",
+    "/psjobs.v1.Recovery/Restore",
+    "/grpc.health.v1.Health/Check",
+];
+
+/// The beginning of a message of 3 MiB that names no job.
+static LONG: [u8; 128] = {
+    let mut bytes = [0; 128];
+    bytes[2] = 0x30;
+    bytes
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_call_is_short_or_begins_with_the_uid_of_the_job() {
+    let server = start(config(0, 1, 1, ConsistencyMode::Async)).await;
+    let stranger = connect(server.address).await;
+    for method in UNARY {
+        let refused = tokio::time::timeout(LIMIT, unknown(stranger.clone(), method, &LONG)).await;
+        let status = refused.expect("it is refused before the rest comes");
+        assert!(status.message().contains("the first call of a connection has 3145728 bytes"), "{method}: {status}");
+    }
+    // Trainers of large models begin with a long call.
+    let name = |n: u32| format!("layers.{n}.attention.output.dense.weight");
+    let tensors: Vec<_> = (0..3000).map(|n| proto::TensorSpec { name: name(n), shape: vec![1], group: None }).collect();
+    for (uid, is_member) in [("job-2", false), (UID, true)] {
+        let trainer = Some(proto::TrainerId { job_uid: uid.into(), ..id() });
+        let join = proto::JoinRequest { trainer, tensors: tensors.clone(), ..join() };
+        assert!(join.encoded_len() > 64 * 1024, "it is long");
+        let mut coordination = proto::coordination_client::CoordinationClient::new(connect(server.address).await);
+        let joined = coordination.join(join).await;
+        assert_eq!(joined.is_ok(), is_member, "{uid}: {joined:?}");
+        if let Err(status) = joined {
+            assert!(status.message().contains("the caller belongs to another job"), "{status}");
+            assert!(!status.message().contains(UID), "{status}");
+        }
+    }
+    // One whose connection broke may push as its first call.
+    let gradients = bytes::Bytes::from(vec![0_u8; 5 << 20]);
+    let tables = vec![proto::TableGradients { table: 0, keys: Vec::new(), gradients }];
+    let push = proto::PushRowsRequest { trainer: Some(id()), tables, ..Default::default() };
+    let heard = SparseTablesClient::new(connect(server.address).await).push_rows(push).await;
+    let heard = heard.expect_err("the job has no tables");
+    assert!(heard.message().contains("call OpenTables first"), "{heard}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_streams_of_one_address_keep_no_other_out() {
+    let (server, session, mut client) = joined(Duration::from_secs(30)).await;
+    let mut silent = JoinSet::new();
+    for _ in 0..8 {
+        let mut connector = HttpConnector::new();
+        connector.enforce_http(false);
+        connector.set_local_address(Some(IpAddr::from([127, 0, 0, 2])));
+        let endpoint = Channel::from_shared(format!("http://{}", server.address)).expect("an address");
+        let channel = endpoint.connect_with_connector(connector).await.expect("connects");
+        for method in FIRST.iter().chain(&UNARY).cycle().take(150) {
+            let (channel, method) = (channel.clone(), *method);
+            silent.spawn(async move { unknown(channel, method, &[0, 0, 1, 0, 0]).await });
+        }
+    }
+    // There are 1200, and an address has 512 of the 1024 places.
+    for _ in 512..1200 {
+        let refused = tokio::time::timeout(LIMIT, silent.join_next()).await.expect("at once");
+        let status = refused.expect("there are more").expect("no panic");
+        assert_eq!(status.code(), tonic::Code::ResourceExhausted, "{status}");
+    }
+    let mut coordination = proto::coordination_client::CoordinationClient::new(connect(server.address).await);
+    coordination.join(join()).await.expect("joins again");
+    let pull = proto::PullRequest { trainer: Some(id()), blocks: vec![0], ..Default::default() };
+    let block = client.pull(pull).await.expect("opens").into_inner().message().await.expect("is heard");
+    assert!(block.is_some_and(|block| block.block == 0));
+    let greet = proto::GreetRequest { job_uid: UID.into(), holder: None };
+    let heard = ReplicationClient::new(connect(server.address).await).greet(greet).await;
+    let heard = heard.expect_err("there is one server");
+    assert!(heard.message().contains("this server replicates nothing"), "{heard}");
+    goes_on(session).await;
+}
+
 /// Memory of this process, in MiB.
 fn resident() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").expect("Linux");
@@ -203,13 +325,7 @@ fn resident() -> u64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn unknown_callers_that_announce_much_cost_little() {
     let (server, session, _) = joined(Duration::from_secs(2)).await;
-    let channel = || async {
-        Channel::from_shared(format!("http://{}", server.address))
-            .expect("an address")
-            .connect()
-            .await
-            .expect("connects")
-    };
+    let channel = || connect(server.address);
     let before = resident();
     // Five bytes each, which announce 8 MiB.
     let long = channel().await;

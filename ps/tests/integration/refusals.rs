@@ -9,9 +9,12 @@ use psjobs_ps::client::{Session, SessionConfig};
 use psjobs_ps::proto::coordination_client::CoordinationClient;
 use psjobs_ps::proto::exchange_request::Message;
 use psjobs_ps::proto::parameter_server_client::ParameterServerClient;
-use psjobs_ps::proto::{self, TrainerState};
+use psjobs_ps::proto::recovery_client::RecoveryClient;
+use psjobs_ps::proto::replication_client::ReplicationClient;
+use psjobs_ps::proto::{self, TrainerState, follow_request};
 use psjobs_ps::server::Timeouts;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tonic::transport::Channel;
 
 async fn join(config: SessionConfig) -> Result<Session, String> {
     let initial = vec![1.0; config.tensors.iter().map(|t| t.elements().expect("small")).sum()];
@@ -46,6 +49,37 @@ async fn a_trainer_that_does_not_belong_is_told_why() {
         assert!(!error.contains(UID), "{label}: without certificates the uid is a secret of the job: {error}");
     }
     drop_session(first).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_refusal_tells_the_uid_of_the_job() {
+    let server = start(config(0, 1, 1, ConsistencyMode::Async)).await;
+    let endpoint = Channel::from_shared(format!("http://{}", server.address)).expect("an address");
+    let channel = endpoint.connect().await.expect("connects");
+    let (mut recovery, mut replication) =
+        (RecoveryClient::new(channel.clone()), ReplicationClient::new(channel.clone()));
+    let job_uid = "job-2".to_owned();
+    let trainer = Some(proto::TrainerId { job_uid: job_uid.clone(), index: 0, incarnation: 0 });
+    let join = proto::JoinRequest { trainer, ..Default::default() };
+    let recover = proto::RecoverRequest { job_uid: job_uid.clone(), ..Default::default() };
+    let greet = proto::GreetRequest { job_uid: job_uid.clone(), holder: None };
+    let open = proto::OpenFollow { job_uid, ..Default::default() };
+    let follow = proto::FollowRequest { message: Some(follow_request::Message::Open(open)) };
+    let followed = match replication.follow(tokio_stream::once(follow)).await {
+        Ok(answers) => answers.into_inner().message().await.map(drop),
+        Err(status) => Err(status),
+    };
+    let answers = [
+        ("Join", CoordinationClient::new(channel).join(join).await.map(drop)),
+        ("Recover", recovery.recover(recover).await.map(drop)),
+        ("Greet", replication.greet(greet).await.map(drop)),
+        ("Follow", followed),
+    ];
+    for (call, answer) in answers {
+        let status = answer.expect_err(call);
+        assert!(status.message().contains("this server belongs to another job than job-2"), "{call}: {status}");
+        assert!(!format!("{status:?}").contains(UID), "{call}: {status:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,8 +4,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::support::{self, *};
 use psjobs_api::certificates::{Certificates, LIFE};
@@ -19,8 +20,9 @@ use psjobs_ps::proto::{self, follow_request};
 use psjobs_ps::server::CheckpointConfig;
 use psjobs_ps::tls::Credentials;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
@@ -135,6 +137,45 @@ async fn certificates_hold_for_their_time_and_no_longer() {
         let joined = joined.await.expect("no panic");
         assert_eq!(joined.is_ok(), good, "{joined:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_peers_of_one_address_keep_no_trainer_out() {
+    // An address has 64 handshakes, all addresses together have 1024.
+    const SILENT: usize = 1100;
+    let job = Job::new();
+    let listener = listen().await;
+    let address = listener.local_addr().expect("bound");
+    let mut server = config(0, 1, 1, ConsistencyMode::Sync);
+    server.network = Network::Tls(job.server);
+    let _server = start_on(listener, server);
+    let began = Instant::now();
+    let mut silent = JoinSet::new();
+    for _ in 0..SILENT {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.bind(SocketAddr::from(([127, 0, 0, 2], 0))).expect("a free port");
+        let mut stream = socket.connect(address).await.expect("the kernel takes it");
+        silent.spawn(async move {
+            let mut answer = Vec::new();
+            drop(stream.read_to_end(&mut answer).await);
+            began.elapsed()
+        });
+    }
+    let mut ended = Vec::new();
+    while ended.len() < SILENT {
+        let one = tokio::time::timeout(Duration::from_secs(30), silent.join_next()).await.expect("each ends by itself");
+        ended.push(one.expect("there are more").expect("no panic"));
+        if ended.len() == SILENT - 64 {
+            let mut trainer = session_config(0, vec![address.to_string()]);
+            trainer.network = Network::Tls(job.trainer.clone());
+            trainer.connect_timeout = Duration::from_secs(8);
+            let joined = tokio::task::spawn_blocking(move || Session::join(trainer, &vec![1.0; elements()]).map(drop));
+            joined.await.expect("no panic").expect("it joins while others are silent");
+        }
+    }
+    let (at_once, late): (Vec<_>, Vec<_>) = ended.into_iter().partition(|after| *after < Duration::from_secs(9));
+    assert!((SILENT - 64..SILENT - 50).contains(&at_once.len()), "{} were refused at once", at_once.len());
+    assert!(late.iter().all(|after| *after < Duration::from_secs(20)), "a handshake may take 10 s: {late:?}");
 }
 
 /// Connects as the process that `credentials` are of.

@@ -9,9 +9,8 @@ use psjobs_api::Role;
 use psjobs_ps::network;
 use psjobs_ps::peer_role::PeerRole;
 use psjobs_ps::retry::{Failure, Schedule, Stopped, retry};
-use psjobs_ps::unknown_peers::set_known;
+use psjobs_ps::unknown_peers::{Peer, StreamPlaces, set_known};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
 use tokio_util::sync::CancellationToken;
@@ -35,7 +34,7 @@ use crate::proto::remote_objects_server::{RemoteObjects, RemoteObjectsServer};
 const MAX_FRAME_BYTES: usize = 1 << 30;
 /// How long a peer may take to say who it is.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-/// Peers that may have yet to say who they are, at once.
+/// Peers that may have yet to say who they are, at once; half of them from one address.
 const MAX_UNKNOWN_PEERS: usize = 64;
 const WINDOW_BYTES: u32 = 16 << 20;
 /// Bytes of an HTTP/2 frame: a large tensor goes in few.
@@ -74,7 +73,7 @@ pub(crate) fn connect(
 
 /// Returns the gRPC service, for a server that serves others too.
 pub(crate) fn service(process: Arc<dyn Process>) -> FirstFrameLimit<RemoteObjectsServer<Service>> {
-    let service = Service { process, unknown: Arc::new(Semaphore::new(MAX_UNKNOWN_PEERS)) };
+    let service = Service { process, unknown: StreamPlaces::new(MAX_UNKNOWN_PEERS) };
     FirstFrameLimit(RemoteObjectsServer::new(service).max_decoding_message_size(MAX_FRAME_BYTES))
 }
 
@@ -246,17 +245,17 @@ async fn read(process: &Arc<dyn Process>, link: &Arc<Link>, mut frames: Streamin
 pub struct Service {
     process: Arc<dyn Process>,
     /// Places of peers that have yet to say who they are.
-    unknown: Arc<Semaphore>,
+    unknown: StreamPlaces,
 }
 
 impl Service {
-    /// Reads the first frame of a peer.
-    async fn first_frame(&self, frames: &mut Streaming<proto::Frame>) -> Result<proto::Hello, Status> {
-        let _unknown = self.unknown.try_acquire().map_err(|_| {
-            Status::resource_exhausted(format!(
-                "{MAX_UNKNOWN_PEERS} peers have yet to say who they are; try again later"
-            ))
-        })?;
+    /// Reads the first frame of `peer`.
+    async fn first_frame(
+        &self,
+        peer: Option<&Peer>,
+        frames: &mut Streaming<proto::Frame>,
+    ) -> Result<proto::Hello, Status> {
+        let _place = self.unknown.enter(peer)?;
         tokio::time::timeout(HELLO_TIMEOUT, expect_hello(frames)).await.unwrap_or_else(|_| {
             let seconds = HELLO_TIMEOUT.as_secs();
             Err(Status::deadline_exceeded(format!("no frame came in {seconds} s after the stream was opened")))
@@ -273,7 +272,7 @@ impl RemoteObjects for Service {
         let shared = process.connections();
         let (_, extensions, mut frames) = request.into_parts();
         let peer = extensions.get::<PeerRole>().copied();
-        let hello = self.first_frame(&mut frames).await?;
+        let hello = self.first_frame(extensions.get(), &mut frames).await?;
         if let Some(peer) = peer.filter(|_| Role::of_replica(&hello.name) == Some(Role::Server)) {
             PeerRole::check_is_server(Some(peer), &format!("the name {}", hello.name))?;
         }

@@ -69,11 +69,13 @@ fn pull(state: Arc<ServerState>, reader: Reader) -> Outgoing {
 
 fn initialize_blocks(state: Arc<ServerState>, reader: Reader) -> Outgoing {
     let (answers, stream) = mpsc::channel(1);
+    let (arrival, abort) = (state.arrive(), StreamAbort::default());
+    let outgoing = Outgoing::response(stream).until(abort.clone().aborted());
     state.clone().tasks.spawn(async move {
-        let reply = take_initial_values(&state, reader).await;
+        let reply = take_initial_values(&state, reader, (arrival, &abort)).await;
         drop(answers.send(reply.map(|reply| frame::message(&reply))).await);
     });
-    Outgoing::response(stream)
+    outgoing
 }
 
 async fn send_blocks(
@@ -107,21 +109,47 @@ async fn send_blocks(
     Ok(())
 }
 
-async fn take_initial_values(state: &ServerState, mut reader: Reader) -> Result<proto::InitializeBlocksReply, Status> {
+async fn take_initial_values(
+    state: &ServerState,
+    mut reader: Reader,
+    (arrival, abort): (Arrival, &StreamAbort),
+) -> Result<proto::InitializeBlocksReply, Status> {
     let store = state.store()?;
     let first: Option<proto::InitializeBlocksRequest> = first_message(state, &mut reader).await?;
     let Some(first) = first else { return Ok(proto::InitializeBlocksReply { initialized: 0 }) };
-    state.members().hear(&trainer(first.trainer.clone())?, now())?;
+    let id = trainer(first.trainer.clone())?;
+    state.members().hear(&id, now())?;
     reader.set_known();
+    // Only its newest stream goes on, so that it holds memory for one announced block.
+    state.open_stream(&id, state.config.index, StreamKind::Initialize, (arrival, abort));
     let mut initialized = 0;
     // A first message without values only says whose they are.
-    let mut next = if first.payload.is_empty() { reader.message().await? } else { Some(first) };
+    let mut next = if first.payload.is_empty() { next_values(state, &mut reader, abort).await? } else { Some(first) };
     while let Some(push) = next {
+        // A trainer with a large model sends nothing else meanwhile, and is not lost.
+        state.members().hear(&id, now())?;
         state.shard(Some(store.layout().owner(push.block)))?;
         initialized += u32::from(store.initialize(push.block, push.codec, push.payload).await?);
-        next = reader.message().await?;
+        next = next_values(state, &mut reader, abort).await?;
     }
     Ok(proto::InitializeBlocksReply { initialized })
+}
+
+/// Reads the values of the next block, for as long as a trainer may be silent; `None` at the end of the stream.
+async fn next_values(
+    state: &ServerState,
+    reader: &mut Reader,
+    abort: &StreamAbort,
+) -> Result<Option<proto::InitializeBlocksRequest>, Status> {
+    let silence = state.config.timeouts.silence;
+    tokio::select! {
+        biased;
+        why = abort.clone().aborted() => Err(why),
+        message = tokio::time::timeout(silence, reader.message()) => message.unwrap_or_else(|_| {
+            let seconds = silence.as_secs_f64();
+            Err(Status::deadline_exceeded(format!("no values of a block came in {seconds} s")))
+        }),
+    }
 }
 
 /// Forwards a trainer's gradients to their blocks until its stream ends or is aborted.

@@ -1,12 +1,12 @@
 //! Reads the first message of a stream, by which a peer becomes known. Until then a stream costs this server little memory,
-//! for a short time, and few streams may be in that state at once.
+//! for a short time, and few streams of unknown peers may be in that state at once.
 
 use std::time::Duration;
 
 use prost::Message;
 use tonic::Status;
 
-use crate::server::state::{MAX_UNKNOWN_STREAMS, ServerState};
+use crate::server::state::ServerState;
 use crate::wire::Reader;
 
 /// How long a peer may take to say who it is.
@@ -20,11 +20,7 @@ pub async fn first_message<M: Message + Default>(
     state: &ServerState,
     reader: &mut Reader,
 ) -> Result<Option<M>, Status> {
-    let _unknown = state.unknown.try_acquire().map_err(|_| {
-        Status::resource_exhausted(format!(
-            "{MAX_UNKNOWN_STREAMS} streams have yet to say whose they are; try again later"
-        ))
-    })?;
+    let _place = state.unknown.enter(reader.peer())?;
     let timeout = TIMEOUT.min(state.config.timeouts.silence);
     tokio::time::timeout(timeout, reader.first_message()).await.unwrap_or_else(|_| {
         let seconds = timeout.as_secs_f64();

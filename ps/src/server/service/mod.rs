@@ -3,6 +3,7 @@
 mod batch_assignment;
 pub mod coordination;
 pub mod exchange;
+pub mod first_call;
 mod first_message;
 pub mod frame_service;
 pub mod metrics;

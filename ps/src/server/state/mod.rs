@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 use tonic::Status;
 
@@ -40,6 +40,7 @@ use crate::server::config::ServerConfig;
 use crate::shm::{self, Mapping, Offer};
 use crate::sparse::{Place, TableSpec, Tables};
 use crate::training_rules::TrainingRules;
+use crate::unknown_peers::StreamPlaces;
 use crate::wire::StreamAbort;
 
 /// Upper limit on the tasks that hold the rows of tables; more do not make them faster.
@@ -48,7 +49,7 @@ const MOST_SHARDS: usize = 16;
 const REPLICATED_SHARDS: usize = 8;
 /// Streams that may be open at once and have yet to say whose they are. With the longest first message each, 64 KiB, they
 /// cost 64 MiB.
-pub const MAX_UNKNOWN_STREAMS: usize = 1024;
+const MAX_UNKNOWN_STREAMS: usize = 1024;
 
 /// The state of one server. Its locks are held for a few assignments, never across an await.
 pub struct ServerState {
@@ -82,8 +83,8 @@ pub struct ServerState {
     /// Notified when the model or tables are known.
     known: Notify,
     streams: Mutex<Streams>,
-    /// Streams that may be open and have yet to say whose they are.
-    pub(in crate::server) unknown: Semaphore,
+    /// Places of streams that have yet to say whose they are.
+    pub(in crate::server) unknown: StreamPlaces,
 }
 
 impl ServerState {
@@ -121,7 +122,7 @@ impl ServerState {
             membership: Mutex::new(membership),
             store: OnceLock::new(),
             streams: Mutex::default(),
-            unknown: Semaphore::new(MAX_UNKNOWN_STREAMS),
+            unknown: StreamPlaces::new(MAX_UNKNOWN_STREAMS),
         })
     }
 

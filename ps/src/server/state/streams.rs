@@ -15,6 +15,8 @@ pub enum StreamKind {
     Exchange { lane: u32, lanes: u32 },
     /// A stream of the current values; a trainer has one at a time.
     Pull,
+    /// A stream of values for blocks that have none; a trainer has one at a time.
+    Initialize,
 }
 
 impl StreamKind {
@@ -33,11 +35,12 @@ impl StreamKind {
         )))
     }
 
-    /// Returns whether it is a training stream, its number, and the number of streams of its kind.
-    fn parts(self) -> (bool, u32, u32) {
+    /// Returns a number that tells the kinds apart, its own number, and the number of streams of its kind.
+    fn parts(self) -> (u8, u32, u32) {
         match self {
-            Self::Exchange { lane, lanes } => (true, lane, lanes),
-            Self::Pull => (false, 0, 1),
+            Self::Pull => (0, 0, 1),
+            Self::Exchange { lane, lanes } => (1, lane, lanes),
+            Self::Initialize => (2, 0, 1),
         }
     }
 }
@@ -65,8 +68,8 @@ impl Open {
 /// All open streams.
 #[derive(Debug, Default)]
 pub struct Streams {
-    /// By trainer, shard, and whether they are training streams.
-    open: BTreeMap<(u32, u32, bool), Open>,
+    /// By trainer, shard and kind.
+    open: BTreeMap<(u32, u32, u8), Open>,
     arrivals: u64,
 }
 
@@ -87,9 +90,9 @@ impl Streams {
         kind: StreamKind,
         (arrival, end): (Arrival, StreamAbort),
     ) -> Vec<StreamAbort> {
-        let (trains, lane, lanes) = kind.parts();
+        let (kind, lane, lanes) = kind.parts();
         let fresh = || Open { incarnation: id.incarnation, lanes, ends: BTreeMap::new() };
-        let open = self.open.entry((id.index, shard, trains)).or_insert_with(fresh);
+        let open = self.open.entry((id.index, shard, kind)).or_insert_with(fresh);
         let all = (open.incarnation, open.lanes) != (id.incarnation, lanes);
         let newest =
             open.ends.iter().filter(|(number, _)| all || **number == lane).map(|(_, (arrival, _))| *arrival).max();
@@ -139,6 +142,7 @@ mod tests {
             ("to another shard", 1, 0, 1, exchange(0, 3), &[]),
             ("of another trainer", 2, 0, 0, exchange(0, 3), &[]),
             ("a pull", 1, 0, 0, StreamKind::Pull, &[]),
+            ("of initial values", 1, 0, 0, StreamKind::Initialize, &[]),
         ];
         for (label, index, incarnation, shard, kind, want) in rows {
             let mut streams = Streams::default();
@@ -165,6 +169,8 @@ mod tests {
         // The kinds of the earlier and the later stream of a trainer, and whether the earlier one stays.
         let rows = [
             (StreamKind::Pull, StreamKind::Pull, false),
+            (StreamKind::Initialize, StreamKind::Initialize, false),
+            (StreamKind::Pull, StreamKind::Initialize, true),
             (exchange(0, 1), exchange(0, 1), false),
             (exchange(0, 1), exchange(1, 2), false),
             (exchange(0, 2), exchange(1, 2), true),
