@@ -31,7 +31,8 @@ ERRORS = {
     "InputError": "The model, the data set, an argument or the environment is wrong, and would be again: the process ends with exit "
     "code 2.",
     "PeerAway": "A server stays away, or went back: the process ends with exit code 75, and is started again.",
-    "Conflict": "This process was replaced, or another one has its place.",
+    "Conflict": "This process was replaced, or another one has a server's place. Where somebody starts it again, as under the operator "
+    "and `psjobs.run`, the process ends with exit code 75.",
     "Interrupted": "A wait was given up because the process is asked to end.",
     "JobFailed": "A job that `run` or `submit` started has failed.",
 }

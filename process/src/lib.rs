@@ -39,8 +39,9 @@ pub enum Failure {
     Input(anyhow::Error),
     /// It failed at its work: exit code 1.
     Work(anyhow::Error),
-    /// Another process of the job is away, and this one was not to wait any longer: exit code 75, for which the operator
-    /// and `psjobs run` start it again without counting that.
+    /// Other processes alone ended it: one is away, and this one was not to wait any longer, or, where somebody starts
+    /// processes again, another one has replaced it or has the address of one. Exit code 75, for which the operator and
+    /// `psjobs run` start it again without counting that.
     PeerAway(anyhow::Error),
     /// A signal ended it: exit code 128 and the signal's number.
     Signal(Signal),

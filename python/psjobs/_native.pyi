@@ -17,6 +17,7 @@ class Environment:
     name: str | None
     trainer: int
     trainers: int
+    supervised: bool
     gpus: int
     elastic: bool
     result_file: str | None

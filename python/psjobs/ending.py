@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 WRONG_INPUT = 2
 """Exit code of a script that was given what cannot work: another start would end the same way."""
 PEER_AWAY = 75
-"""Exit code of a script that ends because a server is away: it is started again, and that does not count."""
+"""Exit code of a script that only other processes end, as a server that is away: it is started again, uncounted."""
 TERMINATED = 128 + signal.SIGTERM
 """Exit code of a script that was asked to end."""
 
@@ -50,7 +50,14 @@ def tell(job: Job, error: BaseException) -> int | None:
             session.fail(_describe(error))
     if isinstance(error, _native.InputError):
         return WRONG_INPUT
-    return PEER_AWAY if isinstance(error, _native.PeerAway) else None
+    return PEER_AWAY if _is_caused_by_others(job, error) else None
+
+
+def _is_caused_by_others(job: Job, error: BaseException) -> bool:
+    """True if only other processes end this one. A conflict counts as that where somebody starts processes again, because
+    they replace each other there; by hand it is a mistake."""
+    conflicts = isinstance(error, _native.Conflict) and job._environment.supervised
+    return conflicts or isinstance(error, _native.PeerAway)
 
 
 def _describe(error: BaseException) -> str:
@@ -141,7 +148,7 @@ class _End:
             job.leave(finished=not job.should_stop)
         except _native.Error as error:
             sys.stderr.write(f"psjobs: {error}\n")
-            _exit(PEER_AWAY if isinstance(error, _native.PeerAway) else 1)
+            _exit(PEER_AWAY if _is_caused_by_others(job, error) else 1)
         except KeyboardInterrupt:
             _exit(INTERRUPTED)
         if job.should_stop:

@@ -56,6 +56,12 @@ impl Environment {
         self.job.as_ref().map_or(1, |job| job.trainers)
     }
 
+    /// Somebody starts this trainer again.
+    #[getter]
+    fn supervised(&self) -> bool {
+        self.job.as_ref().is_some_and(|job| job.supervised)
+    }
+
     /// GPUs that the job gives to this trainer alone.
     #[getter]
     fn gpus(&self) -> u32 {

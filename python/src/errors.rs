@@ -17,7 +17,13 @@ create_exception!(
     Error,
     "A server is away, or was, and nothing else is wrong. A script that it ends has exit code 75, and is started again."
 );
-create_exception!(psjobs, Conflict, Error, "Another process has taken this trainer's place, or a server's.");
+create_exception!(
+    psjobs,
+    Conflict,
+    Error,
+    "Another process has taken this trainer's place, or a server's. A script that it ends has exit code 75 where somebody \
+     starts it again."
+);
 create_exception!(psjobs, Over, Error, "The job is done, and its servers are about to end.");
 create_exception!(psjobs, Interrupted, Error, "The trainer was asked to stop while it waited for servers.");
 

@@ -124,6 +124,50 @@ def test_sigterm_lets_the_trainer_leave_for_its_replacement(jobs: Jobs) -> None:
     assert "finished=false" in job.log.read_text()
 
 
+@pytest.mark.parametrize(
+    ("error", "supervised", "code"), [("PeerAway", "0", 75), ("Conflict", "1", 75), ("Conflict", "0", 1)]
+)
+def test_an_error_by_other_processes_ends_with_code_75_and_is_not_told(
+    jobs: Jobs, error: str, supervised: str, code: int
+) -> None:
+    job = jobs.start()
+    body = f"if number == 2: raise psjobs.{error}('it is another process')"
+    trainer = job.trainer(0, script(body), PSJOB_SUPERVISED=supervised)
+    _, said = trainer.communicate(timeout=DEADLINE)
+    assert trainer.returncode == code and "it is another process" in said, said
+    assert ("Traceback" in said) == (code == 1), said
+    assert "it is another process" not in job.log.read_text()
+
+
+def test_a_server_that_is_gone_when_the_trainer_leaves_ends_it_with_code_75(jobs: Jobs) -> None:
+    job = jobs.start()
+    body = """
+    print("waits", flush=True)
+    while not job.should_stop: time.sleep(0.001)
+    break
+    """
+    trainer = job.trainer(0, "import time\n" + script(body.strip()))
+    assert trainer.stdout is not None and trainer.stdout.readline() == "waits\n"
+    job.server.kill()
+    job.server.wait(DEADLINE)
+    trainer.send_signal(signal.SIGTERM)
+    _, said = trainer.communicate(timeout=DEADLINE)
+    assert trainer.returncode == 75 and "did not answer" in said and "Traceback" not in said, said
+
+
+def test_a_server_of_another_job_is_waited_for_only_where_somebody_starts_servers_again(jobs: Jobs) -> None:
+    job = jobs.start()
+    by_hand = job.trainer(0, script("pass"), PSJOB_UID="other")
+    _, said = by_hand.communicate(timeout=DEADLINE)
+    assert by_hand.returncode == 1 and "another job than other" in said, said
+    supervised = job.trainer(0, script("pass"), PSJOB_UID="other", PSJOB_SUPERVISED="1")
+    assert supervised.stderr is not None
+    told = next((line for line in supervised.stderr if "waiting for server 0" in line), "it has ended")
+    assert "another job than other" in told
+    supervised.send_signal(signal.SIGTERM)
+    assert supervised.wait(DEADLINE) == 128 + signal.SIGTERM
+
+
 def test_a_forked_process_can_neither_use_nor_end_the_session(jobs: Jobs) -> None:
     job = jobs.start()
     body = """

@@ -85,4 +85,19 @@ mod tests {
         let text = RemoteError::from_panic(&*payload).to_string();
         assert_eq!(text, "panicked: mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)");
     }
+
+    #[test]
+    fn a_peer_that_is_away_or_lost_excuses_the_caller() {
+        let (peer, call, text) = (|| "ps-0".to_owned(), || "forward".to_owned(), || "no".to_owned());
+        let rows = [
+            (RemoteError::Unreachable { peer: peer(), call: call(), reason: text() }, true),
+            (RemoteError::Lost { peer: peer(), call: call(), reason: text() }, true),
+            (RemoteError::Deadline { peer: peer(), call: call(), timeout: Duration::from_secs(60) }, false),
+            (RemoteError::Failed { peer: peer(), call: call(), message: text() }, false),
+            (RemoteError::Message(text()), false),
+        ];
+        for (error, want) in rows {
+            assert_eq!(error.is_peer_away(), want, "{error}");
+        }
+    }
 }

@@ -36,6 +36,9 @@ pub struct SessionConfig {
     pub elastic: bool,
     /// How long to wait for a server that does not answer, at the start and after it was lost.
     pub connect_timeout: Duration,
+    /// Somebody starts the processes of this job again. A wrong server at an address is then waited for like an absent
+    /// one: it has got the address of a server that is being replaced.
+    pub supervised: bool,
     /// Connections to each server, over which its blocks are dealt, at most 16: more than one where one core for a
     /// connection is the limit. Shared memory needs but one.
     pub connections: u32,
@@ -72,6 +75,7 @@ impl SessionConfig {
             local_steps: training.local_steps(),
             elastic: environment.min_trainers.is_some(),
             connect_timeout: Self::waiting_time(environment.supervised),
+            supervised: environment.supervised,
             connections: connections(environment.connections, environment.tls_folder.is_some(), cores()),
             shared_memory: true,
             replication_factor: environment.replication_factor,
@@ -105,4 +109,16 @@ impl SessionConfig {
 /// Returns those of `servers` servers that may lead the blocks of server `shard`, if `copies` hold each block.
 pub(super) fn holders(shard: u32, servers: u32, copies: u32) -> Vec<u32> {
     (0..copies.clamp(1, servers.max(1))).map(|copy| (shard + copy) % servers).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trainer_waits_without_limit_where_somebody_starts_servers_again() {
+        for (supervised, want) in [(true, WITHOUT_LIMIT), (false, Duration::from_secs(120))] {
+            assert_eq!(SessionConfig::waiting_time(supervised), want, "supervised: {supervised}");
+        }
+    }
 }

@@ -9,7 +9,7 @@ use tonic::{Code, Request, Status};
 
 use super::ballots::Leader;
 use super::config::SessionConfig;
-use super::error::{ClientError, is_retryable};
+use super::error::{ClientError, is_of_another_job, is_retryable};
 use super::voting::Voting;
 use crate::network::Network;
 use crate::proto;
@@ -30,24 +30,25 @@ const WINDOW: u32 = 4 * 1024 * 1024;
 /// How soon an interrupt is seen by a trainer that waits.
 const INTERRUPTIBLE: Duration = Duration::from_millis(100);
 
-/// Repeats `attempt` until `config.connect_timeout`, unless the server gives an answer that it would give again.
+/// Repeats `attempt` until `config.connect_timeout`, unless the server gives an answer that it would give again; see
+/// [`Failure::may_pass`].
 pub(super) async fn persist<T, A: Future<Output = Result<T, Failure>>>(
     config: &SessionConfig,
     server: u32,
     attempt: impl Fn() -> A,
 ) -> Result<T, ClientError> {
-    let address = &config.servers[server as usize];
+    let (address, supervised) = (&config.servers[server as usize], config.supervised);
     let attempt = || {
         // A server that is gone with its address lets an attempt take all its time.
         let tried = tokio::time::timeout(TRY, attempt());
         async move {
             match tried.await {
                 Ok(Ok(done)) => Ok(done),
+                Ok(Err(failure)) if failure.may_pass(supervised) => Err(retry::Failure::Transient(failure.reason())),
                 Ok(Err(Failure::Final(error))) => Err(retry::Failure::Permanent(error)),
-                Ok(Err(Failure::Status(status))) if !is_retryable(&status) => {
+                Ok(Err(Failure::Status(status))) => {
                     Err(retry::Failure::Permanent(ClientError::refused(address, &status)))
                 }
-                Ok(Err(Failure::Status(status))) => Err(retry::Failure::Transient(reason(&status))),
                 Err(_) => Err(retry::Failure::Transient("no answer".to_owned())),
             }
         }
@@ -71,7 +72,7 @@ pub(super) async fn persist_any<T, A: Future<Output = Result<T, Failure>>>(
     silent: impl Fn(u32) -> bool,
     attempt: impl Fn(u32) -> A,
 ) -> Result<T, ClientError> {
-    let (holders, attempt, silent) = (config.holders(shard), &attempt, &silent);
+    let (holders, attempt, silent, supervised) = (config.holders(shard), &attempt, &silent, config.supervised);
     persist(config, shard, || {
         let mut order = holders.clone();
         order.sort_by_key(|host| silent(*host));
@@ -79,13 +80,13 @@ pub(super) async fn persist_any<T, A: Future<Output = Result<T, Failure>>>(
             let mut refused = None;
             for host in order {
                 match attempt(host).await {
-                    Err(Failure::Status(status)) if is_retryable(&status) => {
-                        refused.get_or_insert(status);
+                    Err(failure) if failure.may_pass(supervised) => {
+                        refused.get_or_insert(failure);
                     }
                     decided => return decided,
                 }
             }
-            Err(refused.expect("a shard has a holder").into())
+            Err(refused.expect("a shard has a holder"))
         }
     })
     .await
@@ -208,6 +209,25 @@ pub(super) enum Failure {
     Final(ClientError),
 }
 
+impl Failure {
+    /// Returns whether another attempt may succeed. Where somebody (`supervised`) starts servers again, it may also after
+    /// the answer of a wrong server: that one has got the address of a server that is away, and the name leads to that
+    /// server's successor soon. By hand a wrong address stays wrong.
+    fn may_pass(&self, supervised: bool) -> bool {
+        match self {
+            Self::Status(status) => is_retryable(status) || supervised && is_of_another_job(status),
+            Self::Final(error) => supervised && matches!(error, ClientError::Misplaced { .. }),
+        }
+    }
+
+    fn reason(&self) -> String {
+        match self {
+            Self::Status(status) => reason(status),
+            Self::Final(error) => error.to_string(),
+        }
+    }
+}
+
 impl From<Status> for Failure {
     fn from(status: Status) -> Self {
         Self::Status(status)
@@ -290,5 +310,28 @@ fn endpoint(network: &Network, address: &str) -> Result<Endpoint, Failure> {
 pub(super) async fn until(happens: impl Fn() -> bool) {
     while !happens() {
         tokio::time::sleep(INTERRUPTIBLE).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_server_is_waited_for_only_where_somebody_starts_servers_again() {
+        let other = "this server belongs to another job than job-2, the trainer's; check the address";
+        let misplaced = ClientError::Misplaced { address: "ps-0:29500".into(), found: 1, servers: 2, want: 0, ours: 2 };
+        let rows = [
+            (Failure::Status(Status::unavailable("connection refused")), (true, true)),
+            (Failure::Final(misplaced), (false, true)),
+            (Failure::Status(Status::failed_precondition(other)), (false, true)),
+            (Failure::Status(Status::failed_precondition("trainer 0 was replaced")), (false, false)),
+            (Failure::Status(Status::invalid_argument("trainer 5 is beyond this job's 2 trainers")), (false, false)),
+            (Failure::Final(ClientError::Over { reason: "the trainers have finished".into() }), (false, false)),
+            (Failure::Final(ClientError::Address("ps-0".into())), (false, false)),
+        ];
+        for (failure, want) in rows {
+            assert_eq!((failure.may_pass(false), failure.may_pass(true)), want, "{}", failure.reason());
+        }
     }
 }

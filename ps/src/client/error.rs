@@ -4,6 +4,10 @@ use tonic::Status;
 
 use crate::layout::LayoutError;
 
+/// First words of the refusal by a server of another job, `Refusal::OtherJob`. Its status code does not tell it from the
+/// refusal of a trainer that was replaced.
+const OTHER_JOB: &str = "this server belongs to another job than ";
+
 /// Why a trainer cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -131,14 +135,31 @@ impl ClientError {
         matches!(self, Self::Unreachable { .. } | Self::TablesLost { .. })
     }
 
+    /// Returns true if other processes alone end the trainer, so that its exit is not to count as its failure. Where
+    /// somebody (`supervised`) starts processes again, this includes another process at a server's address or in this
+    /// trainer's place, because processes replace each other there. By hand that is a mistake of the person.
+    #[must_use]
+    pub fn is_caused_by_others(&self, supervised: bool) -> bool {
+        self.is_peer_away() || supervised && self.is_wrong_process()
+    }
+
     /// Returns true if the cause lies in this trainer, so that the servers should know of it; false if a server, another
     /// process or a signal ended it.
     #[must_use]
     pub fn is_own(&self) -> bool {
-        let by_another =
-            matches!(self, Self::Misplaced { .. } | Self::Conflict { .. } | Self::Over { .. } | Self::Interrupted);
+        let by_another = self.is_wrong_process() || matches!(self, Self::Over { .. } | Self::Interrupted);
         !(by_another || self.is_peer_away())
     }
+
+    /// Returns true if another process has a server's address or this trainer's place.
+    fn is_wrong_process(&self) -> bool {
+        matches!(self, Self::Misplaced { .. } | Self::Conflict { .. })
+    }
+}
+
+/// Returns whether a server of another job has answered.
+pub(crate) fn is_of_another_job(status: &Status) -> bool {
+    status.code() == tonic::Code::FailedPrecondition && status.message().starts_with(OTHER_JOB)
 }
 
 /// Returns whether another attempt may succeed.
@@ -147,4 +168,46 @@ pub(crate) fn is_retryable(status: &Status) -> bool {
         status.code(),
         tonic::Code::InvalidArgument | tonic::Code::FailedPrecondition | tonic::Code::Unimplemented
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_process_excuses_the_trainer_only_where_somebody_starts_processes_again() {
+        let (address, reason) = (|| "ps-0:29500".to_owned(), || "no".to_owned());
+        let misplaced = ClientError::Misplaced { address: address(), found: 1, servers: 2, want: 0, ours: 2 };
+        // The error, if it is caused by others by hand and where it is supervised, and if servers should know of it.
+        let rows = [
+            (ClientError::Unreachable { address: address(), seconds: 120, reason: reason() }, (true, true), false),
+            (ClientError::TablesLost { address: address() }, (true, true), false),
+            (misplaced, (false, true), false),
+            (ClientError::Conflict { address: address(), reason: reason() }, (false, true), false),
+            (ClientError::Refused { address: address(), reason: reason() }, (false, false), true),
+            (ClientError::InitialValues { tensors: 2, values: 3 }, (false, false), true),
+            (ClientError::Address(address()), (false, false), true),
+            (ClientError::Over { reason: reason() }, (false, false), false),
+            (ClientError::Interrupted, (false, false), false),
+            (ClientError::Runtime(std::io::ErrorKind::WouldBlock.into()), (false, false), true),
+        ];
+        for (error, by_others, own) in rows {
+            let found = (error.is_caused_by_others(false), error.is_caused_by_others(true));
+            assert_eq!((found, error.is_own()), (by_others, own), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_server_of_another_job_is_told_from_a_successor() {
+        let other = "this server belongs to another job than job-2, the trainer's; check the address and start both from \
+                     one job";
+        let rows = [
+            (Status::failed_precondition(other), true),
+            (Status::failed_precondition("trainer 0 incarnation 0 was replaced by incarnation 1"), false),
+            (Status::unavailable(other), false),
+        ];
+        for (status, want) in rows {
+            assert_eq!(is_of_another_job(&status), want, "{status}");
+        }
+    }
 }

@@ -151,7 +151,8 @@ impl TrainArgs {
                 train(workload, plan, |flat, _| Ok(Local::new(flat, &training.optimizer)?), ready, stop)
             }
         };
-        match (outcome.map_err(classify)?, signals.heard()) {
+        let supervised = environment.is_some_and(|environment| environment.supervised);
+        match (outcome.map_err(|error| classify(error, supervised))?, signals.heard()) {
             (Outcome::Finished(result), _) => {
                 info!(steps = result.steps, seconds = result.seconds, metrics = ?result.metrics, "finished");
                 Ok(result)
@@ -236,12 +237,12 @@ pub fn compute_threads(given: Option<NonZeroUsize>) {
     }
 }
 
-/// Gives an error of the training the exit code 2 only if another start would end the same way, and 75 if a server was
-/// away.
-fn classify(error: TrainError) -> Failure {
+/// Gives an error of the training the exit code 2 only if another start would end the same way, and 75 if other processes
+/// alone are the cause: a server that is away, or, where somebody (`supervised`) starts processes again, a wrong one.
+fn classify(error: TrainError, supervised: bool) -> Failure {
     match () {
         () if error.is_input() => Failure::input(error),
-        () if error.is_peer_away() => Failure::peer_away(error),
+        () if error.is_caused_by_others(supervised) => Failure::peer_away(error),
         () => Failure::work(error),
     }
 }
@@ -256,26 +257,37 @@ mod tests {
     use crate::train::UpdateError;
 
     #[test]
-    fn only_what_a_trainer_was_given_is_bad_input_and_only_a_server_that_is_away_another_cause() {
-        let (address, reason) = (String::from("ps-0:29500"), String::from("no"));
+    fn only_what_a_trainer_was_given_is_bad_input_and_only_other_processes_excuse_it() {
+        let address = || String::from("ps-0:29500");
+        let reason = || String::from("no");
         let begin = |error| TrainError::Begin(UpdateError::Servers(error));
-        let lost = ClientError::Unreachable { address: address.clone(), seconds: 120, reason: reason.clone() };
+        let away = || ClientError::Unreachable { address: address(), seconds: 120, reason: reason() };
+        let conflict = || ClientError::Conflict { address: address(), reason: reason() };
+        let misplaced = || ClientError::Misplaced { address: address(), found: 1, servers: 2, want: 0, ours: 2 };
+        let later = |error| TrainError::Update { step: 3, source: UpdateError::Servers(error) };
+        let (by_hand, supervised) = (false, true);
         let rows = [
-            (begin(ClientError::Refused { address: address.clone(), reason: reason.clone() }), "input"),
-            (begin(ClientError::Address("ps-0".into())), "input"),
-            (begin(ClientError::Conflict { address: address.clone(), reason: reason.clone() }), "work"),
-            (begin(ClientError::Unreachable { address: address.clone(), seconds: 120, reason }), "peer"),
-            (TrainError::Update { step: 3, source: UpdateError::Servers(lost) }, "peer"),
-            (TrainError::Leave(UpdateError::Servers(ClientError::TablesLost { address })), "peer"),
-            (begin(ClientError::Memory { elements: 1, source: io::ErrorKind::OutOfMemory.into() }), "work"),
-            (begin(ClientError::Interrupted), "work"),
-            (begin(ClientError::Runtime(io::ErrorKind::WouldBlock.into())), "work"),
-            (TrainError::Begin(UpdateError::Libtorch(tch::TchError::Torch("out of memory".into()))), "work"),
-            (TrainError::Diverged { step: 3, loss: f64::NAN }, "work"),
+            (begin(ClientError::Refused { address: address(), reason: reason() }), supervised, "input"),
+            (begin(ClientError::Address("ps-0".into())), supervised, "input"),
+            (begin(conflict()), by_hand, "work"),
+            (begin(conflict()), supervised, "peer"),
+            (later(conflict()), by_hand, "work"),
+            (later(conflict()), supervised, "peer"),
+            (begin(misplaced()), by_hand, "work"),
+            (begin(misplaced()), supervised, "peer"),
+            (begin(away()), by_hand, "peer"),
+            (begin(away()), supervised, "peer"),
+            (later(away()), by_hand, "peer"),
+            (TrainError::Leave(UpdateError::Servers(ClientError::TablesLost { address: address() })), by_hand, "peer"),
+            (begin(ClientError::Memory { elements: 1, source: io::ErrorKind::OutOfMemory.into() }), supervised, "work"),
+            (begin(ClientError::Interrupted), supervised, "work"),
+            (begin(ClientError::Runtime(io::ErrorKind::WouldBlock.into())), supervised, "work"),
+            (TrainError::Begin(UpdateError::Libtorch(tch::TchError::Torch("no memory".into()))), supervised, "work"),
+            (TrainError::Diverged { step: 3, loss: f64::NAN }, supervised, "work"),
         ];
-        for (error, want) in rows {
-            let label = format!("{error:?}");
-            let found = match classify(error) {
+        for (error, supervised, want) in rows {
+            let label = format!("{error:?}, supervised: {supervised}");
+            let found = match classify(error, supervised) {
                 Failure::Input(_) => "input",
                 Failure::PeerAway(_) => "peer",
                 Failure::Work(_) => "work",

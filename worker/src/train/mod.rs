@@ -83,10 +83,10 @@ impl TrainError {
         }
     }
 
-    /// Returns true if a server is away, or was, and nothing else is wrong with this trainer.
+    /// Returns true if other processes alone end this trainer; see [`ClientError::is_caused_by_others`].
     #[must_use]
-    pub fn is_peer_away(&self) -> bool {
-        self.of_servers().is_some_and(ClientError::is_peer_away)
+    pub fn is_caused_by_others(&self, supervised: bool) -> bool {
+        self.of_servers().is_some_and(|error| error.is_caused_by_others(supervised))
     }
 
     /// Returns true if the other trainers have finished the job, so that nothing is left for this one.

@@ -41,13 +41,23 @@ pub enum ModulesError {
 }
 
 impl ModulesError {
-    /// Returns true if another process of the job is away, or was, and nothing else is wrong with this trainer.
+    /// Returns true if other processes alone end this trainer; see [`ClientError::is_caused_by_others`].
     #[must_use]
-    pub fn is_peer_away(&self) -> bool {
+    pub fn is_caused_by_others(&self, supervised: bool) -> bool {
         match self {
-            Self::Join(error) | Self::Leave(error) => error.is_peer_away(),
+            Self::Join(error) | Self::Leave(error) => error.is_caused_by_others(supervised),
             Self::Connect(error) | Self::Step { source: error, .. } | Self::Evaluate(error) => error.is_peer_away(),
-            _ => false,
+            Self::TooFewExamples(_) | Self::Runtime(_) | Self::Tls(_) | Self::Diverged { .. } => false,
+        }
+    }
+
+    /// Returns true if the cause lies in this trainer, so that the servers are to be told.
+    #[must_use]
+    pub fn is_own(&self) -> bool {
+        match self {
+            Self::Join(error) | Self::Leave(error) => error.is_own(),
+            Self::Connect(error) | Self::Step { source: error, .. } | Self::Evaluate(error) => !error.is_peer_away(),
+            Self::TooFewExamples(_) | Self::Runtime(_) | Self::Tls(_) | Self::Diverged { .. } => true,
         }
     }
 }
@@ -210,7 +220,7 @@ impl Participant {
     }
 
     /// Does `work` as this participant, and leaves the job as that ended: with a result, before the last step, or with
-    /// an error, of which the servers are told unless another process is away.
+    /// an error, of which the servers are told if its cause lies in this trainer.
     ///
     /// # Errors
     /// Returns the error of `work`, or that a server does not answer.
@@ -221,11 +231,47 @@ impl Participant {
         match work(&self) {
             Ok(result) => self.leave(result.as_ref()).map(|()| result),
             Err(error) => {
-                if !error.is_peer_away() {
+                if error.is_own() {
                     self.fail(super::chain(&error));
                 }
                 Err(error)
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_processes_excuse_a_trainer_and_only_its_own_errors_are_told() {
+        let text = || String::from("no");
+        let away = || ClientError::Unreachable { address: text(), seconds: 120, reason: text() };
+        let conflict = || ClientError::Conflict { address: text(), reason: text() };
+        let misplaced = ClientError::Misplaced { address: text(), found: 1, servers: 2, want: 0, ours: 2 };
+        let lost = || RemoteError::Lost { peer: text(), call: text(), reason: text() };
+        let failed = || RemoteError::Failed { peer: text(), call: text(), message: text() };
+        // The error, if it is caused by others by hand and where it is supervised, and if servers are to be told.
+        let rows = [
+            (ModulesError::Join(away()), (true, true), false),
+            (ModulesError::Join(conflict()), (false, true), false),
+            (ModulesError::Join(misplaced), (false, true), false),
+            (ModulesError::Join(ClientError::Refused { address: text(), reason: text() }), (false, false), true),
+            (ModulesError::Leave(away()), (true, true), false),
+            (ModulesError::Leave(conflict()), (false, true), false),
+            (ModulesError::Leave(ClientError::Interrupted), (false, false), false),
+            (ModulesError::Connect(lost()), (true, true), false),
+            (ModulesError::Step { step: 3, source: lost() }, (true, true), false),
+            (ModulesError::Step { step: 3, source: failed() }, (false, false), true),
+            (ModulesError::Evaluate(lost()), (true, true), false),
+            (ModulesError::Evaluate(failed()), (false, false), true),
+            (ModulesError::Runtime(std::io::ErrorKind::WouldBlock.into()), (false, false), true),
+            (ModulesError::Diverged { step: 3, loss: f64::NAN }, (false, false), true),
+        ];
+        for (error, by_others, own) in rows {
+            let found = (error.is_caused_by_others(false), error.is_caused_by_others(true));
+            assert_eq!((found, error.is_own()), (by_others, own), "{error:?}");
         }
     }
 }

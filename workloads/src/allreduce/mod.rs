@@ -58,3 +58,22 @@ impl RingError {
         matches!(self, Self::Lost { .. } | Self::Absent { .. })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trainer_that_is_away_or_lost_excuses_this_one() {
+        let reason = || "connection refused".to_owned();
+        let rows = [
+            (RingError::Lost { rank: 1, reason: reason() }, true),
+            (RingError::Absent { rank: 1, seconds: 60, reason: reason() }, true),
+            (RingError::OtherLength { rank: 1, found: 3, want: 4 }, false),
+            (RingError::Interrupted, false),
+        ];
+        for (error, want) in rows {
+            assert_eq!(error.is_peer_away(), want, "{error}");
+        }
+    }
+}

@@ -46,6 +46,6 @@ impl CartPoleArgs {
             patience: self.remote.patience(Some(&environment)),
         };
         let stop = || signals.heard().is_some();
-        finish(cartpole::run(&environment, &settings, || signals.defer(), stop), &signals)
+        finish(cartpole::run(&environment, &settings, || signals.defer(), stop), &environment, &signals)
     }
 }

@@ -42,6 +42,6 @@ impl MnistRemoteArgs {
             patience: self.remote.patience(Some(&environment)),
         };
         let stop = || signals.heard().is_some();
-        finish(mnist_remote::train(&environment, &data, &settings, || signals.defer(), stop), &signals)
+        finish(mnist_remote::train(&environment, &data, &settings, || signals.defer(), stop), &environment, &signals)
     }
 }

@@ -101,7 +101,8 @@ impl RecsysArgs {
         };
         let stop = || signals.heard().is_some();
         let outcome = recsys::train(environment.as_ref(), &clicks, &held_out, &settings, || signals.defer(), stop);
-        match outcome.map_err(classify)? {
+        let supervised = environment.as_ref().is_some_and(|environment| environment.supervised);
+        match outcome.map_err(|error| classify(error, supervised))? {
             Some(result) => {
                 info!(steps = result.steps, seconds = result.seconds, metrics = ?result.metrics, "finished");
                 Ok(result)
@@ -132,14 +133,74 @@ impl RecsysArgs {
     }
 }
 
-/// Gives an error of the training the exit code 2 only if another start would end the same way.
-fn classify(error: RecsysError) -> Failure {
+/// Gives an error of the training the exit code 2 only if another start would end the same way, and 75 if other processes
+/// alone are the cause: one that is away, or, where somebody (`supervised`) starts processes again, a wrong one.
+fn classify(error: RecsysError, supervised: bool) -> Failure {
     match error {
         RecsysError::TooFewExamples(_) | RecsysError::Table(_) | RecsysError::Tls(_) => Failure::input(error),
         RecsysError::Open(ref why) | RecsysError::Join(ModulesError::Join(ref why)) if why.is_input() => {
             Failure::input(error)
         }
-        _ if error.is_peer_away() => Failure::peer_away(error),
+        _ if error.is_caused_by_others(supervised) => Failure::peer_away(error),
         _ => Failure::work(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use psjobs_ps::client::ClientError;
+    use psjobs_ps::sparse::SpecError;
+    use psjobs_rpc::RemoteError;
+
+    use super::*;
+    use crate::allreduce::RingError;
+
+    #[test]
+    fn only_what_a_trainer_was_given_is_bad_input_and_only_other_processes_excuse_it() {
+        let text = || String::from("no");
+        let away = || ClientError::Unreachable { address: text(), seconds: 120, reason: text() };
+        let conflict = || ClientError::Conflict { address: text(), reason: text() };
+        let misplaced = || ClientError::Misplaced { address: text(), found: 1, servers: 2, want: 0, ours: 2 };
+        let refused = || ClientError::Refused { address: text(), reason: text() };
+        let join = |error| RecsysError::Join(ModulesError::Join(error));
+        let leave = |error| RecsysError::Leave(ModulesError::Leave(error));
+        let rows_at = |source| RecsysError::Rows { step: 3, source };
+        let (by_hand, supervised) = (false, true);
+        let rows = [
+            (RecsysError::Table(SpecError::Count(0)), supervised, "input"),
+            (join(refused()), supervised, "input"),
+            (join(away()), by_hand, "peer"),
+            (join(conflict()), by_hand, "work"),
+            (join(conflict()), supervised, "peer"),
+            (join(misplaced()), by_hand, "work"),
+            (join(misplaced()), supervised, "peer"),
+            (leave(conflict()), by_hand, "work"),
+            (leave(conflict()), supervised, "peer"),
+            (RecsysError::Open(refused()), supervised, "input"),
+            (RecsysError::Open(misplaced()), by_hand, "work"),
+            (RecsysError::Open(misplaced()), supervised, "peer"),
+            (RecsysError::Follow(conflict()), by_hand, "work"),
+            (RecsysError::Follow(conflict()), supervised, "peer"),
+            (RecsysError::Evaluate(conflict()), by_hand, "work"),
+            (RecsysError::Evaluate(conflict()), supervised, "peer"),
+            (rows_at(refused()), supervised, "work"),
+            (rows_at(ClientError::TablesLost { address: text() }), by_hand, "peer"),
+            (rows_at(conflict()), by_hand, "work"),
+            (rows_at(conflict()), supervised, "peer"),
+            (RecsysError::Publish(RemoteError::new("no")), supervised, "work"),
+            (RecsysError::Meet(RingError::Absent { rank: 1, seconds: 60, reason: text() }), by_hand, "peer"),
+            (RecsysError::Meet(RingError::Interrupted), supervised, "work"),
+            (RecsysError::Diverged { step: 3, loss: f64::NAN }, supervised, "work"),
+        ];
+        for (error, supervised, want) in rows {
+            let label = format!("{error:?}, supervised: {supervised}");
+            let found = match classify(error, supervised) {
+                Failure::Input(_) => "input",
+                Failure::PeerAway(_) => "peer",
+                Failure::Work(_) => "work",
+                Failure::Signal(_) => "signal",
+            };
+            assert_eq!(found, want, "{label}");
+        }
     }
 }

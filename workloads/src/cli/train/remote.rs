@@ -102,12 +102,13 @@ impl RemoteArgs {
     }
 }
 
-/// How a trainer ends: with a result, because a signal asked for it, or badly.
+/// How a trainer of the job in `environment` ends: with a result, because a signal asked for it, or badly.
 pub fn finish(
     outcome: Result<Option<ReplicaResult>, ModulesError>,
+    environment: &Environment,
     signals: &Signals,
 ) -> Result<ReplicaResult, Failure> {
-    match outcome.map_err(classify)? {
+    match outcome.map_err(|error| classify(error, environment.supervised))? {
         Some(result) => {
             info!(steps = result.steps, seconds = result.seconds, metrics = ?result.metrics, "finished");
             Ok(result)
@@ -116,14 +117,63 @@ pub fn finish(
     }
 }
 
-/// Gives an error of the training the exit code 2 only if another start would end the same way, and 75 if another
-/// process of the job was away.
-fn classify(error: ModulesError) -> Failure {
+/// Gives an error of the training the exit code 2 only if another start would end the same way, and 75 if other processes
+/// alone are the cause: one that is away, or, where somebody (`supervised`) starts processes again, a wrong one.
+fn classify(error: ModulesError, supervised: bool) -> Failure {
     match error {
         ModulesError::TooFewExamples(_) => Failure::input(error),
         ModulesError::Join(ref why) if why.is_input() => Failure::input(error),
         ModulesError::Connect(ref why) if !why.is_retryable() => Failure::input(error),
-        _ if error.is_peer_away() => Failure::peer_away(error),
+        _ if error.is_caused_by_others(supervised) => Failure::peer_away(error),
         _ => Failure::work(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use psjobs_ps::client::ClientError;
+    use psjobs_rpc::RemoteError;
+
+    use super::*;
+
+    #[test]
+    fn only_what_a_trainer_was_given_is_bad_input_and_only_other_processes_excuse_it() {
+        let text = || String::from("no");
+        let away = || ClientError::Unreachable { address: text(), seconds: 120, reason: text() };
+        let conflict = || ClientError::Conflict { address: text(), reason: text() };
+        let misplaced = || ClientError::Misplaced { address: text(), found: 1, servers: 2, want: 0, ours: 2 };
+        let lost = || RemoteError::Lost { peer: text(), call: text(), reason: text() };
+        let failed = || RemoteError::Failed { peer: text(), call: text(), message: text() };
+        let step = |source| ModulesError::Step { step: 3, source };
+        let (by_hand, supervised) = (false, true);
+        let rows = [
+            (ModulesError::Join(ClientError::Refused { address: text(), reason: text() }), supervised, "input"),
+            (ModulesError::Join(away()), by_hand, "peer"),
+            (ModulesError::Join(away()), supervised, "peer"),
+            (ModulesError::Join(conflict()), by_hand, "work"),
+            (ModulesError::Join(conflict()), supervised, "peer"),
+            (ModulesError::Join(misplaced()), by_hand, "work"),
+            (ModulesError::Join(misplaced()), supervised, "peer"),
+            (ModulesError::Join(ClientError::Interrupted), supervised, "work"),
+            (ModulesError::Leave(conflict()), by_hand, "work"),
+            (ModulesError::Leave(conflict()), supervised, "peer"),
+            (ModulesError::Connect(RemoteError::new("no")), supervised, "input"),
+            (ModulesError::Connect(lost()), by_hand, "peer"),
+            (step(lost()), by_hand, "peer"),
+            (step(lost()), supervised, "peer"),
+            (step(failed()), supervised, "work"),
+            (ModulesError::Evaluate(failed()), supervised, "work"),
+            (ModulesError::Diverged { step: 3, loss: f64::NAN }, supervised, "work"),
+        ];
+        for (error, supervised, want) in rows {
+            let label = format!("{error:?}, supervised: {supervised}");
+            let found = match classify(error, supervised) {
+                Failure::Input(_) => "input",
+                Failure::PeerAway(_) => "peer",
+                Failure::Work(_) => "work",
+                Failure::Signal(_) => "signal",
+            };
+            assert_eq!(found, want, "{label}");
+        }
     }
 }

@@ -64,6 +64,6 @@ impl RnnRemoteArgs {
             patience: self.remote.patience(Some(&environment)),
         };
         let stop = || signals.heard().is_some();
-        finish(rnn_remote::train(&environment, &words, &settings, || signals.defer(), stop), &signals)
+        finish(rnn_remote::train(&environment, &words, &settings, || signals.defer(), stop), &environment, &signals)
     }
 }
