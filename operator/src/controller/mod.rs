@@ -29,4 +29,5 @@ pub mod write;
 pub use self::cache::watch::Watches;
 pub use self::context::Context;
 pub use self::error::ReconcileError;
+pub use self::reconcile::reconcile;
 pub use self::run::run;

@@ -140,7 +140,8 @@ impl<'a> Facts<'a> {
     /// Tells whether a pod counts: it has a rank of the job, and was created after the job was last resumed and after the
     /// replica last left.
     pub fn is_current(&self, replica: Replica, pod: &ObservedPod) -> bool {
-        replica.index < self.job.count(replica.role) && pod.incarnation >= self.history.since(replica)
+        let incarnation = self.history.credible(replica, pod.incarnation);
+        replica.index < self.job.count(replica.role) && incarnation >= self.history.since(replica)
     }
 
     /// Returns the pod of a replica, if it has one that counts.

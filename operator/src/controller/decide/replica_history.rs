@@ -9,9 +9,13 @@ use psjobs_api::{Role, index_ranges};
 
 use crate::controller::observe::{ObservedPod, PodPhase, Replica};
 
-/// The highest number of a history: numbers of a status are 32 bits wide and signed. Who may change a pod's annotations
-/// could write any number there.
+/// The highest number of a history: numbers of a status are 32 bits wide and signed. Everybody who may change a pod's
+/// annotations can write any number there.
 pub const HIGHEST: u32 = i32::MAX.cast_unsigned();
+
+/// The highest incarnation that is read from a pod although the history does not lead to it. As many incarnations are left
+/// above it for the next pods: servers refuse a process only if another one has a higher incarnation.
+const HIGHEST_UNKNOWN: u32 = HIGHEST / 2;
 
 /// Returns the incarnation after `incarnation`, at most [`HIGHEST`].
 fn after(incarnation: u32) -> u32 {
@@ -77,12 +81,13 @@ impl ReplicaHistory {
     /// Adds the state of pods: each has its incarnation and the failures before it.
     pub fn observe<'a>(&mut self, pods: impl IntoIterator<Item = (Replica, &'a ObservedPod, RestartCost)>) {
         for (replica, pod, restart_cost) in pods {
+            let incarnation = self.credible(replica, pod.incarnation);
             let record = self.records.entry(replica).or_default();
-            if pod.incarnation >= record.incarnation {
+            if incarnation >= record.incarnation {
                 let so_far = record.failures_in_a_row.max(pod.failures_in_a_row);
                 record.failures_in_a_row = restart_cost.in_a_row.unwrap_or(so_far).min(HIGHEST);
             }
-            record.incarnation = record.incarnation.max(pod.incarnation.min(HIGHEST));
+            record.incarnation = record.incarnation.max(incarnation);
             record.failures = record.failures.max(pod.failures.saturating_add(restart_cost.counts.into()).min(HIGHEST));
             record.succeeded |= replica.role == Role::Trainer && matches!(pod.phase, PodPhase::Succeeded { .. });
         }
@@ -95,7 +100,7 @@ impl ReplicaHistory {
 
     /// Removes a replica from the job, with all pods that it had, this incarnation's included.
     pub fn remove(&mut self, replica: Replica, newest: Option<u32>) {
-        let newest = newest.map(|newest| newest.min(HIGHEST));
+        let newest = newest.map(|newest| self.credible(replica, newest));
         let Some(incarnation) = self.get(replica).map(|record| record.incarnation).max(newest) else { return };
         let succeeded = self.succeeded(replica);
         let record = Record { incarnation, since: after(incarnation), succeeded, ..Record::default() };
@@ -179,6 +184,15 @@ impl ReplicaHistory {
         self.get(replica).map_or(self.first, |record| after(record.incarnation).max(self.first))
     }
 
+    /// Returns the incarnation of a pod whose annotation says `annotated`. A number above the next incarnation, which the
+    /// operator cannot have given, is limited to [`HIGHEST_UNKNOWN`] or, if that is higher, to the record's incarnation.
+    pub fn credible(&self, replica: Replica, annotated: u32) -> u32 {
+        if annotated <= HIGHEST_UNKNOWN || annotated <= self.next_incarnation(replica) {
+            return annotated;
+        }
+        self.get(replica).map_or(0, |record| record.incarnation).max(HIGHEST_UNKNOWN)
+    }
+
     /// Returns an incarnation that is higher than every one so far.
     pub fn after_all(&self) -> u32 {
         let newest = self.records.values().map(|record| after(record.incarnation)).max();
@@ -234,17 +248,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_that_somebody_wrote_into_a_pod_are_clamped() {
+    fn numbers_that_somebody_wrote_into_a_pod_are_limited_and_higher_ones_follow() {
         let trainer = Replica::trainer(0);
         for written in [HIGHEST - 1, HIGHEST, HIGHEST + 1, u32::MAX] {
-            let pod = crate::controller::fixtures::pod(trainer).born(written, written, written);
+            let pod = |incarnation| crate::controller::fixtures::pod(trainer).born(incarnation, written, written);
+            let cost = RestartCost { counts: true, in_a_row: None };
             let mut history = ReplicaHistory::default();
-            history.observe([(trainer, &pod, RestartCost { counts: true, in_a_row: None })]);
-            assert_eq!(history.next_incarnation(trainer), HIGHEST, "{written}: none that existed before comes again");
-            assert_eq!((history.after_all(), history.failed_since(&ReplicaHistory::default())), (HIGHEST, HIGHEST));
+            let mut real = 0;
+            for _ in 0..3 {
+                // The pod as it was created, then twice with the other number.
+                for annotated in [real, written, written] {
+                    history.observe([(trainer, &pod(annotated), cost)]);
+                }
+                let next = history.next_incarnation(trainer);
+                assert!(next > real && next <= HIGHEST_UNKNOWN + 3, "{written}: {next} follows {real}");
+                assert_eq!(history.after_all(), next, "{written}");
+                real = next;
+            }
+            assert_eq!(history.failed_since(&ReplicaHistory::default()), HIGHEST, "{written}");
             history.remove(trainer, Some(written));
+            assert!(history.credible(trainer, written) < history.since(trainer), "{written}: it counts no more");
+            assert_eq!(history.next_incarnation(trainer), real, "{written}: the pod with {real} was never created");
             let groups = history.groups(Role::Trainer);
             assert!(groups.iter().all(|group| group.incarnation > 0 && group.since > 0), "{written}: {groups:?}");
+        }
+    }
+
+    #[test]
+    fn above_the_limit_an_incarnation_is_read_only_if_it_is_the_next() {
+        let (known, new) = (Replica::trainer(0), Replica::trainer(1));
+        // The record of the first trainer, the incarnation of first pods, and what is read from a pod of each trainer.
+        let rows = [
+            (3, 0, 7, (7, 7)),
+            (HIGHEST_UNKNOWN, 0, HIGHEST_UNKNOWN + 1, (HIGHEST_UNKNOWN + 1, HIGHEST_UNKNOWN)),
+            (HIGHEST_UNKNOWN + 5, 0, HIGHEST_UNKNOWN + 7, (HIGHEST_UNKNOWN + 5, HIGHEST_UNKNOWN)),
+            (0, HIGHEST_UNKNOWN + 9, HIGHEST_UNKNOWN + 9, (HIGHEST_UNKNOWN + 9, HIGHEST_UNKNOWN + 9)),
+        ];
+        for (incarnation, first, annotated, want) in rows {
+            let record = Record { incarnation, ..Record::default() };
+            let history = ReplicaHistory { records: [(known, record)].into(), first };
+            let read = (history.credible(known, annotated), history.credible(new, annotated));
+            assert_eq!(read, want, "{annotated} after {incarnation}, first {first}");
         }
     }
 

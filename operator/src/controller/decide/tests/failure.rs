@@ -1,7 +1,7 @@
 //! Tests of pods that fail or are lost, and of when the job gives up.
 
 use super::*;
-use crate::controller::observe::WaitingReason;
+use crate::controller::observe::{Failure, WaitingReason};
 
 #[test]
 fn a_servers_early_end_waits_for_the_trainers_then_counts_as_failure() {
@@ -265,6 +265,58 @@ fn the_job_fails_when_its_restarts_are_used_up() {
     assert_eq!(cluster.deleting(), ["ps-0", "trainer-0"], "the failed pod stays for its logs");
     let failure = cluster.status.last_failure.clone().expect("a cause");
     assert_eq!((failure.rank, failure.exit_code, failure.log_tail.as_str()), (2, Some(3), "Error: no such file"));
+}
+
+#[test]
+fn the_log_tail_in_the_status_has_at_most_2048_bytes_of_whole_characters() {
+    let text = |bytes: usize| "x".repeat(bytes);
+    let across = |character: char| format!("{}{character}{}", text(100), text(2047));
+    let rows = [
+        ("all that fits", text(2048), text(2048)),
+        ("all lines that fit", format!("first\n{}", text(2042)), format!("first\n{}", text(2042))),
+        ("a byte too many", text(2049), text(2048)),
+        ("a line across the border", format!("first\n{}", text(2043)), text(2043)),
+        ("a character of two bytes across the border", across('\u{fc}'), text(2047)),
+        ("a character of three bytes across the border", across('\u{20ac}'), text(2047)),
+        ("a character of four bytes across the border", across('\u{1f980}'), text(2047)),
+    ];
+    for (label, log, want) in rows {
+        let mut cluster = running("");
+        cluster.edit("trainer-0", |pod| {
+            let pod = pod.failed(0, 1);
+            let PodPhase::Failed(failure) = pod.phase else { unreachable!("it failed") };
+            ObservedPod { phase: PodPhase::Failed(Failure { log_tail: log, ..failure }), ..pod }
+        });
+        cluster.reconcile();
+        let failure = cluster.status.last_failure.clone().expect(label);
+        assert_eq!(failure.log_tail, want, "{label}");
+    }
+}
+
+#[test]
+fn incarnations_grow_although_somebody_writes_the_highest_number_into_a_pod() {
+    let mut cluster = running("");
+    let overwrite = |cluster: &mut Cluster| {
+        cluster.edit("trainer-1", |pod| ObservedPod { incarnation: u32::MAX, ..pod });
+        cluster.settle();
+    };
+    for _ in 0..3 {
+        overwrite(&mut cluster);
+        cluster.edit("trainer-1", |pod| pod.deleted(30));
+        cluster.settle();
+        cluster.run_all();
+    }
+    overwrite(&mut cluster);
+    cluster.suspend(true);
+    cluster.reconcile();
+    cluster.suspend(false);
+    cluster.reconcile();
+    assert_eq!(cluster.phase(), Phase::Pending, "a pod from before the job was suspended does not count");
+    cluster.settle();
+    let of_trainer = cluster.history.iter().filter(|(of, _)| *of == replica("trainer-1"));
+    let incarnations = of_trainer.map(|&(_, incarnation)| incarnation).collect::<Vec<_>>();
+    assert_eq!(incarnations.len(), 5, "{incarnations:?}");
+    assert!(incarnations.is_sorted_by(|earlier, later| earlier < later), "{incarnations:?}");
 }
 
 #[test]
