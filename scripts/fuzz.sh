@@ -13,16 +13,18 @@ shift || true
 targets=("$@")
 [[ ${#targets[@]} -gt 0 ]] || targets=(frame checkpoint manifest)
 work=$PWD/target/fuzz
-programs=$(realpath -m "${CARGO_TARGET_DIR:-target}")/debug
+programs=$(realpath -m "${CARGO_TARGET_DIR:-target}")/debug/examples
 
-bins=()
-for target in "${targets[@]}"; do bins+=(--bin "$target"); done
-# What takes inputs apart is optimised, for more of them a second. The whole workspace is selected, for the features of
-# dependencies, and of it only the targets are compiled.
+selected=()
+for target in "${targets[@]}"; do selected+=(--example "$target"); done
+# The crates that take inputs apart are optimised, for more inputs a second, but not for a short run: to compile them takes
+# longer then. The whole workspace is selected, for the features of dependencies, and of it only the targets are compiled.
 fast=()
-for package in api ps fuzz; do fast+=(--config "profile.dev.package.psjobs-$package.opt-level=3"); done
+if ((seconds >= 20)); then
+  for package in api ps fuzz; do fast+=(--config "profile.dev.package.psjobs-$package.opt-level=3"); done
+fi
 RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/fuzz-rustc.sh \
-  cargo "${fast[@]}" build --locked --quiet --workspace --features psjobs-fuzz/targets "${bins[@]}"
+  cargo "${fast[@]}" build --locked --quiet --workspace --features psjobs-fuzz/targets "${selected[@]}"
 
 for target in "${targets[@]}"; do
   mkdir -p "$work/corpus/$target" "$work/failures"

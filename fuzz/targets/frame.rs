@@ -1,5 +1,5 @@
-//! Whatever bytes come down a data stream, in whatever pieces: a message, an end or an error. What was read as a
-//! gradient either fits a block or is refused, and is written again as the same message.
+//! Whatever bytes come down a data stream, or one between two servers, in whatever pieces: a message, an end or an
+//! error. What was read as a gradient either fits a block or is refused, and is written again as the same message.
 #![no_main]
 
 use std::convert::Infallible;
@@ -10,12 +10,13 @@ use bytes::Bytes;
 use http_body::Frame;
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
-use psjobs_arithmetic::codec::Codec;
 use psjobs_ps::layout::{Layout, TensorSpec};
 use psjobs_ps::proto::exchange_request::Message as Exchange;
 use psjobs_ps::proto::{
-    ExchangeRequest, GradientBlock, InitializeBlocksRequest, JoinRequest, ParameterBlock, PullRequest,
+    self, ExchangeRequest, FollowRequest, GradientBlock, InitializeBlocksRequest, JoinRequest, ParameterBlock,
+    PullRequest, Replica,
 };
+use psjobs_ps::sparse::TableSpec;
 use psjobs_ps::wire::codec_number;
 use psjobs_ps::wire::{Buffers, Reader, frame};
 use tonic::Status;
@@ -47,7 +48,7 @@ fuzz_target!(|input: &[u8]| {
     let length = if *length == 0 { stream.len() } else { (*length).into() };
     let body = Pieces { rest: Bytes::copy_from_slice(stream), length };
     let mut reader = Reader::new(Body::new(body), Buffers::default());
-    match kind % 5 {
+    match kind % 7 {
         0 => read(&mut reader, |request: ExchangeRequest| match request.message {
             Some(Exchange::Gradient(gradient)) => take_gradient(&gradient),
             Some(Exchange::Open(_) | Exchange::JoinRound(_)) | None => {}
@@ -55,7 +56,9 @@ fuzz_target!(|input: &[u8]| {
         1 => read(&mut reader, |block: ParameterBlock| take_values(block.codec, &block.payload)),
         2 => read(&mut reader, |push: InitializeBlocksRequest| take_values(push.codec, &push.payload)),
         3 => read(&mut reader, |_: PullRequest| {}),
-        _ => read(&mut reader, |join: JoinRequest| take_tensors(join)),
+        4 => read(&mut reader, |join: JoinRequest| take_tensors(join.tensors)),
+        5 => read(&mut reader, take_replica),
+        _ => read(&mut reader, |_: FollowRequest| {}),
     }
 });
 
@@ -89,8 +92,22 @@ fn take_values(codec: i32, payload: &[u8]) {
     assert!(checked.is_ok() || values.iter().all(|value| *value == 7.0), "a refused payload changes nothing");
 }
 
-fn take_tensors(join: JoinRequest) {
-    let tensors: Vec<_> = join.tensors.into_iter().map(TensorSpec::from).collect();
+/// Takes what a backup reads from its primary.
+fn take_replica(replica: Replica) {
+    take_values(replica.codec, &replica.payload);
+    let (head, payload) = (Replica { payload: Bytes::new(), ..replica.clone() }, &replica.payload);
+    let frame = frame::replica(&Buffers::default(), &head, payload.len(), |bytes| bytes.copy_from_slice(payload));
+    let again = Replica::decode(frame.slice(frame::PREFIX..)).expect("what was written can be read");
+    // As bytes: a number may be NaN, which is not equal to itself.
+    assert!(again.encode_to_vec() == replica.encode_to_vec(), "{again:?} was written for {replica:?}");
+    take_tensors(replica.model.unwrap_or_default().tensors);
+    let tables: Vec<_> = replica.tables.unwrap_or_default().tables.into_iter().map(TableSpec::from).collect();
+    // Tables that cannot be are named, whatever they are.
+    let _ = TableSpec::validate(&tables);
+}
+
+fn take_tensors(tensors: Vec<proto::TensorSpec>) {
+    let tensors: Vec<_> = tensors.into_iter().map(TensorSpec::from).collect();
     if let Ok(layout) = Layout::new(&tensors, 3) {
         let last = layout.blocks() - 1;
         assert_eq!(layout.range(last).end, layout.elements());
