@@ -364,6 +364,15 @@ impl Volume {
         }
     }
 
+    /// Checks that no part of a complete checkpoint is replaced: its manifest holds the checksum of the one that was there.
+    fn look_at_replacement(&mut self, path: &Path) {
+        let folder = path.parent().unwrap_or(path);
+        let is_complete = self.nodes.contains_key(&folder.join(MANIFEST));
+        if is_complete && !path.ends_with(MANIFEST) && self.nodes.contains_key(path) {
+            self.violation.get_or_insert(format!("a part of a complete checkpoint was replaced: {}", path.display()));
+        }
+    }
+
     /// Returns whether a file is there after all machines have died.
     fn is_durable(&self, path: &Path) -> bool {
         let flushed = match self.nodes.get(path) {

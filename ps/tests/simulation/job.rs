@@ -33,6 +33,8 @@ use super::{backups, elastic, rows_beside, tables};
 pub const JOB: &str = "job";
 /// Time without a fault after which a job counts as hanging. Servers give up after 10 minutes without trainers.
 const LIMIT: Duration = Duration::from_secs(1200);
+/// Time of the servers of a supervised job to end, as spec.runPolicy.serverDrainSeconds has it by default.
+const DRAIN: Duration = Duration::from_secs(60);
 /// From then on the weather breaks no connections.
 const STORM: Duration = Duration::from_secs(90);
 
@@ -101,6 +103,8 @@ enum Action {
         incarnation: u32,
     },
     ClearUp,
+    /// Servers have had their time to end after the last trainer.
+    StopServers,
 }
 
 enum Ended {
@@ -136,6 +140,8 @@ struct Supervisor {
     /// Trainers whose process has left well.
     finished: BTreeSet<u32>,
     stopping: Vec<bool>,
+    /// The servers' time to end has begun.
+    draining: bool,
     /// Names of the faults so far.
     struck: BTreeSet<&'static str>,
 }
@@ -158,6 +164,7 @@ impl Supervisor {
             trainers_over: vec![false; trainers],
             finished: BTreeSet::new(),
             stopping: vec![false; servers],
+            draining: false,
             struck: BTreeSet::new(),
         }
     }
@@ -180,6 +187,7 @@ impl Supervisor {
         self.later(STORM, Action::ClearUp);
         let limit = Instant::now() + job.plan.calm().max(STORM) + LIMIT;
         while !self.servers_over.iter().chain(&self.trainers_over).all(|over| *over) {
+            self.drain();
             let next = self.agenda.first_key_value().map_or(limit, |((at, _), _)| (*at).min(limit));
             tokio::select! {
                 biased;
@@ -198,6 +206,14 @@ impl Supervisor {
         self.disk.volume().violation()?;
         self.check_model()?;
         self.check_series()
+    }
+
+    /// Gives the servers of a supervised job some time to end when all trainers are done, as the operator does.
+    fn drain(&mut self) {
+        let done = self.trainers_over.iter().all(|over| *over);
+        if done && self.job.plan.supervised && !std::mem::replace(&mut self.draining, true) {
+            self.later(DRAIN, Action::StopServers);
+        }
     }
 
     fn later(&mut self, after: Duration, action: Action) {
@@ -238,8 +254,8 @@ impl Supervisor {
             incarnation: life,
             folder: Folder::new(Storage::Other(Arc::new(mount)), FOLDER),
             interval,
-            keep: 2,
-            resume: true,
+            keep: plan.keep,
+            resume: plan.resume,
             servers: addresses(plan),
         });
         ServerConfig {
@@ -251,8 +267,9 @@ impl Supervisor {
             min_trainers: plan.least,
             finished_trainers: if plan.least.is_none() { self.finished.iter().copied().collect() } else { Vec::new() },
             training,
-            timeouts: Timeouts::default(),
-            supervised: false,
+            timeouts: Timeouts::new(plan.supervised),
+            supervised: plan.supervised,
+            address: Some(addresses(plan).swap_remove(index as usize)),
             shared_memory: false,
             replicas: if plan.replicated { addresses(plan) } else { Vec::new() },
             checkpoint,

@@ -35,6 +35,10 @@ const BESIDE: u64 = 3;
 pub const FOR_GOOD: Duration = Duration::from_secs(86_400);
 /// In so much time a server does some file operations.
 const SOME_OPERATIONS: Duration = Duration::from_secs(300);
+/// In one of so many jobs with several servers and checkpoints two of them, whichever, do not hear each other.
+const APART: u32 = 6;
+/// In one of so many jobs with checkpoints the agent of a machine dies, and its processes live on beside their successors.
+const REPLACED: u32 = 12;
 /// Elements of those, three blocks.
 const FULL_BLOCKS: usize = 600_000;
 
@@ -76,6 +80,14 @@ pub struct Plan {
     pub faults: Vec<(Duration, Fault)>,
     /// The job cannot be done: it must end all the same, and say why.
     pub doomed: bool,
+    /// Somebody starts all processes again, so that they wait for each other without limit.
+    pub supervised: bool,
+    /// Checkpoints to keep.
+    pub keep: usize,
+    /// A job goes on from checkpoints that were there before it; else from its own only.
+    pub resume: bool,
+    /// Servers may lose what they hold, as documented: the job must end, with whatever result.
+    pub forgets: bool,
 }
 
 /// A fault.
@@ -87,8 +99,8 @@ pub enum Fault {
     Sever { trainer: u32, server: u32, nth: u32 },
     /// Nothing passes between a trainer and a server, or in one direction only.
     Partition { trainer: u32, server: u32, up: bool, down: bool, lasts: Duration },
-    /// Nothing passes between server 0 and another one.
-    Split { server: u32, lasts: Duration },
+    /// Nothing passes between two servers, or in one direction only.
+    Split { one: u32, other: u32, there: bool, back: bool, lasts: Duration },
     /// A firewall comes between server 0 and another one: connections break, and new ones are refused.
     Refuse { server: u32, lasts: Duration },
     /// A server dies and is started again; `silent` says that nobody hears of its death.
@@ -129,6 +141,8 @@ pub enum MachineFault {
     Paused,
     /// It vanishes with its processes, which are started again elsewhere.
     Lost,
+    /// Its processes live on, and hear everybody, but are replaced elsewhere.
+    Replaced,
 }
 
 impl Fault {
@@ -172,7 +186,8 @@ impl Fault {
             Self::Sever { .. } => "one connection broken",
             Self::Partition { up: true, down: true, .. } => "trainer and server cut off",
             Self::Partition { .. } => "cut off in one direction",
-            Self::Split { .. } => "servers cut off",
+            Self::Split { there: true, back: true, .. } => "servers cut off",
+            Self::Split { .. } => "servers cut off in one direction",
             Self::Refuse { .. } => "servers refused by a firewall",
             Self::Kill { silent: false, .. } => "server killed",
             Self::Kill { silent: true, .. } => "server vanished",
@@ -186,6 +201,7 @@ impl Fault {
             Self::Machine { what: MachineFault::CutOff, .. } => "machine with server and trainer cut off",
             Self::Machine { what: MachineFault::Paused, .. } => "machine with server and trainer paused",
             Self::Machine { what: MachineFault::Lost, .. } => "machine with server and trainer lost",
+            Self::Machine { what: MachineFault::Replaced, .. } => "machine with server and trainer replaced, lives on",
             Self::Leave { .. } => "trainer left",
             Self::Lost { .. } => "trainer lost for good",
             Self::Late { .. } => "trainer late",
@@ -231,12 +247,12 @@ impl Plan {
             weather: weather(chance),
             faults: Vec::new(),
             doomed,
+            supervised: false,
+            keep: 2,
+            resume: true,
+            forgets: false,
         };
-        // Tables that two servers hold have no checkpoints yet.
-        plan.replicated = servers > 1
-            && chance.random_ratio(1, REPLICATED as u32)
-            && !doomed
-            && !(plan.tables && plan.checkpoint.is_some());
+        plan.replicated = servers > 1 && chance.random_ratio(1, REPLICATED as u32) && !doomed;
         let ordinary = !plan.tables && !large && seed % ELASTIC != 1;
         if ordinary && seed % CODED == 4 {
             let codec = [Codec::BF16, Codec::FP16, Codec::TopK][chance.random_range(0..3)];
@@ -270,6 +286,7 @@ impl Plan {
         }
         if plan.checkpoint.is_some() {
             plan.faults.extend(plan.faults_of_disk());
+            plan.draw_what_came_later();
         }
         let is_dense = !plan.tables && plan.least.is_none() && plan.consistency.backup_trainers == 0;
         plan.gradual = seed % GRADUAL == GRADUAL - 1 && is_dense;
@@ -288,6 +305,40 @@ impl Plan {
         let what = [MachineFault::CutOff, MachineFault::Paused, MachineFault::Lost][chance.random_range(0..kinds)];
         let lasts = lasting(chance);
         has_one.then_some((at, Fault::Machine { number, what, lasts }))
+    }
+
+    /// Draws what simulated jobs with checkpoints have had for a short time only, from numbers of its own, so that what came
+    /// before is the same as it was.
+    fn draw_what_came_later(&mut self) {
+        let chance = &mut ChaCha8Rng::seed_from_u64(self.seed.rotate_left(16) ^ 0x5eed);
+        self.supervised = chance.random_bool(0.5) && !self.doomed;
+        (self.keep, self.resume) = (chance.random_range(1..=3), chance.random_bool(0.75));
+        let (apart, replaced) = (chance.random_ratio(1, APART), chance.random_ratio(1, REPLACED));
+        let (one, other) = (chance.random_range(0..self.servers), chance.random_range(0..self.servers));
+        let (there, back) = [(true, true), (true, false), (false, true)][chance.random_range(0..3)];
+        // From 10 ms to 300 s.
+        let lasts = Duration::from_millis((10.0 * 30_000_f64.powf(chance.random_range(0.0..1.0))) as u64);
+        let (apart_at, replaced_at) = (self.moment(chance), self.moment(chance));
+        let (number, away) = (chance.random_range(0..self.servers.min(self.trainers)), lasting(chance));
+        if apart && one != other {
+            self.faults.push((apart_at, Fault::Split { one, other, there, back, lasts }));
+        }
+        if replaced {
+            self.faults.push((replaced_at, Fault::Machine { number, what: MachineFault::Replaced, lasts: away }));
+        }
+    }
+
+    /// Returns the job as it was before [`Self::draw_what_came_later`].
+    pub fn without_what_came_later(seed: u64) -> Self {
+        let mut plan = Self::new(seed);
+        plan.faults.retain(|(_, fault)| match fault {
+            Fault::Machine { what, .. } => !matches!(what, MachineFault::Replaced),
+            Fault::Split { one, there, back, .. } => *one == 0 && *there && *back,
+            _ => true,
+        });
+        // Tables that two servers hold had no checkpoints.
+        let replicated = plan.replicated && !(plan.tables && plan.checkpoint.is_some());
+        Self { replicated, supervised: false, keep: 2, resume: true, ..plan }
     }
 
     /// Draws what goes wrong with the disk and the clock.
@@ -351,6 +402,9 @@ impl Plan {
             (self.local_steps > 0, "local steps"),
             (self.moves, "successors at new addresses"),
             (!self.kernels, "half-open connections"),
+            (self.supervised, "processes that wait without limit"),
+            (self.keep == 1, "one checkpoint kept"),
+            (!self.resume, "no checkpoints of others"),
         ];
         kinds.into_iter().filter_map(|(has, name)| has.then_some(name)).collect()
     }
@@ -429,6 +483,10 @@ impl Plan {
             weather: Weather { delay: 3, lost: 0.0, torn: 0.0, broken: 0.0, doubled: 0.0 },
             faults: Vec::new(),
             doomed: false,
+            supervised: false,
+            keep: 2,
+            resume: true,
+            forgets: false,
         }
     }
 
@@ -450,7 +508,7 @@ impl Plan {
             2 => Fault::Partition { trainer, server, up: half, down: !half, lasts },
             3 => Fault::Replace { trainer, away, silent },
             4 => Fault::Zombie { trainer, away, lasts },
-            5 => Fault::Split { server, lasts },
+            5 => Fault::Split { one: 0, other: server, there: true, back: true, lasts },
             6 => Fault::Stop { server, away },
             7 => Fault::ZombieServer { server, away, lasts: half.then_some(lasts) },
             8 => Fault::Refuse { server, lasts },

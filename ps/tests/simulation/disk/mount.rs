@@ -56,6 +56,7 @@ impl Files for Mount {
         let mut volume = self.begin(Operation::Rename)?;
         let content = volume.file(from)?;
         volume.place(to)?;
+        volume.look_at_replacement(to);
         volume.change(self.host, vec![(from.to_owned(), None), (to.to_owned(), Some(Node::File(content)))]);
         Ok(())
     }

@@ -47,6 +47,14 @@ impl Supervisor {
                 self.start_server(index);
             }
             Action::StartTrainer { index, incarnation } => self.start_trainer(index, incarnation),
+            // Server 0 has the time that it needs to write the model.
+            Action::StopServers => {
+                let first = u32::from(self.job.plan.checkpoint.is_some());
+                for server in first..self.job.plan.servers {
+                    self.kill(self.newest_server(server), false);
+                    self.servers_over[server as usize] = true;
+                }
+            }
             Action::ClearUp => self.job.network.wires().clear_up(),
         }
     }
@@ -68,9 +76,10 @@ impl Supervisor {
                 let directions = [(up, (trainer, server)), (down, (server, trainer))];
                 self.cut(directions.into_iter().filter(|(cut, _)| *cut).map(|(_, ends)| ends).collect(), lasts);
             }
-            Fault::Split { server, lasts } => {
-                let (one, other) = (self.newest_server(0), self.newest_server(server));
-                self.cut(vec![(one, other), (other, one)], lasts);
+            Fault::Split { one, other, there, back, lasts } => {
+                let (one, other) = (self.newest_server(one), self.newest_server(other));
+                let directions = [(there, (one, other)), (back, (other, one))];
+                self.cut(directions.into_iter().filter(|(cut, _)| *cut).map(|(_, ends)| ends).collect(), lasts);
             }
             Fault::Refuse { server, lasts } => {
                 let (one, other) = (self.newest_server(0), self.newest_server(server));
@@ -163,6 +172,15 @@ impl Supervisor {
                 self.later(lasts, Action::StartServer(number));
             }
             if self.kill(trainer, true) {
+                self.succeed(number, lasts);
+            }
+            return;
+        }
+        if let MachineFault::Replaced = what {
+            if self.running.contains_key(&server) {
+                self.later(lasts, Action::ReplaceServer(number));
+            }
+            if self.running.contains_key(&trainer) {
                 self.succeed(number, lasts);
             }
             return;

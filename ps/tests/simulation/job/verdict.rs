@@ -43,6 +43,7 @@ impl Supervisor {
                 let want = exchanges * u64::from(plan.local_steps.max(1));
                 // Of an elastic job server 0 counts, and what nobody has done in the end is missing.
                 let told = plan.least.is_none() || (index == 0 && !plan.may_leave_out());
+                let told = told && !plan.forgets;
                 if told && result.steps != want {
                     return Err(format!("server {index} says that {} steps were done, not {want}", result.steps));
                 }
@@ -52,6 +53,7 @@ impl Supervisor {
                 self.servers_over[index] = true;
                 // All trainers have left, so whoever replaced it has no work.
                 self.kill(newest, false);
+                self.end_those_who_wait_without_limit();
             }
             Err(ServerError::Stopped) if self.stopping[index] => {
                 self.stopping[index] = false;
@@ -113,6 +115,17 @@ impl Supervisor {
                 Ok(())
             }
             Err(Failure::Told(why)) => Err(format!("trainer {index} gave up: {why}")),
+        }
+    }
+
+    /// Ends successors of trainers when the job is over, as the operator does: nobody else would.
+    fn end_those_who_wait_without_limit(&mut self) {
+        if !self.job.plan.supervised || !self.servers_over.iter().all(|over| *over) {
+            return;
+        }
+        for index in 0..self.job.plan.trainers {
+            self.kill(self.newest(index), false);
+            self.trainers_over[index as usize] = true;
         }
     }
 
