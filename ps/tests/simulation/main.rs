@@ -179,7 +179,7 @@ fn a_server_that_lives_on_after_it_was_replaced_holds_no_trainer_back() {
     let lasts = Duration::from_millis(300);
     for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
         for servers in [1, 2] {
-            let failures = sweep(0, 40, |seed| {
+            let failures = sweep(0, 20, |seed| {
                 let consistency = Consistency { mode, ..Consistency::default() };
                 let number = seed as u32 % servers;
                 let replaced = Fault::Machine { number, what: MachineFault::Replaced, lasts };
@@ -211,9 +211,9 @@ fn a_machine_with_a_server_and_a_trainer_is_lost_and_the_others_go_on() {
     ];
     for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
         for (label, faults) in &rows {
-            let failures = sweep(0, 24, |seed| {
+            let failures = sweep(0, 12, |seed| {
                 let consistency = Consistency { mode, ..Consistency::default() };
-                let at = Duration::from_millis(30 + 90 * seed);
+                let at = Duration::from_millis(30 + 180 * seed);
                 let faults = faults.iter().map(|fault| (at, fault.clone())).collect();
                 let (steps, compute) = (60, 500);
                 let plan = Plan { consistency, steps, compute, faults, ..Plan::fair(seed) };
