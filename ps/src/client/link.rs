@@ -24,9 +24,7 @@ use crate::wire::{self, Buffers, Outgoing, call, codec_number, frame};
 /// The open training streams to one server.
 pub struct Link {
     pub next_step: u64,
-    /// The servers go back to a checkpoint together.
-    pub goes_back: bool,
-    /// Counts the times that the servers went back to a checkpoint.
+    /// Counts the times that the servers went back to a checkpoint; 0 where they keep none.
     pub epoch: u64,
     /// Payloads stay in memory that this server has mapped.
     pub shares_memory: bool,
@@ -114,10 +112,10 @@ impl Link {
             lanes.insert(lane, Lane::open(name, channel, open, blocks + 1, opening.buffers, opening.events).await?);
         }
         let window = (reply.window as usize).clamp(1, wire::WINDOW);
-        let proto::JoinReply { next_step, epoch, trainer_momentum, goes_back, holder, .. } = reply;
+        let proto::JoinReply { next_step, epoch, trainer_momentum, holder, .. } = reply;
         voting.follow(holder.as_ref(), epoch);
         let shares_memory = token != 0;
-        Ok(Self { next_step, goes_back, epoch, shares_memory, window, host, width, trainer_momentum, lanes })
+        Ok(Self { next_step, epoch, shares_memory, window, host, width, trainer_momentum, lanes })
     }
 
     /// Takes the place of the streams that `mended` has anew.

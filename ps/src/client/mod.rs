@@ -10,6 +10,7 @@ mod config;
 mod connecting;
 mod error;
 mod exchange;
+mod first_step;
 mod gradual_step;
 mod lane;
 mod layers;

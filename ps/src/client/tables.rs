@@ -15,6 +15,7 @@ pub use self::blocking::{Pulling, Pushing, Tables};
 use super::config::SessionConfig;
 use super::connecting::{Failure, connect, in_place, in_time, join, persist_any};
 use super::error::ClientError;
+use super::first_step::FirstStep;
 use crate::proto::sparse_tables_client::SparseTablesClient;
 use crate::proto::{self, OpenTablesRequest};
 use crate::sparse::TableSpec;
@@ -150,15 +151,6 @@ fn owned(wanted: &[(usize, &[u64])]) -> Vec<(usize, Vec<u64>)> {
     wanted.iter().map(|(table, keys)| (*table, keys.to_vec())).collect()
 }
 
-/// A trainer that died while it pushed left some servers a step behind the others, and does that step
-/// again; one that is further behind was started anew and has nothing to catch up on. Servers with checkpoints are
-/// never started anew alone: in one of Bounded or Async their parts are of different steps, and each gets what it
-/// misses.
-fn first_step(steps: &[u64], epoch: u64) -> u64 {
-    let newest = steps.iter().copied().max().unwrap_or(0);
-    steps.iter().copied().filter(|step| epoch > 0 || step + 1 >= newest).min().unwrap_or(0)
-}
-
 /// Opens them at every server, all in one epoch.
 async fn open_all(
     config: SessionConfig,
@@ -186,7 +178,7 @@ async fn open_all(
         epoch = reply.epoch;
     }
     let routes = leaders.into_iter().map(Route::new).collect();
-    let next_step = first_step(&steps, epoch);
+    let next_step = FirstStep::of(&steps, epoch).step;
     let layers_wanted = AtomicU64::new(0);
     Ok((Shared { config, specs, servers_train_layers, epoch, routes, layers_wanted }, next_step))
 }
@@ -219,23 +211,4 @@ async fn open(
         return Err(Status::unavailable("it has yet to go to the checkpoint that the others hold").into());
     }
     Ok(((host, channel), reply))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_trainer_goes_on_where_its_servers_are() {
-        for (label, steps, epoch, want) in [
-            ("all alike", &[4, 4][..], 0, 4),
-            ("died while it pushed", &[5, 4], 0, 4),
-            ("a server was started anew", &[7, 0, 6], 0, 6),
-            ("at the start", &[0, 1], 0, 0),
-            ("no server", &[], 0, 0),
-            ("parts of a checkpoint", &[7, 3, 6], 2, 3),
-        ] {
-            assert_eq!(first_step(steps, epoch), want, "{label}");
-        }
-    }
 }

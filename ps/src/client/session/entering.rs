@@ -6,6 +6,7 @@ use super::{AsyncSession, Settled};
 use crate::client::connecting::schedule;
 use crate::client::error::{ClientError, is_retryable};
 use crate::client::exchange::{Opened, Purpose};
+use crate::client::first_step::FirstStep;
 use crate::client::link::{Link, Opening};
 use crate::client::momentum::Momentum;
 use crate::retry::Retries;
@@ -36,13 +37,12 @@ impl AsyncSession {
             }
             // Every server has at least one block of most models; one that has none says u64::MAX.
             let steps = self.links.iter().map(|link| link.next_step).filter(|step| *step != u64::MAX);
-            let goes_back = self.links.iter().all(|link| link.goes_back);
-            let (step, is_apart) = step_to_go_on_with(&steps.collect::<Vec<_>>(), goes_back);
+            let first = FirstStep::of(&steps.collect::<Vec<_>>(), epoch);
             // A process before this one may have given steps while this one joined. All servers refuse it now.
-            if is_apart && !std::mem::replace(&mut has_asked_again, true) {
+            if first.is_forgotten && !std::mem::replace(&mut has_asked_again, true) {
                 continue;
             }
-            self.next_step = step;
+            self.next_step = first.step;
             if let Settled::Rewound = self.pull().await? {
                 continue;
             }
@@ -106,7 +106,7 @@ impl AsyncSession {
         }
         let (purpose, step) = self.exchange.subject();
         let is_training = purpose == Purpose::Step && !self.config.elastic && !self.exchange.is_settled();
-        if is_training && !link.goes_back && link.next_step < self.exchange.may_lack(server) {
+        if is_training && link.epoch == 0 && link.next_step < self.exchange.may_lack(server) {
             tracing::info!(%address, step, "server {server} was started anew; it gets the whole step again");
             self.exchange.forgotten(server);
         }
@@ -137,37 +137,5 @@ impl AsyncSession {
             }
         }
         Ok(Settled::Done)
-    }
-}
-
-/// Returns the step that a trainer goes on with, from the next steps that its servers tell, and whether some are so far apart that
-/// a server has forgotten steps. A trainer has one step under way, so servers that have lost nothing differ by one at most, and the
-/// lowest says which step is to be given again. One that is further behind was started anew, where the servers do not go back
-/// to a checkpoint together: it takes any step, and the others, and other trainers, do not come back to earlier ones.
-fn step_to_go_on_with(steps: &[u64], goes_back: bool) -> (u64, bool) {
-    let furthest = steps.iter().copied().max().unwrap_or(0);
-    let least = if goes_back { 0 } else { furthest.saturating_sub(1) };
-    let has_all = steps.iter().copied().filter(|step| *step >= least).min();
-    (has_all.unwrap_or(0), steps.iter().any(|step| *step < least))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_trainer_goes_on_where_the_servers_are_that_have_lost_nothing() {
-        for (label, steps, goes_back, want) in [
-            ("no blocks", vec![], false, (0, false)),
-            ("a new job", vec![0, 0], false, (0, false)),
-            ("one step was under way", vec![7, 8, 7], false, (7, false)),
-            ("the first step was under way", vec![1, 0], false, (0, false)),
-            ("a server has forgotten", vec![7, 0, 8], false, (7, true)),
-            ("it has had steps since", vec![3, 8], false, (8, true)),
-            ("all have", vec![0, 1], false, (0, false)),
-            ("a checkpoint of Async has blocks as they were", vec![3, 8], true, (3, false)),
-        ] {
-            assert_eq!(step_to_go_on_with(&steps, goes_back), want, "{label}");
-        }
     }
 }

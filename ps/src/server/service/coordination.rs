@@ -90,7 +90,6 @@ impl proto::coordination_server::Coordination for Coordination {
             window: wire::window(store.shard(shard).count(), config.trainers) as u32,
             holder: self.0.replication.as_ref().and_then(|replication| replication.holder(shard)),
             trainer_momentum: self.0.rules.trainer_momentum,
-            goes_back: config.checkpoint.is_some(),
         }))
     }
 
