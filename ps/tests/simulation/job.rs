@@ -33,7 +33,7 @@ use super::{backups, elastic, rows_beside, tables};
 pub const JOB: &str = "job";
 /// Time without a fault after which a job counts as hanging. Servers give up after 10 minutes without trainers.
 const LIMIT: Duration = Duration::from_secs(1200);
-/// Time of the servers of a supervised job to end, as spec.runPolicy.serverDrainSeconds has it by default.
+/// Time of the processes of a supervised job to end, as spec.runPolicy.serverDrainSeconds has it by default.
 const DRAIN: Duration = Duration::from_secs(60);
 /// From then on the weather breaks no connections.
 const STORM: Duration = Duration::from_secs(90);
@@ -103,6 +103,8 @@ enum Action {
         incarnation: u32,
     },
     ClearUp,
+    /// Trainers have had their time to end after a server has said that training is over.
+    StopTrainers,
     /// Servers have had their time to end after the last trainer.
     StopServers,
 }

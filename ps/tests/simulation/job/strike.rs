@@ -47,6 +47,12 @@ impl Supervisor {
                 self.start_server(index);
             }
             Action::StartTrainer { index, incarnation } => self.start_trainer(index, incarnation),
+            Action::StopTrainers => {
+                for trainer in 0..self.job.plan.trainers {
+                    self.kill(self.newest(trainer), false);
+                    self.trainers_over[trainer as usize] = true;
+                }
+            }
             // Server 0 has the time that it needs to write the model.
             Action::StopServers => {
                 let first = u32::from(self.job.plan.checkpoint.is_some());
