@@ -60,6 +60,17 @@ impl Failure {
         Self::PeerAway(error.into())
     }
 
+    /// Returns the exit code of the process that ends so.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Input(_) => WRONG_INPUT as u8,
+            Self::Work(_) => 1,
+            Self::PeerAway(_) => PEER_AWAY as u8,
+            Self::Signal(signal) => signal.exit_code(),
+        }
+    }
+
     /// Sorts an error of opening a workload's data and model: bad input, unless the system says that it cannot read
     /// now, as over a network that is down or without memory.
     pub fn opening(error: impl Into<anyhow::Error>) -> Self {
@@ -96,15 +107,12 @@ pub fn conclude(output: OutputArgs, work: impl FnOnce() -> Result<ReplicaResult,
     logging::log_panics();
     let done = panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(Failure::Work(anyhow!(PANICKED))));
     let written = done.and_then(|result| write_result(result_file, &result));
-    let (error, code) = match written {
-        Ok(()) => return 0,
-        Err(Failure::Signal(signal)) => return signal.exit_code(),
-        Err(Failure::Input(error)) => (error, WRONG_INPUT),
-        Err(Failure::Work(error)) => (error, 1),
-        Err(Failure::PeerAway(error)) => (error, PEER_AWAY),
-    };
-    eprintln!("psjobs-worker: {error:#}");
-    code as u8
+    let Err(failure) = written else { return 0 };
+    let code = failure.exit_code();
+    if let Failure::Input(error) | Failure::Work(error) | Failure::PeerAway(error) = failure {
+        eprintln!("psjobs-worker: {error:#}");
+    }
+    code
 }
 
 const PANICKED: &str =

@@ -24,9 +24,10 @@ use tonic::service::Routes;
 
 use super::disk::{Disk, DiskFault, FOLDER, Mount};
 use super::end::Dialer;
+use super::fault::Fault;
 use super::model::Model;
 use super::network::{Host, Network, address_of};
-use super::plan::{Fault, Plan};
+use super::plan::Plan;
 use super::trainer::{self, Failure, Job};
 use super::{backups, elastic, rows_beside, tables};
 

@@ -9,6 +9,7 @@ mod backups;
 mod disk;
 mod elastic;
 mod end;
+mod fault;
 mod job;
 mod model;
 mod network;
@@ -25,7 +26,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use disk::DiskFault;
-use plan::{FOR_GOOD, Fault, MachineFault, Plan};
+use fault::{FOR_GOOD, Fault, MachineFault};
+use plan::Plan;
 use psjobs_api::training::{Consistency, ConsistencyMode};
 
 /// Seeds of an ordinary run of the tests.

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use psjobs_api::training::{Consistency, ConsistencyMode};
 
+use crate::fault::{Fault, MachineFault};
 use crate::job;
-use crate::plan::{Fault, MachineFault, Plan};
+use crate::plan::Plan;
 use crate::{sweep, with_rows};
 
 /// Jobs whose blocks two servers hold: one server at a time is lost, silently or not, or cut off from the other.

@@ -251,6 +251,7 @@ fn classify(error: TrainError, supervised: bool) -> Failure {
 mod tests {
     use std::io;
 
+    use psjobs_api::exit_code::{PEER_AWAY, WRONG_INPUT};
     use psjobs_ps::client::ClientError;
 
     use super::*;
@@ -266,34 +267,29 @@ mod tests {
         let misplaced = || ClientError::Misplaced { address: address(), found: 1, servers: 2, want: 0, ours: 2 };
         let later = |error| TrainError::Update { step: 3, source: UpdateError::Servers(error) };
         let (by_hand, supervised) = (false, true);
+        let (input, work, peer) = (WRONG_INPUT as u8, 1, PEER_AWAY as u8);
         let rows = [
-            (begin(ClientError::Refused { address: address(), reason: reason() }), supervised, "input"),
-            (begin(ClientError::Address("ps-0".into())), supervised, "input"),
-            (begin(conflict()), by_hand, "work"),
-            (begin(conflict()), supervised, "peer"),
-            (later(conflict()), by_hand, "work"),
-            (later(conflict()), supervised, "peer"),
-            (begin(misplaced()), by_hand, "work"),
-            (begin(misplaced()), supervised, "peer"),
-            (begin(away()), by_hand, "peer"),
-            (begin(away()), supervised, "peer"),
-            (later(away()), by_hand, "peer"),
-            (TrainError::Leave(UpdateError::Servers(ClientError::TablesLost { address: address() })), by_hand, "peer"),
-            (begin(ClientError::Memory { elements: 1, source: io::ErrorKind::OutOfMemory.into() }), supervised, "work"),
-            (begin(ClientError::Interrupted), supervised, "work"),
-            (begin(ClientError::Runtime(io::ErrorKind::WouldBlock.into())), supervised, "work"),
-            (TrainError::Begin(UpdateError::Libtorch(tch::TchError::Torch("no memory".into()))), supervised, "work"),
-            (TrainError::Diverged { step: 3, loss: f64::NAN }, supervised, "work"),
+            (begin(ClientError::Refused { address: address(), reason: reason() }), supervised, input),
+            (begin(ClientError::Address("ps-0".into())), supervised, input),
+            (begin(conflict()), by_hand, work),
+            (begin(conflict()), supervised, peer),
+            (later(conflict()), by_hand, work),
+            (later(conflict()), supervised, peer),
+            (begin(misplaced()), by_hand, work),
+            (begin(misplaced()), supervised, peer),
+            (begin(away()), by_hand, peer),
+            (begin(away()), supervised, peer),
+            (later(away()), by_hand, peer),
+            (TrainError::Leave(UpdateError::Servers(ClientError::TablesLost { address: address() })), by_hand, peer),
+            (begin(ClientError::Memory { elements: 1, source: io::ErrorKind::OutOfMemory.into() }), supervised, work),
+            (begin(ClientError::Interrupted), supervised, work),
+            (begin(ClientError::Runtime(io::ErrorKind::WouldBlock.into())), supervised, work),
+            (TrainError::Begin(UpdateError::Libtorch(tch::TchError::Torch("no memory".into()))), supervised, work),
+            (TrainError::Diverged { step: 3, loss: f64::NAN }, supervised, work),
         ];
         for (error, supervised, want) in rows {
             let label = format!("{error:?}, supervised: {supervised}");
-            let found = match classify(error, supervised) {
-                Failure::Input(_) => "input",
-                Failure::PeerAway(_) => "peer",
-                Failure::Work(_) => "work",
-                Failure::Signal(_) => "signal",
-            };
-            assert_eq!(found, want, "{label}");
+            assert_eq!(classify(error, supervised).exit_code(), want, "{label}");
         }
     }
 

@@ -4,11 +4,10 @@
 
 use std::time::Duration;
 
-use psjobs_api::Role;
 use tonic::Status;
 
+use super::recovery::client::client;
 use crate::proto;
-use crate::proto::recovery_client::RecoveryClient;
 use crate::server::error::ServerError;
 use crate::server::state::ServerState;
 
@@ -40,11 +39,8 @@ pub async fn found(state: &ServerState) -> ServerError {
 
 /// Asks over a connection of its own, because an open one stays with the process that it was made to.
 async fn ask(state: &ServerState, address: &str) -> Result<proto::IdentifyReply, Status> {
-    let (network, job_uid) = (&state.config.network, state.config.job_uid.clone());
-    let endpoint =
-        network.endpoint(address, Some(Role::Server)).map_err(|error| Status::invalid_argument(error.to_string()))?;
-    let channel = network.connect(&endpoint).await.map_err(|error| Status::unavailable(error.to_string()))?;
-    Ok(RecoveryClient::new(channel).identify(proto::IdentifyRequest { job_uid }).await?.into_inner())
+    let request = proto::IdentifyRequest { job_uid: state.config.job_uid.clone() };
+    Ok(client(&state.config.network, address)?.identify(request).await?.into_inner())
 }
 
 /// Returns the incarnation that has taken the place of this process of a server. Another server may answer where addresses are

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Action, Supervisor};
+use crate::fault::{Fault, MachineFault};
 use crate::network::Host;
-use crate::plan::{Fault, MachineFault};
 
 /// After so long without an acknowledgement a kernel gives a connection up, as `ps/src/network.rs` asks it to.
 const KERNEL_LIMIT: Duration = Duration::from_secs(9);

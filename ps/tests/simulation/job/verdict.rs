@@ -14,8 +14,8 @@ use tokio::time::Instant;
 
 use super::{Action, DRAIN, Supervisor};
 use crate::disk::{FOLDER, Mount};
+use crate::fault::{Fault, MachineFault};
 use crate::network::Host;
-use crate::plan::{Fault, MachineFault};
 use crate::trainer::{Failure, series_steps, series_values};
 use crate::{backups, tables};
 

@@ -148,6 +148,7 @@ fn classify(error: RecsysError, supervised: bool) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use psjobs_api::exit_code::{PEER_AWAY, WRONG_INPUT};
     use psjobs_ps::client::ClientError;
     use psjobs_ps::sparse::SpecError;
     use psjobs_rpc::RemoteError;
@@ -166,41 +167,36 @@ mod tests {
         let leave = |error| RecsysError::Leave(ModulesError::Leave(error));
         let rows_at = |source| RecsysError::Rows { step: 3, source };
         let (by_hand, supervised) = (false, true);
+        let (input, work, peer) = (WRONG_INPUT as u8, 1, PEER_AWAY as u8);
         let rows = [
-            (RecsysError::Table(SpecError::Count(0)), supervised, "input"),
-            (join(refused()), supervised, "input"),
-            (join(away()), by_hand, "peer"),
-            (join(conflict()), by_hand, "work"),
-            (join(conflict()), supervised, "peer"),
-            (join(misplaced()), by_hand, "work"),
-            (join(misplaced()), supervised, "peer"),
-            (leave(conflict()), by_hand, "work"),
-            (leave(conflict()), supervised, "peer"),
-            (RecsysError::Open(refused()), supervised, "input"),
-            (RecsysError::Open(misplaced()), by_hand, "work"),
-            (RecsysError::Open(misplaced()), supervised, "peer"),
-            (RecsysError::Follow(conflict()), by_hand, "work"),
-            (RecsysError::Follow(conflict()), supervised, "peer"),
-            (RecsysError::Evaluate(conflict()), by_hand, "work"),
-            (RecsysError::Evaluate(conflict()), supervised, "peer"),
-            (rows_at(refused()), supervised, "work"),
-            (rows_at(ClientError::TablesLost { address: text() }), by_hand, "peer"),
-            (rows_at(conflict()), by_hand, "work"),
-            (rows_at(conflict()), supervised, "peer"),
-            (RecsysError::Publish(RemoteError::new("no")), supervised, "work"),
-            (RecsysError::Meet(RingError::Absent { rank: 1, seconds: 60, reason: text() }), by_hand, "peer"),
-            (RecsysError::Meet(RingError::Interrupted), supervised, "work"),
-            (RecsysError::Diverged { step: 3, loss: f64::NAN }, supervised, "work"),
+            (RecsysError::Table(SpecError::Count(0)), supervised, input),
+            (join(refused()), supervised, input),
+            (join(away()), by_hand, peer),
+            (join(conflict()), by_hand, work),
+            (join(conflict()), supervised, peer),
+            (join(misplaced()), by_hand, work),
+            (join(misplaced()), supervised, peer),
+            (leave(conflict()), by_hand, work),
+            (leave(conflict()), supervised, peer),
+            (RecsysError::Open(refused()), supervised, input),
+            (RecsysError::Open(misplaced()), by_hand, work),
+            (RecsysError::Open(misplaced()), supervised, peer),
+            (RecsysError::Follow(conflict()), by_hand, work),
+            (RecsysError::Follow(conflict()), supervised, peer),
+            (RecsysError::Evaluate(conflict()), by_hand, work),
+            (RecsysError::Evaluate(conflict()), supervised, peer),
+            (rows_at(refused()), supervised, work),
+            (rows_at(ClientError::TablesLost { address: text() }), by_hand, peer),
+            (rows_at(conflict()), by_hand, work),
+            (rows_at(conflict()), supervised, peer),
+            (RecsysError::Publish(RemoteError::new("no")), supervised, work),
+            (RecsysError::Meet(RingError::Absent { rank: 1, seconds: 60, reason: text() }), by_hand, peer),
+            (RecsysError::Meet(RingError::Interrupted), supervised, work),
+            (RecsysError::Diverged { step: 3, loss: f64::NAN }, supervised, work),
         ];
         for (error, supervised, want) in rows {
             let label = format!("{error:?}, supervised: {supervised}");
-            let found = match classify(error, supervised) {
-                Failure::Input(_) => "input",
-                Failure::PeerAway(_) => "peer",
-                Failure::Work(_) => "work",
-                Failure::Signal(_) => "signal",
-            };
-            assert_eq!(found, want, "{label}");
+            assert_eq!(classify(error, supervised).exit_code(), want, "{label}");
         }
     }
 }

@@ -131,6 +131,7 @@ fn classify(error: ModulesError, supervised: bool) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use psjobs_api::exit_code::{PEER_AWAY, WRONG_INPUT};
     use psjobs_ps::client::ClientError;
     use psjobs_rpc::RemoteError;
 
@@ -146,34 +147,29 @@ mod tests {
         let failed = || RemoteError::Failed { peer: text(), call: text(), message: text() };
         let step = |source| ModulesError::Step { step: 3, source };
         let (by_hand, supervised) = (false, true);
+        let (input, work, peer) = (WRONG_INPUT as u8, 1, PEER_AWAY as u8);
         let rows = [
-            (ModulesError::Join(ClientError::Refused { address: text(), reason: text() }), supervised, "input"),
-            (ModulesError::Join(away()), by_hand, "peer"),
-            (ModulesError::Join(away()), supervised, "peer"),
-            (ModulesError::Join(conflict()), by_hand, "work"),
-            (ModulesError::Join(conflict()), supervised, "peer"),
-            (ModulesError::Join(misplaced()), by_hand, "work"),
-            (ModulesError::Join(misplaced()), supervised, "peer"),
-            (ModulesError::Join(ClientError::Interrupted), supervised, "work"),
-            (ModulesError::Leave(conflict()), by_hand, "work"),
-            (ModulesError::Leave(conflict()), supervised, "peer"),
-            (ModulesError::Connect(RemoteError::new("no")), supervised, "input"),
-            (ModulesError::Connect(lost()), by_hand, "peer"),
-            (step(lost()), by_hand, "peer"),
-            (step(lost()), supervised, "peer"),
-            (step(failed()), supervised, "work"),
-            (ModulesError::Evaluate(failed()), supervised, "work"),
-            (ModulesError::Diverged { step: 3, loss: f64::NAN }, supervised, "work"),
+            (ModulesError::Join(ClientError::Refused { address: text(), reason: text() }), supervised, input),
+            (ModulesError::Join(away()), by_hand, peer),
+            (ModulesError::Join(away()), supervised, peer),
+            (ModulesError::Join(conflict()), by_hand, work),
+            (ModulesError::Join(conflict()), supervised, peer),
+            (ModulesError::Join(misplaced()), by_hand, work),
+            (ModulesError::Join(misplaced()), supervised, peer),
+            (ModulesError::Join(ClientError::Interrupted), supervised, work),
+            (ModulesError::Leave(conflict()), by_hand, work),
+            (ModulesError::Leave(conflict()), supervised, peer),
+            (ModulesError::Connect(RemoteError::new("no")), supervised, input),
+            (ModulesError::Connect(lost()), by_hand, peer),
+            (step(lost()), by_hand, peer),
+            (step(lost()), supervised, peer),
+            (step(failed()), supervised, work),
+            (ModulesError::Evaluate(failed()), supervised, work),
+            (ModulesError::Diverged { step: 3, loss: f64::NAN }, supervised, work),
         ];
         for (error, supervised, want) in rows {
             let label = format!("{error:?}, supervised: {supervised}");
-            let found = match classify(error, supervised) {
-                Failure::Input(_) => "input",
-                Failure::PeerAway(_) => "peer",
-                Failure::Work(_) => "work",
-                Failure::Signal(_) => "signal",
-            };
-            assert_eq!(found, want, "{label}");
+            assert_eq!(classify(error, supervised).exit_code(), want, "{label}");
         }
     }
 }

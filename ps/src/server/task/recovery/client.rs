@@ -19,7 +19,7 @@ const QUIET: Duration = Duration::from_secs(10);
 
 /// Returns a client of the server at `address`, which connects at its first call. An answer may take any time, because
 /// reading a checkpoint does; the time limits of the network find a server that is gone meanwhile.
-pub(super) fn client(network: &Network, address: &str) -> Result<RecoveryClient<Channel>, Status> {
+pub(in crate::server::task) fn client(network: &Network, address: &str) -> Result<RecoveryClient<Channel>, Status> {
     let endpoint = (network.endpoint(address, Some(Role::Server)))
         .map_err(|_| Status::invalid_argument(format!("{address:?} is not the address of a server")))?;
     Ok(RecoveryClient::new(network.connect_lazy(&endpoint)))

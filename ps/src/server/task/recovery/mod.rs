@@ -5,7 +5,7 @@
 
 mod arrivals;
 mod checkpoint_schedule;
-mod client;
+pub(super) mod client;
 mod confirmed_commit;
 mod coordinator;
 mod destination;
