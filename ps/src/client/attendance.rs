@@ -14,7 +14,6 @@ use super::config::SessionConfig;
 use super::connecting::{connect_lazily, is_refused, join, reason};
 use super::error::{ClientError, is_retryable};
 use super::recorder::Recorder;
-use super::voting::Voting;
 use crate::proto;
 use crate::proto::coordination_client::CoordinationClient;
 use crate::retry::{Retries, Schedule};
@@ -55,7 +54,6 @@ pub struct Attendance {
     servers: BTreeMap<u32, Attended>,
     report: Arc<Mutex<Report>>,
     recorder: Recorder,
-    voting: Voting,
 }
 
 /// A server that gets heartbeats.
@@ -79,7 +77,6 @@ impl Attendance {
             channel: channel.clone(),
             report: self.report.clone(),
             recorder: (server == 0).then(|| self.recorder.clone()),
-            voting: self.voting.clone(),
             answered: answered.clone(),
         };
         let heartbeats = AbortOnDropHandle::new(tokio::spawn(beating.run()));
@@ -90,12 +87,6 @@ impl Attendance {
     #[must_use]
     pub fn is_silent(&self, server: u32) -> bool {
         self.servers.get(&server).is_some_and(|attended| attended.answered.lock().elapsed() >= SILENCE)
-    }
-
-    /// Returns the votes of this trainer, for those who ask servers for their blocks.
-    #[must_use]
-    pub fn voting(&self) -> Voting {
-        self.voting.clone()
     }
 
     /// As [`Attendance::attend`], of a server that may be away, unless it is attended already.
@@ -191,7 +182,6 @@ struct Heartbeats {
     report: Arc<Mutex<Report>>,
     /// For server 0.
     recorder: Option<Recorder>,
-    voting: Voting,
     answered: Arc<Mutex<Instant>>,
 }
 
@@ -211,13 +201,13 @@ impl Heartbeats {
                         recorder.answered(&reply);
                     }
                     for holder in reply.holders {
-                        self.voting.hear(&self.config, &self.channel, self.server, holder).await;
+                        self.hear(holder).await;
                     }
                 }
                 // One that is lost is followed by others; whether the server lives shows elsewhere.
                 Err(status) => {
                     tracing::debug!(reason = status.message(), "heartbeat failed");
-                    self.voting.lose(self.server);
+                    self.config.voting.lose(self.server);
                     // Its blocks have another leader, so only this call makes it know this trainer.
                     if replicated && status.code() == Code::Aborted {
                         *self.answered.lock() = Instant::now();
@@ -225,6 +215,15 @@ impl Heartbeats {
                     }
                 }
             }
+        }
+    }
+
+    /// Passes on what the server says of its part in a shard.
+    async fn hear(&self, holder: proto::ShardHolder) {
+        let holders = self.config.holders(holder.shard);
+        if let Some(other) = holders.into_iter().find(|other| *other != self.server) {
+            let sides = (self.server, other);
+            self.config.voting.hear(self.config.id(), &self.channel, sides, holder).await;
         }
     }
 }
@@ -246,13 +245,12 @@ async fn deliver(
     while !recorder.is_sent() {
         match server.heartbeat(heartbeat(config, report, Some(recorder))).await {
             Ok(reply) if recorder.answered(reply.get_ref()) => {}
-            // It has no room for them now.
-            Ok(_) => tokio::time::sleep(FULL).await,
             // It has ended, or does not know this trainer any more.
             Err(status) if is_refused(&status) || status.code() == Code::Aborted || !is_retryable(&status) => {
                 return false;
             }
-            Err(_) => tokio::time::sleep(FULL).await,
+            // It has no room for them now, or is away for a moment.
+            Ok(_) | Err(_) => tokio::time::sleep(FULL).await,
         }
     }
     true

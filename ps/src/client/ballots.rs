@@ -28,7 +28,7 @@ struct Ballot {
     followed: Leader,
 }
 
-/// The newest leader that has given this trainer parameters.
+/// The newest leader that has given this trainer parameters or rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Leader {
     /// The term in which it, or the leader of whose updates it goes on, was elected; 0 if none was.
@@ -74,11 +74,19 @@ impl Ballots {
         ballot.vote.take_if(is_void);
     }
 
-    /// Records that `leader` gives this trainer parameters in `epoch`. Servers refuse to lead what lacks updates that a
-    /// trainer was given in the same epoch, by what [`Ballots::followed`] tells them.
-    pub fn follow(&mut self, leader: &ShardHolder, epoch: u64) {
-        let term = leader.terms.last().copied().unwrap_or(0);
-        self.ballots.entry(leader.shard).or_default().followed = Leader { term, epoch };
+    /// Records that `leader` lets this trainer in for `shard`. Servers refuse to lead what lacks updates that a trainer was
+    /// given in the same epoch, by what [`Ballots::followed`] tells them.
+    pub fn follow(&mut self, shard: u32, leader: Leader) {
+        self.ballots.entry(shard).or_default().followed = leader;
+    }
+
+    /// Records that `leader`, which has let this trainer in for `shard`, answers a call of it: it may have been elected
+    /// again since. An answer that comes late says nothing new.
+    pub fn answered(&mut self, shard: u32, leader: Leader) {
+        let followed = &mut self.ballots.entry(shard).or_default().followed;
+        if followed.epoch == leader.epoch {
+            followed.term = followed.term.max(leader.term);
+        }
     }
 
     /// Returns the newest leader of `shard` that has given this trainer parameters.
@@ -175,12 +183,15 @@ mod tests {
     #[test]
     fn a_trainer_votes_for_no_copy_that_lacks_what_it_was_given() {
         let mut ballots = Ballots::default();
-        ballots.follow(&candidate(0, 3, &[3]), 0);
+        ballots.follow(0, Leader { term: 3, epoch: 0 });
         assert_eq!(ballots.consider(1, &candidate(1, 4, &[])), Answer::Refuse { outdated: true });
         assert_eq!(ballots.consider(1, &candidate(1, 6, &[3])), Answer::Grant);
-        ballots.follow(&candidate(1, 6, &[3, 6]), 0);
-        assert_eq!(ballots.followed(0), Leader { term: 6, epoch: 0 });
-        ballots.follow(&candidate(2, 0, &[]), 1);
+        ballots.answered(0, Leader { term: 6, epoch: 0 });
+        assert_eq!(ballots.consider(1, &candidate(1, 8, &[3])), Answer::Refuse { outdated: true });
+        ballots.answered(0, Leader { term: 3, epoch: 0 });
+        assert_eq!(ballots.followed(0), Leader { term: 6, epoch: 0 }, "an answer came late");
+        ballots.follow(0, Leader { term: 0, epoch: 1 });
+        ballots.answered(0, Leader { term: 6, epoch: 0 });
         assert_eq!(ballots.followed(0), Leader { term: 0, epoch: 1 }, "both have gone back to a checkpoint");
     }
 

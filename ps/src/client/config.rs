@@ -8,6 +8,7 @@ use psjobs_api::Environment;
 use psjobs_api::training::Compression;
 
 use super::lane::{connections, cores};
+use super::voting::Voting;
 use crate::layout::TensorSpec;
 use crate::network::Network;
 use crate::parameter_group::{in_groups, warn_of_empty};
@@ -52,6 +53,9 @@ pub struct SessionConfig {
     pub network: Network,
     /// Set, from a signal handler for instance, to give up whatever is being waited for.
     pub interrupt: Arc<AtomicBool>,
+    /// The votes of this process on who leads the blocks that two servers hold, and the leaders that it has followed. Its
+    /// [`Member`](super::Member) and its [`Tables`](super::Tables) share that: both are made from clones of one configuration.
+    pub voting: Voting,
 }
 
 impl SessionConfig {
@@ -82,6 +86,7 @@ impl SessionConfig {
             compression: training.compression.clone(),
             network: Network::default(),
             interrupt: Arc::default(),
+            voting: Voting::default(),
         }
     }
 

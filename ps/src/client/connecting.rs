@@ -10,7 +10,6 @@ use tonic::{Code, Request, Status};
 use super::ballots::Leader;
 use super::config::SessionConfig;
 use super::error::{ClientError, is_of_another_job, is_retryable};
-use super::voting::Voting;
 use crate::network::Network;
 use crate::proto;
 use crate::proto::coordination_client::CoordinationClient;
@@ -124,21 +123,20 @@ pub(super) async fn in_time<T>(
 }
 
 /// Connects to a server and joins, for the blocks of server `shard` if it is named. A candidate to lead them gets this
-/// trainer's vote first, if `voting` is given.
+/// trainer's vote first.
 pub(super) async fn enter(
     config: &SessionConfig,
     server: u32,
     shard: Option<u32>,
-    voting: Option<&Voting>,
 ) -> Result<(Channel, proto::JoinReply), Failure> {
     let address = &config.servers[server as usize];
     in_time(config, async {
         let channel = connect(&config.network, address).await?;
-        let led = shard.map(|shard| (shard, voting.map(|voting| voting.followed(shard)).unwrap_or_default()));
+        let led = shard.map(|shard| (shard, config.voting.followed(shard)));
         let mut joined = join(config, led, channel.clone()).await;
-        if let (Err(status), Some(voting)) = (&joined, voting)
+        if let Err(status) = &joined
             && let Some(holder) = holder(status)
-            && voting.consider(config, channel.clone(), server, &holder).await
+            && config.voting.consider(config.id(), channel.clone(), server, &holder).await
         {
             joined = join(config, led, channel.clone()).await;
         }

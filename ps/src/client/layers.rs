@@ -125,10 +125,12 @@ impl Shared {
             };
             let request =
                 StoreLayersRequest { trainer: Some(self.config.id()), epoch: self.epoch, contents: Some(contents) };
-            self.insist(layout.owner(block) as usize, move |mut client| {
+            let shard = layout.owner(block) as usize;
+            let kept = self.insist(shard, move |mut client| {
                 let request = request.clone();
                 async move { client.store_layers(request).await }
-            })
+            });
+            async move { kept.await.map(|reply| self.answered(shard, reply.leader_term)) }
         });
         try_join_all(kept).await.map(drop)
     }

@@ -11,6 +11,7 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use super::attendance::Attendance;
+use super::ballots::Leader;
 use super::config::SessionConfig;
 use super::connecting::{Failure, connect, enter, persist_any};
 use super::error::ClientError;
@@ -72,8 +73,7 @@ impl Link {
 
     async fn attempt(opening: &Opening<'_>, host: u32) -> Result<Self, Failure> {
         let &Opening { config, layout, server, only, epoch, memory, .. } = opening;
-        let voting = opening.attendance.voting();
-        let (channel, reply) = enter(config, host, Some(server), Some(&voting)).await?;
+        let (channel, reply) = enter(config, host, Some(server)).await?;
         if reply.epoch < epoch {
             return Err(Status::unavailable("it has yet to go back to the checkpoint that the others hold").into());
         }
@@ -112,8 +112,8 @@ impl Link {
             lanes.insert(lane, Lane::open(name, channel, open, blocks + 1, opening.buffers, opening.events).await?);
         }
         let window = (reply.window as usize).clamp(1, wire::WINDOW);
-        let proto::JoinReply { next_step, epoch, trainer_momentum, holder, .. } = reply;
-        voting.follow(holder.as_ref(), epoch);
+        let proto::JoinReply { next_step, epoch, trainer_momentum, leader_term, .. } = reply;
+        config.voting.follow(server, Leader { term: leader_term, epoch });
         let shares_memory = token != 0;
         Ok(Self { next_step, epoch, shares_memory, window, host, width, trainer_momentum, lanes })
     }

@@ -33,7 +33,7 @@ impl AsyncMember {
                 config,
                 shard,
                 |_| false,
-                |server| async move { enter(config, server, None, None).await.map(|(channel, _)| (server, channel)) },
+                |server| async move { enter(config, server, None).await.map(|(channel, _)| (server, channel)) },
             )
             .await?;
             attendance.attend(config, server, channel);
@@ -42,6 +42,12 @@ impl AsyncMember {
         (0..config.servers.len() as u32).for_each(|server| attendance.attend_lazily(config, server));
         let config = config.clone();
         Ok(Self { config, attendance })
+    }
+
+    /// Returns the configuration, for this trainer's [`AsyncTables`](super::AsyncTables).
+    #[must_use]
+    pub fn config(&self) -> &SessionConfig {
+        &self.config
     }
 
     /// Sets what the next heartbeats report: steps done and examples read so far, and metrics.
@@ -88,6 +94,12 @@ impl Member {
         let runtime = network(1)?;
         let member = runtime.block_on(AsyncMember::join(config))?;
         Ok(Self { member, runtime })
+    }
+
+    /// Returns the configuration, for this trainer's [`Tables`](super::Tables).
+    #[must_use]
+    pub fn config(&self) -> &SessionConfig {
+        self.member.config()
     }
 
     /// See [`AsyncMember::report`].

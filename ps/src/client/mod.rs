@@ -36,5 +36,6 @@ pub use recorder::Recorder;
 pub use session::AsyncSession;
 pub use session_tables::SessionTables;
 pub use tables::{AsyncTables, Pulling, Pushing, RowGradients, Tables};
+pub use voting::Voting;
 
 pub use crate::layout::TensorSpec;

@@ -12,6 +12,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 pub use self::blocking::{Pulling, Pushing, Tables};
+use super::ballots::Leader;
 use super::config::SessionConfig;
 use super::connecting::{Failure, connect, in_place, in_time, join, persist_any};
 use super::error::ClientError;
@@ -185,7 +186,9 @@ async fn open_all(
 
 fn request(config: &SessionConfig, specs: &[TableSpec], servers_train_layers: bool, shard: u32) -> OpenTablesRequest {
     let tables = specs.iter().map(proto::TableSpec::from).collect();
-    OpenTablesRequest { trainer: Some(config.id()), tables, shard: Some(shard), servers_train_layers }
+    let Leader { term: leader_term, epoch: leader_epoch } = config.voting.followed(shard);
+    let (trainer, shard) = (Some(config.id()), Some(shard));
+    OpenTablesRequest { trainer, tables, shard, servers_train_layers, leader_term, leader_epoch }
 }
 
 /// Opens the tables of a shard at server `host`; returns the way to it with its reply.
@@ -195,6 +198,7 @@ async fn open(
     host: u32,
     epoch: u64,
 ) -> Result<((u32, Channel), proto::OpenTablesReply), Failure> {
+    let shard = request.shard.unwrap_or(host);
     let channel = connect(&config.network, &config.servers[host as usize]).await?;
     let mut client = SparseTablesClient::new(channel.clone());
     let reply = match client.open_tables(request.clone()).await {
@@ -210,5 +214,6 @@ async fn open(
     if reply.epoch < epoch {
         return Err(Status::unavailable("it has yet to go to the checkpoint that the others hold").into());
     }
+    config.voting.follow(shard, Leader { term: reply.leader_term, epoch: reply.epoch });
     Ok(((host, channel), reply))
 }

@@ -1,5 +1,5 @@
-//! Votes of a trainer on who leads the blocks that two servers hold. Its heartbeats hear of candidates, and those who ask
-//! servers for blocks; [`super::ballots`] decides.
+//! Votes of a trainer on who leads the blocks and rows that two servers hold. Its heartbeats hear of candidates, and those
+//! who ask servers for blocks; [`super::ballots`] decides.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,23 +10,22 @@ use tokio::time::Instant;
 use tonic::transport::Channel;
 
 use super::ballots::{Answer, Ballots, Leader, is_wanted};
-use super::config::SessionConfig;
 use crate::proto::coordination_client::CoordinationClient;
-use crate::proto::{self, ShardHolder};
+use crate::proto::{self, ShardHolder, TrainerId};
 
 /// How old an answer may be by which a server still leads.
 const FRESH: Duration = Duration::from_secs(3);
 /// How long a candidate may take to answer a vote, which it holds back for a second.
 const ANSWER: Duration = Duration::from_secs(3);
 
-/// The votes of a trainer. Clones share them.
-#[derive(Clone, Default)]
+/// The votes of a trainer, and the leaders that it has followed. Clones share them.
+#[derive(Clone, Debug, Default)]
 pub struct Voting {
     elections: Arc<Mutex<Elections>>,
 }
 
 /// The votes, and what is known of those that they are for.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Elections {
     ballots: Ballots,
     /// By server and shard: its last words, and when they came.
@@ -34,43 +33,48 @@ struct Elections {
 }
 
 impl Voting {
-    /// Records what `server` says of its part in a shard. Votes for it over `channel` if it is a candidate, and no other
-    /// holder that answers leads.
-    pub async fn hear(&self, config: &SessionConfig, channel: &Channel, server: u32, holder: ShardHolder) {
+    /// Records what `server` says of its part in a shard, which `other` holds, too. `voter` votes for it over `channel` if it
+    /// is a candidate, and the other one does not answer as the leader.
+    pub(super) async fn hear(
+        &self,
+        voter: TrainerId,
+        channel: &Channel,
+        (server, other): (u32, u32),
+        holder: ShardHolder,
+    ) {
         let is_voted_on = {
             let Elections { ballots, holders } = &mut *self.elections.lock();
             ballots.hear(server, &holder);
-            let mut others = config.holders(holder.shard).into_iter().filter(|other| *other != server);
-            let other = others.find_map(|other| holders.get(&(other, holder.shard)));
+            let other = holders.get(&(other, holder.shard));
             let other = other.filter(|(at, _)| at.elapsed() < FRESH).map(|(_, other)| other);
             let is_voted_on = holder.candidate && is_wanted(&holder, other);
             holders.insert((server, holder.shard), (Instant::now(), holder.clone()));
             is_voted_on
         };
         if is_voted_on {
-            self.vote(config, channel.clone(), server, &holder).await;
+            self.vote(voter, channel.clone(), server, &holder).await;
         }
     }
 
     /// Records that `server` does not answer.
-    pub fn lose(&self, server: u32) {
+    pub(super) fn lose(&self, server: u32) {
         self.elections.lock().holders.retain(|(of, _), _| *of != server);
     }
 
     /// Records what `server` says of its part in a shard, and votes on it over `channel` if it is a candidate; returns
     /// whether it was elected.
-    pub async fn consider(&self, config: &SessionConfig, channel: Channel, server: u32, holder: &ShardHolder) -> bool {
+    pub(super) async fn consider(&self, voter: TrainerId, channel: Channel, server: u32, holder: &ShardHolder) -> bool {
         self.elections.lock().ballots.hear(server, holder);
-        holder.candidate && self.vote(config, channel, server, holder).await
+        holder.candidate && self.vote(voter, channel, server, holder).await
     }
 
     /// Votes on `candidate`, a process of `server`; returns whether it was elected.
-    async fn vote(&self, config: &SessionConfig, channel: Channel, server: u32, candidate: &ShardHolder) -> bool {
+    async fn vote(&self, voter: TrainerId, channel: Channel, server: u32, candidate: &ShardHolder) -> bool {
         let (granted, outdated) = match self.elections.lock().ballots.consider(server, candidate) {
             Answer::Grant => (true, false),
             Answer::Refuse { outdated } => (false, outdated),
         };
-        let (trainer, shard, term) = (Some(config.id()), candidate.shard, candidate.term);
+        let (trainer, shard, term) = (Some(voter), candidate.shard, candidate.term);
         tracing::debug!(server, shard, term, granted, outdated, "votes");
         let request = proto::VoteRequest { trainer, shard, term, granted, outdated };
         let mut client = CoordinationClient::new(channel);
@@ -80,16 +84,18 @@ impl Voting {
         }
     }
 
-    /// Records that `leader` gives this trainer the blocks of its shard in `epoch`.
-    pub fn follow(&self, leader: Option<&ShardHolder>, epoch: u64) {
-        if let Some(leader) = leader {
-            self.elections.lock().ballots.follow(leader, epoch);
-        }
+    /// Records that `leader` has let this trainer in for `shard`.
+    pub(super) fn follow(&self, shard: u32, leader: Leader) {
+        self.elections.lock().ballots.follow(shard, leader);
     }
 
-    /// Returns the newest leader of `shard` that has given this trainer its blocks.
-    #[must_use]
-    pub fn followed(&self, shard: u32) -> Leader {
+    /// Records that `leader` has answered a call for `shard`.
+    pub(super) fn answered(&self, shard: u32, leader: Leader) {
+        self.elections.lock().ballots.answered(shard, leader);
+    }
+
+    /// Returns the newest leader of `shard` that has given this trainer blocks or rows.
+    pub(super) fn followed(&self, shard: u32) -> Leader {
         self.elections.lock().ballots.followed(shard)
     }
 }

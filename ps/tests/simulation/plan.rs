@@ -127,12 +127,7 @@ impl Plan {
             resume: true,
             forgets: false,
         };
-        // Not with checkpoints where trainers have tables alone: they do not tell a candidate which leader they have followed, so
-        // that one may be elected that lacks its steps, and the model may have older layers than rows.
-        plan.replicated = servers > 1
-            && chance.random_ratio(1, REPLICATED as u32)
-            && !doomed
-            && !(plan.tables && plan.checkpoint.is_some());
+        plan.replicated = servers > 1 && chance.random_ratio(1, REPLICATED as u32) && !doomed;
         let ordinary = !plan.tables && !large && seed % ELASTIC != 1;
         if ordinary && seed % CODED == 4 {
             let codec = [Codec::BF16, Codec::FP16, Codec::TopK][chance.random_range(0..3)];

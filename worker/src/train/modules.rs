@@ -150,6 +150,12 @@ impl Participant {
         &self.servers
     }
 
+    /// Returns the configuration that this trainer has joined with, for its sparse tables.
+    #[must_use]
+    pub fn config(&self) -> &SessionConfig {
+        self.member.config()
+    }
+
     /// Tells the servers how far this trainer is.
     pub fn report(&self, step: u64, examples: u64, metrics: &Metrics) {
         self.member.report(step, examples, metrics);

@@ -9,6 +9,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use super::{RowGradients, Shared};
+use crate::client::ballots::Leader;
 use crate::client::config::SessionConfig;
 use crate::client::connecting::{self, TRY, schedule, stopped, until};
 use crate::client::error::{ClientError, is_retryable};
@@ -54,6 +55,7 @@ impl Shared {
                     async move { client.pull_rows(request).await }
                 })
                 .await?;
+            self.answered(server, reply.leader_term);
             Ok::<_, ClientError>((server, places, reply.rows))
         });
         let mut rows: Vec<Vec<f32>> =
@@ -115,6 +117,7 @@ impl Shared {
                     async move { client.push_rows(request).await }
                 })
                 .await?;
+            self.answered(server, reply.leader_term);
             self.routes[server].next_step.fetch_max(request.step.saturating_add(1), Ordering::Relaxed);
             Ok(reply)
         });
@@ -197,6 +200,11 @@ impl Shared {
             return Ok(());
         }
         Ok(())
+    }
+
+    /// Records that the leader of `shard` in `term` has answered.
+    pub fn answered(&self, shard: usize, term: u64) {
+        self.config.voting.answered(shard as u32, Leader { term, epoch: self.epoch });
     }
 
     pub fn refused(&self, server: usize, reason: impl Into<String>) -> ClientError {

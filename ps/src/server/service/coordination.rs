@@ -62,10 +62,7 @@ impl proto::coordination_server::Coordination for Coordination {
         // Without a shard the trainer only joins, so this server need not be a primary.
         let shard = match request.shard {
             Some(shard) => {
-                let replication = self.0.replication.as_ref().filter(|_| request.leader_epoch == epoch);
-                if replication.is_some_and(|replication| replication.hear_of_leader(shard, request.leader_term)) {
-                    self.0.close_streams_to(shard);
-                }
+                self.0.hear_of_leader(shard, request.leader_term, request.leader_epoch);
                 self.0.shard(Some(shard))?
             }
             None => config.index,
@@ -74,6 +71,7 @@ impl proto::coordination_server::Coordination for Coordination {
             batch_assignments.welcome();
         }
         let (next_step, empty_blocks) = store.next_step(shard, id.index).await?;
+        let leader_term = if request.shard.is_some() { self.0.leader_term(shard)? } else { 0 };
         tracing::info!(trainer = id.index, incarnation = id.incarnation, next_step, "joined");
         Ok(Response::new(proto::JoinReply {
             next_step,
@@ -88,7 +86,7 @@ impl proto::coordination_server::Coordination for Coordination {
                 .map_or_else(String::new, |offer| offer.name().to_owned()),
             epoch,
             window: wire::window(store.shard(shard).count(), config.trainers) as u32,
-            holder: self.0.replication.as_ref().and_then(|replication| replication.holder(shard)),
+            leader_term,
             trainer_momentum: self.0.rules.trainer_momentum,
         }))
     }

@@ -28,7 +28,9 @@ impl sparse_tables_server::SparseTables for Service {
         self.0.members().hear(&id, now())?;
         let epoch = self.0.epoch()?;
         let specs: Vec<TableSpec> = request.tables.into_iter().map(TableSpec::from).collect();
-        let shard = self.0.shard(request.shard)?;
+        let shard = request.shard.unwrap_or(self.0.config.index);
+        self.0.hear_of_leader(shard, request.leader_term, request.leader_epoch);
+        self.0.shard(Some(shard))?;
         let tables = self.tables_for(shard, specs, id.index)?;
         self.0.set_servers_train_layers(request.servers_train_layers);
         let finished = self.0.members().finished();
@@ -37,7 +39,8 @@ impl sparse_tables_server::SparseTables for Service {
         }
         let next_step = tables.next_step(id.index).await?;
         let (server, servers) = (self.0.config.index, self.0.config.servers);
-        Ok(Response::new(OpenTablesReply { next_step, server, servers, epoch }))
+        let leader_term = self.0.leader_term(shard)?;
+        Ok(Response::new(OpenTablesReply { next_step, server, servers, epoch, leader_term }))
     }
 
     async fn pull_rows(&self, request: Request<PullRowsRequest>) -> Result<Response<PullRowsReply>, Status> {
@@ -47,23 +50,26 @@ impl sparse_tables_server::SparseTables for Service {
         self.0.check_epoch(epoch)?;
         let wanted: Vec<Pull> =
             wanted.into_iter().map(|wanted| Pull { table: wanted.table, keys: wanted.keys }).collect();
-        let rows = self.tables(shard)?.pull(id.index, &wanted).await?;
-        Ok(Response::new(PullRowsReply { rows: rows.into_iter().map(Into::into).collect() }))
+        let (shard, tables) = self.tables(shard)?;
+        let rows = tables.pull(id.index, &wanted).await?;
+        let leader_term = self.0.leader_term(shard)?;
+        Ok(Response::new(PullRowsReply { rows: rows.into_iter().map(Into::into).collect(), leader_term }))
     }
 
     async fn push_rows(&self, request: Request<PushRowsRequest>) -> Result<Response<PushRowsReply>, Status> {
         let (request, id) = caller(&self.0, request, |message| message.trainer.take())?;
-        let PushRowsRequest { step, tables, epoch, shard, .. } = request;
+        let PushRowsRequest { step, tables: gradients, epoch, shard, .. } = request;
         self.0.check_epoch(epoch)?;
-        let shard = self.tables(shard)?;
+        let (shard, tables) = self.tables(shard)?;
         {
             let (mut members, now) = (self.0.members(), now());
             members.hear(&id, now)?;
             members.gave(id.index, step, now);
         }
-        let pushes = tables.into_iter().map(|t| Push { table: t.table, keys: t.keys, gradients: t.gradients });
-        shard.push((id.index, epoch), step, &pushes.collect::<Vec<_>>()).await?;
-        Ok(Response::new(PushRowsReply { layers_wanted_at: shard.layers_wanted() }))
+        let pushes = gradients.into_iter().map(|t| Push { table: t.table, keys: t.keys, gradients: t.gradients });
+        tables.push((id.index, epoch), step, &pushes.collect::<Vec<_>>()).await?;
+        let leader_term = self.0.leader_term(shard)?;
+        Ok(Response::new(PushRowsReply { layers_wanted_at: tables.layers_wanted(), leader_term }))
     }
 
     async fn store_layers(&self, request: Request<StoreLayersRequest>) -> Result<Response<StoreLayersReply>, Status> {
@@ -73,9 +79,9 @@ impl sparse_tables_server::SparseTables for Service {
         self.0.check_epoch(epoch)?;
         let contents = contents.ok_or_else(|| Status::invalid_argument("the message has no contents; set them"))?;
         let store = self.0.store()?;
-        self.0.shard(Some(store.layout().owner(contents.block)))?;
+        let shard = self.0.shard(Some(store.layout().owner(contents.block)))?;
         store.keep(epoch, contents).await?;
-        Ok(Response::new(StoreLayersReply {}))
+        Ok(Response::new(StoreLayersReply { leader_term: self.0.leader_term(shard)? }))
     }
 
     async fn get_layers(&self, request: Request<GetLayersRequest>) -> Result<Response<BlockContents>, Status> {
@@ -89,10 +95,11 @@ impl sparse_tables_server::SparseTables for Service {
 }
 
 impl Service {
-    /// Returns the tables of a shard, by default this server's; an error if another server is its primary.
-    fn tables(&self, shard: Option<u32>) -> Result<Arc<Tables>, Status> {
+    /// Returns a shard, by default this server's, and its tables; an error if another server is its primary.
+    fn tables(&self, shard: Option<u32>) -> Result<(u32, Arc<Tables>), Status> {
         let missing = || Status::aborted("no trainer has told the tables yet; call OpenTables first");
-        self.0.tables(self.0.shard(shard)?).ok_or_else(missing)
+        let shard = self.0.shard(shard)?;
+        Ok((shard, self.0.tables(shard).ok_or_else(missing)?))
     }
 
     /// Returns the job's tables of `shard`; the first trainer's specs determine them.

@@ -314,7 +314,7 @@ impl ServerState {
         let own = self.config.index;
         let shard = shard.unwrap_or(own);
         match &self.replication {
-            Some(replication) => replication.leads(shard)?,
+            Some(replication) => drop(replication.leads(shard)?),
             None if shard != own => {
                 return Err(Status::invalid_argument(format!(
                     "the blocks of server {shard} are not here; this is server {own}, check the order of addresses"
@@ -323,6 +323,24 @@ impl ServerState {
             None => {}
         }
         Ok(shard)
+    }
+
+    /// Returns the term of the newest elected leader whose updates this server, which leads `shard`, has; 0 if none was
+    /// elected. An answer that a trainer relies on is given only if this succeeds afterwards.
+    ///
+    /// # Errors
+    /// If this server leads the shard no more.
+    pub fn leader_term(&self, shard: u32) -> Result<u64, Status> {
+        self.replication.as_ref().map_or(Ok(0), |replication| replication.leads(shard))
+    }
+
+    /// Records that a trainer was given what it has of `shard` by the leader of `term` in `epoch`. If the copy here is of
+    /// that epoch and lacks that leader's updates, this server leads the shard no more.
+    pub fn hear_of_leader(&self, shard: u32, term: u64, epoch: u64) {
+        let replication = self.replication.as_ref().filter(|_| epoch == self.recovery.epoch());
+        if replication.is_some_and(|replication| replication.hear_of_leader(shard, term)) {
+            self.close_streams_to(shard);
+        }
     }
 
     /// Returns the memory that a stream's trainer shares; nothing for token 0.

@@ -122,7 +122,7 @@ impl Replication {
     /// # Errors
     /// If another server is, or may be, the primary, or if the blocks do not know yet that this one is. The error has the
     /// [`proto::ShardHolder`] in the details, so that a trainer can vote for a candidate, and knows of one that is no more.
-    pub fn leads(&self, shard: u32) -> Result<(), Status> {
+    pub fn leads(&self, shard: u32) -> Result<u64, Status> {
         let shards = self.lock();
         let Some(here) = shards.get(&shard) else { return Err(self.not_held(shard)) };
         let text = if here.election.is_candidate() {
@@ -130,7 +130,7 @@ impl Replication {
         } else if let Err(text) = self.check_leads(shard, here) {
             text
         } else {
-            return Ok(());
+            return Ok(here.election.newest_term());
         };
         let details = self.describe(shard, here).encode_to_vec();
         Err(Status::with_details(Code::Unavailable, text, details.into()))

@@ -43,7 +43,7 @@ pub fn train(
     let ring = environment.filter(|job| job.trainers > 1);
     let inbox = ring.map(|job| Inbox::offer(&mut registry, Place { rank: job.index, size: job.trainers }));
     let join = |environment| {
-        let joined = Participant::join_streaming(environment, registry, layers.clone(), total, settings.patience);
+        let joined = Participant::join_streaming(environment, registry, layers, total, settings.patience);
         joined.map_err(RecsysError::Join)
     };
     let participant = environment.map(join).transpose()?;
@@ -55,7 +55,7 @@ pub fn train(
             patience: settings.patience,
         };
         let job = environment.zip(participant.as_ref());
-        let mut trainer = Trainer::begin(job, meeting, settings, (model, dense), layers, total)?;
+        let mut trainer = Trainer::begin(job, meeting, settings, (model, dense))?;
         ready();
         let mut result = trainer.train(clicks, split, total, stop)?;
         if let Some(result) = result.as_mut().filter(|_| plan.trainer == 0) {

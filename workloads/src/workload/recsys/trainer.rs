@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use psjobs_api::{Environment, ReplicaResult};
 use psjobs_ps::client::{self, ClientError, SessionConfig, TensorSpec};
-use psjobs_ps::network::Network;
 use psjobs_ps::sparse::Local;
 use tch::{Device, Kind, nn, no_grad};
 
@@ -81,16 +80,12 @@ impl<'a> Trainer<'a> {
         mut meeting: RingRendezvous<'a>,
         settings: &'a Settings,
         (model, mut dense): (Dlrm, ReplicatedLayers),
-        layers: Vec<TensorSpec>,
-        total: u64,
     ) -> Result<Self, RecsysError> {
-        let Settings { table, training, patience, interrupt, .. } = settings;
+        let Settings { table, training, interrupt, .. } = settings;
         let (mut rows, next) = match job {
             None => (Rows::Here(Box::new(Local::new(vec![table.clone()], training)?)), 0),
-            Some((environment, _)) => {
-                let config = SessionConfig::new(environment, layers, total);
-                let (network, interrupt) = (Network::of(environment)?, interrupt.clone());
-                let config = SessionConfig { connect_timeout: *patience, network, interrupt, ..config };
+            Some((_, participant)) => {
+                let config = SessionConfig { interrupt: interrupt.clone(), ..participant.config().clone() };
                 let tables = client::Tables::open(config, vec![table.clone()]).map_err(RecsysError::Open)?;
                 let next = tables.next_step();
                 (Rows::Servers(tables), next)
