@@ -3,6 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::change::{CancelArgs, ResumeArgs, ScaleArgs, SuspendArgs};
+use crate::checkpoint::CheckpointArgs;
 use crate::connection::ConnectionArgs;
 use crate::list::ListArgs;
 use crate::logs::LogsArgs;
@@ -29,6 +30,7 @@ enum Command {
     Logs(LogsArgs),
     Watch(WatchArgs),
     Model(ModelArgs),
+    Checkpoint(CheckpointArgs),
     Suspend(SuspendArgs),
     Resume(ResumeArgs),
     Scale(ScaleArgs),
@@ -50,6 +52,7 @@ impl Cli {
                 Command::Logs(args) => args.run(&self.connection).await,
                 Command::Watch(args) => args.run(&self.connection).await,
                 Command::Model(args) => args.run(&self.connection).await,
+                Command::Checkpoint(args) => args.run(&self.connection).await,
                 Command::Suspend(args) => args.run(&self.connection).await,
                 Command::Resume(args) => args.run(&self.connection).await,
                 Command::Scale(args) => args.run(&self.connection).await,

@@ -55,8 +55,8 @@ fn offer(root: &Command, words: &[String]) -> Offer {
         }
         if word.starts_with('-') {
             open = flag(root, command, word).filter(|flag| flag.get_action().takes_values() && !word.contains('='));
-        } else if std::ptr::eq(command, root) {
-            let Some(found) = root.find_subcommand(word) else { return Offer::Free };
+        } else if command.has_subcommands() {
+            let Some(found) = command.find_subcommand(word) else { return Offer::Free };
             command = found;
         } else {
             positional += 1;
@@ -70,8 +70,9 @@ fn offer(root: &Command, words: &[String]) -> Offer {
         let flags = flags.filter_map(|flag| Some((format!("--{}", flag.get_long()?), help(flag.get_help()))));
         return Offer::Words(flags.collect());
     }
-    if std::ptr::eq(command, root) {
-        let commands = root.get_subcommands().map(|command| (command.get_name().to_owned(), help(command.get_about())));
+    if command.has_subcommands() {
+        let commands =
+            command.get_subcommands().map(|command| (command.get_name().to_owned(), help(command.get_about())));
         return Offer::Words(commands.collect());
     }
     command.get_positionals().nth(positional).map_or(Offer::Free, values)
@@ -141,6 +142,9 @@ mod tests {
             ("logs mnist --since ", Offer::Free),
             ("submit ", Offer::Files),
             ("model mnist --output ", Offer::Files),
+            ("checkpoint list ", Offer::Jobs),
+            ("checkpoint get mnist --output ", Offer::Files),
+            ("checkpoint nonsense ", Offer::Free),
             ("clone mnist ", Offer::Free),
             ("nonsense ", Offer::Free),
         ] {
@@ -151,7 +155,13 @@ mod tests {
             other => panic!("{line:?}: {other:?}"),
         };
         assert_eq!(words("logs mnist --role "), ["ps", "trainer"]);
-        for (line, word) in [("", "why"), ("lo", "logs"), ("logs --", "--follow"), ("logs mnist -", "--namespace")] {
+        for (line, word) in [
+            ("", "why"),
+            ("lo", "logs"),
+            ("checkpoint ", "get"),
+            ("logs --", "--follow"),
+            ("logs mnist -", "--namespace"),
+        ] {
             assert!(words(line).iter().any(|offered| offered == word), "{line:?} has no {word}");
         }
     }

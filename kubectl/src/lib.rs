@@ -2,6 +2,7 @@
 //! the object alone, in functions without I/O.
 
 mod change;
+mod checkpoint;
 pub mod command_line;
 pub mod completion;
 mod connection;
@@ -10,5 +11,6 @@ mod logs;
 mod model;
 mod submit;
 mod text;
+mod volume;
 mod watch;
 mod why;

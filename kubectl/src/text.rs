@@ -36,6 +36,16 @@ pub fn number(value: f64) -> String {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
+/// A number of bytes in the unit that makes it short: `96 B`, `3.246 MB`.
+pub fn size(bytes: u64) -> String {
+    let units = ["B", "kB", "MB", "GB", "TB"];
+    let (mut value, mut unit) = (bytes as f64, 0);
+    while value >= 1000.0 && unit + 1 < units.len() {
+        (value, unit) = (value / 1000.0, unit + 1);
+    }
+    format!("{} {}", number(value), units[unit])
+}
+
 /// The phase of a job, if an operator has written one.
 pub fn phase(job: &ParameterServerJob) -> Option<Phase> {
     job.status.as_ref()?.phase
@@ -113,6 +123,14 @@ mod tests {
             (f64::NAN, "NaN"),
         ] {
             assert_eq!(number(value), text, "{value}");
+        }
+    }
+
+    #[test]
+    fn sizes_have_the_unit_that_makes_them_short() {
+        for (bytes, text) in [(0, "0 B"), (96, "96 B"), (1_000, "1 kB"), (3_246_100, "3.246 MB"), (2 << 40, "2.199 TB")]
+        {
+            assert_eq!(size(bytes), text, "{bytes} bytes");
         }
     }
 

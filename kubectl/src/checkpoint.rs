@@ -1,0 +1,234 @@
+//! `kubectl psjob checkpoint`: lists the checkpoints on a job's volume, and fetches one of them.
+
+mod catalog;
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, ensure};
+use clap::{Args, Subcommand, ValueEnum};
+use jiff::Timestamp;
+use psjobs::BadInput;
+use psjobs_api::crd::ParameterServerJob;
+use serde_json::json;
+
+use self::catalog::{Checkpoint, PRINT};
+use crate::connection::ConnectionArgs;
+use crate::text;
+use crate::volume::{Volume, with_volume};
+
+/// List the checkpoints of a job, or fetch one
+///
+/// A pod of the job's own image reads the volume, and is deleted afterwards. The job may be suspended or have ended. Needs
+/// the rights to create pods and to exec in them.
+#[derive(Debug, Args)]
+pub struct CheckpointArgs {
+    #[command(subcommand)]
+    command: CheckpointCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum CheckpointCommand {
+    List(ListArgs),
+    Get(GetArgs),
+}
+
+/// List the complete checkpoints in a job's folder, the newest first
+#[derive(Debug, Args)]
+#[command(visible_alias = "ls")]
+struct ListArgs {
+    /// Name of the job
+    name: String,
+    /// Print another form than the table
+    #[arg(long, short)]
+    output: Option<Output>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Output {
+    /// An array of objects, sizes in bytes
+    Json,
+}
+
+/// Fetch a checkpoint into a folder that `psjobs run --checkpoint-dir` goes on from
+#[derive(Debug, Args)]
+struct GetArgs {
+    /// Name of the job
+    name: String,
+    /// Step of the checkpoint; by default the newest
+    #[arg(long)]
+    step: Option<u64>,
+    /// Run of the checkpoint, as `checkpoint list` shows it; by default the job's newest
+    #[arg(long)]
+    run: Option<u32>,
+    /// The folder to write; by default NAME-checkpoints
+    #[arg(long, short, value_name = "FOLDER")]
+    output: Option<PathBuf>,
+    /// Replace the checkpoint if it is in the folder
+    #[arg(long)]
+    force: bool,
+}
+
+impl CheckpointArgs {
+    pub async fn run(self, connection: &ConnectionArgs) -> anyhow::Result<u8> {
+        match self.command {
+            CheckpointCommand::List(args) => args.run(connection).await,
+            CheckpointCommand::Get(args) => args.run(connection).await,
+        }
+    }
+}
+
+impl ListArgs {
+    async fn run(self, connection: &ConnectionArgs) -> anyhow::Result<u8> {
+        let cluster = connection.open().await?;
+        let job = cluster.job(&self.name).await?;
+        let folder = folder(&self.name, &job);
+        let found =
+            with_volume(connection, &cluster, &job, async |volume: &Volume<'_>| read(volume, &folder).await).await?;
+        let now = Timestamp::now();
+        match self.output {
+            Some(Output::Json) => {
+                let all: Vec<_> = found.iter().map(object).collect();
+                println!("{}", serde_json::to_string_pretty(&all)?);
+            }
+            None if found.is_empty() => eprintln!("{} has no complete checkpoint in {folder} of its volume", self.name),
+            None => {
+                let rows: Vec<_> = found.iter().map(|checkpoint| row(checkpoint, now)).collect();
+                println!("{}", text::table(&["RUN", "STEP", "JOB", "SERVERS", "SIZE", "AGE"], &rows));
+            }
+        }
+        Ok(0)
+    }
+}
+
+impl GetArgs {
+    async fn run(self, connection: &ConnectionArgs) -> anyhow::Result<u8> {
+        let cluster = connection.open().await?;
+        let job = cluster.job(&self.name).await?;
+        let folder = folder(&self.name, &job);
+        let output = self.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}-checkpoints", self.name)));
+        let fetch = async |volume: &Volume<'_>| {
+            let found = read(volume, &folder).await?;
+            let chosen = self.choose(&found, job.metadata.uid.as_deref())?;
+            self.fetch(volume, &folder, chosen, &output).await?;
+            anyhow::Ok((chosen.run, chosen.step, chosen.bytes()))
+        };
+        let (run, step, bytes) = with_volume(connection, &cluster, &job, fetch).await?;
+        let output = output.display();
+        println!(
+            "{output} has the checkpoint of step {step} (run {run}), {}; `psjobs run MANIFEST --checkpoint-dir {output}` \
+             goes on from it",
+            text::size(bytes)
+        );
+        Ok(0)
+    }
+
+    /// Returns the checkpoint that is wanted: without a run the newest of the job `uid`, or of any job if that has none.
+    fn choose<'a>(&self, found: &'a [Checkpoint], uid: Option<&str>) -> anyhow::Result<&'a Checkpoint> {
+        let wanted = |checkpoint: &&Checkpoint| {
+            self.run.is_none_or(|run| checkpoint.run == run) && self.step.is_none_or(|step| checkpoint.step == step)
+        };
+        let own = found.iter().filter(wanted).find(|checkpoint| uid.is_some_and(|uid| checkpoint.uid == uid));
+        own.or_else(|| found.iter().find(wanted)).ok_or_else(|| {
+            let which = match (self.run, self.step) {
+                (None, None) => "has no complete checkpoint yet".to_owned(),
+                (None, Some(step)) => format!("has no checkpoint of step {step}"),
+                (Some(run), None) => format!("has no checkpoint of run {run}"),
+                (Some(run), Some(step)) => format!("has no checkpoint of step {step} in run {run}"),
+            };
+            let hint = "`kubectl psjob checkpoint list` shows those that there are";
+            BadInput::new(format!("{} {which}; {hint}", self.name)).into()
+        })
+    }
+
+    /// Copies a checkpoint to `output`, its manifest last: that makes it complete.
+    async fn fetch(
+        &self,
+        volume: &Volume<'_>,
+        folder: &str,
+        checkpoint: &Checkpoint,
+        output: &std::path::Path,
+    ) -> anyhow::Result<()> {
+        let place = output.join(&checkpoint.folder);
+        let manifest = place.join("manifest.json");
+        if manifest.exists() && !self.force {
+            return Err(BadInput::new(format!("{} is there already; --force replaces it", place.display())).into());
+        }
+        fs::create_dir_all(&place).with_context(|| format!("cannot create {}", place.display()))?;
+        if manifest.exists() {
+            fs::remove_file(&manifest).with_context(|| format!("cannot remove {}", manifest.display()))?;
+        }
+        let from = format!("{folder}/{}", checkpoint.folder);
+        for (file, bytes) in &checkpoint.files {
+            eprintln!("fetching {file}, {}", text::size(*bytes));
+            let copied = volume.copy(&format!("{from}/{file}"), &place.join(file)).await.with_context(|| {
+                format!("{file} cannot be fetched; a job that trains removes old checkpoints, the newest stays longest")
+            })?;
+            ensure!(
+                copied == *bytes,
+                "{file} has {copied} bytes, the manifest says {bytes}; the checkpoint is damaged"
+            );
+        }
+        let run = place.parent().context("a checkpoint is in the folder of its run")?;
+        let record = format!("{folder}/{}/run.json", checkpoint.run_folder());
+        volume.copy(&record, &run.join("run.json")).await.context("the record of the run cannot be fetched")?;
+        volume.copy(&format!("{from}/manifest.json"), &manifest).await.context("the manifest cannot be fetched")?;
+        Ok(())
+    }
+}
+
+/// Returns the job's folder in the volume.
+fn folder(name: &str, job: &ParameterServerJob) -> String {
+    let path = job.spec.checkpoint.as_ref().and_then(|checkpoint| checkpoint.path.clone());
+    path.unwrap_or_else(|| name.to_owned())
+}
+
+async fn read(volume: &Volume<'_>, folder: &str) -> anyhow::Result<Vec<Checkpoint>> {
+    catalog::parse(&volume.run(PRINT, &[folder]).await?)
+}
+
+fn row(checkpoint: &Checkpoint, now: Timestamp) -> Vec<String> {
+    vec![
+        checkpoint.run.to_string(),
+        checkpoint.step.to_string(),
+        checkpoint.job.clone(),
+        checkpoint.servers.to_string(),
+        text::size(checkpoint.bytes()),
+        text::span(now.as_second().saturating_sub(checkpoint.written).max(0)),
+    ]
+}
+
+fn object(checkpoint: &Checkpoint) -> serde_json::Value {
+    json!({
+        "run": checkpoint.run, "step": checkpoint.step, "job": checkpoint.job, "uid": checkpoint.uid,
+        "servers": checkpoint.servers, "bytes": checkpoint.bytes(), "folder": checkpoint.folder,
+        "written": Timestamp::from_second(checkpoint.written).map(|time| time.to_string()).ok(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checkpoint(run: u32, step: u64, uid: &str) -> Checkpoint {
+        Checkpoint { run, step, uid: uid.to_owned(), ..Checkpoint::default() }
+    }
+
+    fn chosen(run: Option<u32>, step: Option<u64>) -> Result<(u32, u64), String> {
+        let args = GetArgs { name: "mnist".into(), step, run, output: None, force: false };
+        let found = [checkpoint(3, 9, "other"), checkpoint(2, 20, "ours"), checkpoint(2, 10, "ours")];
+        let chosen = args.choose(&found, Some("ours"));
+        chosen.map(|chosen| (chosen.run, chosen.step)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_newest_checkpoint_of_the_job_itself_is_fetched_unless_another_is_named() {
+        for (run, step, want) in
+            [(None, None, (2, 20)), (None, Some(10), (2, 10)), (None, Some(9), (3, 9)), (Some(3), None, (3, 9))]
+        {
+            assert_eq!(chosen(run, step), Ok(want), "run {run:?}, step {step:?}");
+        }
+        let missing = chosen(Some(2), Some(9)).expect_err("there is none");
+        assert!(missing.starts_with("mnist has no checkpoint of step 9 in run 2; "), "{missing}");
+    }
+}
