@@ -4,6 +4,7 @@ use std::env;
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
+use std::ops::Range;
 use std::path::{self, Path, PathBuf};
 use std::thread;
 
@@ -14,6 +15,9 @@ use super::plan::Machine;
 use crate::bad_input::BadInput;
 
 const WORKER: &str = "psjobs-worker";
+/// Ports for servers. Linux gives ports from 32768 on to connections, so that a server that starts again could find its port
+/// taken by one of them.
+const PORTS: Range<u16> = 20_000..32_000;
 
 /// Finds the resources for a run of `job` with `servers` servers. `results` takes the result files.
 pub fn look(job: &str, servers: u32, options: &Options, results: PathBuf) -> anyhow::Result<Machine> {
@@ -30,7 +34,7 @@ pub fn look(job: &str, servers: u32, options: &Options, results: PathBuf) -> any
         data: data.clone(),
         threads_are_set: env::var_os("OMP_NUM_THREADS").is_some(),
         waiting_is_set: env::var_os("OMP_WAIT_POLICY").is_some(),
-        servers: free_addresses(servers).context("no free port on 127.0.0.1 for a server")?,
+        servers: free_addresses(PORTS, servers).context("no free port on 127.0.0.1 for a server")?,
         results,
         checkpoints: path::absolute(checkpoint_dir).context("this folder has no path")?,
         metrics: log_dir.as_deref().map(|logs| metrics_folder(logs, job)).transpose()?,
@@ -71,8 +75,43 @@ pub fn gpus() -> Vec<String> {
     (0..count).map(|gpu| gpu.to_string()).collect()
 }
 
-/// Addresses that are free now. All ports are held until the last is found, so that no two are equal.
-fn free_addresses(count: u32) -> io::Result<Vec<String>> {
-    let held: Vec<_> = (0..count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect::<Result<_, _>>()?;
+/// Returns addresses with `ports` that are free now. All ports are held until the last is found, so that no two are equal.
+/// Programs that start at the same time begin to look at different ports.
+fn free_addresses(ports: Range<u16>, count: u32) -> io::Result<Vec<String>> {
+    let first = rand::random_range(ports.clone());
+    let all = (first..ports.end).chain(ports.start..first);
+    let free = all.filter_map(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok());
+    let held: Vec<_> = free.take(count as usize).collect();
+    if held.len() < count as usize {
+        let found = held.len();
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, format!("of {ports:?} only {found} are free")));
+    }
     held.iter().map(|listener| Ok(listener.local_addr()?.to_string())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::net::SocketAddr;
+
+    use super::*;
+
+    #[test]
+    fn servers_get_different_ports_that_no_connection_is_given() {
+        let addresses = free_addresses(PORTS, 50).expect("ports are free");
+        let found: BTreeSet<u16> = addresses.iter().map(|address| port(address)).collect();
+        assert!(found.len() == 50 && found.iter().all(|port| PORTS.contains(port)), "{found:?}");
+    }
+
+    #[test]
+    fn a_port_that_is_in_use_is_left_out() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let taken = listener.local_addr().expect("it listens");
+        let error = free_addresses(taken.port()..taken.port() + 1, 1).expect_err("it is taken");
+        assert!(error.to_string().ends_with("only 0 are free"), "{error}");
+    }
+
+    fn port(address: &str) -> u16 {
+        address.parse::<SocketAddr>().expect("an address").port()
+    }
 }

@@ -36,7 +36,7 @@ const SEEDS: u64 = 2000;
 const TOLD: usize = 60;
 
 /// Kinds of jobs and faults, of each of which an ordinary run has some.
-const KINDS: [&str; 52] = [
+const KINDS: [&str; 58] = [
     "backup trainers",
     "checkpoints",
     "coded gradients",
@@ -66,6 +66,12 @@ const KINDS: [&str; 52] = [
     "no checkpoints of others",
     "one checkpoint kept",
     "one connection broken",
+    "optimizer Adagrad",
+    "optimizer Adam",
+    "optimizer AdamW",
+    "optimizer FTRL",
+    "optimizer RMSprop",
+    "optimizer SGD",
     "processes that wait without limit",
     "replicated",
     "server killed",
@@ -172,6 +178,19 @@ fn seeds_that_failed_before_stay_mended() {
 fn a_machine_that_is_lost_before_the_first_gradient_costs_a_start() {
     let verdict = job::run(&Plan::without_what_came_later(80_021), false).verdict;
     assert_eq!(verdict, Ok(()));
+}
+
+/// Both holders of a shard are elected, the one after the other. The trainers have tables alone and know which leader has
+/// acknowledged their steps, so that none leads that lacks them.
+#[test]
+fn two_elections_cost_trainers_of_tables_no_step() {
+    assert_eq!(job::run(&Plan::new(17_283), false).verdict, Ok(()));
+}
+
+/// A process that was replaced has given two steps to a server that did not know of its successor, which gives both again.
+#[test]
+fn a_successor_gives_two_steps_of_the_process_before_again() {
+    assert_eq!(job::run(&Plan::new(31_780), false).verdict, Ok(()));
 }
 
 /// A machine whose processes live on after they were replaced, as when its kubelet dies, in jobs that nobody but the names of

@@ -5,8 +5,9 @@
 //! *s* and *s*² to three elements of its own. In Sync the gradients are odd numbers whose sum depends on the order and
 //! on the parameters of another block, and a block must be, bit for bit, one of the states that one process goes through.
 
-use psjobs_api::training::{Codec, ConsistencyMode, Local, Optimizer};
-use psjobs_arithmetic::parameter_group::ParameterGroup;
+use psjobs_api::training::{Codec, ConsistencyMode, Local, Optimizer, OptimizerKind};
+use psjobs_arithmetic::optimizer;
+use psjobs_arithmetic::parameter_group::{ParameterGroup, Stretch};
 use psjobs_ps::client::TensorSpec;
 use psjobs_ps::layout::Layout;
 
@@ -14,8 +15,9 @@ use super::plan::Plan;
 
 const LEARNING_RATE: f64 = 0.125;
 const MOMENTUM: f64 = 0.5;
-/// The parameter group of the second tensor, in Sync.
-const GROUP: ParameterGroup = ParameterGroup { learning_rate_factor: 0.75, weight_decay: Some(0.0625) };
+/// Numbers of the parameter group of the second tensor, in Sync.
+const GROUP_RATE: f64 = 0.75;
+const GROUP_DECAY: f64 = 0.0625;
 
 /// The model of a job.
 pub struct Model {
@@ -28,6 +30,7 @@ pub struct Model {
     scale: f64,
     /// Batches that leave a mark of their own, in elastic jobs and those with backup trainers.
     batches: usize,
+    optimizer: OptimizerKind,
     /// In Sync: the parameters after each step.
     states: Vec<Vec<f32>>,
 }
@@ -43,20 +46,34 @@ impl Model {
         let batches = plan.steps as usize * if backups { plan.trainers as usize } else { 1 };
         let (trainers, steps) = (plan.trainers, plan.steps);
         let local_steps = plan.local_steps;
-        let mut model = Self { layout, trainers, steps, local_steps, scale: 1.0, batches, states: Vec::new() };
+        let optimizer = if local_steps > 0 { OptimizerKind::Sgd } else { plan.optimizer };
+        let states = Vec::new();
+        let mut model = Self { layout, trainers, steps, local_steps, scale: 1.0, batches, optimizer, states };
         // The rounding of a codec would have to be repeated here, and rows count with another optimizer; marks are exact.
         if sync && (plan.compression.codec != Codec::F32 || plan.beside) {
             model.scale = f64::from(plan.trainers);
-        } else if has_states(plan) {
-            let grouped = if plan.local_steps > 0 { plan.elements } else { plan.elements / 2 };
-            model.states = model.undisturbed(grouped);
+        } else if plan.has_states() {
+            let half = Stretch { range: 0..plan.elements / 2, group: ParameterGroup::default() };
+            let rest = Stretch { range: plan.elements / 2..plan.elements, group: group(plan) };
+            model.states = model.undisturbed(&[half, rest]);
         }
         model
     }
 
     pub fn optimizer(&self) -> Optimizer {
-        let (learning_rate, momentum) = if self.counts_only() { (1.0, 0.0) } else { (LEARNING_RATE, MOMENTUM) };
-        Optimizer { learning_rate, momentum, ..Optimizer::default() }
+        if self.counts_only() {
+            return Optimizer { learning_rate: 1.0, ..Optimizer::default() };
+        }
+        let has_momentum = matches!(self.optimizer, OptimizerKind::Sgd | OptimizerKind::RmsProp);
+        Optimizer {
+            kind: self.optimizer,
+            learning_rate: LEARNING_RATE,
+            momentum: if has_momentum { MOMENTUM } else { 0.0 },
+            // The third slot.
+            amsgrad: self.optimizer == OptimizerKind::Adam,
+            centered: self.optimizer == OptimizerKind::RmsProp,
+            ..Optimizer::default()
+        }
     }
 
     /// The servers' rule where trainers make steps alone.
@@ -133,23 +150,33 @@ impl Model {
         start..start + 3
     }
 
-    /// Returns the parameters after each step, of which those from `grouped` on are in [`GROUP`].
-    fn undisturbed(&self, grouped: usize) -> Vec<Vec<f32>> {
+    /// Returns the parameters after each step, of which the two `stretches` are in parameter groups.
+    fn undisturbed(&self, stretches: &[Stretch; 2]) -> Vec<Vec<f32>> {
         let n = self.layout.elements();
-        let (mut weights, mut momentum) = (vec![1.0_f32; n], vec![0.0_f32; n]);
+        let (rule, mut weights) = (optimizer::Optimizer::new(&self.optimizer()), vec![1.0_f32; n]);
+        let (mut state, mut momentum) = (rule.state(n), vec![0.0_f32; n]);
         let mut states = vec![weights.clone()];
         for step in 0..self.steps {
             let before = &states[step as usize];
-            for (i, (w, m)) in weights.iter_mut().zip(&mut momentum).enumerate() {
+            let mean = (0..n).map(|i| {
                 let first = odd(0, step, i, before);
                 let sum = (1..self.trainers).fold(first, |sum, trainer| sum + odd(trainer, step, i, before));
-                let group = if i < grouped { ParameterGroup::default() } else { GROUP };
-                let decay = group.weight_decay.unwrap_or_default() as f32;
-                let mean = sum / self.trainers as f32 + decay * *w;
-                *m = MOMENTUM as f32 * *m + mean;
-                // Local steps are applied with Nesterov momentum.
-                let along = if self.local_steps > 0 { mean + MOMENTUM as f32 * *m } else { *m };
-                *w -= (LEARNING_RATE * group.learning_rate_factor) as f32 * along;
+                sum / self.trainers as f32
+            });
+            if self.optimizer == OptimizerKind::Sgd {
+                let half = stretches[0].range.end;
+                for (i, ((w, m), mean)) in weights.iter_mut().zip(&mut momentum).zip(mean).enumerate() {
+                    let group = &stretches[usize::from(i >= half)].group;
+                    let mean = mean + group.weight_decay.unwrap_or_default() as f32 * *w;
+                    *m = MOMENTUM as f32 * *m + mean;
+                    // Local steps are applied with Nesterov momentum.
+                    let along = if self.local_steps > 0 { mean + MOMENTUM as f32 * *m } else { *m };
+                    *w -= (LEARNING_RATE * group.learning_rate_factor) as f32 * along;
+                }
+            } else {
+                // The formulas of the others have tests of their own.
+                let mean: Vec<[u8; 4]> = mean.map(f32::to_le_bytes).collect();
+                rule.apply_by_group(&mut weights, &mean, &mut state, 1.0, stretches);
             }
             states.push(weights.clone());
         }
@@ -160,15 +187,18 @@ impl Model {
 /// One tensor for each half, so that a tensor begins within a block.
 pub fn tensors(plan: &Plan) -> Vec<TensorSpec> {
     let half = plan.elements as u64 / 2;
-    let group = if has_states(plan) && plan.local_steps == 0 { GROUP } else { ParameterGroup::default() };
-    let weight = TensorSpec { group, ..TensorSpec::new("weight", vec![1, plan.elements as u64 - half]) };
+    let weight = TensorSpec { group: group(plan), ..TensorSpec::new("weight", vec![1, plan.elements as u64 - half]) };
     vec![TensorSpec::new("bias", vec![half]), weight]
 }
 
-/// Returns whether the parameters of a job are compared with those of an undisturbed one after each step.
-fn has_states(plan: &Plan) -> bool {
-    let is_sync = plan.consistency.mode == ConsistencyMode::Sync && plan.consistency.backup_trainers == 0;
-    is_sync && plan.compression.codec == Codec::F32 && plan.least.is_none() && !plan.tables && !plan.beside
+/// Returns the parameter group of the second tensor.
+fn group(plan: &Plan) -> ParameterGroup {
+    if !plan.has_states() || plan.local_steps > 0 {
+        return ParameterGroup::default();
+    }
+    // FTRL has no weight decay.
+    let weight_decay = (plan.optimizer != OptimizerKind::Ftrl).then_some(GROUP_DECAY);
+    ParameterGroup { learning_rate_factor: GROUP_RATE, weight_decay }
 }
 
 /// How many gradients left these marks, if they are the first of at most `most`, each once.

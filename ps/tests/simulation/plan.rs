@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use psjobs_api::training::{Codec, Compression, Consistency, ConsistencyMode};
+use psjobs_api::training::{Codec, Compression, Consistency, ConsistencyMode, OptimizerKind};
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
@@ -50,6 +50,8 @@ pub struct Plan {
     /// The fewest trainers of an elastic job.
     pub least: Option<u32>,
     pub consistency: Consistency,
+    /// The servers' optimizer, in jobs whose parameters are compared with those of an undisturbed one.
+    pub optimizer: OptimizerKind,
     pub elements: usize,
     /// Time between checkpoints, if any are written.
     pub checkpoint: Option<Duration>,
@@ -107,6 +109,7 @@ impl Plan {
             steps,
             least: None,
             consistency,
+            optimizer: optimizer(seed),
             elements: if large { FULL_BLOCKS } else { small },
             checkpoint,
             replicated: false,
@@ -212,7 +215,7 @@ impl Plan {
             Fault::Split { one, there, back, .. } => *one == 0 && *there && *back,
             _ => true,
         });
-        Self { supervised: false, keep: 2, resume: true, ..plan }
+        Self { optimizer: OptimizerKind::Sgd, supervised: false, keep: 2, resume: true, ..plan }
     }
 
     /// Draws what goes wrong with the disk and the clock.
@@ -255,8 +258,22 @@ impl Plan {
         if self.replicated && self.checkpoint.is_none() { HELD_TWICE } else { Duration::ZERO }
     }
 
+    /// Returns whether the parameters are compared with those of an undisturbed job after each step.
+    pub fn has_states(&self) -> bool {
+        let is_sync = self.consistency.mode == ConsistencyMode::Sync && self.consistency.backup_trainers == 0;
+        is_sync && self.compression.codec == Codec::F32 && self.least.is_none() && !self.tables && !self.beside
+    }
+
     /// Names of what distinguishes the job, for summaries.
     pub fn kinds(&self) -> Vec<&'static str> {
+        let optimizer = match self.optimizer {
+            OptimizerKind::Sgd => "optimizer SGD",
+            OptimizerKind::Adam => "optimizer Adam",
+            OptimizerKind::AdamW => "optimizer AdamW",
+            OptimizerKind::Adagrad => "optimizer Adagrad",
+            OptimizerKind::RmsProp => "optimizer RMSprop",
+            OptimizerKind::Ftrl => "optimizer FTRL",
+        };
         let mode = match self.consistency.mode {
             ConsistencyMode::Sync => "mode Sync",
             ConsistencyMode::Bounded => "mode Bounded",
@@ -264,6 +281,7 @@ impl Plan {
         };
         let kinds = [
             (true, mode),
+            (self.has_states() && self.local_steps == 0, optimizer),
             (self.least.is_some(), "elastic"),
             (self.tables, "sparse tables"),
             (self.beside, "sparse tables beside parameters"),
@@ -342,6 +360,7 @@ impl Plan {
             steps: 8,
             least: None,
             consistency: Consistency::default(),
+            optimizer: OptimizerKind::Sgd,
             elements: 40,
             checkpoint: None,
             replicated: false,
@@ -394,6 +413,13 @@ impl Plan {
 /// From 10 ms to 40 s, short ones as often as long ones.
 fn lasting(chance: &mut ChaCha8Rng) -> Duration {
     Duration::from_millis((10.0 * 4000_f64.powf(chance.random_range(0.0..1.0))) as u64)
+}
+
+/// Draws the optimizer from numbers of its own.
+fn optimizer(seed: u64) -> OptimizerKind {
+    use OptimizerKind::{Adagrad, Adam, AdamW, Ftrl, RmsProp, Sgd};
+    let chance = &mut ChaCha8Rng::seed_from_u64(seed.rotate_left(48) ^ 0x0b7);
+    [Sgd, Sgd, Adam, AdamW, Adagrad, RmsProp, Ftrl][chance.random_range(0..7)]
 }
 
 fn weather(chance: &mut ChaCha8Rng) -> Weather {
