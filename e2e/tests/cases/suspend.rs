@@ -71,11 +71,11 @@ pub async fn resumes_from_a_checkpoint(namespace: &TestNamespace) -> Result<()> 
 }
 
 /// Lists the checkpoints of a job without pods and fetches the newest, which is at least of step `step`.
-async fn fetch_checkpoint(namespace: &TestNamespace, job: &str, step: u64, folder: &Path) -> Result<()> {
+async fn fetch_checkpoint(namespace: &TestNamespace, job: &str, step: i64, folder: &Path) -> Result<()> {
     let listed = namespace.psjob(&["checkpoint", "list", job, "--output", "json"]).await?;
     let listed: Vec<Value> = serde_json::from_str(&listed)?;
     let newest = listed.first().context("a checkpoint in the list")?;
-    ensure!(newest["step"].as_u64() >= Some(step) && newest["job"] == job, "{newest}");
+    ensure!(newest["step"].as_i64() >= Some(step) && newest["job"] == job, "{newest}");
     let said = namespace.psjob(&["checkpoint", "get", job, "--output", folder.to_str().context("text")?]).await?;
     namespace.print(said.trim_end());
     let place = folder.join(newest["folder"].as_str().context("its folder")?);

@@ -158,6 +158,7 @@ impl Link {
             trainer: Some(config.id()),
             shard: Some(server),
             step: Some(step),
+            epoch: Some(self.epoch),
             ..Default::default()
         };
         let mut stream = call(self.channel(), PULL, once(frame::message(&request)), buffers).await?;

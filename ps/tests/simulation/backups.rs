@@ -27,9 +27,11 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
     while step < plan.steps {
         tokio::time::sleep(Duration::from_millis(chance.random_range(0..=plan.compute))).await;
         job.model.fill_batch(u64::from(index) * plan.steps + step, session.gradients_mut());
+        let epoch = session.epoch();
         let next = session.exchange(step).await.map_err(told)?;
         job.network.wires().trace.tell(format_args!("{host:?} did step {step}, goes on with {next}"));
-        let before = (next == step + 1).then_some(seen);
+        // A process before this one may have done this step on servers that went back.
+        let before = (next == step + 1 && session.epoch() == epoch).then_some(seen);
         seen = look(&job.model, index, session.parameters(), before)?;
         step = next;
     }

@@ -193,6 +193,23 @@ fn a_successor_gives_two_steps_of_the_process_before_again() {
     assert_eq!(job::run(&Plan::new(31_780), false).verdict, Ok(()));
 }
 
+/// Servers whose machine was replaced in the middle of an election or a checkpoint: a vote for the process before is free
+/// again, and that process writes into no checkpoint of its successor.
+#[test]
+fn a_process_that_was_replaced_holds_neither_a_vote_nor_a_checkpoint() {
+    for seed in [58_589, 94_676] {
+        assert_eq!(job::run(&Plan::new(seed), false).verdict, Ok(()), "seed {seed}");
+    }
+}
+
+/// Servers that go back to a checkpoint while a trainer enters: it is given no values of another epoch.
+#[test]
+fn a_trainer_that_enters_gets_values_of_one_epoch() {
+    for seed in [71_738, 87_156] {
+        assert_eq!(job::run(&Plan::new(seed), false).verdict, Ok(()), "seed {seed}");
+    }
+}
+
 /// A machine whose processes live on after they were replaced, as when its kubelet dies, in jobs that nobody but the names of
 /// servers leads to the successors: without checkpoints and copies. What the server held is lost, as documented.
 #[test]

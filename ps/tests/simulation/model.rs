@@ -64,6 +64,10 @@ impl Model {
         if self.counts_only() {
             return Optimizer { learning_rate: 1.0, ..Optimizer::default() };
         }
+        self.optimizer_with_state()
+    }
+
+    fn optimizer_with_state(&self) -> Optimizer {
         let has_momentum = matches!(self.optimizer, OptimizerKind::Sgd | OptimizerKind::RmsProp);
         Optimizer {
             kind: self.optimizer,
@@ -153,7 +157,7 @@ impl Model {
     /// Returns the parameters after each step, of which the two `stretches` are in parameter groups.
     fn undisturbed(&self, stretches: &[Stretch; 2]) -> Vec<Vec<f32>> {
         let n = self.layout.elements();
-        let (rule, mut weights) = (optimizer::Optimizer::new(&self.optimizer()), vec![1.0_f32; n]);
+        let (rule, mut weights) = (optimizer::Optimizer::new(&self.optimizer_with_state()), vec![1.0_f32; n]);
         let (mut state, mut momentum) = (rule.state(n), vec![0.0_f32; n]);
         let mut states = vec![weights.clone()];
         for step in 0..self.steps {

@@ -99,9 +99,14 @@ async fn send_blocks(
     if let Some(id) = id {
         state.open_stream(&id, shard, StreamKind::Pull, (arrival, abort));
     }
+    let joined_in = request.epoch;
+    let check_epoch = || joined_in.map_or(Ok(()), |epoch| state.check_epoch(epoch));
+    check_epoch()?;
     let blocks: Vec<u32> = if request.blocks.is_empty() { store.shard(shard).collect() } else { request.blocks };
     for block in blocks {
         let values = store.read(block, reader).await?.ok_or_else(|| no_values(block))?;
+        // The servers may have gone to a checkpoint while this waited.
+        check_epoch()?;
         if answers.send(Ok(values)).await.is_err() {
             break; // The reader has gone away.
         }

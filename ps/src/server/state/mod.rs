@@ -17,6 +17,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use parking_lot::{Mutex, MutexGuard};
+use prost::Message as _;
 use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 use tonic::Status;
@@ -332,6 +333,15 @@ impl ServerState {
     /// If this server leads the shard no more.
     pub fn leader_term(&self, shard: u32) -> Result<u64, Status> {
         self.replication.as_ref().map_or(Ok(0), |replication| replication.leads(shard))
+    }
+
+    /// Adds to a refusal what this server is in the shard that was meant.
+    pub fn with_holder(&self, shard: Option<u32>, refusal: Status) -> Status {
+        let replication = self.replication.as_ref();
+        match shard.zip(replication).and_then(|(shard, replication)| replication.holder(shard)) {
+            Some(holder) => Status::with_details(refusal.code(), refusal.message(), holder.encode_to_vec().into()),
+            None => refusal,
+        }
     }
 
     /// Records that a trainer was given what it has of `shard` by the leader of `term` in `epoch`. If the copy here is of

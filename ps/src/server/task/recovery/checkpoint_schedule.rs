@@ -204,6 +204,8 @@ impl<'a> CheckpointSchedule<'a> {
             id.step = id.step.max(newest.step + 1);
         }
         self.withdraw().await?;
+        // A process that was replaced lets no server write into a checkpoint of its successor.
+        self.lock.check().await.map_err(confirmed_commit::taken)?;
         let epoch = state.recovery.epoch();
         let request = proto::SnapshotRequest {
             job_uid: state.config.job_uid.clone(),
