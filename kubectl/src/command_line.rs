@@ -9,6 +9,7 @@ use crate::list::ListArgs;
 use crate::logs::LogsArgs;
 use crate::model::ModelArgs;
 use crate::submit::{CloneArgs, SubmitArgs};
+use crate::top::TopArgs;
 use crate::watch::WatchArgs;
 use crate::why::WhyArgs;
 
@@ -29,6 +30,7 @@ enum Command {
     Why(WhyArgs),
     Logs(LogsArgs),
     Watch(WatchArgs),
+    Top(TopArgs),
     Model(ModelArgs),
     Checkpoint(CheckpointArgs),
     Suspend(SuspendArgs),
@@ -51,6 +53,7 @@ impl Cli {
                 Command::Why(args) => args.run(&self.connection).await,
                 Command::Logs(args) => args.run(&self.connection).await,
                 Command::Watch(args) => args.run(&self.connection).await,
+                Command::Top(args) => args.run(&self.connection).await,
                 Command::Model(args) => args.run(&self.connection).await,
                 Command::Checkpoint(args) => args.run(&self.connection).await,
                 Command::Suspend(args) => args.run(&self.connection).await,

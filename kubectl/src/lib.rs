@@ -11,6 +11,7 @@ mod logs;
 mod model;
 mod submit;
 mod text;
+mod top;
 mod volume;
 mod watch;
 mod why;
