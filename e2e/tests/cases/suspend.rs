@@ -64,7 +64,7 @@ pub async fn resumes_from_a_checkpoint(namespace: &TestNamespace) -> Result<()> 
     namespace.print(said.trim_end());
     let bytes = fs::read(&file)?;
     ensure!(said.contains(&format!(" {} bytes", bytes.len())), "{said}, but the file has {} bytes", bytes.len());
-    ensure!(SafeTensors::deserialize(&bytes)?.len() > 4, "the model has {} bytes", bytes.len());
+    ensure!(!SafeTensors::deserialize(&bytes)?.is_empty(), "the model of {} bytes has no tensors", bytes.len());
     let again = namespace.psjob(&["model", JOB, "--output", path]).await.err().context("the file is there")?;
     ensure!(format!("{again:#}").contains("--force replaces it"), "{again:#}");
     Ok(())
