@@ -149,10 +149,19 @@ impl GetArgs {
         checkpoint: &Checkpoint,
         output: &std::path::Path,
     ) -> anyhow::Result<()> {
-        let place = output.join(&checkpoint.folder);
+        // `psjobs run` keeps the checkpoints of a job in a folder of the same name as on the volume.
+        let place = output.join(folder).join(&checkpoint.folder);
         let manifest = place.join("manifest.json");
         if manifest.exists() && !self.force {
             return Err(BadInput::new(format!("{} is there already; --force replaces it", place.display())).into());
+        }
+        let run = place.parent().context("a checkpoint is in the folder of its run")?;
+        let local_record = run.join("run.json");
+        if local_record.exists() && !is_of(&local_record, &checkpoint.uid) {
+            let run = run.display();
+            return Err(
+                BadInput::new(format!("{run} is the run of another job; fetch into a new folder by --output")).into()
+            );
         }
         fs::create_dir_all(&place).with_context(|| format!("cannot create {}", place.display()))?;
         if manifest.exists() {
@@ -169,12 +178,17 @@ impl GetArgs {
                 "{file} has {copied} bytes, the manifest says {bytes}; the checkpoint is damaged"
             );
         }
-        let run = place.parent().context("a checkpoint is in the folder of its run")?;
         let record = format!("{folder}/{}/run.json", checkpoint.run_folder());
-        volume.copy(&record, &run.join("run.json")).await.context("the record of the run cannot be fetched")?;
+        volume.copy(&record, &local_record).await.context("the record of the run cannot be fetched")?;
         volume.copy(&format!("{from}/manifest.json"), &manifest).await.context("the manifest cannot be fetched")?;
         Ok(())
     }
+}
+
+/// Returns whether a record of a run is of the job `uid`.
+fn is_of(record: &std::path::Path, uid: &str) -> bool {
+    let text = fs::read(record).unwrap_or_default();
+    serde_json::from_slice::<serde_json::Value>(&text).is_ok_and(|record| record["uid"] == uid)
 }
 
 /// Returns the job's folder in the volume.

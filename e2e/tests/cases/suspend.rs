@@ -78,7 +78,7 @@ async fn fetch_checkpoint(namespace: &TestNamespace, job: &str, step: i64, folde
     ensure!(newest["step"].as_i64() >= Some(step) && newest["job"] == job, "{newest}");
     let said = namespace.psjob(&["checkpoint", "get", job, "--output", folder.to_str().context("text")?]).await?;
     namespace.print(said.trim_end());
-    let place = folder.join(newest["folder"].as_str().context("its folder")?);
+    let place = folder.join(job).join(newest["folder"].as_str().context("its folder")?);
     let manifest: Value = serde_json::from_slice(&fs::read(place.join("manifest.json"))?)?;
     let parts = manifest["parts"].as_array().context("its parts")?;
     let sizes = parts.iter().map(|part| {
