@@ -3,7 +3,7 @@
 mod catalog;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, Subcommand, ValueEnum};
@@ -84,7 +84,7 @@ impl ListArgs {
         let job = cluster.job(&self.name).await?;
         let folder = folder(&self.name, &job);
         let found =
-            with_volume(connection, &cluster, &job, async |volume: &Volume<'_>| read(volume, &folder).await).await?;
+            with_volume(connection, &cluster, &job, async |volume: &Volume<'_>| read(volume, folder).await).await?;
         let now = Timestamp::now();
         match self.output {
             Some(Output::Json) => {
@@ -108,9 +108,9 @@ impl GetArgs {
         let folder = folder(&self.name, &job);
         let output = self.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}-checkpoints", self.name)));
         let fetch = async |volume: &Volume<'_>| {
-            let found = read(volume, &folder).await?;
+            let found = read(volume, folder).await?;
             let chosen = self.choose(&found, job.metadata.uid.as_deref())?;
-            self.fetch(volume, &folder, chosen, &output).await?;
+            self.fetch(volume, folder, chosen, &output).await?;
             anyhow::Ok((chosen.run, chosen.step, chosen.bytes()))
         };
         let (run, step, bytes) = with_volume(connection, &cluster, &job, fetch).await?;
@@ -147,7 +147,7 @@ impl GetArgs {
         volume: &Volume<'_>,
         folder: &str,
         checkpoint: &Checkpoint,
-        output: &std::path::Path,
+        output: &Path,
     ) -> anyhow::Result<()> {
         // `psjobs run` keeps the checkpoints of a job in a folder of the same name as on the volume.
         let place = output.join(folder).join(&checkpoint.folder);
@@ -186,15 +186,14 @@ impl GetArgs {
 }
 
 /// Returns whether a record of a run is of the job `uid`.
-fn is_of(record: &std::path::Path, uid: &str) -> bool {
+fn is_of(record: &Path, uid: &str) -> bool {
     let text = fs::read(record).unwrap_or_default();
     serde_json::from_slice::<serde_json::Value>(&text).is_ok_and(|record| record["uid"] == uid)
 }
 
 /// Returns the job's folder in the volume.
-fn folder(name: &str, job: &ParameterServerJob) -> String {
-    let path = job.spec.checkpoint.as_ref().and_then(|checkpoint| checkpoint.path.clone());
-    path.unwrap_or_else(|| name.to_owned())
+fn folder<'a>(name: &'a str, job: &'a ParameterServerJob) -> &'a str {
+    job.spec.checkpoint.as_ref().map_or(name, |checkpoint| checkpoint.folder(name))
 }
 
 async fn read(volume: &Volume<'_>, folder: &str) -> anyhow::Result<Vec<Checkpoint>> {

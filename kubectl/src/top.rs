@@ -12,9 +12,9 @@ use clap::Args;
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event as KubernetesEvent, Pod};
+use kube::Api;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{Config, watcher};
-use kube::{Api, ResourceExt as _};
 use psjobs::BadInput;
 use psjobs_api::crd::KIND;
 use psjobs_api::crd::names::LABEL_JOB;
@@ -82,7 +82,7 @@ async fn show(
         tokio::select! {
             Some(seen) = jobs.next() => board.see_job(seen, Timestamp::now()),
             Some(seen) = pods.next() => board.see_pod(seen),
-            Some(seen) = events.next() => board.see_event(seen, |event| event.uid()),
+            Some(seen) = events.next() => board.see_event(seen),
             Some(key) = keys.recv() => match key {
                 Key::End => return Ok(()),
                 Key::NextMetric => board.next_metric(),

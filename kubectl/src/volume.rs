@@ -11,7 +11,7 @@ use kube::api::{DeleteParams, PostParams};
 use kube::runtime::conditions::is_pod_running;
 use kube::runtime::wait::await_condition;
 use psjobs::BadInput;
-use psjobs_api::crd::{ParameterServerJob, names};
+use psjobs_api::crd::ParameterServerJob;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::Command;
@@ -163,7 +163,7 @@ fn reader(name: &str, job: &ParameterServerJob) -> anyhow::Result<Value> {
             BadInput::new(format!("{name} keeps no checkpoints; spec.checkpoint says where a job keeps them")).into()
         );
     };
-    let claim = checkpoint.existing_claim.clone().unwrap_or_else(|| names::claim(name));
+    let claim = checkpoint.claim(name);
     let template = job.spec.trainer.template.spec.as_ref().context("the template has a spec")?;
     let image = template
         .containers

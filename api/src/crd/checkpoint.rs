@@ -4,6 +4,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::names;
 use crate::checkpoint::CheckpointPolicy;
 
 /// Where and how the servers keep parameters, optimizer state and every trainer's position. A server
@@ -80,6 +81,18 @@ impl CheckpointSpec {
     #[must_use]
     pub fn policy(&self) -> CheckpointPolicy {
         CheckpointPolicy { interval_seconds: self.interval_seconds, keep: self.keep, resume: self.resume }
+    }
+
+    /// Returns the name of the volume claim of `job`: the one that the user brings, or the one that is made for it.
+    #[must_use]
+    pub fn claim(&self, job: &str) -> String {
+        self.existing_claim.clone().unwrap_or_else(|| names::claim(job))
+    }
+
+    /// Returns the folder of `job` in the volume, or in the folder of checkpoints on a machine.
+    #[must_use]
+    pub fn folder<'a>(&'a self, job: &'a str) -> &'a str {
+        self.path.as_deref().unwrap_or(job)
     }
 }
 

@@ -125,7 +125,7 @@ impl Plan {
         let elastic = spec.elastic_policy.as_ref();
         let notes = note_on_gpus(gpus, trainers, machine.gpus.len() as u32).into_iter().collect();
         let checkpoint = spec.checkpoint.as_ref().map(|checkpoint| Checkpoint {
-            folder: text(&machine.checkpoints.join(checkpoint.path.as_ref().unwrap_or(&name))),
+            folder: text(&machine.checkpoints.join(checkpoint.folder(&name))),
             policy: checkpoint.policy(),
         });
         Ok(Self {

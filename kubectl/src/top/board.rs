@@ -89,12 +89,9 @@ impl Board {
         }
     }
 
-    /// Records what a watch says of its events, of which `uid` tells one from another.
-    pub fn see_event(
-        &mut self,
-        seen: Result<Event<KubernetesEvent>, Error>,
-        uid: impl Fn(&KubernetesEvent) -> Option<String>,
-    ) {
+    /// Records what a watch says of its events.
+    pub fn see_event(&mut self, seen: Result<Event<KubernetesEvent>, Error>) {
+        let uid = |event: &KubernetesEvent| event.metadata.uid.clone();
         let Some(event) = self.answered(seen) else { return };
         match event {
             Event::Apply(event) | Event::InitApply(event) => {
@@ -333,7 +330,7 @@ pub mod tests {
     fn events_are_shown_once_the_newest_first() {
         let mut board = Board::new(job("a", "Running", Value::Null), at(0));
         for event in [event("x", -60, true), event("y", -5, false), event("x", -1, true)] {
-            board.see_event(Ok(Event::Apply(event)), |event| event.metadata.uid.clone());
+            board.see_event(Ok(Event::Apply(event)));
         }
         let ages: Vec<_> = board.events(at(0)).into_iter().map(|event| (event.age, event.is_warning)).collect();
         assert_eq!(ages, [("1s".to_owned(), true), ("5s".to_owned(), false)]);

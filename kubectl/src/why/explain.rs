@@ -2,7 +2,9 @@
 
 use jiff::Timestamp;
 use psjobs_api::crd::names::{LABEL_JOB, LABEL_SHARD};
-use psjobs_api::crd::{ConditionType, JobCondition, MANAGER, ParameterServerJob, ParameterServerJobStatus, Phase};
+use psjobs_api::crd::{
+    ConditionType, JobCondition, MANAGER, ParameterServerJob, ParameterServerJobStatus, Phase, names,
+};
 use serde_json::{Value, json};
 
 use crate::connection::Flags;
@@ -151,8 +153,11 @@ fn succeeded(job: &ParameterServerJob, status: &ParameterServerJobStatus, said: 
         let metric = model.metric.as_ref();
         let metric =
             metric.map(|metric| format!(" ({} {})", metric.name, text::number(metric.value))).unwrap_or_default();
-        let claim = job.spec.checkpoint.as_ref().and_then(|checkpoint| checkpoint.existing_claim.clone());
-        let claim = claim.unwrap_or_else(|| psjobs_api::crd::names::claim(&said.job));
+        let claim = job
+            .spec
+            .checkpoint
+            .as_ref()
+            .map_or_else(|| names::claim(&said.job), |checkpoint| checkpoint.claim(&said.job));
         said.sentences.push(format!("Its model is {} on the volume claim {claim}{metric}.", model.path));
     }
 }

@@ -7,8 +7,7 @@ pub const MOUNT_PATH: &str = "/checkpoints";
 
 /// Path of the job's folder in the volume.
 pub fn path_in_volume(job: &ValidJob) -> &str {
-    let path = job.object.spec.checkpoint.as_ref().and_then(|spec| spec.path.as_deref());
-    path.unwrap_or(&job.name)
+    job.object.spec.checkpoint.as_ref().map_or(job.name.as_str(), |spec| spec.folder(&job.name))
 }
 
 /// Converts a path that a server reports to the path in the volume, where users find it.

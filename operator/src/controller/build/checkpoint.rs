@@ -40,7 +40,7 @@ pub fn environment(spec: &CheckpointSpec) -> Checkpoint {
 
 /// Mounts the volume in a server's first container.
 pub fn mount(job: &ValidJob, spec: &CheckpointSpec, pod: &mut PodSpec) {
-    let claim_name = spec.existing_claim.clone().unwrap_or_else(|| names::claim(&job.name));
+    let claim_name = spec.claim(&job.name);
     let source = PersistentVolumeClaimVolumeSource { claim_name, ..PersistentVolumeClaimVolumeSource::default() };
     let volume = Volume { name: VOLUME.into(), persistent_volume_claim: Some(source), ..Volume::default() };
     pod.volumes.get_or_insert_default().push(volume);

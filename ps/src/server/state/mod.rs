@@ -17,7 +17,6 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use parking_lot::{Mutex, MutexGuard};
-use prost::Message as _;
 use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 use tonic::Status;
@@ -339,7 +338,7 @@ impl ServerState {
     pub fn with_holder(&self, shard: Option<u32>, refusal: Status) -> Status {
         let replication = self.replication.as_ref();
         match shard.zip(replication).and_then(|(shard, replication)| replication.holder(shard)) {
-            Some(holder) => Status::with_details(refusal.code(), refusal.message(), holder.encode_to_vec().into()),
+            Some(holder) => replication::with_holder(&refusal, &holder),
             None => refusal,
         }
     }

@@ -8,7 +8,7 @@ use prost::Message as _;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tonic::{Code, Status};
+use tonic::Status;
 
 use super::election::{Election, Voter};
 use super::replica_role::{Evidence, Known, Role, Transition};
@@ -117,7 +117,8 @@ impl Replication {
         start(shards.iter().map(|(number, shard)| (*number, replica_role(shard.role))).collect())
     }
 
-    /// Checks that this server is the primary of `shard`, which trainers talk to.
+    /// Checks that this server is the primary of `shard`, which trainers talk to. Returns the term of the newest elected
+    /// leader whose updates it has.
     ///
     /// # Errors
     /// If another server is, or may be, the primary, or if the blocks do not know yet that this one is. The error has the
@@ -132,8 +133,7 @@ impl Replication {
         } else {
             return Ok(here.election.newest_term());
         };
-        let details = self.describe(shard, here).encode_to_vec();
-        Err(Status::with_details(Code::Unavailable, text, details.into()))
+        Err(with_holder(&Status::unavailable(text), &self.describe(shard, here)))
     }
 
     fn check_leads(&self, shard: u32, here: &Shard) -> Result<(), String> {
@@ -520,6 +520,11 @@ pub(in crate::server) fn replica_role(role: Role) -> ReplicaRole {
         Role::Primary { alone: false } => ReplicaRole::Primary,
         Role::Starting | Role::Backup { .. } => ReplicaRole::Backup,
     }
+}
+
+/// Adds to a refusal what this server is in the shard that was meant.
+pub fn with_holder(refusal: &Status, holder: &proto::ShardHolder) -> Status {
+    Status::with_details(refusal.code(), refusal.message(), holder.encode_to_vec().into())
 }
 
 #[cfg(test)]
