@@ -55,8 +55,7 @@ pub async fn run_job(
         }
         Ok(status) => {
             let seconds = (board.now() - begin).as_secs_f64();
-            let read = || ModelResult::read(namespace, kind, &name, &status);
-            match until_ok(RETURN, &format!("the result of {name}"), read).await {
+            match ModelResult::read(namespace, kind, &name, &status, RETURN).await {
                 Err(error) => board.problem(format!("{error:#}")),
                 Ok(read) => {
                     let equal = compare(board, kind, &name, &status, &read, undisturbed);
@@ -79,11 +78,16 @@ async fn watch(board: &Board, namespace: &TestNamespace, kind: Kind, name: &str)
     let mut readings = interval(PERIOD);
     readings.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let jobs = namespace.jobs();
+    let mut greatest = None;
     loop {
         readings.tick().await;
-        let (step, job) = tokio::join!(step(namespace, kind, name), timeout(READING, jobs.get(name)));
-        if let Some(step) = step {
+        let (steps, job) = tokio::join!(steps(namespace, kind, name), timeout(READING, jobs.get(name)));
+        if let Some(step) = steps.iter().flatten().copied().max() {
             let at = board.now();
+            let before = greatest.replace(step).filter(|before| *before > step);
+            if let Some(before) = before.filter(|_| kind.lives_on_two_servers()) {
+                board.say(format_args!("{name} fell from step {before}: its servers answer {steps:?}"));
+            }
             board.update(name, |job| job.samples.push(Sample { at, step }));
         }
         let ended = |job: &ParameterServerJob| job.status.as_ref()?.phase.filter(|phase| phase.is_final());
@@ -95,8 +99,8 @@ async fn watch(board: &Board, namespace: &TestNamespace, kind: Kind, name: &str)
     }
 }
 
-/// Returns the job's step as its servers tell it, the greatest: one that has just started may know less.
-async fn step(namespace: &TestNamespace, kind: Kind, name: &str) -> Option<u64> {
+/// Returns the job's step as each of its servers reports it. The greatest counts: a server that has just started may know less.
+async fn steps(namespace: &TestNamespace, kind: Kind, name: &str) -> Vec<Option<u64>> {
     let servers = (0..kind.replicas(Role::Server)).map(|index| async move {
         let pod = format!("{}:{METRICS_PORT}", names::pod(name, Role::Server, index));
         let pods = Pod::url_path(&(), Some(&namespace.name));
@@ -104,7 +108,7 @@ async fn step(namespace: &TestNamespace, kind: Kind, name: &str) -> Option<u64> 
         let answer = timeout(READING, namespace.cluster.client.request::<TrainingStatus>(request)).await;
         answer.ok()?.ok().filter(|status| status.total_steps > 0).map(|status| status.step)
     });
-    futures::future::join_all(servers).await.into_iter().flatten().max()
+    futures::future::join_all(servers).await
 }
 
 /// Describes a job and its pods in one line.

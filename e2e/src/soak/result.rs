@@ -2,6 +2,7 @@
 //! of the model where the servers have kept it.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -12,6 +13,7 @@ use super::disk;
 use super::kind::Kind;
 use crate::command::run;
 use crate::namespace::TestNamespace;
+use crate::wait::until_ok;
 
 /// The result of a job.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,12 +27,13 @@ impl ModelResult {
     /// Reads the result of a job that has succeeded.
     ///
     /// # Errors
-    /// If a metric or the model is missing, or the volume's node does not answer.
+    /// If a metric or the model is missing, or the volume's node does not answer within `deadline`.
     pub async fn read(
         namespace: &TestNamespace,
         kind: Kind,
         job: &str,
         status: &ParameterServerJobStatus,
+        deadline: Duration,
     ) -> Result<Self> {
         let progress = status.progress.as_ref().with_context(|| format!("{job} tells no progress"))?;
         let metric = |name: &&str| {
@@ -39,8 +42,12 @@ impl ModelResult {
             Ok(((*name).to_owned(), found.value))
         };
         let metrics = kind.metrics().iter().map(metric).collect::<Result<_>>()?;
-        let model = if kind.keeps_the_model() { Some(checksum(namespace, kind, job, status).await?) } else { None };
-        Ok(Self { metrics, model })
+        if !kind.keeps_the_model() {
+            return Ok(Self { metrics, model: None });
+        }
+        let checksum = || checksum(namespace, kind, job, status);
+        let model = until_ok(deadline, &format!("the model of {job}"), checksum).await?;
+        Ok(Self { metrics, model: Some(model) })
     }
 
     /// Returns a sentence about the first difference to the result of an undisturbed job.

@@ -56,14 +56,12 @@ impl Verdict {
         let kinds: Vec<_> = Kind::ALL.into_iter().map(|kind| kind_row(records, kind)).collect();
         let faults = Fault::ALL.into_iter().map(|fault| fault_row(records, fault)).collect();
         let mut problems = records.problems.clone();
-        let lost = |row: &&KindRow| row.kind.lives_on_two_servers() && row.steps_lost > 0;
-        problems.extend(kinds.iter().filter(lost).map(|row| {
-            format!(
-                "{} jobs have lost {} steps, though every fault left them a server",
-                row.kind.name(),
-                row.steps_lost
-            )
-        }));
+        for job in records.jobs.iter().filter(|job| job.kind.lives_on_two_servers()) {
+            let steps = steps_lost(&job.samples);
+            if steps > 0 {
+                problems.push(format!("{} has lost {steps} steps, though every fault left it a server", job.name));
+            }
+        }
         problems.extend(kinds.iter().filter(|row| row.jobs == 0).map(|row| format!("no {} job ran", row.kind.name())));
         Self { seed, seconds, kinds, faults, skipped: records.skipped, problems }
     }
@@ -216,6 +214,9 @@ mod tests {
         ] {
             assert_eq!(Verdict::from_records(&records, 1, 60).passed(), passed, "{label}");
         }
+        let verdict = Verdict::from_records(&changed(Kind::Replicated, &[1, 9, 3, 10]), 1, 60);
+        let named = format!("{}-1 has lost 6 steps", Kind::Replicated.name());
+        assert!(verdict.problems.iter().any(|problem| problem.starts_with(&named)), "{:?}", verdict.problems);
     }
 
     #[test]

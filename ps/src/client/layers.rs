@@ -65,18 +65,26 @@ impl AsyncTables {
         }
     }
 
-    /// The layers as they were kept last; `None` if they never were. [`AsyncTables::next_step`] is not before them
+    /// The layers as they were kept last; `None` if they never were. If the servers have gone to a checkpoint since this
+    /// trainer opened the tables, it opens them again first. [`AsyncTables::next_step`] is not before the layers
     /// afterwards, where trainers keep in step: a process before this one may have given the step of a round that was
     /// still open when this one joined.
     ///
     /// # Errors
-    /// As [`AsyncTables::keep`].
+    /// If a server stays away or refuses.
     pub async fn kept(&mut self) -> Result<Option<Layers>, ClientError> {
         if self.shared.epoch == 0 {
             return Ok(None);
         }
         loop {
-            let (kept, epoch) = (self.shared.kept().await?, self.shared.epoch);
+            let epoch = self.shared.epoch;
+            let kept = match self.shared.kept().await {
+                Err(ClientError::TablesLost { .. }) => {
+                    self.reopen().await?;
+                    continue;
+                }
+                kept => kept?,
+            };
             if kept.as_ref().is_none_or(|layers| layers.steps <= self.next_step()) {
                 return Ok(kept);
             }
@@ -138,7 +146,7 @@ impl Shared {
     async fn kept(&self) -> Result<Option<Layers>, ClientError> {
         let layout = self.layout()?;
         let blocks = (0..layout.blocks()).map(|block| {
-            let request = GetLayersRequest { trainer: Some(self.config.id()), block };
+            let request = GetLayersRequest { trainer: Some(self.config.id()), block, epoch: self.epoch };
             self.insist(layout.owner(block) as usize, move |mut client| {
                 let request = request.clone();
                 async move { client.get_layers(request).await }

@@ -245,7 +245,7 @@ fn epochs_go_on_from_the_greatest_that_a_server_has_heard_of() {
             |epoch, step| SnapshotRequest { job_uid: job_uid.clone(), epoch, step, run: 1, ..Default::default() };
         let refused = server.snapshot(snapshot(AHEAD - 1, newest)).await.expect_err("over");
         assert_eq!(refused.code(), Code::Aborted, "{refused:?}");
-        let request = proto::GetEpochRequest { job_uid: job_uid.clone() };
+        let request = proto::GetEpochRequest { job_uid: job_uid.clone(), leader: 0 };
         assert_eq!(server.get_epoch(request).await.expect("answers").into_inner().epoch, AHEAD);
     });
     running.restart(0);
@@ -266,7 +266,7 @@ fn a_complete_checkpoint_is_not_written_again() {
     Runtime::new().expect("a runtime").block_on(async {
         let address = format!("http://{}", job.servers()[0]);
         let mut client = RecoveryClient::connect(address).await.expect("connects");
-        let request = proto::GetEpochRequest { job_uid: UID.into() };
+        let request = proto::GetEpochRequest { job_uid: UID.into(), leader: 0 };
         let epoch = client.get_epoch(request).await.expect("answers").into_inner().epoch;
         let request = SnapshotRequest { job_uid: UID.into(), epoch, step: 3, run: 1, ..Default::default() };
         let refused = client.snapshot(request).await.expect_err("it is complete");

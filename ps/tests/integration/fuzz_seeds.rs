@@ -83,8 +83,14 @@ fn frames() -> Vec<(String, Vec<u8>)> {
 
 /// A message of each kind that a primary sends to its backup.
 fn replicas(id: &TrainerId, tensors: &[proto::TensorSpec]) -> Vec<u8> {
-    let roster =
-        vec![proto::RosterEntry { trainer: Some(id.clone()), finished: true, step: 8, total_steps: 10, examples: 64 }];
+    let roster = vec![proto::RosterEntry {
+        trainer: Some(id.clone()),
+        finished: true,
+        step: 8,
+        total_steps: 10,
+        examples: 64,
+        ..Default::default()
+    }];
     let model = proto::Model { tensors: tensors.to_vec(), epoch: 4, instance: 5, incarnation: 1, roster };
     let bytes = |count: usize| Bytes::from(vec![0x3f; 4 * count]);
     let contents = proto::BlockContents {

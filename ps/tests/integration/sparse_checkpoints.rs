@@ -53,11 +53,11 @@ impl Trainer {
     }
 
     fn resume(&mut self) -> Result<(), ClientError> {
-        let next = self.tables.next_step();
         self.layers = match self.tables.kept()? {
             Some(kept) => kept,
             None => Layers { steps: 0, updates: 0, state: vec![0.5; LAYERS * (1 + self.slots)] },
         };
+        let next = self.tables.next_step();
         let apart = next.checked_sub(self.layers.steps).expect("rows are as far as the layers");
         assert!(apart <= if self.sync { 0 } else { 2 }, "layers of step {}, rows of {next}", self.layers.steps);
         self.layers.steps = next;

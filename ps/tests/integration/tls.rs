@@ -209,7 +209,7 @@ async fn call_as_a_server(channel: Channel) -> Vec<(&'static str, Status)> {
     note("Restore", recovery.restore(restore).await.map(drop));
     note("Snapshot", recovery.snapshot(snapshot).await.map(drop));
     note("Recover", recovery.recover(recover).await.map(drop));
-    note("GetEpoch", recovery.get_epoch(proto::GetEpochRequest { job_uid }).await.map(drop));
+    note("GetEpoch", recovery.get_epoch(proto::GetEpochRequest { job_uid, leader: 0 }).await.map(drop));
     note("Greet", replication.greet(greet).await.map(drop));
     note("Follow", replication.follow(tokio_stream::once(follow)).await.map(drop));
     refused
@@ -248,7 +248,7 @@ async fn a_trainer_that_calls_as_a_server_is_refused_and_changes_nothing() {
     }
     // A server's certificate is heard.
     let mut recovery = RecoveryClient::new(channel(&job.server, &address).await);
-    let asked = recovery.get_epoch(proto::GetEpochRequest { job_uid: UID.into() }).await;
+    let asked = recovery.get_epoch(proto::GetEpochRequest { job_uid: UID.into(), leader: 0 }).await;
     assert_eq!(asked.expect("a server may ask").into_inner().epoch, 1, "no other epoch has begun");
 
     let (parameters, undisturbed) = tokio::task::spawn_blocking(move || {

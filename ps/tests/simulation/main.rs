@@ -202,6 +202,13 @@ fn a_process_that_was_replaced_holds_neither_a_vote_nor_a_checkpoint() {
     }
 }
 
+/// The process of server 0 before, and a trainer that was replaced, finish the job while both live on: their last checkpoint has
+/// every step, and the other servers end with it. The successor of server 0 exports its model.
+#[test]
+fn a_successor_takes_the_last_checkpoint_of_the_process_before() {
+    assert_eq!(job::run(&Plan::new(87_910), false).verdict, Ok(()));
+}
+
 /// Servers that go back to a checkpoint while a trainer enters: it is given no values of another epoch.
 #[test]
 fn a_trainer_that_enters_gets_values_of_one_epoch() {

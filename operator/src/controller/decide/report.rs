@@ -106,7 +106,8 @@ impl Draft<'_, '_> {
     }
 
     /// Copies the results of ended replicas into the status. The metrics of server 0, which are the whole job's, replace those
-    /// of trainers, and those of a lower index replace those of a higher one.
+    /// of trainers, and these replace those of the other servers, which may be the only ones to answer. Those of a lower index
+    /// replace those of a higher one.
     pub(super) fn report_results(&mut self) {
         self.report_progress();
         let known = self.out.status.progress.clone().unwrap_or_default();
@@ -117,14 +118,20 @@ impl Draft<'_, '_> {
         };
         let server = result(Replica::server(0));
         let trainers = (0..facts.job.trainers).map(Replica::trainer).filter_map(result).collect::<Vec<_>>();
+        // In an elastic job each knows what it was given, which is not all.
+        let servers = if facts.job.policy.elastic.is_none() { facts.job.servers } else { 1 };
+        let others = (1..servers).map(Replica::server).filter_map(result).collect::<Vec<_>>();
 
         let reported = known.metrics.into_iter().map(|metric| (metric.name, metric.value));
         let mut metrics = reported.collect::<BTreeMap<_, _>>();
-        for result in trainers.iter().rev().copied().chain(server) {
+        for result in others.iter().rev().chain(trainers.iter().rev()).copied().chain(server) {
             metrics.extend(result.metrics.clone());
         }
-        let steps = server.map_or_else(|| trainers.iter().map(|result| result.steps).sum(), |result| result.steps);
-        let step = steps.max(known.step.unsigned_abs());
+        let of_others = || {
+            let of_trainers = trainers.iter().map(|result| result.steps).sum();
+            others.iter().map(|result| result.steps).fold(of_trainers, u64::max)
+        };
+        let step = server.map_or_else(of_others, |result| result.steps).max(known.step.unsigned_abs());
         let speed = server.filter(|result| result.seconds > 0.0);
         let speed = speed.map(|ReplicaResult { examples, seconds, .. }| *examples as f64 / seconds);
         let report = ProgressReport {

@@ -176,7 +176,7 @@ impl Tables {
     /// See [`AsyncTables::kept`].
     ///
     /// # Errors
-    /// As [`Tables::keep`].
+    /// If a server stays away or refuses.
     pub fn kept(&mut self) -> Result<Option<Layers>, ClientError> {
         self.runtime.block_on(self.tables.kept())
     }

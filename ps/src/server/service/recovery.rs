@@ -5,7 +5,6 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 
-use crate::checkpoint::CheckpointId;
 use crate::server::state::ServerState;
 use crate::server::state::recovery::Newcomer;
 use crate::server::task::recovery::server_checkpoint;
@@ -19,7 +18,8 @@ impl proto::recovery_server::Recovery for Service {
     async fn recover(&self, request: Request<proto::RecoverRequest>) -> Result<Response<proto::RecoverReply>, Status> {
         let request = self.with_checkpoints(request, |message| &message.job_uid)?;
         let (done, answer) = oneshot::channel();
-        let newcomer = Newcomer { server: request.server, instance: request.instance, given: request.given, done };
+        let proto::RecoverRequest { server, instance, given, epoch, .. } = request;
+        let newcomer = Newcomer { server, instance, given, epoch, done };
         let leading = || Status::unavailable("this server does not lead yet");
         self.0.recovery.newcomers.send(newcomer).await.map_err(|_| leading())?;
         answer.await.map_err(|_| leading())?;
@@ -39,7 +39,8 @@ impl proto::recovery_server::Recovery for Service {
         &self,
         request: Request<proto::GetEpochRequest>,
     ) -> Result<Response<proto::GetEpochReply>, Status> {
-        self.with_checkpoints(request, |message| &message.job_uid)?;
+        let request = self.with_checkpoints(request, |message| &message.job_uid)?;
+        server_checkpoint::check_leader(&self.0, request.leader)?;
         self.0.recovery.last_written.send_replace(false);
         Ok(Response::new(proto::GetEpochReply { epoch: self.0.recovery.greatest_epoch() }))
     }
@@ -55,6 +56,7 @@ impl proto::recovery_server::Recovery for Service {
     ) -> Result<Response<proto::SnapshotReply>, Status> {
         let request = self.with_checkpoints(request, |message| &message.job_uid)?;
         server_checkpoint::check_epoch(&self.0, request.epoch)?;
+        server_checkpoint::check_leader(&self.0, request.leader)?;
         if request.last && request.done {
             self.0.recovery.ended.notify_one();
         }
@@ -62,9 +64,8 @@ impl proto::recovery_server::Recovery for Service {
         if request.last {
             return Ok(Response::new(proto::SnapshotReply::default()));
         }
-        let (id, epoch) = (CheckpointId { run: request.run, step: request.step }, request.epoch);
         let shard = self.0.shard(request.shard)?;
-        let written = server_checkpoint::write(&self.0, shard, epoch, id, request.version).await;
+        let written = server_checkpoint::write(&self.0, shard, &request).await;
         let written = written.map_err(|error| match self.0.shard(Some(shard)) {
             Ok(_) => error.into(),
             Err(leads_no_more) => leads_no_more,

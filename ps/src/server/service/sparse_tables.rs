@@ -52,6 +52,8 @@ impl sparse_tables_server::SparseTables for Service {
             wanted.into_iter().map(|wanted| Pull { table: wanted.table, keys: wanted.keys }).collect();
         let (shard, tables) = self.tables(shard)?;
         let rows = tables.pull(id.index, &wanted).await?;
+        // The servers may have gone to a checkpoint while it waited.
+        self.0.check_epoch(epoch)?;
         let leader_term = self.0.leader_term(shard)?;
         Ok(Response::new(PullRowsReply { rows: rows.into_iter().map(Into::into).collect(), leader_term }))
     }
@@ -86,11 +88,14 @@ impl sparse_tables_server::SparseTables for Service {
 
     async fn get_layers(&self, request: Request<GetLayersRequest>) -> Result<Response<BlockContents>, Status> {
         let (request, id) = caller(&self.0, request, |message| message.trainer.take())?;
-        let GetLayersRequest { block, .. } = request;
+        let GetLayersRequest { block, epoch, .. } = request;
         self.0.members().hear(&id, now())?;
+        self.0.check_epoch(epoch)?;
         let store = self.0.store()?;
         self.0.shard(Some(store.layout().owner(block)))?;
-        Ok(Response::new(store.contents(block).await?))
+        let contents = store.contents(block).await?;
+        self.0.check_epoch(epoch)?;
+        Ok(Response::new(contents))
     }
 }
 

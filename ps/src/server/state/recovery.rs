@@ -39,6 +39,8 @@ pub struct Newcomer {
     pub(in crate::server) instance: u64,
     /// Another server has already sent it all blocks that it should hold.
     pub(in crate::server) given: bool,
+    /// The epoch of its state, if that is whole; else 0.
+    pub(in crate::server) epoch: u64,
     pub(in crate::server) done: oneshot::Sender<()>,
 }
 
@@ -71,6 +73,8 @@ pub struct Recovery {
     asked: AtomicU64,
     /// The run of the job; 0 before it is known.
     run: AtomicU32,
+    /// How often server 0 was replaced before its newest process that has asked for something.
+    leader: AtomicU32,
     /// A fault of the checkpoint folder that this server waits for, for the status.
     trouble: Mutex<Option<String>>,
     /// Held while a checkpoint is loaded, so that one is loaded after the other.
@@ -105,6 +109,7 @@ impl Recovery {
             awaits_restore: AtomicBool::new(true),
             asked: AtomicU64::new(0),
             run: AtomicU32::new(0),
+            leader: AtomicU32::new(0),
             trouble: Mutex::default(),
             loading: tokio::sync::Mutex::default(),
             last_written: watch::Sender::new(false),
@@ -138,6 +143,19 @@ impl Recovery {
     pub(in crate::server) fn ask_for(&self, epoch: u64) -> Result<(), u64> {
         let greatest = self.asked.fetch_max(epoch, Ordering::AcqRel).max(self.epoch());
         if greatest > epoch { Err(greatest) } else { Ok(()) }
+    }
+
+    /// Returns the epoch of this server's state, if that is whole.
+    pub(in crate::server) fn whole_epoch(&self) -> Option<u64> {
+        let is_whole = !self.awaits_restore() && !self.is_restoring();
+        Some(self.epoch()).filter(|epoch| is_whole && *epoch > 0)
+    }
+
+    /// Records that the process of server 0 that has this incarnation asks for something; the incarnation of the later one
+    /// that has asked before, if so.
+    pub(in crate::server) fn hear_leader(&self, incarnation: u32) -> Result<(), u32> {
+        let newest = self.leader.fetch_max(incarnation, Ordering::AcqRel);
+        if newest > incarnation { Err(newest) } else { Ok(()) }
     }
 
     /// Returns the run of the job, if it is known.

@@ -88,6 +88,44 @@ fn results_become_metrics_and_server_0_speaks_for_the_job() {
 }
 
 #[test]
+fn a_server_that_alone_answers_reports_for_the_job() {
+    let result = |steps, accuracy| ReplicaResult {
+        steps,
+        metrics: [("accuracy".to_owned(), accuracy)].into(),
+        left: [(0, "0-1".to_owned())].into(),
+        ..ReplicaResult::default()
+    };
+    let ended = |pod: ObservedPod, result| {
+        let phase = PodPhase::Succeeded { at: at(9), result: Some(result) };
+        ObservedPod { phase, ready: false, alive: false, ..pod }
+    };
+    for (label, of_trainer, want) in [("alone", None, 0.98), ("beside a trainer", Some(result(20, 0.9)), 0.9)] {
+        let mut cluster = running("ps: {replicas: 2}");
+        cluster.observed.progress = Some(ProgressReport {
+            step: 30,
+            total_steps: 40,
+            metrics: [("loss".to_owned(), 0.3), ("accuracy".to_owned(), 0.5)].into(),
+            ..ProgressReport::default()
+        });
+        cluster.reconcile();
+        let since = cluster.now;
+        for pod in ["ps-0", "trainer-0", "trainer-1"] {
+            cluster.edit(pod, |pod| pod.on_lost_node(since));
+        }
+        cluster.edit("ps-1", |pod| ended(pod, result(40, 0.98)));
+        if let Some(of_trainer) = of_trainer {
+            cluster.edit("trainer-0", |pod| ended(pod, of_trainer));
+        }
+        cluster.pass(60);
+        cluster.settle();
+        assert_eq!(cluster.phase(), Phase::Succeeded, "{label}");
+        let progress = cluster.status.progress.clone().expect(label);
+        let metrics = progress.metrics.iter().map(|metric| (metric.name.as_str(), metric.value)).collect::<Vec<_>>();
+        assert_eq!((metrics, progress.step), (vec![("accuracy", want), ("loss", 0.3)], 40), "{label}");
+    }
+}
+
+#[test]
 fn checkpoints_the_model_and_stragglers_are_told_where_a_user_finds_them() {
     let told =
         |step: u64| CheckpointResult { step, path: format!("/checkpoints/step-{step}"), unix_seconds: 1_700_000_005 };

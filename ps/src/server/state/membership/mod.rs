@@ -72,6 +72,18 @@ impl Member {
     fn own_pace(&self) -> Option<f64> {
         self.pace.steps_per_second().filter(|_| self.presence == Presence::Active)
     }
+
+    /// Keeps the newest value of each metric, of [`MOST_METRICS`] names that are short enough.
+    fn keep_metrics(&mut self, metrics: impl IntoIterator<Item = (String, f64)>) {
+        for (name, value) in metrics.into_iter().filter(|(_, value)| value.is_finite()) {
+            let has_room = self.metrics.len() < MOST_METRICS || self.metrics.contains_key(&name);
+            if has_room && name.len() <= LONGEST_NAME {
+                self.metrics.insert(name, value);
+            } else {
+                self.has_more_metrics = true;
+            }
+        }
+    }
 }
 
 /// The trainers of one job, as one server sees them.
@@ -250,6 +262,7 @@ impl Membership {
             let Some(id) = &entry.trainer else { continue };
             let Some(member) = self.members.get_mut(id.index as usize) else { continue };
             let is_finished = member.presence == Presence::Finished;
+            let is_known = member.incarnation == Some(id.incarnation);
             let finishes = |known| entry.finished && known <= id.incarnation && !is_finished;
             if !member.incarnation.is_none_or(finishes) {
                 if same_epoch {
@@ -260,7 +273,11 @@ impl Membership {
             member.incarnation = Some(id.incarnation);
             member.presence = if entry.finished || is_finished { Presence::Finished } else { Presence::Active };
             member.heard = now;
-            (member.steps, member.total_steps, member.examples.0) = (entry.step, entry.total_steps, entry.examples);
+            member.steps = if same_epoch { member.steps.max(entry.step) } else { entry.step };
+            member.total_steps = entry.total_steps;
+            let (before, own) = if is_known { member.examples } else { (0, 0) };
+            member.examples = (before.max(entry.examples), own.max(entry.own_examples));
+            member.keep_metrics(entry.metrics.clone());
         }
     }
 
@@ -354,14 +371,7 @@ impl Membership {
             member.rate += weight * (rate - member.rate);
         }
         member.examples.1 = examples;
-        for (name, value) in metrics.into_iter().filter(|(_, value)| value.is_finite()) {
-            let has_room = member.metrics.len() < MOST_METRICS || member.metrics.contains_key(&name);
-            if has_room && name.len() <= LONGEST_NAME {
-                member.metrics.insert(name, value);
-            } else {
-                member.has_more_metrics = true;
-            }
-        }
+        member.keep_metrics(metrics);
         Ok(())
     }
 
@@ -376,7 +386,11 @@ impl Membership {
     /// # Errors
     /// As [`Membership::hear`].
     pub fn leave(&mut self, request: &proto::LeaveRequest, id: &proto::TrainerId, now: Instant) -> Result<(), Refusal> {
-        self.report(id, request.examples, request.metrics.clone(), now)?;
+        self.hear(id, now)?;
+        // Another server may have reported its end before, without its last metrics.
+        let member = &mut self.members[id.index as usize];
+        member.examples.1 = request.examples;
+        member.keep_metrics(request.metrics.clone());
         // One that this process has not seen train says so now.
         if request.step > self.members[id.index as usize].steps {
             self.gave(id.index, request.step - 1, now);

@@ -1,6 +1,6 @@
 //! Reports on the trainers: for other servers, for `Status` and for the result of the server.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use psjobs_api::index_ranges;
@@ -15,15 +15,23 @@ impl Membership {
     #[must_use]
     pub fn told(&self) -> (Vec<proto::TensorSpec>, Vec<proto::RosterEntry>) {
         let tensors = self.tensors.iter().map(proto::TensorSpec::from);
+        let mut named = BTreeSet::new();
         let roster = (0..).zip(&self.members).filter_map(|(index, member)| {
             let trainer = proto::TrainerId { job_uid: self.job_uid.clone(), index, incarnation: member.incarnation? };
-            Some(proto::RosterEntry {
+            let entry = proto::RosterEntry {
                 trainer: Some(trainer),
                 finished: member.presence == Presence::Finished,
                 step: member.steps,
                 total_steps: member.total_steps,
                 examples: member.examples.0,
-            })
+                ..proto::RosterEntry::default()
+            };
+            if !entry.finished {
+                return Some(entry);
+            }
+            let metrics = member.metrics.iter().filter(|(name, _)| named.len() < MOST_METRICS && named.insert(*name));
+            let metrics = metrics.map(|(name, value)| (name.clone(), *value)).collect();
+            Some(proto::RosterEntry { own_examples: member.examples.1, metrics, ..entry })
         });
         (tensors.collect(), roster.collect())
     }

@@ -161,6 +161,52 @@ fn steps_that_another_server_counted_before_this_one_started_count() {
     }
 }
 
+#[test]
+fn the_last_metrics_of_a_finished_trainer_reach_every_server() {
+    let start = Instant::now();
+    let metrics = |of: &[(&str, f64)]| of.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+    let joined = || {
+        let mut members = Membership::new("job".into(), 2, None, Timeouts::default(), start);
+        for (trainer, loss) in [(0, 0.5), (1, 0.6)] {
+            members.join(&id(trainer, 0), Vec::new(), 10, start).expect("joins");
+            members.report(&id(trainer, 0), 64, metrics(&[("loss", loss)]), start).expect("reports");
+        }
+        members
+    };
+    let leave = |trainer: u32, accuracy| proto::LeaveRequest {
+        trainer: Some(id(trainer, 0)),
+        finished: true,
+        step: 10,
+        examples: 320,
+        metrics: metrics(&[("accuracy", accuracy), ("loss", 0.1)]),
+        ..Default::default()
+    };
+    let mut first = joined();
+    for (trainer, accuracy) in [(0, 0.98), (1, 0.97)] {
+        first.leave(&leave(trainer, accuracy), &id(trainer, 0), start).expect("leaves");
+    }
+    let (_, roster) = first.told();
+    assert_eq!(roster.iter().map(|entry| entry.metrics.len()).collect::<Vec<_>>(), [2, 0], "each name once");
+    let want = first.result();
+    assert_eq!((want.examples, want.metrics["accuracy"]), (640, 0.98));
+
+    let empty = || Membership::new("job".into(), 2, None, Timeouts::default(), start);
+    for (label, mut second) in [("it knew the trainers", joined()), ("it has just started", empty())] {
+        second.adopt_roster(&roster, true, start);
+        assert_eq!((second.result().metrics, second.result().examples), (want.metrics.clone(), 640), "{label}");
+    }
+
+    // The Leave comes after the roster of a server of an older version, which has no metrics.
+    let mut third = joined();
+    let bare =
+        roster.into_iter().map(|entry| proto::RosterEntry { metrics: BTreeMap::new(), own_examples: 0, ..entry });
+    third.adopt_roster(&bare.collect::<Vec<_>>(), true, start);
+    assert_eq!((third.result().metrics["loss"], third.result().examples), (0.5, 128));
+    third.leave(&leave(0, 0.98), &id(0, 0), start).expect("leaves");
+    third.leave(&leave(1, 0.97), &id(1, 0), start).expect("leaves");
+    assert_eq!((third.result().metrics, third.result().examples), (want.metrics, 640));
+}
+
 fn elastic(least: u32, start: Instant) -> Membership {
     Membership::new("job".into(), 4, Some(least), Timeouts::default(), start)
 }

@@ -121,7 +121,7 @@ mod tests {
         let mut answers = Vec::new();
         for instance in [5, 6, 5, 7] {
             let (done, answer) = oneshot::channel();
-            assert!(sender.try_send(Newcomer { server: 1, instance, given: false, done }).is_ok());
+            assert!(sender.try_send(Newcomer { server: 1, instance, given: false, epoch: 0, done }).is_ok());
             answers.push(answer);
         }
         for _ in 0..2 {

@@ -99,6 +99,9 @@ impl<'a> CheckpointSchedule<'a> {
             if status.code() == Code::FailedPrecondition {
                 return Ok(false);
             }
+            if self.find_whole().await {
+                return Ok(true);
+            }
             if !retries.pause().await {
                 let why = status.message();
                 tracing::error!(reason = why, "the last checkpoint could not be written");
@@ -138,6 +141,7 @@ impl<'a> CheckpointSchedule<'a> {
             job_uid: self.state.config.job_uid.clone(),
             epoch: self.state.recovery.epoch(),
             last: true,
+            leader: self.state.config.incarnation,
             done: self.state.members().done(),
             ..proto::SnapshotRequest::default()
         };
@@ -197,8 +201,7 @@ impl<'a> CheckpointSchedule<'a> {
         // Trainers have concluded since, and that is all: no other server is needed, which may have ended.
         let only_concluded = lockstep && unchanged && when != When::Soon;
         if let Some(newest) = newest.filter(|newest| *newest == id || (only_concluded && newest.run == run)) {
-            // One that was written when a server was stopped may lack gradients of its last step.
-            if tables.is_some() || self.is_even(newest).await? {
+            if self.may_amend(newest, tables.is_some()).await? {
                 return self.add_concluded(newest, Kept { extent: Some(now), concluded }).await;
             }
             id.step = id.step.max(newest.step + 1);
@@ -216,6 +219,7 @@ impl<'a> CheckpointSchedule<'a> {
             done: false,
             run,
             shard: None,
+            leader: state.config.incarnation,
         };
         let parts = (0..config.servers.len() as u32).map(|shard| self.part(shard, &request));
         let parts = tokio::time::timeout(WRITE, try_join_all(parts)).await;
@@ -269,6 +273,24 @@ impl<'a> CheckpointSchedule<'a> {
         }
     }
 
+    /// Looks for a checkpoint that has every step of every trainer: the process of server 0 before may have written it after
+    /// this one had looked for the newest, and the others may have ended with it.
+    async fn find_whole(&mut self) -> bool {
+        let run = self.place.as_ref().map(|(run, _)| *run);
+        let Some(run) = run.filter(|_| self.state.config.min_trainers.is_none()) else { return false };
+        self.find_newest(run).await;
+        let Some(newest) = self.state.recovery.newest().filter(|newest| newest.id.run == run) else { return false };
+        let opened = self.config.folder.disk().work(move || Checkpoint::open(&newest.path)).await;
+        let Ok(checkpoint) = opened else { return false };
+        let concluded = checkpoint.concluded().clone();
+        let is_whole =
+            concluded.len() == self.state.config.trainers as usize && concluded == self.state.members().concluded();
+        if is_whole {
+            self.kept = Some(Kept { extent: None, concluded });
+        }
+        is_whole
+    }
+
     /// Takes the newest complete checkpoint of `run` for the last one that was written, if there is a newer one than that.
     async fn find_newest(&self, run: u32) {
         let catalog = Runs::new(&self.config.folder).catalog(run);
@@ -309,10 +331,18 @@ impl<'a> CheckpointSchedule<'a> {
         Err(refused.unwrap_or_else(|| Status::internal("a shard has no holder")))
     }
 
-    async fn is_even(&self, id: CheckpointId) -> Result<bool, Status> {
+    /// Returns whether a checkpoint is what it would be if it was written now. One that was written when a server was stopped
+    /// may lack gradients of its last step, and one that is damaged is replaced by a new one.
+    async fn may_amend(&self, id: CheckpointId, has_tables: bool) -> Result<bool, Status> {
         let folder = Runs::new(&self.config.folder).path(id);
-        let opened = self.config.folder.disk().work(move || Checkpoint::open(&folder)).await;
-        opened.map(|checkpoint| checkpoint.is_even()).map_err(|damage| Status::internal(damage.to_string()))
+        match self.config.folder.disk().work(move || Checkpoint::open(&folder)).await {
+            Ok(checkpoint) => Ok(has_tables || checkpoint.is_even()),
+            Err(damage) if damage.is_proved() => {
+                tracing::warn!(%damage, "the newest checkpoint cannot be used; another one is written");
+                Ok(false)
+            }
+            Err(damage) => Err(Status::internal(damage.to_string())),
+        }
     }
 
     /// Adds trainers that have concluded since to the manifest of a complete checkpoint. Its parts stay as they are.

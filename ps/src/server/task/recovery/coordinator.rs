@@ -25,7 +25,7 @@ use crate::retry::{Retries, Schedule};
 use crate::server::config::CheckpointConfig;
 use crate::server::error::ServerError;
 use crate::server::state::ServerState;
-use crate::server::state::recovery::{DurabilityRequest, NotKept};
+use crate::server::state::recovery::{DurabilityRequest, Newcomer, NotKept};
 
 /// Time after which a trainer that waits for a checkpoint is told why there is none.
 const TOLD: Duration = Duration::from_secs(20);
@@ -111,9 +111,10 @@ async fn lead(
         tokio::select! {
             biased;
             Some(newcomer) = arrivals.next() => {
-                if newcomer.given {
+                let restored = coordinator.instances.get(&newcomer.server).copied();
+                if holds_the_state(&newcomer, restored, state.recovery.whole_epoch()) {
                     coordinator.instances.insert(newcomer.server, newcomer.instance);
-                } else if coordinator.instances.get(&newcomer.server) != Some(&newcomer.instance) {
+                } else {
                     let server = newcomer.server;
                     tracing::warn!("server {server} has started anew; all servers go back to the newest checkpoint");
                     if !coordinator.recover_before(training, &mut arrivals).await? {
@@ -194,6 +195,17 @@ async fn lead(
     exported
 }
 
+/// Decides whether a process that asks to be restored holds the state of the others already: it was given all its blocks, or is
+/// the process of its server that was `restored`. If this process of server 0 has taken over in `epoch` and restored none,
+/// a process that holds a whole state of that epoch has asked since before then.
+fn holds_the_state(newcomer: &Newcomer, restored: Option<u64>, epoch: Option<u64>) -> bool {
+    match restored {
+        _ if newcomer.given => true,
+        Some(instance) => instance == newcomer.instance,
+        None => epoch == Some(newcomer.epoch),
+    }
+}
+
 struct Coordinator<'a> {
     state: &'a Arc<ServerState>,
     config: &'a CheckpointConfig,
@@ -243,7 +255,9 @@ impl Coordinator<'_> {
             self.schedule.kept = checkpoint.map(|_| Kept { extent: None, concluded: concluded.clone() });
             let place = |id: CheckpointId| proto::CheckpointPlace { run: id.run, step: id.step };
             let (job_uid, checkpoint_place) = (self.job.uid.clone(), checkpoint.map(place));
-            let request = proto::RestoreRequest { job_uid, epoch, checkpoint: checkpoint_place, concluded, run };
+            let leader = self.state.config.incarnation;
+            let request =
+                proto::RestoreRequest { job_uid, epoch, checkpoint: checkpoint_place, concluded, run, leader };
             let folder = checkpoint.map(|id| self.runs.path(id));
             let calls = RestoreCalls::new(self.state, &self.config.servers, request, folder);
             let servers = 0..self.config.servers.len() as u32;
@@ -323,5 +337,29 @@ impl Coordinator<'_> {
         let own = self.schedule.place.as_ref().map(|(run, _)| *run);
         let (runs, job) = (self.runs.clone(), self.job.clone());
         insist(self.state, &self.config.folder, move || destination::find(&runs, &job, own)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[test]
+    fn a_server_that_asks_is_restored_unless_it_holds_the_state() {
+        for (label, given, its_epoch, restored, epoch, want) in [
+            ("it has just started", false, 0, Some(5), Some(3), false),
+            ("the others gave it all blocks", true, 3, Some(5), Some(3), true),
+            ("it was restored", false, 3, Some(7), Some(3), true),
+            ("another process than was restored", false, 3, Some(5), Some(3), false),
+            ("it has asked since before server 0 took over", false, 3, None, Some(3), true),
+            ("it has just started, and server 0 has taken over", false, 0, None, Some(3), false),
+            ("its state is of an earlier epoch", false, 2, None, Some(3), false),
+            ("neither has a whole state", false, 0, None, None, false),
+        ] {
+            let newcomer = Newcomer { server: 1, instance: 7, given, epoch: its_epoch, done: oneshot::channel().0 };
+            assert_eq!(holds_the_state(&newcomer, restored, epoch), want, "{label}");
+        }
     }
 }

@@ -89,10 +89,11 @@ pub async fn run(state: &Arc<ServerState>, training: CancellationToken) -> Resul
 async fn follow(state: &ServerState, config: &CheckpointConfig, given: bool) {
     let (recovery, server) = (&state.recovery, state.config.index);
     let (job_uid, instance) = (state.config.job_uid.clone(), recovery.instance);
-    let request = proto::RecoverRequest { job_uid, server, instance, given };
+    let request = proto::RecoverRequest { job_uid, server, instance, given, epoch: 0 };
     retry_until_ok("server 0", || async {
         let mut client = client::client(&state.config.network, &config.servers[0])?;
-        client.recover(request.clone()).await.map(drop)
+        let epoch = recovery.whole_epoch().unwrap_or(0);
+        client.recover(proto::RecoverRequest { epoch, ..request.clone() }).await.map(drop)
     })
     .await;
 }

@@ -137,7 +137,7 @@ impl<'a> RestoreCalls<'a> {
 
 /// Returns the greatest epoch that the server at `address` has heard of. That server learns that server 0 is at work.
 pub(super) async fn epoch_of(state: &ServerState, address: &str) -> Result<u64, Status> {
-    let request = proto::GetEpochRequest { job_uid: state.config.job_uid.clone() };
+    let request = proto::GetEpochRequest { job_uid: state.config.job_uid.clone(), leader: state.config.incarnation };
     Ok(client(&state.config.network, address)?.get_epoch(request).await?.into_inner().epoch)
 }
 

@@ -70,6 +70,18 @@ pub enum RecoveryError {
         /// The epoch of the request.
         asked: u64,
     },
+    /// The caller was replaced.
+    #[error(
+        "server {server} takes no orders of server 0 in incarnation {asked}, which was replaced: incarnation {newest} leads"
+    )]
+    Replaced {
+        /// This server.
+        server: u32,
+        /// The incarnation of the caller.
+        asked: u32,
+        /// That of the newest process that has asked for something.
+        newest: u32,
+    },
     /// The epoch of a restore is not on record in the checkpoint folder.
     #[error(
         "server {server} does not restore in epoch {asked}: {why}. Server 0 records an epoch in the checkpoint folder before it \
@@ -105,7 +117,7 @@ impl From<RecoveryError> for Status {
             RecoveryError::Empty | RecoveryError::Unreadable { .. } | RecoveryError::NotRecorded { .. } => {
                 Self::failed_precondition(text)
             }
-            RecoveryError::Epoch { .. } => Self::aborted(text),
+            RecoveryError::Epoch { .. } | RecoveryError::Replaced { .. } => Self::aborted(text),
             RecoveryError::Complete { .. } => Self::already_exists(text),
             RecoveryError::Mismatch { .. } => Self::invalid_argument(text),
             RecoveryError::Unusable { .. } => Self::data_loss(text),
@@ -142,15 +154,24 @@ pub fn check_epoch(state: &ServerState, asked: u64) -> Result<(), RecoveryError>
     if same { Ok(()) } else { Err(RecoveryError::Epoch { server, own, asked }) }
 }
 
-/// Writes the part of `shard`, which this server leads, of the checkpoint `id`: the blocks at `version`, or as they are. A
-/// server that becomes a backup of the shard meanwhile writes nothing: the new leader is asked for the part.
+/// Checks that no later process of server 0 has asked for anything than that of incarnation `asked`, which asks now.
+///
+/// # Errors
+/// If one has: a process that was replaced leads no more.
+pub fn check_leader(state: &ServerState, asked: u32) -> Result<(), RecoveryError> {
+    let server = state.config.index;
+    state.recovery.hear_leader(asked).map_err(|newest| RecoveryError::Replaced { server, asked, newest })
+}
+
+/// Writes the part of `shard`, which this server leads, of the checkpoint that `request` names: the blocks at its version, or as
+/// they are. A server that becomes a backup of the shard meanwhile writes nothing: the new leader is asked for the part.
 pub async fn write(
     state: &ServerState,
     shard: u32,
-    epoch: u64,
-    id: CheckpointId,
-    version: Option<u64>,
+    request: &proto::SnapshotRequest,
 ) -> Result<Written, RecoveryError> {
+    let proto::SnapshotRequest { run, step, version, epoch, leader, .. } = *request;
+    let id = CheckpointId { run, step };
     let config = state.config.checkpoint.as_ref().expect("only called where checkpoints are kept");
     let store = state.store().map_err(|_| RecoveryError::Empty)?;
     // All blocks are asked at once, so that each is copied as soon as it is there.
@@ -181,6 +202,8 @@ pub async fn write(
     // A leader that has given up on a part may ask for it again while it is still being written.
     let writing = state.recovery.writing.clone().lock_owned().await;
     check_epoch(state, epoch)?;
+    // The part of a later process of server 0 may be there already.
+    check_leader(state, leader)?;
     let written = config.folder.disk().work(move || {
         let _writing = writing;
         let manifest = folder.join(MANIFEST);
@@ -234,6 +257,7 @@ pub async fn answer_restore(
     state: &Arc<ServerState>,
     request: proto::RestoreRequest,
 ) -> Result<proto::RestoreReply, Status> {
+    check_leader(state, request.leader)?;
     state.recovery.last_written.send_replace(false);
     let checkpoint = request.checkpoint.map(|place| CheckpointId { run: place.run, step: place.step });
     let target = Target { run: request.run, checkpoint, concluded: request.concluded };
