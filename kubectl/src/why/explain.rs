@@ -86,11 +86,14 @@ pub fn explain(job: &ParameterServerJob, now: Timestamp) -> Explanation {
             said.next.push((format!("kubectl psjob logs {name} --follow --tail 20"), "what its processes say now"));
             said.next.push((pods(&name), "whether all of them run"));
         }
-        Phase::Pending | Phase::Restarting => waits(status, phase, &mut said),
+        Phase::Pending | Phase::Restarting => waits(job, status, phase, &mut said),
         Phase::Running | Phase::Completing => runs(status, phase, now, &mut said),
     }
     said
 }
+
+/// Seconds after which a job that reports no step is looked into: a trainer says then that it waits.
+const SILENT: i64 = 60;
 
 /// Seconds in which an operator has written the status of a new job, unless something is wrong.
 const NEW: i64 = 10;
@@ -163,7 +166,7 @@ fn succeeded(job: &ParameterServerJob, status: &ParameterServerJobStatus, said: 
 }
 
 /// The job has not all the pods that it needs.
-fn waits(status: &ParameterServerJobStatus, phase: Phase, said: &mut Explanation) {
+fn waits(job: &ParameterServerJob, status: &ParameterServerJobStatus, phase: Phase, said: &mut Explanation) {
     let name = said.job.clone();
     if phase == Phase::Restarting {
         said.sentences.extend(message(status, ConditionType::Restarting));
@@ -180,7 +183,7 @@ fn waits(status: &ParameterServerJobStatus, phase: Phase, said: &mut Explanation
             .filter(|found| found.status == "False" && !found.message.is_empty())
     };
     let blocking = missing().find(|found| Some(&found.reason) == status.reason.as_ref()).or_else(|| missing().next());
-    let reason = blocking.map_or("", |found| found.reason.as_str());
+    let (reason, message) = blocking.map_or(("", ""), |found| (&*found.reason, &*found.message));
     said.sentences.extend(blocking.map(|found| text::sentence(&found.message)));
     let correct: [(String, &str); 3] = [
         (format!("kubectl psjob suspend {name}"), "the template of a job that waits cannot change"),
@@ -201,12 +204,23 @@ fn waits(status: &ParameterServerJobStatus, phase: Phase, said: &mut Explanation
             said.sentences.push(
                 "It starts by itself when a node has room; else ask for less, or add a node or a toleration.".into(),
             );
+            let gpus = &job.spec.trainer.gpu_resource_name;
+            if message.contains(&format!("Insufficient {gpus}")) {
+                said.sentences.push(format!(
+                    "If no node has any {gpus} at all, its device plugin does not run, or gives GPUs another name \
+                     (spec.trainer.gpuResourceName)."
+                ));
+            }
             said.next.push(("kubectl describe nodes".into(), "what each node has, and who uses it"));
             said.next.extend(correct);
         }
         "Refused" => {
             said.needs_help = true;
-            said.next.push(("kubectl describe resourcequota".into(), "what is used, if a quota refuses"));
+            if message.contains("quota") {
+                said.next.push(("kubectl describe resourcequota".into(), "what is used"));
+            }
+            said.next.push((format!("kubectl describe psjob {name}"), "since when, and how often it was refused"));
+            said.next.extend(correct);
         }
         _ => {
             said.next.push((pods(&name), "its pods"));
@@ -233,13 +247,22 @@ fn runs(status: &ParameterServerJobStatus, phase: Phase, now: Timestamp, said: &
             }
         }
         _ => {
-            let since =
-                find(status, ConditionType::Running).map(|running| text::age(Some(&running.last_transition_time), now));
-            let since = since.map(|since| format!(" since {since}")).unwrap_or_default();
+            let running = find(status, ConditionType::Running).map(|running| &running.last_transition_time);
+            let since = running.map(|since| format!(" since {}", text::age(Some(since), now))).unwrap_or_default();
             said.sentences.push(format!("All of its pods run{since}, and no step is reported yet."));
+            if running.is_some_and(|running| now.duration_since(running.0).as_secs() >= SILENT) {
+                said.sentences.push("A process that waits for another one says so in its log, every 30 s.".into());
+                said.next.push((format!("kubectl psjob logs {name} --since 2m"), "which process waits for which"));
+            }
         }
     }
-    said.sentences.extend(message(status, ConditionType::Shrunk));
+    if let Some(shrunk) = message(status, ConditionType::Shrunk) {
+        said.sentences.push(shrunk);
+        if let Some(first) = &status.last_failure {
+            said.next
+                .push((format!("kubectl psjob logs {name} --rank {}", first.rank), "why the last one of them failed"));
+        }
+    }
     if let Some(running) =
         find(status, ConditionType::Running).filter(|running| running.message.contains("cannot start"))
     {
@@ -248,8 +271,11 @@ fn runs(status: &ParameterServerJobStatus, phase: Phase, now: Timestamp, said: &
     if status.restarts > 0 {
         let first = status.last_failure.as_ref();
         let first = first.map(|first| format!("; the first trouble was {}: {}", first.pod, first.message));
-        let replaced = format!("{} of its pods were replaced{}", status.restarts, first.unwrap_or_default());
-        said.sentences.push(text::sentence(&replaced));
+        let replaced = match status.restarts {
+            1 => "1 of its pods was replaced".to_owned(),
+            restarts => format!("{restarts} of its pods were replaced"),
+        };
+        said.sentences.push(text::sentence(&(replaced + &first.unwrap_or_default())));
     }
     said.next.push((format!("kubectl psjob watch {name}"), "its progress until it ends"));
     said.next.push((format!("kubectl psjob logs {name} --follow --tail 20"), "what its processes say"));
@@ -270,175 +296,4 @@ fn message(status: &ParameterServerJobStatus, type_: ConditionType) -> Option<St
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn job(status: Value) -> ParameterServerJob {
-        let spec = json!({"trainer": {"template": {"spec": {"containers": [{"name": "trainer"}]}}}});
-        let metadata = json!({"name": "mnist", "namespace": "a", "creationTimestamp": "2026-01-01T00:00:00Z"});
-        let mut job = json!({
-            "apiVersion": "psjobs.dev/v1alpha1", "kind": "ParameterServerJob", "spec": spec, "metadata": metadata,
-        });
-        if !status.is_null() {
-            job["status"] = status;
-            for counted in ["restarts", "restartsCountTowardsMax"] {
-                if job["status"][counted].is_null() {
-                    job["status"][counted] = 0.into();
-                }
-            }
-        }
-        serde_json::from_value(job).expect("a job")
-    }
-
-    fn condition(type_: &str, status: &str, reason: &str, message: &str) -> Value {
-        json!({"type": type_, "status": status, "reason": reason, "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"})
-    }
-
-    /// The sections of docs/troubleshooting.md: a status, words of the explanation, the beginning of the first command, and
-    /// whether somebody has to do something.
-    #[test]
-    fn causes_are_named_with_what_to_do() {
-        let waiting = |reason: &str, message: &str| {
-            json!({"phase": "Pending", "reason": reason, "conditions": [
-                condition("Created", "True", "Created", "all pods are created"),
-                condition("ServersReady", "True", "Ready", "all servers are ready"),
-                condition("Running", "False", reason, message),
-            ]})
-        };
-        let first = json!({"pod": "mnist-trainer-1", "role": "trainer", "rank": 2, "exitCode": 137, "reason": "OOMKilled",
-            "message": "trainer 1 needed more memory than the limit of 96Mi", "logTail": "started\nloading\n"});
-        let cases: Vec<(Value, &[&str], &str, bool)> = vec![
-            (
-                Value::Null,
-                &["created 5m ago", "no operator has written a status"],
-                "kubectl get pods --all-namespaces",
-                true,
-            ),
-            (
-                waiting("ErrImagePull", "trainer 0 cannot start: no such image"),
-                &["mnist is Pending (ErrImagePull)", "cannot start: no such image", "misspelt name"],
-                "kubectl psjob suspend mnist",
-                true,
-            ),
-            (
-                waiting("Unschedulable", "trainer 0 cannot start: 2 Insufficient cpu"),
-                &["2 Insufficient cpu", "when a node has room"],
-                "kubectl describe nodes",
-                true,
-            ),
-            (
-                waiting("WaitingForPods", "trainer 0 is pulling its image"),
-                &["Trainer 0 is pulling its image."],
-                "kubectl get pods",
-                false,
-            ),
-            (
-                json!({"phase": "Pending", "reason": "Refused", "conditions": [condition("Created", "False", "Refused", "creating a pod was refused: exceeded quota: few")]}),
-                &["exceeded quota: few"],
-                "kubectl describe resourcequota",
-                true,
-            ),
-            (
-                json!({"phase": "Failed", "reason": "MaxRestartsExceeded", "lastFailure": first, "conditions": [condition("Failed", "True", "MaxRestartsExceeded", "spec.failurePolicy.maxRestarts is 0")]}),
-                &[
-                    "maxRestarts is 0",
-                    "began with mnist-trainer-1: trainer 1 needed more memory",
-                    "last lines of mnist-trainer-1",
-                    "  loading",
-                ],
-                "kubectl psjob logs mnist --rank 2",
-                true,
-            ),
-            (
-                json!({"phase": "Stalled", "reason": "Stalled", "conditions": [condition("Stalled", "True", "Stalled", "it has made no step for 60 s")]}),
-                &["mnist is Stalled.", "no step for 60 s"],
-                "kubectl psjob logs mnist --follow",
-                true,
-            ),
-            (
-                json!({"phase": "Restarting", "reason": "NodeLost", "lastFailure": first, "conditions": [
-                    condition("Running", "False", "NodeLost", "trainer 1 waits for a pod"),
-                    condition("Restarting", "True", "NodeLost", "trainer 1 was lost with worker-1"),
-                ]}),
-                &["lost with worker-1", "began with mnist-trainer-1", "waits for a pod"],
-                "kubectl get pods",
-                false,
-            ),
-            (
-                json!({"phase": "Running", "reason": "Running", "restarts": 2, "lastFailure": first,
-                    "conditions": [condition("Running", "True", "Running", "all run"), condition("Shrunk", "True", "Shrunk", "2 of 3 trainers go on")],
-                    "progress": {"step": 788, "totalSteps": 1500, "percent": 52, "summary": "52%", "examplesPerSecond": 641.53,
-                        "estimatedRemainingSeconds": 100, "stragglers": ["mnist-trainer-0"]}}),
-                &[
-                    "step 788 of 1500 (52%), 641.5 examples/s, about 100s left",
-                    "slower than the other trainers: mnist-trainer-0",
-                    "2 of 3 trainers go on",
-                    "2 of its pods were replaced",
-                ],
-                "kubectl psjob watch mnist",
-                false,
-            ),
-            (
-                json!({"phase": "Running", "reason": "Running", "conditions": [condition("Running", "True", "Running", "all run")]}),
-                &["run since 5m, and no step"],
-                "kubectl psjob watch mnist",
-                false,
-            ),
-            (
-                json!({"phase": "Suspended", "reason": "Suspended"}),
-                &["no pods until it is resumed"],
-                "kubectl psjob resume mnist",
-                false,
-            ),
-        ];
-        for (status, words, command, needs_help) in cases {
-            let said = explain(&job(status), "2026-01-01T00:05:00Z".parse().expect("a time"));
-            let text = said.as_text(&Flags::default());
-            for word in words {
-                assert!(text.contains(word), "{word:?} is not in\n{text}");
-            }
-            assert!(said.next[0].0.starts_with(command), "{command:?} is not first in\n{text}");
-            assert_eq!(said.needs_help, needs_help, "{text}");
-        }
-    }
-
-    #[test]
-    fn a_model_is_named_with_its_volume_and_metric() {
-        let status = json!({"phase": "Succeeded", "reason": "Succeeded", "startTime": "2026-01-01T00:00:00Z",
-            "completionTime": "2026-01-01T00:07:05Z", "model": {"path": "mnist/model.safetensors", "metric": {"name": "accuracy", "value": 0.9812}}});
-        let text = explain(&job(status), "2026-01-02T00:00:00Z".parse().expect("a time")).as_text(&Flags::default());
-        assert!(text.contains("It took 7m5s."), "{text}");
-        assert!(
-            text.contains("mnist/model.safetensors on the volume claim mnist-checkpoints (accuracy 0.9812)"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn a_job_of_another_manager_needs_no_help() {
-        let mut job = job(Value::Null);
-        job.spec.managed_by = Some("kueue.x-k8s.io/multikueue".into());
-        let said = explain(&job, Timestamp::UNIX_EPOCH);
-        assert!(
-            !said.needs_help && said.as_text(&Flags::default()).contains("leaves it to kueue.x-k8s.io/multikueue"),
-            "{said:?}"
-        );
-    }
-
-    #[test]
-    fn commands_carry_the_flags_of_the_cluster() {
-        let flags = Flags { namespace: " --namespace a".into(), cluster: " --context b".into() };
-        let said = explain(&job(json!({"phase": "Suspended", "reason": "Suspended"})), Timestamp::UNIX_EPOCH);
-        let command = "kubectl psjob resume mnist --namespace a --context b";
-        assert!(said.as_text(&flags).contains(command));
-        assert_eq!(said.as_json(&flags)["next"][0]["command"], command);
-        let of_all = flags.behind("kubectl get pods --all-namespaces");
-        assert_eq!(of_all, "kubectl get pods --all-namespaces --context b");
-    }
-
-    #[test]
-    fn a_new_job_needs_no_help() {
-        let said = explain(&job(Value::Null), "2026-01-01T00:00:05Z".parse().expect("a time"));
-        assert!(!said.needs_help && said.as_text(&Flags::default()).starts_with("mnist is new."), "{said:?}");
-    }
-}
+mod tests;
