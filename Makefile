@@ -61,7 +61,7 @@ test-python: build-tests mnist text ## test the Python package, with types check
 wheel: ## build the Python package's wheel, and check that it installs; ARGS=release makes that of PyPI
 	scripts/wheel.sh $(abspath $(TARGET))/wheel $(ARGS)
 
-# For example SEEDS=100000 FROM=2000; FROM=1234 SEEDS=1 TRACE=1 tells what happens in one.
+# For example SEEDS=100000 FROM=2000; FROM=1234 SEEDS=1 TRACE=1 shows what happens in one.
 .PHONY: simulate
 simulate: ## run simulated jobs: SEEDS of them, from seed FROM on
 	PSJOBS_SIMULATE_SEEDS=$(SEEDS) PSJOBS_SIMULATE_FROM=$(FROM) PSJOBS_SIMULATE_TRACE=$(TRACE) $(CARGO) test --locked --workspace --test simulation -- --nocapture no_job

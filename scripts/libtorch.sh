@@ -84,7 +84,7 @@ for wheel in pathlib.Path(wheels).glob("*.whl"):
 PY
 }
 
-# unresolved FOLDER: libraries that those in FOLDER/lib need and nobody provides.
+# unresolved FOLDER: libraries that those in FOLDER/lib need and no package provides.
 unresolved() {
   local library
   for library in "$1"/lib/*.so*; do

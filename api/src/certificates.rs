@@ -9,7 +9,7 @@ use crate::Role;
 /// How long the certificates hold that the operator makes for a job, and renews.
 pub const LIFE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// The name in every certificate of a job. It is the authority that tells jobs apart, not the host: pods come and
+/// The name in every certificate of a job. The authority distinguishes jobs, not the host: pods come and
 /// go, and their addresses with them.
 pub const NAME: &str = "psjob";
 /// File of the authority's certificate.

@@ -1,4 +1,4 @@
-//! The environment contract: what the operator and `psjobs run` tell each process of a job, and
+//! The environment contract: what the operator and `psjobs run` pass to each process of a job, and
 //! how a process reads it. The torch names (`MASTER_ADDR`, `RANK`, ...) are the ones users know;
 //! ours carry the prefix `PSJOB_`.
 
@@ -44,7 +44,7 @@ pub const PSJOB_TRAINING: &str = "PSJOB_TRAINING";
 /// How often this replica was started before: 0, 1, ...
 pub const PSJOB_INCARNATION: &str = "PSJOB_INCARNATION";
 /// 1 if this process is started again when it fails; not set otherwise. Such a process waits for other processes of its
-/// job without limit, because nobody would be there to start the job again.
+/// job without limit, because no process would be there to start the job again.
 pub const PSJOB_SUPERVISED: &str = "PSJOB_SUPERVISED";
 /// Trainers that have finished and get no other process, as `0-2,5`; set for servers, if there are any. A server that
 /// starts after they have left waits for none of them.

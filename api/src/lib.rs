@@ -1,6 +1,6 @@
 //! The contract between psjobs' parts: what a job looks like to Kubernetes ([`crd`], behind the
 //! `crd` feature), the environment of every process of a job ([`env`]), what the job trains with
-//! ([`training`], [`checkpoint`]), what they show each other over TLS ([`certificates`]), what server 0 tells the
+//! ([`training`], [`checkpoint`]), what they show each other over TLS ([`certificates`]), what server 0 reports to the
 //! operator ([`progress`]) and what a process leaves behind when it ends ([`result`]). No I/O.
 #![deny(missing_docs)]
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::index_ranges;
 
 /// A server's or a trainer's last words after it did its work. A process that fails leaves the
-/// file empty: its last log lines tell more.
+/// file empty: its last log lines show more.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplicaResult {

@@ -75,7 +75,7 @@ impl Pair {
         Ok(Self { job: job(name, training, trainers, &args)?, alone })
     }
 
-    /// Steps/s of all trainers of the job, and of the process alone, which take turns: of each, one a run.
+    /// Steps/s of all trainers of the job, and of the process alone, which alternate: of each, one a run.
     pub fn measure(&self, worker: &Path, runs: u32) -> anyhow::Result<[Vec<f64>; 2]> {
         let name = self.job.metadata.name.as_deref().unwrap_or_default();
         let args: Vec<&str> = self.alone.iter().map(String::as_str).collect();

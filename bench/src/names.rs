@@ -24,7 +24,7 @@ impl Names {
     /// If the folder cannot be written to.
     pub fn lead(&self, name: &str, address: &str) -> anyhow::Result<()> {
         let next = self.0.join("next");
-        // Renamed, so that nobody reads half an address.
+        // Renamed, so that no process reads half an address.
         let written = fs::write(&next, address).and_then(|()| fs::rename(&next, self.0.join(name)));
         written.with_context(|| format!("cannot write the address of {name} to {}", self.0.display()))
     }

@@ -52,7 +52,7 @@ impl OtherMachine {
         run("ip", &["-n", namespace, "link", "set", "lo", "up"])?;
         run("ip", &["-n", namespace, "link", "set", INSIDE, "up"])?;
         // Without it this machine would notice after seconds that no neighbour answers, and refuse connections: between
-        // pods there are routers, and none of them tells.
+        // pods there are routers, and none of them reports it.
         let neighbour = ends[1].to_string();
         let fixed = ["lladdr", &hardware[1], "nud", "permanent", "dev", device];
         run("ip", &[&["neigh", "replace", &neighbour], &fixed[..]].concat())?;

@@ -134,7 +134,7 @@ impl Process {
         let status = std::fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
         let mut values = [0; N];
         for (value, name) in values.iter_mut().zip(names) {
-            *value = field(&status, name).with_context(|| format!("{file} does not tell {name}"))?;
+            *value = field(&status, name).with_context(|| format!("{file} does not show {name}"))?;
         }
         Ok(values)
     }

@@ -14,7 +14,7 @@ use tokio::runtime::Runtime;
 
 use crate::names::Names;
 
-/// One server of the job that the environment tells of, as benchmarks start them
+/// One server of the job that the environment describes, as benchmarks start them
 ///
 /// Prints its address when it listens.
 #[derive(Debug, Args)]

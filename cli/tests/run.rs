@@ -147,10 +147,10 @@ fn a_good_run_ends_with_one_json_object_of_the_results() {
 }
 
 #[test]
-fn every_process_is_told_its_place_and_all_output_is_logged() {
-    let told = "echo role=$PSJOB_ROLE rank=$RANK of $WORLD_SIZE threads=${OMP_NUM_THREADS:-none}; ";
-    let trainer = format!("{told} touch $DIR/done-$PSJOB_INDEX");
-    let job = Job::new(&format!("{told} {SERVER}"), &trainer, "");
+fn every_process_receives_its_place_and_all_output_is_logged() {
+    let echo = "echo role=$PSJOB_ROLE rank=$RANK of $WORLD_SIZE threads=${OMP_NUM_THREADS:-none}; ";
+    let trainer = format!("{echo} touch $DIR/done-$PSJOB_INDEX");
+    let job = Job::new(&format!("{echo} {SERVER}"), &trainer, "");
     let logs = job.path("logs");
     let mut command = job.command(&["--verbose", "--log-dir", &logs.display().to_string()]);
     let report = Report::of(Running::start(command.env("OMP_NUM_THREADS", "7")));

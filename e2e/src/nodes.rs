@@ -11,7 +11,7 @@ use kube::api::{Api, ListParams};
 
 use crate::cluster::Cluster;
 use crate::command::run;
-use crate::wait::until;
+use crate::wait::{until, until_ok};
 
 /// Label of the control plane's nodes.
 const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
@@ -19,6 +19,8 @@ const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
 const NETWORK: &str = "kind";
 /// Cgroups that freeze the processes of docker's containers, in version 1.
 const FREEZER: &str = "/sys/fs/cgroup/freezer/docker";
+/// Deadline of stopping the processes of a node.
+const FREEZING: Duration = Duration::from_secs(30);
 /// Deadline of a node's change of state: it is NotReady after 40 to 50 s, and Ready again within a minute.
 const LIMIT: Duration = Duration::from_secs(150);
 
@@ -85,6 +87,12 @@ async fn address(node: &str) -> Result<String> {
     Ok(address)
 }
 
+/// Stops the processes of a node. Docker gives up where some of them start others faster than it stops them ("unable to
+/// freeze"), and lets all go on: then it is asked again.
+async fn pause(node: &str) -> Result<String> {
+    until_ok(FREEZING, &format!("docker to pause {node}"), async || run("docker", &["pause", node]).await).await
+}
+
 /// A node that is lost.
 #[derive(Debug)]
 pub struct LostNode {
@@ -103,7 +111,7 @@ impl LostNode {
         match loss {
             Loss::Power => switch_off(name).await?,
             Loss::Network => run("docker", &["network", "disconnect", NETWORK, name]).await?,
-            Loss::Paused => run("docker", &["pause", name]).await?,
+            Loss::Paused => pause(name).await?,
             Loss::Kubelet => run("docker", &["exec", name, "systemctl", "stop", "kubelet"]).await?,
         };
         Ok(Self { name: name.to_owned(), loss, address })

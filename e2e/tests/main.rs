@@ -63,7 +63,7 @@ const SHARED: [(&str, Needs, Test); 20] = [
     ("tls_keeps_strangers_out", Nothing, |ns| tls::refuses_other_certificates(ns).boxed()),
     ("trainers_wait_for_gpus_and_say_so", Nothing, |ns| gpu::trainers_wait(ns).boxed()),
     ("a_gang_waits_for_gpus_as_one", Gangs, |ns| gpu::gang_waits(ns).boxed()),
-    ("broken_jobs_tell_why", Nothing, |ns| broken::causes_are_shown(ns).boxed()),
+    ("broken_jobs_report_why", Nothing, |ns| broken::causes_are_shown(ns).boxed()),
     ("mnist_remote_runs", Nothing, |ns| workloads::mnist_remote(ns).boxed()),
     ("cartpole_runs", Nothing, |ns| workloads::cartpole(ns).boxed()),
     ("lm_runs", Nothing, |ns| workloads::lm(ns).boxed()),

@@ -68,8 +68,8 @@ impl ConnectionArgs {
         };
         let mut config = read.await.map_err(|error| {
             BadInput::new(format!(
-                "cannot tell which cluster is meant: {error}; name a kubeconfig with --kubeconfig or KUBECONFIG, and a \
-                 context of it with --context"
+                "cannot determine which cluster is meant: {error}; name a kubeconfig with --kubeconfig or KUBECONFIG, \
+                 and a context of it with --context"
             ))
         })?;
         // A log that is followed may stay silent for long.
@@ -79,7 +79,7 @@ impl ConnectionArgs {
         Ok(Cluster { client, namespace })
     }
 
-    /// Tells whether a flag says which namespace is meant.
+    /// Returns whether a flag says which namespace is meant.
     pub fn names_namespace(&self) -> bool {
         self.namespace.is_some()
     }

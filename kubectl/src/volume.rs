@@ -86,7 +86,7 @@ impl Volume<'_> {
     /// # Errors
     /// If it cannot be read or written, or the connection breaks.
     pub async fn copy(&self, path: &str, file: &Path) -> anyhow::Result<u64> {
-        // Says the size first, by which a copy that was cut off is told from a whole one.
+        // Says the size first, which distinguishes a copy that was cut off from a whole one.
         let mut shell = self.shell("stat -c %s \"$1\" && exec cat \"$1\"", &[path]);
         let mut kubectl = shell.spawn().context("kubectl does not start; put it on PATH")?;
         let mut stream = BufReader::with_capacity(1 << 20, kubectl.stdout.take().context("standard output is piped")?);

@@ -27,7 +27,7 @@ pub fn find(status: &ParameterServerJobStatus, type_: ConditionType) -> Option<&
     status.conditions.iter().find(|condition| condition.type_ == type_)
 }
 
-/// Tells whether the status has the condition and it is True.
+/// Returns whether the status has the condition and it is True.
 pub fn holds(status: &ParameterServerJobStatus, type_: ConditionType) -> bool {
     find(status, type_).is_some_and(|condition| condition.status == "True")
 }

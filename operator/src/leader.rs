@@ -96,13 +96,13 @@ struct Campaign {
 }
 
 impl Campaign {
-    /// Takes turns until `ended`, and tells whether this operator leads.
+    /// Tries to lead at each tick until `ended`, and reports whether this operator leads.
     async fn run(mut self, leading: watch::Sender<bool>, ended: CancellationToken) {
-        let mut turns = tokio::time::interval(INTERVAL);
-        turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = tokio::time::interval(INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                _ = turns.tick() => {}
+                _ = ticks.tick() => {}
                 () = ended.cancelled() => break,
             }
             match timeout(ANSWER, self.turn()).await {

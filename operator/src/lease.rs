@@ -73,7 +73,7 @@ pub struct Tenure(Mutex<State>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
-    /// Nobody else writes, so that no lease is needed.
+    /// No other operator writes, so that no lease is needed.
     unlimited: bool,
     /// When the last renewal that succeeded was sent.
     renewed: Option<Instant>,

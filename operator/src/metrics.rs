@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happened_is_told_in_the_text_format() {
+    fn what_happened_is_reported_in_the_text_format() {
         let mut registry = Registry::default();
         let metrics = Metrics::new(&mut registry);
         metrics.start_reconcile().stop(true);

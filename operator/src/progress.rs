@@ -163,10 +163,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn server_0_tells_its_status_over_http() {
+    async fn server_0_reports_its_status_over_http() {
         let status = TrainingStatus { step: 7, total_steps: 9, stragglers: vec![1], ..TrainingStatus::default() };
-        let told = serde_json::to_string(&status).expect("JSON");
-        let reported = answer(Router::new().route("/status", get(async || told))).await.expect("an answer");
+        let body = serde_json::to_string(&status).expect("JSON");
+        let reported = answer(Router::new().route("/status", get(async || body))).await.expect("an answer");
         assert_eq!(ProgressReport { at: None, ..reported }, ProgressReport { at: None, ..report(status) });
 
         let wrong = Router::new().route("/status", get(async || "<html>"));

@@ -35,8 +35,8 @@ async fn a_secret_that_another_has_made_is_named_and_not_taken_and_old_ones_are_
     let _operator = team.operator();
     team.phase(Phase::Suspended).await;
     team.patch(json!({"suspend": false})).await;
-    let told = team.event("Refused").await;
-    assert!(told.contains(&format!("secret {first}")) && told.contains("is tried next"), "{told}");
+    let event = team.event("Refused").await;
+    assert!(event.contains(&format!("secret {first}")) && event.contains("is tried next"), "{event}");
     team.run_all().await;
     let pods = ["mnist-ps-0", "mnist-trainer-0", "mnist-trainer-1"];
     let mut used = Vec::new();

@@ -1,4 +1,4 @@
-//! Kubernetes' own scheduler, and a node that nobody runs.
+//! Kubernetes' own scheduler, and a node that no kubelet runs.
 
 #[expect(dead_code, reason = "the other test programs use the rest")]
 mod support;

@@ -51,9 +51,9 @@ async fn a_job_runs_from_apply_to_succeeded() {
     team.phase(Phase::Completing).await;
     team.end("mnist-ps-0", 0, "").await;
     let done = team.phase(Phase::Succeeded).await;
-    let (start, end) = (done.start_time.expect("told"), done.completion_time.expect("told"));
+    let (start, end) = (done.start_time.expect("reported"), done.completion_time.expect("reported"));
     assert!(start.0 <= end.0, "from {start:?} to {end:?}");
-    let progress = done.progress.expect("told");
+    let progress = done.progress.expect("reported");
     assert_eq!((progress.summary.as_str(), progress.metrics[0].name.as_str()), ("100%", "accuracy"));
     assert_eq!(progress.metrics[0].value, 0.981);
     assert_eq!((done.restarts, done.last_failure), (0, None));
@@ -112,7 +112,7 @@ async fn a_deleted_pod_is_replaced_with_a_higher_incarnation_even_while_no_opera
 }
 
 #[tokio::test]
-async fn a_full_quota_is_told_and_the_job_recovers() {
+async fn a_full_quota_is_reported_and_the_job_recovers() {
     let team = team!("quota");
     // The test plays the quota controller too.
     let hard = |pods: &str| json!({"spec": {"hard": {"pods": pods}}});
@@ -213,9 +213,9 @@ async fn an_elastic_job_grows_shrinks_gives_up_a_trainer_and_ends() {
     assert!(team.event("ScaledUp").await.contains("trainers 2 and 3 join"));
     // What an autoscaler reads.
     let scale = team.api::<ParameterServerJob>().get_scale("mnist").await.expect("it can be scaled");
-    let told = scale.status.expect("told");
+    let scale = scale.status.expect("reported");
     assert_eq!(
-        (told.replicas, told.selector.as_deref()),
+        (scale.replicas, scale.selector.as_deref()),
         (4, Some("psjobs.dev/job-name=mnist,psjobs.dev/role=trainer"))
     );
 
@@ -241,7 +241,7 @@ async fn an_elastic_job_grows_shrinks_gives_up_a_trainer_and_ends() {
     assert_eq!(status.last_failure.map(|failure| failure.log_tail).as_deref(), Some("the disk is gone"));
     drop(operator);
     let _operator = team.operator();
-    assert_eq!(uids(&PODS).await, from_the_start, "nobody else was started again");
+    assert_eq!(uids(&PODS).await, from_the_start, "no other pod was started again");
 
     team.end("mnist-trainer-0", 0, "").await;
     team.end("mnist-trainer-1", 0, "").await;
@@ -298,7 +298,7 @@ async fn an_upgrade_of_the_operator_does_not_touch_running_pods() {
     operator.terminate().await;
 
     let _newer = team.operator_with(&["--worker-image", "psjobs-worker:9.9.9"]);
-    // Once it tells the new generation it has decided about the job as it is.
+    // Once it reports the new generation it has decided about the job as it is.
     team.patch(json!({"failurePolicy": {"maxRestarts": 9}})).await;
     let generation = team.job().await.metadata.generation;
     let status = team.status(|status| status.observed_generation == generation).await;
@@ -362,7 +362,7 @@ async fn authority(team: &Team, incarnation: u32) -> ByteString {
 }
 
 #[tokio::test]
-async fn a_backend_that_is_not_installed_is_told_and_the_job_recovers_when_it_is() {
+async fn a_backend_that_is_not_installed_is_reported_and_the_job_recovers_when_it_is() {
     // A server of its own: the others know no Volcano.
     let Some(server) = ApiServer::start().await else { return };
     install_definition(&server.client()).await;

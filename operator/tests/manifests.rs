@@ -145,7 +145,7 @@ async fn a_policy_has_one_owner_and_applied_again_nothing_changes() {
     // As a controller that keeps a cluster as its repository says does every few minutes.
     let again = apply().await.expect("applied").metadata;
     assert_eq!(again.resource_version, stored.resource_version);
-    // Who suspends it is in nobody's way.
+    // A user who suspends it causes no conflict.
     team.patch(json!({"suspend": true})).await;
     let applied = apply().await.expect("no conflict");
     assert!(applied.spec.suspend);

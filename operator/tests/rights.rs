@@ -67,7 +67,7 @@ async fn the_operator_has_the_rights_that_it_uses_and_no_others() {
     let mut granted = granted.iter().flat_map(verbs).collect::<BTreeSet<_>>();
     assert!(granted.remove(BY_ADMISSION), "{granted:#?}");
     let idle = granted.difference(&used).collect::<Vec<_>>();
-    assert!(idle.is_empty(), "the role grants what nobody uses: {idle:#?}");
+    assert!(idle.is_empty(), "the role grants what is not used: {idle:#?}");
 }
 
 /// An operator of the whole cluster, with the chart's rights and no others.
@@ -115,9 +115,9 @@ async fn be_scheduled_together(server: &ApiServer, backend: &str, kinds: &[ApiRe
     team.apply(&format!("schedulingPolicy: {{backend: {backend}}}")).await;
     for kind in kinds {
         let words = format!("another {} mnist-0 that does not belong to this job", kind.kind.to_lowercase());
-        let told = |status: &ParameterServerJobStatus| status.conditions.iter().any(|c| c.message.contains(&words));
-        team.status(told).await;
-        // Nobody plays the controllers that let a group go.
+        let reported = |status: &ParameterServerJobStatus| status.conditions.iter().any(|c| c.message.contains(&words));
+        team.status(reported).await;
+        // The test does not play the controllers that let a group go.
         let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));
         groups(kind).patch("mnist-0", &PatchParams::default(), &free).await.expect("the group can be freed");
         groups(kind).delete("mnist-0", &DeleteParams::default()).await.expect("the group can be deleted");
@@ -162,7 +162,7 @@ async fn live_through_everything(server: &ApiServer) {
         team.status(move |status| status.conditions.iter().any(|condition| condition.message.contains(what)))
     };
     refused("another persistentvolumeclaim mnist-checkpoints").await;
-    // Nobody plays the controller that lets unused claims go.
+    // The test does not play the controller that lets unused claims go.
     let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     claims.patch("mnist-checkpoints", &PatchParams::default(), &free).await.expect("the claim can be freed");
     claims.delete("mnist-checkpoints", &DeleteParams::default()).await.expect("the claim can be deleted");

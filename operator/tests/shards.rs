@@ -86,7 +86,7 @@ async fn each_job_is_reconciled_by_its_shards_operator_and_by_no_other() {
         }
         until_job(&team, job, Phase::Succeeded).await;
     }
-    assert!(!team.pods().await.contains(&"one-trainer-0".to_owned()), "nobody else replaces a pod of its job");
+    assert!(!team.pods().await.contains(&"one-trainer-0".to_owned()), "no other operator replaces a pod of its job");
     let _a = operator(&team, "a");
     team.pod("one-trainer-0", 1).await;
     for (job, shard) in jobs.into_iter().zip(["unnamed", "a", "b"]) {

@@ -229,8 +229,8 @@ async fn a_collector_that_is_not_there_costs_a_line_and_no_job() {
     let identity = Identity::from_pem(&certificates.server.certificate, &certificates.server.key);
     let mut batches = collect(listener, Some(identity));
     let arrived = async {
-        for patience in 1.. {
-            team.patch(serde_json::json!({"runPolicy": {"ttlSecondsAfterFinished": 1000 + patience}})).await;
+        for attempt in 1.. {
+            team.patch(serde_json::json!({"runPolicy": {"ttlSecondsAfterFinished": 1000 + attempt}})).await;
             if let Ok(batch) = tokio::time::timeout(Duration::from_secs(2), batches.recv()).await {
                 return batch.expect("the collector goes on");
             }

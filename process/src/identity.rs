@@ -1,4 +1,4 @@
-//! Which process of which job this is: told by the environment inside a job, by flags when a role
+//! Which process of which job this is: given by the environment inside a job, by flags when a role
 //! is started by hand. Pure, apart from what the caller passes in.
 
 use psjobs_api::env::{self, EnvironmentError};
@@ -99,7 +99,7 @@ impl IdentityArgs {
         }
     }
 
-    /// Inside a job the environment has told everything; flags may only repeat it.
+    /// Inside a job the environment has given everything; flags may only repeat it.
     fn agree(&self, role: Role, environment: Environment) -> Result<Environment, PlaceError> {
         let job = &environment.name;
         if environment.role != role {

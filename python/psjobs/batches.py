@@ -24,7 +24,7 @@ MEANWHILE = 4
 """Steps for which a share is kept when server 0 does not answer."""
 
 
-class _Turn:
+class _Assignment:
     """A batch that was handed to the loader."""
 
     def __init__(
@@ -36,14 +36,14 @@ class _Turn:
 class _Ahead(Sampler[list[int]]):
     """Hands batches to a DataLoader, which may read ahead, and remembers them until they come out."""
 
-    def __init__(self, turns: Iterator[_Turn]) -> None:
-        self._turns = turns
-        self.read: deque[_Turn] = deque()
+    def __init__(self, assignments: Iterator[_Assignment]) -> None:
+        self._assignments = assignments
+        self.read: deque[_Assignment] = deque()
 
     def __iter__(self) -> Iterator[list[int]]:
-        for turn in self._turns:
-            self.read.append(turn)
-            yield turn.rows
+        for assignment in self._assignments:
+            self.read.append(assignment)
+            yield assignment.rows
 
 
 def batches(
@@ -92,13 +92,13 @@ def _planned(
             return
 
 
-def _even(sampler: _native.Sampler, place: int, end: int) -> Iterator[_Turn]:
+def _even(sampler: _native.Sampler, place: int, end: int) -> Iterator[_Assignment]:
     for number in range(place, end):
-        yield _Turn(sampler.batch(number))
+        yield _Assignment(sampler.batch(number))
 
 
-def _shared(job: Job, sampler: _native.Sampler, size: int, place: int, end: int) -> Iterator[_Turn]:
-    """Batches whose sizes follow the trainers' speed, as server 0 tells them."""
+def _shared(job: Job, sampler: _native.Sampler, size: int, place: int, end: int) -> Iterator[_Assignment]:
+    """Batches whose sizes follow the trainers' speed, as server 0 sets them."""
     offset, examples, until = job.trainer * size, size, place
     for number in range(place, end):
         if number >= until and job._session is not None:
@@ -106,7 +106,7 @@ def _shared(job: Job, sampler: _native.Sampler, size: int, place: int, end: int)
             share = job._session.share(number, size, job._examples, max(busy, 0.0))
             until, offset, examples = share or (number + MEANWHILE, offset, examples)
         # Servers take the mean of the trainers' gradients, and that is to be the mean of all examples.
-        yield _Turn(sampler.part(number, offset, examples), scale=examples / size)
+        yield _Assignment(sampler.part(number, offset, examples), scale=examples / size)
 
 
 def _dealt(job: Job, dataset: Sized, size: int, epochs: int, loader: dict[str, Any]) -> Iterator[Any]:
@@ -121,11 +121,11 @@ def _dealt(job: Job, dataset: Sized, size: int, epochs: int, loader: dict[str, A
     # What is dealt are the batches of one exchange.
     together = job._environment.steps_per_exchange
 
-    def assigned() -> Iterator[_Turn]:
+    def assigned() -> Iterator[_Assignment]:
         while (unit := _next_batch(job, session, -(-total // together))) is not None:
             numbers = range(unit * together, min((unit + 1) * together, total))
             for number in numbers:
-                yield _Turn(sampler.batch(number), session.entries(), ends_exchange=number == numbers[-1])
+                yield _Assignment(sampler.batch(number), session.entries(), ends_exchange=number == numbers[-1])
 
     read = 1
     while read:
@@ -134,12 +134,12 @@ def _dealt(job: Job, dataset: Sized, size: int, epochs: int, loader: dict[str, A
         for batch in _loader(dataset, ahead, loader):
             read += 1
             job._check_stop()
-            turn = ahead.read.popleft()
+            assignment = ahead.read.popleft()
             # What was assigned before this trainer entered anew is others' to read.
-            if turn.entry == session.entries():
+            if assignment.entry == session.entries():
                 made = job._local_steps.made if job._local_steps else 0
                 job._step = session.next_step() * together + made
-                yield _count(job, turn, batch)
+                yield _count(job, assignment, batch)
 
 
 def _next_batch(job: Job, session: _native.Session, total: int) -> int | None:
@@ -186,13 +186,13 @@ def _streamed(
         raise InputError(text)
     if loader.get("num_workers"):
         raise InputError("a data set without a length is read by one process: leave num_workers out, or give it a length")
-    turn = _Turn(list(range(size)))
+    assignment = _Assignment(list(range(size)))
     for _ in range(epochs):
         # A process that was started again reads what the one before it had read, and leaves it out.
         part = _Part(stream, size, job.trainers, job.trainer, max(0, job._resume * accumulate - job._planned))
         for batch in _with_rows(job, DataLoader(part, batch_size=size, **loader), keys):
             job._check_stop()
-            yield _count(job, turn, batch)
+            yield _count(job, assignment, batch)
         job._planned += part.batches
 
 
@@ -231,7 +231,7 @@ def _loader(dataset: Sized, ahead: _Ahead, more: dict[str, Any]) -> DataLoader[A
 
 
 def _with_rows(job: Job, loader: Iterable[Any], keys: Keys | None) -> Iterator[Any]:
-    """The batches of `loader`; before each the model is told what it will look up for the one after it."""
+    """The batches of `loader`; before each the model receives the keys of the one after it."""
     if keys is None:
         yield from loader
         return
@@ -243,11 +243,11 @@ def _with_rows(job: Job, loader: Iterable[Any], keys: Keys | None) -> Iterator[A
         yield batch
 
 
-def _count(job: Job, turn: _Turn, batch: Any) -> Any:
-    job._examples += len(turn.rows)
-    job._scale = turn.scale
+def _count(job: Job, assignment: _Assignment, batch: Any) -> Any:
+    job._examples += len(assignment.rows)
+    job._scale = assignment.scale
     if job._local_steps is not None:
-        job._local_steps.ends_here = turn.ends_exchange
+        job._local_steps.ends_here = assignment.ends_exchange
     return batch
 
 

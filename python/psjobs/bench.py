@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def alternate(runs: int, *measures: Callable[[], float]) -> list[float]:
-    """The medians of measures that take turns."""
+    """The medians of measures that alternate."""
     found = [[measure() for measure in measures] for _ in range(runs)]
     return [statistics.median(values) for values in zip(*found, strict=True)]
 

@@ -39,7 +39,7 @@ def watch(job: Job) -> None:
     os.register_at_fork(after_in_child=end.forget)
 
 
-def tell(job: Job, error: BaseException) -> int | None:
+def leave_with_error(job: Job, error: BaseException) -> int | None:
     """Leaves `job` because of `error`; returns the exit code, where it is not Python's own."""
     session = job._session
     if session is not None and not job._left:
@@ -94,7 +94,7 @@ class _End:
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             job, self._job = self._job, None
             self._is_interrupted = isinstance(error, KeyboardInterrupt)
-            code = None if job is None else self._tell(job, error)
+            code = None if job is None else self._leave_with_error(job, error)
             if code == WRONG_INPUT or code == PEER_AWAY:
                 sys.stderr.write(f"psjobs: {error}\n")
                 raise SystemExit(code)
@@ -103,9 +103,9 @@ class _End:
         sys.excepthook = hook
 
     @staticmethod
-    def _tell(job: Job, error: BaseException) -> int | None:
+    def _leave_with_error(job: Job, error: BaseException) -> int | None:
         try:
-            return tell(job, error)
+            return leave_with_error(job, error)
         except _native.Error as unheard:
             sys.stderr.write(f"psjobs: the servers do not hear why this trainer ends: {unheard}\n")
             return None
@@ -142,7 +142,7 @@ class _End:
         if job is None or job._session is None or job._left:
             return
         if self._code:
-            self._tell(job, SystemExit(self._code))
+            self._leave_with_error(job, SystemExit(self._code))
             return
         try:
             job.leave(finished=not job.should_stop)

@@ -205,7 +205,7 @@ class Job:
         A data set without a length, as an IterableDataset, must give the same examples in the same order to each trainer:
         of `trainers * batch_size` in a row each trainer takes its part, and what is left at the end is left out.
 
-        `keys` tells the keys, int64, that the sparse modules of the model will look up for a batch: their rows come with
+        `keys` returns the keys, int64, that the sparse modules of the model will look up for a batch: their rows come with
         the step before, in one answer for all tables, and `forward` does not wait for them. It fetches those of other keys
         as ever.
 
@@ -246,7 +246,7 @@ class Job:
         return batches.EpochSampler(self, dataset, batch_size, accumulate)
 
     def report(self, metrics: Mapping[str, float]) -> None:
-        """Tells the job these metrics, as accuracy or loss: they are shown while it runs and in its result.
+        """Reports these metrics to the job, as accuracy or loss: they are shown while it runs and in its result.
 
         Where the job keeps its metrics over time, beside its checkpoints or with `psjobs run --log-dir`, each value becomes a
         point at the steps that are done. The first value that a metric gets at a step is the one that counts.
@@ -300,7 +300,7 @@ class Job:
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self.leave(finished=not self.should_stop)
         else:
-            ending.tell(self, error)
+            ending.leave_with_error(self, error)
 
     def _enter(self, parameters: Parameters, groups: list[Group]) -> _native.Session:
         shapes = parameters.shapes()

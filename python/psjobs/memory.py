@@ -135,7 +135,7 @@ def pin(device: torch.device, *tensors: torch.Tensor) -> bool:
         if code == 0:
             return True
         try:
-            # CUDA tells an error once more, at the next call, which is not to be the script's.
+            # CUDA reports an error once more, at the next call, which is not to be the script's.
             torch.zeros(1, device=device).add_(1)
         except RuntimeError:
             pass

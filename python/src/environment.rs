@@ -1,4 +1,4 @@
-//! A trainer's place in its job, as its environment tells it.
+//! A trainer's place in its job, as its environment describes it.
 
 use std::env;
 

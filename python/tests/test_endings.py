@@ -127,7 +127,7 @@ def test_sigterm_lets_the_trainer_leave_for_its_replacement(jobs: Jobs) -> None:
 @pytest.mark.parametrize(
     ("error", "supervised", "code"), [("PeerAway", "0", 75), ("Conflict", "1", 75), ("Conflict", "0", 1)]
 )
-def test_an_error_by_other_processes_ends_with_code_75_and_is_not_told(
+def test_an_error_by_other_processes_ends_with_code_75_and_is_not_reported(
     jobs: Jobs, error: str, supervised: str, code: int
 ) -> None:
     job = jobs.start()
@@ -162,8 +162,8 @@ def test_a_server_of_another_job_is_waited_for_only_where_somebody_starts_server
     assert by_hand.returncode == 1 and "another job than other" in said, said
     supervised = job.trainer(0, script("pass"), PSJOB_UID="other", PSJOB_SUPERVISED="1")
     assert supervised.stderr is not None
-    told = next((line for line in supervised.stderr if "waiting for server 0" in line), "it has ended")
-    assert "another job than other" in told
+    reported = next((line for line in supervised.stderr if "waiting for server 0" in line), "it has ended")
+    assert "another job than other" in reported
     supervised.send_signal(signal.SIGTERM)
     assert supervised.wait(DEADLINE) == 128 + signal.SIGTERM
 

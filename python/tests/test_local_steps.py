@@ -73,7 +73,7 @@ save(model)
     assert all(torch.equal(want[name], found[name]) for name in want)
 
 
-def test_a_trainer_whose_local_steps_are_not_the_jobs_is_told_so(jobs: Jobs) -> None:
+def test_a_trainer_whose_local_steps_are_not_the_jobs_is_refused(jobs: Jobs) -> None:
     job = jobs.start("--consistency", "sync", trainers=1)
     trainer = job.trainer(0, SCRIPT, PSJOB_TRAINING='{"local": {"steps": 5}}')
     _, error = trainer.communicate(timeout=DEADLINE)

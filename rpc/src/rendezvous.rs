@@ -1,5 +1,5 @@
-//! Finds trainers that other trainers call. A job tells its processes the addresses of servers
-//! only; a trainer that others connect to listens on a port of its own and tells server 0.
+//! Finds trainers that other trainers call. A job sends its processes the addresses of servers
+//! only; a trainer that others connect to listens on a port of its own and reports it to server 0.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
@@ -46,7 +46,7 @@ pub fn offer(registry: &mut Registry) {
 }
 
 impl Endpoint {
-    /// Listens on a free port of the interface by which `server`, at `address`, is reached, and tells it that address,
+    /// Listens on a free port of the interface by which `server`, at `address`, is reached, and sends it that address,
     /// which is returned.
     ///
     /// # Errors
@@ -64,10 +64,10 @@ impl Endpoint {
         Ok(own.to_string())
     }
 
-    /// Tells `server` where this trainer can be reached.
+    /// Sends `server` the address at which this trainer can be reached.
     ///
     /// # Errors
-    /// If the server cannot be told.
+    /// If the server cannot be notified.
     pub fn publish_address(&self, server: &Peer, address: &str) -> Result<(), RemoteError> {
         server.rpc_sync(PUBLISH, address.to_owned())
     }

@@ -57,7 +57,7 @@ pub enum DeviceError {
     Unused { given: u32 },
 }
 
-/// The device of the process with this local rank. Processes on one machine take turns through the
+/// The device of the process with this local rank. Processes on one machine cycle through the
 /// first `num_gpus` of its `visible` devices, all of them if no number is given. `given` is the number of GPUs that the job
 /// gives to this process alone.
 ///

@@ -11,7 +11,7 @@ use crate::data::Dataset;
 pub type Metrics = BTreeMap<String, f64>;
 
 /// A model with the data to train it on. The trainers of a job each have one, with the same
-/// examples in the same order; the loop tells each which of them to read.
+/// examples in the same order; the loop assigns to each those that it reads.
 pub trait Workload {
     /// The network; its parameters live in the store that [`Workload::model`] got.
     type Model;

@@ -36,9 +36,9 @@ fn gradients_and_parameters_equal_those_of_a_local_model() {
 
 fn equal_those_of_a_local_model(servers: u32) {
     let job = Job::start(servers, 1, Training::default());
-    let patience = Duration::from_secs(20);
+    let timeout = Duration::from_secs(20);
     let participant =
-        Participant::join(&job.trainer(0), Registry::default(), Vec::new(), STEPS, patience).expect("it is up");
+        Participant::join(&job.trainer(0), Registry::default(), Vec::new(), STEPS, timeout).expect("it is up");
     let network = Network::on(participant.servers(), SEED, Some(0)).expect("made");
     assert_eq!(network.pieces().len(), servers as usize);
     let arguments = Optimizer { learning_rate: 0.03, momentum: 0.9, ..Optimizer::default() };

@@ -30,9 +30,9 @@ fn fifty_steps_lose_what_one_process_loses() {
     assert!(text.steps(LENGTH) >= STEPS);
 
     let job = Job::start(1, 1, Training::default());
-    let patience = Duration::from_secs(20);
+    let timeout = Duration::from_secs(20);
     let participant =
-        Participant::join(&job.trainer(0), Registry::default(), Vec::new(), STEPS as u64, patience).expect("it is up");
+        Participant::join(&job.trainer(0), Registry::default(), Vec::new(), STEPS as u64, timeout).expect("it is up");
     let optimizer = Optimizer { learning_rate: LEARNING_RATE, ..Optimizer::default() };
     let model = Rnn::new(participant.endpoint(), &participant.servers()[0], SIZE, 5, &optimizer).expect("made");
     let own = |tensors: Vec<Tensor>| tensors.into_iter().map(|t| t.copy().set_requires_grad(true)).collect::<Vec<_>>();

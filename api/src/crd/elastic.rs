@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// Between how many trainers the job may have while it trains. With it
 /// `kubectl scale psjob/NAME --replicas=N`, or an autoscaler, changes spec.trainer.replicas of a running
-/// job: trainers join and leave, and nobody else is started again. A trainer that is lost for good (its
+/// job: trainers join and leave, and no other process is started again. A trainer that is lost for good (its
 /// restarts are used up, or no node takes it for schedulingPolicy.scheduleTimeoutSeconds) makes the job
 /// smaller instead of failing it, as long as minReplicas are left. The job's work is dealt out to
 /// whoever is there: more trainers make it shorter, and each example of an epoch is read by one of them.

@@ -195,7 +195,7 @@ pub struct ParameterServerJobSpec {
     /// Deadlines and cleaning up.
     #[serde(default)]
     pub run_policy: RunPolicy,
-    /// What the scheduler is told about the job's pods.
+    /// How the job's pods are scheduled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(
         validation = Rule::new("!has(self.minAvailable) || (has(self.backend) && self.backend != 'None')")

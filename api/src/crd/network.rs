@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase")]
 pub struct NetworkSpec {
     /// Talk TLS: the operator makes an authority of the job's own and a certificate for its servers and one for its
-    /// trainers, in a Secret of which each pod mounts the part of its role. The servers take nobody without one, and
+    /// trainers, in a Secret of which each pod mounts the part of its role. The servers take no client without one, and
     /// take no trainer for a server. Processes find theirs in the folder that PSJOB_TLS_DIR names. False for
     /// clients of yours that speak plain gRPC. Default true.
     #[serde(default = "yes", rename = "mutualTLS")]

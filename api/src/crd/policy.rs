@@ -1,5 +1,5 @@
 //! When the job's pods start, when the job has succeeded, how long things may take, what is left at
-//! the end, and what the scheduler is told.
+//! the end, and how the pods are scheduled.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -108,7 +108,7 @@ pub struct RunPolicy {
 /// Who schedules a job's pods all together or not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum SchedulingBackend {
-    /// Nobody: each pod is scheduled by itself.
+    /// No group: each pod is scheduled by itself.
     None,
     /// Kubernetes' own scheduler, by a Workload and a PodGroup of scheduling.k8s.io/v1beta1.
     Workload,
@@ -118,7 +118,7 @@ pub enum SchedulingBackend {
     Coscheduling,
 }
 
-/// What the scheduler is told about the job's pods.
+/// How the job's pods are scheduled.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SchedulingPolicy {

@@ -92,7 +92,7 @@ pub enum Phase {
     Completing,
     /// Finished well. Final.
     Succeeded,
-    /// Finished badly; lastFailure tells why. Final.
+    /// Finished badly; lastFailure reports why. Final.
     Failed,
 }
 
@@ -164,7 +164,7 @@ pub struct RoleStatus {
     pub succeeded: i32,
     /// Replicas that failed and were not replaced.
     pub failed: i32,
-    /// Replicas that an elastic job has given up; the condition Shrunk tells why. They are created again
+    /// Replicas that an elastic job has given up; the condition Shrunk reports why. They are created again
     /// when the job is scaled or its spec changes.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lost: i32,
@@ -234,7 +234,7 @@ pub struct LastFailure {
     pub time: Option<Time>,
 }
 
-/// How far training is, as server 0 tells.
+/// How far training is, as server 0 reports.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
@@ -283,7 +283,7 @@ pub struct Checkpoint {
 pub struct Model {
     /// The safetensors file in the volume of spec.checkpoint.
     pub path: String,
-    /// What tells best how good it is: accuracy where the trainers report it, else auc, perplexity,
+    /// The metric that shows best how good it is: accuracy where the trainers report it, else auc, perplexity,
     /// reward or the loss.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metric: Option<ModelMetric>,

@@ -27,7 +27,7 @@ pub struct Batch {
     #[schemars(range(min = 1, max = 65_536))]
     pub base: u32,
     /// Deal the examples of a step out by the trainers' measured speed, so that a slow one reads fewer
-    /// and nobody waits for it: all together read trainers x base examples a step as before, and each
+    /// and no trainer waits for it: all together read trainers x base examples a step as before, and each
     /// gradient counts by its examples. Two runs are then no longer equal bit for bit. Not with
     /// backupTrainers, which leave the slow ones out instead. Default false.
     #[serde(default)]

@@ -25,7 +25,7 @@ use super::{TrainingError, in_range};
 ]))]
 pub struct Consistency {
     /// Async (default): each gradient is applied when it arrives and answered at once, so a slow
-    /// trainer delays nobody. Bounded: as Async, but a trainer waits while it is more than
+    /// trainer delays no other. Bounded: as Async, but a trainer waits while it is more than
     /// `staleness` steps ahead of the slowest. Sync: a step is applied when the gradients of all
     /// trainers are in, as one mean, summed in the order of the trainers.
     #[serde(default)]

@@ -340,7 +340,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_told_in_one_line_without_its_defaults() {
+    fn it_is_shown_in_one_line_without_its_defaults() {
         for (json, text) in [
             ("{}", "SGD learningRate=0.01"),
             (r#"{"learningRate":0.1,"momentum":0.9}"#, "SGD learningRate=0.1 momentum=0.9"),

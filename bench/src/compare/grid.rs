@@ -31,7 +31,7 @@ pub struct Metric {
     pub name: &'static str,
     /// In words.
     pub title: &'static str,
-    /// Levels of which the page tells when they were reached.
+    /// Levels; the page shows when they were reached.
     pub levels: [f64; 2],
     /// Less is better.
     pub falls: bool,

@@ -84,7 +84,7 @@ impl CompareArgs {
             eprintln!("{} of {}: {title}, {way}, seed {}", number + 1, runs.len(), run.seed);
             let job = grid::job(&sections, run, &extent)?;
             let record = measure(&job, Record::new(*run, title, way, self.experiment.metric()), &worker)?;
-            self.tell(&record)?;
+            self.print(&record)?;
             records.push(record);
         }
         let page = page::page(self.experiment, &sections, &records, &carried, &extent);
@@ -93,7 +93,7 @@ impl CompareArgs {
         Ok(0)
     }
 
-    fn tell(&self, measured: &impl Serialize) -> anyhow::Result<()> {
+    fn print(&self, measured: &impl Serialize) -> anyhow::Result<()> {
         if self.json {
             // A reader that has gone away wants no line.
             writeln!(std::io::stdout(), "{}", serde_json::to_string(measured)?).ok();
@@ -114,7 +114,7 @@ impl CompareArgs {
             let job = link::Job { worker, workload: &extent.workload, training, trainers: way.trainers };
             let exchanges = self.link_steps.unwrap_or(if self.experiment == Experiment::Local { 4 } else { 100 });
             let carried = link.carry(way.name, job, exchanges * way.steps_per_exchange())?;
-            self.tell(&carried)?;
+            self.print(&carried)?;
             Ok(carried)
         });
         runs.collect()

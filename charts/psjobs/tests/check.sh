@@ -36,7 +36,7 @@ forbid "one namespace needs no cluster role" 'kind: ClusterRole' --set watchName
 expect "cluster-wide it sees nodes" 'resources: \[nodes\]'
 forbid "in one namespace it does not ask for nodes" 'resources: \[nodes\]' --set watchNamespace=team
 expect "one namespace has its role there" 'namespace: team' --set watchNamespace=team
-expect "the operator is told its namespace" 'name: PSJOBS_NAMESPACE' --set watchNamespace=team
+expect "the operator receives its namespace" 'name: PSJOBS_NAMESPACE' --set watchNamespace=team
 forbid "rbac.create=false makes no roles" 'kind: Role' --set rbac.create=false
 forbid "no wildcard in any role" "'\*'\|\[\"\*\"\]"
 
@@ -79,7 +79,7 @@ refuse "a wrong digest is refused" 'digest' --set image.digest=sha256:7
 expect "without an election no two operators overlap" 'type: Recreate' --set leaderElection.enabled=false
 forbid "without an election no lease" 'leases' --set leaderElection.enabled=false
 forbid "no shard unless asked" 'PSJOBS_SHARD'
-expect "the operator is told its shard" 'name: PSJOBS_SHARD' --set shard=gpu
+expect "the operator receives its shard" 'name: PSJOBS_SHARD' --set shard=gpu
 expect "its lease is the operators' without a shard" 'resourceNames: \["psjobs-operator"\]'
 expect "a shard has a lease of its own" 'resourceNames: \["psjobs-operator-gpu"\]' --set shard=gpu
 for line in 'runAsNonRoot: true' 'readOnlyRootFilesystem: true' 'drop: \[ALL\]' 'path: /readyz' 'path: /healthz'; do
@@ -87,7 +87,7 @@ for line in 'runAsNonRoot: true' 'readOnlyRootFilesystem: true' 'drop: \[ALL\]' 
 done
 
 forbid "no traces unless asked" 'OTEL_'
-expect "the operator is told where traces go" 'value: "http://jaeger.tracing:4317"' --set tracing.endpoint=http://jaeger.tracing:4317
+expect "the operator receives the endpoint of traces" 'value: "http://jaeger.tracing:4317"' --set tracing.endpoint=http://jaeger.tracing:4317
 expect "and how many of them" 'value: "0.1"' --set tracing.endpoint=http://j:4317 --set tracing.ratio=0.1
 refuse "an endpoint without a scheme is refused" 'endpoint' --set tracing.endpoint=jaeger:4317
 refuse "more traces than all are refused" 'ratio' --set tracing.ratio=10

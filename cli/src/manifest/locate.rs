@@ -1,4 +1,4 @@
-//! Finds the line of a field. The YAML reader tells where it stood when a visitor refused a value,
+//! Finds the line of a field. The YAML reader reports where it stood when a visitor refused a value,
 //! so reading the document again with a visitor that refuses exactly that field gives its line.
 
 use std::fmt;

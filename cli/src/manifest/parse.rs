@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_told_with_its_line() {
+    fn what_cannot_be_read_is_reported_with_its_line() {
         let rows = [
             ("a: 1\n\tb: 2\n", 2, "no tabs"),
             ("a: 1\nb: [1, 2\n", 3, "look at the indentation"),

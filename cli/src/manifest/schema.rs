@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn all_problems_of_an_object_are_told_at_once() {
+    fn all_problems_of_an_object_are_reported_at_once() {
         let schema = json!({
             "type": "object",
             "required": ["a", "b"],

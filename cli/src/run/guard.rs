@@ -71,15 +71,15 @@ impl Guard {
 
     /// A process group that must not outlive this process.
     pub fn watch(&mut self, group: Pid) -> io::Result<()> {
-        self.tell('+', group)
+        self.notify('+', group)
     }
 
     /// A process group that is gone; its number may come again for somebody else.
     pub fn forget(&mut self, group: Pid) -> io::Result<()> {
-        self.tell('-', group)
+        self.notify('-', group)
     }
 
-    fn tell(&mut self, what: char, group: Pid) -> io::Result<()> {
+    fn notify(&mut self, what: char, group: Pid) -> io::Result<()> {
         self.write(&format!("{what}{}\n", group.as_raw_nonzero()))
     }
 

@@ -53,7 +53,7 @@ pub enum Action {
     },
     /// Ask a process to end, and report its end.
     Stop(Replica),
-    Tell(String),
+    Warn(String),
     /// Stop what still runs; the job is over.
     End(Outcome),
 }

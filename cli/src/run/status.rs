@@ -10,12 +10,12 @@ use tokio::time::{MissedTickBehavior, interval};
 use tonic::transport::Endpoint;
 
 const PERIOD: Duration = Duration::from_millis(500);
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Polls `address` until the receiver is gone.
 pub async fn poll(address: String, statuses: watch::Sender<Option<StatusReply>>) {
     let Ok(endpoint) = Endpoint::from_shared(format!("http://{address}")) else { return };
-    let mut client = CoordinationClient::new(endpoint.connect_timeout(PATIENCE).timeout(PATIENCE).connect_lazy());
+    let mut client = CoordinationClient::new(endpoint.connect_timeout(TIMEOUT).timeout(TIMEOUT).connect_lazy());
     let mut ticks = interval(PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while !statuses.is_closed() {

@@ -94,7 +94,7 @@ impl<'a> Supervisor<'a> {
         loop {
             while let Some(action) = actions.pop_front() {
                 match action {
-                    Action::Tell(text) => self.view.warn(&text),
+                    Action::Warn(text) => self.view.warn(&text),
                     Action::Start { replica, incarnation } => actions.extend(self.start(replica, incarnation)),
                     Action::Stop(replica) => self.ask_to_end(replica),
                     Action::End(outcome) => return Ending::Over(outcome),

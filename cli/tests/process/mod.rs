@@ -41,7 +41,7 @@ impl Running {
     }
 
     /// Returns all output until its end. A child that takes longer than the deadline is killed, and its exit
-    /// code tells.
+    /// code shows that.
     pub fn output(mut self, deadline: Duration) -> Output {
         let pid = self.pid();
         let (ended, end) = mpsc::channel::<()>();

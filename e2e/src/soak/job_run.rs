@@ -123,7 +123,7 @@ async fn state(namespace: &TestNamespace, name: &str) -> String {
 
 /// Checks that the job has succeeded, and no process of it failed by its own fault.
 fn judge(name: &str, status: &ParameterServerJobStatus) -> Result<()> {
-    let cause = status.last_failure.as_ref().map_or("no cause is told", |failure| &failure.message);
+    let cause = status.last_failure.as_ref().map_or("no cause is reported", |failure| &failure.message);
     let phase = status.phase;
     ensure!(phase == Some(Phase::Succeeded), "{name} ended as {phase:?}: {cause}");
     ensure!(status.restarts_counted == 0, "{name} counts {} failures of its own: {cause}", status.restarts_counted);

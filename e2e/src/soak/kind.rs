@@ -120,7 +120,7 @@ impl Kind {
         }
     }
 
-    /// Returns the metrics that tell one model from another.
+    /// Returns the metrics that distinguish one model from another.
     #[must_use]
     pub const fn metrics(self) -> &'static [&'static str] {
         match self {

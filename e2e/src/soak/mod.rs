@@ -1,5 +1,5 @@
 //! The soak: jobs of every kind run for a while under a seeded schedule of faults, and each must end as if nothing had
-//! happened. `e2e/tests/soak.rs` is its program, `docs/reliability.md` tells what it checks.
+//! happened. `e2e/tests/soak.rs` is its program, `docs/reliability.md` describes what it checks.
 
 mod board;
 mod disk;

@@ -18,7 +18,7 @@ use crate::wait::{SHORT, until_ok};
 /// Least time between the end of a fault and the next one, where mending took longer than the schedule gives it.
 const PAUSE: Duration = Duration::from_secs(15);
 /// How long a fault waits for a node that may be taken away.
-const PATIENCE: Duration = Duration::from_secs(45);
+const TIMEOUT: Duration = Duration::from_secs(45);
 /// Pause between two looks for such a node.
 const LOOK: Duration = Duration::from_secs(2);
 
@@ -43,7 +43,7 @@ pub async fn carry_out(stage: &Stage, entries: &[Entry], length: Duration) {
 
 /// Takes a node away for a while: the one of the schedule, or another one if a job would lose both of its servers.
 async fn take_node(stage: &Stage, entry: &Entry, place: usize) -> Result<()> {
-    let give_up = stage.board.now() + PATIENCE;
+    let give_up = stage.board.now() + TIMEOUT;
     let (node, jobs) = loop {
         let mut away = stage.away.lock().await;
         let pods = until_ok(SHORT, "the list of pods", || stage.pods()).await?;

@@ -21,7 +21,7 @@ use crate::operator;
 use crate::wait::{SHORT, until_ok};
 
 /// How long a fault waits for a pod that it may hit.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Carries out the faults. One that finds nothing to hit is skipped: its job is between two runs, or its node is away.
 pub async fn carry_out(stage: &Stage, entries: &[Entry], length: Duration) {
@@ -34,7 +34,7 @@ pub async fn carry_out(stage: &Stage, entries: &[Entry], length: Duration) {
         let done = match (entry.fault, entry.target) {
             (fault, Target::Replica(kind, role, index)) => {
                 let hit = || hit_replica(stage, fault, kind, (role, index));
-                until_ok(PATIENCE, "a pod to hit", hit).await
+                until_ok(TIMEOUT, "a pod to hit", hit).await
             }
             (Fault::FillDisk, _) => match fill_disk(stage, entry.lasts).await {
                 Err(error) => {
@@ -43,7 +43,7 @@ pub async fn carry_out(stage: &Stage, entries: &[Entry], length: Duration) {
                 }
                 done => done,
             },
-            _ => until_ok(PATIENCE, "an operator to kill", || kill_operator(stage)).await,
+            _ => until_ok(TIMEOUT, "an operator to kill", || kill_operator(stage)).await,
         };
         if let Err(error) = done {
             stage.board.say(format_args!("{name}: skipped, {error:#}"));

@@ -35,10 +35,10 @@ impl ModelResult {
         status: &ParameterServerJobStatus,
         deadline: Duration,
     ) -> Result<Self> {
-        let progress = status.progress.as_ref().with_context(|| format!("{job} tells no progress"))?;
+        let progress = status.progress.as_ref().with_context(|| format!("{job} reports no progress"))?;
         let metric = |name: &&str| {
             let found = progress.metrics.iter().find(|metric| metric.name == **name);
-            let found = found.with_context(|| format!("{job} tells no {name}, but {:?}", progress.metrics))?;
+            let found = found.with_context(|| format!("{job} reports no {name}, but {:?}", progress.metrics))?;
             Ok(((*name).to_owned(), found.value))
         };
         let metrics = kind.metrics().iter().map(metric).collect::<Result<_>>()?;
@@ -69,7 +69,7 @@ async fn checksum(
     job: &str,
     status: &ParameterServerJobStatus,
 ) -> Result<String> {
-    let path = &status.model.as_ref().with_context(|| format!("{job} tells no model"))?.path;
+    let path = &status.model.as_ref().with_context(|| format!("{job} reports no model"))?.path;
     let claim = if kind == Kind::FullDisk { disk::CLAIM.to_owned() } else { names::claim(job) };
     let client = || namespace.cluster.client.clone();
     let claim = Api::<PersistentVolumeClaim>::namespaced(client(), &namespace.name).get(&claim).await?;

@@ -1,4 +1,4 @@
-//! The steps of a job over time, and what they tell: how long it stood still, and what it lost. No I/O; times are those
+//! The steps of a job over time, and what they show: how long it stood still, and what it lost. No I/O; times are those
 //! since the soak's start.
 
 use std::time::Duration;

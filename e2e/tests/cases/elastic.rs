@@ -41,8 +41,8 @@ pub async fn grows_and_shrinks(namespace: &TestNamespace) -> Result<()> {
 
     let status = namespace.phase(JOB, Phase::Succeeded, TRAINING).await?;
     ensure!(status.restarts == 0 && status.last_failure.is_none(), "being scaled was taken for a failure: {status:?}");
-    let metrics = status.progress.context("a job that succeeded tells its progress")?.metrics;
-    let accuracy = metrics.iter().find(|metric| metric.name == "accuracy").context("the job tells its accuracy")?.value;
+    let metrics = status.progress.context("a job that succeeded reports its progress")?.metrics;
+    let accuracy = metrics.iter().find(|metric| metric.name == "accuracy").context("the job shows its accuracy")?.value;
     namespace.print(format_args!("2, 3, then 1 trainers; accuracy {accuracy:.4} (at least {PACED_ACCURACY})"));
     ensure!(accuracy >= PACED_ACCURACY, "the accuracy is {accuracy}");
     namespace.event("ScaledUp", "Scaled from 2 to 3 trainers").await?;

@@ -39,8 +39,8 @@ pub async fn trains(namespace: &TestNamespace) -> Result<()> {
         ensure!(states.contains(&state), "the states were {states:?}, without {state}");
     }
 
-    let metrics = status.progress.context("a job that succeeded tells its progress")?.metrics;
-    let accuracy = metrics.iter().find(|metric| metric.name == "accuracy").context("the job tells its accuracy")?.value;
+    let metrics = status.progress.context("a job that succeeded reports its progress")?.metrics;
+    let accuracy = metrics.iter().find(|metric| metric.name == "accuracy").context("the job shows its accuracy")?.value;
     namespace.print(format_args!("accuracy: {accuracy:.4} (at least {ACCURACY})"));
     ensure!(accuracy >= ACCURACY, "the accuracy is {accuracy}");
     ensure!(status.restarts == 0, "{} pods were replaced though nothing happened to them", status.restarts);

@@ -41,8 +41,8 @@ async fn is_replaced(namespace: &TestNamespace, job: &ParameterServerJob, victim
     let status = namespace.phase("mnist", Phase::Succeeded, TRAINING).await?;
     ensure!(status.restarts == 1, "{} pods were replaced instead of 1", status.restarts);
     ensure!(status.restarts_counted == 0, "a deleted pod was counted as a failure");
-    let metrics = status.progress.context("a job that succeeded tells its progress")?.metrics;
-    let accuracy = metrics.iter().find(|metric| metric.name == "accuracy").context("the job tells its accuracy")?.value;
+    let metrics = status.progress.context("a job that succeeded reports its progress")?.metrics;
+    let accuracy = metrics.iter().find(|metric| metric.name == "accuracy").context("the job shows its accuracy")?.value;
     namespace.print(format_args!("{victim} killed; accuracy {accuracy:.4} (at least {PACED_ACCURACY})"));
     ensure!(accuracy >= PACED_ACCURACY, "the accuracy is {accuracy}");
     Ok(())

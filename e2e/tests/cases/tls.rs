@@ -23,7 +23,7 @@ pub async fn refuses_other_certificates(namespace: &TestNamespace) -> Result<()>
     let job = paced()?;
     namespace.apply(&job).await?;
     let status = namespace.phase("mnist", Phase::Running, SHORT).await?;
-    let secret = status.certificates.context("a job tells where its certificates are")?;
+    let secret = status.certificates.context("a job reports where its certificates are")?;
     ensure!(secret.starts_with("mnist-tls-"), "the certificates are in {secret}");
     ensure!(refused(namespace).await? == 0, "somebody was refused before a stranger came");
 

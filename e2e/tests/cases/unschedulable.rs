@@ -15,7 +15,7 @@ use psjobs_e2e::nodes;
 use psjobs_e2e::wait::{SHORT, TRAINING, until};
 
 const SERVER: &str = "mnist-ps-0";
-/// How long no node takes pods: longer than processes wait for each other that nobody starts again (2 minutes).
+/// How long no node takes pods: longer than processes that are not started again wait for each other (2 minutes).
 const CORDONED: Duration = Duration::from_secs(150);
 
 /// Deletes server 0's pod while all nodes are cordoned. No trainer's waiting may count as the job's failure, and the job

@@ -52,7 +52,7 @@ async fn start(namespace: &TestNamespace, example: &str, serve: Option<&str>, tr
 async fn succeeds(namespace: &TestNamespace, example: &str) -> Result<()> {
     let status = namespace.phase(example, Phase::Succeeded, TRAINING).await?;
     ensure!(status.restarts == 0, "{} pods were replaced though nothing happened to them", status.restarts);
-    let progress = status.progress.context("a job that succeeded tells its progress")?;
-    ensure!(progress.step > 0, "no step was told");
+    let progress = status.progress.context("a job that succeeded reports its progress")?;
+    ensure!(progress.step > 0, "no step was reported");
     Ok(())
 }

@@ -64,7 +64,7 @@ pub struct Reader {
 
 /// How one look at a pod's log ended.
 enum Look {
-    /// The log has ended, or nobody wants it any more.
+    /// The log has ended, or no caller wants it any more.
     Over,
     /// There may be more.
     Again,
@@ -143,7 +143,7 @@ impl Reader {
         Ok(found.filter(|pod| pod.metadata.uid.as_ref() == Some(&self.uid)))
     }
 
-    /// Tells whether the pod's process has ended, so that its log is complete.
+    /// Returns whether the pod's process has ended, so that its log is complete.
     async fn ended(&self) -> anyhow::Result<Look> {
         // An API server that is away is waited for.
         let Ok(found) = self.current().await else { return Ok(Look::Again) };
@@ -151,7 +151,7 @@ impl Reader {
         Ok(if ended { Look::Over } else { Look::Again })
     }
 
-    /// Hands on the lines of a stream; returns false if nobody wants them any more.
+    /// Hands on the lines of a stream; returns false if no caller wants them any more.
     async fn lines(&mut self, mut stream: std::pin::Pin<&mut impl AsyncBufRead>) -> std::io::Result<bool> {
         let mut bytes = Vec::new();
         loop {
@@ -218,7 +218,7 @@ impl Position {
         self.again = self.newest.map(|_| self.at_newest);
     }
 
-    /// Tells whether a line of this time is new.
+    /// Returns whether a line of this time is new.
     fn accepts(&mut self, time: Timestamp) -> bool {
         let Some(newest) = self.newest else {
             (self.newest, self.at_newest) = (Some(time), 1);

@@ -1,6 +1,6 @@
 //! The limit: a client that creates the same objects as the operator does, and nothing else. A watch notes when they
-//! exist, as for the operator, because it tells later than the answers do, and costs the API server something too.
-//! Also one that writes the same last statuses, when a watch tells it that the pods have ended.
+//! exist, as for the operator, because it reports later than the answers do, and costs the API server something too.
+//! Also one that writes the same last statuses, when a watch reports that the pods have ended.
 
 use std::collections::{HashMap, HashSet};
 use std::future::ready;
@@ -25,7 +25,7 @@ use crate::watching::{Change, Journal};
 /// Requests under way at once; more do not make this API server faster.
 const REQUESTS: usize = 64;
 
-/// Seconds that creating the pods, services and certificates of `from` in `to` takes, until the last pod is told of.
+/// Seconds that creating the pods, services and certificates of `from` in `to` takes, until the last pod is reported.
 pub async fn copy(client: &Client, from: &str, to: &str) -> Result<f64> {
     let mut journal = Journal::of(client, to);
     let pods = as_new(list::<Pod>(client, from).await?, to, |pod| pod.status = None);
@@ -54,7 +54,7 @@ fn as_new<K: Resource>(mut objects: Vec<K>, namespace: &str, reset: impl Fn(&mut
         *meta = ObjectMeta {
             name: meta.name.take(),
             namespace: Some(namespace.to_owned()),
-            // Without the label of a job: these are nobody's, and the operator does not look at them.
+            // Without the label of a job: these belong to no job, and the operator does not look at them.
             labels: meta.labels.take().map(|labels| {
                 labels.into_iter().map(|(key, value)| (key.replace("psjobs.dev", "bare"), value)).collect()
             }),

@@ -72,18 +72,18 @@ impl Fleet {
     pub async fn run(&self, jobs: &[String]) -> Result<()> {
         let pods = jobs.iter().flat_map(|job| self.pods_of(job)).collect::<Vec<_>>();
         let running = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]});
-        self.tell(&pods, running, json!({"running": {}})).await.map(drop)
+        self.report(&pods, running, json!({"running": {}})).await.map(drop)
     }
 
-    /// The kubelets say that these trainers, or servers, of all jobs ended well; when each was told.
+    /// The kubelets say that these trainers, or servers, of all jobs ended well; when each was reported.
     pub async fn end(&self, jobs: &[String], role: Role, indexes: std::ops::Range<u32>) -> Result<Vec<Instant>> {
         let pods = jobs.iter().flat_map(|job| indexes.clone().map(|index| names::pod(job, role, index)));
         let ended = json!({"terminated": {"exitCode": 0, "finishedAt": Timestamp::now().to_string()}});
-        self.tell(&pods.collect::<Vec<_>>(), json!({"phase": "Succeeded"}), ended).await
+        self.report(&pods.collect::<Vec<_>>(), json!({"phase": "Succeeded"}), ended).await
     }
 
     /// Waits until so many events with this reason are written.
-    pub async fn told(&self, events: usize, reason: &str) -> Result<()> {
+    pub async fn wait_for_events(&self, events: usize, reason: &str) -> Result<()> {
         let api = Api::<Event>::namespaced(self.client.clone(), &self.namespace);
         let with_reason = ListParams::default().fields(&format!("reason={reason}"));
         let all = async {
@@ -100,7 +100,7 @@ impl Fleet {
             .with_context(|| format!("not all of {events} events {reason} came"))?
     }
 
-    async fn tell(&self, pods: &[String], status: Value, state: Value) -> Result<Vec<Instant>> {
+    async fn report(&self, pods: &[String], status: Value, state: Value) -> Result<Vec<Instant>> {
         let api = Api::<Pod>::namespaced(self.client.clone(), &self.namespace);
         let requests = pods.iter().map(|name| {
             let container = if name.contains("-ps-") { "server" } else { "trainer" };

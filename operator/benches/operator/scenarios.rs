@@ -115,10 +115,10 @@ async fn paced(site: &Site) -> Result<()> {
     const JOBS: usize = 100;
     let fleet = Fleet::new(&site.client, JOBS, 4).await?;
     let mut journal = Journal::of(&site.client, &fleet.namespace);
-    let mut turns = tokio::time::interval(Duration::from_secs(2));
+    let mut ticks = tokio::time::interval(Duration::from_secs(2));
     let mut values = Vec::new();
     for name in fleet.names() {
-        turns.tick().await;
+        ticks.tick().await;
         let job = [name];
         let stored = fleet.apply(&job, json!({})).await?[0];
         let last = journal.all(&fleet.creations(&job)).await?.into_iter().max().unwrap_or(stored);
@@ -152,7 +152,7 @@ async fn whole_life(site: &Site) -> Result<()> {
         // More than one of each job were not worth waiting for.
         eprintln!("done-to-succeeded-p99-s: {} statuses and events until then", self::writes(site).await? - before);
         // The event of its end is the last that is written of a job.
-        fleet.told(names.len(), "Succeeded").await?;
+        fleet.wait_for_events(names.len(), "Succeeded").await?;
         let per_job = |total: f64| total / names.len() as f64;
         per_job_writes.push(per_job(self::writes(site).await? - writes));
         per_job_cpu.push(per_job(site.operator.cpu_seconds()? - cpu));

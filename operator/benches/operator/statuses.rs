@@ -43,5 +43,5 @@ pub async fn costs(
 async fn cpu_seconds(client: &Client) -> Result<f64> {
     let text = metrics(client).await?;
     let line = text.lines().find_map(|line| line.strip_prefix("process_cpu_seconds_total "));
-    line.context("the API server does not tell its CPU time")?.parse().context("CPU time is a number")
+    line.context("the API server does not report its CPU time")?.parse().context("CPU time is a number")
 }

@@ -133,7 +133,7 @@ mod tests {
     use crate::controller::model::{Deletion, Event};
 
     #[test]
-    fn only_what_nobody_misses_waits() {
+    fn only_what_no_user_misses_waits() {
         let delete = Deletion { name: "p".into(), uid: "u".into(), force: false };
         let event = Event { warning: false, reason: "R".into(), note: String::new(), pod: None };
         let none = Decision::default;

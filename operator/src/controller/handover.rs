@@ -34,7 +34,7 @@ pub enum Handover {
     NotOurs,
 }
 
-/// Tells whether pods of the job may carry another shard's label: another operator decided last, or created one since.
+/// Returns whether pods of the job may carry another shard's label: another operator decided last, or created one since.
 pub fn is_due(shard: &Shard, job: &ParameterServerJob, jobs: &JobStates) -> bool {
     let decided_by_another = job.status.as_ref().is_some_and(|status| status.shard != shard.0);
     decided_by_another || jobs.is_disputed(job.metadata.uid.as_deref().unwrap_or_default())
@@ -88,7 +88,7 @@ mod tests {
     fn pods_are_taken_over_from_another_shard_or_when_one_is_disputed() {
         let named = |name: &str| Some(name.to_owned());
         let rows = [
-            ("a job that nobody decided about", None, Shard(named("a")), false, false),
+            ("a job that no operator decided about", None, Shard(named("a")), false, false),
             ("our own", Some(named("a")), Shard(named("a")), false, false),
             ("another shard's", Some(named("b")), Shard(named("a")), false, true),
             ("one of before shards", Some(None), Shard(named("a")), false, true),

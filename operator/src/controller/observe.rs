@@ -1,5 +1,5 @@
 //! Derives from a pod its meaning for the job: the main container decides it, and actions of Kubernetes are
-//! told apart from what it did itself. The rest of the operator sees pods only through this.
+//! distinguished from what it did itself. The rest of the operator sees pods only through this.
 
 use std::time::Duration;
 
@@ -74,8 +74,8 @@ pub struct WaitingReason {
 }
 
 impl WaitingReason {
-    /// Returns whether the reason is this pod's. Of pods that are scheduled together, schedulers tell one why it
-    /// finds no node, and the others only that some are missing.
+    /// Returns whether the reason is this pod's. Of pods that are scheduled together, schedulers report for one why it
+    /// finds no node, and for the others only that some are missing.
     pub fn is_own(&self) -> bool {
         self.unschedulable_since.is_none() || self.message.contains("nodes are available")
     }
@@ -165,25 +165,25 @@ fn failure(pod: &Pod, status: &PodStatus) -> Failure {
     let log_tail = end.and_then(|end| end.message.clone()).unwrap_or_default();
     let started = end.and_then(|end| end.started_at.as_ref()).map(|time| time.0);
     let of_init_container = culprit.is_some_and(|container| !is_main(pod, container));
-    let told = |disruption, reason: &str, what| {
+    let describe = |disruption, reason: &str, what| {
         let (reason, log_tail) = (reason.to_owned(), log_tail.trim_end().to_owned());
         let conditions = true_conditions(status);
         Failure { disruption, exit_code, reason, what, of_init_container, log_tail, conditions, started, at }
     };
 
     if let Some((_, reason, message)) = condition(status, "DisruptionTarget").filter(|(value, ..)| *value == "True") {
-        return told(true, reason, format!("was taken away by Kubernetes ({reason}: {message})"));
+        return describe(true, reason, format!("was taken away by Kubernetes ({reason}: {message})"));
     }
     if pod.metadata.deletion_timestamp.is_some() {
-        return told(true, "PodDeleted", "was deleted".into());
+        return describe(true, "PodDeleted", "was deleted".into());
     }
     match (end, culprit) {
         (Some(end), Some(container)) if end.reason.as_deref() == Some("OOMKilled") => {
-            told(false, "OOMKilled", out_of_memory(pod, &container.name))
+            describe(false, "OOMKilled", out_of_memory(pod, &container.name))
         }
         (Some(end), Some(_)) if lost_with_its_node(end) => {
             let reason = end.reason.as_deref().unwrap_or_default();
-            told(true, "NodeRestarted", format!("ended with its node, which has started again since ({reason})"))
+            describe(true, "NodeRestarted", format!("ended with its node, which has started again since ({reason})"))
         }
         (Some(end), Some(container)) => {
             let reason = end.reason.as_deref().unwrap_or("Error");
@@ -196,13 +196,13 @@ fn failure(pod: &Pod, status: &PodStatus) -> Failure {
                     container.name
                 );
             }
-            told(false, reason, what)
+            describe(false, reason, what)
         }
         _ => {
             // The kubelet refused or evicted it before its containers could end by themselves.
             let reason = status.reason.as_deref().unwrap_or("PodFailed");
             let message = status.message.as_deref().unwrap_or("Kubernetes gave no message");
-            told(true, reason, format!("was stopped by its node ({reason}: {message})"))
+            describe(true, reason, format!("was stopped by its node ({reason}: {message})"))
         }
     }
 }
@@ -271,7 +271,7 @@ fn finished_at(end: &ContainerStateTerminated, pod: &Pod) -> Timestamp {
     end.finished_at.as_ref().map_or_else(|| last_seen(pod), |time| time.0)
 }
 
-/// The newest time that the pod itself tells; no clock is asked, so that it stays the same when read again.
+/// The newest time that the pod itself reports; no clock is asked, so that it stays the same when read again.
 fn last_seen(pod: &Pod) -> Timestamp {
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
     let transitions = conditions.filter_map(|c| c.last_transition_time.as_ref());

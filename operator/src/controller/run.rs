@@ -15,10 +15,10 @@ use crate::error_chain::chain;
 /// Reconciles until `stop`; those under way then are finished.
 pub async fn run(watches: Watches, context: Arc<Context>, stop: impl Future<Output = ()> + Send + Sync + 'static) {
     let reconciles = watches.into_controller().graceful_shutdown_on(stop).run(reconcile, retry, context);
-    reconciles.for_each(async |result| tell(result)).await;
+    reconciles.for_each(async |result| report(result)).await;
 }
 
-fn tell(result: Result<impl Sized, controller::Error<ReconcileError, watcher::Error>>) {
+fn report(result: Result<impl Sized, controller::Error<ReconcileError, watcher::Error>>) {
     match result {
         Ok(_) => {}
         // `retry` logs it, with more detail.

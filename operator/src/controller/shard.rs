@@ -17,13 +17,13 @@ impl Shard {
         }
     }
 
-    /// Tells whether an object has the label of this shard.
+    /// Returns whether an object has the label of this shard.
     pub fn has(&self, object: &impl Resource) -> bool {
         object.labels().get(names::LABEL_SHARD) == self.0.as_ref()
     }
 }
 
-/// Tells whether two objects have the same shard label.
+/// Returns whether two objects have the same shard label.
 pub fn same(one: &impl Resource, other: &impl Resource) -> bool {
     one.labels().get(names::LABEL_SHARD) == other.labels().get(names::LABEL_SHARD)
 }

@@ -1,4 +1,4 @@
-//! Compares two statuses, to tell how urgently the new one must be written.
+//! Compares two statuses, to determine how urgently the new one must be written.
 
 use psjobs_api::crd::{ConditionType, JobCondition, ParameterServerJobStatus, RoleStatus};
 

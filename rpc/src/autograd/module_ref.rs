@@ -10,7 +10,7 @@ use crate::objects::{FromValues, RRef, Value, Values};
 pub struct ModuleRef(RRef);
 
 impl ModuleRef {
-    /// Takes a reference for one to a module; a call tells if it is something else.
+    /// Takes a reference for one to a module; a call reports if it is something else.
     #[must_use]
     pub fn new(reference: RRef) -> Self {
         Self(reference)

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn another_type_or_count_is_told_with_both() {
+    fn another_type_or_count_is_reported_with_both() {
         let tensor = Tensor::zeros([2, 3], tch::kind::FLOAT_CPU);
         let error = <(i64, i64)>::from_values((1, tensor).into_values()).expect_err("a tensor is no integer");
         assert_eq!(error.to_string(), "value 1: expected an integer, found a Float tensor of shape [2, 3]");

@@ -98,7 +98,7 @@ fn a_module_that_calls_another_process_is_one_piece_of_the_graph() {
     let mut job = Job::new();
     let (far, far_address) = job.server("ps-1");
     let (near, near_address) = job.server("ps-0");
-    near.connect("ps-1", &far_address, super::PATIENCE).expect("it is up");
+    near.connect("ps-1", &far_address, super::TIMEOUT).expect("it is up");
     let client = job.client("trainer-0", &[("ps-0", &near_address), ("ps-1", &far_address)]);
     let inner = dense(&client, "ps-1", 2);
     let relay = ModuleRef::new(client.peer("ps-0").remote("relay", inner.rref()).expect("made"));
@@ -130,7 +130,7 @@ fn evaluation_records_nothing() {
 }
 
 #[test]
-fn what_cannot_go_backwards_is_told() {
+fn what_cannot_go_backwards_is_reported() {
     let (_job, _, client) = pair();
     let module = dense(&client, "ps-0", 1);
     let x = ramp([3, 4], 5);

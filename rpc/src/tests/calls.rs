@@ -4,7 +4,7 @@ use bytes::Bytes;
 use tch::{Kind, Tensor};
 
 use super::super::{Endpoint, Pending, RRef, RemoteError, Settings, Value, Values, connection};
-use super::{Job, PATIENCE, eventually, pair};
+use super::{Job, TIMEOUT, eventually, pair};
 
 fn counter(endpoint: &Endpoint, peer: &str, start: i64) -> RRef {
     endpoint.peer(peer).remote("counter", start).expect("made")
@@ -82,7 +82,7 @@ fn quick_methods_keep_their_place_among_the_others() {
 }
 
 #[test]
-fn a_quick_method_that_waits_or_panics_is_told() {
+fn a_quick_method_that_waits_or_panics_is_reported() {
     let (_job, _, client) = pair();
     let (here, there) = (counter(&client, "trainer-0", 0), counter(&client, "ps-0", 0));
     let error = there.rpc_sync::<i64>("ask_quickly", (&here, 1)).expect_err("it would wait").to_string();
@@ -120,7 +120,7 @@ fn a_singleton_is_made_once() {
 }
 
 #[test]
-fn what_went_wrong_there_is_told_here() {
+fn what_went_wrong_there_is_reported_here() {
     let (_job, _, client) = pair();
     let object = counter(&client, "ps-0", 0);
     let peer = client.peer("ps-0");
@@ -180,7 +180,7 @@ fn a_call_ends_with_its_deadline() {
     );
     assert!(error.is_retryable());
     drop(slow);
-    let patient = object.timeout(PATIENCE);
+    let patient = object.timeout(TIMEOUT);
     assert_eq!(patient.rpc_sync("add", 1), Ok(1_i64), "the call that came too late was not run");
 }
 
@@ -194,8 +194,8 @@ fn calls_to_a_dead_peer_end_with_its_name_and_others_are_served() {
     first.shutdown();
     let short = dead.timeout(Duration::from_millis(300));
     for (what, error) in [
-        ("under way", under_way.wait().expect_err("nobody answers")),
-        ("later", short.rpc_sync::<i64>("add", 1).expect_err("nobody answers")),
+        ("under way", under_way.wait().expect_err("no server answers")),
+        ("later", short.rpc_sync::<i64>("add", 1).expect_err("no server answers")),
     ] {
         let error = error.to_string();
         assert!(error.contains("ps-0") && error.contains("counter."), "{what}: {error}");
@@ -208,12 +208,12 @@ fn processes_that_do_not_belong_together_refuse_each_other() {
     let mut job = Job::new();
     let (_, address) = job.server("ps-0");
     let stranger = job.start(Settings::new("trainer-0", "other"));
-    let error = stranger.connect("ps-0", &address, PATIENCE).expect_err("another job").to_string();
+    let error = stranger.connect("ps-0", &address, TIMEOUT).expect_err("another job").to_string();
     assert!(error.contains(r#"trainer-0 is of job "other", ps-0 of job "test""#), "{error}");
     let friend = job.start(Settings::new("trainer-1", "test"));
-    let error = friend.connect("ps-1", &address, PATIENCE).expect_err("another server").to_string();
+    let error = friend.connect("ps-1", &address, TIMEOUT).expect_err("another server").to_string();
     assert!(error.contains("the process there is ps-0; check the order of the addresses"), "{error}");
-    let error = friend.connect("ps-1", "127.0.0.1:1", Duration::from_millis(300)).expect_err("nobody").to_string();
+    let error = friend.connect("ps-1", "127.0.0.1:1", Duration::from_millis(300)).expect_err("no server").to_string();
     assert!(error.contains("connection to 127.0.0.1:1 cannot reach ps-1: Connection refused"), "{error}");
 }
 
@@ -253,10 +253,10 @@ fn the_call_after_a_lost_one_waits_for_the_new_connection() {
     let server = job.start(Settings { lease, ..Settings::new("ps-0", "test") });
     let address = job.serve(&server);
     let client = job.start(Settings { lease, ..Settings::new("trainer-0", "test") });
-    let peer = client.connect("ps-0", &address, PATIENCE).expect("it is up");
+    let peer = client.connect("ps-0", &address, TIMEOUT).expect("it is up");
     let mut lost = 0;
     for _ in 0..500 {
-        let link = connection::link_to(server.connections(), "trainer-0", "a break", Instant::now() + PATIENCE, false)
+        let link = connection::link_to(server.connections(), "trainer-0", "a break", Instant::now() + TIMEOUT, false)
             .expect("connected");
         link.close("the cable was pulled");
         // Unless the new connection was quicker.
@@ -271,8 +271,8 @@ fn two_processes_that_dial_each_other_keep_one_connection() {
     let mut job = Job::new();
     let (first, first_address) = job.server("trainer-0");
     let (second, second_address) = job.server("trainer-1");
-    let to_second = first.connect("trainer-1", &second_address, PATIENCE).expect("it is up");
-    let to_first = second.connect("trainer-0", &first_address, PATIENCE).expect("it is up");
+    let to_second = first.connect("trainer-1", &second_address, TIMEOUT).expect("it is up");
+    let to_first = second.connect("trainer-0", &first_address, TIMEOUT).expect("it is up");
     // The second connection has replaced the first one, which is not made again.
     eventually("both have settled", || {
         to_second.rpc_sync("echo", 1) == Ok(1_i64) && first.absence("trainer-1").is_none()

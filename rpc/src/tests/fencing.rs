@@ -1,7 +1,7 @@
 //! Processes of one name and different incarnations.
 
 use super::super::{Endpoint, RemoteError, Settings};
-use super::{Job, PATIENCE, eventually};
+use super::{Job, TIMEOUT, eventually};
 
 fn incarnation(job: &mut Job, incarnation: u32) -> Endpoint {
     job.start(Settings { incarnation, ..Settings::new("trainer-0", "test") })
@@ -12,9 +12,9 @@ fn a_replaced_process_is_refused_and_its_successor_is_not_disturbed() {
     let mut job = Job::new();
     let (server, address) = job.server("ps-0");
     let old = incarnation(&mut job, 1);
-    let object = old.connect("ps-0", &address, PATIENCE).expect("it is up").remote("counter", 0).expect("made");
+    let object = old.connect("ps-0", &address, TIMEOUT).expect("it is up").remote("counter", 0).expect("made");
     let new = incarnation(&mut job, 2);
-    let peer = new.connect("ps-0", &address, PATIENCE).expect("it is up");
+    let peer = new.connect("ps-0", &address, TIMEOUT).expect("it is up");
 
     eventually("the old process learns it", || old.gone("ps-0").is_some());
     let error = object.rpc_sync::<i64>("add", 1).expect_err("replaced");
@@ -23,7 +23,7 @@ fn a_replaced_process_is_refused_and_its_successor_is_not_disturbed() {
     assert!(error.to_string().ends_with(want), "{error}");
 
     let late = incarnation(&mut job, 1);
-    let error = late.connect("ps-0", &address, PATIENCE).map(drop).expect_err("replaced").to_string();
+    let error = late.connect("ps-0", &address, TIMEOUT).map(drop).expect_err("replaced").to_string();
     assert!(error.ends_with(want), "{error}");
     assert_eq!(server.stats().objects, 0, "what the old one held is freed");
     assert_eq!(peer.rpc_sync("echo", 3), Ok(3_i64));
@@ -34,11 +34,11 @@ fn a_successor_is_known_also_after_it_has_left() {
     let mut job = Job::new();
     let (_, address) = job.server("ps-0");
     let new = incarnation(&mut job, 2);
-    new.connect("ps-0", &address, PATIENCE).expect("it is up");
+    new.connect("ps-0", &address, TIMEOUT).expect("it is up");
     new.shutdown();
     let old = incarnation(&mut job, 1);
-    let error = old.connect("ps-0", &address, PATIENCE).map(drop).expect_err("replaced").to_string();
+    let error = old.connect("ps-0", &address, TIMEOUT).map(drop).expect_err("replaced").to_string();
     assert!(error.contains("was replaced"), "{error}");
     let next = incarnation(&mut job, 3);
-    next.connect("ps-0", &address, PATIENCE).expect("it is newer");
+    next.connect("ps-0", &address, TIMEOUT).expect("it is newer");
 }

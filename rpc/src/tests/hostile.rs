@@ -59,7 +59,7 @@ fn peers_that_do_not_say_who_they_are_are_few_and_end() {
             silent.spawn(say_nothing(stranger.clone()));
         }
         let mut next = async || {
-            let ended = tokio::time::timeout(3 * PATIENCE, silent.join_next()).await.expect("each ends by itself");
+            let ended = tokio::time::timeout(3 * TIMEOUT, silent.join_next()).await.expect("each ends by itself");
             ended.expect("there are 40").expect("no panic")
         };
         // An address has 32 of the 64 places.
@@ -72,7 +72,7 @@ fn peers_that_do_not_say_who_they_are_are_few_and_end() {
         for _ in 0..32 {
             next().await;
         }
-        let late = tokio::time::timeout(PATIENCE, of_member).await.expect("it ends").expect("no panic");
+        let late = tokio::time::timeout(TIMEOUT, of_member).await.expect("it ends").expect("no panic");
         assert_eq!(late.code(), Code::DeadlineExceeded, "{late}");
         assert!(late.message().contains("no frame came in 10 s"), "{late}");
         drop(attached);

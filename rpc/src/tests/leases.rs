@@ -31,7 +31,7 @@ fn a_reference_that_another_process_keeps_keeps_the_object() {
     let mut job = Job::new();
     let (first, first_address) = job.server("ps-0");
     let (second, second_address) = job.server("ps-1");
-    second.connect("ps-0", &first_address, super::PATIENCE).expect("it is up");
+    second.connect("ps-0", &first_address, super::TIMEOUT).expect("it is up");
     let client = job.client("trainer-0", &[("ps-0", &first_address), ("ps-1", &second_address)]);
     let object = client.peer("ps-0").remote("counter", 0).expect("made");
     let keeper = client.peer("ps-1").remote("counter", 0).expect("made");
@@ -69,7 +69,7 @@ fn a_call_awaits_the_process_that_takes_the_place_of_one_that_has_ended() {
     let later = server.peer("trainer-0").await_replacement();
     let error = later.clone().timeout(LEASE / 4).rpc_sync::<i64>("echo", 1).expect_err("there is none").to_string();
     assert_eq!(error, "function `echo` cannot reach trainer-0: trainer-0 has ended");
-    let waits = std::thread::spawn(move || later.timeout(super::PATIENCE).remote("counter", 0));
+    let waits = std::thread::spawn(move || later.timeout(super::TIMEOUT).remote("counter", 0));
     let next = job.client("trainer-0", &[("ps-0", &address)]);
     let made = waits.join().expect("no panic").expect("made by the one that came");
     assert_eq!((held(&next), made.rpc_sync("add", 1)), ((1, 1), Ok(1_i64)));
@@ -81,7 +81,7 @@ fn a_silent_process_loses_what_it_held() {
     let (server, address) = job.server("ps-0");
     // With a lease of its own this long it sends no heartbeat in time.
     let silent = job.start(Settings { lease: Duration::from_secs(3600), ..Settings::new("trainer-0", "test") });
-    silent.connect("ps-0", &address, super::PATIENCE).expect("it is up");
+    silent.connect("ps-0", &address, super::TIMEOUT).expect("it is up");
     let object = silent.peer("ps-0").remote("counter", 0).expect("made");
     eventually("freed", || held(&server) == (0, 0));
     // It connects again, but what it held stays gone.

@@ -19,7 +19,7 @@ use super::{
 };
 
 const LEASE: Duration = Duration::from_millis(400);
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A few processes of one job.
 struct Job {
@@ -56,7 +56,7 @@ impl Job {
         self.endpoints.push(endpoint.clone());
         self.drivers.push(driver);
         for (server, address) in servers {
-            endpoint.connect(server, address, PATIENCE).expect("the server is up");
+            endpoint.connect(server, address, TIMEOUT).expect("the server is up");
         }
         endpoint
     }
@@ -86,7 +86,7 @@ fn pair() -> (Job, Endpoint, Endpoint) {
 
 /// Waits for something that happens on other threads.
 fn eventually(what: &str, condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !condition() {
         assert!(Instant::now() < deadline, "never: {what}");
         // Leaves the cores to what it waits for.

@@ -6,7 +6,7 @@ use tch::{Kind, Tensor};
 
 use super::super::autograd::{Context, DistributedOptimizer, ModuleRef};
 use super::super::{Endpoint, Pending, RRef, Stats};
-use super::{Job, PATIENCE, eventually};
+use super::{Job, TIMEOUT, eventually};
 
 const SERVERS: [&str; 2] = ["ps-0", "ps-1"];
 const ROUNDS: usize = 150;
@@ -21,7 +21,7 @@ fn contexts_and_references_come_back_to_zero() {
     let servers = SERVERS.map(|name| job.server(name));
     let addresses = [0, 1].map(|i| (SERVERS[i], servers[i].1.as_str()));
     // Modules of the one call those of the other.
-    servers[0].0.connect("ps-1", &servers[1].1, PATIENCE).expect("it is up");
+    servers[0].0.connect("ps-1", &servers[1].1, TIMEOUT).expect("it is up");
     let trainers: Vec<_> = (0..3).map(|i| job.client(&format!("trainer-{i}"), &addresses)).collect();
     std::thread::scope(|scope| {
         for (seed, trainer) in trainers.iter().enumerate() {

@@ -33,14 +33,14 @@ fn a_trainer_passes_for_no_server() {
     let address = job.serve(&server);
     // A trainer that calls itself a server is refused where it connects.
     let liar = job.start(settings("ps-1", Role::Trainer));
-    let error = liar.connect("ps-0", &address, PATIENCE).map(drop).expect_err("it is no server").to_string();
+    let error = liar.connect("ps-0", &address, TIMEOUT).map(drop).expect_err("it is no server").to_string();
     assert!(error.contains("the name ps-1 needs the certificate of a server"), "{error}");
     // It is not taken for one where it is connected to.
     let false_address = job.serve(&liar);
     let trainer = job.start(settings("trainer-0", Role::Trainer));
     let error = trainer.connect("ps-1", &false_address, Duration::from_secs(1)).map(drop).expect_err("it is no server");
     assert!(error.to_string().contains("not valid for name \"ps.psjob\""), "{error}");
-    let server = trainer.connect("ps-0", &address, PATIENCE).expect("a trainer calls servers");
+    let server = trainer.connect("ps-0", &address, TIMEOUT).expect("a trainer calls servers");
     assert_eq!(server.rpc_sync::<i64>("echo", 7_i64).expect("answered"), 7);
 }
 
@@ -53,15 +53,15 @@ fn a_trainer_that_others_call_asks_for_certificates_too() {
     let address = job.serve(&server);
     let (agent, observer) =
         (job.start(settings("trainer-0", Role::Trainer)), job.start(settings("trainer-1", Role::Trainer)));
-    let known = agent.connect("ps-0", &address, PATIENCE).expect("the server is up");
+    let known = agent.connect("ps-0", &address, TIMEOUT).expect("the server is up");
     agent.publish(&known, &address).expect("it listens");
 
-    let known = observer.connect("ps-0", &address, PATIENCE).expect("the server is up");
-    let found = observer.connect_published(&known, "trainer-0", PATIENCE).expect("the agent lets it in");
+    let known = observer.connect("ps-0", &address, TIMEOUT).expect("the server is up");
+    let found = observer.connect_published(&known, "trainer-0", TIMEOUT).expect("the agent lets it in");
     assert_eq!(found.rpc_sync::<i64>("echo", 7_i64).expect("answered"), 7);
 
     let plain = job.start(Settings::new("trainer-2", "test"));
-    let agents = observer.locate(&known, "trainer-0", PATIENCE).expect("it was published");
+    let agents = observer.locate(&known, "trainer-0", TIMEOUT).expect("it was published");
     let refused = plain.connect("trainer-0", &agents, Duration::from_millis(300)).map(drop);
     let error = refused.expect_err("it shows nothing");
     assert!(matches!(error, RemoteError::Unreachable { .. }), "{error}");

@@ -23,7 +23,7 @@ use crate::libtorch;
 use crate::train::evaluator::Evaluator;
 use crate::workload::Workload;
 
-/// `serve`, and what may follow it: an evaluation as `E` tells.
+/// `serve`, and what may follow it: an evaluation as `E` describes.
 #[derive(Clone, Debug, Args)]
 pub struct ServeCommand<E: Args> {
     #[command(flatten)]
@@ -110,7 +110,7 @@ impl EvaluateArgs {
     }
 }
 
-/// From now on this thread, and those that libtorch starts for it, compute when nobody else needs the core.
+/// From now on this thread, and those that libtorch starts for it, compute when no other thread needs the core.
 fn give_way(threads: NonZeroUsize) {
     const LOWEST: i32 = 19;
     // Of a thread, not of the process: Linux has priorities so.

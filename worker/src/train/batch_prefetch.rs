@@ -1,5 +1,5 @@
 //! A trainer's batches, step by step, read ahead. In most jobs all trainers read as many examples; where that
-//! follows their speed, server 0 tells each its part of the steps to come, before they are read. In an elastic job it
+//! follows their speed, server 0 sends each its part of the steps to come, before they are read. In an elastic job it
 //! deals whole batches, as many at a time as a trainer reads for one exchange.
 
 use std::collections::VecDeque;
@@ -41,7 +41,7 @@ pub struct BatchPrefetch<'a, W: Workload> {
 /// The batches that server 0 has assigned, beginning with the current one.
 struct Dealt {
     ahead: VecDeque<u64>,
-    told: Sender<u64>,
+    sender: Sender<u64>,
     /// How often the trainer had entered the job: what was dealt before is others' to read.
     entries: u64,
 }
@@ -50,7 +50,7 @@ struct Dealt {
 struct Parts {
     /// The parts of the current step and of later ones.
     spans: VecDeque<Span>,
-    told: Sender<Span>,
+    sender: Sender<Span>,
     work: Work,
     silent: bool,
 }
@@ -73,9 +73,10 @@ impl<'a, W: Workload> BatchPrefetch<'a, W> {
             let (dealt, loader) = deal(workload, &sampler, 0);
             return Self { workload, sampler, plan, total, even, parts: None, dealt: Some(dealt), loader };
         }
-        let (told, parts) = mpsc::channel();
+        let (sender, parts) = mpsc::channel();
         let loader = load(workload, plan.adaptive.then_some(parts), &sampler, steps);
-        let parts = plan.adaptive.then(|| Parts { spans: VecDeque::new(), told, work: Work::default(), silent: false });
+        let parts =
+            plan.adaptive.then(|| Parts { spans: VecDeque::new(), sender, work: Work::default(), silent: false });
         Self { workload, sampler, plan, total, even, parts, dealt: None, loader }
     }
 
@@ -83,7 +84,7 @@ impl<'a, W: Workload> BatchPrefetch<'a, W> {
     /// for what is dealt; `None` when all is done.
     ///
     /// # Errors
-    /// If server 0 will not tell, or the wait for it is interrupted.
+    /// If server 0 cannot be reached or refuses, or the wait for it is interrupted.
     pub fn prepare(&mut self, step: u64, updater: &mut impl Updater) -> Result<Option<Turn>, UpdateError> {
         if self.dealt.is_some() {
             return self.prepare_dealt(updater);
@@ -105,7 +106,7 @@ impl<'a, W: Workload> BatchPrefetch<'a, W> {
             let Some(unit) = next else { break };
             for batch in self.plan.batches_of(unit, self.total) {
                 // A loader that has ended says so when it is asked for a batch.
-                let _ = dealt.told.send(batch);
+                let _ = dealt.sender.send(batch);
                 dealt.ahead.push_back(batch);
             }
         }
@@ -115,10 +116,10 @@ impl<'a, W: Workload> BatchPrefetch<'a, W> {
     /// Asks for parts some steps before they are read.
     fn prepare_part(&mut self, step: u64, updater: &impl Updater) -> Result<(), UpdateError> {
         if self.loader.next_step() != step {
-            let (told, parts) = mpsc::channel();
+            let (sender, parts) = mpsc::channel();
             let adaptive = self.parts.as_mut().map(|known| {
                 known.spans.clear();
-                known.told = told;
+                known.sender = sender;
                 parts
             });
             self.loader = load(self.workload, adaptive, &self.sampler, step..self.total);
@@ -165,7 +166,7 @@ impl Parts {
     fn ask(&mut self, from: u64, plan: &Plan, even: Part, updater: &impl Updater) -> Result<(), UpdateError> {
         let share = updater.share(from, plan.batch as u32, self.work)?;
         if share.is_none() && !self.silent {
-            tracing::warn!("server 0 does not tell this trainer's part of the steps; it goes on with the last one");
+            tracing::warn!("server 0 does not send this trainer's part of the steps; it goes on with the last one");
         }
         self.silent = share.is_none();
         let last = self.spans.back().map_or(even, |span| span.part);
@@ -178,7 +179,7 @@ impl Parts {
         }
         let span = Span { steps: from..until, part };
         // A loader that has ended says so when it is asked for a batch.
-        let _ = self.told.send(span.clone());
+        let _ = self.sender.send(span.clone());
         self.spans.push_back(span);
         Ok(())
     }
@@ -186,10 +187,10 @@ impl Parts {
 
 /// Begins to read what will be dealt.
 fn deal<W: Workload>(workload: &W, sampler: &Sampler, entries: u64) -> (Dealt, Loader<Batch<W>>) {
-    let (told, batches) = mpsc::channel();
+    let (sender, batches) = mpsc::channel();
     let (data, mut sampler) = (workload.training_set(), sampler.clone());
     let loader = Loader::read(0..u64::MAX, move |_| Some(data.batch(sampler.batch(batches.recv().ok()?))));
-    (Dealt { ahead: VecDeque::new(), told, entries }, loader)
+    (Dealt { ahead: VecDeque::new(), sender, entries }, loader)
 }
 
 /// Begins to read. With `parts` it waits for the one of each step.

@@ -135,7 +135,7 @@ impl Updater for Local {
     }
 
     fn next_batch(&mut self) -> Result<Option<u64>, UpdateError> {
-        Ok(None) // Nobody deals.
+        Ok(None) // No server deals.
     }
 
     fn entries(&self) -> u64 {

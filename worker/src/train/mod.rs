@@ -94,7 +94,7 @@ impl TrainError {
         matches!(self.of_servers(), Some(ClientError::Over { .. }))
     }
 
-    /// Returns true if the cause lies in this trainer, so that the servers are to be told.
+    /// Returns true if the cause lies in this trainer, so that the servers are to be notified.
     fn is_own(&self) -> bool {
         self.of_servers().is_none_or(ClientError::is_own)
     }
@@ -155,7 +155,7 @@ pub fn train<W: Workload, U: Updater>(
     };
     ready();
     let steps = Steps { workload, plan, model: &model, split, total };
-    // A workload's panic is told as well: the servers would look for this trainer else.
+    // A workload's panic is reported as well: the servers would look for this trainer else.
     let ended = panic::catch_unwind(AssertUnwindSafe(|| steps.train(sampler, &mut updater, stop)));
     let ended = match ended {
         Ok(Ok(ended)) => ended,

@@ -51,7 +51,7 @@ impl ModulesError {
         }
     }
 
-    /// Returns true if the cause lies in this trainer, so that the servers are to be told.
+    /// Returns true if the cause lies in this trainer, so that the servers are to be notified.
     #[must_use]
     pub fn is_own(&self) -> bool {
         match self {
@@ -64,7 +64,7 @@ impl ModulesError {
 
 /// A trainer in its job: a member of it, and connected to its servers.
 pub struct Participant {
-    // Dropped first: the servers are told that nothing is held there any more.
+    // Dropped first: the servers are notified that nothing is held there any more.
     connections: Connections,
     member: Member,
     servers: Vec<Peer>,
@@ -84,7 +84,7 @@ impl Drop for Connections {
 
 impl Participant {
     /// Joins the job in `environment`, offering what `registry` can make. `layers` are those that the trainers train
-    /// themselves, for the servers' checkpoints, if there are any. Waits up to `patience` for each server.
+    /// themselves, for the servers' checkpoints, if there are any. Waits up to `connect_timeout` for each server.
     ///
     /// # Errors
     /// If a server stays away, or refuses this trainer.
@@ -93,10 +93,10 @@ impl Participant {
         registry: Registry,
         layers: Vec<TensorSpec>,
         total_steps: u64,
-        patience: Duration,
+        connect_timeout: Duration,
     ) -> Result<Self, ModulesError> {
         let start = |settings, driver: &Driver| Endpoint::start_driven(settings, registry, driver);
-        Self::join_with(start, environment, layers, total_steps, patience)
+        Self::join_with(start, environment, layers, total_steps, connect_timeout)
     }
 
     /// As [`Participant::join`], for a trainer whose calls do not wait for their answers: the driver's thread alone sends
@@ -109,10 +109,10 @@ impl Participant {
         registry: Registry,
         layers: Vec<TensorSpec>,
         total_steps: u64,
-        patience: Duration,
+        connect_timeout: Duration,
     ) -> Result<Self, ModulesError> {
         let start = |settings, driver: &Driver| Endpoint::start(settings, registry, driver.handle());
-        Self::join_with(start, environment, layers, total_steps, patience)
+        Self::join_with(start, environment, layers, total_steps, connect_timeout)
     }
 
     fn join_with(
@@ -120,7 +120,7 @@ impl Participant {
         environment: &Environment,
         layers: Vec<TensorSpec>,
         total_steps: u64,
-        patience: Duration,
+        connect_timeout: Duration,
     ) -> Result<Self, ModulesError> {
         let network = Network::of(environment)?;
         let settings = Settings::new(server_integration::name(environment), environment.uid.as_str());
@@ -129,10 +129,10 @@ impl Participant {
         let driver = Driver::start().map_err(ModulesError::Runtime)?;
         let connections = Connections { endpoint: start(settings, &driver), _driver: driver };
         let config = SessionConfig::new(environment, layers, total_steps);
-        let config = SessionConfig { connect_timeout: patience, network, ..config };
+        let config = SessionConfig { connect_timeout, network, ..config };
         let member = Member::join(config).map_err(ModulesError::Join)?;
         let connect = |(index, address): (u32, &String)| {
-            connections.endpoint.connect(&server_integration::server_name(index), address, patience)
+            connections.endpoint.connect(&server_integration::server_name(index), address, connect_timeout)
         };
         let servers = (0..).zip(&environment.servers).map(connect).collect::<Result<_, _>>();
         let servers = servers.map_err(ModulesError::Connect)?;
@@ -156,7 +156,7 @@ impl Participant {
         self.member.config()
     }
 
-    /// Tells the servers how far this trainer is.
+    /// Reports to the servers how far this trainer is.
     pub fn report(&self, step: u64, examples: u64, metrics: &Metrics) {
         self.member.report(step, examples, metrics);
     }
@@ -218,7 +218,7 @@ impl Participant {
         member.leave(result.is_some()).map_err(ModulesError::Leave)
     }
 
-    /// Ends with an error of this trainer's own, which `failure` describes: tells the servers.
+    /// Ends with an error of this trainer's own, which `failure` describes: notifies the servers.
     pub fn fail(self, failure: String) {
         let Self { connections, member, servers } = self;
         drop((servers, connections));
@@ -226,7 +226,7 @@ impl Participant {
     }
 
     /// Does `work` as this participant, and leaves the job as that ended: with a result, before the last step, or with
-    /// an error, of which the servers are told if its cause lies in this trainer.
+    /// an error, of which the servers are notified if its cause lies in this trainer.
     ///
     /// # Errors
     /// Returns the error of `work`, or that a server does not answer.
@@ -251,14 +251,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn other_processes_excuse_a_trainer_and_only_its_own_errors_are_told() {
+    fn other_processes_excuse_a_trainer_and_only_its_own_errors_are_reported() {
         let text = || String::from("no");
         let away = || ClientError::Unreachable { address: text(), seconds: 120, reason: text() };
         let conflict = || ClientError::Conflict { address: text(), reason: text() };
         let misplaced = ClientError::Misplaced { address: text(), found: 1, servers: 2, want: 0, ours: 2 };
         let lost = || RemoteError::Lost { peer: text(), call: text(), reason: text() };
         let failed = || RemoteError::Failed { peer: text(), call: text(), message: text() };
-        // The error, if it is caused by others by hand and where it is supervised, and if servers are to be told.
+        // The error, if it is caused by others by hand and where it is supervised, and if servers are to be notified.
         let rows = [
             (ModulesError::Join(away()), (true, true), false),
             (ModulesError::Join(conflict()), (false, true), false),

@@ -20,7 +20,7 @@ struct Cut {
 }
 
 impl Tape {
-    /// A tape that cuts, or, where nobody waits for the first gradients, one that does not.
+    /// A tape that cuts, or, where no process waits for the first gradients, one that does not.
     #[must_use]
     pub fn new(active: bool) -> Self {
         Self { cuts: Vec::new(), active }

@@ -31,7 +31,7 @@ pub trait Updater {
     fn update(&mut self, turn: Turn, loss: &Tensor) -> Result<u64, UpdateError>;
 
     /// This trainer's share of the examples of `step` and some that follow, if they would read `base` of them on
-    /// average and it has done `work` so far. `None` if nobody tells it now.
+    /// average and it has done `work` so far. `None` if no server reports it now.
     ///
     /// # Errors
     /// If the job's shares are fixed.
@@ -48,7 +48,7 @@ pub trait Updater {
     /// Counts the times that an elastic job was entered: batches from before the last time are not to be read.
     fn entries(&self) -> u64;
 
-    /// Tells how far this trainer is.
+    /// Reports how far this trainer is.
     fn report(&mut self, examples: u64, metrics: &Metrics);
 
     /// Records values of metrics when `step` steps are done, for the series of the job.
@@ -60,7 +60,7 @@ pub trait Updater {
     /// The last words: whether all steps are done, examples read, final metrics.
     ///
     /// # Errors
-    /// If the servers cannot be told.
+    /// If the servers cannot be notified.
     fn leave(self, finished: bool, examples: u64, metrics: &Metrics) -> Result<(), UpdateError>;
 
     /// The last words of a trainer that ends with an error of its own, which `failure` describes.

@@ -1,11 +1,11 @@
 //! Gradients into buckets: those that a backward pass gives first are on their way to the other trainers
-//! while it computes the next ones. Small tensors share a bucket, as each costs a turn round the ring.
+//! while it computes the next ones. Small tensors share a bucket, as each costs one pass through the ring.
 
 use tch::Tensor;
 
 use super::{Ring, RingError};
 
-/// Elements of a bucket: 1 MiB. A smaller one costs more turns, a larger one begins later.
+/// Elements of a bucket: 1 MiB. A smaller one costs more passes, a larger one begins later.
 pub const BUCKET: usize = 256 * 1024;
 
 /// Fills buckets and hands them to a ring; one for each backward pass.

@@ -1,6 +1,6 @@
 //! Takes what a rank's neighbours send to it: an object that they call, and that never waits. Each meeting of two neighbours has a
-//! token, so that what was sent in a ring before is told from what belongs to this one; chunks have numbers, so that one that
-//! is sent again after a reconnect is taken once.
+//! token, so that what was sent in a ring before is distinguished from what belongs to this one; chunks have numbers, so
+//! that one that is sent again after a reconnect is taken once.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub const JOIN: &str = "join";
 pub const PUT: &str = "put";
 /// A neighbour has done its work: (token).
 pub const DONE: &str = "done";
-/// The rank before tells that a rank is lost, perhaps itself: (token, rank, reason).
+/// The rank before reports that a rank is lost, perhaps itself: (token, rank, reason).
 pub const LOST: &str = "lost";
 /// The answer to [`PUT`] from a rank that has left the ring.
 pub const OTHER_RING: i64 = -1;

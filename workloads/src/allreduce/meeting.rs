@@ -44,17 +44,17 @@ impl Meeting {
     /// ends the wait.
     ///
     /// # Errors
-    /// If a neighbour does not come within `patience`.
+    /// If a neighbour does not come within `timeout`.
     pub fn meet(
         &mut self,
         locate: impl Fn(&str, Duration) -> Result<String, RemoteError>,
-        patience: Duration,
+        timeout: Duration,
         interrupt: &AtomicBool,
     ) -> Result<Neighbours, RingError> {
         let place = self.inbox.place();
         let token = rand::random();
         self.inbox.begin(token);
-        let (begun, mut met, mut told) = (Instant::now(), Met::default(), TOLD_EVERY);
+        let (begun, mut met, mut due) = (Instant::now(), Met::default(), TOLD_EVERY);
         loop {
             let missing = match self.meet_once(&mut met, token, &locate) {
                 Ok(None) => break,
@@ -64,14 +64,14 @@ impl Meeting {
             if interrupt.load(Ordering::Relaxed) {
                 return Err(RingError::Interrupted);
             }
-            if begun.elapsed() >= patience {
+            if begun.elapsed() >= timeout {
                 let (rank, reason) = missing;
-                return Err(RingError::Absent { rank, seconds: patience.as_secs(), reason });
+                return Err(RingError::Absent { rank, seconds: timeout.as_secs(), reason });
             }
-            if begun.elapsed() >= told {
+            if begun.elapsed() >= due {
                 let (rank, reason) = missing;
                 tracing::info!(%reason, seconds = begun.elapsed().as_secs(), "waiting for trainer {rank}");
-                told = begun.elapsed() + TOLD_EVERY;
+                due = begun.elapsed() + TOLD_EVERY;
             }
             self.inbox.wait(LOOK);
         }

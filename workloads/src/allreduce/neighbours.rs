@@ -1,5 +1,5 @@
 //! Sends to the next rank and receives from the one before. What was on its way when a connection broke is sent again. A
-//! rank is lost that was replaced, has ended, or stays away; all ranks are told which.
+//! rank is lost that was replaced, has ended, or stays away; all ranks learn which.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -181,12 +181,12 @@ impl Neighbours {
         }
     }
 
-    /// Tells the next rank which one is lost. It passes that on, so that the ring has it, behind the values that each rank
+    /// Reports to the next rank which one is lost. It passes that on, so that the ring has it, behind the values that each rank
     /// still needs.
-    pub fn tell_lost(&self, rank: u32, reason: &str) {
+    pub fn report_lost(&self, rank: u32, reason: &str) {
         if self.next.rank != rank {
             let lost = (self.next.token, i64::from(rank), reason.to_owned());
-            self.tell(&[&self.next], |next| next.inbox.rpc_async(LOST, lost.clone()).ok());
+            self.notify(&[&self.next], |next| next.inbox.rpc_async(LOST, lost.clone()).ok());
         }
     }
 
@@ -194,16 +194,16 @@ impl Neighbours {
     pub fn leave(&mut self) {
         // A next rank that is lost needs nothing more.
         drop(self.settle_all());
-        self.tell_lost(self.place().rank, "it has left the ring");
+        self.report_lost(self.place().rank, "it has left the ring");
     }
 
-    /// Tells the neighbours that this rank has done its work, when the next one has all of it.
+    /// Reports to the neighbours that this rank has done its work, when the next one has all of it.
     ///
     /// # Errors
     /// If a rank is lost before that.
-    pub fn tell_done(&mut self) -> Result<(), RingError> {
+    pub fn report_done(&mut self) -> Result<(), RingError> {
         self.settle_all()?;
-        self.tell(&[&self.next, &self.before], |neighbour| neighbour.inbox.rpc_async(DONE, neighbour.token).ok());
+        self.notify(&[&self.next, &self.before], |neighbour| neighbour.inbox.rpc_async(DONE, neighbour.token).ok());
         Ok(())
     }
 
@@ -215,10 +215,10 @@ impl Neighbours {
     }
 
     /// Makes a call to each of `neighbours` that is connected, and waits for the answers, as long as a call may take.
-    fn tell(&self, neighbours: &[&Neighbour], call: impl Fn(&Neighbour) -> Option<Pending<()>>) {
+    fn notify(&self, neighbours: &[&Neighbour], call: impl Fn(&Neighbour) -> Option<Pending<()>>) {
         let connected = |neighbour: &&&Neighbour| self.endpoint.absence(neighbour.inbox.owner()).is_none();
         let calls: Vec<_> = neighbours.iter().filter(connected).filter_map(|neighbour| call(neighbour)).collect();
-        // One that does not answer finds by itself what it is told.
+        // One that does not answer finds this out by itself.
         calls.into_iter().for_each(|call| drop(call.wait()));
     }
 }

@@ -4,20 +4,21 @@
 
 use std::ops::Range;
 
-/// One turn of a rank: the chunk that it sends to the next rank while it receives another.
+/// One round of a rank: the chunk that it sends to the next rank while it receives another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct Round {
     pub send: usize,
     pub receive: usize,
     /// True if the chunk received is added to this rank's own; else it replaces it.
     pub add: bool,
 }
 
-/// The turns of `rank` in a ring of `size`: 2 (size - 1).
-pub fn turns(rank: usize, size: usize) -> impl Iterator<Item = Turn> {
+/// The rounds of `rank` in a ring of `size`: 2 (size - 1).
+pub fn rounds(rank: usize, size: usize) -> impl Iterator<Item = Round> {
     let chunk = move |place: usize| (rank + 2 * size - place) % size;
-    let reduce = (0..size - 1).map(move |turn| Turn { send: chunk(turn), receive: chunk(turn + 1), add: true });
-    let gather = (0..size - 1).map(move |turn| Turn { send: chunk(turn + size - 1), receive: chunk(turn), add: false });
+    let reduce = (0..size - 1).map(move |round| Round { send: chunk(round), receive: chunk(round + 1), add: true });
+    let gather =
+        (0..size - 1).map(move |round| Round { send: chunk(round + size - 1), receive: chunk(round), add: false });
     reduce.chain(gather)
 }
 
@@ -65,24 +66,24 @@ mod tests {
             prop_assert_eq!(end, length);
         }
 
-        /// A rank sends in a turn the chunk that the next one receives in it.
+        /// A rank sends in a round the chunk that the next one receives in it.
         #[test]
-        fn neighbours_agree_in_every_turn(rank in 0_usize..8, size in 2_usize..9) {
+        fn neighbours_agree_in_every_round(rank in 0_usize..8, size in 2_usize..9) {
             prop_assume!(rank < size);
-            for (ours, theirs) in turns(rank, size).zip(turns((rank + 1) % size, size)) {
+            for (ours, theirs) in rounds(rank, size).zip(rounds((rank + 1) % size, size)) {
                 prop_assert_eq!((ours.send, ours.add), (theirs.receive, theirs.add));
             }
         }
 
-        /// The turns played out with sets of ranks in place of sums: everybody ends with everything.
+        /// The rounds played out with sets of ranks in place of sums: everybody ends with everything.
         #[test]
-        fn after_all_turns_every_rank_has_every_sum(size in 1_usize..9) {
+        fn after_all_rounds_every_rank_has_every_sum(size in 1_usize..9) {
             let mut held: Vec<Vec<Vec<usize>>> = (0..size).map(|rank| vec![vec![rank]; size]).collect();
-            let all: Vec<Vec<Turn>> = (0..size).map(|rank| turns(rank, size).collect()).collect();
-            for turn in 0..2 * (size - 1) {
-                let sent: Vec<Vec<usize>> = (0..size).map(|rank| held[rank][all[rank][turn].send].clone()).collect();
+            let all: Vec<Vec<Round>> = (0..size).map(|rank| rounds(rank, size).collect()).collect();
+            for round in 0..2 * (size - 1) {
+                let sent: Vec<Vec<usize>> = (0..size).map(|rank| held[rank][all[rank][round].send].clone()).collect();
                 for rank in 0..size {
-                    let Turn { receive, add, .. } = all[rank][turn];
+                    let Round { receive, add, .. } = all[rank][round];
                     let mut came = sent[(rank + size - 1) % size].clone();
                     if add {
                         came.append(&mut held[rank][receive]);

@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::order::{chunk, turns};
+use super::order::{chunk, rounds};
 use super::{Neighbours, Place, RingError};
 
 /// How often the neighbour is looked after while there is nothing to add up.
@@ -182,7 +182,7 @@ fn add_up(
     loop {
         let summed = match queue.recv_timeout(LOOK) {
             Ok(Some(mut values)) => sum(&mut neighbours, &mut values).map(|()| Some(values)),
-            Ok(None) => return neighbours.tell_done(),
+            Ok(None) => return neighbours.report_done(),
             Err(RecvTimeoutError::Timeout) => neighbours.look().map(|()| None),
             Err(RecvTimeoutError::Disconnected) => {
                 neighbours.leave();
@@ -190,9 +190,9 @@ fn add_up(
             }
         };
         match &summed {
-            Err(RingError::Lost { rank, reason }) => neighbours.tell_lost(*rank, reason),
+            Err(RingError::Lost { rank, reason }) => neighbours.report_lost(*rank, reason),
             // The others cannot go on with this rank.
-            Err(error) => neighbours.tell_lost(own, &error.to_string()),
+            Err(error) => neighbours.report_lost(own, &error.to_string()),
             Ok(_) => {}
         }
         if let Some(values) = summed?
@@ -208,12 +208,12 @@ fn add_up(
 fn sum(neighbours: &mut Neighbours, values: &mut [f32]) -> Result<(), RingError> {
     let Place { rank, size } = neighbours.place();
     let (rank, size) = (rank as usize, size as usize);
-    for turn in turns(rank, size) {
-        neighbours.send(&values[chunk(turn.send, values.len(), size)])?;
-        let range = chunk(turn.receive, values.len(), size);
+    for round in rounds(rank, size) {
+        neighbours.send(&values[chunk(round.send, values.len(), size)])?;
+        let range = chunk(round.receive, values.len(), size);
         let came = neighbours.receive(range.len())?;
         let own = &mut values[range];
-        if turn.add {
+        if round.add {
             // In the order of the ranks that it has been through: what came, then our own.
             own.iter_mut().zip(came.as_chunks().0).for_each(|(own, came)| *own += f32::from_ne_bytes(*came));
         } else {

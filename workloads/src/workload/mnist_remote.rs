@@ -194,7 +194,7 @@ pub struct Settings {
     /// CUDA devices of the server; those that it has, up to two, if not given.
     pub num_gpus: Option<u32>,
     /// How long to wait for a server.
-    pub patience: Duration,
+    pub connect_timeout: Duration,
 }
 
 /// Trains the one network of the job together with the other trainers. `None` if `stop` said so.
@@ -212,7 +212,7 @@ pub fn train(
     let split = Split { examples: data.train.len(), batch: plan.batch, trainers: plan.trainers, seed: plan.seed };
     let total = plan.total_steps(split.steps_per_epoch()?);
     let mut sampler = split.sampler(plan.trainer)?;
-    let participant = Participant::join(environment, Registry::default(), Vec::new(), total, settings.patience)?;
+    let participant = Participant::join(environment, Registry::default(), Vec::new(), total, settings.connect_timeout)?;
     participant.attend(|participant| {
         let trainer = Trainer::new(participant, settings).map_err(ModulesError::Connect)?;
         ready();

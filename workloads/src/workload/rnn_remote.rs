@@ -226,7 +226,7 @@ pub struct Settings {
     pub length: i64,
     pub optimizer: Optimizer,
     /// How long to wait for a server.
-    pub patience: Duration,
+    pub connect_timeout: Duration,
 }
 
 /// Trains on `words`, all but the end. `None` if `stop` said so.
@@ -240,7 +240,7 @@ pub fn train(
     ready: impl FnOnce(),
     stop: impl Fn() -> bool,
 ) -> Result<Option<ReplicaResult>, ModulesError> {
-    let Settings { plan, size, length, optimizer, patience } = settings;
+    let Settings { plan, size, length, optimizer, connect_timeout } = settings;
     let unfit = |text: String| ModulesError::Connect(RemoteError::new(text));
     if environment.trainers > 1 {
         return Err(unfit("the LSTM lives on the trainer: spec.trainer.replicas must be 1".into()));
@@ -255,7 +255,7 @@ pub fn train(
         return Err(unfit(format!("the text has {} words, too few for steps of {length}", words.len())));
     }
     let total = plan.total_steps(per_epoch.unsigned_abs());
-    let participant = Participant::join(environment, Registry::default(), Vec::new(), total, *patience)?;
+    let participant = Participant::join(environment, Registry::default(), Vec::new(), total, *connect_timeout)?;
     let seed = plan.seed as i64;
     participant.attend(|participant| {
         let model = Rnn::new(participant.endpoint(), &participant.servers()[0], *size, seed, optimizer);

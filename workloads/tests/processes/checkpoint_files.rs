@@ -43,8 +43,8 @@ fn the_exported_model_is_what_libtorch_loads() {
     let model = workload.model(&variables.root());
     variables.load(folder.path().join("kept/model.safetensors")).expect("loads");
     let found = no_grad(|| workload.evaluate(&model))["accuracy"];
-    let told = read(&folder.path().join("trainer")).metrics["accuracy"];
-    assert!((found - told).abs() < 1e-9 && told > 0.5, "{found} here, {told} there");
+    let reported = read(&folder.path().join("trainer")).metrics["accuracy"];
+    assert!((found - reported).abs() < 1e-9 && reported > 0.5, "{found} here, {reported} there");
 }
 
 /// Reads a log until a line holds `words`.
@@ -89,8 +89,8 @@ fn a_full_disk_keeps_the_last_good_checkpoint_and_the_job_waits_for_room() {
     let room = Rlimit { current: None, maximum: None };
     let pid = Pid::from_child(&server.0);
     prlimit(Some(pid), Resource::Fsize, room).expect("there is room again");
-    let (code, told) = end(trainer);
-    assert_eq!(code, Some(0), "{told}");
+    let (code, output) = end(trainer);
+    assert_eq!(code, Some(0), "{output}");
     let mut rest = String::new();
     log.read_to_string(&mut rest).expect("text");
     let mut server = server;

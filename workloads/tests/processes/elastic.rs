@@ -11,7 +11,7 @@ const BATCHES: u64 = 2 * 60_000 / 32;
 fn wait_until_it_trains(trainer: &mut Worker) -> std::thread::JoinHandle<()> {
     let mut lines = BufReader::new(trainer.0.stderr.take().expect("piped")).lines().map(|line| line.expect("text"));
     assert!(lines.any(|line| line.contains("training step=")), "it ended before it trained");
-    // What nobody reads would fill the pipe.
+    // Lines that no thread reads would fill the pipe.
     std::thread::spawn(move || lines.for_each(drop))
 }
 
@@ -30,8 +30,8 @@ fn mlp_learns_while_a_trainer_comes_and_another_goes() {
     let mut third = begin(3);
     let log = wait_until_it_trains(&mut third);
     // The one that was there first goes.
-    let told = Command::new("kill").arg(first.0.id().to_string()).status().expect("kill is there");
-    assert!(told.success());
+    let status = Command::new("kill").arg(first.0.id().to_string()).status().expect("kill is there");
+    assert!(status.success());
     assert_eq!(first.0.wait().expect("it ends").code(), Some(143));
     assert!(!result("trainer-1").exists(), "it has not done its work");
     for mut trainer in [second, third] {

@@ -43,7 +43,7 @@ fn a_server_started_by_hand_ends_at_once_with_the_error_of_its_trainer() {
     assert!(logs.iter().any(|log| log.contains("psjobs-worker: the loss is")), "{logs:?}");
     let took = begun.elapsed();
     println!("all three ended after {took:?}");
-    assert!(took < Duration::from_secs(110), "nobody waited until its time was over: {took:?}");
+    assert!(took < Duration::from_secs(110), "no trainer waited until its time was over: {took:?}");
 }
 
 #[test]
@@ -74,8 +74,8 @@ fn a_supervised_server_waits_for_the_replacement_of_a_trainer_that_failed() {
     for incarnation in ["0", "1"] {
         let (code, said) = trainer(incarnation);
         assert_eq!(code, Some(1), "{said}");
-        let told = lines.by_ref().map(|line| line.expect("text")).find(|line| line.contains("ended with an error"));
-        assert!(told.is_some_and(|line| line.contains("the loss is")), "the server hears of each");
+        let reported = lines.by_ref().map(|line| line.expect("text")).find(|line| line.contains("ended with an error"));
+        assert!(reported.is_some_and(|line| line.contains("the loss is")), "the server hears of each");
     }
     assert_eq!(server.0.try_wait().expect("a child"), None, "it waits for the next one");
 }

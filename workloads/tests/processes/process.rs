@@ -18,7 +18,7 @@ impl Drop for Worker {
     }
 }
 
-/// The command `psjobs-worker ARGS...`, without what the test's own environment might tell it.
+/// The command `psjobs-worker ARGS...`, without what the test's own environment might pass to it.
 pub fn command(args: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_psjobs-worker"));
     command.args(args.split_whitespace());

@@ -95,7 +95,7 @@ fn answers(address: &str) -> anyhow::Result<()> {
 /// Returns how many files a process may have open.
 fn open_files() -> anyhow::Result<u64> {
     let limits = std::fs::read_to_string("/proc/self/limits").context("cannot read /proc/self/limits")?;
-    soft_limit(&limits).context("/proc/self/limits does not tell how many files may be open")
+    soft_limit(&limits).context("/proc/self/limits does not show how many files may be open")
 }
 
 /// The line `Max open files 1024 4096 files` of /proc/self/limits: the limit that counts is the first.

@@ -75,7 +75,7 @@ impl Peer {
     }
 }
 
-/// Tells whether an error is the end of a connection that the other side has closed.
+/// Returns whether an error is the end of a connection that the other side has closed.
 fn is_closed(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
 }

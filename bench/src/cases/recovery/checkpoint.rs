@@ -7,7 +7,7 @@ use anyhow::{Context as _, ensure};
 use psjobs_ps::checkpoint::{CheckpointId, Runs};
 
 use super::running::{Running, job};
-use super::{Figure, PATIENCE};
+use super::{Figure, TIMEOUT};
 use crate::processes::free_addresses;
 
 /// Seconds from the start of a server's successor to the next step done, and of reading as many bytes.
@@ -25,7 +25,7 @@ pub fn measure(megabytes: u32) -> anyhow::Result<Figure> {
         if let Some(kept) = newest(folder.path())? {
             break kept;
         }
-        ensure!(started.elapsed() < PATIENCE, "no checkpoint was written");
+        ensure!(started.elapsed() < TIMEOUT, "no checkpoint was written");
     };
     let part = Runs::new(folder.path()).path(kept).join("ps-00000-of-00001.safetensors");
     let reading = Instant::now();

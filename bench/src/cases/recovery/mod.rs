@@ -54,8 +54,8 @@ type Figure = (f64, f64);
 const BEFORE: u64 = 10;
 const AFTER: u64 = 20;
 /// Nothing here takes so long.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// How long training may stand still when nothing tells that a server is lost, in seconds.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// How long training may stand still when nothing reports that a server is lost, in seconds.
 const SILENT: f64 = 10.0;
 
 impl RecoveryArgs {

@@ -10,7 +10,7 @@ use psjobs_ps::proto::StatusRequest;
 use psjobs_ps::proto::coordination_client::CoordinationClient;
 use tokio::runtime::Runtime;
 
-use super::PATIENCE;
+use super::TIMEOUT;
 use crate::processes::{Job, Process};
 
 /// A power of two, as is the learning rate: so the parameters that must result are known exactly.
@@ -71,7 +71,7 @@ impl Running {
         self.runtime.block_on(async {
             let mut client =
                 CoordinationClient::connect(format!("http://{address}")).await.context("cannot ask a server")?;
-            while start.elapsed() < PATIENCE {
+            while start.elapsed() < TIMEOUT {
                 let warnings = client.status(StatusRequest {}).await.context("no status")?.into_inner().warnings;
                 if warnings.is_empty() {
                     return Ok(());

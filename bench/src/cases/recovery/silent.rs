@@ -35,7 +35,7 @@ pub fn measure(megabytes: u32, victim: usize) -> anyhow::Result<Figure> {
     let undisturbed = running.steps(&mut session, BEFORE, 2 * BEFORE)?;
     let vanished = Instant::now();
     machine.vanish()?;
-    // Its process is gone, too, and its kernel cannot tell.
+    // Its process is gone, too, and its kernel cannot report that.
     running.servers[victim].kill()?;
     running.steps(&mut session, 2 * BEFORE, 2 * BEFORE + 1)?;
     let seconds = vanished.elapsed().as_secs_f64();

@@ -10,7 +10,7 @@ use psjobs_ps::client::SessionConfig;
 use psjobs_ps::network::Network;
 
 use super::running::{Running, job};
-use super::{AFTER, BEFORE, Figure, PATIENCE, SILENT};
+use super::{AFTER, BEFORE, Figure, SILENT, TIMEOUT};
 use crate::names::Names;
 use crate::processes::{Job, Process};
 
@@ -59,9 +59,9 @@ pub fn measure(megabytes: u32, victim: usize) -> anyhow::Result<Figure> {
             break listened.elapsed().as_secs_f64();
         }
         ensure!(
-            listened.elapsed() < PATIENCE,
+            listened.elapsed() < TIMEOUT,
             "server {victim} was replaced {} s ago and still runs",
-            PATIENCE.as_secs()
+            TIMEOUT.as_secs()
         );
     };
     let said = fs::read_to_string(&log).context("cannot read the log of a server")?;

@@ -64,7 +64,7 @@ impl Lifecycle {
         self.set(replica, state);
         let mut actions = Vec::new();
         if !exit.is_good() && !was_asked_to {
-            actions.push(Action::Tell(format!("{replica} {exit}, after all trainers were done")));
+            actions.push(Action::Warn(format!("{replica} {exit}, after all trainers were done")));
         }
         actions.extend(self.go_on_draining());
         actions
@@ -93,7 +93,7 @@ impl Lifecycle {
         let seconds = self.rules.server_drain.as_secs();
         let note =
             format!("the servers did not end within {seconds} s (spec.runPolicy.serverDrainSeconds) and are stopped");
-        [Action::Tell(note)].into_iter().chain(self.succeed()).collect()
+        [Action::Warn(note)].into_iter().chain(self.succeed()).collect()
     }
 
     pub(super) fn succeed(&mut self) -> Vec<Action> {

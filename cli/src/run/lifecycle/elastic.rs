@@ -30,7 +30,7 @@ impl Lifecycle {
             false => format!("{replica} {exit}, and {because}; it is given up, and {left} of {all} trainers go on"),
         };
         self.set(replica, State::Lost);
-        Some([Action::Tell(note)].into_iter().chain(self.complete_if_successful(now)).collect())
+        Some([Action::Warn(note)].into_iter().chain(self.complete_if_successful(now)).collect())
     }
 
     /// Returns true if some trainer of an elastic job has ended well: what there was to do is assigned.

@@ -82,7 +82,7 @@ impl Lifecycle {
             self.start_concluded_servers(now);
         }
         let which = self.which_restart(response.counts);
-        vec![Action::Tell(format!("{replica} {exit}; it is started again{}{which}", when(wait)))]
+        vec![Action::Warn(format!("{replica} {exit}; it is started again{}{which}", when(wait)))]
     }
 
     /// Starts the servers again that had ended because all trainers had left: one of those starts again.

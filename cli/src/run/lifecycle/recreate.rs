@@ -31,7 +31,7 @@ impl Lifecycle {
             String::new()
         };
         let note = format!("{replica} {exit}; all processes are started again{}{which}", when(wait));
-        [Action::Tell(note)].into_iter().chain(self.recreate_if_due(now)).collect()
+        [Action::Warn(note)].into_iter().chain(self.recreate_if_due(now)).collect()
     }
 
     /// Restarts all at once because the job did this.
@@ -39,7 +39,7 @@ impl Lifecycle {
         self.recreation = Recreation { at: Some(now), counts, stopping: false, ..self.recreation };
         let actions = self.recreate_if_due(now);
         let note = format!("the job {what}; all processes are started again{}", self.which_restart(counts));
-        [Action::Tell(note)].into_iter().chain(actions).collect()
+        [Action::Warn(note)].into_iter().chain(actions).collect()
     }
 
     pub(super) fn recreate_if_due(&mut self, now: Duration) -> Vec<Action> {

@@ -68,8 +68,11 @@ fn a_server_that_ends_long_before_the_trainers_has_failed() {
     let mut job = job(rules(""));
     assert_eq!(job.ends(PS, 0, 5), []);
     assert_eq!(job.wake_at(), Some(at(35)));
-    let told = job.tick(at(35));
-    assert!(matches!(&told[..], [Action::Tell(note)] if note.contains("server 0 ended with exit code 0")), "{told:?}");
+    let actions = job.tick(at(35));
+    assert!(
+        matches!(&actions[..], [Action::Warn(note)] if note.contains("server 0 ended with exit code 0")),
+        "{actions:?}"
+    );
     assert_eq!(job.tick(at(35)), [Action::Start { replica: PS, incarnation: 1 }]);
 }
 
@@ -81,18 +84,18 @@ fn servers_that_do_not_end_are_stopped_and_the_job_succeeds() {
     assert_eq!(job.tick(at(65)), []);
     let actions = job.tick(at(66));
     assert!(
-        matches!(&actions[..], [Action::Tell(note), Action::End(Outcome::Succeeded)] if note.contains("60 s")),
+        matches!(&actions[..], [Action::Warn(note), Action::End(Outcome::Succeeded)] if note.contains("60 s")),
         "{actions:?}"
     );
 }
 
 #[test]
-fn a_server_that_fails_after_the_trainers_is_only_told() {
+fn a_server_that_fails_after_the_trainers_is_only_reported() {
     let mut job = job(rules(""));
     job.ends(T0, 0, 5);
     job.ends(T1, 0, 6);
     let actions = job.ends(PS, 1, 7);
-    assert!(matches!(&actions[..], [Action::Tell(_), Action::End(Outcome::Succeeded)]), "{actions:?}");
+    assert!(matches!(&actions[..], [Action::Warn(_), Action::End(Outcome::Succeeded)]), "{actions:?}");
 }
 
 #[test]
@@ -102,7 +105,7 @@ fn server_0_is_started_again_if_it_fails_before_it_has_written_the_model() {
     assert_eq!(job.ends(T1, 0, 11), []);
     assert!(job.is_draining() && job.wake_at().is_none(), "it has the time that it needs");
     let actions = job.ends(PS, 137, 12);
-    assert!(matches!(&actions[..], [Action::Tell(text)] if text.contains("it is started again")), "{actions:?}");
+    assert!(matches!(&actions[..], [Action::Warn(text)] if text.contains("it is started again")), "{actions:?}");
     assert!(!job.is_draining());
     let due = job.wake_at().expect("the back-off");
     assert_eq!(job.tick(due), [Action::Start { replica: PS, incarnation: 1 }]);
@@ -123,7 +126,7 @@ fn a_job_whose_model_cannot_be_written_fails() {
 fn failed_members_are_started_again_until_the_limit() {
     let mut job = job(rules(""));
     for (replica, second, incarnation, due) in [(T0, 10, 1, 10), (PS, 11, 1, 11), (T0, 20, 2, 21)] {
-        assert!(matches!(&job.ends(replica, 1, second)[..], [Action::Tell(_)]));
+        assert!(matches!(&job.ends(replica, 1, second)[..], [Action::Warn(_)]));
         assert_eq!(job.wake_at(), Some(at(due)));
         assert_eq!(job.tick(at(due)), [Action::Start { replica, incarnation }]);
     }
@@ -203,9 +206,9 @@ fn an_elastic_job_goes_on_without_a_trainer_that_has_no_restart_left() {
     let mut job = elastic();
     job.ends(T1, 1, 5);
     job.tick(at(5));
-    let told = job.ends(T1, 3, 10);
+    let actions = job.ends(T1, 3, 10);
     let want = "trainer 1 ended with exit code 3, and spec.failurePolicy.maxRestarts is 1; it is given up, and 2 of 3 trainers go on";
-    assert_eq!(told, [Action::Tell(want.into())]);
+    assert_eq!(actions, [Action::Warn(want.into())]);
     assert_eq!((job.wake_at(), job.restarts()), (None, 1));
     job.ends(T0, 0, 20);
     job.ends(T2, 0, 21);
@@ -226,12 +229,15 @@ fn an_elastic_job_fails_without_the_first_trainer_a_server_or_enough_trainers() 
 }
 
 #[test]
-fn nobody_starts_again_in_an_elastic_job_whose_work_is_done_but_the_first_trainer() {
+fn only_the_first_trainer_starts_again_in_an_elastic_job_whose_work_is_done() {
     let mut job = elastic();
     job.ends(T1, 0, 5);
-    let told = job.ends(T2, 1, 6);
-    assert!(matches!(&told[..], [Action::Tell(note)] if note.contains("nothing is left for it to do")), "{told:?}");
-    assert!(matches!(&job.ends(T0, 1, 7)[..], [Action::Tell(note)] if note.contains("restart 1 of 1")));
+    let actions = job.ends(T2, 1, 6);
+    assert!(
+        matches!(&actions[..], [Action::Warn(note)] if note.contains("nothing is left for it to do")),
+        "{actions:?}"
+    );
+    assert!(matches!(&job.ends(T0, 1, 7)[..], [Action::Warn(note)] if note.contains("restart 1 of 1")));
     assert_eq!(job.tick(at(7)), [Action::Start { replica: T0, incarnation: 1 }]);
     job.ends(T0, 0, 9);
     assert!(job.is_draining());
@@ -247,7 +253,7 @@ fn nobody_starts_again_in_an_elastic_job_whose_work_is_done_but_the_first_traine
     job.ends(T1, 0, 2);
     assert!(job.is_draining());
 
-    // The server has gone because nobody was there; the first trainer comes too late.
+    // The server has gone because no trainer was there; the first trainer comes too late.
     let mut job = elastic();
     job.ends(T1, 0, 5);
     job.ends(T2, 0, 5);
@@ -314,7 +320,7 @@ fn all_processes_end_before_any_of_them_is_started_again() {
     let mut job = job(rules("failurePolicy: {restartStrategy: RecreateAll}"));
     let actions = job.ends(T0, 1, 5);
     let want = "trainer 0 ended with exit code 1; all processes are started again (restart 1 of 3)";
-    assert_eq!(actions, [Action::Tell(want.into()), Action::Stop(PS), Action::Stop(T1)]);
+    assert_eq!(actions, [Action::Warn(want.into()), Action::Stop(PS), Action::Stop(T1)]);
     assert_eq!(job.ends(T1, 143, 6), []);
     let started = [PS, T0, T1].map(|replica| Action::Start { replica, incarnation: 1 });
     assert_eq!(job.exited(PS, Exit::Signal(9), Vec::new(), at(7)), started);
@@ -340,6 +346,6 @@ fn a_stall_that_was_due_while_server_0_was_silent_is_looked_at_with_its_next_rep
     let actions = job.progress(7, 100, at(70));
     let want = "the job made no step for 60 s, as long as spec.runPolicy.progressDeadlineSeconds allows (step 7 of 100); \
                 all processes are started again (restart 1 of 3)";
-    assert_eq!(actions[0], Action::Tell(want.into()));
+    assert_eq!(actions[0], Action::Warn(want.into()));
     assert_eq!(actions.len(), 4, "three processes are stopped");
 }

@@ -69,7 +69,7 @@ fn a_command_runs_as_it_is_with_references_expanded() {
 }
 
 #[test]
-fn trainers_share_the_cores_unless_told_otherwise() {
+fn trainers_share_the_cores_unless_configured_otherwise() {
     let threads = |plan: &Plan| plan.launch(TRAINER, 0, Vec::new()).env.get("OMP_NUM_THREADS").cloned();
     assert_eq!(threads(&plan(TWO, machine())).as_deref(), Some("4"));
     assert_eq!(threads(&plan(TWO, Machine { cores: 1, ..machine() })).as_deref(), Some("1"));
@@ -79,7 +79,7 @@ fn trainers_share_the_cores_unless_told_otherwise() {
 }
 
 #[test]
-fn threads_without_work_sleep_unless_told_otherwise() {
+fn threads_without_work_sleep_unless_configured_otherwise() {
     let waiting = |plan: &Plan| plan.launch(TRAINER, 0, Vec::new()).env.get("OMP_WAIT_POLICY").cloned();
     assert_eq!(waiting(&plan(TWO, machine())).as_deref(), Some("passive"));
     assert_eq!(waiting(&plan(TWO, Machine { waiting_is_set: true, ..machine() })), None);
@@ -111,8 +111,8 @@ fn gpus_are_split_over_the_trainers_and_hidden_from_the_rest() {
     for (gpus, there, want, notes) in rows {
         let plan = with(gpus, there);
         assert_eq!(seen(&plan, TRAINER), want, "{gpus} of {there:?}");
-        let told = plan.notes.iter().filter(|note| note.contains("GPUs")).count();
-        assert_eq!(told, notes, "{gpus} of {there:?}: {:?}", plan.notes);
+        let reported = plan.notes.iter().filter(|note| note.contains("GPUs")).count();
+        assert_eq!(reported, notes, "{gpus} of {there:?}: {:?}", plan.notes);
     }
     assert_eq!(seen(&with(1, &["0", "1"]), SERVER), some("", "1"), "servers see none");
     let limited = "{replicas: 2, template: {spec: {containers: [{name: s, image: i, \
@@ -124,7 +124,7 @@ fn gpus_are_split_over_the_trainers_and_hidden_from_the_rest() {
 }
 
 #[test]
-fn what_cannot_run_here_is_told() {
+fn what_cannot_run_here_is_refused() {
     let suspended = TWO.replace("{ps:", "{suspend: true, ps:");
     let no_worker = Machine { worker: None, ..machine() };
     for (spec, machine, want) in
@@ -160,10 +160,10 @@ fn checkpoints_go_to_the_jobs_own_folder() {
 }
 
 #[test]
-fn servers_are_told_which_trainers_have_finished() {
+fn servers_receive_the_trainers_that_have_finished() {
     let plan = plan(TWO, machine());
-    let told = |replica| plan.launch(replica, 1, vec![0]).env.get("PSJOB_FINISHED_TRAINERS").cloned();
-    assert_eq!((told(SERVER), told(TRAINER)), (Some("0".into()), None));
+    let received = |replica| plan.launch(replica, 1, vec![0]).env.get("PSJOB_FINISHED_TRAINERS").cloned();
+    assert_eq!((received(SERVER), received(TRAINER)), (Some("0".into()), None));
 }
 
 #[test]

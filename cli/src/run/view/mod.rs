@@ -40,7 +40,7 @@ pub struct View {
     style: Style,
     output: bool,
     /// Warnings of the servers that were shown.
-    told: Vec<String>,
+    shown: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -57,17 +57,17 @@ impl View {
             Progress::Fitting if std::io::stderr().is_terminal() => Style::Bars(Bars::new(plan)),
             Progress::Fitting | Progress::Lines => Style::Lines(Lines::new(&plan.name)),
         };
-        Self { style, output: wish.output, told: Vec::new() }
+        Self { style, output: wish.output, shown: Vec::new() }
     }
 
-    /// Tells something that is good to know.
+    /// Shows something that is good to know.
     pub fn say(&self, text: &str) {
         if !matches!(self.style, Style::Quiet) {
             self.print(text);
         }
     }
 
-    /// Tells something that went wrong or needs attention.
+    /// Shows something that went wrong or needs attention.
     pub fn warn(&self, text: &str) {
         self.print(&format!("warning: {text}"));
     }
@@ -109,11 +109,11 @@ impl View {
             Style::Quiet => {}
         }
         for warning in &status.warnings {
-            if !self.told.contains(warning) {
+            if !self.shown.contains(warning) {
                 self.warn(warning);
             }
         }
-        self.told.clone_from(&status.warnings);
+        self.shown.clone_from(&status.warnings);
     }
 
     /// The trainers are done.

@@ -95,11 +95,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn progress_is_told_in_one_line() {
+    fn progress_is_reported_in_one_line() {
         let began = Instant::now();
         let mut pace = Pace::default();
         let mut status = StatusReply { total_steps: 1000, ..StatusReply::default() };
-        assert_eq!(progress(&status, &mut pace, began), None, "nothing to tell yet");
+        assert_eq!(progress(&status, &mut pace, began), None, "nothing to report yet");
         status.step = 100;
         assert_eq!(progress(&status, &mut pace, began).as_deref(), Some("step 100 of 1000 (10 %)"));
         status.step = 250;

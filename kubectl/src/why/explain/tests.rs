@@ -42,7 +42,7 @@ fn line(section: &'static str, words: &str) -> &'static str {
     line.unwrap_or_else(|| panic!("no output has {words:?} in\n{section}"))
 }
 
-/// What a section shows of `kubectl describe`: the conditions, and the first failure.
+/// The conditions and the first failure that a section shows of `kubectl describe`.
 fn described(section: &'static str) -> (Vec<Value>, Option<Value>) {
     let (mut conditions, mut first) = (Vec::new(), None);
     for output in outputs(section) {

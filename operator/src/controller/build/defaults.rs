@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{
 };
 
 /// User and group that own no file of an image.
-pub(super) const NOBODY: i64 = 65_532;
+pub(super) const NON_ROOT: i64 = 65_532;
 
 /// The writable folder next to a read-only root file system.
 const SCRATCH: (&str, &str) = ("psjobs-tmp", "/tmp");
@@ -57,9 +57,9 @@ fn secure_pod(spec: &mut PodSpec) {
     if !asks_for_root {
         context.run_as_non_root.get_or_insert(true);
     }
-    context.run_as_user.get_or_insert(NOBODY);
-    context.run_as_group.get_or_insert(NOBODY);
-    context.fs_group.get_or_insert(NOBODY);
+    context.run_as_user.get_or_insert(NON_ROOT);
+    context.run_as_group.get_or_insert(NON_ROOT);
+    context.fs_group.get_or_insert(NON_ROOT);
     context.fs_group_change_policy.get_or_insert_with(|| "OnRootMismatch".into());
     context
         .seccomp_profile

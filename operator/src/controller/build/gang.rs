@@ -1,4 +1,4 @@
-//! Builds the objects of spec.schedulingPolicy.backend, which tell a scheduler which pods start together, and marks each
+//! Builds the objects of spec.schedulingPolicy.backend, which show schedulers which pods start together, and marks each
 //! pod as a member. A cluster needs to have these kinds only if a job asks for them.
 
 use std::collections::BTreeMap;
@@ -217,8 +217,8 @@ mod tests {
                     assert_eq!(key.and_then(|key| group(map, key)), key.map(|_| "mnist-4".to_owned()), "{backend}");
                 }
             }
-            let told = (backend == "Workload").then(|| json!({"podGroupName": "mnist-4"}));
-            assert_eq!(scheduling_group(&job), told, "{backend}");
+            let want = (backend == "Workload").then(|| json!({"podGroupName": "mnist-4"}));
+            assert_eq!(scheduling_group(&job), want, "{backend}");
         }
     }
 

@@ -10,7 +10,7 @@ use psjobs_api::crd::names;
 
 use crate::controller::validate::ValidJob;
 
-/// The label of nodes that tells one machine from another.
+/// The label of nodes that distinguishes one machine from another.
 const NODE: &str = "kubernetes.io/hostname";
 
 /// Places a server beside the others where it must be, or away from them where that is better and the template sets no

@@ -2,7 +2,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use psjobs_api::{Environment, Role};
 
-use super::defaults::NOBODY;
+use super::defaults::NON_ROOT;
 use super::*;
 use crate::controller::fixtures::{replica, valid_job};
 use crate::controller::model::NewPod;
@@ -73,7 +73,7 @@ fn pods_know_their_place() {
 }
 
 #[test]
-fn a_server_is_told_which_trainers_have_finished() {
+fn a_server_learns_which_trainers_have_finished() {
     let server = pod(&valid_job(""), &NewPod { finished_trainers: vec![0, 1], ..first("ps-0") }, IMAGE);
     assert_eq!(value(&server, "PSJOB_FINISHED_TRAINERS"), "0-1");
 }
@@ -165,7 +165,7 @@ fn pods_have_no_rights_that_training_does_not_need() {
         let container = main_container(&pod);
         let spec = pod.spec.expect("a spec");
         let context = spec.security_context.expect("a context");
-        assert_eq!((context.run_as_non_root, context.run_as_user), (Some(true), Some(NOBODY)), "{who}");
+        assert_eq!((context.run_as_non_root, context.run_as_user), (Some(true), Some(NON_ROOT)), "{who}");
         assert_eq!(context.seccomp_profile.expect("set").type_, "RuntimeDefault");
         assert_eq!((spec.automount_service_account_token, spec.enable_service_links), (Some(false), Some(false)));
         let context = container.security_context.expect("a context");
@@ -216,7 +216,7 @@ fn the_service_names_pods_before_they_are_ready() {
 }
 
 #[test]
-fn the_scheduler_is_told_of_priority_nearness_and_queue() {
+fn the_scheduler_receives_priority_nearness_and_queue() {
     let policy = "{priorityClassName: high, topologyKey: zone, queue: team-a}";
     for who in ["ps-0", "trainer-1"] {
         let pod = build(&format!("schedulingPolicy: {policy}"), who);
@@ -259,10 +259,10 @@ fn servers_get_the_checkpoint_folder_and_trainers_do_not() {
         let main = &spec.containers[0];
         let mounted = main.volume_mounts.iter().flatten().find(|mount| mount.mount_path == "/checkpoints");
         assert_eq!(mounted.and_then(|mount| mount.sub_path.as_deref()), there.then_some("mnist"), "{role}");
-        let told = main.env.iter().flatten().find(|var| var.name == "PSJOB_CHECKPOINT");
-        let told = told.and_then(|var| var.value.as_deref());
+        let variable = main.env.iter().flatten().find(|var| var.name == "PSJOB_CHECKPOINT");
+        let variable = variable.and_then(|var| var.value.as_deref());
         for policy in [r#""intervalSeconds":5"#, r#""keep":3"#, r#""resume":false"#] {
-            assert_eq!(told.is_some_and(|told| told.contains(policy)), there, "{role}: {policy}");
+            assert_eq!(variable.is_some_and(|value| value.contains(policy)), there, "{role}: {policy}");
         }
     }
     let existing = valid_job("checkpoint: {existingClaim: shared, path: runs/a}");
@@ -306,14 +306,14 @@ fn pods_show_certificates_of_their_own_job_unless_it_wants_none() {
         for who in ["ps-0", "trainer-0"] {
             let pod = build(spec, who);
             let main = main_container(&pod);
-            let told = main.env.iter().flatten().find(|var| var.name == "PSJOB_TLS_DIR");
-            let told = told.and_then(|var| var.value.clone());
+            let variable = main.env.iter().flatten().find(|var| var.name == "PSJOB_TLS_DIR");
+            let variable = variable.and_then(|var| var.value.clone());
             let volumes = pod.spec.and_then(|spec| spec.volumes).expect("volumes");
             let volume = volumes.iter().find_map(|volume| Some((&volume.name, volume.secret.as_ref()?)));
             assert_eq!(volume.and_then(|(_, of)| of.secret_name.as_deref()), secret, "{who}: {spec}");
             let mount =
                 main.volume_mounts.iter().flatten().find(|mount| volume.is_some_and(|(name, _)| mount.name == *name));
-            assert_eq!(mount.map(|mount| &mount.mount_path), told.as_ref(), "{who}: {spec}");
+            assert_eq!(mount.map(|mount| &mount.mount_path), variable.as_ref(), "{who}: {spec}");
             assert_eq!(mount.and_then(|mount| mount.read_only), secret.map(|_| true), "{who}: {spec}");
         }
     }

@@ -114,12 +114,12 @@ mod tests {
     }
 
     #[test]
-    fn a_child_is_remembered_from_the_answer_until_the_watch_tells_of_it() {
+    fn a_child_is_remembered_from_the_answer_until_the_watch_reports_it() {
         let now = Instant::now();
         for event in [Event::Apply(pod("a")), Event::Delete(pod("a")), Event::InitApply(pod("a")), Event::Init] {
             let expectations = Expectations::default();
             let request = expectations.request("team", "a");
-            assert_eq!(expectations.get("team", "a", now), None, "nobody knows yet whether it is created");
+            assert_eq!(expectations.get("team", "a", now), None, "it is not known yet whether it is created");
             request.created(1, now);
             expectations.observe_event(&Event::Apply(pod("b")));
             expectations.observe_event(&Event::<Pod>::InitDone);

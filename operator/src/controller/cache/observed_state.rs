@@ -89,7 +89,7 @@ pub fn observed_state(
     ObservedState { pods, service, refused: Vec::new(), progress, next_certificates: None }
 }
 
-/// Tells whether an object's controller is the job with this uid.
+/// Returns whether an object's controller is the job with this uid.
 pub fn is_owned<K: Resource>(object: &K, uid: &str) -> bool {
     object.owner_references().iter().any(|owner| owner.uid == uid && owner.controller == Some(true))
 }

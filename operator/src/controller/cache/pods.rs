@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_cache_follows_the_watch_and_tells_whose_pods_changed() {
+    async fn the_cache_follows_the_watch_and_reports_whose_pods_changed() {
         let events = [
             Event::Init,
             Event::InitApply(pod(0, true)),

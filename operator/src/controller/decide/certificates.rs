@@ -29,7 +29,7 @@ impl Facts<'_> {
         (wake.is_over(due, self.now) && (resumes || self.some_pod_is_missing())).then_some(end)
     }
 
-    /// Tells whether a replica that had a pod has none now, and needs one.
+    /// Returns whether a replica that had a pod has none now, and needs one.
     fn some_pod_is_missing(&self) -> bool {
         let needed = |replica: &_| {
             self.history.has_begun(*replica) && !self.history.succeeded(*replica) && !self.history.is_lost(*replica)

@@ -146,7 +146,7 @@ impl Facts<'_> {
 }
 
 impl Draft<'_, '_> {
-    /// Tells that the job is stalled. The next decision, at once, does something about it.
+    /// Reports that the job is stalled. The next decision, at once, does something about it.
     pub(super) fn report_stall(&mut self, failure: &Failure) {
         let message = format!("the job {}", failure.what);
         self.count();

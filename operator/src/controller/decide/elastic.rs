@@ -133,7 +133,7 @@ impl Facts<'_> {
 }
 
 impl Draft<'_, '_> {
-    /// Tells that spec.trainer.replicas has changed while the job was active.
+    /// Reports that spec.trainer.replicas has changed while the job was active.
     pub(super) fn report_scaling(&mut self) {
         let facts = self.facts;
         let now = facts.job.trainers;
@@ -142,14 +142,14 @@ impl Draft<'_, '_> {
             return;
         };
         let (reason, what) = match before < now {
-            true if facts.closing => ("ScaledUp", "all work is dealt out, so that nobody joins any more".into()),
+            true if facts.closing => ("ScaledUp", "all work is dealt out, so that no trainer joins any more".into()),
             true => ("ScaledUp", trainers(before, now, "join")),
             false => ("ScaledDown", format!("{}, the others go on", trainers(now, before, "leave"))),
         };
         self.event(reason, format!("Scaled from {before} to {now} trainers: {what}"));
     }
 
-    /// Tells which trainers are given up, and clears the condition when none is any more.
+    /// Reports which trainers are given up, and clears the condition when none is any more.
     pub(super) fn report_losses(&mut self) {
         let facts = self.facts;
         for Loss { reason, message, pod } in &facts.losses {

@@ -84,8 +84,8 @@ impl<'a> Facts<'a> {
             && (self.before.done(Role::Trainer) > 0 || self.pods_of(Role::Trainer).any(|(_, pod)| ended_well(pod)))
     }
 
-    /// Tells whether a server has ended with a result, which each does when all trainers have left well, and what they did is
-    /// kept. The members of an elastic job are not all of its trainers.
+    /// Returns whether a server has ended with a result, which each does when all trainers have left well, and what they
+    /// did is kept. The members of an elastic job are not all of its trainers.
     fn training_is_over(&self) -> bool {
         self.server_results().next().is_some()
     }
@@ -95,8 +95,8 @@ impl<'a> Facts<'a> {
         (0..servers).filter_map(|index| self.live(Replica::server(index))?.result())
     }
 
-    /// Tells whether a trainer has left well, although its pod's end was not seen and will not be: the pod is gone, or is
-    /// taken away, or its node does not answer, or it had been replaced before the servers' end was seen.
+    /// Returns whether a trainer has left well, although its pod's end was not seen and will not be: the pod is gone,
+    /// or is taken away, or its node does not answer, or it had been replaced before the servers' end was seen.
     pub fn has_left(&self, trainer: Replica) -> bool {
         self.training_is_over()
             && self.pod(trainer).is_none_or(|pod| {
@@ -113,14 +113,14 @@ impl<'a> Facts<'a> {
             })
     }
 
-    /// Tells whether a trainer's pod never joined the servers, because an earlier pod of it had left well and they ended.
+    /// Returns whether a trainer's pod never joined the servers, because an earlier pod of it had left well and they ended.
     pub fn comes_after_the_end(&self, trainer: Replica, pod: &ObservedPod) -> bool {
         let left_as = self.server_results().filter_map(|result| result.left_as(trainer.index)).max();
         left_as.is_some_and(|left_as| left_as < pod.incarnation)
     }
 
-    /// Tells whether the job needs no other pod of a replica if it loses this one: training is over. Server 0 may have to
-    /// write the model, and servers that have ended themselves may be needed by a trainer that failed afterwards.
+    /// Returns whether the job needs no other pod of a replica if it loses this one: training is over. Server 0 may have
+    /// to write the model, and servers that have ended themselves may be needed by a trainer that failed afterwards.
     pub fn is_not_missed(&self, replica: Replica) -> bool {
         let has_ended = || self.live(replica).is_some_and(ObservedPod::has_result);
         match replica.role {
@@ -137,8 +137,8 @@ impl<'a> Facts<'a> {
         if is_needed { self.history.finished_trainers() } else { Vec::new() }
     }
 
-    /// Tells whether a pod counts: it has a rank of the job, and was created after the job was last resumed and after the
-    /// replica last left.
+    /// Returns whether a pod counts: it has a rank of the job, and was created after the job was last resumed and after
+    /// the replica last left.
     pub fn is_current(&self, replica: Replica, pod: &ObservedPod) -> bool {
         let incarnation = self.history.credible(replica, pod.incarnation);
         replica.index < self.job.count(replica.role) && incarnation >= self.history.since(replica)
@@ -179,7 +179,7 @@ impl<'a> Facts<'a> {
         pod.node_lost.map(|since| after(since, self.job.force_delete_after))
     }
 
-    /// Tells whether the pod's node has been silent for so long that the pod is given up.
+    /// Returns whether the pod's node has been silent for so long that the pod is given up.
     pub fn is_lost(&self, pod: &ObservedPod) -> bool {
         self.lost_at(pod).is_some_and(|at| at <= self.now)
     }

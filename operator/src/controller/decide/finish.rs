@@ -42,8 +42,8 @@ impl Facts<'_> {
         self.before.succeeded(trainer) || self.pod(trainer).is_some_and(ended_well) || self.has_left(trainer)
     }
 
-    /// Tells whether server 0 has to write the model, or may have written it and has not told so: the trainers of a job with
-    /// checkpoints are done, all of them, or the members of an elastic job.
+    /// Returns whether server 0 has to write the model, or may have written it and has not reported it: the trainers of
+    /// a job with checkpoints are done, all of them, or the members of an elastic job.
     fn awaits_the_model(&self) -> bool {
         let all = || (0..self.job.trainers).all(|index| self.is_done(Replica::trainer(index)));
         self.job.object.spec.checkpoint.is_some()
@@ -51,7 +51,7 @@ impl Facts<'_> {
             && (self.job.policy.elastic.is_some() || all())
     }
 
-    /// Tells whether the job cannot end yet, because server 0 has failed or is lost before it told that it wrote the model. A
+    /// Returns whether the job cannot end yet, because server 0 has failed or is lost before it reported the model. A
     /// new one finds all that it needs in the last checkpoint.
     pub(super) fn lacks_the_model(&self) -> bool {
         self.awaits_the_model()

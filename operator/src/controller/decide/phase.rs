@@ -11,7 +11,7 @@ use crate::conditions::{self, ConditionUpdate};
 use crate::controller::observe::{ObservedPod, PodPhase, Replica, WaitingReason};
 
 impl Facts<'_> {
-    /// Tells whether the job can train: all replicas run, or in an elastic job at least all servers and minReplicas
+    /// Returns whether the job can train: all replicas run, or in an elastic job at least all servers and minReplicas
     /// trainers.
     fn has_enough(&self, waits_for: &[Replica]) -> bool {
         let enough = |least| {
@@ -52,7 +52,7 @@ impl Facts<'_> {
         self.job.replicas().filter(|&replica| !is_up(replica) && is_wanted(replica)).collect()
     }
 
-    /// Tells whether a replica had a pod before, and the next one does not run yet.
+    /// Returns whether a replica had a pod before, and the next one does not run yet.
     fn is_being_replaced(&self, replica: Replica) -> bool {
         let first = self.history.since(replica);
         match self.pod(replica) {

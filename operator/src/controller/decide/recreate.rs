@@ -9,7 +9,7 @@ use super::draft::Draft;
 use crate::conditions::ConditionUpdate;
 
 impl Draft<'_, '_> {
-    /// Tells that all pods start again at `due`.
+    /// Reports that all pods start again at `due`.
     pub(super) fn wait_for_restart(&mut self, due: Timestamp, reason: &str, what: &str) {
         self.wake.at(due);
         self.count();

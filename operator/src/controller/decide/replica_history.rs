@@ -139,7 +139,7 @@ impl ReplicaHistory {
         self.get(replica).map_or(self.first, |record| record.since.max(self.first))
     }
 
-    /// Tells whether the replica has had a pod that counts.
+    /// Returns whether the replica has had a pod that counts.
     pub fn has_begun(&self, replica: Replica) -> bool {
         self.get(replica).is_some_and(|record| record.has_begun())
     }
@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(history.next_incarnation(trainer), 6);
         let mut after = history.clone();
         after.records.entry(trainer).and_modify(|record| record.incarnation = 6);
-        assert_eq!(after.replaced_since(&history, Role::Trainer), 0, "its first pod takes nobody's place");
+        assert_eq!(after.replaced_since(&history, Role::Trainer), 0, "its first pod replaces no other");
         after.records.entry(trainer).and_modify(|record| record.incarnation = 7);
         assert_eq!(after.replaced_since(&history, Role::Trainer), 1);
     }

@@ -179,7 +179,7 @@ fn quality(metrics: &BTreeMap<String, f64>) -> Option<ModelMetric> {
     Some(ModelMetric { name: name.to_owned(), value: metrics[name] })
 }
 
-/// Tells whether a pod runs and passes its probes.
+/// Returns whether a pod runs and passes its probes.
 fn is_ready(pod: &ObservedPod) -> bool {
     pod.ready && pod.phase == PodPhase::Running && pod.deletion_deadline.is_none()
 }

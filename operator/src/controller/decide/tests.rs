@@ -1,4 +1,4 @@
-//! Behaviours, one test each, on a small cluster that does what it is told. The last file throws
+//! Behaviours, one test each, on a small cluster that carries out each decision. The last file throws
 //! random histories at it.
 
 mod cases;
@@ -45,7 +45,7 @@ fn all_pods_are_created_at_once_and_counted_in_the_same_reconcile() {
 }
 
 #[test]
-fn a_first_status_may_wait_unless_there_is_something_to_tell() {
+fn a_first_status_may_wait_unless_there_is_something_to_report() {
     let waiting_reason = crate::controller::observe::WaitingReason {
         reason: "ErrImagePull".into(),
         message: "not found".into(),
@@ -79,7 +79,7 @@ fn a_first_status_may_wait_unless_there_is_something_to_tell() {
 
 #[test]
 fn a_job_begins_when_it_is_created_but_its_clock_is_not_trusted_far() {
-    // When it was created, and when it began by what is told at second 100.
+    // When it was created, and when it began by what is reported at second 100.
     for (created, begun) in [(99, 99), (93, 93), (40, 93), (130, 100)] {
         let mut cluster = Cluster::new("");
         Arc::make_mut(&mut cluster.job.object).metadata.creation_timestamp = Some(Time(at(created)));
@@ -132,9 +132,9 @@ fn a_server_that_is_busy_for_a_moment_does_not_stop_the_job_from_running() {
     assert!(!conditions::holds(&cluster.status, ConditionType::ServersReady));
 }
 
-/// As Kubernetes' own scheduler tells those that are scheduled together: one why it finds no node, the others that they wait.
+/// Kubernetes' own scheduler reports for one pod of a group why it finds no node, and for the others that they wait.
 #[test]
-fn of_pods_that_are_scheduled_together_the_one_that_finds_no_node_is_told() {
+fn of_pods_that_are_scheduled_together_the_one_that_finds_no_node_is_reported() {
     let mut cluster = Cluster::new("schedulingPolicy: {backend: Workload}");
     cluster.reconcile();
     for (pod, message) in [
@@ -157,7 +157,7 @@ fn of_pods_that_are_scheduled_together_the_one_that_finds_no_node_is_told() {
 }
 
 #[test]
-fn what_keeps_a_pod_from_starting_is_told_in_its_words() {
+fn what_keeps_a_pod_from_starting_is_reported_in_its_words() {
     let mut cluster = Cluster::new("");
     cluster.reconcile();
     cluster.run_all();
@@ -216,7 +216,7 @@ fn progress_comes_from_server_0() {
         ..ProgressReport::default()
     });
     cluster.reconcile();
-    let progress = cluster.status.progress.clone().expect("told");
+    let progress = cluster.status.progress.clone().expect("reported");
     assert_eq!((progress.summary.as_str(), progress.step, progress.total_steps), ("42%", 420, 1000));
     assert_eq!(progress.examples_per_second, Some(58.0));
     assert_eq!(progress.estimated_remaining_seconds, Some(100));
@@ -282,7 +282,7 @@ fn a_job_born_suspended_waits() {
 }
 
 #[test]
-fn refused_creates_are_told_and_tried_again_until_they_work() {
+fn refused_creates_are_reported_and_tried_again_until_they_work() {
     let mut cluster = Cluster::new("");
     cluster.refuse = Some("exceeded quota: pods".into());
     cluster.reconcile();
@@ -294,7 +294,7 @@ fn refused_creates_are_told_and_tried_again_until_they_work() {
     cluster.pass(10);
     cluster.reconcile();
     assert_eq!(cluster.requeue, Some(SignedDuration::from_secs(10)), "less and less often");
-    assert_eq!(cluster.events.len(), 1, "told once");
+    assert_eq!(cluster.events.len(), 1, "reported once");
     cluster.refuse = None;
     cluster.reconcile();
     assert!(conditions::holds(&cluster.status, ConditionType::Created));
@@ -322,7 +322,7 @@ fn an_old_cache_makes_no_second_pod_and_counts_nothing() {
 }
 
 #[test]
-fn an_invalid_spec_is_told_once_and_its_pods_are_left_alone() {
+fn an_invalid_spec_is_reported_once_and_its_pods_are_left_alone() {
     let error = validate(job("ps: {replicas: 0}").into()).expect_err("invalid");
     let first = refuse(&error, &ParameterServerJobStatus::default(), Some(1), at(0));
     assert_eq!(first.status.reason.as_deref(), Some("InvalidSpec"));

@@ -54,7 +54,7 @@ pub async fn create_certificates(
             let next = names::other_certificates(&job.name, &job.uid, job.first_incarnation(), random());
             let message = format!(
                 "it exists, and this operator does not know that it made it for this job; {next} is tried next, delete \
-                 {name} if nobody needs it"
+                 {name} if it is not needed"
             );
             observed.next_certificates = Some(next);
             Ok(Some(Refusal { child, message }))
@@ -66,7 +66,7 @@ pub async fn create_certificates(
     }
 }
 
-/// Returns a number that nobody can tell beforehand: the standard library's hashes have random keys.
+/// Returns a number that no client can predict: the standard library's hashes have random keys.
 fn random() -> u32 {
     (RandomState::new().hash_one(Timestamp::now().as_nanosecond()) >> 32) as u32
 }

@@ -58,7 +58,7 @@ pub async fn create_children(
     Ok(children.len() - observed.refused.len())
 }
 
-/// Tells whether all pods of the job start now: the first time, or again after a suspension or a restart.
+/// Returns whether all pods of the job start now: the first time, or again after a suspension or a restart.
 fn starts_job(job: &ValidJob, children: &[Child]) -> bool {
     let is_first = |child: &Child| match child {
         Child::Service => true,

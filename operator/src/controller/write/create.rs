@@ -72,7 +72,7 @@ where
     }
 }
 
-/// Reads the object that has the name already, and tells whether it is the job's.
+/// Reads the object that has the name already, and returns whether it is the job's.
 async fn find_existing<K>(api: &Api<K>, creation: &Creation<'_, K>) -> Result<Outcome<K>, ReconcileError>
 where
     K: Resource + Clone + std::fmt::Debug + DeserializeOwned,
@@ -101,7 +101,7 @@ fn refused<K>(child: &str, message: &str) -> Outcome<K> {
     Outcome::Refused(Refusal { child: child.to_owned(), message: message.to_owned() })
 }
 
-/// Tells whether the API server refused a request only because it is overloaded, which says nothing about the object.
+/// Returns whether the API server refused a request only because it is overloaded, which says nothing about the object.
 pub fn is_overload(status: &Status) -> bool {
     matches!(status.code, 429 | 503 | 504)
 }

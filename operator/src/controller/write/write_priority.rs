@@ -60,7 +60,7 @@ impl Level {
         self.permits.available_permits() == self.size
     }
 
-    /// Tells whether a less urgent write may be sent.
+    /// Returns whether a less urgent write may be sent.
     fn allows(&self, write: WritePriority) -> bool {
         let can_wait = write >= WritePriority::Status;
         self.waiting.load(Ordering::Acquire) == 0 && (!can_wait || self.is_idle())
@@ -159,7 +159,7 @@ impl PriorityLimiter {
         &self.levels[write as usize]
     }
 
-    /// Tells whether all more urgent levels let `write` be sent.
+    /// Returns whether all more urgent levels let `write` be sent.
     fn higher_levels_allow(&self, write: WritePriority) -> bool {
         self.levels[..write as usize].iter().all(|level| level.allows(write))
     }
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_nobody_waits_for_goes_when_nothing_more_urgent_is_under_way() {
+    async fn what_no_process_waits_for_goes_when_nothing_more_urgent_is_under_way() {
         let limiter = PriorityLimiter::default();
         let end = limiter.permit(WritePriority::TerminalStatus).await;
         let child = limiter.permit(WritePriority::Child).now_or_never();
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_waits_for_ever() {
+    async fn no_write_waits_for_ever() {
         let timeout = Duration::from_millis(20);
         let limiter = PriorityLimiter { timeout, ..PriorityLimiter::default() };
         let child = limiter.permit(WritePriority::Child).await;

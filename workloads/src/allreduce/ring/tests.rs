@@ -14,7 +14,7 @@ use super::super::order::local_sum;
 use super::super::{Inbox, Meeting, trainer_name};
 use super::*;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A trainer of a job.
 struct Process {
@@ -56,7 +56,7 @@ impl Process {
             rank.map(|(_, address)| address.clone()).ok_or_else(|| RemoteError::new("no address"))
         };
         let interrupt = Arc::<AtomicBool>::default();
-        let neighbours = self.meeting.meet(locate, PATIENCE, &interrupt).expect("all come");
+        let neighbours = self.meeting.meet(locate, TIMEOUT, &interrupt).expect("all come");
         Ring::start(Some(neighbours), interrupt).expect("starts")
     }
 }
@@ -164,7 +164,7 @@ fn every_rank_gets_the_bits_of_the_local_sum() {
 }
 
 #[test]
-fn the_ranks_tell_each_other_numbers() {
+fn the_ranks_send_each_other_numbers() {
     let numbers = [1 << 40, 77_777_777_777, 12_345_678_901];
     let (rings, _processes) = rings(3);
     let threads: Vec<_> = rings
@@ -181,7 +181,7 @@ fn the_ranks_tell_each_other_numbers() {
 fn a_rank_that_leaves_is_noticed_while_nothing_is_added_up() {
     let (mut rings, _processes) = rings(3);
     drop(rings.remove(1));
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while !rings.iter().all(|ring| ring.broken().load(Ordering::Acquire)) {
         assert!(Instant::now() < end, "it was not noticed");
         thread::yield_now();
@@ -240,7 +240,7 @@ fn a_rank_that_ends_is_named_by_all_others_at_once() {
     for error in errors_without_rank_1(drop) {
         assert!(error.contains("trainer 1 is gone"), "{error}");
     }
-    assert!(start.elapsed() < PATIENCE, "its end is noticed, not its silence");
+    assert!(start.elapsed() < TIMEOUT, "its end is noticed, not its silence");
 }
 
 #[test]
@@ -286,7 +286,7 @@ fn a_busy_rank_is_not_taken_for_a_dead_one() {
 }
 
 #[test]
-fn ranks_with_other_models_are_told_both_lengths() {
+fn ranks_with_other_models_report_both_lengths() {
     let (mut rings, _processes) = rings(2);
     let threads: Vec<_> = [10, 20]
         .into_iter()
@@ -320,20 +320,20 @@ fn ranks_of_another_job_are_not_let_in_and_one_that_stays_away_is_named() {
     let mut process = Process::start(Place { rank: 0, size: 2 }, |settings| settings);
     let other = Process::start(Place { rank: 1, size: 2 }, |settings| Settings { job_uid: "other".into(), ..settings });
     let locate = |_: &str, _| Ok(other.address.clone());
-    let patience = Duration::from_millis(500);
-    let met = process.meeting.meet(locate, patience, &AtomicBool::new(false));
+    let timeout = Duration::from_millis(500);
+    let met = process.meeting.meet(locate, timeout, &AtomicBool::new(false));
     let error = met.map(drop).expect_err("the other is of another job").to_string();
     assert!(error.contains("trainer 1 did not come within 0 s") && error.contains("of job"), "{error}");
 
     let locate = |_: &str, _| Err(RemoteError::new("it has not said where it listens"));
-    let met = process.meeting.meet(locate, patience, &AtomicBool::new(false));
+    let met = process.meeting.meet(locate, timeout, &AtomicBool::new(false));
     let error = met.map(drop).expect_err("it stays away").to_string();
     assert!(error.contains("it has not said where it listens"), "{error}");
 
     // Of this job, but of another size.
     let larger = Process::start(Place { rank: 1, size: 3 }, |settings| settings);
     let locate = |_: &str, _| Ok(larger.address.clone());
-    let met = process.meeting.meet(locate, patience, &AtomicBool::new(false));
+    let met = process.meeting.meet(locate, timeout, &AtomicBool::new(false));
     let error = met.map(drop).expect_err("it has another size").to_string();
     assert!(error.contains("trainer 1 of 3 takes values from trainer-0, not from trainer 0 of 2"), "{error}");
 }
@@ -422,7 +422,7 @@ fn ranks_meet_again_after_one_was_replaced() {
         let replacement = Process::start(Place { rank, size: 3 }, |settings| Settings { incarnation, ..settings });
         job.processes[rank as usize] = replacement;
         // Those that are left hear of it by themselves.
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         let left = |(other, ring): (usize, &Ring)| other == rank as usize || ring.broken().load(Ordering::Acquire);
         while !job.rings.iter().enumerate().all(left) {
             assert!(Instant::now() < end, "rank {rank} is missing and was not noticed");

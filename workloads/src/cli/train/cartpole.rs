@@ -43,7 +43,7 @@ impl CartPoleArgs {
             max_rounds: self.max_rounds,
             log_every: self.log_every,
             measure_calls: self.measure_calls,
-            patience: self.remote.patience(Some(&environment)),
+            connect_timeout: self.remote.connect_timeout(Some(&environment)),
         };
         let stop = || signals.heard().is_some();
         finish(cartpole::run(&environment, &settings, || signals.defer(), stop), &environment, &signals)

@@ -39,7 +39,7 @@ impl MnistRemoteArgs {
             plan: self.extent.plan(Some(&environment), Device::Cpu),
             optimizer: training.optimizer.clone(),
             num_gpus: self.num_gpus,
-            patience: self.remote.patience(Some(&environment)),
+            connect_timeout: self.remote.connect_timeout(Some(&environment)),
         };
         let stop = || signals.heard().is_some();
         finish(mnist_remote::train(&environment, &data, &settings, || signals.defer(), stop), &environment, &signals)

@@ -96,7 +96,7 @@ impl RecsysArgs {
             table,
             layers: (self.lower.clone(), self.upper.clone()),
             training,
-            patience: self.remote.patience(environment.as_ref()),
+            connect_timeout: self.remote.connect_timeout(environment.as_ref()),
             interrupt: signals.stop(),
         };
         let stop = || signals.heard().is_some();

@@ -96,7 +96,7 @@ impl RemoteArgs {
     }
 
     /// How long a server or another trainer may be away; without an environment the process is alone.
-    pub fn patience(&self, environment: Option<&Environment>) -> Duration {
+    pub fn connect_timeout(&self, environment: Option<&Environment>) -> Duration {
         let supervised = environment.is_some_and(|environment| environment.supervised);
         self.connect_timeout.map_or(SessionConfig::waiting_time(supervised), Duration::from_secs)
     }

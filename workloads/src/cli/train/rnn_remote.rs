@@ -61,7 +61,7 @@ impl RnnRemoteArgs {
             },
             length: self.length.into(),
             optimizer: training.optimizer.clone(),
-            patience: self.remote.patience(Some(&environment)),
+            connect_timeout: self.remote.connect_timeout(Some(&environment)),
         };
         let stop = || signals.heard().is_some();
         finish(rnn_remote::train(&environment, &words, &settings, || signals.defer(), stop), &environment, &signals)

@@ -1,6 +1,6 @@
 //! Balancing a pole by reinforcement learning: trainer 0 is the agent, all others are observers. The
 //! agent calls every observer to run an episode; for each step the observer calls back for an action
-//! and reports the reward; then the agent learns. Servers only tell the observers where the agent is.
+//! and reports the reward; then the agent learns. Servers only send the observers its address.
 
 mod agent;
 mod observer;
@@ -38,7 +38,7 @@ pub struct Settings {
     /// Before training the first observer makes so many calls that do nothing, to measure them.
     pub measure_calls: Option<u32>,
     /// How long to wait for a process of the job.
-    pub patience: Duration,
+    pub connect_timeout: Duration,
 }
 
 /// Does this trainer's part. `None` if `stop` said so.
@@ -70,11 +70,11 @@ fn observe(
 ) -> Result<Option<ReplicaResult>, ModulesError> {
     let (work, mut registry) = (Arc::<Work>::default(), Registry::default());
     observer::offer(&mut registry, &work);
-    let participant = Participant::join(environment, registry, Vec::new(), 0, settings.patience)?;
+    let participant = Participant::join(environment, registry, Vec::new(), 0, settings.connect_timeout)?;
     participant.attend(|participant| {
         let (endpoint, agent) = (participant.endpoint(), server_integration::trainer_name(0));
         let server = &participant.servers()[0];
-        endpoint.connect_published(server, &agent, settings.patience).map_err(ModulesError::Connect)?;
+        endpoint.connect_published(server, &agent, settings.connect_timeout).map_err(ModulesError::Connect)?;
         ready();
         let start = Instant::now();
         while !work.wait(LOOK) {
@@ -100,7 +100,7 @@ fn lead(
 ) -> Result<Option<ReplicaResult>, ModulesError> {
     let mut registry = Registry::default();
     agent::offer(&mut registry);
-    let participant = Participant::join(environment, registry, Vec::new(), 0, settings.patience)?;
+    let participant = Participant::join(environment, registry, Vec::new(), 0, settings.connect_timeout)?;
     participant.attend(|participant| {
         let server = &participant.servers()[0];
         participant.endpoint().publish(server, &environment.servers[0]).map_err(ModulesError::Connect)?;
@@ -165,7 +165,7 @@ impl<'a> Rounds<'a> {
         let agent = endpoint.peer(endpoint.name());
         let agent = agent.remote(agent::NAME, (settings.seed as i64, settings.learning_rate))?;
         let seat = |index: u32| {
-            let peer = endpoint.peer(&server_integration::trainer_name(index + 1)).timeout(settings.patience);
+            let peer = endpoint.peer(&server_integration::trainer_name(index + 1)).timeout(settings.connect_timeout);
             Seat { peer, observer: None }
         };
         let mut rounds = Self {
@@ -248,7 +248,7 @@ impl<'a> Rounds<'a> {
         info!(round = self.count, steps = self.steps, reward, running_reward, steps_per_second, "training");
     }
 
-    /// Tells the observers that it is over.
+    /// Notifies the observers that it is over.
     fn finish(self) {
         for seat in &self.observers {
             if let Err(error) = seat.peer.rpc_sync::<()>(observer::FINISH, ()) {

@@ -82,10 +82,10 @@ impl Work {
         self.steps.load(Ordering::Relaxed)
     }
 
-    /// Waits until the agent has said that it is over, at most for `patience`; true if it has.
-    pub fn wait(&self, patience: Duration) -> bool {
+    /// Waits until the agent has said that it is over, at most for `timeout`; true if it has.
+    pub fn wait(&self, timeout: Duration) -> bool {
         let mut finished = self.finished.lock();
-        self.changed.wait_while_for(&mut finished, |finished| !*finished, patience);
+        self.changed.wait_while_for(&mut finished, |finished| !*finished, timeout);
         *finished
     }
 

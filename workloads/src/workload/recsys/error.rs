@@ -23,7 +23,7 @@ pub enum RecsysError {
     Open(#[source] ClientError),
     #[error(transparent)]
     Tls(#[from] TlsError),
-    #[error("this trainer cannot tell the others where it is")]
+    #[error("this trainer cannot send the others its address")]
     Publish(#[source] RemoteError),
     #[error("this trainer cannot meet the others")]
     Meet(#[source] RingError),
@@ -65,7 +65,7 @@ impl RecsysError {
         }
     }
 
-    /// Returns true if the cause lies in this trainer, so that the servers are to be told.
+    /// Returns true if the cause lies in this trainer, so that the servers are to be notified.
     pub(super) fn is_own(&self) -> bool {
         match self {
             Self::Join(error) | Self::Leave(error) => error.is_own(),
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_servers_are_told_of_an_error_only_if_its_cause_lies_in_this_trainer() {
+    fn the_servers_are_notified_of_an_error_only_if_its_cause_lies_in_this_trainer() {
         let text = || String::from("no");
         let conflict = || ClientError::Conflict { address: text(), reason: text() };
         let misplaced = ClientError::Misplaced { address: text(), found: 1, servers: 2, want: 0, ours: 2 };

@@ -43,7 +43,7 @@ pub fn train(
     let ring = environment.filter(|job| job.trainers > 1);
     let inbox = ring.map(|job| Inbox::offer(&mut registry, Place { rank: job.index, size: job.trainers }));
     let join = |environment| {
-        let joined = Participant::join_streaming(environment, registry, layers, total, settings.patience);
+        let joined = Participant::join_streaming(environment, registry, layers, total, settings.connect_timeout);
         joined.map_err(RecsysError::Join)
     };
     let participant = environment.map(join).transpose()?;
@@ -52,7 +52,7 @@ pub fn train(
         let meeting = RingRendezvous {
             others: ring.zip(participant.as_ref()).zip(inbox).map(find).transpose()?,
             interrupt: &settings.interrupt,
-            patience: settings.patience,
+            connect_timeout: settings.connect_timeout,
         };
         let job = environment.zip(participant.as_ref());
         let mut trainer = Trainer::begin(job, meeting, settings, (model, dense))?;

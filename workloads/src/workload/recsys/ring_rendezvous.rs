@@ -19,7 +19,7 @@ pub struct RingRendezvous<'a> {
     /// `None` if this trainer is alone.
     pub others: Option<Others<'a>>,
     pub interrupt: &'a Arc<AtomicBool>,
-    pub patience: Duration,
+    pub connect_timeout: Duration,
 }
 
 /// The way to the other trainers of a job.
@@ -64,13 +64,13 @@ impl RingRendezvous<'_> {
     }
 
     fn close(&mut self) -> Result<Ring, RecsysError> {
-        let (patience, interrupt) = (self.patience, self.interrupt);
+        let (connect_timeout, interrupt) = (self.connect_timeout, self.interrupt);
         let meet = |Others { server, participant, address, meeting }: &mut Others<'_>| {
             let endpoint = participant.endpoint();
             // Again, because a server that was started anew knows no addresses.
             endpoint.publish_address(server, address).map_err(RecsysError::Publish)?;
             let locate = |name: &str, limit| endpoint.locate(server, name, limit);
-            meeting.meet(locate, patience, interrupt).map_err(RecsysError::Meet)
+            meeting.meet(locate, connect_timeout, interrupt).map_err(RecsysError::Meet)
         };
         let neighbours = self.others.as_mut().map(meet).transpose()?;
         if let Some(place) = neighbours.as_ref().map(Neighbours::place) {
@@ -82,7 +82,7 @@ impl RingRendezvous<'_> {
 
 /// The step to go on from; `None` if not all are where the servers are.
 fn agree(ring: &mut Ring, epoch: u64, dense: &mut ReplicatedLayers, next: u64) -> Result<Option<u64>, RingError> {
-    // The lower bits tell two of one job from each other.
+    // The lower bits distinguish two of one job.
     let epochs = ring.gather(epoch & ((1 << 48) - 1))?;
     if epochs.iter().any(|other| *other != epochs[0]) {
         return Ok(None);

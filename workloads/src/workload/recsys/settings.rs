@@ -17,7 +17,7 @@ pub struct Settings {
     pub layers: (Vec<i64>, Vec<i64>),
     pub training: Training,
     /// How long a server or another trainer may stay away.
-    pub patience: Duration,
+    pub connect_timeout: Duration,
     /// Set to end whatever is waited for.
     pub interrupt: Arc<AtomicBool>,
 }

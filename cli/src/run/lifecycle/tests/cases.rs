@@ -58,7 +58,7 @@ impl Adapter {
                     let actions = self.job.exited(replica, Exit::Signal(15), Vec::new(), self.now);
                     self.follow(actions);
                 }
-                Action::Tell(_) => {}
+                Action::Warn(_) => {}
                 Action::End(outcome) => self.end = Some(outcome),
             }
         }

@@ -16,7 +16,7 @@ pub struct Cluster {
     pub requeue: Option<SignedDuration>,
     /// Every pod that was ever created: replica and incarnation.
     pub history: Vec<(Replica, u32)>,
-    /// By replica: the finished trainers that its newest pod was told.
+    /// By replica: the finished trainers that its newest pod received.
     finished_trainers: BTreeMap<Replica, Vec<u32>>,
 }
 

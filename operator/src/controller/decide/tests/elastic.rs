@@ -100,7 +100,7 @@ fn a_trainer_that_is_wanted_again_waits_for_its_old_pod_to_go() {
 }
 
 #[test]
-fn an_incarnation_that_no_status_tells_of_is_not_used_twice() {
+fn an_incarnation_that_no_status_reports_is_not_used_twice() {
     let mut cluster = elastic(2, 1, "");
     // Created when the job was scaled up; the job was scaled down before the status was written.
     let late = pod(replica("trainer-2")).born(5, 0, 0);
@@ -231,7 +231,7 @@ fn an_elastic_job_runs_with_as_few_trainers_as_it_needs() {
 }
 
 #[test]
-fn once_a_trainer_has_ended_well_nobody_joins_and_the_job_ends_with_those_that_are_there() {
+fn once_a_trainer_has_ended_well_no_other_joins_and_the_job_ends_with_those_that_are_there() {
     let mut cluster = elastic(4, 1, "failurePolicy: {maxRestarts: 1}");
     cluster.succeed("trainer-1");
     cluster.reconcile();
@@ -241,8 +241,9 @@ fn once_a_trainer_has_ended_well_nobody_joins_and_the_job_ends_with_those_that_a
     cluster.settle();
     assert_eq!(cluster.pods(), ["ps-0", "trainer-0", "trainer-1"], "neither replaced nor new");
     assert_eq!((cluster.phase(), cluster.status.restarts_counted), (Phase::Running, 0));
-    assert!(cluster.events.iter().any(|told| told.ends_with("all work is dealt out, so that nobody joins any more")));
-    assert!(cluster.events.iter().all(|told| !told.starts_with("PodLost")), "{:?}", cluster.events);
+    let note = "all work is dealt out, so that no trainer joins any more";
+    assert!(cluster.events.iter().any(|event| event.ends_with(note)));
+    assert!(cluster.events.iter().all(|event| !event.starts_with("PodLost")), "{:?}", cluster.events);
     // The first evaluates and reports.
     cluster.fail("trainer-0", 1);
     cluster.settle();

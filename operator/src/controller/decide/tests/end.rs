@@ -1,4 +1,4 @@
-//! How a job ends, what it tells then, and what is left of it.
+//! How a job ends, what it reports then, and what is left of it.
 
 use super::*;
 
@@ -126,33 +126,33 @@ fn a_server_that_alone_answers_reports_for_the_job() {
 }
 
 #[test]
-fn checkpoints_the_model_and_stragglers_are_told_where_a_user_finds_them() {
-    let told =
+fn checkpoints_the_model_and_stragglers_are_reported_where_a_user_finds_them() {
+    let written =
         |step: u64| CheckpointResult { step, path: format!("/checkpoints/step-{step}"), unix_seconds: 1_700_000_005 };
     let mut cluster = running("checkpoint: {volumeClaim: {size: 1Gi}, path: runs/7}");
     cluster.observed.progress = Some(ProgressReport {
         step: 40,
         total_steps: 100,
-        checkpoint: Some(told(30)),
+        checkpoint: Some(written(30)),
         stragglers: vec![1],
         ..ProgressReport::default()
     });
     cluster.reconcile();
-    let checkpoint = cluster.status.last_checkpoint.clone().expect("told");
+    let checkpoint = cluster.status.last_checkpoint.clone().expect("reported");
     assert_eq!((checkpoint.step, checkpoint.path.as_str()), (30, "runs/7/step-30"));
     assert_eq!(checkpoint.time.map(|time| time.0), Some(at(5)));
-    assert_eq!(cluster.status.progress.as_ref().expect("told").stragglers, ["mnist-trainer-1"]);
+    assert_eq!(cluster.status.progress.as_ref().expect("reported").stragglers, ["mnist-trainer-1"]);
 
     // A server that has just started knows of none; that takes nothing back.
     cluster.observed.progress = Some(ProgressReport { step: 41, total_steps: 100, ..ProgressReport::default() });
     cluster.reconcile();
     assert_eq!(cluster.status.last_checkpoint.as_ref().map(|newest| newest.step), Some(30));
-    assert_eq!(cluster.status.progress.as_ref().expect("told").stragglers, [""; 0]);
+    assert_eq!(cluster.status.progress.as_ref().expect("reported").stragglers, [""; 0]);
 
     let result = ReplicaResult {
         steps: 100,
         metrics: [("accuracy".to_owned(), 0.98), ("loss".to_owned(), 0.1)].into(),
-        checkpoint: Some(told(100)),
+        checkpoint: Some(written(100)),
         model: Some("/checkpoints/model.safetensors".into()),
         ..ReplicaResult::default()
     };
@@ -163,7 +163,7 @@ fn checkpoints_the_model_and_stragglers_are_told_where_a_user_finds_them() {
         ..pod
     });
     cluster.reconcile();
-    let model = cluster.status.model.clone().expect("told");
+    let model = cluster.status.model.clone().expect("reported");
     assert_eq!(
         (model.path.as_str(), model.metric.map(|metric| metric.name).as_deref()),
         ("runs/7/model.safetensors", Some("accuracy"))

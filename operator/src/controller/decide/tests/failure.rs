@@ -151,7 +151,7 @@ fn server_0_alone_comes_back_for_the_model_when_another_saw_all_trainers_leave()
 const CHECKPOINTS: &str = "checkpoint: {volumeClaim: {size: 1Gi}}\nrunPolicy: {serverDrainSeconds: 20}\n";
 
 #[test]
-fn a_server_0_that_is_lost_before_it_told_the_model_comes_back_to_write_it() {
+fn a_server_0_that_is_lost_before_it_reported_the_model_comes_back_to_write_it() {
     type Loss = fn(&mut Cluster);
     let losses: [(&str, Loss); 4] = [
         ("with its node", |cluster| {
@@ -383,7 +383,7 @@ fn a_pod_whose_node_is_lost_is_deleted_by_force() {
     let mut cluster = running("");
     cluster.edit("trainer-0", |pod| pod.deleted(30));
     cluster.reconcile();
-    assert_eq!(cluster.requeue, Some(SignedDuration::from_secs(60)), "30 s of grace, 30 s of patience");
+    assert_eq!(cluster.requeue, Some(SignedDuration::from_secs(60)), "30 s of grace, and 30 s more");
     cluster.pass(60);
     let decision = cluster.reconcile();
     assert_eq!(decision.delete.len(), 1);
@@ -446,7 +446,7 @@ fn a_job_whose_server_finds_no_node_for_an_hour_waits_and_counts_nothing() {
         assert!(!cluster.phase().is_final(), "after {minute} min: {}", cluster.message(ConditionType::Failed));
         assert_eq!(cluster.status.restarts_counted, 0, "after {minute} min");
     }
-    assert_eq!(cluster.status.last_failure, None, "nobody is to blame");
+    assert_eq!(cluster.status.last_failure, None, "no pod is to blame");
     assert!(cluster.incarnation("trainer-0") > 10, "they were started again");
     cluster.run_all();
     cluster.pass(60);

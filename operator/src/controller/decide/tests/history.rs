@@ -27,7 +27,7 @@ enum Happening {
     ScaleTwice(u32, u32),
     Pass(i64),
     Reconcile,
-    /// Server 0 tells its step.
+    /// Server 0 reports its step.
     Report(u64),
     /// The scheduler finds no node for a pod.
     Unschedulable(usize),

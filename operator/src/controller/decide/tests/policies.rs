@@ -202,7 +202,7 @@ fn long_pending_pods_free_what_the_others_hold_and_try_again() {
     assert_eq!(cluster.phase(), Phase::Running);
 }
 
-/// Server 0 tells a step at this moment.
+/// Server 0 reports a step at this moment.
 fn report(cluster: &mut Cluster, step: u64) {
     let at = Some(cluster.now);
     cluster.observed.progress = Some(ProgressReport { step, total_steps: 100, at, ..ProgressReport::default() });
@@ -217,7 +217,7 @@ fn certificates_are_renewed_before_they_end_from_a_checkpoint_else_when_a_pod_mu
     for (spec, due) in [("checkpoint: {existingClaim: c}", YEAR - MONTH), ("", YEAR)] {
         let mut cluster = running(spec);
         let first = certificates(&cluster);
-        let expire = cluster.status.certificates_expire.clone().expect("told");
+        let expire = cluster.status.certificates_expire.clone().expect("reported");
         assert_eq!(expire.0, at(YEAR), "{spec}");
         assert_eq!(cluster.requeue, Some(SignedDuration::from_secs(due)), "{spec}: looked at again then");
         cluster.pass(due - 1);
@@ -237,7 +237,7 @@ fn certificates_are_renewed_before_they_end_from_a_checkpoint_else_when_a_pod_mu
         assert_eq!(cluster.phase(), Phase::Running, "{spec}");
         assert_eq!(cluster.status.certificates_expire.as_ref().map(|end| end.0), Some(at(due + YEAR)), "{spec}");
         assert_eq!(cluster.status.restarts_counted, 0, "{spec}");
-        assert!(cluster.events.iter().any(|told| told.contains("certificates end at")), "{:?}", cluster.events);
+        assert!(cluster.events.iter().any(|event| event.contains("certificates end at")), "{:?}", cluster.events);
     }
     assert_eq!(running("network: {mutualTLS: false}").requeue, None, "nothing to renew");
 }
@@ -277,7 +277,7 @@ fn a_hung_job_is_stalled_then_started_again_then_failed() {
 #[test]
 fn silence_of_server_0_and_a_new_step_are_no_stall() {
     let stepped = |cluster: &Cluster| {
-        let progress = cluster.status.progress.clone().expect("told");
+        let progress = cluster.status.progress.clone().expect("reported");
         progress.last_step_time.expect("kept where a deadline needs it").0
     };
     let mut cluster = running("runPolicy: {progressDeadlineSeconds: 60}");
@@ -285,7 +285,7 @@ fn silence_of_server_0_and_a_new_step_are_no_stall() {
     let first = stepped(&cluster);
     cluster.pass(90);
     cluster.reconcile();
-    assert_eq!(cluster.phase(), Phase::Running, "the report is old: nobody knows what happens there");
+    assert_eq!(cluster.phase(), Phase::Running, "the report is old: it is not known what happens there");
     report(&mut cluster, 8);
     assert_eq!(cluster.phase(), Phase::Running);
     assert_eq!(stepped(&cluster).duration_since(first).as_secs(), 90);
@@ -370,7 +370,7 @@ fn a_pod_on_a_silent_node_is_replaced_after_a_while_without_counting() {
 }
 
 #[test]
-fn a_lost_node_is_told_and_rules_can_match_it() {
+fn a_lost_node_is_reported_and_rules_can_match_it() {
     let mut cluster = running("");
     cluster.edit("trainer-0", |pod| pod.on_lost_node(at(0)));
     cluster.pass(30);
@@ -398,7 +398,7 @@ fn a_job_whose_copies_lie_on_one_node_says_so_once() {
     let many = "checkpoint: {volumeClaim: {size: 1Gi, accessMode: ReadWriteMany}}";
     for (copies, claim, warned) in [(2, once, 1), (1, once, 0), (2, many, 0)] {
         let cluster = running(&format!("ps: {{replicas: 2, replicationFactor: {copies}}}\n{claim}"));
-        let told = cluster.events.iter().filter(|event| event.starts_with("ServersShareNode: all servers")).count();
-        assert_eq!(told, warned, "{copies} copies, {claim}");
+        let events = cluster.events.iter().filter(|event| event.starts_with("ServersShareNode: all servers")).count();
+        assert_eq!(events, warned, "{copies} copies, {claim}");
     }
 }
