@@ -155,7 +155,7 @@ impl Layout {
         block % self.servers as u32
     }
 
-    /// Which of `lanes` connections to its server a block travels over: those of a server take turns, so that the bytes
+    /// Which of `lanes` connections to its server a block travels over: those of a server alternate, so that the bytes
     /// of two connections differ by a block at most, and neighbours, which are sent one after the other, by different
     /// ones.
     #[must_use]

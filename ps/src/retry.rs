@@ -11,7 +11,7 @@ use tokio::time::Instant;
 pub const WITHOUT_LIMIT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// How often the log names what a process waits for.
-pub const TOLD_EVERY: Duration = Duration::from_secs(30);
+pub const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
 /// When an operation is attempted again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -200,7 +200,7 @@ impl Credentials {
     }
 }
 
-/// Returns where a connection comes from, as far as it tells.
+/// Returns where a connection comes from, as far as it is known.
 pub(crate) fn address<S: Connected>(stream: &S) -> Option<SocketAddr> {
     let info = stream.connect_info();
     (&info as &dyn Any).downcast_ref::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr)

@@ -161,8 +161,8 @@ mod tests {
             (training.consistency.mode, training.staleness.momentum) = (mode, place);
             (training.optimizer.kind, training.optimizer.momentum) = (kind, momentum);
             let rules = TrainingRules::new(&training, 4, &[]);
-            let told = rules.trainer_momentum.map(|told| told.momentum);
-            assert_eq!(told, per_trainer.then_some(momentum), "{mode:?} {kind:?} {momentum} {place:?}");
+            let sent = rules.trainer_momentum.map(|rule| rule.momentum);
+            assert_eq!(sent, per_trainer.then_some(momentum), "{mode:?} {kind:?} {momentum} {place:?}");
             // Rows have their momentum at the servers.
             let slots = (rules.optimizer.slots() == 0, rules.rows_optimizer.slots() == 0);
             assert_eq!(slots, (per_trainer || momentum == 0.0, momentum == 0.0), "{mode:?} {kind:?}");

@@ -119,7 +119,7 @@ impl BatchAssigner {
     }
 
     /// Records, outside a request, how many of its assigned batches a trainer has done.
-    pub fn tell(&mut self, trainer: u32, process: (u32, u64), done: u64) {
+    pub fn record_done(&mut self, trainer: u32, process: (u32, u64), done: u64) {
         if let Some(held) = self.held.get_mut(&trainer).filter(|held| held.process == process) {
             held.settle(done);
         }
@@ -213,7 +213,7 @@ mod tests {
 
     fn assigner(total: u64) -> BatchAssigner {
         let mut assigner = BatchAssigner::default();
-        assigner.expect(total).expect("the first to tell");
+        assigner.expect(total).expect("the first to report");
         assigner
     }
 
@@ -241,8 +241,8 @@ mod tests {
         let mut assigner = assigner(20);
         assert_eq!(assigner.ask(question(0, 0, 0), 1, true), Assignment::Batches(0..8));
         assert_eq!(assigner.ask(question(0, 8, 5), 1, true), Assignment::Batches(8..14));
-        assigner.tell(0, (0, 0), 14); // Another process.
-        assigner.tell(0, (0, 1), 6);
+        assigner.record_done(0, (0, 0), 14); // Another process.
+        assigner.record_done(0, (0, 1), 6);
         assigner.give_back(0);
         assert_eq!(assigner.position(), Position { next: 14, open: vec![6..8, 8..14] });
         for (assigned, want) in [(0, 6..8), (2, 8..14), (8, 14..17), (11, 17..18), (12, 18..19), (13, 19..20)] {
@@ -310,8 +310,8 @@ mod tests {
         fn every_batch_is_done((total, acts) in (0_u64..120, acts())) {
             let mut assigner = assigner(total);
             let mut readers: Vec<Reader> = (0..3).map(|_| Reader::default()).collect();
-            let (mut done, mut untold, mut twice) = (BTreeSet::new(), Vec::new(), BTreeSet::new());
-            let mut told = [0_u64; 3];
+            let (mut done, mut unreported, mut twice) = (BTreeSet::new(), Vec::new(), BTreeSet::new());
+            let mut reported = [0_u64; 3];
             let finish = (0..3).flat_map(|trainer| {
                 (0..200).flat_map(move |_| [Act::Ask(trainer, false)].into_iter().chain((0..8).map(move |_| Act::Work(trainer))))
             });
@@ -320,7 +320,7 @@ mod tests {
                     Act::Ask(trainer, lost) => {
                         let reader = &mut readers[trainer as usize];
                         let Reader { process, assigned, done, .. } = *reader;
-                        told[trainer as usize] = done;
+                        reported[trainer as usize] = done;
                         let deal = assigner.ask(AssignmentRequest { trainer, process, assigned, done }, 2, true);
                         if let (Assignment::Batches(batches), false) = (deal, lost) {
                             prop_assert!(!batches.is_empty() && batches.end <= total);
@@ -335,24 +335,24 @@ mod tests {
                         if !done.insert(batch) {
                             twice.insert(batch);
                         }
-                        untold.push((trainer, reader.process, reader.done, batch));
+                        unreported.push((trainer, reader.process, reader.done, batch));
                     }
                     Act::Go(trainer) => {
                         assigner.give_back(trainer);
                         let reader = &mut readers[trainer as usize];
                         let process = (reader.process.0 + 1, 0);
                         *reader = Reader { process, ..Reader::default() };
-                        told[trainer as usize] = 0;
+                        reported[trainer as usize] = 0;
                     }
                 }
-                untold.retain(|(trainer, process, number, _)| {
-                    *process != readers[*trainer as usize].process || *number > told[*trainer as usize]
+                unreported.retain(|(trainer, process, number, _)| {
+                    *process != readers[*trainer as usize].process || *number > reported[*trainer as usize]
                 });
                 prop_assert!(assigner.done() <= done.len() as u64);
             }
             prop_assert_eq!(done.len() as u64, total);
             prop_assert_eq!(assigner.done(), total);
-            let excused: BTreeSet<u64> = untold.into_iter().map(|(.., batch)| batch).collect();
+            let excused: BTreeSet<u64> = unreported.into_iter().map(|(.., batch)| batch).collect();
             prop_assert!(twice.is_subset(&excused), "{:?} were done twice, only {:?} may", twice, excused);
         }
     }

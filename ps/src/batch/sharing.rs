@@ -163,25 +163,25 @@ mod tests {
         sharing: Sharing,
         costs: Vec<(f64, f64)>,
         work: Vec<Work>,
-        told: Vec<Option<Share>>,
+        received: Vec<Option<Share>>,
         step: u64,
     }
 
     impl Job {
         fn new(costs: &[(f64, f64)]) -> Self {
             let sharing = Sharing::new(costs.len() as u32, BOUNDS);
-            let (work, told) = (vec![Work::default(); costs.len()], vec![None; costs.len()]);
-            Self { sharing, costs: costs.to_vec(), work, told, step: 0 }
+            let (work, received) = (vec![Work::default(); costs.len()], vec![None; costs.len()]);
+            Self { sharing, costs: costs.to_vec(), work, received, step: 0 }
         }
 
         /// Does a step; what each trainer takes for it.
         fn step(&mut self) -> Vec<f64> {
             let mut took = Vec::new();
             for (index, (fixed, each)) in self.costs.clone().into_iter().enumerate() {
-                if self.told[index].is_none_or(|share| share.until <= self.step) {
-                    self.told[index] = Some(self.sharing.ask(index as u32, 0, self.work[index], self.step));
+                if self.received[index].is_none_or(|share| share.until <= self.step) {
+                    self.received[index] = Some(self.sharing.ask(index as u32, 0, self.work[index], self.step));
                 }
-                let examples = self.told[index].expect("told").examples;
+                let examples = self.received[index].expect("received").examples;
                 let seconds = fixed + each * f64::from(examples);
                 self.work[index].examples += u64::from(examples);
                 self.work[index].busy += Duration::from_secs_f64(seconds);
@@ -192,7 +192,7 @@ mod tests {
         }
 
         fn shares(&self) -> Vec<u32> {
-            self.told.iter().map(|share| share.expect("told").examples).collect()
+            self.received.iter().map(|share| share.expect("received").examples).collect()
         }
     }
 
@@ -259,7 +259,7 @@ mod tests {
         ) {
             let mut sharing = Sharing::new(3, BOUNDS);
             let (mut at, mut work) = ([0_u64; 3], [Work::default(); 3]);
-            let mut told: BTreeMap<u64, BTreeMap<u32, Share>> = BTreeMap::new();
+            let mut received: BTreeMap<u64, BTreeMap<u32, Share>> = BTreeMap::new();
             for (trainer, examples, ms) in asks {
                 let place = trainer as usize;
                 work[place].examples += examples;
@@ -267,11 +267,11 @@ mod tests {
                 let share = sharing.ask(trainer, 0, work[place], at[place]);
                 prop_assert!(share.until > at[place]);
                 for step in at[place]..share.until {
-                    told.entry(step).or_default().insert(trainer, share);
+                    received.entry(step).or_default().insert(trainer, share);
                 }
                 at[place] = share.until;
             }
-            for (step, shares) in told.iter().filter(|(_, shares)| shares.len() == 3) {
+            for (step, shares) in received.iter().filter(|(_, shares)| shares.len() == 3) {
                 let mut next = 0;
                 for share in shares.values() {
                     prop_assert_eq!(share.offset, next, "step {}", step);

@@ -125,7 +125,7 @@ impl Store {
         sender.send(command).await.map_err(|_| ended())
     }
 
-    /// Tells a block that a trainer joins its rounds from `step` on.
+    /// Notifies a block that a trainer joins its rounds from `step` on.
     pub async fn join_round(&self, peer: &Peer, block: u32, step: u64) -> Result<(), Status> {
         self.owned(block)?.send(Command::JoinRound(peer.clone(), step)).await.map_err(|_| ended())
     }
@@ -160,7 +160,7 @@ impl Store {
     /// Changes the role of this server in the replication of `shard`.
     pub async fn set_role(&self, shard: u32, role: ReplicaRole) {
         for block in self.shard(shard) {
-            self.tell(block, Command::SetRole(role)).await;
+            self.send(block, Command::SetRole(role)).await;
         }
     }
 
@@ -170,9 +170,9 @@ impl Store {
         attached.ok_or_else(|| Status::unavailable(format!("block {block} is not led here; follow again")))
     }
 
-    /// Tells a block that its backup has `version`.
+    /// Notifies a block that its backup has `version`.
     pub async fn acknowledged(&self, block: u32, version: u64) {
-        self.tell(block, Command::Acknowledged(version)).await;
+        self.send(block, Command::Acknowledged(version)).await;
     }
 
     /// Applies a message of the primary on a backup. Acknowledgements go to `primary`.
@@ -191,7 +191,7 @@ impl Store {
         sender.send(Command::ApplyUpdate(update, primary.clone())).await.map_err(|_| ended())
     }
 
-    async fn tell(&self, block: u32, command: Command) {
+    async fn send(&self, block: u32, command: Command) {
         if let Ok(sender) = self.owned(block) {
             // A block that has ended needs no command.
             drop(sender.send(command).await);
@@ -260,7 +260,7 @@ impl Store {
         Some(Progress { version, step })
     }
 
-    /// Tells every block that a trainer has finished or left.
+    /// Notifies every block that a trainer has finished or left.
     pub async fn finish(&self, trainer: u32) {
         for sender in self.blocks.values() {
             // A block that has ended waits for no trainer.

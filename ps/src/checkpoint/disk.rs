@@ -48,7 +48,7 @@ pub trait Files: Send + Sync {
     fn modified(&self, path: &Path) -> io::Result<SystemTime>;
     /// Returns the time that a file would get that is written now. It may jump, in either direction.
     fn now(&self) -> SystemTime;
-    /// Does `work` where waiting for the disk delays no task, to the end even if nobody waits for it any more.
+    /// Does `work` where waiting for the disk delays no task, to the end even if no caller waits for it any more.
     fn carry_out(&self, work: Work) -> Working;
 }
 
@@ -81,7 +81,7 @@ impl Disk {
     /// depend on it.
     pub(crate) async fn work<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         let (done, result) = oneshot::channel();
-        // Nobody may wait for the result any more.
+        // The caller may have stopped waiting for the result.
         self.carry_out(Box::new(move || drop(done.send(work())))).await;
         result.await.expect("disk work does not panic and is not cancelled")
     }

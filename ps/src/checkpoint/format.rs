@@ -275,7 +275,7 @@ impl PartPlan {
         }
         let plan = Self::new(&description)?;
         if plan.header[PREFIX..] != *json {
-            return Err(HeaderError::new("its tensors are not those that its description tells"));
+            return Err(HeaderError::new("its tensors are not those of its description"));
         }
         Ok((description, plan))
     }

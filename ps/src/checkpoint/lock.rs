@@ -24,7 +24,7 @@ pub struct Lock {
     pub uid: String,
     /// Drawn at random by the process that holds it.
     pub holder: u64,
-    /// Incarnation of that process; 0 where nobody counts them.
+    /// Incarnation of that process; 0 where no process counts them.
     #[serde(default)]
     pub incarnation: u32,
     /// Grows with each renewal.
@@ -81,7 +81,7 @@ impl LockFile {
         Self { folder: folder.into() }
     }
 
-    /// Reads the lock, `None` if there is none. A file that is no lock counts as none: nobody renews it.
+    /// Reads the lock, `None` if there is none. A file that is no lock counts as none: no process renews it.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -270,6 +270,6 @@ mod tests {
         file.release(&lock("a", 1, 0)).expect("removes");
         assert_eq!(file.read().expect("reads"), None);
         std::fs::write(folder.path().join("new").join(LOCK), "{").expect("writes");
-        assert_eq!(file.read().expect("reads"), None, "nobody renews what is no lock");
+        assert_eq!(file.read().expect("reads"), None, "no process renews what is no lock");
     }
 }

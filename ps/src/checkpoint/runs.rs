@@ -82,7 +82,7 @@ pub fn choose(runs: &[RunRecord], job: &JobIdentity) -> RunChoice {
     newest.filter(|_| !anew).map_or(RunChoice::Begin, RunChoice::GoOn)
 }
 
-/// Returns the run that a server takes for that of its job before server 0 has told it the run. Jobs started by hand share
+/// Returns the run that a server takes for that of its job before server 0 has sent it the run. Jobs started by hand share
 /// one id, so that their newest run may be that of a job before: only server 0, which chooses the run, takes it.
 #[must_use]
 pub fn presumed(runs: &[RunRecord], job: &JobIdentity, server: u32) -> Option<u32> {
@@ -407,8 +407,7 @@ impl Runs {
             Ok(record) if record.run == run && record.format == FORMAT => Ok(Some(record)),
             Ok(record) => {
                 let (found, format) = (record.run, record.format);
-                let problem =
-                    format!("it tells of run {found} in format {format}, not of run {run} in format {FORMAT}");
+                let problem = format!("it describes run {found} in format {format}, not run {run} in format {FORMAT}");
                 Err(RunsError::Damaged { file, problem })
             }
             Err(error) => Err(RunsError::Damaged { file, problem: error.to_string() }),

@@ -93,11 +93,11 @@ impl PartWriter {
     ///
     /// # Panics
     /// If there are more blocks than the part has, or the state has not the lengths that the
-    /// description tells.
+    /// description gives.
     pub fn put(&mut self, state: &BlockState) -> Result<(), WriteError> {
         let Self { plan, target, tables, scratch, .. } = self;
         let position = tables.versions.len();
-        assert!(plan.fits(position, state), "block {} is as the description tells", plan.blocks()[position]);
+        assert!(plan.fits(position, state), "block {} matches the description", plan.blocks()[position]);
         let previous = Some(&state.previous).filter(|previous| !previous.is_empty());
         for (column, values) in std::iter::once(&state.values).chain(&state.slots).chain(previous).enumerate() {
             scratch.resize(values.len() * 4, 0);
@@ -151,7 +151,7 @@ pub fn commit(folder: impl Into<Folder>, manifest: &Manifest) -> Result<(), Writ
     put_file(&folder.into(), MANIFEST, &json)
 }
 
-/// Takes back a [`commit`] that failed: its manifest may be there although nobody was told so.
+/// Takes back a [`commit`] that failed: its manifest may be there although no process was notified.
 ///
 /// # Errors
 /// If there is a manifest that cannot be removed.

@@ -125,7 +125,7 @@ impl Attendance {
         self.say(config, finished, concluded, String::new()).await
     }
 
-    /// Tells every server that this trainer ends with an error of its own, and which. One that does not answer soon hears
+    /// Reports to every server that this trainer ends with an error of its own, and which. One that does not answer soon hears
     /// nothing: it will miss the heartbeats.
     pub async fn fail(self, config: &SessionConfig, failure: String) {
         if let Err(error) = self.say(config, false, false, failure).await {
@@ -163,7 +163,7 @@ impl Attendance {
             let Some((reason, seconds)) = unheard else { continue };
             let address = config.servers[server as usize].clone();
             if config.replication_factor > 1 {
-                // The servers that are left tell it when it comes back.
+                // The servers that are left notify it when it comes back.
                 tracing::warn!(%address, reason, "server {server} does not hear that this trainer leaves");
             } else {
                 outcome = Err(ClientError::Unreachable { address, seconds, reason });

@@ -75,7 +75,7 @@ impl Ballots {
     }
 
     /// Records that `leader` lets this trainer in for `shard`. Servers refuse to lead what lacks updates that a trainer was
-    /// given in the same epoch, by what [`Ballots::followed`] tells them.
+    /// given in the same epoch, by what [`Ballots::followed`] reports to them.
     pub fn follow(&mut self, shard: u32, leader: Leader) {
         self.ballots.entry(shard).or_default().followed = leader;
     }
@@ -97,7 +97,7 @@ impl Ballots {
 }
 
 impl Vote {
-    /// Returns whether `other`, the other holder, shows that the vote elects nobody any more: its copy contains the
+    /// Returns whether `other`, the other holder, shows that the vote elects no candidate any more: its copy contains the
     /// updates of that term, or it has heard that the candidacy ended.
     fn is_void_by(&self, other: &ShardHolder) -> bool {
         let withdrawn = other.withdrawn_instance == self.instance && other.withdrawn_term >= self.term;

@@ -90,7 +90,7 @@ impl SessionConfig {
         }
     }
 
-    /// How long a trainer waits for a server unless it is told otherwise: without limit where somebody starts servers
+    /// How long a trainer waits for a server unless it is configured otherwise: without limit where somebody starts servers
     /// again (`supervised`), 2 minutes where a person has to notice that one is away.
     #[must_use]
     pub const fn waiting_time(supervised: bool) -> Duration {

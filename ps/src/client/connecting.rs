@@ -13,7 +13,7 @@ use super::error::{ClientError, is_of_another_job, is_retryable};
 use crate::network::Network;
 use crate::proto;
 use crate::proto::coordination_client::CoordinationClient;
-use crate::retry::{self, Schedule, Stopped, TOLD_EVERY, retry};
+use crate::retry::{self, LOG_INTERVAL, Schedule, Stopped, retry};
 use crate::wire::MAX_FRAME;
 
 /// Pause before the second attempt; it doubles up to [`LONGEST_PAUSE`].
@@ -56,7 +56,7 @@ pub(super) async fn persist<T, A: Future<Output = Result<T, Failure>>>(
     let log = |reason: &String, elapsed: Duration| {
         if elapsed >= due {
             tracing::info!(%address, %reason, seconds = elapsed.as_secs(), "waiting for server {server}");
-            due = if due == QUIET { TOLD_EVERY } else { elapsed + TOLD_EVERY };
+            due = if due == QUIET { LOG_INTERVAL } else { elapsed + LOG_INTERVAL };
         }
     };
     let schedule = schedule(config, server).within(config.connect_timeout);
@@ -244,7 +244,7 @@ pub(super) fn is_refused(status: &Status) -> bool {
     false
 }
 
-/// Words of causes that do not tell what to do, and what that is.
+/// Words of causes that do not say what to do, and what that is.
 const HINTS: [(&str, &str); 4] = [
     (
         "frame with invalid size",
@@ -268,7 +268,7 @@ const HINTS: [(&str, &str); 4] = [
     ),
 ];
 
-/// Returns the cause of a failed attempt, and what to do about it where the cause alone does not tell.
+/// Returns the cause of a failed attempt, and what to do about it where the cause alone does not say it.
 pub(super) fn reason(status: &Status) -> String {
     let mut text = status.message().to_owned();
     let mut source = std::error::Error::source(status);

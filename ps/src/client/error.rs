@@ -4,7 +4,7 @@ use tonic::Status;
 
 use crate::layout::LayoutError;
 
-/// First words of the refusal by a server of another job, `Refusal::OtherJob`. Its status code does not tell it from the
+/// First words of the refusal by a server of another job, `Refusal::OtherJob`. Its status code does not distinguish it from the
 /// refusal of a trainer that was replaced.
 const OTHER_JOB: &str = "this server belongs to another job than ";
 
@@ -93,7 +93,7 @@ pub enum ClientError {
         source: std::io::Error,
     },
     /// [`SessionConfig::interrupt`] was set.
-    #[error("told to stop while waiting for the servers")]
+    #[error("asked to stop while waiting for the servers")]
     Interrupted,
     /// No thread or runtime could be had.
     #[error("cannot start the network thread; raise the process limits of this machine")]
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_of_another_job_is_told_from_a_successor() {
+    fn a_server_of_another_job_is_distinguished_from_a_successor() {
         let other = "this server belongs to another job than job-2, the trainer's; check the address and start both from \
                      one job";
         let rows = [

@@ -1,6 +1,6 @@
 //! The step that a trainer goes on with when it has come to its servers.
 
-/// The step, from the next steps that the servers tell.
+/// The step, from the next steps that the servers report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FirstStep {
     pub step: u64,

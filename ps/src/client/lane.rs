@@ -38,7 +38,7 @@ pub struct Name {
     pub server: u32,
     /// Its number among those to the server.
     pub lane: u32,
-    /// Tells it from those that had its place before.
+    /// Distinguishes it from those that had its place before.
     pub generation: u64,
 }
 

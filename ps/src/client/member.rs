@@ -1,5 +1,5 @@
 //! A trainer that exchanges no gradient blocks, because its parameters live elsewhere: it takes part
-//! in the job's life and tells its progress.
+//! in the job's life and reports its progress.
 
 use std::collections::BTreeMap;
 

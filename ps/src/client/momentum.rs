@@ -13,7 +13,7 @@ use crate::proto;
 
 /// The momentum of all blocks. It begins at 0 when a trainer joins or goes back to a checkpoint.
 pub struct Momentum {
-    told: proto::TrainerMomentum,
+    settings: proto::TrainerMomentum,
     stretches: Vec<Stretch>,
     velocity: Vec<f32>,
     /// The step of the newest gradient of each block that `velocity` contains.
@@ -23,9 +23,9 @@ pub struct Momentum {
 impl Momentum {
     /// Creates the momentum of a model's `tensors`.
     #[must_use]
-    pub fn new(told: proto::TrainerMomentum, tensors: &[TensorSpec], layout: &Layout) -> Self {
+    pub fn new(settings: proto::TrainerMomentum, tensors: &[TensorSpec], layout: &Layout) -> Self {
         let (velocity, newest) = (vec![0.0; layout.elements()], vec![None; layout.blocks() as usize]);
-        Self { told, stretches: stretches(tensors), velocity, newest }
+        Self { settings, stretches: stretches(tensors), velocity, newest }
     }
 
     /// Turns the gradient of a block, at `range` of the flat space, into what is sent; once, although a broken stream may make it
@@ -37,9 +37,9 @@ impl Momentum {
         }
         for Stretch { range: part, group } in within(&self.stretches, &range) {
             let part = range.start + part.start..range.start + part.end;
-            let decay = group.weight_decay.unwrap_or(self.told.weight_decay) as f32;
+            let decay = group.weight_decay.unwrap_or(self.settings.weight_decay) as f32;
             let (gradient, velocity) = (&mut gradients[part.clone()], &mut self.velocity[part.clone()]);
-            look_ahead(gradient, velocity, &parameters[part], self.told.momentum as f32, decay);
+            look_ahead(gradient, velocity, &parameters[part], self.settings.momentum as f32, decay);
         }
     }
 }
@@ -64,8 +64,8 @@ mod tests {
     fn a_gradient_counts_once_with_the_decay_of_its_group_and_never_with_nan() {
         let tensors = [tensor("a", None), tensor("b", Some(0.25))];
         let layout = Layout::new(&tensors, 1).expect("fits");
-        let told = proto::TrainerMomentum { momentum: 0.5, weight_decay: 0.5 };
-        let mut momentum = Momentum::new(told, &tensors, &layout);
+        let settings = proto::TrainerMomentum { momentum: 0.5, weight_decay: 0.5 };
+        let mut momentum = Momentum::new(settings, &tensors, &layout);
         // g + decay w is 1.5 in both tensors; the velocity is that; u = g + m v.
         let sent = add(&mut momentum, 0, [1.0; 4]);
         assert_eq!(sent, [2.25; 4]);

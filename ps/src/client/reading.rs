@@ -14,7 +14,7 @@ use crate::proto;
 use crate::wire::{Buffers, call, codec_number, frame};
 
 /// One server's blocks take no longer.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Where a job's parameters are read.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl Reading {
             for holder in holders(shard, self.servers.len() as u32, self.copies) {
                 let reading = self.read_shard(network, holder, shard, layout, values);
                 let late = |_| Err(Status::deadline_exceeded(format!("server {holder} did not answer in time")));
-                outcome = tokio::time::timeout(PATIENCE, reading).await.unwrap_or_else(late);
+                outcome = tokio::time::timeout(TIMEOUT, reading).await.unwrap_or_else(late);
                 if outcome.is_ok() {
                     break;
                 }

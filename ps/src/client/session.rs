@@ -34,7 +34,7 @@ const INTERRUPTIBLE: Duration = Duration::from_millis(100);
 /// How long a trainer of an elastic job that must stop waits for the others to end the step that it has given to.
 const LAST_STEP: Duration = Duration::from_secs(5);
 
-/// How long server 0 may take to tell a trainer's share of the examples.
+/// How long server 0 may take to send a trainer its share of the examples.
 const SHARE: Duration = Duration::from_secs(2);
 
 /// A trainer's place in its job. Holds the flat parameters and gradients; their memory does not

@@ -76,7 +76,7 @@ impl Route {
 }
 
 impl AsyncTables {
-    /// Tells every server the job's tables, which must be the same for all trainers. Dense layers are trained by the
+    /// Sends every server the job's tables, which must be the same for all trainers. Dense layers are trained by the
     /// trainers themselves ([`Layers`](super::Layers)).
     ///
     /// # Errors

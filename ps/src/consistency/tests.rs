@@ -97,7 +97,7 @@ fn a_bounded_trainer_waits_for_the_slowest() {
     assert_eq!(rule.offer(0, 3, false), Verdict::Apply);
     assert!(!rule.may_go_on(3));
     rule.finish(1);
-    assert!(rule.may_go_on(3), "nobody is slower any more");
+    assert!(rule.may_go_on(3), "no trainer is slower any more");
 }
 
 /// After servers have gone back, one of them may have later steps of a trainer than another: to wait for others until
@@ -141,7 +141,7 @@ proptest! {
             match rule.offer(trainer, step, stale) {
                 Verdict::Apply | Verdict::Hold | Verdict::Drop => prop_assert!(taken.insert((trainer, step))),
                 Verdict::Answer | Verdict::Join => prop_assert!(step < before),
-                Verdict::Late => prop_assert!(false, "nobody is late in a job that is not elastic"),
+                Verdict::Late => prop_assert!(false, "no trainer is late in a job that is not elastic"),
             }
             prop_assert!(rule.next_step(trainer) >= before);
             prop_assert!(rule.settled(trainer) <= rule.next_step(trainer));

@@ -18,7 +18,7 @@ pub enum ServerError {
     /// No trainer has been active for too long.
     #[error("gave up: {0}; see their logs, then start the job again")]
     Abandoned(String),
-    /// A trainer has ended with an error, and nobody starts it again.
+    /// A trainer has ended with an error, and no process starts it again.
     #[error("{0}; start the job again when that is solved")]
     TrainerFailed(String),
     /// The checkpoint folder holds another job's state.

@@ -241,8 +241,8 @@ mod tests {
         let environment = Environment::new("mnist", "job-1", vec!["ps-0:29500".into()], 1, Training::default());
         let state = ServerState::new(ServerConfig { shared_memory: false, ..ServerConfig::new(&environment) });
         state.owners.spawn(Owned::Block(7), async { panic!("a slot is missing") });
-        let nobody = tokio_stream::pending::<io::Result<DuplexStream>>();
-        let ended = run_state(nobody, &state, Parts::default(), std::future::pending());
+        let no_connections = tokio_stream::pending::<io::Result<DuplexStream>>();
+        let ended = run_state(no_connections, &state, Parts::default(), std::future::pending());
         let ended = tokio::time::timeout(Duration::from_secs(30), ended).await.expect("it does not stay");
         let sentence = ended.expect_err("it has lost a block").to_string();
         assert!(

@@ -89,8 +89,8 @@ fn offer_for(lifetime: Duration) -> io::Result<Arc<Offer>> {
                 Err(error) => tracing::debug!(%error, "a shared memory handshake failed; that trainer uses TCP"),
             }
             // While a mapping waits the thread looks again, also when no trainer comes.
-            let patience = offer.expire(lifetime, Instant::now()).then_some(lifetime / 2);
-            if let Err(error) = set_socket_timeout(&listener, Timeout::Recv, patience) {
+            let timeout = offer.expire(lifetime, Instant::now()).then_some(lifetime / 2);
+            if let Err(error) = set_socket_timeout(&listener, Timeout::Recv, timeout) {
                 tracing::debug!(%error, "cannot set how long to wait for trainers of this host");
             }
         }
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn a_socket_that_is_not_there_is_an_error() {
         let mapping = Mapping::new(1).expect("a memory file");
-        assert!(accept("psjobs-nobody", &mapping).is_err());
+        assert!(accept("psjobs-absent", &mapping).is_err());
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! A memory file that holds `[gradients | parameters]`, both flat f32 of the same length, mapped
 //! by the trainer and by each server of its host. The one module of this crate with raw memory.
 //!
-//! The two sides take turns: the trainer writes gradients and reads parameters until it sends a
+//! The two sides alternate: the trainer writes gradients and reads parameters until it sends a
 //! step's frames, the server reads those gradients and writes those parameters until it answers.
 //! Every bit pattern is a valid f32, and no length or index is ever read from the memory, so a
-//! trainer that breaks the turns spoils its own numbers and nothing else.
+//! trainer that breaks this order spoils its own numbers and nothing else.
 #![allow(unsafe_code)]
 
 use std::io;

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn other_tables_are_told_with_both_sides() {
+    fn other_tables_are_reported_with_both_sides() {
         let table = |name: &str, width| TableSpec::new(name, width, 0.1);
         let job = [table("user", 16), table("item", 16)];
         assert_eq!(TableSpec::difference(&job, &job), None);

@@ -84,7 +84,7 @@ pub async fn own(mut owner: Owner, mut commands: mpsc::Receiver<Command>, counts
     let mut ticks = tokio::time::interval(LOOK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let watches = owner.shard.watches_time();
-    let mut told = vec![Holding::default(); owner.shard.holdings().count()];
+    let mut counted = vec![Holding::default(); owner.shard.holdings().count()];
     loop {
         let released = tokio::select! {
             biased;
@@ -102,7 +102,7 @@ pub async fn own(mut owner: Owner, mut commands: mpsc::Receiver<Command>, counts
         }
         owner.send_change();
         owner.answer(released);
-        for ((table, now), before) in (0..).zip(owner.shard.holdings()).zip(&mut told) {
+        for ((table, now), before) in (0..).zip(owner.shard.holdings()).zip(&mut counted) {
             counts.holds(table, *before, now);
             *before = now;
         }
@@ -156,7 +156,7 @@ impl Owner {
         let shard = &mut self.shard;
         // A caller that has gone away no longer wants its answer: failed sends are fine.
         match command {
-            // Dropping the reply tells the trainer to look for the primary.
+            // Dropping the reply makes the trainer look for the primary.
             Command::Pull { .. } | Command::Push { .. } if self.role == ReplicaRole::Backup => Vec::new(),
             Command::Pull { trainer, table, keys, reply } => {
                 let rows = shard.pull(trainer, table, &keys);

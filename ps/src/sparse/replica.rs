@@ -147,7 +147,7 @@ fn misfit(table: u32) -> Status {
     ))
 }
 
-/// Tells the primary that this server has a part at `version`.
+/// Reports to the primary that this server has a part at `version`.
 pub fn acknowledge(primary: &FrameSender, part: u32, version: u64) {
     let message = proto::RowsAcknowledgement { part, version };
     let message = proto::follow_request::Message::RowsAcknowledgement(message);

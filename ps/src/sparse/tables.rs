@@ -280,7 +280,7 @@ impl Tables {
         self.layer_requests.first()
     }
 
-    /// Tells every task that a trainer has finished.
+    /// Notifies every task that a trainer has finished.
     pub async fn finish(&self, trainer: u32) {
         for shard in &self.shards {
             // A task that has ended waits for no trainer.

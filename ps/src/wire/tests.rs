@@ -138,7 +138,7 @@ fn small_messages_leave_together_and_in_order() {
 }
 
 #[test]
-fn a_body_that_is_ended_while_it_looks_tells_why() {
+fn a_body_that_is_ended_while_it_looks_reports_why() {
     let (sender, receiver) = mpsc::channel(1);
     let mut sender = Some(sender);
     // Between the look at the end and the look at the channel, another thread ends the body and lets go of it.

@@ -298,7 +298,7 @@ fn a_job_whose_model_cannot_be_written_does_not_succeed() {
 }
 
 #[test]
-fn a_job_whose_last_checkpoint_cannot_be_written_does_not_succeed_and_trainers_are_told() {
+fn a_job_whose_last_checkpoint_cannot_be_written_does_not_succeed_and_trainers_are_notified() {
     for waits in [false, true] {
         let folder = tempfile::tempdir().expect("a folder");
         let job = seldom(folder.path(), 1, UID);

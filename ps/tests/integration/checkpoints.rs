@@ -71,7 +71,7 @@ fn a_stopped_job_goes_on_with_another_number_of_servers() {
         last = trainers.into_iter().map(|trainer| trainer.join().expect("no panic")).next_back().expect("two");
         let results = running.into_iter().map(|server| server.outcome().expect("ends well")).collect::<Vec<_>>();
         // Server 0 speaks for the job.
-        let checkpoint = results[0].checkpoint.clone().expect("server 0 tells the last checkpoint");
+        let checkpoint = results[0].checkpoint.clone().expect("server 0 reports the last checkpoint");
         assert_eq!(
             (checkpoint.step, PathBuf::from(checkpoint.path)),
             (until, Runs::new(folder.path()).catalog(1).path(until).to_path_buf())
@@ -82,7 +82,7 @@ fn a_stopped_job_goes_on_with_another_number_of_servers() {
 }
 
 #[test]
-fn a_server_that_is_told_to_stop_keeps_what_it_has() {
+fn a_server_that_is_asked_to_stop_keeps_what_it_has() {
     let folder = tempfile::tempdir().expect("a folder");
     let job = Job::checkpointed(folder.path(), 2, 1, ConsistencyMode::Async);
     let servers = job.start_all();

@@ -132,7 +132,7 @@ async fn sync_is_bit_equal_over_any_number_of_connections() {
         (&[2], false, 2),
         (&[3], false, 3),
         (&[4], false, 4),
-        // It has six blocks: nobody needs a seventh connection. Shared memory needs one.
+        // It has six blocks: no trainer needs a seventh connection. Shared memory needs one.
         (&[9], false, 6),
         (&[4], true, 1),
         (&[2, 3], false, 5),

@@ -122,12 +122,12 @@ impl Elastic {
     /// A trainer that takes `compute` for each batch.
     fn trainer(&self, index: u32, compute: Duration) -> Trainer {
         let (leave, done) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
-        let (told, count, all) = (leave.clone(), done.clone(), self.done.clone());
+        let (asked, count, all) = (leave.clone(), done.clone(), self.done.clone());
         let config = self.config(index, 0);
         let thread = std::thread::spawn(move || {
             let mut session = Session::join(config, &vec![1.0; elements()])?;
             let mut finished = false;
-            while !told.load(Relaxed) {
+            while !asked.load(Relaxed) {
                 let Some(batch) = session.next_batch()? else {
                     finished = true;
                     break;
@@ -210,7 +210,7 @@ fn what_a_lost_trainer_held_is_read_by_the_others() {
         );
         let (_, done) = job.end();
         assert_eq!(done.len(), 200, "{mode:?}: all batches");
-        assert!(done.values().filter(|times| **times > 1).count() <= 8, "{mode:?}: what it did, and could not tell");
+        assert!(done.values().filter(|times| **times > 1).count() <= 8, "{mode:?}: what it did, and could not report");
     }
 }
 
@@ -317,7 +317,7 @@ fn what_does_not_go_together_is_said() {
 }
 
 #[test]
-fn a_trainer_that_comes_when_the_others_have_finished_is_told_so_at_once() {
+fn a_trainer_that_comes_when_the_others_have_finished_is_notified_at_once() {
     let folder = tempfile::tempdir().expect("a folder");
     let job = Elastic::start(ConsistencyMode::Sync, 4, 1, Some(folder.path().to_owned()));
     let mut session = job.join(0, 0);

@@ -37,12 +37,12 @@ async fn the_parameters_of_all_servers_are_measured_while_a_trainer_goes_on() {
         train(session, 0, 3)
     });
     let (session, parameters) = training.await.expect("no panic");
-    let told = |value| BTreeMap::from([("perplexity".to_owned(), value)]);
+    let perplexity = |value| BTreeMap::from([("perplexity".to_owned(), value)]);
     // Those before were read between the steps.
     loop {
         let Measurement { parameters: found, reply } = measurements.recv().await.expect("the server lives");
         let last = found == parameters;
-        reply.send(told(if last { 7.0 } else { 9.0 })).expect("the server waits for it");
+        reply.send(perplexity(if last { 7.0 } else { 9.0 })).expect("the server waits for it");
         if last {
             break;
         }
@@ -62,11 +62,11 @@ async fn the_parameters_of_all_servers_are_measured_while_a_trainer_goes_on() {
     for server in servers {
         results.push(server.ended.await.expect("no panic").expect("the trainer has left"));
     }
-    assert_eq!((results[0].metrics.clone(), results[1].metrics.clone()), (told(7.0), BTreeMap::new()));
+    assert_eq!((results[0].metrics.clone(), results[1].metrics.clone()), (perplexity(7.0), BTreeMap::new()));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn training_goes_on_when_nobody_measures_any_more() {
+async fn training_goes_on_when_no_process_measures_any_more() {
     let (addresses, servers, mut measurements) = start().await;
     let joining = session_config(0, addresses);
     let training = tokio::task::spawn_blocking(move || {
@@ -99,7 +99,7 @@ async fn a_model_that_is_not_the_evaluated_one_is_refused_with_both_shapes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_of_another_job_reads_the_parameters() {
+async fn no_process_of_another_job_reads_the_parameters() {
     let (addresses, servers, _measurements) = start().await;
     let mut client = ParameterServerClient::connect(format!("http://{}", addresses[0])).await.expect("connects");
     let request = PullRequest { job_uid: "another".into(), ..PullRequest::default() };

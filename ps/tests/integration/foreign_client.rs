@@ -9,7 +9,7 @@ use psjobs_api::training::ConsistencyMode;
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs grpcio: make test-foreign"]
-async fn a_plain_python_client_trains_and_is_told_what_it_does_wrong() {
+async fn a_plain_python_client_trains_and_learns_what_it_does_wrong() {
     let servers = start_all(2, 2, ConsistencyMode::Sync).await;
     let addresses = addresses(&servers);
     tokio::task::spawn_blocking(move || {

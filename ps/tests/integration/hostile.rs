@@ -1,4 +1,4 @@
-//! Trainers that do not behave: each costs the server little memory, is disconnected and told why, and the
+//! Trainers that do not behave: each costs the server little memory, is disconnected and receives the reason, and the
 //! server goes on.
 
 use std::net::{IpAddr, SocketAddr};
@@ -32,7 +32,7 @@ use tower::Service as _;
 /// Longer than anything here takes.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A server that is soon out of patience, a trainer that has joined, and a client to misbehave with.
+/// A server with the timeout `silence`, a trainer that has joined, and a client to misbehave with.
 async fn joined(silence: Duration) -> (Server, Session, ParameterServerClient<Channel>) {
     let mut config = config(0, 1, 2, ConsistencyMode::Async);
     config.timeouts = Timeouts { silence, ..Timeouts::default() };
@@ -226,7 +226,7 @@ impl http_body::Body for Pieces {
     }
 }
 
-/// Streams whose first message tells who the caller is.
+/// Streams whose first message names the caller.
 const FIRST: [&str; 5] = [
     "/psjobs.v1.ParameterServer/Exchange",
     "/psjobs.v1.ParameterServer/Pull",

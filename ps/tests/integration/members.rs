@@ -12,7 +12,7 @@ fn member(trainer: u32, servers: Vec<String>) -> SessionConfig {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_trainer_without_parameters_tells_its_progress_and_ends_the_job() {
+async fn a_trainer_without_parameters_reports_its_progress_and_ends_the_job() {
     let servers = start_all(2, 2, ConsistencyMode::Async).await;
     let addresses = addresses(&servers);
     let trainers: Vec<_> = (0..2)
@@ -58,7 +58,7 @@ async fn trainers_with_and_without_parameters_do_not_mix() {
     tokio::task::spawn_blocking(move || {
         let tensors = session_config(0, address.clone());
         let elements = tensors.tensors.iter().map(|t| t.elements().expect("small")).sum();
-        let session = Session::join(tensors, &vec![0.0; elements]).expect("the first one tells the model");
+        let session = Session::join(tensors, &vec![0.0; elements]).expect("the first one describes the model");
         let error = Member::join(member(1, address)).err().expect("another model").to_string();
         assert!(error.contains("trainer 1 has another model than the job"), "{error}");
         drop(session);

@@ -29,7 +29,7 @@ async fn drop_session(session: Session) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_trainer_that_does_not_belong_is_told_why() {
+async fn a_trainer_that_does_not_belong_learns_why() {
     let servers = start_all(1, 2, ConsistencyMode::Async).await;
     let first = join(session_config(0, addresses(&servers))).await.expect("joins");
     type Change = fn(&mut SessionConfig);
@@ -52,7 +52,7 @@ async fn a_trainer_that_does_not_belong_is_told_why() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_refusal_tells_the_uid_of_the_job() {
+async fn no_refusal_contains_the_uid_of_the_job() {
     let server = start(config(0, 1, 1, ConsistencyMode::Async)).await;
     let endpoint = Channel::from_shared(format!("http://{}", server.address)).expect("an address");
     let channel = endpoint.connect().await.expect("connects");
@@ -87,7 +87,7 @@ async fn a_server_that_is_not_there_is_named() {
     let address = listen().await.local_addr().expect("bound").to_string();
     let mut config = session_config(0, vec![address.clone()]);
     config.connect_timeout = Duration::from_millis(200);
-    let error = join(config).await.err().expect("nobody listens");
+    let error = join(config).await.err().expect("no process listens");
     assert!(error.contains(&address) && error.contains("did not answer"), "{error}");
 }
 

@@ -71,7 +71,7 @@ fn with_checkpoints_only_the_loss_of_both_copies_goes_back_to_one() {
     let kept = wait_for_checkpoint(folder.path(), 0);
     let done: Vec<u64> = running.steps.try_iter().collect();
     let furthest = done.iter().copied().max().unwrap_or(kept);
-    assert!(done.windows(3).all(|seen| seen[2] + 1 >= seen[0]), "nobody went back: {done:?}");
+    assert!(done.windows(3).all(|seen| seen[2] + 1 >= seen[0]), "no trainer went back: {done:?}");
     running.servers.drain(..).for_each(Process::kill);
     running.servers = (0..2).map(|server| job.start_again(server, 3)).collect();
     let want = Job::undisturbed(2, STEPS);

@@ -88,7 +88,7 @@ async fn in_sync_rows_are_bit_equal_to_one_process_whatever_the_number_of_server
                 let (config, all) = (member(trainer, addresses.clone()), wanted.clone());
                 std::thread::spawn(move || {
                     let (member, mut tables) = open(config, specs());
-                    // Nobody can have finished a round before all have pushed, so these are untrained.
+                    // No trainer can have finished a round before all have pushed, so these are untrained.
                     let initial = read(&mut tables, &all);
                     for step in 0..STEPS {
                         let keys = keys(trainer, step);
@@ -203,8 +203,8 @@ async fn what_does_not_fit_is_refused_in_a_sentence_and_changes_nothing() {
     let pull = PullRowsRequest { trainer: trainer(), wanted, ..PullRowsRequest::default() };
     let status = client.pull_rows(pull).await.expect_err("too many rows");
     assert!(status.message().contains("ask for fewer keys at once"), "{}", status.message());
-    let nobody = client.push_rows(PushRowsRequest::default()).await.expect_err("nobody");
-    assert!(nobody.message().contains("has no trainer"), "{}", nobody.message());
+    let anonymous = client.push_rows(PushRowsRequest::default()).await.expect_err("it names no trainer");
+    assert!(anonymous.message().contains("has no trainer"), "{}", anonymous.message());
     let stranger = trainer().map(|trainer| TrainerId { incarnation: 7, ..trainer });
     let stranger = PushRowsRequest { trainer: stranger, ..PushRowsRequest::default() };
     let stranger = client.push_rows(stranger).await.expect_err("it has not joined");
@@ -264,7 +264,7 @@ async fn a_job_that_keeps_checkpoints_needs_the_trainers_layers_in_them() {
         error
     })
     .await;
-    assert!(error.contains("table user and no layers") && error.contains("tell them in Join"), "{error}");
+    assert!(error.contains("table user and no layers") && error.contains("describe them in Join"), "{error}");
     server.ended.await.expect("no panic").expect("ends well");
 }
 

@@ -97,7 +97,7 @@ impl Trainer {
     fn train(&mut self, until: &AtomicU64, steps: &mpsc::Sender<u64>) -> Result<Vec<Vec<f32>>, ClientError> {
         while self.layers.steps < until.load(Relaxed) {
             self.step()?;
-            // Nobody may be interested any more.
+            // The receiver may no longer exist.
             let _ = steps.send(self.layers.steps);
         }
         self.keep(true)?;
@@ -137,14 +137,14 @@ fn trainer(job: &Job, index: u32, until: Arc<AtomicU64>, steps: mpsc::Sender<u64
     })
 }
 
-/// The trainers of a job, and what they tell.
+/// The trainers of a job, and what they report.
 fn trainers(job: &Job, until: u64) -> (Vec<Training>, mpsc::Receiver<u64>) {
     let (sender, steps) = mpsc::channel();
     let until = Arc::new(AtomicU64::new(until));
     ((0..job.trainers).map(|index| trainer(job, index, until.clone(), sender.clone())).collect(), steps)
 }
 
-/// Trainers that train until they are told the last step, so that whatever a test does to the servers comes before it.
+/// Trainers that train until they receive the last step, so that whatever a test does to the servers comes before it.
 struct Endless {
     trainers: Vec<Training>,
     steps: mpsc::Receiver<u64>,
@@ -300,7 +300,7 @@ fn with_replicas_only_the_loss_of_both_goes_back_to_a_checkpoint() {
     }
     wait_for_all_copies(&job.servers());
     done.extend(trainers.steps.try_iter());
-    assert!(done.windows(3).all(|seen| seen[2] + 1 >= seen[0]), "nobody went back: {done:?}");
+    assert!(done.windows(3).all(|seen| seen[2] + 1 >= seen[0]), "no trainer went back: {done:?}");
     wait_for_checkpoint(folder.path(), newest);
     servers.drain(..).for_each(Process::kill);
     servers = job.start_all();

@@ -81,11 +81,11 @@ async fn only_those_with_a_certificate_of_the_jobs_authority_train() {
             start_on(listener, config)
         })
         .collect();
-    let join = |network: Network, patience: u64| {
+    let join = |network: Network, seconds: u64| {
         let mut config = session_config(0, addresses.clone());
         (config.network, config.replication_factor, config.connections) = (network, 2, 2);
         config.shared_memory = false;
-        config.connect_timeout = Duration::from_secs(patience);
+        config.connect_timeout = Duration::from_secs(seconds);
         tokio::task::spawn_blocking(move || Session::join(config, &vec![1.0; elements()]))
     };
     for (label, network) in [("another authority", theirs), ("no certificate", Network::Tcp)] {
@@ -99,11 +99,11 @@ async fn only_those_with_a_certificate_of_the_jobs_authority_train() {
     assert!(counted.contains("\npsjobs_ps_refused_peers_total "), "{counted}");
 
     let session = join(ours, 20).await.expect("no panic").expect("joins");
-    let ((trained, wait), (tell, told)) = (oneshot::channel(), oneshot::channel());
+    let ((trained, wait), (release, released)) = (oneshot::channel(), oneshot::channel());
     let training = tokio::task::spawn_blocking(move || {
         let (session, parameters) = train(session, 0, 5);
         let _ = trained.send(());
-        let _ = told.blocking_recv();
+        let _ = released.blocking_recv();
         session.leave(true, 0, BTreeMap::new()).expect("leaves");
         parameters
     });
@@ -111,7 +111,7 @@ async fn only_those_with_a_certificate_of_the_jobs_authority_train() {
     let answer = asked(&metrics_address, "/status").await;
     let status: TrainingStatus = serde_json::from_str(answer.split("\r\n\r\n").nth(1).expect("a body")).expect("JSON");
     assert_eq!(status.step, 5);
-    tell.send(()).expect("it waits");
+    release.send(()).expect("it waits");
     let parameters = training.await.expect("no panic");
     assert!(parameters.iter().all(|value| value.is_finite()) && parameters[0] != 1.0, "it has learnt something");
     for server in servers {

@@ -205,7 +205,7 @@ async fn come_back_empty(shared: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metrics_tell_progress_trainers_and_the_blocks_that_work_most() {
+async fn metrics_show_progress_trainers_and_the_blocks_that_work_most() {
     let (mut config, listener) = (config(0, 1, 1, ConsistencyMode::Async), listen().await);
     let watched = listener.local_addr().expect("bound");
     config.metrics = Some(listener);
@@ -229,7 +229,7 @@ async fn metrics_tell_progress_trainers_and_the_blocks_that_work_most() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let text = tokio::time::timeout(Duration::from_secs(20), heard).await.expect("the metric is told");
+    let text = tokio::time::timeout(Duration::from_secs(20), heard).await.expect("the metric is shown");
     for line in ["psjobs_ps_step 3\n", "psjobs_ps_total_steps 10\n", "psjobs_ps_trainer_steps{trainer=\"0\"} 3\n"] {
         assert!(text.contains(line), "{line} in {text}");
     }

@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::model::Model;
 use super::network::Host;
-use super::trainer::{Failure, Job, config, told};
+use super::trainer::{Failure, Job, config, fail};
 
 /// Shares of a round are sums of a few fractions.
 const ROUNDING: f32 = 1e-4;
@@ -20,7 +20,7 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
     let (plan, host) = (&job.plan, Host::Trainer(index, incarnation));
     let seed = plan.seed ^ (u64::from(index) << 32) ^ (u64::from(incarnation) << 40);
     let mut chance = ChaCha8Rng::seed_from_u64(seed);
-    let mut session = AsyncSession::join(config(&job, index, incarnation), &job.model.initial()).await.map_err(told)?;
+    let mut session = AsyncSession::join(config(&job, index, incarnation), &job.model.initial()).await.map_err(fail)?;
     job.begins().await;
     let mut seen = look(&job.model, index, session.parameters(), None)?;
     let mut step = session.next_step();
@@ -28,14 +28,14 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
         tokio::time::sleep(Duration::from_millis(chance.random_range(0..=plan.compute))).await;
         job.model.fill_batch(u64::from(index) * plan.steps + step, session.gradients_mut());
         let epoch = session.epoch();
-        let next = session.exchange(step).await.map_err(told)?;
-        job.network.wires().trace.tell(format_args!("{host:?} did step {step}, goes on with {next}"));
+        let next = session.exchange(step).await.map_err(fail)?;
+        job.network.wires().trace.log(format_args!("{host:?} did step {step}, goes on with {next}"));
         // A process before this one may have done this step on servers that went back.
         let before = (next == step + 1 && session.epoch() == epoch).then_some(seen);
         seen = look(&job.model, index, session.parameters(), before)?;
         step = next;
     }
-    session.leave(true, plan.steps, [("loss".to_owned(), 0.5)].into()).await.map_err(told)
+    session.leave(true, plan.steps, [("loss".to_owned(), 0.5)].into()).await.map_err(fail)
 }
 
 /// Checks the parameters; `before` are the shares of an earlier look that must still be there.

@@ -85,7 +85,7 @@ impl DiskFault {
     }
 }
 
-/// An operation, as far as faults tell them apart.
+/// An operation, as far as faults distinguish them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operation {
     Read,

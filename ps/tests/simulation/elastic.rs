@@ -12,9 +12,9 @@ use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 use super::network::Host;
-use super::trainer::{Failure, Job, config, told};
+use super::trainer::{Failure, Job, config, fail};
 
-/// Reads what it is dealt until nothing is left, or it is told to `leave`.
+/// Reads what it is dealt until nothing is left, or it is asked to `leave`.
 pub async fn train(job: Rc<Job>, index: u32, incarnation: u32, leave: Arc<AtomicBool>) -> Result<(), Failure> {
     let host = Host::Trainer(index, incarnation);
     let seed = job.plan.seed ^ (u64::from(index) << 32) ^ (u64::from(incarnation) << 40);
@@ -23,7 +23,7 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32, leave: Arc<Atomic
     let mut session = match AsyncSession::join(config, &job.model.initial()).await {
         Ok(session) => session,
         Err(ClientError::Interrupted) => return Ok(()),
-        Err(error) => return Err(told(error)),
+        Err(error) => return Err(fail(error)),
     };
     job.begins().await;
     let mut witness = Witness { job: &job, index, entries: 0, seen: Vec::new(), done: Vec::new() };
@@ -35,7 +35,7 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32, leave: Arc<Atomic
             Ok(Some(batch)) => batch,
             Ok(None) => break true,
             Err(ClientError::Interrupted) => break false,
-            Err(error) => return Err(told(error)),
+            Err(error) => return Err(fail(error)),
         };
         witness.look(&session)?;
         tokio::time::sleep(Duration::from_millis(chance.random_range(0..=job.plan.compute))).await;
@@ -44,10 +44,10 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32, leave: Arc<Atomic
         let step = session.next_step();
         match session.exchange(step).await {
             Ok(next) => {
-                job.network.wires().trace.tell(format_args!("{host:?} gave batch {batch} in step {step}, next {next}"));
+                job.network.wires().trace.log(format_args!("{host:?} gave batch {batch} in step {step}, next {next}"));
             }
             Err(ClientError::Interrupted) => break false,
-            Err(error) => return Err(told(error)),
+            Err(error) => return Err(fail(error)),
         }
         if session.entries() == witness.entries {
             witness.done.push(batch);
@@ -56,7 +56,7 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32, leave: Arc<Atomic
     };
     let left = session.leave(finished, 0, [("loss".to_owned(), 0.5)].into()).await;
     // A server that is away takes who is to leave for lost when it is back.
-    if finished { left.map_err(told) } else { Ok(()) }
+    if finished { left.map_err(fail) } else { Ok(()) }
 }
 
 struct Witness<'a> {

@@ -22,13 +22,13 @@ pub enum Fault {
     Split { one: u32, other: u32, there: bool, back: bool, lasts: Duration },
     /// A firewall comes between server 0 and another one: connections break, and new ones are refused.
     Refuse { server: u32, lasts: Duration },
-    /// A server dies and is started again; `silent` says that nobody hears of its death.
+    /// A server dies and is started again; `silent` says that no process hears of its death.
     Kill { server: u32, away: Duration, silent: bool },
-    /// A server is told to stop, and is started again.
+    /// A server is asked to stop, and is started again.
     Stop { server: u32, away: Duration },
     /// A trainer dies and is replaced.
     Replace { trainer: u32, away: Duration, silent: bool },
-    /// A trainer is replaced because nobody reaches it; it lives on, and is back after a while.
+    /// A trainer is replaced because no process reaches it; it lives on, and is back after a while.
     Zombie { trainer: u32, away: Duration, lasts: Duration },
     /// A server is replaced because its node is out of reach for those who replace it. It lives on, and is cut off from
     /// all others for a while, or not at all.
@@ -37,7 +37,7 @@ pub enum Fault {
     Lose { server: u32 },
     /// Something happens to the machine that runs the server and the trainer of this number.
     Machine { number: u32, what: MachineFault, lasts: Duration },
-    /// A trainer of an elastic job is told to leave, and may come back.
+    /// A trainer of an elastic job is asked to leave, and may come back.
     Leave { trainer: u32, back: Option<Duration> },
     /// A trainer of an elastic job dies and is not replaced.
     Lost { trainer: u32, silent: bool },
@@ -56,7 +56,7 @@ pub enum Fault {
 pub enum MachineFault {
     /// Nothing passes between it and others; its processes still hear each other.
     CutOff,
-    /// Its processes stand still: they hear nobody, and nobody hears them. Everything comes at once when they go on.
+    /// Its processes stand still: they hear no other process, and none hears them. Everything comes at once when they go on.
     Paused,
     /// It vanishes with its processes, which are started again elsewhere.
     Lost,

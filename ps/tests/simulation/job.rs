@@ -118,7 +118,7 @@ enum Ended {
 struct Process {
     abort: AbortHandle,
     stop: CancellationToken,
-    /// Tells a trainer of an elastic job to leave.
+    /// Asks a trainer of an elastic job to leave.
     leave: Arc<AtomicBool>,
 }
 
@@ -233,7 +233,7 @@ impl Supervisor {
         if life > 0 && !self.job.plan.moves {
             network.revive(self.newest_server(index));
         }
-        network.wires().trace.tell(format_args!("{host:?} starts"));
+        network.wires().trace.log(format_args!("{host:?} starts"));
         let (incoming, stop) = (network.listen(host, &address_of(host)), CancellationToken::new());
         let serving = server::run_on(incoming, self.server_config(index, life), stop.clone().cancelled_owned());
         self.server_starts[index as usize] += 1;
@@ -290,13 +290,13 @@ impl Supervisor {
             return;
         }
         let host = Host::Trainer(index, incarnation);
-        self.job.network.wires().trace.tell(format_args!("{host:?} starts"));
+        self.job.network.wires().trace.log(format_args!("{host:?} starts"));
         self.incarnations[index as usize] = incarnation;
         let (job, leave) = (self.job.clone(), Arc::<AtomicBool>::default());
-        let told = leave.clone();
+        let asked = leave.clone();
         let abort = self.processes.spawn_local(async move {
             let trained = if job.plan.least.is_some() {
-                elastic::train(job, index, incarnation, told).await
+                elastic::train(job, index, incarnation, asked).await
             } else if job.plan.consistency.backup_trainers > 0 {
                 backups::train(job, index, incarnation).await
             } else if job.plan.tables {
@@ -313,7 +313,7 @@ impl Supervisor {
 
     fn kill(&mut self, host: Host, silently: bool) -> bool {
         let Some(process) = self.running.remove(&host) else { return false };
-        self.job.network.wires().trace.tell(format_args!("{host:?} dies, silently: {silently}"));
+        self.job.network.wires().trace.log(format_args!("{host:?} dies, silently: {silently}"));
         process.abort.abort();
         self.job.network.kill(host, silently);
         self.disk.volume().kill(host);

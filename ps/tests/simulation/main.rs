@@ -32,8 +32,8 @@ use psjobs_api::training::{Consistency, ConsistencyMode};
 
 /// Seeds of an ordinary run of the tests.
 const SEEDS: u64 = 2000;
-/// Failing seeds that are told; one is enough to begin with.
-const TOLD: usize = 60;
+/// Failing seeds that are printed; one is enough to begin with.
+const PRINTED: usize = 60;
 
 /// Kinds of jobs and faults, of each of which an ordinary run has some.
 const KINDS: [&str; 58] = [
@@ -120,7 +120,7 @@ fn no_job_loses_or_repeats_a_gradient_or_hangs() {
     println!("of {seeds} jobs, so many had");
     let struck = struck.into_inner().expect("no panic");
     struck.iter().for_each(|(name, seeds)| println!("{seeds:>7}  {name}"));
-    for (seed, what) in failures.iter().take(TOLD) {
+    for (seed, what) in failures.iter().take(PRINTED) {
         println!("seed {seed}: {what}\n  replay: make simulate FROM={seed} SEEDS=1 TRACE=1");
     }
     assert!(failures.is_empty(), "{} of {seeds} jobs went wrong", failures.len());
@@ -140,7 +140,7 @@ fn what_was_found_before_stays_mended() {
         ("an answer from before the servers went back", free, soon, killed.clone()),
         ("the servers go back to nothing", sync, Some(Duration::from_secs(60)), killed.clone()),
         ("a server dies when others have finished", free, Some(Duration::from_secs(60)), killed),
-        ("told to stop while the last ones finish", free, soon, Fault::Stop { server: 0, away }),
+        ("asked to stop while the last ones finish", free, soon, Fault::Stop { server: 0, away }),
     ];
     for (label, mode, checkpoint, fault) in rows {
         let failures = sweep(0, 80, |seed| {
@@ -217,7 +217,7 @@ fn a_trainer_that_enters_gets_values_of_one_epoch() {
     }
 }
 
-/// A machine whose processes live on after they were replaced, as when its kubelet dies, in jobs that nobody but the names of
+/// A machine whose processes live on after they were replaced, as when its kubelet dies, in jobs that nothing but the names of
 /// servers leads to the successors: without checkpoints and copies. What the server held is lost, as documented.
 #[test]
 fn a_server_that_lives_on_after_it_was_replaced_holds_no_trainer_back() {
@@ -302,7 +302,7 @@ fn elastic_jobs_go_on_with_those_who_are_there() {
     let rows = [
         ("nothing happens", None, Vec::new()),
         ("one comes late", None, vec![Fault::Late { trainer: 1, away: 8 * away }]),
-        ("one is told to leave", None, vec![Fault::Leave { trainer: 1, back: None }]),
+        ("one is asked to leave", None, vec![Fault::Leave { trainer: 1, back: None }]),
         ("one leaves and comes back", None, vec![Fault::Leave { trainer: 1, back: Some(away) }]),
         ("one is lost without a word", None, vec![lost.clone()]),
         ("one is lost, a server too", Some(away / 4), vec![lost, Fault::Kill { server: 0, away, silent: false }]),
@@ -338,7 +338,7 @@ fn rows_count_every_push_once_whatever_dies() {
         ("server 0 dies", soon, vec![kill(0, false)]),
         ("both die", soon, vec![kill(0, true), kill(1, false)]),
         ("the servers go back to nothing", Some(Duration::from_secs(60)), vec![kill(1, false)]),
-        ("a server is told to stop", soon, vec![Fault::Stop { server: 1, away }]),
+        ("a server is asked to stop", soon, vec![Fault::Stop { server: 1, away }]),
     ];
     for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
         for (label, checkpoint, faults) in &rows {
@@ -471,7 +471,7 @@ fn a_seed_gives_the_same_run_each_time() {
 /// Runs seeds on all cores; those that failed, in order.
 fn sweep(from: u64, seeds: u64, run: impl Fn(u64) -> Result<(), String> + Sync) -> Vec<(u64, String)> {
     let (next, failures) = (AtomicU64::new(from), Mutex::new(Vec::new()));
-    let (begun, told) = (Instant::now(), AtomicU64::new(0));
+    let (begun, printed) = (Instant::now(), AtomicU64::new(0));
     let work = || {
         loop {
             let seed = next.fetch_add(1, Relaxed);
@@ -483,7 +483,7 @@ fn sweep(from: u64, seeds: u64, run: impl Fn(u64) -> Result<(), String> + Sync) 
                 failures.lock().expect("no panic").push((seed, what));
             }
             let (done, tenth) = (seed - from + 1, begun.elapsed().as_secs() / 10);
-            if told.fetch_max(tenth, Relaxed) < tenth {
+            if printed.fetch_max(tenth, Relaxed) < tenth {
                 let failed = failures.lock().expect("no panic").len();
                 println!(
                     "{done} of {seeds} seeds in {:?}, {failed} failed",

@@ -1,4 +1,4 @@
-//! Gradients that leave their mark: whoever looks at parameters can tell how many gradients of which trainer
+//! Gradients that leave their mark: whoever looks at parameters can count how many gradients of which trainer
 //! are in them, and whether each is in them once.
 //!
 //! In Async and Bounded, where the order of updates is free, each block counts: gradient *s* of a trainer adds 1,

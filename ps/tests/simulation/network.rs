@@ -44,7 +44,7 @@ pub struct Weather {
     pub torn: f64,
     /// Share of writes that break their connection half-way.
     pub broken: f64,
-    /// Share of connections that reach the server twice; nobody uses the second one.
+    /// Share of connections that reach the server twice; no process uses the second one.
     pub doubled: f64,
 }
 
@@ -158,13 +158,13 @@ impl Network {
     pub fn connect(&self, from: Host, address: &str) -> io::Result<End> {
         let mut wires = self.wires();
         let kind = if wires.forgets_names { io::ErrorKind::NotFound } else { io::ErrorKind::ConnectionRefused };
-        let refused = || io::Error::new(kind, "nobody listens");
+        let refused = || io::Error::new(kind, "no process listens");
         let Some((to, listener)) = wires.listeners.get(address).cloned() else {
-            wires.trace.tell(format_args!("{from:?} is refused at {address}"));
+            wires.trace.log(format_args!("{from:?} is refused at {address}"));
             return Err(refused());
         };
         if wires.refused.contains(&(from, to)) {
-            wires.trace.tell(format_args!("a firewall refuses {from:?} at {address}"));
+            wires.trace.log(format_args!("a firewall refuses {from:?} at {address}"));
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
         let first = wires.open(from, to);
@@ -198,7 +198,7 @@ impl Network {
         }
     }
 
-    /// A machine is there again; who still talks to the process before is told.
+    /// A machine is there again; who still talks to the process before is notified.
     pub fn revive(&self, host: Host) {
         let mut wires = self.wires();
         if wires.silent.remove(&host) {
@@ -266,7 +266,7 @@ impl Wires {
         });
         let ids: Vec<Id> = alive.map(|(id, _)| *id).collect();
         let Some(id) = ids.get(nth as usize % ids.len().max(1)) else { return };
-        self.trace.tell(format_args!("{from:?} and {to:?} lose connection {id:?}"));
+        self.trace.log(format_args!("{from:?} and {to:?} lose connection {id:?}"));
         let connection = self.connections.get_mut(id).expect("listed just now");
         connection.sides.iter_mut().for_each(|side| side.dead = true);
         connection.wake();
@@ -365,7 +365,7 @@ impl Wires {
         if broken && connection.sides.iter().any(|side| side.reset != Some(at)) {
             connection.sides.iter_mut().for_each(|side| side.reset = Some(at));
             connection.wake();
-            self.trace.tell(format_args!("{from:?} and {to:?} lose connection {id:?}"));
+            self.trace.log(format_args!("{from:?} and {to:?} lose connection {id:?}"));
         }
         Poll::Ready(Ok(taken))
     }
@@ -389,7 +389,7 @@ impl Wires {
         let dialled = self.dialled.entry((from, to)).or_default();
         *dialled += 1;
         let id = (from, to, *dialled);
-        self.trace.tell(format_args!("{from:?} reaches {to:?} for the {dialled}. time"));
+        self.trace.log(format_args!("{from:?} reaches {to:?} for the {dialled}. time"));
         let connection = Connection { hosts: [from, to], flows: Default::default(), sides: Default::default() };
         self.connections.insert(id, connection);
         id
@@ -397,13 +397,13 @@ impl Wires {
 
     /// Breaks the connections of which `dying` names a side: that side knows at once, the other one soon, or
     /// much later.
-    fn reset_all(&mut self, dying: impl Fn(&[Host; 2]) -> Option<usize>, told: bool) {
+    fn reset_all(&mut self, dying: impl Fn(&[Host; 2]) -> Option<usize>, notified: bool) {
         let found: Vec<(Id, usize)> =
             self.connections.iter().filter_map(|(id, connection)| Some((*id, dying(&connection.hosts)?))).collect();
         for (id, side) in found {
             let mut chance = self.draw(id, side);
             let late = Duration::from_secs(chance.random_range(1..60));
-            let after = if told { self.delay(&mut chance) } else { late };
+            let after = if notified { self.delay(&mut chance) } else { late };
             let connection = self.connections.get_mut(&id).expect("listed just now");
             connection.sides[side].dead = true;
             connection.sides[1 - side].reset.get_or_insert(Instant::now() + after);

@@ -11,14 +11,14 @@ use rand_chacha::ChaCha8Rng;
 
 use super::network::Host;
 use super::tables::{all_together, keys, marks, row_counts, specs};
-use super::trainer::{Failure, Job, Witness, config, told};
+use super::trainer::{Failure, Job, Witness, config, fail};
 
 /// Trains to the end.
 pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Failure> {
     let plan = &job.plan;
     let mut chance = ChaCha8Rng::seed_from_u64(plan.seed ^ (u64::from(index) << 32) ^ (u64::from(incarnation) << 40));
-    let mut session = AsyncSession::join(config(&job, index, incarnation), &job.model.initial()).await.map_err(told)?;
-    let tables = SessionTables::open(&mut session, specs()).await.map_err(told)?;
+    let mut session = AsyncSession::join(config(&job, index, incarnation), &job.model.initial()).await.map_err(fail)?;
+    let tables = SessionTables::open(&mut session, specs()).await.map_err(fail)?;
     job.begins().await;
     let witnesses = (Witness::new(&job, index), Witness::new(&job, index));
     let mut trainer = Trainer { job: &job, host: Host::Trainer(index, incarnation), index, session, tables, witnesses };
@@ -29,7 +29,7 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
             tokio::time::sleep(Duration::from_millis(chance.random_range(0..=plan.compute))).await;
             step = trainer.step(step).await?;
         }
-        let following = trainer.session.finish().await.map_err(told)?;
+        let following = trainer.session.finish().await.map_err(fail)?;
         step = trainer.follow(plan.steps - 1, following).await?;
         let is_over = step == plan.steps;
         job.complete.borrow_mut()[index as usize] = is_over;
@@ -39,7 +39,7 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
         step = trainer.tables.next_step(trainer.session.next_step());
     }
     let Trainer { session, .. } = trainer;
-    session.leave(true, plan.steps, [("loss".to_owned(), 0.5)].into()).await.map_err(told)
+    session.leave(true, plan.steps, [("loss".to_owned(), 0.5)].into()).await.map_err(fail)
 }
 
 struct Trainer<'a> {
@@ -57,17 +57,17 @@ impl Trainer<'_> {
     async fn step(&mut self, step: u64) -> Result<u64, Failure> {
         let plan = &self.job.plan;
         // As a forward pass does, whose rows need not be those of the step if the servers have gone back.
-        self.tables.pull(&[(0, &keys(plan))]).await.map_err(told)?;
+        self.tables.pull(&[(0, &keys(plan))]).await.map_err(fail)?;
         let parameters = self.session.parameters().to_vec();
         self.job.model.fill(self.index, step, &parameters, self.session.gradients_mut());
         let (epoch, (keys, values)) = (self.session.epoch(), marks(plan, self.index, step));
         let rows = [RowGradients { table: 0, keys: &keys, values: &values }];
         let (pushed, following) = join(self.tables.push(epoch, step, &rows), self.session.exchange(step)).await;
-        pushed.map_err(told)?;
-        let following = following.map_err(told)?;
-        let next = self.tables.follow(&self.session, step, following).await.map_err(told)?;
+        pushed.map_err(fail)?;
+        let following = following.map_err(fail)?;
+        let next = self.tables.follow(&self.session, step, following).await.map_err(fail)?;
         let trace = format_args!("{:?} did step {step}, goes on with {next}", self.host);
-        self.job.network.wires().trace.tell(trace);
+        self.job.network.wires().trace.log(trace);
         // A process before this one may have done this step on servers that went back.
         if next == step + 1 && self.session.epoch() == epoch {
             let counts = self.job.model.counts(self.session.parameters());
@@ -83,7 +83,7 @@ impl Trainer<'_> {
 
     /// Follows the session after it has finished with `step`.
     async fn follow(&mut self, step: u64, following: u64) -> Result<u64, Failure> {
-        let next = self.tables.follow(&self.session, step, following).await.map_err(told)?;
+        let next = self.tables.follow(&self.session, step, following).await.map_err(fail)?;
         if next != step + 1 {
             self.entered(next).await?;
         }
@@ -99,7 +99,7 @@ impl Trainer<'_> {
     }
 
     async fn rows(&mut self) -> Result<Option<Vec<f32>>, Failure> {
-        let pulled = self.tables.pull(&[(0, &keys(&self.job.plan))]).await.map_err(told)?;
+        let pulled = self.tables.pull(&[(0, &keys(&self.job.plan))]).await.map_err(fail)?;
         Ok(pulled.map(|mut rows| rows.remove(0)))
     }
 
@@ -109,7 +109,7 @@ impl Trainer<'_> {
         // A repeat of the last step is answered with what there is now.
         let parameters = self.session.parameters().to_vec();
         self.job.model.fill(self.index, plan.steps - 1, &parameters, self.session.gradients_mut());
-        let following = self.session.exchange(plan.steps - 1).await.map_err(told)?;
+        let following = self.session.exchange(plan.steps - 1).await.map_err(fail)?;
         let rows = self.rows().await?;
         let next = self.follow(plan.steps - 1, following).await?;
         let Some(rows) = rows.filter(|_| next == plan.steps) else { return Ok(false) };

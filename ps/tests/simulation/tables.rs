@@ -15,7 +15,7 @@ use safetensors::SafeTensors;
 use super::model::{Counts, counted, moments};
 use super::network::Host;
 use super::plan::Plan;
-use super::trainer::{Failure, Job, Witness, config, told};
+use super::trainer::{Failure, Job, Witness, config, fail};
 
 /// Numbers in a row: the marks of a trainer's gradients.
 const WIDTH: usize = 3;
@@ -81,7 +81,7 @@ enum Break {
 
 impl From<ClientError> for Break {
     fn from(error: ClientError) -> Self {
-        if matches!(error, ClientError::TablesLost { .. }) { Self::Back } else { Self::Failed(told(error)) }
+        if matches!(error, ClientError::TablesLost { .. }) { Self::Back } else { Self::Failed(fail(error)) }
     }
 }
 
@@ -95,20 +95,20 @@ impl From<Failure> for Break {
 pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Failure> {
     let seed = job.plan.seed ^ (u64::from(index) << 32) ^ (u64::from(incarnation) << 40);
     let config = config(&job, index, incarnation);
-    let member = AsyncMember::join(config.clone()).await.map_err(told)?;
-    let tables = AsyncTables::open(config, specs()).await.map_err(told)?;
+    let member = AsyncMember::join(config.clone()).await.map_err(fail)?;
+    let tables = AsyncTables::open(config, specs()).await.map_err(fail)?;
     job.begins().await;
     let (chance, witness) = (ChaCha8Rng::seed_from_u64(seed), Witness::new(&job, index));
     let mut trainer = Trainer { job: &job, host: Host::Trainer(index, incarnation), index, tables, chance, witness };
     while let Err(broken) = trainer.train().await {
         match broken {
             Break::Failed(failure) => return Err(failure),
-            Break::Back => trainer.tables.reopen().await.map_err(told)?,
+            Break::Back => trainer.tables.reopen().await.map_err(fail)?,
         }
         job.complete.borrow_mut()[index as usize] = false;
     }
     member.report(job.plan.steps, job.plan.steps, &Default::default());
-    member.leave(true).await.map_err(told)
+    member.leave(true).await.map_err(fail)
 }
 
 struct Trainer<'a> {
@@ -125,14 +125,14 @@ impl Trainer<'_> {
     async fn train(&mut self) -> Result<(), Break> {
         let plan = &self.job.plan;
         let next = self.look_at_layers().await?;
-        self.tell(format_args!("goes on with {next}"));
+        self.log(format_args!("goes on with {next}"));
         self.keep(next, true).await?;
         let rows = self.rows().await?;
         self.witness.entered(next, row_counts(plan, &rows))?;
         for step in next..plan.steps {
             tokio::time::sleep(Duration::from_millis(self.chance.random_range(0..=plan.compute))).await;
             self.push(step).await?;
-            self.tell(format_args!("did step {step}"));
+            self.log(format_args!("did step {step}"));
             self.keep(step + 1, false).await?;
             let rows = self.rows().await?;
             self.witness.answered(step, row_counts(plan, &rows))?;
@@ -184,8 +184,8 @@ impl Trainer<'_> {
         Ok(next)
     }
 
-    fn tell(&self, what: std::fmt::Arguments) {
-        self.job.network.wires().trace.tell(format_args!("{:?} {what}", self.host));
+    fn log(&self, what: std::fmt::Arguments) {
+        self.job.network.wires().trace.log(format_args!("{:?} {what}", self.host));
     }
 }
 

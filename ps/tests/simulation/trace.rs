@@ -14,7 +14,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Begins now; `echo` prints the events that [`Trace::tell`] takes.
+    /// Begins now; `echo` prints the events that [`Trace::log`] takes.
     pub fn new(echo: bool) -> Self {
         Self { start: Instant::now(), digest: 0, echo }
     }
@@ -25,7 +25,7 @@ impl Trace {
     }
 
     /// An event that a reader wants to see.
-    pub fn tell(&mut self, event: fmt::Arguments) {
+    pub fn log(&mut self, event: fmt::Arguments) {
         if self.echo {
             println!("{:>9.3} s  {event}", self.age().as_secs_f64());
         }

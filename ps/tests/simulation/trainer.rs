@@ -1,5 +1,5 @@
 //! A trainer process, and what it insists on: that its own gradients are in the parameters it gets, each once, and
-//! that nobody's ever disappear again, unless it is told that the servers went back.
+//! that no trainer's ever disappear again, unless it learns that the servers went back.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ use super::plan::Plan;
 #[derive(Debug)]
 pub enum Failure {
     /// It says why.
-    Told(String),
+    Reported(String),
     /// It has seen what must never be.
     Violation(String),
 }
@@ -65,9 +65,9 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
     let plan = &job.plan;
     let host = Host::Trainer(index, incarnation);
     let mut chance = ChaCha8Rng::seed_from_u64(plan.seed ^ (u64::from(index) << 32) ^ (u64::from(incarnation) << 40));
-    let mut session = AsyncSession::join(config(&job, index, incarnation), &job.model.initial()).await.map_err(told)?;
+    let mut session = AsyncSession::join(config(&job, index, incarnation), &job.model.initial()).await.map_err(fail)?;
     job.begins().await;
-    let mut memory = session.map_memory().map_err(told)?;
+    let mut memory = session.map_memory().map_err(fail)?;
     let mut witness = Witness::new(&job, index);
     let counts = |parameters: &[f32]| job.model.counts(parameters);
     let mut step = session.next_step();
@@ -87,9 +87,9 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
                 sent = Instant::now();
                 next = session.exchange(step).await;
             }
-            let next = next.map_err(told)?;
+            let next = next.map_err(fail)?;
             job.longest_wait.set(job.longest_wait.get().max(sent.elapsed()));
-            job.network.wires().trace.tell(format_args!("{host:?} did step {step}, goes on with {next}"));
+            job.network.wires().trace.log(format_args!("{host:?} did step {step}, goes on with {next}"));
             // The step is done also if servers went back to a checkpoint that has it.
             if next == step + 1 {
                 session.recorder().record(next * series_steps(plan), &series_values(index, next));
@@ -109,7 +109,7 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
         // The last one looks again: a repeat of its last step is answered with what there is now.
         let parameters = session.parameters().to_vec();
         job.model.fill(index, plan.steps - 1, &parameters, session.gradients_mut());
-        step = session.exchange(plan.steps - 1).await.map_err(told)?;
+        step = session.exchange(plan.steps - 1).await.map_err(fail)?;
         if step == plan.steps {
             witness.all_there(counts(session.parameters()))?;
             break;
@@ -117,7 +117,7 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
         job.complete.borrow_mut()[index as usize] = false;
         witness.entered(step, counts(session.parameters()))?;
     }
-    session.leave(true, plan.steps, [("loss".to_owned(), 0.5)].into()).await.map_err(told)
+    session.leave(true, plan.steps, [("loss".to_owned(), 0.5)].into()).await.map_err(fail)
 }
 
 /// Steps of a trainer in the series of its metrics for one exchange.
@@ -154,8 +154,8 @@ async fn exchange_gradually(
     (session, next, sent)
 }
 
-pub fn told(error: impl std::error::Error) -> Failure {
-    Failure::Told(error.to_string())
+pub fn fail(error: impl std::error::Error) -> Failure {
+    Failure::Reported(error.to_string())
 }
 
 pub fn config(job: &Job, index: u32, incarnation: u32) -> SessionConfig {
@@ -181,7 +181,7 @@ pub fn config(job: &Job, index: u32, incarnation: u32) -> SessionConfig {
     }
 }
 
-/// Looks at every set of parameters, or rows, that a trainer gets. It is told what is in them.
+/// Looks at every set of parameters, or rows, that a trainer gets. It receives what is in them.
 pub struct Witness<'a> {
     job: &'a Job,
     index: u32,
@@ -200,11 +200,11 @@ impl<'a> Witness<'a> {
         if self.job.plan.forgets {
             return Ok(());
         }
-        self.seen = self.told(counts)?;
+        self.seen = self.checked(counts)?;
         self.floor = self.seen.iter().map(|block| block[self.index as usize]).collect();
         match self.floor.iter().position(|own| *own < next) {
             Some(block) => {
-                self.violation(format!("is told to go on with {next}, block {block} has {}", self.floor[block]))
+                self.violation(format!("is asked to go on with {next}, block {block} has {}", self.floor[block]))
             }
             None => Ok(()),
         }
@@ -217,7 +217,7 @@ impl<'a> Witness<'a> {
             return Ok(());
         }
         let before = std::mem::take(&mut self.seen);
-        self.seen = self.told(counts)?;
+        self.seen = self.checked(counts)?;
         for (block, (now, before)) in self.seen.iter().zip(&before).enumerate() {
             let want = self.floor[block].max(step + 1);
             // In Sync a step that is given again is answered with the values before the next one, which the process before may
@@ -245,14 +245,14 @@ impl<'a> Witness<'a> {
         if self.job.plan.forgets {
             return Ok(());
         }
-        let counts = self.told(counts)?;
+        let counts = self.checked(counts)?;
         if counts.iter().flatten().all(|count| *count == self.job.plan.steps) {
             return Ok(());
         }
         self.violation(format!("finds {counts:?} when all trainers have done their steps"))
     }
 
-    fn told(&self, counts: Result<Counts, String>) -> Result<Counts, Failure> {
+    fn checked(&self, counts: Result<Counts, String>) -> Result<Counts, Failure> {
         counts.or_else(|what| self.violation(format!("finds that {what}")))
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use psjobs_ps::retry::TOLD_EVERY;
+use psjobs_ps::retry::LOG_INTERVAL;
 use psjobs_rpc::{Endpoint, RRef, RemoteError};
 
 use super::inbox::{Inbox, JOIN, OBJECT};
@@ -54,7 +54,7 @@ impl Meeting {
         let place = self.inbox.place();
         let token = rand::random();
         self.inbox.begin(token);
-        let (begun, mut met, mut due) = (Instant::now(), Met::default(), TOLD_EVERY);
+        let (begun, mut met, mut due) = (Instant::now(), Met::default(), LOG_INTERVAL);
         loop {
             let missing = match self.meet_once(&mut met, token, &locate) {
                 Ok(None) => break,
@@ -71,7 +71,7 @@ impl Meeting {
             if begun.elapsed() >= due {
                 let (rank, reason) = missing;
                 tracing::info!(%reason, seconds = begun.elapsed().as_secs(), "waiting for trainer {rank}");
-                due = begun.elapsed() + TOLD_EVERY;
+                due = begun.elapsed() + LOG_INTERVAL;
             }
             self.inbox.wait(LOOK);
         }

@@ -125,7 +125,7 @@ impl RowsPlan {
         let description: RowsDescription = Header::described(json)?;
         let plan = Self::new(&description, file_bytes)?;
         if plan.header[PREFIX..] != *json {
-            return Err(HeaderError::new("its tensors are not those that its description tells"));
+            return Err(HeaderError::new("its tensors are not those of its description"));
         }
         Ok((description, plan))
     }

@@ -46,7 +46,7 @@ fn a_job_goes_on_with_its_own_run_and_a_new_one_by_hand_begins_one() {
 }
 
 #[test]
-fn a_server_that_was_not_told_its_run_takes_none_of_a_job_by_hand_for_its_own() {
+fn a_server_that_has_not_received_its_run_takes_none_of_a_job_by_hand_for_its_own() {
     let runs = [record(1, "a", None), record(2, BY_HAND, None), record(3, "b", None)];
     for (label, uid, resume, incarnation, server, want) in [
         ("its job has a run", "a", true, 0, 1, Some(1)),
@@ -167,7 +167,7 @@ fn a_run_that_has_had_a_checkpoint_says_so_for_good() {
     let file = runs.catalog(run).folder().join(KEPT);
     let written = fs::read(&file).expect("reads");
     runs.note_kept(id(run, 20)).expect("it is there");
-    assert!(runs.has_kept(run).expect("reads") && fs::read(&file).expect("reads") == written, "it tells of the first");
+    assert!(runs.has_kept(run).expect("reads") && fs::read(&file).expect("reads") == written, "it names the first");
     assert!(!runs.has_kept(run + 1).expect("there is no such run"));
     fs::write(runs.catalog(run + 2).folder(), "").expect("writes");
     assert!(matches!(runs.has_kept(run + 2).expect_err("not a folder"), RunsError::Read { .. }));

@@ -25,7 +25,7 @@ impl AsyncSession {
             // The others are about to go to the same checkpoint.
             epoch = newest;
             let momentum = self.links.first().and_then(|link| link.trainer_momentum);
-            self.momentum = momentum.map(|told| Momentum::new(told, &self.config.tensors, &self.layout));
+            self.momentum = momentum.map(|settings| Momentum::new(settings, &self.config.tensors, &self.layout));
             if self.links.iter().any(|link| link.epoch < newest) {
                 continue;
             }

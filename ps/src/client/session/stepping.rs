@@ -118,7 +118,7 @@ impl AsyncSession {
     pub(super) async fn conclude(&mut self) -> Result<Settled, ClientError> {
         let (begun, limit) = (Instant::now(), self.config.connect_timeout);
         let mut retries = Retries::new(schedule(&self.config, 0).within(limit));
-        let mut told = None;
+        let mut last = None;
         loop {
             let left = limit.saturating_sub(begun.elapsed());
             let Link { host, epoch, .. } = self.links[0];
@@ -133,10 +133,10 @@ impl AsyncSession {
             let status = match tokio::time::timeout(left, concluding).await {
                 Ok(Ok(())) => break,
                 Ok(Err(Failure::Final(error))) => return Err(error),
-                Ok(Err(Failure::Status(status))) => told.insert(status).clone(),
+                Ok(Err(Failure::Status(status))) => last.insert(status).clone(),
                 // The last reason says more than that the time is over.
                 Err(_) => {
-                    told.take().unwrap_or_else(|| Status::deadline_exceeded("not all servers could keep the last step"))
+                    last.take().unwrap_or_else(|| Status::deadline_exceeded("not all servers could keep the last step"))
                 }
             };
             if self.config.interrupted() {

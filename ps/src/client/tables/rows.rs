@@ -15,7 +15,7 @@ use crate::client::connecting::{self, TRY, schedule, stopped, until};
 use crate::client::error::{ClientError, is_retryable};
 use crate::proto::sparse_tables_client::SparseTablesClient;
 use crate::proto::{self, PullRowsRequest, PushRowsRequest};
-use crate::retry::{Failure, TOLD_EVERY, retry};
+use crate::retry::{Failure, LOG_INTERVAL, retry};
 use crate::sparse::{MAX_MESSAGE, key};
 
 impl Shared {
@@ -156,12 +156,12 @@ impl Shared {
                 }
             }
         };
-        let mut due = TOLD_EVERY;
+        let mut due = LOG_INTERVAL;
         let log = |reason: &String, elapsed: Duration| {
             tracing::debug!(server, reason, "asking again");
             if elapsed >= due {
                 tracing::info!(reason, seconds = elapsed.as_secs(), "waiting for server {server}");
-                due = elapsed + TOLD_EVERY;
+                due = elapsed + LOG_INTERVAL;
             }
         };
         let schedule = schedule(&self.config, server as u32).failing_for(self.config.connect_timeout);

@@ -12,7 +12,7 @@ fn a_round_waits_for_those_who_have_entered_and_not_gone() {
     assert_eq!((rule.entry(7), rule.enter(7, 0)), (0, Ok(())));
     assert!(rule.may_begin(0));
     assert_eq!(rule.offer(7, 0, false), Verdict::Hold);
-    assert_eq!(rule.close_round(), Some([7].into()), "nobody else is there");
+    assert_eq!(rule.close_round(), Some([7].into()), "no other trainer is there");
     assert_eq!((rule.entry(2), rule.enter(2, 0)), (1, Err(1)), "round 0 was closed without it");
     assert_eq!(rule.enter(2, 2), Ok(()));
     assert!(!rule.may_begin(2), "round 1 comes first");
@@ -42,7 +42,7 @@ fn rounds_that_everybody_has_left_are_passed_over() {
     assert_eq!(rule.enter(1, 8), Ok(()));
     assert!(!rule.may_begin(8), "trainer 0 gives to round 5");
     rule.finish(0);
-    assert!(rule.may_begin(8), "and nobody after it");
+    assert!(rule.may_begin(8), "and no trainer after it");
 }
 
 #[test]
@@ -96,12 +96,12 @@ enum State {
     Entering {
         step: u64,
         margin: u64,
-        told: Vec<bool>,
+        sent: Vec<bool>,
         said: Vec<Option<u64>>,
     },
     Giving {
         step: u64,
-        told: usize,
+        sent: usize,
         answered: usize,
     },
 }
@@ -115,8 +115,8 @@ impl Job {
     }
 
     fn enter(&mut self, trainer: u32, step: u64, margin: u64) {
-        let (told, said) = (vec![false; BLOCKS], vec![None; BLOCKS]);
-        self.trainers[trainer as usize] = State::Entering { step, margin, told, said };
+        let (sent, said) = (vec![false; BLOCKS], vec![None; BLOCKS]);
+        self.trainers[trainer as usize] = State::Entering { step, margin, sent, said };
     }
 
     /// The trainer says what it has to say, to `place` if it is free to choose.
@@ -126,9 +126,9 @@ impl Job {
                 let step = self.blocks.iter().map(|block| block.rule.entry(trainer)).max().expect("blocks");
                 self.enter(trainer, step, 0);
             }
-            State::Entering { step, ref told, .. } if !told[place] => {
-                let State::Entering { told, said, .. } = &mut self.trainers[trainer as usize] else { unreachable!() };
-                told[place] = true;
+            State::Entering { step, ref sent, .. } if !sent[place] => {
+                let State::Entering { sent, said, .. } = &mut self.trainers[trainer as usize] else { unreachable!() };
+                sent[place] = true;
                 match self.blocks[place].rule.enter(trainer, step) {
                     Ok(()) => self.blocks[place].entering.push((trainer, step)),
                     Err(round) => said[place] = Some(round),
@@ -136,18 +136,18 @@ impl Job {
                 self.settle(place);
             }
             State::Entering { .. } => {}
-            State::Giving { step, told, answered } if told == answered => {
-                self.trainers[trainer as usize] = State::Giving { step, told: told + 1, answered };
-                match self.blocks[told].rule.offer(trainer, step, false) {
+            State::Giving { step, sent, answered } if sent == answered => {
+                self.trainers[trainer as usize] = State::Giving { step, sent: sent + 1, answered };
+                match self.blocks[sent].rule.offer(trainer, step, false) {
                     Verdict::Apply | Verdict::Hold => {
-                        assert!(self.taken.insert((told, trainer, step)), "twice: {told}, {trainer}, {step}");
-                        self.blocks[told].waiting.push((trainer, step));
+                        assert!(self.taken.insert((sent, trainer, step)), "twice: {sent}, {trainer}, {step}");
+                        self.blocks[sent].waiting.push((trainer, step));
                     }
-                    Verdict::Answer | Verdict::Join => self.blocks[told].waiting.push((trainer, step)),
+                    Verdict::Answer | Verdict::Join => self.blocks[sent].waiting.push((trainer, step)),
                     Verdict::Late => self.trainers[trainer as usize] = State::Away,
                     Verdict::Drop => panic!("there are no backup trainers"),
                 }
-                self.settle(told);
+                self.settle(sent);
             }
             State::Giving { .. } => {}
         }
@@ -168,7 +168,7 @@ impl Job {
             if let State::Giving { answered, .. } = &mut self.trainers[trainer as usize] {
                 *answered += 1;
                 if *answered == BLOCKS {
-                    self.trainers[trainer as usize] = State::Giving { step: step + 1, told: 0, answered: 0 };
+                    self.trainers[trainer as usize] = State::Giving { step: step + 1, sent: 0, answered: 0 };
                 }
             }
         }
@@ -185,7 +185,7 @@ impl Job {
             };
             let (step, margin) = (*step, (2 * margin).clamp(1, 64));
             if furthest == step {
-                self.trainers[trainer as usize] = State::Giving { step, told: 0, answered: 0 };
+                self.trainers[trainer as usize] = State::Giving { step, sent: 0, answered: 0 };
             } else {
                 self.enter(trainer, furthest + margin, margin);
             }
@@ -199,8 +199,8 @@ impl Job {
         let waited = self.blocks[place].waiting.extract_if(.., of).count() > 0;
         let entered = self.blocks[place].entering.extract_if(.., of).count() > 0;
         match &mut self.trainers[trainer as usize] {
-            State::Giving { told, .. } if waited => *told -= 1,
-            State::Entering { told, .. } if entered => told[place] = false,
+            State::Giving { sent, .. } if waited => *sent -= 1,
+            State::Entering { sent, .. } if entered => sent[place] = false,
             _ => {}
         }
         self.blocks[place].rule.finish(trainer);

@@ -134,7 +134,7 @@ fn render(state: &ServerState) -> String {
         let refused = one(credentials.refused() as f64);
         family("refused_peers_total", "counter", "Peers without a certificate of this job.", &refused);
     }
-    family("warnings", "gauge", "Things that are wrong; Status tells them.", &one(status.warnings.len() as f64));
+    family("warnings", "gauge", "Things that are wrong; Status lists them.", &one(status.warnings.len() as f64));
     let tables = table_counts(state);
     let by_table = |value: fn(&TableCounts) -> u64| -> Vec<_> {
         tables.iter().map(|t| (format!("{{table=\"{}\"}}", t.table), value(t) as f64)).collect()
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_without_the_state_of_its_job_tells_no_progress() {
+    async fn a_server_without_the_state_of_its_job_reports_no_progress() {
         let servers = vec!["ps-0:29500".to_owned(), "ps-1:29500".to_owned()];
         let plain = Environment::new("mnist", "job-1", servers, 1, Training::default());
         let replicated = Environment { replication_factor: 2, ..plain.clone() };

@@ -189,9 +189,9 @@ async fn give(
     }
 }
 
-/// Tells a backup the model, without tensors if it is not given any blocks, and the members.
+/// Sends a backup the model, without tensors if it is not given any blocks, and the members.
 fn send_model(state: &ServerState, replication: &Replication, backup: &FrameSender, tensors: Vec<proto::TensorSpec>) {
-    let (_, roster) = state.members().told();
+    let (_, roster) = state.members().model_and_roster();
     let (epoch, Process { instance, incarnation }) = (state.recovery.epoch(), replication.process);
     let model = Some(proto::Model { tensors, roster, epoch, instance, incarnation });
     backup.send(Ok(frame::message(&proto::Replica { model, ..proto::Replica::default() })));
@@ -208,7 +208,7 @@ impl Feed<'_> {
         if !self.model_sent
             && let Ok(store) = self.state.store()
         {
-            let (tensors, _) = self.state.members().told();
+            let (tensors, _) = self.state.members().model_and_roster();
             send_model(self.state, self.replication, self.backup, tensors);
             self.model_sent = true;
             self.lacking = store.shard(shard).collect();
@@ -217,7 +217,7 @@ impl Feed<'_> {
         let finished = self.state.members().finished().len();
         if finished > self.finished_sent {
             self.finished_sent = finished;
-            let tensors = if self.model_sent { self.state.members().told().0 } else { Vec::new() };
+            let tensors = if self.model_sent { self.state.members().model_and_roster().0 } else { Vec::new() };
             send_model(self.state, self.replication, self.backup, tensors);
         }
         if self.tables.is_none()
@@ -238,7 +238,7 @@ impl Feed<'_> {
         Ok(())
     }
 
-    /// Lets the backup follow the next blocks while fewer than [`COPIES`] are being copied; tells it when it holds all.
+    /// Lets the backup follow the next blocks while fewer than [`COPIES`] are being copied; notifies it when it holds all.
     async fn advance(&mut self) -> Result<(), Status> {
         while self.copying.len() < COPIES
             && let Some(block) = self.lacking.pop_front()

@@ -1,5 +1,5 @@
 //! Lets only servers of the job call a service, where processes show certificates. Without TLS there is nothing by which a
-//! server could be told from a trainer.
+//! server could be distinguished from a trainer.
 
 use tonic::service::Interceptor;
 use tonic::{Request, Status};

@@ -102,7 +102,7 @@ impl sparse_tables_server::SparseTables for Service {
 impl Service {
     /// Returns a shard, by default this server's, and its tables; an error if another server is its primary.
     fn tables(&self, shard: Option<u32>) -> Result<(u32, Arc<Tables>), Status> {
-        let missing = || Status::aborted("no trainer has told the tables yet; call OpenTables first");
+        let missing = || Status::aborted("no trainer has described the tables yet; call OpenTables first");
         let shard = self.0.shard(shard)?;
         Ok((shard, self.0.tables(shard).ok_or_else(missing)?))
     }
@@ -121,7 +121,7 @@ impl Service {
         if config.checkpoint.is_some() && state.store().is_err() {
             return Err(Status::invalid_argument(format!(
                 "a checkpoint holds the rows of sparse tables together with the trainers' own layers; this job has table \
-                 {table} and no layers: tell them in Join, or remove spec.checkpoint, or --checkpoint-dir"
+                 {table} and no layers: describe them in Join, or remove spec.checkpoint, or --checkpoint-dir"
             )));
         }
         let tables = state.tables_for(shard, &specs);

@@ -23,7 +23,7 @@ impl BatchAssignments {
 
     /// Records what a heartbeat reports: how often a trainer has joined, and how many batches it has done since.
     pub fn hear(&self, id: &proto::TrainerId, entry: u64, done: u64) {
-        self.assigner().tell(id.index, (id.incarnation, entry), done);
+        self.assigner().record_done(id.index, (id.incarnation, entry), done);
     }
 
     /// Wakes waiting requests because a trainer has joined.

@@ -152,7 +152,7 @@ impl Election {
     }
 
     /// Returns whether the candidate has the votes of more than half of the voters. Once the other holder was replaced
-    /// (`replaced`), nobody can follow its last process any more, and voters that have `gone` count as well.
+    /// (`replaced`), no server can follow its last process any more, and voters that have `gone` count as well.
     #[must_use]
     pub fn is_elected(&self, replaced: bool, gone: impl Fn(Voter) -> bool) -> bool {
         let Some(votes) = self.votes.as_ref().filter(|_| !self.outdated) else { return false };

@@ -157,7 +157,7 @@ impl ServerState {
                 tensors = tensors.len(),
                 parameters = layout.elements(),
                 blocks = layout.owned_by(config.index).count(),
-                "the first trainer has told the model"
+                "the first trainer has described the model"
             );
             Store::start(Start {
                 layout,
@@ -431,7 +431,7 @@ impl ServerState {
         self.finish(trainer).await;
     }
 
-    /// Tells all blocks and tables that a trainer has finished or left.
+    /// Notifies all blocks and tables that a trainer has finished or left.
     pub async fn finish(&self, trainer: u32) {
         if let Ok(store) = self.store() {
             store.finish(trainer).await;

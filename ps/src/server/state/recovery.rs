@@ -197,13 +197,13 @@ impl Recovery {
 
     /// Adds the newest checkpoint and the exported model to the result of a server.
     pub fn add_to(&self, result: ReplicaResult) -> ReplicaResult {
-        let told = |newest: LastCheckpoint| CheckpointResult {
+        let described = |newest: LastCheckpoint| CheckpointResult {
             step: newest.id.step,
             path: newest.path.display().to_string(),
             unix_seconds: newest.unix_seconds,
         };
         let model = self.model.get().map(|path| path.display().to_string());
-        ReplicaResult { checkpoint: self.newest().map(told), model, ..result }
+        ReplicaResult { checkpoint: self.newest().map(described), model, ..result }
     }
 
     /// Returns the queue of trainers that wait for a checkpoint. Only the coordinator calls it, once.

@@ -106,7 +106,7 @@ impl Role {
 
     /// Returns the role as reported to others.
     #[must_use]
-    pub fn told(self) -> ShardRole {
+    pub fn shard_role(self) -> ShardRole {
         match self {
             Self::Starting => ShardRole::Starting,
             Self::Primary { .. } => ShardRole::Primary,

@@ -169,7 +169,7 @@ impl Replication {
 
     fn describe(&self, shard: u32, here: &Shard) -> proto::ShardHolder {
         let Process { instance, incarnation } = self.process;
-        let described = here.election.describe(shard, here.role.told());
+        let described = here.election.describe(shard, here.role.shard_role());
         proto::ShardHolder { instance, incarnation, ..described }
     }
 
@@ -413,7 +413,7 @@ impl Replication {
         self.changed.notify_waiters();
     }
 
-    /// As [`Self::change`], of what nobody waits for.
+    /// As [`Self::change`], of what no task waits for.
     pub(in crate::server) fn change_quietly(&self, shard: u32, change: impl FnOnce(&mut Shard)) {
         self.lock().entry(shard).and_modify(change);
     }

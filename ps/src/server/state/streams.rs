@@ -35,7 +35,7 @@ impl StreamKind {
         )))
     }
 
-    /// Returns a number that tells the kinds apart, its own number, and the number of streams of its kind.
+    /// Returns a number that distinguishes the kinds, its own number, and the number of streams of its kind.
     fn parts(self) -> (u8, u32, u32) {
         match self {
             Self::Pull => (0, 0, 1),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tonic::Status;
 
 use crate::clock::now;
-use crate::retry::TOLD_EVERY;
+use crate::retry::LOG_INTERVAL;
 use crate::server::error::ServerError;
 use crate::server::state::ServerState;
 use crate::server::state::membership::LivenessEvent;
@@ -38,7 +38,7 @@ pub async fn wait_for_leaving(state: &ServerState) {
 pub async fn given_up(state: &ServerState) -> ServerError {
     let (supervised, elastic) = (state.config.supervised, state.config.min_trainers.is_some());
     let mut ticks = tokio::time::interval(CHECK_INTERVAL);
-    let mut told = TOLD_EVERY;
+    let mut due = LOG_INTERVAL;
     loop {
         ticks.tick().await;
         let now = now();
@@ -78,12 +78,12 @@ pub async fn given_up(state: &ServerState) -> ServerError {
             return ServerError::Abandoned(why);
         }
         match alone {
-            Some((since, why)) if since >= told => {
+            Some((since, why)) if since >= due => {
                 tracing::info!("waiting for trainers: {why}");
-                told = since + TOLD_EVERY;
+                due = since + LOG_INTERVAL;
             }
             Some(_) => {}
-            None => told = TOLD_EVERY,
+            None => due = LOG_INTERVAL,
         }
     }
 }

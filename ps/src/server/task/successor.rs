@@ -31,7 +31,7 @@ pub async fn found(state: &ServerState) -> ServerError {
             }
             // It is being replaced, or its address is not known yet, or any more.
             Err(status) => {
-                tracing::debug!(address, reason = status.message(), "nobody answers at this server's address")
+                tracing::debug!(address, reason = status.message(), "no process answers at this server's address")
             }
         }
     }

@@ -29,7 +29,7 @@ pub struct Process {
 
 impl Process {
     pub fn start(listener: std::net::TcpListener, config: ServerConfig) -> Self {
-        // Told only if the test fails.
+        // Shown only if the test fails.
         drop(tracing_subscriber::fmt().with_test_writer().try_init());
         let runtime = Runtime::new().expect("a runtime");
         let stop = CancellationToken::new();
@@ -168,7 +168,7 @@ impl Job {
                     continue; // The servers went back to the beginning.
                 }
                 session.recorder().record(step, &[("loss".to_owned(), 1.0 / step as f64)].into());
-                // Nobody may be interested any more.
+                // The receiver may no longer exist.
                 let _ = steps.send(step);
             }
             let parameters = session.parameters().to_vec();

@@ -20,16 +20,16 @@ impl Supervisor {
             Action::Fault(fault) => self.strike(fault),
             Action::Mend(directions) => {
                 let mut wires = self.job.network.wires();
-                wires.trace.tell(format_args!("mended: {directions:?}"));
+                wires.trace.log(format_args!("mended: {directions:?}"));
                 directions.into_iter().for_each(|(from, to)| wires.mend(from, to));
             }
             Action::Admit(one, other) => {
                 let mut wires = self.job.network.wires();
-                wires.trace.tell(format_args!("{one:?} and {other:?} are let through"));
+                wires.trace.log(format_args!("{one:?} and {other:?} are let through"));
                 wires.admit(one, other);
             }
             Action::MendDisk(server, fault) => {
-                self.job.network.wires().trace.tell(format_args!("mended: {fault:?} of {server:?}"));
+                self.job.network.wires().trace.log(format_args!("mended: {fault:?} of {server:?}"));
                 self.disk.volume().mend(server, fault);
             }
             Action::TimeOut(pairs) => {
@@ -67,7 +67,7 @@ impl Supervisor {
 
     fn strike(&mut self, fault: Fault) {
         if !matches!(fault, Fault::Jump { .. }) {
-            self.job.network.wires().trace.tell(format_args!("fault: {fault:?}"));
+            self.job.network.wires().trace.log(format_args!("fault: {fault:?}"));
         }
         self.struck.insert(fault.name());
         match fault {
@@ -161,7 +161,7 @@ impl Supervisor {
         }
     }
 
-    /// The machine of a server has died in a file operation. Nobody hears of it.
+    /// The machine of a server has died in a file operation. No process hears of it.
     pub(super) fn machine_died(&mut self, host: Host, away: Duration) {
         let Host::Server(index, _) = host else { return };
         if self.kill(host, true) {

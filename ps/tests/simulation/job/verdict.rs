@@ -31,7 +31,7 @@ impl Supervisor {
     ) -> Result<(), String> {
         let plan = &self.job.plan;
         let newest = self.newest_server(index as u32);
-        self.job.network.wires().trace.tell(format_args!("server {index} ({life}) ends: {}", told(&result)));
+        self.job.network.wires().trace.log(format_args!("server {index} ({life}) ends: {}", describe(&result)));
         self.job.network.kill(Host::Server(index as u32, life), false);
         // Its successor does the work.
         if result.is_err() && newest != Host::Server(index as u32, life) {
@@ -41,10 +41,10 @@ impl Supervisor {
             Ok(result) => {
                 let exchanges = if plan.least.is_some() { plan.steps } else { u64::from(plan.trainers) * plan.steps };
                 let want = exchanges * u64::from(plan.local_steps.max(1));
-                // Of an elastic job server 0 counts, and what nobody has done in the end is missing.
-                let told = plan.least.is_none() || (index == 0 && !plan.may_leave_out());
-                let told = told && !plan.forgets;
-                if told && result.steps != want {
+                // Of an elastic job server 0 counts, and what no trainer has done in the end is missing.
+                let known = plan.least.is_none() || (index == 0 && !plan.may_leave_out());
+                let known = known && !plan.forgets;
+                if known && result.steps != want {
                     return Err(format!("server {index} says that {} steps were done, not {want}", result.steps));
                 }
                 if index == 0 && plan.disk_is_never_mended() {
@@ -88,7 +88,7 @@ impl Supervisor {
         incarnation: u32,
         result: Result<(), Failure>,
     ) -> Result<(), String> {
-        self.job.network.wires().trace.tell(format_args!("trainer {index} ({incarnation}) ends: {result:?}"));
+        self.job.network.wires().trace.log(format_args!("trainer {index} ({incarnation}) ends: {result:?}"));
         let newest = self.incarnations[index as usize];
         match result {
             // It has left, and comes back.
@@ -106,23 +106,23 @@ impl Supervisor {
             }
             Err(Failure::Violation(what)) => Err(what),
             // Its successor does the work.
-            Err(Failure::Told(_)) if incarnation < newest || self.is_replaced(index, incarnation) => Ok(()),
+            Err(Failure::Reported(_)) if incarnation < newest || self.is_replaced(index, incarnation) => Ok(()),
             // All have finished, a process before this one among them.
-            Err(Failure::Told(why)) if why.contains("nothing is left") => {
+            Err(Failure::Reported(why)) if why.contains("nothing is left") => {
                 self.trainers_over[index as usize] = true;
                 Ok(())
             }
             // Also where servers have ended, because a process before this one did all the work.
-            Err(Failure::Told(why)) if self.may_give_up() && why.contains("did not answer") => {
+            Err(Failure::Reported(why)) if self.may_give_up() && why.contains("did not answer") => {
                 self.trainers_over[index as usize] = true;
                 Ok(())
             }
-            Err(Failure::Told(why)) => Err(format!("trainer {index} gave up: {why}")),
+            Err(Failure::Reported(why)) => Err(format!("trainer {index} gave up: {why}")),
         }
     }
 
     /// A server ends when it hears of the last trainer's end, or takes a silent one that gave all its steps for
-    /// finished: who is cut off then, and its successor, have nobody to talk to. What they gave is in the model.
+    /// finished: who is cut off then, and its successor, have no server to talk to. What they gave is in the model.
     fn may_give_up(&self) -> bool {
         self.job.plan.doomed || self.servers_over.iter().any(|over| *over)
     }
@@ -218,7 +218,7 @@ impl Supervisor {
 }
 
 /// How a server ended.
-fn told(result: &Result<ReplicaResult, ServerError>) -> String {
+fn describe(result: &Result<ReplicaResult, ServerError>) -> String {
     match result {
         Ok(result) => format!("{} steps, {} examples", result.steps, result.examples),
         Err(error) => error.to_string(),

@@ -16,7 +16,7 @@ fn candidate(home: bool, trainers: &[Voter]) -> Election {
 fn more_than_half_of_the_voters_elect() {
     let all = [(0, 0), (1, 0), (2, 1), (3, 0)];
     let rows = [
-        ("nobody votes", 4, &[][..], false),
+        ("no vote", 4, &[][..], false),
         ("half", 4, &[(0, 0), (1, 0)], false),
         ("more than half", 4, &[(0, 0), (1, 0), (3, 0)], true),
         ("half of three, rounded up", 3, &[(0, 0), (2, 1)], true),
@@ -42,7 +42,7 @@ fn voters_that_are_gone_count_once_the_other_holder_was_replaced() {
     election.voters.trainers = voters(&[(2, 0)]);
     assert!(!election.is_elected(true, gone), "the only one is there and has not voted");
     election.voters.trainers.clear();
-    assert!(election.is_elected(true, gone), "nobody trains yet");
+    assert!(election.is_elected(true, gone), "no trainer trains yet");
 }
 
 #[test]

@@ -32,13 +32,13 @@ pub fn difference(job: &[TensorSpec], tensors: &[TensorSpec], other: &str) -> Op
     if (here.as_str(), there.as_str()) == ("nothing", "nothing") {
         let first = job.iter().zip(tensors).position(|(one, another)| one != another);
         if let Some(first) = first.filter(|first| job[*first].name == tensors[*first].name) {
-            let told = |tensor: &TensorSpec| {
+            let describe = |tensor: &TensorSpec| {
                 let ParameterGroup { learning_rate_factor, weight_decay } = tensor.group;
                 let decay = weight_decay
                     .map_or_else(|| "the job's weight decay".into(), |decay| format!("weight decay {decay}"));
                 format!("{learning_rate_factor} times the job's learning rate and {decay}")
             };
-            let (name, here, there) = (&job[first].name, told(&job[first]), told(&tensors[first]));
+            let (name, here, there) = (&job[first].name, describe(&job[first]), describe(&tensors[first]));
             return Some(format!("the parameter group of {name}: in the job it has {here}, in {other} {there}"));
         }
         let name = |those: &[TensorSpec]| first.and_then(|i| those.get(i)).map_or_else(String::new, |t| t.name.clone());
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn both_lists_are_told() {
+    fn both_lists_are_described() {
         let job = tensors(&[("w", 6), ("b", 3)]);
         let rows = [
             (tensors(&[("w", 6), ("b", 3)]), None),
@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn a_long_list_is_cut() {
         let many: Vec<TensorSpec> = (0..1000).map(|i| TensorSpec::new(format!("t{i}"), vec![1])).collect();
-        let told = difference(&many, &[], "the checkpoint").expect("they differ");
-        assert!(told.contains("t23 [1] and 976 more") && !told.contains("t24"), "{told}");
+        let message = difference(&many, &[], "the checkpoint").expect("they differ");
+        assert!(message.contains("t23 [1] and 976 more") && !message.contains("t24"), "{message}");
     }
 }

@@ -7,7 +7,7 @@ use tonic::Status;
 pub enum Refusal {
     /// A process of another job, most likely an old one at a reused address.
     ///
-    /// The text does not name the server's job: where there are no certificates, its uid is what tells members from others.
+    /// The text does not name the server's job: where there are no certificates, its uid distinguishes members from others.
     #[error(
         "this server belongs to another job than {found}, the trainer's; check the address and start both from one job"
     )]

@@ -13,7 +13,7 @@ use crate::series::{LONGEST_NAME, MOST_METRICS};
 impl Membership {
     /// Returns the model and the members, for another server.
     #[must_use]
-    pub fn told(&self) -> (Vec<proto::TensorSpec>, Vec<proto::RosterEntry>) {
+    pub fn model_and_roster(&self) -> (Vec<proto::TensorSpec>, Vec<proto::RosterEntry>) {
         let tensors = self.tensors.iter().map(proto::TensorSpec::from);
         let mut named = BTreeSet::new();
         let roster = (0..).zip(&self.members).filter_map(|(index, member)| {

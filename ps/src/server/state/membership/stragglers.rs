@@ -68,7 +68,7 @@ mod tests {
     fn who_is_clearly_slower_than_the_median_is_a_straggler() {
         type Row = (&'static str, &'static [Option<f64>], &'static [u32]);
         let rows: [Row; 9] = [
-            ("nobody", &[], &[]),
+            ("no trainer", &[], &[]),
             ("one alone", &[Some(1.0)], &[]),
             ("nothing known of the others", &[Some(1.0), None, None], &[]),
             ("equals", &[Some(10.0), Some(9.0), Some(8.0)], &[]),
@@ -94,7 +94,7 @@ mod tests {
             }
             pace.steps_per_second()
         };
-        assert_eq!(pace(&[(1.0, 10, 0.0), (3.0, 30, 0.0)]), None, "too early to tell");
+        assert_eq!(pace(&[(1.0, 10, 0.0), (3.0, 30, 0.0)]), None, "too early to know");
         assert_eq!(pace(&[(1.0, 10, 0.0), (6.0, 60, 0.0)]), Some(10.0));
         assert_eq!(pace(&[(1.0, 10, 0.0), (11.0, 60, 5.0)]), Some(10.0), "half of it was waiting");
         assert_eq!(pace(&[(1.0, 1, 0.0), (3.0, 1, 0.0), (11.0, 2, 0.0)]), Some(0.1), "a step longer than a report");

@@ -52,7 +52,7 @@ fn a_heartbeat_that_the_last_words_have_overtaken_takes_nothing_back() {
 }
 
 #[test]
-fn the_result_tells_the_incarnation_with_which_each_trainer_left_well() {
+fn the_result_reports_the_incarnation_with_which_each_trainer_left_well() {
     let start = Instant::now();
     for (least, want) in [(None, vec![(0, "0,2"), (3, "1")]), (Some(1), vec![])] {
         let mut members = Membership::new("job".into(), 4, least, Timeouts::default(), start);
@@ -68,7 +68,7 @@ fn the_result_tells_the_incarnation_with_which_each_trainer_left_well() {
 }
 
 #[test]
-fn the_last_words_tell_steps_to_a_server_that_has_not_seen_them() {
+fn the_last_words_report_steps_to_a_server_that_has_not_seen_them() {
     let start = Instant::now();
     for (seen, said, want) in [(0, 7, 7), (5, 7, 7), (9, 7, 9), (5, 0, 5)] {
         let mut members = Membership::new("job".into(), 1, None, Timeouts::default(), start);
@@ -84,14 +84,14 @@ fn the_last_words_tell_steps_to_a_server_that_has_not_seen_them() {
 fn what_was_said_last_of_a_metric_counts() {
     let start = Instant::now();
     let at = |second| start + Duration::from_secs(second);
-    let told = |value: f64| BTreeMap::from([("perplexity".to_owned(), value)]);
+    let perplexity = |value: f64| BTreeMap::from([("perplexity".to_owned(), value)]);
     let mut members = Membership::new("job".into(), 2, None, Timeouts::default(), start);
     (0..2).for_each(|index| members.join(&id(index, 0), Vec::new(), 100, start).expect("joins"));
-    members.evaluated(told(300.0), at(1));
-    assert_eq!(members.metrics(), told(300.0), "nobody else has measured it");
-    members.report(&id(0, 0), 10, told(250.0), at(2)).expect("reports");
-    assert_eq!(members.metrics(), told(250.0));
-    members.evaluated(told(200.0), at(3));
+    members.evaluated(perplexity(300.0), at(1));
+    assert_eq!(members.metrics(), perplexity(300.0), "no other process has measured it");
+    members.report(&id(0, 0), 10, perplexity(250.0), at(2)).expect("reports");
+    assert_eq!(members.metrics(), perplexity(250.0));
+    members.evaluated(perplexity(200.0), at(3));
     members.report(&id(1, 0), 10, BTreeMap::from([("loss".to_owned(), 5.0)]), at(4)).expect("reports");
     assert_eq!(members.metrics()["perplexity"], 200.0);
     assert_eq!(members.status(at(4)).metrics["loss"], 5.0);
@@ -117,7 +117,7 @@ fn a_slow_trainer_is_named_although_all_go_in_step() {
     assert!((status.trainers[1].steps_per_second - 1.0).abs() < 1e-6, "{:?}", status.trainers[1]);
     let leave = proto::LeaveRequest { trainer: Some(id(1)), finished: true, ..Default::default() };
     members.leave(&leave, &id(1), start + Duration::from_secs(21)).expect("leaves");
-    assert_eq!(members.status(start + Duration::from_secs(21)).stragglers, [0; 0], "who has left holds nobody up");
+    assert_eq!(members.status(start + Duration::from_secs(21)).stragglers, [0; 0], "who has left delays no trainer");
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn the_last_metrics_of_a_finished_trainer_reach_every_server() {
     for (trainer, accuracy) in [(0, 0.98), (1, 0.97)] {
         first.leave(&leave(trainer, accuracy), &id(trainer, 0), start).expect("leaves");
     }
-    let (_, roster) = first.told();
+    let (_, roster) = first.model_and_roster();
     assert_eq!(roster.iter().map(|entry| entry.metrics.len()).collect::<Vec<_>>(), [2, 0], "each name once");
     let want = first.result();
     assert_eq!((want.examples, want.metrics["accuracy"]), (640, 0.98));
@@ -225,15 +225,15 @@ fn an_elastic_job_needs_some_of_its_trainers() {
         assert_eq!(members.present(), want, "with trainer {index}");
     }
     let later = start + Duration::from_secs(120);
-    assert!(members.look(later).iter().all(|news| news.is_lost), "a place that nobody took is no news");
+    assert!(members.look(later).iter().all(|news| news.is_lost), "a place that no trainer took is no news");
     assert_eq!(members.absent(), [0, 1, 2, 3]);
     members.hear(&id(1, 0), later).expect("it is back");
     assert_eq!((members.present(), members.absent()), ((1, false), vec![0, 2, 3]));
-    assert_eq!(members.status(later).trainers.len(), 3, "places that nobody took are not shown");
+    assert_eq!(members.status(later).trainers.len(), 3, "places that no trainer took are not shown");
 }
 
 #[test]
-fn an_elastic_job_ends_when_one_has_finished_and_nobody_is_at_work() {
+fn an_elastic_job_ends_when_one_has_finished_and_no_trainer_is_at_work() {
     let start = Instant::now();
     let leave = |index, finished| proto::LeaveRequest { trainer: Some(id(index, 0)), finished, ..Default::default() };
     let mut members = elastic(1, start);
@@ -246,7 +246,7 @@ fn an_elastic_job_ends_when_one_has_finished_and_nobody_is_at_work() {
     let later = start + Duration::from_secs(31);
     assert_eq!(members.look(later).len(), 1, "trainer 2 is lost");
     assert!(members.done());
-    assert_eq!(members.concluded().into_keys().collect::<Vec<_>>(), [0, 1, 2, 3], "nobody is missed");
+    assert_eq!(members.concluded().into_keys().collect::<Vec<_>>(), [0, 1, 2, 3], "no trainer is missed");
     members.close();
     let error = members.join(&id(3, 0), Vec::new(), 100, later).expect_err("too late").to_string();
     assert!(error.contains("nothing is left for trainer 3"), "{error}");
@@ -254,8 +254,8 @@ fn an_elastic_job_ends_when_one_has_finished_and_nobody_is_at_work() {
     let mut members = elastic(1, start);
     members.join(&id(0, 0), Vec::new(), 100, start).expect("joins");
     members.leave(&leave(0, false), &id(0, 0), start).expect("leaves");
-    assert!(!members.done(), "nobody has finished");
-    let why = members.abandoned(start + Duration::from_secs(601)).expect("nobody came back");
+    assert!(!members.done(), "no trainer has finished");
+    let why = members.abandoned(start + Duration::from_secs(601)).expect("no trainer came back");
     assert!(why.ends_with("missing: trainer 0 (left to be replaced)"), "{why}");
 }
 
@@ -272,7 +272,7 @@ fn trainers_of_an_elastic_job_get_time_to_come_back_before_one_counts_as_finishe
 }
 
 #[test]
-fn a_trainer_that_ended_with_an_error_is_told_until_it_is_back() {
+fn a_trainer_that_ended_with_an_error_is_reported_until_it_is_back() {
     let start = Instant::now();
     let leave = |index, failure: &str| proto::LeaveRequest {
         trainer: Some(id(index, 0)),
@@ -287,23 +287,23 @@ fn a_trainer_that_ended_with_an_error_is_told_until_it_is_back() {
         members.join(&id(0, 1), Vec::new(), 100, start).expect("joins");
         let failed = proto::LeaveRequest { trainer: Some(id(0, 1)), ..leave(0, "the loss is inf") };
         members.leave(&failed, &id(0, 1), start).expect("leaves");
-        let told = Some("trainer 0 ended with an error: the loss is inf".to_owned());
-        assert_eq!(members.failed(), told.clone().filter(|_| !others_are_enough), "trainer 1 is active");
+        let reported = Some("trainer 0 ended with an error: the loss is inf".to_owned());
+        assert_eq!(members.failed(), reported.clone().filter(|_| !others_are_enough), "trainer 1 is active");
         members.leave(&leave(1, ""), &id(1, 0), start).expect("leaves");
-        assert_eq!(members.failed(), told, "nobody is active");
+        assert_eq!(members.failed(), reported, "no trainer is active");
         members.join(&id(0, 2), Vec::new(), 100, start).expect("joins");
         assert_eq!(members.failed(), None, "it is back");
     }
 }
 
 #[test]
-fn only_a_server_that_nobody_supervises_gives_up() {
+fn only_an_unsupervised_server_gives_up() {
     let start = Instant::now();
     let year = start + Duration::from_secs(365 * 24 * 3600);
     for (supervised, gives_up) in [(false, true), (true, false)] {
         let members = Membership::new("job".into(), 1, None, Timeouts::new(supervised), start);
         assert_eq!(members.abandoned(year).is_some(), gives_up, "supervised: {supervised}");
-        let (alone, why) = members.alone(start + Duration::from_secs(30)).expect("nobody came");
+        let (alone, why) = members.alone(start + Duration::from_secs(30)).expect("no trainer came");
         assert_eq!(alone, Duration::from_secs(30));
         assert!(why.ends_with("missing: trainer 0 (never joined)"), "{why}");
     }
@@ -332,6 +332,6 @@ fn metrics_are_bounded_however_many_names_trainers_report() {
     assert_eq!(status.trainers[2].metrics.keys().collect::<Vec<_>>(), ["loss"]);
     assert_eq!(status.metrics.len(), 32);
     assert_eq!(status.metrics["perplexity"], 3.0, "that of the evaluation is shown in any case");
-    let told = status.warnings.iter().filter(|text| text.contains("more than 32 metrics")).count();
-    assert_eq!(told, 3, "{:?}", status.warnings);
+    let count = status.warnings.iter().filter(|text| text.contains("more than 32 metrics")).count();
+    assert_eq!(count, 3, "{:?}", status.warnings);
 }

@@ -35,7 +35,7 @@ fn leads() -> Replication {
 }
 
 #[tokio::test]
-async fn nobody_is_served_before_the_blocks_have_their_role() {
+async fn no_caller_is_served_before_the_blocks_have_their_role() {
     let replication = about_to_lead();
     assert!(replication.leads(0).is_err() && replication.serve(&follower(2, 0)).is_err());
     replication.settle(0);

@@ -60,7 +60,7 @@ impl Arrivals {
     }
 
     /// Waits until a process has taken the place of one that was asked to restore and has not answered, and returns its server.
-    /// `asked_for` tells how long ago a server was asked, if its answer is awaited.
+    /// `asked_for` returns how long ago a server was asked, if its answer is awaited.
     pub async fn replacement(&mut self, asked_for: impl Fn(u32) -> Option<Duration>) -> u32 {
         while let Some(newcomer) = self.queue.recv().await {
             let server = newcomer.server;
@@ -84,7 +84,7 @@ impl Arrivals {
 /// needed does no harm. If none was, a process that has just started may be asked before it is heard of, but not long before.
 fn replaces(heard: Option<&BTreeSet<u64>>, instance: u64, asked_for: Option<Duration>) -> bool {
     match (heard, asked_for) {
-        // Nobody was reached yet, or the answer has come: the next request goes to the new process.
+        // No process was reached yet, or the answer has come: the next request goes to the new process.
         (_, None) => false,
         (Some(heard), Some(_)) => !heard.contains(&instance),
         (None, Some(asked_for)) => asked_for >= REACHED,
@@ -107,7 +107,7 @@ mod tests {
             ("a new process", Some(vec![1, 2]), Some(SECOND), true),
             ("it asks again", Some(vec![1, 7]), Some(60 * SECOND), false),
             ("it is asked when it listens", Some(vec![1]), None, false),
-            ("nobody is asked", None, None, false),
+            ("no process is asked", None, None, false),
         ] {
             let heard = heard.map(BTreeSet::from_iter);
             assert_eq!(replaces(heard.as_ref(), 7, asked_for), want, "{label}");

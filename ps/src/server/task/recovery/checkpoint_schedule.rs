@@ -47,7 +47,7 @@ pub(super) enum When {
     Last,
 }
 
-/// A manifest on its way to the disk. It gets there even if nobody waits for it.
+/// A manifest on its way to the disk. It gets there even if no task waits for it.
 struct Committing {
     id: CheckpointId,
     /// The state that counts as kept with it.
@@ -135,7 +135,7 @@ impl<'a> CheckpointSchedule<'a> {
         settled
     }
 
-    /// Tells the other servers that they can end. A server that misses the message ends somewhat later.
+    /// Notifies the other servers that they can end. A server that misses the message ends somewhat later.
     pub(super) async fn release(&self) {
         let request = proto::SnapshotRequest {
             job_uid: self.state.config.job_uid.clone(),
@@ -145,11 +145,11 @@ impl<'a> CheckpointSchedule<'a> {
             done: self.state.members().done(),
             ..proto::SnapshotRequest::default()
         };
-        let told = self.config.servers.iter().skip(1).map(|address| {
+        let calls = self.config.servers.iter().skip(1).map(|address| {
             let request = request.clone();
             async move { client(&self.state.config.network, address)?.snapshot(request).await.map(drop) }
         });
-        if tokio::time::timeout(RELEASE, join_all(told)).await.is_err() {
+        if tokio::time::timeout(RELEASE, join_all(calls)).await.is_err() {
             tracing::debug!("not every server has heard that it can end");
         }
     }

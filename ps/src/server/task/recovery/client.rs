@@ -58,10 +58,10 @@ mod tests {
     use crate::proto;
 
     #[tokio::test]
-    async fn a_request_to_nobody_was_never_sent() {
+    async fn a_request_to_no_process_was_never_sent() {
         let closed = std::net::TcpListener::bind("127.0.0.1:0").and_then(|port| port.local_addr()).expect("a port");
         let mut client = client(&Network::default(), &closed.to_string()).expect("an address");
-        let status = client.restore(proto::RestoreRequest::default()).await.expect_err("nobody listens");
+        let status = client.restore(proto::RestoreRequest::default()).await.expect_err("no process listens");
         assert!(never_sent(&status), "{status:?}");
         assert!(!never_sent(&Status::unavailable("the connection broke")));
     }

@@ -69,7 +69,7 @@ mod tests {
                 resume: true,
                 servers,
             };
-            let lock = FolderLock::take(&state, &config).await.expect("nobody has it");
+            let lock = FolderLock::take(&state, &config).await.expect("no process has it");
             let successor = Lock { job: "mnist".into(), uid: "job-1".into(), holder: 1, incarnation: 1, counter: 0 };
             let written = config.folder.clone();
             let commit = move || {

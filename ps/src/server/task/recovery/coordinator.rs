@@ -27,8 +27,8 @@ use crate::server::error::ServerError;
 use crate::server::state::ServerState;
 use crate::server::state::recovery::{DurabilityRequest, Newcomer, NotKept};
 
-/// Time after which a trainer that waits for a checkpoint is told why there is none.
-const TOLD: Duration = Duration::from_secs(20);
+/// Time after which a trainer that waits for a checkpoint learns why there is none.
+const REPORT_AFTER: Duration = Duration::from_secs(20);
 /// Timeout for telling the other servers that a new process of server 0 is at work.
 const GREETING: Duration = Duration::from_secs(2);
 /// Delay before the next attempt at a checkpoint that came too early.
@@ -129,7 +129,7 @@ async fn lead(
                 ticks.reset_immediately();
             }
             _ = ticks.tick() => {
-                // Dropping a request from before a restore tells its trainer to join again.
+                // Dropping a request from before a restore makes its trainer join again.
                 concluding.retain(|conclusion: &DurabilityRequest| conclusion.epoch == state.recovery.epoch());
                 let when = if concluding.is_empty() { When::Soon } else { When::Now };
                 let waiting = concluding.len();
@@ -164,8 +164,8 @@ async fn lead(
                 if !early {
                     let reason = status.message();
                     tracing::warn!(reason, "no checkpoint was written; training goes on, the next try follows");
-                    if when == When::Now && failing_since.get_or_insert_with(Instant::now).elapsed() >= TOLD {
-                        // They ask again, and are told again when as much time has passed.
+                    if when == When::Now && failing_since.get_or_insert_with(Instant::now).elapsed() >= REPORT_AFTER {
+                        // They ask again, and are answered again when as much time has passed.
                         failing_since = None;
                         let why = format!("the last step is in no checkpoint yet: {reason}");
                         for conclusion in concluding.drain(..waiting) {
@@ -184,8 +184,8 @@ async fn lead(
         return Ok(());
     }
     for conclusion in concluding {
-        let told = kept.as_ref().map(drop).map_err(|why| NotKept { why: why.clone(), given_up: true });
-        let _ = conclusion.kept.send(told);
+        let outcome = kept.as_ref().map(drop).map_err(|why| NotKept { why: why.clone(), given_up: true });
+        let _ = conclusion.kept.send(outcome);
     }
     if let Err(why) = kept {
         return Err(ServerError::NotKept { what: "the last checkpoint", why });

@@ -1,4 +1,4 @@
-//! Works on the checkpoint folder for server 0: waits while it cannot be read or written, and tells so in the log and in
+//! Works on the checkpoint folder for server 0: waits while it cannot be read or written, and reports it in the log and in
 //! the server's status.
 
 use std::future::pending;

@@ -116,7 +116,7 @@ impl<'a> FolderLock<'a> {
         self.holder.read().await.unwrap_or(Ok(()))
     }
 
-    /// Returns what tells whether this process has the lock, for a task of its own.
+    /// Returns what shows whether this process has the lock, for a task of its own.
     pub fn holder(&self) -> Holder {
         self.holder.clone()
     }

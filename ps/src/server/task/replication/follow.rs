@@ -58,7 +58,7 @@ async fn take(state: &ServerState, replication: &Replication, shard: u32) -> Res
     let open = proto::OpenFollow {
         job_uid: state.config.job_uid.clone(),
         holder: replication.holder(shard),
-        // One that has not all its state yet follows in any epoch; the model tells it in which.
+        // One that has not all its state yet follows in any epoch; the model message names it.
         epoch: if state.recovery.awaits_restore() { 0 } else { state.recovery.epoch() },
     };
     let held = proto::Held { blocks: held, row_parts: held_rows };
