@@ -41,7 +41,7 @@ impl Supervisor {
             Ok(result) => {
                 let exchanges = if plan.least.is_some() { plan.steps } else { u64::from(plan.trainers) * plan.steps };
                 let want = exchanges * u64::from(plan.local_steps.max(1));
-                // Of an elastic job server 0 counts, and what no trainer has done in the end is missing.
+                // Server 0 counts the steps of an elastic job, and what no trainer has done in the end is missing.
                 let known = plan.least.is_none() || (index == 0 && !plan.may_leave_out());
                 let known = known && !plan.forgets;
                 if known && result.steps != want {
