@@ -172,14 +172,19 @@ fn every_section_of_troubleshooting_has_its_explanation() {
         if let Some(first) = first {
             status["lastFailure"] = first;
         }
-        let said = explain(&job(status), "2026-01-01T00:05:00Z".parse().expect("a time"));
-        let text = said.as_text(&Flags::default());
-        for word in words {
-            assert!(text.contains(word), "{section}: {word:?} is not in\n{text}");
-        }
-        assert!(said.next[0].0.starts_with(command), "{section}: {command:?} is not first in\n{text}");
-        assert_eq!(said.needs_help, needs_help, "{section}: {text}");
+        check(status, words, command, needs_help);
     }
+}
+
+/// Checks the explanation of a status: its words, the beginning of its first command, and whether somebody has to do something.
+fn check(status: Value, words: &[&str], command: &str, needs_help: bool) {
+    let said = explain(&job(status), "2026-01-01T00:05:00Z".parse().expect("a time"));
+    let text = said.as_text(&Flags::default());
+    for word in words {
+        assert!(text.contains(word), "{word:?} is not in\n{text}");
+    }
+    assert!(said.next[0].0.starts_with(command), "{command:?} is not first in\n{text}");
+    assert_eq!(said.needs_help, needs_help, "{text}");
 }
 
 /// A status, words of the explanation, the beginning of the first command, and whether somebody has to do something.
@@ -279,13 +284,7 @@ fn causes_are_named_with_what_to_do() {
         ),
     ];
     for (status, words, command, needs_help) in cases {
-        let said = explain(&job(status), "2026-01-01T00:05:00Z".parse().expect("a time"));
-        let text = said.as_text(&Flags::default());
-        for word in words {
-            assert!(text.contains(word), "{word:?} is not in\n{text}");
-        }
-        assert!(said.next[0].0.starts_with(command), "{command:?} is not first in\n{text}");
-        assert_eq!(said.needs_help, needs_help, "{text}");
+        check(status, words, command, needs_help);
     }
 }
 

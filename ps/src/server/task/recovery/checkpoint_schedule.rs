@@ -13,6 +13,7 @@ use super::client::client;
 use super::confirmed_commit::{self, taken};
 use super::extent::{Extent, extent};
 use super::folder_lock::FolderLock;
+use super::server_checkpoint;
 use crate::checkpoint::format::{FORMAT, PartEntry};
 use crate::checkpoint::runs::Ancestor;
 use crate::checkpoint::{Checkpoint, CheckpointId, Concluded, Manifest, Runs, export, write};
@@ -276,19 +277,15 @@ impl<'a> CheckpointSchedule<'a> {
     /// Looks for a checkpoint that has every step of every trainer: the process of server 0 before may have written it after
     /// this one had looked for the newest, and the others may have ended with it.
     async fn find_whole(&mut self) -> bool {
-        let run = self.place.as_ref().map(|(run, _)| *run);
-        let Some(run) = run.filter(|_| self.state.config.min_trainers.is_none()) else { return false };
-        self.find_newest(run).await;
-        let Some(newest) = self.state.recovery.newest().filter(|newest| newest.id.run == run) else { return false };
-        let opened = self.config.folder.disk().work(move || Checkpoint::open(&newest.path)).await;
-        let Ok(checkpoint) = opened else { return false };
-        let concluded = checkpoint.concluded().clone();
-        let is_whole =
-            concluded.len() == self.state.config.trainers as usize && concluded == self.state.members().concluded();
-        if is_whole {
-            self.kept = Some(Kept { extent: None, concluded });
+        let run = self.place.as_ref().map(|(run, _)| *run).filter(|_| self.state.config.min_trainers.is_none());
+        let whole = server_checkpoint::whole(self.state, self.config).await;
+        let (Some(run), Some((_, concluded))) = (run, whole) else { return false };
+        if concluded != self.state.members().concluded() {
+            return false;
         }
-        is_whole
+        self.find_newest(run).await;
+        self.kept = Some(Kept { extent: None, concluded });
+        true
     }
 
     /// Takes the newest complete checkpoint of `run` for the last one that was written, if there is a newer one than that.
