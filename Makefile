@@ -57,6 +57,10 @@ test-python: build-tests mnist text ## test the Python package, with types check
 	export PYTHONPATH=$(abspath $(TARGET))/python PSJOBS_WORKER=$(abspath $(TARGET))/debug/psjobs-worker PSJOBS=$(abspath $(TARGET))/debug/psjobs; \
 	python=$$(scripts/python.sh); cd python; "$$python" -m mypy --cache-dir $(abspath $(TARGET))/mypy; "$$python" -P -m pytest -q -n 2 -p no:cacheprovider
 
+.PHONY: test-page
+test-page: build-tests ## test the web page of a job in Chromium; needs node 20 and Chromium, and says so without them
+	PSJOBS_WORKER=$(abspath $(TARGET))/debug/psjobs-worker PSJOBS=$(abspath $(TARGET))/debug/psjobs scripts/page-test.sh
+
 .PHONY: wheel
 wheel: ## build the Python package's wheel, and check that it installs; ARGS=release makes that of PyPI
 	scripts/wheel.sh $(abspath $(TARGET))/wheel $(ARGS)
@@ -87,6 +91,7 @@ lint-files: ## check format, documents, circles of files, commits and, where car
 	scripts/check-docs.py
 	scripts/check-circles.py
 	scripts/check-pins.py
+	scripts/check-members.py
 	scripts/check-commits.sh
 	$(CARGO) fmt --all --check
 	if command -v cargo-deny >/dev/null; then $(CARGO) deny --locked check licenses bans sources; else echo "lint: licences not checked, cargo-deny is not installed"; fi
