@@ -48,14 +48,15 @@ pub fn job(name: &str, training: Value, trainers: u32, args: &[&str]) -> anyhow:
 /// Runs a job to its end.
 pub fn run(job: &ParameterServerJob, worker: &Path) -> anyhow::Result<Summary> {
     let wish = Wish { progress: Progress::None, output: false };
-    let options = Options {
+    let mut options = Options {
         worker: Some(worker.to_owned()),
         data: None,
         log_dir: None,
         checkpoint_dir: run::CHECKPOINTS.into(),
+        door: None,
         wish,
     };
-    let (summary, signal) = run::execute(job, &options, &mut |_| {})?;
+    let (summary, signal) = run::execute(job, &mut options, &mut |_| {})?;
     ensure!(signal.is_none() && summary.state == State::Succeeded, "the job did not succeed; nothing was measured");
     Ok(summary)
 }

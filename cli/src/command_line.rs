@@ -15,7 +15,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Run(run::RunArgs),
+    Run(Box<run::RunArgs>),
     Validate(validate::ValidateArgs),
     /// Measure speed against a limit of this machine (calls psjobs-bench)
     #[command(disable_help_flag = true)]

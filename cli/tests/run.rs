@@ -193,6 +193,29 @@ fn a_dying_trainer_fails_the_job_with_its_last_lines_and_ends_all_others() {
 }
 
 #[test]
+fn the_page_of_a_failed_job_is_kept_and_names_the_cause() {
+    let trainer = format!("[ $PSJOB_INDEX = 0 ] && {{ echo 'no <data>'; exit 3; }}; {STUCK}");
+    let job = Job::new(STUCK, &trainer, "failurePolicy: {maxRestarts: 0}");
+    let logs = job.path("logs");
+    let report = job.run(&["--web=127.0.0.1:0", "--log-dir", &logs.display().to_string()]);
+    assert_eq!(report.code, Some(1), "{}", report.stderr);
+    assert!(report.stderr.contains("the job's page: http://127.0.0.1:"), "{}", report.stderr);
+    let page = fs::read_to_string(logs.join("job.html")).expect("the page is there");
+    let (_, record) = page.split_once("id=\"record\">").expect("it has a record");
+    let (record, _) = record.split_once("</script>").expect("the record ends");
+    let record: Value = serde_json::from_str(record).expect("JSON");
+    let job = &record["job"];
+    assert_eq!((&job["phase"], &job["isOver"]), (&"Failed".into(), &true.into()));
+    let cause = "trainer 0 ended with exit code 3, and spec.failurePolicy.maxRestarts is 0.";
+    assert_eq!(job["explanation"]["sentences"][0], cause);
+    assert_eq!(job["explanation"]["log"]["text"], "no <data>");
+    let processes = job["processes"].as_array().expect("a list");
+    let failed: Vec<_> = processes.iter().map(|process| process["runs"][0]["failed"] == true).collect();
+    assert_eq!((processes[1]["name"].as_str(), failed[1]), (Some("trainer-0"), true), "{processes:?}");
+    assert_eq!(record["tails"]["trainer-0"], "no <data>\n");
+}
+
+#[test]
 fn wrong_input_fails_the_job_at_once_with_the_sentence_of_the_program() {
     let trainer = "echo started; echo $PSJOB_INCARNATION >> $DIR/tries-$PSJOB_INDEX; \
                    [ $PSJOB_INDEX = 1 ] && exec sleep 1000; until [ -e $DIR/tries-1 ]; do sleep 0.02; done; \
@@ -437,6 +460,8 @@ fn bad_input_is_one_sentence_and_exit_code_2() {
         (plain(&format!("{example}\n---\n{example}")), &[][..], "holds 2 jobs"),
         (plain(&example), &["--worker", "/no/such/worker"][..], "--worker /no/such/worker: there is no such file"),
         (plain(&example), &["--data", "/no/such/folder"][..], "--data /no/such/folder: there is no such folder"),
+        // An address of documentation, which no machine has.
+        (plain(&example), &["--web=192.0.2.1:80"][..], "--web: cannot listen on 192.0.2.1:80: "),
     ];
     for (job, args, want) in rows {
         let report = job.run(args);

@@ -11,6 +11,7 @@ use crate::model::ModelArgs;
 use crate::submit::{CloneArgs, SubmitArgs};
 use crate::top::TopArgs;
 use crate::watch::WatchArgs;
+use crate::web::WebArgs;
 use crate::why::WhyArgs;
 
 /// ParameterServerJobs on the cluster that kubectl talks to.
@@ -31,6 +32,7 @@ enum Command {
     Logs(LogsArgs),
     Watch(WatchArgs),
     Top(TopArgs),
+    Web(WebArgs),
     Model(ModelArgs),
     Checkpoint(CheckpointArgs),
     Suspend(SuspendArgs),
@@ -54,6 +56,7 @@ impl Cli {
                 Command::Logs(args) => args.run(&self.connection).await,
                 Command::Watch(args) => args.run(&self.connection).await,
                 Command::Top(args) => args.run(&self.connection).await,
+                Command::Web(args) => args.run(&self.connection).await,
                 Command::Model(args) => args.run(&self.connection).await,
                 Command::Checkpoint(args) => args.run(&self.connection).await,
                 Command::Suspend(args) => args.run(&self.connection).await,

@@ -14,4 +14,5 @@ mod text;
 mod top;
 mod volume;
 mod watch;
+mod web;
 mod why;

@@ -1,6 +1,6 @@
 //! `kubectl psjob top`: a job live in the terminal.
 
-mod board;
+pub(crate) mod board;
 mod view;
 
 use std::io::{self, IsTerminal as _};

@@ -135,15 +135,16 @@ impl CompareArgs {
 
 /// Runs a job to its end, good or bad.
 fn measure(job: &ParameterServerJob, mut record: Record, worker: &Path) -> anyhow::Result<Record> {
-    let options = Options {
+    let mut options = Options {
         worker: Some(worker.to_owned()),
         data: None,
         log_dir: None,
         checkpoint_dir: run::CHECKPOINTS.into(),
+        door: None,
         wish: Wish { progress: Progress::None, output: false },
     };
     let mut began = None;
-    let (summary, signal) = run::execute(job, &options, &mut |status| {
+    let (summary, signal) = run::execute(job, &mut options, &mut |status| {
         if status.step > 0 {
             let began = *began.get_or_insert_with(Instant::now);
             record.observe(began.elapsed().as_secs_f64(), status);

@@ -44,6 +44,14 @@ pub enum Outcome {
     },
 }
 
+/// How a run ended.
+#[derive(Debug)]
+pub enum Ending {
+    Over(Outcome),
+    /// A signal ended it.
+    Interrupted(i32),
+}
+
 /// A command to the caller.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {

@@ -4,11 +4,12 @@
 use std::collections::VecDeque;
 use std::io::PipeReader;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use psjobs_api::Replica;
 use tokio::fs::File;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::unix::pipe::Receiver;
@@ -19,6 +20,11 @@ use tokio::time::sleep;
 pub const TAIL_LINES: usize = 20;
 /// The longest line that is kept whole.
 const LINE_BYTES: usize = 2048;
+
+/// Returns the log of a process in the folder `logs`, for all processes that are it one after the other.
+pub fn log_file(logs: &Path, Replica { role, index }: Replica) -> PathBuf {
+    logs.join(format!("{role}-{index}.log"))
+}
 
 /// Takes complete lines.
 pub type Watcher = Arc<dyn Fn(&str) + Send + Sync>;

@@ -9,6 +9,7 @@ pub mod guard;
 mod lifecycle;
 mod log;
 pub mod machine;
+mod page;
 mod plan;
 mod process;
 mod readiness;
@@ -23,6 +24,7 @@ mod view;
 use std::ffi::OsString;
 use std::fs;
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -30,18 +32,21 @@ use anyhow::Context as _;
 use clap::Args;
 use psjobs_api::crd::ParameterServerJob;
 use psjobs_ps::proto::StatusReply;
+use psjobs_web::Door;
 
 use crate::bad_input::BadInput;
 use crate::setting::Setting;
 use crate::validate;
 use command_job::Size;
-use lifecycle::Outcome;
+use lifecycle::{Ending, Outcome};
+use log::log_file;
+use page::Page;
 use plan::Plan;
 use signals::Signals;
 use status_file::StatusFile;
 pub use summary::{State, Summary};
 pub use supervise::Observer;
-use supervise::{Ending, Supervisor, log_file};
+use supervise::Supervisor;
 use view::View;
 pub use view::{Progress, Wish};
 
@@ -84,13 +89,17 @@ pub struct RunArgs {
     /// Folder of the data set, handed to the processes as PSJOB_DATA
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Keep what the processes write in this folder, and the metrics over time for TensorBoard in its folder `metrics`
-    /// [default: a temporary one, kept if the job fails, without metrics]
+    /// Keep what the processes write in this folder, the metrics over time for TensorBoard in its folder `metrics`, and
+    /// the job's page in NAME.html [default: a temporary one, kept if the job fails, without metrics]
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
     /// Folder for the checkpoints of jobs with spec.checkpoint, each in a folder of its name
     #[arg(long, value_name = "DIR", default_value = CHECKPOINTS)]
     checkpoint_dir: PathBuf,
+    /// Serve a web page of the job: curves, processes, logs, what to do; with --web=ADDRESS:PORT at that address [default:
+    /// the first free port of this machine from 8090 on]
+    #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, require_equals = true)]
+    web: Option<Option<SocketAddr>>,
     /// Write how far the job is to this file as JSON, twice a second
     #[arg(long, value_name = "FILE")]
     status_file: Option<PathBuf>,
@@ -113,6 +122,8 @@ pub struct Options {
     pub log_dir: Option<PathBuf>,
     /// Holds a folder for each job that keeps checkpoints.
     pub checkpoint_dir: PathBuf,
+    /// Where the page of the job is served, if it is.
+    pub door: Option<Door>,
     pub wish: Wish,
 }
 
@@ -138,18 +149,20 @@ impl RunArgs {
             (false, true) => Progress::Lines,
             (false, false) => Progress::Fitting,
         };
-        let options = Options {
+        let door = self.web.map(Door::open).transpose().map_err(|error| BadInput::new(format!("--web: {error}")))?;
+        let mut options = Options {
             worker: self.worker,
             data: self.data,
             log_dir: self.log_dir,
             checkpoint_dir: self.checkpoint_dir,
+            door,
             wish: Wish { progress, output: self.verbose },
         };
         let mut observer: Box<dyn FnMut(&StatusReply)> = match self.status_file {
             Some(file) => Box::new(StatusFile::new(file)?.into_observer()),
             None => Box::new(|_| {}),
         };
-        let (summary, signal) = execute(&job, &options, &mut *observer)?;
+        let (summary, signal) = execute(&job, &mut options, &mut *observer)?;
         let text = if self.json { serde_json::to_string(&summary)? } else { summary.to_string() };
         // A reader that has gone away wants no summary.
         writeln!(std::io::stdout(), "{text}").ok();
@@ -164,7 +177,7 @@ impl RunArgs {
 /// Runs a job to its end. The number is that of the signal that ended it.
 pub fn execute(
     job: &ParameterServerJob,
-    options: &Options,
+    options: &mut Options,
     observer: Observer,
 ) -> anyhow::Result<(Summary, Option<i32>)> {
     let mut scratch = tempfile::Builder::new().prefix("psjobs-").tempdir().context("cannot make a temporary folder")?;
@@ -181,17 +194,38 @@ pub fn execute(
 
     let mut view = View::new(options.wish, &plan);
     greet(&view, &plan, &logs);
+    let record = options.log_dir.as_ref().map(|folder| folder.join(format!("{}.html", plan.name)));
+    let door = options.door.take();
+    if let Some(door) = &door {
+        view.say_always(&format!("the job's page: {}", door.address));
+    }
+    if let Some(record) = &record {
+        view.say(&format!("the job's page when it is over: {}", record.display()));
+    }
+    if door.is_some() || record.is_some() {
+        view.add_page(Page::new(job, &plan, &logs));
+    }
     let began = Instant::now();
     // One thread: it only waits, and leaves the machine to the job.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (ending, restarts) = runtime.block_on(async {
+    let (ending, summary) = runtime.block_on(async {
+        let server = view.page().zip(door).map(|(page, door)| page.serve(door)).transpose()?;
         let mut signals = Signals::listen()?;
         let mut supervisor = Supervisor::new(&plan, &mut view, observer, &logs)?;
         let ending = supervisor.run(&mut signals).await;
-        anyhow::Ok((ending, supervisor.restarts()))
+        let restarts = supervisor.restarts();
+        let summary = Summary::new(&plan, &ending, restarts, &results::read_all(&plan), began.elapsed());
+        if let Some(page) = view.page()
+            && let Err(error) = page.conclude(&summary, record.as_deref())
+        {
+            view.warn(&format!("the job's page was not written: {error}"));
+        }
+        if let Some(server) = server {
+            page::farewell(server).await;
+        }
+        anyhow::Ok((ending, summary))
     })?;
     drop(view);
-    let summary = Summary::new(&plan, &ending, restarts, &results::read_all(&plan), began.elapsed());
     match ending {
         Ending::Over(Outcome::Succeeded) => Ok((summary, None)),
         Ending::Interrupted(signal) => Ok((summary, Some(signal))),

@@ -7,10 +7,9 @@ use std::time::Duration;
 use psjobs_api::Role;
 use serde::Serialize;
 
-use super::lifecycle::{Failure, Outcome};
+use super::lifecycle::{Ending, Failure, Outcome};
 use super::plan::{Plan, Replica};
 use super::results::Results;
-use super::supervise::Ending;
 use super::view::words::{self, number};
 
 /// The one JSON object that `--json` prints.

@@ -1,7 +1,7 @@
 //! Starts the processes of a plan, does what the [`Lifecycle`] decides, and leaves no process behind.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use psjobs_api::Role;
@@ -14,7 +14,8 @@ use tokio::time::{sleep_until, timeout_at};
 
 use super::exit::Exit;
 use super::guard::Guard;
-use super::lifecycle::{Action, Lifecycle, Outcome};
+use super::lifecycle::{Action, Ending, Lifecycle};
+use super::log::log_file;
 use super::plan::{Plan, Replica};
 use super::process::{self, Process};
 use super::readiness;
@@ -25,14 +26,6 @@ use super::view::View;
 
 /// Called with what server 0 says of the job, twice a second.
 pub type Observer<'a> = &'a mut dyn FnMut(&StatusReply);
-
-/// How a run ended.
-#[derive(Debug)]
-pub enum Ending {
-    Over(Outcome),
-    /// A signal ended it.
-    Interrupted(i32),
-}
 
 /// A job while it runs.
 pub struct Supervisor<'a> {
@@ -231,11 +224,6 @@ impl<'a> Supervisor<'a> {
     fn signal_all(&self, signal: Signal) {
         self.running.values().for_each(|&group| process::signal(group, signal));
     }
-}
-
-/// The log of a member, all incarnations in one file.
-pub fn log_file(logs: &Path, replica: Replica) -> PathBuf {
-    logs.join(format!("{}-{}.log", replica.role, replica.index))
 }
 
 fn far_away() -> Instant {

@@ -1,5 +1,7 @@
-//! A job from begin to end by `kubectl psjob` alone: submitted, listed, followed while a trainer is replaced, cloned,
-//! cancelled.
+//! A job from begin to end by `kubectl psjob` alone: submitted, listed, followed in its logs and its page while a trainer
+//! is replaced, cloned, cancelled.
+
+use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
 use kube::api::DeleteParams;
@@ -7,6 +9,10 @@ use psjobs_api::crd::Phase;
 use psjobs_e2e::manifest::paced;
 use psjobs_e2e::namespace::TestNamespace;
 use psjobs_e2e::wait::{SHORT, TRAINING, until};
+use serde_json::{Map, Value};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::TcpStream;
+use tokio::process::Command;
 
 pub async fn a_job_from_begin_to_end(namespace: &TestNamespace) -> Result<()> {
     let manifest = serde_yaml::to_string(&paced()?)?;
@@ -30,10 +36,15 @@ pub async fn a_job_from_begin_to_end(namespace: &TestNamespace) -> Result<()> {
         namespace.psjob(&["watch", "mnist"]).await
     };
     let followed = namespace.psjob(&["logs", "mnist", "--follow", "--timestamps"]);
-    let (watched, followed) = tokio::try_join!(replaced, followed)?;
+    let (watched, followed, page) = tokio::try_join!(replaced, followed, page_until_over(namespace, "mnist"))?;
     namespace.print(format_args!("kubectl psjob watch mnist:\n{watched}"));
     ensure!(watched.contains("mnist: Running, step "), "{watched}");
     ensure!(watched.contains("mnist is Succeeded."), "{watched}");
+    let trainer = page["processes"].as_array().and_then(|all| all.iter().find(|one| one["name"] == "trainer-1"));
+    let runs = trainer.and_then(|trainer| trainer["runs"].as_array()).map_or(0, Vec::len);
+    ensure!(page["phase"] == "Succeeded" && runs == 2, "runs of trainer-1 in the page: {runs}; {page:?}");
+    let says = page["explanation"]["sentences"].to_string();
+    ensure!(says.contains("It took"), "the page says {says}");
 
     let starts = |replica: &str| {
         followed.lines().filter(|line| line.starts_with(replica) && line.contains("started job=")).count()
@@ -64,4 +75,28 @@ pub async fn a_job_from_begin_to_end(namespace: &TestNamespace) -> Result<()> {
     until(&namespace.jobs(), "again", SHORT, "the cancelled job to go", |job| job.is_none()).await?;
     ensure!(namespace.psjob(&["submit", "no-such-file.yaml"]).await.is_err(), "a manifest that is not there");
     Ok(())
+}
+
+/// Returns the page of a job as `kubectl psjob web` shows it at the job's end.
+async fn page_until_over(namespace: &TestNamespace, job: &str) -> Result<Map<String, Value>> {
+    let mut server = Command::new("kubectl")
+        .args(["psjob", "web", job, "--address", "127.0.0.1:0", "--namespace", &namespace.name])
+        .args(["--context", &namespace.cluster.context])
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let said = BufReader::new(server.stderr.take().context("standard error is piped")?).lines().next_line().await?;
+    let said = said.context("it says where the page is")?;
+    let address = said.split_once("http://").and_then(|(_, rest)| rest.split_once(';')).map(|(address, _)| address);
+    let (host, token) = address.and_then(|address| address.split_once("/?token=")).with_context(|| said.clone())?;
+    let mut stream = TcpStream::connect(host).await?;
+    let request = format!("GET /events/{job} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let (mut lines, mut page) = (BufReader::new(stream).lines(), Map::new());
+    while page.get("isOver") != Some(&Value::Bool(true)) {
+        let line = lines.next_line().await?.context("the page ended before the job")?;
+        let Some(event) = line.strip_prefix("data: ") else { continue };
+        page.extend(serde_json::from_str::<Map<String, Value>>(event)?);
+    }
+    Ok(page)
 }

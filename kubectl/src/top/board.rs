@@ -170,11 +170,6 @@ impl Board {
 
     /// Returns the events, the newest first.
     pub fn events(&self, now: Timestamp) -> Vec<EventLine> {
-        let time = |event: &KubernetesEvent| {
-            let series = event.series.as_ref().and_then(|series| series.last_observed_time.as_ref());
-            let micro = series.or(event.event_time.as_ref()).map(|time| time.0);
-            event.last_timestamp.as_ref().map(|time| time.0).max(micro)
-        };
         let mut all: Vec<_> = self.events.values().map(|event| (time(event), event)).collect();
         all.sort_by_key(|(time, _)| std::cmp::Reverse(*time));
         let line = |(time, event): (Option<Timestamp>, &KubernetesEvent)| EventLine {
@@ -199,13 +194,21 @@ impl Board {
     }
 }
 
+/// Returns when an event happened last.
+pub fn time(event: &KubernetesEvent) -> Option<Timestamp> {
+    let series = event.series.as_ref().and_then(|series| series.last_observed_time.as_ref());
+    let micro = series.or(event.event_time.as_ref()).map(|time| time.0);
+    event.last_timestamp.as_ref().map(|time| time.0).max(micro)
+}
+
 /// Returns where a pod stands among the others; `None` for one that is no server or trainer.
-fn place(pod: &Pod) -> Option<(Role, u32, String)> {
+pub fn place(pod: &Pod) -> Option<(Role, u32, String)> {
     let labels = pod.metadata.labels.as_ref()?;
     Some((Role::parse(labels.get(LABEL_ROLE)?)?, labels.get(LABEL_INDEX)?.parse().ok()?, pod.metadata.name.clone()?))
 }
 
-fn line(role: Role, index: u32, pod: &Pod, slow: &[String], now: Timestamp) -> PodLine {
+/// Describes a pod; `slow` names those of slow trainers.
+pub fn line(role: Role, index: u32, pod: &Pod, slow: &[String], now: Timestamp) -> PodLine {
     let status = pod.status.as_ref();
     let phase = status.and_then(|status| status.phase.clone()).unwrap_or_default();
     let container = status.and_then(|status| status.container_statuses.as_ref()?.first());

@@ -13,6 +13,7 @@ use psjobs_ps::proto::StatusReply;
 
 use super::exit::Exit;
 use super::log::Watcher;
+use super::page::Page;
 use super::plan::{Plan, Replica};
 use bars::Bars;
 use lines::Lines;
@@ -41,6 +42,8 @@ pub struct View {
     output: bool,
     /// Warnings of the servers that were shown.
     shown: Vec<String>,
+    /// The web page, if the run has one.
+    page: Option<Page>,
 }
 
 #[derive(Debug)]
@@ -57,7 +60,16 @@ impl View {
             Progress::Fitting if std::io::stderr().is_terminal() => Style::Bars(Bars::new(plan)),
             Progress::Fitting | Progress::Lines => Style::Lines(Lines::new(&plan.name)),
         };
-        Self { style, output: wish.output, shown: Vec::new() }
+        Self { style, output: wish.output, shown: Vec::new(), page: None }
+    }
+
+    /// Shows on this page, too, what happens from now on.
+    pub fn add_page(&mut self, page: Page) {
+        self.page = Some(page);
+    }
+
+    pub fn page(&self) -> Option<&Page> {
+        self.page.as_ref()
     }
 
     /// Shows something that is good to know.
@@ -67,8 +79,16 @@ impl View {
         }
     }
 
+    /// Shows something that the user asked for.
+    pub fn say_always(&self, text: &str) {
+        self.print(text);
+    }
+
     /// Shows something that went wrong or needs attention.
     pub fn warn(&self, text: &str) {
+        if let Some(page) = &self.page {
+            page.event(text, true);
+        }
         self.print(&format!("warning: {text}"));
     }
 
@@ -93,11 +113,17 @@ impl View {
         if let Style::Bars(bars) = &mut self.style {
             bars.started(replica, incarnation);
         }
+        if let Some(page) = &self.page {
+            page.started(replica);
+        }
     }
 
     pub fn ended(&mut self, replica: Replica, exit: Exit) {
         if let Style::Bars(bars) = &mut self.style {
             bars.ended(replica, exit);
+        }
+        if let Some(page) = &self.page {
+            page.ended(replica, exit);
         }
     }
 
@@ -107,6 +133,9 @@ impl View {
             Style::Bars(bars) => bars.progress(status),
             Style::Lines(lines) => lines.progress(status),
             Style::Quiet => {}
+        }
+        if let Some(page) = &mut self.page {
+            page.progress(status);
         }
         for warning in &status.warnings {
             if !self.shown.contains(warning) {
@@ -122,6 +151,9 @@ impl View {
             Style::Bars(bars) => bars.draining(),
             Style::Lines(lines) => lines.draining(),
             Style::Quiet => {}
+        }
+        if let Some(page) = &self.page {
+            page.draining();
         }
     }
 }

@@ -18,7 +18,7 @@ pub struct Pace {
 
 impl Pace {
     /// Seconds until all steps are done, once there is something to go by.
-    fn remaining(&mut self, status: &StatusReply, now: Instant) -> Option<f64> {
+    pub fn remaining(&mut self, status: &StatusReply, now: Instant) -> Option<f64> {
         let (since, first) = *self.first.get_or_insert((now, status.step));
         let left = status.total_steps.checked_sub(status.step)?;
         let seen = status.step.checked_sub(first)?;

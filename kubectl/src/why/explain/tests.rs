@@ -176,15 +176,21 @@ fn every_section_of_troubleshooting_has_its_explanation() {
     }
 }
 
-/// Checks the explanation of a status: its words, the beginning of its first command, and whether somebody has to do something.
+/// Checks the explanation of a status, by `why` and at the top of the page: its words, the beginning of its first command, and whether somebody has to do something.
 fn check(status: Value, words: &[&str], command: &str, needs_help: bool) {
-    let said = explain(&job(status), "2026-01-01T00:05:00Z".parse().expect("a time"));
+    let (job, now) = (job(status), "2026-01-01T00:05:00Z".parse().expect("a time"));
+    let said = explain(&job, now);
     let text = said.as_text(&Flags::default());
     for word in words {
         assert!(text.contains(word), "{word:?} is not in\n{text}");
     }
     assert!(said.next[0].0.starts_with(command), "{command:?} is not first in\n{text}");
     assert_eq!(said.needs_help, needs_help, "{text}");
+    // The page begins with the same.
+    let page = crate::web::page::explanation(&job, &Flags::default(), now);
+    assert_eq!((&page.sentences, page.needs_help), (&said.sentences, needs_help));
+    assert!(page.commands[0].command.starts_with(command), "{:?}", page.commands);
+    assert_eq!(page.log.map(|log| (log.process, log.text)), said.log);
 }
 
 /// A status, words of the explanation, the beginning of the first command, and whether somebody has to do something.

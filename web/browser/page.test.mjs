@@ -1,0 +1,168 @@
+// Shows the page of a real job in Chromium: live, while a trainer is killed, and as a file when the job is over.
+//
+// PSJOBS and PSJOBS_WORKER are the programs, CHROMIUM the browser; SCREENSHOTS takes pictures, if it is set.
+
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
+import { createRequire } from "node:module";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { after, before, test } from "node:test";
+import { chromium } from "playwright-core";
+
+const axe = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+const { PSJOBS, PSJOBS_WORKER, CHROMIUM, SCREENSHOTS } = process.env;
+const MARKUP = "<img src=x onerror=window.broken=1><script>window.broken=1</script>";
+
+// Two trainers and a server. Each trainer says its process id and something that looks like markup.
+const manifest = (folder) => `
+apiVersion: psjobs.dev/v1alpha1
+kind: ParameterServerJob
+metadata: {name: watched}
+spec:
+  training: {consistency: {mode: Async}, optimizer: {type: SGD, learningRate: 0.01}}
+  trainer:
+    replicas: 2
+    template:
+      spec:
+        containers:
+          - name: trainer
+            command: [sh, -c, 'echo $$$$ > "${folder}/pid-$PSJOB_INDEX"; echo "$MARKUP"; exec "${PSJOBS_WORKER}" train mnist --epochs 1']
+            env: [{name: OMP_NUM_THREADS, value: "1"}, {name: MARKUP, value: "${MARKUP}"}]
+`;
+
+let folder, browser, run, address;
+
+before(async () => {
+  folder = await mkdtemp(join(tmpdir(), "psjobs-page-"));
+  browser = await chromium.launch({ executablePath: CHROMIUM, args: ["--no-sandbox"] });
+  const file = join(folder, "job.yaml");
+  await writeFile(file, manifest(folder));
+  run = spawn(PSJOBS, ["run", file, "--worker", PSJOBS_WORKER, "--web=127.0.0.1:0", "--log-dir", join(folder, "logs"), "--no-progress"]);
+  run.ended = new Promise((resolve) => run.on("exit", resolve));
+  run.text = "";
+  address = await new Promise((resolve, reject) => {
+    run.stderr.on("data", (data) => {
+      run.text += data;
+      const found = run.text.match(/http:\S+/);
+      if (found) resolve(found[0]);
+    });
+    run.ended.then((code) => reject(new Error(`psjobs run ended with ${code}: ${run.text}`)));
+  });
+});
+
+after(async () => {
+  run?.kill();
+  await browser?.close();
+  await rm(folder, { recursive: true, force: true });
+});
+
+// Opens the page, and collects what the browser complains about.
+async function open(address, options = {}) {
+  const context = await browser.newContext({ viewport: { width: 1200, height: 900 }, ...options });
+  const page = await context.newPage();
+  page.complaints = [];
+  page.requests = [];
+  page.on("console", (message) => ["error", "warning"].includes(message.type()) && page.complaints.push(message.text()));
+  page.on("pageerror", (error) => page.complaints.push(String(error)));
+  page.on("request", (request) => page.requests.push(request.url()));
+  await page.goto(address);
+  return page;
+}
+
+async function picture(page, name) {
+  if (SCREENSHOTS) await page.screenshot({ path: join(SCREENSHOTS, `${name}.png`), fullPage: true });
+}
+
+// The rules of WCAG 2.1 AA and axe's own.
+async function violations(page) {
+  // Through the debugger: the page's policy allows no script but its own.
+  await page.evaluate(axe);
+  const found = await page.evaluate(() => axe.run(document));
+  return found.violations.map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.html).join(" | ")}`);
+}
+
+const text = (page, selector) => page.locator(selector).innerText();
+const row = (page, process) => page.locator(`tr[data-key="${process}"]`);
+
+test("without the token there is no page", async () => {
+  const page = await browser.newPage();
+  const answer = await page.goto(new URL("/", address).href);
+  assert.equal(answer.status(), 401);
+  assert.match(await page.innerText("body"), /needs its token/);
+  await page.close();
+});
+
+test("a job is live in the page, and the same in its file when it is over", { timeout: 300_000 }, async () => {
+  const page = await open(address);
+  assert.equal(new URL(page.url()).search, "", "the token is not in the address any more");
+  await page.waitForFunction(() => document.querySelectorAll("#charts canvas").length >= 2, null, { timeout: 60_000 });
+  assert.equal(await text(page, "#title"), "watched");
+  assert.equal(await text(page, "#phase"), "Running");
+  assert.match(await page.title(), /^\d+ % watched$/);
+  await page.waitForFunction(() => document.querySelector("#charts canvas").getAttribute("aria-label").startsWith("loss, now "));
+
+  // The curve grows without a reload.
+  const step = async () => Number((await text(page, "#facts")).match(/step\s+([\d,]+)/)[1].replaceAll(",", ""));
+  const first = await step();
+  await page.waitForFunction((first) => Number(document.querySelector("#facts").innerText.match(/step\s+([\d,]+)/)[1].replaceAll(",", "")) > first, first);
+
+  // A log, by the keyboard alone. Text that looks like markup is text.
+  await row(page, "trainer-1").getByRole("button").focus();
+  await page.keyboard.press("Enter");
+  await page.waitForFunction(() => document.querySelector("#log-text").innerText.includes("onerror"));
+  assert.ok((await text(page, "#log-text")).includes(MARKUP));
+  assert.equal(await page.evaluate(() => document.activeElement.id), "log-text");
+  await page.keyboard.press("Escape");
+  assert.equal(await page.locator("#log").isVisible(), false);
+  assert.equal(await page.evaluate(() => window.broken), undefined);
+
+  await page.emulateMedia({ colorScheme: "dark" });
+  assert.deepEqual(await violations(page), []);
+  await picture(page, "page-dark");
+  await page.emulateMedia({ colorScheme: "light" });
+  assert.deepEqual(await violations(page), []);
+  await picture(page, "page");
+
+  // A trainer is killed: the page says so, and shows its successor.
+  process.kill(Number(await readFile(join(folder, "pid-1"), "utf8")), "SIGKILL");
+  await page.waitForFunction(() => document.querySelector("#events").innerText.includes("it is started again"));
+  assert.match(await text(page, "#events"), /trainer 1 was killed by signal 9/);
+  assert.match(await text(page, "#facts"), /restarts\s+1/);
+  const lane = row(page, "trainer-1").locator("svg");
+  assert.match(await lane.getAttribute("aria-label"), /^started 2 times, failed 1 times/);
+  assert.equal(await lane.locator(".failed").count(), 1);
+
+  // Over time instead of steps, and on a small screen.
+  await page.selectOption("#axis", "time");
+  await page.setViewportSize({ width: 380, height: 800 });
+  assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), "nothing is wider than the screen");
+  await picture(page, "page-narrow");
+  await page.setViewportSize({ width: 1200, height: 900 });
+  await page.selectOption("#axis", "step");
+
+  // The end is shown before the server goes.
+  assert.equal(await run.ended, 0, run.text);
+  await page.waitForFunction(() => document.querySelector("#phase").innerText === "Succeeded");
+  assert.match(await text(page, "#explanation"), /It took/);
+  const elsewhere = page.requests.filter((url) => !url.startsWith(new URL("/", address).href) && !url.startsWith("data:"));
+  assert.deepEqual(elsewhere, [], "nothing is loaded from elsewhere");
+  const complaints = page.complaints.filter((complaint) => !/ERR_CONNECTION_REFUSED|ERR_INCOMPLETE/.test(complaint));
+  assert.deepEqual(complaints, []);
+
+  // The file shows the same, without a server.
+  const record = await open(`file://${join(folder, "logs", "watched.html")}`);
+  for (const part of ["#title", "#phase", "#explanation", "#facts", "#process-rows", "#events", "#manifest"]) {
+    const shown = (page) => page.locator(part).textContent();
+    assert.equal(await shown(record), await shown(page), part);
+  }
+  const curves = (page) => page.evaluate(() => [...document.querySelectorAll("#charts canvas")].map((canvas) => canvas.getAttribute("aria-label")));
+  assert.deepEqual(await curves(record), await curves(page));
+  await row(record, "trainer-1").getByRole("button").click();
+  assert.ok((await text(record, "#log-text")).includes(MARKUP));
+  assert.deepEqual(await violations(record), []);
+  assert.deepEqual(record.complaints, []);
+  assert.equal(record.requests.filter((url) => url.startsWith("http")).length, 0);
+  await picture(record, "record");
+});

@@ -1,0 +1,159 @@
+//! The metrics of a job over its steps, within bounds: of a curve that is full every second point goes.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+/// Points of a curve.
+const POINTS: usize = 2_000;
+/// Curves of a job: a metric's over all, and one for each trainer.
+const CURVES: usize = 64;
+
+/// Name of a metric, and of the trainer that reports it; no trainer is the mean or sum over all.
+pub type Key = (String, Option<String>);
+
+/// All curves of a job.
+#[derive(Clone, Debug, Default)]
+pub struct Curves(BTreeMap<Key, Curve>);
+
+/// A value at a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Point {
+    step: u64,
+    /// Milliseconds since 1970.
+    time: u64,
+    value: f64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Curve {
+    points: Vec<Point>,
+    /// Counts how often points were taken away: who has seen fewer has to read the curve from its beginning.
+    cuts: u64,
+}
+
+/// How much of a curve a reader has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Read {
+    cuts: u64,
+    points: usize,
+}
+
+/// How much of all curves a reader has.
+#[derive(Clone, Debug, Default)]
+pub struct Seen(BTreeMap<Key, Read>);
+
+impl Curves {
+    /// Adds a point. A step that is there already, or beyond which the curve has gone, was made again: the points from it on go.
+    /// The same step with the same value is no new point.
+    pub fn push(&mut self, metric: &str, trainer: Option<&str>, step: u64, time: u64, value: f64) {
+        let key = (metric.to_owned(), trainer.map(str::to_owned));
+        if !self.0.contains_key(&key) && self.0.len() == CURVES {
+            return;
+        }
+        let Curve { points, cuts } = self.0.entry(key).or_default();
+        if points.last().is_some_and(|last| last.step == step && last.value.to_bits() == value.to_bits()) {
+            return;
+        }
+        let kept = points.partition_point(|point| point.step < step);
+        if kept < points.len() {
+            points.truncate(kept);
+            *cuts += 1;
+        }
+        points.push(Point { step, time, value });
+        if points.len() > POINTS {
+            let mut number = 0;
+            points.retain(|_| {
+                number += 1;
+                number % 2 == 1
+            });
+            *cuts += 1;
+        }
+    }
+
+    /// Returns the points that a reader lacks, as a list of curves; `None` if there are none. Step, time and value of a point
+    /// follow each other; a value that is no finite number is a string.
+    pub fn news(&self, seen: &mut Seen) -> Option<Value> {
+        let mut news = Vec::new();
+        for (key, curve) in &self.0 {
+            let read = seen.0.entry(key.clone()).or_default();
+            let from = if read.cuts == curve.cuts { read.points } else { 0 };
+            if from == curve.points.len() {
+                continue;
+            }
+            *read = Read { cuts: curve.cuts, points: curve.points.len() };
+            let points: Vec<Value> = curve.points[from..].iter().flat_map(Point::as_values).collect();
+            news.push(json!({"metric": key.0, "trainer": key.1, "from": from, "points": points}));
+        }
+        (!news.is_empty()).then_some(Value::Array(news))
+    }
+}
+
+impl Point {
+    fn as_values(&self) -> [Value; 3] {
+        let value = if self.value.is_finite() { json!(self.value) } else { json!(self.value.to_string()) };
+        [json!(self.step), json!(self.time), value]
+    }
+}
+
+impl Seen {
+    /// Adds what of `curves` its reader lacks to `news`.
+    pub fn read(&mut self, curves: &Curves, news: &mut Map<String, Value>) {
+        if let Some(curves) = curves.news(self) {
+            news.insert("curves".into(), curves);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Steps of the only curve as a reader has them who applies `news` to `steps`.
+    fn apply(steps: &mut Vec<u64>, news: Option<Value>) {
+        let Some(news) = news else { return };
+        let curve = &news[0];
+        steps.truncate(curve["from"].as_u64().expect("a number") as usize);
+        let points = curve["points"].as_array().expect("a list");
+        steps.extend(points.chunks(3).map(|point| point[0].as_u64().expect("a step")));
+    }
+
+    #[test]
+    fn a_reader_gets_each_point_once_and_follows_when_steps_are_made_again() {
+        let (mut curves, mut seen, mut steps) = (Curves::default(), Seen::default(), Vec::new());
+        for step in [1, 2, 3] {
+            curves.push("loss", None, step, step, 0.5);
+        }
+        apply(&mut steps, curves.news(&mut seen));
+        assert_eq!(steps, [1, 2, 3]);
+        assert_eq!(curves.news(&mut seen), None);
+        curves.push("loss", None, 3, 9, 0.5);
+        assert_eq!(curves.news(&mut seen), None, "nothing has changed");
+        curves.push("loss", None, 4, 10, f64::NAN);
+        let news = curves.news(&mut seen);
+        assert_eq!(news, Some(json!([{"metric": "loss", "trainer": null, "from": 3, "points": [4, 10, "NaN"]}])));
+        apply(&mut steps, news);
+        curves.push("loss", None, 2, 11, 0.4);
+        curves.push("loss", None, 5, 12, 0.3);
+        apply(&mut steps, curves.news(&mut seen));
+        assert_eq!(steps, [1, 2, 5]);
+    }
+
+    #[test]
+    fn curves_are_bounded() {
+        let (mut curves, mut seen, mut steps) = (Curves::default(), Seen::default(), Vec::new());
+        for step in 0..10_000 {
+            curves.push("loss", None, step, step, 1.0);
+            if step % 7 == 0 {
+                apply(&mut steps, curves.news(&mut seen));
+            }
+        }
+        apply(&mut steps, curves.news(&mut seen));
+        assert!(steps.len() <= POINTS && steps.is_sorted(), "{}", steps.len());
+        assert_eq!((steps[0], steps.last()), (0, Some(&9_999)));
+        for trainer in 0..100 {
+            curves.push("loss", Some(&format!("trainer-{trainer}")), 1, 1, 1.0);
+        }
+        assert_eq!(curves.0.len(), CURVES);
+    }
+}
