@@ -25,8 +25,6 @@ use reader::{Line, Message, Reader, State, Wanted};
 
 /// How long a line that is followed waits for an earlier one of another pod.
 const HOLD: Duration = Duration::from_millis(300);
-/// Lines of each pod that wait for earlier ones of others.
-const WAITING_LINES: usize = 256;
 /// Pods that are read at once, each over a connection of its own.
 const MOST_PODS: usize = 500;
 

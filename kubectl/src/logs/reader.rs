@@ -11,8 +11,8 @@ use kube::Api;
 use kube::api::LogParams;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use super::WAITING_LINES;
-
+/// Lines of each pod that wait for earlier ones of others.
+const WAITING_LINES: usize = 256;
 /// Time between two tries to read a pod that should say more.
 const RETRY: Duration = Duration::from_millis(500);
 
