@@ -18,9 +18,12 @@ const format = {
     if (whole >= 60) return `${Math.floor(whole / 60)} min ${two(whole % 60)} s`;
     return `${whole} s`;
   },
-  // Milliseconds since 1970 as the time of day here.
+  // Milliseconds since 1970 as the time of day here, with the day if it is not today's.
   clock(milliseconds) {
-    return new Date(milliseconds).toLocaleTimeString("en-GB");
+    const time = new Date(milliseconds);
+    const clock = time.toLocaleTimeString("en-GB");
+    if (time.toDateString() === new Date().toDateString()) return clock;
+    return `${time.toLocaleDateString("en-GB", { day: "numeric", month: "short" })} ${clock}`;
   },
   percent(share) {
     return `${(share * 100).toFixed(share < 0.1 ? 1 : 0)} %`;
@@ -43,12 +46,16 @@ function setText(target, text) {
   if (target.textContent !== text) target.textContent = text;
 }
 
-// Makes the children of `parent` those of `items`, in their order. A child stays with its key, and with the focus in it.
+// Makes the children of `parent` those of `items`, in their order. A child stays with its key, and with the focus in it; of
+// items with one key the second has another one.
 function keyed(parent, items, key, create, update) {
   const present = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  const used = new Set();
   let before = parent.firstElementChild;
   for (const item of items) {
-    const name = String(key(item));
+    let name = String(key(item));
+    while (used.has(name)) name += " again";
+    used.add(name);
     let child = present.get(name);
     present.delete(name);
     if (!child) {
