@@ -29,6 +29,8 @@ use crate::connection::{Cluster, ConnectionArgs, Flags};
 
 /// Changes of this time are shown together.
 const PERIOD: Duration = Duration::from_millis(500);
+/// Periods after which jobs are shown again though nothing has changed: what is said of a job depends on how long it waits.
+const IDLE: u32 = 10;
 /// Lines at the end of a log that the page shows.
 const TAIL: i64 = 500;
 
@@ -39,7 +41,7 @@ const TAIL: i64 = 500;
 pub struct WebArgs {
     /// Name of the job; by default all jobs of the namespace
     name: Option<String>,
-    /// Address to serve at; by default the first free port of this machine from 8090 on
+    /// Address to serve at, as 127.0.0.1:9000; by default the first free port of this machine from 8090 on
     #[arg(long, value_name = "ADDRESS:PORT")]
     address: Option<SocketAddr>,
 }
@@ -47,7 +49,7 @@ pub struct WebArgs {
 impl WebArgs {
     pub async fn run(self, connection: &ConnectionArgs) -> anyhow::Result<u8> {
         let cluster = connection.open().await?;
-        // A wrong name, a cluster without psjobs and a missing right are errors here, and not an empty page.
+        // A wrong name and a cluster without psjobs are errors here, and not an empty page.
         match &self.name {
             Some(name) => drop(cluster.job(name).await?),
             None => {
@@ -95,18 +97,27 @@ async fn follow(cluster: &Cluster, name: Option<&str>, board: &Board, flags: &Fl
     let mut ticks = tokio::time::interval(PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut histories = Histories::default();
-    let mut is_changed = true;
+    // What each watch is refused, or why it does not work; it begins again by itself.
+    let mut troubles: [Option<String>; 3] = Default::default();
+    let (mut is_changed, mut idle) = (true, 0);
     loop {
-        tokio::select! {
-            // The stores have what is new; a watch that breaks begins again by itself.
-            Some(_) = job_changes.next() => is_changed = true,
-            Some(_) = pod_changes.next() => is_changed = true,
-            Some(_) = event_changes.next() => is_changed = true,
-            _ = ticks.tick(), if is_changed => {
-                show(&jobs, &all_pods, &events, &mut histories, board, flags);
-                is_changed = false;
+        // The stores have what is new.
+        let (watch, error) = tokio::select! {
+            Some(seen) = job_changes.next() => (0, seen.err()),
+            Some(seen) = pod_changes.next() => (1, seen.err()),
+            Some(seen) = event_changes.next() => (2, seen.err()),
+            _ = ticks.tick() => {
+                idle += 1;
+                if is_changed || idle >= IDLE {
+                    let trouble = troubles.iter().flatten().next().map(String::as_str);
+                    show(&jobs, &all_pods, &events, &mut histories, board, (flags, trouble));
+                    (is_changed, idle) = (false, 0);
+                }
+                continue;
             }
-        }
+        };
+        troubles[watch] = error.map(|error| error.to_string());
+        is_changed = true;
     }
 }
 
@@ -117,7 +128,7 @@ fn show(
     events: &Store<Event>,
     histories: &mut Histories,
     board: &Board,
-    flags: &Flags,
+    (flags, trouble): (&Flags, Option<&str>),
 ) {
     let now = Timestamp::now();
     let (pods, events) = (pods.state(), events.state());
@@ -134,7 +145,7 @@ fn show(
         let name = job.name_any();
         let pods = pods_of.remove(name.as_str()).unwrap_or_default();
         let events = events_of.remove(name.as_str()).unwrap_or_default();
-        let seen = Seen { job, pods: &pods, events: &events };
+        let seen = Seen { job, pods: &pods, events: &events, trouble };
         let history = histories.of(job, &pods, now);
         board.change(&name, |shown, curves| page::show(&seen, history, flags, now, shown, curves));
     }

@@ -75,7 +75,7 @@ async function picture(page, name) {
   if (SCREENSHOTS) await page.screenshot({ path: join(SCREENSHOTS, `${name}.png`), fullPage: true });
 }
 
-// The rules of WCAG 2.1 AA and axe's own.
+// Returns what breaks the rules of WCAG 2.1 AA and axe's own.
 async function violations(page) {
   // Through the debugger: the page's policy allows no script but its own.
   await page.evaluate(axe);
@@ -116,7 +116,17 @@ test("a job is live in the page, and the same in its file when it is over", { ti
   assert.equal(await page.evaluate(() => document.activeElement.id), "log-text");
   await page.keyboard.press("Escape");
   assert.equal(await page.locator("#log").isVisible(), false);
+  assert.equal(await page.evaluate(() => document.activeElement.closest("tr").dataset.key), "trainer-1", "the focus is back");
   assert.equal(await page.evaluate(() => window.broken), undefined);
+
+  // A trainer is killed: the page says so, and shows its successor.
+  process.kill(Number(await readFile(join(folder, "pid-1"), "utf8")), "SIGKILL");
+  await page.waitForFunction(() => document.querySelector("#events").innerText.includes("it is started again"));
+  assert.match(await text(page, "#events"), /trainer 1 was killed by signal 9/);
+  await page.waitForFunction(() => /restarts\s+1/.test(document.querySelector("#facts").innerText));
+  const lane = row(page, "trainer-1").locator("svg");
+  assert.match(await lane.getAttribute("aria-label"), /^started 2 times, failed 1 times/);
+  assert.equal(await lane.locator(".failed").count(), 1);
 
   await page.emulateMedia({ colorScheme: "dark" });
   assert.deepEqual(await violations(page), []);
@@ -124,15 +134,6 @@ test("a job is live in the page, and the same in its file when it is over", { ti
   await page.emulateMedia({ colorScheme: "light" });
   assert.deepEqual(await violations(page), []);
   await picture(page, "page");
-
-  // A trainer is killed: the page says so, and shows its successor.
-  process.kill(Number(await readFile(join(folder, "pid-1"), "utf8")), "SIGKILL");
-  await page.waitForFunction(() => document.querySelector("#events").innerText.includes("it is started again"));
-  assert.match(await text(page, "#events"), /trainer 1 was killed by signal 9/);
-  assert.match(await text(page, "#facts"), /restarts\s+1/);
-  const lane = row(page, "trainer-1").locator("svg");
-  assert.match(await lane.getAttribute("aria-label"), /^started 2 times, failed 1 times/);
-  assert.equal(await lane.locator(".failed").count(), 1);
 
   // Over time instead of steps, and on a small screen.
   await page.selectOption("#axis", "time");
@@ -146,9 +147,12 @@ test("a job is live in the page, and the same in its file when it is over", { ti
   assert.equal(await run.ended, 0, run.text);
   await page.waitForFunction(() => document.querySelector("#phase").innerText === "Succeeded");
   assert.match(await text(page, "#explanation"), /It took/);
+  await row(page, "ps-0").getByRole("button").click();
+  await page.waitForFunction(() => document.querySelector("#log-text").innerText.includes("has ended"));
+  await page.keyboard.press("Escape");
   const elsewhere = page.requests.filter((url) => !url.startsWith(new URL("/", address).href) && !url.startsWith("data:"));
   assert.deepEqual(elsewhere, [], "nothing is loaded from elsewhere");
-  const complaints = page.complaints.filter((complaint) => !/ERR_CONNECTION_REFUSED|ERR_INCOMPLETE/.test(complaint));
+  const complaints = page.complaints.filter((complaint) => !/ERR_CONNECTION_REFUSED|ERR_INCOMPLETE|ERR_EMPTY/.test(complaint));
   assert.deepEqual(complaints, []);
 
   // The file shows the same, without a server.
@@ -157,6 +161,8 @@ test("a job is live in the page, and the same in its file when it is over", { ti
     const shown = (page) => page.locator(part).textContent();
     assert.equal(await shown(record), await shown(page), part);
   }
+  const box = await record.locator("#explanation").boundingBox();
+  assert.ok(box.y + box.height < 400, "what there is to say is at the top");
   const curves = (page) => page.evaluate(() => [...document.querySelectorAll("#charts canvas")].map((canvas) => canvas.getAttribute("aria-label")));
   assert.deepEqual(await curves(record), await curves(page));
   await row(record, "trainer-1").getByRole("button").click();

@@ -40,21 +40,11 @@ pub fn linked() -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
-
-    use flate2::Compression;
-    use flate2::write::GzEncoder;
-
     use super::*;
 
     #[test]
     fn the_page_is_small() {
-        let mut compressed = GzEncoder::new(Vec::new(), Compression::default());
-        let files = STYLES.iter().chain(&SCRIPTS).map(|file| file.text);
-        for text in files.chain([linked().as_str()]) {
-            compressed.write_all(text.as_bytes()).expect("to memory");
-        }
-        let size = compressed.finish().expect("to memory").len();
-        assert!(size < 60_000, "{size} bytes; docs/web.md says less than 60 kB");
+        let size = linked().len() + STYLES.iter().chain(&SCRIPTS).map(|file| file.text.len()).sum::<usize>();
+        assert!(size < 100_000, "{size} bytes; docs/web.md says less than 100 kB");
     }
 }

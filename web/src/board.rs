@@ -96,10 +96,7 @@ impl Reader {
             let line = |(name, shown): (&String, &Shown)| (name.clone(), value(&Line::from(&shown.job)));
             return self.known.changes(jobs.iter().map(line).collect());
         };
-        let Some(Shown { job, curves }) = jobs.get(name) else {
-            self.seen = Seen::default();
-            return self.known.changes(Map::new());
-        };
+        let Some(Shown { job, curves }) = jobs.get(name) else { return self.known.changes(Map::new()) };
         let Value::Object(parts) = value(job) else { return Map::new() };
         let mut news = self.known.changes(parts);
         self.seen.read(curves, &mut news);
@@ -129,7 +126,7 @@ mod tests {
         });
         let first = reader.news(&board);
         assert_eq!((&first["name"], &first["phase"]), (&json!("a"), &json!("Running")));
-        assert_eq!(first["curves"][0]["points"], json!([1, 2, 0.5]));
+        assert_eq!(first["curves"]["curves"][0]["points"], json!([1, 2, 0.5]));
         board.change("b", |job, _| job.phase = "Failed".into());
         assert_eq!(Value::Object(reader.news(&board)), json!({}));
         board.change("a", |job, _| job.is_over = true);
@@ -138,7 +135,7 @@ mod tests {
         let gone = reader.news(&board);
         assert!(gone.len() > 10 && gone.values().all(Value::is_null), "{gone:?}");
         board.change("a", |_, curves| curves.push("loss", None, 9, 9, 0.1));
-        assert_eq!(reader.news(&board)["curves"][0]["points"], json!([9, 9, 0.1]), "another job of the name");
+        assert_eq!(reader.news(&board)["curves"]["curves"][0]["points"], json!([9, 9, 0.1]), "another job of the name");
     }
 
     #[test]

@@ -6,15 +6,20 @@ use serde_json::{Map, Value, json};
 
 /// Points of a curve.
 const POINTS: usize = 2_000;
-/// Curves of a job: a metric's over all, and one for each trainer.
+/// Curves of a job, and of these most that are of one trainer.
 const CURVES: usize = 64;
+const OF_TRAINERS: usize = 40;
 
 /// Name of a metric, and of the trainer that reports it; no trainer is the mean or sum over all.
 pub type Key = (String, Option<String>);
 
 /// All curves of a job.
-#[derive(Clone, Debug, Default)]
-pub struct Curves(BTreeMap<Key, Curve>);
+#[derive(Clone, Debug)]
+pub struct Curves {
+    /// Random: the curves of another job of the name are others.
+    id: u64,
+    all: BTreeMap<Key, Curve>,
+}
 
 /// A value at a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,17 +46,30 @@ struct Read {
 
 /// How much of all curves a reader has.
 #[derive(Clone, Debug, Default)]
-pub struct Seen(BTreeMap<Key, Read>);
+pub struct Seen {
+    /// The curves that it reads; 0 before it has read any.
+    id: u64,
+    read: BTreeMap<Key, Read>,
+}
+
+impl Default for Curves {
+    fn default() -> Self {
+        Self { id: rand::random(), all: BTreeMap::new() }
+    }
+}
 
 impl Curves {
     /// Adds a point. A step that is there already, or beyond which the curve has gone, was made again: the points from it on go.
     /// The same step with the same value is no new point.
     pub fn push(&mut self, metric: &str, trainer: Option<&str>, step: u64, time: u64, value: f64) {
         let key = (metric.to_owned(), trainer.map(str::to_owned));
-        if !self.0.contains_key(&key) && self.0.len() == CURVES {
-            return;
+        if !self.all.contains_key(&key) {
+            let of_trainers = self.all.keys().filter(|(_, trainer)| trainer.is_some()).count();
+            if self.all.len() == CURVES || (trainer.is_some() && of_trainers == OF_TRAINERS) {
+                return;
+            }
         }
-        let Curve { points, cuts } = self.0.entry(key).or_default();
+        let Curve { points, cuts } = self.all.entry(key).or_default();
         if points.last().is_some_and(|last| last.step == step && last.value.to_bits() == value.to_bits()) {
             return;
         }
@@ -71,12 +89,27 @@ impl Curves {
         }
     }
 
-    /// Returns the points that a reader lacks, as a list of curves; `None` if there are none. Step, time and value of a point
-    /// follow each other; a value that is no finite number is a string.
+    /// Returns the curves with at most `points` points together, the last of each among them.
+    pub fn thinned(&self, points: usize) -> Self {
+        let share = (points / self.all.len().max(1)).max(1);
+        let thin = |curve: &Curve| {
+            let (count, every) = (curve.points.len(), curve.points.len().div_ceil(share).max(1));
+            let kept = curve.points.iter().enumerate().filter(|(at, _)| (count - 1 - at).is_multiple_of(every));
+            Curve { points: kept.map(|(_, point)| *point).collect(), cuts: 0 }
+        };
+        Self { id: self.id, all: self.all.iter().map(|(key, curve)| (key.clone(), thin(curve))).collect() }
+    }
+
+    /// Returns the points that a reader lacks, as a list of curves, and whether it has to forget those that it has; `None` if
+    /// nothing is new. Step, time and value of a point follow each other; a value that is no finite number is a string.
     pub fn news(&self, seen: &mut Seen) -> Option<Value> {
         let mut news = Vec::new();
-        for (key, curve) in &self.0 {
-            let read = seen.0.entry(key.clone()).or_default();
+        let anew = seen.id != self.id;
+        if anew {
+            *seen = Seen { id: self.id, read: BTreeMap::new() };
+        }
+        for (key, curve) in &self.all {
+            let read = seen.read.entry(key.clone()).or_default();
             let from = if read.cuts == curve.cuts { read.points } else { 0 };
             if from == curve.points.len() {
                 continue;
@@ -85,7 +118,7 @@ impl Curves {
             let points: Vec<Value> = curve.points[from..].iter().flat_map(Point::as_values).collect();
             news.push(json!({"metric": key.0, "trainer": key.1, "from": from, "points": points}));
         }
-        (!news.is_empty()).then_some(Value::Array(news))
+        (anew || !news.is_empty()).then(|| json!({"anew": anew, "curves": news}))
     }
 }
 
@@ -112,7 +145,10 @@ mod tests {
     /// Steps of the only curve as a reader has them who applies `news` to `steps`.
     fn apply(steps: &mut Vec<u64>, news: Option<Value>) {
         let Some(news) = news else { return };
-        let curve = &news[0];
+        if news["anew"] == true {
+            steps.clear();
+        }
+        let curve = &news["curves"][0];
         steps.truncate(curve["from"].as_u64().expect("a number") as usize);
         let points = curve["points"].as_array().expect("a list");
         steps.extend(points.chunks(3).map(|point| point[0].as_u64().expect("a step")));
@@ -131,12 +167,31 @@ mod tests {
         assert_eq!(curves.news(&mut seen), None, "nothing has changed");
         curves.push("loss", None, 4, 10, f64::NAN);
         let news = curves.news(&mut seen);
-        assert_eq!(news, Some(json!([{"metric": "loss", "trainer": null, "from": 3, "points": [4, 10, "NaN"]}])));
+        let point = json!([{"metric": "loss", "trainer": null, "from": 3, "points": [4, 10, "NaN"]}]);
+        assert_eq!(news, Some(json!({"anew": false, "curves": point})));
         apply(&mut steps, news);
         curves.push("loss", None, 2, 11, 0.4);
         curves.push("loss", None, 5, 12, 0.3);
         apply(&mut steps, curves.news(&mut seen));
         assert_eq!(steps, [1, 2, 5]);
+        // Another job of the name, with as many points as the reader has.
+        let mut others = Curves::default();
+        [7, 8].iter().for_each(|&step| others.push("loss", None, step, step, 0.5));
+        apply(&mut steps, others.news(&mut seen));
+        assert_eq!(steps, [7, 8]);
+    }
+
+    #[test]
+    fn thinned_curves_have_their_last_point() {
+        let mut curves = Curves::default();
+        (0..1_000).for_each(|step| curves.push("loss", None, step, step, 1.0));
+        curves.push("accuracy", None, 9, 9, 0.5);
+        let (mut seen, mut steps) = (Seen::default(), Vec::new());
+        let thinned = curves.thinned(200);
+        assert_eq!(thinned.all.values().map(|curve| curve.points.len()).collect::<Vec<_>>(), [1, 100]);
+        let news = thinned.news(&mut seen).expect("all is new");
+        apply(&mut steps, Some(json!({"anew": true, "curves": [news["curves"][1]]})));
+        assert_eq!((steps[0], steps[99]), (9, 999));
     }
 
     #[test]
@@ -154,6 +209,10 @@ mod tests {
         for trainer in 0..100 {
             curves.push("loss", Some(&format!("trainer-{trainer}")), 1, 1, 1.0);
         }
-        assert_eq!(curves.0.len(), CURVES);
+        assert_eq!(curves.all.len(), 1 + OF_TRAINERS);
+        for metric in 0..100 {
+            curves.push(&format!("metric-{metric}"), None, 1, 1, 1.0);
+        }
+        assert_eq!(curves.all.len(), CURVES, "those of all trainers have room behind those of each");
     }
 }

@@ -104,9 +104,10 @@ async fn guard(State(served): State<Served>, request: Request, next: Next) -> Re
     response
 }
 
-/// Exchanges the token in the address for a cookie, so that the address can be shown to others.
+/// Exchanges the token in the address for a cookie, so that the address can be shown to others. The cookie is not strict: the
+/// address may be opened from a terminal in another page.
 fn enter(served: &Served) -> Response {
-    let cookie = format!("{}={}; HttpOnly; SameSite=Strict; Path=/", served.cookie, served.site.token.as_str());
+    let cookie = format!("{}={}; HttpOnly; SameSite=Lax; Path=/", served.cookie, served.site.token.as_str());
     let headers = [(header::SET_COOKIE, cookie), (header::LOCATION, "/".to_owned())];
     (StatusCode::SEE_OTHER, headers).into_response()
 }

@@ -30,7 +30,7 @@ impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Code(code) => write!(f, "ended with exit code {code}"),
-            Self::Signal(9) => f.write_str("was killed by signal 9 (SIGKILL); did the machine run out of memory?"),
+            Self::Signal(9) => f.write_str("was killed by signal 9 (SIGKILL), perhaps because memory ran out"),
             Self::Signal(signal) => match signal_name(*signal) {
                 Some(name) => write!(f, "was killed by signal {signal} ({name})"),
                 None => write!(f, "was killed by signal {signal}"),

@@ -96,7 +96,7 @@ pub struct RunArgs {
     /// Folder for the checkpoints of jobs with spec.checkpoint, each in a folder of its name
     #[arg(long, value_name = "DIR", default_value = CHECKPOINTS)]
     checkpoint_dir: PathBuf,
-    /// Serve a web page of the job: curves, processes, logs, what to do; with --web=ADDRESS:PORT at that address [default:
+    /// Serve a web page of the job: curves, processes, logs, what to do; with --web=127.0.0.1:9000 at that address [default:
     /// the first free port of this machine from 8090 on]
     #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, require_equals = true)]
     web: Option<Option<SocketAddr>>,

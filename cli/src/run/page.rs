@@ -290,9 +290,8 @@ fn read_tail(file: &Path) -> io::Result<String> {
     let mut bytes = Vec::new();
     file.take(TAIL).read_to_end(&mut bytes)?;
     let text = String::from_utf8_lossy(&bytes);
-    // A cut line is left out.
-    let whole = if from > 0 { text.split_once('\n').map_or("", |(_, whole)| whole) } else { &text };
-    Ok(whole.to_owned())
+    // The first line of a part may be cut.
+    Ok(record::last(&text, text.len() - usize::from(from > 0)).to_owned())
 }
 
 #[cfg(test)]

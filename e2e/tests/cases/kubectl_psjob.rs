@@ -10,9 +10,10 @@ use psjobs_e2e::manifest::paced;
 use psjobs_e2e::namespace::TestNamespace;
 use psjobs_e2e::wait::{SHORT, TRAINING, until};
 use serde_json::{Map, Value};
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::net::TcpStream;
-use tokio::process::Command;
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
 
 pub async fn a_job_from_begin_to_end(namespace: &TestNamespace) -> Result<()> {
     let manifest = serde_yaml::to_string(&paced()?)?;
@@ -24,7 +25,9 @@ pub async fn a_job_from_begin_to_end(namespace: &TestNamespace) -> Result<()> {
     let missing = namespace.psjob(&["why", "minst"]).await.err().context("there is no such job")?;
     ensure!(format!("{missing:#}").contains("there is no job minst in namespace"), "{missing:#}");
 
-    // Lines are followed from here to the job's end, while one trainer's pod is replaced.
+    // The page and the lines are followed from here to the job's end, while one trainer's pod is replaced.
+    let mut page = Page::open(namespace, "mnist").await?;
+    page.read_until("a run of trainer-1", |job| runs(job, "trainer-1") > 0).await?;
     let replaced = async {
         let before = namespace.uids("mnist").await?;
         psjobs_e2e::logs::line(&namespace.pods(), "mnist-trainer-1", &["training", "step="], TRAINING).await?;
@@ -36,13 +39,13 @@ pub async fn a_job_from_begin_to_end(namespace: &TestNamespace) -> Result<()> {
         namespace.psjob(&["watch", "mnist"]).await
     };
     let followed = namespace.psjob(&["logs", "mnist", "--follow", "--timestamps"]);
-    let (watched, followed, page) = tokio::try_join!(replaced, followed, page_until_over(namespace, "mnist"))?;
+    let ended = page.read_until("the job's end", |job| job.get("isOver") == Some(&Value::Bool(true)));
+    let (watched, followed, ()) = tokio::try_join!(replaced, followed, ended)?;
     namespace.print(format_args!("kubectl psjob watch mnist:\n{watched}"));
     ensure!(watched.contains("mnist: Running, step "), "{watched}");
     ensure!(watched.contains("mnist is Succeeded."), "{watched}");
-    let trainer = page["processes"].as_array().and_then(|all| all.iter().find(|one| one["name"] == "trainer-1"));
-    let runs = trainer.and_then(|trainer| trainer["runs"].as_array()).map_or(0, Vec::len);
-    ensure!(page["phase"] == "Succeeded" && runs == 2, "runs of trainer-1 in the page: {runs}; {page:?}");
+    let page = page.job;
+    ensure!(page["phase"] == "Succeeded" && runs(&page, "trainer-1") == 2, "trainer-1 ran twice: {page:?}");
     let says = page["explanation"]["sentences"].to_string();
     ensure!(says.contains("It took"), "the page says {says}");
 
@@ -77,26 +80,48 @@ pub async fn a_job_from_begin_to_end(namespace: &TestNamespace) -> Result<()> {
     Ok(())
 }
 
-/// Returns the page of a job as `kubectl psjob web` shows it at the job's end.
-async fn page_until_over(namespace: &TestNamespace, job: &str) -> Result<Map<String, Value>> {
-    let mut server = Command::new("kubectl")
-        .args(["psjob", "web", job, "--address", "127.0.0.1:0", "--namespace", &namespace.name])
-        .args(["--context", &namespace.cluster.context])
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()?;
-    let said = BufReader::new(server.stderr.take().context("standard error is piped")?).lines().next_line().await?;
-    let said = said.context("it says where the page is")?;
-    let address = said.split_once("http://").and_then(|(_, rest)| rest.split_once(';')).map(|(address, _)| address);
-    let (host, token) = address.and_then(|address| address.split_once("/?token=")).with_context(|| said.clone())?;
-    let mut stream = TcpStream::connect(host).await?;
-    let request = format!("GET /events/{job} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n");
-    stream.write_all(request.as_bytes()).await?;
-    let (mut lines, mut page) = (BufReader::new(stream).lines(), Map::new());
-    while page.get("isOver") != Some(&Value::Bool(true)) {
-        let line = lines.next_line().await?.context("the page ended before the job")?;
-        let Some(event) = line.strip_prefix("data: ") else { continue };
-        page.extend(serde_json::from_str::<Map<String, Value>>(event)?);
+/// The page of a job, as `kubectl psjob web` serves it.
+struct Page {
+    /// The parts of the job that were sent last.
+    job: Map<String, Value>,
+    lines: Lines<BufReader<TcpStream>>,
+    _server: Child,
+}
+
+impl Page {
+    async fn open(namespace: &TestNamespace, job: &str) -> Result<Self> {
+        let mut server = Command::new("kubectl")
+            .args(["psjob", "web", job, "--address", "127.0.0.1:0", "--namespace", &namespace.name])
+            .args(["--context", &namespace.cluster.context])
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        let said = BufReader::new(server.stderr.take().context("standard error is piped")?).lines().next_line().await?;
+        let said = said.context("it says where the page is")?;
+        let address = said.split_once("http://").and_then(|(_, rest)| rest.split_once(';')).map(|(address, _)| address);
+        let (host, token) = address.and_then(|address| address.split_once("/?token=")).with_context(|| said.clone())?;
+        let mut stream = TcpStream::connect(host).await?;
+        let request = format!("GET /events/{job} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        Ok(Self { job: Map::new(), lines: BufReader::new(stream).lines(), _server: server })
     }
-    Ok(page)
+
+    /// Reads what changes until the job is as `wanted`.
+    async fn read_until(&mut self, what: &str, wanted: impl Fn(&Map<String, Value>) -> bool) -> Result<()> {
+        let read = async {
+            while !wanted(&self.job) {
+                let line = self.lines.next_line().await?.context("the server of the page has ended")?;
+                let Some(event) = line.strip_prefix("data: ") else { continue };
+                self.job.extend(serde_json::from_str::<Map<String, Value>>(event)?);
+            }
+            anyhow::Ok(())
+        };
+        timeout(TRAINING, read).await.with_context(|| format!("the page does not show {what}"))?
+    }
+}
+
+/// Returns how often a process of the page was started.
+fn runs(job: &Map<String, Value>, process: &str) -> usize {
+    let processes = job.get("processes").and_then(Value::as_array).into_iter().flatten();
+    processes.filter(|one| one["name"] == process).filter_map(|one| Some(one["runs"].as_array()?.len())).sum()
 }

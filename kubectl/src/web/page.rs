@@ -1,6 +1,6 @@
 //! From the objects of a cluster to what the page shows. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event as KubernetesEvent, Pod};
@@ -18,14 +18,17 @@ use crate::text;
 use crate::top::board::{self, PodLine};
 use crate::why::explain;
 
-/// Runs that are kept of a process.
+/// Runs that are kept of a process, and events of a job.
 const RUNS: usize = 100;
+const EVENTS: usize = 200;
 
 /// One job as the cluster has it.
 pub struct Seen<'a> {
     pub job: &'a ParameterServerJob,
     pub pods: &'a [&'a Pod],
     pub events: &'a [&'a KubernetesEvent],
+    /// The last error of a cluster that does not answer, or refuses to.
+    pub trouble: Option<&'a str>,
 }
 
 /// Pods that were there while the page was served, of all jobs.
@@ -36,6 +39,9 @@ pub struct Histories(BTreeMap<String, History>);
 #[derive(Debug, Default)]
 pub struct History {
     uid: Option<String>,
+    /// This is the first time that the job is seen.
+    is_new: bool,
+    /// By uid of the pod.
     runs: BTreeMap<(Role, u32), BTreeMap<String, Run>>,
 }
 
@@ -44,10 +50,11 @@ impl Histories {
     pub fn of(&mut self, job: &ParameterServerJob, pods: &[&Pod], now: Timestamp) -> &History {
         let history = self.0.entry(job.name_any()).or_default();
         // Another job of the name has another history.
-        if history.uid != job.metadata.uid {
-            *history = History { uid: job.metadata.uid.clone(), ..History::default() };
+        history.is_new = history.uid != job.metadata.uid;
+        if history.is_new {
+            *history = History { uid: job.metadata.uid.clone(), is_new: true, runs: BTreeMap::new() };
         }
-        history.note(pods, now);
+        history.note(pods, text::phase(job), now);
         history
     }
 
@@ -58,70 +65,88 @@ impl Histories {
 }
 
 impl History {
-    fn note(&mut self, pods: &[&Pod], now: Timestamp) {
+    fn note(&mut self, pods: &[&Pod], phase: Option<Phase>, now: Timestamp) {
         for pod in pods {
             let (Some((role, index, _)), Some(uid), Some(run)) = (board::place(pod), pod.uid(), run(pod)) else {
                 continue;
             };
             let runs = self.runs.entry((role, index)).or_default();
             runs.insert(uid, run);
-            while runs.len() > RUNS {
-                runs.pop_first();
+            if runs.len() > RUNS
+                && let Some(oldest) = runs.iter().min_by_key(|(_, run)| run.from).map(|(uid, _)| uid.clone())
+            {
+                runs.remove(&oldest);
             }
         }
-        // A pod that is gone ran until now, and its end was not seen.
-        let there: Vec<String> = pods.iter().filter_map(|pod| pod.uid()).collect();
+        // A pod that is gone ran until now, and its end was not seen. Of a job that ends or is suspended it was removed.
+        let failed =
+            !phase.is_some_and(|phase| phase.is_final() || matches!(phase, Phase::Completing | Phase::Suspended));
+        let there: BTreeSet<String> = pods.iter().filter_map(|pod| pod.uid()).collect();
         for (uid, run) in self.runs.values_mut().flatten() {
             if run.to.is_none() && !there.contains(uid) {
-                *run = Run { to: Some(milliseconds(now)), failed: true, ..*run };
+                *run = Run { to: Some(milliseconds(now)), failed, ..*run };
             }
         }
     }
 
     /// Returns the runs of a process, the oldest first.
-    fn runs(&self, role: Role, index: u32) -> Vec<Run> {
-        let mut runs: Vec<Run> =
-            self.runs.get(&(role, index)).into_iter().flat_map(BTreeMap::values).cloned().collect();
+    fn runs(&self, place: (Role, u32)) -> Vec<Run> {
+        let mut runs: Vec<Run> = self.runs.get(&place).into_iter().flat_map(BTreeMap::values).cloned().collect();
         runs.sort_by_key(|run| run.from);
         runs
     }
 }
 
+/// Returns the processes of a job, those without a pod among them.
+fn processes(pods: &[&Pod], history: &History, slow: &[String], is_over: bool, now: Timestamp) -> Vec<Process> {
+    let gone = |&(role, index): &(Role, u32)| {
+        let runs = history.runs((role, index));
+        let is_well = is_over && runs.last().is_some_and(|run| !run.failed);
+        ((role, index), Process { name: format!("{role}-{index}"), state: "no pod".into(), is_well, node: None, runs })
+    };
+    let mut all: BTreeMap<(Role, u32), Process> = history.runs.keys().map(gone).collect();
+    for pod in pods {
+        let Some((role, index, _)) = board::place(pod) else { continue };
+        let PodLine { process, mut state, node, is_slow, is_well, .. } = board::line(role, index, pod, slow, now);
+        if is_slow {
+            state += ", slower than the others";
+        }
+        let node = Some(node).filter(|node| !node.is_empty());
+        let runs = history.runs((role, index));
+        all.insert((role, index), Process { name: process, state, is_well: is_well && !is_slow, node, runs });
+    }
+    all.into_values().collect()
+}
+
 /// Writes a job as it is `now` to what the page shows.
 pub fn show(seen: &Seen, history: &History, flags: &Flags, now: Timestamp, shown: &mut Job, curves: &mut Curves) {
-    let Seen { job, pods, events } = seen;
+    let Seen { job, pods, events, trouble } = seen;
     let status = job.status.as_ref();
     let phase = text::phase(job);
     let time = |time: Option<&Time>| time.map(|time| milliseconds(time.0));
     let began = time(status.and_then(|status| status.start_time.as_ref()));
     let began = began.or_else(|| time(job.metadata.creation_timestamp.as_ref())).unwrap_or_default();
     let slow = status.and_then(|status| Some(&*status.progress.as_ref()?.stragglers)).unwrap_or_default();
-    let mut lines: Vec<_> = pods.iter().filter_map(|pod| Some((board::place(pod)?, *pod))).collect();
-    lines.sort_by(|(a, _), (b, _)| a.cmp(b));
-    let process = |((role, index, _), pod): ((Role, u32, String), &Pod)| {
-        let PodLine { process, mut state, node, is_slow, is_well, .. } = board::line(role, index, pod, slow, now);
-        if is_slow {
-            state += ", slower than the others";
-        }
-        let node = Some(node).filter(|node| !node.is_empty());
-        Process { name: process, state, is_well: is_well && !is_slow, node, runs: history.runs(role, index) }
-    };
-    let mut processes: Vec<Process> = lines.into_iter().map(process).collect();
-    // Of a pod and its successor that are there at the same time the successor counts.
-    processes.reverse();
-    processes.dedup_by(|older, newer| older.name == newer.name);
-    processes.reverse();
+    let is_over = phase.is_some_and(Phase::is_final);
+    let mut explanation = explanation(job, flags, now);
+    if let Some(trouble) = trouble {
+        explanation.sentences.insert(0, format!("The cluster does not answer as it should: {trouble}."));
+        explanation.needs_help = true;
+    }
+    if history.is_new {
+        *curves = Curves::default();
+    }
     *shown = Job {
         name: job.name_any(),
         phase: phase.map_or_else(|| "Pending".into(), |phase| format!("{phase:?}")),
-        is_over: phase.is_some_and(Phase::is_final),
+        is_over,
         began,
         ended: time(status.and_then(|status| status.completion_time.as_ref())),
-        explanation: explanation(job, flags, now),
+        explanation,
         progress: progress(job),
         trainers: Vec::new(),
-        processes,
-        events: page_events(events),
+        processes: processes(pods, history, slow, is_over, now),
+        events: page_events(job, events),
         checkpoint: status.and_then(|status| status.last_checkpoint.as_ref()).map(|checkpoint| Checkpoint {
             step: checkpoint.step.unsigned_abs(),
             path: checkpoint.path.clone(),
@@ -175,10 +200,14 @@ fn progress(job: &ParameterServerJob) -> Progress {
     }
 }
 
-/// The events, the oldest first.
-fn page_events(events: &[&KubernetesEvent]) -> Vec<Event> {
+/// Returns the last events of this job, not of one that had its name before, the oldest first.
+fn page_events(job: &ParameterServerJob, events: &[&KubernetesEvent]) -> Vec<Event> {
+    let of_job = |event: &&&KubernetesEvent| {
+        event.involved_object.uid.is_none() || event.involved_object.uid == job.metadata.uid
+    };
     let mut all: Vec<_> = events
         .iter()
+        .filter(of_job)
         .map(|event| Event {
             time: board::time(event).map(milliseconds).unwrap_or_default(),
             is_warning: event.type_.as_deref() == Some("Warning"),
@@ -186,10 +215,11 @@ fn page_events(events: &[&KubernetesEvent]) -> Vec<Event> {
         })
         .collect();
     all.sort_by_key(|event| event.time);
-    all
+    let surplus = all.len().saturating_sub(EVENTS);
+    all.split_off(surplus)
 }
 
-/// The reason and the message; a message that begins with the reason is enough.
+/// Returns the reason and the message; a message that begins with the reason is enough.
 fn event_text(event: &KubernetesEvent) -> String {
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     let (reason, message) = (text(&event.reason), text(&event.message));
@@ -252,7 +282,7 @@ mod tests {
         let server = named(pod("ps", 0, true, json!({"running": {"startedAt": at(-30).to_string()}})), "s");
         let trainer = named(pod("trainer", 1, true, json!({"running": {"startedAt": at(-20).to_string()}})), "t");
         let (late, early) = (event("x", -5, true), event("y", -60, false));
-        let seen = Seen { job: &job, pods: &[&trainer, &server], events: &[&late, &early] };
+        let seen = Seen { job: &job, pods: &[&trainer, &server], events: &[&late, &early], trouble: None };
         let page = shown(&seen, &mut Histories::default(), at(0));
         assert_eq!((page.name.as_str(), page.phase.as_str(), page.is_over), ("mnist", "Running", false));
         assert_eq!(page.began, milliseconds(at(-70)));
@@ -280,14 +310,18 @@ mod tests {
         let mut histories = Histories::default();
         let first = named(pod("trainer", 0, true, json!({"running": {"startedAt": at(0).to_string()}})), "z");
         let second = named(pod("trainer", 0, true, json!({"running": {"startedAt": at(9).to_string()}})), "a");
-        shown(&Seen { job: &job, pods: &[&first], events: &[] }, &mut histories, at(5));
-        let page = shown(&Seen { job: &job, pods: &[&second], events: &[] }, &mut histories, at(10));
+        shown(&Seen { job: &job, pods: &[&first], events: &[], trouble: None }, &mut histories, at(5));
+        let page = shown(&Seen { job: &job, pods: &[&second], events: &[], trouble: None }, &mut histories, at(10));
         let wanted = [
             Run { from: milliseconds(at(0)), to: Some(milliseconds(at(10))), failed: true },
             Run { from: milliseconds(at(9)), to: None, failed: false },
         ];
         assert_eq!(page.processes[0].runs, wanted);
-        let page = shown(&Seen { job: &other, pods: &[&second], events: &[] }, &mut histories, at(11));
+        let page =
+            shown(&Seen { job: &job, pods: &[], events: &[], trouble: Some("forbidden") }, &mut histories, at(10));
+        assert_eq!((page.processes[0].state.as_str(), page.processes[0].is_well), ("no pod", false));
+        assert_eq!(page.explanation.sentences[0], "The cluster does not answer as it should: forbidden.");
+        let page = shown(&Seen { job: &other, pods: &[&second], events: &[], trouble: None }, &mut histories, at(11));
         assert_eq!(page.processes[0].runs, wanted[1..], "another job of the name");
         assert_eq!(histories.retain(|name| name != "mnist"), ["mnist"]);
     }

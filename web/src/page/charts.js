@@ -5,7 +5,7 @@ const charts = (() => {
   const COLORS = ["#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8a7d00", "#7a68c4", "#4c9a9a"];
   const FIRST = ["loss", "accuracy", "auc", "perplexity", "reward"];
   const HEIGHT = 210;
-  // By metric: its curves by trainer, "" for all, and what is drawn of them.
+  // Maps a metric to its curves by trainer, "" for all, and to what is drawn of them.
   let metrics = new Map();
   const dark = matchMedia("(prefers-color-scheme: dark)");
 
@@ -16,7 +16,8 @@ const charts = (() => {
   }
 
   // Adds the points of a message: step, time and value of each follow each other.
-  function read(news) {
+  function read({ anew, curves: news }) {
+    if (anew) clear();
     for (const { metric, trainer, from, points } of news) {
       if (!metrics.has(metric)) metrics.set(metric, { curves: new Map() });
       const { curves } = metrics.get(metric);
@@ -37,7 +38,7 @@ const charts = (() => {
     return place(a[0]) - place(b[0]) || a[0].localeCompare(b[0]);
   }
 
-  // uPlot's tables: x of all curves, then the values of each. Trainers that report one metric have a curve each.
+  // Returns uPlot's tables: x of all curves, then the values of each. Trainers that report one metric have a curve each.
   function data(metric) {
     const over = byId("axis").value === "time" ? "times" : "steps";
     const finite = (value) => (typeof value === "number" ? value : null);
@@ -48,7 +49,7 @@ const charts = (() => {
     return uPlot.join(tables);
   }
 
-  // Where a logarithm exists of every value.
+  // Says if the scale is logarithmic: the reader wants it, and every value has a logarithm.
   function isLogarithmic(metric) {
     const positive = (curve) => curve.values.every((value) => typeof value !== "number" || value > 0);
     return byId("logarithmic").checked && [...metric.curves.values()].every(positive);
@@ -61,11 +62,10 @@ const charts = (() => {
     metric.names = [...metric.curves.keys()].sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
     const isTime = byId("axis").value === "time";
     const series = metric.names.map((trainer, number) => ({
-      label: trainer || "all",
-      stroke: trainer ? COLORS[(number - 1) % COLORS.length] : color("--curve"),
+      label: trainer || "job",
+      stroke: trainer ? COLORS[number % COLORS.length] : color("--curve"),
       width: trainer ? 1 : 2,
       spanGaps: true,
-      points: { show: metric.curves.get(trainer).steps.length < 3 },
       value: (_, value) => (value === null ? "" : format.number(value)),
     }));
     metric.plot = new uPlot(
@@ -83,7 +83,7 @@ const charts = (() => {
     );
   }
 
-  // What a chart is made of; if this changes it is made again.
+  // Returns what a chart is made of; if this changes it is made again.
   function make(metric) {
     return JSON.stringify([byId("axis").value, isLogarithmic(metric), dark.matches, [...metric.curves.keys()]]);
   }

@@ -1,15 +1,15 @@
-// Numbers, times and elements for people.
+// Writes numbers and times for people, and makes elements.
 "use strict";
 
 const format = {
-  // A number with four significant digits; whole ones as they are. What is no finite number comes as a string.
+  // Writes a number with four significant digits, a whole one as it is. One that is not finite comes as a string.
   number(value) {
     if (typeof value !== "number") return String(value ?? "");
     if (Number.isInteger(value) && Math.abs(value) < 1e15) return value.toLocaleString("en");
     if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e7)) return value.toExponential(3);
     return value.toLocaleString("en", { maximumSignificantDigits: 4 });
   },
-  // Seconds as `1 h 05 min`, `2 min 03 s` or `12 s`.
+  // Writes seconds as `1 h 05 min`, `2 min 03 s` or `12 s`.
   span(seconds) {
     const whole = Math.max(0, Math.round(seconds));
     const two = (number) => String(number).padStart(2, "0");
@@ -18,7 +18,7 @@ const format = {
     if (whole >= 60) return `${Math.floor(whole / 60)} min ${two(whole % 60)} s`;
     return `${whole} s`;
   },
-  // Milliseconds since 1970 as the time of day here, with the day if it is not today's.
+  // Writes milliseconds since 1970 as the time of day here, with the day if it is not today's.
   clock(milliseconds) {
     const time = new Date(milliseconds);
     const clock = time.toLocaleTimeString("en-GB");
@@ -49,15 +49,18 @@ function setText(target, text) {
 // Makes the children of `parent` those of `items`, in their order. A child stays with its key, and with the focus in it; of
 // items with one key the second has another one.
 function keyed(parent, items, key, create, update) {
-  const present = new Map([...parent.children].map((child) => [child.dataset.key, child]));
-  const used = new Set();
-  let before = parent.firstElementChild;
+  const named = new Map();
   for (const item of items) {
     let name = String(key(item));
-    while (used.has(name)) name += " again";
-    used.add(name);
+    while (named.has(name)) name += " again";
+    named.set(name, item);
+  }
+  // First of all, so that those that stay are not moved: that would take the focus from them.
+  for (const child of [...parent.children]) if (!named.has(child.dataset.key)) child.remove();
+  const present = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  let before = parent.firstElementChild;
+  for (const [name, item] of named) {
     let child = present.get(name);
-    present.delete(name);
     if (!child) {
       child = create(item);
       child.dataset.key = name;
@@ -66,5 +69,4 @@ function keyed(parent, items, key, create, update) {
     else parent.insertBefore(child, before);
     update(child, item);
   }
-  for (const gone of present.values()) gone.remove();
 }

@@ -6,11 +6,11 @@
   const PROCESSES = 200;
   const LOG_PERIOD = 2000;
   const record = byId("record") && JSON.parse(byId("record").textContent);
-  // What the server has sent: the job's parts, or a line for each job.
+  // Holds what the server has sent: the job's parts, or a line for each job.
   let shown = {};
   let name = null;
   let source = null;
-  let log = { process: null, timer: null };
+  let log = { process: null, timer: null, opener: null };
 
   const style = { Succeeded: "well", Failed: "bad", Running: "", Completing: "" };
 
@@ -71,7 +71,7 @@
     return list;
   }
 
-  // The times in which a process ran, as bars from the job's beginning until now.
+  // Draws the times in which a process ran, as bars from the job's beginning until now.
   function drawLane(lane, runs) {
     const began = shown.began;
     const length = Math.max(1000, now() - began);
@@ -153,7 +153,9 @@
     byId("job").hidden = !isThere;
     setText(byId("title"), name);
     if (!isThere) {
+      document.title = name;
       setText(byId("phase"), "not there");
+      charts.clear();
       return;
     }
     const { step, totalSteps } = job.progress;
@@ -177,7 +179,7 @@
 
   function openLog(process) {
     closeLog();
-    log.process = process;
+    log = { process, timer: null, opener: document.activeElement };
     setText(byId("log-title"), `Log of ${process}`);
     byId("log").hidden = false;
     readLog();
@@ -186,26 +188,33 @@
 
   function closeLog() {
     clearTimeout(log.timer);
-    log = { process: null, timer: null };
+    log = { process: null, timer: null, opener: null };
     byId("log").hidden = true;
     byId("log-text").textContent = "";
   }
 
+  // Closes the log and gives the focus back.
+  function leaveLog() {
+    const { opener } = log;
+    closeLog();
+    opener?.focus();
+  }
+
   async function readLog() {
-    const asked = log.process;
-    let text = record ? (record.tails[asked] ?? "It wrote nothing.") : null;
+    const asked = log;
+    let text = record ? record.tails[asked.process] || "It wrote nothing." : null;
     if (!record) {
       try {
-        const answer = await fetch(`/logs/${encodeURIComponent(asked)}/${name}`);
+        const answer = await fetch(`/logs/${encodeURIComponent(asked.process)}/${name}`);
         text = (await answer.text()) || "It wrote nothing yet.";
       } catch {
-        text = null; // The server is gone; what was read stays.
+        text = byId("log-text").textContent || "The program that serves the page has ended; the log is in its folder of logs.";
       }
     }
-    if (log.process !== asked) return;
+    if (log !== asked) return;
     const target = byId("log-text");
     const isAtEnd = target.scrollTop + target.clientHeight >= target.scrollHeight - 4;
-    if (text !== null) setText(target, text);
+    setText(target, text);
     if (isAtEnd) target.scrollTop = target.scrollHeight;
     if (!record && !shown.isOver) log.timer = setTimeout(readLog, LOG_PERIOD);
   }
@@ -257,13 +266,15 @@
     };
     source.onmessage = (message) => apply(JSON.parse(message.data));
     source.onerror = () => {
-      setText(byId("connection"), shown.isOver ? "" : "The server does not answer; this is the last that it said.");
+      // Another job may be served at this address later.
+      if (shown.isOver) source.close();
+      else setText(byId("connection"), "The server does not answer; this is the last that it said.");
     };
   }
 
-  byId("close-log").addEventListener("click", closeLog);
+  byId("close-log").addEventListener("click", leaveLog);
   addEventListener("keydown", (event) => {
-    if (event.key === "Escape") closeLog();
+    if (event.key === "Escape") leaveLog();
   });
   addEventListener("hashchange", show);
   // Times go on while nothing happens.
