@@ -2,7 +2,7 @@
 
 pub(crate) mod page;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -149,7 +149,8 @@ fn show(
         let history = histories.of(job, &pods, now);
         board.change(&name, |shown, curves| page::show(&seen, history, flags, now, shown, curves));
     }
-    for gone in histories.retain(|name| jobs.iter().any(|job| job.name_any() == name)) {
+    let names: BTreeSet<String> = jobs.iter().map(|job| job.name_any()).collect();
+    for gone in histories.retain(|name| names.contains(name)) {
         board.remove(&gone);
     }
 }

@@ -150,7 +150,7 @@ impl Page {
                 curves.push("examples/s", None, status.step, now, status.examples_per_second);
             }
             if (2..=TRAINERS).contains(&status.trainers.len()) {
-                // At the same places of the axis as those of all, whose step is the sum of theirs.
+                // The axis has the steps of all trainers together.
                 for trainer in &status.trainers {
                     let name = process_of(trainer);
                     for (metric, value) in &trainer.metrics {
