@@ -97,7 +97,7 @@ async fn follow(cluster: &Cluster, name: Option<&str>, board: &Board, flags: &Fl
     let mut ticks = tokio::time::interval(PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut histories = Histories::default();
-    // What each watch is refused, or why it does not work; it begins again by itself.
+    // The last error of each watch; the watch begins again by itself.
     let mut troubles: [Option<String>; 3] = Default::default();
     let (mut is_changed, mut idle) = (true, 0);
     loop {

@@ -60,7 +60,7 @@ impl Default for Curves {
 
 impl Curves {
     /// Adds a point. A step that is there already, or beyond which the curve has gone, was made again: the points from it on go.
-    /// The same step with the same value is no new point.
+    /// A step that comes again with the same value adds no point.
     pub fn push(&mut self, metric: &str, trainer: Option<&str>, step: u64, time: u64, value: f64) {
         let key = (metric.to_owned(), trainer.map(str::to_owned));
         if !self.all.contains_key(&key) {

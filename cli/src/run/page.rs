@@ -139,7 +139,7 @@ impl Page {
                 path: checkpoint.path.clone(),
                 time: checkpoint.unix_seconds * 1000,
             });
-            // Those of trainers that have ended say nothing of the job.
+            // Figures of trainers that have ended say nothing of the job.
             if status.step == 0 || status.phase() == JobPhase::Done {
                 return;
             }
