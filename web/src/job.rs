@@ -148,9 +148,9 @@ impl From<&Job> for Line {
 }
 
 /// Events that a job keeps; the oldest go first.
-const EVENTS: usize = 200;
+pub const EVENTS: usize = 200;
 /// Runs that a process keeps.
-const RUNS: usize = 100;
+pub const RUNS: usize = 100;
 
 impl Job {
     /// Adds an event; one with the text of the last one replaces it.

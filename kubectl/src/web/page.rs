@@ -10,17 +10,13 @@ use psjobs_api::Role;
 use psjobs_api::crd::names::{LABEL_INDEX, LABEL_JOB, LABEL_ROLE};
 use psjobs_api::crd::{ParameterServerJob, Phase};
 use psjobs_web::curves::Curves;
-use psjobs_web::job::{Checkpoint, Command, Event, Explanation, Job, Process, Progress, Run, Tail};
+use psjobs_web::job::{Checkpoint, Command, EVENTS, Event, Explanation, Job, Process, Progress, RUNS, Run, Tail};
 use serde_json::json;
 
 use crate::connection::Flags;
 use crate::text;
 use crate::top::board::{self, PodLine};
 use crate::why::explain;
-
-/// Runs that are kept of a process, and events of a job.
-const RUNS: usize = 100;
-const EVENTS: usize = 200;
 
 /// One job as the cluster has it.
 pub struct Seen<'a> {
