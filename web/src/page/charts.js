@@ -117,6 +117,7 @@ const charts = (() => {
   byId("axis").addEventListener("change", draw);
   byId("logarithmic").addEventListener("change", draw);
   dark.addEventListener("change", draw);
-  addEventListener("resize", draw);
+  // More than the window's size changes it: a scroll bar that appears, too.
+  new ResizeObserver(draw).observe(byId("charts"));
   return { clear, read, draw };
 })();
