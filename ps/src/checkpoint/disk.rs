@@ -26,10 +26,20 @@ pub type Working = Pin<Box<dyn Future<Output = ()> + Send>>;
 pub trait Files: Send + Sync {
     /// Makes a file that does not exist yet, to be written.
     fn create(&self, path: &Path) -> io::Result<Box<dyn OpenFile>>;
+    /// Makes a file as [`Files::create`] does, that is complete when [`Files::rename`] or [`Files::rename_new`] gives it its
+    /// name. Nothing else needs to see it before.
+    fn create_unnamed(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
+        self.create(path)
+    }
     /// Opens a file to be read.
     fn open(&self, path: &Path) -> io::Result<Box<dyn OpenFile>>;
     /// Gives a file another name in its folder, in place of the file that has that name.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Gives a file a name in its folder that no file has; else it fails with [`ErrorKind::AlreadyExists`], where the disk can
+    /// tell. Others replace the file, as [`Files::rename`] does.
+    fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.rename(from, to)
+    }
     /// Removes a file.
     fn remove_file(&self, path: &Path) -> io::Result<()>;
     /// Makes a folder that does not exist yet.
@@ -40,7 +50,7 @@ pub trait Files: Send + Sync {
     fn remove_folder(&self, path: &Path) -> io::Result<()>;
     /// Returns the names in a folder.
     fn names(&self, folder: &Path) -> io::Result<Vec<OsString>>;
-    /// Returns whether there is a file or folder.
+    /// Returns whether there is a file.
     fn exists(&self, path: &Path) -> io::Result<bool>;
     /// Makes the names in a folder durable.
     fn flush_folder(&self, folder: &Path) -> io::Result<()>;
@@ -48,6 +58,10 @@ pub trait Files: Send + Sync {
     fn modified(&self, path: &Path) -> io::Result<SystemTime>;
     /// Returns the time that a file would get that is written now. It may jump, in either direction.
     fn now(&self) -> SystemTime;
+    /// Returns true if a file that grows is written anew as a whole whenever it is flushed, so that it had better be small.
+    fn grows_by_rewriting(&self) -> bool {
+        false
+    }
     /// Does `work` where waiting for the disk delays no task, to the end even if no caller waits for it any more.
     fn carry_out(&self, work: Work) -> Working;
 }

@@ -22,8 +22,14 @@ pub enum WriteError {
         /// The system's words.
         source: io::Error,
     },
+    /// Another process has written the file.
+    #[error("{} is there already, written by another process", file.display())]
+    Exists {
+        /// The file.
+        file: PathBuf,
+    },
     /// Anything else.
-    #[error("cannot write {} ({source}); check that the checkpoint folder is mounted and writable", file.display())]
+    #[error("cannot write {} ({source}); check that the checkpoint folder is there and may be written", file.display())]
     Io {
         /// The file that was being written.
         file: PathBuf,
@@ -141,14 +147,35 @@ pub(super) fn table_checksum(header: &[u8], tables: &[u8], checksums: &[u8]) -> 
     hasher.finalize()
 }
 
-/// Marks the checkpoint in `folder` as complete: its parts are durable.
+/// Marks the checkpoint in `folder` as complete: its parts are durable. Of two processes that do so one succeeds, where the
+/// disk can tell.
 ///
 /// # Errors
-/// If the manifest cannot be written.
+/// If the manifest cannot be written, and [`WriteError::Exists`] if there is one.
+///
+/// # Panics
+/// Never: a manifest is JSON.
 pub fn commit(folder: impl Into<Folder>, manifest: &Manifest) -> Result<(), WriteError> {
+    let target = Temporary::create(&folder.into(), MANIFEST)?;
+    target.write_at(&json_of(manifest), 0)?;
+    target.keep_new()
+}
+
+/// Replaces the manifest of a complete checkpoint, whose parts stay.
+///
+/// # Errors
+/// If the manifest cannot be written; the one before stays.
+///
+/// # Panics
+/// Never: a manifest is JSON.
+pub fn amend(folder: impl Into<Folder>, manifest: &Manifest) -> Result<(), WriteError> {
+    put_file(&folder.into(), MANIFEST, &json_of(manifest))
+}
+
+fn json_of(manifest: &Manifest) -> Vec<u8> {
     let mut json = serde_json::to_vec_pretty(manifest).expect("a manifest is JSON");
     json.push(b'\n');
-    put_file(&folder.into(), MANIFEST, &json)
+    json
 }
 
 /// Takes back a [`commit`] that failed: its manifest may be there although no process was notified.
@@ -207,7 +234,7 @@ pub(super) struct Temporary {
 impl Temporary {
     pub fn create(folder: &Folder, name: &str) -> Result<Self, WriteError> {
         let path = folder.join(format!("{name}.{:016x}{TEMPORARY}", rand::random::<u64>()));
-        let file = folder.disk().create(&path).map_err(WriteError::at(&folder.join(name)))?;
+        let file = folder.disk().create_unnamed(&path).map_err(WriteError::at(&folder.join(name)))?;
         Ok(Self { file, path, folder: folder.clone(), name: name.to_owned(), kept: false })
     }
 
@@ -216,10 +243,22 @@ impl Temporary {
     }
 
     /// Flushes the file, gives it its name, and flushes that.
-    pub fn keep(mut self) -> Result<(), WriteError> {
+    pub fn keep(self) -> Result<(), WriteError> {
+        self.keep_by(|disk, from, to| disk.rename(from, to).map_err(WriteError::at(to)))
+    }
+
+    /// As [`Temporary::keep`], of a file that no process has written before.
+    pub fn keep_new(self) -> Result<(), WriteError> {
+        self.keep_by(|disk, from, to| match disk.rename_new(from, to) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(WriteError::Exists { file: to.to_owned() }),
+            named => named.map_err(WriteError::at(to)),
+        })
+    }
+
+    fn keep_by(mut self, name: impl FnOnce(&Disk, &Path, &Path) -> Result<(), WriteError>) -> Result<(), WriteError> {
         let path = self.folder.join(&self.name);
         self.file.flush().map_err(WriteError::at(&path))?;
-        self.folder.disk().rename(&self.path, &path).map_err(WriteError::at(&path))?;
+        name(self.folder.disk(), &self.path, &path)?;
         self.kept = true;
         flush(self.folder.disk(), &self.folder)
     }

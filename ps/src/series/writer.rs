@@ -14,6 +14,9 @@ use crate::checkpoint::disk::{OpenFile, names, read};
 /// files of a folder in the order of their names.
 const PREFIX: &str = "events.out.tfevents.";
 
+/// Length of a file after which another one follows, on a disk that writes files anew to let them grow.
+const LONGEST_REWRITTEN: u64 = 256 << 10;
+
 /// The next piece of a source's series.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Entry {
@@ -121,6 +124,11 @@ impl Series {
         }
         if bytes.is_empty() {
             return Ok(());
+        }
+        let is_full = |file: &Growing| folder.disk().grows_by_rewriting() && file.length >= LONGEST_REWRITTEN;
+        if let Some(full) = self.file.as_mut().filter(|file| is_full(file)) {
+            full.flush()?;
+            self.file = None;
         }
         let growing = match &mut self.file {
             Some(growing) => growing,

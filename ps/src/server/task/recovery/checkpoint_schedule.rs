@@ -127,7 +127,7 @@ impl<'a> CheckpointSchedule<'a> {
         let (folder, last) = (newest.path.clone(), concluded.clone());
         let settled = self.config.folder.disk().work(move || {
             let manifest = Checkpoint::open(&folder).ok()?.manifest().clone();
-            write::commit(&folder, &Manifest { concluded: last, ..manifest }).ok()
+            write::amend(&folder, &Manifest { concluded: last, ..manifest }).ok()
         });
         let settled = settled.await.is_some();
         if settled {
@@ -252,7 +252,7 @@ impl<'a> CheckpointSchedule<'a> {
         let commit = {
             let path = path.clone();
             move || {
-                write::commit(&path, &manifest).map_err(internal)?;
+                write::commit(&path, &manifest).map_err(not_committed)?;
                 Ok(LastCheckpoint::complete(id, path))
             }
         };
@@ -349,7 +349,7 @@ impl<'a> CheckpointSchedule<'a> {
         let commit = move || {
             let checkpoint = Checkpoint::open(&folder).map_err(|damage| Status::internal(damage.to_string()))?;
             let manifest = Manifest { concluded, ..checkpoint.manifest().clone() };
-            write::commit(&folder, &manifest).map_err(internal)?;
+            write::amend(&folder, &manifest).map_err(internal)?;
             Ok(LastCheckpoint::complete(id, folder))
         };
         self.begin_commit(id, kept, true, commit, || {});
@@ -483,4 +483,12 @@ fn remove_old(runs: &Runs, lineage: &[Ancestor], keep: usize, written: Checkpoin
 
 fn internal(error: write::WriteError) -> Status {
     Status::internal(error.to_string())
+}
+
+/// Says why a checkpoint was not completed. One that another process has completed is that one's, and not to be withdrawn.
+fn not_committed(error: write::WriteError) -> Status {
+    match error {
+        write::WriteError::Exists { .. } => Status::aborted(error.to_string()),
+        error => internal(error),
+    }
 }
