@@ -10,6 +10,7 @@ use clap::{Args, ValueEnum};
 use psjobs_api::env::Checkpoint;
 use psjobs_api::training::{ConsistencyMode, Local};
 use psjobs_api::{Environment, METRICS_PORT, ReplicaResult, Role, Training};
+use psjobs_object_store as object_store;
 use psjobs_ps::network::Network;
 use psjobs_ps::server::{self, Evaluation, ServerConfig, ServerError, Timeouts};
 use tokio::net::TcpListener;
@@ -50,7 +51,8 @@ pub struct ServeArgs {
     /// With --adaptive-batch: examples that a trainer reads in one step on average [default: the job's batch.base, 32]
     #[arg(long, value_name = "N")]
     batch_size: Option<u32>,
-    /// Folder where the job's state is kept, the same for all servers [default: nothing is kept]
+    /// Folder where the job's state is kept, the same for all servers, or the URL of one in an object store, as
+    /// s3://BUCKET/FOLDER, gs:// or az:// [default: nothing is kept]
     #[arg(long, value_name = "DIR")]
     checkpoint_dir: Option<String>,
     /// Seconds between two checkpoints [default: 60]
@@ -183,6 +185,13 @@ impl ServeArgs {
             network: Network::of(environment).map_err(Failure::input)?,
             ..ServerConfig::new(environment)
         };
+        // The folders of the environment may be those of an object store.
+        if let (Some(checkpoint), Some(kept)) = (&environment.checkpoint, &mut config.checkpoint) {
+            kept.folder = object_store::folder(&checkpoint.folder, std::env::vars()).map_err(Failure::input)?;
+        }
+        if let Some(folder) = &environment.metrics_folder {
+            config.series = Some(object_store::folder(folder, std::env::vars()).map_err(Failure::input)?);
+        }
         let ending = config.ending.clone();
         let added = add(&mut config);
         let Training { optimizer, consistency, .. } = &environment.training;

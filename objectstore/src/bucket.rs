@@ -1,0 +1,245 @@
+//! A bucket as a disk. What a disk does by names, a store does by objects that appear as a whole: a file lies in a
+//! [`Spool`] while it is written, and is sent when it gets its name.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use futures::stream::{StreamExt as _, TryStreamExt as _};
+use object_store::path::Path as Key;
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt as _};
+use parking_lot::Mutex;
+use psjobs_ps::checkpoint::disk::{Files, OpenFile, Work, Working};
+
+use crate::download::{Pieces, Reading};
+use crate::runtime::Requests;
+use crate::spool::Spool;
+use crate::upload;
+
+/// An object that says that a folder was begun. Folders are prefixes of names otherwise.
+const BEGUN: &str = ".begun";
+
+/// A bucket. Its paths begin with its URL, as `s3://bucket/folder/file`.
+#[derive(Debug)]
+pub struct Bucket {
+    store: Arc<dyn ObjectStore>,
+    /// The URL of the bucket, without a slash at its end.
+    root: String,
+    requests: Arc<Requests>,
+    pieces: Arc<Pieces>,
+    /// Files that have no lasting name yet.
+    unnamed: Mutex<BTreeMap<PathBuf, Arc<Spool>>>,
+}
+
+/// A file that gets its name later.
+#[derive(Debug)]
+struct Unnamed(Arc<Spool>);
+
+/// A file that has its name, and grows: it is sent again when it is flushed.
+#[derive(Debug)]
+struct Growing {
+    store: Arc<dyn ObjectStore>,
+    requests: Arc<Requests>,
+    key: Key,
+    spool: Arc<Spool>,
+}
+
+impl Bucket {
+    /// Describes the bucket of `store`, whose URL is `root`. Sends no request.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub fn new(store: Arc<dyn ObjectStore>, root: impl Into<String>) -> io::Result<Self> {
+        Ok(Self {
+            store,
+            root: root.into(),
+            requests: Arc::new(Requests::new()?),
+            pieces: Arc::default(),
+            unnamed: Mutex::default(),
+        })
+    }
+
+    fn key(&self, path: &Path) -> io::Result<Key> {
+        let below = path.to_str().and_then(|path| path.strip_prefix(&self.root));
+        let below = below.filter(|below| below.is_empty() || below.starts_with('/'));
+        let wrong = |why: &str| io::Error::new(ErrorKind::InvalidInput, format!("{} {why}", path.display()));
+        let below = below.ok_or_else(|| wrong(&format!("is not in {}", self.root)))?;
+        Key::parse(below.trim_matches('/')).map_err(|error| wrong(&format!("is no name of an object: {error}")))
+    }
+
+    fn head(&self, path: &Path) -> io::Result<ObjectMeta> {
+        let (store, key) = (self.store.clone(), self.key(path)?);
+        self.requests.wait(async move { store.head(&key).await })
+    }
+
+    fn put(&self, path: &Path, spool: Arc<Spool>, new: bool) -> io::Result<()> {
+        let (store, key) = (self.store.clone(), self.key(path)?);
+        self.requests.wait(async move { upload::put(&*store, &key, &spool, new).await })
+    }
+
+    /// Gives a file its name, which no object has yet if it is `new`.
+    fn name(&self, from: &Path, to: &Path, new: bool) -> io::Result<()> {
+        let unnamed = self.unnamed.lock().remove(from);
+        if let Some(spool) = unnamed {
+            return self.put(to, spool, new);
+        }
+        let (store, from, to) = (self.store.clone(), self.key(from)?, self.key(to)?);
+        self.requests.wait(async move {
+            match new {
+                true => store.copy_if_not_exists(&from, &to).await?,
+                false => store.copy(&from, &to).await?,
+            }
+            store.delete(&from).await
+        })
+    }
+}
+
+impl Files for Bucket {
+    fn create(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
+        let (spool, key) = (Arc::<Spool>::default(), self.key(path)?);
+        self.put(path, spool.clone(), true)?;
+        Ok(Box::new(Growing { store: self.store.clone(), requests: self.requests.clone(), key, spool }))
+    }
+
+    fn create_unnamed(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
+        self.key(path)?;
+        let spool = Arc::<Spool>::default();
+        self.unnamed.lock().insert(path.to_owned(), spool.clone());
+        Ok(Box::new(Unnamed(spool)))
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
+        let object = self.head(path)?;
+        let (store, requests, pieces) = (self.store.clone(), self.requests.clone(), self.pieces.clone());
+        Ok(Box::new(Reading { store, requests, pieces, object }))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.name(from, to, false)
+    }
+
+    fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.name(from, to, true)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        if self.unnamed.lock().remove(path).is_some() {
+            return Ok(());
+        }
+        let (store, key) = (self.store.clone(), self.key(path)?);
+        self.requests.wait(async move { store.delete(&key).await })
+    }
+
+    fn create_folder(&self, path: &Path) -> io::Result<()> {
+        // Two processes that begin the same folder differ in what they write.
+        let spool = Spool::default();
+        spool.write_at(format!("{:?} {:?}\n", std::process::id(), SystemTime::now()).as_bytes(), 0)?;
+        self.put(&path.join(BEGUN), spool.into(), true)
+    }
+
+    fn create_folders(&self, _: &Path) -> io::Result<()> {
+        // A folder is there as soon as something is in it.
+        Ok(())
+    }
+
+    fn remove_folder(&self, path: &Path) -> io::Result<()> {
+        let (store, key) = (self.store.clone(), self.key(path)?);
+        self.requests.wait(async move {
+            let objects = store.list(Some(&key)).map_ok(|object| object.location).boxed();
+            store.delete_stream(objects).try_for_each(|_| async { Ok(()) }).await
+        })
+    }
+
+    fn names(&self, folder: &Path) -> io::Result<Vec<OsString>> {
+        let (store, key) = (self.store.clone(), self.key(folder)?);
+        let found = self.requests.wait(async move { store.list_with_delimiter(Some(&key)).await });
+        let found = found.map_err(|error| match error.kind() {
+            // An empty folder has no names. What is missing is the bucket, which this store says in other words.
+            ErrorKind::NotFound => io::Error::other(format!("{} is not there: {error}; create the bucket", self.root)),
+            _ => error,
+        })?;
+        let objects = found.objects.iter().map(|object| &object.location);
+        let paths = found.common_prefixes.iter().chain(objects);
+        Ok(paths.filter_map(|path| path.filename().map(OsString::from)).collect())
+    }
+
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        match self.head(path) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn flush_folder(&self, _: &Path) -> io::Result<()> {
+        // An object that was put is durable, with its name.
+        Ok(())
+    }
+
+    fn modified(&self, path: &Path) -> io::Result<SystemTime> {
+        self.head(path).map(|object| object.last_modified.into())
+    }
+
+    fn now(&self) -> SystemTime {
+        SystemTime::now()
+    }
+
+    fn grows_by_rewriting(&self) -> bool {
+        true
+    }
+
+    fn carry_out(&self, work: Work) -> Working {
+        let working = tokio::task::spawn_blocking(work);
+        Box::pin(async move { working.await.expect("work on the store does not panic and is not cancelled") })
+    }
+}
+
+impl OpenFile for Unnamed {
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.0.write_at(bytes, offset)
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        read(&self.0, buffer, offset)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        // It is sent when it gets its name.
+        Ok(())
+    }
+
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.0.bytes())
+    }
+}
+
+impl OpenFile for Growing {
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.spool.write_at(bytes, offset)
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        read(&self.spool, buffer, offset)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        let (store, key, spool) = (self.store.clone(), self.key.clone(), self.spool.clone());
+        self.requests.wait(async move { upload::put(&*store, &key, &spool, false).await })
+    }
+
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.spool.bytes())
+    }
+}
+
+fn read(spool: &Spool, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+    let found = spool.read(offset, buffer.len() as u64)?;
+    if found.len() < buffer.len() {
+        return Err(io::Error::new(ErrorKind::UnexpectedEof, "the file ends before"));
+    }
+    buffer.copy_from_slice(&found);
+    Ok(())
+}
