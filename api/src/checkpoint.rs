@@ -28,6 +28,12 @@ impl Default for CheckpointPolicy {
     }
 }
 
+/// Says if a folder is named by the URL of an object store, as `s3://BUCKET/FOLDER`.
+#[must_use]
+pub fn is_object_store(folder: &str) -> bool {
+    folder.contains("://")
+}
+
 fn default_interval() -> u64 {
     60
 }

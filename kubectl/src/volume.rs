@@ -156,6 +156,19 @@ async fn late(pods: &Api<Pod>, pod: &str) -> String {
     )
 }
 
+/// Says how to read the checkpoints of a job that are in an object store.
+fn in_object_store(name: &str, folder: &str) -> String {
+    let command = match folder.split_once("://") {
+        Some(("s3", _)) => format!("aws s3 cp --recursive {folder} {name}-checkpoints"),
+        Some(("gs", _)) => format!("gcloud storage cp --recursive {folder} {name}-checkpoints"),
+        _ => format!("azcopy or az storage blob download-batch, from {folder}"),
+    };
+    format!(
+        "the checkpoints and the model of {name} are on no volume but in an object store, {folder}; fetch them with its own \
+         program: {command}"
+    )
+}
+
 /// Returns a pod with the volume of the job's checkpoints, which ends by itself, and with the job.
 fn reader(name: &str, job: &ParameterServerJob) -> anyhow::Result<Value> {
     let Some(checkpoint) = &job.spec.checkpoint else {
@@ -163,7 +176,10 @@ fn reader(name: &str, job: &ParameterServerJob) -> anyhow::Result<Value> {
             BadInput::new(format!("{name} keeps no checkpoints; spec.checkpoint says where a job keeps them")).into()
         );
     };
-    let claim = checkpoint.claim(name);
+    if let Some(folder) = checkpoint.object_store_folder(name) {
+        return Err(BadInput::new(in_object_store(name, &folder)).into());
+    }
+    let claim = checkpoint.claim(name).context("checkpoints that are in no object store have a claim")?;
     let template = job.spec.trainer.template.spec.as_ref().context("the template has a spec")?;
     let image = template
         .containers

@@ -246,13 +246,15 @@ class ClusterRun:
         """The trained parameters by their names, for `model.load_state_dict(..., strict=False)`.
 
         A pod of the job's own image reads them from the volume with the checkpoints. Raises Error if the job has exported
-        no model.
+        no model, or to an object store.
         """
         resource = self._resource()
         file = ((resource.get("status") or {}).get("model") or {}).get("path")
         if file is None:
             raise Error(f"job {self.name} has no model to read: it has not ended well, or keeps no checkpoints")
         checkpoint = resource["spec"]["checkpoint"]
+        if "objectStore" in checkpoint:
+            raise Error(f"the model of job {self.name} is in an object store, {file}; fetch it with the store's own program")
         claim = checkpoint.get("existingClaim") or f"{self.name}-checkpoints"
         pod = f"{self.name}-read-{secrets.token_hex(3)}"
         kubectl = self._kubectl

@@ -180,6 +180,8 @@ class Run:
         file = self._summary().get("model")
         if file is None:
             raise Error("the job has no model to read: it has not ended well, or its servers exported none")
+        if "://" in file:
+            raise Error(f"the model is in an object store, {file}; fetch it with the store's own program")
         from psjobs import safetensors
 
         return safetensors.read(file)

@@ -12,8 +12,8 @@ use crate::checkpoint::CheckpointPolicy;
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CheckpointSpec {
-    /// A volume claim that the operator makes, named after the job; it goes with the job. Give this
-    /// or existingClaim.
+    /// A volume claim that the operator makes, named after the job; it goes with the job. Give this,
+    /// existingClaim or objectStore.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume_claim: Option<VolumeClaim>,
     /// Name of a volume claim that exists; it outlives the job, so that another job can go on from
@@ -21,7 +21,10 @@ pub struct CheckpointSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub existing_claim: Option<String>,
-    /// Folder in the volume. Default: the job's name.
+    /// A folder in an object store, which outlives the job and needs no volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object_store: Option<ObjectStore>,
+    /// Folder in the volume or in the object store's folder. Default: the job's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024), regex(pattern = r"^[^/].*$"))]
     pub path: Option<String>,
@@ -55,6 +58,21 @@ pub struct VolumeClaim {
     pub access_mode: AccessMode,
 }
 
+/// A folder in a bucket of S3, Google Cloud Storage or Azure Blob Storage.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ObjectStore {
+    /// s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or az://CONTAINER/FOLDER. The bucket must exist.
+    #[schemars(length(max = 1024), regex(pattern = r"^(s3|gs|az)://[^/?#@]+(/[^/?#@]+)*/?$"))]
+    pub url: String,
+    /// Name of a Secret whose keys become variables of the servers: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION,
+    /// AWS_ENDPOINT; GOOGLE_SERVICE_ACCOUNT_KEY; AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY. Default: none, for
+    /// workload identity by the service account of ps.template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub secret: Option<String>,
+}
+
 /// Who may mount the volume at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum AccessMode {
@@ -83,10 +101,19 @@ impl CheckpointSpec {
         CheckpointPolicy { interval_seconds: self.interval_seconds, keep: self.keep, resume: self.resume }
     }
 
-    /// Returns the name of the volume claim of `job`: the one that the user brings, or the one that is made for it.
+    /// Returns the name of the volume claim of `job`: the one that the user brings, or the one that is made for it; none if
+    /// its checkpoints are in an object store.
     #[must_use]
-    pub fn claim(&self, job: &str) -> String {
-        self.existing_claim.clone().unwrap_or_else(|| names::claim(job))
+    pub fn claim(&self, job: &str) -> Option<String> {
+        let made = || self.object_store.is_none().then(|| names::claim(job));
+        self.existing_claim.clone().or_else(made)
+    }
+
+    /// Returns the URL of the folder of `job`, if its checkpoints are in an object store.
+    #[must_use]
+    pub fn object_store_folder(&self, job: &str) -> Option<String> {
+        let store = self.object_store.as_ref()?;
+        Some(format!("{}/{}", store.url.trim_end_matches('/'), self.folder(job).trim_matches('/')))
     }
 
     /// Returns the folder of `job` in the volume, or in the folder of checkpoints on a machine.

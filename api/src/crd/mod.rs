@@ -17,7 +17,7 @@ use k8s_openapi::api::core::v1::PodTemplateSpec;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
-pub use checkpoint::{AccessMode, CheckpointSpec, VolumeClaim};
+pub use checkpoint::{AccessMode, CheckpointSpec, ObjectStore, VolumeClaim};
 pub use elastic::ElasticPolicy;
 pub use failure::{Backoff, FailureAction, FailurePolicy, FailureRule, RestartStrategy, TargetRole};
 pub use network::NetworkSpec;
@@ -189,8 +189,8 @@ pub struct ParameterServerJobSpec {
     /// Where the servers keep the job's state. Default: nowhere; a lost server is then filled from a
     /// trainer's parameters, without optimizer state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[x_kube(validation = Rule::new("has(self.volumeClaim) != has(self.existingClaim)")
-        .message("spec.checkpoint needs either volumeClaim, for example {size: 1Gi}, or existingClaim, the name of one"))]
+    #[x_kube(validation = Rule::new("[has(self.volumeClaim), has(self.existingClaim), has(self.objectStore)].filter(given, given).size() == 1")
+        .message("spec.checkpoint needs one of volumeClaim, for example {size: 1Gi}, existingClaim, the name of one, and objectStore, for example {url: 's3://bucket/folder'}"))]
     pub checkpoint: Option<CheckpointSpec>,
     /// Deadlines and cleaning up.
     #[serde(default)]

@@ -8,10 +8,12 @@ use serde_json::Value;
 use super::lifecycle::ERROR;
 
 /// Fields of the spec beside the templates and rules, with the value that says nothing; `null` where absence does.
-const FIELDS: [(&str, &str); 15] = [
+const FIELDS: [(&str, &str); 16] = [
     ("managedBy", "null"),
     ("trainer.gpuResourceName", "\"nvidia.com/gpu\""),
     ("checkpoint.existingClaim", "null"),
+    // The credentials of an object store are those of this process.
+    ("checkpoint.objectStore.secret", "null"),
     ("checkpoint.volumeClaim.storageClassName", "null"),
     ("checkpoint.volumeClaim.accessMode", "\"ReadWriteOnce\""),
     ("runPolicy.cleanPodPolicy", "\"Running\""),
@@ -108,7 +110,7 @@ mod tests {
     use super::*;
 
     /// Fields that mean here what they mean on a cluster, each with all fields below it.
-    const HONOURED: [&str; 25] = [
+    const HONOURED: [&str; 26] = [
         "suspend",
         "training",
         "startupPolicy",
@@ -128,6 +130,7 @@ mod tests {
         "checkpoint.intervalSeconds",
         "checkpoint.keep",
         "checkpoint.resume",
+        "checkpoint.objectStore.url",
         // The folder of --checkpoint-dir stands for the claim.
         "checkpoint.volumeClaim.size",
         "runPolicy.activeDeadlineSeconds",

@@ -9,6 +9,7 @@ use std::path::{self, Path, PathBuf};
 use std::thread;
 
 use anyhow::Context as _;
+use psjobs_api::checkpoint::is_object_store;
 
 use super::Options;
 use super::plan::Machine;
@@ -36,7 +37,10 @@ pub fn look(job: &str, servers: u32, options: &Options, results: PathBuf) -> any
         waiting_is_set: env::var_os("OMP_WAIT_POLICY").is_some(),
         servers: free_addresses(PORTS, servers).context("no free port on 127.0.0.1 for a server")?,
         results,
-        checkpoints: path::absolute(checkpoint_dir).context("this folder has no path")?,
+        checkpoints: match checkpoint_dir.to_str().is_some_and(is_object_store) {
+            true => checkpoint_dir.clone(),
+            false => path::absolute(checkpoint_dir).context("this folder has no path")?,
+        },
         metrics: log_dir.as_deref().map(|logs| metrics_folder(logs, job)).transpose()?,
         uid: format!("{:032x}", rand::random::<u128>()),
     })

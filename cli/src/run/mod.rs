@@ -93,7 +93,8 @@ pub struct RunArgs {
     /// the job's page in NAME.html [default: a temporary one, kept if the job fails, without metrics]
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
-    /// Folder for the checkpoints of jobs with spec.checkpoint, each in a folder of its name
+    /// Folder for the checkpoints of jobs with spec.checkpoint, each in a folder of its name, or the URL of one in an object
+    /// store, as s3://BUCKET/FOLDER
     #[arg(long, value_name = "DIR", default_value = CHECKPOINTS)]
     checkpoint_dir: PathBuf,
     /// Serve a web page of the job: curves, processes, logs, what to do; with --web=127.0.0.1:9000 at that address [default:

@@ -125,7 +125,8 @@ impl Plan {
         let elastic = spec.elastic_policy.as_ref();
         let notes = note_on_gpus(gpus, trainers, machine.gpus.len() as u32).into_iter().collect();
         let checkpoint = spec.checkpoint.as_ref().map(|checkpoint| Checkpoint {
-            folder: text(&machine.checkpoints.join(checkpoint.folder(&name))),
+            folder: (checkpoint.object_store_folder(&name))
+                .unwrap_or_else(|| text(&machine.checkpoints.join(checkpoint.folder(&name)))),
             policy: checkpoint.policy(),
         });
         Ok(Self {

@@ -2,9 +2,7 @@
 
 use jiff::Timestamp;
 use psjobs_api::crd::names::{LABEL_JOB, LABEL_SHARD};
-use psjobs_api::crd::{
-    ConditionType, JobCondition, MANAGER, ParameterServerJob, ParameterServerJobStatus, Phase, names,
-};
+use psjobs_api::crd::{ConditionType, JobCondition, MANAGER, ParameterServerJob, ParameterServerJobStatus, Phase};
 use serde_json::{Value, json};
 
 use crate::connection::Flags;
@@ -156,12 +154,10 @@ fn succeeded(job: &ParameterServerJob, status: &ParameterServerJobStatus, said: 
         let metric = model.metric.as_ref();
         let metric =
             metric.map(|metric| format!(" ({} {})", metric.name, text::number(metric.value))).unwrap_or_default();
-        let claim = job
-            .spec
-            .checkpoint
-            .as_ref()
-            .map_or_else(|| names::claim(&said.job), |checkpoint| checkpoint.claim(&said.job));
-        said.sentences.push(format!("Its model is {} on the volume claim {claim}{metric}.", model.path));
+        let claim = job.spec.checkpoint.as_ref().and_then(|checkpoint| checkpoint.claim(&said.job));
+        // In an object store the path is the whole place.
+        let claim = claim.map(|claim| format!(" on the volume claim {claim}")).unwrap_or_default();
+        said.sentences.push(format!("Its model is {}{claim}{metric}.", model.path));
     }
 }
 

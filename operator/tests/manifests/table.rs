@@ -164,7 +164,11 @@ pub const RULES: &[Row] = &[
     ),
     (
         "spec: {checkpoint: {}}",
-        "spec.checkpoint needs either volumeClaim, for example {size: 1Gi}, or existingClaim, the name of one",
+        "spec.checkpoint needs one of volumeClaim, for example {size: 1Gi}, existingClaim, the name of one, and objectStore, for example {url: 's3://bucket/folder'}",
+    ),
+    (
+        "spec: {checkpoint: {existingClaim: shared, objectStore: {url: 's3://bucket/folder'}}}",
+        "spec.checkpoint needs one of volumeClaim, for example {size: 1Gi}, existingClaim, the name of one, and objectStore, for example {url: 's3://bucket/folder'}",
     ),
     (
         "spec: {ps: {replicationFactor: 2}}",
@@ -383,6 +387,8 @@ pub const ACCEPTED: &[&str] = &[
     "spec: {ps: {template: {spec: {containers: [{name: server, image: i}]}}}}",
     "spec: {checkpoint: {volumeClaim: {size: 1Gi, accessMode: ReadWriteMany, storageClassName: fast}}}",
     "spec: {checkpoint: {existingClaim: shared, path: runs/7, intervalSeconds: 30, keep: 5, resume: false}}",
+    "spec: {checkpoint: {objectStore: {url: 's3://bucket/jobs/a', secret: keys}}}",
+    "spec: {checkpoint: {objectStore: {url: 'gs://bucket'}, path: runs/7}}",
     "spec: {ps: {replicas: 2, replicationFactor: 2, connections: 2}}",
     "spec: {runPolicy: {cleanPodPolicy: None, activeDeadlineSeconds: 1, startupDeadlineSeconds: 1, progressDeadlineSeconds: 1, forceDeleteAfterSeconds: 0}}",
     "spec: {trainer: {gpus: 2, gpuResourceName: nvidia.com/mig-1g.5gb, restartPolicy: Never}}",

@@ -295,12 +295,20 @@ fn causes_are_named_with_what_to_do() {
 }
 
 #[test]
-fn a_model_is_named_with_its_volume_and_metric() {
+fn a_model_is_named_with_its_place_and_metric() {
     let status = json!({"phase": "Succeeded", "reason": "Succeeded", "startTime": "2026-01-01T00:00:00Z",
         "completionTime": "2026-01-01T00:07:05Z", "model": {"path": "mnist/model.safetensors", "metric": {"name": "accuracy", "value": 0.9812}}});
-    let text = explain(&job(status), "2026-01-02T00:00:00Z".parse().expect("a time")).as_text(&Flags::default());
-    assert!(text.contains("It took 7m5s."), "{text}");
-    assert!(text.contains("mnist/model.safetensors on the volume claim mnist-checkpoints (accuracy 0.9812)"), "{text}");
+    for (checkpoint, place) in [
+        (json!({"volumeClaim": {"size": "1Gi"}}), " on the volume claim mnist-checkpoints"),
+        (json!({"existingClaim": "shared"}), " on the volume claim shared"),
+        (json!({"objectStore": {"url": "s3://bucket"}}), ""),
+    ] {
+        let mut job = job(status.clone());
+        job.spec.checkpoint = serde_json::from_value(checkpoint).expect("a checkpoint");
+        let text = explain(&job, "2026-01-02T00:00:00Z".parse().expect("a time")).as_text(&Flags::default());
+        assert!(text.contains("It took 7m5s."), "{text}");
+        assert!(text.contains(&format!("mnist/model.safetensors{place} (accuracy 0.9812).")), "{text}");
+    }
 }
 
 #[test]

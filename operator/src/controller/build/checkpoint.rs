@@ -1,8 +1,9 @@
-//! Builds the volume claim of spec.checkpoint, unless the user brings one, and mounts it in the servers' pods.
+//! Builds the volume claim of spec.checkpoint, unless the user brings one, and mounts it in the servers' pods; or gives them
+//! the credentials of an object store.
 
 use k8s_openapi::api::core::v1::{
-    Container, PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimVolumeSource, PodSpec, Volume,
-    VolumeMount, VolumeResourceRequirements,
+    Container, EnvFromSource, PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimVolumeSource,
+    PodSpec, SecretEnvSource, Volume, VolumeMount, VolumeResourceRequirements,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use psjobs_api::crd::{CheckpointSpec, names};
@@ -34,13 +35,24 @@ pub fn claim(job: &ValidJob) -> Option<PersistentVolumeClaim> {
 }
 
 /// Returns the part of a server's environment about checkpoints.
-pub fn environment(spec: &CheckpointSpec) -> Checkpoint {
-    Checkpoint { folder: MOUNT_PATH.into(), policy: spec.policy() }
+pub fn environment(job: &ValidJob, spec: &CheckpointSpec) -> Checkpoint {
+    let folder = spec.object_store_folder(&job.name).unwrap_or_else(|| MOUNT_PATH.into());
+    Checkpoint { folder, policy: spec.policy() }
 }
 
-/// Mounts the volume in a server's first container.
+/// Mounts the volume in a server's first container, or gives it the variables of the object store's Secret. Those of the
+/// template count more.
 pub fn mount(job: &ValidJob, spec: &CheckpointSpec, pod: &mut PodSpec) {
-    let claim_name = spec.claim(&job.name);
+    let Some(claim_name) = spec.claim(&job.name) else {
+        let secret = spec.object_store.as_ref().and_then(|store| store.secret.clone());
+        if let (Some(name), Some(main)) = (secret, pod.containers.first_mut()) {
+            let secret_ref = Some(SecretEnvSource { name, optional: None });
+            let credentials = EnvFromSource { secret_ref, ..EnvFromSource::default() };
+            // Of two sources with the same variable the last one counts.
+            main.env_from.get_or_insert_default().insert(0, credentials);
+        }
+        return;
+    };
     let source = PersistentVolumeClaimVolumeSource { claim_name, ..PersistentVolumeClaimVolumeSource::default() };
     let volume = Volume { name: VOLUME.into(), persistent_volume_claim: Some(source), ..Volume::default() };
     pod.volumes.get_or_insert_default().push(volume);

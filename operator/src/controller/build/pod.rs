@@ -99,7 +99,8 @@ fn inject(main: &mut Container, job: &ValidJob, new: &NewPod) {
         supervised: true,
         gpus: if replica.role == Role::Trainer { spec.trainer.gpus.unsigned_abs() } else { 0 },
         result_file: Some(result_file),
-        checkpoint: spec.checkpoint.as_ref().filter(|_| replica.role == Role::Server).map(checkpoint::environment),
+        checkpoint: (spec.checkpoint.as_ref().filter(|_| replica.role == Role::Server))
+            .map(|spec| checkpoint::environment(job, spec)),
         tls_folder: job.certificates().map(|_| certificates::FOLDER.to_owned()),
         ..plain
     };

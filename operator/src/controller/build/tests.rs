@@ -269,6 +269,32 @@ fn servers_get_the_checkpoint_folder_and_trainers_do_not() {
     assert!(super::claim(&existing).is_none());
 }
 
+#[test]
+fn servers_get_the_folder_and_the_credentials_of_an_object_store_and_trainers_do_not() {
+    for (spec, folder, secret) in [
+        ("{url: 's3://bucket/jobs/', secret: keys}", "s3://bucket/jobs/mnist", Some("keys")),
+        ("{url: 'gs://bucket'}", "gs://bucket/mnist", None),
+    ] {
+        let job = valid_job(&format!("checkpoint: {{objectStore: {spec}}}"));
+        assert!(super::claim(&job).is_none());
+        for role in [Role::Server, Role::Trainer] {
+            let replica = Replica { role, index: 0 };
+            let new =
+                NewPod { replica, incarnation: 0, failures: 0, failures_in_a_row: 0, finished_trainers: Vec::new() };
+            let spec = pod(&job, &new, "worker").spec.expect("a spec");
+            let main = &spec.containers[0];
+            let variable = main.env.iter().flatten().find(|var| var.name == "PSJOB_CHECKPOINT_DIR");
+            let is_server = role == Role::Server;
+            assert_eq!(variable.and_then(|var| var.value.as_deref()), is_server.then_some(folder), "{role}");
+            let from = main.env_from.iter().flatten().filter_map(|from| from.secret_ref.as_ref());
+            let names: Vec<&str> = from.map(|secret| secret.name.as_str()).collect();
+            assert_eq!(names.first().copied(), secret.filter(|_| is_server), "{role}");
+            let mounts = main.volume_mounts.iter().flatten();
+            assert!(mounts.into_iter().all(|mount| mount.mount_path != "/checkpoints"), "{role}");
+        }
+    }
+}
+
 const SECRET_KEYS: [&str; 5] = ["ca.crt", "ps.crt", "ps.key", "trainer.crt", "trainer.key"];
 
 #[test]
