@@ -10,14 +10,14 @@ use std::time::SystemTime;
 
 use futures::stream::{StreamExt as _, TryStreamExt as _};
 use object_store::path::Path as Key;
-use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt as _};
+use object_store::{Error, ObjectMeta, ObjectStore, ObjectStoreExt as _};
 use parking_lot::Mutex;
 use psjobs_ps::checkpoint::disk::{Files, OpenFile, Work, Working};
 
-use crate::download::{Pieces, Reading};
+use crate::download::{Budget, Reading};
 use crate::runtime::Requests;
 use crate::spool::Spool;
-use crate::upload;
+use crate::upload::{self, Condition};
 
 /// An object that says that a folder was begun. Folders are prefixes of names otherwise.
 const BEGUN: &str = ".begun";
@@ -29,7 +29,7 @@ pub struct Bucket {
     /// The URL of the bucket, without a slash at its end.
     root: String,
     requests: Arc<Requests>,
-    pieces: Arc<Pieces>,
+    budget: Budget,
     /// Files that have no lasting name yet.
     unnamed: Mutex<BTreeMap<PathBuf, Arc<Spool>>>,
 }
@@ -57,7 +57,7 @@ impl Bucket {
             store,
             root: root.into(),
             requests: Arc::new(Requests::new()?),
-            pieces: Arc::default(),
+            budget: Budget::default(),
             unnamed: Mutex::default(),
         })
     }
@@ -72,35 +72,32 @@ impl Bucket {
 
     fn head(&self, path: &Path) -> io::Result<ObjectMeta> {
         let (store, key) = (self.store.clone(), self.key(path)?);
-        self.requests.wait(async move { store.head(&key).await })
-    }
-
-    fn put(&self, path: &Path, spool: Arc<Spool>, new: bool) -> io::Result<()> {
-        let (store, key) = (self.store.clone(), self.key(path)?);
-        self.requests.wait(async move { upload::put(&*store, &key, &spool, new).await })
-    }
-
-    /// Gives a file its name, which no object has yet if it is `new`.
-    fn name(&self, from: &Path, to: &Path, new: bool) -> io::Result<()> {
-        let unnamed = self.unnamed.lock().remove(from);
-        if let Some(spool) = unnamed {
-            return self.put(to, spool, new);
-        }
-        let (store, from, to) = (self.store.clone(), self.key(from)?, self.key(to)?);
         self.requests.wait(async move {
-            match new {
-                true => store.copy_if_not_exists(&from, &to).await?,
-                false => store.copy(&from, &to).await?,
+            match store.head(&key).await {
+                // The answer to this request has no words, which say if the bucket is there.
+                Err(Error::NotFound { .. }) => store.get(&key).await.map(|found| found.meta),
+                found => found,
             }
-            store.delete(&from).await
         })
+    }
+
+    fn put(&self, path: &Path, spool: Arc<Spool>, condition: Condition) -> io::Result<()> {
+        let (store, key) = (self.store.clone(), self.key(path)?);
+        self.requests.wait(async move { upload::put(&*store, &key, &spool, &condition).await })
+    }
+
+    /// Gives a file that was made under no lasting name its name.
+    fn name(&self, from: &Path, to: &Path, condition: Condition) -> io::Result<()> {
+        let unnamed = self.unnamed.lock().remove(from);
+        let missing = || io::Error::new(ErrorKind::NotFound, format!("{} was not made here", from.display()));
+        self.put(to, unnamed.ok_or_else(missing)?, condition)
     }
 }
 
 impl Files for Bucket {
     fn create(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
         let (spool, key) = (Arc::<Spool>::default(), self.key(path)?);
-        self.put(path, spool.clone(), true)?;
+        self.put(path, spool.clone(), Condition::New)?;
         Ok(Box::new(Growing { store: self.store.clone(), requests: self.requests.clone(), key, spool }))
     }
 
@@ -113,31 +110,42 @@ impl Files for Bucket {
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
         let object = self.head(path)?;
-        let (store, requests, pieces) = (self.store.clone(), self.requests.clone(), self.pieces.clone());
-        Ok(Box::new(Reading { store, requests, pieces, object }))
+        Ok(Box::new(Reading::new(self.store.clone(), self.requests.clone(), object, self.budget.clone())))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.name(from, to, false)
+        if self.unnamed.lock().contains_key(from) {
+            return self.name(from, to, Condition::Always);
+        }
+        let (store, from, to) = (self.store.clone(), self.key(from)?, self.key(to)?);
+        self.requests.wait(async move {
+            store.copy(&from, &to).await?;
+            delete(&*store, &from).await
+        })
     }
 
     fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.name(from, to, true)
+        self.name(from, to, Condition::New)
+    }
+
+    fn rename_without(&self, from: &Path, to: &Path, other: &Path) -> io::Result<()> {
+        self.name(from, to, Condition::Without(self.key(other)?))
     }
 
     fn remove_file(&self, path: &Path) -> io::Result<()> {
-        if self.unnamed.lock().remove(path).is_some() {
+        // One without a lasting name is in no store.
+        if self.unnamed.lock().remove(path).is_some() || path.extension().is_some_and(|end| end == "tmp") {
             return Ok(());
         }
         let (store, key) = (self.store.clone(), self.key(path)?);
-        self.requests.wait(async move { store.delete(&key).await })
+        self.requests.wait(async move { delete(&*store, &key).await })
     }
 
     fn create_folder(&self, path: &Path) -> io::Result<()> {
         // Two processes that begin the same folder differ in what they write.
         let spool = Spool::default();
         spool.write_at(format!("{:?} {:?}\n", std::process::id(), SystemTime::now()).as_bytes(), 0)?;
-        self.put(&path.join(BEGUN), spool.into(), true)
+        self.put(&path.join(BEGUN), spool.into(), Condition::New)
     }
 
     fn create_folders(&self, _: &Path) -> io::Result<()> {
@@ -149,7 +157,17 @@ impl Files for Bucket {
         let (store, key) = (self.store.clone(), self.key(path)?);
         self.requests.wait(async move {
             let objects = store.list(Some(&key)).map_ok(|object| object.location).boxed();
-            store.delete_stream(objects).try_for_each(|_| async { Ok(()) }).await
+            let mut deleted = store.delete_stream(objects);
+            while let Some(one) = deleted.next().await {
+                match one {
+                    // Another attempt, or another process, was before.
+                    Err(Error::NotFound { .. }) => {}
+                    one => drop(one?),
+                }
+            }
+            // A store with folders, as Azure's with hierarchical names, has one left, which is empty.
+            drop(store.delete(&key).await);
+            Ok(())
         })
     }
 
@@ -227,11 +245,19 @@ impl OpenFile for Growing {
 
     fn flush(&self) -> io::Result<()> {
         let (store, key, spool) = (self.store.clone(), self.key.clone(), self.spool.clone());
-        self.requests.wait(async move { upload::put(&*store, &key, &spool, false).await })
+        self.requests.wait(async move { upload::put(&*store, &key, &spool, &Condition::Always).await })
     }
 
     fn bytes(&self) -> io::Result<u64> {
         Ok(self.spool.bytes())
+    }
+}
+
+/// Deletes an object, which need not be there.
+async fn delete(store: &dyn ObjectStore, key: &Key) -> object_store::Result<()> {
+    match store.delete(key).await {
+        Err(Error::NotFound { .. }) => Ok(()),
+        deleted => deleted,
     }
 }
 

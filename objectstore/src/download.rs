@@ -1,12 +1,12 @@
-//! Reads an object in pieces, and the piece that follows ahead of its time: files are read from their beginning to their end,
-//! often in several places at once.
+//! Reads an object: what is asked for at once, and what will be asked for next ahead of its time, because the blocks of a
+//! checkpoint's column lie one behind the other and are read so.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 
 use bytes::Bytes;
-use object_store::path::Path;
 use object_store::{GetOptions, ObjectMeta, ObjectStore};
 use parking_lot::Mutex;
 use psjobs_ps::checkpoint::disk::OpenFile;
@@ -14,43 +14,51 @@ use psjobs_ps::checkpoint::disk::OpenFile;
 use crate::error::of_disk;
 use crate::runtime::Requests;
 
-/// Bytes of a piece.
-const PIECE: u64 = 4 << 20;
-/// Pieces in memory, of all objects of a bucket.
-const HELD: usize = 12;
+/// Bytes that are read at once where less is asked for: headers and tables lie together.
+const LEAST: u64 = 128 << 10;
+/// Bytes on their way that were not asked for yet, of all objects of a bucket.
+const AHEAD: usize = 24 << 20;
+/// Pieces of one object that are ahead; a checkpoint has not more columns with Adam's state.
+const PIECES: usize = 4;
 
-/// The pieces that were read last, of all objects of a bucket.
-#[derive(Debug, Default)]
-pub struct Pieces(Mutex<Vec<Arc<Piece>>>);
-
-/// A piece of an object, there or on its way.
-struct Piece {
-    object: Path,
-    /// The version of the object.
-    tag: Option<String>,
-    number: u64,
-    content: Mutex<State>,
-}
-
-enum State {
-    UnderWay(mpsc::Receiver<object_store::Result<Bytes>>),
-    There(Bytes),
-    Failed,
-}
-
-impl fmt::Debug for Piece {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Piece").field("object", &self.object).field("number", &self.number).finish_non_exhaustive()
-    }
-}
+/// Bytes that are read ahead, of all objects of a bucket.
+pub type Budget = Arc<AtomicUsize>;
 
 /// An object that is read. One that is replaced meanwhile gives an error, and no mixture.
 #[derive(Debug)]
 pub struct Reading {
-    pub store: Arc<dyn ObjectStore>,
-    pub requests: Arc<Requests>,
-    pub pieces: Arc<Pieces>,
-    pub object: ObjectMeta,
+    store: Arc<dyn ObjectStore>,
+    requests: Arc<Requests>,
+    object: ObjectMeta,
+    budget: Budget,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    /// The last small piece, and where it begins.
+    small: (u64, Bytes),
+    ahead: Vec<Ahead>,
+}
+
+/// A piece that is on its way.
+struct Ahead {
+    offset: u64,
+    length: u64,
+    coming: mpsc::Receiver<object_store::Result<Bytes>>,
+    budget: Budget,
+}
+
+impl fmt::Debug for Ahead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes from {} on", self.length, self.offset)
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.budget.fetch_sub(self.length as usize, Ordering::Relaxed);
+    }
 }
 
 impl OpenFile for Reading {
@@ -59,18 +67,12 @@ impl OpenFile for Reading {
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        let end = offset + buffer.len() as u64;
-        if end > self.object.size {
+        let length = buffer.len() as u64;
+        if offset + length > self.object.size {
             return Err(io::Error::new(ErrorKind::UnexpectedEof, "the object ends before"));
         }
-        let mut at = offset;
-        while at < end {
-            let (number, within) = (at / PIECE, (at % PIECE) as usize);
-            let content = self.piece(number)?;
-            let part = &content[within..content.len().min(within + (end - at) as usize)];
-            buffer[(at - offset) as usize..][..part.len()].copy_from_slice(part);
-            at += part.len() as u64;
-        }
+        let found = if length < LEAST { self.small(offset, length)? } else { self.large(offset, length)? };
+        buffer.copy_from_slice(&found);
         Ok(())
     }
 
@@ -84,78 +86,80 @@ impl OpenFile for Reading {
 }
 
 impl Reading {
-    /// Waits for a piece, and asks for the next one.
-    fn piece(&self, number: u64) -> io::Result<Bytes> {
-        let piece = self.ask(number);
-        let next = number + 1;
-        // One that is read somewhere in the middle may be read there only.
-        if next * PIECE < self.object.size && (number == 0 || self.is_held(number - 1)) {
-            self.ask(next);
+    pub fn new(store: Arc<dyn ObjectStore>, requests: Arc<Requests>, object: ObjectMeta, budget: Budget) -> Self {
+        Self { store, requests, object, budget, held: Mutex::default() }
+    }
+
+    /// Reads a little, out of the piece that was read last or of one that is kept for the next time.
+    fn small(&self, offset: u64, length: u64) -> io::Result<Bytes> {
+        let (begin, held) = self.held.lock().small.clone();
+        if begin <= offset && offset + length <= begin + held.len() as u64 {
+            let at = (offset - begin) as usize;
+            return Ok(held.slice(at..at + length as usize));
         }
-        let mut content = piece.content.lock();
-        let found = match &*content {
-            State::There(bytes) => Ok(bytes.clone()),
-            State::UnderWay(coming) => match coming.recv() {
-                Ok(Ok(bytes)) if bytes.len() as u64 == self.range(number).1 - self.range(number).0 => Ok(bytes),
-                Ok(Ok(_)) => {
-                    Err(io::Error::new(ErrorKind::UnexpectedEof, "the store has sent a part of what was asked for"))
-                }
-                Ok(Err(error)) => Err(of_disk(error)),
-                Err(_) => Err(io::Error::other("the thread for requests to the store has ended")),
-            },
-            State::Failed => Err(io::Error::other("the store did not send this part of the object")),
+        let piece = self.get(offset, LEAST.min(self.object.size - offset))?;
+        self.held.lock().small = (offset, piece.clone());
+        Ok(piece.slice(..length as usize))
+    }
+
+    /// Reads a block, which may be on its way already, and asks for the one behind it.
+    fn large(&self, offset: u64, length: u64) -> io::Result<Bytes> {
+        let ahead = {
+            let mut held = self.held.lock();
+            let place = held.ahead.iter().position(|ahead| ahead.offset == offset && ahead.length >= length);
+            place.map(|place| held.ahead.remove(place))
         };
-        match &found {
-            Ok(bytes) => *content = State::There(bytes.clone()),
-            Err(_) => {
-                *content = State::Failed;
-                // The next attempt asks again.
-                self.pieces.0.lock().retain(|other| !Arc::ptr_eq(other, &piece));
-            }
+        self.look_ahead(offset + length, length);
+        let came = ahead.and_then(|ahead| ahead.coming.recv().ok()?.ok());
+        // One that has failed is asked for again.
+        match came.filter(|bytes| bytes.len() as u64 >= length) {
+            Some(bytes) => Ok(bytes.slice(..length as usize)),
+            None => self.get(offset, length),
         }
-        found
     }
 
-    fn is_held(&self, number: u64) -> bool {
-        self.pieces.0.lock().iter().any(|piece| self.is_own(piece, number))
-    }
-
-    fn is_own(&self, piece: &Piece, number: u64) -> bool {
-        piece.number == number && piece.object == self.object.location && piece.tag == self.object.e_tag
-    }
-
-    /// Returns a piece that is there or on its way; asks for it, if it is neither.
-    fn ask(&self, number: u64) -> Arc<Piece> {
-        let mut held = self.pieces.0.lock();
-        if let Some(place) = held.iter().position(|piece| self.is_own(piece, number)) {
-            let piece = held.remove(place);
-            held.push(piece.clone());
-            return piece;
+    fn get(&self, offset: u64, length: u64) -> io::Result<Bytes> {
+        let (done, coming) = mpsc::sync_channel(1);
+        self.ask(offset, length, done);
+        let came = coming.recv().map_err(|_| io::Error::other("the thread for requests to the store has ended"))?;
+        let bytes = came.map_err(of_disk)?;
+        // This says nothing of the object, whose length is known.
+        match bytes.len() as u64 == length {
+            true => Ok(bytes),
+            false => Err(io::Error::other(format!("the store has sent {} of {length} bytes", bytes.len()))),
         }
-        let (begin, end) = self.range(number);
+    }
+
+    fn look_ahead(&self, offset: u64, length: u64) {
+        let length = length.min(self.object.size.saturating_sub(offset));
+        let mut held = self.held.lock();
+        if length == 0 || held.ahead.iter().any(|ahead| ahead.offset == offset) {
+            return;
+        }
+        if held.ahead.len() >= PIECES {
+            held.ahead.remove(0);
+        }
+        let budget = self.budget.clone();
+        if budget.fetch_add(length as usize, Ordering::Relaxed) + length as usize > AHEAD {
+            budget.fetch_sub(length as usize, Ordering::Relaxed);
+            return;
+        }
+        let (done, coming) = mpsc::sync_channel(1);
+        self.ask(offset, length, done);
+        held.ahead.push(Ahead { offset, length, coming, budget });
+    }
+
+    fn ask(&self, offset: u64, length: u64, done: mpsc::SyncSender<object_store::Result<Bytes>>) {
         let (store, location) = (self.store.clone(), self.object.location.clone());
         let options = GetOptions {
-            range: Some((begin..end).into()),
+            range: Some((offset..offset + length).into()),
             if_match: self.object.e_tag.clone(),
             ..GetOptions::default()
         };
-        let (done, coming) = mpsc::sync_channel(1);
         self.requests.begin(async move {
             let read = async { store.get_opts(&location, options).await?.bytes().await };
-            // The piece may be wanted no more.
+            // It may be wanted no more.
             drop(done.send(read.await));
         });
-        let (object, tag) = (self.object.location.clone(), self.object.e_tag.clone());
-        let piece = Arc::new(Piece { object, tag, number, content: Mutex::new(State::UnderWay(coming)) });
-        if held.len() >= HELD {
-            held.remove(0);
-        }
-        held.push(piece.clone());
-        piece
-    }
-
-    /// Returns the first byte of a piece and the one behind its last.
-    fn range(&self, number: u64) -> (u64, u64) {
-        (number * PIECE, self.object.size.min((number + 1) * PIECE))
     }
 }

@@ -16,7 +16,7 @@ const NO_RIGHTS: [&str; 2] = ["403 Forbidden", "401 Unauthorized"];
 /// bucket that is not there is not missing, but out of reach.
 pub fn of_disk(error: object_store::Error) -> io::Error {
     use object_store::Error as Store;
-    let words = words(&error);
+    let words = all_words(&error);
     let says = |all: &[&str]| all.iter().any(|said| words.contains(said));
     let has_no_bucket = says(&NO_BUCKET);
     let kind = match &error {
@@ -34,11 +34,16 @@ pub fn of_disk(error: object_store::Error) -> io::Error {
         _ if has_no_bucket => "; create the bucket, or correct its name",
         _ => "",
     };
-    io::Error::new(kind, format!("{words}{advice}"))
+    io::Error::new(kind, format!("{}{advice}", shortened(&words)))
 }
 
-/// Returns the words of a store in one line: those of the innermost cause, if the others do not have them.
+/// Returns the words of a store in one line, not too long.
 pub fn words(error: &dyn Error) -> String {
+    shortened(&all_words(error))
+}
+
+/// Returns all words of a store: those of inner causes, too, if the others do not have them.
+fn all_words(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {
@@ -48,10 +53,13 @@ pub fn words(error: &dyn Error) -> String {
         }
         cause = inner.source();
     }
-    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn shortened(line: &str) -> String {
     match line.char_indices().nth(LONGEST) {
         Some((end, _)) => format!("{}...", &line[..end]),
-        None => line,
+        None => line.to_owned(),
     }
 }
 

@@ -16,7 +16,7 @@ use crate::Bucket;
 /// Time for a connection to the store.
 const CONNECT: Duration = Duration::from_secs(5);
 /// Time for one request, which carries a part of a file at most.
-const REQUEST: Duration = Duration::from_secs(120);
+const REQUEST: Duration = Duration::from_secs(25);
 /// Time in which a request that the store refuses for now is sent again. What has failed longer is reported, and tried again
 /// later by the servers.
 const RETRY: Duration = Duration::from_secs(60);
@@ -55,7 +55,9 @@ pub enum LocationError {
 /// If a URL is not one of a store, or the variables lack something or have something that is wrong.
 pub fn folder(place: &str, variables: impl IntoIterator<Item = (String, String)>) -> Result<Folder, LocationError> {
     let Some((scheme, rest)) = place.split_once("://") else { return Ok(Folder::new(Disk::System, place)) };
-    let url = || place.to_owned();
+    // Whoever reads a log is to see no credentials.
+    let shown = rest.rsplit_once('@').map_or_else(|| place.to_owned(), |(_, rest)| format!("{scheme}://...@{rest}"));
+    let url = || shown.clone();
     let kind = match scheme {
         "s3" => Kind::S3,
         "gs" => Kind::Google,
@@ -101,7 +103,7 @@ impl Kind {
 fn open(kind: Kind, name: &str, settings: &[(String, String)]) -> object_store::Result<Arc<dyn ObjectStore>> {
     // TLS of this process is that of the servers' connections.
     drop(rustls::crypto::ring::default_provider().install_default());
-    let retry = RetryConfig { backoff: BACKOFF, retry_timeout: RETRY, ..RetryConfig::default() };
+    let retry = RetryConfig { backoff: BACKOFF, retry_timeout: RETRY, max_retries: usize::MAX };
     // A store that is given by http:// is one of the same machine or network.
     let prefix = match kind {
         Kind::S3 => "AWS_",
@@ -115,22 +117,24 @@ fn open(kind: Kind, name: &str, settings: &[(String, String)]) -> object_store::
     let own = own.map(|(name, value)| (name.to_ascii_lowercase(), value.clone()));
     Ok(match kind {
         Kind::S3 => {
-            let builder = own.fold(AmazonS3Builder::new(), |builder, (name, value)| {
+            let builder = own.fold(AmazonS3Builder::new().with_client_options(client), |builder, (name, value)| {
                 AmazonS3ConfigKey::from_str(&name).map_or(builder.clone(), |key| builder.with_config(key, value))
             });
-            Arc::new(builder.with_bucket_name(name).with_client_options(client).with_retry(retry).build()?)
+            Arc::new(builder.with_bucket_name(name).with_retry(retry).build()?)
         }
         Kind::Google => {
-            let builder = own.fold(GoogleCloudStorageBuilder::new(), |builder, (name, value)| {
-                GoogleConfigKey::from_str(&name).map_or(builder.clone(), |key| builder.with_config(key, value))
-            });
-            Arc::new(builder.with_bucket_name(name).with_client_options(client).with_retry(retry).build()?)
+            let builder =
+                own.fold(GoogleCloudStorageBuilder::new().with_client_options(client), |builder, (name, value)| {
+                    GoogleConfigKey::from_str(&name).map_or(builder.clone(), |key| builder.with_config(key, value))
+                });
+            Arc::new(builder.with_bucket_name(name).with_retry(retry).build()?)
         }
         Kind::Azure => {
-            let builder = own.fold(MicrosoftAzureBuilder::new(), |builder, (name, value)| {
-                AzureConfigKey::from_str(&name).map_or(builder.clone(), |key| builder.with_config(key, value))
-            });
-            Arc::new(builder.with_container_name(name).with_client_options(client).with_retry(retry).build()?)
+            let builder =
+                own.fold(MicrosoftAzureBuilder::new().with_client_options(client), |builder, (name, value)| {
+                    AzureConfigKey::from_str(&name).map_or(builder.clone(), |key| builder.with_config(key, value))
+                });
+            Arc::new(builder.with_container_name(name).with_retry(retry).build()?)
         }
     })
 }
@@ -161,6 +165,7 @@ mod tests {
     fn a_url_that_cannot_be_used_says_why() {
         for (url, said) in [
             ("http://bucket/x", "give s3://BUCKET/FOLDER"),
+            ("https://user:secret@bucket/x", "https://...@bucket/x"),
             ("s3:///x", "the name of the bucket is empty"),
             ("s3://bucket/a//b", "no bucket and folder"),
             ("s3://bucket/../b", "no bucket and folder"),
@@ -168,7 +173,7 @@ mod tests {
             ("az://container/x", "set AZURE_STORAGE_ACCOUNT_NAME"),
         ] {
             let error = folder(url, []).expect_err(url).to_string();
-            assert!(error.contains(said), "{url}: {error}");
+            assert!(error.contains(said) && !error.contains("secret"), "{url}: {error}");
         }
     }
 

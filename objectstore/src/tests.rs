@@ -60,6 +60,24 @@ fn of_two_processes_one_begins_a_folder_and_one_names_a_file() {
 }
 
 #[test]
+fn a_part_does_not_appear_beside_the_file_that_makes_its_checkpoint_complete() {
+    for bytes in [10, 9_000_000] {
+        let bucket = bucket();
+        let [part, name, manifest] = ["s3://b/x.0123.tmp", "s3://b/x", "s3://b/manifest.json"].map(Path::new);
+        let write =
+            |path, bytes| bucket.create_unnamed(path).expect("creates").write_at(&vec![7; bytes], 0).expect("writes");
+        write(part, bytes);
+        bucket.rename_without(part, name, manifest).expect("nothing is complete");
+        write(part, 1);
+        bucket.rename(part, manifest).expect("completes");
+        write(part, bytes + 1);
+        let late = bucket.rename_without(part, name, manifest);
+        assert_eq!(late.expect_err("it is complete").kind(), ErrorKind::AlreadyExists);
+        assert_eq!(bucket.open(name).and_then(|file| file.bytes()).expect("the first"), bytes as u64);
+    }
+}
+
+#[test]
 fn large_files_go_in_parts_and_are_read_in_pieces() {
     let bucket = bucket();
     let [part, name] = ["s3://b/x.0123.tmp", "s3://b/x"].map(Path::new);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use object_store::path::Path;
-use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload};
+use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload, Result};
 
 use crate::spool::Spool;
 
@@ -15,41 +15,89 @@ const PARTS: u64 = 9_000;
 /// Bytes that are under way at the same time, at most: so much memory an upload takes, or two parts.
 const UNDER_WAY: u64 = 48 << 20;
 
-/// Sends `spool`; with `new` only if there is no such object, which a file larger than a part cannot ask for.
-pub async fn put(store: &dyn ObjectStore, key: &Path, spool: &Arc<Spool>, new: bool) -> object_store::Result<()> {
+/// The condition under which a file is sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// None: an object of the name is replaced.
+    Always,
+    /// No object has the name. A file larger than a part cannot ask for it.
+    New,
+    /// There is no object of this other name just before the file appears.
+    Without(Path),
+}
+
+/// Sends `spool`.
+///
+/// # Errors
+/// Those of the store, and [`object_store::Error::AlreadyExists`] if the condition does not hold.
+pub async fn put(store: &dyn ObjectStore, key: &Path, spool: &Arc<Spool>, condition: &Condition) -> Result<()> {
     let bytes = spool.bytes();
-    if bytes > PART {
-        if new {
+    match condition {
+        Condition::New if bytes > PART => {
             let source = "only a small object can be put on the condition that it is new".into();
-            return Err(object_store::Error::NotSupported { source });
+            Err(object_store::Error::NotSupported { source })
         }
-        return put_parts(store, key, spool, part_bytes(bytes)).await;
-    }
-    let content = read(spool, 0, bytes)?;
-    let mode = if new { PutMode::Create } else { PutMode::Overwrite };
-    let options = PutOptions { mode, ..PutOptions::default() };
-    match store.put_opts(key, PutPayload::from(content.clone()), options).await {
-        // The answer to the first attempt may have been lost.
-        Err(object_store::Error::AlreadyExists { path, source }) if new => {
-            let found = store.get(key).await?.bytes().await?;
-            if found == content { Ok(()) } else { Err(object_store::Error::AlreadyExists { path, source }) }
+        Condition::New => put_new(store, key, read(spool, 0, bytes)?).await,
+        _ if bytes > PART => put_parts(store, key, spool, condition).await,
+        _ => {
+            check(store, condition).await?;
+            store.put(key, PutPayload::from(read(spool, 0, bytes)?)).await.map(drop)
         }
-        done => done.map(drop),
     }
 }
 
-async fn put_parts(store: &dyn ObjectStore, key: &Path, spool: &Arc<Spool>, part: u64) -> object_store::Result<()> {
+/// Says if the other object of a condition is not there.
+async fn check(store: &dyn ObjectStore, condition: &Condition) -> Result<()> {
+    let Condition::Without(other) = condition else { return Ok(()) };
+    match store.head(other).await {
+        Ok(_) => Err(object_store::Error::AlreadyExists { path: other.to_string(), source: "it is complete".into() }),
+        Err(object_store::Error::NotFound { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+async fn put_new(store: &dyn ObjectStore, key: &Path, content: bytes::Bytes) -> Result<()> {
+    let mut attempts = 0;
+    loop {
+        attempts += 1;
+        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+        let refused = match store.put_opts(key, PutPayload::from(content.clone()), options).await {
+            Err(refused @ object_store::Error::AlreadyExists { .. }) => refused,
+            done => return done.map(drop),
+        };
+        // The answer to the first attempt may have been lost; or two came together, and the store has taken none.
+        let found = async { store.get(key).await?.bytes().await };
+        match found.await {
+            Ok(found) if found == content => return Ok(()),
+            Err(object_store::Error::NotFound { .. }) if attempts < 3 => {}
+            _ => return Err(refused),
+        }
+    }
+}
+
+async fn put_parts(store: &dyn ObjectStore, key: &Path, spool: &Arc<Spool>, condition: &Condition) -> Result<()> {
     let mut upload = store.put_multipart(key).await?;
-    let sent = send_parts(&mut *upload, spool, part).await;
+    let sent = match send_parts(&mut *upload, spool, part_bytes(spool.bytes())).await {
+        Ok(()) => check(store, condition).await,
+        failed => failed,
+    };
     if let Err(error) = sent {
         // The store removes it at some later time, if a rule of the bucket says so.
         drop(upload.abort().await);
         return Err(error);
     }
-    Ok(())
+    let Err(error) = upload.complete().await else { return Ok(()) };
+    // The answer to the first attempt may have been lost: then the upload is gone, and the object is there.
+    match store.head(key).await {
+        Ok(found) if matches!(error, object_store::Error::NotFound { .. }) && found.size == spool.bytes() => Ok(()),
+        _ => {
+            drop(upload.abort().await);
+            Err(error)
+        }
+    }
 }
 
-async fn send_parts(upload: &mut dyn MultipartUpload, spool: &Arc<Spool>, part: u64) -> object_store::Result<()> {
+async fn send_parts(upload: &mut dyn MultipartUpload, spool: &Arc<Spool>, part: u64) -> Result<()> {
     let bytes = spool.bytes();
     let mut under_way = FuturesUnordered::new();
     let mut offset = 0;
@@ -66,7 +114,7 @@ async fn send_parts(upload: &mut dyn MultipartUpload, spool: &Arc<Spool>, part: 
     while let Some(sent) = under_way.next().await {
         let () = sent?;
     }
-    upload.complete().await.map(drop)
+    Ok(())
 }
 
 /// Returns the size of the parts of a file of so many bytes.
@@ -74,7 +122,7 @@ fn part_bytes(bytes: u64) -> u64 {
     PART.max(bytes.div_ceil(PARTS))
 }
 
-fn read(spool: &Spool, offset: u64, length: u64) -> object_store::Result<bytes::Bytes> {
+fn read(spool: &Spool, offset: u64, length: u64) -> Result<bytes::Bytes> {
     spool
         .read(offset, length)
         .map_err(|error| object_store::Error::Generic { store: "temporary file", source: error.into() })

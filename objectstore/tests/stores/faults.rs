@@ -28,6 +28,8 @@ enum Fault {
     Torn,
     /// The reply of the store is cut off: it has done what it was asked for, perhaps.
     LostReply,
+    /// A reply breaks off in its middle, as of an object that is read.
+    TornReply,
 }
 
 /// A process between the servers and a store, which breaks connections while it is `active`.
@@ -48,9 +50,10 @@ impl Between {
             for client in listener.incoming().map_while(Result::ok) {
                 let (kind, after) = {
                     let mut random = random.lock().expect("no thread panics");
-                    let kind = [Fault::Throttled, Fault::Torn, Fault::LostReply][random.random_range(0..3)];
+                    let kind =
+                        [Fault::Throttled, Fault::Torn, Fault::LostReply, Fault::TornReply][random.random_range(0..4)];
                     // A request of a few hundred bytes, or the middle of a large one.
-                    let most = if random.random_bool(0.3) { 4_000 } else { 40_000_000 };
+                    let most = if random.random_bool(0.5) { 4_000 } else { 15_000_000 };
                     (kind, random.random_range(1..most))
                 };
                 let (faults, active) = (counted.clone(), is_active.clone());
@@ -67,16 +70,21 @@ fn carry(
     store: SocketAddr,
     kind: Fault,
     after: usize,
-    faults: &AtomicU32,
-    active: &AtomicBool,
+    faults: &Arc<AtomicU32>,
+    active: &Arc<AtomicBool>,
 ) -> std::io::Result<()> {
     let mut server = TcpStream::connect(store)?;
     let is_silent = Arc::new(AtomicBool::new(false));
     let (mut replies, mut back, silent) = (server.try_clone()?, client.try_clone()?, is_silent.clone());
+    let (back_faults, back_active) = (faults.clone(), active.clone());
     let carrying_back = thread::spawn(move || {
-        let mut buffer = vec![0; 1 << 16];
+        let (mut carried, mut buffer) = (0, vec![0; 1 << 16]);
         while let Ok(count @ 1..) = replies.read(&mut buffer) {
-            if silent.load(Ordering::SeqCst) || back.write_all(&buffer[..count]).is_err() {
+            carried += count;
+            let is_torn = matches!(kind, Fault::TornReply) && carried >= after && back_active.load(Ordering::SeqCst);
+            let sent = if is_torn { count / 2 } else { count };
+            if silent.load(Ordering::SeqCst) || back.write_all(&buffer[..sent]).is_err() || is_torn {
+                back_faults.fetch_add(u32::from(is_torn), Ordering::SeqCst);
                 break;
             }
         }
@@ -86,7 +94,7 @@ fn carry(
     let mut buffer = vec![0; 1 << 16];
     while let Ok(count @ 1..) = client.read(&mut buffer) {
         carried += count;
-        if carried >= after && active.load(Ordering::SeqCst) {
+        if carried >= after && !matches!(kind, Fault::TornReply) && active.load(Ordering::SeqCst) {
             faults.fetch_add(1, Ordering::SeqCst);
             match kind {
                 Fault::Throttled => {
@@ -96,6 +104,7 @@ fn carry(
                     )?;
                 }
                 Fault::Torn => server.write_all(&buffer[..count / 2])?,
+                Fault::TornReply => {}
                 Fault::LostReply => {
                     is_silent.store(true, Ordering::SeqCst);
                     server.write_all(&buffer[..count])?;

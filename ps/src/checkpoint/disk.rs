@@ -40,6 +40,14 @@ pub trait Files: Send + Sync {
     fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.rename(from, to)
     }
+    /// Gives a file its name, unless there is the file `other` just before it appears: then it fails with
+    /// [`ErrorKind::AlreadyExists`].
+    fn rename_without(&self, from: &Path, to: &Path, other: &Path) -> io::Result<()> {
+        if self.exists(other)? {
+            return Err(io::Error::new(ErrorKind::AlreadyExists, "the checkpoint is complete"));
+        }
+        self.rename(from, to)
+    }
     /// Removes a file.
     fn remove_file(&self, path: &Path) -> io::Result<()>;
     /// Makes a folder that does not exist yet.

@@ -267,11 +267,7 @@ impl Temporary {
     /// is complete by now.
     pub fn keep_part(self) -> Result<(), WriteError> {
         let manifest = self.folder.join(MANIFEST);
-        if self.folder.disk().exists(&manifest).map_err(WriteError::at(&manifest))? {
-            let path = self.folder.join(&self.name);
-            return Err(WriteError::at(&path)(io::Error::new(ErrorKind::AlreadyExists, "the checkpoint is complete")));
-        }
-        self.keep()
+        self.keep_by(|disk, from, to| disk.rename_without(from, to, &manifest).map_err(WriteError::at(to)))
     }
 }
 
