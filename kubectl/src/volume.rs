@@ -158,10 +158,18 @@ async fn late(pods: &Api<Pod>, pod: &str) -> String {
 
 /// Says how to read the checkpoints of a job that are in an object store.
 fn in_object_store(name: &str, folder: &str) -> String {
-    let command = match folder.split_once("://") {
-        Some(("s3", _)) => format!("aws s3 cp --recursive {folder} {name}-checkpoints"),
-        Some(("gs", _)) => format!("gcloud storage cp --recursive {folder} {name}-checkpoints"),
-        _ => format!("azcopy or az storage blob download-batch, from {folder}"),
+    let (scheme, rest) = folder.split_once("://").unwrap_or_default();
+    let command = match scheme {
+        "s3" => format!(
+            "aws s3 cp --recursive {folder} {name}-checkpoints (with --endpoint-url for a store that is not Amazon's)"
+        ),
+        "gs" => format!("gcloud storage cp --recursive {folder} {name}-checkpoints"),
+        _ => {
+            let (container, below) = rest.split_once('/').unwrap_or((rest, ""));
+            format!(
+                "az storage blob download-batch --source {container} --pattern '{below}/*' --destination {name}-checkpoints"
+            )
+        }
     };
     format!(
         "the checkpoints and the model of {name} are on no volume but in an object store, {folder}; fetch them with its own \

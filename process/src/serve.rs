@@ -88,6 +88,14 @@ enum Mode {
     Async,
 }
 
+/// Time that a server which has ended gives to what it still writes.
+const LEFT_OVERS: Duration = Duration::from_secs(2);
+
+/// Returns the variables of this process that are text.
+fn variables() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+}
+
 /// Serves blocks and tables, and nothing else, until every trainer has left, and returns what they did together.
 ///
 /// # Errors
@@ -122,7 +130,10 @@ impl ServeArgs {
         add: impl FnOnce(&mut ServerConfig) -> H,
     ) -> Result<ReplicaResult, Failure> {
         let runtime = tokio::runtime::Runtime::new().map_err(Failure::work)?;
-        runtime.block_on(self.serve(environment, signals, evaluation, add))
+        let result = runtime.block_on(self.serve(environment, signals, evaluation, add));
+        // Work on a disk that does not answer, or an upload that no process waits for, does not keep a server.
+        runtime.shutdown_timeout(LEFT_OVERS);
+        result
     }
 
     /// This server's job, with the flags' values over the job's.
@@ -187,10 +198,10 @@ impl ServeArgs {
         };
         // The folders of the environment may be those of an object store.
         if let (Some(checkpoint), Some(kept)) = (&environment.checkpoint, &mut config.checkpoint) {
-            kept.folder = object_store::folder(&checkpoint.folder, std::env::vars()).map_err(Failure::input)?;
+            kept.folder = object_store::folder(&checkpoint.folder, variables()).map_err(Failure::input)?;
         }
         if let Some(folder) = &environment.metrics_folder {
-            config.series = Some(object_store::folder(folder, std::env::vars()).map_err(Failure::input)?);
+            config.series = Some(object_store::folder(folder, variables()).map_err(Failure::input)?);
         }
         let ending = config.ending.clone();
         let added = add(&mut config);

@@ -191,6 +191,8 @@ pub struct ParameterServerJobSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("[has(self.volumeClaim), has(self.existingClaim), has(self.objectStore)].filter(given, given).size() == 1")
         .message("spec.checkpoint needs one of volumeClaim, for example {size: 1Gi}, existingClaim, the name of one, and objectStore, for example {url: 's3://bucket/folder'}"))]
+    #[x_kube(validation = Rule::new("!has(self.objectStore) || !(self.objectStore.url + (has(self.path) ? '/' + self.path : '') + '/').matches('[?#@[:cntrl:]]|/[.]{1,2}/|[^:/]//')")
+        .message("spec.checkpoint.objectStore.url and path are folders of a bucket: remove empty parts, . and .., and the letters ?, # and @"))]
     pub checkpoint: Option<CheckpointSpec>,
     /// Deadlines and cleaning up.
     #[serde(default)]

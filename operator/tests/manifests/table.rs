@@ -171,6 +171,14 @@ pub const RULES: &[Row] = &[
         "spec.checkpoint needs one of volumeClaim, for example {size: 1Gi}, existingClaim, the name of one, and objectStore, for example {url: 's3://bucket/folder'}",
     ),
     (
+        "spec: {checkpoint: {objectStore: {url: 's3://bucket/folder'}, path: ../other}}",
+        "spec.checkpoint.objectStore.url and path are folders of a bucket: remove empty parts, . and .., and the letters ?, # and @",
+    ),
+    (
+        "spec: {checkpoint: {objectStore: {url: 's3://bucket/../other'}}}",
+        "spec.checkpoint.objectStore.url and path are folders of a bucket: remove empty parts, . and .., and the letters ?, # and @",
+    ),
+    (
         "spec: {ps: {replicationFactor: 2}}",
         "spec.ps.replicationFactor 2 needs two servers; set spec.ps.replicas to 2 or more, or remove it",
     ),
