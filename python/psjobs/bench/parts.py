@@ -1,154 +1,44 @@
-"""Measures this package on this machine: `python -m psjobs.bench [CASE ...] [--json] [--runs N]`.
-
-Each case prints a value, a limit that is measured in the same run, and their ratio. Value and limit are medians over the
-runs, which alternate. Servers run on this machine; nothing else should.
-"""
+"""What the processes of a case measure."""
 
 from __future__ import annotations
 
-import argparse
-import json
+import itertools
 import os
+import pathlib
 import socket
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
 STEPS = 12
-"""Steps that a run measures, after some that warm up."""
+"""Steps that are measured, after some that warm up."""
 WARM = 4
 MB = 1_000_000
+MNIST_STEPS = 300
+EXAMPLES = 96
+"""Examples of a batch whose backward takes some 100 ms of a CPU."""
+MNIST_WARM = 20
 
 
 @dataclass
-class Case:
-    """One row of the result."""
+class Size:
+    """How much a part does."""
 
-    case: str
-    unit: str
-    value: float
-    limit: float
-    of: str
-    """What the limit is."""
-
-    @property
-    def ratio(self) -> float:
-        """Value over limit."""
-        return self.value / self.limit
+    steps: int | None = None
+    """Steps that are measured; by default as many as the part thinks right."""
+    examples: int = EXAMPLES
+    """Examples of a batch of the model that overlaps backward and exchange."""
 
 
-def main() -> None:
-    """Runs the cases that the command line names, by default all."""
-    parser = argparse.ArgumentParser(prog="python -m psjobs.bench", description=__doc__.splitlines()[0])
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; by default all")
-    parser.add_argument("--json", action="store_true", help="print one object a line")
-    parser.add_argument("--runs", type=int, default=5, help="how often value and limit are measured (default: 5)")
-    parser.add_argument("--part", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.part:
-        print(json.dumps(PARTS[options.part]()))
-        return
-    unknown = set(options.cases) - CASES.keys()
-    if unknown:
-        parser.error(f"there is no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
-    for name in options.cases or CASES:
-        if name == "gpu" and not _has_gpu():
-            print("bench: this machine has no CUDA device, so gpu was not measured", file=sys.stderr)
-            continue
-        case = CASES[name](options.runs)
-        if options.json:
-            print(json.dumps({"bench": "python", **asdict(case), "ratio": case.ratio}), flush=True)
-        else:
-            print(f"{case.case:>10}  {case.value:9.3f} {case.unit}, {case.ratio:6.3f} of {case.of} ({case.limit:.3f})", flush=True)
-
-
-def alternate(runs: int, *measures: Callable[[], float]) -> list[float]:
-    """The medians of measures that alternate."""
-    found = [[measure() for measure in measures] for _ in range(runs)]
-    return [statistics.median(values) for values in zip(*found, strict=True)]
-
-
-def part(name: str, server: tuple[str, ...] | None = None, threads: int = 1, **variables: str) -> float:
-    """What a part of a case measures in a process of its own, as the one trainer of a server with these flags, if any."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PSJOB_")}
-    environment = {**inherited, "OMP_NUM_THREADS": str(threads), **variables}
-    command = [sys.executable, "-m", "psjobs.bench", "--part", name]
-    if server is None:
-        return float(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    worker = os.environ.get("PSJOBS_WORKER")
-    start = [worker] if worker else [sys.executable, "-c", "from psjobs.__main__ import worker; worker()"]
-    flags = ["serve", "--world-size", "2", "--rank", "0", "--master-port", str(port), *server]
-    environment |= {
-        "PSJOB_NAME": "bench",
-        "PSJOB_NAMESPACE": "default",
-        "PSJOB_UID": "manual",
-        "PSJOB_ROLE": "trainer",
-        "PSJOB_INDEX": "0",
-        "PSJOB_SERVERS": f"127.0.0.1:{port}",
-        "PSJOB_TRAINERS": "1",
-        "PSJOB_TRAINING": json.dumps({"consistency": {"mode": "Sync"}}),
-        "RUST_LOG": "warn",
-    }
-    with subprocess.Popen([*start, *flags], env={**inherited, "RUST_LOG": "warn"}) as serving:
-        try:
-            return float(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout)
-        finally:
-            serving.terminate()
-
-
-TCP = ("--consistency", "sync", "--no-shared-memory")
-SHARED = ("--consistency", "sync")
-
-
-def exchange(runs: int, server: tuple[str, ...], case: str) -> Case:
-    """Steps/s of 100 MB from Python."""
-    value, limit = alternate(runs, lambda: part("exchange", server), lambda: part("rpc"))
-    return Case(case, "steps/s", value, limit, "torch.distributed.rpc's over TCP")
-
-
-def small(runs: int) -> Case:
-    """Seconds of 1,000 small tensors: `step` alone, without the time that it waits for the server."""
-    value, limit = alternate(runs, lambda: part("small", SHARED), lambda: part("small-torch"))
-    return Case("small", "steps/s", value, limit, "torch's own Adam")
-
-
-def overlap(runs: int) -> Case:
-    """Step time of a model whose backward takes as long as its exchange, over the longer of the two."""
-    together, backward, alone = alternate(
-        runs, lambda: part("overlap", TCP), lambda: part("backward"), lambda: part("exchange-layers", TCP)
-    )
-    return Case("overlap", "s", together, max(backward, alone), "the longer of backward and exchange")
-
-
-def gpu(runs: int) -> Case:
-    """Steps/s of a model on a GPU whose parameters a server has, over torch's own optimizer there."""
-    value, limit = alternate(runs, lambda: part("gpu", (*SHARED, "--optimizer", "adam"), threads=4), lambda: part("gpu-torch", threads=4))
-    return Case("gpu", "steps/s", value, limit, "torch's own Adam on the GPU")
-
-
-CASES: dict[str, Callable[[int], Case]] = {
-    "tcp": lambda runs: exchange(runs, TCP, "tcp"),
-    "shared": lambda runs: exchange(runs, SHARED, "shared"),
-    "small": small,
-    "overlap": overlap,
-    "gpu": gpu,
-}
-
-
-def _median(step: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> float:
+def _median(size: Size, step: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> float:
     """Median seconds of a step; `prepare` runs before each and is not measured."""
     seconds = []
-    for number in range(WARM + STEPS):
+    for number in range(WARM + (size.steps or STEPS)):
         prepare()
         began = time.perf_counter()
         step()
@@ -157,7 +47,7 @@ def _median(step: Callable[[], object], prepare: Callable[[], object] = lambda: 
     return statistics.median(seconds)
 
 
-def _exchange() -> float:
+def _exchange(size: Size) -> float:
     import psjobs
     import torch
 
@@ -168,10 +58,26 @@ def _exchange() -> float:
         sum((parameter * 1e-6).sum() for parameter in model).backward()
 
     # The gradients are there already when torch.distributed.rpc sends them.
-    return 1 / _median(optimizer.step, backward)
+    return 1 / _median(size, optimizer.step, backward)
 
 
-def _rpc() -> float:
+def _session(size: Size) -> float:
+    """The same bytes by the session alone, which is Rust's: without torch, its hooks and its gradients."""
+    from psjobs import _native
+
+    session = _native.Session(
+        _native.Environment.read(),
+        [("weight", [25 * MB], 1.0, None)],
+        memoryview(bytearray(100 * MB)).cast("f"),
+        _native.Interrupt(),
+    )
+    memory = session.memory()
+    memoryview(memory[1]).cast("B").cast("f")[0] = 1e-6
+    numbers = itertools.count()
+    return 1 / _median(size, lambda: session.exchange(next(numbers), [], []))
+
+
+def _rpc(size: Size) -> float:
     """The same bytes with torch.distributed.rpc between two processes, by its TCP transport."""
     import torch
     import torch.distributed.rpc as rpc
@@ -190,18 +96,12 @@ def _rpc() -> float:
         def step() -> None:
             rpc.rpc_sync("0", torch.add, args=(gradient, 1e-6))
 
-        found = 1 / _median(step)
+        found = 1 / _median(size, step)
     rpc.shutdown()
     if not child:
         os._exit(0)
     os.waitpid(child, 0)
     return found
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def _tensors() -> torch.nn.ParameterList:
@@ -210,7 +110,7 @@ def _tensors() -> torch.nn.ParameterList:
     return torch.nn.ParameterList([torch.zeros(64) for _ in range(1000)])
 
 
-def _small() -> float:
+def _small(size: Size) -> float:
     import psjobs
 
     model = _tensors()
@@ -223,11 +123,11 @@ def _small() -> float:
         optimizer.step()
 
     before = job._session.waiting()
-    each = _median(step)
-    return 1 / (each - (job._session.waiting() - before) / (WARM + STEPS))
+    each = _median(size, step)
+    return 1 / (each - (job._session.waiting() - before) / (WARM + (size.steps or STEPS)))
 
 
-def _small_torch() -> float:
+def _small_torch(size: Size) -> float:
     import torch
 
     model = _tensors()
@@ -238,13 +138,13 @@ def _small_torch() -> float:
         sum(parameter.sum() for parameter in model).backward()
         optimizer.step()
 
-    return 1 / _median(step)
+    return 1 / _median(size, step)
 
 
 class _Layers:
-    """Ten layers of 10 MB, and a batch whose backward takes some 100 ms of a CPU."""
+    """Ten layers of 10 MB, and a batch."""
 
-    def __init__(self, examples: int = 96, device: str = "cpu") -> None:
+    def __init__(self, examples: int, device: str = "cpu") -> None:
         import torch
 
         torch.manual_seed(1)
@@ -263,32 +163,32 @@ class _Layers:
         self.loss.backward()  # type: ignore[no-untyped-call]
 
 
-def _overlap() -> float:
+def _overlap(size: Size) -> float:
     import psjobs
 
-    layers = _Layers()
+    layers = _Layers(size.examples)
     _, optimizer = psjobs.join().attach(layers.model)
 
     def step() -> None:
         layers.loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    return _median(step, layers.forward)
+    return _median(size, step, layers.forward)
 
 
-def _exchange_layers() -> float:
+def _exchange_layers(size: Size) -> float:
     import psjobs
 
-    layers = _Layers()
+    layers = _Layers(size.examples)
     _, optimizer = psjobs.join().attach(layers.model, overlap=False)
-    return _median(optimizer.step, layers.backward)
+    return _median(size, optimizer.step, layers.backward)
 
 
 GPU_EXAMPLES = 16384
 """Examples of a batch that keeps a GPU busy for some 50 ms."""
 
 
-def _gpu_step(layers: _Layers, optimizer: torch.optim.Optimizer) -> float:
+def _gpu_step(size: Size, layers: _Layers, optimizer: torch.optim.Optimizer) -> float:
     import torch
 
     def step() -> None:
@@ -297,40 +197,81 @@ def _gpu_step(layers: _Layers, optimizer: torch.optim.Optimizer) -> float:
         optimizer.zero_grad()
         torch.cuda.synchronize()
 
-    return 1 / _median(step)
+    return 1 / _median(size, step)
 
 
-def _gpu() -> float:
+def _gpu(size: Size) -> float:
     import psjobs
 
     layers = _Layers(GPU_EXAMPLES, "cuda")
     _, optimizer = psjobs.join().attach(layers.model)
-    return _gpu_step(layers, optimizer)
+    return _gpu_step(size, layers, optimizer)
 
 
-def _gpu_torch() -> float:
+def _gpu_torch(size: Size) -> float:
     import torch
 
     layers = _Layers(GPU_EXAMPLES, "cuda")
-    return _gpu_step(layers, torch.optim.Adam(layers.model.parameters(), lr=0.01))
+    return _gpu_step(size, layers, torch.optim.Adam(layers.model.parameters(), lr=0.01))
 
 
-def _backward() -> float:
-    layers = _Layers()
-    return _median(lambda: layers.loss.backward(), layers.forward)  # type: ignore[no-untyped-call]
+def _backward(size: Size) -> float:
+    layers = _Layers(size.examples)
+    return _median(size, lambda: layers.loss.backward(), layers.forward)  # type: ignore[no-untyped-call]
 
 
-PARTS: dict[str, Callable[[], float]] = {
+def _network() -> torch.nn.Module:
+    """The network of PyTorch's own MNIST example, without its dropout: 1.2 million parameters."""
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(9216, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
+
+
+def _mnist(size: Size) -> float:
+    import psjobs
+    import torch
+
+    steps = size.steps or MNIST_STEPS
+    folder = pathlib.Path(os.environ.get("PSJOB_DATA") or pathlib.Path.home() / ".cache/psjobs/mnist")
+    images, labels = (
+        torch.frombuffer(bytearray((folder / f"train-{name}-ubyte").read_bytes()), dtype=torch.uint8)
+        for name in ("images-idx3", "labels-idx1")
+    )
+    examples = torch.utils.data.TensorDataset(images[16:].view(-1, 1, 28, 28).float() / 255, labels[8:].long())
+    job = psjobs.join()
+    model, optimizer = job.attach(_network())
+    batches = itertools.islice(job.batches(examples, batch_size=32), MNIST_WARM + steps)
+    began = 0.0
+    for number, (x, y) in enumerate(batches):
+        if number == MNIST_WARM:
+            began = time.perf_counter()
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return steps / (time.perf_counter() - began)
+
+
+PARTS: dict[str, Callable[[Size], float]] = {
     "exchange": _exchange,
+    "session": _session,
     "rpc": _rpc,
     "small": _small,
     "small-torch": _small_torch,
     "overlap": _overlap,
     "exchange-layers": _exchange_layers,
     "backward": _backward,
+    "mnist": _mnist,
     "gpu": _gpu,
     "gpu-torch": _gpu_torch,
 }
-
-if __name__ == "__main__":
-    main()
+"""The parts by name."""

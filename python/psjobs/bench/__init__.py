@@ -1,0 +1,1 @@
+"""Measures this package on this machine: `python -m psjobs.bench`."""
