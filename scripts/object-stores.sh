@@ -12,6 +12,9 @@ folder=${XDG_CACHE_HOME:-$HOME/.cache}/psjobs/object-stores-$version-$(cksum < "
 fail() { echo "object-stores: $*" >&2; exit 1; }
 missing() { [[ -z ${PSJOBS_REQUIRE_OBJECT_STORES:-} ]] || fail "$1 is not installed, and $2 needs it"; }
 
+# Where Go's own archive puts it.
+command -v go >/dev/null || PATH=$PATH:/usr/local/go/bin
+
 mkdir -p "$folder"
 # What is made appears as a whole or not at all.
 work=$(mktemp -d "$folder/.XXXXXX")
