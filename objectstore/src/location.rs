@@ -20,6 +20,8 @@ const REQUEST: Duration = Duration::from_secs(25);
 /// Time in which a request that the store refuses for now is sent again. What has failed longer is reported, and tried again
 /// later by the servers.
 const RETRY: Duration = Duration::from_secs(60);
+/// More attempts than there can be in that time.
+const RETRIES: usize = 1000;
 const BACKOFF: BackoffConfig =
     BackoffConfig { init_backoff: Duration::from_millis(100), max_backoff: Duration::from_secs(5), base: 2.0 };
 
@@ -103,15 +105,15 @@ impl Kind {
 fn open(kind: Kind, name: &str, settings: &[(String, String)]) -> object_store::Result<Arc<dyn ObjectStore>> {
     // TLS of this process is that of the servers' connections.
     drop(rustls::crypto::ring::default_provider().install_default());
-    let retry = RetryConfig { backoff: BACKOFF, retry_timeout: RETRY, max_retries: usize::MAX };
-    // A store that is given by http:// is one of the same machine or network.
+    let retry = RetryConfig { backoff: BACKOFF, retry_timeout: RETRY, max_retries: RETRIES };
     let prefix = match kind {
         Kind::S3 => "AWS_",
         Kind::Google => "GOOGLE_",
         Kind::Azure => "AZURE_",
     };
     let own = settings.iter().filter(|(name, _)| name.starts_with(prefix));
-    // Of Google Cloud Storage the key of the service account may name another place.
+    // A store that is given by http:// is one of the same machine or network. The address of Google's may be in the key of
+    // the service account.
     let plain = own.clone().any(|(_, value)| value.contains("http://"));
     let client = ClientOptions::new().with_connect_timeout(CONNECT).with_timeout(REQUEST).with_allow_http(plain);
     let own = own.map(|(name, value)| (name.to_ascii_lowercase(), value.clone()));
