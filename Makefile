@@ -43,7 +43,7 @@ build-tests: ## compile every program, library and test that `make test` and `ma
 .PHONY: test
 test: export RUST_TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n > 4 ? n : 4)))
 test: build-tests mnist fashion ## run every test that needs no cluster
-	export PSJOBS_OBJECT_STORES=$$(scripts/object-stores.sh); \
+	PSJOBS_OBJECT_STORES=$$(scripts/object-stores.sh); export PSJOBS_OBJECT_STORES; \
 	$(WITH_LIBTORCH) PSJOBS_WORKER=$(abspath $(TARGET))/debug/psjobs-worker $(CARGO) test --locked --workspace
 	$(MAKE) --no-print-directory test-foreign chart
 

@@ -12,11 +12,11 @@ folder=${XDG_CACHE_HOME:-$HOME/.cache}/psjobs/object-stores-$version-$(cksum < "
 fail() { echo "object-stores: $*" >&2; exit 1; }
 missing() { [[ -z ${PSJOBS_REQUIRE_OBJECT_STORES:-} ]] || fail "$1 is not installed, and $2 needs it"; }
 
-# Where Go's own archive puts it.
+# Go's own archive puts it there.
 command -v go >/dev/null || PATH=$PATH:/usr/local/go/bin
 
 mkdir -p "$folder"
-# What is made appears as a whole or not at all.
+# A program appears as a whole or not at all.
 work=$(mktemp -d "$folder/.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
@@ -24,7 +24,8 @@ if [[ ! -x $folder/versitygw ]]; then
   if command -v go >/dev/null; then
     [[ $(go env GOSUMDB) != off ]] || fail "GOSUMDB is off, so Go checks no module; unset it"
     echo "object-stores: compiling versitygw $version into $folder" >&2
-    found=$(cd / && go mod download -json "$module@$version" | sed -n 's/^\t"Sum": "\(.*\)".*/\1/p')
+    found=$(cd / && go mod download -json "$module@$version" | sed -n 's/^\t"Sum": "\(.*\)".*/\1/p') ||
+      fail "Go cannot download $module $version"
     [[ $found == "$sum" ]] || fail "$module $version has not the checksum $sum but '$found', so it is not used"
     (cd / && GOBIN=$work CGO_ENABLED=0 go install -trimpath -ldflags=-s "$module/cmd/versitygw@$version") ||
       fail "versitygw $version cannot be compiled; go version is $(go env GOVERSION)"

@@ -1,5 +1,5 @@
-//! A bucket as a disk. What a disk does by names, a store does by objects that appear as a whole: a file lies in a
-//! [`Spool`] while it is written, and is sent when it gets its name.
+//! A bucket as a disk. An object appears as a whole, under its name: so a file lies in a [`Spool`] while it is written, and is
+//! sent when it gets its name.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -74,7 +74,7 @@ impl Bucket {
         let (store, key) = (self.store.clone(), self.key(path)?);
         self.requests.wait(async move {
             match store.head(&key).await {
-                // The answer to this request has no words, which say if the bucket is there.
+                // A reply to HEAD has no body, so it does not say if the bucket or the object is missing.
                 Err(Error::NotFound { .. }) => store.get(&key).await.map(|found| found.meta),
                 found => found,
             }

@@ -41,11 +41,17 @@ struct Held {
     ahead: Vec<Ahead>,
 }
 
-/// A piece that is on its way.
+/// A piece that is on its way, or there.
 struct Ahead {
     offset: u64,
     length: u64,
     coming: mpsc::Receiver<object_store::Result<Bytes>>,
+    _spent: Arc<Spent>,
+}
+
+/// Bytes of the budget, which it gets back when neither the request nor a reader has them any more.
+struct Spent {
+    bytes: usize,
     budget: Budget,
 }
 
@@ -55,9 +61,18 @@ impl fmt::Debug for Ahead {
     }
 }
 
-impl Drop for Ahead {
+impl Spent {
+    /// Takes so many bytes, if there are as many left.
+    fn take(budget: &Budget, bytes: usize) -> Option<Arc<Self>> {
+        let spent = Self { bytes, budget: budget.clone() };
+        let before = budget.fetch_add(bytes, Ordering::Relaxed);
+        (before + bytes <= AHEAD).then(|| Arc::new(spent))
+    }
+}
+
+impl Drop for Spent {
     fn drop(&mut self) {
-        self.budget.fetch_sub(self.length as usize, Ordering::Relaxed);
+        self.budget.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -120,10 +135,10 @@ impl Reading {
 
     fn get(&self, offset: u64, length: u64) -> io::Result<Bytes> {
         let (done, coming) = mpsc::sync_channel(1);
-        self.ask(offset, length, done);
+        self.ask(offset, length, done, None);
         let came = coming.recv().map_err(|_| io::Error::other("the thread for requests to the store has ended"))?;
         let bytes = came.map_err(of_disk)?;
-        // This says nothing of the object, whose length is known.
+        // A reply of another length is an error of the store: the object's length is known.
         match bytes.len() as u64 == length {
             true => Ok(bytes),
             false => Err(io::Error::other(format!("the store has sent {} of {length} bytes", bytes.len()))),
@@ -136,20 +151,22 @@ impl Reading {
         if length == 0 || held.ahead.iter().any(|ahead| ahead.offset == offset) {
             return;
         }
+        let Some(spent) = Spent::take(&self.budget, length as usize) else { return };
         if held.ahead.len() >= PIECES {
             held.ahead.remove(0);
         }
-        let budget = self.budget.clone();
-        if budget.fetch_add(length as usize, Ordering::Relaxed) + length as usize > AHEAD {
-            budget.fetch_sub(length as usize, Ordering::Relaxed);
-            return;
-        }
         let (done, coming) = mpsc::sync_channel(1);
-        self.ask(offset, length, done);
-        held.ahead.push(Ahead { offset, length, coming, budget });
+        self.ask(offset, length, done, Some(spent.clone()));
+        held.ahead.push(Ahead { offset, length, coming, _spent: spent });
     }
 
-    fn ask(&self, offset: u64, length: u64, done: mpsc::SyncSender<object_store::Result<Bytes>>) {
+    fn ask(
+        &self,
+        offset: u64,
+        length: u64,
+        done: mpsc::SyncSender<object_store::Result<Bytes>>,
+        spent: Option<Arc<Spent>>,
+    ) {
         let (store, location) = (self.store.clone(), self.object.location.clone());
         let options = GetOptions {
             range: Some((offset..offset + length).into()),
@@ -160,6 +177,7 @@ impl Reading {
             let read = async { store.get_opts(&location, options).await?.bytes().await };
             // It may be wanted no more.
             drop(done.send(read.await));
+            drop(spent);
         });
     }
 }

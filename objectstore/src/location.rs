@@ -17,9 +17,9 @@ use crate::Bucket;
 const CONNECT: Duration = Duration::from_secs(5);
 /// Time for one request, which carries a part of a file at most.
 const REQUEST: Duration = Duration::from_secs(25);
-/// Time in which a request that the store refuses for now is sent again. What has failed longer is reported, and tried again
-/// later by the servers.
-const RETRY: Duration = Duration::from_secs(60);
+/// Time in which a request that the store refuses for now is sent again. A failure that lasts longer is reported, and the
+/// servers try again later.
+const RETRY: Duration = Duration::from_secs(30);
 /// More attempts than there can be in that time.
 const RETRIES: usize = 1000;
 const BACKOFF: BackoffConfig =
@@ -57,7 +57,7 @@ pub enum LocationError {
 /// If a URL is not one of a store, or the variables lack something or have something that is wrong.
 pub fn folder(place: &str, variables: impl IntoIterator<Item = (String, String)>) -> Result<Folder, LocationError> {
     let Some((scheme, rest)) = place.split_once("://") else { return Ok(Folder::new(Disk::System, place)) };
-    // Whoever reads a log is to see no credentials.
+    // A log shows no credentials.
     let shown = rest.rsplit_once('@').map_or_else(|| place.to_owned(), |(_, rest)| format!("{scheme}://...@{rest}"));
     let url = || shown.clone();
     let kind = match scheme {
@@ -103,7 +103,7 @@ impl Kind {
 
 /// Returns the store of a bucket, by the settings whose names are known, as `AWS_REGION`.
 fn open(kind: Kind, name: &str, settings: &[(String, String)]) -> object_store::Result<Arc<dyn ObjectStore>> {
-    // TLS of this process is that of the servers' connections.
+    // HTTPS to the store uses the cryptography of the servers' connections.
     drop(rustls::crypto::ring::default_provider().install_default());
     let retry = RetryConfig { backoff: BACKOFF, retry_timeout: RETRY, max_retries: RETRIES };
     let prefix = match kind {

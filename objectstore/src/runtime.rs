@@ -43,7 +43,7 @@ impl Requests {
 
 impl Drop for Requests {
     fn drop(&mut self) {
-        // Dropped as it is, it would wait, which a task of another runtime may not.
+        // Dropping the runtime would block, which a task of another runtime must not do.
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();
         }

@@ -89,7 +89,7 @@ fn no_room(error: io::Error) -> io::Error {
     let text = "the temporary folder, where a file lies until it is sent to the store";
     let advice =
         "it needs room for this server's part of a checkpoint; TMPDIR names another one, in a pod mount an emptyDir";
-    // Not that of a full disk: the store is another place, and has room.
+    // A full disk here is no full disk where checkpoints are.
     io::Error::other(format!("{text} ({}): {error}; {advice}", std::env::temp_dir().display()))
 }
 

@@ -1,5 +1,5 @@
 //! A bucket does what a folder does: the checkpoints of psjobs are written to the store in memory that object_store has for
-//! tests, and read back. tests/stores.rs does the same with real stores.
+//! tests, and read back. tests/stores does the same with real stores.
 
 use std::io::ErrorKind;
 use std::path::Path;

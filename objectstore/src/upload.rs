@@ -1,6 +1,7 @@
 //! Sends a file: at once, or in parts of which some are under way at the same time. Nobody sees it before it is complete.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use object_store::path::Path;
@@ -14,6 +15,10 @@ const PART: u64 = 8 << 20;
 const PARTS: u64 = 9_000;
 /// Bytes that are under way at the same time, at most: so much memory an upload takes, or two parts.
 const UNDER_WAY: u64 = 48 << 20;
+
+/// Attempts to put a new object, and the pause after the first one; later ones are longer.
+const ATTEMPTS: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// The condition under which a file is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,21 +66,24 @@ async fn put_new(store: &dyn ObjectStore, key: &Path, content: bytes::Bytes) -> 
     loop {
         attempts += 1;
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-        let refused = match store.put_opts(key, PutPayload::from(content.clone()), options).await {
-            Err(refused @ object_store::Error::AlreadyExists { .. }) => refused,
+        let error = match store.put_opts(key, PutPayload::from(content.clone()), options).await {
+            // The client sends such a request once: after a broken connection it does not know if the store has it.
+            Err(error @ (object_store::Error::AlreadyExists { .. } | object_store::Error::Generic { .. })) => error,
             done => return done.map(drop),
         };
-        // The answer to the first attempt may have been lost; or two came together, and the store has taken none.
         let found = async { store.get(key).await?.bytes().await };
         match found.await {
             Ok(found) if found == content => return Ok(()),
-            Err(object_store::Error::NotFound { .. }) if attempts < 3 => {}
-            _ => return Err(refused),
+            Err(object_store::Error::NotFound { .. }) if attempts < ATTEMPTS => {
+                tokio::time::sleep(PAUSE * attempts).await;
+            }
+            _ => return Err(error),
         }
     }
 }
 
 async fn put_parts(store: &dyn ObjectStore, key: &Path, spool: &Arc<Spool>, condition: &Condition) -> Result<()> {
+    let before = tag(store, key).await;
     let mut upload = store.put_multipart(key).await?;
     let sent = match send_parts(&mut *upload, spool, part_bytes(spool.bytes())).await {
         Ok(()) => check(store, condition).await,
@@ -87,14 +95,19 @@ async fn put_parts(store: &dyn ObjectStore, key: &Path, spool: &Arc<Spool>, cond
         return Err(error);
     }
     let Err(error) = upload.complete().await else { return Ok(()) };
-    // The answer to the first attempt may have been lost: then the upload is gone, and the object is there.
+    // The reply to the first attempt may have been lost: then another attempt finds no upload, and the object is there.
     match store.head(key).await {
-        Ok(found) if matches!(error, object_store::Error::NotFound { .. }) && found.size == spool.bytes() => Ok(()),
+        Ok(found) if found.size == spool.bytes() && found.e_tag.is_some() && found.e_tag != before => Ok(()),
         _ => {
             drop(upload.abort().await);
             Err(error)
         }
     }
+}
+
+/// Returns the version of an object, if there is one.
+async fn tag(store: &dyn ObjectStore, key: &Path) -> Option<String> {
+    store.head(key).await.ok()?.e_tag
 }
 
 async fn send_parts(upload: &mut dyn MultipartUpload, spool: &Arc<Spool>, part: u64) -> Result<()> {

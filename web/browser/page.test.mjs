@@ -83,7 +83,7 @@ async function violations(page) {
   return found.violations.map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.html).join(" | ")}`);
 }
 
-// Runs in the page: what reaches beyond the screen, apart from what scrolls by itself.
+// The page runs this: it returns the elements that reach beyond the screen, apart from those in a part that scrolls by itself.
 function wide() {
   const right = (part) => part.getBoundingClientRect().right;
   const reaches = [...document.querySelectorAll("body *")].filter((part) => right(part) > innerWidth && !part.closest(".wide > *"));

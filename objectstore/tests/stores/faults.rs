@@ -138,15 +138,13 @@ fn survive(store: &Store) {
     let faulty = psjobs_object_store::folder(&store.url("jobs/mnist"), store.variables_at(between.address));
     let faulty = Runs::new(faulty.expect("a folder"));
     let sound = Runs::new(store.folder("jobs/mnist"));
-    let run = loop {
-        // The reply to the first attempt may be lost: then there are two runs, of which the later one counts.
-        if let Ok(record) = faulty.begin(&identity(), None, 1) {
-            break record.run;
-        }
-    };
+    // The reply to an attempt may be lost for good: then there are two runs, of which the later one counts.
+    let mut attempts = (0..100).map(|_| faulty.begin(&identity(), None, 1));
+    let run = attempts.find_map(Result::ok).expect("one of a hundred attempts succeeds").run;
     let (mut acknowledged, mut failed, mut step) = (Vec::new(), 0, 0);
     while between.faults.load(Ordering::SeqCst) < FAULTS {
         step += 1;
+        assert!(step < 5_000, "the faults do not come");
         let folder = faulty.catalog(run).path(step);
         let written = write_part(&folder, &description(step, ELEMENTS, 0, 1))
             .and_then(|part| write::commit(&folder, &manifest(step, vec![part])));
@@ -162,7 +160,7 @@ fn survive(store: &Store) {
         let complete = sound.catalog(run).complete().expect("the store itself is sound");
         assert!(acknowledged.iter().all(|step| complete.contains(step)), "{:?}: {complete:?}", store.kind);
         for step in complete.iter().rev().take(1).copied() {
-            // Also through the faults: what is read is right, or an error.
+            // A reader behind the faults gets the right values, or an error.
             for runs in [&sound, &faulty] {
                 let read = Checkpoint::open(runs.catalog(run).path(step));
                 let read = read.and_then(|checkpoint| checkpoint.read(0..ELEMENTS as usize));

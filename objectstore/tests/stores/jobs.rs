@@ -2,18 +2,23 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::store::{Kind, Store};
+use crate::store::{Kind, Store, free_port};
 
-const STEPS: u32 = 300;
+const STEPS: u32 = 1000;
 /// Times that the job is disturbed: its server by kill -9, and all of it by SIGTERM, in turn.
 const PREEMPTIONS: u32 = 20;
+/// Milliseconds that an example takes while the job is disturbed, so that it is not over before.
+const SLOW: u32 = 4;
+/// Time for a process to say something.
+const DEADLINE: Duration = Duration::from_secs(120);
 
 struct Process(Child);
 
@@ -37,10 +42,6 @@ fn worker(arguments: &str, variables: &[(String, String)]) -> Option<Command> {
     Some(command)
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port").port()
-}
-
 fn end(mut process: Process) -> (Option<i32>, String) {
     let mut log = String::new();
     if let Some(mut stream) = process.0.stderr.take() {
@@ -49,22 +50,18 @@ fn end(mut process: Process) -> (Option<i32>, String) {
     (process.0.wait().expect("it ends").code(), log)
 }
 
-/// Trains for `STEPS` steps, in which an example takes so many milliseconds at least, through so many preemptions. Returns the
-/// model, as bytes.
-fn train(
-    checkpoints: &str,
-    variables: &[(String, String)],
-    example_ms: u32,
-    preemptions: u32,
-    model: &Path,
-) -> Option<Vec<u8>> {
+/// Trains for `STEPS` steps through so many preemptions. Returns the model, as bytes.
+fn train(checkpoints: &str, variables: &[(String, String)], preemptions: u32, model: &Path) -> Option<Vec<u8>> {
     let port = free_port();
     let serve = format!(
         "serve --port {port} --master-port {port} --consistency sync --momentum 0.9 --checkpoint-interval 1 --checkpoint-dir {checkpoints}"
     );
-    let train = format!("train mlp --device cpu --master-port {port} --max-steps {STEPS} --example-ms {example_ms}");
-    let begin_training = || Some(Trainer::watch(worker(&train, &[])?));
-    let mut trainer = begin_training()?;
+    let begin_training = |preemptions: u32| {
+        let pace = if preemptions == 0 { 0 } else { SLOW };
+        let train = format!("train mlp --device cpu --master-port {port} --max-steps {STEPS} --example-ms {pace}");
+        Some(Trainer::watch(worker(&train, &[])?))
+    };
+    let mut trainer = begin_training(preemptions)?;
     for number in 0..preemptions {
         let mut server = Process(worker(&serve, variables)?.spawn().expect("starts"));
         // It has written a checkpoint, so that the job goes on with each process.
@@ -81,7 +78,7 @@ fn train(
         assert_eq!(code, Some(143), "{log}");
         let (code, log) = end(server);
         assert_eq!(code, Some(143), "{log}");
-        trainer = begin_training()?;
+        trainer = begin_training(preemptions - number - 1)?;
     }
     let (code, log) = end(Process(worker(&serve, variables)?.spawn().expect("starts")));
     assert_eq!(code, Some(0), "{log}");
@@ -93,30 +90,42 @@ fn train(
 /// A trainer whose log is read while it trains.
 struct Trainer {
     process: Pid,
-    reading: JoinHandle<(Option<i32>, String)>,
+    reading: Option<JoinHandle<(Option<i32>, String)>>,
 }
 
 impl Trainer {
     fn watch(mut command: Command) -> Self {
         let process = Process(command.spawn().expect("starts"));
-        Self { process: Pid::from_child(&process.0), reading: thread::spawn(|| end(process)) }
+        Self { process: Pid::from_child(&process.0), reading: Some(thread::spawn(|| end(process))) }
     }
 
-    fn end(self) -> (Option<i32>, String) {
-        self.reading.join().expect("it waits")
+    fn end(mut self) -> (Option<i32>, String) {
+        self.reading.take().expect("it was not waited for yet").join().expect("it waits")
     }
 }
 
-/// Reads a log until a line has `words`, and returns that.
+impl Drop for Trainer {
+    fn drop(&mut self) {
+        // A test that fails waits for no trainer.
+        if self.reading.as_ref().is_some_and(|reading| !reading.is_finished()) {
+            let _ = kill_process(self.process, Signal::KILL);
+        }
+    }
+}
+
+/// Reads a log until a line has `words`, and returns that. The rest of the log is read, too, so that the process can go on.
 fn said(process: &mut Child, words: &str) -> String {
-    let mut log = String::new();
-    for line in BufReader::new(process.stderr.as_mut().expect("piped")).lines().map_while(Result::ok) {
+    let log = BufReader::new(process.stderr.take().expect("piped"));
+    let (sender, lines) = mpsc::channel();
+    thread::spawn(move || log.lines().map_while(Result::ok).for_each(|line| drop(sender.send(line))));
+    let (until, mut read) = (Instant::now() + DEADLINE, String::new());
+    while let Ok(line) = lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
         if line.contains(words) {
             return line;
         }
-        log = log + &line + "\n";
+        read = read + &line + "\n";
     }
-    panic!("it ended without saying {words:?}:\n{log}")
+    panic!("it did not say {words:?} in {} s:\n{read}", DEADLINE.as_secs())
 }
 
 #[test]
@@ -124,9 +133,9 @@ fn a_job_with_its_state_in_a_bucket_alone_is_the_same_after_20_preemptions() {
     let Some(store) = Store::start(Kind::S3) else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().display().to_string();
-    let Some(undisturbed) = train(&path, &[], 0, 0, &folder.path().join("model.safetensors")) else { return };
+    let Some(undisturbed) = train(&path, &[], 0, &folder.path().join("model.safetensors")) else { return };
     let model = store.files("jobs/mnist/model.safetensors");
-    let disturbed = train(&store.url("jobs/mnist"), &store.variables(), 4, PREEMPTIONS, &model);
+    let disturbed = train(&store.url("jobs/mnist"), &store.variables(), PREEMPTIONS, &model);
     assert!(disturbed.expect("a worker") == undisturbed, "the models differ");
     let metrics = store.files("jobs/mnist/run-00001/metrics/trainer-0");
     assert!(fs::read_dir(metrics).expect("the series are there").count() > 1);

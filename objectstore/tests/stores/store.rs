@@ -5,6 +5,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use psjobs_ps::checkpoint::Folder;
@@ -48,7 +49,7 @@ impl Store {
         let program = program(kind)?;
         let root = tempfile::tempdir().expect("a folder");
         fs::create_dir(root.path().join(BUCKET)).expect("a bucket");
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port");
+        let port = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let mut command = Command::new(program);
         match kind {
             Kind::S3 => {
@@ -126,6 +127,20 @@ impl Drop for Store {
         // It may have ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
+    }
+}
+
+/// Returns a port that no other test of this program is given. It is below those that the kernel gives to connections, of
+/// which these tests open thousands: a process that starts again finds it free.
+pub fn free_port() -> u16 {
+    static GIVEN: AtomicU16 = AtomicU16::new(0);
+    // Programs that run at the same time begin at different ports.
+    let begin = std::process::id().wrapping_mul(97) % 10_000;
+    loop {
+        let port = 20_000 + (begin as u16 + GIVEN.fetch_add(1, Ordering::Relaxed)) % 10_000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
     }
 }
 

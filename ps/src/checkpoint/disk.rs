@@ -26,8 +26,8 @@ pub type Working = Pin<Box<dyn Future<Output = ()> + Send>>;
 pub trait Files: Send + Sync {
     /// Makes a file that does not exist yet, to be written.
     fn create(&self, path: &Path) -> io::Result<Box<dyn OpenFile>>;
-    /// Makes a file as [`Files::create`] does, that is complete when [`Files::rename`] or [`Files::rename_new`] gives it its
-    /// name. Nothing else needs to see it before.
+    /// Makes a file as [`Files::create`] does, that is complete when [`Files::rename`], [`Files::rename_new`] or
+    /// [`Files::rename_without`] gives it its name. Nothing else needs to see it before.
     fn create_unnamed(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
         self.create(path)
     }
@@ -70,7 +70,8 @@ pub trait Files: Send + Sync {
     fn grows_by_rewriting(&self) -> bool {
         false
     }
-    /// Does `work` where waiting for the disk delays no task, to the end even if no caller waits for it any more.
+    /// Does `work` where waiting for the disk delays no task, to the end even if no caller waits for it any more, as long as
+    /// the process runs.
     fn carry_out(&self, work: Work) -> Working;
 }
 

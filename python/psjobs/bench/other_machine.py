@@ -54,7 +54,7 @@ class OtherMachine:
         self._remove()
 
     def _remove(self) -> None:
-        # The link goes first: with its namespace it would go at some later time. What could not be made is not there.
+        # The link goes first: with its namespace it would go at some later time. A part that could not be made need not go.
         for command in (["link", "del", self._device], ["netns", "del", self._namespace]):
             try:
                 _run("ip", *command)

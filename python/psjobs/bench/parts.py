@@ -1,10 +1,11 @@
-"""What the processes of a case measure."""
+"""The measurements of a case, each in a process of its own."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import pathlib
+import signal
 import socket
 import statistics
 import time
@@ -89,18 +90,24 @@ def _rpc(size: Size) -> float:
     rank = 1 if child else 0
     options = rpc.TensorPipeRpcBackendOptions(_transports=["uv"], _channels=["basic"])
     rpc.init_rpc(f"{rank}", rank=rank, world_size=2, rpc_backend_options=options)  # type: ignore[no-untyped-call]
-    found = 0.0
-    if child:
-        gradient = torch.full((25 * MB,), 1e-6)
-
-        def step() -> None:
-            rpc.rpc_sync("0", torch.add, args=(gradient, 1e-6))
-
-        found = 1 / _median(size, step)
-    rpc.shutdown()
     if not child:
-        os._exit(0)
-    os.waitpid(child, 0)
+        try:
+            rpc.shutdown()
+        finally:
+            os._exit(0)
+    gradient = torch.full((25 * MB,), 1e-6)
+
+    def step() -> None:
+        rpc.rpc_sync("0", torch.add, args=(gradient, 1e-6))
+
+    try:
+        found = 1 / _median(size, step)
+        rpc.shutdown()
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        os.waitpid(child, 0)
     return found
 
 
@@ -118,13 +125,15 @@ def _small(size: Size) -> float:
     _, optimizer = job.attach(model)
     assert job._session is not None
 
-    def step() -> None:
+    seconds = []
+    for number in range(WARM + (size.steps or STEPS)):
+        waited, began = job._session.waiting(), time.perf_counter()
         sum(parameter.sum() for parameter in model).backward()
         optimizer.step()
-
-    before = job._session.waiting()
-    each = _median(size, step)
-    return 1 / (each - (job._session.waiting() - before) / (WARM + (size.steps or STEPS)))
+        spent = time.perf_counter() - began
+        if number >= WARM:
+            seconds.append(spent - (job._session.waiting() - waited))
+    return 1 / statistics.median(seconds)
 
 
 def _small_torch(size: Size) -> float:
@@ -237,20 +246,25 @@ def _network() -> torch.nn.Module:
     )
 
 
+def mnist_folder() -> pathlib.Path:
+    """The folder of MNIST's files."""
+    return pathlib.Path(os.environ.get("PSJOB_DATA") or pathlib.Path.home() / ".cache/psjobs/mnist")
+
+
 def _mnist(size: Size) -> float:
     import psjobs
     import torch
 
     steps = size.steps or MNIST_STEPS
-    folder = pathlib.Path(os.environ.get("PSJOB_DATA") or pathlib.Path.home() / ".cache/psjobs/mnist")
     images, labels = (
-        torch.frombuffer(bytearray((folder / f"train-{name}-ubyte").read_bytes()), dtype=torch.uint8)
+        torch.frombuffer(bytearray((mnist_folder() / f"train-{name}-ubyte").read_bytes()), dtype=torch.uint8)
         for name in ("images-idx3", "labels-idx1")
     )
     examples = torch.utils.data.TensorDataset(images[16:].view(-1, 1, 28, 28).float() / 255, labels[8:].long())
     job = psjobs.join()
     model, optimizer = job.attach(_network())
-    batches = itertools.islice(job.batches(examples, batch_size=32), MNIST_WARM + steps)
+    epochs = 1 + (MNIST_WARM + steps) * 32 * max(1, job.trainers) // len(examples)
+    batches = itertools.islice(job.batches(examples, batch_size=32, epochs=epochs), MNIST_WARM + steps)
     began = 0.0
     for number, (x, y) in enumerate(batches):
         if number == MNIST_WARM:

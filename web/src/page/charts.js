@@ -117,7 +117,8 @@ const charts = (() => {
   byId("axis").addEventListener("change", draw);
   byId("logarithmic").addEventListener("change", draw);
   dark.addEventListener("change", draw);
-  // More than the window's size changes it: a scroll bar that appears, too.
-  new ResizeObserver(draw).observe(byId("charts"));
+  // The width of the charts also changes when a scroll bar appears. They are drawn in the next frame, because drawing changes
+  // the size that is observed.
+  new ResizeObserver(() => requestAnimationFrame(draw)).observe(byId("charts"));
   return { clear, read, draw };
 })();
