@@ -34,7 +34,7 @@ pub enum Condition {
 /// Sends `spool`.
 ///
 /// # Errors
-/// Those of the store, and [`object_store::Error::AlreadyExists`] if the condition does not hold.
+/// The store may fail; [`object_store::Error::AlreadyExists`] says that the condition does not hold.
 pub async fn put(store: &dyn ObjectStore, key: &Path, spool: &Arc<Spool>, condition: &Condition) -> Result<()> {
     let bytes = spool.bytes();
     match condition {

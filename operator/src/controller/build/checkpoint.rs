@@ -48,7 +48,7 @@ pub fn mount(job: &ValidJob, spec: &CheckpointSpec, pod: &mut PodSpec) {
         if let (Some(name), Some(main)) = (secret, pod.containers.first_mut()) {
             let secret_ref = Some(SecretEnvSource { name, optional: None });
             let credentials = EnvFromSource { secret_ref, ..EnvFromSource::default() };
-            // Of two sources with the same variable the last one counts.
+            // The last one of two sources with the same variable counts.
             main.env_from.get_or_insert_default().insert(0, credentials);
         }
         return;
