@@ -120,21 +120,30 @@ fn open(kind: Kind, name: &str, settings: &[(String, String)]) -> object_store::
     Ok(match kind {
         Kind::S3 => {
             let builder = own.fold(AmazonS3Builder::new().with_client_options(client), |builder, (name, value)| {
-                AmazonS3ConfigKey::from_str(&name).map_or(builder.clone(), |key| builder.with_config(key, value))
+                match AmazonS3ConfigKey::from_str(&name) {
+                    Ok(key) => builder.with_config(key, value),
+                    Err(_) => builder,
+                }
             });
             Arc::new(builder.with_bucket_name(name).with_retry(retry).build()?)
         }
         Kind::Google => {
             let builder =
                 own.fold(GoogleCloudStorageBuilder::new().with_client_options(client), |builder, (name, value)| {
-                    GoogleConfigKey::from_str(&name).map_or(builder.clone(), |key| builder.with_config(key, value))
+                    match GoogleConfigKey::from_str(&name) {
+                        Ok(key) => builder.with_config(key, value),
+                        Err(_) => builder,
+                    }
                 });
             Arc::new(builder.with_bucket_name(name).with_retry(retry).build()?)
         }
         Kind::Azure => {
             let builder =
                 own.fold(MicrosoftAzureBuilder::new().with_client_options(client), |builder, (name, value)| {
-                    AzureConfigKey::from_str(&name).map_or(builder.clone(), |key| builder.with_config(key, value))
+                    match AzureConfigKey::from_str(&name) {
+                        Ok(key) => builder.with_config(key, value),
+                        Err(_) => builder,
+                    }
                 });
             Arc::new(builder.with_container_name(name).with_retry(retry).build()?)
         }
