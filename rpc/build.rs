@@ -1,4 +1,4 @@
-//! Finds libtorch as torch-sys does, and passes its folder and version on to the build scripts of the crates
+//! Finds libtorch as torch-sys does, and passes its folders and version on to the build scripts of the crates
 //! above, so that every program finds it when it starts. Generates the gRPC code from `proto/`, with a protoc
 //! that comes as a crate.
 
@@ -40,9 +40,11 @@ fn build() -> Result<(), String> {
     if !lib.join("libtorch_cpu.so").exists() {
         return Err(format!("{} has no libtorch_cpu.so; {ADVICE}", lib.display()));
     }
-    let version = abi_version(&folder("LIBTORCH_INCLUDE").join("include/torch/headeronly/version.h"))?;
+    let include = folder("LIBTORCH_INCLUDE").join("include");
+    let version = abi_version(&include.join("torch/headeronly/version.h"))?;
     println!("cargo::metadata=version={version}");
     println!("cargo::metadata=libtorch={}", lib.display());
+    println!("cargo::metadata=include={}", include.display());
     println!("cargo::rustc-link-arg=-Wl,-rpath,{}", lib.display());
     Ok(())
 }

@@ -50,7 +50,9 @@ fn one_process(workload: &Net, mut samplers: Vec<Sampler>) -> Vec<f32> {
     for step in 0..STEPS {
         let mut sum: Option<Vec<Tensor>> = None;
         for sampler in &mut samplers {
-            let gradients = flat.gradients(&workload.loss(&model, workload.training_set().batch(sampler.batch(step))));
+            let gradients = flat
+                .gradients(&workload.loss(&model, workload.training_set().batch(sampler.batch(step))))
+                .expect("computes");
             sum = Some(match sum {
                 None => gradients,
                 Some(sum) => sum.into_iter().zip(gradients).map(|(sum, gradient)| sum + gradient).collect(),

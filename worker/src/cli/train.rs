@@ -81,10 +81,14 @@ pub struct TrainArgs {
     /// the flags below [default: the job's local.steps]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     local_steps: Option<u32>,
+    /// Let gradients leave when all are computed, not while backward() computes the others, for a model that reads
+    /// parameters behind detach()
+    #[arg(long)]
+    no_overlap: bool,
     /// Train in this process alone, without a server
     #[arg(
         long,
-        conflicts_with_all = ["adaptive_batch", "local_steps", "min_trainers", "world_size", "rank", "servers", "master_addr", "master_port", "server_addrs"]
+        conflicts_with_all = ["adaptive_batch", "local_steps", "no_overlap", "min_trainers", "world_size", "rank", "servers", "master_addr", "master_port", "server_addrs"]
     )]
     local: bool,
     #[command(flatten)]
@@ -140,7 +144,8 @@ impl TrainArgs {
                     let connect_timeout = self.connect_timeout.map_or(config.connect_timeout, Duration::from_secs);
                     let interrupt = signals.stop();
                     let config = SessionConfig { connect_timeout, network, interrupt, ..config };
-                    Remote::join(config, flat, device, &environment.training, steps)
+                    let remote = Remote::join(config, flat, device, &environment.training, steps)?;
+                    Ok(remote.with_overlap(!self.no_overlap))
                 };
                 train(workload, plan, join, ready, stop)
             }

@@ -1,10 +1,12 @@
-//! A model's trainable tensors as one flat space: sorted by name, one behind the other, so that every
-//! trainer of a job sees the same element at the same place.
+//! A model's trainable tensors as one flat space: one behind the other, in the order in which the model made them, so that
+//! every trainer of a job sees the same element at the same place. Most models make their layers in the order in which they
+//! compute them: then backward() completes the gradients from the end of the space to its beginning.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use psjobs_ps::client::TensorSpec;
-use tch::{Kind, Tensor, nn, no_grad};
+use tch::{Kind, TchError, Tensor, nn, no_grad};
 
 /// One tensor and its place. The tensor is the model's own, not a copy.
 #[derive(Debug)]
@@ -29,9 +31,15 @@ impl Flat {
     /// If one is not f32: servers keep master values in f32.
     #[must_use]
     pub fn of(store: &nn::VarStore) -> Self {
-        let mut variables: Vec<_> =
+        // The store lists tensors in order, without names, and names without order. Empty tensors share an address, and
+        // their order does not count.
+        let made = store.trainable_variables();
+        let order: HashMap<_, _> = made.iter().map(Tensor::data_ptr).zip(0..).collect();
+        let mut variables: Vec<(String, Tensor)> =
             store.variables().into_iter().filter(|(_, tensor)| tensor.requires_grad()).collect();
-        variables.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        variables.sort_by_cached_key(|(name, tensor)| {
+            (order.get(&tensor.data_ptr()).copied().unwrap_or(usize::MAX), name.clone())
+        });
         let mut elements = 0;
         let place = |(name, tensor): (String, Tensor)| {
             assert_eq!(tensor.kind(), Kind::Float, "parameter {name}");
@@ -99,9 +107,11 @@ impl Flat {
     }
 
     /// The gradient of `loss` by every parameter, in order; undefined where it does not depend on one.
-    #[must_use]
-    pub fn gradients(&self, loss: &Tensor) -> Vec<Tensor> {
+    ///
+    /// # Errors
+    /// If libtorch cannot compute them.
+    pub fn gradients(&self, loss: &Tensor) -> Result<Vec<Tensor>, TchError> {
         let parameters: Vec<&Tensor> = self.parameters.iter().map(|p| &p.tensor).collect();
-        Tensor::run_backward(&[loss], &parameters, false, false)
+        Tensor::f_run_backward(&[loss], &parameters, false, false)
     }
 }

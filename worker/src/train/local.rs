@@ -109,7 +109,7 @@ fn apply(
     stretches: &[Stretch],
     loss: &Tensor,
 ) -> Result<(), TchError> {
-    let gradients = flat.gradients(loss);
+    let gradients = flat.gradients(loss)?;
     let mut flat_gradient = vec![0.0_f32; flat.elements()];
     for (parameter, gradient) in flat.parameters().iter().zip(gradients).filter(|(_, gradient)| gradient.defined()) {
         gradient.f_copy_data(&mut flat_gradient[parameter.range.clone()], parameter.range.len())?;

@@ -3,8 +3,10 @@
 //! [`staged_backward`] are for layers that every trainer has all of.
 
 pub mod batch_prefetch;
+mod completed_gradients;
 pub mod evaluator;
 pub mod flat;
+mod gradient_hooks;
 pub mod local;
 mod local_steps;
 pub mod modules;

@@ -6,9 +6,11 @@
 #![allow(unsafe_code)]
 
 use psjobs_ps::shm::Mapping;
-use tch::{Device, Kind, Tensor, no_grad};
+use tch::{Device, Kind, TchError, Tensor, no_grad};
 
+use super::completed_gradients::CompletedGradients;
 use super::flat::Flat;
+use super::gradient_hooks::GradientHooks;
 use super::pinned_memory::PinnedMemory;
 
 /// Elements that are copied from a GPU at once, 8 MiB: servers get each piece while the next one is copied.
@@ -28,15 +30,15 @@ pub struct ParameterBuffer {
 
 #[derive(Debug)]
 enum Home {
-    /// Parameters are views of the session's memory.
-    Session,
+    /// Parameters are views of the session's memory. Each gradient is copied to its place there when it is complete.
+    Session { places: Vec<Tensor>, hooks: GradientHooks, completed: CompletedGradients },
     /// Parameters are views of `mirror`, on the device. The session's memory is pinned where the system allows it.
     Device { mirror: Tensor, _pinned: Option<PinnedMemory> },
 }
 
 impl ParameterBuffer {
     /// Moves the parameters of `flat`, which are on `device`, to the session's memory, which `memory` maps, or a mirror of
-    /// it. They take the values that are there.
+    /// it. They take the values that are there. Gradients leave in blocks of `block_elements`.
     ///
     /// # Safety
     /// A view of a parameter must not outlive the value returned.
@@ -44,11 +46,16 @@ impl ParameterBuffer {
     /// # Panics
     /// If the lengths differ.
     #[must_use]
-    pub unsafe fn new(flat: Flat, device: Device, memory: Mapping) -> Self {
+    pub unsafe fn new(flat: Flat, device: Device, mut memory: Mapping, block_elements: usize) -> Self {
         if device == Device::Cpu {
-            let mut buffer = Self { flat, home: Home::Session, memory };
-            let whole = buffer.values();
-            buffer.place(&whole);
+            // SAFETY: the places are dropped before the memory, and parameters get other data before.
+            let (values, gradients) = unsafe { (look_at(memory.parameters_mut()), look_at(memory.gradients_mut())) };
+            let parameters = flat.parameters();
+            let places = parameters.iter().map(|p| part(&gradients, p.range.start, &p.tensor)).collect();
+            let hooks = GradientHooks::new(parameters.iter().map(|p| p.tensor.shallow_clone()).collect());
+            let completed = CompletedGradients::new(parameters.iter().map(|p| p.range.len()), block_elements);
+            let mut buffer = Self { flat, home: Home::Session { places, hooks, completed }, memory };
+            buffer.place(&values);
             return buffer;
         }
         // SAFETY: the buffer unpins the memory before it drops it.
@@ -65,12 +72,31 @@ impl ParameterBuffer {
         buffer
     }
 
-    /// The gradient of `loss` by every parameter, into the session's memory. From a GPU they come piece by piece, the last
-    /// first: `offer` gets the element from which on they are there.
-    pub fn put_gradients(&mut self, loss: &Tensor, mut offer: impl FnMut(usize)) {
-        let gradients = self.flat.gradients(loss);
+    /// The gradient of `loss` by every parameter, into the session's memory, the last first: `offer` gets the element from
+    /// which on they are there. From the CPU they come while the others are computed, from a GPU piece by piece
+    /// when all are.
+    ///
+    /// # Errors
+    /// If libtorch cannot compute them.
+    pub fn put_gradients(&mut self, loss: &Tensor, mut offer: impl FnMut(usize) + Send) -> Result<(), TchError> {
         let session = self.session_gradients();
-        let Home::Device { mirror, .. } = &self.home else { return gather(&self.flat, &gradients, &session) };
+        let mirror = match &mut self.home {
+            Home::Session { places, hooks, completed } => {
+                completed.begin();
+                hooks.backward(loss, &mut |index, gradient| {
+                    places[index].copy_(&gradient);
+                    if let Some(first) = completed.add(index) {
+                        offer(first);
+                    }
+                })?;
+                for index in completed.missing() {
+                    let _ = places[index].zero_();
+                }
+                return Ok(());
+            }
+            Home::Device { mirror, .. } => mirror,
+        };
+        let gradients = self.flat.gradients(loss)?;
         let gathered = Tensor::empty_like(mirror);
         gather(&self.flat, &gradients, &gathered);
         let mut end = self.flat.elements();
@@ -83,6 +109,7 @@ impl ParameterBuffer {
             }
             end = first;
         }
+        Ok(())
     }
 
     /// Takes the parameters that arrived in the session's memory.
@@ -178,10 +205,10 @@ mod tests {
     /// A small network, its parameters, and a loss to train on.
     fn network() -> (nn::VarStore, impl Fn() -> Tensor) {
         let store = nn::VarStore::new(Device::Cpu);
-        let [hidden, bias, output] = [("hidden", &[4, 6][..]), ("bias", &[4]), ("output", &[2, 4])]
-            .map(|(name, shape)| store.root().var_copy(name, &values(shape)));
         // Takes part in nothing: its gradient is undefined.
         let _ = store.root().zeros("unused", &[3]);
+        let [hidden, bias, output] = [("hidden", &[4, 6][..]), ("bias", &[4]), ("output", &[2, 4])]
+            .map(|(name, shape)| store.root().var_copy(name, &values(shape)));
         let loss = move || {
             let hidden = values(&[8, 6]).linear(&hidden, Some(&bias)).tanh();
             hidden.linear::<Tensor>(&output, None).square().sum(Kind::Float)
@@ -189,9 +216,9 @@ mod tests {
         (store, loss)
     }
 
-    /// Ten steps of plain SGD on a session's memory; returns what is in it, and what the model holds
-    /// after it has gone.
-    fn train_in(home: impl FnOnce(Flat, Mapping) -> ParameterBuffer) -> (Vec<f32>, Vec<f32>) {
+    /// Ten steps of plain SGD on a session's memory; returns what is in it, what the model holds after it has gone, and
+    /// how often gradients could leave.
+    fn train_in(home: impl FnOnce(Flat, Mapping) -> ParameterBuffer) -> (Vec<f32>, Vec<f32>, u32) {
         let (store, loss) = network();
         let initial = Flat::of(&store).values();
         let mut session = Mapping::new(initial.len()).expect("a memory file");
@@ -199,12 +226,15 @@ mod tests {
         session.gradients_mut().fill(f32::NAN);
         let file = session.file().try_clone_to_owned().expect("a handle");
         let mut buffer = home(Flat::of(&store), Mapping::receive(file, initial.len()).expect("maps"));
+        let mut offers = 0;
         for _ in 0..10 {
             let mut offered = initial.len();
-            buffer.put_gradients(&loss(), |first| {
+            let put = buffer.put_gradients(&loss(), |first| {
                 assert!(first > 0 && first < offered, "the last gradients come first, and what is left needs no offer");
                 offered = first;
+                offers += 1;
             });
+            put.expect("computes");
             let gradients = session.gradients().to_vec();
             session.parameters_mut().iter_mut().zip(&gradients).for_each(|(p, g)| *p -= LR * g);
             buffer.take();
@@ -212,7 +242,7 @@ mod tests {
         drop(buffer);
         let trained = session.parameters().to_vec();
         session.parameters_mut().fill(f32::NAN);
-        (trained, Flat::of(&store).values())
+        (trained, Flat::of(&store).values(), offers)
     }
 
     /// Does ten steps on the model's own tensors.
@@ -220,7 +250,7 @@ mod tests {
         let (store, loss) = network();
         let mut flat = Flat::of(&store);
         for _ in 0..10 {
-            let gradients = flat.gradients(&loss());
+            let gradients = flat.gradients(&loss()).expect("computes");
             no_grad(|| {
                 for (parameter, gradient) in flat.parameters_mut().iter_mut().zip(gradients) {
                     if gradient.defined() {
@@ -235,7 +265,9 @@ mod tests {
     #[test]
     fn views_of_flat_memory_train_as_tensors_of_their_own() {
         // SAFETY: nothing keeps a view of a parameter.
-        let (trained, kept) = train_in(|flat, memory| unsafe { ParameterBuffer::new(flat, Device::Cpu, memory) });
+        let in_session = |flat, memory| unsafe { ParameterBuffer::new(flat, Device::Cpu, memory, 8) };
+        let (trained, kept, offers) = train_in(in_session);
+        assert_eq!(offers, 20, "the output leaves first, then all but the block with the gradient that does not come");
         assert_eq!(trained, train_apart());
         assert_eq!(kept, trained, "the model keeps the last values in memory of its own");
     }
@@ -243,18 +275,18 @@ mod tests {
     #[test]
     fn a_mirror_on_a_device_trains_as_tensors_of_their_own() {
         let mirrored = |flat, memory| ParameterBuffer::mirrored(flat, Device::Cpu, memory, None);
-        let (trained, kept) = train_in(mirrored);
+        let (trained, kept, _) = train_in(mirrored);
         assert_eq!(trained, train_apart());
         assert_eq!(kept, trained);
     }
 
     #[test]
-    fn the_flat_space_is_sorted_by_name() {
+    fn the_flat_space_has_the_order_in_which_the_model_was_made() {
         let (store, _loss) = network();
         let flat = Flat::of(&store);
         let names: Vec<&str> = flat.parameters().iter().map(|p| p.name.as_str()).collect();
-        assert_eq!(names, ["bias", "hidden", "output", "unused"]);
-        assert_eq!(flat.elements(), 4 + 24 + 8 + 3);
+        assert_eq!(names, ["unused", "hidden", "bias", "output"]);
+        assert_eq!(flat.elements(), 3 + 24 + 4 + 8);
         assert_eq!(flat.specs()[1].shape, [4, 6]);
     }
 }

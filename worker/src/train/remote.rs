@@ -7,6 +7,7 @@ use std::time::Duration;
 use psjobs_api::Training;
 use psjobs_ps::batch::sharing::{Share, Work};
 use psjobs_ps::client::{ClientError, Session, SessionConfig};
+use psjobs_ps::layout::Layout;
 use tch::{Device, Tensor};
 
 use super::flat::Flat;
@@ -20,6 +21,7 @@ use crate::workload::Metrics;
 pub struct Remote {
     model: Model,
     session: Session,
+    overlap: bool,
 }
 
 /// The model's parameters between two exchanges.
@@ -53,17 +55,26 @@ impl Remote {
         total: u64,
     ) -> Result<Self, UpdateError> {
         let elements = flat.elements();
+        let layout = Layout::new(&config.tensors, config.servers.len()).map_err(ClientError::from)?;
         let session = Session::join(config, &flat.values())?;
         let model = match &training.local {
             Some(settings) => Model::Own(Box::new(LocalSteps::new(flat, training, settings, total, &session)?)),
             None => {
                 let memory = session.map_memory().map_err(|source| ClientError::Memory { elements, source })?;
                 // SAFETY: what a step computes is gone when it ends. The session writes to the memory in `exchange` and
-                // `next_batch` only, when the loss that was computed from the old parameters has given its gradients.
-                Model::Servers(unsafe { ParameterBuffer::new(flat, device, memory) })
+                // `next_batch` only, when the loss that was computed from the old parameters has given its gradients; and,
+                // while it gives them, to those parameters whose gradients were offered: backward() has read them.
+                Model::Servers(unsafe { ParameterBuffer::new(flat, device, memory, layout.block_elements()) })
             }
         };
-        Ok(Self { model, session })
+        Ok(Self { model, session, overlap: true })
+    }
+
+    /// Says whether gradients leave while backward() computes the others, as they do by default. A model that reads a
+    /// parameter behind `detach` may read its next value then.
+    #[must_use]
+    pub fn with_overlap(self, overlap: bool) -> Self {
+        Self { overlap, ..self }
     }
 }
 
@@ -89,7 +100,11 @@ impl Updater for Remote {
     fn update(&mut self, turn: Turn, loss: &Tensor) -> Result<u64, UpdateError> {
         match &mut self.model {
             Model::Servers(buffer) => {
-                buffer.put_gradients(loss, |first| self.session.offer(turn.step, first));
+                buffer.put_gradients(loss, |first| {
+                    if self.overlap {
+                        self.session.offer(turn.step, first);
+                    }
+                })?;
                 let next = self.session.exchange(turn.step)?;
                 buffer.take();
                 Ok(next)
