@@ -77,12 +77,12 @@ impl OtherMachine {
         ["ip", "netns", "exec", &self.namespace]
     }
 
-    /// Limits the rate of the link, each way.
+    /// Limits the rate of the link, in bits a second each way.
     ///
     /// # Errors
     /// If the program tc is missing, or the kernel has no token bucket filter.
-    pub fn limit(&self, gigabits: u32) -> anyhow::Result<()> {
-        let rate = format!("{gigabits}gbit");
+    pub fn limit(&self, bits_per_second: u64) -> anyhow::Result<()> {
+        let rate = format!("{bits_per_second}bit");
         let limit = |device: &str| -> Vec<String> {
             ["qdisc", "add", "dev", device, "root", "tbf", "rate", &rate, "burst", "4mb", "latency", "20ms"]
                 .map(str::to_owned)

@@ -8,6 +8,7 @@ mod link;
 mod local;
 mod metrics;
 mod optimizers;
+mod overlap;
 mod recovery;
 mod remote;
 mod rl;
@@ -50,6 +51,7 @@ enum Bench {
     Lm(TogetherArgs),
     Wire(wire::WireArgs),
     Link(link::LinkArgs),
+    Overlap(overlap::OverlapArgs),
     Local(local::LocalArgs),
     Optimizers(optimizers::OptimizersArgs),
     Recovery(recovery::RecoveryArgs),
@@ -98,6 +100,7 @@ impl Bench {
             Self::Wire(args) => args.measure(runs)?,
             Self::Optimizers(args) => args.measure(runs),
             Self::Link(args) => return args.measure(runs),
+            Self::Overlap(args) => return args.measure(runs),
             Self::Local(args) => return args.measure(runs),
             Self::Recovery(args) => return args.measure(runs),
             Self::Hostile(args) => return args.measure(runs),

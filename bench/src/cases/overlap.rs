@@ -1,0 +1,120 @@
+//! Measures what is left of a step's exchange where gradients leave while backward() runs: the language model trains with its
+//! server behind a link on which its exchange alone takes about as long as its computing alone.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{Context as _, ensure};
+use clap::Args;
+use psjobs_api::env::PSJOB_RESULT_FILE;
+use psjobs_api::training::{Codec, ConsistencyMode};
+use psjobs_api::{DEFAULT_PORT, Environment, ReplicaResult, Role};
+
+use super::together::LM;
+use super::wire::{train_all, training};
+use crate::job;
+use crate::namespace::OtherMachine;
+use crate::processes::{Job, Process};
+use crate::report::{Case, LeftOut, Line, say};
+
+/// Parameters of the language model.
+const ELEMENTS: usize = 9_300_000;
+
+/// Steps/s where computing and exchange take equally long, over those of the slower of the two alone
+///
+/// The server runs in a network namespace, which takes root and the programs ip and tc (iproute2).
+#[derive(Debug, Args)]
+pub struct OverlapArgs {
+    /// Steps of each run
+    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..))]
+    steps: u32,
+    /// The psjobs-worker to measure [default: the one beside psjobs, or on PATH]
+    #[arg(long, value_name = "PATH", env = "PSJOBS_WORKER")]
+    worker: Option<PathBuf>,
+}
+
+/// The cases: gradients that leave during backward(), and for comparison those that leave after it.
+const CASES: [(&str, &[&str]); 2] = [("lm", &[]), ("lm-no-overlap", &["--no-overlap"])];
+
+impl OverlapArgs {
+    pub fn measure(&self, runs: u32) -> anyhow::Result<Vec<Line>> {
+        let worker = job::worker(self.worker.as_deref())?;
+        let machine = match OtherMachine::make() {
+            Ok(machine) => machine,
+            Err(error) => {
+                let left_out = |(case, _)| LeftOut { bench: "overlap", case, left_out: format!("{error:#}") };
+                return Ok(CASES.map(left_out).map(Line::LeftOut).into());
+            }
+        };
+        say("overlap: measures the computing alone");
+        let computing = self.computing(&worker)?;
+        let rate = computing * ELEMENTS as f64 * 32.0;
+        machine.limit(rate as u64)?;
+        say(&format!(
+            "overlap: a link of {:.2} Gbit/s, over which an exchange takes {:.0} ms",
+            rate / 1e9,
+            1e3 / computing
+        ));
+        let [mut limits, mut with, mut without] = [const { Vec::new() }; 3];
+        for run in 1..=runs {
+            say(&format!("overlap: run {run} of {runs}"));
+            limits.push(self.computing(&worker)?.min(self.exchange(&machine)?));
+            with.push(self.together(&machine, &worker, CASES[0].1)?);
+            without.push(self.together(&machine, &worker, CASES[1].1)?);
+        }
+        let case =
+            |case: &'static str, values: &[f64]| Line::Measured(Case::new("overlap", case, "steps/s", values, &limits));
+        Ok(vec![case(CASES[0].0, &with), case(CASES[1].0, &without)])
+    }
+
+    /// The arguments of a worker that trains.
+    fn arguments(&self) -> Vec<String> {
+        let words = LM.train.split_whitespace().map(str::to_owned);
+        words.chain(["--threads".into(), "1".into(), "--max-steps".into(), self.steps.to_string()]).collect()
+    }
+
+    /// Steps/s of one process that computes alone.
+    fn computing(&self, worker: &Path) -> anyhow::Result<f64> {
+        let mut arguments = self.arguments();
+        arguments.push("--local".into());
+        job::alone(worker, &arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// Steps/s of exchanges alone.
+    fn exchange(&self, machine: &OtherMachine) -> anyhow::Result<f64> {
+        let (job, mut server) = start(machine)?;
+        let elapsed = train_all(&job.environment, ELEMENTS, self.steps, false)?;
+        server.wait()?;
+        Ok(f64::from(self.steps) / elapsed.as_secs_f64())
+    }
+
+    /// Steps/s of a trainer.
+    fn together(&self, machine: &OtherMachine, worker: &Path, flags: &[&str]) -> anyhow::Result<f64> {
+        let (job, mut server) = start(machine)?;
+        let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+        let (result, log) = (folder.path().join("result.json"), folder.path().join("log"));
+        let place = Environment { role: Role::Trainer, ..job.environment.clone() };
+        let mut command = std::process::Command::new(worker);
+        command.args(self.arguments()).args(flags).envs(place.to_vars()).env(PSJOB_RESULT_FILE, &result);
+        let written = std::fs::File::create(&log).context("cannot make a temporary file")?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(written);
+        let status = Process::start(&mut command)?.wait()?;
+        let said = std::fs::read_to_string(&log).unwrap_or_default();
+        ensure!(status.success(), "the trainer failed: {}", said.lines().last().unwrap_or_default());
+        server.wait()?;
+        let result = std::fs::read_to_string(&result).ok().as_deref().and_then(ReplicaResult::parse);
+        let result = result.context("the trainer left no result")?;
+        Ok(result.steps as f64 / result.seconds)
+    }
+}
+
+/// A job of one trainer, and its server on the other machine.
+fn start(machine: &OtherMachine) -> anyhow::Result<(Job, Process)> {
+    let mut training = training(Codec::F32);
+    training.consistency.mode = ConsistencyMode::Sync;
+    let servers = vec![format!("{}:{DEFAULT_PORT}", machine.there())];
+    let mut job = Job::at("bench-overlap", servers, 1, 1, training);
+    job.elements = ELEMENTS;
+    let (server, _) = Process::listening(&mut job.command(0, &machine.enter())?)?;
+    Ok((job, server))
+}
