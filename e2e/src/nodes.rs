@@ -80,7 +80,10 @@ pub enum Loss {
 }
 
 /// Returns the address of a node in kind's network.
-async fn address(node: &str) -> Result<String> {
+///
+/// # Errors
+/// If docker has no such node, or not in that network.
+pub async fn address(node: &str) -> Result<String> {
     let address = format!("{{{{(index .NetworkSettings.Networks \"{NETWORK}\").IPAddress}}}}");
     let address = run("docker", &["inspect", "--format", &address, node]).await?.trim().to_owned();
     ensure!(!address.is_empty(), "{node} has no address in docker's network {NETWORK}");

@@ -18,8 +18,8 @@ use tokio::runtime::{self, Runtime};
 use tokio::sync::RwLock;
 
 use cases::{
-    broken, elastic, failure, gpu, invalid, kubectl_psjob, kubelet, mnist, nodes, operators, pytorch, recovery,
-    suspend, timing, tls, unschedulable, workloads,
+    broken, elastic, failure, gpu, invalid, kubectl_psjob, kubelet, mnist, nodes, object_store, operators, pytorch,
+    recovery, suspend, timing, tls, unschedulable, workloads,
 };
 
 type Test = for<'a> fn(&'a TestNamespace) -> BoxFuture<'a, Result<()>>;
@@ -46,7 +46,7 @@ use Needs::{Gangs, Kind, Nothing, Workers};
 
 /// Tests that change nothing outside their namespace, except for a resource of a node that is named after the
 /// namespace: any of them may run at the same time.
-const SHARED: [(&str, Needs, Test); 20] = [
+const SHARED: [(&str, Needs, Test); 21] = [
     ("mnist_trains_and_leaves_nothing_behind", Nothing, |ns| mnist::trains(ns).boxed()),
     ("a_failing_trainer_fails_the_job_with_its_cause", Nothing, |ns| failure::cause_is_reported(ns).boxed()),
     ("a_killed_trainer_is_replaced", Nothing, |ns| recovery::killed_trainer_is_replaced(ns).boxed()),
@@ -56,6 +56,7 @@ const SHARED: [(&str, Needs, Test); 20] = [
     }),
     ("a_suspended_job_starts_again", Nothing, |ns| suspend::starts_again(ns).boxed()),
     ("a_resumed_job_goes_on_from_its_checkpoint", Nothing, |ns| suspend::resumes_from_a_checkpoint(ns).boxed()),
+    ("a_job_in_an_object_store_outlives_its_deletion", Kind, |ns| object_store::job_outlives_its_deletion(ns).boxed()),
     ("a_job_grows_and_shrinks", Nothing, |ns| elastic::grows_and_shrinks(ns).boxed()),
     ("kubectl_psjob_submits_follows_and_changes_a_job", Nothing, |ns| {
         kubectl_psjob::a_job_from_begin_to_end(ns).boxed()

@@ -9,6 +9,7 @@ pub mod kubectl_psjob;
 pub mod kubelet;
 pub mod mnist;
 pub mod nodes;
+pub mod object_store;
 pub mod operators;
 pub mod pytorch;
 pub mod recovery;

@@ -1,0 +1,105 @@
+//! A job has its state in a bucket of S3, which versitygw plays on a node.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use kube::api::{DeleteParams, ListParams};
+use psjobs_api::crd::{CheckpointSpec, ParameterServerJob, Phase};
+use psjobs_e2e::command::run;
+use psjobs_e2e::logs::line;
+use psjobs_e2e::manifest::{PACED, PACED_ACCURACY, from_file, main_container};
+use psjobs_e2e::namespace::TestNamespace;
+use psjobs_e2e::nodes::address;
+use psjobs_e2e::wait::{SHORT, TRAINING, until, until_none};
+use serde_json::json;
+
+const JOB: &str = "mnist-checkpoint";
+const KEY: &str = "key";
+const SECRET: &str = "secretsecret";
+/// Where the store listens, on all addresses of its node.
+const PORT: u16 = 17_070;
+const PROGRAM: &str = "/usr/local/bin/versitygw";
+const FOLDER: &str = "/var/lib/psjobs-e2e-store";
+
+/// Deletes a job with all that belongs to it: another job goes on from what it has left in the bucket.
+pub async fn job_outlives_its_deletion(namespace: &TestNamespace) -> Result<()> {
+    let store = Store::start(namespace).await?;
+    let ended = go_on(namespace, &store).await;
+    store.stop().await?;
+    ended
+}
+
+async fn go_on(namespace: &TestNamespace, store: &Store) -> Result<()> {
+    let keys = [
+        format!("--from-literal=AWS_ACCESS_KEY_ID={KEY}"),
+        format!("--from-literal=AWS_SECRET_ACCESS_KEY={SECRET}"),
+        format!("--from-literal=AWS_ENDPOINT={}", store.endpoint),
+        "--from-literal=AWS_REGION=us-east-1".to_owned(),
+    ];
+    let create: Vec<&str> =
+        ["create", "secret", "generic", "store-keys"].into_iter().chain(keys.iter().map(String::as_str)).collect();
+    namespace.kubectl(&create).await?;
+
+    let mut job = from_file("examples/mnist-checkpoint.yaml")?;
+    main_container(&mut job)?.args = Some(PACED.map(str::to_owned).into());
+    let checkpoint = json!({"objectStore": {"url": "s3://bucket/jobs", "secret": "store-keys"}, "intervalSeconds": 2});
+    job.spec.checkpoint = Some(serde_json::from_value::<CheckpointSpec>(checkpoint)?);
+    namespace.apply(&job).await?;
+    let kept = |job: Option<&ParameterServerJob>| {
+        job.and_then(|job| job.status.as_ref()?.last_checkpoint.as_ref()).is_some_and(|kept| kept.step > 0)
+    };
+    until(&namespace.jobs(), JOB, TRAINING, "a checkpoint in the job's status", kept).await?;
+    let claims = namespace.kubectl(&["get", "persistentvolumeclaims", "--output", "name"]).await?;
+    ensure!(claims.trim().is_empty(), "a job without a volume has {claims}");
+    namespace.jobs().delete(JOB, &DeleteParams::foreground()).await?;
+    until_none(&namespace.pods(), &ListParams::default(), SHORT, "the deleted job's pods to go").await?;
+
+    namespace.apply(&job).await?;
+    let restored = line(&namespace.pods(), &format!("{JOB}-ps-0"), &["restored from a checkpoint"], SHORT).await?;
+    namespace.print(format_args!("{}", restored.text));
+    ensure!(restored.text.contains("s3://bucket/jobs/mnist-checkpoint/run-00001/"), "{}", restored.text);
+    let status = namespace.phase(JOB, Phase::Succeeded, TRAINING).await?;
+    let model = status.model.context("the model")?;
+    ensure!(model.path == "s3://bucket/jobs/mnist-checkpoint/model.safetensors", "the model is at {}", model.path);
+    let accuracy = model.metric.context("the model's metric")?;
+    ensure!(accuracy.name == "accuracy" && accuracy.value > PACED_ACCURACY, "the model's metric is {accuracy:?}");
+    let size = store.shell(&format!("stat -c %s {FOLDER}/bucket/jobs/{JOB}/model.safetensors")).await?;
+    ensure!(size.trim().parse::<u64>()? > 800_000, "the model of 200,000 parameters has {} bytes", size.trim());
+    let refused = namespace.psjob(&["model", JOB]).await.err().context("it reads volumes only")?;
+    ensure!(format!("{refused:#}").contains("aws s3 cp"), "{refused:#}");
+    Ok(())
+}
+
+/// A store on a node, which is a container of this machine: pods reach it there wherever the tests run.
+struct Store {
+    node: String,
+    endpoint: String,
+}
+
+impl Store {
+    /// Starts it with an empty bucket.
+    async fn start(namespace: &TestNamespace) -> Result<Self> {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/object-stores.sh");
+        let programs = run(script.to_str().context("a path of text")?, &[]).await?;
+        let nodes = namespace.kubectl(&["get", "nodes", "--output", "jsonpath={.items[0].metadata.name}"]).await?;
+        let node = nodes.trim().to_owned();
+        let address = address(&node).await?;
+        let store = Self { node, endpoint: format!("http://{address}:{PORT}") };
+        run("docker", &["cp", &format!("{}/versitygw", programs.trim()), &format!("{}:{PROGRAM}", store.node)]).await?;
+        store.stop().await?;
+        store.shell(&format!("mkdir -p {FOLDER}/bucket")).await?;
+        let listen = format!("--port 0.0.0.0:{PORT} --access {KEY} --secret {SECRET} --quiet posix {FOLDER}");
+        run("docker", &["exec", "--detach", &store.node, "sh", "-c", &format!("exec {PROGRAM} {listen}")]).await?;
+        Ok(store)
+    }
+
+    /// Runs a command on the node, and returns its output.
+    async fn shell(&self, command: &str) -> Result<String> {
+        run("docker", &["exec", &self.node, "sh", "-c", command]).await
+    }
+
+    /// Ends it, if it runs, and removes its objects.
+    async fn stop(&self) -> Result<()> {
+        self.shell(&format!("pkill versitygw; rm -rf {FOLDER}")).await.map(drop)
+    }
+}
