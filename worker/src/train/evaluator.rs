@@ -97,9 +97,9 @@ mod tests {
     fn a_model_is_measured_with_the_values_that_are_given() {
         let mut evaluator = Evaluator::new(&Sum);
         let names: Vec<_> = evaluator.tensors().into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();
-        assert_eq!(names, [("a".to_owned(), vec![2]), ("b".to_owned(), vec![1])]);
+        assert_eq!(names, [("b".to_owned(), vec![1]), ("a".to_owned(), vec![2])]);
         assert_eq!(evaluator.buffers(), ["mean"]);
-        for (values, want) in [([1.0, 2.0, 3.0], 303.0), ([4.0, 0.0, 1.0], 104.0)] {
+        for (values, want) in [([1.0, 2.0, 3.0], 105.0), ([4.0, 0.0, 1.0], 401.0)] {
             assert_eq!(evaluator.measure(&values)["sum"], want);
         }
     }
