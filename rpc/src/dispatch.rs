@@ -22,6 +22,10 @@ impl Process for Shared {
         self.contexts.reconcile(&self.connections, holder, contexts);
     }
 
+    fn has_freed(&self, held: &HashMap<ObjectId, u64>, contexts: &[ContextId]) -> bool {
+        !contexts.is_empty() || held.keys().any(|&object| !self.objects.is_pinned(object))
+    }
+
     fn receive(self: Arc<Self>, link: &Arc<Link>, frame: Kind) {
         match frame {
             Kind::Reply(reply) => {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::link::Link;
 use super::peers::{Absence, Superseded};
@@ -60,12 +60,31 @@ pub(crate) fn hello(shared: &Connections, session: Session, held: &Snapshot) -> 
     }
 }
 
+/// A process comes back whose lease was over, and relies on what was freed then.
+#[derive(Debug, thiserror::Error)]
+#[error("{here} has freed what {there} held, which was silent for {lease:?}; start {there} again")]
+pub(crate) struct Freed {
+    here: String,
+    there: String,
+    lease: Duration,
+}
+
 /// Handles what a peer's Hello says that it holds here.
-pub(crate) fn reconcile(process: &dyn Process, hello: &proto::Hello) {
-    if hello.held_at == process.connections().session {
-        let held: HashMap<_, _> = hello.held.iter().map(|held| (held.object, held.count)).collect();
-        process.reconcile(hello.session, &held, &hello.contexts);
+///
+/// Refuses a peer that relies on what was freed when its lease was over. Its calls would fail one by one, or, in a context
+/// that they open anew, compute with other parameters than the calls before.
+pub(crate) fn reconcile(process: &dyn Process, hello: &proto::Hello) -> Result<(), Freed> {
+    let shared = process.connections();
+    if hello.held_at != shared.session {
+        return Ok(());
     }
+    let held: HashMap<_, _> = hello.held.iter().map(|held| (held.object, held.count)).collect();
+    let has_ended = shared.peers.lock().has_ended(&hello.name, hello.session);
+    if has_ended && process.has_freed(&held, &hello.contexts) {
+        return Err(Freed { here: shared.name.to_string(), there: hello.name.clone(), lease: shared.settings.lease });
+    }
+    process.reconcile(hello.session, &held, &hello.contexts);
+    Ok(())
 }
 
 /// Removes a connection that ended, unless a new one has replaced it.

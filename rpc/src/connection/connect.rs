@@ -211,7 +211,8 @@ async fn dial_once(dial: &Dial) -> Result<(Arc<Link>, Streaming<proto::Frame>), 
         )));
     }
     shared.peers.lock().check(&dial.name, hello.incarnation).map_err(|error| DialError::Failed(error.to_string()))?;
-    reconcile(&*dial.process, &hello);
+    // The peer is to be started again: its successor listens at the same address.
+    reconcile(&*dial.process, &hello).map_err(|error| DialError::Failed(error.to_string()))?;
     let link = Arc::new(Link::new(Arc::clone(&dial.name), (hello.session, hello.incarnation), out));
     let sent = if known == Some(hello.session) { sent } else { Snapshot::default() };
     attach(&*dial.process, &link, Some(&sent)).map_err(|error| DialError::Failed(error.to_string()))?;
@@ -289,7 +290,7 @@ impl RemoteObjects for Service {
         let superseded = |error: Superseded| Status::failed_precondition(error.to_string());
         // Checked again when the connection is entered: here, so that what the process says it holds is not counted.
         shared.peers.lock().check(&hello.name, hello.incarnation).map_err(superseded)?;
-        reconcile(&**process, &hello);
+        reconcile(&**process, &hello).map_err(|error| Status::failed_precondition(error.to_string()))?;
         let (out, frames_out) = Link::channel();
         let link = Arc::new(Link::new(hello.name.as_str().into(), (hello.session, hello.incarnation), out));
         attach(&**process, &link, None).map_err(superseded)?;

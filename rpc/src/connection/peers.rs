@@ -96,6 +96,11 @@ impl Peers {
         absence.ended.then(|| absence.reason.clone())
     }
 
+    /// Returns whether the lease of a process is over, which connects again: what it held was freed.
+    pub fn has_ended(&self, name: &str, session: Session) -> bool {
+        self.by_name.get(name).is_some_and(|state| state.session == session && state.is_ended())
+    }
+
     pub fn heard(&mut self, link: &Link, now: Instant) {
         if let Some(state) = self.by_name.get_mut(&link.peer).filter(|state| state.session == link.session) {
             state.heard = now;

@@ -51,6 +51,10 @@ pub(crate) trait Process: Send + Sync + 'static {
     /// Sets what `holder` holds here: so many references to each object, and these contexts.
     fn reconcile(&self, holder: Session, held: &HashMap<ObjectId, u64>, contexts: &[ContextId]);
 
+    /// Returns whether this process has freed some of what a peer says that it holds here, when it freed all that the peer
+    /// held: contexts, and objects but for those that are kept for as long as this process lives.
+    fn has_freed(&self, held: &HashMap<ObjectId, u64>, contexts: &[ContextId]) -> bool;
+
     /// Handles a frame, in the order of arrival and without waiting.
     fn receive(self: Arc<Self>, link: &Arc<Link>, frame: Kind);
 }

@@ -56,6 +56,11 @@ impl<H: Clone> ObjectTable<H> {
         }
     }
 
+    /// Returns whether an object is kept for as long as the process lives.
+    pub fn is_pinned(&self, id: ObjectId) -> bool {
+        self.table.lock().objects.get(&id).is_some_and(|entry| entry.pinned)
+    }
+
     pub fn find(&self, id: ObjectId) -> Result<(Arc<str>, H), RemoteError> {
         let table = self.table.lock();
         let entry = table.objects.get(&id).ok_or_else(|| gone(id))?;

@@ -1,7 +1,9 @@
+use std::time::Duration;
+
 use tch::{Device, Kind, Tensor};
 
 use super::super::autograd::{Context, DistributedOptimizer, Module, ModuleRef, Parameters, Pass};
-use super::super::{Endpoint, RRef, Registry, RemoteError};
+use super::super::{Endpoint, RRef, Registry, RemoteError, Settings};
 use super::{Job, eventually, pair};
 
 /// tanh(x W), and a second output that is not differentiable.
@@ -91,6 +93,28 @@ fn gradients_through_remote_and_local_pieces_equal_local_ones() {
             None => assert!(i == 4 && !want[i].defined(), "module {i} has no gradient"),
         }
     }
+}
+
+#[test]
+fn a_context_is_over_when_a_peer_has_freed_it() {
+    let mut job = Job::new();
+    let (server, address) = job.server("ps-0");
+    // With a lease of its own this long it sends no heartbeat in time.
+    let silent = job.start(Settings { lease: Duration::from_secs(3600), ..Settings::new("trainer-0", "test") });
+    silent.connect("ps-0", &address, super::TIMEOUT).expect("it is up");
+    // The module is there for good; only what the context recorded is gone.
+    let module = ModuleRef::new(silent.peer("ps-0").singleton("dense", 2).expect("made"));
+    let context = Context::new(&silent);
+    let out = context.forward(&module, &[&ramp([3, 4], 50)]).expect("forward").swap_remove(0);
+    eventually("silent for a lease", || server.gone("trainer-0").is_some());
+    let loss = out.square().sum(Kind::Float);
+    let refused = || context.backward(&[&loss]).expect_err("what it needs is gone");
+    eventually("refused", || refused().to_string().contains("ps-0 has freed what trainer-0 held"));
+    assert!(
+        refused().is_peer_away(),
+        "the trainer is to be started again, and has not failed by itself: {}",
+        refused()
+    );
 }
 
 #[test]

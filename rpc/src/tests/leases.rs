@@ -84,11 +84,30 @@ fn a_silent_process_loses_what_it_held() {
     silent.connect("ps-0", &address, super::TIMEOUT).expect("it is up");
     let object = silent.peer("ps-0").remote("counter", 0).expect("made");
     eventually("freed", || held(&server) == (0, 0));
-    // It connects again, but what it held stays gone.
-    let error = object.rpc_sync::<i64>("add", 1).expect_err("freed").to_string();
-    assert!(error.contains("is not here any more") || error.contains("broke"), "{error}");
+    // It relies on what is gone, so it is refused when it connects again.
+    let refused = || object.rpc_sync::<i64>("add", 1).expect_err("freed");
+    eventually("refused", || refused().to_string().contains("ps-0 has freed what trainer-0 held"));
+    assert!(
+        refused().is_peer_away(),
+        "the trainer is to be started again, and has not failed by itself: {}",
+        refused()
+    );
+    // Its successor begins anew.
+    silent.shutdown();
+    let next = job.client("trainer-0", &[("ps-0", &address)]);
+    assert_eq!(next.peer("ps-0").rpc_sync("echo", 1), Ok(1_i64));
+}
+
+#[test]
+fn a_silent_process_that_lacks_nothing_goes_on() {
+    let mut job = Job::new();
+    let (server, address) = job.server("ps-0");
+    let silent = job.start(Settings { lease: Duration::from_secs(3600), ..Settings::new("trainer-0", "test") });
+    silent.connect("ps-0", &address, super::TIMEOUT).expect("it is up");
+    let shared = silent.peer("ps-0").singleton("counter", 0).expect("made");
+    eventually("silent for a lease", || server.gone("trainer-0").is_some());
     // On a busy machine the new connection may be silent for a lease, too.
-    eventually("answered", || silent.peer("ps-0").rpc_sync("echo", 1) == Ok(1_i64));
+    eventually("answered", || shared.rpc_sync::<i64>("add", 1).is_ok());
 }
 
 #[test]
