@@ -8,19 +8,20 @@ use kube::api::{DeleteParams, ListParams, Request};
 use kube::{Resource, ResourceExt};
 use psjobs_api::crd::{ParameterServerJob, ParameterServerJobStatus, Phase, RoleStatus, names};
 use psjobs_api::{METRICS_PORT, Role, TrainingStatus};
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::board::Board;
 use super::disk::CLAIM;
 use super::kind::{Kind, Repeats};
 use super::result::ModelResult;
-use super::series::Sample;
+use super::series::{Sample, falls_back};
 use crate::dump::dump;
 use crate::leftovers;
 use crate::namespace::{TestNamespace, phase_of};
-use crate::wait::{until_ok, within};
+use crate::wait::until_ok;
 
-/// Deadline of a job, from its manifest to its end.
+/// Deadline of a job's end, from its manifest on, or from when it fell back: a job without a checkpoint begins anew when its
+/// server is lost, and servers are lost again and again.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 /// Deadline of requests that wait for the API server or a node to come back.
 const RETURN: Duration = Duration::from_secs(240);
@@ -45,7 +46,7 @@ pub async fn run_job(
     until_ok(RETURN, &format!("{name} to be applied"), || namespace.apply(&job)).await?;
     board.begin(kind, &name);
     let begin = board.now();
-    let ended = within(LIMIT, &format!("{name} to end"), watch(board, namespace, kind, &name)).await;
+    let ended = watch(board, namespace, kind, &name).await;
     board.update(&name, |job| job.end = Some(board.now()));
     let mut result = None;
     match ended.and_then(|status| judge(&name, &status).map(|()| status)) {
@@ -73,20 +74,24 @@ pub async fn run_job(
 }
 
 /// Reads the job's step every second until it has ended, and returns its last status. An API server that does not answer
-/// is asked again.
+/// is asked again. Fails when the job's deadline is over.
 async fn watch(board: &Board, namespace: &TestNamespace, kind: Kind, name: &str) -> Result<ParameterServerJobStatus> {
     let mut readings = interval(PERIOD);
     readings.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let jobs = namespace.jobs();
-    let mut greatest = None;
+    let (mut last, mut since) = (None, Instant::now());
+    let trainers = u64::from(kind.replicas(Role::Trainer));
     loop {
         readings.tick().await;
+        ensure!(since.elapsed() < LIMIT, "waited {} s in vain for {name} to end", LIMIT.as_secs());
         let (steps, job) = tokio::join!(steps(namespace, kind, name), timeout(READING, jobs.get(name)));
         if let Some(step) = steps.iter().flatten().copied().max() {
             let at = board.now();
-            let before = greatest.replace(step).filter(|before| *before > step);
-            if let Some(before) = before.filter(|_| kind.lives_on_two_servers()) {
-                board.say(format_args!("{name} fell from step {before}: its servers answer {steps:?}"));
+            if let Some(before) = last.replace(step).filter(|before| falls_back(*before, step, trainers)) {
+                since = Instant::now();
+                if kind.lives_on_two_servers() {
+                    board.say(format_args!("{name} fell from step {before}: its servers answer {steps:?}"));
+                }
             }
             board.update(name, |job| job.samples.push(Sample { at, step }));
         }

@@ -25,16 +25,28 @@ pub fn standstill(samples: &[Sample], end: Option<Duration>, from: Duration, unt
     longest.filter(|_| trained)
 }
 
-/// Returns how many steps were done more than once: each time that the step fell, how far.
-pub fn steps_lost(samples: &[Sample]) -> u64 {
+/// Returns how many steps were done more than once: each time that the step fell, how far. Servers count a gradient when it
+/// arrives, and a trainer gives the next one when the one before was acknowledged: so one step of each of `trainers` may have
+/// been under way, which is given again, and not lost.
+pub fn steps_lost(samples: &[Sample], trainers: u64) -> u64 {
     let (mut peak, mut fallen, mut lost) = (0, 0, 0);
     for sample in samples {
         if sample.step >= peak {
-            (peak, lost, fallen) = (sample.step, lost + fallen, 0);
+            (peak, lost, fallen) = (sample.step, lost + acknowledged(fallen, trainers), 0);
         }
         fallen = fallen.max(peak - sample.step);
     }
-    lost + fallen
+    lost + acknowledged(fallen, trainers)
+}
+
+/// Returns whether the step fell so far that a job of so many trainers does steps once more.
+pub fn falls_back(before: u64, step: u64, trainers: u64) -> bool {
+    acknowledged(before.saturating_sub(step), trainers) > 0
+}
+
+/// Returns how many of the last `steps` of all trainers were certainly acknowledged.
+fn acknowledged(steps: u64, trainers: u64) -> u64 {
+    if steps > trainers { steps } else { 0 }
 }
 
 #[cfg(test)]
@@ -73,15 +85,16 @@ mod tests {
 
     #[test]
     fn steps_that_are_done_again_are_lost() {
-        let rows: [(&str, Steps, u64); 5] = [
+        let rows: [(&str, Steps, u64); 6] = [
             ("none", &[], 0),
+            ("a step of each of two trainers was under way", &[(1, 10), (2, 8), (3, 12)], 0),
             ("it grows", &[(1, 1), (2, 5), (3, 5), (4, 9)], 0),
             ("it falls once", &[(1, 10), (2, 7), (3, 8), (4, 12)], 3),
-            ("it falls twice", &[(1, 10), (2, 7), (3, 11), (4, 9), (5, 20)], 5),
+            ("it falls twice", &[(1, 10), (2, 7), (3, 11), (4, 8), (5, 20)], 6),
             ("it ends below", &[(1, 10), (2, 4), (3, 8)], 6),
         ];
         for (label, samples, want) in rows {
-            assert_eq!(steps_lost(&series(samples)), want, "{label}");
+            assert_eq!(steps_lost(&series(samples), 2), want, "{label}");
         }
     }
 }

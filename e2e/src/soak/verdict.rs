@@ -3,9 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
+use psjobs_api::Role;
 use serde_json::{Value, json};
 
-use super::board::{Board, FaultRecord, Records};
+use super::board::{Board, FaultRecord, JobRecord, Records};
 use super::kind::Kind;
 use super::schedule::Fault;
 use super::series::{standstill, steps_lost};
@@ -57,7 +58,7 @@ impl Verdict {
         let faults = Fault::ALL.into_iter().map(|fault| fault_row(records, fault)).collect();
         let mut problems = records.problems.clone();
         for job in records.jobs.iter().filter(|job| job.kind.lives_on_two_servers()) {
-            let steps = steps_lost(&job.samples);
+            let steps = lost_of(job);
             if steps > 0 {
                 problems.push(format!("{} has lost {steps} steps, though every fault left it a server", job.name));
             }
@@ -127,8 +128,12 @@ fn kind_row(records: &Records, kind: Kind) -> KindRow {
         replaced: jobs.iter().map(|job| job.replaced).sum(),
         compared: jobs.iter().filter(|job| job.equal.is_some()).count(),
         equal: jobs.iter().filter(|job| job.equal == Some(true)).count(),
-        steps_lost: jobs.iter().map(|job| steps_lost(&job.samples)).sum(),
+        steps_lost: jobs.into_iter().map(lost_of).sum(),
     }
+}
+
+fn lost_of(job: &JobRecord) -> u64 {
+    steps_lost(&job.samples, job.kind.replicas(Role::Trainer).into())
 }
 
 fn fault_row(records: &Records, fault: Fault) -> FaultRow {
@@ -174,7 +179,6 @@ impl fmt::Display for Verdict {
 
 #[cfg(test)]
 mod tests {
-    use super::super::board::JobRecord;
     use super::super::series::Sample;
     use super::*;
 
