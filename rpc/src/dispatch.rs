@@ -22,7 +22,7 @@ impl Process for Shared {
         self.contexts.reconcile(&self.connections, holder, contexts);
     }
 
-    fn has_freed(&self, held: &HashMap<ObjectId, u64>, contexts: &[ContextId]) -> bool {
+    fn may_lack(&self, held: &HashMap<ObjectId, u64>, contexts: &[ContextId]) -> bool {
         !contexts.is_empty() || held.keys().any(|&object| !self.objects.is_pinned(object))
     }
 

@@ -100,7 +100,12 @@ impl Endpoint {
     /// is away from now on.
     #[must_use]
     pub fn absence(&self, peer: &str) -> Option<Absence> {
-        let never = || Absence { since: Instant::now(), reason: "it has not connected".to_owned(), ended: false };
+        let never = || Absence {
+            since: Instant::now(),
+            reason: "it has not connected".to_owned(),
+            ended: false,
+            lease_over: false,
+        };
         self.connections().peers.lock().state(peer).map_or_else(|| Some(never()), Result::err)
     }
 

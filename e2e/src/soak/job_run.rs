@@ -20,8 +20,8 @@ use crate::leftovers;
 use crate::namespace::{TestNamespace, phase_of};
 use crate::wait::until_ok;
 
-/// Deadline of a job's end, from its manifest on, or from when it fell back: a job without a checkpoint begins anew when its
-/// server is lost, and servers are lost again and again.
+/// Deadline of a job's end, from its manifest on, or from when it fell back, unless it lives on two servers: a job without a
+/// checkpoint begins anew when its server is lost, and servers are lost again and again.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 /// Deadline of requests that wait for the API server or a node to come back.
 const RETURN: Duration = Duration::from_secs(240);
@@ -88,9 +88,10 @@ async fn watch(board: &Board, namespace: &TestNamespace, kind: Kind, name: &str)
         if let Some(step) = steps.iter().flatten().copied().max() {
             let at = board.now();
             if let Some(before) = last.replace(step).filter(|before| falls_back(*before, step, trainers)) {
-                since = Instant::now();
                 if kind.lives_on_two_servers() {
                     board.say(format_args!("{name} fell from step {before}: its servers answer {steps:?}"));
+                } else {
+                    since = Instant::now();
                 }
             }
             board.update(name, |job| job.samples.push(Sample { at, step }));

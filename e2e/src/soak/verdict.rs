@@ -219,7 +219,7 @@ mod tests {
             assert_eq!(Verdict::from_records(&records, 1, 60).passed(), passed, "{label}");
         }
         let verdict = Verdict::from_records(&changed(Kind::Replicated, &[1, 9, 3, 10]), 1, 60);
-        let named = format!("{}-1 has lost 6 steps", Kind::Replicated.name());
+        let named = format!("{}-1 has lost 4 steps", Kind::Replicated.name());
         assert!(verdict.problems.iter().any(|problem| problem.starts_with(&named)), "{:?}", verdict.problems);
     }
 

@@ -10,7 +10,7 @@ use psjobs_e2e::logs::line;
 use psjobs_e2e::manifest::{PACED, PACED_ACCURACY, from_file, main_container};
 use psjobs_e2e::namespace::TestNamespace;
 use psjobs_e2e::nodes::address;
-use psjobs_e2e::wait::{SHORT, TRAINING, until, until_none};
+use psjobs_e2e::wait::{SHORT, TRAINING, until, until_none, until_ok};
 use serde_json::json;
 
 const JOB: &str = "mnist-checkpoint";
@@ -90,6 +90,8 @@ impl Store {
         store.shell(&format!("mkdir -p {FOLDER}/bucket")).await?;
         let listen = format!("--port 0.0.0.0:{PORT} --access {KEY} --secret {SECRET} --quiet posix {FOLDER}");
         run("docker", &["exec", "--detach", &store.node, "sh", "-c", &format!("exec {PROGRAM} {listen}")]).await?;
+        let answers = format!("bash -c 'echo > /dev/tcp/127.0.0.1/{PORT}'");
+        until_ok(SHORT, "the store to listen", || store.shell(&answers)).await?;
         Ok(store)
     }
 
@@ -100,6 +102,8 @@ impl Store {
 
     /// Ends it, if it runs, and removes its objects.
     async fn stop(&self) -> Result<()> {
-        self.shell(&format!("pkill versitygw; rm -rf {FOLDER}")).await.map(drop)
+        self.shell("pkill versitygw || true").await?;
+        until_ok(SHORT, "the store to end", || self.shell("! pgrep versitygw")).await?;
+        self.shell(&format!("rm -rf {FOLDER}")).await.map(drop)
     }
 }

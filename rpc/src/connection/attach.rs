@@ -60,10 +60,10 @@ pub(crate) fn hello(shared: &Connections, session: Session, held: &Snapshot) -> 
     }
 }
 
-/// A process comes back whose lease was over, and relies on what was freed then.
+/// A process comes back whose lease was over, and relies on what was let go then.
 #[derive(Debug, thiserror::Error)]
-#[error("{here} has freed what {there} held, which was silent for {lease:?}; start {there} again")]
-pub(crate) struct Freed {
+#[error("{here} has let go of what {there} held, which was silent for {lease:?}; start {there} again")]
+pub(crate) struct LeaseOver {
     here: String,
     there: String,
     lease: Duration,
@@ -71,17 +71,22 @@ pub(crate) struct Freed {
 
 /// Handles what a peer's Hello says that it holds here.
 ///
-/// Refuses a peer that relies on what was freed when its lease was over. Its calls would fail one by one, or, in a context
+/// Refuses a peer that relies on what was let go when its lease was over. Its calls would fail one by one, or, in a context
 /// that they open anew, compute with other parameters than the calls before.
-pub(crate) fn reconcile(process: &dyn Process, hello: &proto::Hello) -> Result<(), Freed> {
+pub(crate) fn reconcile(process: &dyn Process, hello: &proto::Hello) -> Result<(), LeaseOver> {
     let shared = process.connections();
     if hello.held_at != shared.session {
         return Ok(());
     }
     let held: HashMap<_, _> = hello.held.iter().map(|held| (held.object, held.count)).collect();
-    let has_ended = shared.peers.lock().has_ended(&hello.name, hello.session);
-    if has_ended && process.has_freed(&held, &hello.contexts) {
-        return Err(Freed { here: shared.name.to_string(), there: hello.name.clone(), lease: shared.settings.lease });
+    let lease_over = shared.peers.lock().is_lease_over(&hello.name, hello.session);
+    if lease_over && process.may_lack(&held, &hello.contexts) {
+        tracing::warn!(peer = %hello.name, "peer was silent, and relies on what was let go; it has to start again");
+        return Err(LeaseOver {
+            here: shared.name.to_string(),
+            there: hello.name.clone(),
+            lease: shared.settings.lease,
+        });
     }
     process.reconcile(hello.session, &held, &hello.contexts);
     Ok(())
@@ -90,7 +95,10 @@ pub(crate) fn reconcile(process: &dyn Process, hello: &proto::Hello) -> Result<(
 /// Removes a connection that ended, unless a new one has replaced it.
 pub(crate) fn detach(process: &dyn Process, link: &Link, reason: &str, ended: bool) {
     let shared = process.connections();
-    let left = shared.peers.lock().leave(link, Absence { since: Instant::now(), reason: reason.to_owned(), ended });
+    let left = shared
+        .peers
+        .lock()
+        .leave(link, Absence { since: Instant::now(), reason: reason.to_owned(), ended, lease_over: false });
     // After the removal: a caller that learns here that its call is lost may call again at once, and must not find
     // this connection.
     link.close(reason);

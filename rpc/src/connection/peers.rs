@@ -44,6 +44,8 @@ pub struct Absence {
     pub reason: String,
     /// True if the process will not come back: it said goodbye, or its lease is over.
     pub ended: bool,
+    /// True if its lease is over.
+    pub lease_over: bool,
 }
 
 impl Peers {
@@ -84,9 +86,9 @@ impl Peers {
     }
 
     /// Marks a peer as gone for good, and returns the connection that it had.
-    pub fn end(&mut self, name: &str, reason: &str, now: Instant) -> Option<Replaced> {
+    pub fn end(&mut self, name: &str, reason: &str, lease_over: bool, now: Instant) -> Option<Replaced> {
         let state = self.by_name.get_mut(name)?;
-        let absence = Absence { since: now, reason: reason.to_owned(), ended: true };
+        let absence = Absence { since: now, reason: reason.to_owned(), ended: true, lease_over };
         Some(Replaced { session: state.session, link: std::mem::replace(&mut state.link, Err(absence)).ok() })
     }
 
@@ -96,9 +98,10 @@ impl Peers {
         absence.ended.then(|| absence.reason.clone())
     }
 
-    /// Returns whether the lease of a process is over, which connects again: what it held was freed.
-    pub fn has_ended(&self, name: &str, session: Session) -> bool {
-        self.by_name.get(name).is_some_and(|state| state.session == session && state.is_ended())
+    /// Returns whether the lease of a process is over, which connects again: this process has let go of what it held.
+    pub fn is_lease_over(&self, name: &str, session: Session) -> bool {
+        let is_over = |state: &State| state.link.as_ref().is_err_and(|absence| absence.lease_over);
+        self.by_name.get(name).is_some_and(|state| state.session == session && is_over(state))
     }
 
     pub fn heard(&mut self, link: &Link, now: Instant) {

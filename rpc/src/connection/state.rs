@@ -51,9 +51,9 @@ pub(crate) trait Process: Send + Sync + 'static {
     /// Sets what `holder` holds here: so many references to each object, and these contexts.
     fn reconcile(&self, holder: Session, held: &HashMap<ObjectId, u64>, contexts: &[ContextId]);
 
-    /// Returns whether this process has freed some of what a peer says that it holds here, when it freed all that the peer
-    /// held: contexts, and objects but for those that are kept for as long as this process lives.
-    fn has_freed(&self, held: &HashMap<ObjectId, u64>, contexts: &[ContextId]) -> bool;
+    /// Returns whether a peer may lack some of what it says that it holds here, after this process has let go of all that the
+    /// peer held: contexts, and objects but for those that are kept for as long as this process lives.
+    fn may_lack(&self, held: &HashMap<ObjectId, u64>, contexts: &[ContextId]) -> bool;
 
     /// Handles a frame, in the order of arrival and without waiting.
     fn receive(self: Arc<Self>, link: &Arc<Link>, frame: Kind);
@@ -118,9 +118,10 @@ impl Connections {
         self.peers.lock().links().collect()
     }
 
-    /// Marks a peer as gone for good, and closes its connection; returns the session that it had.
-    pub fn end_peer(&self, name: &str, reason: &str) -> Option<Session> {
-        let ended = self.peers.lock().end(name, reason, Instant::now())?;
+    /// Marks a peer as gone for good, because its lease is over or for another reason, and closes its connection; returns the session that it
+    /// had.
+    pub fn end_peer(&self, name: &str, reason: &str, lease_over: bool) -> Option<Session> {
+        let ended = self.peers.lock().end(name, reason, lease_over, Instant::now())?;
         if let Some(link) = ended.link {
             link.close(reason);
         }

@@ -109,7 +109,7 @@ fn a_context_is_over_when_a_peer_has_freed_it() {
     eventually("silent for a lease", || server.gone("trainer-0").is_some());
     let loss = out.square().sum(Kind::Float);
     let refused = || context.backward(&[&loss]).expect_err("what it needs is gone");
-    eventually("refused", || refused().to_string().contains("ps-0 has freed what trainer-0 held"));
+    eventually("refused", || refused().to_string().contains("ps-0 has let go of what trainer-0 held"));
     assert!(
         refused().is_peer_away(),
         "the trainer is to be started again, and has not failed by itself: {}",

@@ -86,7 +86,7 @@ fn a_silent_process_loses_what_it_held() {
     eventually("freed", || held(&server) == (0, 0));
     // It relies on what is gone, so it is refused when it connects again.
     let refused = || object.rpc_sync::<i64>("add", 1).expect_err("freed");
-    eventually("refused", || refused().to_string().contains("ps-0 has freed what trainer-0 held"));
+    eventually("refused", || refused().to_string().contains("ps-0 has let go of what trainer-0 held"));
     assert!(
         refused().is_peer_away(),
         "the trainer is to be started again, and has not failed by itself: {}",

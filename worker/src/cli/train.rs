@@ -145,7 +145,7 @@ impl TrainArgs {
                     let interrupt = signals.stop();
                     let config = SessionConfig { connect_timeout, network, interrupt, ..config };
                     let remote = Remote::join(config, flat, device, &environment.training, steps)?;
-                    Ok(remote.with_overlap(!self.no_overlap))
+                    Ok(if self.no_overlap { remote.without_overlap() } else { remote })
                 };
                 train(workload, plan, join, ready, stop)
             }

@@ -11,6 +11,7 @@ pub struct CompletedGradients {
     first: usize,
     /// Blocks before those that were offered.
     blocks_left: usize,
+    /// All blocks; 0 if none leaves early.
     blocks: usize,
 }
 
@@ -34,6 +35,11 @@ impl CompletedGradients {
         }
     }
 
+    /// Lets nothing leave early.
+    pub fn offer_nothing(&mut self) {
+        self.blocks = 0;
+    }
+
     /// Begins a step: no gradient is complete.
     pub fn begin(&mut self) {
         self.is_complete.fill(false);
@@ -49,9 +55,11 @@ impl CompletedGradients {
         }
         let first = *self.starts.get(self.first)?;
         let blocks_left = first.div_ceil(self.block_elements);
-        let leaves = first > 0 && blocks_left < self.blocks_left;
+        if first == 0 || blocks_left >= self.blocks_left {
+            return None;
+        }
         self.blocks_left = blocks_left;
-        leaves.then_some(first)
+        Some(first)
     }
 
     /// Returns the parameters without a gradient.
@@ -88,6 +96,9 @@ mod tests {
         let mut gradients = CompletedGradients::new([2; 6].into_iter(), 4);
         let offers: Vec<Option<usize>> = (0..6).rev().map(|index| gradients.add(index)).collect();
         assert_eq!(offers, [None, Some(8), None, Some(4), None, None]);
+        gradients.offer_nothing();
+        gradients.begin();
+        assert!((0..6).rev().all(|index| gradients.add(index).is_none()));
     }
 
     #[test]

@@ -23,16 +23,14 @@ pub struct GradientHooks {
 }
 
 /// The state that the hooks reach.
-#[derive(Default)]
 struct Receiver(Mutex<State>);
 
-#[derive(Default)]
 struct State {
     /// Takes the gradients, while [`GradientHooks::backward`] runs.
     take: Option<Taker>,
     /// The panic of `take`, which must not pass through libtorch.
     panic: Option<Box<dyn Any + Send>>,
-    /// The workload has called backward() itself, and parameters keep its gradients.
+    /// The workload may have called backward() itself, and parameters keep its gradients.
     has_others: bool,
 }
 
@@ -58,7 +56,8 @@ impl GradientHooks {
     /// Sets a hook on each of `parameters`, which are the model's own tensors.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>) -> Self {
-        let receiver = Box::<Receiver>::default();
+        let state = State { take: None, panic: None, has_others: true };
+        let receiver = Box::new(Receiver(Mutex::new(state)));
         let context = (&raw const *receiver).cast_mut().cast();
         for (index, parameter) in parameters.iter().enumerate() {
             // SAFETY: the tensor lives, and `drop` removes the hook before the receiver goes.
@@ -175,10 +174,12 @@ mod tests {
     #[test]
     fn gradients_of_another_backward_stay_out() {
         let (factors, loss) = chain();
+        loss().backward();
         let mut hooks = GradientHooks::new(factors.iter().map(Tensor::shallow_clone).collect());
+        assert_eq!(gradients(&mut hooks, &loss()), [(2, 60.0), (1, 80.0), (0, 120.0)], "from before there were hooks");
         loss().backward();
         assert_eq!(factors[0].grad().double_value(&[]), 120.0);
-        assert_eq!(gradients(&mut hooks, &loss()), [(2, 60.0), (1, 80.0), (0, 120.0)]);
+        assert_eq!(gradients(&mut hooks, &loss()), [(2, 60.0), (1, 80.0), (0, 120.0)], "from between two steps");
     }
 
     #[test]

@@ -112,6 +112,13 @@ impl ParameterBuffer {
         Ok(())
     }
 
+    /// Offers no gradients while backward() computes others.
+    pub fn offer_at_the_end(&mut self) {
+        if let Home::Session { completed, .. } = &mut self.home {
+            completed.offer_nothing();
+        }
+    }
+
     /// Takes the parameters that arrived in the session's memory.
     pub fn take(&mut self) {
         let values = self.values();

@@ -21,7 +21,6 @@ use crate::workload::Metrics;
 pub struct Remote {
     model: Model,
     session: Session,
-    overlap: bool,
 }
 
 /// The model's parameters between two exchanges.
@@ -62,19 +61,24 @@ impl Remote {
             None => {
                 let memory = session.map_memory().map_err(|source| ClientError::Memory { elements, source })?;
                 // SAFETY: what a step computes is gone when it ends. The session writes to the memory in `exchange` and
-                // `next_batch` only, when the loss that was computed from the old parameters has given its gradients; and,
-                // while it gives them, to those parameters whose gradients were offered: backward() has read them.
+                // `next_batch`, when the loss that was computed from the old parameters has given its gradients; and, while it
+                // gives them, to those parameters whose gradients were offered: backward() has read them. If the
+                // servers go back meanwhile, it writes to all: then backward() may read old and new values, which are
+                // floats like any, and what it computes is discarded, because the step is done again.
                 Model::Servers(unsafe { ParameterBuffer::new(flat, device, memory, layout.block_elements()) })
             }
         };
-        Ok(Self { model, session, overlap: true })
+        Ok(Self { model, session })
     }
 
-    /// Says whether gradients leave while backward() computes the others, as they do by default. A model that reads a
-    /// parameter behind `detach` may read its next value then.
+    /// Lets gradients leave when backward() has ended, and not while it computes others. A model that reads a parameter
+    /// behind `detach` may read its next value otherwise.
     #[must_use]
-    pub fn with_overlap(self, overlap: bool) -> Self {
-        Self { overlap, ..self }
+    pub fn without_overlap(mut self) -> Self {
+        if let Model::Servers(buffer) = &mut self.model {
+            buffer.offer_at_the_end();
+        }
+        self
     }
 }
 
@@ -100,11 +104,7 @@ impl Updater for Remote {
     fn update(&mut self, turn: Turn, loss: &Tensor) -> Result<u64, UpdateError> {
         match &mut self.model {
             Model::Servers(buffer) => {
-                buffer.put_gradients(loss, |first| {
-                    if self.overlap {
-                        self.session.offer(turn.step, first);
-                    }
-                })?;
+                buffer.put_gradients(loss, |first| self.session.offer(turn.step, first))?;
                 let next = self.session.exchange(turn.step)?;
                 buffer.take();
                 Ok(next)
