@@ -1,9 +1,7 @@
-use std::time::Duration;
-
 use tch::{Device, Kind, Tensor};
 
 use super::super::autograd::{Context, DistributedOptimizer, Module, ModuleRef, Parameters, Pass};
-use super::super::{Endpoint, RRef, Registry, RemoteError, Settings};
+use super::super::{Endpoint, RRef, Registry, RemoteError};
 use super::{Job, eventually, pair};
 
 /// tanh(x W), and a second output that is not differentiable.
@@ -99,9 +97,7 @@ fn gradients_through_remote_and_local_pieces_equal_local_ones() {
 fn a_context_is_over_when_a_peer_has_freed_it() {
     let mut job = Job::new();
     let (server, address) = job.server("ps-0");
-    // With a lease of its own this long it sends no heartbeat in time.
-    let silent = job.start(Settings { lease: Duration::from_secs(3600), ..Settings::new("trainer-0", "test") });
-    silent.connect("ps-0", &address, super::TIMEOUT).expect("it is up");
+    let silent = job.silent_client("ps-0", &address);
     // The module is there for good; only what the context recorded is gone.
     let module = ModuleRef::new(silent.peer("ps-0").singleton("dense", 2).expect("made"));
     let context = Context::new(&silent);

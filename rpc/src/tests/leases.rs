@@ -1,6 +1,4 @@
-use std::time::Duration;
-
-use super::super::{Endpoint, RRef, Settings, Stats};
+use super::super::{Endpoint, RRef, Stats};
 use super::{Job, LEASE, eventually, pair};
 
 fn held(endpoint: &Endpoint) -> (usize, u64) {
@@ -79,9 +77,7 @@ fn a_call_awaits_the_process_that_takes_the_place_of_one_that_has_ended() {
 fn a_silent_process_loses_what_it_held() {
     let mut job = Job::new();
     let (server, address) = job.server("ps-0");
-    // With a lease of its own this long it sends no heartbeat in time.
-    let silent = job.start(Settings { lease: Duration::from_secs(3600), ..Settings::new("trainer-0", "test") });
-    silent.connect("ps-0", &address, super::TIMEOUT).expect("it is up");
+    let silent = job.silent_client("ps-0", &address);
     let object = silent.peer("ps-0").remote("counter", 0).expect("made");
     eventually("freed", || held(&server) == (0, 0));
     // It relies on what is gone, so it is refused when it connects again.
@@ -102,8 +98,7 @@ fn a_silent_process_loses_what_it_held() {
 fn a_silent_process_that_lacks_nothing_goes_on() {
     let mut job = Job::new();
     let (server, address) = job.server("ps-0");
-    let silent = job.start(Settings { lease: Duration::from_secs(3600), ..Settings::new("trainer-0", "test") });
-    silent.connect("ps-0", &address, super::TIMEOUT).expect("it is up");
+    let silent = job.silent_client("ps-0", &address);
     let shared = silent.peer("ps-0").singleton("counter", 0).expect("made");
     eventually("silent for a lease", || server.gone("trainer-0").is_some());
     // On a busy machine the new connection may be silent for a lease, too.

@@ -62,6 +62,14 @@ impl Job {
         endpoint
     }
 
+    /// A process that sends no heartbeat in time: its own lease is that long.
+    fn silent_client(&mut self, server: &str, address: &str) -> Endpoint {
+        let lease = Duration::from_secs(3600);
+        let endpoint = self.start(Settings { lease, ..Settings::new("trainer-0", "test") });
+        endpoint.connect(server, address, TIMEOUT).expect("the server is up");
+        endpoint
+    }
+
     fn start(&mut self, settings: Settings) -> Endpoint {
         let endpoint = Endpoint::start(settings, registry(), self.runtime.handle().clone());
         self.endpoints.push(endpoint.clone());
