@@ -118,19 +118,19 @@ pub fn mnist_alone(worker: &Path, steps: u32) -> anyhow::Result<f64> {
 
 /// Steps/s of one process that trains alone, as `args` say.
 pub fn alone(worker: &Path, args: &[&str]) -> anyhow::Result<f64> {
+    steps_per_second(Command::new(worker).args(args))
+}
+
+/// Steps/s of the trainer that `command` starts, in one thread.
+pub fn steps_per_second(command: &mut Command) -> anyhow::Result<f64> {
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
     let file = folder.path().join("result.json");
-    let output = Command::new(worker)
-        .args(args)
-        .env(THREADS, "1")
-        .env(PSJOB_RESULT_FILE, &file)
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("cannot start {}", worker.display()))?;
+    let output = command.env(THREADS, "1").env(PSJOB_RESULT_FILE, &file).stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("cannot start {}", command.get_program().display()))?;
     let log = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "the local loop failed: {}", log.lines().last().unwrap_or_default());
+    ensure!(output.status.success(), "a trainer failed: {}", log.lines().last().unwrap_or_default());
     let result = fs::read_to_string(&file).ok().as_deref().and_then(ReplicaResult::parse);
-    let result = result.with_context(|| format!("the local loop left no result in {}", file.display()))?;
+    let result = result.with_context(|| format!("a trainer left no result in {}", file.display()))?;
     Ok(result.steps as f64 / result.seconds)
 }
 

@@ -73,9 +73,8 @@ const WAYS: [Way; 6] = [
 
 impl LinkArgs {
     pub fn measure(&self, runs: u32) -> anyhow::Result<Vec<Line>> {
-        let machine = match OtherMachine::make()
-            .and_then(|machine| machine.limit(u64::from(self.gigabits) * 1_000_000_000).map(|()| machine))
-        {
+        let rate = u64::from(self.gigabits) * 1_000_000_000;
+        let machine = match OtherMachine::make().and_then(|machine| machine.limit(rate).map(|()| machine)) {
             Ok(machine) => machine,
             Err(error) => {
                 let left_out = |way: &Way| LeftOut { bench: "link", case: way.case, left_out: format!("{error:#}") };

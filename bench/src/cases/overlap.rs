@@ -2,13 +2,11 @@
 //! server behind a link on which its exchange alone takes about as long as its computing alone.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::Command;
 
-use anyhow::{Context as _, ensure};
 use clap::Args;
-use psjobs_api::env::PSJOB_RESULT_FILE;
 use psjobs_api::training::{Codec, ConsistencyMode};
-use psjobs_api::{DEFAULT_PORT, Environment, ReplicaResult, Role};
+use psjobs_api::{DEFAULT_PORT, Environment, Role};
 
 use super::together::LM;
 use super::wire::{train_all, training};
@@ -70,7 +68,7 @@ impl OverlapArgs {
     /// The arguments of a worker that trains.
     fn arguments(&self) -> Vec<String> {
         let words = LM.train.split_whitespace().map(str::to_owned);
-        words.chain(["--threads".into(), "1".into(), "--max-steps".into(), self.steps.to_string()]).collect()
+        words.chain(["--max-steps".into(), self.steps.to_string()]).collect()
     }
 
     /// Steps/s of one process that computes alone.
@@ -91,20 +89,11 @@ impl OverlapArgs {
     /// Steps/s of a trainer.
     fn together(&self, machine: &OtherMachine, worker: &Path, flags: &[&str]) -> anyhow::Result<f64> {
         let (job, mut server) = start(machine)?;
-        let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
-        let (result, log) = (folder.path().join("result.json"), folder.path().join("log"));
         let place = Environment { role: Role::Trainer, ..job.environment.clone() };
-        let mut command = std::process::Command::new(worker);
-        command.args(self.arguments()).args(flags).envs(place.to_vars()).env(PSJOB_RESULT_FILE, &result);
-        let written = std::fs::File::create(&log).context("cannot make a temporary file")?;
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(written);
-        let status = Process::start(&mut command)?.wait()?;
-        let said = std::fs::read_to_string(&log).unwrap_or_default();
-        ensure!(status.success(), "the trainer failed: {}", said.lines().last().unwrap_or_default());
+        let mut command = Command::new(worker);
+        let rate = job::steps_per_second(command.args(self.arguments()).args(flags).envs(place.to_vars()))?;
         server.wait()?;
-        let result = std::fs::read_to_string(&result).ok().as_deref().and_then(ReplicaResult::parse);
-        let result = result.context("the trainer left no result")?;
-        Ok(result.steps as f64 / result.seconds)
+        Ok(rate)
     }
 }
 

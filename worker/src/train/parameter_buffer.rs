@@ -79,7 +79,6 @@ impl ParameterBuffer {
     /// # Errors
     /// If libtorch cannot compute them.
     pub fn put_gradients(&mut self, loss: &Tensor, mut offer: impl FnMut(usize) + Send) -> Result<(), TchError> {
-        let session = self.session_gradients();
         let mirror = match &mut self.home {
             Home::Session { places, hooks, completed } => {
                 completed.begin();
@@ -99,6 +98,7 @@ impl ParameterBuffer {
         let gradients = self.flat.gradients(loss)?;
         let gathered = Tensor::empty_like(mirror);
         gather(&self.flat, &gradients, &gathered);
+        let session = self.session_gradients();
         let mut end = self.flat.elements();
         while end > 0 {
             let first = end.saturating_sub(PIECE);
@@ -137,7 +137,7 @@ impl ParameterBuffer {
         unsafe { look_at(self.memory.parameters_mut()) }
     }
 
-    /// The gradients in the session's memory. Nothing may keep a view of them.
+    /// The gradients in the session's memory. Nothing but the places of this buffer may keep a view of them.
     fn session_gradients(&mut self) -> Tensor {
         // SAFETY: as above.
         unsafe { look_at(self.memory.gradients_mut()) }
