@@ -6,7 +6,6 @@ import array
 import itertools
 import os
 import pathlib
-import signal
 import socket
 import statistics
 import time
@@ -86,21 +85,23 @@ def _session(size: Size) -> float:
 
 def _rpc(size: Size) -> float:
     """The same bytes with torch.distributed.rpc between two processes, by its TCP transport."""
+    # It warns that a connection was closed when a process leaves.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import torch
     import torch.distributed.rpc as rpc
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    ended, end = os.pipe()
     child = os.fork()
     rank = 1 if child else 0
     options = rpc.TensorPipeRpcBackendOptions(_transports=["uv"], _channels=["basic"])
     rpc.init_rpc(f"{rank}", rank=rank, world_size=2, rpc_backend_options=options)  # type: ignore[no-untyped-call]
     if not child:
-        try:
-            rpc.shutdown()
-        finally:
-            os._exit(0)
+        os.close(end)
+        os.read(ended, 1)
+        os._exit(0)
     gradient = torch.full((25 * MB,), 1e-6)
 
     def step() -> None:
@@ -108,11 +109,10 @@ def _rpc(size: Size) -> float:
 
     try:
         found = 1 / _median(size, step)
-        rpc.shutdown()
-    except BaseException:
-        os.kill(child, signal.SIGKILL)
-        raise
+        # With `graceful` both wait for each other by a store that the first to leave takes with it.
+        rpc.shutdown(graceful=False)
     finally:
+        os.close(end)
         os.waitpid(child, 0)
     return found
 
