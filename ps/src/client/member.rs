@@ -2,6 +2,7 @@
 //! in the job's life and reports its progress.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use tokio::runtime::Runtime;
 
@@ -11,6 +12,10 @@ use super::connecting::{enter, persist_any};
 use super::error::ClientError;
 use super::recorder::Recorder;
 use super::runtime::network;
+use crate::proto;
+
+/// How long server 0 may take to say who has finished.
+const ANSWER: Duration = Duration::from_secs(2);
 
 /// A trainer's place in a job whose servers train no blocks for it, on the runtime of its caller.
 pub struct AsyncMember {
@@ -59,6 +64,16 @@ impl AsyncMember {
     #[must_use]
     pub fn recorder(&self) -> Recorder {
         self.attendance.recorder()
+    }
+
+    /// Returns the trainers that have finished, as far as server 0 knows; none if it does not answer soon.
+    pub async fn finished(&self) -> Vec<u32> {
+        let Some(mut client) = self.attendance.client(0) else { return Vec::new() };
+        let Ok(Ok(reply)) = tokio::time::timeout(ANSWER, client.status(proto::StatusRequest {})).await else {
+            return Vec::new();
+        };
+        let finished = |trainer: &proto::TrainerStatus| trainer.state() == proto::TrainerState::Finished;
+        reply.into_inner().trainers.iter().filter(|trainer| finished(trainer)).map(|trainer| trainer.index).collect()
     }
 
     /// Leaves every server, saying what [`AsyncMember::report`] said last: `finished` says that the work is
@@ -111,6 +126,12 @@ impl Member {
     #[must_use]
     pub fn recorder(&self) -> Recorder {
         self.member.recorder()
+    }
+
+    /// See [`AsyncMember::finished`].
+    #[must_use]
+    pub fn finished(&self) -> Vec<u32> {
+        self.runtime.block_on(self.member.finished())
     }
 
     /// See [`AsyncMember::leave`].

@@ -156,6 +156,12 @@ impl Participant {
         self.member.config()
     }
 
+    /// See [`psjobs_ps::client::AsyncMember::finished`].
+    #[must_use]
+    pub fn finished(&self) -> Vec<u32> {
+        self.member.finished()
+    }
+
     /// Reports to the servers how far this trainer is.
     pub fn report(&self, step: u64, examples: u64, metrics: &Metrics) {
         self.member.report(step, examples, metrics);

@@ -16,6 +16,8 @@ use super::{Place, RingError, trainer_name};
 const TRY: Duration = Duration::from_secs(2);
 /// How often a rank that waits looks again.
 const LOOK: Duration = Duration::from_millis(50);
+/// How often it asks who has finished.
+const ASK: Duration = Duration::from_secs(1);
 
 /// A rank's means to meet its neighbours.
 pub struct Meeting {
@@ -40,21 +42,22 @@ impl Meeting {
         Self { endpoint, inbox, dialled: BTreeMap::new() }
     }
 
-    /// Begins a ring: meets both neighbours. `locate` returns where a trainer listens, waiting so long at most. `interrupt`
-    /// ends the wait.
+    /// Begins a ring: meets both neighbours. `locate` returns where a trainer listens, waiting so long at most, `finished`
+    /// the trainers that have done all their steps. `interrupt` ends the wait.
     ///
     /// # Errors
-    /// If a neighbour does not come within `timeout`.
+    /// If a neighbour does not come within `timeout`, or a trainer has finished: no ring of all is possible then.
     pub fn meet(
         &mut self,
         locate: impl Fn(&str, Duration) -> Result<String, RemoteError>,
+        finished: impl Fn() -> Vec<u32>,
         timeout: Duration,
         interrupt: &AtomicBool,
     ) -> Result<Neighbours, RingError> {
         let place = self.inbox.place();
         let token = rand::random();
         self.inbox.begin(token);
-        let (begun, mut met, mut due) = (Instant::now(), Met::default(), LOG_INTERVAL);
+        let (begun, mut met, mut due, mut asked) = (Instant::now(), Met::default(), LOG_INTERVAL, None);
         loop {
             let missing = match self.meet_once(&mut met, token, &locate) {
                 Ok(None) => break,
@@ -63,6 +66,12 @@ impl Meeting {
             };
             if interrupt.load(Ordering::Relaxed) {
                 return Err(RingError::Interrupted);
+            }
+            if asked.is_none_or(|asked: Instant| asked.elapsed() >= ASK) {
+                asked = Some(Instant::now());
+                if let Some(rank) = finished().into_iter().find(|rank| *rank != place.rank) {
+                    return Err(RingError::Finished { rank });
+                }
             }
             if begun.elapsed() >= timeout {
                 let (rank, reason) = missing;

@@ -47,6 +47,8 @@ pub enum RingError {
     OtherLength { rank: u32, found: usize, want: usize },
     #[error("trainer {rank} did not come within {seconds} s ({reason}); see whether it runs")]
     Absent { rank: u32, seconds: u64, reason: String },
+    #[error("trainer {rank} has finished, so it comes no more")]
+    Finished { rank: u32 },
     #[error("interrupted while waiting for the other trainers")]
     Interrupted,
 }
@@ -70,6 +72,7 @@ mod tests {
             (RingError::Lost { rank: 1, reason: reason() }, true),
             (RingError::Absent { rank: 1, seconds: 60, reason: reason() }, true),
             (RingError::OtherLength { rank: 1, found: 3, want: 4 }, false),
+            (RingError::Finished { rank: 1 }, false),
             (RingError::Interrupted, false),
         ];
         for (error, want) in rows {

@@ -238,6 +238,44 @@ fn killed_servers_cost_a_job_with_tables_no_bit() {
 }
 
 #[test]
+fn a_trainer_that_dies_after_its_last_step_is_replaced_when_the_others_have_finished() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let job = TablesJob::new(folder.path().join("job"));
+    let (servers, mut first, mut second) = ([job.serve(0), job.serve(1)], job.train(2), job.train(3));
+    let said_by = |worker: &mut crate::process::Worker| BufReader::new(worker.0.stderr.take().expect("piped"));
+    let (mut log, mut log_of_first) = (said_by(&mut second), said_by(&mut first));
+    let mut line = String::new();
+    // The last checkpoint, for which both wait at their end, cannot be written while a file has the name of its folder.
+    let in_the_way = loop {
+        line.clear();
+        assert_ne!(log.read_line(&mut line).expect("text"), 0, "it ended before it trained");
+        if let Some(total) = line.split("total_steps=").nth(1).and_then(|rest| rest.split(' ').next()) {
+            let run = fs::read_dir(job.kept()).expect("a folder").filter_map(Result::ok);
+            let run = run.map(|entry| entry.path()).find(|path| path.is_dir()).expect("the folder of the run");
+            let file = run.join(format!("step-{:012}", total.parse::<u64>().expect("a number")));
+            fs::write(&file, "").expect("written");
+            break file;
+        }
+    };
+    let last =
+        format!("step={}", in_the_way.to_string_lossy().rsplit('-').next().expect("a step").trim_start_matches('0'));
+    while !line.contains(&format!("training {last} ")) {
+        line.clear();
+        assert_ne!(log.read_line(&mut line).expect("text"), 0, "it ended before its last step");
+    }
+    second.0.kill().expect("it waits for the checkpoint");
+    second.0.wait().expect("it ends");
+    fs::remove_file(in_the_way).expect("it is there");
+    let mut said = String::new();
+    log_of_first.read_to_string(&mut said).expect("text");
+    assert_eq!(first.0.wait().expect("it ends").code(), Some(0), "{said}");
+    let (code, said) = end(job.train(3));
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("trainer 0 has finished; this one ends without the others"), "{said}");
+    job.finish(servers);
+}
+
+#[test]
 fn a_trainer_with_bad_data_ends_and_the_others_wait_for_a_better_one() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let file = |name: &str, rows: &str| {

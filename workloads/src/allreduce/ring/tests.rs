@@ -3,6 +3,7 @@
 use std::io::copy;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Mutex;
+use std::sync::atomic::AtomicUsize;
 
 use psjobs_api::Role;
 use psjobs_api::certificates::{Certificates, LIFE};
@@ -56,7 +57,7 @@ impl Process {
             rank.map(|(_, address)| address.clone()).ok_or_else(|| RemoteError::new("no address"))
         };
         let interrupt = Arc::<AtomicBool>::default();
-        let neighbours = self.meeting.meet(locate, TIMEOUT, &interrupt).expect("all come");
+        let neighbours = self.meeting.meet(locate, Vec::new, TIMEOUT, &interrupt).expect("all come");
         Ring::start(Some(neighbours), interrupt).expect("starts")
     }
 }
@@ -321,19 +322,24 @@ fn ranks_of_another_job_are_not_let_in_and_one_that_stays_away_is_named() {
     let other = Process::start(Place { rank: 1, size: 2 }, |settings| Settings { job_uid: "other".into(), ..settings });
     let locate = |_: &str, _| Ok(other.address.clone());
     let timeout = Duration::from_millis(500);
-    let met = process.meeting.meet(locate, timeout, &AtomicBool::new(false));
+    let met = process.meeting.meet(locate, Vec::new, timeout, &AtomicBool::new(false));
     let error = met.map(drop).expect_err("the other is of another job").to_string();
     assert!(error.contains("trainer 1 did not come within 0 s") && error.contains("of job"), "{error}");
 
     let locate = |_: &str, _| Err(RemoteError::new("it has not said where it listens"));
-    let met = process.meeting.meet(locate, timeout, &AtomicBool::new(false));
+    let met = process.meeting.meet(locate, Vec::new, timeout, &AtomicBool::new(false));
     let error = met.map(drop).expect_err("it stays away").to_string();
     assert!(error.contains("it has not said where it listens"), "{error}");
+
+    let asked = AtomicUsize::new(0);
+    let finished = || if asked.fetch_add(1, Ordering::Relaxed) < 2 { vec![0] } else { vec![0, 1] };
+    let met = process.meeting.meet(locate, finished, TIMEOUT, &AtomicBool::new(false));
+    assert!(matches!(met, Err(RingError::Finished { rank: 1 })), "it finishes while it is waited for");
 
     // Of this job, but of another size.
     let larger = Process::start(Place { rank: 1, size: 3 }, |settings| settings);
     let locate = |_: &str, _| Ok(larger.address.clone());
-    let met = process.meeting.meet(locate, timeout, &AtomicBool::new(false));
+    let met = process.meeting.meet(locate, Vec::new, timeout, &AtomicBool::new(false));
     let error = met.map(drop).expect_err("it has another size").to_string();
     assert!(error.contains("trainer 1 of 3 takes values from trainer-0, not from trainer 0 of 2"), "{error}");
 }
@@ -405,7 +411,7 @@ fn a_process_that_was_replaced_cannot_disturb_the_ring() {
     let addresses = job.addresses();
     let mut zombie = Process::start(Place { rank: 0, size: 3 }, |settings| settings);
     let locate = |name: &str, _| Ok(addresses[usize::from(name.ends_with('2')) + 1].clone());
-    let met = zombie.meeting.meet(locate, Duration::from_millis(500), &AtomicBool::new(false));
+    let met = zombie.meeting.meet(locate, Vec::new, Duration::from_millis(500), &AtomicBool::new(false));
     let error = met.map(drop).expect_err("it was replaced").to_string();
     assert!(error.contains("was replaced"), "{error}");
     let all: Vec<_> = (0..3).map(|rank| values(rank, 0, 1000)).collect();

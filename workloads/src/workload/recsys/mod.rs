@@ -51,6 +51,7 @@ pub fn train(
         let find = |((environment, participant), inbox)| Others::find(environment, participant, inbox);
         let meeting = RingRendezvous {
             others: ring.zip(participant.as_ref()).zip(inbox).map(find).transpose()?,
+            total,
             interrupt: &settings.interrupt,
             connect_timeout: settings.connect_timeout,
         };

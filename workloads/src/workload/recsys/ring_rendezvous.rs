@@ -18,6 +18,8 @@ use psjobs_worker::train::replicated_layers::ReplicatedLayers;
 pub struct RingRendezvous<'a> {
     /// `None` if this trainer is alone.
     pub others: Option<Others<'a>>,
+    /// Steps of each trainer.
+    pub total: u64,
     pub interrupt: &'a Arc<AtomicBool>,
     pub connect_timeout: Duration,
 }
@@ -41,7 +43,7 @@ impl<'a> Others<'a> {
 }
 
 impl RingRendezvous<'_> {
-    /// Closes the ring, and brings `dense` to the state of the trainer that has come furthest since the servers went to
+    /// Closes the ring, or lets this trainer end alone if another one has finished, and brings `dense` to the state of the trainer that has come furthest since the servers went to
     /// a checkpoint, if they did. The step that all go on from: the first that one of them says is `next`.
     pub fn meet(
         &mut self,
@@ -52,7 +54,7 @@ impl RingRendezvous<'_> {
     ) -> Result<(Ring, u64), RecsysError> {
         loop {
             next = rows.follow(dense, beginning, next).map_err(RecsysError::Follow)?;
-            let mut ring = self.close()?;
+            let mut ring = self.close(next)?;
             match agree(&mut ring, rows.epoch(), dense, next) {
                 Ok(Some(first)) => return Ok((ring, first)),
                 Ok(None) => tracing::info!("the servers have gone to a checkpoint meanwhile; meeting again"),
@@ -63,16 +65,25 @@ impl RingRendezvous<'_> {
         }
     }
 
-    fn close(&mut self) -> Result<Ring, RecsysError> {
+    fn close(&mut self, next: u64) -> Result<Ring, RecsysError> {
         let (connect_timeout, interrupt) = (self.connect_timeout, self.interrupt);
+        // One that has finished has added up the gradients of the last step, so that all are at that step at least.
+        let is_last = next.saturating_add(1) >= self.total;
         let meet = |Others { server, participant, address, meeting }: &mut Others<'_>| {
             let endpoint = participant.endpoint();
             // Again, because a server that was started anew knows no addresses.
             endpoint.publish_address(server, address).map_err(RecsysError::Publish)?;
             let locate = |name: &str, limit| endpoint.locate(server, name, limit);
-            meeting.meet(locate, connect_timeout, interrupt).map_err(RecsysError::Meet)
+            let finished = || if is_last { participant.finished() } else { Vec::new() };
+            match meeting.meet(locate, finished, connect_timeout, interrupt) {
+                Err(RingError::Finished { rank }) => {
+                    tracing::info!(step = next, "trainer {rank} has finished; this one ends without the others");
+                    Ok(None)
+                }
+                met => met.map(Some).map_err(RecsysError::Meet),
+            }
         };
-        let neighbours = self.others.as_mut().map(meet).transpose()?;
+        let neighbours = self.others.as_mut().map(meet).transpose()?.flatten();
         if let Some(place) = neighbours.as_ref().map(Neighbours::place) {
             tracing::info!(rank = place.rank, size = place.size, "the trainers' ring is closed");
         }
