@@ -25,6 +25,13 @@ pub fn standstill(samples: &[Sample], end: Option<Duration>, from: Duration, unt
     longest.filter(|_| trained)
 }
 
+/// Returns the longest time without a new step, from the first one to the job's end.
+pub fn longest_standstill(samples: &[Sample], end: Option<Duration>) -> Option<Duration> {
+    let grown = samples.windows(2).filter(|pair| pair[1].step > pair[0].step).map(|pair| pair[1].at);
+    let moves: Vec<_> = grown.chain(end).collect();
+    moves.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).max()
+}
+
 /// Returns how many steps were done more than once: each time that the step fell, how far. Servers count a gradient when it
 /// arrives, and a trainer gives the next one when the one before was acknowledged: so one step of each of `trainers` may have
 /// been under way, which is given again, and not lost.
@@ -95,6 +102,21 @@ mod tests {
         ];
         for (label, samples, want) in rows {
             assert_eq!(steps_lost(&series(samples), 2), want, "{label}");
+        }
+    }
+
+    #[test]
+    fn a_job_stands_still_from_its_first_step_to_its_end() {
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        for (label, samples, end, want) in [
+            ("it has not begun", &[(0, 0), (9, 0)][..], None, None),
+            ("it waits for its pods before", &[(0, 0), (9, 0), (10, 1), (11, 2)], None, seconds(1)),
+            ("in the middle", &[(0, 0), (1, 1), (5, 1), (6, 2), (7, 3)], Some(8), seconds(5)),
+            ("after its last step", &[(0, 0), (1, 1), (2, 2), (9, 2)], Some(12), seconds(10)),
+            ("it begins anew", &[(0, 0), (1, 8), (2, 9), (3, 0), (4, 1), (5, 2)], None, seconds(2)),
+        ] {
+            let end = end.map(Duration::from_secs);
+            assert_eq!(longest_standstill(&series(samples), end), want, "{label}");
         }
     }
 }

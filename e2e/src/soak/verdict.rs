@@ -9,8 +9,11 @@ use serde_json::{Value, json};
 use super::board::{Board, FaultRecord, JobRecord, Records};
 use super::kind::Kind;
 use super::schedule::Fault;
-use super::series::{standstill, steps_lost};
+use super::series::{longest_standstill, standstill, steps_lost};
 
+/// A job that makes no step for so long waits for something that does not come, whatever faults there are meanwhile: the longest
+/// of them lasts 75 s.
+const LONGEST_STANDSTILL: Duration = Duration::from_secs(300);
 /// How long after a fault's end a standstill still counts as the fault's.
 const AFTERWARDS: Duration = Duration::from_secs(10);
 
@@ -61,6 +64,12 @@ impl Verdict {
             let steps = lost_of(job);
             if steps > 0 {
                 problems.push(format!("{} has lost {steps} steps, though every fault left it a server", job.name));
+            }
+        }
+        for job in &records.jobs {
+            let still = longest_standstill(&job.samples, job.end);
+            if let Some(still) = still.filter(|still| *still > LONGEST_STANDSTILL) {
+                problems.push(format!("{} stood still for {} s, which no fault lasts", job.name, still.as_secs()));
             }
         }
         problems.extend(kinds.iter().filter(|row| row.jobs == 0).map(|row| format!("no {} job ran", row.kind.name())));
@@ -209,12 +218,15 @@ mod tests {
         };
         let mut without = good.clone();
         without.jobs.retain(|job| job.kind != Kind::Sparse);
+        let mut still = good.clone();
+        still.jobs[0].end = Some(LONGEST_STANDSTILL + Duration::from_secs(5));
         for (label, records, passed) in [
             ("good", good.clone(), true),
             ("a problem", with_problem, false),
             ("steps lost to a checkpoint", changed(Kind::Checkpointed, &[1, 9, 3, 10]), true),
             ("steps lost with two servers", changed(Kind::Replicated, &[1, 9, 3, 10]), false),
             ("no job of a kind", without, false),
+            ("a job that stood still", still, false),
         ] {
             assert_eq!(Verdict::from_records(&records, 1, 60).passed(), passed, "{label}");
         }
