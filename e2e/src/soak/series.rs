@@ -17,8 +17,7 @@ const LATELY: Duration = Duration::from_secs(5);
 /// there. `None` if the job did not train at `from`, stood still already, or was not seen to go on. The job's end counts
 /// as a new step.
 pub fn standstill(samples: &[Sample], end: Option<Duration>, from: Duration, until: Duration) -> Option<Duration> {
-    let grown = samples.windows(2).filter(|pair| pair[1].step > pair[0].step).map(|pair| pair[1].at);
-    let (before, after): (Vec<_>, Vec<_>) = grown.chain(end).partition(|at| *at <= from);
+    let (before, after): (Vec<_>, Vec<_>) = new_steps(samples).chain(end).partition(|at| *at <= from);
     let trained = before.last().is_some_and(|last| from - *last <= LATELY) && end.is_none_or(|end| end > from);
     let moves: Vec<_> = [from].into_iter().chain(after).collect();
     let longest = moves.windows(2).filter(|pair| pair[0] <= until).map(|pair| pair[1] - pair[0]).max();
@@ -27,9 +26,13 @@ pub fn standstill(samples: &[Sample], end: Option<Duration>, from: Duration, unt
 
 /// Returns the longest time without a new step, from the first one to the job's end.
 pub fn longest_standstill(samples: &[Sample], end: Option<Duration>) -> Option<Duration> {
-    let grown = samples.windows(2).filter(|pair| pair[1].step > pair[0].step).map(|pair| pair[1].at);
-    let moves: Vec<_> = grown.chain(end).collect();
+    let moves: Vec<_> = new_steps(samples).chain(end).collect();
     moves.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).max()
+}
+
+/// Returns the times at which a new step was seen.
+fn new_steps(samples: &[Sample]) -> impl Iterator<Item = Duration> + '_ {
+    samples.windows(2).filter(|pair| pair[1].step > pair[0].step).map(|pair| pair[1].at)
 }
 
 /// Returns how many steps were done more than once: each time that the step fell, how far. Servers count a gradient when it
