@@ -2,7 +2,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::super::autograd::{Context, DistributedOptimizer, Module, ModuleRef, Parameters, Pass};
 use super::super::{Endpoint, RRef, Registry, RemoteError};
-use super::{Job, eventually, pair};
+use super::{Job, eventually, pair, stop};
 
 /// tanh(x W), and a second output that is not differentiable.
 struct Dense;
@@ -97,12 +97,14 @@ fn gradients_through_remote_and_local_pieces_equal_local_ones() {
 fn a_context_is_over_when_a_peer_has_freed_it() {
     let mut job = Job::new();
     let (server, address) = job.server("ps-0");
-    let silent = job.silent_client("ps-0", &address);
+    let (client, thread) = job.stoppable_client("ps-0", &address);
     // The module is there for good; only what the context recorded is gone.
-    let module = ModuleRef::new(silent.peer("ps-0").singleton("dense", 2).expect("made"));
-    let context = Context::new(&silent);
+    let module = ModuleRef::new(client.peer("ps-0").singleton("dense", 2).expect("made"));
+    let context = Context::new(&client);
     let out = context.forward(&module, &[&ramp([3, 4], 50)]).expect("forward").swap_remove(0);
+    let stopped = stop(&thread);
     eventually("silent for a lease", || server.gone("trainer-0").is_some());
+    drop(stopped);
     let loss = out.square().sum(Kind::Float);
     let refused = || context.backward(&[&loss]).expect_err("what it needs is gone");
     eventually("refused", || refused().to_string().contains("ps-0 has let go of what trainer-0 held"));

@@ -1,5 +1,5 @@
 use super::super::{Endpoint, RRef, Stats};
-use super::{Job, LEASE, eventually, pair};
+use super::{Job, LEASE, eventually, pair, stop};
 
 fn held(endpoint: &Endpoint) -> (usize, u64) {
     let Stats { objects, references, .. } = endpoint.stats();
@@ -77,9 +77,11 @@ fn a_call_awaits_the_process_that_takes_the_place_of_one_that_has_ended() {
 fn a_silent_process_loses_what_it_held() {
     let mut job = Job::new();
     let (server, address) = job.server("ps-0");
-    let silent = job.silent_client("ps-0", &address);
-    let object = silent.peer("ps-0").remote("counter", 0).expect("made");
+    let (client, thread) = job.stoppable_client("ps-0", &address);
+    let object = client.peer("ps-0").remote("counter", 0).expect("made");
+    let stopped = stop(&thread);
     eventually("freed", || held(&server) == (0, 0));
+    drop(stopped);
     // It relies on what is gone, so it is refused when it connects again.
     let refused = || object.rpc_sync::<i64>("add", 1).expect_err("freed");
     eventually("refused", || refused().to_string().contains("ps-0 has let go of what trainer-0 held"));
@@ -89,7 +91,7 @@ fn a_silent_process_loses_what_it_held() {
         refused()
     );
     // Its successor begins anew.
-    silent.shutdown();
+    client.shutdown();
     let next = job.client("trainer-0", &[("ps-0", &address)]);
     assert_eq!(next.peer("ps-0").rpc_sync("echo", 1), Ok(1_i64));
 }
@@ -98,10 +100,11 @@ fn a_silent_process_loses_what_it_held() {
 fn a_silent_process_that_lacks_nothing_goes_on() {
     let mut job = Job::new();
     let (server, address) = job.server("ps-0");
-    let silent = job.silent_client("ps-0", &address);
-    let shared = silent.peer("ps-0").singleton("counter", 0).expect("made");
+    let (client, thread) = job.stoppable_client("ps-0", &address);
+    let shared = client.peer("ps-0").singleton("counter", 0).expect("made");
+    let stopped = stop(&thread);
     eventually("silent for a lease", || server.gone("trainer-0").is_some());
-    // On a busy machine the new connection may be silent for a lease, too.
+    drop(stopped);
     eventually("answered", || shared.rpc_sync::<i64>("add", 1).is_ok());
 }
 

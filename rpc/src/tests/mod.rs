@@ -10,10 +10,11 @@ mod soak;
 mod tls;
 
 use std::panic::resume_unwind;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 
 use super::{
     Call, Driver, Endpoint, Methods, Pending, RRef, Registry, RemoteError, RemoteObject, Settings, Values, rendezvous,
@@ -25,6 +26,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// A few processes of one job.
 struct Job {
     runtime: Runtime,
+    stoppable: Vec<Runtime>,
     drivers: Vec<Driver>,
     endpoints: Vec<Endpoint>,
 }
@@ -32,7 +34,7 @@ struct Job {
 impl Job {
     fn new() -> Self {
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
-        Self { runtime, drivers: Vec::new(), endpoints: Vec::new() }
+        Self { runtime, stoppable: Vec::new(), drivers: Vec::new(), endpoints: Vec::new() }
     }
 
     /// A process that others can connect to, and its address.
@@ -62,19 +64,38 @@ impl Job {
         endpoint
     }
 
-    /// A process that sends no heartbeat in time: its own lease is that long.
-    fn silent_client(&mut self, server: &str, address: &str) -> Endpoint {
-        let lease = Duration::from_secs(3600);
-        let endpoint = self.start(Settings { lease, ..Settings::new("trainer-0", "test") });
+    /// A process that [`stop`] can stop: all its connections share one thread.
+    fn stoppable_client(&mut self, server: &str, address: &str) -> (Endpoint, Handle) {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+        let thread = runtime.handle().clone();
+        self.stoppable.push(runtime);
+        let endpoint = self.start_on(Settings { lease: LEASE, ..Settings::new("trainer-0", "test") }, thread.clone());
         endpoint.connect(server, address, TIMEOUT).expect("the server is up");
-        endpoint
+        (endpoint, thread)
     }
 
     fn start(&mut self, settings: Settings) -> Endpoint {
-        let endpoint = Endpoint::start(settings, registry(), self.runtime.handle().clone());
+        self.start_on(settings, self.runtime.handle().clone())
+    }
+
+    fn start_on(&mut self, settings: Settings, runtime: Handle) -> Endpoint {
+        let endpoint = Endpoint::start(settings, registry(), runtime);
         self.endpoints.push(endpoint.clone());
         endpoint
     }
+}
+
+/// Stops the only thread of a runtime until the returned sender is dropped: its process neither sends nor reads, as
+/// after a SIGSTOP.
+fn stop(thread: &Handle) -> mpsc::Sender<()> {
+    let (resume, resumed) = mpsc::channel::<()>();
+    let (report, stopped) = mpsc::channel();
+    thread.spawn(async move {
+        report.send(()).expect("it is awaited");
+        resumed.recv().expect_err("the sender is dropped, and sends nothing");
+    });
+    stopped.recv().expect("the runtime is up");
+    resume
 }
 
 impl Drop for Job {
