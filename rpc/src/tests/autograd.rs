@@ -2,7 +2,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::super::autograd::{Context, DistributedOptimizer, Module, ModuleRef, Parameters, Pass};
 use super::super::{Endpoint, RRef, Registry, RemoteError};
-use super::{Job, eventually, pair, stop};
+use super::{Job, LEASE, eventually, pair, stop};
 
 /// tanh(x W), and a second output that is not differentiable.
 struct Dense;
@@ -95,7 +95,7 @@ fn gradients_through_remote_and_local_pieces_equal_local_ones() {
 
 #[test]
 fn a_context_is_over_when_a_peer_has_freed_it() {
-    let mut job = Job::new();
+    let mut job = Job::with_lease(LEASE);
     let (server, address) = job.server("ps-0");
     let (client, thread) = job.stoppable_client("ps-0", &address);
     // The module is there for good; only what the context recorded is gone.

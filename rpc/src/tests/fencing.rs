@@ -4,7 +4,7 @@ use super::super::{Endpoint, RemoteError, Settings};
 use super::{Job, TIMEOUT, eventually};
 
 fn incarnation(job: &mut Job, incarnation: u32) -> Endpoint {
-    job.start(Settings { incarnation, ..Settings::new("trainer-0", "test") })
+    job.start(Settings { incarnation, ..job.settings("trainer-0") })
 }
 
 #[test]

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use super::super::{Endpoint, RRef, Stats};
 use super::{Job, LEASE, eventually, pair, stop};
 
@@ -26,7 +28,7 @@ fn an_object_is_freed_with_its_last_reference() {
 
 #[test]
 fn a_reference_that_another_process_keeps_keeps_the_object() {
-    let mut job = Job::new();
+    let mut job = Job::with_lease(LEASE);
     let (first, first_address) = job.server("ps-0");
     let (second, second_address) = job.server("ps-1");
     second.connect("ps-0", &first_address, super::TIMEOUT).expect("it is up");
@@ -65,7 +67,12 @@ fn a_call_awaits_the_process_that_takes_the_place_of_one_that_has_ended() {
     client.shutdown();
     eventually("gone", || server.gone("trainer-0").is_some());
     let later = server.peer("trainer-0").await_replacement();
-    let error = later.clone().timeout(LEASE / 4).rpc_sync::<i64>("echo", 1).expect_err("there is none").to_string();
+    let error = later
+        .clone()
+        .timeout(Duration::from_millis(100))
+        .rpc_sync::<i64>("echo", 1)
+        .expect_err("there is none")
+        .to_string();
     assert_eq!(error, "function `echo` cannot reach trainer-0: trainer-0 has ended");
     let waits = std::thread::spawn(move || later.timeout(super::TIMEOUT).remote("counter", 0));
     let next = job.client("trainer-0", &[("ps-0", &address)]);
@@ -75,7 +82,7 @@ fn a_call_awaits_the_process_that_takes_the_place_of_one_that_has_ended() {
 
 #[test]
 fn a_silent_process_loses_what_it_held() {
-    let mut job = Job::new();
+    let mut job = Job::with_lease(LEASE);
     let (server, address) = job.server("ps-0");
     let (client, thread) = job.stoppable_client("ps-0", &address);
     let object = client.peer("ps-0").remote("counter", 0).expect("made");
@@ -98,7 +105,7 @@ fn a_silent_process_loses_what_it_held() {
 
 #[test]
 fn a_silent_process_that_lacks_nothing_goes_on() {
-    let mut job = Job::new();
+    let mut job = Job::with_lease(LEASE);
     let (server, address) = job.server("ps-0");
     let (client, thread) = job.stoppable_client("ps-0", &address);
     let shared = client.peer("ps-0").singleton("counter", 0).expect("made");
@@ -110,7 +117,9 @@ fn a_silent_process_that_lacks_nothing_goes_on() {
 
 #[test]
 fn an_idle_process_keeps_what_it_holds() {
-    let (_job, server, client) = pair();
+    let mut job = Job::with_lease(LEASE);
+    let (server, address) = job.server("ps-0");
+    let client = job.client("trainer-0", &[("ps-0", &address)]);
     let object = client.peer("ps-0").remote("counter", 0).expect("made");
     three_leases_pass(&server);
     assert_eq!(object.rpc_sync("add", 1), Ok(1_i64));
