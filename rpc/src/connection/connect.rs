@@ -152,7 +152,7 @@ impl Dial {
     /// Reports the first connection, or that there will be none.
     fn report_first(&self, result: Result<(), RemoteError>) {
         if let Err(RemoteError::Unreachable { reason, .. }) = &result {
-            self.process.connections().end_peer(&self.name, reason, false);
+            self.process.connections().end_peer(&self.name, reason, false, |_| {});
         }
         if let Some(slot) = self.first.lock().take() {
             slot.fill(result);

@@ -31,7 +31,5 @@ pub(crate) async fn keep_leases(process: Arc<dyn Process>) {
 
 fn end_lease(process: &dyn Process, name: &str, reason: &str) {
     tracing::warn!(peer = name, reason, "peer is lost; what it held is freed");
-    if let Some(session) = process.connections().end_peer(name, reason, true) {
-        free_held_by(process, session);
-    }
+    process.connections().end_peer(name, reason, true, |session| free_held_by(process, session));
 }

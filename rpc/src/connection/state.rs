@@ -118,15 +118,16 @@ impl Connections {
         self.peers.lock().links().collect()
     }
 
-    /// Marks a peer as gone for good, because its lease is over or for another reason, and closes its connection; returns the session that it
-    /// had.
-    pub fn end_peer(&self, name: &str, reason: &str, lease_over: bool) -> Option<Session> {
-        let ended = self.peers.lock().end(name, reason, lease_over, Instant::now())?;
+    /// Marks a peer as gone for good, because its lease is over or for another reason, runs `free` with the session that it had,
+    /// and closes its connection: a peer that connects again then holds nothing that is still to be freed.
+    pub fn end_peer(&self, name: &str, reason: &str, lease_over: bool, free: impl FnOnce(Session)) {
+        let ended = self.peers.lock().end(name, reason, lease_over, Instant::now());
+        let Some(ended) = ended else { return };
+        free(ended.session);
         if let Some(link) = ended.link {
             link.close(reason);
         }
         self.peers_changed.notify_all();
-        Some(ended.session)
     }
 
     /// Sends a frame to the process of `session`, if it is connected.
