@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_mapping_whose_stream_is_never_opened_is_freed_though_no_trainer_comes_again() {
-        let offer = offer_for(Duration::from_millis(100)).expect("binds");
+        let offer = offer_for(Duration::from_secs(2)).expect("binds");
         let mapping = Mapping::new(100).expect("a memory file");
         let token = accept(offer.name(), &mapping).expect("is taken");
         let handed_over = Arc::downgrade(&offer.waiting.lock()[&token].mapping);

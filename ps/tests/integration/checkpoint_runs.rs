@@ -30,6 +30,7 @@ fn seldom(folder: &Path, servers: usize, uid: &str) -> Job {
 /// Trains to step `until` and returns the steps done.
 fn train_to(job: &Job, until: u64) -> Vec<u64> {
     let running = job.run(until);
+    job.limit.remove();
     let mut done = Vec::new();
     while done.last() != Some(&until) {
         done.push(running.steps.recv_timeout(Duration::from_secs(60)).expect("training goes on"));
@@ -59,7 +60,7 @@ fn flip_a_bit(part: &Path) {
 
 #[test]
 fn a_job_that_does_not_resume_keeps_its_own_beside_older_ones_of_higher_steps() {
-    const STEPS: u64 = 150;
+    const STEPS: u64 = 300;
     for (before, after) in [("job-a", "job-b"), (BY_HAND, BY_HAND)] {
         let folder = tempfile::tempdir().expect("a folder");
         let runs = Runs::new(folder.path());
@@ -69,6 +70,7 @@ fn a_job_that_does_not_resume_keeps_its_own_beside_older_ones_of_higher_steps() 
 
         let job = Job::checkpointed(folder.path(), 2, 2, ConsistencyMode::Sync);
         let job = Job { uid: after.into(), resume: false, ..job };
+        job.limit.set(Running::AHEAD);
         let mut running = job.run(STEPS);
         running.restart_each_after_a_checkpoint(folder.path());
         let want = Job::undisturbed(2, STEPS);

@@ -29,9 +29,10 @@ use tonic::transport::Server;
 
 #[test]
 fn a_killed_server_costs_no_bit() {
-    const STEPS: u64 = 150;
+    const STEPS: u64 = 300;
     let folder = tempfile::tempdir().expect("a folder");
     let job = Job::checkpointed(folder.path(), 2, 2, ConsistencyMode::Sync);
+    job.limit.set(Running::AHEAD);
     let mut running = job.run(STEPS);
     running.restart_each_after_a_checkpoint(folder.path());
     let want = Job::undisturbed(2, STEPS);

@@ -26,6 +26,8 @@ struct Elastic {
     checkpoint: Option<std::path::PathBuf>,
     /// Every block is held by both servers.
     replicated: bool,
+    /// How long a trainer may be silent.
+    silence: Duration,
     done: Done,
 }
 
@@ -41,8 +43,13 @@ struct Trainer {
 impl Trainer {
     fn wait_for(&self, batches: u64) {
         let deadline = Instant::now() + Duration::from_secs(60);
-        while self.done.load(Relaxed) < batches {
-            assert!(Instant::now() < deadline && !self.thread.is_finished(), "it does no more batches");
+        loop {
+            // Asked first: it may do the batches and end in between.
+            let has_ended = self.thread.is_finished();
+            if self.done.load(Relaxed) >= batches {
+                return;
+            }
+            assert!(!has_ended && Instant::now() < deadline, "it does no more batches");
             std::thread::yield_now();
         }
     }
@@ -71,8 +78,8 @@ impl Elastic {
         let listeners: Vec<_> =
             (0..2).map(|_| std::net::TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
         let addresses = listeners.iter().map(|listener| listener.local_addr().expect("bound")).collect();
-        let (servers, done) = (Vec::new(), Done::default());
-        Self { addresses, servers, mode, batches, least, checkpoint: None, replicated: false, done }
+        let (servers, done, silence) = (Vec::new(), Done::default(), Timeouts::default().silence);
+        Self { addresses, servers, mode, batches, least, checkpoint: None, replicated: false, silence, done }
     }
 
     fn begin(mut self) -> Self {
@@ -96,7 +103,7 @@ impl Elastic {
         });
         let config = ServerConfig {
             min_trainers: Some(self.least),
-            timeouts: Timeouts { silence: Duration::from_secs(2), ..Timeouts::default() },
+            timeouts: Timeouts { silence: self.silence, ..Timeouts::default() },
             checkpoint,
             replicas: if self.replicated { self.names() } else { Vec::new() },
             ..config(index, 2, 4, self.mode)
@@ -166,7 +173,8 @@ fn once(batches: u64) -> BTreeMap<u64, u32> {
 #[test]
 fn a_job_grows_and_shrinks_and_reads_every_batch_once() {
     const BATCHES: u64 = 400;
-    let quick = Duration::from_millis(1);
+    // Long enough that batches are left for those that come later.
+    let quick = Duration::from_millis(10);
     for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
         let job = Elastic::start(mode, BATCHES, 1, None);
         let first = job.trainer(0, quick);
@@ -185,16 +193,25 @@ fn a_job_grows_and_shrinks_and_reads_every_batch_once() {
 #[test]
 fn sync_trainers_of_different_speed_go_in_step() {
     let job = Elastic::start(ConsistencyMode::Sync, 120, 2, None);
-    let trainers = [job.trainer(0, Duration::ZERO), job.trainer(1, Duration::from_millis(10))];
+    let trainers = [job.trainer(0, Duration::from_millis(10)), job.trainer(1, Duration::from_millis(20))];
+    trainers.iter().for_each(|trainer| trainer.wait_for(1));
+    // The first may have gone on alone until the second took part.
+    let begun = loop {
+        let [fast, slow, again] = [0, 1, 0].map(|index: usize| trainers[index].done.load(Relaxed));
+        if fast == again {
+            break [fast, slow];
+        }
+    };
     let [fast, slow] = trainers.map(Trainer::end);
-    assert!(fast + slow == 120 && fast.abs_diff(slow) <= 8, "{fast} and {slow}");
+    assert_eq!(fast + slow, 120);
+    assert!((fast - begun[0]).abs_diff(slow - begun[1]) <= 8, "{fast} and {slow} from {begun:?}");
     assert_eq!(job.end().1, once(120));
 }
 
 #[test]
 fn what_a_lost_trainer_held_is_read_by_the_others() {
     for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
-        let job = Elastic::start(mode, 200, 1, None);
+        let job = Elastic::begin(Elastic { silence: Duration::from_secs(2), ..Elastic::new(mode, 200, 1) });
         let mut lost = job.join(1, 0);
         // Long enough that the loss is noticed.
         let other = job.trainer(0, Duration::from_millis(25));
@@ -217,7 +234,7 @@ fn what_a_lost_trainer_held_is_read_by_the_others() {
 #[test]
 fn too_few_trainers_wait_for_more() {
     let job = Elastic::start(ConsistencyMode::Async, 60, 2, None);
-    let first = job.trainer(0, Duration::ZERO);
+    let first = job.trainer(0, Duration::from_millis(50));
     let mut second = job.join(1, 0);
     first.wait_for(1);
     second.next_batch().expect("answers").expect("there are two now");
@@ -232,7 +249,7 @@ fn a_killed_server_comes_back_from_a_checkpoint_and_no_batch_is_left_out() {
     for mode in [ConsistencyMode::Sync, ConsistencyMode::Async] {
         let folder = tempfile::tempdir().expect("a folder");
         let mut job = Elastic::start(mode, 400, 1, Some(folder.path().to_owned()));
-        let quick = Duration::from_millis(2);
+        let quick = Duration::from_millis(5);
         let first = job.trainer(0, quick);
         let mut newest = 0;
         let mut others = Vec::new();
@@ -257,7 +274,7 @@ fn a_killed_server_comes_back_from_a_checkpoint_and_no_batch_is_left_out() {
 fn a_killed_replicated_server_costs_no_batch() {
     for mode in [ConsistencyMode::Sync, ConsistencyMode::Async] {
         let mut job = Elastic::replicated(mode, 400);
-        let quick = Duration::from_millis(2);
+        let quick = Duration::from_millis(5);
         let mut trainers = vec![job.trainer(0, quick), job.trainer(1, quick)];
         for (victim, newcomer) in [(1, 2), (0, 3)] {
             trainers.iter().for_each(|trainer| trainer.wait_for(10));

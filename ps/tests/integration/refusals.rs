@@ -159,7 +159,7 @@ async fn missing_trainers_are_named_and_then_given_up() {
     config.timeouts = Timeouts {
         join: Duration::from_millis(100),
         silence: Duration::from_millis(1500),
-        abandon: Duration::from_secs(4),
+        abandon: Duration::from_secs(10),
     };
     let server = start(config).await;
     let session = join(session_config(0, vec![server.address.to_string()])).await.expect("joins");

@@ -36,21 +36,24 @@ struct Running {
     steps: mpsc::Receiver<u64>,
     /// Each trainer's rows of `all_keys` before the first step and after the last.
     trainers: Vec<JoinHandle<(Rows, Rows)>>,
+    limit: Limit,
 }
 
 impl Running {
-    /// Starts a job that trains to step `until`; each step pushes the gradients that `gradient` makes of trainer, step
+    /// Starts a job that trains to step `until`, whose last step is made in `finish`; each step pushes the gradients that `gradient` makes of trainer, step
     /// and key.
     fn start(job: &Job, until: u64, gradient: fn(u32, u64, u64) -> [f32; WIDTH]) -> Self {
         let (servers, (sender, steps)) = (job.start_all(), mpsc::channel());
         let all = all_keys(job.trainers, until);
+        job.limit.lower(until - 1);
         let train = |index| {
-            let (config, all, sender) = (replicated(index, job), all.clone(), sender.clone());
+            let (config, all, sender, limit) = (replicated(index, job), all.clone(), sender.clone(), job.limit.clone());
             move || {
                 let member = Member::join(config.clone()).expect("joins");
                 let mut tables = Tables::open(config, specs()).expect("opens");
                 let initial = read(&mut tables, &all);
                 for step in 0..until {
+                    limit.wait(step);
                     let keys = keys(index, step);
                     tables.pull(&[(0, &keys)]).expect("answers");
                     let values: Vec<f32> = keys.iter().flat_map(|key| gradient(index, step, *key)).collect();
@@ -64,7 +67,7 @@ impl Running {
             }
         };
         let trainers = (0..job.trainers).map(|index| std::thread::spawn(train(index))).collect();
-        Self { servers, steps, trainers }
+        Self { servers, steps, trainers, limit: job.limit.clone() }
     }
 
     fn kill(&mut self, server: usize) {
@@ -80,6 +83,7 @@ impl Running {
 
     /// Returns what each trainer has read, after the servers have ended well.
     fn finish(self) -> Vec<(Rows, Rows)> {
+        self.limit.remove();
         let read = self.trainers.into_iter().map(|trainer| trainer.join().expect("no panic")).collect();
         self.servers.into_iter().for_each(|server| drop(server.outcome().expect("ends well")));
         read

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -69,6 +69,39 @@ pub struct Job {
     pub keep: usize,
     /// Trainers that have finished before a server starts.
     pub finished_trainers: Vec<u32>,
+    pub limit: Limit,
+}
+
+/// The steps that trainers make for now, so that a job is still under way however slow the test is.
+#[derive(Clone)]
+pub struct Limit(Arc<(Mutex<u64>, Condvar)>);
+
+impl Limit {
+    fn none() -> Self {
+        Self(Arc::new((Mutex::new(u64::MAX), Condvar::new())))
+    }
+
+    pub fn set(&self, steps: u64) {
+        let (limit, changed) = &*self.0;
+        *limit.lock().expect("no panic") = steps;
+        changed.notify_all();
+    }
+
+    /// Lowers it, unless it is lower already.
+    pub fn lower(&self, steps: u64) {
+        let mut limit = self.0.0.lock().expect("no panic");
+        *limit = steps.min(*limit);
+    }
+
+    pub fn remove(&self) {
+        self.set(u64::MAX);
+    }
+
+    /// Waits until `step`, from 0, may be made.
+    pub fn wait(&self, step: u64) {
+        let (limit, changed) = &*self.0;
+        drop(changed.wait_while(limit.lock().expect("no panic"), |limit| step >= *limit).expect("no panic"));
+    }
 }
 
 impl Job {
@@ -100,6 +133,7 @@ impl Job {
             resume: true,
             keep: 2,
             finished_trainers: Vec::new(),
+            limit: Limit::none(),
         }
     }
 
@@ -158,10 +192,12 @@ impl Job {
         let mut config = self.session(index, until);
         config.replication_factor = 1 + u32::from(self.replicated);
         config.shared_memory = index.is_multiple_of(2);
+        let limit = self.limit.clone();
         std::thread::spawn(move || {
             let mut session = Session::join(config, &vec![1.0; elements()]).expect("joins");
             let mut step = session.next_step();
             while step < until {
+                limit.wait(step);
                 session.gradients_mut().copy_from_slice(&gradient(step));
                 step = session.exchange(step).expect("the servers answer");
                 if step == 0 {
@@ -190,7 +226,7 @@ pub struct Running<'a> {
 }
 
 impl Job {
-    /// Starts everybody; the trainers train to step `until`.
+    /// Starts everybody; the trainers train to step `until`, and make its last step in [`Running::finish`].
     pub fn run(&self, until: u64) -> Running<'_> {
         self.run_of(until, |index| move |step| gradient(index, step, elements()))
     }
@@ -201,6 +237,7 @@ impl Job {
         until: u64,
         gradient: impl Fn(u32) -> G,
     ) -> Running<'_> {
+        self.limit.lower(until - 1);
         let (servers, (sender, steps)) = (self.start_all(), mpsc::channel());
         let trainer = |index| self.trainer_of(index, until, sender.clone(), gradient(index));
         Running { job: self, servers, steps, trainers: (0..self.trainers).map(trainer).collect(), starts: 0 }
@@ -223,18 +260,37 @@ impl Running<'_> {
         self.servers.insert(server, self.job.start_again(server as u32, self.starts));
     }
 
-    /// Kills servers 1 and 0 of a job of two and starts them again, each when some steps and a new checkpoint were done.
+    /// Steps that trainers are ahead of the test.
+    pub const AHEAD: u64 = 30;
+
+    /// Kills servers 1 and 0 of a job of two and starts them again, each when some steps and a new checkpoint were done. The
+    /// job has the limit [`Running::AHEAD`] and 300 steps at least.
     pub fn restart_each_after_a_checkpoint(&mut self, folder: &Path) {
-        let mut newest = 0;
+        let (mut newest, mut limit) = (0, Self::AHEAD);
         for victim in [1, 0] {
             wait_for(&self.steps, newest + 20);
-            newest = wait_for_checkpoint(folder, newest);
+            let deadline = Instant::now() + Duration::from_secs(60);
+            newest = loop {
+                match newest_checkpoint(folder) {
+                    Some(step) if step > newest => break step,
+                    _ => assert!(Instant::now() < deadline, "no checkpoint after step {newest}"),
+                }
+                // The next checkpoint may be of a later step. This thread sets the pace: if it stands still, so do they.
+                limit += 1;
+                self.job.limit.set(limit);
+                std::thread::sleep(Duration::from_millis(20));
+            };
+            // They train while the server is killed.
+            self.job.limit.set(limit + Self::AHEAD);
+            wait_for(&self.steps, limit + 1);
+            limit += Self::AHEAD;
             self.restart(victim);
         }
     }
 
     /// Returns the result of each trainer, after the servers have ended well.
     pub fn finish(self) -> Vec<Vec<f32>> {
+        self.job.limit.remove();
         let parameters = self.trainers.into_iter().map(|trainer| trainer.join().expect("no panic")).collect();
         self.servers.into_iter().for_each(|server| drop(server.outcome().expect("ends well")));
         parameters
@@ -259,13 +315,17 @@ pub fn wait_for(steps: &mpsc::Receiver<u64>, step: u64) {
     while steps.recv_timeout(Duration::from_secs(60)).expect("training goes on") < step {}
 }
 
+/// Returns the step of the newest checkpoint.
+fn newest_checkpoint(folder: &Path) -> Option<u64> {
+    let run = Runs::new(folder).newest().expect("a folder")?;
+    run.complete().expect("a folder").last().copied()
+}
+
 /// Waits for a checkpoint of a step after `after`.
 pub fn wait_for_checkpoint(folder: &Path, after: u64) -> u64 {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
-        let run = Runs::new(folder).newest().expect("a folder");
-        let newest = run.and_then(|run| run.complete().expect("a folder").last().copied());
-        if let Some(step) = newest.filter(|step| *step > after) {
+        if let Some(step) = newest_checkpoint(folder).filter(|step| *step > after) {
             return step;
         }
         assert!(Instant::now() < deadline, "no checkpoint after step {after}");
