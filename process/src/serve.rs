@@ -208,9 +208,10 @@ impl ServeArgs {
         let Training { optimizer, consistency, .. } = &environment.training;
         info!(port, trainers = environment.trainers, %optimizer, consistency = ?consistency.mode, "serving");
 
-        signals.defer();
+        // Listened for first: a signal that came before would be deferred and never seen.
         let mut terminate = signal(SignalKind::terminate()).map_err(Failure::work)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::work)?;
+        signals.defer();
         let shutdown = async move {
             tokio::select! {
                 _ = terminate.recv() => {}

@@ -8,10 +8,8 @@ use crate::clock::now;
 use crate::retry::LOG_INTERVAL;
 use crate::server::error::ServerError;
 use crate::server::state::ServerState;
-use crate::server::state::membership::LivenessEvent;
+use crate::server::state::membership::{CHECK_INTERVAL, LivenessEvent};
 
-/// Interval between two checks for missing trainers.
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// How long trainers may take to leave after the server received the signal to stop.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(8);
 
@@ -44,6 +42,7 @@ pub async fn given_up(state: &ServerState) -> ServerError {
         let now = now();
         let (finished, news, done, alone, why, failed) = {
             let mut members = state.members();
+            members.check(now);
             // A server without the job's state cannot end it: it has neither the steps nor the last checkpoint.
             let finished = if state.has_state() { members.presume_finished(now) } else { Vec::new() };
             let news = members.look(now);

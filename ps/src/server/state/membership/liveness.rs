@@ -7,6 +7,9 @@ use super::report::{awaited, lost};
 use super::{LivenessEvent, Member, Membership, Presence};
 use crate::checkpoint::Concluded;
 
+/// Interval between two checks for silent trainers.
+pub const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
 impl Membership {
     /// Records that a trainer has sent its last step.
     pub fn conclude(&mut self, trainer: u32) {
@@ -53,6 +56,15 @@ impl Membership {
     pub fn finished(&self) -> Vec<u32> {
         let finished = |(_, member): &(u32, &Member)| member.presence == Presence::Finished;
         (0..).zip(&self.members).filter(finished).map(|(index, _)| index).collect()
+    }
+
+    /// Records that silent trainers are about to be looked for, which happens every [`CHECK_INTERVAL`]. If this server stood still since
+    /// the last time, all trainers count as heard now: their messages may have come meanwhile, and not be read yet.
+    pub fn check(&mut self, now: Instant) {
+        let since = now.saturating_duration_since(std::mem::replace(&mut self.checked, now));
+        if since > CHECK_INTERVAL + self.timeouts.silence / 2 {
+            self.members.iter_mut().for_each(|member| member.heard = now);
+        }
     }
 
     /// Marks trainers as finished that had finished before this server started, and those that sent their last step and

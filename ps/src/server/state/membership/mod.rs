@@ -17,6 +17,7 @@ use crate::layout::TensorSpec;
 use crate::proto;
 use crate::series::{LONGEST_NAME, MOST_METRICS};
 use crate::server::config::Timeouts;
+pub use liveness::CHECK_INTERVAL;
 pub use refusal::Refusal;
 
 /// A change of a trainer's liveness that is logged.
@@ -104,6 +105,8 @@ pub struct Membership {
     started: Instant,
     /// The last time that a trainer was active.
     last_active: Instant,
+    /// The last check for silent trainers.
+    checked: Instant,
     training: Option<(Instant, Instant)>,
 }
 
@@ -152,6 +155,7 @@ impl Membership {
             evaluation: (BTreeMap::new(), now),
             started: now,
             last_active: now,
+            checked: now,
             training: None,
         }
     }

@@ -141,7 +141,9 @@ impl Membership {
             steps_per_second: member.own_pace().unwrap_or(0.0),
             batch: 0,
         });
-        let totals = || self.members.iter().map(|member| member.total_steps);
+        // Of a trainer that finished before this server started, neither steps nor their number are known.
+        let is_known = |member: &&Member| member.total_steps > 0 || !member.ended;
+        let totals = || self.members.iter().filter(is_known).map(|member| member.total_steps);
         let total_steps = match self.least {
             Some(_) => totals().max().unwrap_or(0), // Each reports the total of the job.
             None if totals().all(|total| total > 0) => totals().sum(),

@@ -17,6 +17,40 @@ fn a_trainer_that_never_came_is_news_once_and_a_warning_for_good() {
 }
 
 #[test]
+fn trainers_are_lost_after_a_silence_in_which_the_server_looked() {
+    let rows = [
+        ("looked every second", (1..=40).collect::<Vec<u64>>(), Some(30)),
+        ("stood still for longer than a silence", [1, 100].into_iter().chain(101..=140).collect(), Some(130)),
+        ("stood still for a moment", [1, 10].into_iter().chain(11..=40).collect(), Some(30)),
+        ("stood still again and again", (1..10).map(|time| time * 20).collect(), None),
+    ];
+    for (label, checks, want) in rows {
+        let start = Instant::now();
+        let mut members = Membership::new("job".into(), 1, Some(1), Timeouts::default(), start);
+        members.join(&id(0, 0), Vec::new(), 9, start).expect("joins");
+        let mut is_lost = |second: &u64| {
+            let now = start + Duration::from_secs(*second);
+            members.check(now);
+            !members.look(now).is_empty()
+        };
+        assert_eq!(checks.into_iter().find(|second| is_lost(second)), want, "{label}");
+    }
+}
+
+#[test]
+fn the_total_is_that_of_the_trainers_whose_steps_are_counted() {
+    let start = Instant::now();
+    for (finished, joined, want) in [(&[][..], &[0][..], 0), (&[], &[0, 1], 18), (&[1], &[], 0), (&[1], &[0], 9)] {
+        let mut members = Membership::new("job".into(), 2, None, Timeouts::default(), start);
+        members.expect_no_more_of(finished);
+        joined.iter().for_each(|index| members.join(&id(*index, 0), Vec::new(), 9, start).expect("joins"));
+        assert_eq!(members.status(start).total_steps, want, "{finished:?} had finished, {joined:?} joined");
+        members.presume_finished(start);
+        assert_eq!(members.status(start).total_steps, want, "the same once they count as finished");
+    }
+}
+
+#[test]
 fn the_rate_is_that_of_the_reports_whatever_comes_in_between() {
     let start = Instant::now();
     let at = |seconds: f64| start + Duration::from_secs_f64(seconds);
