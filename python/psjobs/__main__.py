@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 import sys
 import sysconfig
 from typing import NoReturn
@@ -16,6 +17,8 @@ def main() -> NoReturn:
     worker = pathlib.Path(sysconfig.get_path("scripts"), "psjobs-worker")
     if worker.is_file():
         os.environ.setdefault("PSJOBS_WORKER", str(worker))
+    # Python's own handler only notes a Ctrl-C, for bytecode that no longer runs. psjobs sets its own.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     os._exit(_native.psjobs([sys.executable, "-m", "psjobs"], sys.argv[1:]))
 
 

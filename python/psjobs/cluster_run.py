@@ -236,8 +236,12 @@ class ClusterRun:
         command = self._kubectl.command("logs", f"{self.name}-{role}-{index}", *(["--follow"] if follow else []))
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None and process.stderr is not None
-            for line in process.stdout:
-                yield line.removesuffix("\n")
+            try:
+                for line in process.stdout:
+                    yield line.removesuffix("\n")
+            except GeneratorExit:
+                process.kill()  # The caller reads no further; kubectl would wait for the next line.
+                raise
             said = process.stderr.read().strip()
         if process.returncode != 0:
             raise Error(said or f"kubectl logs ended with exit code {process.returncode}")

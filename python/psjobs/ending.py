@@ -138,7 +138,8 @@ class _End:
         """Leaves the job, if nothing did before."""
         if self._is_interrupted:
             _die_of_interrupt()
-        job, self._job = self._job, None
+        # It is kept: while this waits for servers, SIGTERM asks it to end as it does in a step.
+        job = self._job
         if job is None or job._session is None or job._left:
             return
         if self._code:
@@ -151,6 +152,8 @@ class _End:
             _exit(PEER_AWAY if _is_caused_by_others(job, error) else 1)
         except KeyboardInterrupt:
             _exit(INTERRUPTED)
+        except SystemExit:
+            _exit(TERMINATED)  # SIGTERM came again. Python ends with 0 after an exception at exit.
         if job.should_stop:
             _exit(TERMINATED)
 

@@ -281,6 +281,7 @@ class Job:
         session = self._session
         if session is None or self._left:
             return
+        is_done = finished
         if finished and self._local_steps is not None:
             self._local_steps.finish()
         if finished and not self._environment.elastic:
@@ -290,6 +291,9 @@ class Job:
         session.leave(finished, self._examples, self._metrics)
         if finished:
             self._write_result(waiting)
+        elif is_done and self.should_stop:
+            # SIGTERM came before the servers had all: the servers await another process, and so must who starts it.
+            raise SystemExit(ending.TERMINATED)
 
     def __enter__(self) -> Self:
         return self

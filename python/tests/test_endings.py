@@ -183,3 +183,28 @@ def test_a_forked_process_can_neither_use_nor_end_the_session(jobs: Jobs) -> Non
     """
     succeed(job.trainer(0, script(body.strip())))
     assert job.server.wait(DEADLINE) == 0
+
+
+@pytest.mark.parametrize("last", ["", "job.leave()\nprint('goes on', flush=True)\n"])
+def test_sigterm_after_the_last_step_is_no_success_while_the_servers_may_lose_it(jobs: Jobs, last: str) -> None:
+    job = jobs.start()
+    go = job.folder / "go"
+    ready = "import time\nprint('ready', flush=True)\nwhile not os.path.exists(os.environ['GO']): time.sleep(0.001)\n"
+    watched = WATCHED.replace("_wait_for_exchange", "_keep").replace("""print("waits", flush=True)
+""", """print("waits", flush=True)
+    while sys._current_frames()[main].f_code.co_name != "leave" and time.monotonic() < end:
+        time.sleep(0.001)
+    print("leaves", flush=True)
+""")
+    trainer = job.trainer(0, script("pass") + ready + watched + last, GO=str(go))
+    assert trainer.stdout is not None and any(line == "ready\n" for line in trainer.stdout)
+    job.server.send_signal(signal.SIGSTOP)
+    go.touch()
+    assert trainer.stdout.readline() == "waits\n"
+    trainer.send_signal(signal.SIGTERM)
+    assert trainer.stdout.readline() == "leaves\n"
+    job.server.send_signal(signal.SIGCONT)
+    said, error = trainer.communicate(timeout=DEADLINE)
+    assert trainer.returncode == 128 + signal.SIGTERM and "goes on" not in said, (said, error)
+    assert "Traceback" not in error and "Exception" not in error, error
+    assert "finished=false" in job.log.read_text()

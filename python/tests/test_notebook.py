@@ -26,7 +26,13 @@ def kernels(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_notebook_runs_and_its_table_shows_the_end_of_the_job(kernels: None) -> None:
     notebook = nbformat.read(FOLDER / "circle.ipynb", as_version=4)
     assert all(not cell.outputs for cell in notebook.cells if cell.cell_type == "code"), "outputs are not committed"
-    client = NotebookClient(notebook, timeout=DEADLINE, resources={"metadata": {"path": str(FOLDER)}})
+    client = NotebookClient(
+        notebook,
+        timeout=DEADLINE,
+        iopub_timeout=DEADLINE,
+        startup_timeout=DEADLINE,
+        resources={"metadata": {"path": str(FOLDER)}},
+    )
     client.execute()
     outputs = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
 

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import textwrap
@@ -94,6 +95,37 @@ def test_a_job_that_is_stopped_leaves_no_process(tmp_path: pathlib.Path) -> None
     assert job.status["state"] == "Interrupted"
     for process in here.iterdir():
         assert not pathlib.Path("/proc", process.name).exists()
+
+
+SLOW = """
+import os, psjobs, time, torch
+job = psjobs.join()
+model, opt = job.attach(torch.nn.Linear(2, 1))
+data = torch.utils.data.TensorDataset(torch.ones(6000, 2))
+for (x,) in job.batches(data, 1):
+    open(os.environ["STARTED"], "w").close()
+    time.sleep(1)
+    model(x).sum().backward()
+    opt.step()
+"""
+
+
+def test_ctrl_c_in_a_terminal_lets_a_step_end(tmp_path: pathlib.Path) -> None:
+    started = tmp_path / "started"
+    (tmp_path / "slow.py").write_text(SLOW)
+    text = f"import psjobs\npsjobs.run({str(tmp_path / 'slow.py')!r}, folder={str(tmp_path)!r}, quiet=True)\n"
+    command = [sys.executable, script(tmp_path, text)]
+    variables = environment(STARTED=str(started))
+    caller = subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    end = time.monotonic() + DEADLINE
+    while not started.exists():
+        assert time.monotonic() < end and caller.poll() is None
+        time.sleep(0.05)
+    os.killpg(caller.pid, signal.SIGINT)
+    _, said = caller.communicate(timeout=DEADLINE)
+    assert "KeyboardInterrupt" in said, said
+    log = (tmp_path / "ps-0.log").read_text()
+    assert "left" in log and "finished=false" in log, log
 
 
 def test_the_commands_of_the_package_are_those_of_psjobs(tmp_path: pathlib.Path) -> None:
