@@ -36,7 +36,7 @@ has_programs() {
 # fetch PROGRAM URL FILE: fails if the file has another SHA-256 than the program's.
 fetch() {
   local sum=${sha256[$1-$arch]}
-  curl --fail --silent --show-error --location --retry 3 --output "$3" "$2" ||
+  curl --fail --silent --show-error --location --retry 3 --retry-all-errors --connect-timeout 20 --output "$3" "$2" ||
     fail "$2 cannot be fetched; check the network, or put ${programs[*]} on the PATH"
   echo "$sum  $3" | sha256sum --check --status ||
     fail "$2 has not the SHA-256 $sum but $(sha256sum <"$3" | cut -d' ' -f1), so it is not used"

@@ -62,7 +62,12 @@ PY
 }
 
 if [[ ! -e $folder/complete ]]; then
+  # Two that make it at once would delete each other's files.
   mkdir -p "$cache"
+  exec 9>"$folder.lock"
+  flock 9
+fi
+if [[ ! -e $folder/complete ]]; then
   say "making $folder with torch $version; this is done once"
   rm -rf "$folder"
   trap 'rm -rf "$folder"' EXIT

@@ -15,6 +15,8 @@ limit=600 # seconds for a job to succeed
 
 # Cluster and namespace of the README, whatever the user's own are.
 if kind get clusters 2>/dev/null | grep -qx psjobs; then kubectl config use-context kind-psjobs >/dev/null; fi
+# A job of an earlier run has ended already.
+kubectl delete -f examples/mnist.yaml --ignore-not-found --wait >/dev/null 2>&1 || true
 
 was_done() {
   local command

@@ -102,7 +102,7 @@ test("without the token there is no page", async () => {
   await page.close();
 });
 
-test("a job is live in the page, and the same in its file when it is over", { timeout: 300_000 }, async () => {
+test("a job is live in the page, and the same in its file when it is over", { timeout: 900_000 }, async () => {
   const page = await open(address);
   assert.equal(new URL(page.url()).search, "", "the token is not in the address any more");
   await page.waitForFunction(() => document.querySelectorAll("#charts canvas").length >= 2, null, { timeout: 60_000 });

@@ -28,7 +28,7 @@ const TRAINERS: usize = 8;
 const WINDOW: Duration = Duration::from_secs(10);
 const STEPS: f64 = 5.0;
 /// Time in which browsers get the last state.
-const FAREWELL: Duration = Duration::from_secs(1);
+const FAREWELL: Duration = Duration::from_secs(5);
 
 /// The page of one run.
 #[derive(Debug)]

@@ -24,6 +24,10 @@ use super::signals::Signals;
 use super::status;
 use super::view::View;
 
+/// Time in which a second signal is that of the same Ctrl-C: the terminal sends it to psjobs, and a program that has started psjobs
+/// sends it again.
+const ONE_CTRL_C: Duration = Duration::from_secs(1);
+
 /// Called with what server 0 says of the job, twice a second.
 pub type Observer<'a> = &'a mut dyn FnMut(&StatusReply);
 
@@ -198,14 +202,15 @@ impl<'a> Supervisor<'a> {
         self.view.ended(replica, exit);
     }
 
-    /// Asks what still runs to end, and makes it end when its time is over or the user insists.
+    /// Asks what still runs to end, and makes it end when its time is over or the user asks again.
     async fn stop(&mut self, signals: &mut Signals) {
         self.signal_all(Signal::TERM);
+        let again_from = Instant::now() + ONE_CTRL_C;
         let deadline = tokio::time::Instant::now() + self.plan.grace();
         while !self.running.is_empty() {
             let ended = tokio::select! {
                 ended = timeout_at(deadline, self.ended.join_next()) => ended,
-                _ = signals.next() => break,
+                _ = signals.next() => if Instant::now() < again_from { continue } else { break },
             };
             match ended {
                 Ok(Some(Ok((replica, exit, _)))) => self.gone(replica, exit),
