@@ -78,7 +78,7 @@ impl<'a> Supervisor<'a> {
         let poll = tokio::spawn(status::poll(self.plan.coordinator().to_owned(), sender));
         let _poll = AbortOnDrop(poll.abort_handle());
         let ending = self.until_over(&mut statuses, signals).await;
-        self.stop(signals).await;
+        self.stop(signals, matches!(ending, Ending::Interrupted(_))).await;
         ending
     }
 
@@ -128,7 +128,7 @@ impl<'a> Supervisor<'a> {
                     }
                 }
                 signal = signals.next() => {
-                    self.view.warn("stopping every process; Ctrl-C again kills them at once");
+                    self.view.warn("stopping every process");
                     return Ending::Interrupted(signal);
                 }
             }
@@ -202,15 +202,21 @@ impl<'a> Supervisor<'a> {
         self.view.ended(replica, exit);
     }
 
-    /// Asks what still runs to end, and makes it end when its time is over or the user asks again.
-    async fn stop(&mut self, signals: &mut Signals) {
+    /// Asks what still runs to end, and makes it end when its time is over or a signal comes; one that may be the same Ctrl-C as the
+    /// one that has `interrupted` the job is left out.
+    async fn stop(&mut self, signals: &mut Signals, mut interrupted: bool) {
         self.signal_all(Signal::TERM);
-        let again_from = Instant::now() + ONE_CTRL_C;
+        let again_from = tokio::time::Instant::now() + ONE_CTRL_C;
         let deadline = tokio::time::Instant::now() + self.plan.grace();
         while !self.running.is_empty() {
             let ended = tokio::select! {
                 ended = timeout_at(deadline, self.ended.join_next()) => ended,
-                _ = signals.next() => if Instant::now() < again_from { continue } else { break },
+                _ = signals.next() => if interrupted { continue } else { break },
+                () = sleep_until(again_from), if interrupted => {
+                    interrupted = false;
+                    self.view.warn("waiting for them to end; Ctrl-C again kills them at once");
+                    continue;
+                }
             };
             match ended {
                 Ok(Some(Ok((replica, exit, _)))) => self.gone(replica, exit),
