@@ -1,5 +1,7 @@
 //! Many processes do many things, some of which fail, and nothing is left over.
 
+use std::time::Duration;
+
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tch::{Kind, Tensor};
@@ -17,7 +19,8 @@ fn left(endpoint: &Endpoint) -> Stats {
 
 #[test]
 fn contexts_and_references_come_back_to_zero() {
-    let mut job = Job::new();
+    // A reference that is on its way from one process to another is held for the length of a lease.
+    let mut job = Job::with_lease(Duration::from_secs(5));
     let servers = SERVERS.map(|name| job.server(name));
     let addresses = [0, 1].map(|i| (SERVERS[i], servers[i].1.as_str()));
     // Modules of the one call those of the other.
