@@ -169,7 +169,7 @@ fn every_process_receives_its_place_and_all_output_is_logged() {
 #[test]
 fn a_dying_trainer_fails_the_job_with_its_last_lines_and_ends_all_others() {
     let trainer = format!(
-        "if [ $PSJOB_INDEX = 1 ]; then until [ -e $DIR/trainer-0-child ]; do sleep 0.02; done; \
+        "if [ $PSJOB_INDEX = 1 ]; then until [ -s $DIR/trainer-0-child ] && [ -s $DIR/ps-0-child ]; do sleep 0.02; done; \
          for i in $(seq 30); do echo line $i; done; echo no such data >&2; exit 3; fi; {STUCK}"
     );
     let job = Job::new(STUCK, &trainer, "failurePolicy: {maxRestarts: 0}");
@@ -326,7 +326,8 @@ fn no_process_survives_psjobs_even_if_it_is_killed() {
 
 #[test]
 fn servers_that_do_not_end_are_stopped_and_it_is_said() {
-    let job = Job::new(STUCK, "exit 0", "runPolicy: {serverDrainSeconds: 1}");
+    let job =
+        Job::new(STUCK, "until [ -s $DIR/ps-0-child ]; do sleep 0.02; done", "runPolicy: {serverDrainSeconds: 1}");
     let report = job.run(&[]);
     assert_eq!(report.code, Some(0), "{}", report.stderr);
     assert!(report.stderr.contains("the servers did not end within 1 s"), "{}", report.stderr);
@@ -363,7 +364,7 @@ fn all_processes_start_again_where_the_strategy_says_so() {
 #[test]
 fn what_still_runs_is_stopped_when_the_first_trainer_is_enough() {
     let trainer = format!(
-        "if [ $PSJOB_INDEX = 0 ]; then until [ -e $DIR/trainer-1-child ]; do sleep 0.02; done; \
+        "if [ $PSJOB_INDEX = 0 ]; then until [ -s $DIR/trainer-1-child ] && [ -s $DIR/ps-0-child ]; do sleep 0.02; done; \
                            exit 0; fi; {STUCK}"
     );
     let job = Job::new(STUCK, &trainer, "successPolicy: {operator: RankZero}");
