@@ -141,7 +141,7 @@ impl Membership {
             steps_per_second: member.own_pace().unwrap_or(0.0),
             batch: 0,
         });
-        // Of a trainer that finished before this server started, neither steps nor their number are known.
+        // A trainer that finished before this server started is counted with neither its steps nor their number.
         let is_known = |member: &&Member| member.total_steps > 0 || !member.ended;
         let totals = || self.members.iter().filter(is_known).map(|member| member.total_steps);
         let total_steps = match self.least {
