@@ -9,7 +9,7 @@ pub mod batch;
 mod block;
 pub mod checkpoint;
 pub mod client;
-mod clock;
+pub mod clock;
 pub mod consistency;
 mod gradient;
 pub mod layout;

@@ -18,7 +18,8 @@ def main() -> NoReturn:
     if worker.is_file():
         os.environ.setdefault("PSJOBS_WORKER", str(worker))
     # Python's own handler only notes a Ctrl-C, for bytecode that no longer runs. psjobs sets its own.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     os._exit(_native.psjobs([sys.executable, "-m", "psjobs"], sys.argv[1:]))
 
 

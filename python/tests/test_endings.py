@@ -18,18 +18,27 @@ for number, (x, y) in enumerate(job.batches(data, 8)):
 """
 
 
-# Says when the script waits for the other trainers, from a thread, which runs meanwhile.
-WATCHED = """
+WATCH = """
 import threading, time
 def watch(main=threading.get_ident(), end=time.monotonic() + 60):
-    while sys._current_frames()[main].f_code.co_name != "_wait_for_exchange":
-        if time.monotonic() > end:
-            print("is not in _wait_for_exchange", flush=True)
-            return
-        time.sleep(0.001)
-    print("waits", flush=True)
+    for function, word in FUNCTIONS:
+        while sys._current_frames()[main].f_code.co_name != function:
+            if time.monotonic() > end:
+                print("is not in", function, flush=True)
+                return
+            time.sleep(0.001)
+        print(word, flush=True)
 threading.Thread(target=watch, daemon=True).start()
 """
+
+
+def watched(**words: str) -> str:
+    """Prints a word when the script is in a function, one function after the other, from a thread, which runs meanwhile."""
+    return WATCH.replace("FUNCTIONS", repr(list(words.items())))
+
+
+WATCHED = watched(_wait_for_exchange="waits")
+"""Says when the script waits for the other trainers."""
 
 
 CAUGHT = """
@@ -190,13 +199,7 @@ def test_sigterm_after_the_last_step_is_no_success_while_the_servers_may_lose_it
     job = jobs.start()
     go = job.folder / "go"
     ready = "import time\nprint('ready', flush=True)\nwhile not os.path.exists(os.environ['GO']): time.sleep(0.001)\n"
-    watched = WATCHED.replace("_wait_for_exchange", "_keep").replace("""print("waits", flush=True)
-""", """print("waits", flush=True)
-    while sys._current_frames()[main].f_code.co_name != "leave" and time.monotonic() < end:
-        time.sleep(0.001)
-    print("leaves", flush=True)
-""")
-    trainer = job.trainer(0, script("pass") + ready + watched + last, GO=str(go))
+    trainer = job.trainer(0, script("pass") + ready + watched(_keep="waits", leave="leaves") + last, GO=str(go))
     assert trainer.stdout is not None and any(line == "ready\n" for line in trainer.stdout)
     job.server.send_signal(signal.SIGSTOP)
     go.touch()

@@ -204,16 +204,17 @@ impl<'a> Supervisor<'a> {
 
     /// Asks what still runs to end, and makes it end when its time is over or a signal comes; one that may be the same Ctrl-C as the
     /// one that has `interrupted` the job is left out.
-    async fn stop(&mut self, signals: &mut Signals, mut interrupted: bool) {
+    async fn stop(&mut self, signals: &mut Signals, interrupted: bool) {
         self.signal_all(Signal::TERM);
         let again_from = tokio::time::Instant::now() + ONE_CTRL_C;
+        let mut may_be_the_same = interrupted;
         let deadline = tokio::time::Instant::now() + self.plan.grace();
         while !self.running.is_empty() {
             let ended = tokio::select! {
                 ended = timeout_at(deadline, self.ended.join_next()) => ended,
-                _ = signals.next() => if interrupted { continue } else { break },
-                () = sleep_until(again_from), if interrupted => {
-                    interrupted = false;
+                _ = signals.next() => if may_be_the_same { continue } else { break },
+                () = sleep_until(again_from), if may_be_the_same => {
+                    may_be_the_same = false;
                     self.view.warn("waiting for them to end; Ctrl-C again kills them at once");
                     continue;
                 }

@@ -53,7 +53,7 @@ async fn go_on(namespace: &TestNamespace, store: &Store) -> Result<()> {
     ensure!(claims.trim().is_empty(), "a job without a volume has {claims}");
     namespace.jobs().delete(JOB, &DeleteParams::foreground()).await?;
     until_none(&namespace.pods(), &ListParams::default(), SHORT, "the deleted job's pods to go").await?;
-    until(&namespace.jobs(), JOB, SHORT, "the deleted job to go", |job| job.is_none()).await?;
+    until_none(&namespace.jobs(), &ListParams::default(), SHORT, "the deleted job to go").await?;
 
     namespace.apply(&job).await?;
     let restored = line(&namespace.pods(), &format!("{JOB}-ps-0"), &["restored from a checkpoint"], SHORT).await?;

@@ -4,14 +4,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use psjobs_ps::clock::Checks;
+
 use super::link::Link;
 use crate::ids::Session;
 
 #[derive(Debug, Default)]
 pub(crate) struct Peers {
     by_name: HashMap<Arc<str>, State>,
-    /// When the leases were checked last.
-    checked: Option<Instant>,
+    checks: Checks,
 }
 
 #[derive(Debug)]
@@ -120,8 +121,7 @@ impl Peers {
     /// Checks the leases: returns the names of the peers whose lease has run out. Peers get a new lease if the check before
     /// was more than half a lease ago: this process stood still, and what they sent meanwhile may not be read yet.
     pub fn silent(&mut self, now: Instant, lease: Duration) -> Vec<Arc<str>> {
-        let checked = self.checked.replace(now).unwrap_or(now);
-        if now.duration_since(checked) > lease / 2 {
+        if self.checks.come_late(now, lease / 2) {
             self.by_name.values_mut().for_each(|state| state.heard = now);
         }
         let over = |state: &State| now.duration_since(state.heard) > lease && !state.is_ended();

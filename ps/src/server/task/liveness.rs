@@ -42,7 +42,7 @@ pub async fn given_up(state: &ServerState) -> ServerError {
         let now = now();
         let (finished, news, done, alone, why, failed) = {
             let mut members = state.members();
-            members.check(now);
+            members.begin_check(now);
             // A server without the job's state cannot end it: it has neither the steps nor the last checkpoint.
             let finished = if state.has_state() { members.presume_finished(now) } else { Vec::new() };
             let news = members.look(now);

@@ -58,11 +58,10 @@ impl Membership {
         (0..).zip(&self.members).filter(finished).map(|(index, _)| index).collect()
     }
 
-    /// Records that silent trainers are about to be looked for, which happens every [`CHECK_INTERVAL`]. If this server stood still since
-    /// the last time, all trainers count as heard now: their messages may have come meanwhile, and not be read yet.
-    pub fn check(&mut self, now: Instant) {
-        let since = now.saturating_duration_since(std::mem::replace(&mut self.checked, now));
-        if since > CHECK_INTERVAL + self.timeouts.silence / 2 {
+    /// Records a check for silent trainers, of which there is one every [`CHECK_INTERVAL`]. All trainers count as heard now if this
+    /// server stood still since the last one.
+    pub fn begin_check(&mut self, now: Instant) {
+        if self.checks.come_late(now, CHECK_INTERVAL + self.timeouts.silence / 2) {
             self.members.iter_mut().for_each(|member| member.heard = now);
         }
     }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use self::model_difference::difference;
 use self::stragglers::Pace;
 use crate::checkpoint::Concluded;
+use crate::clock::Checks;
 use crate::layout::TensorSpec;
 use crate::proto;
 use crate::series::{LONGEST_NAME, MOST_METRICS};
@@ -105,8 +106,7 @@ pub struct Membership {
     started: Instant,
     /// The last time that a trainer was active.
     last_active: Instant,
-    /// The last check for silent trainers.
-    checked: Instant,
+    checks: Checks,
     training: Option<(Instant, Instant)>,
 }
 
@@ -155,7 +155,7 @@ impl Membership {
             evaluation: (BTreeMap::new(), now),
             started: now,
             last_active: now,
-            checked: now,
+            checks: Checks::default(),
             training: None,
         }
     }

@@ -30,7 +30,7 @@ fn trainers_are_lost_after_a_silence_in_which_the_server_looked() {
         members.join(&id(0, 0), Vec::new(), 9, start).expect("joins");
         let mut is_lost = |second: &u64| {
             let now = start + Duration::from_secs(*second);
-            members.check(now);
+            members.begin_check(now);
             !members.look(now).is_empty()
         };
         assert_eq!(checks.into_iter().find(|second| is_lost(second)), want, "{label}");
