@@ -74,6 +74,9 @@ impl Lines {
 /// the group and kept the pipe.
 const LATE_OUTPUT: Duration = Duration::from_secs(1);
 
+/// How much output is in a pipe at most (`pipe(7)`).
+const PIPE_BYTES: usize = 64 * 1024;
+
 /// Copies a process's output to the end of `file` until no process holds the pipe any more, and returns the
 /// last lines. `ended` says that the process is gone. A file that cannot be written does not stop the
 /// process: its lines are still watched.
@@ -87,15 +90,20 @@ pub async fn follow(
     let mut lines = Lines::default();
     let Ok(mut output) = Receiver::from_owned_fd(OwnedFd::from(output)) else { return Vec::new() };
     let mut file = File::options().append(true).create(true).open(file).await.ok();
-    let mut buffer = vec![0; 16 * 1024];
+    let mut buffer = vec![0; PIPE_BYTES];
     let mut late = pin!(async {
         ended.await.ok();
         sleep(LATE_OUTPUT).await;
     });
-    loop {
+    let mut is_over = false;
+    while !is_over {
         let read = tokio::select! {
             read = output.read(&mut buffer) => read.unwrap_or(0),
-            () = &mut late => 0,
+            // What the process wrote may still be in the pipe, if psjobs stood still.
+            () = &mut late => {
+                is_over = true;
+                output.try_read(&mut buffer).unwrap_or(0)
+            }
         };
         if read == 0 {
             break;

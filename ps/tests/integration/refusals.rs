@@ -180,6 +180,41 @@ async fn missing_trainers_are_named_and_then_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_trainer_that_dies_after_its_last_step_finds_the_parameters_when_it_is_started_again() {
+    let silence = Duration::from_millis(1500);
+    for supervised in [true, false] {
+        let mut config = config(0, 1, 1, ConsistencyMode::Async);
+        config.supervised = supervised;
+        config.timeouts.silence = silence;
+        let server = start(config).await;
+        let address = server.address.to_string();
+        let session = join(session_config(0, vec![address.clone()])).await.expect("joins");
+        let (session, trained) = tokio::task::spawn_blocking(move || train(session, 0, 10)).await.expect("no panic");
+        drop_session(session).await;
+        if !supervised {
+            let result = server.ended.await.expect("no panic").expect("ends well: no other process of it will come");
+            assert_eq!(result.steps, 10);
+            continue;
+        }
+        let mut client = CoordinationClient::connect(format!("http://{address}")).await.expect("connects");
+        while client.status(proto::StatusRequest {}).await.expect("lives").into_inner().trainers[0].state()
+            != TrainerState::Lost
+        {
+            tokio::task::yield_now().await;
+        }
+        let mut again = session_config(0, vec![address]);
+        again.incarnation = 1;
+        let session = join(again).await.expect("joins");
+        assert_eq!(session.next_step(), 10, "nothing is left to do");
+        assert_eq!(session.parameters(), trained);
+        tokio::task::spawn_blocking(move || session.leave(true, 0, BTreeMap::new()).expect("leaves"))
+            .await
+            .expect("no panic");
+        server.ended.await.expect("no panic").expect("ends well");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn trainers_that_leave_to_be_replaced_do_not_end_the_server() {
     let server = start(config(0, 1, 1, ConsistencyMode::Async)).await;
     let address = server.address.to_string();

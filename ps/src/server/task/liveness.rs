@@ -35,6 +35,9 @@ pub async fn wait_for_leaving(state: &ServerState) {
 /// Logs missing trainers and detaches lost ones. Resolves with the reason when the server should give up.
 pub async fn given_up(state: &ServerState) -> ServerError {
     let (supervised, elastic) = (state.config.supervised, state.config.min_trainers.is_some());
+    // A trainer that failed after its last step is started again and needs the parameters, which only checkpoints keep
+    // beyond this server's end. If instead its Leave was lost, the supervisor sees its end and then stops this server.
+    let presumes = !supervised || state.config.checkpoint.is_some();
     let mut ticks = tokio::time::interval(CHECK_INTERVAL);
     let mut due = LOG_INTERVAL;
     loop {
@@ -44,7 +47,10 @@ pub async fn given_up(state: &ServerState) -> ServerError {
             let mut members = state.members();
             members.begin_check(now);
             // A server without the job's state cannot end it: it has neither the steps nor the last checkpoint.
-            let finished = if state.has_state() { members.presume_finished(now) } else { Vec::new() };
+            let mut finished = if state.has_state() { members.finish_ended() } else { Vec::new() };
+            if state.has_state() && presumes {
+                finished.extend(members.presume_finished(now));
+            }
             let news = members.look(now);
             let done = members.done() && state.decides_the_end();
             if done && (elastic || !finished.is_empty()) {

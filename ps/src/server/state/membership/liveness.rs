@@ -66,13 +66,22 @@ impl Membership {
         }
     }
 
-    /// Marks trainers as finished that had finished before this server started, and those that sent their last step and
-    /// then timed out: their Leave was lost, or received by an earlier process of this server. Returns their indices.
+    /// Marks trainers as finished that had finished before this server started. Returns their indices.
+    pub fn finish_ended(&mut self) -> Vec<u32> {
+        self.finish_each(|member| member.ended)
+    }
+
+    /// Marks trainers as finished that sent their last step and then timed out: their Leave was lost, or received by an
+    /// earlier process of this server. Returns their indices.
     pub fn presume_finished(&mut self, now: Instant) -> Vec<u32> {
+        let silence = self.timeouts.silence;
+        self.finish_each(|member| member.concluded && now.saturating_duration_since(member.heard) >= silence)
+    }
+
+    fn finish_each(&mut self, has_finished: impl Fn(&Member) -> bool) -> Vec<u32> {
         let mut finished = Vec::new();
         for (index, member) in (0..).zip(&mut self.members) {
-            let quiet = now.saturating_duration_since(member.heard) >= self.timeouts.silence;
-            if (member.ended || member.concluded && quiet) && member.presence != Presence::Finished {
+            if member.presence != Presence::Finished && has_finished(member) {
                 member.presence = Presence::Finished;
                 member.rate = 0.0;
                 finished.push(index);

@@ -45,7 +45,7 @@ fn the_total_is_that_of_the_trainers_whose_steps_are_counted() {
         members.expect_no_more_of(finished);
         joined.iter().for_each(|index| members.join(&id(*index, 0), Vec::new(), 9, start).expect("joins"));
         assert_eq!(members.status(start).total_steps, want, "{finished:?} had finished, {joined:?} joined");
-        members.presume_finished(start);
+        members.finish_ended();
         assert_eq!(members.status(start).total_steps, want, "the same once they count as finished");
     }
 }
@@ -162,8 +162,8 @@ fn a_trainer_that_had_finished_before_the_server_started_is_not_awaited() {
     members.expect_no_more_of(&[0]);
     let sentences: Vec<_> = members.look(later).into_iter().map(|news| news.trainer).collect();
     assert_eq!((sentences, members.warnings(later).len()), (vec![1], 1), "only trainer 1 is missed");
-    assert_eq!(members.presume_finished(start), [0]);
-    assert!(members.presume_finished(start).is_empty() && !members.done());
+    assert_eq!(members.finish_ended(), [0]);
+    assert!(members.finish_ended().is_empty() && !members.done());
 
     let entry = |finished, step| proto::RosterEntry { trainer: Some(id(0, 3)), finished, step, ..Default::default() };
     members.adopt_roster(&[entry(false, 7)], true, start);
