@@ -6,8 +6,10 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::time::Duration;
 
 use clap::Parser as _;
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule};
@@ -224,6 +226,20 @@ async fn grant(client: &kube::Client, rules: &[PolicyRule]) {
     }))
     .expect("a binding");
     Api::all(client.clone()).create(&PostParams::default(), &binding).await.expect("a binding can be made");
+    // The authorizer learns of both from a watch.
+    let attributes = json!({"verb": "list", "group": "psjobs.dev", "resource": "parameterserverjobs"});
+    let question: SubjectAccessReview =
+        serde_json::from_value(json!({"spec": {"user": OPERATOR, "resourceAttributes": attributes}}))
+            .expect("a review");
+    let mut looks = tokio::time::interval(Duration::from_millis(100));
+    for _ in 0..600 {
+        looks.tick().await;
+        let answer = Api::all(client.clone()).create(&PostParams::default(), &question).await.expect("a review");
+        if answer.status.is_some_and(|status| status.allowed) {
+            return;
+        }
+    }
+    panic!("the operator never gets its rights")
 }
 
 /// `patch psjobs.dev/parameterserverjobs/status` for each verb of a rule.

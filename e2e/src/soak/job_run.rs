@@ -29,6 +29,8 @@ const RETURN: Duration = Duration::from_secs(240);
 const PERIOD: Duration = Duration::from_secs(1);
 /// Deadline of one reading: a node that is away does not answer.
 const READING: Duration = Duration::from_secs(2);
+/// Time in which a server hears each trainer that it is not cut off from, which sends a heartbeat every second.
+const HEARD: Duration = Duration::from_secs(4);
 
 /// Runs one job, and returns its result if it has succeeded. Everything that is wrong with it goes to the board.
 ///
@@ -84,7 +86,18 @@ async fn watch(board: &Board, namespace: &TestNamespace, kind: Kind, name: &str)
     loop {
         readings.tick().await;
         ensure!(since.elapsed() < LIMIT, "waited {} s in vain for {name} to end", LIMIT.as_secs());
-        let (steps, job) = tokio::join!(steps(namespace, kind, name), timeout(READING, jobs.get(name)));
+        let (mut steps, job) = tokio::join!(steps(namespace, kind, name), timeout(READING, jobs.get(name)));
+        let falls = |steps: &[Option<u64>]| {
+            let step = steps.iter().flatten().copied().max();
+            last.zip(step).is_some_and(|(before, step)| falls_back(before, step, trainers))
+        };
+        if kind.lives_on_two_servers() && falls(&steps) {
+            for (index, step) in (0..).zip(&mut steps) {
+                if step.is_some() && !hears_trainers(namespace, name, index).await {
+                    *step = None;
+                }
+            }
+        }
         if let Some(step) = steps.iter().flatten().copied().max() {
             let at = board.now();
             if let Some(before) = last.replace(step).filter(|before| falls_back(*before, step, trainers)) {
@@ -105,14 +118,33 @@ async fn watch(board: &Board, namespace: &TestNamespace, kind: Kind, name: &str)
     }
 }
 
+/// Returns whether a server has heard a trainer lately. One that was cut off, while the other server had all steps and ended,
+/// knows none of those since then.
+async fn hears_trainers(namespace: &TestNamespace, name: &str, index: u32) -> bool {
+    page(namespace, name, index, "metrics").await.is_some_and(|metrics| is_heard(&metrics))
+}
+
+/// Returns whether a server's metrics have a trainer that was heard lately.
+fn is_heard(metrics: &str) -> bool {
+    let silences = metrics.lines().filter_map(|line| line.strip_prefix("psjobs_ps_trainer_silent_seconds{"));
+    let mut seconds = silences.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok());
+    seconds.any(|seconds| seconds < HEARD.as_secs_f64())
+}
+
+/// Returns a page of a server, by way of the API server; `None` if it does not answer.
+async fn page(namespace: &TestNamespace, name: &str, index: u32, page: &str) -> Option<String> {
+    let pod = format!("{}:{METRICS_PORT}", names::pod(name, Role::Server, index));
+    let pods = Pod::url_path(&(), Some(&namespace.name));
+    let request = Request::new(pods).get_subresource(&format!("proxy/{page}"), &pod).ok()?;
+    timeout(READING, namespace.cluster.client.request_text(request)).await.ok()?.ok()
+}
+
 /// Returns the job's step as each of its servers reports it. The greatest counts: a server that has just started may know less.
 async fn steps(namespace: &TestNamespace, kind: Kind, name: &str) -> Vec<Option<u64>> {
     let servers = (0..kind.replicas(Role::Server)).map(|index| async move {
-        let pod = format!("{}:{METRICS_PORT}", names::pod(name, Role::Server, index));
-        let pods = Pod::url_path(&(), Some(&namespace.name));
-        let request = Request::new(pods).get_subresource("proxy/status", &pod).ok()?;
-        let answer = timeout(READING, namespace.cluster.client.request::<TrainingStatus>(request)).await;
-        answer.ok()?.ok().filter(|status| status.total_steps > 0).map(|status| status.step)
+        let answer = page(namespace, name, index, "status").await?;
+        let status: TrainingStatus = serde_json::from_str(&answer).ok()?;
+        Some(status.step).filter(|_| status.total_steps > 0)
     });
     futures::future::join_all(servers).await
 }
@@ -182,4 +214,24 @@ async fn delete(board: &Board, namespace: &TestNamespace, name: &str) -> Result<
         board.problem(format!("{error:#}"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_heard;
+
+    #[test]
+    fn a_server_that_is_cut_off_hears_no_trainer() {
+        let silent = |trainer: u32, seconds: f64| {
+            format!("psjobs_ps_trainer_silent_seconds{{trainer=\"{trainer}\"}} {seconds}\n")
+        };
+        let help = "# TYPE psjobs_ps_trainer_silent_seconds gauge\n";
+        for (label, metrics, want) in [
+            ("all trainers are lost", String::new(), false),
+            ("none was heard lately", silent(0, 20.25) + &silent(1, 19.5), false),
+            ("one was", silent(0, 20.25) + &silent(1, 0.5), true),
+        ] {
+            assert_eq!(is_heard(&format!("{help}{metrics}psjobs_ps_blocks 1\n")), want, "{label}");
+        }
+    }
 }

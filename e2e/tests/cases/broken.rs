@@ -1,14 +1,15 @@
 //! Jobs that are broken on purpose: `kubectl get psjobs` and `kubectl describe psjob` alone show the cause, and so does
 //! `kubectl psjob why`.
 
-use anyhow::{Result, ensure};
-use k8s_openapi::api::core::v1::ResourceRequirements;
+use anyhow::{Result, bail, ensure};
+use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, PostParams};
 use psjobs_api::crd::ParameterServerJob;
 use psjobs_e2e::manifest::{example, with_trainer};
 use psjobs_e2e::namespace::TestNamespace;
-use psjobs_e2e::wait::{SHORT, until};
+use psjobs_e2e::wait::{SHORT, until, until_ok};
+use serde_json::json;
 
 /// A fault: what is broken, the job, the reasons that `get --output wide` may show, and words of `describe`.
 type Fault = (&'static str, ParameterServerJob, &'static [&'static str], &'static [&'static str]);
@@ -50,7 +51,26 @@ pub async fn causes_are_shown(namespace: &TestNamespace) -> Result<()> {
 
 /// Creates a quota that leaves no room for the job's pods, and then deletes it.
 async fn quota(namespace: &TestNamespace) -> Result<()> {
-    namespace.kubectl(&["create", "quota", "few", "--hard=pods=1"]).await?;
+    namespace.kubectl(&["create", "quota", "few", "--hard=pods=0"]).await?;
+    // Admission learns of it from a watch, and its controller first has to count the pods.
+    let trial: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "trial"},
+        "spec": {
+            "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{
+                "name": "trial",
+                "image": "trial",
+                "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
+            }],
+        },
+    }))?;
+    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+    until_ok(SHORT, "pods to be refused", async || match namespace.pods().create(&dry_run, &trial).await {
+        Err(error) if error.to_string().contains("exceeded quota: few") => Ok(()),
+        Err(error) => Err(error.into()),
+        Ok(_) => bail!("a pod is admitted"),
+    })
+    .await?;
     namespace.apply(&example()?).await?;
     shows_cause(namespace, "a full quota", &["Refused"], &["exceeded quota: few", "tried again"]).await?;
     namespace.kubectl(&["delete", "quota", "few"]).await?;

@@ -10,7 +10,7 @@ use psjobs_api::certificates::{Certificates, LIFE};
 use psjobs_api::crd::{ParameterServerJob, Phase, names};
 use psjobs_api::{METRICS_PORT, Role};
 use psjobs_e2e::logs::line;
-use psjobs_e2e::manifest::paced;
+use psjobs_e2e::manifest::training;
 use psjobs_e2e::namespace::{TestNamespace, phase_of};
 use psjobs_e2e::wait::{SHORT, TRAINING, until};
 use serde_json::json;
@@ -20,7 +20,8 @@ const FOREIGN: &str = "foreign";
 const REFUSED: &str = "psjobs_ps_refused_peers_total ";
 
 pub async fn refuses_other_certificates(namespace: &TestNamespace) -> Result<()> {
-    let job = paced()?;
+    // Two strangers come and go meanwhile.
+    let job = training(&["train", "mlp", "--epochs", "2", "--max-steps", "1800", "--example-ms", "1"])?;
     namespace.apply(&job).await?;
     let status = namespace.phase("mnist", Phase::Running, SHORT).await?;
     let secret = status.certificates.context("a job reports where its certificates are")?;

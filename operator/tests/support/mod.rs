@@ -251,6 +251,29 @@ impl Team {
         self.phase(Phase::Running).await
     }
 
+    /// As [`Team::run_all`], after pods were replaced, until the status has that number of `restarts`.
+    pub async fn run_all_again(&self, restarts: i32) -> ParameterServerJobStatus {
+        self.run_all().await;
+        self.status(|status| status.phase == Some(Phase::Running) && status.restarts == restarts).await
+    }
+
+    /// Waits until the API server refuses a plain pod with an error that contains these words: admission may see a change of the
+    /// namespace or its quota later than the one who made it.
+    pub async fn until_pods_are_refused(&self, words: &str) {
+        let plain = json!({"metadata": {"name": "plain"}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+        let plain: Pod = serde_json::from_value(plain).expect("a pod");
+        let trial = PostParams { dry_run: true, ..PostParams::default() };
+        let mut tries = tokio::time::interval(Duration::from_millis(100));
+        for _ in 0..600 {
+            tries.tick().await;
+            match self.api::<Pod>().create(&trial, &plain).await {
+                Err(kube::Error::Api(status)) if status.message.contains(words) => return,
+                _ => {}
+            }
+        }
+        panic!("no pod is refused with {words}")
+    }
+
     /// Waits for an event, and returns its note.
     pub async fn event(&self, reason: &str) -> String {
         let events = self.api::<Event>();

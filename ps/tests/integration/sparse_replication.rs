@@ -162,15 +162,20 @@ fn a_large_table_is_copied_while_it_changes() {
     };
     push(&mut tables, 0, &keys);
     wait_for_all_copies(&job.servers());
-    servers.remove(1).kill();
-    servers.push(job.start(1));
-    // Server 1 is copied all rows of both shards while they change.
+    // Server 1 is copied all rows of both shards while they change; again if this thread stood still meanwhile.
     let mut steps = 1;
-    while held_once(&job.servers()) {
-        push(&mut tables, steps, &keys[..100]);
-        steps += 1;
+    for _ in 0..5 {
+        servers.remove(1).kill();
+        servers.push(job.start(1));
+        while held_once(&job.servers()) {
+            push(&mut tables, steps, &keys[..100]);
+            steps += 1;
+        }
+        if steps > 1 {
+            break;
+        }
     }
-    assert!(steps > 1, "the copy took no time");
+    assert!(steps > 1, "no copy took any time");
     servers.remove(0).kill();
     let rows = tables.pull(&[(0, &keys)]).expect("answers").remove(0);
     // SGD with momentum 0.5 and rate 0.125.
