@@ -6,7 +6,6 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::time::Duration;
 
 use clap::Parser as _;
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
@@ -20,7 +19,7 @@ use psjobs_api::crd::{ParameterServerJob, ParameterServerJobStatus, Phase, names
 use psjobs_operator::operate::operate;
 use psjobs_operator::settings::Settings;
 use serde_json::{Value, json};
-use support::{ApiServer, Team, gang_scheduling, install_definition, install_pod_groups};
+use support::{ApiServer, Team, eventually, gang_scheduling, install_definition, install_pod_groups};
 use tokio_util::sync::CancellationToken;
 
 const RBAC: &str = include_str!("../../charts/psjobs/templates/rbac.yaml");
@@ -231,15 +230,11 @@ async fn grant(client: &kube::Client, rules: &[PolicyRule]) {
     let question: SubjectAccessReview =
         serde_json::from_value(json!({"spec": {"user": OPERATOR, "resourceAttributes": attributes}}))
             .expect("a review");
-    let mut looks = tokio::time::interval(Duration::from_millis(100));
-    for _ in 0..600 {
-        looks.tick().await;
+    eventually("the operator's rights", async || {
         let answer = Api::all(client.clone()).create(&PostParams::default(), &question).await.expect("a review");
-        if answer.status.is_some_and(|status| status.allowed) {
-            return;
-        }
-    }
-    panic!("the operator never gets its rights")
+        answer.status.filter(|status| status.allowed)
+    })
+    .await;
 }
 
 /// `patch psjobs.dev/parameterserverjobs/status` for each verb of a rule.

@@ -99,7 +99,7 @@ pub async fn follow(
     while !is_over {
         let read = tokio::select! {
             read = output.read(&mut buffer) => read.unwrap_or(0),
-            // What the process wrote may still be in the pipe, if psjobs stood still.
+            // The pipe may still hold what the process wrote, if psjobs stood still.
             () = &mut late => {
                 is_over = true;
                 output.try_read(&mut buffer).unwrap_or(0)

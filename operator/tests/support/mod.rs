@@ -263,30 +263,35 @@ impl Team {
         let plain = json!({"metadata": {"name": "plain"}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
         let plain: Pod = serde_json::from_value(plain).expect("a pod");
         let trial = PostParams { dry_run: true, ..PostParams::default() };
-        let mut tries = tokio::time::interval(Duration::from_millis(100));
-        for _ in 0..600 {
-            tries.tick().await;
-            match self.api::<Pod>().create(&trial, &plain).await {
-                Err(kube::Error::Api(status)) if status.message.contains(words) => return,
-                _ => {}
-            }
-        }
-        panic!("no pod is refused with {words}")
+        eventually(words, async || match self.api::<Pod>().create(&trial, &plain).await {
+            Err(kube::Error::Api(status)) if status.message.contains(words) => Some(()),
+            _ => None,
+        })
+        .await;
     }
 
     /// Waits for an event, and returns its note.
     pub async fn event(&self, reason: &str) -> String {
         let events = self.api::<Event>();
-        let mut looks = tokio::time::interval(Duration::from_millis(100));
-        for _ in 0..600 {
-            looks.tick().await;
-            let found = events.list(&ListParams::default().fields(&format!("reason={reason}"))).await;
-            if let Some(event) = found.expect("events can be listed").items.into_iter().next() {
-                return event.message.unwrap_or_default();
-            }
-        }
-        panic!("no event {reason}")
+        let reasons = ListParams::default().fields(&format!("reason={reason}"));
+        eventually(&format!("event {reason}"), async || {
+            let found = events.list(&reasons).await.expect("events can be listed");
+            found.items.into_iter().next().map(|event| event.message.unwrap_or_default())
+        })
+        .await
     }
+}
+
+/// Repeats `attempt`, for at most a minute, until it returns something.
+pub async fn eventually<T>(what: &str, mut attempt: impl AsyncFnMut() -> Option<T>) -> T {
+    let mut attempts = tokio::time::interval(Duration::from_millis(100));
+    for _ in 0..600 {
+        attempts.tick().await;
+        if let Some(found) = attempt().await {
+            return found;
+        }
+    }
+    panic!("waited in vain for {what}")
 }
 
 fn incarnation_of(pod: &Pod) -> String {

@@ -47,9 +47,12 @@ pub async fn given_up(state: &ServerState) -> ServerError {
             let mut members = state.members();
             members.begin_check(now);
             // A server without the job's state cannot end it: it has neither the steps nor the last checkpoint.
-            let mut finished = if state.has_state() { members.finish_ended() } else { Vec::new() };
-            if state.has_state() && presumes {
-                finished.extend(members.presume_finished(now));
+            let mut finished = Vec::new();
+            if state.has_state() {
+                finished = members.finish_ended();
+                if presumes {
+                    finished.extend(members.presume_finished(now));
+                }
             }
             let news = members.look(now);
             let done = members.done() && state.decides_the_end();
