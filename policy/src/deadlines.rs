@@ -14,6 +14,13 @@ pub const ENDED_EARLY: &str = "EndedEarly";
 /// Reason of the failure of a job that makes no step.
 pub const STALLED: &str = "Stalled";
 
+/// Reason of the failure of a job with checkpoints whose trainers end well without a step.
+pub const NEVER_TRAINED: &str = "NeverTrained";
+
+/// Says what a job did that failed for [`NEVER_TRAINED`]; it continues a sentence about the job.
+pub const NO_MODEL: &str = "made no step, although all its trainers ended well, so that its servers have no model to write: \
+    let the trainers join the job and train, or leave out spec.checkpoint";
+
 /// The age from which a report of server 0 says nothing about now. A job whose reports are older is not called stalled.
 pub const FRESH_REPORT: Duration = Duration::from_secs(35);
 

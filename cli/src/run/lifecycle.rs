@@ -78,12 +78,14 @@ pub struct Lifecycle {
     recreation: Recreation,
     /// The trainers are done, and the servers are about to end.
     is_draining: bool,
-    /// When the servers' time to end is over; none while server 0 has the model to write.
+    /// When the servers' time to end is over; none once it is and server 0 still has the model to write.
     drained_by: Option<Duration>,
     /// Since when all replicas run.
     running_since: Option<Duration>,
     has_run: bool,
     report: Option<Report>,
+    /// The highest step that server 0 has reported, and when it last reported one.
+    highest_step: Option<(u64, Duration)>,
     trouble: Option<Trouble>,
     over: bool,
 }
@@ -101,6 +103,7 @@ impl Lifecycle {
             running_since: None,
             has_run: false,
             report: None,
+            highest_step: None,
             trouble: None,
             over: false,
         }
@@ -198,7 +201,7 @@ impl Lifecycle {
             return Vec::new();
         }
         if self.is_draining {
-            return if self.drained_by.is_some_and(|by| by <= now) { self.end_drain() } else { Vec::new() };
+            return if self.drained_by.is_some_and(|by| by <= now) { self.end_drain(now) } else { Vec::new() };
         }
         if let Some(actions) = self.missed_deadline(now) {
             return actions;

@@ -255,6 +255,50 @@ failurePolicy:
         ],
     },
     Case {
+        name: "a job with checkpoints whose trainers make no step fails after the drain",
+        spec: "checkpoint: {volumeClaim: {size: 1Gi}}
+runPolicy: {serverDrainSeconds: 20}",
+        trainer: "",
+        steps: &[
+            (Begin, want(Active, [Some(0), None, None], 0)),
+            (Run, want(Active, NEW, 0)),
+            (Exit("trainer-0", 0, ""), want(Active, NEW, 0)),
+            (Exit("trainer-1", 0, ""), want(Completing, NEW, 0)),
+            (Pass(19), want(Completing, NEW, 0)),
+            (Step(0), want(Completing, NEW, 0)),
+            (Pass(1), want(Failed("made no step"), NEW, 0)),
+        ],
+    },
+    Case {
+        name: "a job whose server 0 does not say how many steps were made waits for its word",
+        spec: "checkpoint: {volumeClaim: {size: 1Gi}}
+runPolicy: {serverDrainSeconds: 20}",
+        trainer: "",
+        steps: &[
+            (Begin, want(Active, [Some(0), None, None], 0)),
+            (Run, want(Active, NEW, 0)),
+            (Exit("trainer-0", 0, ""), want(Active, NEW, 0)),
+            (Exit("trainer-1", 0, ""), want(Completing, NEW, 0)),
+            (Pass(300), want(Completing, NEW, 0)),
+            (Step(0), want(Failed("made no step"), NEW, 0)),
+        ],
+    },
+    Case {
+        name: "a job with checkpoints whose trainers made steps waits for its model",
+        spec: "checkpoint: {volumeClaim: {size: 1Gi}}
+runPolicy: {serverDrainSeconds: 20}",
+        trainer: "",
+        steps: &[
+            (Begin, want(Active, [Some(0), None, None], 0)),
+            (Run, want(Active, NEW, 0)),
+            (Step(3), want(Active, NEW, 0)),
+            (Exit("trainer-0", 0, ""), want(Active, NEW, 0)),
+            (Exit("trainer-1", 0, ""), want(Completing, NEW, 0)),
+            (Pass(3600), want(Completing, NEW, 0)),
+            (Exit("ps-0", 0, ""), want(Succeeded, NEW, 0)),
+        ],
+    },
+    Case {
         name: "a server that ends long before the trainers has failed",
         spec: "",
         trainer: "",

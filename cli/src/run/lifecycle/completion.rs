@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use psjobs_api::{Replica, Role};
 use psjobs_policy::Success;
+use psjobs_policy::deadlines::{FRESH_REPORT, NO_MODEL};
 
 use super::{Action, Failure, Lifecycle, Outcome, State};
 
@@ -20,7 +21,7 @@ impl Lifecycle {
             return Vec::new();
         }
         self.is_draining = true;
-        self.drained_by = (!self.awaits_the_model()).then_some(now + self.rules.server_drain);
+        self.drained_by = Some(now + self.rules.server_drain);
         let mut actions = Vec::new();
         for (&replica, member) in &mut self.members {
             member.state = match (replica.role, member.state) {
@@ -39,7 +40,7 @@ impl Lifecycle {
     }
 
     /// Returns whether server 0 has the model of a job to write, all of whose trainers, or those of an elastic one, are done.
-    fn awaits_the_model(&self) -> bool {
+    pub(super) fn awaits_the_model(&self) -> bool {
         let all = || self.trainers().all(|(_, member)| member.state == State::Done);
         let has_ended = matches!(self.writer(), State::Done | State::FailsAt(_));
         self.rules.writes_model && !has_ended && (self.rules.policy.elastic.is_some() || all())
@@ -89,11 +90,24 @@ impl Lifecycle {
         stop.collect()
     }
 
-    pub(super) fn end_drain(&mut self) -> Vec<Action> {
+    /// Ends the job whose servers have had their time. Server 0 has more of it for the model, if there can be one.
+    pub(super) fn end_drain(&mut self, now: Duration) -> Vec<Action> {
+        if self.awaits_the_model() {
+            return self.wait_for_the_model(now);
+        }
         let seconds = self.rules.server_drain.as_secs();
         let note =
             format!("the servers did not end within {seconds} s (spec.runPolicy.serverDrainSeconds) and are stopped");
         [Action::Warn(note)].into_iter().chain(self.succeed()).collect()
+    }
+
+    /// Waits for the model, unless server 0 says, now or in its next report, that the trainers made no step.
+    pub(super) fn wait_for_the_model(&mut self, now: Duration) -> Vec<Action> {
+        self.drained_by = None;
+        match self.highest_step {
+            Some((0, heard)) if now < heard + FRESH_REPORT => self.fail(format!("it {NO_MODEL}")),
+            _ => Vec::new(),
+        }
     }
 
     pub(super) fn succeed(&mut self) -> Vec<Action> {

@@ -12,6 +12,11 @@ use super::{Action, Lifecycle, State};
 impl Lifecycle {
     /// Notes how far server 0 says that training is.
     pub fn progress(&mut self, step: u64, total: u64, now: Duration) -> Vec<Action> {
+        let highest = self.highest_step.map_or(step, |(highest, _)| highest.max(step));
+        self.highest_step = Some((highest, now));
+        if !self.over && self.is_draining() && self.drained_by.is_none() && self.awaits_the_model() {
+            return self.wait_for_the_model(now);
+        }
         if self.over || self.is_draining() || self.rules.policy.deadlines.progress.is_none() {
             return Vec::new();
         }

@@ -103,14 +103,16 @@ fn server_0_is_started_again_if_it_fails_before_it_has_written_the_model() {
     let mut job = job(Rules { writes_model: true, ..rules("failurePolicy: {maxRestarts: 2}") });
     job.ends(T0, 0, 10);
     assert_eq!(job.ends(T1, 0, 11), []);
+    assert_eq!(job.progress(100, 100, at(12)), []);
+    assert_eq!(job.tick(at(71)), []);
     assert!(job.is_draining() && job.wake_at().is_none(), "it has the time that it needs");
-    let actions = job.ends(PS, 137, 12);
+    let actions = job.ends(PS, 137, 72);
     assert!(matches!(&actions[..], [Action::Warn(text)] if text.contains("it is started again")), "{actions:?}");
     assert!(!job.is_draining());
     let due = job.wake_at().expect("the back-off");
     assert_eq!(job.tick(due), [Action::Start { replica: PS, incarnation: 1 }]);
     assert!(job.is_draining() && job.finished_trainers() == [0, 1]);
-    assert_eq!(job.ends(PS, 0, 20), [Action::End(Outcome::Succeeded)]);
+    assert_eq!(job.ends(PS, 0, 80), [Action::End(Outcome::Succeeded)]);
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! The end of a job. Completing waits for the servers. Succeeded and Failed are final: the condition is written first, then
 //! pods are deleted, and nothing is created again.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use psjobs_api::Role;
 use psjobs_api::crd::{CleanPodPolicy, ConditionType, Phase};
 use psjobs_policy::Success;
+use psjobs_policy::deadlines::{FRESH_REPORT, NEVER_TRAINED, NO_MODEL};
 
 use super::draft::{Draft, Wake, counted};
 use super::facts::{Facts, after};
@@ -62,6 +63,24 @@ impl Facts<'_> {
             })
     }
 
+    /// Returns whether the trainers made a step, as far as the status, server 0 and the trainers' results say.
+    fn has_trained(&self) -> bool {
+        let known = self.prev.progress.as_ref().is_some_and(|known| known.step > 0);
+        let reported = self.observed.progress.as_ref().is_some_and(|report| report.step > 0);
+        let mut results = self.pods_of(Role::Trainer).filter_map(|(_, pod)| pod.result());
+        known || reported || self.prev.last_checkpoint.is_some() || results.any(|result| result.steps > 0)
+    }
+
+    /// Returns whether the trainers made no step, and server 0 says so now. One that took the place of another is not asked:
+    /// it may have its steps still to read.
+    fn never_trained(&self) -> bool {
+        let server = Replica::server(0);
+        let is_first = self.pod(server).is_some_and(|pod| pod.incarnation == self.history.since(server));
+        let reported = self.observed.progress.as_ref().and_then(|report| report.at);
+        let is_fresh = reported.is_some_and(|at| after(at, FRESH_REPORT) > self.now);
+        is_first && is_fresh && !self.has_trained()
+    }
+
     /// Returns when the last trainer ended. The servers' time begins then, although the condition may be written some seconds
     /// later.
     fn trainers_done_at(&self) -> Timestamp {
@@ -90,6 +109,16 @@ impl Draft<'_, '_> {
         let writer = facts.pod(Replica::server(0)).filter(|pod| !pod.ended() && facts.awaits_the_model());
         if servers_ended || (deadline <= facts.now && writer.is_none()) {
             return self.succeed(servers_ended);
+        }
+        if deadline <= facts.now {
+            // Only server 0 still runs, and has the model to write.
+            if facts.never_trained() {
+                return self.fail(&End::new(NEVER_TRAINED, format!("the job {NO_MODEL}")));
+            }
+            if !facts.has_trained() {
+                // Server 0 has not said yet.
+                self.wake.at(after(facts.now, SignedDuration::from_secs(10)));
+            }
         }
         // The servers wait for these trainers.
         self.delete_surplus();

@@ -20,9 +20,9 @@ fn replica(text: &str) -> Replica {
 impl Adapter {
     fn new(case: &Case) -> Self {
         let spec = case.job().spec;
+        let writes_model = spec.checkpoint.is_some();
         let server_drain = Duration::from_secs(spec.run_policy.server_drain_seconds.unsigned_abs());
-        let rules =
-            Rules { policy: JobPolicy::new(&spec), server_drain, servers_are_probed: true, writes_model: false };
+        let rules = Rules { policy: JobPolicy::new(&spec), server_drain, servers_are_probed: true, writes_model };
         let job = Lifecycle::new(rules, [PS, T0, T1]);
         Self { job, now: Duration::ZERO, started: BTreeMap::new(), end: None }
     }
