@@ -35,9 +35,11 @@ impl Process for Shared {
                 }
             }
             Kind::Call(call) => take_call(&Endpoint::of(self), link, call),
-            Kind::Retain(retain) => drop(self.objects.retain(retain.object, link.session)),
-            Kind::Release(release) => self.objects.release(release.object, link.session),
-            Kind::EndContext(end) => self.contexts.end(&self.connections, end.context, link.session),
+            Kind::Retain(retain) => link.count(|| drop(self.objects.retain(retain.object, link.session))),
+            Kind::Release(release) => link.count(|| self.objects.release(release.object, link.session)),
+            Kind::EndContext(end) => {
+                link.count(|| self.contexts.end(&self.connections, end.context, link.session));
+            }
             Kind::Heartbeat(_) | Kind::Goodbye(_) | Kind::Hello(_) => {}
         }
     }

@@ -37,6 +37,7 @@ pub(crate) fn attach(process: &dyn Process, link: &Arc<Link>, sent: Option<&Snap
     shared.peers_changed.notify_all();
     if let Some(replaced) = replaced {
         if let Some(old) = replaced.link {
+            old.outdate();
             old.close("it was replaced by a new connection");
         }
         if replaced.session != link.session {
@@ -87,6 +88,10 @@ pub(crate) fn reconcile(process: &dyn Process, hello: &proto::Hello) -> Result<(
             there: hello.name.clone(),
             lease: shared.settings.lease,
         });
+    }
+    let before = shared.peers.lock().state(&hello.name).and_then(Result::ok);
+    if let Some(before) = before {
+        before.outdate();
     }
     process.reconcile(hello.session, &held, &hello.contexts);
     Ok(())

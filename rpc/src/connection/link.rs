@@ -26,6 +26,8 @@ pub(crate) struct Link {
     next_id: AtomicU64,
     pending: Mutex<Pending>,
     room: Condvar,
+    /// Notices of this connection change what the peer holds here.
+    counts: Mutex<bool>,
 }
 
 struct Pending {
@@ -57,6 +59,7 @@ impl Link {
                 closed_because: String::new(),
             }),
             room: Condvar::new(),
+            counts: Mutex::new(true),
         }
     }
 
@@ -126,6 +129,20 @@ impl Link {
             self.room.notify_one();
         }
         waiting
+    }
+
+    /// Runs `change`, a notice of this connection about what the peer holds here, unless the connection is outdated.
+    pub fn count(&self, change: impl FnOnce()) {
+        let counts = self.counts.lock();
+        if *counts {
+            change();
+        }
+    }
+
+    /// Lets later notices of this connection change nothing: the peer has said on another one what it holds, or it is gone and
+    /// holds nothing. Those that are being read yet would count twice.
+    pub fn outdate(&self) {
+        *self.counts.lock() = false;
     }
 
     /// Ends the connection; calls that wait for a reply get an error.

@@ -21,6 +21,8 @@ pub use runtime_driver::Driver;
 pub use state::Settings;
 
 pub(crate) use attach::link_to;
+#[cfg(test)]
+pub(crate) use attach::{attach, reconcile};
 pub(crate) use connect::{connect, serve, service};
 pub(crate) use lease::keep_leases;
 pub(crate) use link::Link;

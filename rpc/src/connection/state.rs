@@ -123,6 +123,9 @@ impl Connections {
     pub fn end_peer(&self, name: &str, reason: &str, lease_over: bool, free: impl FnOnce(Session)) {
         let ended = self.peers.lock().end(name, reason, lease_over, Instant::now());
         let Some(ended) = ended else { return };
+        if let Some(link) = &ended.link {
+            link.outdate();
+        }
         free(ended.session);
         if let Some(link) = ended.link {
             link.close(reason);

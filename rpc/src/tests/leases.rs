@@ -1,7 +1,11 @@
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::{Endpoint, RRef, Stats};
 use super::{Job, LEASE, eventually, pair, stop};
+use crate::connection::{Link, Process as _, attach, reconcile};
+use crate::proto;
+use crate::proto::frame::Kind;
 
 fn held(endpoint: &Endpoint) -> (usize, u64) {
     let Stats { objects, references, .. } = endpoint.stats();
@@ -123,4 +127,44 @@ fn an_idle_process_keeps_what_it_holds() {
     let object = client.peer("ps-0").remote("counter", 0).expect("made");
     three_leases_pass(&server);
     assert_eq!(object.rpc_sync("add", 1), Ok(1_i64));
+}
+
+#[test]
+fn notices_of_a_connection_that_was_replaced_do_not_count() {
+    let (_job, server, client) = pair();
+    let made = client.peer("ps-0").remote("counter", 0).expect("made");
+    let object = made.id();
+    let shared = server.shared();
+    let connect = |count| {
+        let (session, held_at) = (7, server.connections().session);
+        let held = vec![proto::Held { object, count }];
+        let hello = proto::Hello { name: "trainer-7".into(), session, held_at, held, ..proto::Hello::default() };
+        reconcile(&**shared, &hello).expect("it relies on nothing that is gone");
+        let link = Arc::new(Link::new("trainer-7".into(), (session, 0), Link::channel().0));
+        attach(&**shared, &link, None).expect("it is not superseded");
+        link
+    };
+    let retain = |link: &Arc<Link>| Arc::clone(shared).receive(link, Kind::Retain(proto::Retain { object }));
+    let release = |link: &Arc<Link>| Arc::clone(shared).receive(link, Kind::Release(proto::Release { object }));
+
+    let old = connect(1);
+    retain(&old);
+    assert_eq!(held(&server), (1, 3), "one of the client, two of this peer");
+    // Its second connection says 2. What it had sent before, on the first one, is read late.
+    let new = connect(2);
+    release(&old);
+    retain(&old);
+    retain(&old);
+    assert_eq!(held(&server), (1, 3));
+    release(&new);
+    release(&new);
+    assert_eq!(held(&server), (1, 1));
+
+    // A process of the name that is new holds nothing, and the old one has nothing more to let go.
+    retain(&new);
+    server.connections().end_peer("trainer-7", "it is silent", true, |session| {
+        shared.reconcile(session, &std::collections::HashMap::new(), &[]);
+    });
+    retain(&new);
+    assert_eq!(held(&server), (1, 1));
 }
