@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 POLL = 1.0
 """Seconds between two looks at the job."""
+AWAY = 120.0
+"""Seconds for which the API server may be away while the end of a job is waited for."""
 FOLDER = "/psjobs"
 """Where the script and its files lie in a trainer's container."""
 MOST_BYTES = 1_000_000
@@ -208,21 +210,29 @@ class ClusterRun:
 
     def wait(self, timeout: float | None = None, quiet: bool = False) -> dict[str, Any]:
         """Waits for the end of the job, at most `timeout` seconds, and returns its last status. Shows progress on standard
-        error unless `quiet`. Ctrl-C ends the wait, and not the job.
+        error unless `quiet`. Ctrl-C ends the wait, and not the job. The API server may be away for two minutes.
 
-        Raises JobFailed if the job fails, TimeoutError, Error if the job is gone.
+        Raises JobFailed if the job fails, TimeoutError, Error if the job is gone or may not be read.
         """
         end = None if timeout is None else time.monotonic() + timeout
         shown = ""
+        answered = time.monotonic()
         while True:
-            status = self.status
-            line = _line(self.name, status)
+            status = None
+            try:
+                status = self.status
+                line = _line(self.name, status)
+                answered = time.monotonic()
+            except Error as error:
+                if _is_an_answer(str(error)) or time.monotonic() - answered > AWAY:
+                    raise
+                line = f"{self.name}: cannot be read, and is tried again: {error}"
             if not quiet and line != shown:
                 sys.stderr.write(f"{line}\n")
                 shown = line
-            if status["state"] == "Succeeded":
+            if status is not None and status["state"] == "Succeeded":
                 return status
-            if status["state"] == "Failed":
+            if status is not None and status["state"] == "Failed":
                 raise JobFailed(_failure(self.name, status["resource"]))
             if end is not None and time.monotonic() >= end:
                 raise TimeoutError(f"job {self.name} goes on after {timeout} s; delete() ends it")
@@ -304,6 +314,12 @@ def _contents(paths: Sequence[pathlib.Path]) -> dict[str, bytes]:
 def _label(text: str) -> str:
     """A name for Kubernetes, at most 40 characters long."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40].strip("-") or "job"
+
+
+def _is_an_answer(said: str) -> bool:
+    """Whether kubectl says what the API server answered, or what is wrong on this machine: a further try says the same."""
+    final = r"\((NotFound|Forbidden|Unauthorized|BadRequest)\)|must be logged in|no matches for kind|kubectl is not installed"
+    return re.search(final + r"|error: (context|unable to (read|load)|no configuration|loading config)", said) is not None
 
 
 def _line(name: str, status: Mapping[str, Any]) -> str:

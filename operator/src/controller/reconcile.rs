@@ -17,7 +17,7 @@ use super::context::Context;
 use super::decide::{decide, refuse};
 use super::error::ReconcileError;
 use super::handover::{self, Handover};
-use super::model::Decision;
+use super::model::{Child, Decision};
 use super::validate::{ValidJob, validate};
 use super::write::children::create_children;
 use crate::error_chain::chain;
@@ -92,7 +92,8 @@ async fn decide_and_create(
     if decision.create.is_empty() {
         return Ok(decision);
     }
-    if context.writer.caches_may_be_behind() {
+    let is_replacement = |child: &Child| matches!(child, Child::Pod(pod) if pod.incarnation > 0);
+    if context.writer.caches_may_be_behind() || decision.create.iter().any(is_replacement) {
         confirm(object, context).await?;
     }
     debug!(children = decision.create.len(), "creating");
