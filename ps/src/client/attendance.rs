@@ -26,7 +26,7 @@ const REPLICATED: Duration = Duration::from_millis(500);
 const SILENCE: Duration = Duration::from_secs(5);
 /// Pause between two tries to leave.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long a server may take to note that a trainer leaves.
+/// How long a server may take to note that a trainer leaves, or to have room for its last points of metrics.
 const LEAVE: Duration = Duration::from_secs(10);
 /// Pause before points are sent again for which server 0 had no room, or whose way there broke.
 const FULL: Duration = Duration::from_millis(100);
@@ -145,7 +145,8 @@ impl Attendance {
             server.heartbeats.abort();
             let mut client = server.client.clone();
             let deliver = deliver(&mut client, config, &report, &self.recorder);
-            if tokio::time::timeout(STOP, deliver).await != Ok(true) {
+            let limit = if finished && !config.interrupted() { LEAVE } else { STOP };
+            if tokio::time::timeout(limit, deliver).await != Ok(true) {
                 tracing::debug!("server 0 does not have the last points of metrics");
             }
         }
