@@ -11,6 +11,7 @@ use crate::ids::{ContextId, ObjectId, Session};
 use crate::objects::{Answer, Call, Endpoint, Job, RRef, Responder, Shared, Target, Value, decode, encode, on_pool};
 use crate::proto;
 use crate::proto::frame::Kind;
+use crate::rendezvous;
 
 impl Process for Shared {
     fn connections(&self) -> &Connections {
@@ -24,6 +25,10 @@ impl Process for Shared {
 
     fn may_lack(&self, held: &HashMap<ObjectId, u64>, contexts: &[ContextId]) -> bool {
         !contexts.is_empty() || held.keys().any(|&object| !self.objects.is_pinned(object))
+    }
+
+    fn attached(self: Arc<Self>, peer: &Arc<str>) {
+        rendezvous::publish_again(&Endpoint::of(self), peer);
     }
 
     fn receive(self: Arc<Self>, link: &Arc<Link>, frame: Kind) {

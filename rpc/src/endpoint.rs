@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use psjobs_ps::network::Network;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
@@ -59,6 +60,7 @@ impl Endpoint {
             registry,
             objects: ObjectTable::default(),
             contexts: Contexts::default(),
+            published: Mutex::default(),
         }));
         endpoint.connections().spawn(connection::keep_leases(endpoint.process()));
         endpoint

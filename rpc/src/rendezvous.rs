@@ -64,11 +64,12 @@ impl Endpoint {
         Ok(own.to_string())
     }
 
-    /// Sends `server` the address at which this trainer can be reached.
+    /// Sends `server` the address at which this trainer can be reached, and each process that takes its place.
     ///
     /// # Errors
     /// If the server cannot be notified.
     pub fn publish_address(&self, server: &Peer, address: &str) -> Result<(), RemoteError> {
+        *self.shared().published.lock() = Some((server.name().into(), address.to_owned()));
         server.rpc_sync(PUBLISH, address.to_owned())
     }
 
@@ -89,6 +90,21 @@ impl Endpoint {
         let address = self.locate(server, name, timeout)?;
         self.connect(name, &address, end.saturating_duration_since(Instant::now()))
     }
+}
+
+/// Sends `peer` the address again that was published there: another process may have taken its place, which knows none.
+pub(crate) fn publish_again(endpoint: &Endpoint, peer: &Arc<str>) {
+    let published = endpoint.shared().published.lock().clone();
+    let Some((_, address)) = published.filter(|(server, _)| server == peer) else { return };
+    let (endpoint, peer) = (endpoint.clone(), Arc::clone(peer));
+    // A call may have to wait for the connection, which the tasks of the runtime must not.
+    endpoint.connections().runtime.clone().spawn_blocking(move || {
+        // A connection that breaks meanwhile is followed by another one.
+        match endpoint.peer(&peer).rpc_async::<()>(PUBLISH, address) {
+            Ok(sent) => drop(sent),
+            Err(error) => tracing::debug!(%error, "the address of this process is not published again"),
+        }
+    });
 }
 
 /// Listens on a free port of the interface by which `address` is reached.

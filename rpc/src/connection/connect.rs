@@ -216,6 +216,7 @@ async fn dial_once(dial: &Dial) -> Result<(Arc<Link>, Streaming<proto::Frame>), 
     let link = Arc::new(Link::new(Arc::clone(&dial.name), (hello.session, hello.incarnation), out));
     let sent = if known == Some(hello.session) { sent } else { Snapshot::default() };
     attach(&*dial.process, &link, Some(&sent)).map_err(|error| DialError::Failed(error.to_string()))?;
+    Arc::clone(&dial.process).attached(&link.peer);
     Ok((link, frames))
 }
 
@@ -294,6 +295,7 @@ impl RemoteObjects for Service {
         let (out, frames_out) = Link::channel();
         let link = Arc::new(Link::new(hello.name.as_str().into(), (hello.session, hello.incarnation), out));
         attach(&**process, &link, None).map_err(superseded)?;
+        Arc::clone(process).attached(&link.peer);
         let reader = Arc::clone(process);
         shared.spawn_connection(async move {
             read(&reader, &link, frames).await;

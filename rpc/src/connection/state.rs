@@ -55,6 +55,9 @@ pub(crate) trait Process: Send + Sync + 'static {
     /// peer held: contexts, and objects but for those that are kept for as long as this process lives.
     fn may_lack(&self, held: &HashMap<ObjectId, u64>, contexts: &[ContextId]) -> bool;
 
+    /// Takes note of a new connection to `peer`, which may be another process than before. Does not wait.
+    fn attached(self: Arc<Self>, peer: &Arc<str>);
+
     /// Handles a frame, in the order of arrival and without waiting.
     fn receive(self: Arc<Self>, link: &Arc<Link>, frame: Kind);
 }

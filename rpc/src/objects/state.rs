@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use parking_lot::Mutex;
+
 use super::contexts::{ContextState, Contexts};
 use super::object_table::ObjectTable;
 use super::reply::Responder;
@@ -24,6 +26,8 @@ pub(crate) struct Shared {
     pub registry: Registry,
     pub objects: ObjectTable<Arc<dyn Hosted>>,
     pub contexts: Contexts,
+    /// The server that knows where this process listens, and the address; see [`rendezvous`](crate::rendezvous).
+    pub published: Mutex<Option<(Arc<str>, String)>>,
 }
 
 /// An object, a module or a value behind references.

@@ -6,6 +6,7 @@ mod coming_from_torch;
 mod fencing;
 mod hostile;
 mod leases;
+mod rendezvous;
 mod soak;
 mod tls;
 
@@ -16,9 +17,7 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use super::{
-    Call, Driver, Endpoint, Methods, Pending, RRef, Registry, RemoteError, RemoteObject, Settings, Values, rendezvous,
-};
+use super::{Call, Driver, Endpoint, Methods, Pending, RRef, Registry, RemoteError, RemoteObject, Settings, Values};
 
 /// A short lease, for tests in which one ends.
 const LEASE: Duration = Duration::from_secs(2);
@@ -141,7 +140,7 @@ fn registry() -> Registry {
     registry.function("whose", |_, (reference,): (RRef,)| Ok(reference.owner().to_owned()));
     autograd::offer(&mut registry);
     coming_from_torch::offer(&mut registry);
-    rendezvous::offer(&mut registry);
+    crate::rendezvous::offer(&mut registry);
     registry
 }
 

@@ -28,8 +28,6 @@ pub struct RingRendezvous<'a> {
 pub struct Others<'a> {
     server: &'a Peer,
     participant: &'a Participant,
-    /// Where this trainer listens.
-    address: String,
     meeting: Meeting,
 }
 
@@ -37,8 +35,8 @@ impl<'a> Others<'a> {
     /// Lets the others connect to this trainer, whose registry has offered `inbox`.
     pub fn find(environment: &Environment, participant: &'a Participant, inbox: Inbox) -> Result<Self, RecsysError> {
         let (endpoint, server) = (participant.endpoint(), &participant.servers()[0]);
-        let address = endpoint.publish(server, &environment.servers[0]).map_err(RecsysError::Publish)?;
-        Ok(Self { server, participant, address, meeting: Meeting::new(endpoint.clone(), inbox) })
+        endpoint.publish(server, &environment.servers[0]).map_err(RecsysError::Publish)?;
+        Ok(Self { server, participant, meeting: Meeting::new(endpoint.clone(), inbox) })
     }
 }
 
@@ -69,10 +67,8 @@ impl RingRendezvous<'_> {
         let (connect_timeout, interrupt) = (self.connect_timeout, self.interrupt);
         // One that has finished has added up the gradients of the last step, so that all are at that step at least.
         let is_last = next.saturating_add(1) >= self.total;
-        let meet = |Others { server, participant, address, meeting }: &mut Others<'_>| {
+        let meet = |Others { server, participant, meeting }: &mut Others<'_>| {
             let endpoint = participant.endpoint();
-            // Again, because a server that was started anew knows no addresses.
-            endpoint.publish_address(server, address).map_err(RecsysError::Publish)?;
             let locate = |name: &str, limit| endpoint.locate(server, name, limit);
             let finished = || if is_last { participant.finished() } else { Vec::new() };
             match meeting.meet(locate, finished, connect_timeout, interrupt) {
