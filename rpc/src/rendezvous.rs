@@ -47,7 +47,7 @@ pub fn offer(registry: &mut Registry) {
 
 impl Endpoint {
     /// Listens on a free port of the interface by which `server`, at `address`, is reached, and sends it that address,
-    /// which is returned.
+    /// which is returned. Each process that takes the server's place is sent it, too.
     ///
     /// # Errors
     /// If there is no such interface or port, or the server does not answer.
@@ -60,17 +60,10 @@ impl Endpoint {
             let _runtime = self.connections().runtime.enter();
             self.serve(TcpListener::from_std(listener).map_err(cannot)?);
         }
-        self.publish_address(server, &own.to_string())?;
-        Ok(own.to_string())
-    }
-
-    /// Sends `server` the address at which this trainer can be reached, and each process that takes its place.
-    ///
-    /// # Errors
-    /// If the server cannot be notified.
-    pub fn publish_address(&self, server: &Peer, address: &str) -> Result<(), RemoteError> {
-        *self.shared().published.lock() = Some((server.name().into(), address.to_owned()));
-        server.rpc_sync(PUBLISH, address.to_owned())
+        let own = own.to_string();
+        *self.shared().published.lock() = Some((server.name().into(), own.clone()));
+        server.rpc_sync::<()>(PUBLISH, own.clone())?;
+        Ok(own)
     }
 
     /// Asks `server` where the trainer `name` can be reached, waiting up to `timeout` for that trainer to publish it.
@@ -100,9 +93,8 @@ pub(crate) fn publish_again(endpoint: &Endpoint, peer: &Arc<str>) {
     // A call may have to wait for the connection, which the tasks of the runtime must not.
     endpoint.connections().runtime.clone().spawn_blocking(move || {
         // A connection that breaks meanwhile is followed by another one.
-        match endpoint.peer(&peer).rpc_async::<()>(PUBLISH, address) {
-            Ok(sent) => drop(sent),
-            Err(error) => tracing::debug!(%error, "the address of this process is not published again"),
+        if let Err(error) = endpoint.peer(&peer).rpc_async::<()>(PUBLISH, address) {
+            tracing::debug!(%error, "the address of this process is not published again");
         }
     });
 }

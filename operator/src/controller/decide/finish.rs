@@ -71,14 +71,14 @@ impl Facts<'_> {
         known || reported || self.prev.last_checkpoint.is_some() || results.any(|result| result.steps > 0)
     }
 
-    /// Returns whether the trainers made no step, and server 0 says so now. One that took the place of another is not asked:
-    /// it may have its steps still to read.
-    fn never_trained(&self) -> bool {
+    /// Returns whether server 0 says now how many steps were made. One that took the place of another is not asked: it may have
+    /// its steps still to read.
+    fn counts_steps(&self) -> bool {
         let server = Replica::server(0);
         let is_first = self.pod(server).is_some_and(|pod| pod.incarnation == self.history.since(server));
         let reported = self.observed.progress.as_ref().and_then(|report| report.at);
         let is_fresh = reported.is_some_and(|at| after(at, FRESH_REPORT) > self.now);
-        is_first && is_fresh && !self.has_trained()
+        is_first && is_fresh
     }
 
     /// Returns when the last trainer ended. The servers' time begins then, although the condition may be written some seconds
@@ -110,15 +110,12 @@ impl Draft<'_, '_> {
         if servers_ended || (deadline <= facts.now && writer.is_none()) {
             return self.succeed(servers_ended);
         }
-        if deadline <= facts.now {
-            // Only server 0 still runs, and has the model to write.
-            if facts.never_trained() {
+        // Only server 0 still runs then, and has the model to write.
+        if deadline <= facts.now && !facts.has_trained() {
+            if facts.counts_steps() {
                 return self.fail(&End::new(NEVER_TRAINED, format!("the job {NO_MODEL}")));
             }
-            if !facts.has_trained() {
-                // Server 0 has not said yet.
-                self.wake.at(after(facts.now, SignedDuration::from_secs(10)));
-            }
+            self.wake.at(after(facts.now, SignedDuration::from_secs(10)));
         }
         // The servers wait for these trainers.
         self.delete_surplus();
