@@ -88,11 +88,12 @@ clippy: ## check that clippy has no warning
 	$(CARGO) clippy --locked --workspace --test e2e --test soak -- -D warnings
 
 .PHONY: lint-files
-lint-files: ## check format, documents, circles of files, commits and, where cargo-deny and cargo-machete are installed, dependencies
+lint-files: ## check format, documents, the Python reference, circles of files, commits and, where cargo-deny and cargo-machete are installed, dependencies
 	scripts/check-docs.py
 	scripts/check-circles.py
 	scripts/check-pins.py
 	scripts/check-members.py
+	scripts/python-reference.py | cmp -s - docs/python-reference.md || { echo "docs/python-reference.md is out of date; run make generate and commit it" >&2; exit 1; }
 	scripts/check-commits.sh
 	$(CARGO) fmt --all --check
 	if command -v cargo-deny >/dev/null; then $(CARGO) deny --locked check licenses bans sources; else echo "lint: licences not checked, cargo-deny is not installed"; fi
