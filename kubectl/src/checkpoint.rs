@@ -1,6 +1,4 @@
-//! `kubectl psjob checkpoint`: lists the checkpoints on a job's volume, and fetches one of them.
-
-mod catalog;
+//! `kubectl psjob checkpoint`: lists the checkpoints that a job keeps, and fetches one of them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,15 +10,15 @@ use psjobs::BadInput;
 use psjobs_api::crd::ParameterServerJob;
 use serde_json::json;
 
-use self::catalog::{Checkpoint, PRINT};
 use crate::connection::ConnectionArgs;
+use crate::reader::{Checkpoint, Reader, with_reader};
+use crate::source::SourceArgs;
 use crate::text;
-use crate::volume::{Volume, with_volume};
 
 /// List the checkpoints of a job, or fetch one
 ///
-/// A pod of the job's own image reads the volume, and is deleted afterwards. The job may be suspended or have ended. Needs
-/// the rights to create pods and to exec in them.
+/// A pod of the job's own image reads the volume or the object store, and is deleted afterwards. The job may be suspended or
+/// have ended. Needs the rights to create pods and to exec in them.
 #[derive(Debug, Args)]
 pub struct CheckpointArgs {
     #[command(subcommand)]
@@ -42,6 +40,8 @@ struct ListArgs {
     /// Print another form than the table
     #[arg(long, short)]
     output: Option<Output>,
+    #[command(flatten)]
+    source: SourceArgs,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -67,6 +67,8 @@ struct GetArgs {
     /// Replace the checkpoint if it is in the folder
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    source: SourceArgs,
 }
 
 impl CheckpointArgs {
@@ -81,17 +83,17 @@ impl CheckpointArgs {
 impl ListArgs {
     async fn run(self, connection: &ConnectionArgs) -> anyhow::Result<u8> {
         let cluster = connection.open().await?;
-        let job = cluster.job(&self.name).await?;
+        let job = self.source.job(&cluster, &self.name).await?;
         let folder = folder(&self.name, &job);
-        let found =
-            with_volume(connection, &cluster, &job, async |volume: &Volume<'_>| read(volume, folder).await).await?;
+        let list = async |reader: &Reader<'_>| anyhow::Ok((reader.checkpoints(folder).await?, reader.kept_in()));
+        let (found, place) = with_reader(connection, &cluster, &job, self.source.image(), list).await?;
         let now = Timestamp::now();
         match self.output {
             Some(Output::Json) => {
                 let all: Vec<_> = found.iter().map(object).collect();
                 println!("{}", serde_json::to_string_pretty(&all)?);
             }
-            None if found.is_empty() => eprintln!("{} has no complete checkpoint in {folder} of its volume", self.name),
+            None if found.is_empty() => eprintln!("{} has no complete checkpoint in {folder} of {place}", self.name),
             None => {
                 let rows: Vec<_> = found.iter().map(|checkpoint| row(checkpoint, now)).collect();
                 println!("{}", text::table(&["RUN", "STEP", "JOB", "SERVERS", "SIZE", "AGE"], &rows));
@@ -104,16 +106,16 @@ impl ListArgs {
 impl GetArgs {
     async fn run(self, connection: &ConnectionArgs) -> anyhow::Result<u8> {
         let cluster = connection.open().await?;
-        let job = cluster.job(&self.name).await?;
+        let job = self.source.job(&cluster, &self.name).await?;
         let folder = folder(&self.name, &job);
         let output = self.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}-checkpoints", self.name)));
-        let fetch = async |volume: &Volume<'_>| {
-            let found = read(volume, folder).await?;
+        let fetch = async |reader: &Reader<'_>| {
+            let found = reader.checkpoints(folder).await?;
             let chosen = self.choose(&found, job.metadata.uid.as_deref())?;
-            self.fetch(volume, folder, chosen, &output).await?;
+            self.fetch(reader, folder, chosen, &output).await?;
             anyhow::Ok((chosen.run, chosen.step, chosen.bytes()))
         };
-        let (run, step, bytes) = with_volume(connection, &cluster, &job, fetch).await?;
+        let (run, step, bytes) = with_reader(connection, &cluster, &job, self.source.image(), fetch).await?;
         let output = output.display();
         println!(
             "{output} has the checkpoint of step {step} (run {run}), {}; `psjobs run MANIFEST --checkpoint-dir {output}` \
@@ -144,12 +146,12 @@ impl GetArgs {
     /// Copies a checkpoint to `output`, its manifest last: that makes it complete.
     async fn fetch(
         &self,
-        volume: &Volume<'_>,
+        reader: &Reader<'_>,
         folder: &str,
         checkpoint: &Checkpoint,
         output: &Path,
     ) -> anyhow::Result<()> {
-        // `psjobs run` keeps the checkpoints of a job in a folder of the same name as on the volume.
+        // `psjobs run` keeps the checkpoints of a job in a folder of the same name as the volume or the store has.
         let place = output.join(folder).join(&checkpoint.folder);
         let manifest = place.join("manifest.json");
         if manifest.exists() && !self.force {
@@ -170,7 +172,7 @@ impl GetArgs {
         let from = format!("{folder}/{}", checkpoint.folder);
         for (file, bytes) in &checkpoint.files {
             eprintln!("fetching {file}, {}", text::size(*bytes));
-            let copied = volume.copy(&format!("{from}/{file}"), &place.join(file)).await.with_context(|| {
+            let copied = reader.copy(&format!("{from}/{file}"), &place.join(file)).await.with_context(|| {
                 format!("{file} cannot be fetched; a job that trains removes old checkpoints, the newest stays longest")
             })?;
             ensure!(
@@ -179,8 +181,8 @@ impl GetArgs {
             );
         }
         let record = format!("{folder}/{}/run.json", checkpoint.run_folder());
-        volume.copy(&record, &local_record).await.context("the record of the run cannot be fetched")?;
-        volume.copy(&format!("{from}/manifest.json"), &manifest).await.context("the manifest cannot be fetched")?;
+        reader.copy(&record, &local_record).await.context("the record of the run cannot be fetched")?;
+        reader.copy(&format!("{from}/manifest.json"), &manifest).await.context("the manifest cannot be fetched")?;
         Ok(())
     }
 }
@@ -191,13 +193,9 @@ fn is_of(record: &Path, uid: &str) -> bool {
     serde_json::from_slice::<serde_json::Value>(&text).is_ok_and(|record| record["uid"] == uid)
 }
 
-/// Returns the job's folder in the volume.
+/// Returns the job's folder in the volume, or in the object store's folder.
 fn folder<'a>(name: &'a str, job: &'a ParameterServerJob) -> &'a str {
-    job.spec.checkpoint.as_ref().map_or(name, |checkpoint| checkpoint.folder(name))
-}
-
-async fn read(volume: &Volume<'_>, folder: &str) -> anyhow::Result<Vec<Checkpoint>> {
-    catalog::parse(&volume.run(PRINT, &[folder]).await?)
+    job.spec.checkpoint.as_ref().map_or(name, |checkpoint| checkpoint.folder(name).trim_end_matches('/'))
 }
 
 fn row(checkpoint: &Checkpoint, now: Timestamp) -> Vec<String> {
@@ -228,7 +226,8 @@ mod tests {
     }
 
     fn chosen(run: Option<u32>, step: Option<u64>) -> Result<(u32, u64), String> {
-        let args = GetArgs { name: "mnist".into(), step, run, output: None, force: false };
+        let source = SourceArgs::default();
+        let args = GetArgs { name: "mnist".into(), step, run, output: None, force: false, source };
         let found = [checkpoint(3, 9, "other"), checkpoint(2, 20, "ours"), checkpoint(2, 10, "ours")];
         let chosen = args.choose(&found, Some("ours"));
         chosen.map(|chosen| (chosen.run, chosen.step)).map_err(|error| error.to_string())

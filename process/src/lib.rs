@@ -1,5 +1,5 @@
 //! The command line of a job's processes, without libtorch: their place in the job, logs, signals, result and exit code;
-//! and the server, `serve`.
+//! the server, `serve`, and what it keeps, `store`.
 
 pub mod identity;
 pub mod logging;
@@ -7,6 +7,7 @@ pub mod optimizer;
 pub mod result_file;
 pub mod serve;
 pub mod signals;
+pub mod store;
 
 use std::io;
 use std::panic::{self, AssertUnwindSafe};

@@ -92,7 +92,7 @@ enum Mode {
 const LEFT_OVERS: Duration = Duration::from_secs(2);
 
 /// Returns the variables of this process that are text.
-fn variables() -> impl Iterator<Item = (String, String)> {
+pub(crate) fn variables() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 

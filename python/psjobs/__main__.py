@@ -24,7 +24,7 @@ def main() -> NoReturn:
 
 
 def worker() -> NoReturn:
-    """The command `psjobs-worker`, of which this package has `serve`."""
+    """The command `psjobs-worker`, of which this package has `serve` and `store`."""
     os._exit(_native.worker(sys.argv[1:]))
 
 

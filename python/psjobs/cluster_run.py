@@ -14,6 +14,7 @@ import secrets
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -259,25 +260,21 @@ class ClusterRun:
     def model(self) -> dict[str, torch.Tensor]:
         """The trained parameters by their names, for `model.load_state_dict(..., strict=False)`.
 
-        A pod of the job's own image reads them from the volume with the checkpoints. Raises Error if the job has exported
-        no model, or to an object store.
+        A pod of the job's own image reads them from the volume or the object store with the checkpoints; this machine needs no
+        credentials of the store. Raises Error if the job has exported no model, or it cannot be read.
         """
         resource = self._resource()
         file = ((resource.get("status") or {}).get("model") or {}).get("path")
         if file is None:
             raise Error(f"job {self.name} has no model to read: it has not ended well, or keeps no checkpoints")
         checkpoint = resource["spec"]["checkpoint"]
-        if "objectStore" in checkpoint:
-            raise Error(f"the model of job {self.name} is in an object store, {file}; fetch it with the store's own program")
-        claim = checkpoint.get("existingClaim") or f"{self.name}-checkpoints"
         pod = f"{self.name}-read-{secrets.token_hex(3)}"
-        kubectl = self._kubectl
-        kubectl("create", "-f", "-", given=json.dumps(_reader(pod, claim, resource)))
-        try:
-            kubectl("wait", f"pod/{pod}", "--for=condition=Ready", "--timeout=120s")
-            data = kubectl.read("exec", pod, "--", "cat", f"{CHECKPOINTS}/{file}")
-        finally:
-            kubectl("delete", "pod", pod, "--wait=false", "--ignore-not-found")
+        if "objectStore" in checkpoint:
+            manifest, program = _native.store_pod(json.dumps(resource), pod, self._server_image())
+            data = _whole(self._print_in(pod, manifest, *program, "store", "read", file), file)
+        else:
+            claim = checkpoint.get("existingClaim") or f"{self.name}-checkpoints"
+            data = self._print_in(pod, json.dumps(_reader(pod, claim, resource)), "cat", f"{CHECKPOINTS}/{file}")
         from psjobs import safetensors
 
         return safetensors.parse(data, file)
@@ -285,6 +282,24 @@ class ClusterRun:
     def delete(self) -> None:
         """Deletes the job with its pods, its script, and its volume if the job has made it."""
         self._kubectl("delete", KIND, self.name)
+
+    def _print_in(self, pod: str, manifest: str, *command: str) -> bytes:
+        """What a command prints in a pod that is there for it alone."""
+        kubectl = self._kubectl
+        kubectl("create", "-f", "-", given=manifest)
+        try:
+            kubectl("wait", f"pod/{pod}", "--for=condition=Ready", "--timeout=120s")
+            return kubectl.read("exec", pod, "--container=read", "--", *command)
+        finally:
+            kubectl("delete", "pod", pod, "--wait=false", "--ignore-not-found")
+
+    def _server_image(self) -> str | None:
+        """The image of the job's server 0, if its pod is there."""
+        image = "jsonpath={.spec.containers[0].image}"
+        try:
+            return self._kubectl("get", "pod", f"{self.name}-ps-0", "--ignore-not-found", "-o", image).strip() or None
+        except Error:
+            return None  # The user may not look at pods; then it is guessed.
 
     def _resource(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self._kubectl("get", KIND, self.name, "-o", "json"))
@@ -341,6 +356,18 @@ def _failure(name: str, status: Mapping[str, Any]) -> str:
     if cause.get("logTail"):
         text.append(cause["logTail"].rstrip())
     return "\n".join(text)
+
+
+def _whole(sent: bytes, file: str) -> bytes:
+    """The bytes that `psjobs-worker store read` has sent: between a line with their length and one with their CRC-32.
+
+    Raises Error if they are not all there, or others.
+    """
+    length, _, rest = sent.partition(b"\n")
+    data, checksum = rest[:-9], rest[-9:]
+    if not length.isdigit() or len(data) != int(length) or checksum != b"%08x\n" % zlib.crc32(data):
+        raise Error(f"{file} has come only in part, or wrong: {len(data):,} bytes; try again")
+    return data
 
 
 def _reader(pod: str, claim: str, resource: Mapping[str, Any]) -> dict[str, Any]:

@@ -91,8 +91,10 @@ class Run:
         """Takes logs, checkpoints, the status and the model."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._table = None if quiet else notebook.table()
-        flags = ["--json", "--log-dir", str(self.folder), "--checkpoint-dir", str(self.folder / "checkpoints")]
-        flags += ["--status-file", str(self.folder / "status.json")]
+        flags = ["--json", "--log-dir", str(self.folder), "--status-file", str(self.folder / "status.json")]
+        if not any("objectStore" in name or name == "checkpoint" and "objectStore" in (value or {}) for name, value in fields):
+            # The folder of the flag would count more than the object store.
+            flags += ["--checkpoint-dir", str(self.folder / "checkpoints")]
         flags += ["--trainers", str(trainers), "--servers", str(servers)]
         for name, value in fields:
             flags += ["--set", f"{name}={json.dumps(value)}"]

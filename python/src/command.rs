@@ -6,6 +6,7 @@ use ::psjobs::command_line::Cli;
 use ::psjobs::run::guard;
 use clap::{Parser, Subcommand};
 use psjobs_process::serve::{self, ServeArgs};
+use psjobs_process::store::{self, StoreArgs};
 use psjobs_process::{Failure, OutputArgs, conclude};
 use pyo3::prelude::*;
 
@@ -25,6 +26,8 @@ struct Worker {
 enum WorkerCommand {
     /// Runs a parameter server until every trainer has left
     Serve(Box<ServeArgs>),
+    /// Lists and reads what a job keeps in a folder or an object store
+    Store(StoreArgs),
     /// Not part of the Python package
     #[command(hide = true)]
     Train {
@@ -52,6 +55,7 @@ pub fn psjobs(py: Python<'_>, own: Vec<OsString>, args: Vec<OsString>) -> u8 {
 pub fn worker(py: Python<'_>, args: Vec<OsString>) -> u8 {
     py.detach(|| match Worker::try_parse_from([OsString::from("psjobs-worker")].into_iter().chain(args)) {
         Ok(Worker { output, command: WorkerCommand::Serve(args) }) => conclude(output, || serve::run(&args)),
+        Ok(Worker { output, command: WorkerCommand::Store(args) }) => conclude(output, || store::run(&args)),
         Ok(Worker { output, command: WorkerCommand::Train { .. } }) => conclude(output, || {
             let text = "the psjobs-worker of the Python package has no workloads; give the trainer a command, as python3 \
                         train.py, or build psjobs-worker with `make build` and name it with --worker";

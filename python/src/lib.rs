@@ -1,7 +1,7 @@
 //! The native half of the Python package `psjobs`: a trainer's place in its job ([`environment`]), its session with the
 //! servers ([`session`]) and the memory that both share with the model ([`memory`]), the split of the data
-//! ([`sampler`]), sparse tables of a script that is alone ([`tables`]), and the programs that run a job on one machine
-//! ([`command`]). What concerns PyTorch is written in Python,
+//! ([`sampler`]), sparse tables of a script that is alone ([`tables`]), the programs that run a job on one machine
+//! ([`command`]), and the pod that reads the object store of a job on a cluster ([`store_pod`]). What concerns PyTorch is written in Python,
 //! in `psjobs/`; nothing here links libtorch.
 
 mod command;
@@ -11,6 +11,7 @@ mod memory;
 mod result;
 mod sampler;
 mod session;
+mod store_pod;
 mod tables;
 mod waiting;
 
@@ -33,6 +34,8 @@ mod _native {
     use super::sampler::Sampler;
     #[pymodule_export]
     use super::session::Session;
+    #[pymodule_export]
+    use super::store_pod::store_pod;
     #[pymodule_export]
     use super::tables::LocalTables;
     #[pymodule_export]

@@ -12,6 +12,7 @@ mod policy;
 mod reference;
 mod schema;
 mod status;
+pub mod store_pod;
 
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use kube::{CustomResource, KubeSchema};

@@ -94,9 +94,9 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
     /// Folder for the checkpoints of jobs with spec.checkpoint, each in a folder of its name, or the URL of one in an object
-    /// store, as s3://BUCKET/FOLDER
-    #[arg(long, value_name = "DIR", default_value = CHECKPOINTS)]
-    checkpoint_dir: PathBuf,
+    /// store, as s3://BUCKET/FOLDER [default: that of spec.checkpoint.objectStore, else checkpoints]
+    #[arg(long, value_name = "DIR")]
+    checkpoint_dir: Option<PathBuf>,
     /// Serve a web page of the job: curves, processes, logs, what to do; with --web=127.0.0.1:9000 at that address [default:
     /// the first free port of this machine from 8090 on]
     #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, require_equals = true)]
@@ -133,7 +133,7 @@ pub const CHECKPOINTS: &str = "checkpoints";
 
 impl RunArgs {
     pub fn run(self) -> anyhow::Result<u8> {
-        let job = match &self.file {
+        let mut job = match &self.file {
             Some(file) => validate::only_job(file, &self.settings)?,
             None => {
                 let size = Size {
@@ -145,6 +145,9 @@ impl RunArgs {
                 validate::job_of(vec![document], &self.settings, Path::new("--set"))?
             }
         };
+        if self.checkpoint_dir.is_some() {
+            keep_elsewhere(&mut job);
+        }
         let progress = match (self.quiet, self.no_progress) {
             (true, _) => Progress::None,
             (false, true) => Progress::Lines,
@@ -155,7 +158,7 @@ impl RunArgs {
             worker: self.worker,
             data: self.data,
             log_dir: self.log_dir,
-            checkpoint_dir: self.checkpoint_dir,
+            checkpoint_dir: self.checkpoint_dir.unwrap_or_else(|| CHECKPOINTS.into()),
             door,
             wish: Wish { progress, output: self.verbose },
         };
@@ -172,6 +175,13 @@ impl RunArgs {
             (State::Succeeded, None) => 0,
             (State::Failed | State::Interrupted, None) => 1,
         })
+    }
+}
+
+/// Takes a job's object store away, so that the folder of the command line is where its checkpoints are.
+fn keep_elsewhere(job: &mut ParameterServerJob) {
+    if let Some(checkpoint) = &mut job.spec.checkpoint {
+        checkpoint.object_store = None;
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams};
 use psjobs_api::crd::{CheckpointSpec, ParameterServerJob, Phase};
 use psjobs_e2e::command::run;
@@ -11,7 +12,10 @@ use psjobs_e2e::manifest::{PACED, PACED_ACCURACY, from_file, main_container};
 use psjobs_e2e::namespace::TestNamespace;
 use psjobs_e2e::nodes::address;
 use psjobs_e2e::wait::{SHORT, TRAINING, until, until_none, until_ok};
+use safetensors::SafeTensors;
 use serde_json::json;
+
+use super::suspend::fetch_checkpoint;
 
 const JOB: &str = "mnist-checkpoint";
 const KEY: &str = "key";
@@ -65,9 +69,49 @@ async fn go_on(namespace: &TestNamespace, store: &Store) -> Result<()> {
     let accuracy = model.metric.context("the model's metric")?;
     ensure!(accuracy.name == "accuracy" && accuracy.value > PACED_ACCURACY, "the model's metric is {accuracy:?}");
     let size = store.shell(&format!("stat -c %s {FOLDER}/bucket/jobs/{JOB}/model.safetensors")).await?;
-    ensure!(size.trim().parse::<u64>()? > 800_000, "the model of 200,000 parameters has {} bytes", size.trim());
-    let refused = namespace.psjob(&["model", JOB]).await.err().context("it reads volumes only")?;
-    ensure!(format!("{refused:#}").contains("aws s3 cp"), "{refused:#}");
+    let size = size.trim().parse::<u64>()?;
+    ensure!(size > 800_000, "the model of 200,000 parameters has {size} bytes");
+    let fetched = tempfile::tempdir()?;
+    fetch_model(namespace, &store.endpoint, fetched.path(), size).await?;
+    fetch_checkpoint(namespace, JOB, 1, fetched.path()).await?;
+    let left = namespace.pods().list(&ListParams::default()).await?.items;
+    // A pod that was deleted may still end.
+    let left: Vec<_> = left.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect();
+    ensure!(left.iter().all(|pod| !pod.name_any().contains("-read-")), "pods that read are left: {left:?}");
+
+    namespace.jobs().delete(JOB, &DeleteParams::foreground()).await?;
+    until_none(&namespace.jobs(), &ListParams::default(), SHORT, "the deleted job to go").await?;
+    let gone = namespace.psjob(&["checkpoint", "list", JOB]).await.err().context("the job is deleted")?;
+    ensure!(format!("{gone:#}").contains("there is no job"), "{gone:#}");
+    let deleted = ["checkpoint", "list", JOB, "--url", "s3://bucket/jobs", "--secret", "store-keys"];
+    let listed = namespace.psjob(&deleted).await?;
+    namespace.print(listed.trim_end());
+    ensure!(listed.contains(JOB), "{listed}");
+    Ok(())
+}
+
+/// Fetches the model, which has `size` bytes in the bucket; then once more with a Secret that the store does not take.
+async fn fetch_model(namespace: &TestNamespace, endpoint: &str, folder: &Path, size: u64) -> Result<()> {
+    let file = folder.join("model.safetensors");
+    let path = file.to_str().context("a path of text")?;
+    let said = namespace.psjob(&["model", JOB, "--output", path]).await?;
+    namespace.print(said.trim_end());
+    let bytes = std::fs::read(&file)?;
+    ensure!(bytes.len() as u64 == size, "{} bytes came of {size}", bytes.len());
+    ensure!(!SafeTensors::deserialize(&bytes)?.is_empty(), "the model of {} bytes has no tensors", bytes.len());
+
+    let keys = [
+        "--from-literal=AWS_ACCESS_KEY_ID=nobody",
+        "--from-literal=AWS_SECRET_ACCESS_KEY=nothing",
+        "--from-literal=AWS_REGION=us-east-1",
+        &format!("--from-literal=AWS_ENDPOINT={endpoint}"),
+    ];
+    let create = ["create", "secret", "generic", "other-keys"];
+    namespace.kubectl(&[&create[..], &keys[..]].concat()).await?;
+    let denied = ["model", JOB, "--url", "s3://bucket/jobs", "--secret", "other-keys", "--output", path, "--force"];
+    let denied = namespace.psjob(&denied).await.err().context("the keys are wrong")?;
+    ensure!(format!("{denied:#}").contains("check the credentials"), "{denied:#}");
+    ensure!(std::fs::read(&file)? == bytes, "a model that cannot be fetched replaces none");
     Ok(())
 }
 

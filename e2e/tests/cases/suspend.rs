@@ -70,8 +70,8 @@ pub async fn resumes_from_a_checkpoint(namespace: &TestNamespace) -> Result<()> 
     Ok(())
 }
 
-/// Lists the checkpoints of a job without pods and fetches the newest, which is at least of step `step`.
-async fn fetch_checkpoint(namespace: &TestNamespace, job: &str, step: i64, folder: &Path) -> Result<()> {
+/// Lists the checkpoints of a job that does not train, and fetches the newest, which is at least of step `step`.
+pub async fn fetch_checkpoint(namespace: &TestNamespace, job: &str, step: i64, folder: &Path) -> Result<()> {
     let listed = namespace.psjob(&["checkpoint", "list", job, "--output", "json"]).await?;
     let listed: Vec<Value> = serde_json::from_str(&listed)?;
     let newest = listed.first().context("a checkpoint in the list")?;

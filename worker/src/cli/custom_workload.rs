@@ -1,4 +1,4 @@
-//! A program with a workload of its own: `serve` and `train` of `psjobs-worker`, with one workload, the
+//! A program with a workload of its own: `serve`, `train` and `store` of `psjobs-worker`, with one workload, the
 //! user's.
 
 use std::process::ExitCode;
@@ -8,6 +8,7 @@ use clap::{Parser, Subcommand};
 use super::evaluate::{EvaluateArgs, ServeCommand};
 use super::train::{Source, TrainArgs};
 use crate::workload::Workload;
+use psjobs_process::store::{self, StoreArgs};
 use psjobs_process::{OutputArgs, conclude};
 use psjobs_rpc::{Registry, rendezvous};
 
@@ -30,6 +31,8 @@ enum Command {
     Serve(ServeCommand<CustomEvaluate>),
     /// Trains the workload
     Train(CustomTrain),
+    /// Lists and reads what a job keeps in a folder or an object store
+    Store(StoreArgs),
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -64,5 +67,6 @@ pub fn main<W: Workload>(open: impl FnOnce(&Source) -> anyhow::Result<W>) -> Exi
             command.run(registry, |serve, registry, args| args.evaluate.run(serve, registry, args.own.clone(), open))
         }
         Command::Train(args) => args.train.run_with(args.own, open),
+        Command::Store(args) => store::run(&args),
     }))
 }

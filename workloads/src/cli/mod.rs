@@ -1,4 +1,4 @@
-//! The command line of `psjobs-worker`: `serve`, and `train` with a subcommand for each workload.
+//! The command line of `psjobs-worker`: `serve`, `train` with a subcommand for each workload, and `store`.
 
 mod evaluate;
 mod train;
@@ -6,6 +6,7 @@ mod train;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use psjobs_process::store::{self, StoreArgs};
 use psjobs_process::{OutputArgs, conclude};
 use psjobs_worker::cli::evaluate::ServeCommand;
 
@@ -37,6 +38,8 @@ enum Command {
     Serve(ServeCommand<Evaluated>),
     /// Trains a workload
     Train(train::TrainCommand),
+    /// Lists and reads what a job keeps in a folder or an object store
+    Store(StoreArgs),
 }
 
 /// Parses the command line, does what it says, and says why when that fails.
@@ -48,5 +51,6 @@ pub fn main() -> ExitCode {
             command.run(workload::offered(), |serve, registry, evaluated| evaluated.run(serve, registry))
         }
         Command::Train(command) => train::run(&command),
+        Command::Store(args) => store::run(&args),
     }))
 }

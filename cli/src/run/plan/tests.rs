@@ -160,6 +160,18 @@ fn checkpoints_go_to_the_jobs_own_folder() {
 }
 
 #[test]
+fn a_folder_of_the_command_line_counts_more_than_an_object_store() {
+    let mut job = job(&TWO.replacen('{', "{checkpoint: {objectStore: {url: 's3://bucket/jobs'}, path: runs/7}, ", 1));
+    let folder = |job: &ParameterServerJob| {
+        let plan = Plan::new(job, machine()).expect("a plan");
+        plan.launch(SERVER, 0, Vec::new()).env["PSJOB_CHECKPOINT_DIR"].clone()
+    };
+    assert_eq!(folder(&job), "s3://bucket/jobs/runs/7");
+    crate::run::keep_elsewhere(&mut job);
+    assert_eq!(folder(&job), "/kept/runs/7");
+}
+
+#[test]
 fn servers_receive_the_trainers_that_have_finished() {
     let plan = plan(TWO, machine());
     let received = |replica| plan.launch(replica, 1, vec![0]).env.get("PSJOB_FINISHED_TRAINERS").cloned();

@@ -1,17 +1,10 @@
-//! The checkpoints in a folder, from what the shell prints of it. The layout is in docs/checkpoints.md.
+//! The checkpoints in a folder, from what the pod prints of it. The layout is in docs/checkpoints.md.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use serde_json::Value;
-
-/// Prints the records of runs and the manifests of the folder `$1`, each in a line behind its time and path. Prints nothing
-/// if there is no such folder.
-pub const PRINT: &str = r#"if cd "$1" 2>/dev/null; then
-for file in run-*/run.json run-*/step-*/manifest.json; do
-if [ -f "$file" ]; then printf '%s %s ' "$(stat -c %Y "$file")" "$file"; tr -d '\n' < "$file"; echo; fi
-done; fi"#;
 
 /// A complete checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,18 +36,40 @@ impl Checkpoint {
     }
 }
 
-/// Returns the checkpoints of what [`PRINT`] printed, the newest run and step first. A file that is being written or was
-/// removed meanwhile is left out.
+/// A record of a run or a manifest: when it was written, where it is in the folder, and its text as JSON.
+type Found = (i64, String, Value);
+
+/// Returns the checkpoints of what the shell has printed of a volume, the newest run and step first. A file that is being
+/// written or was removed meanwhile is left out.
 ///
 /// # Errors
 /// If a manifest names a file outside its folder.
-pub fn parse(printed: &str) -> anyhow::Result<Vec<Checkpoint>> {
-    let (mut runs, mut found) = (BTreeMap::new(), Vec::new());
-    for line in printed.lines() {
+pub fn of_lines(printed: &str) -> anyhow::Result<Vec<Checkpoint>> {
+    let found = |line: &str| -> Option<Found> {
         let mut words = line.splitn(3, ' ');
-        let (Some(time), Some(path), Some(text)) = (words.next(), words.next(), words.next()) else { continue };
-        let (Ok(written), Ok(object)) = (time.parse::<i64>(), serde_json::from_str::<Value>(text)) else { continue };
-        let Some((folder, name)) = path.rsplit_once('/') else { continue };
+        let (time, path, text) = (words.next()?, words.next()?, words.next()?);
+        Some((time.parse().ok()?, path.to_owned(), serde_json::from_str(text).ok()?))
+    };
+    checkpoints(printed.lines().filter_map(found))
+}
+
+/// Returns the checkpoints of what `psjobs-worker store list` has printed, in the same order.
+///
+/// # Errors
+/// If the text has come only in part, or a manifest names a file outside its folder.
+pub fn of_json(printed: &str) -> anyhow::Result<Vec<Checkpoint>> {
+    let listed: Value = serde_json::from_str(printed).context("the list of files has come only in part; try again")?;
+    let files = listed["files"].as_array().context("the pod has printed no list of files")?;
+    let found = |file: &Value| -> Option<Found> {
+        Some((file["written"].as_i64()?, file["path"].as_str()?.to_owned(), file["contents"].clone()))
+    };
+    checkpoints(files.iter().filter_map(found))
+}
+
+fn checkpoints(files: impl Iterator<Item = Found>) -> anyhow::Result<Vec<Checkpoint>> {
+    let (mut runs, mut found) = (BTreeMap::new(), Vec::new());
+    for (written, path, object) in files {
+        let Some((folder, name)) = path.rsplit_once('/').filter(|(folder, _)| !folder.contains("..")) else { continue };
         if name == "run.json" {
             runs.insert(folder.to_owned(), object);
         } else if let Some(checkpoint) = checkpoint(folder, written, &object) {
@@ -88,9 +103,8 @@ fn checkpoint(folder: &str, written: i64, manifest: &Value) -> Option<Checkpoint
 mod tests {
     use std::process::Command;
 
-    use anyhow::Context as _;
-
     use super::*;
+    use crate::reader::place::PRINT_FOLDER;
 
     const PART: &str = r#"{"file": "ps-00000-of-00001.safetensors", "bytes": 96, "crc32": 1}"#;
 
@@ -102,9 +116,10 @@ mod tests {
             std::fs::create_dir_all(path.parent().context("a folder")?)?;
             std::fs::write(path, text)?;
         }
-        let printed = Command::new("sh").args(["-c", PRINT, "sh", "mnist"]).current_dir(volume.path()).output()?;
+        let printed =
+            Command::new("sh").args(["-c", PRINT_FOLDER, "sh", "mnist"]).current_dir(volume.path()).output()?;
         assert!(printed.status.success(), "{printed:?}");
-        parse(&String::from_utf8(printed.stdout)?)
+        of_lines(&String::from_utf8(printed.stdout)?)
     }
 
     #[test]
@@ -132,5 +147,26 @@ mod tests {
         let outside = r#"{"step": 1, "parts": [{"file": "../../evil", "bytes": 1}]}"#;
         let error = parsed(&[("run-00001/step-000000000001/manifest.json", outside)]).expect_err("outside");
         assert!(error.to_string().contains("../../evil"), "{error}");
+    }
+
+    #[test]
+    fn what_a_store_lists_is_read_as_a_whole() {
+        let manifest = format!(r#"{{"step": 3, "parts": [{PART}]}}"#);
+        let file =
+            |path: &str, text: &str| format!(r#"{{"path": "{path}", "written": 1700000000, "contents": {text}}}"#);
+        let files = [
+            file("run-00001/run.json", r#"{"uid": "u1", "job": "mnist"}"#),
+            file("run-00001/step-000000000003/manifest.json", &manifest),
+            file("run-00001/step-000000000004/manifest.json", "[]"),
+        ];
+        let printed = format!(r#"{{"files": [{}]}}"#, files.join(", "));
+        let found = of_json(&printed).expect("nothing is wrong");
+        let [only] = &found[..] else { panic!("{found:?}") };
+        assert_eq!((only.run, only.step, only.job.as_str(), only.written), (1, 3, "mnist", 1_700_000_000));
+        let torn = of_json(&printed[..printed.len() - 2]).expect_err("it is torn");
+        assert!(torn.to_string().contains("only in part"), "{torn}");
+        let outside = manifest.replace("ps-00000-of-00001.safetensors", "../evil");
+        let outside = format!(r#"{{"files": [{}]}}"#, file("run-00001/step-000000000003/manifest.json", &outside));
+        assert!(of_json(&outside).expect_err("outside").to_string().contains("../evil"));
     }
 }
