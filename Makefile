@@ -56,7 +56,7 @@ test-foreign: ## drive the parameter server with a client in Python
 test-python: build-tests mnist text ## test the Python package, with types checked; fetches torch if need be
 	scripts/python-package.sh $(TARGET)/debug/lib_native.so $(TARGET)/python
 	export PYTHONPATH=$(abspath $(TARGET))/python PSJOBS_WORKER=$(abspath $(TARGET))/debug/psjobs-worker PSJOBS=$(abspath $(TARGET))/debug/psjobs; \
-	python=$$(scripts/python.sh); cd python; "$$python" -m mypy --cache-dir $(abspath $(TARGET))/mypy; "$$python" -P -m pytest -q -n 2 -p no:cacheprovider
+	python=$$(scripts/python.sh); PSJOBS_MLFLOW=$$(scripts/mlflow.sh "$$python"); export PSJOBS_MLFLOW; cd python; "$$python" -m mypy --cache-dir $(abspath $(TARGET))/mypy; "$$python" -P -m pytest -q -n 2 -p no:cacheprovider
 
 .PHONY: test-page
 test-page: build-tests ## test the web page of a job in Chromium; needs node 20 and Chromium, and says so without them

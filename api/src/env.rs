@@ -55,6 +55,12 @@ pub const PSJOB_CHECKPOINT_DIR: &str = "PSJOB_CHECKPOINT_DIR";
 pub const PSJOB_CHECKPOINT: &str = "PSJOB_CHECKPOINT";
 /// Folder in which server 0 writes the series of metrics; with checkpoints they are beside those if it is not set.
 pub const PSJOB_METRICS_DIR: &str = "PSJOB_METRICS_DIR";
+/// Address of the MLflow tracking server that keeps a run of the job; set for servers, if there is one.
+pub const PSJOB_MLFLOW_URI: &str = "PSJOB_MLFLOW_URI";
+/// Name of the experiment that the run belongs to; [`DEFAULT_EXPERIMENT`] if it is not set.
+pub const PSJOB_MLFLOW_EXPERIMENT: &str = "PSJOB_MLFLOW_EXPERIMENT";
+/// The experiment that every tracking server of MLflow has.
+pub const DEFAULT_EXPERIMENT: &str = "Default";
 /// Folder with ca.crt, tls.crt and tls.key; the job's processes then talk TLS.
 pub const PSJOB_TLS_DIR: &str = "PSJOB_TLS_DIR";
 /// Number of GPUs that a trainer was given for itself.
@@ -103,6 +109,8 @@ pub struct Environment {
     pub checkpoint: Option<Checkpoint>,
     /// Where server 0 writes the series of metrics, if not beside the checkpoints.
     pub metrics_folder: Option<String>,
+    /// The tracking server that keeps a run of the job, if any.
+    pub mlflow: Option<Mlflow>,
     /// Folder with the certificates for TLS, if the job's processes talk so.
     pub tls_folder: Option<String>,
 }
@@ -114,6 +122,15 @@ pub struct Checkpoint {
     pub folder: String,
     /// How often and how many.
     pub policy: CheckpointPolicy,
+}
+
+/// A tracking server of MLflow, and the experiment there. Credentials are variables of MLflow's own, beside these.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mlflow {
+    /// Address, `http://` or `https://`.
+    pub uri: String,
+    /// Name of the experiment.
+    pub experiment: String,
 }
 
 /// A variable of the contract that is missing or cannot be right; the text says what to set.
@@ -161,6 +178,7 @@ impl Environment {
             result_file: None,
             checkpoint: None,
             metrics_folder: None,
+            mlflow: None,
             tls_folder: None,
         }
     }
@@ -232,6 +250,10 @@ impl Environment {
         vars.extend(self.connections.map(|connections| (PSJOB_CONNECTIONS, connections.to_string())));
         vars.extend(self.min_trainers.map(|fewest| (PSJOB_MIN_TRAINERS, fewest.to_string())));
         vars.extend(self.metrics_folder.clone().map(|folder| (PSJOB_METRICS_DIR, folder)));
+        if let Some(Mlflow { uri, experiment }) = &self.mlflow {
+            vars.push((PSJOB_MLFLOW_URI, uri.clone()));
+            vars.push((PSJOB_MLFLOW_EXPERIMENT, experiment.clone()));
+        }
         vars.extend(self.tls_folder.clone().map(|folder| (PSJOB_TLS_DIR, folder)));
         vars.extend(self.result_file.clone().map(|file| (PSJOB_RESULT_FILE, file)));
         vars.sort_unstable();
@@ -300,6 +322,7 @@ impl Environment {
             result_file: lookup(PSJOB_RESULT_FILE).filter(|file| !file.is_empty()),
             checkpoint: parse_checkpoint(lookup(PSJOB_CHECKPOINT_DIR), lookup(PSJOB_CHECKPOINT))?,
             metrics_folder: lookup(PSJOB_METRICS_DIR).filter(|folder| !folder.is_empty()),
+            mlflow: parse_mlflow(lookup(PSJOB_MLFLOW_URI), lookup(PSJOB_MLFLOW_EXPERIMENT)),
             tls_folder: lookup(PSJOB_TLS_DIR).filter(|folder| !folder.is_empty()),
         };
         for (name, want) in [(RANK, environment.rank()), (WORLD_SIZE, environment.world_size())] {
@@ -382,6 +405,12 @@ fn parse_checkpoint(folder: Option<String>, policy: Option<String>) -> Result<Op
         return Err(invalid(PSJOB_CHECKPOINT, &json, "intervalSeconds and keep of at least 1"));
     }
     Ok(Some(Checkpoint { folder, policy }))
+}
+
+fn parse_mlflow(uri: Option<String>, experiment: Option<String>) -> Option<Mlflow> {
+    let uri = uri.filter(|uri| !uri.is_empty())?;
+    let experiment = experiment.filter(|name| !name.is_empty()).unwrap_or_else(|| DEFAULT_EXPERIMENT.to_owned());
+    Some(Mlflow { uri, experiment })
 }
 
 fn invalid(name: &'static str, value: &str, expected: &str) -> EnvironmentError {

@@ -1,5 +1,5 @@
 //! The command line of a job's processes, without libtorch: their place in the job, logs, signals, result and exit code;
-//! the server, `serve`, and what it keeps, `store`.
+//! the server, `serve`; `store`, which reads what it keeps; and `track`, which sends MLflow what it lacks of a job.
 
 pub mod identity;
 pub mod logging;
@@ -8,6 +8,8 @@ pub mod result_file;
 pub mod serve;
 pub mod signals;
 pub mod store;
+pub mod track;
+mod tracking;
 
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
@@ -130,6 +132,11 @@ fn write_result(file: Option<PathBuf>, result: &ReplicaResult) -> Result<(), Fai
 #[must_use]
 pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
+}
+
+/// Returns the variables of this process that are text.
+fn variables() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
 /// The log's first line: who this is.

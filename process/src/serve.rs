@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::{Args, ValueEnum};
-use psjobs_api::env::Checkpoint;
+use psjobs_api::env::{Checkpoint, DEFAULT_EXPERIMENT, Mlflow};
 use psjobs_api::training::{ConsistencyMode, Local};
 use psjobs_api::{Environment, METRICS_PORT, ReplicaResult, Role, Training};
 use psjobs_object_store as object_store;
@@ -20,7 +20,8 @@ use tracing::{info, warn};
 use crate::identity::{self, IdentityArgs};
 use crate::optimizer::OptimizerArgs;
 use crate::signals::Signals;
-use crate::{Failure, log_place, variable};
+use crate::tracking::Tracked;
+use crate::{Failure, log_place, variable, variables};
 
 /// Arguments of `serve`.
 #[derive(Clone, Debug, Args)]
@@ -62,6 +63,14 @@ pub struct ServeArgs {
     /// are any]
     #[arg(long, value_name = "DIR")]
     metrics_dir: Option<String>,
+    /// Server 0: tracking server of MLflow, as http://HOST:PORT, that gets a run with the job's metrics, parameters and model;
+    /// needs --job-id. MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN, are its credentials
+    #[arg(long, value_name = "URL")]
+    mlflow_uri: Option<String>,
+    /// Experiment of MLflow that the run belongs to [default: Default]
+    #[arg(long, value_name = "NAME", requires = "mlflow_uri")]
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    mlflow_experiment: Option<String>,
     /// Exchange blocks over TCP with trainers of this host too, as with those of others
     #[arg(long)]
     no_shared_memory: bool,
@@ -90,11 +99,6 @@ enum Mode {
 
 /// Time that a server which has ended gives to what it still writes.
 const LEFT_OVERS: Duration = Duration::from_secs(2);
-
-/// Returns the variables of this process that are text.
-pub(crate) fn variables() -> impl Iterator<Item = (String, String)> {
-    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-}
 
 /// Serves blocks and tables, and nothing else, until every trainer has left, and returns what they did together.
 ///
@@ -163,6 +167,10 @@ impl ServeArgs {
             environment.checkpoint = Some(Checkpoint { folder: folder.clone(), policy });
         }
         environment.metrics_folder = self.metrics_dir.clone().or(environment.metrics_folder.take());
+        if let Some(uri) = self.mlflow_uri.clone() {
+            let experiment = self.mlflow_experiment.clone().unwrap_or_else(|| DEFAULT_EXPERIMENT.to_owned());
+            environment.mlflow = Some(Mlflow { uri, experiment });
+        }
         Ok(environment)
     }
 
@@ -203,6 +211,7 @@ impl ServeArgs {
         if let Some(folder) = &environment.metrics_folder {
             config.series = Some(object_store::folder(folder, variables()).map_err(Failure::input)?);
         }
+        let tracked = Tracked::begin(environment, &mut config)?;
         let ending = config.ending.clone();
         let added = add(&mut config);
         let Training { optimizer, consistency, .. } = &environment.training;
@@ -221,6 +230,7 @@ impl ServeArgs {
         let outcome = server::run(listener, config, shutdown).await;
         ending.cancel();
         drop(added.await);
+        tracked.end(&outcome).await;
         if let Some(signal) = signals.heard() {
             return Err(Failure::Signal(signal));
         }

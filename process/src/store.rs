@@ -15,8 +15,7 @@ use psjobs_ps::checkpoint::runs::RUN;
 use psjobs_ps::checkpoint::{Disk, Folder};
 use serde_json::{Value, json};
 
-use crate::Failure;
-use crate::serve::variables;
+use crate::{Failure, variables};
 
 /// Bytes of a file that are read at once. Of an object the next ones are on their way meanwhile.
 const PIECE: u64 = 8 << 20;

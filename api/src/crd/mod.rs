@@ -13,6 +13,7 @@ mod reference;
 mod schema;
 mod status;
 pub mod store_pod;
+mod tracking;
 
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use kube::{CustomResource, KubeSchema};
@@ -32,6 +33,7 @@ pub use status::{
     Checkpoint, ConditionType, JobCondition, LastFailure, Model, ModelMetric, ParameterServerJobStatus, Phase,
     Progress, ReplicaGroup, RoleStatus,
 };
+pub use tracking::{MlflowSpec, TrackingSpec};
 
 use crate::env::MOST_CONNECTIONS;
 use crate::training::Training;
@@ -127,6 +129,8 @@ fn is_same(field: &str) -> String {
         .message("spec.schedulingPolicy cannot change while the job runs; set spec.suspend to true first, or create a new job"),
     validation = Rule::new(format!("{} || {WAS_SUSPENDED}", is_same("checkpoint")))
         .message("spec.checkpoint cannot change while the job runs; set spec.suspend to true first, or create a new job"),
+    validation = Rule::new(format!("{} || {WAS_SUSPENDED}", is_same("tracking")))
+        .message("spec.tracking cannot change while the job runs, because its servers know it from their start; set spec.suspend to true first, or create a new job"),
     validation = Rule::new("self.training.consistency.backupTrainers == 0 || self.training.consistency.backupTrainers < self.trainer.replicas")
         .message("spec.training.consistency.backupTrainers must be less than spec.trainer.replicas, so that somebody trains; write a smaller one"),
     validation = Rule::new(is_same("managedBy"))
@@ -195,6 +199,11 @@ pub struct ParameterServerJobSpec {
     #[x_kube(validation = Rule::new("!has(self.objectStore) || !(self.objectStore.url + (has(self.path) ? '/' + self.path : '') + '/').matches('[?#@[:cntrl:]]|/[.]{1,2}/|[^:/]//')")
         .message("spec.checkpoint.objectStore.url and path are folders of a bucket: remove empty parts, . and .., and the letters ?, # and @"))]
     pub checkpoint: Option<CheckpointSpec>,
+    /// Tracking servers that get the job's metrics, parameters and model. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("!has(self.mlflow) || self.mlflow.uri.matches('^https?://[^/?#@[:space:]]+(/[^?#@[:space:]]*)?$')")
+        .message("spec.tracking.mlflow.uri must be an address with http:// or https:// and without the letters ?, # and @, for example http://mlflow.mlflow:5000; credentials belong to secret"))]
+    pub tracking: Option<TrackingSpec>,
     /// Deadlines and cleaning up.
     #[serde(default)]
     pub run_policy: RunPolicy,

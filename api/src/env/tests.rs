@@ -23,6 +23,7 @@ fn trainer() -> Environment {
         result_file: Some("/dev/termination-log".into()),
         checkpoint: Some(Checkpoint { folder: "/checkpoints".into(), policy: CheckpointPolicy::default() }),
         metrics_folder: Some("/metrics".into()),
+        mlflow: Some(Mlflow { uri: "http://mlflow:5000".into(), experiment: "digits".into() }),
         tls_folder: Some("/etc/psjobs/tls".into()),
     }
 }
@@ -44,6 +45,17 @@ fn what_is_written_is_read_back() {
     let vars = server.to_vars().into_iter().collect::<BTreeMap<_, _>>();
     assert_eq!(vars[PSJOB_FINISHED_TRAINERS], "0,2");
     assert_eq!(read(&vars), Ok(Some(server)));
+}
+
+#[test]
+fn a_run_of_mlflow_is_in_the_default_experiment_unless_one_is_named() {
+    let mut vars = trainer().to_vars().into_iter().collect::<BTreeMap<_, _>>();
+    vars.remove(PSJOB_MLFLOW_EXPERIMENT);
+    let mlflow = read(&vars).expect("readable").expect("of a job").mlflow;
+    let wanted = Mlflow { uri: "http://mlflow:5000".into(), experiment: DEFAULT_EXPERIMENT.into() };
+    assert_eq!(mlflow, Some(wanted));
+    vars.insert(PSJOB_MLFLOW_URI, String::new());
+    assert_eq!(read(&vars).expect("readable").expect("of a job").mlflow, None);
 }
 
 #[test]

@@ -8,12 +8,14 @@ use serde_json::Value;
 use super::lifecycle::ERROR;
 
 /// Fields of the spec beside the templates and rules, with the value that says nothing; `null` where absence does.
-const FIELDS: [(&str, &str); 16] = [
+const FIELDS: [(&str, &str); 17] = [
     ("managedBy", "null"),
     ("trainer.gpuResourceName", "\"nvidia.com/gpu\""),
     ("checkpoint.existingClaim", "null"),
     // The credentials of an object store are those of this process.
     ("checkpoint.objectStore.secret", "null"),
+    // Those of a tracking server, too.
+    ("tracking.mlflow.secret", "null"),
     ("checkpoint.volumeClaim.storageClassName", "null"),
     ("checkpoint.volumeClaim.accessMode", "\"ReadWriteOnce\""),
     ("runPolicy.cleanPodPolicy", "\"Running\""),
@@ -110,7 +112,7 @@ mod tests {
     use super::*;
 
     /// Fields that mean here what they mean on a cluster, each with all fields below it.
-    const HONOURED: [&str; 26] = [
+    const HONOURED: [&str; 28] = [
         "suspend",
         "training",
         "startupPolicy",
@@ -131,6 +133,8 @@ mod tests {
         "checkpoint.keep",
         "checkpoint.resume",
         "checkpoint.objectStore.url",
+        "tracking.mlflow.uri",
+        "tracking.mlflow.experiment",
         // The folder of --checkpoint-dir stands for the claim.
         "checkpoint.volumeClaim.size",
         "runPolicy.activeDeadlineSeconds",
@@ -188,12 +192,14 @@ failurePolicy:
     - {name: own, action: FailJob, onReasons: [Error, OOMKilled]}
     - {name: spot, action: Ignore, onPodConditions: [DisruptionTarget]}
 checkpoint: {volumeClaim: {size: 1Gi, storageClassName: fast, accessMode: ReadWriteMany}}
+tracking: {mlflow: {uri: 'http://mlflow:5000', experiment: digits, secret: s}}
 runPolicy: {cleanPodPolicy: All, ttlSecondsAfterFinished: 60, forceDeleteAfterSeconds: 5, activeDeadlineSeconds: 9}
 schedulingPolicy: {backend: Volcano, minAvailable: 3, scheduleTimeoutSeconds: 9, priorityClassName: p, topologyKey: t, queue: q}
 network: {networkPolicy: true}";
         let mut want = vec![
             "managedBy",
             "trainer.gpuResourceName",
+            "tracking.mlflow.secret",
             "checkpoint.volumeClaim.storageClassName",
             "checkpoint.volumeClaim.accessMode",
             "runPolicy.cleanPodPolicy",

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, PodTemplateSpec};
 pub use psjobs_api::Replica;
-use psjobs_api::crd::ParameterServerJob;
-use psjobs_api::env::Checkpoint;
+use psjobs_api::crd::{MlflowSpec, ParameterServerJob};
+use psjobs_api::env::{Checkpoint, Mlflow};
 use psjobs_api::{Environment, Role, Training};
 use psjobs_policy::JobPolicy;
 
@@ -77,6 +77,7 @@ pub struct Plan {
     trainer: Program,
     training: Training,
     checkpoint: Option<Checkpoint>,
+    mlflow: Option<Mlflow>,
     namespace: String,
     machine: Machine,
     /// Notes for the user before the job starts.
@@ -146,6 +147,7 @@ impl Plan {
             trainer,
             training: spec.training.clone(),
             checkpoint,
+            mlflow: spec.tracking.as_ref().and_then(|tracking| tracking.mlflow.as_ref()).map(MlflowSpec::server),
             namespace: job.metadata.namespace.clone().unwrap_or_else(|| "default".into()),
             machine,
             notes,
@@ -189,6 +191,13 @@ impl Plan {
         here.or_else(|| self.checkpoint_folder().map(PathBuf::from))
     }
 
+    /// Where server 0 writes the metrics over time, if not beside the checkpoints: those for a tracking server outlive it, too.
+    fn series_folder(&self) -> Option<PathBuf> {
+        let for_mlflow = self.mlflow.is_some() && self.checkpoint.is_none();
+        let unkept = || for_mlflow.then(|| self.machine.results.join("metrics"));
+        self.machine.metrics.clone().or_else(unkept)
+    }
+
     pub fn result_file(&self, replica: Replica) -> PathBuf {
         self.machine.results.join(format!("{}-{}.json", replica.role, replica.index))
     }
@@ -217,7 +226,8 @@ impl Plan {
             gpus: gpus.as_deref().filter(|_| replica.role == Role::Trainer).map_or(0, count),
             result_file: Some(result_file.display().to_string()),
             checkpoint: self.checkpoint.clone().filter(|_| replica.role == Role::Server),
-            metrics_folder: machine.metrics.as_deref().map(text).filter(|_| replica.role == Role::Server),
+            metrics_folder: self.series_folder().as_deref().map(text).filter(|_| replica.role == Role::Server),
+            mlflow: self.mlflow.clone().filter(|_| replica.role == Role::Server),
             ..job
         };
         let contract: BTreeMap<_, _> =

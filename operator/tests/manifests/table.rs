@@ -179,6 +179,14 @@ pub const RULES: &[Row] = &[
         "spec.checkpoint.objectStore.url and path are folders of a bucket: remove empty parts, . and .., and the letters ?, # and @",
     ),
     (
+        "spec: {tracking: {mlflow: {uri: 'mlflow:5000'}}}",
+        "spec.tracking.mlflow.uri must be an address with http:// or https:// and without the letters ?, # and @, for example http://mlflow.mlflow:5000; credentials belong to secret",
+    ),
+    (
+        "spec: {tracking: {mlflow: {uri: 'https://user:password@mlflow'}}}",
+        "spec.tracking.mlflow.uri must be an address with http:// or https:// and without the letters ?, # and @, for example http://mlflow.mlflow:5000; credentials belong to secret",
+    ),
+    (
         "spec: {ps: {replicationFactor: 2}}",
         "spec.ps.replicationFactor 2 needs two servers; set spec.ps.replicas to 2 or more, or remove it",
     ),
@@ -340,6 +348,10 @@ pub const CHANGES: &[Row] = &[
         "spec: {checkpoint: {existingClaim: other}}",
         "spec.checkpoint cannot change while the job runs; set spec.suspend to true first, or create a new job",
     ),
+    (
+        "spec: {tracking: {mlflow: {uri: 'http://other:5000'}}}",
+        "spec.tracking cannot change while the job runs, because its servers know it from their start; set spec.suspend to true first, or create a new job",
+    ),
     ("spec: {training: {optimizer: {learningRate: 0.5}}}", START_CHANGED),
     (
         "{spec: {training: {optimizer: {learningRate: 0.5}}}, status: {phase: Failed, progress: {step: 7}}}",
@@ -397,6 +409,8 @@ pub const ACCEPTED: &[&str] = &[
     "spec: {checkpoint: {existingClaim: shared, path: runs/7, intervalSeconds: 30, keep: 5, resume: false}}",
     "spec: {checkpoint: {objectStore: {url: 's3://bucket/jobs/a', secret: keys}}}",
     "spec: {checkpoint: {objectStore: {url: 'gs://bucket'}, path: runs/7}}",
+    "spec: {tracking: {mlflow: {uri: 'http://mlflow.mlflow:5000', experiment: digits, secret: keys}}}",
+    "spec: {tracking: {mlflow: {uri: 'https://mlflow.example.com/path/'}}}",
     "spec: {ps: {replicas: 2, replicationFactor: 2, connections: 2}}",
     "spec: {runPolicy: {cleanPodPolicy: None, activeDeadlineSeconds: 1, startupDeadlineSeconds: 1, progressDeadlineSeconds: 1, forceDeleteAfterSeconds: 0}}",
     "spec: {trainer: {gpus: 2, gpuResourceName: nvidia.com/mig-1g.5gb, restartPolicy: Never}}",

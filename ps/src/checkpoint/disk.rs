@@ -102,7 +102,10 @@ impl Disk {
     /// Runs `work` where waiting for the disk delays no task, to the end even if the future is dropped. On a
     /// single-threaded runtime, that of a test, the system's disk works at once, so that the order of events does not
     /// depend on it.
-    pub(crate) async fn work<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+    ///
+    /// # Panics
+    /// If the work panics.
+    pub async fn work<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         let (done, result) = oneshot::channel();
         // The caller may have stopped waiting for the result.
         self.carry_out(Box::new(move || drop(done.send(work())))).await;

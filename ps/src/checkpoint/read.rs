@@ -161,6 +161,25 @@ impl Checkpoint {
             && clocks.all(|clock| first.is_none_or(|(_, next_steps)| clock.next_steps == next_steps))
     }
 
+    /// Returns, by trainer index, how many steps of each trainer it holds: no restart from here makes them again. Of a job
+    /// whose trainers train the layers beside the servers' tables, the steps in the rows count.
+    #[must_use]
+    pub fn steps_held(&self) -> Vec<u64> {
+        let mut least: Vec<Option<u64>> = Vec::new();
+        let mut take = |next_steps: &[u64]| {
+            least.resize(least.len().max(next_steps.len()), None);
+            for (held, next) in least.iter_mut().zip(next_steps) {
+                *held = Some(held.map_or(*next, |held| held.min(*next)));
+            }
+        };
+        let rows = self.rows.iter().map(RowsPart::description);
+        if rows.clone().all(|rows| rows.servers_train_layers) {
+            self.parts.iter().flat_map(Part::extents).for_each(|(_, next_steps)| take(next_steps));
+        }
+        rows.flat_map(|rows| &rows.clocks).for_each(|clock| take(&clock.next_steps));
+        least.into_iter().map(Option::unwrap_or_default).collect()
+    }
+
     /// The state of the elements `range` of the flat space, whatever blocks they were in. Where they
     /// were in several, the furthest of them decides about versions and steps, so that no gradient is
     /// applied twice.

@@ -103,7 +103,9 @@ fn a_checkpoint_is_even_if_all_blocks_have_the_same_gradients() {
             part.finish().expect("finishes")
         });
         commit(folder, parts.collect());
-        assert_eq!(Checkpoint::open(folder).expect("is whole").is_even(), is_even, "{version} {next_steps:?}");
+        let checkpoint = Checkpoint::open(folder).expect("is whole");
+        assert_eq!(checkpoint.is_even(), is_even, "{version} {next_steps:?}");
+        assert_eq!(checkpoint.steps_held(), next_steps, "the block that is least far decides");
     }
 }
 

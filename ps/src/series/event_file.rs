@@ -83,20 +83,43 @@ pub fn put_point(file: &mut Vec<u8>, point: &Point) {
     put(file, &Event { wall_time: point.unix_seconds, step, content: Some(Content::Summary(Summary { values })) });
 }
 
+/// The content of a record.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Record {
+    /// Values at a step.
+    Point(Point),
+    /// Readers discard the points of this step and later ones that they have read before.
+    Restart(u64),
+    /// Something else, as the version of the file.
+    Other,
+}
+
+/// Splits the first record off a file; `None` if it is torn or damaged, or there is none.
+#[must_use]
+pub fn first_record(file: &[u8]) -> Option<(Record, &[u8])> {
+    let (message, rest) = record(file)?;
+    let event = Event::decode(message).ok()?;
+    let step = event.step.max(0).unsigned_abs();
+    let record = match event.content {
+        Some(Content::Summary(summary)) => {
+            let scalar = |value: Value| Some((value.tag, value.simple_value?));
+            let values = summary.values.into_iter().filter_map(scalar).collect();
+            Record::Point(Point { step, unix_seconds: event.wall_time, values })
+        }
+        Some(Content::SessionLog(SessionLog { status: START })) => Record::Restart(step),
+        _ => Record::Other,
+    };
+    Some((record, rest))
+}
+
 /// Appends to `points`, those of the files before, the points of a file, up to the first record that is torn or damaged.
 pub fn read(mut file: &[u8], points: &mut Vec<Point>) {
-    while let Some((message, rest)) = record(file) {
+    while let Some((record, rest)) = first_record(file) {
         file = rest;
-        let Ok(event) = Event::decode(message) else { break };
-        let step = event.step.max(0).unsigned_abs();
-        match event.content {
-            Some(Content::Summary(summary)) => {
-                let scalar = |value: Value| Some((value.tag, value.simple_value?));
-                let values = summary.values.into_iter().filter_map(scalar).collect();
-                points.push(Point { step, unix_seconds: event.wall_time, values });
-            }
-            Some(Content::SessionLog(SessionLog { status: START })) => points.retain(|point| point.step < step),
-            _ => {}
+        match record {
+            Record::Point(point) => points.push(point),
+            Record::Restart(step) => points.retain(|point| point.step < step),
+            Record::Other => {}
         }
     }
 }

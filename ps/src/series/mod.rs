@@ -10,13 +10,16 @@
 //! is there already and is left out, so that a trainer may send points again whose arrival it does not know of. A trainer that
 //! goes back to an earlier step says so; its next file begins with an event by which readers discard the points above that step.
 //!
-//! [`event_file`] says what is in a file, [`writer`] writes the files of all sources.
+//! [`event_file`] says what is in a file, [`writer`] writes the files of all sources, [`reader`] reads them while they grow.
 
 pub mod event_file;
+pub mod reader;
 pub mod writer;
 
 use std::fmt;
 
+/// Folder of the series of a run, beside its checkpoints.
+pub const IN_RUN: &str = "metrics";
 /// Longest name of a metric, in bytes.
 pub const LONGEST_NAME: usize = 128;
 /// Metrics of one source, and of all together that a job's status shows.
@@ -29,6 +32,17 @@ pub enum Source {
     Job,
     /// A trainer, by its index.
     Trainer(u32),
+}
+
+impl Source {
+    /// Returns the source whose folder has this name.
+    #[must_use]
+    pub fn of_folder(name: &str) -> Option<Self> {
+        match name.strip_prefix("trainer-") {
+            Some(index) => index.parse().ok().map(Self::Trainer),
+            None => (name == "job").then_some(Self::Job),
+        }
+    }
 }
 
 impl fmt::Display for Source {

@@ -197,7 +197,7 @@ fn time_of(name: &str) -> Option<u64> {
 }
 
 /// Returns the names of the event files in `folder`, in order.
-fn event_files(folder: &Folder) -> io::Result<Vec<String>> {
+pub(super) fn event_files(folder: &Folder) -> io::Result<Vec<String>> {
     let names = names(folder.disk(), folder)?.into_iter().filter_map(|name| name.into_string().ok());
     let mut names: Vec<_> = names.filter(|name| name.starts_with(PREFIX)).collect();
     names.sort_unstable();

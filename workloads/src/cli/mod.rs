@@ -1,4 +1,4 @@
-//! The command line of `psjobs-worker`: `serve`, `train` with a subcommand for each workload, and `store`.
+//! The command line of `psjobs-worker`: `serve`, `train` with a subcommand for each workload, `store`, and `track`.
 
 mod evaluate;
 mod train;
@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use psjobs_process::store::{self, StoreArgs};
+use psjobs_process::track::{self, TrackArgs};
 use psjobs_process::{OutputArgs, conclude};
 use psjobs_worker::cli::evaluate::ServeCommand;
 
@@ -40,6 +41,8 @@ enum Command {
     Train(train::TrainCommand),
     /// Lists and reads what a job keeps in a folder or an object store
     Store(StoreArgs),
+    /// Sends MLflow what it lacks of a job that is over
+    Track(TrackArgs),
 }
 
 /// Parses the command line, does what it says, and says why when that fails.
@@ -52,5 +55,6 @@ pub fn main() -> ExitCode {
         }
         Command::Train(command) => train::run(&command),
         Command::Store(args) => store::run(&args),
+        Command::Track(args) => track::run(&args),
     }))
 }

@@ -172,6 +172,26 @@ fn a_folder_of_the_command_line_counts_more_than_an_object_store() {
 }
 
 #[test]
+fn servers_know_the_tracking_server_and_keep_what_it_gets_beyond_their_own_end() {
+    let tracked = TWO.replacen('{', "{tracking: {mlflow: {uri: 'http://mlflow:5000'}}, ", 1);
+    let with_checkpoints = tracked.replacen('{', "{checkpoint: {volumeClaim: {size: 1Gi}}, ", 1);
+    let logged = Machine { metrics: Some("/logs/metrics/mnist-1".into()), ..machine() };
+    for (label, spec, machine, uri, series) in [
+        ("no tracking server", TWO, machine(), None, None),
+        ("one", tracked.as_str(), machine(), Some("http://mlflow:5000"), Some("/results/metrics")),
+        ("with checkpoints", with_checkpoints.as_str(), machine(), Some("http://mlflow:5000"), None),
+        ("with logs", tracked.as_str(), logged, Some("http://mlflow:5000"), Some("/logs/metrics/mnist-1")),
+    ] {
+        let plan = plan(spec, machine);
+        let env = plan.launch(SERVER, 0, Vec::new()).env;
+        let variable = |name: &str| env.get(name).map(String::as_str);
+        assert_eq!((variable("PSJOB_MLFLOW_URI"), variable("PSJOB_METRICS_DIR")), (uri, series), "{label}");
+        let trainer = plan.launch(TRAINER, 0, Vec::new()).env;
+        assert!(!trainer.contains_key("PSJOB_MLFLOW_URI") && !trainer.contains_key("PSJOB_METRICS_DIR"), "{label}");
+    }
+}
+
+#[test]
 fn servers_receive_the_trainers_that_have_finished() {
     let plan = plan(TWO, machine());
     let received = |replica| plan.launch(replica, 1, vec![0]).env.get("PSJOB_FINISHED_TRAINERS").cloned();

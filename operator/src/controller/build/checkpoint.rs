@@ -2,13 +2,14 @@
 //! the credentials of an object store.
 
 use k8s_openapi::api::core::v1::{
-    Container, EnvFromSource, PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimVolumeSource,
-    PodSpec, SecretEnvSource, Volume, VolumeMount, VolumeResourceRequirements,
+    Container, PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimVolumeSource, PodSpec, Volume,
+    VolumeMount, VolumeResourceRequirements,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use psjobs_api::crd::{CheckpointSpec, names};
 use psjobs_api::env::Checkpoint;
 
+use super::credentials;
 use super::metadata::metadata;
 use crate::controller::checkpoint_folder::{MOUNT_PATH, path_in_volume};
 use crate::controller::validate::ValidJob;
@@ -44,12 +45,9 @@ pub fn environment(job: &ValidJob, spec: &CheckpointSpec) -> Checkpoint {
 /// template count more.
 pub fn mount(job: &ValidJob, spec: &CheckpointSpec, pod: &mut PodSpec) {
     let Some(claim_name) = spec.claim(&job.name) else {
-        let secret = spec.object_store.as_ref().and_then(|store| store.secret.clone());
+        let secret = spec.object_store.as_ref().and_then(|store| store.secret.as_deref());
         if let (Some(name), Some(main)) = (secret, pod.containers.first_mut()) {
-            let secret_ref = Some(SecretEnvSource { name, optional: None });
-            let credentials = EnvFromSource { secret_ref, ..EnvFromSource::default() };
-            // The last one of two sources with the same variable counts.
-            main.env_from.get_or_insert_default().insert(0, credentials);
+            credentials::give(main, name);
         }
         return;
     };

@@ -3,6 +3,7 @@
 
 mod certificates;
 mod checkpoint;
+mod credentials;
 mod defaults;
 mod gang;
 mod metadata;

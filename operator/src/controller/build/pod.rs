@@ -7,11 +7,11 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt as _;
-use psjobs_api::crd::names;
+use psjobs_api::crd::{MlflowSpec, ParameterServerJobSpec, names};
 use psjobs_api::{DEFAULT_PORT, Environment, METRICS_PORT, Role};
 
 use super::metadata::{job_labels, metadata};
-use super::{certificates, checkpoint, defaults, gang, placement, scheduling};
+use super::{certificates, checkpoint, credentials, defaults, gang, placement, scheduling};
 use crate::controller::model::NewPod;
 use crate::controller::validate::ValidJob;
 
@@ -42,6 +42,10 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     }
     if let Some(checkpoint) = spec.checkpoint.as_ref().filter(|_| replica.role == Role::Server) {
         checkpoint::mount(job, checkpoint, &mut pod_spec);
+    }
+    let tracking_secret = mlflow(spec, replica.role).and_then(|mlflow| mlflow.secret.as_deref());
+    if let (Some(secret), Some(main)) = (tracking_secret, pod_spec.containers.first_mut()) {
+        credentials::give(main, secret);
     }
     if replica.role == Role::Server {
         placement::place(job, &mut pod_spec);
@@ -101,6 +105,7 @@ fn inject(main: &mut Container, job: &ValidJob, new: &NewPod) {
         result_file: Some(result_file),
         checkpoint: (spec.checkpoint.as_ref().filter(|_| replica.role == Role::Server))
             .map(|spec| checkpoint::environment(job, spec)),
+        mlflow: mlflow(spec, replica.role).map(MlflowSpec::server),
         tls_folder: job.certificates().map(|_| certificates::FOLDER.to_owned()),
         ..plain
     };
@@ -125,6 +130,11 @@ fn inject(main: &mut Container, job: &ValidJob, new: &NewPod) {
         let limits = main.resources.get_or_insert_default().limits.get_or_insert_default();
         limits.insert(trainer.gpu_resource_name.clone(), Quantity(trainer.gpus.to_string()));
     }
+}
+
+/// Returns the tracking server that pods of a role know of: only servers talk to it.
+fn mlflow(spec: &ParameterServerJobSpec, role: Role) -> Option<&MlflowSpec> {
+    spec.tracking.as_ref().filter(|_| role == Role::Server)?.mlflow.as_ref()
 }
 
 /// Returns the servers' template for jobs without one.

@@ -295,6 +295,32 @@ fn servers_get_the_folder_and_the_credentials_of_an_object_store_and_trainers_do
     }
 }
 
+#[test]
+fn servers_get_the_tracking_server_and_its_credentials_and_trainers_do_not() {
+    let store = "checkpoint: {objectStore: {url: 's3://bucket', secret: keys}}";
+    for (spec, experiment, secrets) in [
+        ("{uri: 'http://mlflow:5000', experiment: digits, secret: token}", "digits", vec!["token", "keys"]),
+        ("{uri: 'http://mlflow:5000'}", "Default", vec!["keys"]),
+    ] {
+        let job = valid_job(&format!("{store}\ntracking: {{mlflow: {spec}}}"));
+        for role in [Role::Server, Role::Trainer] {
+            let replica = Replica { role, index: 0 };
+            let new =
+                NewPod { replica, incarnation: 0, failures: 0, failures_in_a_row: 0, finished_trainers: Vec::new() };
+            let spec = pod(&job, &new, "worker").spec.expect("a spec");
+            let main = &spec.containers[0];
+            let is_server = role == Role::Server;
+            for (name, value) in [("PSJOB_MLFLOW_URI", "http://mlflow:5000"), ("PSJOB_MLFLOW_EXPERIMENT", experiment)] {
+                let variable = main.env.iter().flatten().find(|var| var.name == name);
+                assert_eq!(variable.and_then(|var| var.value.as_deref()), is_server.then_some(value), "{role} {name}");
+            }
+            let from = main.env_from.iter().flatten().filter_map(|from| from.secret_ref.as_ref());
+            let names: Vec<&str> = from.map(|secret| secret.name.as_str()).collect();
+            assert_eq!(names, if is_server { secrets.clone() } else { Vec::new() }, "{role}");
+        }
+    }
+}
+
 const SECRET_KEYS: [&str; 5] = ["ca.crt", "ps.crt", "ps.key", "trainer.crt", "trainer.key"];
 
 #[test]

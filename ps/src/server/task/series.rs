@@ -16,9 +16,9 @@ use crate::checkpoint::{Folder, Runs};
 use crate::clock::unix_seconds;
 use crate::proto;
 use crate::schedule::Schedule;
-use crate::series::Source;
 use crate::series::event_file::Point;
 use crate::series::writer::{Entry, SeriesWriter};
+use crate::series::{IN_RUN, Source};
 use crate::server::service::coordination;
 use crate::server::state::ServerState;
 use crate::server::state::series::Piece;
@@ -29,8 +29,6 @@ const INTERVAL: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_secs(1);
 /// Interval at which the log repeats that the series cannot be written.
 const QUIET: Duration = Duration::from_secs(60);
-/// Folder of the series of a run, beside its checkpoints.
-const IN_RUN: &str = "metrics";
 /// Pieces that are written at once.
 const AT_ONCE: usize = 16;
 
