@@ -20,6 +20,7 @@ use clap::Args;
 use psjobs_api::env::PSJOB_RESULT_FILE;
 use psjobs_api::exit_code::{PEER_AWAY, WRONG_INPUT};
 use psjobs_api::{Environment, ReplicaResult};
+use psjobs_ps::open_files;
 
 use logging::LogFormat;
 use signals::Signal;
@@ -108,6 +109,8 @@ pub fn conclude(output: OutputArgs, work: impl FnOnce() -> Result<ReplicaResult,
     let OutputArgs { log_format, result_file } = output;
     logging::start(log_format);
     logging::log_panics();
+    // Before any work: a server with a thousand trainers, and a trainer of hundreds of servers, have more than the usual 1,024.
+    open_files::raise_limit();
     let done = panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(Failure::Work(anyhow!(PANICKED))));
     let written = done.and_then(|result| write_result(result_file, &result));
     let Err(failure) = written else { return 0 };

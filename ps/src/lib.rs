@@ -14,6 +14,7 @@ pub mod consistency;
 mod gradient;
 pub mod layout;
 pub mod network;
+pub mod open_files;
 mod owner_tasks;
 pub mod parameter_group;
 pub mod peer_role;

@@ -163,7 +163,8 @@ impl Network {
         }
     }
 
-    /// Serves those of `incoming` that may come in, until `stop` resolves.
+    /// Serves those of `incoming` that may come in, until `stop` resolves. `processes` of the job may connect at the same time;
+    /// 0 where their number is not known.
     ///
     /// # Errors
     /// If the certificates are damaged, or the service breaks.
@@ -171,6 +172,7 @@ impl Network {
         &self,
         router: Router,
         incoming: impl Incoming<Item = io::Result<S>>,
+        processes: u32,
         stop: impl Future<Output = ()>,
     ) -> Result<(), ServeError> {
         let served = match self {
@@ -179,7 +181,7 @@ impl Network {
                 Box::pin(router.serve_with_incoming_shutdown(incoming, stop)).await
             }
             Self::Tcp | Self::Other(_) => {
-                let incoming = unknown_peers::admit(incoming, tls::address);
+                let incoming = unknown_peers::admit(incoming, tls::address, processes);
                 Box::pin(router.serve_with_incoming_shutdown(incoming, stop)).await
             }
         };

@@ -20,9 +20,8 @@ use tonic::transport::server::Connected;
 
 use crate::address_limit::{AddressLimit, Entry};
 
-/// Connections that may be open at once without a known peer: 32 MiB.
-const MOST: usize = 1024;
-/// Connections of them from one address. The trainers of a node may share its address.
+/// Connections from one address that may be open at once without a known peer, unless the job has more processes: they may
+/// share an address, and all connect at its start. From all addresses there may be twice as many: 32 MiB.
 const MOST_OF_ADDRESS: usize = 512;
 /// How long a connection may stay open without a known peer.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -114,12 +113,22 @@ pub struct Guarded<S> {
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
-/// Returns those of `incoming` that have a place; the others are closed, and counted in the log.
+/// Returns how many connections without a known peer a server of a job of so many processes has at once, from all addresses
+/// and from one.
+fn most(processes: u32) -> (usize, usize) {
+    let of_address = MOST_OF_ADDRESS.max(processes as usize);
+    (2 * of_address, of_address)
+}
+
+/// Returns those of `incoming` that have a place; the others are closed, and counted in the log. `processes` of the job may
+/// connect at the same time.
 pub fn admit<S: AsyncRead + AsyncWrite + Connected + Unpin>(
     incoming: impl Stream<Item = io::Result<S>>,
     address: impl Fn(&S) -> Option<SocketAddr>,
+    processes: u32,
 ) -> impl Stream<Item = io::Result<Guarded<S>>> {
-    let (places, addresses) = (Arc::new(Semaphore::new(MOST)), AddressLimit::new(MOST_OF_ADDRESS));
+    let (most, of_address) = most(processes);
+    let (places, addresses) = (Arc::new(Semaphore::new(most)), AddressLimit::new(of_address));
     let refused = AtomicU64::new(0);
     incoming.filter_map(move |stream| {
         let admitted = match stream {
@@ -251,6 +260,13 @@ mod tests {
     }
 
     #[test]
+    fn a_job_of_many_processes_may_connect_at_once_from_one_address() {
+        for (processes, want) in [(0, (1024, 512)), (512, (1024, 512)), (1001, (2002, 1001)), (4224, (8448, 4224))] {
+            assert_eq!(most(processes), want, "{processes} processes");
+        }
+    }
+
+    #[test]
     fn a_known_peer_leaves_its_place_to_another() {
         let (places, addresses) = (Arc::new(Semaphore::new(1)), AddressLimit::new(MOST_OF_ADDRESS));
         let peer = Peer::new(place(&places, &addresses, None).expect("room"));
@@ -261,7 +277,7 @@ mod tests {
 
     #[test]
     fn an_address_has_half_of_the_places_for_streams_and_a_known_peer_needs_none() {
-        let (places, addresses) = (Arc::new(Semaphore::new(MOST)), AddressLimit::new(MOST_OF_ADDRESS));
+        let (places, addresses) = (Arc::new(Semaphore::new(1024)), AddressLimit::new(MOST_OF_ADDRESS));
         let peer = |last| Peer::new(place(&places, &addresses, Some(IpAddr::from([10, 0, 0, last]))).expect("room"));
         let (one, other, third, known) = (peer(1), peer(2), peer(3), peer(1));
         known.set_known();

@@ -46,14 +46,30 @@ pub struct Rule {
     given: BTreeSet<u32>,
     /// Number of the open round, in Sync of an elastic job; 0 elsewhere.
     round: u64,
+    /// Members that the open round waits for; `None` when they have to be found anew. Kept, because each gradient of a round
+    /// asks for them: found anew each time they would cost the square of the number of trainers.
+    awaited: Option<BTreeSet<u32>>,
+    /// In Bounded the lowest next step of a member and the number of members at it, kept for the same reason; `None` where
+    /// there is no member, and in the other modes.
+    slowest: Option<(u64, usize)>,
 }
 
 impl Rule {
     /// A rule for trainers 0..`trainers`, of which none has finished.
     #[must_use]
     pub fn new(consistency: Consistency, trainers: u32) -> Self {
-        let members = (0..trainers).map(|trainer| (trainer, 0)).collect();
-        Self { consistency, elastic: false, next: BTreeMap::new(), members, given: BTreeSet::new(), round: 0 }
+        let mut rule = Self {
+            consistency,
+            elastic: false,
+            next: BTreeMap::new(),
+            members: (0..trainers).map(|trainer| (trainer, 0)).collect(),
+            given: BTreeSet::new(),
+            round: 0,
+            awaited: None,
+            slowest: None,
+        };
+        rule.recount();
+        rule
     }
 
     /// A rule for trainers of an elastic job, none of which is there yet.
@@ -72,6 +88,7 @@ impl Rule {
         // Where a process before this one was is not where this one is.
         self.members.remove(&trainer);
         if !self.counts_rounds() {
+            self.recount();
             return Ok(());
         }
         // What a process before this one gave to the open round counts.
@@ -80,6 +97,7 @@ impl Rule {
             self.members.insert(trainer, step);
         }
         self.skip_rounds();
+        self.recount();
         if step < first { Err(first) } else { Ok(()) }
     }
 
@@ -110,7 +128,10 @@ impl Rule {
         if self.counts_rounds() && step < self.round {
             return Verdict::Late;
         }
-        self.next.insert(trainer, step.saturating_add(1));
+        let before = self.next.insert(trainer, step.saturating_add(1)).unwrap_or(0);
+        if self.members.contains_key(&trainer) {
+            self.no_longer_at(before);
+        }
         match self.consistency.mode {
             ConsistencyMode::Async | ConsistencyMode::Bounded => {
                 self.welcome(trainer, step);
@@ -120,6 +141,9 @@ impl Rule {
             ConsistencyMode::Sync => {
                 self.welcome(trainer, step);
                 self.given.insert(trainer);
+                if let Some(awaited) = &mut self.awaited {
+                    awaited.remove(&trainer);
+                }
                 Verdict::Hold
             }
         }
@@ -129,13 +153,13 @@ impl Rule {
     /// so that the order of addition is that of the trainers, in whatever order they gave. With backup trainers
     /// the contributors are known only when the round ends, so that all gradients wait for that.
     #[must_use]
-    pub fn in_turn(&self, trainer: u32) -> bool {
-        !self.has_backups() && self.awaited().all(|before| before >= trainer)
+    pub fn in_turn(&mut self, trainer: u32) -> bool {
+        !self.has_backups() && self.awaited().first().is_none_or(|first| *first >= trainer)
     }
 
     /// Closes the open round if enough members gave: its contributors, ascending.
     pub fn close_round(&mut self) -> Option<BTreeSet<u32>> {
-        if self.given.is_empty() || self.awaited().count() > self.consistency.backup_trainers as usize {
+        if self.given.is_empty() || self.awaited().len() > self.consistency.backup_trainers as usize {
             return None;
         }
         let given = std::mem::take(&mut self.given);
@@ -149,6 +173,7 @@ impl Rule {
             self.round = given.iter().map(|trainer| self.next_step(*trainer)).max().unwrap_or(0).max(self.round);
             self.skip_rounds();
         }
+        self.recount();
         Some(given)
     }
 
@@ -159,26 +184,35 @@ impl Rule {
         self.consistency.mode != ConsistencyMode::Bounded || self.lead(step) <= self.consistency.staleness.into()
     }
 
-    /// Steps that a trainer is ahead of the slowest member when it has given `step`.
+    /// Steps that a trainer is ahead of the slowest member when it has given `step`, in Bounded; 0 elsewhere.
     #[must_use]
     pub fn lead(&self, step: u64) -> u64 {
-        let slowest = self.members.keys().map(|member| self.next_step(*member)).min();
-        slowest.map_or(0, |slowest| step.saturating_add(1).saturating_sub(slowest))
+        self.slowest.map_or(0, |(slowest, _)| step.saturating_add(1).saturating_sub(slowest))
     }
 
     /// The trainer has finished, or has left an elastic job: no round waits for it any more. What it gave still counts.
     pub fn finish(&mut self, trainer: u32) {
-        self.members.remove(&trainer);
+        if self.members.remove(&trainer).is_some() {
+            self.no_longer_at(self.next_step(trainer));
+        }
+        if let Some(awaited) = &mut self.awaited {
+            awaited.remove(&trainer);
+        }
         self.skip_rounds();
     }
 
     /// On a backup: the primary has everything of `trainer` before `step`.
     pub fn advance(&mut self, trainer: u32, step: u64) {
         let next = self.next.entry(trainer).or_insert(0);
-        *next = step.max(*next);
+        let before = *next;
+        *next = step.max(before);
+        if step > before && self.members.contains_key(&trainer) {
+            self.no_longer_at(before);
+        }
         self.welcome(trainer, step);
         if self.counts_rounds() {
             self.round = self.round.max(step);
+            self.awaited = None;
         }
     }
 
@@ -206,20 +240,54 @@ impl Rule {
         if self.counts_rounds() {
             self.round = steps.iter().copied().max().unwrap_or(0);
         }
+        self.recount();
     }
 
     /// In an elastic job a trainer is there that gives its gradient of `step`.
     fn welcome(&mut self, trainer: u32, step: u64) {
-        if self.elastic {
-            self.members.entry(trainer).or_insert(step);
+        if !self.elastic {
+            return;
+        }
+        let before = self.members.len();
+        self.members.entry(trainer).or_insert(step);
+        if self.members.len() > before {
+            self.recount();
         }
     }
 
     /// Members that the open round waits for.
-    fn awaited(&self) -> impl Iterator<Item = u32> + '_ {
-        let awaited =
-            |(trainer, from): (&u32, &u64)| (*from <= self.round && !self.given.contains(trainer)).then_some(*trainer);
-        self.members.iter().filter_map(awaited)
+    fn awaited(&mut self) -> &BTreeSet<u32> {
+        let Self { members, given, round, awaited, .. } = self;
+        awaited.get_or_insert_with(|| {
+            let is_awaited =
+                |(trainer, from): (&u32, &u64)| (*from <= *round && !given.contains(trainer)).then_some(*trainer);
+            members.iter().filter_map(is_awaited).collect()
+        })
+    }
+
+    /// Records that members, the open round or their steps have changed by more than one gradient.
+    fn recount(&mut self) {
+        self.awaited = None;
+        if self.consistency.mode != ConsistencyMode::Bounded {
+            return;
+        }
+        let steps = self.members.keys().map(|member| self.next_step(*member));
+        self.slowest = steps.fold(None, |slowest: Option<(u64, usize)>, step| match slowest {
+            Some((least, count)) if least < step => Some((least, count)),
+            Some((least, count)) if least == step => Some((least, count + 1)),
+            _ => Some((step, 1)),
+        });
+    }
+
+    /// Records that one member whose next step was `step` has a later one, or is no member any more.
+    fn no_longer_at(&mut self, step: u64) {
+        let Some((least, count)) = &mut self.slowest else { return };
+        if step == *least {
+            *count -= 1;
+            if *count == 0 {
+                self.recount();
+            }
+        }
     }
 
     /// Skips rounds that no trainer gives to any more, because those that began them have left.
@@ -229,6 +297,7 @@ impl Rule {
             && let Some(first) = self.members.values().min()
         {
             self.round = self.round.max(*first);
+            self.awaited = None;
         }
     }
 

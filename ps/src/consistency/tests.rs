@@ -151,6 +151,41 @@ proptest! {
         }
     }
 
+    /// The members that are waited for, and the slowest of them, are kept from one gradient to the next: after any sequence
+    /// of events they are what the members and their steps say.
+    #[test]
+    fn what_is_kept_about_members_follows_from_them(
+        consistency in consistency(),
+        is_elastic in any::<bool>(),
+        events in prop::collection::vec((0_u8..8, 0_u32..4, 0_u64..6), 0..200),
+    ) {
+        let bounded = consistency.mode == ConsistencyMode::Bounded;
+        let mut rule = if is_elastic { Rule::elastic(consistency) } else { Rule::new(consistency, 4) };
+        for (event, trainer, step) in events {
+            match event {
+                0 => rule.finish(trainer),
+                1 => {
+                    let _ = rule.enter(trainer, step);
+                }
+                2 => rule.restore(&[step; 4]),
+                3 => rule.advance(trainer, step),
+                4 => drop(rule.close_round()),
+                _ => {
+                    let _ = rule.offer(trainer, step, false);
+                }
+            }
+            let is_awaited = |(member, from): (&u32, &u64)| {
+                (*from <= rule.round && !rule.given.contains(member)).then_some(*member)
+            };
+            let awaited: BTreeSet<u32> = rule.members.iter().filter_map(is_awaited).collect();
+            prop_assert_eq!(rule.awaited(), &awaited);
+            let steps: Vec<u64> = rule.members.keys().map(|member| rule.next_step(*member)).collect();
+            let least = steps.iter().copied().min().filter(|_| bounded);
+            let count = |least| steps.iter().filter(|step| **step == least).count();
+            prop_assert_eq!(rule.slowest, least.map(|least| (least, count(least))));
+        }
+    }
+
     /// Trainers that go on when they may never drift further apart than the bound, and one always may.
     #[test]
     fn bounded_trainers_stay_together_and_never_all_wait(staleness in 0_u32..4, picks in prop::collection::vec(0_u32..4, 1..300)) {

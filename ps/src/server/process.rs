@@ -28,7 +28,7 @@ use super::service::{metrics, recovery as recovery_service, replication as repli
 use super::state::ServerState;
 use super::task::{evaluation, liveness, recovery, replication, series, successor};
 use crate::owner_tasks::Owned;
-use crate::{network, proto, wire};
+use crate::{network, open_files, proto, wire};
 use proto::coordination_server::CoordinationServer;
 use proto::recovery_server::RecoveryServer;
 
@@ -37,7 +37,8 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// Receive window of one stream: several blocks, so that a trainer never waits for a window update.
 const WINDOW: u32 = 4 * 1024 * 1024;
 
-/// Serves on `listener` until all trainers have left well, or `shutdown` resolves.
+/// Serves on `listener` until all trainers have left well, or `shutdown` resolves. Raises the limit of this process' open files
+/// as far as it may.
 ///
 /// # Errors
 /// If the service breaks, the trainers abandon the server, or it is stopped early.
@@ -46,7 +47,11 @@ pub async fn run(
     config: ServerConfig,
     shutdown: impl Future<Output = ()>,
 ) -> Result<ReplicaResult, ServerError> {
-    let incoming = TcpListenerStream::new(listener).map(|stream| stream.inspect(network::prepare));
+    if let Some(warning) = open_files::too_few(open_files::raise_limit(), config.trainers) {
+        tracing::warn!("{warning}");
+    }
+    let accepted = TcpListenerStream::new(listener).then(open_files::pause_without_files);
+    let incoming = accepted.map(|stream| stream.inspect(network::prepare));
     run_on(incoming, config, shutdown).await
 }
 
@@ -226,7 +231,8 @@ async fn serve_grpc<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stat
         .add_service(FirstCallLimit::new(CoordinationServer::new(Coordination(state.clone())), state))
         .add_service(FirstCallLimit::new(sparse_tables::service(state.clone()), state))
         .add_service(FrameService::new(ParameterServer, state));
-    Ok(network.serve(router, incoming, stop).await?)
+    let processes = state.config.trainers.saturating_add(state.config.servers);
+    Ok(network.serve(router, incoming, processes, stop).await?)
 }
 
 #[cfg(test)]

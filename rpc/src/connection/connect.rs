@@ -88,7 +88,7 @@ pub(crate) fn serve(process: Arc<dyn Process>, listener: TcpListener) {
     let serving = Arc::clone(&process);
     process.connections().spawn_connection(async move {
         let shared = serving.connections();
-        if let Err(error) = shared.settings.network.serve(router, incoming, shared.stopping.cancelled()).await {
+        if let Err(error) = shared.settings.network.serve(router, incoming, 0, shared.stopping.cancelled()).await {
             tracing::error!(error = &error as &dyn std::error::Error, "the service of remote objects ended");
         }
     });

@@ -1,6 +1,7 @@
 //! Serves `/metrics` for Prometheus, `/status` for the operator and the probes over HTTP. Clients need no certificate,
 //! so nothing here is secret.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::future::Future;
 use std::sync::Arc;
@@ -107,7 +108,8 @@ fn render(state: &ServerState) -> String {
         "Steps a second of the time that a trainer does not wait for others; 0 while unknown.",
         &by_trainer(|t| t.steps_per_second),
     );
-    let straggles = |index: u32| f64::from(u8::from(status.stragglers.contains(&index)));
+    let slow: BTreeSet<u32> = status.stragglers.iter().copied().collect();
+    let straggles = |index: u32| f64::from(u8::from(slow.contains(&index)));
     let stragglers: Vec<_> =
         status.trainers.iter().map(|t| (format!("{{trainer=\"{}\"}}", t.index), straggles(t.index))).collect();
     family("trainer_straggles", "gauge", "1 for a trainer that is clearly slower than the others.", &stragglers);

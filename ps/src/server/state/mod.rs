@@ -102,6 +102,7 @@ impl ServerState {
             (batch.adaptive && config.index == 0).then(|| Mutex::new(Sharing::new(config.trainers, batch.into())));
         let keeps_series = config.index == 0 && (config.series.is_some() || config.checkpoint.is_some());
         let batch_assignments = (config.min_trainers.is_some() && config.index == 0).then(BatchAssignments::default);
+        let series = keeps_series.then(|| Series::for_trainers(config.trainers));
         Arc::new(Self {
             shared_memory,
             rules: Arc::new(TrainingRules::new(&config.training, config.trainers, &config.finished_trainers)),
@@ -114,7 +115,7 @@ impl ServerState {
             recovery,
             replication,
             sharing,
-            series: keeps_series.then(Series::default),
+            series,
             batch_assignments,
             known: Notify::new(),
             tables: Mutex::default(),

@@ -10,7 +10,7 @@ use crate::series::Source;
 use crate::series::event_file::Point;
 use crate::series::writer::Entry;
 
-/// Pieces that may wait for the disk, each with the points of one heartbeat. Trainers keep what comes meanwhile.
+/// Pieces that may wait for the disk at least, each with the points of one heartbeat. Trainers keep what comes meanwhile.
 const WAITING: usize = 16;
 
 /// A piece of a source's series.
@@ -43,12 +43,18 @@ struct Counts {
 
 impl Default for Series {
     fn default() -> Self {
-        let (pieces, waiting) = mpsc::channel(WAITING);
-        Self { pieces, waiting: Mutex::new(Some(waiting)), trainers: Mutex::default() }
+        Self::for_trainers(1)
     }
 }
 
 impl Series {
+    /// Has room for a piece of each trainer: their heartbeats come in the same second, and one without room is sent again ten
+    /// times a second.
+    pub fn for_trainers(trainers: u32) -> Self {
+        let (pieces, waiting) = mpsc::channel(WAITING.max(trainers as usize));
+        Self { pieces, waiting: Mutex::new(Some(waiting)), trainers: Mutex::default() }
+    }
+
     /// Begins a stay of a trainer, which may be another process than before: it sends all points again that it holds.
     pub fn joined(&self, trainer: u32) {
         let mut trainers = self.trainers.lock();

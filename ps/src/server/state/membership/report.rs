@@ -71,12 +71,17 @@ impl Membership {
     pub fn metrics(&self) -> BTreeMap<String, f64> {
         let (measured, at) = &self.evaluation;
         let said = |after| {
-            let then = self.members.iter().rev().filter(move |member| (member.heard >= *at) == after);
-            then.flat_map(|member| member.metrics.clone())
+            let then = self.members.iter().filter(move |member| (member.heard >= *at) == after);
+            then.flat_map(|member| &member.metrics)
         };
-        let all: BTreeMap<_, _> = said(false).chain(measured.clone()).chain(said(true)).collect();
-        let (evaluated, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|(name, _)| measured.contains_key(name));
-        evaluated.into_iter().chain(others).take(MOST_METRICS).collect()
+        // No name is copied before it is known to count: thousands of trainers report the same names.
+        let mut all = BTreeMap::<&str, f64>::new();
+        for (name, value) in said(true).chain(measured).chain(said(false)) {
+            all.entry(name.as_str()).or_insert(*value);
+        }
+        let (evaluated, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|(name, _)| measured.contains_key(*name));
+        let kept = evaluated.into_iter().chain(others).take(MOST_METRICS);
+        kept.map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
     /// Returns the result of this server.
