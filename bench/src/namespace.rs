@@ -20,8 +20,10 @@ pub struct OtherMachine {
 const INSIDE: &str = "psjobs0";
 /// The addresses from here on are reserved for benchmarks (RFC 2544): 2 to the power of 17.
 const RESERVED: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
-/// Each process takes four of them.
+/// Each link takes four of them.
 const NETWORKS: u32 = 1 << 15;
+/// Most machines of one process.
+pub const MACHINES: u32 = 8;
 
 impl OtherMachine {
     /// Makes one.
@@ -29,9 +31,20 @@ impl OtherMachine {
     /// # Errors
     /// Mostly for lack of rights.
     pub fn make() -> anyhow::Result<Self> {
+        Self::make_number(0)
+    }
+
+    /// Makes one of several, of which each has a number below [`MACHINES`] and a link of its own.
+    ///
+    /// # Errors
+    /// Mostly for lack of rights.
+    pub fn make_number(number: u32) -> anyhow::Result<Self> {
         let process = std::process::id();
-        let (namespace, device) = (format!("psjobs-{process}-other"), format!("psjobs{process}"));
-        let machine = Self { namespace, device, ends: ends(process) };
+        // The kernel's names of devices have 15 letters at most, and a process id seven digits.
+        let suffix = if number == 0 { String::new() } else { format!("n{}", number % MACHINES) };
+        let (namespace, device) = (format!("psjobs-{process}-other{suffix}"), format!("psjobs{process}{suffix}"));
+        let network = process.wrapping_add(number % MACHINES * (NETWORKS / MACHINES));
+        let machine = Self { namespace, device, ends: ends(network) };
         machine.set_up().context(
             "another machine cannot be played by a network namespace, which takes root and the program ip (iproute2)",
         )?;
@@ -115,9 +128,9 @@ impl Drop for OtherMachine {
     }
 }
 
-/// Returns the addresses of the two ends of a link of this process.
-fn ends(process: u32) -> [Ipv4Addr; 2] {
-    let network = u32::from(RESERVED) + 4 * (process % NETWORKS);
+/// Returns the addresses of the two ends of the link of this number.
+fn ends(number: u32) -> [Ipv4Addr; 2] {
+    let network = u32::from(RESERVED) + 4 * (number % NETWORKS);
     [network + 1, network + 2].map(Ipv4Addr::from)
 }
 

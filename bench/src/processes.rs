@@ -128,6 +128,14 @@ impl Process {
         Ok(Resident { now, most })
     }
 
+    /// Returns the seconds that all its threads have had a core, in the system too. Of a process that has ended and was not
+    /// waited for, all of them.
+    pub fn cpu(&self) -> anyhow::Result<f64> {
+        let file = format!("/proc/{}/stat", self.0.id());
+        let stat = std::fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
+        cpu_seconds(&stat).with_context(|| format!("{file} does not show the time of a process"))
+    }
+
     /// Returns fields of /proc/PID/status, in bytes.
     fn status<const N: usize>(&self, names: [&str; N]) -> anyhow::Result<[u64; N]> {
         let file = format!("/proc/{}/status", self.0.id());
@@ -138,6 +146,18 @@ impl Process {
         }
         Ok(values)
     }
+}
+
+/// Ticks of a second in /proc/PID/stat, on every architecture (`USER_HZ`).
+const TICKS: f64 = 100.0;
+
+/// The fields `utime` and `stime` of /proc/PID/stat, in seconds. They are the 14th and 15th; the second is the name in
+/// parentheses, which may hold anything.
+fn cpu_seconds(stat: &str) -> Option<f64> {
+    let (_, behind_name) = stat.rsplit_once(')')?;
+    let mut times = behind_name.split_whitespace().skip(11).take(2).map(str::parse::<u64>);
+    let (user, system) = (times.next()?.ok()?, times.next()?.ok()?);
+    Some((user + system) as f64 / TICKS)
 }
 
 /// The value of a line `RssAnon: 123 kB` of /proc/PID/status, in bytes.
@@ -173,6 +193,15 @@ mod tests {
         assert_eq!([field(status, "VmHWM"), field(status, "Rss")], [None, None]);
         let own = std::fs::read_to_string("/proc/self/status").expect("this process has one");
         assert!(field(&own, "RssAnon").is_some_and(|bytes| bytes > 100_000), "{own}");
+    }
+
+    #[test]
+    fn the_time_of_a_process_is_read_behind_its_name() {
+        let stat = "42 (a (b) 1 2) S 1 42 42 0 -1 4194304 100 0 0 0 250 50 0 0 20 0 4 0 123";
+        assert_eq!(cpu_seconds(stat), Some(3.0));
+        assert_eq!(cpu_seconds("42 (a) S 1"), None);
+        let own = std::fs::read_to_string("/proc/self/stat").expect("this process has one");
+        assert!(cpu_seconds(&own).is_some(), "{own}");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::plugin::{self, PluginArgs};
-use crate::{certificates, run, validate};
+use crate::{certificates, estimate, run, validate};
 
 /// Parameter-server training, on this machine and on Kubernetes.
 #[derive(Debug, Parser)]
@@ -17,6 +17,7 @@ pub struct Cli {
 enum Command {
     Run(Box<run::RunArgs>),
     Validate(validate::ValidateArgs),
+    Estimate(Box<estimate::EstimateArgs>),
     /// Measure speed against a limit of this machine (calls psjobs-bench)
     #[command(disable_help_flag = true)]
     Bench(PluginArgs),
@@ -35,6 +36,7 @@ impl Cli {
         match self.command {
             Command::Run(args) => args.run(),
             Command::Validate(args) => args.run(),
+            Command::Estimate(args) => args.run(),
             Command::Bench(args) => plugin::call("psjobs-bench", &args),
             Command::Compare(args) => plugin::call("psjobs-compare", &args),
             Command::Certificates(args) => args.run(),

@@ -1,8 +1,10 @@
-//! The library of the user's command, which the programs that measure jobs share: [`run`] runs a job on this machine.
+//! The library of the user's command, which the programs that measure jobs share: [`run`] runs a job on this machine, [`estimate`]
+//! computes how fast one would be elsewhere.
 
 mod bad_input;
 pub mod certificates;
 pub mod command_line;
+pub mod estimate;
 mod manifest;
 pub mod plugin;
 pub mod run;

@@ -45,8 +45,7 @@ pub fn run(args: &TrackArgs) -> Result<ReplicaResult, Failure> {
 
 impl TrackArgs {
     async fn send(&self) -> Result<ReplicaResult, Failure> {
-        let settings =
-            Settings::new(&self.mlflow_uri, &self.mlflow_experiment, variables()).map_err(Failure::input)?;
+        let settings = Settings::new(&self.mlflow_uri, &self.mlflow_experiment, variables()).map_err(Failure::input)?;
         let open = |place: &String| object_store::folder(place, variables()).map_err(Failure::input);
         let checkpoints = self.checkpoint_dir.as_ref().map(open).transpose()?;
         let series = self.metrics_dir.as_ref().map(open).transpose()?;
@@ -74,7 +73,10 @@ fn job_in(folder: &Folder, wanted: Option<&str>) -> anyhow::Result<Job> {
     let records = runs.list()?;
     let is_wanted = |record: &&RunRecord| wanted.is_none_or(|wanted| record.uid == wanted);
     let Some(record) = records.iter().rfind(is_wanted) else {
-        return Err(anyhow!("{} has no checkpoints of such a job; check --checkpoint-dir and --job-id", folder.display()));
+        return Err(anyhow!(
+            "{} has no checkpoints of such a job; check --checkpoint-dir and --job-id",
+            folder.display()
+        ));
     };
     let catalog = runs.catalog(record.run);
     let newest = catalog.complete()?.last().and_then(|step| Checkpoint::open(catalog.path(*step)).ok());

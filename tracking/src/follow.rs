@@ -223,7 +223,10 @@ impl Task {
         let Some(Session { run, .. }) = self.session.take().filter(|_| is_sent) else {
             let error = last.map_or_else(|| "it does not answer in time".to_owned(), |error| error.to_string());
             let seconds = limit.as_secs();
-            warn!(error, seconds, "MLflow lacks the last metrics of the job; `psjobs-worker track` sends those that are kept");
+            warn!(
+                error,
+                seconds, "MLflow lacks the last metrics of the job; `psjobs-worker track` sends those that are kept"
+            );
             return false;
         };
         if is_finished && let Some(folder) = &self.checkpoints {

@@ -166,9 +166,7 @@ pub fn create(experiment: &str, job: &Job, unix_milliseconds: i64) -> Value {
 
 /// Returns the request that gives `run` values of metrics.
 pub fn log_metrics(run: &str, metrics: &[Metric]) -> Value {
-    let metric = |Metric { key, step, unix_milliseconds, value }: &Metric| {
-        json!({"key": key, "value": number(*value), "timestamp": unix_milliseconds, "step": step})
-    };
+    let metric = |Metric { key, step, unix_milliseconds, value }: &Metric| json!({"key": key, "value": number(*value), "timestamp": unix_milliseconds, "step": step});
     json!({"run_id": run, "metrics": metrics.iter().map(metric).collect::<Vec<_>>()})
 }
 

@@ -12,6 +12,7 @@ mod overlap;
 mod recovery;
 mod remote;
 mod rl;
+mod scaling;
 mod snapshot;
 mod together;
 mod trainers;
@@ -62,6 +63,7 @@ enum Bench {
     Hybrid(hybrid::HybridArgs),
     Waiting(waiting::WaitingArgs),
     Trainers(trainers::TrainersArgs),
+    Scaling(scaling::ScalingArgs),
     Metrics(metrics::MetricsArgs),
     Snapshot(snapshot::SnapshotArgs),
     #[command(hide = true)]
@@ -109,7 +111,8 @@ impl Bench {
             Self::Gpu(args) => args.measure(runs)?,
             Self::Hybrid(args) => args.measure(runs)?,
             Self::Waiting(args) => args.measure(runs)?,
-            Self::Trainers(args) => args.measure(runs)?,
+            Self::Trainers(args) => return args.measure(runs),
+            Self::Scaling(args) => return args.measure(runs),
             Self::Metrics(args) => args.measure(runs)?,
             Self::Snapshot(args) => args.measure(runs)?,
             Self::Server(args) => {

@@ -1,5 +1,7 @@
-//! One server for many trainers: steps a second of all together, and the server's memory. Trainers are tasks of this
-//! process that compute nothing, so that the server is what is measured; all talk TCP.
+//! One server for many trainers: steps a second of all together, the server's memory, and what each of a thousand costs it.
+//! Trainers are tasks of this process that compute nothing, so that the server is what is measured; all talk TCP.
+
+mod crowd;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -12,18 +14,22 @@ use psjobs_api::Training;
 use psjobs_api::training::{Consistency, ConsistencyMode, Optimizer, OptimizerKind, Staleness, StalenessMomentum};
 use psjobs_arithmetic::optimizer;
 use psjobs_ps::client::{AsyncSession, SessionConfig};
+use psjobs_ps::open_files;
 use tokio::runtime::Builder;
 use tokio::sync::Barrier;
 use tokio::task::{JoinSet, LocalSet};
 use tokio::time::{MissedTickBehavior, interval};
 
+use self::crowd::Crowd;
 use crate::processes::Job;
-use crate::report::{Case, say};
+use crate::report::{Case, LeftOut, Line, say};
 
-/// Steps/s of 64 trainers on one server over those of 8, and the server's memory
+/// Steps/s of 64 trainers on one server over those of 8, the server's memory, and what each of 1,000 trainers costs it
 ///
 /// Cases `memory-*` are in MB: the most that the server had of its own while so many trainers trained, over
-/// parameters x (1 + optimizer slots) + 0.5 x parameters.
+/// parameters x (1 + optimizer slots) + 0.5 x parameters. Cases `many-*` are in microseconds for each of --many trainers with a
+/// model of 1,000 parameters, over the same of 64: until all have joined, a step in Sync, a status, and, of the server's
+/// cores, a second of heartbeats (docs/scaling.md).
 #[derive(Debug, Args)]
 pub struct TrainersArgs {
     /// Size of the parameters for the steps/s in MB (10^6 bytes of f32)
@@ -35,6 +41,9 @@ pub struct TrainersArgs {
     /// Size of the parameters for the memory in MB
     #[arg(long, value_name = "MB", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     memory_megabytes: u32,
+    /// Trainers of the cases `many-*`
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(64..=4096))]
+    many: u32,
 }
 
 const FEW: u32 = 8;
@@ -83,7 +92,7 @@ impl Load {
 }
 
 impl TrainersArgs {
-    pub fn measure(&self, runs: u32) -> anyhow::Result<Vec<Case>> {
+    pub fn measure(&self, runs: u32) -> anyhow::Result<Vec<Line>> {
         let (mut few, mut many) = (Vec::new(), Vec::new());
         for run in 1..=runs {
             say(&format!("trainers: run {run} of {runs}"));
@@ -98,7 +107,31 @@ impl TrainersArgs {
             let bound = f64::from(self.memory_megabytes) * (1.5 + slots as f64);
             cases.push(Case::new("trainers", load.case, "MB", &used, &[bound]));
         }
-        Ok(cases)
+        let mut lines: Vec<Line> = cases.into_iter().map(Line::from).collect();
+        lines.extend(self.crowds(runs)?);
+        Ok(lines)
+    }
+
+    /// What each of many trainers costs, over each of 64.
+    fn crowds(&self, runs: u32) -> anyhow::Result<Vec<Line>> {
+        // Of this process each trainer takes two, for its connection and its memory, and a third while it joins.
+        let needed = 3 * self.many;
+        if open_files::too_few(open_files::raise_limit(), needed).is_some() {
+            let why = format!("{} trainers take {needed} open files; `ulimit -Hn` says the most", self.many);
+            let left_out = |case| Line::LeftOut(LeftOut { bench: "trainers", case, left_out: why.clone() });
+            return Ok(Crowd::CASES.map(left_out).into());
+        }
+        let (mut few, mut many) = (Vec::new(), Vec::new());
+        for run in 1..=runs {
+            say(&format!("trainers: {} at once, run {run} of {runs}", self.many));
+            few.push(Crowd::measure(MANY)?.each());
+            many.push(Crowd::measure(self.many)?.each());
+        }
+        let of = |crowds: &[[f64; 4]], place: usize| crowds.iter().map(|crowd| crowd[place]).collect::<Vec<_>>();
+        let case = |(place, case): (usize, &'static str)| {
+            Line::from(Case::new("trainers", case, "us/trainer", &of(&many, place), &of(&few, place)))
+        };
+        Ok(Crowd::CASES.into_iter().enumerate().map(case).collect())
     }
 
     /// Steps/s of all trainers together, Async.
