@@ -21,7 +21,7 @@ BUILT := $(TARGET)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 # compiled once and not once more for each package. Tests always select the whole workspace, and need more features:
 # PROFILE=dev selects what they do, as otherwise everything would be compiled a second time.
 TESTS := --workspace --lib --bins --tests
-PROGRAMS := $(if $(filter dev,$(PROFILE)),$(TESTS),-p psjobs -p kubectl-psjob -p psjobs-bench -p psjobs-workloads -p psjobs-operator)
+PROGRAMS := $(if $(filter dev,$(PROFILE)),$(TESTS),-p psjobs -p kubectl-psjob -p psjobs-bench -p psjobs-workloads -p psjobs-operator -p psjobs-web-server)
 
 .PHONY: help
 help: ## list the commands
@@ -32,7 +32,7 @@ run: build mnist ## train MNIST on this machine: one server, two trainers
 	$(BUILT)/psjobs run examples/mnist.yaml $(ARGS)
 
 .PHONY: build
-build: ## compile psjobs with its plugins, psjobs-worker and psjobs-operator for use
+build: ## compile psjobs with its plugins, psjobs-worker, psjobs-operator and psjobs-web for use
 	$(WITH_LIBTORCH) $(CARGO) build --locked --profile $(PROFILE) $(PROGRAMS)
 
 .PHONY: build-tests

@@ -28,7 +28,9 @@ if [[ $compiler != docker && -n $own_glibc && $(printf '%s\n' "$own_glibc" "$ima
   LIBTORCH=$(scripts/libtorch.sh cpu) make --no-print-directory build
   scripts/worker-folder.sh "$built/psjobs-worker" "$target/image/worker" "$variant"
   mkdir -p "$target/image/operator/bin"
-  strip --strip-debug -o "$target/image/operator/bin/psjobs-operator" "$built/psjobs-operator"
+  for program in psjobs-operator psjobs-web; do
+    strip --strip-debug -o "$target/image/operator/bin/$program" "$built/$program"
+  done
   build -f Dockerfile.worker -t "$worker" --build-arg BINARIES=prebuilt --build-context prebuilt="$target/image/worker"
   build -f Dockerfile.operator -t "$operator" --build-arg BINARIES=prebuilt --build-context prebuilt="$target/image/operator"
 else

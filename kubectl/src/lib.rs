@@ -15,5 +15,5 @@ mod submit;
 mod text;
 mod top;
 mod watch;
-mod web;
+pub mod web;
 mod why;

@@ -1,38 +1,29 @@
 //! `kubectl psjob web`: the page of the jobs of a namespace, served on this machine.
 
-pub(crate) mod page;
+pub mod facts;
+pub mod follow;
+pub mod jobs;
+pub mod page;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
-use futures::StreamExt as _;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, LogParams};
-use kube::runtime::WatchStreamExt as _;
-use kube::runtime::reflector::{Store, reflector, store};
-use kube::runtime::watcher::{Config, watcher};
 use kube::{Api, ResourceExt as _};
 use psjobs::BadInput;
-use psjobs_api::crd::names::LABEL_JOB;
-use psjobs_api::crd::{KIND, ParameterServerJob};
 use psjobs_web::{Board, Door, Logs, Site};
-use tokio::time::MissedTickBehavior;
 
-use self::page::{Histories, Seen};
-use crate::connection::{Cluster, ConnectionArgs, Flags};
+use self::follow::{Scope, follow};
+use self::jobs::{Jobs, Naming};
+use crate::connection::ConnectionArgs;
 
-/// Changes of this time are shown together.
-const PERIOD: Duration = Duration::from_millis(500);
-/// Periods after which jobs are shown again though nothing has changed: what is said of a job depends on how long it waits.
-const IDLE: u32 = 10;
 /// Lines at the end of a log that the page shows.
-const TAIL: i64 = 500;
+pub const TAIL: i64 = 500;
 
 /// Show jobs in a web page: curves, pods, events, and what to do
 ///
@@ -61,97 +52,22 @@ impl WebArgs {
         eprintln!("open {}; Ctrl-C ends the page and leaves the jobs alone", door.address);
         let (listener, token) = door.into_parts()?;
         let board = Arc::new(Board::default());
-        let logs = Arc::new(PodLogs { pods: pods(&cluster) });
-        let flags = connection.as_flags();
+        let pods = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+        let logs = Arc::new(PodLogs { pods });
+        let naming = Naming::OneNamespace(connection.as_flags());
+        let scope = Scope { namespace: Some(cluster.namespace.clone()), name: self.name };
+        let show = |jobs: &mut Jobs| {
+            for id in jobs.changed() {
+                jobs.show(&id, &naming, &board, Timestamp::now());
+            }
+        };
         let serving = psjobs_web::serve(listener, Site { board: board.clone(), logs, token });
         tokio::select! {
             served = serving => served.context("the page cannot be served any more")?,
-            () = follow(&cluster, self.name.as_deref(), &board, &flags) => {}
+            () = follow(&cluster.client, &scope, show) => {}
             pressed = tokio::signal::ctrl_c() => pressed?,
         }
         Ok(0)
-    }
-}
-
-fn pods(cluster: &Cluster) -> Api<Pod> {
-    Api::namespaced(cluster.client.clone(), &cluster.namespace)
-}
-
-/// Writes what the cluster says to `board`, for ever.
-async fn follow(cluster: &Cluster, name: Option<&str>, board: &Board, flags: &Flags) {
-    let (one, of_one, about_one) = match name {
-        Some(name) => (format!("metadata.name={name}"), format!("={name}"), format!(",involvedObject.name={name}")),
-        None => Default::default(),
-    };
-    let (jobs, writer) = store::<ParameterServerJob>();
-    let job_changes = reflector(writer, watcher(cluster.jobs(), Config::default().fields(&one)).default_backoff());
-    let (all_pods, writer) = store::<Pod>();
-    let labels = format!("{LABEL_JOB}{of_one}");
-    let pod_changes = reflector(writer, watcher(pods(cluster), Config::default().labels(&labels)).default_backoff());
-    let (events, writer) = store::<Event>();
-    let about = format!("involvedObject.kind={KIND}{about_one}");
-    let all_events = Api::<Event>::namespaced(cluster.client.clone(), &cluster.namespace);
-    let event_changes = reflector(writer, watcher(all_events, Config::default().fields(&about)).default_backoff());
-    let (mut job_changes, mut pod_changes, mut event_changes) =
-        (pin!(job_changes), pin!(pod_changes), pin!(event_changes));
-    let mut ticks = tokio::time::interval(PERIOD);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut histories = Histories::default();
-    // The last error of each watch; the watch begins again by itself.
-    let mut troubles: [Option<String>; 3] = Default::default();
-    let (mut is_changed, mut idle) = (true, 0);
-    loop {
-        // The stores have what is new.
-        let (watch, error) = tokio::select! {
-            Some(seen) = job_changes.next() => (0, seen.err()),
-            Some(seen) = pod_changes.next() => (1, seen.err()),
-            Some(seen) = event_changes.next() => (2, seen.err()),
-            _ = ticks.tick() => {
-                idle += 1;
-                if is_changed || idle >= IDLE {
-                    let trouble = troubles.iter().flatten().next().map(String::as_str);
-                    show(&jobs, &all_pods, &events, &mut histories, board, (flags, trouble));
-                    (is_changed, idle) = (false, 0);
-                }
-                continue;
-            }
-        };
-        troubles[watch] = error.map(|error| error.to_string());
-        is_changed = true;
-    }
-}
-
-/// Writes all jobs to the board, and removes those that are gone.
-fn show(
-    jobs: &Store<ParameterServerJob>,
-    pods: &Store<Pod>,
-    events: &Store<Event>,
-    histories: &mut Histories,
-    board: &Board,
-    (flags, trouble): (&Flags, Option<&str>),
-) {
-    let now = Timestamp::now();
-    let (pods, events) = (pods.state(), events.state());
-    let mut pods_of = BTreeMap::<&str, Vec<&Pod>>::new();
-    for pod in &pods {
-        pods_of.entry(pod.labels().get(LABEL_JOB).map_or("", String::as_str)).or_default().push(pod);
-    }
-    let mut events_of = BTreeMap::<&str, Vec<&Event>>::new();
-    for event in &events {
-        events_of.entry(event.involved_object.name.as_deref().unwrap_or_default()).or_default().push(event);
-    }
-    let jobs = jobs.state();
-    for job in &jobs {
-        let name = job.name_any();
-        let pods = pods_of.remove(name.as_str()).unwrap_or_default();
-        let events = events_of.remove(name.as_str()).unwrap_or_default();
-        let seen = Seen { job, pods: &pods, events: &events, trouble };
-        let history = histories.of(job, &pods, now);
-        board.change(&name, |shown, curves| page::show(&seen, history, flags, now, shown, curves));
-    }
-    let names: BTreeSet<String> = jobs.iter().map(|job| job.name_any()).collect();
-    for gone in histories.retain(|name| names.contains(name)) {
-        board.remove(&gone);
     }
 }
 
@@ -166,21 +82,23 @@ impl Logs for PodLogs {
         job: &'a str,
         process: &'a str,
     ) -> Pin<Box<dyn Future<Output = Result<String, String>> + Send + 'a>> {
-        Box::pin(async move {
-            let selector = page::selector(job, process).ok_or_else(|| format!("{process} is no process of {job}"))?;
-            let wanted = ListParams::default().labels(&selector);
-            let found =
-                self.pods.list(&wanted).await.map_err(|error| format!("the cluster did not answer: {error}"))?;
-            // A successor and its predecessor may both be there.
-            let newest = found.items.into_iter().max_by_key(|pod| pod.creation_timestamp().map(|created| created.0));
-            let pod = newest.ok_or_else(|| format!("{process} has no pod at the moment"))?;
-            let container = pod.spec.as_ref().and_then(|spec| Some(spec.containers.first()?.name.clone()));
-            let parameters = LogParams { container, tail_lines: Some(TAIL), ..LogParams::default() };
-            let name = pod.name_any();
-            self.pods
-                .logs(&name, &parameters)
-                .await
-                .map_err(|error| format!("the log of {name} cannot be read: {error}"))
-        })
+        Box::pin(tail(&self.pods, job, process))
     }
+}
+
+/// Returns the last lines that a process of a job wrote.
+///
+/// # Errors
+/// If it has no pod, or its log cannot be read; the text is a sentence for people.
+pub async fn tail(pods: &Api<Pod>, job: &str, process: &str) -> Result<String, String> {
+    let selector = page::selector(job, process).ok_or_else(|| format!("{process} is no process of {job}"))?;
+    let wanted = ListParams::default().labels(&selector);
+    let found = pods.list(&wanted).await.map_err(|error| format!("the cluster did not answer: {error}"))?;
+    // A successor and its predecessor may both be there.
+    let newest = found.items.into_iter().max_by_key(|pod| pod.creation_timestamp().map(|created| created.0));
+    let pod = newest.ok_or_else(|| format!("{process} has no pod at the moment"))?;
+    let container = pod.spec.as_ref().and_then(|spec| Some(spec.containers.first()?.name.clone()));
+    let parameters = LogParams { container, tail_lines: Some(TAIL), ..LogParams::default() };
+    let name = pod.name_any();
+    pods.logs(&name, &parameters).await.map_err(|error| format!("the log of {name} cannot be read: {error}"))
 }

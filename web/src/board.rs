@@ -19,7 +19,7 @@ pub struct Board {
 
 /// Tells readers to look again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct State {
+pub struct State {
     /// Counts changes.
     changes: u64,
     /// Nothing changes any more.
@@ -34,7 +34,7 @@ struct Shown {
 
 /// The part of one job, or of the list of all, that one reader has.
 #[derive(Debug, Default)]
-pub(crate) struct Reader {
+pub struct Reader {
     /// `None` reads the list.
     job: Option<String>,
     known: Known,
@@ -74,27 +74,35 @@ impl Board {
         self.jobs.lock().get(name).map(|shown| (shown.job.clone(), shown.curves.clone()))
     }
 
+    /// Returns the names of all jobs, sorted.
+    pub fn names(&self) -> Vec<String> {
+        self.jobs.lock().keys().cloned().collect()
+    }
+
     /// Lets readers end when they have seen all.
     pub fn close(&self) {
         self.changed.send_modify(|state| state.is_closed = true);
     }
 
-    pub(crate) fn watch(&self) -> watch::Receiver<State> {
+    /// Tells when something has changed.
+    pub fn watch(&self) -> watch::Receiver<State> {
         self.changed.subscribe()
     }
 }
 
 impl Reader {
+    /// A reader that has nothing yet: of the job of this name, or of the list of all.
     pub fn new(job: Option<String>) -> Self {
         Self { job, ..Self::default() }
     }
 
-    /// Returns what has changed since the last time; of a job that is not there everything is null.
-    pub fn news(&mut self, board: &Board) -> Map<String, Value> {
+    /// Returns what has changed since the last time; of a job that is not there everything is null. The list has the jobs whose
+    /// names `sees` lets pass.
+    pub fn news(&mut self, board: &Board, sees: impl Fn(&str) -> bool) -> Map<String, Value> {
         let jobs = board.jobs.lock();
         let Some(name) = &self.job else {
             let line = |(name, shown): (&String, &Shown)| (name.clone(), value(&Line::from(&shown.job)));
-            return self.known.changes(jobs.iter().map(line).collect());
+            return self.known.changes(jobs.iter().filter(|(name, _)| sees(name)).map(line).collect());
         };
         let Some(Shown { job, curves }) = jobs.get(name) else { return self.known.changes(Map::new()) };
         let Value::Object(parts) = value(job) else { return Map::new() };
@@ -119,23 +127,27 @@ mod tests {
     fn a_reader_sees_what_changes_of_its_job_alone() {
         let board = Board::default();
         let mut reader = Reader::new(Some("a".into()));
-        assert_eq!(Value::Object(reader.news(&board)), json!({}), "it is not there yet");
+        assert_eq!(Value::Object(reader.news(&board, |_| true)), json!({}), "it is not there yet");
         board.change("a", |job, curves| {
             job.phase = "Running".into();
             curves.push("loss", None, 1, 2, 0.5);
         });
-        let first = reader.news(&board);
+        let first = reader.news(&board, |_| true);
         assert_eq!((&first["name"], &first["phase"]), (&json!("a"), &json!("Running")));
         assert_eq!(first["curves"]["curves"][0]["points"], json!([1, 2, 0.5]));
         board.change("b", |job, _| job.phase = "Failed".into());
-        assert_eq!(Value::Object(reader.news(&board)), json!({}));
+        assert_eq!(Value::Object(reader.news(&board, |_| true)), json!({}));
         board.change("a", |job, _| job.is_over = true);
-        assert_eq!(Value::Object(reader.news(&board)), json!({"isOver": true}));
+        assert_eq!(Value::Object(reader.news(&board, |_| true)), json!({"isOver": true}));
         board.remove("a");
-        let gone = reader.news(&board);
+        let gone = reader.news(&board, |_| true);
         assert!(gone.len() > 10 && gone.values().all(Value::is_null), "{gone:?}");
         board.change("a", |_, curves| curves.push("loss", None, 9, 9, 0.1));
-        assert_eq!(reader.news(&board)["curves"]["curves"][0]["points"], json!([9, 9, 0.1]), "another job of the name");
+        assert_eq!(
+            reader.news(&board, |_| true)["curves"]["curves"][0]["points"],
+            json!([9, 9, 0.1]),
+            "another job of the name"
+        );
     }
 
     #[test]
@@ -144,10 +156,13 @@ mod tests {
         let mut reader = Reader::new(None);
         board.change("a", |job, _| job.phase = "Running".into());
         board.change("b", |job, _| job.explanation.needs_help = true);
-        let first = reader.news(&board);
+        let first = reader.news(&board, |_| true);
         assert_eq!((&first["a"]["phase"], &first["b"]["needsHelp"]), (&json!("Running"), &json!(true)));
+        assert_eq!(Value::Object(reader.news(&board, |name| name == "b")), json!({"a": null}), "it sees no more");
+        reader.news(&board, |_| true);
         board.remove("b");
         board.change("a", |job, _| job.manifest = "not in the list".into());
-        assert_eq!(Value::Object(reader.news(&board)), json!({"b": null}));
+        assert_eq!(Value::Object(reader.news(&board, |_| true)), json!({"b": null}));
+        assert_eq!(board.names(), ["a"]);
     }
 }

@@ -89,6 +89,22 @@ impl Curves {
         }
     }
 
+    /// Takes every second point from the longest curve until all together have at most `points`, or two each. The last point of
+    /// a curve stays. For a program that shows many jobs.
+    pub fn bound(&mut self, points: usize) {
+        while self.all.values().map(|curve| curve.points.len()).sum::<usize>() > points {
+            let longest = self.all.values_mut().max_by_key(|curve| curve.points.len());
+            let Some(Curve { points, cuts }) = longest.filter(|curve| curve.points.len() > 2) else { return };
+            let mut left = points.len();
+            points.retain(|_| {
+                left -= 1;
+                left.is_multiple_of(2)
+            });
+            points.shrink_to_fit();
+            *cuts += 1;
+        }
+    }
+
     /// Returns the curves with at most `points` points together, the last of each among them.
     pub fn thinned(&self, points: usize) -> Self {
         let share = (points / self.all.len().max(1)).max(1);
@@ -214,5 +230,19 @@ mod tests {
             curves.push(&format!("metric-{metric}"), None, 1, 1, 1.0);
         }
         assert_eq!(curves.all.len(), CURVES, "those of all trainers have room behind those of each");
+    }
+
+    #[test]
+    fn the_curves_of_a_job_among_many_are_bounded_together() {
+        let (mut curves, mut seen, mut steps) = (Curves::default(), Seen::default(), Vec::new());
+        for step in 1..=500 {
+            curves.push("loss", None, step, 0, 1.0 / step as f64);
+            curves.bound(100);
+            apply(&mut steps, curves.news(&mut seen));
+        }
+        assert!((50..=100).contains(&steps.len()) && steps.last() == Some(&500), "{steps:?}");
+        curves.push("accuracy", None, 500, 0, 0.5);
+        curves.bound(0);
+        assert!(curves.all.values().all(|curve| (1..=2).contains(&curve.points.len())));
     }
 }

@@ -1,6 +1,6 @@
 //! The parts of a job that the page shows. The page's script reads these names in camel case.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A job as it is now. Times are milliseconds since 1970.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -52,7 +52,7 @@ pub struct Tail {
 }
 
 /// How far the job is.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
     /// Steps of all trainers together; in an elastic job batches.
@@ -123,7 +123,7 @@ pub struct Checkpoint {
 }
 
 /// A job in the list of jobs.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Line {
     pub phase: String,
@@ -143,6 +143,21 @@ impl From<&Job> for Line {
             ended: job.ended,
             needs_help: job.explanation.needs_help,
             progress: job.progress.clone(),
+        }
+    }
+}
+
+/// A job of which the list alone is known.
+impl From<&Line> for Job {
+    fn from(line: &Line) -> Self {
+        Self {
+            phase: line.phase.clone(),
+            is_over: line.is_over,
+            began: line.began,
+            ended: line.ended,
+            explanation: Explanation { needs_help: line.needs_help, ..Explanation::default() },
+            progress: line.progress.clone(),
+            ..Self::default()
         }
     }
 }
@@ -192,6 +207,15 @@ impl Process {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_survives_being_a_job_and_being_written() {
+        let progress = Progress { step: 7, total_steps: 9, remaining_seconds: Some(3), ..Progress::default() };
+        let line = Line { phase: "Failed".into(), is_over: true, began: 1, ended: Some(2), needs_help: true, progress };
+        assert_eq!(Line::from(&Job::from(&line)), line);
+        let written = serde_json::to_string(&line).expect("it can be written");
+        assert_eq!(serde_json::from_str::<Line>(&written).expect("it can be read"), line);
+    }
 
     #[test]
     fn what_a_job_keeps_is_bounded() {

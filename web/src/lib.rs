@@ -1,4 +1,5 @@
-//! The web page of jobs: `psjobs run --web` shows the job of this machine, `kubectl psjob web` those of a cluster.
+//! The web page of jobs: `psjobs run --web` shows the job of this machine, `kubectl psjob web` those of a cluster, and
+//! `psjobs-web` in a cluster those of everyone who may see them.
 //!
 //! Whoever knows of the jobs writes them to a [`Board`]; [`serve`] sends what changes to every browser that shows the page.
 //! [`record::html`] writes the page of one job to a file, which needs no server. docs/web.md describes the page for its users.
@@ -11,6 +12,7 @@ mod board;
 mod changes;
 pub mod curves;
 mod door;
+mod files;
 pub mod job;
 pub mod record;
 mod server;
@@ -18,8 +20,9 @@ mod token;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-pub use board::Board;
+pub use board::{Board, Reader, State};
 pub use door::{Door, DoorError};
+pub use files::{files, protect};
 pub use server::{Logs, Site, serve};
 pub use token::Token;
 

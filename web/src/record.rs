@@ -31,7 +31,7 @@ fn written(value: &Value) -> String {
 }
 
 /// Returns the last lines of `text` that take at most `bytes` where they are written.
-fn fitting(text: &str, bytes: usize) -> &str {
+pub fn fitting(text: &str, bytes: usize) -> &str {
     let mut text = last(text, bytes);
     while !text.is_empty() && written(&json!(text)).len() > bytes {
         text = last(text, text.len() / 2);

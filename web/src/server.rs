@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse as _, Response};
@@ -16,16 +16,12 @@ use axum::routing::get;
 use futures::stream::{self, Stream};
 use tokio::net::TcpListener;
 
-use crate::assets::{self, Asset, SCRIPTS, STYLES};
 use crate::board::{Board, Reader};
+use crate::files::{files, protect};
 use crate::token::Token;
 
 /// Changes of this time are one event.
 const PERIOD: Duration = Duration::from_millis(250);
-
-/// Nothing of another place is loaded, run, or asked; and no other page shows this one in a frame.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; \
-                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 const UNAUTHORIZED: &str = "This page needs its token: open the address that psjobs printed.\n";
 
@@ -63,17 +59,11 @@ pub async fn serve(listener: TcpListener, site: Site) -> io::Result<()> {
     let mut changed = site.board.watch();
     let cookie = format!("psjobs-{}", listener.local_addr()?.port()).into();
     let served = Served { site, cookie };
-    let mut router = Router::new()
+    let router = Router::new()
         .route("/events", get(list))
         .route("/events/{*job}", get(job))
-        .route("/logs/{process}/{*job}", get(log));
-    for Asset { path, text } in STYLES.into_iter().chain(SCRIPTS) {
-        let kind = if path.ends_with(".css") { "text/css" } else { "text/javascript" };
-        router = router
-            .route(&format!("/{path}"), get(async move || ([(header::CONTENT_TYPE, kind)], text).into_response()));
-    }
-    let router = router
-        .route("/", get(async || ([(header::CONTENT_TYPE, "text/html; charset=utf-8")], assets::linked())))
+        .route("/logs/{process}/{*job}", get(log))
+        .merge(files())
         .layer(from_fn_with_state(served.clone(), guard))
         .with_state(served);
     let closed = async move {
@@ -85,23 +75,14 @@ pub async fn serve(listener: TcpListener, site: Site) -> io::Result<()> {
 /// Lets a request with the token pass, and adds to every answer what protects its reader.
 async fn guard(State(served): State<Served>, request: Request, next: Next) -> Response {
     let given = request.uri().query().and_then(|query| query.split('&').find_map(|part| part.strip_prefix("token=")));
-    let mut response = if given.is_some_and(|token| served.site.token.matches(token)) {
+    let response = if given.is_some_and(|token| served.site.token.matches(token)) {
         enter(&served)
     } else if is_known(&served, request.headers()) {
         next.run(request).await
     } else {
         (StatusCode::UNAUTHORIZED, UNAUTHORIZED).into_response()
     };
-    let headers: [(HeaderName, &str); 4] = [
-        (header::CONTENT_SECURITY_POLICY, POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::REFERRER_POLICY, "no-referrer"),
-        (header::CACHE_CONTROL, "no-store"),
-    ];
-    for (name, value) in headers {
-        response.headers_mut().insert(name, HeaderValue::from_static(value));
-    }
-    response
+    protect(response)
 }
 
 /// Exchanges the token in the address for a cookie, so that the address can be shown to others. The cookie is not strict: the
@@ -142,7 +123,7 @@ fn events(board: Arc<Board>, job: Option<String>) -> Sse<impl Stream<Item = Resu
     let changes = stream::unfold((board, Reader::new(job), changed), async |(board, mut reader, mut changed)| {
         loop {
             let is_closed = changed.borrow_and_update().is_closed;
-            let news = reader.news(&board);
+            let news = reader.news(&board, |_| true);
             if !news.is_empty() {
                 let event = Event::default().data(serde_json::Value::Object(news).to_string());
                 return Some((Ok(event), (board, reader, changed)));

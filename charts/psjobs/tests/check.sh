@@ -86,6 +86,32 @@ for line in 'runAsNonRoot: true' 'readOnlyRootFilesystem: true' 'drop: \[ALL\]' 
   expect "the operator's pod has $line" "$line"
 done
 
+forbid "no page unless asked" 'psjobs-web'
+web="--set web.enabled=true --show-only templates/web.yaml"
+# shellcheck disable=SC2086 # flags
+page() {
+  for line in 'command: \[psjobs-web\]' 'runAsNonRoot: true' 'readOnlyRootFilesystem: true' 'drop: \[ALL\]' 'path: /readyz' \
+    'path: /healthz' 'resources: \[tokenreviews\]' 'resources: \[subjectaccessreviews\]' 'component: web'; do
+    expect "the page's release has $line" "$line" $web
+  done
+  expect "records are in a volume that stays" 'claimName: psjobs-web-records' $web
+  expect "of the size that is asked for" 'storage: 5Gi' $web --set web.records.size=5Gi
+  expect "or in a volume that is there" 'claimName: mine' $web --set web.records.existingClaim=mine
+  forbid "which the release does not make" 'kind: PersistentVolumeClaim' $web --set web.records.existingClaim=mine
+  expect "or in a bucket" 'value: "s3://b/jobs"' $web --set web.records.url=s3://b/jobs
+  forbid "without a volume" 'persistentVolumeClaim\|PersistentVolumeClaim' $web --set web.records.url=s3://b/jobs
+  forbid "or nowhere" 'PSJOBS_WEB_RECORDS\|PersistentVolumeClaim' $web --set web.records.size=
+  expect "they are kept for a time" 'value: "7d"' $web --set web.records.keep=7d
+  expect "in one namespace its role is there" 'namespace: team' $web --set watchNamespace=team
+  forbid "the page changes nothing" 'update\|patch\|delete\|deletecollection' $web
+  forbid "without roles it has no rights" 'kind: ClusterRole' $web --set rbac.create=false
+  refuse "a volume and a bucket are refused" 'not both' $web --set web.records.existingClaim=mine --set web.records.url=s3://b
+  refuse "a wrong time is refused" 'keep' $web --set web.records.keep=soon
+  refuse "a wrong bucket is refused" 'url' $web --set web.records.url=http://b
+  refuse "a misspelt value of the page is refused" 'enbaled' --set web.enbaled=true
+}
+page
+
 forbid "no traces unless asked" 'OTEL_'
 expect "the operator receives the endpoint of traces" 'value: "http://jaeger.tracing:4317"' --set tracing.endpoint=http://jaeger.tracing:4317
 expect "and how many of them" 'value: "0.1"' --set tracing.endpoint=http://j:4317 --set tracing.ratio=0.1

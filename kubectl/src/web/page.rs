@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Event as KubernetesEvent, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 use psjobs_api::Role;
@@ -13,25 +12,21 @@ use psjobs_web::curves::Curves;
 use psjobs_web::job::{Checkpoint, Command, EVENTS, Event, Explanation, Job, Process, Progress, RUNS, Run, Tail};
 use serde_json::json;
 
+use super::facts::{EventFacts, PodFacts, milliseconds};
 use crate::connection::Flags;
 use crate::text;
-use crate::top::board::{self, PodLine};
 use crate::why::explain;
 
 /// One job as the cluster has it.
 pub struct Seen<'a> {
     pub job: &'a ParameterServerJob,
-    pub pods: &'a [&'a Pod],
-    pub events: &'a [&'a KubernetesEvent],
+    pub pods: &'a [&'a PodFacts],
+    pub events: &'a [&'a EventFacts],
     /// The last error of a cluster that does not answer, or refuses to.
     pub trouble: Option<&'a str>,
 }
 
-/// Pods that were there while the page was served, of all jobs.
-#[derive(Debug, Default)]
-pub struct Histories(BTreeMap<String, History>);
-
-/// The pods of one job, also those that are gone.
+/// The pods of one job that were there while the page was served, also those that are gone.
 #[derive(Debug, Default)]
 pub struct History {
     uid: Option<String>,
@@ -39,35 +34,26 @@ pub struct History {
     is_new: bool,
     /// By uid of the pod.
     runs: BTreeMap<(Role, u32), BTreeMap<String, Run>>,
-}
-
-impl Histories {
-    /// Returns the history of a job, with its pods as they are `now`.
-    pub fn of(&mut self, job: &ParameterServerJob, pods: &[&Pod], now: Timestamp) -> &History {
-        let history = self.0.entry(job.name_any()).or_default();
-        // Another job of the name has another history.
-        history.is_new = history.uid != job.metadata.uid;
-        if history.is_new {
-            *history = History { uid: job.metadata.uid.clone(), is_new: true, runs: BTreeMap::new() };
-        }
-        history.note(pods, text::phase(job), now);
-        history
-    }
-
-    /// Removes the jobs that `is_there` does not name, and returns their names.
-    pub fn retain(&mut self, is_there: impl Fn(&str) -> bool) -> Vec<String> {
-        self.0.extract_if(.., |name, _| !is_there(name)).map(|(name, _)| name).collect()
-    }
+    /// Generation and labels of the manifest that the page has.
+    manifest: Option<(Option<i64>, Option<BTreeMap<String, String>>)>,
 }
 
 impl History {
-    fn note(&mut self, pods: &[&Pod], phase: Option<Phase>, now: Timestamp) {
+    /// Records the job and its pods as they are `now`.
+    pub fn see(&mut self, job: &ParameterServerJob, pods: &[&PodFacts], now: Timestamp) {
+        // Another job of the name has another history.
+        self.is_new = self.uid != job.metadata.uid;
+        if self.is_new {
+            *self = Self { uid: job.metadata.uid.clone(), is_new: true, ..Self::default() };
+        }
+        self.note(pods, text::phase(job), now);
+    }
+
+    fn note(&mut self, pods: &[&PodFacts], phase: Option<Phase>, now: Timestamp) {
         for pod in pods {
-            let (Some((role, index, _)), Some(uid), Some(run)) = (board::place(pod), pod.uid(), run(pod)) else {
-                continue;
-            };
-            let runs = self.runs.entry((role, index)).or_default();
-            runs.insert(uid, run);
+            let Some(run) = &pod.run else { continue };
+            let runs = self.runs.entry((pod.role, pod.index)).or_default();
+            runs.insert(pod.uid.clone(), run.clone());
             if runs.len() > RUNS
                 && let Some(oldest) = runs.iter().min_by_key(|(_, run)| run.from).map(|(uid, _)| uid.clone())
             {
@@ -77,9 +63,9 @@ impl History {
         // A pod that is gone ran until now, and its end was not seen. Of a job that ends or is suspended it was removed.
         let failed =
             !phase.is_some_and(|phase| phase.is_final() || matches!(phase, Phase::Completing | Phase::Suspended));
-        let there: BTreeSet<String> = pods.iter().filter_map(|pod| pod.uid()).collect();
+        let there: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
         for (uid, run) in self.runs.values_mut().flatten() {
-            if run.to.is_none() && !there.contains(uid) {
+            if run.to.is_none() && !there.contains(uid.as_str()) {
                 *run = Run { to: Some(milliseconds(now)), failed, ..*run };
             }
         }
@@ -91,31 +77,39 @@ impl History {
         runs.sort_by_key(|run| run.from);
         runs
     }
+
+    /// Returns whether the manifest of a job is other than the one that was asked about before.
+    fn needs_manifest(&mut self, job: &ParameterServerJob) -> bool {
+        let made_of = Some((job.metadata.generation, job.metadata.labels.clone()));
+        let is_other = self.manifest != made_of;
+        self.manifest = made_of;
+        is_other
+    }
 }
 
 /// Returns the processes of a job, those without a pod among them.
-fn processes(pods: &[&Pod], history: &History, slow: &[String], is_over: bool, now: Timestamp) -> Vec<Process> {
+fn processes(pods: &[&PodFacts], history: &History, slow: &[String], is_over: bool) -> Vec<Process> {
     let gone = |&(role, index): &(Role, u32)| {
         let runs = history.runs((role, index));
         let is_well = is_over && runs.last().is_some_and(|run| !run.failed);
         ((role, index), Process { name: format!("{role}-{index}"), state: "no pod".into(), is_well, node: None, runs })
     };
     let mut all: BTreeMap<(Role, u32), Process> = history.runs.keys().map(gone).collect();
+    // A successor and its predecessor may both be there; the last one counts.
+    let mut pods = pods.to_vec();
+    pods.sort_by_key(|pod| pod.created);
     for pod in pods {
-        let Some((role, index, _)) = board::place(pod) else { continue };
-        let PodLine { process, mut state, node, is_slow, is_well, .. } = board::line(role, index, pod, slow, now);
-        if is_slow {
-            state += ", slower than the others";
-        }
-        let node = Some(node).filter(|node| !node.is_empty());
-        let runs = history.runs((role, index));
-        all.insert((role, index), Process { name: process, state, is_well: is_well && !is_slow, node, runs });
+        let is_slow = slow.contains(&pod.name);
+        let state = if is_slow { format!("{}, slower than the others", pod.state) } else { pod.state.clone() };
+        let (place, runs) = ((pod.role, pod.index), history.runs((pod.role, pod.index)));
+        let is_well = pod.is_well && !is_slow;
+        all.insert(place, Process { name: pod.process(), state, is_well, node: pod.node.clone(), runs });
     }
     all.into_values().collect()
 }
 
 /// Writes a job as it is `now` to what the page shows.
-pub fn show(seen: &Seen, history: &History, flags: &Flags, now: Timestamp, shown: &mut Job, curves: &mut Curves) {
+pub fn show(seen: &Seen, history: &mut History, flags: &Flags, now: Timestamp, shown: &mut Job, curves: &mut Curves) {
     let Seen { job, pods, events, trouble } = seen;
     let status = job.status.as_ref();
     let phase = text::phase(job);
@@ -132,6 +126,11 @@ pub fn show(seen: &Seen, history: &History, flags: &Flags, now: Timestamp, shown
     if history.is_new {
         *curves = Curves::default();
     }
+    // It is long, and seldom another.
+    let manifest = match history.needs_manifest(job) || shown.manifest.is_empty() {
+        true => manifest(job),
+        false => std::mem::take(&mut shown.manifest),
+    };
     *shown = Job {
         name: job.name_any(),
         phase: phase.map_or_else(|| "Pending".into(), |phase| format!("{phase:?}")),
@@ -141,7 +140,7 @@ pub fn show(seen: &Seen, history: &History, flags: &Flags, now: Timestamp, shown
         explanation,
         progress: progress(job),
         trainers: Vec::new(),
-        processes: processes(pods, history, slow, is_over, now),
+        processes: processes(pods, history, slow, is_over),
         events: page_events(job, events),
         checkpoint: status.and_then(|status| status.last_checkpoint.as_ref()).map(|checkpoint| Checkpoint {
             step: checkpoint.step.unsigned_abs(),
@@ -149,7 +148,7 @@ pub fn show(seen: &Seen, history: &History, flags: &Flags, now: Timestamp, shown
             time: time(checkpoint.time.as_ref()).unwrap_or_default(),
         }),
         staleness: Vec::new(),
-        manifest: manifest(job),
+        manifest,
     };
     let Some(progress) = status.and_then(|status| status.progress.as_ref()).filter(|progress| progress.step > 0) else {
         return;
@@ -197,29 +196,12 @@ fn progress(job: &ParameterServerJob) -> Progress {
 }
 
 /// Returns the last events of this job, not of one that had its name before, the oldest first.
-fn page_events(job: &ParameterServerJob, events: &[&KubernetesEvent]) -> Vec<Event> {
-    let of_job = |event: &&&KubernetesEvent| {
-        event.involved_object.uid.is_none() || event.involved_object.uid == job.metadata.uid
-    };
-    let mut all: Vec<_> = events
-        .iter()
-        .filter(of_job)
-        .map(|event| Event {
-            time: board::time(event).map(milliseconds).unwrap_or_default(),
-            is_warning: event.type_.as_deref() == Some("Warning"),
-            text: event_text(event),
-        })
-        .collect();
+fn page_events(job: &ParameterServerJob, events: &[&EventFacts]) -> Vec<Event> {
+    let of_job = |event: &&&EventFacts| event.job.is_none() || event.job == job.metadata.uid;
+    let mut all: Vec<_> = events.iter().filter(of_job).map(|event| event.event.clone()).collect();
     all.sort_by_key(|event| event.time);
     let surplus = all.len().saturating_sub(EVENTS);
     all.split_off(surplus)
-}
-
-/// Returns the reason and the message; a message that begins with the reason is enough.
-fn event_text(event: &KubernetesEvent) -> String {
-    let text = |text: &Option<String>| text.clone().unwrap_or_default();
-    let (reason, message) = (text(&event.reason), text(&event.message));
-    if message.starts_with(&reason) { message } else { format!("{reason}: {message}") }
 }
 
 /// The job without what the cluster adds.
@@ -235,24 +217,6 @@ fn manifest(job: &ParameterServerJob) -> String {
     serde_yaml::to_string(&document).unwrap_or_default()
 }
 
-/// The time in which the first container of a pod ran; `None` if it has not started.
-fn run(pod: &Pod) -> Option<Run> {
-    let container = pod.status.as_ref()?.container_statuses.as_ref()?.first()?;
-    let state = container.state.as_ref()?;
-    if let Some(running) = &state.running {
-        let from = running.started_at.as_ref().or(pod.metadata.creation_timestamp.as_ref())?;
-        return Some(Run { from: milliseconds(from.0), to: None, failed: false });
-    }
-    let ended = state.terminated.as_ref()?;
-    let from = ended.started_at.as_ref().or(pod.metadata.creation_timestamp.as_ref())?;
-    let to = ended.finished_at.as_ref().map(|time| milliseconds(time.0));
-    Some(Run { from: milliseconds(from.0), to: to.or(Some(milliseconds(from.0))), failed: ended.exit_code != 0 })
-}
-
-fn milliseconds(time: Timestamp) -> u64 {
-    time.as_millisecond().unsigned_abs()
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -260,26 +224,27 @@ mod tests {
     use super::*;
     use crate::top::board::tests::{at, event, job, pod, progress};
 
-    fn shown(seen: &Seen, histories: &mut Histories, now: Timestamp) -> Job {
+    fn shown(seen: &Seen, history: &mut History, now: Timestamp) -> Job {
         let (mut page, mut curves) = (Job::default(), Curves::default());
-        let history = histories.of(seen.job, seen.pods, now);
+        history.see(seen.job, seen.pods, now);
         show(seen, history, &Flags::default(), now, &mut page, &mut curves);
         page
     }
 
-    fn named(mut pod: Pod, uid: &str) -> Pod {
+    /// A pod that runs since `second`.
+    fn running(role: &str, index: u32, uid: &str, second: i64) -> PodFacts {
+        let mut pod = pod(role, index, true, json!({"running": {"startedAt": at(second).to_string()}}));
         pod.metadata.uid = Some(uid.into());
-        pod
+        PodFacts::of(&pod).expect("a pod of a job")
     }
 
     #[test]
     fn a_job_of_the_cluster_is_shown_with_what_why_says_of_it() {
         let job = job("a", "Running", progress(300, 0.5));
-        let server = named(pod("ps", 0, true, json!({"running": {"startedAt": at(-30).to_string()}})), "s");
-        let trainer = named(pod("trainer", 1, true, json!({"running": {"startedAt": at(-20).to_string()}})), "t");
-        let (late, early) = (event("x", -5, true), event("y", -60, false));
+        let (server, trainer) = (running("ps", 0, "s", -30), running("trainer", 1, "t", -20));
+        let (late, early) = (EventFacts::from(&event("x", -5, true)), EventFacts::from(&event("y", -60, false)));
         let seen = Seen { job: &job, pods: &[&trainer, &server], events: &[&late, &early], trouble: None };
-        let page = shown(&seen, &mut Histories::default(), at(0));
+        let page = shown(&seen, &mut History::default(), at(0));
         assert_eq!((page.name.as_str(), page.phase.as_str(), page.is_over), ("mnist", "Running", false));
         assert_eq!(page.began, milliseconds(at(-70)));
         let Progress { step, total_steps, remaining_seconds, restarts, .. } = page.progress;
@@ -301,25 +266,41 @@ mod tests {
     }
 
     #[test]
+    fn a_manifest_is_written_again_when_it_is_another() {
+        let mut job = job("a", "Running", Value::Null);
+        let (mut history, mut page, mut curves) = (History::default(), Job::default(), Curves::default());
+        let mut shown = |job: &ParameterServerJob| {
+            let seen = Seen { job, pods: &[], events: &[], trouble: None };
+            history.see(job, &[], at(0));
+            show(&seen, &mut history, &Flags::default(), at(0), &mut page, &mut curves);
+            page.manifest.clone()
+        };
+        let first = shown(&job);
+        assert_eq!(shown(&job), first);
+        job.spec.suspend = true;
+        job.metadata.generation = Some(2);
+        assert!(shown(&job).contains("suspend: true"));
+        job.metadata.labels = Some(BTreeMap::from([("team".to_owned(), "vision".to_owned())]));
+        assert!(shown(&job).contains("team: vision"));
+    }
+
+    #[test]
     fn a_pod_that_was_replaced_stays_in_the_history_of_its_process() {
         let (job, other) = (job("a", "Running", Value::Null), job("b", "Pending", Value::Null));
-        let mut histories = Histories::default();
-        let first = named(pod("trainer", 0, true, json!({"running": {"startedAt": at(0).to_string()}})), "z");
-        let second = named(pod("trainer", 0, true, json!({"running": {"startedAt": at(9).to_string()}})), "a");
-        shown(&Seen { job: &job, pods: &[&first], events: &[], trouble: None }, &mut histories, at(5));
-        let page = shown(&Seen { job: &job, pods: &[&second], events: &[], trouble: None }, &mut histories, at(10));
+        let mut history = History::default();
+        let (first, second) = (running("trainer", 0, "z", 0), running("trainer", 0, "a", 9));
+        shown(&Seen { job: &job, pods: &[&first], events: &[], trouble: None }, &mut history, at(5));
+        let page = shown(&Seen { job: &job, pods: &[&second], events: &[], trouble: None }, &mut history, at(10));
         let wanted = [
             Run { from: milliseconds(at(0)), to: Some(milliseconds(at(10))), failed: true },
             Run { from: milliseconds(at(9)), to: None, failed: false },
         ];
         assert_eq!(page.processes[0].runs, wanted);
-        let page =
-            shown(&Seen { job: &job, pods: &[], events: &[], trouble: Some("forbidden") }, &mut histories, at(10));
+        let page = shown(&Seen { job: &job, pods: &[], events: &[], trouble: Some("forbidden") }, &mut history, at(10));
         assert_eq!((page.processes[0].state.as_str(), page.processes[0].is_well), ("no pod", false));
         assert_eq!(page.explanation.sentences[0], "The cluster does not answer as it should: forbidden.");
-        let page = shown(&Seen { job: &other, pods: &[&second], events: &[], trouble: None }, &mut histories, at(11));
+        let page = shown(&Seen { job: &other, pods: &[&second], events: &[], trouble: None }, &mut history, at(11));
         assert_eq!(page.processes[0].runs, wanted[1..], "another job of the name");
-        assert_eq!(histories.retain(|name| name != "mnist"), ["mnist"]);
     }
 
     #[test]

@@ -268,6 +268,7 @@
     source.onerror = () => {
       // Another job may be served at this address later.
       if (shown.isOver) source.close();
+      else if (source.readyState === EventSource.CLOSED) setText(byId("connection"), "The server refuses to show more; load the page again.");
       else setText(byId("connection"), "The server does not answer; this is the last that it said.");
     };
   }

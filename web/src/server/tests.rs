@@ -3,6 +3,8 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 use super::*;
+use crate::assets::{Asset, SCRIPTS, STYLES};
+use crate::files::POLICY;
 
 struct Nothing;
 
