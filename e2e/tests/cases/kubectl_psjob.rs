@@ -9,11 +9,11 @@ use psjobs_api::crd::Phase;
 use psjobs_e2e::manifest::paced;
 use psjobs_e2e::namespace::TestNamespace;
 use psjobs_e2e::wait::{SHORT, TRAINING, until};
-use serde_json::{Map, Value};
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
-use tokio::net::TcpStream;
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
-use tokio::time::timeout;
+
+use super::page::{Page, runs};
 
 pub async fn a_job_from_begin_to_end(namespace: &TestNamespace) -> Result<()> {
     let manifest = serde_yaml::to_string(&paced()?)?;
@@ -26,7 +26,7 @@ pub async fn a_job_from_begin_to_end(namespace: &TestNamespace) -> Result<()> {
     ensure!(format!("{missing:#}").contains("there is no job minst in namespace"), "{missing:#}");
 
     // The page and the lines are followed from here to the job's end, while one trainer's pod is replaced.
-    let mut page = Page::open(namespace, "mnist").await?;
+    let (mut page, _server) = open(namespace, "mnist").await?;
     page.read_until("a run of trainer-1", |job| runs(job, "trainer-1") > 0).await?;
     let replaced = async {
         let before = namespace.uids("mnist").await?;
@@ -80,48 +80,17 @@ pub async fn a_job_from_begin_to_end(namespace: &TestNamespace) -> Result<()> {
     Ok(())
 }
 
-/// The page of a job, as `kubectl psjob web` serves it.
-struct Page {
-    /// The parts of the job that were sent last.
-    job: Map<String, Value>,
-    lines: Lines<BufReader<TcpStream>>,
-    _server: Child,
-}
-
-impl Page {
-    async fn open(namespace: &TestNamespace, job: &str) -> Result<Self> {
-        let mut server = Command::new("kubectl")
-            .args(["psjob", "web", job, "--address", "127.0.0.1:0", "--namespace", &namespace.name])
-            .args(["--context", &namespace.cluster.context])
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()?;
-        let said = BufReader::new(server.stderr.take().context("standard error is piped")?).lines().next_line().await?;
-        let said = said.context("it says where the page is")?;
-        let address = said.split_once("http://").and_then(|(_, rest)| rest.split_once(';')).map(|(address, _)| address);
-        let (host, token) = address.and_then(|address| address.split_once("/?token=")).with_context(|| said.clone())?;
-        let mut stream = TcpStream::connect(host).await?;
-        let request = format!("GET /events/{job} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n");
-        stream.write_all(request.as_bytes()).await?;
-        Ok(Self { job: Map::new(), lines: BufReader::new(stream).lines(), _server: server })
-    }
-
-    /// Reads what changes until the job is as `wanted`.
-    async fn read_until(&mut self, what: &str, wanted: impl Fn(&Map<String, Value>) -> bool) -> Result<()> {
-        let read = async {
-            while !wanted(&self.job) {
-                let line = self.lines.next_line().await?.context("the server of the page has ended")?;
-                let Some(event) = line.strip_prefix("data: ") else { continue };
-                self.job.extend(serde_json::from_str::<Map<String, Value>>(event)?);
-            }
-            anyhow::Ok(())
-        };
-        timeout(TRAINING, read).await.with_context(|| format!("the page does not show {what}"))?
-    }
-}
-
-/// Returns how often a process of the page was started.
-fn runs(job: &Map<String, Value>, process: &str) -> usize {
-    let processes = job.get("processes").and_then(Value::as_array).into_iter().flatten();
-    processes.filter(|one| one["name"] == process).filter_map(|one| Some(one["runs"].as_array()?.len())).sum()
+/// Opens the page of a job, as `kubectl psjob web` serves it until the returned process is dropped.
+async fn open(namespace: &TestNamespace, job: &str) -> Result<(Page, Child)> {
+    let mut server = Command::new("kubectl")
+        .args(["psjob", "web", job, "--address", "127.0.0.1:0", "--namespace", &namespace.name])
+        .args(["--context", &namespace.cluster.context])
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let said = BufReader::new(server.stderr.take().context("standard error is piped")?).lines().next_line().await?;
+    let said = said.context("it says where the page is")?;
+    let address = said.split_once("http://").and_then(|(_, rest)| rest.split_once(';')).map(|(address, _)| address);
+    let (host, token) = address.and_then(|address| address.split_once("/?token=")).with_context(|| said.clone())?;
+    Ok((Page::open(host, token, job).await?, server))
 }
