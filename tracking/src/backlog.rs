@@ -12,7 +12,7 @@ use crate::messages::Metric;
 /// The most values that MLflow takes at once.
 pub const MOST_AT_ONCE: usize = 1000;
 
-/// What was read and not sent. In the run the steps of each metric increase, so that a value whose step is not above the last
+/// Values that were read and not sent. In the run the steps of each metric increase, so that a value whose step is not above the last
 /// one's is there already, or one of the same step is.
 #[derive(Debug, Default)]
 pub struct Backlog {

@@ -16,7 +16,7 @@ pub enum Durable {
     /// None: there is no checkpoint yet.
     #[default]
     Nothing,
-    /// Those in a checkpoint, by trainer index. Of the job itself those that all trainers have in it.
+    /// Steps in a checkpoint, by trainer index; for the job itself those that all trainers have in it.
     UpTo(Vec<u64>),
     /// All: nothing takes steps back, or the job is over.
     All,

@@ -5,7 +5,7 @@ use std::error::Error;
 /// The most characters of a server's words; some answer with a page.
 const LONGEST: usize = 400;
 
-/// What went wrong with a tracking server, and what to do.
+/// A request to a tracking server failed, with what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum TrackingError {
     /// The address is none of a tracking server.

@@ -1,4 +1,4 @@
-//! What server 0 has on its disk: the event files, and the checkpoints that say which of their points stay.
+//! Files on the disk of server 0: the event files, and the checkpoints that say which of their points stay.
 
 use std::error::Error;
 

@@ -24,7 +24,7 @@ use crate::settings::Settings;
 
 /// Pause between two looks at the files.
 const PAUSE: Duration = Duration::from_secs(2);
-/// The same where each look is a request to an object store.
+/// Pause where each look is a request to an object store.
 const LONG_PAUSE: Duration = Duration::from_secs(10);
 /// Pauses after a failure: the first, and the longest, to which they double.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
@@ -87,7 +87,7 @@ struct Task {
     checkpoints: Option<Folder>,
     /// Locked while the disk works, and by nothing else.
     files: Arc<Mutex<Files>>,
-    /// What is known of the run, until a request fails: it may have come through.
+    /// State of the run as far as it is known, until a request fails: that may have come through.
     session: Option<Session>,
     /// The log has the run's address.
     has_said: bool,
@@ -95,7 +95,7 @@ struct Task {
     retry: Option<Duration>,
 }
 
-/// What is known since the run was read.
+/// State of a run, since it was read.
 struct Session {
     run: Run,
     reader: Option<SeriesReader>,

@@ -37,9 +37,9 @@ pub struct Metric {
 /// A run, as MLflow tells of it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct Run {
-    /// What it is.
+    /// Its id, status and place of artefacts.
     pub info: RunInfo,
-    /// What it has.
+    /// Its parameters and metrics.
     #[serde(default)]
     pub data: RunData,
 }
@@ -89,7 +89,7 @@ pub struct OneRun {
 /// The answer to a search for runs.
 #[derive(Debug, Default, Deserialize)]
 pub struct Found {
-    /// Those that fit.
+    /// Runs that fit.
     #[serde(default)]
     pub runs: Vec<Run>,
 }

@@ -16,7 +16,7 @@ pub struct Settings {
     pub(crate) credentials: Credentials,
 }
 
-/// What a request shows. It is no part of what is logged.
+/// Proof of who sends a request. It is never logged.
 #[derive(Clone, PartialEq)]
 pub(crate) enum Credentials {
     Nothing,

@@ -112,7 +112,7 @@ impl TrainersArgs {
         Ok(lines)
     }
 
-    /// What each of many trainers costs, over each of 64.
+    /// Cost of each of many trainers, over each of 64.
     fn crowds(&self, runs: u32) -> anyhow::Result<Vec<Line>> {
         // Of this process each trainer takes two, for its connection and its memory, and a third while it joins.
         let needed = 3 * self.many;

@@ -84,7 +84,7 @@ pub enum Limit {
     Coordination,
 }
 
-/// What a step takes. Times are in seconds.
+/// Duration of a step and of its parts, in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Estimate {
     pub step_seconds: f64,

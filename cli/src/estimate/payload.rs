@@ -1,4 +1,4 @@
-//! What one exchange of a trainer carries: the blocks of the servers' own layout, in the lengths that the codecs give them.
+//! Bytes of one exchange of a trainer: the blocks of the servers' own layout, in the lengths that the codecs give them.
 
 use psjobs_api::training::Compression;
 use psjobs_arithmetic::codec::{Codec, Encoder};

@@ -1,4 +1,4 @@
-//! What `psjobs estimate` prints.
+//! Prints the result of `psjobs estimate`.
 
 use std::fmt;
 

@@ -88,7 +88,7 @@ fn step(args: &ScalingArgs, size: Size, machines: &[OtherMachine]) -> anyhow::Re
     Ok(slowest.as_secs_f64() / f64::from(args.link_steps))
 }
 
-/// The same job for the model. All processes share the cores of this machine.
+/// The job of a case, for the model. All processes share the cores of this machine.
 fn setup(args: &ScalingArgs, size: Size) -> Setup {
     let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
     let processes = f64::from(size.trainers + size.servers);

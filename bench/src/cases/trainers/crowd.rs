@@ -1,4 +1,4 @@
-//! What each of many trainers costs one server that does little else: until all have joined, while they rest and send
+//! Cost of each of many trainers to one server that does little else: until all have joined, while they rest and send
 //! heartbeats, for a status, and for a step in Sync.
 
 use std::collections::BTreeMap;
@@ -36,7 +36,7 @@ pub struct Crowd {
     step: f64,
     /// A status, as its caller sees it.
     status: f64,
-    /// Of the server's cores, for a second of heartbeats.
+    /// Share of the server's cores, for a second of heartbeats.
     heartbeats: f64,
 }
 
