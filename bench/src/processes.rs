@@ -12,6 +12,8 @@ use psjobs_api::checkpoint::CheckpointPolicy;
 use psjobs_api::env::Checkpoint;
 use psjobs_api::{Environment, Role, Training};
 use psjobs_ps::client::{SessionConfig, TensorSpec};
+use tokio::runtime::Builder;
+use tokio::task::LocalSet;
 
 /// The settings that the processes of a benchmark share.
 #[derive(Debug)]
@@ -180,6 +182,12 @@ impl Drop for Process {
         // One that has ended needs no killing.
         let _ = self.kill();
     }
+}
+
+/// Runs trainers on this thread, so that the server has the other cores.
+pub fn alone<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = Builder::new_current_thread().enable_all().build().context("cannot start a runtime")?;
+    LocalSet::new().block_on(&runtime, work)
 }
 
 #[cfg(test)]

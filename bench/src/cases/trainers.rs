@@ -4,7 +4,6 @@
 mod crowd;
 
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,13 +14,12 @@ use psjobs_api::training::{Consistency, ConsistencyMode, Optimizer, OptimizerKin
 use psjobs_arithmetic::optimizer;
 use psjobs_ps::client::{AsyncSession, SessionConfig};
 use psjobs_ps::open_files;
-use tokio::runtime::Builder;
 use tokio::sync::Barrier;
-use tokio::task::{JoinSet, LocalSet};
+use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
 use self::crowd::Crowd;
-use crate::processes::Job;
+use crate::processes::{Job, alone};
 use crate::report::{Case, LeftOut, Line, say};
 
 /// Steps/s of 64 trainers on one server over those of 8, the server's memory, and what each of 1,000 trainers costs it
@@ -169,12 +167,6 @@ impl TrainersArgs {
             Ok(most as f64 / 1e6)
         })
     }
-}
-
-/// Runs trainers on this thread, so that the server has the other cores.
-fn alone<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    let runtime = Builder::new_current_thread().enable_all().build().context("cannot start a runtime")?;
-    LocalSet::new().block_on(&runtime, work)
 }
 
 /// When each trainer was done, at its end.

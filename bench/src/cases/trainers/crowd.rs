@@ -14,8 +14,7 @@ use psjobs_ps::proto::coordination_client::CoordinationClient;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-use super::alone;
-use crate::processes::{Job, Process};
+use crate::processes::{Job, Process, alone};
 
 /// Parameters: one small block.
 const ELEMENTS: usize = 1000;
