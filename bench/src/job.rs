@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use psjobs::BadInput;
 use psjobs::run::{self, Options, Progress, State, Summary, Wish, machine};
+use psjobs::setting::Setting;
 
 use crate::report::say;
 
@@ -43,6 +44,18 @@ pub fn job(name: &str, training: Value, trainers: u32, args: &[&str]) -> anyhow:
         },
     });
     serde_json::from_value(manifest).context("the benchmark's own manifest")
+}
+
+/// Sets fields of a job.
+///
+/// # Errors
+/// If there is no such field, or the job cannot train so.
+pub fn set(job: &ParameterServerJob, settings: &[Setting]) -> anyhow::Result<ParameterServerJob> {
+    let mut document = serde_json::to_value(job).context("the benchmark's own manifest")?;
+    settings.iter().for_each(|setting| setting.apply(&mut document));
+    let job: ParameterServerJob = serde_json::from_value(document).map_err(|error| BadInput::new(error.to_string()))?;
+    job.spec.training.validate().map_err(|error| BadInput::new(error.to_string()))?;
+    Ok(job)
 }
 
 /// Runs a job to its end.

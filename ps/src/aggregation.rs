@@ -155,7 +155,7 @@ mod tests {
     type Texts = Aggregation<&'static str, String, (u32, u64)>;
 
     fn aggregation(mode: ConsistencyMode, backup_trainers: u32, staleness: u32) -> Texts {
-        Texts::new(Rule::new(Consistency { mode, staleness, backup_trainers, exact_recovery: None }, 3))
+        Texts::new(Rule::new(Consistency { mode, staleness, backup_trainers, ..Consistency::default() }, 3))
     }
 
     fn offer(

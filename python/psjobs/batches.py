@@ -89,7 +89,10 @@ def _planned(
                 place = job._resume * accumulate
                 break
         else:
-            return
+            job._settle()
+            if job._rewinds == rewinds:
+                return
+            place = job._resume * accumulate
 
 
 def _even(sampler: _native.Sampler, place: int, end: int) -> Iterator[_Assignment]:
@@ -140,6 +143,7 @@ def _dealt(job: Job, dataset: Sized, size: int, epochs: int, loader: dict[str, A
                 made = job._local_steps.made if job._local_steps else 0
                 job._step = session.next_step() * together + made
                 yield _count(job, assignment, batch)
+    job._settle()
 
 
 def _next_batch(job: Job, session: _native.Session, total: int) -> int | None:

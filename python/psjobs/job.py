@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
     from psjobs.batches import SharedLoader
     from psjobs.local_steps import LocalSteps
+    from psjobs.overlapped_exchanges import OverlappedExchanges
     from psjobs.parameter_groups import Group
     from psjobs.parameters import Parameters
-    from psjobs.sparse import SparseModule, SparseModules
+    from psjobs.sparse import Rows, SparseModule, SparseModules
 
     Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -52,6 +53,7 @@ class Job:
         self._sparse: SparseModules | None = None
         self._local_tables: _native.LocalTables | None = None
         self._local_steps: LocalSteps | None = None
+        self._exchanges: OverlappedExchanges | None = None
         self._step = 0
         self._steps_done = 0
         # Where reading begins: the first step of this process, or the one that the servers went back to.
@@ -122,6 +124,10 @@ class Job:
         the script does not change them afterwards, as by clipping. Parameters arrive meanwhile: after backward() has
         computed a parameter's gradient, the step must not read its values any more, as through `detach()`.
 
+        In a job whose exchanges overlap (`spec.training.consistency.overlap`) `step` returns when the gradient is on its way to the
+        servers. The next backward() computes with the parameters that the model has, which takes those that come back in the
+        next `step`, or at the end of `batches`. Gradients leave in `step` alone.
+
         In a job with local steps (`spec.training.local`) the optimizer returned is the script's own, or torch's of the job's
         rule: it changes the model as it would alone, so that the script's own needs its `zero_grad`, and every so many of its
         steps exchange what they have changed.
@@ -132,6 +138,7 @@ class Job:
         from psjobs import optimizers, parameter_groups, parameters, sparse
         from psjobs.local_steps import LocalSteps
         from psjobs.overlap import Overlap
+        from psjobs.overlapped_exchanges import OverlappedExchanges
 
         if self._parameters is not None:
             raise _native.InputError("this job has a model already; attach is called once in a process")
@@ -164,7 +171,8 @@ class Job:
             self._session.open_tables(self._sparse.tables)
             self._sparse.read_from(self._session)
         self._step = self._resume = self._session.next_step() * self._environment.steps_per_exchange
-        self._parameters.place(self._session, is_shared=not is_local)
+        is_overlapped = self._environment.overlaps_exchanges and not is_local
+        self._parameters.place(self._session, is_shared=not is_local, is_copied=is_overlapped)
         import torch
 
         # Each trainer has its own dropout from here on, and another one after a restart.
@@ -174,7 +182,9 @@ class Job:
             self._local_steps = LocalSteps(self, self._parameters, self._session, own)
             return model, own
         session = self._session
-        is_wanted = overlap and not self._environment.adaptive
+        if is_overlapped:
+            self._exchanges = OverlappedExchanges(self, self._parameters, session)
+        is_wanted = overlap and not self._environment.adaptive and not is_overlapped
         overlapping = Overlap(
             self._parameters, session.block_elements(), lambda first: session.offer(self._step, first), is_wanted
         )
@@ -261,7 +271,8 @@ class Job:
         """Writes the model's `state_dict()`, as it is now, to a safetensors file, which is there whole or not at all.
 
         Trainer 0 writes it; in the others this does nothing, so that all may call it. With local steps it has what this
-        trainer's steps since the last exchange have changed; after `leave` it is the job's. To begin with such a file:
+        trainer's steps since the last exchange have changed, and where exchanges overlap it lacks the one under way; after
+        `leave` it is the job's. To begin with such a file:
         `model.load_state_dict(psjobs.safetensors.read(file))` before `attach`. Raises InputError if no model is attached, OSError
         if the file cannot be written.
         """
@@ -282,8 +293,13 @@ class Job:
         if session is None or self._left:
             return
         is_done = finished
-        if finished and self._local_steps is not None:
-            self._local_steps.finish()
+        if finished:
+            rewinds = self._rewinds
+            if self._local_steps is not None:
+                self._local_steps.finish()
+            self._settle()
+            if self._rewinds != rewinds and not self._environment.elastic:
+                self._lost_steps(self._step)
         if finished and not self._environment.elastic:
             finished = self._keep(session)
         waiting = session.waiting()
@@ -322,6 +338,21 @@ class Job:
 
     def _exchange(self, parameters: Parameters) -> None:
         """Sends the gradients of this step and waits for the parameters."""
+        rows, wanted, room = self._take_gradients(parameters)
+        number = self._step // self._environment.steps_per_exchange
+        following, have_come = self._wait_for_exchange(parameters, number, rows, room)
+        self._fetched(wanted if have_come else [])
+        if following != number + 1:
+            self._go_back_to(following)
+        else:
+            self._step = following * self._environment.steps_per_exchange - 1
+            self._did_step()
+
+    def _take_gradients(
+        self, parameters: Parameters
+    ) -> tuple[list[Rows], list[tuple[int, torch.Tensor, torch.Tensor]], list[Rows]]:
+        """Scales the gradients of this step. Returns those of its rows, which are forgotten here, the rows that are wanted after
+        it, and their room."""
         from psjobs.buffers import floats, integers
 
         if self._scale != 1.0:
@@ -329,31 +360,50 @@ class Job:
         rows = self._sparse.gradients(self._scale) if self._sparse else []
         wanted = self._sparse.wanted() if self._sparse else []
         room = [(table, integers(keys), floats(values)) for table, keys, values in wanted]
-        number = self._step // self._environment.steps_per_exchange
-        following, have_come = self._wait_for_exchange(parameters, number, rows, room)
-        if self._sparse:
-            self._sparse.fetched(wanted if have_come else [])
-        if following != number + 1:
-            self._go_back_to(following)
-        else:
-            self._step = following * self._environment.steps_per_exchange - 1
-            self._did_step()
-        if self._session is not None and (now := time.monotonic()) - self._reported >= REPORT_EVERY:
-            self._reported = now
-            self._session.report(self._examples, self._metrics)
+        return rows, wanted, room
 
-    def _wait_for_exchange(
-        self,
-        parameters: Parameters,
-        number: int,
-        rows: Sequence[tuple[int, memoryview[int], memoryview[float]]],
-        room: Sequence[tuple[int, memoryview[int], memoryview[float]]],
-    ) -> tuple[int, bool]:
-        """Ends an exchange, which begins now unless it is under way. Returns the one that follows, and whether the rows have
-        come."""
+    def _fetched(self, rows: list[tuple[int, torch.Tensor, torch.Tensor]]) -> None:
+        if self._sparse:
+            self._sparse.fetched(rows)
+
+    def _joined(self) -> _native.Session:
         session = self._session
         if session is None or self._left:
             raise _native.Error("this trainer has left its job, so opt.step() has no servers to ask")
+        return session
+
+    def _begin_exchange(self, number: int, rows: Sequence[Rows], room: Sequence[Rows]) -> bool:
+        """Begins an exchange, whose gradients are all there. Returns whether the rows have come."""
+        try:
+            return self._joined().begin(number, rows, room)
+        except _native.Interrupted:
+            self._stop()
+        except _native.InputError as error:
+            raise _native.Error(str(error)) from None
+
+    def _end_exchange(self, settles: bool) -> tuple[int, bool] | None:
+        """Waits for the exchange that was begun, if one was. Returns the one that follows, and whether the servers went back, so
+        that what was computed meanwhile does not count. With `settles` what comes next is computed with the parameters that
+        have come."""
+        try:
+            return self._joined().end(settles)
+        except _native.Interrupted:
+            self._stop()
+        except _native.InputError as error:
+            raise _native.Error(str(error)) from None
+
+    def _settle(self) -> None:
+        """Waits for the exchange under way, if one is."""
+        if self._exchanges is not None:
+            self._exchanges.settle()
+        if self._local_steps is not None:
+            self._local_steps.settle()
+
+    def _wait_for_exchange(
+        self, parameters: Parameters, number: int, rows: Sequence[Rows], room: Sequence[Rows]
+    ) -> tuple[int, bool]:
+        """Makes an exchange. Returns the one that follows, and whether the rows have come."""
+        session = self._joined()
         try:
             parameters.memory.finish(lambda first: session.offer(number, first))
             return session.exchange(number, rows, room)
@@ -380,6 +430,9 @@ class Job:
 
     def _count_step(self) -> None:
         self._steps_done += 1
+        if self._session is not None and (now := time.monotonic()) - self._reported >= REPORT_EVERY:
+            self._reported = now
+            self._session.report(self._examples, self._metrics)
 
     def _discard_rows(self) -> None:
         if self._sparse is not None:
@@ -402,12 +455,16 @@ class Job:
             return False
         first = following * self._environment.steps_per_exchange
         if first < self._step:
-            self._left = True
-            raise _native.PeerAway(
-                f"the servers went back to step {first} after this trainer's last one; it does those steps again when "
-                "it is started again"
-            )
+            self._lost_steps(first)
         return True
+
+    def _lost_steps(self, first: int) -> NoReturn:
+        """Ends this process, because the steps from `first` on must be done again when the script is over."""
+        self._left = True
+        raise _native.PeerAway(
+            f"the servers went back to step {first} after this trainer's last one; it does those steps again when "
+            "it is started again"
+        )
 
     def _write_result(self, waiting: float) -> None:
         file = self._environment.result_file

@@ -29,8 +29,8 @@ class LocalSteps:
         self.ends_here: bool | None = None
         # The parameters without what the steps since the last exchange have changed.
         self._base = parameters.flat()
-        # The number of the exchange under way, and the parameters with which it began.
-        self._under_way: tuple[int, torch.Tensor] | None = None
+        # The parameters with which the exchange under way began.
+        self._under_way: torch.Tensor | None = None
         optimizer.register_step_post_hook(lambda *_: self._count())
 
     def _count(self) -> None:
@@ -47,6 +47,10 @@ class LocalSteps:
         elif self._end_exchange():
             self.begin()
 
+    def settle(self) -> None:
+        """Ends the exchange under way, if one is."""
+        self._end_exchange()
+
     def begin(self) -> None:
         """Takes the servers' parameters, without what the steps since the last exchange have changed."""
         self._parameters.take()
@@ -60,8 +64,8 @@ class LocalSteps:
         torch.sub(self._base, values, out=self._parameters.memory.gradients)
         if self._is_overlapped and not is_last:
             number = self._job._step // self._steps
-            self._session.offer(number, 0)
-            self._under_way, self._base, self.made = (number, values), values, 0
+            self._job._begin_exchange(number, [], [])
+            self._under_way, self._base, self.made = values, values, 0
             self._job._did_step()
         else:
             self._job._exchange(self._parameters)
@@ -72,14 +76,16 @@ class LocalSteps:
         began have changed. False if the servers went back to a checkpoint, from which the trainer goes on."""
         if self._under_way is None:
             return True
-        number, sent = self._under_way
-        following, _ = self._job._wait_for_exchange(self._parameters, number, [], [])
-        if following != number + 1:
+        sent, self._under_way = self._under_way, None
+        ended = self._job._end_exchange(settles=False)
+        if ended is None:
+            return True
+        following, has_gone_back = ended
+        if has_gone_back:
             self._job._go_back_to(following)
             self.begin()
             return False
         values = self._parameters.flat()
         self._parameters.put(values + (self._parameters.memory.values - sent))
         self._base = self._parameters.flat() + (sent - values)
-        self._under_way = None
         return True

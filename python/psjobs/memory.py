@@ -49,6 +49,25 @@ class SharedMemory:
         """As in `Memory`: the model computes with them."""
 
 
+class CopiedMemory:
+    """A copy of the memory that is shared with the servers: that may be in use by an exchange while the model computes."""
+
+    def __init__(self, values: torch.Tensor, gradients: torch.Tensor) -> None:
+        self._shared_values, self._shared_gradients = values, gradients
+        self.values, self.gradients = values.clone(), torch.zeros_like(gradients)
+
+    def send(self, first: int, offer: Offer) -> None:
+        """As in `Memory`: they leave with the others."""
+
+    def finish(self, offer: Offer) -> None:
+        """As in `Memory`: copies them."""
+        self._shared_gradients.copy_(self.gradients)
+
+    def take(self) -> None:
+        """As in `Memory`."""
+        self.values.copy_(self._shared_values)
+
+
 class DeviceMemory:
     """Memory of a GPU, copied to and from the shared memory, which is pinned for that.
 
@@ -108,13 +127,15 @@ class DeviceMemory:
                 self._copied = part.start
 
 
-def memory_for(values: torch.Tensor, gradients: torch.Tensor, tensors: list[torch.Tensor]) -> Memory:
+def memory_for(
+    values: torch.Tensor, gradients: torch.Tensor, tensors: list[torch.Tensor], is_copied: bool = False
+) -> Memory:
     """The memory for a model of these tensors, given that which is shared with the servers: that of their device, if they
-    are all on one GPU."""
+    are all on one GPU, else this one or, if `is_copied`, a copy."""
     devices = {tensor.device for tensor in tensors}
     if len(devices) == 1 and is_apart(device := devices.pop()):
         return DeviceMemory(values, gradients, device)
-    return SharedMemory(values, gradients)
+    return CopiedMemory(values, gradients) if is_copied else SharedMemory(values, gradients)
 
 
 def is_apart(device: torch.device) -> bool:

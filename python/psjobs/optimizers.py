@@ -60,8 +60,11 @@ class ServerOptimizer(torch.optim.Optimizer):
         self._check_rates()
         self._check_missing()
         self._overlap.end_step()
-        self._job._exchange(self._parameters)
-        self._parameters.take()
+        if self._job._exchanges is not None:
+            self._job._exchanges.exchange()
+        else:
+            self._job._exchange(self._parameters)
+            self._parameters.take()
         self._parameters.end_step()
         self._overlap.begin_step()
         self._show_rates()

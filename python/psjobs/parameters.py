@@ -97,14 +97,15 @@ class Parameters:
                 part = slice(start, start := start + tensor.numel())
                 tensor.copy_(flat[part].view(tensor.shape))
 
-    def place(self, session: Session, is_shared: bool = True) -> None:
+    def place(self, session: Session, is_shared: bool = True, is_copied: bool = False) -> None:
         """Moves the parameters to the session's memory, or memory of their GPU; they take the session's values, and have no
-        gradients. Where it is not shared, because the trainer makes steps alone, they keep memory of their own."""
+        gradients. Where it is not shared, because the trainer makes steps alone, they keep memory of their own. Where it is
+        copied, because exchanges overlap, they move to a copy of it."""
         values, gradients = (torch.frombuffer(half, dtype=torch.float32) for half in session.memory())
         gradients.zero_()
         self.memory = SharedMemory(values, gradients)
         if is_shared:
-            self.memory = memory_for(values, gradients, [tensor for _, tensor in self.named])
+            self.memory = memory_for(values, gradients, [tensor for _, tensor in self.named], is_copied)
         values, gradients = self.memory.values, self.memory.gradients
         start = 0
         for name, tensor in self.named:

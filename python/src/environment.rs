@@ -86,10 +86,10 @@ impl Environment {
         self.job.is_some() && self.training.local.is_some()
     }
 
-    /// Trainers that make steps alone train on while they exchange.
+    /// Trainers train on while they exchange gradients, or what local steps have changed.
     #[getter]
     fn overlaps_exchanges(&self) -> bool {
-        self.training.local.as_ref().is_some_and(|local| local.overlap)
+        self.training.overlaps_exchanges()
     }
 
     /// Steps that a trainer makes for one exchange with the servers.

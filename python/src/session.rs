@@ -11,7 +11,7 @@ use futures::future::join;
 use psjobs_arithmetic::parameter_group::ParameterGroup;
 use psjobs_ps::batch::sharing::Work;
 use psjobs_ps::client::{
-    AsyncSession, ClientError, GradualStep, Recorder, RowGradients, SessionConfig, SessionTables, TensorSpec,
+    AsyncSession, ClientError, Ended, OverlapSession, RowGradients, SessionConfig, SessionTables, TensorSpec,
 };
 use psjobs_ps::sparse::TableSpec;
 use pyo3::buffer::PyBuffer;
@@ -29,8 +29,6 @@ use super::waiting::{Interrupt, attentive};
 #[pyclass(frozen, module = "psjobs._native")]
 pub struct Session {
     live: Mutex<Option<Live>>,
-    /// Takes metrics also while a step is under way.
-    recorder: Recorder,
     interrupt: Arc<AtomicBool>,
     /// The process that joined.
     process: u32,
@@ -38,24 +36,21 @@ pub struct Session {
 
 struct Live {
     // Dropped before the runtime that its tasks run on.
-    state: State,
+    session: OverlapSession,
     /// The sparse tables, if the model has any.
     tables: Option<SessionTables>,
     /// The servers' epoch when the step under way began.
     epoch: u64,
-    /// A report that came during a step, until that ends.
-    report: Option<(u64, BTreeMap<String, f64>)>,
-    /// Seconds spent waiting before the step under way.
-    waiting: f64,
+    /// The step whose exchange was begun last, without waiting for its end.
+    begun: u64,
     runtime: Runtime,
 }
 
-enum State {
-    Idle(Box<AsyncSession>),
-    Stepping(GradualStep),
-    /// Between the two others, and after a step that panicked.
-    Gone,
-}
+/// Gradients of rows that leave with a step, and by table the keys of rows that are wanted after it.
+type Rows<'a> = (&'a [RowGradients<'a>], &'a [(usize, &'a [u64])]);
+
+/// Rows that were wanted, of each table one behind the other; none if they have not come.
+type Fetched = Option<Vec<Vec<f32>>>;
 
 #[pymethods]
 impl Session {
@@ -83,17 +78,16 @@ impl Session {
         start_logging();
         let initial = initial.to_vec(py)?;
         let interrupt = Arc::clone(&interrupt.0);
-        let (live, recorder) = py.detach(|| {
+        let live = py.detach(|| {
             let mut builder = Builder::new_multi_thread();
             // One more than connections: a step that leaves during backward encodes its blocks here.
             builder.worker_threads(config.connections.max(1) as usize + 1).thread_name("psjobs-net").enable_all();
             let runtime = builder.build().map_err(|error| exception(&ClientError::Runtime(error)))?;
             let session = runtime.block_on(attentive(AsyncSession::join(config, &initial), &interrupt))?;
-            let recorder = session.recorder();
-            let state = State::Idle(Box::new(session));
-            PyResult::Ok((Live { state, tables: None, epoch: 0, report: None, waiting: 0.0, runtime }, recorder))
+            let session = OverlapSession::new(session, runtime.handle().clone());
+            PyResult::Ok(Live { session, tables: None, epoch: 0, begun: 0, runtime })
         })?;
-        Ok(Self { live: Mutex::new(Some(live)), recorder, interrupt, process: process::id() })
+        Ok(Self { live: Mutex::new(Some(live)), interrupt, process: process::id() })
     }
 
     /// All parameters and all gradients.
@@ -108,8 +102,8 @@ impl Session {
         let specs = tables.into_iter().map(table_spec).collect();
         py.detach(|| {
             let mut live = self.live();
-            let Live { state, tables, runtime, .. } = live.as_mut().ok_or_else(left)?;
-            let opening = SessionTables::open(state.idle()?, specs);
+            let Live { session, tables, runtime, .. } = live.as_mut().ok_or_else(left)?;
+            let opening = SessionTables::open(idle(session)?, specs);
             *tables = Some(runtime.block_on(attentive(opening, &self.interrupt))?);
             Ok(())
         })
@@ -132,29 +126,22 @@ impl Session {
         Ok(true)
     }
 
-    /// The first step that the servers do not have from this trainer.
+    /// The first step that the servers do not have from this trainer; while an exchange is under way, the one after it.
     fn next_step(&self, py: Python<'_>) -> PyResult<u64> {
-        self.check_process()?;
-        py.detach(|| {
-            let mut live = self.live();
-            let Live { state, tables, .. } = live.as_mut().ok_or_else(left)?;
-            let next = state.idle()?.next_step();
-            Ok(tables.as_ref().map_or(next, |tables| tables.next_step(next)))
+        self.of_live(py, |Live { session, tables, .. }| {
+            let next = session.next_step();
+            tables.as_ref().map_or(next, |tables| tables.next_step(next))
         })
     }
 
-    /// Counts the times that this trainer has entered an elastic job.
+    /// Counts the times that this trainer has taken its place among the servers.
     fn entries(&self, py: Python<'_>) -> PyResult<u64> {
-        self.with(py, |session| session.entries())
+        self.of_live(py, |live| live.session.entries())
     }
 
     /// Seconds spent waiting for servers and other trainers.
     fn waiting(&self, py: Python<'_>) -> PyResult<f64> {
-        self.check_process()?;
-        py.detach(|| match self.live().as_ref().ok_or_else(left)? {
-            Live { state: State::Idle(session), .. } => Ok(session.waiting().as_secs_f64()),
-            Live { waiting, .. } => Ok(*waiting),
-        })
+        self.of_live(py, |live| live.session.waiting().as_secs_f64())
     }
 
     /// Elements of a block: gradients leave in units of so many.
@@ -163,26 +150,36 @@ impl Session {
     }
 
     /// Lets the gradients of the elements from `first` on leave, which are those of `step`; the others may still be
-    /// computed. `exchange` ends the step.
+    /// computed. `exchange` ends the step, `begin` says that all are there.
     fn offer(&self, py: Python<'_>, step: u64, first: usize) -> PyResult<()> {
-        self.check_process()?;
-        py.detach(|| {
-            let mut live = self.live();
-            let Live { state, runtime, waiting, epoch, .. } = live.as_mut().ok_or_else(left)?;
-            match std::mem::replace(state, State::Gone) {
-                State::Idle(session) => {
-                    *epoch = session.epoch();
-                    *waiting = session.waiting().as_secs_f64();
-                    *state = State::Stepping(GradualStep::begin(*session, runtime.handle(), step, first));
-                }
-                State::Stepping(under_way) => {
-                    under_way.offer(first);
-                    *state = State::Stepping(under_way);
-                }
-                State::Gone => return Err(left()),
-            }
-            Ok(())
+        self.of_live(py, |live| {
+            live.note_epoch();
+            live.session.offer(step, first);
         })
+    }
+
+    /// Begins the exchange of `step`, whose gradients are all there; `end` waits for it. The gradients of its `rows` go up now,
+    /// and the rows of `wanted` come as they are after that; returns whether they have come. See `exchange`.
+    fn begin(
+        &self,
+        py: Python<'_>,
+        step: u64,
+        rows: Vec<(usize, PyBuffer<i64>, PyBuffer<f32>)>,
+        wanted: Vec<(usize, PyBuffer<i64>, PyBuffer<f32>)>,
+    ) -> PyResult<bool> {
+        let begun = self.with_rows(py, rows, wanted, |live, rows| {
+            let fetched = live.begin(step, rows, &self.interrupt)?;
+            Ok(((), fetched))
+        });
+        begun.map(|((), has_come)| has_come)
+    }
+
+    /// Waits for the exchange that was begun, and returns the next step to do, and whether the servers went back to a
+    /// checkpoint or on without this trainer, so that what it has computed meanwhile does not count. None if no exchange was
+    /// begun. With `settles` the next gradient is computed with the parameters that have come; else it was computed meanwhile.
+    fn end(&self, py: Python<'_>, settles: bool) -> PyResult<Option<(u64, bool)>> {
+        self.check_process()?;
+        py.detach(|| self.live().as_mut().ok_or_else(left)?.end(settles, &self.interrupt))
     }
 
     /// Sends the gradients of `step`, those that have not left yet, with those of `rows` by table and key, and returns the
@@ -195,33 +192,13 @@ impl Session {
         rows: Vec<(usize, PyBuffer<i64>, PyBuffer<f32>)>,
         wanted: Vec<(usize, PyBuffer<i64>, PyBuffer<f32>)>,
     ) -> PyResult<(u64, bool)> {
-        self.check_process()?;
-        let rows = copied(py, rows)?;
-        let mut room = Vec::with_capacity(wanted.len());
-        let keys = wanted.into_iter().map(|(table, keys, values)| {
-            room.push(values);
-            Ok((table, unsigned(keys.to_vec(py)?)))
-        });
-        let wanted = keys.collect::<PyResult<Vec<_>>>()?;
-        let (next, fetched) = py.detach(|| {
-            let mut live = self.live();
-            let live = live.as_mut().ok_or_else(left)?;
-            let rows: Vec<RowGradients> =
-                rows.iter().map(|(table, keys, values)| RowGradients { table: *table, keys, values }).collect();
-            let wanted: Vec<(usize, &[u64])> = wanted.iter().map(|(table, keys)| (*table, keys.as_slice())).collect();
-            live.exchange(step, (&rows, &wanted), &self.interrupt)
-        })?;
-        let Some(fetched) = fetched else { return Ok((next, false)) };
-        room.iter().zip(&fetched).try_for_each(|(room, rows)| room.copy_from_slice(py, rows))?;
-        Ok((next, true))
+        self.with_rows(py, rows, wanted, |live, rows| live.exchange(step, rows, &self.interrupt))
     }
 
-    /// The next batch of an elastic job, of `batches` that all trainers read; none if none is left for now.
+    /// The next batch of an elastic job, of `batches` that all trainers read; none if none is left for now. Waits for the
+    /// exchange that was begun, unless a batch was assigned before it.
     fn next_batch(&self, py: Python<'_>, batches: u64) -> PyResult<Option<u64>> {
-        self.wait(py, async |session| {
-            session.set_total_steps(batches);
-            session.next_batch().await
-        })
+        self.wait(py, async |session| session.next_batch(Some(batches)).await)
     }
 
     /// This trainer's share of the examples of `step`, where that follows its speed: the step from which on it has to be
@@ -240,26 +217,15 @@ impl Session {
     }
 
     /// Sets what the next heartbeats report.
+    #[allow(clippy::needless_pass_by_value, reason = "as Python passes it")]
     fn report(&self, py: Python<'_>, examples: u64, metrics: BTreeMap<String, f64>) -> PyResult<()> {
-        self.check_process()?;
-        py.detach(|| {
-            let mut live = self.live();
-            let Live { state, report, .. } = live.as_mut().ok_or_else(left)?;
-            match state {
-                State::Idle(session) => session.report(examples, &metrics),
-                State::Stepping(_) => *report = Some((examples, metrics)),
-                State::Gone => return Err(left()),
-            }
-            Ok(())
-        })
+        self.of_live(py, |live| live.session.report(examples, &metrics))
     }
 
     /// Records values of metrics when `step` steps are done, for the series that server 0 keeps.
     #[allow(clippy::needless_pass_by_value, reason = "as Python passes it")]
-    fn record(&self, step: u64, metrics: BTreeMap<String, f64>) -> PyResult<()> {
-        self.check_process()?;
-        self.recorder.record(step, &metrics);
-        Ok(())
+    fn record(&self, py: Python<'_>, step: u64, metrics: BTreeMap<String, f64>) -> PyResult<()> {
+        self.of_live(py, |live| live.session.record(step, &metrics))
     }
 
     /// Makes the last step done this trainer's last one, and waits until the servers keep it. Returns the next step: an
@@ -268,8 +234,8 @@ impl Session {
         self.check_process()?;
         py.detach(|| {
             let mut live = self.live();
-            let Live { state, tables, runtime, .. } = live.as_mut().ok_or_else(left)?;
-            let session = state.idle()?;
+            let Live { session, tables, runtime, .. } = live.as_mut().ok_or_else(left)?;
+            let session = idle(session)?;
             let finishing = async {
                 let next = session.next_step();
                 let following = session.finish().await?;
@@ -284,12 +250,12 @@ impl Session {
 
     /// Leaves every server: `finished` says that the work is done.
     fn leave(&self, py: Python<'_>, finished: bool, examples: u64, metrics: BTreeMap<String, f64>) -> PyResult<()> {
-        self.end(py, async |session| session.leave(finished, examples, metrics).await)
+        self.finally(py, async |session| session.leave(finished, examples, metrics).await)
     }
 
     /// Leaves every server with an error of this trainer's own.
     fn fail(&self, py: Python<'_>, failure: String) -> PyResult<()> {
-        self.end(py, async |session| {
+        self.finally(py, async |session| {
             session.fail(failure).await;
             Ok(())
         })
@@ -297,42 +263,86 @@ impl Session {
 }
 
 impl Session {
+    /// Returns what `read` says of the session while no step is under way.
     fn with<T: Send>(&self, py: Python<'_>, read: impl FnOnce(&mut AsyncSession) -> T + Send) -> PyResult<T> {
         self.check_process()?;
-        py.detach(|| Ok(read(self.live().as_mut().ok_or_else(left)?.state.idle()?)))
+        py.detach(|| Ok(read(idle(&mut self.live().as_mut().ok_or_else(left)?.session)?)))
     }
 
+    /// Returns what `work` says, also while an exchange is under way.
+    fn of_live<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut Live) -> T + Send) -> PyResult<T> {
+        self.check_process()?;
+        py.detach(|| {
+            let mut live = self.live();
+            let live = live.as_mut().ok_or_else(left)?;
+            live.check_panic()?;
+            Ok(work(live))
+        })
+    }
+
+    /// Waits for `work`. It may wait for an exchange that was begun, but not for gradients that are still computed.
     fn wait<T: Send>(
         &self,
         py: Python<'_>,
-        work: impl AsyncFnOnce(&mut AsyncSession) -> Result<T, ClientError> + Send,
+        work: impl AsyncFnOnce(&mut OverlapSession) -> Result<T, ClientError> + Send,
     ) -> PyResult<T> {
         self.check_process()?;
         py.detach(|| {
             let mut live = self.live();
-            let Live { state, runtime, .. } = live.as_mut().ok_or_else(left)?;
-            runtime.block_on(attentive(work(state.idle()?), &self.interrupt))
+            let Live { session, runtime, .. } = live.as_mut().ok_or_else(left)?;
+            if session.is_in_part() || !session.is_exchanging() {
+                idle(session)?;
+            }
+            runtime.block_on(attentive(work(session), &self.interrupt))
         })
     }
 
-    fn end(
+    /// Copies the gradients of rows, and the keys of those that are wanted, for `work`, which returns what it wants and the rows.
+    /// Writes these to their room; returns whether they have come.
+    fn with_rows<T: Send>(
+        &self,
+        py: Python<'_>,
+        rows: Vec<(usize, PyBuffer<i64>, PyBuffer<f32>)>,
+        wanted: Vec<(usize, PyBuffer<i64>, PyBuffer<f32>)>,
+        work: impl FnOnce(&mut Live, Rows<'_>) -> PyResult<(T, Fetched)> + Send,
+    ) -> PyResult<(T, bool)> {
+        self.check_process()?;
+        let rows = copied(py, rows)?;
+        let mut room = Vec::with_capacity(wanted.len());
+        let keys = wanted.into_iter().map(|(table, keys, values)| {
+            room.push(values);
+            Ok((table, unsigned(keys.to_vec(py)?)))
+        });
+        let wanted = keys.collect::<PyResult<Vec<_>>>()?;
+        let (done, fetched) = py.detach(|| {
+            let mut live = self.live();
+            let live = live.as_mut().ok_or_else(left)?;
+            live.check_panic()?;
+            let rows: Vec<RowGradients> =
+                rows.iter().map(|(table, keys, values)| RowGradients { table: *table, keys, values }).collect();
+            let wanted: Vec<(usize, &[u64])> = wanted.iter().map(|(table, keys)| (*table, keys.as_slice())).collect();
+            let rows: Rows<'_> = (&rows, &wanted);
+            work(live, rows)
+        })?;
+        let Some(fetched) = fetched else { return Ok((done, false)) };
+        room.iter().zip(&fetched).try_for_each(|(room, rows)| room.copy_from_slice(py, rows))?;
+        Ok((done, true))
+    }
+
+    fn finally(
         &self,
         py: Python<'_>,
         work: impl AsyncFnOnce(AsyncSession) -> Result<(), ClientError> + Send,
     ) -> PyResult<()> {
         self.check_process()?;
         py.detach(|| {
-            let Live { state, runtime, .. } = self.live().take().ok_or_else(left)?;
-            let session = match state {
-                State::Idle(session) => *session,
-                State::Stepping(mut under_way) => {
-                    under_way.give_up();
-                    // It may be waiting for a server.
-                    self.interrupt.store(true, Ordering::Relaxed);
-                    runtime.block_on(under_way.end()).0
-                }
-                State::Gone => return Err(left()),
-            };
+            let Live { session, runtime, .. } = self.live().take().ok_or_else(left)?;
+            if session.is_exchanging() {
+                session.give_up();
+                // It may be waiting for a server.
+                self.interrupt.store(true, Ordering::Relaxed);
+            }
+            let session = runtime.block_on(session.into_session()).ok_or_else(left)?;
             let ended = runtime.block_on(attentive(work(session), &self.interrupt));
             runtime.shutdown_background();
             ended
@@ -358,71 +368,104 @@ impl Drop for Session {
     fn drop(&mut self) {
         // Not by `live`: a thread that held the lock when the process was forked is not here to give it back.
         let live = self.live.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(Live { state, runtime, .. }) = live.take() {
+        if let Some(Live { session, runtime, .. }) = live.take() {
             if process::id() == self.process {
-                drop(state);
+                drop(session);
                 runtime.shutdown_background();
             } else {
                 // Closing a connection of TLS would end the trainer's, and the threads of the runtime are not here.
-                std::mem::forget((state, runtime));
+                std::mem::forget((session, runtime));
             }
         }
     }
 }
 
 impl Live {
+    /// Raises an error after a panic in an exchange, which has taken the session along.
+    fn check_panic(&self) -> PyResult<()> {
+        if self.session.is_exchanging() || self.session.idle().is_some() { Ok(()) } else { Err(left()) }
+    }
+
+    /// Notes the servers' epoch with which a step begins, unless it has begun.
+    fn note_epoch(&mut self) {
+        if let Some(session) = self.session.idle() {
+            self.epoch = session.epoch();
+        }
+    }
+
     /// Ends a step, whose gradients may have left in part, with the gradients of its rows, and pulls the rows that are wanted
     /// for the next one when the servers have those gradients. Returns the next step, and the rows if they are of its state.
-    fn exchange(
-        &mut self,
-        step: u64,
-        (rows, wanted): (&[RowGradients<'_>], &[(usize, &[u64])]),
-        interrupt: &AtomicBool,
-    ) -> PyResult<(u64, Option<Vec<Vec<f32>>>)> {
-        let Self { state, tables, epoch, report, runtime, .. } = self;
-        if let State::Idle(session) = state {
-            *epoch = session.epoch();
-        }
-        let (epoch, mut pushing) = (*epoch, tables.as_mut());
-        let push = async {
-            let Some(tables) = &mut pushing else { return Ok(None) };
-            tables.push(epoch, step, rows).await?;
-            if wanted.is_empty() { Ok(None) } else { tables.pull(wanted).await }
-        };
-        let (pushed, following) = match state {
-            State::Idle(session) => {
-                runtime.block_on(attentive(async { Ok(join(push, session.exchange(step)).await) }, interrupt))?
-            }
-            State::Stepping(under_way) => {
-                let ending = async { Ok(join(push, under_way.end()).await) };
-                let (pushed, (session, outcome)) = runtime.block_on(attentive(ending, interrupt))?;
-                if let Some((examples, metrics)) = report.take() {
-                    session.report(examples, &metrics);
-                }
-                *state = State::Idle(Box::new(session));
-                (pushed, outcome)
-            }
-            State::Gone => return Err(left()),
-        };
+    fn exchange(&mut self, step: u64, rows: Rows<'_>, interrupt: &AtomicBool) -> PyResult<(u64, Fetched)> {
+        self.note_epoch();
+        let Self { session, tables, epoch, runtime, .. } = self;
+        let push = push(tables.as_mut(), (*epoch, step), rows);
+        let stepping = async { Ok(join(push, session.exchange(step)).await) };
+        let (pushed, following) = runtime.block_on(attentive(stepping, interrupt))?;
         let (fetched, following) = pushed.and_then(|rows| Ok((rows, following?))).map_err(|error| exception(&error))?;
         let Some(tables) = tables else { return Ok((following, None)) };
-        let next = runtime.block_on(attentive(tables.follow(state.idle()?, step, following), interrupt))?;
+        let next = runtime.block_on(attentive(tables.follow(idle(session)?, step, following), interrupt))?;
         // After a step that is done again, rows may be of a state that the servers have discarded.
         Ok((next, fetched.filter(|_| next == step + 1)))
     }
+
+    /// Begins the exchange of a step, and pushes the gradients of its rows. Returns the rows that are wanted for the next one.
+    fn begin(&mut self, step: u64, rows: Rows<'_>, interrupt: &AtomicBool) -> PyResult<Fetched> {
+        if self.session.is_exchanging() && !self.session.is_in_part() {
+            return Err(InputError::new_err("the exchange of another step is under way"));
+        }
+        self.note_epoch();
+        self.session.begin_exchange(step);
+        self.begun = step;
+        let Self { tables, epoch, runtime, .. } = self;
+        runtime.block_on(attentive(push(tables.as_mut(), (*epoch, step), rows), interrupt))
+    }
+
+    /// See `Session::end`.
+    fn end(&mut self, settles: bool, interrupt: &AtomicBool) -> PyResult<Option<(u64, bool)>> {
+        if self.session.is_in_part() || !self.session.is_exchanging() {
+            idle(&mut self.session)?;
+        }
+        let Self { session, tables, begun, runtime, .. } = self;
+        let ending = async {
+            let ended = if settles { session.settle().await } else { session.end_exchange().await };
+            ended.transpose()
+        };
+        let Some(Ended { next, has_gone_back }) = runtime.block_on(attentive(ending, interrupt))? else {
+            return Ok(None);
+        };
+        let Some(tables) = tables else { return Ok(Some((next, has_gone_back))) };
+        let session = idle(session)?;
+        let next = runtime.block_on(attentive(tables.follow(session, *begun, next), interrupt))?;
+        let has_gone_back = has_gone_back || next != *begun + 1;
+        if has_gone_back {
+            // The rows alone may have gone back: the step is computed again with the parameters that are here.
+            session.take_parameters();
+        }
+        Ok(Some((next, has_gone_back)))
+    }
 }
 
-impl State {
-    /// Returns the session while no step is under way.
-    fn idle(&mut self) -> PyResult<&mut AsyncSession> {
-        match self {
-            Self::Idle(session) => Ok(session),
-            Self::Stepping(_) => Err(InputError::new_err(
-                "gradients of this step have left for the servers already; call opt.step() after each backward(), or \
-                 job.attach(..., overlap=False) if not every backward() is followed by a step",
-            )),
-            Self::Gone => Err(left()),
-        }
+/// Pushes the gradients of a step's rows, which began in an epoch, and pulls the rows that are wanted then.
+async fn push(
+    tables: Option<&mut SessionTables>,
+    (epoch, step): (u64, u64),
+    (rows, wanted): Rows<'_>,
+) -> Result<Fetched, ClientError> {
+    let Some(tables) = tables else { return Ok(None) };
+    tables.push(epoch, step, rows).await?;
+    if wanted.is_empty() { Ok(None) } else { tables.pull(wanted).await }
+}
+
+/// Returns the session while no step is under way.
+fn idle(session: &mut OverlapSession) -> PyResult<&mut AsyncSession> {
+    let is_exchanging = session.is_exchanging();
+    match session.idle_mut() {
+        Some(session) => Ok(session),
+        None if is_exchanging => Err(InputError::new_err(
+            "gradients of this step have left for the servers already; call opt.step() after each backward(), or \
+             job.attach(..., overlap=False) if not every backward() is followed by a step",
+        )),
+        None => Err(left()),
     }
 }
 

@@ -8,18 +8,9 @@ import pytest
 import torch
 from conftest import PRELUDE, program
 
-# Trainer 1 kills whom VICTIM names in the first step in which there is a checkpoint, once.
-TRAIN = """
+# Kills a process of the script's job.
+KILL = """
 import pathlib, signal
-def wide():
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(6, 100), nn.Tanh(), nn.Linear(100, 100), nn.Tanh(), nn.Linear(100, 3))
-class WithRows(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.rows, self.wide = psjobs.Embedding(6), wide()
-    def forward(self, x):
-        return self.wide(x + self.rows((x[:, 0] * 10).long()))
 def kill(role, index):
     wanted = {f"PSJOB_ROLE={role}", f"PSJOB_INDEX={index}", f"PSJOB_UID={os.environ['PSJOB_UID']}"}
     for file in pathlib.Path("/proc").glob("[0-9]*/environ"):
@@ -30,6 +21,19 @@ def kill(role, index):
         if wanted <= set(variables):
             print("killed", role, index, flush=True)
             os.kill(int(file.parent.name), signal.SIGKILL)
+"""
+
+# Trainer 1 kills whom VICTIM names in the first step in which there is a checkpoint, once.
+TRAIN = KILL + """
+def wide():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 100), nn.Tanh(), nn.Linear(100, 100), nn.Tanh(), nn.Linear(100, 3))
+class WithRows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows, self.wide = psjobs.Embedding(6), wide()
+    def forward(self, x):
+        return self.wide(x + self.rows((x[:, 0] * 10).long()))
 job = psjobs.join()
 model, opt = job.attach(WithRows() if os.environ["ROWS"] else wide())
 here = pathlib.Path(os.environ["HERE"])

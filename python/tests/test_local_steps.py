@@ -81,9 +81,10 @@ def test_a_trainer_whose_local_steps_are_not_the_jobs_is_refused(jobs: Jobs) -> 
     assert "exchanges after 5 steps that it makes alone, and a trainer of this job in every step" in error, error
 
 
-@pytest.mark.parametrize("kind", ["AdamW", "RMSprop"])
-def test_trainers_of_an_elastic_job_read_whole_exchanges(jobs: Jobs, kind: str) -> None:
-    training: dict[str, Any] = {"optimizer": {"type": kind, "learningRate": 0.01}, "local": LOCAL, "batch": {"base": 8}}
+@pytest.mark.parametrize(("kind", "overlap"), [("AdamW", False), ("RMSprop", False), ("AdamW", True)])
+def test_trainers_of_an_elastic_job_read_whole_exchanges(jobs: Jobs, kind: str, overlap: bool) -> None:
+    local = {**LOCAL, "overlap": overlap}
+    training: dict[str, Any] = {"optimizer": {"type": kind, "learningRate": 0.01}, "local": local, "batch": {"base": 8}}
     elastic = ("--min-trainers", "1", "--local-steps", str(STEPS))
     job = jobs.start(*elastic, trainers=2, **training)
     script = SCRIPT.replace("assert job.step == 24, job.step\n", "report = sys.stderr.write(f'did {job._steps_done} steps')\n")

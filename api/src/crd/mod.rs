@@ -161,6 +161,8 @@ pub struct ParameterServerJobSpec {
             .message("spec.training.staleness.momentum: only SGD without spec.training.local can have its momentum at the trainers; remove it"),
         validation = Rule::new("!self.batch.adaptive || self.consistency.backupTrainers == 0")
             .message("spec.training.batch.adaptive gives a slow trainer fewer examples, backupTrainers leave its gradients out; remove one of the two"),
+        validation = Rule::new("!has(self.local) || !has(self.consistency.overlap) || !self.consistency.overlap")
+            .message("spec.training.consistency.overlap is for trainers that exchange in every step, with local they make steps alone; remove it, or write local.overlap instead"),
         validation = Rule::new("!self.batch.adaptive || !has(self.local)")
             .message("spec.training.batch.adaptive deals out the examples of each step, with local trainers make their steps alone; remove one of the two"),
     )]

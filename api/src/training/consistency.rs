@@ -22,6 +22,10 @@ use super::{TrainingError, in_range};
         "rule": "self.mode == 'Bounded' || self.staleness == 8",
         "message": "spec.training.consistency.staleness is the bound of Bounded; remove it, or set mode to Bounded",
     },
+    {
+        "rule": "self.mode != 'Sync' || !has(self.overlap) || !self.overlap",
+        "message": "spec.training.consistency.overlap is for Async and Bounded, as in Sync no gradient is stale; remove it, or set mode to Async or Bounded",
+    },
 ]))]
 pub struct Consistency {
     /// Async (default): each gradient is applied when it arrives and answered at once, so a slow
@@ -47,6 +51,12 @@ pub struct Consistency {
     /// Without it each gradient still counts once. Default: true for models of up to 16 million (2^24) parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exact_recovery: Option<bool>,
+    /// Async and Bounded only: train on while an exchange is under way. A trainer gives its gradient to the servers, computes
+    /// the next one with the parameters that it has, and takes those that come back before it gives that one. An exchange
+    /// then costs no time up to the length of a step, and each gradient is one step staler, by an update of its own trainer and
+    /// those of the others meanwhile, which the servers count. With local it is local.overlap instead. Default false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overlap: Option<bool>,
 }
 
 /// The consistency model; names as in the literature (Li et al., OSDI 2014).
@@ -116,6 +126,12 @@ pub enum NonFinite {
 }
 
 impl Consistency {
+    /// Returns whether a trainer computes a gradient while the exchange of the one before is under way.
+    #[must_use]
+    pub fn overlaps_exchanges(&self) -> bool {
+        self.overlap.unwrap_or(false)
+    }
+
     pub(super) fn validate(&self) -> Result<(), TrainingError> {
         in_range("consistency.staleness", self.staleness, 0, 1_000_000, "8")?;
         in_range("consistency.backupTrainers", self.backup_trainers, 0, 4095, "1")?;
@@ -131,6 +147,13 @@ impl Consistency {
                 "consistency.exactRecovery",
                 "only in Sync without backupTrainers a step has one result",
                 "remove it",
+            );
+        }
+        if self.overlaps_exchanges() && self.mode == ConsistencyMode::Sync {
+            return TrainingError::refuse(
+                "consistency.overlap",
+                "in Sync no gradient is stale",
+                "remove it, or set mode to Async or Bounded",
             );
         }
         if self.mode != ConsistencyMode::Bounded && self.staleness != default_staleness() {
@@ -172,6 +195,7 @@ impl Default for Consistency {
             staleness: default_staleness(),
             backup_trainers: 0,
             exact_recovery: None,
+            overlap: None,
         }
     }
 }

@@ -95,6 +95,13 @@ impl Training {
                 "remove it",
             );
         }
+        if self.local.is_some() && self.consistency.overlaps_exchanges() {
+            return TrainingError::refuse(
+                "consistency.overlap",
+                "it is for trainers that exchange in every step, and with local they make steps alone",
+                "remove it, or write local.overlap instead",
+            );
+        }
         if self.local.is_some() && self.batch.adaptive {
             return TrainingError::refuse(
                 "batch.adaptive",
@@ -112,6 +119,12 @@ impl Training {
             && self.local.is_none()
             && (self.optimizer.kind, self.optimizer.momentum > 0.0) == (OptimizerKind::Sgd, true)
             && self.staleness.momentum != Some(StalenessMomentum::Shared)
+    }
+
+    /// Returns whether a trainer computes on while an exchange is under way, of a gradient or of what local steps have changed.
+    #[must_use]
+    pub fn overlaps_exchanges(&self) -> bool {
+        self.local.as_ref().map_or(self.consistency.overlaps_exchanges(), |local| local.overlap)
     }
 
     /// Returns the steps that a trainer makes alone for one exchange; 0 if it exchanges in every step.
@@ -194,6 +207,8 @@ mod tests {
             (r#"{"consistency":{"mode":"Async","exactRecovery":true}}"#, "consistency.exactRecovery"),
             (r#"{"consistency":{"mode":"Sync","backupTrainers":1,"exactRecovery":true}}"#, "consistency.exactRecovery"),
             (r#"{"consistency":{"mode":"Sync","staleness":3}}"#, "consistency.staleness"),
+            (r#"{"consistency":{"mode":"Sync","overlap":true}}"#, "consistency.overlap"),
+            (r#"{"consistency":{"overlap":true},"local":{"steps":8}}"#, "consistency.overlap"),
             (r#"{"consistency":{"mode":"Sync"},"staleness":{"policy":"Damped"}}"#, "staleness.policy"),
             (r#"{"local":{"steps":0}}"#, "local.steps"),
             (r#"{"local":{"steps":8,"momentum":2}}"#, "local.momentum"),
@@ -205,6 +220,22 @@ mod tests {
             let training: Training = serde_json::from_str(json).expect("parses");
             let error = training.validate().expect_err(json).to_string();
             assert!(error.contains(field), "{json}: {error}");
+        }
+    }
+
+    #[test]
+    fn exchanges_overlap_where_the_job_says_so_each_kind_by_its_own_field() {
+        for (json, overlaps) in [
+            ("{}", false),
+            (r#"{"consistency":{"overlap":true}}"#, true),
+            (r#"{"consistency":{"mode":"Bounded","overlap":true}}"#, true),
+            (r#"{"consistency":{"mode":"Sync","overlap":false}}"#, false),
+            (r#"{"local":{"steps":8}}"#, false),
+            (r#"{"local":{"steps":8,"overlap":true}}"#, true),
+        ] {
+            let training: Training = serde_json::from_str(json).expect("parses");
+            training.validate().expect(json);
+            assert_eq!(training.overlaps_exchanges(), overlaps, "{json}");
         }
     }
 

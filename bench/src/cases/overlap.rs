@@ -1,5 +1,6 @@
-//! Measures what is left of a step's exchange where gradients leave while backward() runs: the language model trains with its
-//! server behind a link on which its exchange alone takes about as long as its computing alone.
+//! Measures what is left of a step's exchange where gradients leave while backward() runs, and where the next step is computed
+//! meanwhile: the language model trains with its server behind a link on which its exchange alone takes about as long as its
+//! computing alone.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,6 +21,9 @@ const ELEMENTS: usize = 9_300_000;
 
 /// Steps/s where computing and exchange take equally long, over those of the slower of the two alone
 ///
+/// Cases: gradients that leave during backward() and after it, and in Async exchanges that the next step overlaps
+/// (spec.training.consistency.overlap) and that it waits for.
+///
 /// The server runs in a network namespace, which takes root and the programs ip and tc (iproute2).
 #[derive(Debug, Args)]
 pub struct OverlapArgs {
@@ -31,8 +35,25 @@ pub struct OverlapArgs {
     worker: Option<PathBuf>,
 }
 
-/// The cases: gradients that leave during backward(), and for comparison those that leave after it.
-const CASES: [(&str, &[&str]); 2] = [("lm", &[]), ("lm-no-overlap", &["--no-overlap"])];
+/// A way to train.
+struct Way {
+    case: &'static str,
+    mode: ConsistencyMode,
+    /// The next step is computed while an exchange is under way.
+    overlap: bool,
+    flags: &'static [&'static str],
+}
+
+/// Gradients that leave during backward().
+const PLAIN: Way = Way { case: "lm", mode: ConsistencyMode::Sync, overlap: false, flags: &[] };
+
+/// The ways: for comparison gradients that leave after backward(), and exchanges that overlap the next step beside the same without.
+const WAYS: [Way; 4] = [
+    PLAIN,
+    Way { case: "lm-no-overlap", flags: &["--no-overlap"], ..PLAIN },
+    Way { case: "lm-async", mode: ConsistencyMode::Async, ..PLAIN },
+    Way { case: "lm-overlap-exchanges", mode: ConsistencyMode::Async, overlap: true, ..PLAIN },
+];
 
 impl OverlapArgs {
     pub fn measure(&self, runs: u32) -> anyhow::Result<Vec<Line>> {
@@ -40,8 +61,8 @@ impl OverlapArgs {
         let machine = match OtherMachine::make() {
             Ok(machine) => machine,
             Err(error) => {
-                let left_out = |(case, _)| LeftOut { bench: "overlap", case, left_out: format!("{error:#}") };
-                return Ok(CASES.map(left_out).map(Line::LeftOut).into());
+                let left_out = |way: Way| LeftOut { bench: "overlap", case: way.case, left_out: format!("{error:#}") };
+                return Ok(WAYS.map(left_out).map(Line::LeftOut).into());
             }
         };
         say("overlap: measures the computing alone");
@@ -53,16 +74,17 @@ impl OverlapArgs {
             rate / 1e9,
             1e3 / computing
         ));
-        let [mut limits, mut with, mut without] = [const { Vec::new() }; 3];
+        let (mut limits, mut rates) = (Vec::new(), [const { Vec::new() }; WAYS.len()]);
         for run in 1..=runs {
             say(&format!("overlap: run {run} of {runs}"));
             limits.push(self.computing(&worker)?.min(self.exchange(&machine)?));
-            with.push(self.together(&machine, &worker, CASES[0].1)?);
-            without.push(self.together(&machine, &worker, CASES[1].1)?);
+            for (way, rates) in WAYS.iter().zip(&mut rates) {
+                rates.push(self.together(&machine, &worker, way)?);
+            }
         }
         let case =
-            |case: &'static str, values: &[f64]| Line::Measured(Case::new("overlap", case, "steps/s", values, &limits));
-        Ok(vec![case(CASES[0].0, &with), case(CASES[1].0, &without)])
+            |(way, rates): (&Way, &Vec<f64>)| Line::Measured(Case::new("overlap", way.case, "steps/s", rates, &limits));
+        Ok(WAYS.iter().zip(&rates).map(case).collect())
     }
 
     /// The arguments of a worker that trains.
@@ -80,27 +102,28 @@ impl OverlapArgs {
 
     /// Steps/s of exchanges alone.
     fn exchange(&self, machine: &OtherMachine) -> anyhow::Result<f64> {
-        let (job, mut server) = start(machine)?;
+        let (job, mut server) = start(machine, &PLAIN)?;
         let elapsed = train_all(&job.environment, ELEMENTS, self.steps, false)?;
         server.wait()?;
         Ok(f64::from(self.steps) / elapsed.as_secs_f64())
     }
 
     /// Steps/s of a trainer.
-    fn together(&self, machine: &OtherMachine, worker: &Path, flags: &[&str]) -> anyhow::Result<f64> {
-        let (job, mut server) = start(machine)?;
+    fn together(&self, machine: &OtherMachine, worker: &Path, way: &Way) -> anyhow::Result<f64> {
+        let (job, mut server) = start(machine, way)?;
         let place = Environment { role: Role::Trainer, ..job.environment.clone() };
         let mut command = Command::new(worker);
-        let rate = job::steps_per_second(command.args(self.arguments()).args(flags).envs(place.to_vars()))?;
+        let rate = job::steps_per_second(command.args(self.arguments()).args(way.flags).envs(place.to_vars()))?;
         server.wait()?;
         Ok(rate)
     }
 }
 
 /// A job of one trainer, and its server on the other machine.
-fn start(machine: &OtherMachine) -> anyhow::Result<(Job, Process)> {
+fn start(machine: &OtherMachine, way: &Way) -> anyhow::Result<(Job, Process)> {
     let mut training = training(Codec::F32);
-    training.consistency.mode = ConsistencyMode::Sync;
+    training.consistency.mode = way.mode;
+    training.consistency.overlap = way.overlap.then_some(true);
     let servers = vec![format!("{}:{DEFAULT_PORT}", machine.there())];
     let mut job = Job::at("bench-overlap", servers, 1, 1, training);
     job.elements = ELEMENTS;

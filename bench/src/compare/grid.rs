@@ -1,6 +1,7 @@
 //! The experiments, each of a few sections of a page, each of a few ways to train.
 
 use clap::ValueEnum;
+use psjobs::setting::Setting;
 use psjobs_api::crd::ParameterServerJob;
 use serde_json::{Value, json};
 
@@ -82,6 +83,8 @@ pub struct Extent {
     pub evaluate_every: u32,
     pub slow: f64,
     pub workload: String,
+    /// Fields of every job.
+    pub settings: Vec<Setting>,
 }
 
 /// One job: a way of a section, and a seed.
@@ -302,7 +305,7 @@ pub fn job(sections: &[Section], run: &Run, extent: &Extent) -> anyhow::Result<P
     if let Some(slow) = &slow {
         args.extend(["--slow", slow]);
     }
-    let mut job = job::job("compare", training, *trainers, &args)?;
+    let mut job = job::set(&job::job("compare", training, *trainers, &args)?, &extent.settings)?;
     // A trainer that ends because its loss is no number is not to be tried again.
     job.spec.failure_policy.max_restarts = 0;
     let server = job.spec.ps.template.as_mut().and_then(|template| template.spec.as_mut());
@@ -320,7 +323,8 @@ mod tests {
     use super::*;
 
     fn extent() -> Extent {
-        Extent { trainers: 4, epochs: 1, evaluate_every: 1, slow: 3.0, workload: "mlp".into() }
+        let (workload, settings) = ("mlp".into(), Vec::new());
+        Extent { trainers: 4, epochs: 1, evaluate_every: 1, slow: 3.0, workload, settings }
     }
 
     #[test]
@@ -337,6 +341,21 @@ mod tests {
             let distinct: BTreeSet<_> = runs.iter().copied().collect();
             assert_eq!((runs.len(), distinct.len()), (want, want));
         }
+    }
+
+    #[test]
+    fn a_setting_holds_for_every_run_and_a_wrong_one_is_refused() {
+        let set = |text: &str| Extent { settings: vec![text.parse().expect("a setting")], ..extent() };
+        let sections = Experiment::Trainers.sections(&extent());
+        for run in runs(&sections, 1) {
+            let job = job(&sections, &run, &set("training.consistency.overlap=true")).expect("a job");
+            assert!(job.spec.training.overlaps_exchanges());
+            assert_eq!(job.spec.training.seed, u64::from(run.seed), "what the run says stays");
+        }
+        let run = runs(&sections, 1)[0];
+        let error = job(&sections, &run, &set("training.consistency.mode=Sync")).expect_err("a momentum in Sync");
+        assert!(format!("{error:#}").contains("staleness.momentum"), "{error:#}");
+        assert!(job(&sections, &run, &set("training.consistency.overlaps=true")).is_err(), "no such field");
     }
 
     #[test]

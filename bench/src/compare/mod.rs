@@ -21,6 +21,7 @@ use crate::job::worker;
 use grid::{Experiment, Extent, Section};
 use link::{Carried, Link};
 use psjobs::run::{self, Options, Progress, Wish};
+use psjobs::setting::Setting;
 use record::Record;
 
 /// Compare ways to train, as a page with plots
@@ -57,6 +58,9 @@ pub struct CompareArgs {
     /// For codecs and local: exchanges of each trainer over the slow link [default: 100; local: 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     link_steps: Option<u32>,
+    /// Set a field of every job, as in --set training.consistency.overlap=true; may be repeated
+    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    settings: Vec<Setting>,
     /// Print what was measured as one JSON object a line too
     #[arg(long)]
     json: bool,
@@ -121,7 +125,7 @@ impl CompareArgs {
     }
 
     fn extent(&self) -> Extent {
-        let Self { trainers, epochs, slow, ref workload, .. } = *self;
+        let Self { trainers, epochs, slow, ref workload, ref settings, .. } = *self;
         let (least, passes, evaluate_every, network) = match self.experiment {
             Experiment::Local => (2, 1, 20, "lm"),
             Experiment::Trainers => (4, 1, 5, "mnist"),
@@ -129,7 +133,7 @@ impl CompareArgs {
         };
         let (trainers, epochs) = (trainers.unwrap_or(least), epochs.unwrap_or(passes));
         let network = workload.as_deref().filter(|_| self.experiment != Experiment::Local).unwrap_or(network);
-        Extent { trainers, epochs, evaluate_every, slow, workload: network.into() }
+        Extent { trainers, epochs, evaluate_every, slow, workload: network.into(), settings: settings.clone() }
     }
 }
 

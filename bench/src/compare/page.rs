@@ -239,7 +239,8 @@ mod tests {
 
     #[test]
     fn a_page_holds_every_way_and_no_hole() {
-        let extent = Extent { trainers: 4, epochs: 1, evaluate_every: 1, slow: 3.0, workload: "mlp".into() };
+        let (workload, settings) = ("mlp".into(), Vec::new());
+        let extent = Extent { trainers: 4, epochs: 1, evaluate_every: 1, slow: 3.0, workload, settings };
         for experiment in Experiment::value_variants().iter().copied() {
             let sections = experiment.sections(&extent);
             let runs = grid::runs(&sections, 2).into_iter();

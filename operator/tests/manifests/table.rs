@@ -227,6 +227,14 @@ pub const RULES: &[Row] = &[
         "spec.training.consistency.staleness is the bound of Bounded; remove it, or set mode to Bounded",
     ),
     (
+        "spec: {training: {consistency: {mode: Sync, overlap: true}}}",
+        "spec.training.consistency.overlap is for Async and Bounded, as in Sync no gradient is stale; remove it, or set mode to Async or Bounded",
+    ),
+    (
+        "spec: {training: {consistency: {overlap: true}, local: {steps: 8}}}",
+        "spec.training.consistency.overlap is for trainers that exchange in every step, with local they make steps alone; remove it, or write local.overlap instead",
+    ),
+    (
         "spec: {training: {consistency: {mode: Sync}, staleness: {policy: Damped}}}",
         "spec.training.staleness.policy: nothing is stale in Sync; remove it, or set consistency.mode to Bounded or Async",
     ),
@@ -418,6 +426,10 @@ pub const ACCEPTED: &[&str] = &[
     "spec: {training: {consistency: {mode: Sync, backupTrainers: 1}}}",
     "spec: {training: {consistency: {mode: Sync, exactRecovery: true}}}",
     "spec: {training: {consistency: {exactRecovery: false}}}",
+    "spec: {training: {consistency: {overlap: true}}}",
+    "spec: {training: {consistency: {mode: Bounded, staleness: 2, overlap: true}, batch: {base: 32, adaptive: true}}}",
+    "spec: {elasticPolicy: {maxReplicas: 4}, training: {consistency: {overlap: true}}}",
+    "spec: {training: {consistency: {mode: Sync, overlap: false}, local: {steps: 8, overlap: true}}}",
     "spec: {training: {consistency: {mode: Sync}, local: {steps: 50}, optimizer: {type: AdamW}}}",
     "spec: {elasticPolicy: {maxReplicas: 4}, training: {local: {steps: 1000000, overlap: true, learningRate: 1, momentum: 0}}}",
     "spec: {training: {consistency: {mode: Bounded, staleness: 4}, staleness: {policy: Damped, coefficient: 0.1}}}",

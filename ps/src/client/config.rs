@@ -33,6 +33,8 @@ pub struct SessionConfig {
     pub total_steps: u64,
     /// Steps that this trainer makes alone for one exchange; 0 if it exchanges in every step.
     pub local_steps: u32,
+    /// This trainer computes each gradient while the exchange of the one before is under way.
+    pub overlap: bool,
     /// The job is elastic: trainers come and go, and are assigned what they read.
     pub elastic: bool,
     /// How long to wait for a server that does not answer, at the start and after it was lost.
@@ -77,6 +79,7 @@ impl SessionConfig {
             tensors: in_groups(tensors, groups),
             total_steps,
             local_steps: training.local_steps(),
+            overlap: training.local.is_none() && training.consistency.overlaps_exchanges(),
             elastic: environment.min_trainers.is_some(),
             connect_timeout: Self::waiting_time(environment.supervised),
             supervised: environment.supervised,

@@ -8,10 +8,12 @@
 mod queue;
 #[cfg(test)]
 mod tests;
+mod versions;
 
 use std::collections::BTreeMap;
 
 use self::queue::Queue;
+use self::versions::Versions;
 use super::lane::Name;
 use crate::layout::Layout;
 
@@ -68,8 +70,8 @@ pub struct Exchange {
     /// Blocks without an answer.
     owed: Vec<bool>,
     unanswered: usize,
-    /// Updates of each block that the parameters contain.
-    versions: Vec<u64>,
+    /// Updates of each block that parameters contain.
+    versions: Versions,
 }
 
 /// The exchange with one server.
@@ -83,9 +85,10 @@ struct Server {
 }
 
 impl Exchange {
-    /// Creates the state of a trainer that has no stream to any of `servers` yet.
+    /// Creates the state of a trainer that has no stream to any of `servers` yet. It may compute a gradient while the exchange of
+    /// the one before is under way (`overlaps`).
     #[must_use]
-    pub fn new(layout: Layout, servers: usize) -> Self {
+    pub fn new(layout: Layout, servers: usize, overlaps: bool) -> Self {
         let blocks = layout.blocks() as usize;
         Self {
             layout,
@@ -96,13 +99,16 @@ impl Exchange {
             servers: (0..servers).map(|_| Server::default()).collect(),
             owed: vec![false; blocks],
             unanswered: 0,
-            versions: vec![0; blocks],
+            versions: Versions::new(blocks, overlaps),
         }
     }
 
     /// Begins an exchange with all blocks. The one before is over, or was given up.
     pub fn begin(&mut self, purpose: Purpose, step: u64) {
         (self.purpose, self.step, self.ready, self.furthest) = (purpose, step, 0, step);
+        if purpose == Purpose::Step {
+            self.versions.begin();
+        }
         self.owed.fill(true);
         self.unanswered = self.owed.len();
         for (index, server) in (0..).zip(&mut self.servers) {
@@ -181,13 +187,19 @@ impl Exchange {
 
     /// Records that the parameters contain `version` updates of a block.
     pub fn holds(&mut self, block: u32, version: u64) {
-        self.versions[block as usize] = version;
+        self.versions.holds(block, version);
     }
 
-    /// Returns the updates of a block that the parameters contain.
+    /// The trainer takes the parameters, and computes its next gradient with them. Where exchanges do not overlap it always
+    /// does so when one has ended.
+    pub fn take(&mut self) {
+        self.versions.take();
+    }
+
+    /// Returns the updates of a block that the parameters contain with which the gradient was computed.
     #[must_use]
     pub fn version(&self, block: u32) -> u64 {
-        self.versions[block as usize]
+        self.versions.of_gradient(block)
     }
 
     /// Returns what is exchanged, and the step.

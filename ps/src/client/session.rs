@@ -16,15 +16,15 @@ use self::assigned_batches::AssignedBatches;
 use super::attendance::{Attendance, Report};
 use super::coder::Coder;
 use super::config::SessionConfig;
-use super::error::{ClientError, is_retryable};
+use super::error::ClientError;
 use super::exchange::{Exchange, Purpose, Ready};
 use super::lane::Event;
 use super::link::Link;
 use super::momentum::Momentum;
 use super::recorder::Recorder;
+use super::shares::Shares;
 use crate::batch::sharing::{Share, Work};
 use crate::layout::Layout;
-use crate::proto;
 use crate::shm::Mapping;
 use crate::wire::Buffers;
 
@@ -33,9 +33,6 @@ const INTERRUPTIBLE: Duration = Duration::from_millis(100);
 
 /// How long a trainer of an elastic job that must stop waits for the others to end the step that it has given to.
 const LAST_STEP: Duration = Duration::from_secs(5);
-
-/// How long server 0 may take to send a trainer its share of the examples.
-const SHARE: Duration = Duration::from_secs(2);
 
 /// A trainer's place in its job. Holds the flat parameters and gradients; their memory does not
 /// move while the session lives.
@@ -52,6 +49,8 @@ pub struct AsyncSession {
     buffers: Buffers,
     exchange: Exchange,
     next_step: u64,
+    /// Counts the times that this trainer has taken its place among the servers.
+    entries: u64,
     /// The servers need this trainer no more.
     concluded: bool,
     /// In an elastic job.
@@ -97,8 +96,9 @@ impl AsyncSession {
             momentum: None,
             coder: Coder::new(&config.compression, buffers.clone()),
             buffers,
-            exchange: Exchange::new(layout.clone(), config.servers.len()),
+            exchange: Exchange::new(layout.clone(), config.servers.len(), config.overlap),
             next_step: 0,
+            entries: 0,
             concluded: false,
             assigned: AssignedBatches::default(),
             waiting: Duration::ZERO,
@@ -205,7 +205,22 @@ impl AsyncSession {
     pub async fn exchange(&mut self, step: u64) -> Result<u64, ClientError> {
         let start = Instant::now();
         let settled = self.settle(Purpose::Step, step).await?;
-        self.complete(step, settled, start).await
+        let next = self.complete(step, settled, start).await?;
+        self.take_parameters();
+        Ok(next)
+    }
+
+    /// The trainer takes the parameters as they are now, and computes its next gradient with them. It says so if its exchanges
+    /// overlap ([`SessionConfig::overlap`]) and this one has ended before it computes the next gradient: else that one counts as
+    /// computed meanwhile.
+    pub fn take_parameters(&mut self) {
+        self.exchange.take();
+    }
+
+    /// Returns the updates of a block that the parameters contain with which the gradient was computed that was exchanged last.
+    #[must_use]
+    pub fn version_of_gradient(&self, block: u32) -> u64 {
+        self.exchange.version(block)
     }
 
     /// As [`AsyncSession::exchange`], while the gradients are still being computed; it waits from when the last one is
@@ -246,18 +261,12 @@ impl AsyncSession {
     /// # Errors
     /// If the job has another base, or fixed shares.
     pub async fn share_batch(&self, step: u64, base: u32, work: Work) -> Result<Option<Share>, ClientError> {
-        let Some(mut client) = self.attendance.client(0) else { return Ok(None) };
-        let (trainer, busy_seconds) = (Some(self.config.id()), work.busy.as_secs_f64());
-        let request = proto::GetBatchShareRequest { trainer, step, base, examples: work.examples, busy_seconds };
-        match tokio::time::timeout(SHARE, client.get_batch_share(request)).await {
-            Ok(Ok(reply)) => {
-                let proto::GetBatchShareReply { until_step, offset, examples } = reply.into_inner();
-                // A share that does not hold for the step would be asked for again and again.
-                Ok((until_step > step).then_some(Share { until: until_step, offset, examples }))
-            }
-            Ok(Err(status)) if !is_retryable(&status) => Err(ClientError::refused(&self.config.servers[0], &status)),
-            Ok(Err(_)) | Err(_) => Ok(None),
-        }
+        self.shares().ask(step, base, work).await
+    }
+
+    /// Returns the way to this trainer's share of the examples, which can be asked for also while the session exchanges.
+    pub(super) fn shares(&self) -> Shares {
+        Shares::new(self.attendance.client(0), &self.config)
     }
 
     /// Sets what the next heartbeats report: examples read by this process so far, and metrics.
@@ -275,9 +284,14 @@ impl AsyncSession {
 
     /// Discards the recorded points of steps that are made again. Batches of an elastic job are not: others make them.
     fn begin_series(&self) {
-        if !self.config.elastic {
-            self.recorder().begin_at(self.next_step * u64::from(self.config.local_steps.max(1)));
+        if let Some(done) = self.steps_done() {
+            self.recorder().begin_at(done);
         }
+    }
+
+    /// Returns the steps that are done, as the series of metrics counts them; none in an elastic job, which counts batches.
+    pub(super) fn steps_done(&self) -> Option<u64> {
+        (!self.config.elastic).then(|| self.next_step * u64::from(self.config.local_steps.max(1)))
     }
 
     /// Leaves every server: `finished` says that the work is done, false that a replacement will come.

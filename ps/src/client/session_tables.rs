@@ -7,7 +7,8 @@ use super::tables::{AsyncTables, RowGradients};
 use crate::sparse::TableSpec;
 
 /// The tables that belong to an [`AsyncSession`]. Each step calls [`SessionTables::push`], which may run while the session
-/// exchanges, then [`SessionTables::follow`] with what the session has returned.
+/// exchanges, then [`SessionTables::follow`] with what the session has returned. Where exchanges overlap, rows for the next step may
+/// be pulled in between.
 ///
 /// The order of both does not matter: the servers apply neither twice, and a step that only one of them has is done again.
 pub struct SessionTables {
@@ -34,6 +35,12 @@ impl SessionTables {
     #[must_use]
     pub fn next_step(&self, session: u64) -> u64 {
         self.tables.next_step().min(session)
+    }
+
+    /// Counts the times that the servers went to a checkpoint, as far as the tables know; 0 where they keep none.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.tables.epoch()
     }
 
     /// As [`AsyncTables::pull`]; `None` if the servers have gone to a checkpoint. The step under way does not count then:

@@ -125,7 +125,7 @@ fn consistency() -> impl Strategy<Value = Consistency> {
     let mode = prop_oneof![Just(ConsistencyMode::Sync), Just(ConsistencyMode::Bounded), Just(ConsistencyMode::Async)];
     (mode, 0_u32..4, 0_u32..3).prop_map(|(mode, staleness, backups)| {
         let backup_trainers = if mode == ConsistencyMode::Sync { backups } else { 0 };
-        Consistency { mode, staleness, backup_trainers, exact_recovery: None }
+        Consistency { mode, staleness, backup_trainers, ..Consistency::default() }
     })
 }
 

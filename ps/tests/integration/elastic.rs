@@ -244,6 +244,32 @@ fn too_few_trainers_wait_for_more() {
     assert_eq!(job.end().1, once(60));
 }
 
+/// A question for batches waits for the exchange under way, whose answer the trainer does not ask for: the next exchange is made
+/// all the same, and ended by its own answer.
+#[test]
+fn an_answer_that_nobody_asked_for_ends_no_other_exchange() {
+    const BATCHES: u64 = 40;
+    let job = Elastic::start(ConsistencyMode::Async, BATCHES, 1, None);
+    let mut session = job.join(0, 0);
+    session.next_batch().expect("answers").expect("there are batches");
+    session.gradients_mut().fill(1.0);
+    session.begin_exchange(0);
+    // Of eight that are assigned at a time seven are there while it is under way. The next one is asked for.
+    for _ in 1..9 {
+        session.next_batch().expect("answers").expect("there are batches");
+    }
+    for step in 1..9 {
+        assert_eq!(session.exchange(step).expect("answers"), step + 1);
+    }
+    while session.next_batch().expect("answers").is_some() {
+        let step = session.next_step();
+        assert_eq!(session.exchange(step).expect("answers"), step + 1);
+    }
+    session.leave(true, 0, BTreeMap::new()).expect("leaves");
+    let (results, _) = job.end();
+    assert_eq!(results[0].steps, BATCHES);
+}
+
 #[test]
 fn a_killed_server_comes_back_from_a_checkpoint_and_no_batch_is_left_out() {
     for mode in [ConsistencyMode::Sync, ConsistencyMode::Async] {

@@ -9,6 +9,7 @@ mod foreign_client;
 mod fuzz_seeds;
 mod hostile;
 mod members;
+mod overlapped_exchanges;
 mod refusals;
 mod replaced_servers;
 mod replication;

@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use psjobs_api::training::ConsistencyMode;
-use psjobs_ps::client::{AsyncSession, ClientError, SessionConfig};
+use psjobs_ps::client::{AsyncSession, ClientError, Ended, OverlapSession, SessionConfig};
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
+use tokio::runtime::Handle;
 
 use super::network::Host;
 use super::trainer::{Failure, Job, config, fail};
@@ -27,6 +28,9 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32, leave: Arc<Atomic
     };
     job.begins().await;
     let mut witness = Witness { job: &job, index, entries: 0, seen: Vec::new(), done: Vec::new() };
+    if job.plan.overlap {
+        return train_overlapped(session, witness, chance, &leave).await;
+    }
     let finished = loop {
         if leave.load(Relaxed) {
             break false;
@@ -37,7 +41,7 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32, leave: Arc<Atomic
             Err(ClientError::Interrupted) => break false,
             Err(error) => return Err(fail(error)),
         };
-        witness.look(&session)?;
+        witness.look(session.parameters(), session.entries())?;
         tokio::time::sleep(Duration::from_millis(chance.random_range(0..=job.plan.compute))).await;
         job.model.fill_batch(batch, session.gradients_mut());
         job.sent.borrow_mut()[batch as usize] += 1;
@@ -52,11 +56,76 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32, leave: Arc<Atomic
         if session.entries() == witness.entries {
             witness.done.push(batch);
         }
-        witness.look(&session)?;
+        witness.look(session.parameters(), session.entries())?;
     };
+    leave_job(session, finished).await
+}
+
+async fn leave_job(session: AsyncSession, finished: bool) -> Result<(), Failure> {
     let left = session.leave(finished, 0, [("loss".to_owned(), 0.5)].into()).await;
     // A server that is away takes who is to leave for lost when it is back.
     if finished { left.map_err(fail) } else { Ok(()) }
+}
+
+/// As [`train`], where the gradient of a batch is computed while the exchange of the one before is under way.
+async fn train_overlapped(
+    session: AsyncSession,
+    mut witness: Witness<'_>,
+    mut chance: ChaCha8Rng,
+    leave: &AtomicBool,
+) -> Result<(), Failure> {
+    let job = witness.job;
+    let mut memory = session.map_memory().map_err(fail)?;
+    let mut session = OverlapSession::new(session, Handle::current());
+    let mut gradient = vec![0.0; memory.elements()];
+    // The batch whose exchange is under way.
+    let mut given = None;
+    let finished = loop {
+        if leave.load(Relaxed) {
+            break false;
+        }
+        let batch = match session.next_batch(None).await {
+            Ok(batch) => batch,
+            Err(ClientError::Interrupted) => break false,
+            Err(error) => return Err(fail(error)),
+        };
+        if session.entries() != witness.entries {
+            given = None;
+            witness.look(memory.parameters(), session.entries())?;
+        }
+        if let Some(batch) = batch {
+            tokio::time::sleep(Duration::from_millis(chance.random_range(0..=job.plan.compute))).await;
+            job.model.fill_batch(batch, &mut gradient);
+        }
+        let ended = if batch.is_some() { session.end_exchange().await } else { session.settle().await };
+        let has_gone_back = match ended {
+            None => false,
+            Some(Ok(Ended { has_gone_back, .. })) => {
+                let done = given.take().filter(|_| !has_gone_back);
+                witness.done.extend(done);
+                witness.look(memory.parameters(), session.entries())?;
+                has_gone_back
+            }
+            Some(Err(ClientError::Interrupted)) => break false,
+            Some(Err(error)) => return Err(fail(error)),
+        };
+        match batch {
+            // It is others' to read.
+            _ if has_gone_back => {}
+            None => break true,
+            Some(batch) => {
+                memory.gradients_mut().copy_from_slice(&gradient);
+                job.sent.borrow_mut()[batch as usize] += 1;
+                let step = session.next_step();
+                session.begin_exchange(step);
+                given = Some(batch);
+            }
+        }
+    };
+    match session.into_session().await {
+        Some(session) => leave_job(session, finished).await,
+        None => Ok(()),
+    }
 }
 
 struct Witness<'a> {
@@ -71,10 +140,10 @@ struct Witness<'a> {
 }
 
 impl Witness<'_> {
-    fn look(&mut self, session: &AsyncSession) -> Result<(), Failure> {
-        let (job, now) = (self.job, self.job.model.batches(session.parameters()));
+    fn look(&mut self, parameters: &[f32], entries: u64) -> Result<(), Failure> {
+        let (job, now) = (self.job, self.job.model.batches(parameters));
         let before = std::mem::replace(&mut self.seen, now.clone());
-        let again = std::mem::replace(&mut self.entries, session.entries()) != session.entries();
+        let again = std::mem::replace(&mut self.entries, entries) != entries;
         if again {
             self.done.clear();
         }

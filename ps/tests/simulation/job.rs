@@ -29,7 +29,7 @@ use super::model::Model;
 use super::network::{Host, Network, address_of};
 use super::plan::Plan;
 use super::trainer::{self, Failure, Job};
-use super::{backups, elastic, rows_beside, tables};
+use super::{backups, elastic, overlapped, rows_beside, tables};
 
 pub const JOB: &str = "job";
 /// Time without a fault after which a job counts as hanging. Servers give up after 10 minutes without trainers.
@@ -303,6 +303,8 @@ impl Supervisor {
                 tables::train(job, index, incarnation).await
             } else if job.plan.beside {
                 rows_beside::train(job, index, incarnation).await
+            } else if job.plan.overlap {
+                overlapped::train(job, index, incarnation).await
             } else {
                 trainer::train(job, index, incarnation).await
             };

@@ -13,6 +13,7 @@ mod fault;
 mod job;
 mod model;
 mod network;
+mod overlapped;
 mod plan;
 mod replicated;
 mod rows_beside;
@@ -36,7 +37,7 @@ const SEEDS: u64 = 2000;
 const PRINTED: usize = 60;
 
 /// Kinds of jobs and faults, of each of which an ordinary run has some.
-const KINDS: [&str; 58] = [
+const KINDS: [&str; 59] = [
     "backup trainers",
     "checkpoints",
     "coded gradients",
@@ -50,6 +51,7 @@ const KINDS: [&str; 58] = [
     "disk refuses writes",
     "disk slow",
     "elastic",
+    "exchanges that overlap",
     "folder not permitted",
     "folder stale",
     "gradients that leave early",
@@ -314,6 +316,41 @@ fn elastic_jobs_go_on_with_those_who_are_there() {
                 let consistency = Consistency { mode, ..Consistency::default() };
                 let faults = faults.iter().map(|fault| (Duration::from_millis(20 * seed), fault.clone())).collect();
                 let plan = Plan { consistency, checkpoint: *checkpoint, faults, ..Plan::fair(seed).made_elastic(1) };
+                job::run(&plan, false).verdict
+            });
+            assert!(failures.is_empty(), "{mode:?}, {label}: {failures:#?}");
+        }
+    }
+}
+
+/// Jobs whose trainers compute each gradient while the exchange of the one before is under way: with dense parameters alone, with
+/// rows beside them, and elastic.
+#[test]
+fn exchanges_that_overlap_lose_and_repeat_nothing() {
+    let away = Duration::from_millis(300);
+    let kill = |server, silent| Fault::Kill { server, away, silent };
+    let soon = Some(Duration::from_millis(40));
+    let rows = [
+        ("nothing happens", None, Vec::new()),
+        ("a trainer dies", None, vec![Fault::Replace { trainer: 0, away, silent: false }]),
+        ("one is replaced and lives on", soon, vec![Fault::Zombie { trainer: 0, away, lasts: 10 * away }]),
+        ("connections break", None, vec![Fault::Break { trainer: 1, server: 0, half: false }]),
+        ("a server dies", soon, vec![kill(1, false)]),
+        ("server 0 dies, and the other one", soon, vec![kill(0, true), kill(1, false)]),
+        ("the servers go back to nothing", Some(Duration::from_secs(60)), vec![kill(1, false)]),
+        ("a server is asked to stop", soon, vec![Fault::Stop { server: 0, away }]),
+    ];
+    for mode in [ConsistencyMode::Bounded, ConsistencyMode::Async] {
+        for (label, checkpoint, faults) in &rows {
+            let failures = sweep(0, 30, |seed| {
+                let consistency = Consistency { mode, staleness: 1, ..Consistency::default() };
+                let faults = faults.iter().map(|fault| (Duration::from_millis(20 * seed), fault.clone())).collect();
+                let plan = Plan { consistency, checkpoint: *checkpoint, faults, overlap: true, ..Plan::fair(seed) };
+                let plan = match seed % 3 {
+                    0 => plan,
+                    1 => Plan { beside: true, ..plan },
+                    _ => plan.made_elastic(1),
+                };
                 job::run(&plan, false).verdict
             });
             assert!(failures.is_empty(), "{mode:?}, {label}: {failures:#?}");

@@ -30,6 +30,8 @@ const LARGE: u64 = 25;
 const GRADUAL: u64 = 5;
 /// In one of so many jobs without tables trainers make steps alone between two exchanges.
 const LOCAL: u64 = 7;
+/// In one of so many jobs in Async and Bounded gradients are computed while the exchange of the one before is under way.
+const OVERLAP: u64 = 5;
 /// In one of so many dense jobs a sparse table is trained beside the parameters.
 const BESIDE: u64 = 3;
 /// In one of so many jobs with several servers and checkpoints two of them, whichever, do not hear each other.
@@ -71,6 +73,8 @@ pub struct Plan {
     pub connections: u32,
     /// Gradients leave while others are still being computed.
     pub gradual: bool,
+    /// Each gradient is computed while the exchange of the one before is under way.
+    pub overlap: bool,
     /// Steps that trainers make alone for one exchange; 0 if they exchange gradients in every step.
     pub local_steps: u32,
     /// Longest time that a trainer computes for a step, in ms.
@@ -120,6 +124,7 @@ impl Plan {
             beside: false,
             connections: 1,
             gradual: false,
+            overlap: false,
             local_steps: 0,
             compute: [0, 10, 100, 400][chance.random_range(0..4)],
             weather: weather(chance),
@@ -170,6 +175,8 @@ impl Plan {
         plan.gradual = seed % GRADUAL == GRADUAL - 1 && is_dense;
         plan.beside = seed % BESIDE == BESIDE - 1 && is_dense && !plan.gradual && !large;
         plan.local_steps = if seed % LOCAL == 2 && !plan.tables && !plan.beside { 4 } else { 0 };
+        let exchanges_gradients = mode != ConsistencyMode::Sync && !plan.tables && plan.local_steps == 0;
+        plan.overlap = seed % OVERLAP == 2 && exchanges_gradients && !plan.gradual;
         plan
     }
 
@@ -215,7 +222,7 @@ impl Plan {
             Fault::Split { one, there, back, .. } => *one == 0 && *there && *back,
             _ => true,
         });
-        Self { optimizer: OptimizerKind::Sgd, supervised: false, keep: 2, resume: true, ..plan }
+        Self { optimizer: OptimizerKind::Sgd, supervised: false, keep: 2, resume: true, overlap: false, ..plan }
     }
 
     /// Draws what goes wrong with the disk and the clock.
@@ -291,6 +298,7 @@ impl Plan {
             (self.compression.codec != Codec::F32, "coded gradients"),
             (self.connections > 1, "several connections"),
             (self.gradual, "gradients that leave early"),
+            (self.overlap, "exchanges that overlap"),
             (self.local_steps > 0, "local steps"),
             (self.moves, "successors at new addresses"),
             (!self.kernels, "half-open connections"),
@@ -371,6 +379,7 @@ impl Plan {
             beside: false,
             connections: 1,
             gradual: false,
+            overlap: false,
             local_steps: 0,
             compute: 80,
             weather: Weather { delay: 3, lost: 0.0, torn: 0.0, broken: 0.0, doubled: 0.0 },

@@ -1,17 +1,22 @@
 //! A trainer of a job whose servers train rows of a sparse table beside dense parameters. It insists of both on what
-//! trainers of the one or the other insist on.
+//! trainers of the one or the other insist on. Where exchanges overlap, a step's rows go up when its exchange begins.
 
 use std::rc::Rc;
 use std::time::Duration;
 
 use futures::future::join;
-use psjobs_ps::client::{AsyncSession, RowGradients, SessionTables};
+use psjobs_ps::client::{AsyncSession, Ended, OverlapSession, RowGradients, SessionTables};
+use psjobs_ps::shm::Mapping;
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
+use tokio::runtime::Handle;
 
+use super::model::Counts;
 use super::network::Host;
 use super::tables::{all_together, keys, marks, row_counts, specs};
 use super::trainer::{Failure, Job, Witness, config, fail};
+
+const IDLE: &str = "no exchange is under way";
 
 /// Trains to the end.
 pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Failure> {
@@ -20,16 +25,26 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
     let mut session = AsyncSession::join(config(&job, index, incarnation), &job.model.initial()).await.map_err(fail)?;
     let tables = SessionTables::open(&mut session, specs()).await.map_err(fail)?;
     job.begins().await;
-    let witnesses = (Witness::new(&job, index), Witness::new(&job, index));
-    let mut trainer = Trainer { job: &job, host: Host::Trainer(index, incarnation), index, session, tables, witnesses };
+    let memory = session.map_memory().map_err(fail)?;
+    let mut trainer = Trainer {
+        job: &job,
+        host: Host::Trainer(index, incarnation),
+        index,
+        session: OverlapSession::new(session, Handle::current()),
+        held: memory.parameters().to_vec(),
+        memory,
+        tables,
+        epoch: 0,
+        witnesses: (Witness::new(&job, index), Witness::new(&job, index)),
+    };
     let mut step = trainer.tables.next_step(trainer.session.next_step());
     trainer.entered(step).await?;
     loop {
-        while step < plan.steps {
+        while step < plan.steps || trainer.session.is_exchanging() {
             tokio::time::sleep(Duration::from_millis(chance.random_range(0..=plan.compute))).await;
-            step = trainer.step(step).await?;
+            step = if plan.overlap { trainer.advance(step).await? } else { trainer.step(step).await? };
         }
-        let following = trainer.session.finish().await.map_err(fail)?;
+        let following = trainer.session.idle_mut().expect(IDLE).finish().await.map_err(fail)?;
         step = trainer.follow(plan.steps - 1, following).await?;
         let is_over = step == plan.steps;
         job.complete.borrow_mut()[index as usize] = is_over;
@@ -38,7 +53,7 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
         }
         step = trainer.tables.next_step(trainer.session.next_step());
     }
-    let Trainer { session, .. } = trainer;
+    let session = trainer.session.into_session().await.expect(IDLE);
     session.leave(true, plan.steps, [("loss".to_owned(), 0.5)].into()).await.map_err(fail)
 }
 
@@ -46,8 +61,13 @@ struct Trainer<'a> {
     job: &'a Job,
     host: Host,
     index: u32,
-    session: AsyncSession,
+    session: OverlapSession,
+    memory: Mapping,
+    /// The parameters that the model computes with.
+    held: Vec<f32>,
     tables: SessionTables,
+    /// The epoch of the tables when the exchange under way began.
+    epoch: u64,
     /// One looks at parameters, the other at rows.
     witnesses: (Witness<'a>, Witness<'a>),
 }
@@ -58,44 +78,95 @@ impl Trainer<'_> {
         let plan = &self.job.plan;
         // As a forward pass does, whose rows need not be those of the step if the servers have gone back.
         self.tables.pull(&[(0, &keys(plan))]).await.map_err(fail)?;
-        let parameters = self.session.parameters().to_vec();
-        self.job.model.fill(self.index, step, &parameters, self.session.gradients_mut());
-        let (epoch, (keys, values)) = (self.session.epoch(), marks(plan, self.index, step));
+        self.job.model.fill(self.index, step, &self.held, self.memory.gradients_mut());
+        let (epoch, (keys, values)) = (self.session.idle().expect(IDLE).epoch(), marks(plan, self.index, step));
         let rows = [RowGradients { table: 0, keys: &keys, values: &values }];
         let (pushed, following) = join(self.tables.push(epoch, step, &rows), self.session.exchange(step)).await;
         pushed.map_err(fail)?;
         let following = following.map_err(fail)?;
-        let next = self.tables.follow(&self.session, step, following).await.map_err(fail)?;
+        let session = self.session.idle().expect(IDLE);
+        let next = self.tables.follow(session, step, following).await.map_err(fail)?;
+        let has_gone_back = session.epoch() != epoch;
         let trace = format_args!("{:?} did step {step}, goes on with {next}", self.host);
         self.job.network.wires().trace.log(trace);
         // A process before this one may have done this step on servers that went back.
-        if next == step + 1 && self.session.epoch() == epoch {
-            let counts = self.job.model.counts(self.session.parameters());
-            self.witnesses.0.answered(step, counts)?;
-            if let Some(rows) = self.rows().await? {
-                self.witnesses.1.answered(step, row_counts(plan, &rows))?;
-            }
+        if next == step + 1 && !has_gone_back {
+            self.answered(step).await?;
         } else {
             self.entered(next).await?;
         }
         Ok(next)
     }
 
+    /// Computes the gradients of `step`, then ends the exchange of the step before and begins that of this one, and pushes its
+    /// rows. After the last step it only ends. Returns the next step.
+    async fn advance(&mut self, step: u64) -> Result<u64, Failure> {
+        let (plan, is_over) = (&self.job.plan, step >= self.job.plan.steps);
+        self.tables.pull(&[(0, &keys(plan))]).await.map_err(fail)?;
+        let mut gradient = vec![0.0; self.held.len()];
+        if !is_over {
+            self.job.model.fill(self.index, step, &self.held, &mut gradient);
+        }
+        let ended = if is_over { self.session.settle().await } else { self.session.end_exchange().await };
+        if let Some(ended) = ended {
+            let Ended { next: following, has_gone_back } = ended.map_err(fail)?;
+            let session = self.session.idle_mut().expect(IDLE);
+            let next = self.tables.follow(session, step - 1, following).await.map_err(fail)?;
+            let trace = format_args!("{:?} ended the step before {step}, goes on with {next}", self.host);
+            self.job.network.wires().trace.log(trace);
+            if has_gone_back || next != step || self.tables.epoch() != self.epoch {
+                session.take_parameters();
+                self.entered(next).await?;
+                return Ok(next);
+            }
+            self.answered(step - 1).await?;
+        }
+        if is_over {
+            return Ok(step);
+        }
+        self.memory.gradients_mut().copy_from_slice(&gradient);
+        self.epoch = self.tables.epoch();
+        let epoch = self.session.idle().expect(IDLE).epoch();
+        self.session.begin_exchange(step);
+        let (keys, values) = marks(plan, self.index, step);
+        let rows = [RowGradients { table: 0, keys: &keys, values: &values }];
+        self.tables.push(epoch, step, &rows).await.map_err(fail)?;
+        Ok(step + 1)
+    }
+
     /// Follows the session after it has finished with `step`.
     async fn follow(&mut self, step: u64, following: u64) -> Result<u64, Failure> {
-        let next = self.tables.follow(&self.session, step, following).await.map_err(fail)?;
+        let session = self.session.idle().expect(IDLE);
+        let next = self.tables.follow(session, step, following).await.map_err(fail)?;
         if next != step + 1 {
             self.entered(next).await?;
         }
         Ok(next)
     }
 
+    /// Both the parameters and the rows of `step` were acknowledged.
+    async fn answered(&mut self, step: u64) -> Result<(), Failure> {
+        let counts = self.take();
+        self.witnesses.0.answered(step, counts)?;
+        match self.rows().await? {
+            Some(rows) => self.witnesses.1.answered(step, row_counts(&self.job.plan, &rows)),
+            None => Ok(()),
+        }
+    }
+
     async fn entered(&mut self, next: u64) -> Result<(), Failure> {
-        self.witnesses.0.entered(next, self.job.model.counts(self.session.parameters()))?;
+        let counts = self.take();
+        self.witnesses.0.entered(next, counts)?;
         match self.rows().await? {
             Some(rows) => self.witnesses.1.entered(next, row_counts(&self.job.plan, &rows)),
             None => Ok(()),
         }
+    }
+
+    /// Takes the parameters that are there now.
+    fn take(&mut self) -> Result<Counts, String> {
+        self.held = self.memory.parameters().to_vec();
+        self.job.model.counts(&self.held)
     }
 
     async fn rows(&mut self) -> Result<Option<Vec<f32>>, Failure> {
@@ -107,13 +178,13 @@ impl Trainer<'_> {
     async fn finds_all(&mut self) -> Result<bool, Failure> {
         let plan = &self.job.plan;
         // A repeat of the last step is answered with what there is now.
-        let parameters = self.session.parameters().to_vec();
-        self.job.model.fill(self.index, plan.steps - 1, &parameters, self.session.gradients_mut());
+        self.job.model.fill(self.index, plan.steps - 1, &self.held, self.memory.gradients_mut());
         let following = self.session.exchange(plan.steps - 1).await.map_err(fail)?;
         let rows = self.rows().await?;
         let next = self.follow(plan.steps - 1, following).await?;
         let Some(rows) = rows.filter(|_| next == plan.steps) else { return Ok(false) };
-        self.witnesses.0.all_there(self.job.model.counts(self.session.parameters()))?;
+        let counts = self.take();
+        self.witnesses.0.all_there(counts)?;
         self.witnesses.1.all_there(row_counts(plan, &rows))?;
         let (found, want) = (all_together(&rows), (plan.steps * u64::from(plan.trainers)) as f32);
         if found != want {

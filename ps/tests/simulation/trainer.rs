@@ -168,6 +168,7 @@ pub fn config(job: &Job, index: u32, incarnation: u32) -> SessionConfig {
         tensors: tensors(&job.plan),
         total_steps: job.plan.steps,
         local_steps: job.plan.local_steps,
+        overlap: job.plan.overlap,
         elastic: job.plan.least.is_some(),
         supervised: job.plan.supervised,
         connect_timeout: SessionConfig::waiting_time(job.plan.supervised),

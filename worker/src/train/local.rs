@@ -130,6 +130,10 @@ impl Updater for Local {
         Ok(turn.step + 1)
     }
 
+    fn settle(&mut self) -> Result<Option<u64>, UpdateError> {
+        Ok(None) // Each update ends at once.
+    }
+
     fn share(&self, _step: u64, _base: u32, _work: Work) -> Result<Option<Share>, UpdateError> {
         Ok(None) // Alone, it has all of a step.
     }

@@ -3,7 +3,7 @@
 
 use psjobs_api::Training;
 use psjobs_api::training::Local as Settings;
-use psjobs_ps::client::{ClientError, Session};
+use psjobs_ps::client::{ClientError, Ended, Session};
 use psjobs_ps::schedule::Schedule;
 use tch::{TchError, Tensor};
 
@@ -70,9 +70,7 @@ impl LocalSteps {
     pub fn update(&mut self, turn: Turn, loss: &Tensor, session: &mut Session) -> Result<u64, UpdateError> {
         self.optimizer.step(turn.step, loss)?;
         let Some(exchange) = self.exchanges.made_one(turn) else { return Ok(turn.step + 1) };
-        if let Some(next) = self.end_exchange(session)?
-            && next != exchange
-        {
+        if let Some(next) = self.end_exchange(session)? {
             self.take(session.parameters());
             return Ok(self.next_step(next));
         }
@@ -100,18 +98,21 @@ impl LocalSteps {
         self.sent = None;
     }
 
-    /// Waits for the exchange under way, and returns the one that follows; none if none is. What the steps since it began
-    /// have changed is added to the parameters that have come back.
+    /// Waits for the exchange under way, if one is, and adds what the steps since it began have changed to the parameters
+    /// that have come back. Returns the exchange to go on with if the servers have gone back: those steps do not count then.
     fn end_exchange(&mut self, session: &mut Session) -> Result<Option<u64>, ClientError> {
         let Some(sent) = self.sent.take() else { return Ok(None) };
-        let Some(next) = session.end_exchange().transpose()? else { return Ok(None) };
+        let Some(Ended { next, has_gone_back }) = session.end_exchange().transpose()? else { return Ok(None) };
+        if has_gone_back {
+            return Ok(Some(next));
+        }
         let mut values = self.flat.values();
         for ((value, sent), parameter) in values.iter_mut().zip(&sent).zip(session.parameters()) {
             *value += parameter - sent;
         }
         self.flat.set(&values);
         self.base.copy_from_slice(session.parameters());
-        Ok(Some(next))
+        Ok(None)
     }
 }
 

@@ -10,6 +10,7 @@ mod gradient_hooks;
 pub mod local;
 mod local_steps;
 pub mod modules;
+mod overlapped_exchanges;
 pub mod parameter_buffer;
 mod pinned_memory;
 mod plan;
@@ -218,7 +219,21 @@ impl<W: Workload> Steps<'_, W> {
             }
             let turn = match feed.prepare(step, updater) {
                 Ok(Some(turn)) => turn,
-                Ok(None) => break,
+                Ok(None) => match updater.settle() {
+                    Ok(None) => {
+                        // In an elastic job this trainer has waited for the others' last batches, too.
+                        if !plan.elastic {
+                            progress.settled(Instant::now());
+                        }
+                        break;
+                    }
+                    Ok(Some(next)) => {
+                        step = next;
+                        continue;
+                    }
+                    Err(UpdateError::Servers(ClientError::Interrupted)) => continue, // As below.
+                    Err(source) => return Err(TrainError::Update { step, source }),
+                },
                 Err(UpdateError::Servers(ClientError::Interrupted)) => continue, // As below.
                 Err(source) if step == first => return Err(TrainError::Begin(source)),
                 Err(source) => return Err(TrainError::Update { step, source }),

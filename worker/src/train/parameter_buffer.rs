@@ -58,6 +58,17 @@ impl ParameterBuffer {
             buffer.place(&values);
             return buffer;
         }
+        Self::apart(flat, device, memory)
+    }
+
+    /// As [`ParameterBuffer::new`], but the parameters are apart from the session's memory on every device: it may be written
+    /// to while the model computes. [`ParameterBuffer::gradients`] and [`ParameterBuffer::put`] take the place of
+    /// [`ParameterBuffer::put_gradients`] then.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    #[must_use]
+    pub fn apart(flat: Flat, device: Device, memory: Mapping) -> Self {
         // SAFETY: the buffer unpins the memory before it drops it.
         let pinned = unsafe { PinnedMemory::pin(&memory, device) };
         Self::mirrored(flat, device, memory, pinned)
@@ -79,26 +90,42 @@ impl ParameterBuffer {
     /// # Errors
     /// If libtorch cannot compute them.
     pub fn put_gradients(&mut self, loss: &Tensor, mut offer: impl FnMut(usize) + Send) -> Result<(), TchError> {
-        let mirror = match &mut self.home {
-            Home::Session { places, hooks, completed } => {
-                completed.begin();
-                hooks.backward(loss, &mut |index, gradient| {
-                    places[index].copy_(&gradient);
-                    if let Some(first) = completed.add(index) {
-                        offer(first);
-                    }
-                })?;
-                for index in completed.missing() {
-                    let _ = places[index].zero_();
+        if let Home::Session { places, hooks, completed } = &mut self.home {
+            completed.begin();
+            hooks.backward(loss, &mut |index, gradient| {
+                places[index].copy_(&gradient);
+                if let Some(first) = completed.add(index) {
+                    offer(first);
                 }
-                return Ok(());
+            })?;
+            for index in completed.missing() {
+                let _ = places[index].zero_();
             }
-            Home::Device { mirror, .. } => mirror,
-        };
-        let gradients = self.flat.gradients(loss)?;
-        let gathered = Tensor::empty_like(mirror);
-        gather(&self.flat, &gradients, &gathered);
+            return Ok(());
+        }
+        let gradients = self.gradients(loss)?;
+        self.put(&gradients, offer);
+        Ok(())
+    }
+
+    /// The gradient of `loss` by every parameter, in tensors of its own; undefined where it does not depend on one.
+    ///
+    /// # Errors
+    /// If libtorch cannot compute them.
+    pub fn gradients(&self, loss: &Tensor) -> Result<Vec<Tensor>, TchError> {
+        self.flat.gradients(loss)
+    }
+
+    /// Puts gradients into the session's memory, zero where one is undefined: from a device the last first, and `offer` gets the
+    /// element from which on they are there. All are when this returns.
+    pub fn put(&mut self, gradients: &[Tensor], mut offer: impl FnMut(usize)) {
         let session = self.session_gradients();
+        let mirror = match &self.home {
+            Home::Device { mirror, .. } if mirror.device() != Device::Cpu => mirror,
+            _ => return gather(&self.flat, gradients, &session),
+        };
+        let gathered = Tensor::empty_like(mirror);
+        gather(&self.flat, gradients, &gathered);
         let mut end = self.flat.elements();
         while end > 0 {
             let first = end.saturating_sub(PIECE);
@@ -109,7 +136,6 @@ impl ParameterBuffer {
             }
             end = first;
         }
-        Ok(())
     }
 
     /// Offers no gradients while backward() computes others.
@@ -280,11 +306,33 @@ mod tests {
     }
 
     #[test]
-    fn a_mirror_on_a_device_trains_as_tensors_of_their_own() {
-        let mirrored = |flat, memory| ParameterBuffer::mirrored(flat, Device::Cpu, memory, None);
-        let (trained, kept, _) = train_in(mirrored);
+    fn parameters_apart_from_the_session_train_as_tensors_of_their_own() {
+        let (trained, kept, _) = train_in(|flat, memory| ParameterBuffer::apart(flat, Device::Cpu, memory));
         assert_eq!(trained, train_apart());
         assert_eq!(kept, trained);
+    }
+
+    #[test]
+    fn values_that_arrive_apart_count_when_they_are_taken() {
+        let (store, loss) = network();
+        let initial = Flat::of(&store).values();
+        let mut session = Mapping::new(initial.len()).expect("a memory file");
+        session.parameters_mut().copy_from_slice(&initial);
+        let file = session.file().try_clone_to_owned().expect("a handle");
+        let memory = Mapping::receive(file, initial.len()).expect("maps");
+        let mut buffer = ParameterBuffer::apart(Flat::of(&store), Device::Cpu, memory);
+        // Another step's values arrive while this one is computed, and its gradients are still read.
+        session.parameters_mut().fill(0.0);
+        session.gradients_mut().fill(1.0);
+        let gradients = buffer.gradients(&loss()).expect("computes");
+        assert_eq!(Flat::of(&store).values(), initial);
+        assert!(session.gradients().iter().all(|gradient| *gradient == 1.0));
+        buffer.put(&gradients, |first| panic!("all of {first} leave together"));
+        let gradient = session.gradients().to_vec();
+        let (unused, used) = gradient.split_at(3);
+        assert!(unused.iter().all(|gradient| *gradient == 0.0) && used.iter().any(|gradient| *gradient != 0.0));
+        buffer.take();
+        assert_eq!(Flat::of(&store).values(), vec![0.0; initial.len()]);
     }
 
     #[test]

@@ -132,6 +132,11 @@ impl Progress {
         due
     }
 
+    /// The update of the last step has ended, which was under way when the step was counted where exchanges overlap.
+    pub fn settled(&mut self, now: Instant) {
+        self.last = now;
+    }
+
     fn log(&self, done: u64, waiting: Duration, now: Instant) {
         let [steps, examples, waited] = self.window.speed(waiting, now);
         info!(

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use psjobs_api::Training;
 use psjobs_ps::batch::sharing::{Share, Work};
-use psjobs_ps::client::{ClientError, Session, SessionConfig};
+use psjobs_ps::client::{ClientError, Ended, Session, SessionConfig};
 use psjobs_ps::layout::Layout;
 use tch::{Device, Tensor};
 
 use super::flat::Flat;
 use super::local_steps::LocalSteps;
+use super::overlapped_exchanges::OverlappedExchanges;
 use super::parameter_buffer::ParameterBuffer;
 use super::plan::Turn;
 use super::{UpdateError, Updater};
@@ -28,6 +29,8 @@ pub struct Remote {
 enum Model {
     /// The servers' own: every step is an exchange.
     Servers(ParameterBuffer),
+    /// A copy of the servers': every step is an exchange, and the next one is computed meanwhile.
+    Copy(OverlappedExchanges),
     /// This trainer's: some steps are made alone.
     Own(Box<LocalSteps>),
 }
@@ -58,6 +61,10 @@ impl Remote {
         let session = Session::join(config, &flat.values())?;
         let model = match &training.local {
             Some(settings) => Model::Own(Box::new(LocalSteps::new(flat, training, settings, total, &session)?)),
+            None if training.consistency.overlaps_exchanges() => {
+                let memory = session.map_memory().map_err(|source| ClientError::Memory { elements, source })?;
+                Model::Copy(OverlappedExchanges::new(ParameterBuffer::apart(flat, device, memory)))
+            }
             None => {
                 let memory = session.map_memory().map_err(|source| ClientError::Memory { elements, source })?;
                 // SAFETY: what a step computes is gone when it ends. The session writes to the memory in `exchange` and
@@ -87,6 +94,7 @@ impl Model {
     fn take(&mut self, session: &Session) {
         match self {
             Self::Servers(buffer) => buffer.take(),
+            Self::Copy(exchanges) => exchanges.take(),
             Self::Own(local) => local.take(session.parameters()),
         }
     }
@@ -96,7 +104,7 @@ impl Updater for Remote {
     fn next_step(&self) -> u64 {
         let next = self.session.next_step();
         match &self.model {
-            Model::Servers(_) => next,
+            Model::Servers(_) | Model::Copy(_) => next,
             Model::Own(local) => local.next_step(next),
         }
     }
@@ -109,8 +117,15 @@ impl Updater for Remote {
                 buffer.take();
                 Ok(next)
             }
+            Model::Copy(exchanges) => exchanges.update(turn, loss, &mut self.session),
             Model::Own(local) => local.update(turn, loss, &mut self.session),
         }
+    }
+
+    fn settle(&mut self) -> Result<Option<u64>, UpdateError> {
+        let Some(Ended { has_gone_back, .. }) = self.session.settle().transpose()? else { return Ok(None) };
+        self.model.take(&self.session);
+        Ok(has_gone_back.then(|| self.next_step()))
     }
 
     fn share(&self, step: u64, base: u32, work: Work) -> Result<Option<Share>, UpdateError> {
@@ -134,7 +149,7 @@ impl Updater for Remote {
     }
 
     fn record(&mut self, step: u64, metrics: &Metrics) {
-        self.session.recorder().record(step, metrics);
+        self.session.record(step, metrics);
     }
 
     fn waiting(&self) -> Duration {

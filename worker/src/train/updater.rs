@@ -24,11 +24,19 @@ pub trait Updater {
     fn next_step(&self) -> u64;
 
     /// Updates the model's parameters by the gradient of `loss`, that of the batch of `turn`; the next step to do, which is
-    /// an earlier one if the servers had to go back to a checkpoint.
+    /// an earlier one if the servers had to go back to a checkpoint. Where exchanges overlap, the update may be under way when
+    /// this returns.
     ///
     /// # Errors
     /// If the servers cannot be reached or refuse.
     fn update(&mut self, turn: Turn, loss: &Tensor) -> Result<u64, UpdateError>;
+
+    /// Ends the update under way, if one is, when no step is left to do: the model has all updates then. Returns the next step
+    /// if there is one all the same, because the servers had to go back to a checkpoint.
+    ///
+    /// # Errors
+    /// If the servers cannot be reached or refuse, or the wait is interrupted.
+    fn settle(&mut self) -> Result<Option<u64>, UpdateError>;
 
     /// This trainer's share of the examples of `step` and some that follow, if they would read `base` of them on
     /// average and it has done `work` so far. `None` if no server reports it now.

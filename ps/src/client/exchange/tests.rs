@@ -47,7 +47,7 @@ struct Trainer {
 impl Trainer {
     fn new(servers: u32, width: u32, window: usize) -> Self {
         let mut trainer = Self {
-            exchange: Exchange::new(layout(servers as usize), servers as usize),
+            exchange: Exchange::new(layout(servers as usize), servers as usize, false),
             servers: Servers::default(),
             width: vec![width; servers as usize],
             generation: 0,

@@ -1,5 +1,6 @@
 //! The additional steps of a trainer of an elastic job: it takes its place among the others, and asks what to read.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -21,12 +22,23 @@ const PAUSE: Duration = Duration::from_millis(200);
 const FURTHEST: u64 = 64;
 
 impl AsyncSession {
-    /// Counts the times that this trainer of an elastic job has entered it. When that grows, in
-    /// [`AsyncSession::exchange`] or in [`AsyncSession::next_batch`], the batches that it was given before and has not
-    /// done are others' to read, and the next step is [`AsyncSession::next_step`].
+    /// Counts the times that this trainer has taken its place among the servers: when it joined, and each time that they have
+    /// gone back to a checkpoint, or on without it. When that grows, in [`AsyncSession::exchange`] or in
+    /// [`AsyncSession::next_batch`], gradients that were computed before do not count, in an elastic job the batches that it was
+    /// given before and has not done are others' to read, and the next step is [`AsyncSession::next_step`].
     #[must_use]
     pub fn entries(&self) -> u64 {
-        self.assigned.entry
+        self.entries
+    }
+
+    /// Takes the batches out that are assigned and not asked for yet, so that they are there while this session exchanges.
+    pub(in crate::client) fn take_assigned(&mut self) -> VecDeque<u64> {
+        std::mem::take(&mut self.assigned.queue)
+    }
+
+    /// Puts those batches back that were taken out, and not read since.
+    pub(in crate::client) fn return_assigned(&mut self, batches: VecDeque<u64>) {
+        self.assigned.queue = batches;
     }
 
     /// The next batch to read, of an elastic job: one for each step, in the order in which they are given, whether it

@@ -15,6 +15,8 @@ impl AsyncSession {
     /// Joins all servers, which must agree on what they hold, and pulls it.
     pub(super) async fn enter(&mut self) -> Result<(), ClientError> {
         let (mut epoch, mut has_asked_again) = (0, false);
+        // What was computed with before is gone.
+        self.exchange.take();
         loop {
             self.links.clear();
             for server in 0..self.config.servers.len() as u32 {
@@ -31,7 +33,10 @@ impl AsyncSession {
             }
             if self.config.elastic {
                 match self.take_place().await? {
-                    Settled::Done => return Ok(()),
+                    Settled::Done => {
+                        self.entries += 1;
+                        return Ok(());
+                    }
                     Settled::Rewound => continue,
                 }
             }
@@ -48,6 +53,7 @@ impl AsyncSession {
             }
             // A process before this one gave the last step, and may have died before it was kept.
             if self.next_step < self.config.total_steps || matches!(self.conclude().await?, Settled::Done) {
+                self.entries += 1;
                 return Ok(());
             }
         }

@@ -130,6 +130,7 @@ pub fn session_config(trainer: u32, servers: Vec<String>) -> SessionConfig {
         tensors: tensors(),
         total_steps: 10,
         local_steps: 0,
+        overlap: false,
         elastic: false,
         supervised: false,
         connect_timeout: Duration::from_secs(20),

@@ -56,6 +56,12 @@ impl RemoteArgs {
                  spec.training.local"
             )));
         }
+        if environment.training.consistency.overlaps_exchanges() {
+            return Err(Failure::Input(anyhow!(
+                "this workload's trainers do not exchange gradients of the whole model, so that nothing overlaps; remove \
+                 spec.training.consistency.overlap"
+            )));
+        }
         if environment.min_trainers.is_some() {
             return Err(Failure::Input(anyhow!(
                 "this workload's trainers are not dealt batches, so that none may come or go; remove spec.elasticPolicy, \
