@@ -66,6 +66,11 @@ test-page: build-tests ## test the web page of a job in Chromium; needs node 20 
 wheel: ## build the Python package's wheel, and check that it installs; ARGS=release makes that of PyPI
 	scripts/wheel.sh $(abspath $(TARGET))/wheel $(ARGS)
 
+# For example ARGS=amd64.
+.PHONY: plugin
+plugin: ## make the archives of kubectl psjob for releases, for glibc 2.28 and later, and krew's manifest of them
+	scripts/plugin.sh $(abspath $(TARGET))/plugin $(ARGS)
+
 # For example SEEDS=100000 FROM=2000; FROM=1234 SEEDS=1 TRACE=1 shows what happens in one.
 .PHONY: simulate
 simulate: ## run simulated jobs: SEEDS of them, from seed FROM on
@@ -170,6 +175,7 @@ soak: images ## run jobs of every kind for MINUTES while a schedule of faults, b
 release-check: images ## make a release into a registry on this machine, verify it, and check that changed ones are refused
 	$(MAKE) --no-print-directory wheel ARGS=release
 	scripts/torch-image.sh $(TARGET)/wheel/psjobs-*.whl
+	$(MAKE) --no-print-directory plugin ARGS="$(ARGS)"
 	scripts/release-check.sh
 
 .PHONY: kind-up

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Makes a release into a registry of its own on this machine, verifies it, and checks that it is refused when somebody
-# has changed an image or the chart, or signed it with another key.
+# has changed an image or the chart, or signed it with another key. Checks the archives of the plugin of kubectl, too, and that
+# krew's manifest does not fit changed ones.
 #
 #   scripts/release-check.sh [TAG]    the tag of the local images, by default the version in Cargo.toml
 #
-# The key is a new one each time, so that nothing is written outside this machine. Needs docker, helm and Go.
+# The key is a new one each time, so that nothing is written outside this machine. Needs docker, helm and Go, and what
+# scripts/plugin.sh has made in target/plugin.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,6 +17,9 @@ export PATH=$tools:$PATH
 
 say() { echo "release-check: $*"; }
 fail() { say "$*" >&2; exit 1; }
+
+plugin=${CARGO_TARGET_DIR:-target}/plugin
+scripts/krew.py check "$plugin"
 
 work=$(mktemp -d)
 pid=
@@ -92,3 +97,21 @@ cp "$work/right.tgz" "$file"
 
 scripts/release-verify.sh "$registry" >/dev/null
 say "the release as it was made is accepted again"
+
+# no_plugin WHAT PATTERN: krew's manifest does not fit the archives in $work/plugin, with a sentence that has the pattern.
+no_plugin() {
+  local message
+  if message=$(scripts/krew.py check "$work/plugin" 2>&1); then fail "krew's manifest is accepted although $1"; fi
+  grep -q -- "$2" <<<"$message" || fail "$1: the message has no '$2': $message"
+  say "refused as it must be, because $1: ${message##*$'\n'}"
+}
+mkdir "$work/plugin"
+cp "$plugin"/*.tar.gz "$plugin/psjob.yaml" "$work/plugin/"
+archive=$(find "$work/plugin" -name '*.tar.gz' | sort | head -1)
+printf 'x' | dd of="$archive" bs=1 seek=100 conv=notrunc status=none
+no_plugin "somebody changed an archive" "has not the SHA-256"
+mkdir "$work/files"
+tar --extract --gzip --file "$plugin/$(basename "$archive")" --directory "$work/files"
+tar --create --gzip --file "$archive" --directory "$work/files" kubectl-psjob
+scripts/krew.py write "$work/plugin"
+no_plugin "an archive has no licence" "lacks the program or the licence"

@@ -18,7 +18,7 @@ mod role;
 pub mod training;
 
 pub use env::Environment;
-pub use progress::TrainingStatus;
+pub use progress::{FailedCheckpoint, TrainingStatus};
 pub use replica::Replica;
 pub use result::{CheckpointResult, ReplicaResult};
 pub use role::Role;

@@ -23,4 +23,19 @@ pub struct TrainingStatus {
     pub checkpoint: Option<CheckpointResult>,
     /// Indexes of trainers that are clearly slower than the others.
     pub stragglers: Vec<u32>,
+    /// Set while checkpoints cannot be written, or the checkpoint folder not be used at all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failed_checkpoint: Option<FailedCheckpoint>,
+}
+
+/// A fault of the place where checkpoints are kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct FailedCheckpoint {
+    /// A sentence: the fault in the words of the disk or the store, what to do about it, and whether training goes on.
+    pub message: String,
+    /// When the first write failed since the last one that succeeded, in seconds since 1970; `None` if the servers wait for the
+    /// folder and have written nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unix_seconds: Option<u64>,
 }

@@ -12,6 +12,7 @@ use psjobs_api::checkpoint::CheckpointPolicy;
 use psjobs_api::env::Checkpoint;
 use psjobs_api::{Environment, Role, Training};
 use psjobs_ps::client::{SessionConfig, TensorSpec};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::runtime::Builder;
 use tokio::task::LocalSet;
 
@@ -30,7 +31,7 @@ pub struct Process(Child);
 #[derive(Clone, Copy, Debug)]
 pub struct Resident {
     pub now: u64,
-    /// The most since its start.
+    /// The most since its start, or since [`Process::forget_most`].
     pub most: u64,
 }
 
@@ -48,9 +49,14 @@ impl Job {
     }
 
     /// Makes the job keep one checkpoint, a new one each second, in `folder`.
-    pub fn checkpointed(mut self, folder: &Path) -> Self {
-        let policy = CheckpointPolicy { interval_seconds: 1, keep: 1, ..CheckpointPolicy::default() };
-        self.environment.checkpoint = Some(Checkpoint { folder: folder.display().to_string(), policy });
+    pub fn checkpointed(self, folder: &Path) -> Self {
+        self.kept_in(&folder.display().to_string(), 1)
+    }
+
+    /// Makes the job keep one checkpoint, a new one after so many seconds, in a folder or the URL of one in an object store.
+    pub fn kept_in(mut self, folder: &str, interval_seconds: u64) -> Self {
+        let policy = CheckpointPolicy { interval_seconds, keep: 1, ..CheckpointPolicy::default() };
+        self.environment.checkpoint = Some(Checkpoint { folder: folder.to_owned(), policy });
         self
     }
 
@@ -108,6 +114,11 @@ impl Process {
         Ok(())
     }
 
+    /// Sends SIGTERM.
+    pub fn terminate(&self) -> anyhow::Result<()> {
+        kill_process(Pid::from_child(&self.0), Signal::TERM).context("cannot send SIGTERM to a process")
+    }
+
     /// Waits for its end.
     pub fn wait(&mut self) -> anyhow::Result<ExitStatus> {
         self.0.wait().context("cannot wait for a process")
@@ -136,6 +147,12 @@ impl Process {
         let file = format!("/proc/{}/stat", self.0.id());
         let stat = std::fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
         cpu_seconds(&stat).with_context(|| format!("{file} does not show the time of a process"))
+    }
+
+    /// Makes [`Resident::most`] the most from now on.
+    pub fn forget_most(&self) -> anyhow::Result<()> {
+        let file = format!("/proc/{}/clear_refs", self.0.id());
+        std::fs::write(&file, "5").with_context(|| format!("cannot write to {file}"))
     }
 
     /// Returns fields of /proc/PID/status, in bytes.

@@ -12,6 +12,9 @@ const NO_BUCKET: [&str; 3] = ["NoSuchBucket", "bucket does not exist", "Containe
 /// Words of stores that refuse a request for its credentials, where the client does not tell.
 const NO_RIGHTS: [&str; 2] = ["403 Forbidden", "401 Unauthorized"];
 
+/// Words of stores that refuse a request because there are too many.
+const TOO_MANY: [&str; 4] = ["503 Service Unavailable", "429 Too Many Requests", "SlowDown", "ServerBusy"];
+
 /// Returns the error of a disk that tells the same. `AlreadyExists` is what a conditional request has found; an object of a
 /// bucket that is not there is not missing, but out of reach.
 pub fn of_disk(error: object_store::Error) -> io::Error {
@@ -32,6 +35,9 @@ pub fn of_disk(error: object_store::Error) -> io::Error {
             "; check the credentials of the store, in the environment or in spec.checkpoint.objectStore.secret"
         }
         _ if has_no_bucket => "; create the bucket, or correct its name",
+        _ if says(&TOO_MANY) => {
+            "; the store is full of work: a longer spec.checkpoint.intervalSeconds sends fewer requests"
+        }
         _ => "",
     };
     io::Error::new(kind, format!("{}{advice}", shortened(&words)))
@@ -79,6 +85,11 @@ mod tests {
                 "check the credentials",
             ),
             (object_store::Error::Generic { store: "S3", source: source() }, ErrorKind::Other, "503 Slow Down"),
+            (
+                object_store::Error::Generic { store: "S3", source: "503 Service Unavailable".into() },
+                ErrorKind::Other,
+                "sends fewer requests",
+            ),
             (
                 object_store::Error::NotFound { path: "a".into(), source: "<Code>NoSuchBucket</Code>".into() },
                 ErrorKind::Other,

@@ -23,7 +23,7 @@ use tracing::debug;
 
 use crate::controller::cache::job_state::JobStates;
 use crate::controller::cache::observed_state::ChildCaches;
-use crate::controller::model::ProgressReport;
+use crate::controller::model::{CheckpointReport, ProgressReport};
 use crate::error_chain::chain;
 use crate::metrics::Metrics;
 
@@ -50,6 +50,14 @@ pub struct Poller {
     pub metrics: Metrics,
     /// Queue of jobs that have a new report.
     pub reports: mpsc::Sender<ObjectRef<ParameterServerJob>>,
+}
+
+/// The reports in an answer of server 0.
+#[derive(Debug)]
+struct Answer {
+    /// Absent while the server does not have the state of its job.
+    progress: Option<ProgressReport>,
+    checkpoints: CheckpointReport,
 }
 
 /// The reason why a poll brought no report.
@@ -108,8 +116,10 @@ impl Poller {
         while let Some((answer, job)) = answers.next().await {
             self.metrics.polled(answer.is_ok());
             match answer {
-                Ok(report) => {
-                    if self.job_states.record_progress(&job.uid().unwrap_or_default(), report) {
+                Ok(Answer { progress, checkpoints }) => {
+                    let uid = job.uid().unwrap_or_default();
+                    let has_moved = progress.is_some_and(|report| self.job_states.record_progress(&uid, report));
+                    if self.job_states.record_checkpoints(&uid, checkpoints) || has_moved {
                         // Fails only while the controller is going away.
                         let _ = futures::SinkExt::send(&mut self.reports, ObjectRef::from_obj(&*job)).await;
                     }
@@ -127,32 +137,42 @@ fn is_running(job: &ParameterServerJob) -> bool {
 
 /// Requests the status from the metrics port and not by gRPC: that port needs no certificate, so that the operator need
 /// not read any Secret.
-async fn ask(client: &Client<HttpConnector, Body>, server: SocketAddr) -> Result<ProgressReport, PollError> {
+async fn ask(client: &Client<HttpConnector, Body>, server: SocketAddr) -> Result<Answer, PollError> {
     let uri = format!("http://{server}/status").parse().expect("an address and a path are a URI");
     let reply = client.get(uri).await.map_err(|error| PollError::Connect(server, error))?;
-    if reply.status() != StatusCode::OK {
-        return Err(PollError::Answer(reply.status()));
+    let code = reply.status();
+    if !matches!(code, StatusCode::OK | StatusCode::SERVICE_UNAVAILABLE) {
+        return Err(PollError::Answer(code));
     }
     let body = to_bytes(Body::new(reply.into_body()), MOST_BYTES).await.map_err(PollError::Body)?;
-    let status = serde_json::from_slice(&body).map_err(PollError::Status)?;
-    Ok(report(status))
+    let status: Result<TrainingStatus, _> = serde_json::from_slice(&body);
+    if code == StatusCode::OK {
+        return Ok(report(status.map_err(PollError::Status)?));
+    }
+    // A server without the state of its job knows nothing else than why it has none, if that is the checkpoint folder.
+    let failed = status.ok().filter(|status| status.failed_checkpoint.is_some()).ok_or(PollError::Answer(code))?;
+    Ok(Answer { progress: None, ..report(failed) })
 }
 
-fn report(status: TrainingStatus) -> ProgressReport {
-    let TrainingStatus { step, total_steps, examples_per_second, metrics, checkpoint, stragglers } = status;
-    let at = Some(Timestamp::now());
-    ProgressReport { step, total_steps, examples_per_second, metrics, checkpoint, stragglers, at }
+fn report(status: TrainingStatus) -> Answer {
+    let at = Timestamp::now();
+    let TrainingStatus { step, total_steps, examples_per_second, metrics, checkpoint, stragglers, failed_checkpoint } =
+        status;
+    let progress =
+        ProgressReport { step, total_steps, examples_per_second, metrics, checkpoint, stragglers, at: Some(at) };
+    Answer { progress: Some(progress), checkpoints: CheckpointReport { failure: failed_checkpoint, at } }
 }
 
 #[cfg(test)]
 mod tests {
     use axum::Router;
     use axum::routing::get;
+    use psjobs_api::FailedCheckpoint;
     use tokio::net::TcpListener;
 
     use super::*;
 
-    async fn answer(router: Router) -> Result<ProgressReport, PollError> {
+    async fn answer(router: Router) -> Result<Answer, PollError> {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let server = listener.local_addr().expect("bound");
         let serving = tokio::spawn(axum::serve(listener, router).into_future());
@@ -167,12 +187,30 @@ mod tests {
         let status = TrainingStatus { step: 7, total_steps: 9, stragglers: vec![1], ..TrainingStatus::default() };
         let body = serde_json::to_string(&status).expect("JSON");
         let reported = answer(Router::new().route("/status", get(async || body))).await.expect("an answer");
-        assert_eq!(ProgressReport { at: None, ..reported }, ProgressReport { at: None, ..report(status) });
+        let timeless = |answer: Answer| answer.progress.map(|progress| ProgressReport { at: None, ..progress });
+        assert_eq!(reported.checkpoints.failure, None);
+        let (reported, want) = (timeless(reported), timeless(report(status)));
+        assert!(reported.is_some() && reported == want, "{reported:?}");
 
         let wrong = Router::new().route("/status", get(async || "<html>"));
         assert!(matches!(answer(wrong).await, Err(PollError::Status(_))), "somebody else's port");
         // A worker of an earlier version.
         let missing = answer(Router::new()).await.expect_err("nothing is there").to_string();
         assert_eq!(missing, "server 0 answered 404 Not Found");
+    }
+    #[tokio::test]
+    async fn a_server_without_the_state_of_its_job_reports_why_if_that_is_the_checkpoint_folder() {
+        let failure = FailedCheckpoint { message: "create the bucket".into(), unix_seconds: None };
+        let status = TrainingStatus { failed_checkpoint: Some(failure.clone()), ..TrainingStatus::default() };
+        let body = serde_json::to_string(&status).expect("JSON");
+        let waiting =
+            answer(Router::new().route("/status", get(async move || (StatusCode::SERVICE_UNAVAILABLE, body))));
+        let waiting = waiting.await.expect("an answer");
+        assert_eq!((waiting.progress, waiting.checkpoints.failure), (None, Some(failure)));
+        for body in ["it does not have the state of the job yet\n", "{}"] {
+            let silent =
+                answer(Router::new().route("/status", get(async move || (StatusCode::SERVICE_UNAVAILABLE, body))));
+            assert!(matches!(silent.await, Err(PollError::Answer(StatusCode::SERVICE_UNAVAILABLE))), "{body}");
+        }
     }
 }

@@ -121,6 +121,8 @@ pub enum ConditionType {
     Suspended,
     /// The job makes no step.
     Stalled,
+    /// The servers cannot write checkpoints (spec.checkpoint), or not use their folder at all.
+    CheckpointFailing,
     /// The trainers are done; the servers are ending.
     Completing,
     /// The job finished well.

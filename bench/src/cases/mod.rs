@@ -14,6 +14,7 @@ mod remote;
 mod rl;
 mod scaling;
 mod snapshot;
+mod store;
 mod together;
 mod trainers;
 mod waiting;
@@ -66,6 +67,7 @@ enum Bench {
     Scaling(scaling::ScalingArgs),
     Metrics(metrics::MetricsArgs),
     Snapshot(snapshot::SnapshotArgs),
+    Store(store::StoreArgs),
     #[command(hide = true)]
     Server(ServerArgs),
     #[command(hide = true)]
@@ -106,6 +108,7 @@ impl Bench {
             Self::Local(args) => return args.measure(runs),
             Self::Recovery(args) => return args.measure(runs),
             Self::Hostile(args) => return args.measure(runs),
+            Self::Store(args) => return args.measure(runs),
             Self::Remote(args) => args.measure(runs)?,
             Self::Rl(args) => args.measure(runs)?,
             Self::Gpu(args) => args.measure(runs)?,

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams};
-use psjobs_api::crd::{CheckpointSpec, ParameterServerJob, Phase};
+use psjobs_api::crd::{CheckpointSpec, ConditionType, ParameterServerJob, Phase};
 use psjobs_e2e::command::run;
 use psjobs_e2e::logs::line;
 use psjobs_e2e::manifest::{PACED, PACED_ACCURACY, from_file, main_container};
@@ -25,15 +25,21 @@ const PORT: u16 = 17_070;
 const PROGRAM: &str = "/usr/local/bin/versitygw";
 const FOLDER: &str = "/var/lib/psjobs-e2e-store";
 
-/// Deletes a job with all that belongs to it: another job goes on from what it has left in the bucket.
+/// Deletes a job with all that belongs to it: another job goes on from what it has left in the bucket. Before, a job whose
+/// bucket is not there says so.
 pub async fn job_outlives_its_deletion(namespace: &TestNamespace) -> Result<()> {
     let store = Store::start(namespace).await?;
-    let ended = go_on(namespace, &store).await;
+    let test = async {
+        create_keys(namespace, &store).await?;
+        find_a_bucket(namespace, &store).await?;
+        go_on(namespace, &store).await
+    };
+    let ended = test.await;
     store.stop().await?;
     ended
 }
 
-async fn go_on(namespace: &TestNamespace, store: &Store) -> Result<()> {
+async fn create_keys(namespace: &TestNamespace, store: &Store) -> Result<()> {
     let keys = [
         format!("--from-literal=AWS_ACCESS_KEY_ID={KEY}"),
         format!("--from-literal=AWS_SECRET_ACCESS_KEY={SECRET}"),
@@ -42,12 +48,47 @@ async fn go_on(namespace: &TestNamespace, store: &Store) -> Result<()> {
     ];
     let create: Vec<&str> =
         ["create", "secret", "generic", "store-keys"].into_iter().chain(keys.iter().map(String::as_str)).collect();
-    namespace.kubectl(&create).await?;
+    namespace.kubectl(&create).await.map(drop)
+}
 
+/// Returns a job that is kept below a URL.
+fn job(url: &str) -> Result<ParameterServerJob> {
     let mut job = from_file("examples/mnist-checkpoint.yaml")?;
     main_container(&mut job)?.args = Some(PACED.map(str::to_owned).into());
-    let checkpoint = json!({"objectStore": {"url": "s3://bucket/jobs", "secret": "store-keys"}, "intervalSeconds": 2});
+    let checkpoint = json!({"objectStore": {"url": url, "secret": "store-keys"}, "intervalSeconds": 2});
     job.spec.checkpoint = Some(serde_json::from_value::<CheckpointSpec>(checkpoint)?);
+    Ok(job)
+}
+
+/// A job without its bucket says what to do, until the bucket is there.
+async fn find_a_bucket(namespace: &TestNamespace, store: &Store) -> Result<()> {
+    namespace.apply(&job("s3://other/jobs")?).await?;
+    let jobs = namespace.jobs();
+    until(&jobs, JOB, SHORT, "the job to say that its bucket is missing", |job| fails(job, "True")).await?;
+    let why = namespace.psjob(&["why", JOB]).await?;
+    namespace.print(format_args!("kubectl psjob why {JOB}:\n{why}"));
+    ensure!(why.contains("create the bucket"), "{why}");
+    store.shell(&format!("mkdir {FOLDER}/other")).await?;
+    until(&jobs, JOB, SHORT, "the job to find its bucket", |job| fails(job, "False")).await?;
+    delete(namespace).await
+}
+
+/// Returns whether a job has the condition CheckpointFailing, with this status.
+fn fails(job: Option<&ParameterServerJob>, status: &str) -> bool {
+    let conditions = job.and_then(|job| job.status.as_ref()).map(|status| &status.conditions);
+    let mut failing = conditions.into_iter().flatten().filter(|found| found.type_ == ConditionType::CheckpointFailing);
+    failing.any(|found| found.status == status)
+}
+
+/// Deletes the job with all that belongs to it.
+async fn delete(namespace: &TestNamespace) -> Result<()> {
+    namespace.jobs().delete(JOB, &DeleteParams::foreground()).await?;
+    until_none(&namespace.pods(), &ListParams::default(), SHORT, "the deleted job's pods to go").await?;
+    until_none(&namespace.jobs(), &ListParams::default(), SHORT, "the deleted job to go").await
+}
+
+async fn go_on(namespace: &TestNamespace, store: &Store) -> Result<()> {
+    let job = job("s3://bucket/jobs")?;
     namespace.apply(&job).await?;
     let kept = |job: Option<&ParameterServerJob>| {
         job.and_then(|job| job.status.as_ref()?.last_checkpoint.as_ref()).is_some_and(|kept| kept.step > 0)
@@ -55,9 +96,7 @@ async fn go_on(namespace: &TestNamespace, store: &Store) -> Result<()> {
     until(&namespace.jobs(), JOB, TRAINING, "a checkpoint in the job's status", kept).await?;
     let claims = namespace.kubectl(&["get", "persistentvolumeclaims", "--output", "name"]).await?;
     ensure!(claims.trim().is_empty(), "a job without a volume has {claims}");
-    namespace.jobs().delete(JOB, &DeleteParams::foreground()).await?;
-    until_none(&namespace.pods(), &ListParams::default(), SHORT, "the deleted job's pods to go").await?;
-    until_none(&namespace.jobs(), &ListParams::default(), SHORT, "the deleted job to go").await?;
+    delete(namespace).await?;
 
     namespace.apply(&job).await?;
     let restored = line(&namespace.pods(), &format!("{JOB}-ps-0"), &["restored from a checkpoint"], SHORT).await?;

@@ -68,6 +68,7 @@ pub fn explain(job: &ParameterServerJob, now: Timestamp) -> Explanation {
     let reason = text::reason(status);
     let state = format!("{phase:?}{}", reason.map(|reason| format!(" ({reason})")).unwrap_or_default());
     let mut said = Explanation { job: name.clone(), state, ..Explanation::default() };
+    checkpoints(status, &mut said);
     match phase {
         Phase::Failed => failed(status, &mut said),
         Phase::Succeeded => succeeded(job, status, &mut said),
@@ -223,6 +224,17 @@ fn waits(job: &ParameterServerJob, status: &ParameterServerJobStatus, phase: Pha
             said.next.push((format!("kubectl describe psjob {name}"), "its events"));
         }
     }
+}
+
+/// The servers cannot write checkpoints. The condition does not hold any more when the job has ended or is suspended.
+fn checkpoints(status: &ParameterServerJobStatus, said: &mut Explanation) {
+    let Some(failing) = message(status, ConditionType::CheckpointFailing) else { return };
+    said.needs_help = true;
+    said.sentences.push(failing);
+    if let Some(newest) = &status.last_checkpoint {
+        said.sentences.push(format!("Its newest checkpoint is of step {}.", newest.step));
+    }
+    said.next.push((format!("kubectl psjob logs {} --role ps --tail 20", said.job), "what the servers say of it"));
 }
 
 /// The job trains or ends.

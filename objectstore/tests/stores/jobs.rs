@@ -1,13 +1,15 @@
 //! Real servers and trainers, whose checkpoints are in a bucket alone.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use psjobs_api::TrainingStatus;
 use psjobs_ps::checkpoint::Runs;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -158,10 +160,21 @@ fn a_server_that_cannot_reach_its_bucket_says_why() {
         assert_eq!(found, Some(code), "{log}");
         assert!(log.contains(words), "{log}");
     }
-    let Some(mut command) = worker(&serve("s3://missing/x"), &store.variables()) else { return };
+    let metrics = free_port();
+    let arguments = format!("{} --metrics-port {metrics}", serve("s3://missing/x"));
+    let Some(mut command) = worker(&arguments, &store.variables()) else { return };
     let mut server = Process(command.spawn().expect("starts"));
     let line = said(&mut server.0, "missing");
     assert!(line.contains("create the bucket"), "{line}");
+    // The operator asks here.
+    let mut stream = TcpStream::connect(("127.0.0.1", metrics)).expect("it listens");
+    write!(stream, "GET /status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("asks");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("text");
+    let body = answer.split("\r\n\r\n").nth(1).expect("a body");
+    let status: TrainingStatus = serde_json::from_str(body).expect("JSON");
+    let failed = status.failed_checkpoint.expect("it waits for the bucket");
+    assert!(failed.message.contains("create the bucket"), "{failed:?}");
 }
 
 /// Runs `psjobs-worker store`. Returns its exit code, what it printed, and what it said.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use psjobs_api::CheckpointResult;
 use psjobs_api::crd::{ParameterServerJobStatus, names};
+use psjobs_api::{CheckpointResult, FailedCheckpoint};
 
 use super::observe::{ObservedPod, Replica};
 
@@ -20,6 +20,8 @@ pub struct ObservedState {
     pub refused: Vec<Refusal>,
     /// The last report of server 0.
     pub progress: Option<ProgressReport>,
+    /// The last answer of server 0 about the place where checkpoints are kept.
+    pub checkpoints: Option<CheckpointReport>,
     /// The name of the Secret that is tried next for the job's certificates, because somebody else has made the one that
     /// was to be created.
     pub next_certificates: Option<String>,
@@ -44,6 +46,15 @@ pub struct ProgressReport {
     pub stragglers: Vec<u32>,
     /// When it arrived.
     pub at: Option<Timestamp>,
+}
+
+/// Says whether checkpoints can be written, as server 0 reports it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckpointReport {
+    /// The fault, if they cannot.
+    pub failure: Option<FailedCheckpoint>,
+    /// When it arrived.
+    pub at: Timestamp,
 }
 
 /// The actions for a job, in this order: create, then write the status, then delete and record events, so that a failure

@@ -17,7 +17,7 @@ use super::context::Context;
 use super::decide::{decide, refuse};
 use super::error::ReconcileError;
 use super::handover::{self, Handover};
-use super::model::{Child, Decision};
+use super::model::{Child, Decision, ObservedState};
 use super::validate::{ValidJob, validate};
 use super::write::children::create_children;
 use crate::error_chain::chain;
@@ -86,7 +86,10 @@ async fn decide_and_create(
     now: Timestamp,
 ) -> Result<Decision, ReconcileError> {
     let status = object.status.clone().unwrap_or_default();
-    let observing = async { Ok(observed_state(job, &status, &context.children, context.jobs.progress(&job.uid))) };
+    let observing = async {
+        let observed = observed_state(job, &status, &context.children, context.jobs.progress(&job.uid));
+        Ok(ObservedState { checkpoints: context.jobs.checkpoints(&job.uid), ..observed })
+    };
     let mut observed = context.step("dereference", observing).await?;
     let decision = context.step("decide", async { Ok(decide(job, &status, &observed, now)) }).await?;
     if decision.create.is_empty() {

@@ -19,6 +19,7 @@ use psjobs_ps::proto;
 use psjobs_ps::proto::recovery_client::RecoveryClient;
 use psjobs_ps::series::writer::read_points;
 use psjobs_ps::server::ServerError;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use safetensors::SafeTensors;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -188,4 +189,39 @@ fn a_server_that_hangs_on_its_way_to_a_checkpoint_is_waited_for_until_its_succes
     for server in [leader, successor] {
         server.outcome().expect("ends well");
     }
+}
+
+#[test]
+fn checkpoints_that_cannot_be_written_are_reported_while_training_goes_on_until_one_is_written() {
+    const STEPS: u64 = 5000;
+    let folder = tempfile::tempdir().expect("a folder");
+    let job = Job::checkpointed(folder.path(), 1, 1, ConsistencyMode::Async);
+    job.limit.set(1);
+    let running = job.run(STEPS);
+    let mut step = 1;
+    // One step after the other, so that there is always something to keep.
+    let mut train_until = |what: &str, condition: &dyn Fn() -> bool| {
+        while !condition() {
+            step += 1;
+            assert!(step < STEPS, "it takes too long: {what}");
+            job.limit.set(step);
+            wait_for(&running.steps, step);
+        }
+    };
+    let complete = || Runs::new(folder.path()).catalog(1).complete().expect("a folder");
+    train_until("the first checkpoint", &|| !complete().is_empty());
+    let (run, file) = (folder.path().join("run-00001"), folder.path().join("file"));
+    fs::write(&file, "not a folder").expect("writes");
+    // In one moment, so that the server does not make the folder again.
+    let exchange = || {
+        renameat_with(CWD, run.as_path(), CWD, file.as_path(), RenameFlags::EXCHANGE).expect("exchanges");
+    };
+    exchange();
+    let servers = job.servers();
+    let is_reported = || warns(&servers[0], "no checkpoint can be written");
+    train_until("a report", &|| is_reported() == Some(true));
+    exchange();
+    train_until("a checkpoint after it", &|| is_reported() == Some(false));
+    running.finish();
+    assert!(complete().contains(&STEPS), "the last one is there");
 }

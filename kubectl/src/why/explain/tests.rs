@@ -67,7 +67,7 @@ fn described(section: &'static str) -> (Vec<Value>, Option<Value>) {
 #[test]
 fn every_section_of_troubleshooting_has_its_explanation() {
     type Row = (&'static str, &'static str, &'static [&'static str], &'static str, bool);
-    let rows: [Row; 10] = [
+    let rows: [Row; 11] = [
         (
             "The image does not exist",
             "Pending",
@@ -128,6 +128,13 @@ fn every_section_of_troubleshooting_has_its_explanation() {
             &["Trainer 1 was lost with worker-1, a node that has not answered"],
             "kubectl get pods",
             false,
+        ),
+        (
+            "Checkpoints cannot be written",
+            "Running",
+            &["check the credentials of the store", "training goes on", "what the servers say of it"],
+            "kubectl psjob logs mnist --role ps",
+            true,
         ),
         (
             "An elastic job has fewer trainers than it asks for",
@@ -280,6 +287,26 @@ fn causes_are_named_with_what_to_do() {
             json!({"phase": "Running", "reason": "Running", "conditions": [condition("Running", "True", "Running", "all run")]}),
             &["run since 5m, and no step", "says so in its log"],
             "kubectl psjob logs mnist --since 2m",
+            false,
+        ),
+        (
+            json!({"phase": "Running", "reason": "Running", "lastCheckpoint": {"step": 400, "path": "s3://bucket/jobs/mnist/run-00001/step-000000000400"},
+            "conditions": [
+                condition("Running", "True", "Running", "all run"),
+                condition("CheckpointFailing", "True", "CheckpointFailing", "no checkpoint can be written: SlowDown"),
+            ]}),
+            &["No checkpoint can be written: SlowDown.", "newest checkpoint is of step 400", "no step is reported yet"],
+            "kubectl psjob logs mnist --role ps",
+            true,
+        ),
+        (
+            json!({"phase": "Running", "reason": "Running", "progress": {"step": 788, "totalSteps": 1500, "percent": 52, "summary": "52%"},
+            "conditions": [
+                condition("Running", "True", "Running", "all run"),
+                condition("CheckpointFailing", "False", "CheckpointWritten", ""),
+            ]}),
+            &["step 788 of 1500"],
+            "kubectl psjob watch mnist",
             false,
         ),
         (

@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use psjobs_api::crd::ParameterServerJob;
 
 use super::metadata::remove_unread_metadata;
-use crate::controller::model::ProgressReport;
+use crate::controller::model::{CheckpointReport, ProgressReport};
 
 /// Delay before the first retry of a reconcile that failed, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
@@ -26,6 +26,7 @@ struct Entry {
     /// Reconciles in a row that failed.
     failed: u32,
     progress: Option<ProgressReport>,
+    checkpoints: Option<CheckpointReport>,
     /// When the status first differed from the stored one.
     differs_since: Option<Instant>,
     /// A pod was found that another shard's operator created.
@@ -118,6 +119,19 @@ impl JobStates {
         new
     }
 
+    pub fn checkpoints(&self, uid: &str) -> Option<CheckpointReport> {
+        self.lock().get(uid)?.checkpoints.clone()
+    }
+
+    /// Keeps a report about checkpoints. Returns whether it differs from the last one in more than its time.
+    pub fn record_checkpoints(&self, uid: &str, report: CheckpointReport) -> bool {
+        let mut entries = self.lock();
+        let checkpoints = &mut entries.entry(uid.to_owned()).or_default().checkpoints;
+        let new = checkpoints.as_ref().is_none_or(|known| known.failure != report.failure);
+        *checkpoints = Some(report);
+        new
+    }
+
     /// Removes the state of every job that is not in `jobs`.
     pub fn retain(&self, jobs: &[Arc<ParameterServerJob>]) {
         let uids = jobs.iter().filter_map(|job| job.metadata.uid.as_deref()).collect::<std::collections::HashSet<_>>();
@@ -154,6 +168,22 @@ mod tests {
         for (cached, want) in [("99", "100"), ("100", "100"), ("99", "99"), ("101", "101")] {
             let newest = states.newest(version(cached).into());
             assert_eq!(newest.resource_version().as_deref(), Some(want), "the cache has {cached}");
+        }
+    }
+
+    #[test]
+    fn a_report_about_checkpoints_is_new_if_the_fault_is_another() {
+        let (states, failure) = (JobStates::default(), psjobs_api::FailedCheckpoint::default());
+        for (label, failure, second, want) in [
+            ("the first report", None, 0, true),
+            ("the same later", None, 10, false),
+            ("a fault", Some(failure.clone()), 20, true),
+            ("it lasts", Some(failure), 30, false),
+            ("it is over", None, 40, true),
+        ] {
+            let at = jiff::Timestamp::from_second(second).expect("in range");
+            assert_eq!(states.record_checkpoints("a", CheckpointReport { failure, at }), want, "{label}");
+            assert_eq!(states.checkpoints("a").map(|report| report.at), Some(at), "{label}");
         }
     }
 

@@ -86,7 +86,7 @@ pub fn observed_state(
             service.is_some_and(|service| is_owned(&*service, &job.uid))
         }
     };
-    ObservedState { pods, service, refused: Vec::new(), progress, next_certificates: None }
+    ObservedState { pods, service, progress, ..ObservedState::default() }
 }
 
 /// Returns whether an object's controller is the job with this uid.

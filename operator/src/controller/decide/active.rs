@@ -97,6 +97,7 @@ impl Draft<'_, '_> {
         self.clear(ConditionType::Completing, "ModelMissing");
         self.record_last_failure();
         self.report_losses();
+        self.report_checkpoints();
 
         let course = choose(facts, &mut self.wake);
         if !matches!(course, Course::FailOverPod(_)) {

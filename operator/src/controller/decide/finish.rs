@@ -185,7 +185,12 @@ impl Draft<'_, '_> {
         for type_ in [ConditionType::ServersReady, ConditionType::Running] {
             self.set(type_, ConditionUpdate::no(reason.clone(), "the job is finished"));
         }
-        for type_ in [ConditionType::Restarting, ConditionType::Stalled, ConditionType::Completing] {
+        for type_ in [
+            ConditionType::Restarting,
+            ConditionType::Stalled,
+            ConditionType::CheckpointFailing,
+            ConditionType::Completing,
+        ] {
             self.clear(type_, reason);
         }
         self.set(condition, ConditionUpdate::yes(reason.clone(), message.clone()));

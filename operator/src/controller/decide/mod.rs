@@ -10,6 +10,7 @@
 
 mod active;
 mod certificates;
+mod checkpoints;
 mod deadline;
 mod draft;
 mod elastic;

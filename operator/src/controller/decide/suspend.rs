@@ -39,6 +39,7 @@ impl Draft<'_, '_> {
             ConditionType::Running,
             ConditionType::Restarting,
             ConditionType::Stalled,
+            ConditionType::CheckpointFailing,
             ConditionType::Completing,
         ] {
             self.clear(type_, REASON);

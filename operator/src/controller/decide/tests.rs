@@ -2,6 +2,7 @@
 //! random histories at it.
 
 mod cases;
+mod checkpoints;
 mod cluster;
 mod elastic;
 mod end;

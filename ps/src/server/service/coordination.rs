@@ -223,6 +223,7 @@ pub(in crate::server) fn status(state: &ServerState) -> proto::StatusReply {
         status.warnings.extend(replication.warnings(state.store().is_ok() || !state.all_tables().is_empty()));
     }
     status.warnings.extend(state.recovery.trouble());
+    status.warnings.extend(state.recovery.failed_write().map(|failed| failed.sentence()));
     status.checkpoint = state.recovery.newest().map(|newest| proto::CheckpointStatus {
         step: newest.id.step,
         path: newest.path.display().to_string(),

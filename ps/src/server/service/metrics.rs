@@ -12,7 +12,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
-use psjobs_api::{CheckpointResult, TrainingStatus};
+use psjobs_api::{CheckpointResult, FailedCheckpoint, TrainingStatus};
 use tokio::net::TcpListener;
 
 use super::coordination;
@@ -41,11 +41,17 @@ pub async fn serve(
 }
 
 /// How far training is, as JSON for the operator. A server that was started anew does not say before it has the state of the
-/// job: it knows of no step until then, and the job would seem to have gone back.
+/// job: it knows of no step until then, and the job would seem to have gone back. If it waits for the checkpoint folder, it says
+/// that and nothing else.
 fn progress(state: &ServerState) -> Response {
+    let failed_checkpoint = failed_checkpoint(state);
     if !state.has_state() {
-        return (StatusCode::SERVICE_UNAVAILABLE, "this server does not have the state of the job yet\n")
-            .into_response();
+        const UNAVAILABLE: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
+        if failed_checkpoint.is_none() {
+            return (UNAVAILABLE, "this server does not have the state of the job yet\n").into_response();
+        }
+        let status = TrainingStatus { failed_checkpoint, ..TrainingStatus::default() };
+        return json(UNAVAILABLE, &status);
     }
     let status = coordination::status(state);
     let checkpoint = status.checkpoint.map(|newest| CheckpointResult {
@@ -61,9 +67,27 @@ fn progress(state: &ServerState) -> Response {
         metrics: status.metrics.into_iter().filter(|(_, value)| value.is_finite()).collect(),
         checkpoint,
         stragglers: status.stragglers,
+        failed_checkpoint,
     };
-    let text = serde_json::to_string(&status).expect("names and finite numbers serialize");
-    ([(header::CONTENT_TYPE, "application/json")], text).into_response()
+    json(StatusCode::OK, &status)
+}
+
+fn json(code: StatusCode, status: &TrainingStatus) -> Response {
+    let text = serde_json::to_string(status).expect("names and finite numbers serialize");
+    (code, [(header::CONTENT_TYPE, "application/json")], text).into_response()
+}
+
+/// Returns the fault for which the servers wait for the checkpoint folder, or cannot write checkpoints, if there is one.
+fn failed_checkpoint(state: &ServerState) -> Option<FailedCheckpoint> {
+    let waits = state.recovery.trouble().map(|why| FailedCheckpoint {
+        message: format!("the servers wait for the checkpoint folder: {why}"),
+        unix_seconds: None,
+    });
+    let failed = || {
+        let failed = state.recovery.failed_write()?;
+        Some(FailedCheckpoint { message: failed.sentence(), unix_seconds: Some(failed.unix_seconds) })
+    };
+    waits.or_else(failed)
 }
 
 fn render(state: &ServerState) -> String {
@@ -189,6 +213,10 @@ fn histogram(text: &mut String, staleness: &Histogram) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use psjobs_api::checkpoint::CheckpointPolicy;
+    use psjobs_api::env::Checkpoint;
     use psjobs_api::{Environment, Training};
 
     use super::*;
@@ -216,5 +244,40 @@ mod tests {
             let config = ServerConfig { shared_memory: false, ..ServerConfig::new(&environment) };
             assert_eq!(progress(&ServerState::new(config)).status(), want, "{}", environment.replication_factor);
         }
+    }
+    /// The answer at `/status`.
+    async fn answer(state: &ServerState) -> (StatusCode, TrainingStatus) {
+        let answer = progress(state);
+        let code = answer.status();
+        let body = axum::body::to_bytes(answer.into_body(), 10_000).await.expect("a short body");
+        (code, serde_json::from_slice(&body).expect("JSON"))
+    }
+
+    #[tokio::test]
+    async fn a_fault_of_checkpoints_is_reported_until_one_is_written_and_before_there_is_a_state() {
+        let plain = Environment::new("mnist", "job-1", vec!["ps-0:29500".into()], 1, Training::default());
+        let state = ServerState::new(ServerConfig { shared_memory: false, ..ServerConfig::new(&plain) });
+        let at = |second| SystemTime::UNIX_EPOCH + Duration::from_secs(second);
+        for second in [7, 67] {
+            state.recovery.write_failed("no space left for a file; enlarge the volume", at(second));
+            let (code, status) = answer(&state).await;
+            let failed = status.failed_checkpoint.expect("reported");
+            assert_eq!((code, failed.unix_seconds), (StatusCode::OK, Some(7)), "since the first failure");
+            assert!(failed.message.contains("enlarge the volume"), "{}", failed.message);
+        }
+        let warnings = coordination::status(&state).warnings;
+        assert!(warnings.iter().any(|warning| warning.contains("enlarge the volume")), "{warnings:?}");
+        state.recovery.write_succeeded();
+        assert_eq!(answer(&state).await.1.failed_checkpoint, None);
+        assert_eq!(coordination::status(&state).warnings.len(), warnings.len() - 1);
+
+        let policy = CheckpointPolicy::default();
+        let kept = Environment { checkpoint: Some(Checkpoint { folder: "/checkpoints".into(), policy }), ..plain };
+        let state = ServerState::new(ServerConfig { shared_memory: false, ..ServerConfig::new(&kept) });
+        state.recovery.set_trouble(Some("NoSuchBucket; create the bucket, or correct its name".into()));
+        let (code, status) = answer(&state).await;
+        let failed = status.failed_checkpoint.expect("reported");
+        assert_eq!((code, failed.unix_seconds), (StatusCode::SERVICE_UNAVAILABLE, None));
+        assert!(failed.message.contains("create the bucket"), "{}", failed.message);
     }
 }

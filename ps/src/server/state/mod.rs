@@ -3,6 +3,7 @@
 
 pub mod batch_assignment;
 pub mod election;
+pub mod failed_write;
 pub mod membership;
 pub mod metrics;
 pub mod recovery;

@@ -10,6 +10,7 @@ use psjobs_api::{CheckpointResult, ReplicaResult};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tonic::Status;
 
+use super::failed_write::FailedWrite;
 use crate::checkpoint::format::MANIFEST;
 use crate::checkpoint::{CheckpointId, Folder};
 
@@ -77,6 +78,8 @@ pub struct Recovery {
     leader: AtomicU32,
     /// A fault of the checkpoint folder that this server waits for, for the status.
     trouble: Mutex<Option<String>>,
+    /// Set while checkpoints cannot be written. On server 0 only.
+    failed_write: Mutex<Option<FailedWrite>>,
     /// Held while a checkpoint is loaded, so that one is loaded after the other.
     pub(in crate::server) loading: tokio::sync::Mutex<()>,
     /// Set when server 0 says that it writes no more checkpoints. A later process of it may write some after all, and
@@ -111,6 +114,7 @@ impl Recovery {
             run: AtomicU32::new(0),
             leader: AtomicU32::new(0),
             trouble: Mutex::default(),
+            failed_write: Mutex::default(),
             loading: tokio::sync::Mutex::default(),
             last_written: watch::Sender::new(false),
             ended: Notify::new(),
@@ -174,6 +178,23 @@ impl Recovery {
 
     pub(in crate::server) fn set_trouble(&self, trouble: Option<String>) {
         *self.trouble.lock() = trouble;
+    }
+
+    /// Returns why checkpoints cannot be written and since when, if so. On server 0 only.
+    pub fn failed_write(&self) -> Option<FailedWrite> {
+        self.failed_write.lock().clone()
+    }
+
+    /// Records that a checkpoint could not be written because of `why`, at the time `at` of the disk.
+    pub(in crate::server) fn write_failed(&self, why: &str, at: SystemTime) {
+        let unix_seconds = at.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |age| age.as_secs());
+        let mut failed = self.failed_write.lock();
+        *failed = Some(FailedWrite::after(failed.take(), why, unix_seconds));
+    }
+
+    /// Records that a checkpoint was written, or that the newest one holds the state of the job.
+    pub(in crate::server) fn write_succeeded(&self) {
+        *self.failed_write.lock() = None;
     }
 
     /// Takes over the epoch of a server that sends this one its blocks. Returns whether this server is in that epoch: one

@@ -349,6 +349,13 @@ async fn warnings(address: &str) -> Result<Vec<String>, tonic::Status> {
     }
 }
 
+/// Returns whether a warning of a server holds `words`, if it answers.
+pub fn warns(server: &str, words: &str) -> Option<bool> {
+    let runtime = Runtime::new().expect("a runtime");
+    let warnings = runtime.block_on(warnings(&format!("http://{server}"))).ok()?;
+    Some(warnings.iter().any(|warning| warning.contains(words)))
+}
+
 /// Waits until a warning of a server holds `words`.
 pub fn wait_for_warning(server: &str, words: &str) {
     let (address, runtime) = (format!("http://{server}"), Runtime::new().expect("a runtime"));

@@ -28,7 +28,7 @@ pub(super) async fn complete(
     // A process that takes the folder leaves its mark before it looks for checkpoints. So it sees the manifest, if its mark is
     // not there yet; otherwise it may go on from an earlier checkpoint.
     let held = tokio::time::timeout(CONFIRM, lock.confirm()).await;
-    held.map_err(|_| Status::unavailable("the lock of the checkpoint folder cannot be read"))?.map_err(taken)?;
+    held.map_err(|_| Status::deadline_exceeded("the lock of the checkpoint folder cannot be read"))?.map_err(taken)?;
     disk.work(tidy).await;
     Ok(newest)
 }

@@ -155,8 +155,12 @@ async fn lead(
                         let _ = conclusion.kept.send(Ok(()));
                     }
                     failing_since = None;
+                    state.recovery.write_succeeded();
                     continue;
                 };
+                if is_of_the_disk(status.code()) {
+                    state.recovery.write_failed(status.message(), config.folder.disk().now());
+                }
                 let early = matches!(status.code(), Code::FailedPrecondition | Code::OutOfRange);
                 if early || when == When::Now {
                     ticks.reset_after(SOON);
@@ -193,6 +197,12 @@ async fn lead(
     let exported = coordinator.finish(training).await;
     coordinator.schedule.release().await;
     exported
+}
+
+/// Decides whether a checkpoint failed because of the disk or the store: an operation on it has failed, or was not over in time.
+/// Other codes say that it came too early, that a server is away, or that another process leads.
+fn is_of_the_disk(code: Code) -> bool {
+    matches!(code, Code::Internal | Code::DeadlineExceeded)
 }
 
 /// Decides whether a process that asks to be restored holds the state of the others already: it was given all its blocks, or is

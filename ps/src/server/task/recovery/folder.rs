@@ -10,6 +10,7 @@ use crate::checkpoint::write::WriteError;
 use crate::retry::{Failure, Schedule, Stopped, retry};
 use crate::server::error::ServerError;
 use crate::server::state::ServerState;
+use crate::server::state::failed_write::is_same_cause;
 
 /// Pauses between two attempts.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -64,7 +65,10 @@ pub(super) async fn insist<T: Send + 'static>(
         }
     };
     let waits = |why: &String, elapsed: Duration| {
-        state.recovery.set_trouble(Some(why.clone()));
+        // A store's client says other times and numbers with each attempt.
+        if state.recovery.trouble().is_none_or(|known| !is_same_cause(&known, why)) {
+            state.recovery.set_trouble(Some(why.clone()));
+        }
         if logged.is_none_or(|logged| elapsed >= logged + QUIET) {
             tracing::warn!(reason = why, "waiting for the checkpoint folder");
             logged = Some(elapsed);
