@@ -3,7 +3,7 @@
 use std::env;
 
 use psjobs_api::env::{PSJOB_ROLE, PSJOB_TRAINING};
-use psjobs_api::training::ConsistencyMode;
+use psjobs_api::training::{ConsistencyMode, Precision};
 use psjobs_api::{Role, Training};
 use psjobs_ps::network::Network;
 use psjobs_ps::schedule::Schedule;
@@ -28,12 +28,15 @@ impl Environment {
         let lookup = |name: &str| env::var(name).ok();
         let wrong = |error: &dyn std::error::Error| InputError::new_err(error.to_string());
         let Some(job) = psjobs_api::Environment::from_vars(lookup).map_err(|error| wrong(&error))? else {
-            return Ok(Self { job: None, network: Network::default(), training: alone(lookup(PSJOB_TRAINING))? });
+            let training = alone(lookup(PSJOB_TRAINING))?;
+            refuse_of_workloads(&training)?;
+            return Ok(Self { job: None, network: Network::default(), training });
         };
         if job.role != Role::Trainer {
             let text = format!("this process is a server of job {} ({PSJOB_ROLE} says so), not a trainer", job.name);
             return Err(InputError::new_err(text));
         }
+        refuse_of_workloads(&job.training)?;
         let network = Network::of(&job).map_err(|error| wrong(&error))?;
         Ok(Self { training: job.training.clone(), job: Some(job), network })
     }
@@ -144,6 +147,23 @@ impl Environment {
     fn learning_rate(&self, step: u64) -> f64 {
         self.training.optimizer.learning_rate * Schedule::from(&self.training.schedule).factor(step)
     }
+}
+
+/// Refuses fields that say how a workload in Rust computes: a script says that itself, and they would be ignored.
+fn refuse_of_workloads(training: &Training) -> PyResult<()> {
+    if training.batch.micro_batches() > 1 {
+        return Err(InputError::new_err(
+            "spec.training.batch.microBatches is for workloads in Rust; remove it, and call backward() for each part of a \
+             batch before opt.step()",
+        ));
+    }
+    if training.precision() != Precision::default() {
+        return Err(InputError::new_err(
+            "spec.training.precision is for workloads in Rust; remove it, and use torch.autocast and \
+             torch.backends.cuda.matmul.allow_tf32 in the script",
+        ));
+    }
+    Ok(())
 }
 
 /// The settings of a trainer that is alone: `spec.training` as JSON, or the defaults.

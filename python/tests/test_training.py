@@ -344,6 +344,22 @@ for (numbers,) in job.batches(indices, 8, epochs=4):
 """
 
 
+@pytest.mark.parametrize(
+    ("training", "advice"),
+    [
+        ({"batch": {"microBatches": 4}}, "microBatches is for workloads in Rust; remove it, and call backward()"),
+        ({"precision": {"autocast": "BF16"}}, "precision is for workloads in Rust; remove it, and use torch.autocast"),
+        ({"precision": {"tf32": True}}, "precision is for workloads in Rust; remove it, and use torch.autocast"),
+    ],
+)
+def test_fields_of_workloads_in_rust_are_refused(jobs: Jobs, training: dict[str, object], advice: str) -> None:
+    job = jobs.start()
+    job.training = training
+    trainer = job.trainer(0, "psjobs.join()")
+    _, said = trainer.communicate(timeout=DEADLINE)
+    assert trainer.returncode == 2 and advice in said, said
+
+
 def test_with_an_adaptive_batch_a_slow_trainer_reads_less_and_no_example_is_left_out(jobs: Jobs) -> None:
     job = jobs.start("--consistency", "sync", "--adaptive-batch", "--batch-size", "8", trainers=2)
     job.training = {"batch": {"base": 8, "adaptive": True}}

@@ -20,6 +20,10 @@ const MOST: u32 = 65_536;
         "rule": "self.min <= self.base && (!has(self.max) || self.base <= self.max)",
         "message": "spec.training.batch.base must lie between min and max; write bounds around it, or remove them",
     },
+    {
+        "rule": "!has(self.microBatches) || self.microBatches < 1 || self.base % self.microBatches == 0",
+        "message": "spec.training.batch.base must be a multiple of microBatches, which have one size; write a number of micro-batches that divides base",
+    },
 ]))]
 pub struct Batch {
     /// Examples that one trainer reads in one step. Default 32.
@@ -41,6 +45,14 @@ pub struct Batch {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65_536))]
     pub max: Option<u32>,
+    /// Compute the gradient of a step in so many micro-batches of base / microBatches examples, one after the other, and add
+    /// them up (gradient accumulation). Activations then take the memory of one micro-batch. Steps, learning rate and what is
+    /// read stay as they are, and so do results up to rounding, but for models whose forward draws numbers or looks at the whole
+    /// batch, as dropout and batch norm do. It must divide base. For workloads in Rust; a Python script calls backward() for
+    /// each part itself. Default 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 65_536))]
+    pub micro_batches: Option<u32>,
 }
 
 impl Batch {
@@ -50,10 +62,24 @@ impl Batch {
         self.max.unwrap_or_else(|| self.base.saturating_mul(4).min(MOST))
     }
 
+    /// The micro-batches in which a trainer computes the gradient of a step of `base` examples.
+    #[must_use]
+    pub fn micro_batches(&self) -> u32 {
+        self.micro_batches.unwrap_or(1)
+    }
+
     pub(super) fn validate(&self, backup_trainers: u32) -> Result<(), TrainingError> {
         in_range("batch.base", self.base, 1, MOST, "32")?;
         in_range("batch.min", self.min, 1, MOST, "1")?;
         in_range("batch.max", self.most(), 1, MOST, "128")?;
+        in_range("batch.microBatches", self.micro_batches(), 1, MOST, "4")?;
+        if !self.base.is_multiple_of(self.micro_batches()) {
+            return TrainingError::refuse(
+                "batch.microBatches",
+                format!("base {} has no {} micro-batches of one size", self.base, self.micro_batches()),
+                "write a number that divides base",
+            );
+        }
         if !self.adaptive && (self.min != default_min() || self.max.is_some()) {
             return TrainingError::refuse(
                 "batch",
@@ -81,7 +107,7 @@ impl Batch {
 
 impl Default for Batch {
     fn default() -> Self {
-        Self { base: default_base(), adaptive: false, min: default_min(), max: None }
+        Self { base: default_base(), adaptive: false, min: default_min(), max: None, micro_batches: None }
     }
 }
 

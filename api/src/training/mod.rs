@@ -7,6 +7,7 @@ mod compression;
 mod consistency;
 mod local;
 mod optimizer;
+mod precision;
 mod schedule;
 
 use std::fmt::Display;
@@ -19,6 +20,7 @@ pub use compression::{Codec, Compression};
 pub use consistency::{Consistency, ConsistencyMode, NonFinite, Staleness, StalenessMomentum, StalenessPolicy};
 pub use local::Local;
 pub use optimizer::{Optimizer, OptimizerGroup, OptimizerKind};
+pub use precision::{Autocast, Precision};
 pub use schedule::{Schedule, ScheduleKind};
 
 /// How the job trains: consistency, optimizer, batch size and seed. Every process of the job gets
@@ -51,6 +53,9 @@ pub struct Training {
     /// How many examples a trainer reads in one step.
     #[serde(default)]
     pub batch: Batch,
+    /// The floating-point types in which a workload in Rust computes. Default: f32, and libtorch's own settings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub precision: Option<Precision>,
     /// Seed of the initial parameters, of the shuffling of the data and of dropout. Two Sync runs
     /// with one seed give equal parameters. Default 1.
     #[serde(default = "default_seed")]
@@ -127,6 +132,12 @@ impl Training {
         self.local.as_ref().map_or(self.consistency.overlaps_exchanges(), |local| local.overlap)
     }
 
+    /// Returns the types in which trainers compute.
+    #[must_use]
+    pub fn precision(&self) -> Precision {
+        self.precision.unwrap_or_default()
+    }
+
     /// Returns the steps that a trainer makes alone for one exchange; 0 if it exchanges in every step.
     #[must_use]
     pub fn local_steps(&self) -> u32 {
@@ -177,6 +188,7 @@ impl Default for Training {
             compression: Compression::default(),
             non_finite: NonFinite::default(),
             batch: Batch::default(),
+            precision: None,
             seed: default_seed(),
         }
     }
@@ -202,6 +214,9 @@ mod tests {
             (r#"{"batch":{"base":0}}"#, "batch.base"),
             (r#"{"batch":{"min":4}}"#, "batch"),
             (r#"{"batch":{"base":8,"adaptive":true,"max":4}}"#, "batch"),
+            (r#"{"batch":{"microBatches":0}}"#, "batch.microBatches"),
+            (r#"{"batch":{"base":32,"microBatches":5}}"#, "batch.microBatches"),
+            (r#"{"batch":{"base":2,"microBatches":4}}"#, "batch.microBatches"),
             (r#"{"batch":{"adaptive":true},"consistency":{"mode":"Sync","backupTrainers":1}}"#, "batch.adaptive"),
             (r#"{"consistency":{"mode":"Async","backupTrainers":1}}"#, "consistency.backupTrainers"),
             (r#"{"consistency":{"mode":"Async","exactRecovery":true}}"#, "consistency.exactRecovery"),
@@ -237,6 +252,19 @@ mod tests {
             training.validate().expect(json);
             assert_eq!(training.overlaps_exchanges(), overlaps, "{json}");
         }
+    }
+
+    #[test]
+    fn fields_that_are_not_set_are_not_written_so_that_older_workers_read_the_rest() {
+        let json = serde_json::to_string(&Training::default()).expect("serializes");
+        assert!(!json.contains("microBatches") && !json.contains("precision"), "{json}");
+        let given = r#"{"batch":{"microBatches":4},"precision":{"autocast":"BF16","tf32":true}}"#;
+        let training: Training = serde_json::from_str(given).expect("parses");
+        training.validate().expect("4 divides 32");
+        assert_eq!(training.batch.micro_batches(), 4);
+        assert_eq!(training.precision(), Precision { autocast: Autocast::BF16, tf32: Some(true) });
+        let json = serde_json::to_string(&training).expect("serializes");
+        assert_eq!(serde_json::from_str::<Training>(&json).expect("parses"), training);
     }
 
     #[test]

@@ -115,6 +115,14 @@ pub const SCHEMA: &[Row] = &[
     ),
     ("spec: {training: {batch: {base: 0}}}", "spec.training.batch.base in body should be greater than or equal to 1"),
     (
+        "spec: {training: {batch: {microBatches: 0}}}",
+        "spec.training.batch.microBatches in body should be greater than or equal to 1",
+    ),
+    (
+        "spec: {training: {precision: {autocast: FP16}}}",
+        r#"spec.training.precision.autocast: Unsupported value: "FP16": supported values: "None", "BF16""#,
+    ),
+    (
         "spec: {schedulingPolicy: {backend: Slurm}}",
         r#"spec.schedulingPolicy.backend: Unsupported value: "Slurm": supported values: "None", "Workload", "Volcano", "Coscheduling""#,
     ),
@@ -257,6 +265,10 @@ pub const RULES: &[Row] = &[
     (
         "spec: {training: {batch: {adaptive: true, min: 33}}}",
         "spec.training.batch.base must lie between min and max; write bounds around it, or remove them",
+    ),
+    (
+        "spec: {training: {batch: {base: 32, microBatches: 5}}}",
+        "spec.training.batch.base must be a multiple of microBatches, which have one size; write a number of micro-batches that divides base",
     ),
     (
         "spec: {training: {consistency: {mode: Sync, backupTrainers: 1}, batch: {adaptive: true}}}",
@@ -436,6 +448,8 @@ pub const ACCEPTED: &[&str] = &[
     "spec: {training: {optimizer: {momentum: 0.9}, staleness: {policy: Inverse, momentum: Shared}}}",
     "spec: {training: {consistency: {mode: Bounded}, optimizer: {momentum: 0.9}, staleness: {momentum: PerTrainer}}}",
     "spec: {training: {consistency: {mode: Sync}, batch: {base: 32, adaptive: true, min: 8, max: 64}}}",
+    "spec: {training: {batch: {base: 32, microBatches: 4}, precision: {autocast: BF16, tf32: true}}}",
+    "spec: {training: {batch: {base: 32, adaptive: true, microBatches: 32}, precision: {autocast: None, tf32: false}}}",
     "spec: {training: {schedule: {type: Step, stepSize: 100, gamma: 0.5, warmupSteps: 10}}}",
     "spec: {training: {schedule: {type: Cosine, totalSteps: 1000, end: 0.001}}}",
     "spec: {training: {optimizer: {type: AdamW, learningRate: 0.001, weightDecay: 0.01, beta1: 0.8, beta2: 0.9, epsilon: 0.1, amsgrad: true}}}",

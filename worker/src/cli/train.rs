@@ -22,6 +22,7 @@ use crate::device::{self, DeviceChoice};
 use crate::libtorch::{self, Libtorch};
 use crate::train::flat::Flat;
 use crate::train::local::Local;
+use crate::train::precision;
 use crate::train::remote::Remote;
 use crate::train::{Outcome, Plan, TrainError, train};
 use crate::workload::Workload;
@@ -77,6 +78,16 @@ pub struct TrainArgs {
     /// server 0 needs this flag too [default: the job's batch.adaptive]
     #[arg(long)]
     adaptive_batch: bool,
+    /// Compute the gradient of a step in so many micro-batches, one after the other, for less memory; it must divide the batch
+    /// size [default: the job's batch.microBatches, 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    micro_batches: Option<u32>,
+    /// Compute the loss under autocast to bf16 [default: the job's precision.autocast]
+    #[arg(long)]
+    autocast: bool,
+    /// Let a GPU multiply and convolve f32 in TF32 [default: the job's precision.tf32]
+    #[arg(long)]
+    tf32: bool,
     /// Make so many steps alone between two exchanges with the servers, which need this flag too, with the optimizer of
     /// the flags below [default: the job's local.steps]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -120,6 +131,10 @@ impl TrainArgs {
         let environment = self.environment()?;
         let device = self.device(environment.as_ref())?;
         let plan = self.plan(environment.as_ref(), device);
+        whole_micro_batches(&plan)?;
+        if let Some(allowed) = self.allows_tf32(environment.as_ref()) {
+            precision::allow_tf32(allowed);
+        }
         let source = Source { data: self.data.clone(), device, seed: plan.seed, args };
         let workload = open(&source).map_err(Failure::opening)?;
         self.train(&signals, environment, &plan, &workload)
@@ -169,12 +184,20 @@ impl TrainArgs {
     fn plan(&self, environment: Option<&Environment>, device: Device) -> Plan {
         let plan = self.extent.plan(environment, device);
         Plan {
+            micro_batches: self.micro_batches.map_or(plan.micro_batches, |count| count as usize),
+            autocast: self.autocast || plan.autocast,
             adaptive: self.adaptive_batch || environment.is_some_and(|job| job.training.batch.adaptive),
             seed: self.seed.unwrap_or(plan.seed),
             evaluate_every: (self.evaluate_every > 0).then(|| Duration::from_secs(self.evaluate_every)),
             save: self.save.clone(),
             ..plan
         }
+    }
+
+    /// Returns if a GPU may compute in TF32; `None` if neither the job nor a flag says so.
+    fn allows_tf32(&self, environment: Option<&Environment>) -> Option<bool> {
+        let of_job = environment.and_then(|job| job.training.precision().tf32);
+        if self.tf32 { Some(true) } else { of_job }
     }
 
     /// This trainer's place in its job; `None` where it trains alone.
@@ -228,6 +251,18 @@ impl TrainArgs {
         compute_threads(self.threads);
         Ok(device)
     }
+}
+
+/// Refuses micro-batches of several sizes, which --batch-size may lead to.
+fn whole_micro_batches(plan: &Plan) -> Result<(), Failure> {
+    let &Plan { batch, micro_batches, .. } = plan;
+    if batch.is_multiple_of(micro_batches) {
+        return Ok(());
+    }
+    Err(Failure::Input(anyhow!(
+        "a batch of {batch} examples has no {micro_batches} micro-batches of one size; give --micro-batches, or \
+         spec.training.batch.microBatches, a number that divides it"
+    )))
 }
 
 /// Computes on so many threads; without a number on as many as OMP_NUM_THREADS says, or there are cores.

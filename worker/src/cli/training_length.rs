@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use psjobs_api::training::Autocast;
 use psjobs_api::{Environment, Training};
 use tch::Device;
 
@@ -48,6 +49,8 @@ impl TrainingLengthArgs {
             adaptive: false,
             steps_per_exchange: training.steps_per_exchange(),
             batch: self.batch_size.unwrap_or(training.batch.base) as usize,
+            micro_batches: training.batch.micro_batches() as usize,
+            autocast: training.precision().autocast == Autocast::BF16,
             seed: training.seed,
             trainer: environment.map_or(0, |environment| environment.index as usize),
             trainers: environment.map_or(1, |environment| environment.trainers as usize),

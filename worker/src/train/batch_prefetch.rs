@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use psjobs_ps::batch::sharing::Work;
 
+use super::micro_batches::MicroBatches;
 use super::plan::{Plan, Turn};
 use super::updater::{UpdateError, Updater};
 use crate::data::Dataset;
@@ -21,8 +22,8 @@ const AHEAD: usize = 3;
 /// Steps for which a part is kept when server 0 does not answer.
 const MEANWHILE: u64 = 4;
 
-/// A batch of this workload.
-type Batch<W> = <<W as Workload>::Data as Dataset>::Batch;
+/// The batch of a step of this workload.
+type Batch<W> = MicroBatches<<<W as Workload>::Data as Dataset>::Batch>;
 
 /// The batches of one trainer.
 pub struct BatchPrefetch<'a, W: Workload> {
@@ -70,11 +71,11 @@ impl<'a, W: Workload> BatchPrefetch<'a, W> {
     pub fn new(workload: &'a W, plan: &'a Plan, split: Split, sampler: Sampler, steps: Range<u64>) -> Self {
         let (total, even) = (steps.end, split.part(plan.reader()));
         if plan.elastic {
-            let (dealt, loader) = deal(workload, &sampler, 0);
+            let (dealt, loader) = deal(workload, plan, &sampler, 0);
             return Self { workload, sampler, plan, total, even, parts: None, dealt: Some(dealt), loader };
         }
         let (sender, parts) = mpsc::channel();
-        let loader = load(workload, plan.adaptive.then_some(parts), &sampler, steps);
+        let loader = load(workload, plan, plan.adaptive.then_some(parts), &sampler, steps);
         let parts =
             plan.adaptive.then(|| Parts { spans: VecDeque::new(), sender, work: Work::default(), silent: false });
         Self { workload, sampler, plan, total, even, parts, dealt: None, loader }
@@ -101,7 +102,7 @@ impl<'a, W: Workload> BatchPrefetch<'a, W> {
         loop {
             let next = if dealt.ahead.len() < AHEAD { updater.next_batch()? } else { None };
             if updater.entries() != dealt.entries {
-                (*dealt, self.loader) = deal(self.workload, &self.sampler, updater.entries());
+                (*dealt, self.loader) = deal(self.workload, self.plan, &self.sampler, updater.entries());
             }
             let Some(unit) = next else { break };
             for batch in self.plan.batches_of(unit, self.total) {
@@ -122,7 +123,7 @@ impl<'a, W: Workload> BatchPrefetch<'a, W> {
                 known.sender = sender;
                 parts
             });
-            self.loader = load(self.workload, adaptive, &self.sampler, step..self.total);
+            self.loader = load(self.workload, self.plan, adaptive, &self.sampler, step..self.total);
         }
         let Some(parts) = &mut self.parts else { return Ok(()) };
         while parts.spans.front().is_some_and(|span| span.steps.end <= step) {
@@ -186,27 +187,31 @@ impl Parts {
 }
 
 /// Begins to read what will be dealt.
-fn deal<W: Workload>(workload: &W, sampler: &Sampler, entries: u64) -> (Dealt, Loader<Batch<W>>) {
+fn deal<W: Workload>(workload: &W, plan: &Plan, sampler: &Sampler, entries: u64) -> (Dealt, Loader<Batch<W>>) {
     let (sender, batches) = mpsc::channel();
-    let (data, mut sampler) = (workload.training_set(), sampler.clone());
-    let loader = Loader::read(0..u64::MAX, move |_| Some(data.batch(sampler.batch(batches.recv().ok()?))));
+    let (data, mut sampler, most) = (workload.training_set(), sampler.clone(), plan.micro_batch());
+    let batch = move |_| Some(MicroBatches::read(&data, sampler.batch(batches.recv().ok()?), most));
+    let loader = Loader::read(0..u64::MAX, batch);
     (Dealt { ahead: VecDeque::new(), sender, entries }, loader)
 }
 
 /// Begins to read. With `parts` it waits for the one of each step.
 fn load<W: Workload>(
     workload: &W,
+    plan: &Plan,
     parts: Option<Receiver<Span>>,
     sampler: &Sampler,
     steps: Range<u64>,
 ) -> Loader<Batch<W>> {
-    let (data, mut sampler) = (workload.training_set(), sampler.clone());
-    let Some(parts) = parts else { return Loader::start(data, sampler, steps) };
+    let (data, mut sampler, most) = (workload.training_set(), sampler.clone(), plan.micro_batch());
+    let Some(parts) = parts else {
+        return Loader::read(steps, move |step| Some(MicroBatches::read(&data, sampler.batch(step), most)));
+    };
     let mut span = Span { steps: 0..0, part: Part { offset: 0, examples: 0 } };
     Loader::read(steps, move |step| {
         while span.steps.end <= step {
             span = parts.recv().ok()?;
         }
-        Some(data.batch(sampler.part(step, span.part)))
+        Some(MicroBatches::read(&data, sampler.part(step, span.part), most))
     })
 }

@@ -13,6 +13,7 @@ use psjobs_ps::schedule::Schedule;
 use tch::{COptimizer, TchError, Tensor};
 
 use super::flat::Flat;
+use super::gradient_sum::GradientSum;
 use super::plan::Turn;
 use super::{UpdateError, Updater};
 use crate::workload::Metrics;
@@ -23,11 +24,13 @@ pub struct Local {
     optimizer: Rule,
     rate: f64,
     schedule: Schedule,
+    /// The parameters have the gradients of micro-batches of the next step; only of libtorch's rule.
+    has_gradients: bool,
 }
 
 enum Rule {
     Libtorch(COptimizer),
-    Servers { flat: Flat, optimizer: Optimizer, state: State, stretches: Vec<Stretch> },
+    Servers { flat: Flat, optimizer: Optimizer, state: State, stretches: Vec<Stretch>, sum: GradientSum },
 }
 
 impl fmt::Debug for Rule {
@@ -52,9 +55,10 @@ impl Local {
             let stretches = stretches(&in_groups(flat.specs(), &arguments.groups));
             let optimizer = Optimizer::new(arguments);
             let state = optimizer.state(flat.elements());
-            Rule::Servers { flat, optimizer, state, stretches }
+            Rule::Servers { flat, optimizer, state, stretches, sum: GradientSum::default() }
         };
-        let of_rule = |optimizer| Self { optimizer, rate: learning_rate, schedule: Schedule::CONSTANT };
+        let of_rule =
+            |optimizer| Self { optimizer, rate: learning_rate, schedule: Schedule::CONSTANT, has_gradients: false };
         if !arguments.groups.is_empty() {
             return Ok(of_rule(servers(flat)));
         }
@@ -79,6 +83,22 @@ impl Local {
         Self { schedule, ..self }
     }
 
+    /// Computes the gradient of `loss`, that of a micro-batch, which is added to that of the next step.
+    ///
+    /// # Errors
+    /// If libtorch cannot compute it.
+    pub fn add_gradient(&mut self, loss: &Tensor) -> Result<(), TchError> {
+        match &mut self.optimizer {
+            Rule::Libtorch(optimizer) => {
+                if !std::mem::replace(&mut self.has_gradients, true) {
+                    optimizer.zero_grad()?;
+                }
+                loss.f_backward()
+            }
+            Rule::Servers { flat, sum, .. } => sum.add(flat.gradients(loss)?),
+        }
+    }
+
     /// Updates the model's parameters by the gradient of `loss`, at the learning rate of `step`.
     ///
     /// # Errors
@@ -90,12 +110,15 @@ impl Local {
                 if self.schedule != Schedule::CONSTANT {
                     optimizer.set_learning_rate(self.rate * factor)?;
                 }
-                optimizer.zero_grad()?;
+                if !std::mem::take(&mut self.has_gradients) {
+                    optimizer.zero_grad()?;
+                }
                 loss.f_backward()?;
                 optimizer.step()
             }
-            Rule::Servers { flat, optimizer, state, stretches } => {
-                apply(flat, optimizer, (state, factor), stretches, loss)
+            Rule::Servers { flat, optimizer, state, stretches, sum } => {
+                let gradients = sum.end(flat.gradients(loss)?)?;
+                apply(flat, optimizer, (state, factor), stretches, gradients)
             }
         }
     }
@@ -107,9 +130,8 @@ fn apply(
     optimizer: &Optimizer,
     (state, factor): (&mut State, f64),
     stretches: &[Stretch],
-    loss: &Tensor,
+    gradients: Vec<Tensor>,
 ) -> Result<(), TchError> {
-    let gradients = flat.gradients(loss)?;
     let mut flat_gradient = vec![0.0_f32; flat.elements()];
     for (parameter, gradient) in flat.parameters().iter().zip(gradients).filter(|(_, gradient)| gradient.defined()) {
         gradient.f_copy_data(&mut flat_gradient[parameter.range.clone()], parameter.range.len())?;
@@ -123,6 +145,10 @@ fn apply(
 impl Updater for Local {
     fn next_step(&self) -> u64 {
         0
+    }
+
+    fn accumulate(&mut self, loss: &Tensor) -> Result<(), UpdateError> {
+        Ok(self.add_gradient(loss)?)
     }
 
     fn update(&mut self, turn: Turn, loss: &Tensor) -> Result<u64, UpdateError> {

@@ -62,6 +62,14 @@ impl LocalSteps {
         self.exchanges.first_step(exchange) + self.exchanges.made
     }
 
+    /// Computes the gradient of `loss`, that of a micro-batch, which is added to that of the next step.
+    ///
+    /// # Errors
+    /// If libtorch cannot compute it.
+    pub fn accumulate(&mut self, loss: &Tensor) -> Result<(), TchError> {
+        self.optimizer.add_gradient(loss)
+    }
+
     /// Makes one step alone, and the exchange that is due after it, if one is. Returns the next step: an earlier one if the
     /// servers had to go back to a checkpoint.
     ///

@@ -7,13 +7,16 @@ mod completed_gradients;
 pub mod evaluator;
 pub mod flat;
 mod gradient_hooks;
+mod gradient_sum;
 pub mod local;
 mod local_steps;
+pub mod micro_batches;
 pub mod modules;
 mod overlapped_exchanges;
 pub mod parameter_buffer;
 mod pinned_memory;
 mod plan;
+pub mod precision;
 pub mod progress;
 pub mod remote;
 pub mod replicated_layers;
@@ -27,7 +30,7 @@ use std::time::Instant;
 
 use psjobs_api::ReplicaResult;
 use psjobs_ps::client::ClientError;
-use tch::{Device, TchError, Tensor, nn};
+use tch::{Device, Kind, TchError, Tensor, nn};
 
 use crate::data::Dataset;
 use crate::data::loader::LoaderEnded;
@@ -35,6 +38,7 @@ use crate::data::sampler::{Sampler, Split, TooFewExamples};
 use crate::workload::{Metrics, Workload};
 use batch_prefetch::BatchPrefetch;
 use flat::Flat;
+use micro_batches::{Losses, MicroBatch, MicroBatches};
 pub use plan::{Plan, Turn};
 use progress::{Done, Progress};
 pub use updater::{UpdateError, Updater};
@@ -242,14 +246,13 @@ impl<W: Workload> Steps<'_, W> {
             let (began, waited, examples) = (Instant::now(), updater.waiting(), feed.examples(step));
             let batch = feed.next_batch().map_err(|source| TrainError::Data { step, source })?;
             tch::manual_seed(dropout_seed(plan, turn.number));
-            let loss = workload.loss(model, batch);
-            let updated = updater.update(turn, &counted(&loss, examples, plan.batch));
+            let (losses, updated) = self.update(turn, batch, updater);
             if let Err(UpdateError::Servers(ClientError::Interrupted)) = updated {
                 continue; // The loop asks `stop` and leaves.
             }
             // Read late, so that a GPU need not be waited for twice. Servers refuse the gradient of a loss
             // that is not finite; that it is not finite says more.
-            let loss = loss.double_value(&[]);
+            let loss = losses.mean();
             if !loss.is_finite() {
                 return Err(TrainError::Diverged { step, loss });
             }
@@ -283,6 +286,31 @@ impl<W: Workload> Steps<'_, W> {
         }
         Ok(Ended::Finished(result))
     }
+
+    /// Updates the model by the gradient of `batch`, which is computed micro-batch by micro-batch: what one has taken of memory is
+    /// free before the next. Returns their losses, and what the updater says.
+    fn update(
+        &self,
+        turn: Turn,
+        batch: MicroBatches<<W::Data as Dataset>::Batch>,
+        updater: &mut impl Updater,
+    ) -> (Losses, Result<u64, UpdateError>) {
+        let mut losses = Losses::default();
+        let mut loss = |MicroBatch { batch, examples }| {
+            let loss = self.loss(batch);
+            losses.add(&loss, examples);
+            counted(&loss, examples, self.plan.batch)
+        };
+        let added = batch.before.into_iter().try_for_each(|batch| updater.accumulate(&loss(batch)));
+        let updated = added.and_then(|()| updater.update(turn, &loss(batch.last)));
+        (losses, updated)
+    }
+
+    /// The mean loss of a micro-batch, in f32 where autocast is on.
+    fn loss(&self, batch: <W::Data as Dataset>::Batch) -> Tensor {
+        let compute = || self.workload.loss(self.model, batch);
+        if self.plan.autocast { precision::in_bf16(compute).to_kind(Kind::Float) } else { compute() }
+    }
 }
 
 /// Returns an error with its causes, as `anyhow` writes it.
@@ -291,8 +319,8 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// The mean loss of `examples`, of which a trainer reads `base` on average: servers take the mean of the trainers'
-/// gradients, and that is to be the mean of all examples.
+/// The mean loss of `examples`, of which a trainer reads `base` in a step on average: micro-batches add up to the mean of a step,
+/// servers take the mean of the trainers' gradients, and that is to be the mean of all examples.
 fn counted(loss: &Tensor, examples: usize, base: usize) -> Tensor {
     if examples == base { loss.shallow_clone() } else { loss * (examples as f64 / base as f64) }
 }

@@ -2,7 +2,7 @@
 //! next one with the parameters that it has while they apply it.
 
 use psjobs_ps::client::{Ended, Session};
-use tch::Tensor;
+use tch::{TchError, Tensor};
 
 use super::UpdateError;
 use super::parameter_buffer::ParameterBuffer;
@@ -18,6 +18,14 @@ impl OverlappedExchanges {
     /// The trainer whose model is in `buffer`, apart from the session's memory.
     pub fn new(buffer: ParameterBuffer) -> Self {
         Self { buffer }
+    }
+
+    /// Computes the gradient of `loss`, that of a micro-batch, which is added to that of the next [`OverlappedExchanges::update`].
+    ///
+    /// # Errors
+    /// If libtorch cannot compute it.
+    pub fn accumulate(&mut self, loss: &Tensor) -> Result<(), TchError> {
+        self.buffer.accumulate(loss)
     }
 
     /// Computes the gradient of `loss`, ends the exchange of the gradient before, and begins that of this one. The model has the

@@ -11,6 +11,7 @@ use tch::{Device, Kind, TchError, Tensor, no_grad};
 use super::completed_gradients::CompletedGradients;
 use super::flat::Flat;
 use super::gradient_hooks::GradientHooks;
+use super::gradient_sum::GradientSum;
 use super::pinned_memory::PinnedMemory;
 
 /// Elements that are copied from a GPU at once, 8 MiB: servers get each piece while the next one is copied.
@@ -25,13 +26,16 @@ pub struct ParameterBuffer {
     // Dropped in this order: tensors are gone before the memory they look at.
     flat: Flat,
     home: Home,
+    /// Gradients of a step's micro-batches, where they are not added up in the session's memory.
+    sum: GradientSum,
     memory: Mapping,
 }
 
 #[derive(Debug)]
 enum Home {
-    /// Parameters are views of the session's memory. Each gradient is copied to its place there when it is complete.
-    Session { places: Vec<Tensor>, hooks: GradientHooks, completed: CompletedGradients },
+    /// Parameters are views of the session's memory. Each gradient is copied to its place there when it is complete, or added to
+    /// those of the step's micro-batches before: `has_sum` says where such are.
+    Session { places: Vec<Tensor>, hooks: GradientHooks, completed: CompletedGradients, has_sum: Vec<bool> },
     /// Parameters are views of `mirror`, on the device. The session's memory is pinned where the system allows it.
     Device { mirror: Tensor, _pinned: Option<PinnedMemory> },
 }
@@ -51,10 +55,12 @@ impl ParameterBuffer {
             // SAFETY: the places are dropped before the memory, and parameters get other data before.
             let (values, gradients) = unsafe { (look_at(memory.parameters_mut()), look_at(memory.gradients_mut())) };
             let parameters = flat.parameters();
-            let places = parameters.iter().map(|p| part(&gradients, p.range.start, &p.tensor)).collect();
+            let places: Vec<Tensor> = parameters.iter().map(|p| part(&gradients, p.range.start, &p.tensor)).collect();
             let hooks = GradientHooks::new(parameters.iter().map(|p| p.tensor.shallow_clone()).collect());
             let completed = CompletedGradients::new(parameters.iter().map(|p| p.range.len()), block_elements);
-            let mut buffer = Self { flat, home: Home::Session { places, hooks, completed }, memory };
+            let has_sum = vec![false; places.len()];
+            let home = Home::Session { places, hooks, completed, has_sum };
+            let mut buffer = Self { flat, home, sum: GradientSum::default(), memory };
             buffer.place(&values);
             return buffer;
         }
@@ -77,30 +83,46 @@ impl ParameterBuffer {
     /// Moves the parameters to one tensor on `device` and copies the session's values there.
     fn mirrored(flat: Flat, device: Device, memory: Mapping, pinned: Option<PinnedMemory>) -> Self {
         let mirror = Tensor::zeros([memory.elements() as i64], (Kind::Float, device));
-        let mut buffer = Self { flat, home: Home::Device { mirror: mirror.shallow_clone(), _pinned: pinned }, memory };
+        let home = Home::Device { mirror: mirror.shallow_clone(), _pinned: pinned };
+        let mut buffer = Self { flat, home, sum: GradientSum::default(), memory };
         buffer.place(&mirror);
         buffer.take();
         buffer
     }
 
-    /// The gradient of `loss` by every parameter, into the session's memory, the last first: `offer` gets the element from
-    /// which on they are there. From the CPU they come while the others are computed, from a GPU piece by piece
-    /// when all are.
+    /// Computes the gradient of `loss`, that of a micro-batch, and keeps it for the next [`ParameterBuffer::put_gradients`] or
+    /// [`ParameterBuffer::gradients`]. None leaves: the others of the step are to be added.
+    ///
+    /// # Errors
+    /// If libtorch cannot compute it.
+    pub fn accumulate(&mut self, loss: &Tensor) -> Result<(), TchError> {
+        if let Home::Session { places, hooks, has_sum, .. } = &mut self.home {
+            return hooks.backward(loss, &mut |index, gradient| {
+                put_or_add(&mut places[index], &mut has_sum[index], &gradient);
+            });
+        }
+        self.sum.add(self.flat.gradients(loss)?)
+    }
+
+    /// The gradient of `loss` by every parameter, with those that were accumulated, into the session's memory, the last first:
+    /// `offer` gets the element from which on they are there. From the CPU they come while the others are computed, from a
+    /// GPU piece by piece when all are.
     ///
     /// # Errors
     /// If libtorch cannot compute them.
     pub fn put_gradients(&mut self, loss: &Tensor, mut offer: impl FnMut(usize) + Send) -> Result<(), TchError> {
-        if let Home::Session { places, hooks, completed } = &mut self.home {
+        if let Home::Session { places, hooks, completed, has_sum } = &mut self.home {
             completed.begin();
             hooks.backward(loss, &mut |index, gradient| {
-                places[index].copy_(&gradient);
+                put_or_add(&mut places[index], &mut has_sum[index], &gradient);
                 if let Some(first) = completed.add(index) {
                     offer(first);
                 }
             })?;
-            for index in completed.missing() {
+            for index in completed.missing().filter(|index| !has_sum[*index]) {
                 let _ = places[index].zero_();
             }
+            has_sum.fill(false);
             return Ok(());
         }
         let gradients = self.gradients(loss)?;
@@ -108,12 +130,13 @@ impl ParameterBuffer {
         Ok(())
     }
 
-    /// The gradient of `loss` by every parameter, in tensors of its own; undefined where it does not depend on one.
+    /// The gradient of `loss` by every parameter, with those that were accumulated, in tensors of its own; undefined where there
+    /// is none. Of a buffer apart from the session's memory.
     ///
     /// # Errors
     /// If libtorch cannot compute them.
-    pub fn gradients(&self, loss: &Tensor) -> Result<Vec<Tensor>, TchError> {
-        self.flat.gradients(loss)
+    pub fn gradients(&mut self, loss: &Tensor) -> Result<Vec<Tensor>, TchError> {
+        self.sum.end(self.flat.gradients(loss)?)
     }
 
     /// Puts gradients into the session's memory, zero where one is undefined: from a device the last first, and `offer` gets the
@@ -192,6 +215,15 @@ impl Drop for ParameterBuffer {
                 parameter.tensor.set_data(&own);
             }
         });
+    }
+}
+
+/// Puts a gradient to its place, or adds it to the sum that is there.
+fn put_or_add(place: &mut Tensor, has_sum: &mut bool, gradient: &Tensor) {
+    if std::mem::replace(has_sum, true) {
+        let _ = place.g_add_(gradient);
+    } else {
+        place.copy_(gradient);
     }
 }
 
@@ -333,6 +365,34 @@ mod tests {
         assert!(unused.iter().all(|gradient| *gradient == 0.0) && used.iter().any(|gradient| *gradient != 0.0));
         buffer.take();
         assert_eq!(Flat::of(&store).values(), vec![0.0; initial.len()]);
+    }
+
+    #[test]
+    fn gradients_of_micro_batches_add_up_and_leave_with_the_last_one() {
+        for in_session in [true, false] {
+            let store = nn::VarStore::new(Device::Cpu);
+            let _ = store.root().zeros("unused", &[3]);
+            let [first, last] = ["first", "last"].map(|name| store.root().var_copy(name, &values(&[4])));
+            let mut session = Mapping::new(11).expect("a memory file");
+            session.gradients_mut().fill(f32::NAN);
+            let file = session.file().try_clone_to_owned().expect("a handle");
+            let (flat, memory) = (Flat::of(&store), Mapping::receive(file, 11).expect("maps"));
+            let mut buffer = if in_session {
+                // SAFETY: nothing keeps a view of a parameter.
+                unsafe { ParameterBuffer::new(flat, Device::Cpu, memory, 4) }
+            } else {
+                ParameterBuffer::apart(flat, Device::Cpu, memory)
+            };
+            for step in 0..2 {
+                buffer.accumulate(&(&first + &last * 2.0).sum(Kind::Float)).expect("computes");
+                buffer.accumulate(&(&last * 3.0).sum(Kind::Float)).expect("computes");
+                let mut offers = Vec::new();
+                buffer.put_gradients(&(&last * 4.0).sum(Kind::Float), |from| offers.push(from)).expect("computes");
+                let want = [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 9.0, 9.0, 9.0, 9.0];
+                assert_eq!(session.gradients(), want, "step {step}");
+                assert_eq!(offers, if in_session { vec![7] } else { vec![] }, "the sum of `last` is complete first");
+            }
+        }
     }
 
     #[test]

@@ -18,6 +18,10 @@ pub struct Plan {
     pub max_steps: Option<u64>,
     /// Examples a trainer reads in one step.
     pub batch: usize,
+    /// Micro-batches in which the gradient of a step of so many examples is computed.
+    pub micro_batches: usize,
+    /// The loss is computed under autocast to bf16.
+    pub autocast: bool,
     /// Trainers come and go: each reads what server 0 deals it, and the steps of all count together.
     pub elastic: bool,
     /// Examples of a step are dealt out by the trainers' speed, `batch` for each on average.
@@ -55,6 +59,11 @@ impl Plan {
     pub fn total_steps(&self, per_epoch: u64) -> u64 {
         let total = self.epochs.saturating_mul(per_epoch);
         self.max_steps.map_or(total, |most| most.min(total))
+    }
+
+    /// Returns the most examples of a micro-batch, also in a step that reads more or fewer than others.
+    pub(super) fn micro_batch(&self) -> usize {
+        self.batch.div_ceil(self.micro_batches.max(1))
     }
 
     /// Returns the exchanges with the servers in which `total` steps are made, the last one perhaps of fewer.

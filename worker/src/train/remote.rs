@@ -109,6 +109,15 @@ impl Updater for Remote {
         }
     }
 
+    fn accumulate(&mut self, loss: &Tensor) -> Result<(), UpdateError> {
+        match &mut self.model {
+            Model::Servers(buffer) => buffer.accumulate(loss)?,
+            Model::Copy(exchanges) => exchanges.accumulate(loss)?,
+            Model::Own(local) => local.accumulate(loss)?,
+        }
+        Ok(())
+    }
+
     fn update(&mut self, turn: Turn, loss: &Tensor) -> Result<u64, UpdateError> {
         match &mut self.model {
             Model::Servers(buffer) => {

@@ -23,9 +23,15 @@ pub trait Updater {
     /// The first step to do.
     fn next_step(&self) -> u64;
 
-    /// Updates the model's parameters by the gradient of `loss`, that of the batch of `turn`; the next step to do, which is
-    /// an earlier one if the servers had to go back to a checkpoint. Where exchanges overlap, the update may be under way when
-    /// this returns.
+    /// Computes the gradient of `loss`, that of a micro-batch, and keeps it: the next [`Updater::update`] adds it to its own.
+    ///
+    /// # Errors
+    /// If libtorch cannot compute it.
+    fn accumulate(&mut self, loss: &Tensor) -> Result<(), UpdateError>;
+
+    /// Updates the model's parameters by the gradient of `loss`, that of the batch of `turn` or of its last micro-batch; the next
+    /// step to do, which is an earlier one if the servers had to go back to a checkpoint. Where exchanges overlap, the update may
+    /// be under way when this returns.
     ///
     /// # Errors
     /// If the servers cannot be reached or refuse.

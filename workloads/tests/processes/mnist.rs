@@ -108,6 +108,8 @@ fn what_cannot_work_is_one_sentence_and_exit_code_2() {
         ("train mlp --device tpu".into(), "cuda:0"),
         ("train mlp --num-gpus 99".into(), "--num-gpus is 99"),
         ("train mlp --local --adaptive-batch".into(), "cannot be used with"),
+        ("train mlp --local --micro-batches 5".into(), "a batch of 32 examples has no 5 micro-batches of one size"),
+        ("train mlp --local --batch-size 2 --micro-batches 4".into(), "a number that divides it"),
         ("serve --adaptive-batch --consistency sync --backup-trainers 1".into(), "remove one of the two"),
         ("train mlp --example-ms -1".into(), "milliseconds"),
         ("train nothing".into(), "unrecognized subcommand"),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 use clap::Args;
 use psjobs_api::env::PSJOB_ROLE;
+use psjobs_api::training::Precision;
 use psjobs_api::{Environment, ReplicaResult, Role, Training};
 use tracing::info;
 
@@ -44,23 +45,8 @@ impl RemoteArgs {
         let signals = Signals::listen().map_err(Failure::work)?;
         let mut environment = self.place.resolve(Role::Trainer, variable).map_err(Failure::input)?;
         self.override_training(&mut environment.training)?;
-        if environment.training.batch.adaptive {
-            return Err(Failure::Input(anyhow!(
-                "this workload's trainers do not push gradients of batches to the servers, which weigh them by their \
-                 size; remove spec.training.batch.adaptive"
-            )));
-        }
-        if environment.training.local.is_some() {
-            return Err(Failure::Input(anyhow!(
-                "this workload's trainers do not have the whole model, so that they make no step alone; remove \
-                 spec.training.local"
-            )));
-        }
-        if environment.training.consistency.overlaps_exchanges() {
-            return Err(Failure::Input(anyhow!(
-                "this workload's trainers do not exchange gradients of the whole model, so that nothing overlaps; remove \
-                 spec.training.consistency.overlap"
-            )));
+        if let Some(why) = unfit(&environment.training) {
+            return Err(Failure::Input(anyhow!(why)));
         }
         if environment.min_trainers.is_some() {
             return Err(Failure::Input(anyhow!(
@@ -108,6 +94,38 @@ impl RemoteArgs {
     }
 }
 
+/// Returns why trainers that call other processes cannot train as the job says, and what to remove.
+fn unfit(training: &Training) -> Option<&'static str> {
+    if training.batch.adaptive {
+        return Some(
+            "this workload's trainers do not push gradients of batches to the servers, which weigh them by their size; \
+             remove spec.training.batch.adaptive",
+        );
+    }
+    if training.batch.micro_batches() > 1 {
+        return Some(
+            "this workload's trainers compute each batch as a whole, with other processes; remove \
+             spec.training.batch.microBatches, and lower spec.training.batch.base for less memory",
+        );
+    }
+    if training.precision() != Precision::default() {
+        return Some("this workload computes in f32, in several processes; remove spec.training.precision");
+    }
+    if training.local.is_some() {
+        return Some(
+            "this workload's trainers do not have the whole model, so that they make no step alone; remove \
+             spec.training.local",
+        );
+    }
+    if training.consistency.overlaps_exchanges() {
+        return Some(
+            "this workload's trainers do not exchange gradients of the whole model, so that nothing overlaps; remove \
+             spec.training.consistency.overlap",
+        );
+    }
+    None
+}
+
 /// How a trainer of the job in `environment` ends: with a result, because a signal asked for it, or badly.
 pub fn finish(
     outcome: Result<Option<ReplicaResult>, ModulesError>,
@@ -138,10 +156,35 @@ fn classify(error: ModulesError, supervised: bool) -> Failure {
 #[cfg(test)]
 mod tests {
     use psjobs_api::exit_code::{PEER_AWAY, WRONG_INPUT};
+    use psjobs_api::training::{Autocast, Batch, Consistency, Local};
     use psjobs_ps::client::ClientError;
     use psjobs_rpc::RemoteError;
 
     use super::*;
+
+    #[test]
+    fn fields_that_mean_nothing_to_such_a_workload_are_refused_by_name() {
+        let default = Training::default;
+        let batch = |batch| Training { batch, ..default() };
+        let precision = |precision| Training { precision: Some(precision), ..default() };
+        let overlap = Consistency { overlap: Some(true), ..Consistency::default() };
+        for (training, field) in [
+            (batch(Batch { adaptive: true, ..Batch::default() }), Some("batch.adaptive")),
+            (batch(Batch { micro_batches: Some(4), ..Batch::default() }), Some("batch.microBatches")),
+            (batch(Batch { micro_batches: Some(1), ..Batch::default() }), None),
+            (precision(Precision { autocast: Autocast::BF16, tf32: None }), Some("precision")),
+            (precision(Precision { autocast: Autocast::None, tf32: Some(false) }), Some("precision")),
+            (precision(Precision::default()), None),
+            (Training { local: Some(Local::every(8)), ..default() }, Some("local")),
+            (Training { consistency: overlap, ..default() }, Some("consistency.overlap")),
+            (default(), None),
+        ] {
+            let why = unfit(&training);
+            let named = field.map(|field| format!("remove spec.training.{field}"));
+            let is_right = why.zip(named).map_or(why.is_none() == field.is_none(), |(why, named)| why.contains(&named));
+            assert!(is_right, "{field:?}: {why:?}");
+        }
+    }
 
     #[test]
     fn only_what_a_trainer_was_given_is_bad_input_and_only_other_processes_excuse_it() {
