@@ -32,7 +32,7 @@ pub fn of_disk(error: object_store::Error) -> io::Error {
     };
     let advice = match kind {
         ErrorKind::PermissionDenied => {
-            "; check the credentials of the store, in the environment or in spec.checkpoint.objectStore.secret"
+            "; check the credentials of the store, in the environment, or of checkpoints in spec.checkpoint.objectStore.secret"
         }
         _ if has_no_bucket => "; create the bucket, or correct its name",
         _ if says(&TOO_MANY) => {

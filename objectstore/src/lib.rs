@@ -3,12 +3,13 @@
 //!
 //! [`location`] reads `s3://BUCKET/FOLDER` and the credentials of the environment, [`bucket`] does what the servers need of a disk
 //! ([`Files`](psjobs_ps::checkpoint::disk::Files)), [`upload`] and [`download`] move large objects in parts, and [`spool`] holds
-//! a file until it is sent.
+//! a file until it is sent. [`Objects`] are read by ranges: the data sets of trainers.
 
 mod bucket;
 mod download;
 mod error;
 mod location;
+mod objects;
 mod runtime;
 mod spool;
 mod upload;
@@ -17,4 +18,5 @@ mod upload;
 mod tests;
 
 pub use bucket::Bucket;
-pub use location::{LocationError, folder};
+pub use location::{LocationError, folder, objects};
+pub use objects::{Object, ObjectError, Objects};

@@ -11,7 +11,7 @@ use object_store::path::Path;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 use psjobs_ps::checkpoint::{Disk, Folder};
 
-use crate::Bucket;
+use crate::{Bucket, Objects};
 
 /// Time for a connection to the store.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -50,13 +50,41 @@ pub enum LocationError {
     Thread { url: String, source: std::io::Error },
 }
 
+/// A bucket and a folder in it.
+struct Opened {
+    store: Arc<dyn ObjectStore>,
+    /// The URL of the bucket.
+    root: String,
+    below: Path,
+    /// The URL of the folder.
+    url: String,
+}
+
 /// Returns the folder that a path names, or the URL of an object store. Of a store the settings and credentials are among
 /// `variables`, those of an environment. Sends no request.
 ///
 /// # Errors
 /// If a URL is not one of a store, or the variables lack something or have something that is wrong.
 pub fn folder(place: &str, variables: impl IntoIterator<Item = (String, String)>) -> Result<Folder, LocationError> {
-    let Some((scheme, rest)) = place.split_once("://") else { return Ok(Folder::new(Disk::System, place)) };
+    if !place.contains("://") {
+        return Ok(Folder::new(Disk::System, place));
+    }
+    let Opened { store, root, url, .. } = opened(place, variables)?;
+    let bucket = Bucket::new(store, root).map_err(|source| LocationError::Thread { url: url.clone(), source })?;
+    Ok(Folder::new(Disk::Other(Arc::new(bucket)), url))
+}
+
+/// Returns the objects below the URL of an object store, to be read by ranges. Settings and credentials are as for [`folder`].
+///
+/// # Errors
+/// As [`folder`].
+pub fn objects(url: &str, variables: impl IntoIterator<Item = (String, String)>) -> Result<Objects, LocationError> {
+    let Opened { store, below, url, .. } = opened(url, variables)?;
+    Objects::new(store, below, url.clone()).map_err(|source| LocationError::Thread { url, source })
+}
+
+fn opened(place: &str, variables: impl IntoIterator<Item = (String, String)>) -> Result<Opened, LocationError> {
+    let (scheme, rest) = place.split_once("://").unwrap_or(("", place));
     // A log shows no credentials.
     let shown = rest.rsplit_once('@').map_or_else(|| place.to_owned(), |(_, rest)| format!("{scheme}://...@{rest}"));
     let url = || shown.clone();
@@ -75,16 +103,15 @@ pub fn folder(place: &str, variables: impl IntoIterator<Item = (String, String)>
         return Err(wrong("it has one of the letters ?, # and @; credentials belong to the environment"));
     }
     let below = below.trim_end_matches('/');
-    Path::parse(below).map_err(|error| wrong(&error.to_string()))?;
+    let key = Path::parse(below).map_err(|error| wrong(&error.to_string()))?;
     let settings: Vec<_> = variables.into_iter().collect();
     let store = open(kind, name, &settings).map_err(|error| {
         let (problem, advice) = (crate::error::words(&error), kind.advice());
         LocationError::Settings { url: url(), problem, advice }
     })?;
     let root = format!("{scheme}://{name}");
-    let bucket = Bucket::new(store, root.clone()).map_err(|source| LocationError::Thread { url: url(), source })?;
-    let path = if below.is_empty() { root } else { format!("{root}/{below}") };
-    Ok(Folder::new(Disk::Other(Arc::new(bucket)), path))
+    let url = if below.is_empty() { root.clone() } else { format!("{root}/{below}") };
+    Ok(Opened { store, root, below: key, url })
 }
 
 impl Kind {

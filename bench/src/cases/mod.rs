@@ -1,6 +1,7 @@
 //! The benchmarks, one file each. Each case is measured against a limit taken in the same run. Machines are noisy, so
 //! a case and its limit alternate and the medians count.
 
+mod data;
 mod gpu;
 mod hostile;
 mod hybrid;
@@ -68,6 +69,7 @@ enum Bench {
     Metrics(metrics::MetricsArgs),
     Snapshot(snapshot::SnapshotArgs),
     Store(store::StoreArgs),
+    Data(data::DataArgs),
     #[command(hide = true)]
     Server(ServerArgs),
     #[command(hide = true)]
@@ -118,6 +120,7 @@ impl Bench {
             Self::Scaling(args) => return args.measure(runs),
             Self::Metrics(args) => args.measure(runs)?,
             Self::Snapshot(args) => args.measure(runs)?,
+            Self::Data(args) => args.measure(runs)?,
             Self::Server(args) => {
                 args.serve()?;
                 Vec::new()

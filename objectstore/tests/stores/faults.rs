@@ -33,14 +33,14 @@ enum Fault {
 }
 
 /// A process between the servers and a store, which breaks connections while it is `active`.
-struct Between {
-    address: SocketAddr,
-    faults: Arc<AtomicU32>,
-    active: Arc<AtomicBool>,
+pub struct Between {
+    pub address: SocketAddr,
+    pub faults: Arc<AtomicU32>,
+    pub active: Arc<AtomicBool>,
 }
 
 impl Between {
-    fn start(store: SocketAddr, seed: u64) -> Self {
+    pub fn start(store: SocketAddr, seed: u64) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("bound");
         let (faults, active) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(true)));

@@ -1,7 +1,8 @@
-//! Checkpoints in real object stores: versitygw plays S3, Azurite Azure Blob Storage. Both are processes of this machine;
+//! Checkpoints and data sets in real object stores: versitygw plays S3, Azurite Azure Blob Storage. Both are processes of this machine;
 //! `scripts/object-stores.sh` makes them ready, and without them the tests say so and end well.
 
 mod checkpoints;
+mod data;
 mod faults;
 mod jobs;
 mod store;

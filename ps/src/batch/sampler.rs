@@ -103,6 +103,25 @@ impl Sampler {
         &self.order[start..start + part.examples]
     }
 
+    /// The examples of a later `step` that lie in `part`, to fetch them ahead; `None` if they are of another epoch than those
+    /// asked for last, whose order is not known yet.
+    #[must_use]
+    pub fn ahead(&self, step: u64, part: Part) -> Option<&[i64]> {
+        let together = self.split.batch * self.split.trainers;
+        let steps = (self.split.examples / together) as u64;
+        if self.epoch != Some(step / steps) {
+            return None;
+        }
+        let start = (step % steps) as usize * together + part.offset;
+        self.order.get(start..start + part.examples)
+    }
+
+    /// This trainer's part of a step if all read as many examples.
+    #[must_use]
+    pub fn even(&self) -> Part {
+        self.split.part(self.trainer)
+    }
+
     fn shuffle(&mut self, epoch: u64) {
         if self.epoch == Some(epoch) {
             return;
@@ -153,6 +172,17 @@ mod tests {
             let mut used = split.sampler(0).expect("enough");
             used.batch(before);
             prop_assert_eq!(used.batch(step), fresh.batch(step));
+        }
+
+        #[test]
+        fn what_is_said_ahead_is_what_is_read_later(split in splits(), step in 0u64..40, later in 0u64..40) {
+            let mut sampler = split.sampler(0).expect("enough");
+            prop_assert_eq!(sampler.ahead(step, sampler.even()), None, "nothing was asked for yet");
+            sampler.batch(step);
+            let ahead = sampler.ahead(step + later, sampler.even()).map(<[i64]>::to_vec);
+            let steps = split.steps_per_epoch().expect("enough");
+            prop_assert_eq!(ahead.is_some(), step / steps == (step + later) / steps);
+            prop_assert!(ahead.is_none_or(|ahead| ahead == sampler.batch(step + later)));
         }
 
         #[test]

@@ -3,7 +3,6 @@
 
 use std::num::NonZeroUsize;
 use std::panic::{self, AssertUnwindSafe};
-use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
@@ -17,8 +16,8 @@ use tch::Device;
 use tokio::sync::mpsc::Receiver;
 use tracing::{info, warn};
 
+use super::data_args::{DataArgs, opening};
 use super::train::Source;
-use crate::data::DATA_VARIABLE;
 use crate::libtorch;
 use crate::train::evaluator::Evaluator;
 use crate::workload::Workload;
@@ -44,9 +43,8 @@ pub struct EvaluateArgs {
     /// Seconds from one evaluation to the next
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     every: u64,
-    /// Folder or file of the data set [default: where `make mnist` and its like put it]
-    #[arg(long, value_name = "PATH", env = DATA_VARIABLE)]
-    data: Option<PathBuf>,
+    #[command(flatten)]
+    data: DataArgs,
     /// Threads for computing
     #[arg(long, value_name = "N", default_value = "1")]
     threads: NonZeroUsize,
@@ -91,8 +89,9 @@ impl EvaluateArgs {
             return serve.until_over(&environment, &signals, None, |config| server_integration::host(config, registry));
         }
         libtorch::load().map_err(Failure::input)?;
-        let source = Source { data: self.data.clone(), device: Device::Cpu, seed: environment.training.seed, args };
-        let workload = open(&source).map_err(Failure::opening)?;
+        let (data, settings, seed) = (self.data.data.clone(), self.data.settings(), environment.training.seed);
+        let source = Source { data, settings, device: Device::Cpu, seed, args };
+        let workload = open(&source).map_err(opening)?;
         let mut evaluator = Evaluator::new(&workload);
         if let [first, ..] = evaluator.buffers() {
             warn!("the model has buffers, {first} for one, which only trainers know; they are evaluated as they began");

@@ -16,8 +16,9 @@ use psjobs_ps::server::inelastic;
 use tch::{Cuda, Device};
 use tracing::info;
 
+use super::data_args::{DataArgs, opening};
 use super::training_length::TrainingLengthArgs;
-use crate::data::{DATA_VARIABLE, Dataset as _};
+use crate::data::{self, Dataset as _, Settings};
 use crate::device::{self, DeviceChoice};
 use crate::libtorch::{self, Libtorch};
 use crate::train::flat::Flat;
@@ -34,8 +35,10 @@ use psjobs_process::{Failure, log_place, variable};
 /// The inputs with which a workload is opened.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// The folder or file that --data or PSJOB_DATA names.
+    /// The folder, file or URL that --data or PSJOB_DATA names.
     pub data: Option<PathBuf>,
+    /// The bounds of what a data set of a URL keeps on this machine.
+    pub settings: Settings,
     /// Where the model computes; data that stays in memory is best there too.
     pub device: Device,
     /// The job's seed.
@@ -52,9 +55,8 @@ pub struct TrainArgs {
     /// Seed of initial parameters, order of the data and dropout [default: the job's seed, 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=u64::from(u32::MAX)))]
     seed: Option<u64>,
-    /// Folder or file of the data set [default: where `make mnist` and its like put it]
-    #[arg(long, value_name = "PATH", env = DATA_VARIABLE)]
-    data: Option<PathBuf>,
+    #[command(flatten)]
+    data: DataArgs,
     /// auto (CUDA where there is a device), cpu, cuda, or cuda:N
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Auto)]
     device: DeviceChoice,
@@ -108,7 +110,21 @@ pub struct TrainArgs {
     optimizer: OptimizerArgs,
 }
 
+impl Source {
+    /// The URL of a data set that is read a piece at a time, if --data is one.
+    #[must_use]
+    pub fn url(&self) -> Option<&str> {
+        data::url(self.data.as_deref())
+    }
+}
+
 impl TrainArgs {
+    /// The URL of a data set that is read a piece at a time, if --data is one.
+    #[must_use]
+    pub fn url(&self) -> Option<&str> {
+        self.data.url()
+    }
+
     /// Trains what `open` gives.
     ///
     /// # Errors
@@ -135,8 +151,9 @@ impl TrainArgs {
         if let Some(allowed) = self.allows_tf32(environment.as_ref()) {
             precision::allow_tf32(allowed);
         }
-        let source = Source { data: self.data.clone(), device, seed: plan.seed, args };
-        let workload = open(&source).map_err(Failure::opening)?;
+        let data = self.data.data.clone();
+        let source = Source { data, settings: self.data.settings(), device, seed: plan.seed, args };
+        let workload = open(&source).map_err(opening)?;
         self.train(&signals, environment, &plan, &workload)
     }
 

@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::mpsc::{self, Receiver};
 use std::thread::{self, JoinHandle};
 
-use super::Dataset;
 use super::sampler::Sampler;
+use super::{Dataset, ReadError, ReadingAhead};
 
 /// Batches that wait for the trainer, beside the one being read: enough to hide a slow one, few enough
 /// to cost no memory.
@@ -16,15 +16,27 @@ const AHEAD: usize = 2;
 #[derive(Debug)]
 pub struct Loader<B> {
     /// `None` only while the loader is dropped.
-    batches: Option<Receiver<B>>,
+    batches: Option<Receiver<Result<B, ReadError>>>,
     thread: Option<JoinHandle<()>>,
     next_step: u64,
 }
 
 /// The thread has ended before the last step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("reading the data failed; the log says with what")]
-pub struct LoaderEnded;
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoaderEnded {
+    #[error("reading the data failed; the log says with what")]
+    Panicked,
+    #[error(transparent)]
+    Read(#[from] ReadError),
+}
+
+impl LoaderEnded {
+    /// Returns true if the data is wrong, so that starting the trainer again cannot help.
+    #[must_use]
+    pub fn is_input(&self) -> bool {
+        matches!(self, Self::Read(error) if error.is_input)
+    }
+}
 
 impl<B: Send + 'static> Loader<B> {
     /// Begins to read what `sampler` selects for `steps`.
@@ -35,21 +47,31 @@ impl<B: Send + 'static> Loader<B> {
     where
         D: Dataset<Batch = B> + Send + 'static,
     {
-        Self::read(steps, move |step| Some(data.batch(sampler.batch(step))))
+        let (mut ahead, part) = (ReadingAhead::default(), sampler.even());
+        Self::read(steps, move |step| {
+            let batch = data.read(sampler.batch(step));
+            ahead.announce(&data, &sampler, step, part);
+            Some(batch)
+        })
     }
 
-    /// Begins to read the batches of `steps` by `batch`, which ends it with `None`.
+    /// Begins to read the batches of `steps` by `batch`, which ends it with `None` or an error.
     ///
     /// # Panics
     /// If the system has no thread left.
-    pub fn read(steps: Range<u64>, mut batch: impl FnMut(u64) -> Option<B> + Send + 'static) -> Self {
+    pub fn read(
+        steps: Range<u64>,
+        mut batch: impl FnMut(u64) -> Option<Result<B, ReadError>> + Send + 'static,
+    ) -> Self {
         let (sender, batches) = mpsc::sync_channel(AHEAD);
         let next_step = steps.start;
         let read = move || {
             for step in steps {
                 let Some(batch) = batch(step) else { return };
-                if sender.send(batch).is_err() {
-                    return; // The trainer wants no more.
+                let is_last = batch.is_err();
+                // The trainer may want no more.
+                if sender.send(batch).is_err() || is_last {
+                    return;
                 }
             }
         };
@@ -69,7 +91,8 @@ impl<B: Send + 'static> Loader<B> {
     /// If reading has failed, or all steps were read.
     pub fn next_batch(&mut self) -> Result<B, LoaderEnded> {
         self.next_step += 1;
-        self.batches.as_ref().and_then(|batches| batches.recv().ok()).ok_or(LoaderEnded)
+        let batch = self.batches.as_ref().and_then(|batches| batches.recv().ok());
+        Ok(batch.ok_or(LoaderEnded::Panicked)??)
     }
 }
 
@@ -117,7 +140,7 @@ mod tests {
             assert_eq!(loader.next_step(), step);
             assert_eq!(loader.next_batch().as_deref(), Ok(sampler.batch(step)), "step {step}");
         }
-        assert_eq!(loader.next_batch(), Err(LoaderEnded));
+        assert_eq!(loader.next_batch(), Err(LoaderEnded::Panicked));
     }
 
     #[test]
@@ -128,10 +151,22 @@ mod tests {
     }
 
     #[test]
+    fn an_example_that_cannot_be_read_ends_the_batches_with_its_error() {
+        let error = || ReadError { text: "x.csv: line 3".into(), is_input: true };
+        let read = move |step| Some(if step < 1 { Ok(step) } else { Err(error()) });
+        let mut loader = Loader::read(0..9, read);
+        assert_eq!(loader.next_batch(), Ok(0));
+        let ended = loader.next_batch().expect_err("it cannot be read");
+        assert_eq!(ended, LoaderEnded::Read(error()));
+        assert!(ended.is_input());
+        assert_eq!(loader.next_batch(), Err(LoaderEnded::Panicked));
+    }
+
+    #[test]
     fn a_failure_to_read_ends_the_batches_instead_of_the_process() {
         let damaged = sampler().batch(1)[0];
         let mut loader = Loader::start(Numbers { damaged: Some(damaged) }, sampler(), 0..3);
         assert!(loader.next_batch().is_ok());
-        assert_eq!(loader.next_batch(), Err(LoaderEnded));
+        assert_eq!(loader.next_batch(), Err(LoaderEnded::Panicked));
     }
 }

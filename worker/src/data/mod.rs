@@ -1,11 +1,15 @@
 //! Reads data sets ahead of the trainer, in the order in which the trainers share them out.
 
 pub mod loader;
+mod reading_ahead;
 
 use std::env;
 use std::path::{Path, PathBuf};
 
+pub use psjobs_data::{Column, DataError, DataSet, ExampleFile, Expected, Fields, Kind, Settings, Table, Values};
 pub use psjobs_ps::batch::sampler;
+
+pub(crate) use reading_ahead::ReadingAhead;
 
 /// Names the folder or file of the data set.
 pub const DATA_VARIABLE: &str = "PSJOB_DATA";
@@ -20,12 +24,52 @@ pub trait Dataset {
 
     /// Reads the examples named, in this order.
     fn batch(&self, examples: &[i64]) -> Self::Batch;
+
+    /// As [`Dataset::batch`], for data whose reading may fail: an error ends the trainer with its words.
+    ///
+    /// # Errors
+    /// If an example cannot be read.
+    fn read(&self, examples: &[i64]) -> Result<Self::Batch, ReadError> {
+        Ok(self.batch(examples))
+    }
+
+    /// Steps ahead of the one that is read whose examples are to be announced by [`Dataset::will_read`].
+    fn ahead(&self) -> u64 {
+        0
+    }
+
+    /// Announces examples of a later step, so that they can be fetched meanwhile. Returns at once.
+    fn will_read(&self, examples: &[i64]) {
+        let _ = examples;
+    }
+}
+
+/// An example could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct ReadError {
+    pub text: String,
+    /// True if the data is wrong, so that reading it again cannot help.
+    pub is_input: bool,
+}
+
+impl From<DataError> for ReadError {
+    fn from(error: DataError) -> Self {
+        Self { text: error.with_causes(), is_input: error.is_input() }
+    }
 }
 
 /// There is no place to look for data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no place for the data: neither {DATA_VARIABLE} nor HOME is set; name one with --data")]
 pub struct NoPlace;
+
+/// Returns the URL of a data set that is read a piece at a time, and not whole into memory: `s3://`, `gs://`, `az://` or
+/// `file://`.
+#[must_use]
+pub fn url(given: Option<&Path>) -> Option<&str> {
+    given?.to_str().filter(|given| given.contains("://"))
+}
 
 /// Where the data set `name` lies. `given` names it, or a folder that holds it under its name; else it
 /// is in the user's cache folder, where `make mnist` and its relatives put it.

@@ -12,9 +12,9 @@ use psjobs_ps::batch::sharing::Work;
 use super::micro_batches::MicroBatches;
 use super::plan::{Plan, Turn};
 use super::updater::{UpdateError, Updater};
-use crate::data::Dataset;
 use crate::data::loader::{Loader, LoaderEnded};
 use crate::data::sampler::{Part, Sampler, Split};
+use crate::data::{Dataset, ReadingAhead};
 use crate::workload::Workload;
 
 /// Batches of an elastic job that are asked for before they are needed: as many as the loader reads ahead.
@@ -190,8 +190,21 @@ impl Parts {
 fn deal<W: Workload>(workload: &W, plan: &Plan, sampler: &Sampler, entries: u64) -> (Dealt, Loader<Batch<W>>) {
     let (sender, batches) = mpsc::channel();
     let (data, mut sampler, most) = (workload.training_set(), sampler.clone(), plan.micro_batch());
-    let batch = move |_| Some(MicroBatches::read(&data, sampler.batch(batches.recv().ok()?), most));
-    let loader = Loader::read(0..u64::MAX, batch);
+    let mut known = VecDeque::new();
+    let loader = Loader::read(0..u64::MAX, move |_| {
+        if known.is_empty() {
+            known.push_back(batches.recv().ok()?);
+        }
+        let batch = MicroBatches::read(&data, sampler.batch(known.pop_front()?), most);
+        let first = known.len();
+        known.extend(batches.try_iter());
+        if data.ahead() > 0 {
+            let part = sampler.even();
+            let next = known.iter().skip(first).filter_map(|number| sampler.ahead(*number, part));
+            next.for_each(|examples| data.will_read(examples));
+        }
+        Some(batch)
+    });
     (Dealt { ahead: VecDeque::new(), sender, entries }, loader)
 }
 
@@ -204,14 +217,23 @@ fn load<W: Workload>(
     steps: Range<u64>,
 ) -> Loader<Batch<W>> {
     let (data, mut sampler, most) = (workload.training_set(), sampler.clone(), plan.micro_batch());
+    let mut ahead = ReadingAhead::default();
     let Some(parts) = parts else {
-        return Loader::read(steps, move |step| Some(MicroBatches::read(&data, sampler.batch(step), most)));
+        let part = sampler.even();
+        return Loader::read(steps, move |step| {
+            let batch = MicroBatches::read(&data, sampler.batch(step), most);
+            ahead.announce(&data, &sampler, step, part);
+            Some(batch)
+        });
     };
     let mut span = Span { steps: 0..0, part: Part { offset: 0, examples: 0 } };
     Loader::read(steps, move |step| {
         while span.steps.end <= step {
             span = parts.recv().ok()?;
         }
-        Some(MicroBatches::read(&data, sampler.part(step, span.part), most))
+        let batch = MicroBatches::read(&data, sampler.part(step, span.part), most);
+        // Later parts are about where this one is.
+        ahead.announce(&data, &sampler, step, span.part);
+        Some(batch)
     })
 }

@@ -3,7 +3,7 @@
 
 use tch::Tensor;
 
-use crate::data::Dataset;
+use crate::data::{Dataset, ReadError};
 
 /// The batch of a step.
 #[derive(Debug)]
@@ -23,11 +23,14 @@ pub struct MicroBatch<B> {
 
 impl<B> MicroBatches<B> {
     /// Reads `examples`, `most` of them for each micro-batch; the last one may have fewer.
-    pub fn read<D: Dataset<Batch = B>>(data: &D, examples: &[i64], most: usize) -> Self {
-        let read = |examples: &[i64]| MicroBatch { batch: data.batch(examples), examples: examples.len() };
+    ///
+    /// # Errors
+    /// If an example cannot be read.
+    pub fn read<D: Dataset<Batch = B>>(data: &D, examples: &[i64], most: usize) -> Result<Self, ReadError> {
+        let read = |examples: &[i64]| data.read(examples).map(|batch| MicroBatch { batch, examples: examples.len() });
         let most = most.max(1);
         let (before, last) = examples.split_at(examples.len().saturating_sub(1) / most * most);
-        Self { before: before.chunks(most).map(read).collect(), last: read(last) }
+        Ok(Self { before: before.chunks(most).map(read).collect::<Result<_, _>>()?, last: read(last)? })
     }
 }
 
@@ -80,7 +83,7 @@ mod tests {
             (0, 2, &[0]),
         ] {
             let examples: Vec<i64> = (10..10 + examples).collect();
-            let MicroBatches { before, last } = MicroBatches::read(&Numbers, &examples, most);
+            let MicroBatches { before, last } = MicroBatches::read(&Numbers, &examples, most).expect("it reads");
             let all: Vec<MicroBatch<Vec<i64>>> = before.into_iter().chain([last]).collect();
             assert_eq!(all.iter().map(|part| part.examples).collect::<Vec<_>>(), want, "{examples:?}");
             assert!(all.iter().all(|part| part.batch.len() == part.examples));

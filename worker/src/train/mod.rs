@@ -79,10 +79,10 @@ impl TrainError {
     pub fn is_input(&self) -> bool {
         match self {
             Self::TooFewExamples(_) => true,
+            Self::Data { source, .. } => source.is_input(),
             Self::Begin(UpdateError::Servers(error)) => error.is_input(),
             // libtorch fails here for want of memory or of its device.
             Self::Begin(UpdateError::Libtorch(_))
-            | Self::Data { .. }
             | Self::Update { .. }
             | Self::Leave(_)
             | Self::Diverged { .. }

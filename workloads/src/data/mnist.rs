@@ -42,6 +42,15 @@ impl Set {
         }
     }
 
+    /// `(pixel / 255 - mean) / deviation`, as one multiplication and one addition.
+    pub(super) fn normalise(self, pixels: &Tensor) -> Tensor {
+        let (mean, deviation) = self.moments();
+        let mut scaled = pixels.to_kind(Kind::Float);
+        let _ = scaled.g_mul_scalar_(1.0 / (255.0 * deviation));
+        let _ = scaled.g_sub_scalar_(mean / deviation);
+        scaled
+    }
+
     /// The folder of the four files, see [`locate`].
     ///
     /// # Errors
@@ -144,6 +153,11 @@ impl Examples {
         })
     }
 
+    /// Images `[n, 1, 28, 28]`, u8, with their labels `[n]`, i64 from 0 to 9.
+    pub(super) fn of(images: Tensor, labels: Tensor, set: Set) -> Self {
+        Self { images, labels, set }
+    }
+
     #[must_use]
     pub fn len(&self) -> usize {
         self.labels.numel()
@@ -161,7 +175,7 @@ impl Examples {
     /// If an index is outside the set.
     pub fn select(&self, indices: &[i64]) -> (Tensor, Tensor) {
         let indices = Tensor::from_slice(indices).to(self.labels.device());
-        (self.normalise(&self.images.index_select(0, &indices)), self.labels.index_select(0, &indices))
+        (self.set.normalise(&self.images.index_select(0, &indices)), self.labels.index_select(0, &indices))
     }
 
     /// The whole set in order, in batches of at most `size`.
@@ -169,17 +183,8 @@ impl Examples {
         (0..self.len()).step_by(size).map(move |start| {
             let length = size.min(self.len() - start) as i64;
             let images = self.images.narrow(0, start as i64, length);
-            (self.normalise(&images), self.labels.narrow(0, start as i64, length))
+            (self.set.normalise(&images), self.labels.narrow(0, start as i64, length))
         })
-    }
-
-    /// `(pixel / 255 - mean) / deviation`, as one multiplication and one addition.
-    fn normalise(&self, pixels: &Tensor) -> Tensor {
-        let (mean, deviation) = self.set.moments();
-        let mut scaled = pixels.to_kind(Kind::Float);
-        let _ = scaled.g_mul_scalar_(1.0 / (255.0 * deviation));
-        let _ = scaled.g_sub_scalar_(mean / deviation);
-        scaled
     }
 }
 

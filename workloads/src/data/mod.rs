@@ -7,4 +7,6 @@ mod folder;
 pub mod idx;
 pub mod labelled;
 pub mod mnist;
+pub mod streamed;
+pub mod streamed_images;
 pub mod text;

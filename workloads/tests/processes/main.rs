@@ -8,4 +8,5 @@ mod mnist;
 mod peer_away;
 mod process;
 mod remote;
+mod streamed;
 mod workloads;

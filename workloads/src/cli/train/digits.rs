@@ -6,6 +6,7 @@ use psjobs_api::ReplicaResult;
 use tch::nn;
 
 use crate::data::mnist::{Mnist, Set};
+use crate::data::streamed_images::StreamedImages;
 use crate::workload::digits::Digits;
 use psjobs_process::Failure;
 use psjobs_worker::cli::train::{Source, TrainArgs};
@@ -20,6 +21,10 @@ pub struct SetArgs {
 
 impl SetArgs {
     pub fn open<M>(&self, source: &Source, build: fn(&nn::Path) -> M) -> Result<Digits<M>> {
+        if let Some(url) = source.url() {
+            let (train, test) = StreamedImages::open(url, self.dataset, &source.settings, source.device)?;
+            return Ok(Digits::streamed(train, test, build));
+        }
         let folder = self.dataset.folder(source.data.as_deref())?;
         Ok(Digits::new(Mnist::open_set(self.dataset, &folder, source.device)?, build))
     }
