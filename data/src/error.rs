@@ -52,7 +52,7 @@ impl DataError {
     /// Returns the error with its causes, in one line.
     #[must_use]
     pub fn with_causes(&self) -> String {
-        let causes = iter::successors(Some(self as &dyn Error), |error| error.source());
+        let causes = iter::successors(Some(self as &dyn Error), |error| (*error).source());
         causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
     }
 

@@ -453,7 +453,7 @@ mod tests {
             (&names[..], expected("z", Kind::F32, None, Fields::Named), "a column z of f32"),
             (&[], targets, "a last column"),
         ] {
-            let (column, error) = assign(names, &[wanted.clone()]).expect_err(said);
+            let (column, error) = assign(names, std::slice::from_ref(&wanted)).expect_err(said);
             assert!(column == wanted.name && error.contains(said), "{error}");
         }
     }

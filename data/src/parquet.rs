@@ -13,7 +13,7 @@ use parquet::file::reader::{ChunkReader, Length, SerializedPageReader};
 use parquet::schema::types::ColumnDescriptor;
 
 use crate::csv::Targets;
-use crate::schema::{Kind, Number};
+use crate::schema::Number;
 
 /// Bytes at the end of a file that are read first: most footers are in them.
 pub const TAIL: u64 = 64 << 10;
@@ -224,6 +224,7 @@ pub(crate) mod tests {
     use parquet::schema::parser::parse_message_type;
 
     use super::*;
+    use crate::schema::Kind;
 
     /// Writes rows of `x`, a DOUBLE, and `y`, an INT64, or with `swapped` an INT64 and a DOUBLE, in row groups of `group`.
     pub fn write(file: &Path, rows: &[(f64, i64)], group: usize, swapped: bool) {

@@ -156,7 +156,7 @@ fn keep_last<T>(list: &mut Vec<T>, most: usize) {
 
 #[cfg(test)]
 mod tests {
-    use psjobs_web::job::{Event, Process, Run};
+    use psjobs_web::job::{Event, Run};
 
     use super::*;
 

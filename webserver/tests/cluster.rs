@@ -57,7 +57,7 @@ async fn a_job_is_shown_to_those_who_may_list_it_and_looks_the_same_after_it_was
     let jobs = json!({"apiGroups": ["psjobs.dev"], "resources": ["parameterserverjobs"], "verbs": ["list"]});
     let logs = json!({"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]});
     let nobody = team.token("nobody", &[]).await;
-    let reader = team.token("reader", &[jobs.clone()]).await;
+    let reader = team.token("reader", std::slice::from_ref(&jobs)).await;
     let writer = team.token("writer", &[jobs, logs]).await;
 
     let page = Page::start(&config, folder.path()).await;

@@ -17,7 +17,8 @@ use psjobs_worker::train::remote::Remote;
 use psjobs_worker::train::throttle::Pace;
 use psjobs_worker::train::{Outcome, Plan, Turn, UpdateError, Updater, train};
 use psjobs_worker::{Metrics, Workload};
-use psjobs_workloads::data::mnist::{self, Examples, Mnist};
+use psjobs_workloads::data::mnist::{self, Mnist};
+use psjobs_workloads::data::streamed_images::Images;
 use psjobs_workloads::model::convnet::ConvNet;
 use psjobs_workloads::model::mlp::Mlp;
 use psjobs_workloads::workload::digits::Digits;
@@ -52,9 +53,9 @@ struct Recorded<M> {
 
 impl<M: ModuleT> Workload for Recorded<M> {
     type Model = M;
-    type Data = Examples;
+    type Data = Images;
 
-    fn training_set(&self) -> Examples {
+    fn training_set(&self) -> Images {
         self.digits.training_set()
     }
 

@@ -198,7 +198,8 @@ fn a_gradient_that_was_computed_before_the_servers_went_back_is_dropped() {
         }
     }
     assert!(rewinds > 0, "the server has gone back");
-    let furthest = model.values().iter().zip(&before).map(|(now, before)| now - before + STEPS as f32 * LEARNING_RATE);
+    let furthest =
+        model.values().into_iter().zip(&before).map(|(now, before)| now - before + STEPS as f32 * LEARNING_RATE);
     let furthest = furthest.map(f32::abs).fold(0.0, f32::max);
     assert!(furthest <= 1e-5, "{furthest} away from {STEPS} updates of {LEARNING_RATE}");
     remote.leave(true, STEPS, &Default::default()).expect("left");

@@ -10,7 +10,8 @@ use psjobs_worker::train::precision::in_bf16;
 use psjobs_worker::train::throttle::Pace;
 use psjobs_worker::train::{Outcome, Plan, UpdateError, train};
 use psjobs_worker::{Metrics, Workload};
-use psjobs_workloads::data::mnist::{self, Examples, Mnist};
+use psjobs_workloads::data::mnist::{self, Mnist};
+use psjobs_workloads::data::streamed_images::Images;
 use psjobs_workloads::model::convnet::ConvNet;
 use psjobs_workloads::model::mlp::Mlp;
 use psjobs_workloads::workload::digits::Digits;
@@ -77,9 +78,9 @@ impl Recorded {
 
 impl Workload for Recorded {
     type Model = nn::Linear;
-    type Data = Examples;
+    type Data = Images;
 
-    fn training_set(&self) -> Examples {
+    fn training_set(&self) -> Images {
         self.digits.training_set()
     }
 

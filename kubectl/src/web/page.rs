@@ -26,6 +26,9 @@ pub struct Seen<'a> {
     pub trouble: Option<&'a str>,
 }
 
+/// Generation and labels of a job's manifest.
+type Version = (Option<i64>, Option<BTreeMap<String, String>>);
+
 /// The pods of one job that were there while the page was served, also those that are gone.
 #[derive(Debug, Default)]
 pub struct History {
@@ -34,8 +37,8 @@ pub struct History {
     is_new: bool,
     /// By uid of the pod.
     runs: BTreeMap<(Role, u32), BTreeMap<String, Run>>,
-    /// Generation and labels of the manifest that the page has.
-    manifest: Option<(Option<i64>, Option<BTreeMap<String, String>>)>,
+    /// Version of the manifest that the page has.
+    manifest: Option<Version>,
 }
 
 impl History {

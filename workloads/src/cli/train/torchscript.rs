@@ -108,7 +108,7 @@ impl TorchScriptArgs {
         };
         let classes = if self.loss.classifies() { train.class_count()?.max(test.class_count()?) } else { 0 };
         // The module is tried out on these examples, where an error of reading could not be said.
-        train.read(&(0..train.examples().min(4) as i64).collect::<Vec<_>>())?;
+        drop(train.read(&(0..train.examples().min(4) as i64).collect::<Vec<_>>())?);
         Ok(TorchScript::open(&self.model, source.device, self.loss, classes, train, test)?)
     }
 

@@ -50,7 +50,8 @@ fn a_fault_of_checkpoints_is_a_condition_with_one_event_until_one_is_written() {
 
 #[test]
 fn a_fault_of_checkpoints_ends_with_the_job_or_its_suspension() {
-    let ends: [(Phase, fn(&mut Cluster)); 2] = [
+    type End = fn(&mut Cluster);
+    let ends: [(Phase, End); 2] = [
         (Phase::Succeeded, |cluster| {
             ["trainer-0", "trainer-1", "ps-0"].into_iter().for_each(|pod| cluster.succeed(pod))
         }),
