@@ -160,7 +160,7 @@ def test_servers_that_go_back_take_the_exchange_under_way_along(tmp_path: pathli
     job = psjobs.run(
         file, trainers=1, servers=2, training=training, spec=CHECKPOINTS, env=env, folder=tmp_path, quiet=True
     )
-    logs = job.logs(index=0)
+    logs = list(job.logs(index=0))
     rewinds = [int(line.split()[1]) for line in logs if line.startswith("rewinds")]
     assert "killed ps 0" in logs and len(rewinds) == 1 and rewinds[0] > 0, logs
     check_counted(job.model(), 120)
