@@ -18,7 +18,7 @@ use crate::text;
 /// List the checkpoints of a job, or fetch one
 ///
 /// A pod of the job's own image reads the volume or the object store, and is deleted afterwards. The job may be suspended or
-/// have ended. Needs the rights to create pods and to exec in them.
+/// have ended. Needs the rights to create, get, list, watch and delete pods, and to exec in them.
 #[derive(Debug, Args)]
 pub struct CheckpointArgs {
     #[command(subcommand)]

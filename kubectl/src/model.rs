@@ -12,7 +12,7 @@ use crate::source::SourceArgs;
 /// Fetch the trained model of a job as a safetensors file
 ///
 /// A pod of the job's own image reads it from the volume or the object store of the checkpoints, and is deleted afterwards. The
-/// job may have ended, and its pods may be gone. Needs the rights to create pods and to exec in them.
+/// job may have ended, and its pods may be gone. Needs the rights to create, get, list, watch and delete pods, and to exec in them.
 #[derive(Debug, Args)]
 pub struct ModelArgs {
     /// Name of the job

@@ -10,11 +10,12 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
-use kube::runtime::conditions::is_pod_running;
-use kube::runtime::wait::await_condition;
+use kube::runtime::wait::{self, await_condition};
+use kube::runtime::watcher::Error as WatchError;
+use psjobs::BadInput;
 use psjobs_api::Role;
 use psjobs_api::crd::{ParameterServerJob, names, store_pod};
 use tokio::io::{AsyncReadExt as _, BufReader};
@@ -29,6 +30,8 @@ use crate::connection::{Cluster, ConnectionArgs};
 const START: Duration = Duration::from_secs(120);
 /// Time for kubectl to end when what it has sent is not right.
 const END: Duration = Duration::from_secs(5);
+/// Time for the cluster to take the deletion of the pod.
+const DELETION: Duration = Duration::from_secs(10);
 
 /// A pod that runs, and can read what a job keeps.
 pub struct Reader<'a> {
@@ -41,8 +44,8 @@ pub struct Reader<'a> {
 /// Starts a pod that reads what `job` keeps, does `work`, and deletes the pod. `image` is that of the pod, if the user names one.
 ///
 /// # Errors
-/// [`BadInput`](psjobs::BadInput) if the job keeps no checkpoints or the cluster refuses the pod; if the pod does not start,
-/// `work` fails, or Ctrl-C ends it.
+/// [`BadInput`] if the job keeps no checkpoints, the cluster refuses the pod, or the right to watch it is missing; if the pod does
+/// not start, `work` fails, or Ctrl-C ends it.
 pub async fn with_reader<T>(
     connection: &ConnectionArgs,
     cluster: &Cluster,
@@ -65,7 +68,8 @@ pub async fn with_reader<T>(
         _ = tokio::signal::ctrl_c() => Err(anyhow!("interrupted")),
     };
     // It ends by itself where the cluster does not answer.
-    pods.delete(&reader.pod, &DeleteParams::background()).await.ok();
+    let params = DeleteParams::background();
+    drop(tokio::time::timeout(DELETION, pods.delete(&reader.pod, &params)).await);
     done
 }
 
@@ -78,9 +82,19 @@ async fn image_of_server(pods: &Api<Pod>, job: &str) -> Option<String> {
 impl Reader<'_> {
     async fn start(&self, pods: &Api<Pod>) -> anyhow::Result<()> {
         eprintln!("waiting for pod {}, which reads {}", self.pod, self.kept_in());
-        let runs = tokio::time::timeout(START, await_condition(pods.clone(), &self.pod, is_pod_running())).await;
-        let Ok(runs) = runs else { bail!("{}", late(pods, &self.pod, self.kept_in()).await) };
-        runs.map(drop).context("the cluster did not answer as it should")
+        let (pod, place) = (&self.pod, self.kept_in());
+        let Ok(found) = tokio::time::timeout(START, await_condition(pods.clone(), pod, has_begun)).await else {
+            let found = pods.get_opt(pod).await.ok().flatten();
+            let why = why_not_running(found.and_then(|found| found.status));
+            let seconds = START.as_secs();
+            bail!("pod {pod}, which reads {place}, has not started in {seconds} s: {why}; --image names another image");
+        };
+        let found = found.map_err(unwatched)?;
+        if phase(found.as_ref()) == Some("Running") {
+            return Ok(());
+        }
+        let why = why_not_running(found.and_then(|found| found.status));
+        bail!("pod {pod}, which reads {place}, has ended instead of waiting: {why}; --image names another image")
     }
 
     /// Says where the job keeps its checkpoints.
@@ -164,25 +178,102 @@ fn said(errors: &[u8], otherwise: &str) -> String {
     }
 }
 
-/// Returns why a pod has not started.
-async fn late(pods: &Api<Pod>, pod: &str, place: &str) -> String {
-    let found = pods.get_opt(pod).await.ok().flatten();
-    let messages = found.and_then(|found| found.status).map(|status| {
-        let conditions = status.conditions.unwrap_or_default().into_iter().filter_map(|condition| condition.message);
-        let containers = status.container_statuses.unwrap_or_default();
-        let waiting = containers.into_iter().filter_map(|container| container.state?.waiting?.message);
-        conditions.chain(waiting).collect::<Vec<_>>().join("; ")
+fn phase(pod: Option<&Pod>) -> Option<&str> {
+    pod?.status.as_ref()?.phase.as_deref()
+}
+
+/// Returns whether a pod runs, or has ended and will not run any more.
+fn has_begun(pod: Option<&Pod>) -> bool {
+    matches!(phase(pod), Some("Running" | "Succeeded" | "Failed"))
+}
+
+/// Says why a pod cannot be watched, and which right is missing where the cluster refuses.
+fn unwatched(error: wait::Error) -> anyhow::Error {
+    let wait::Error::ProbeFailed(cause) = &error;
+    let refusal = match cause {
+        WatchError::InitialListFailed(kube::Error::Api(status)) => Some(("list", status)),
+        WatchError::WatchStartFailed(kube::Error::Api(status)) | WatchError::WatchError(status) => {
+            Some(("watch", status))
+        }
+        _ => None,
+    };
+    match refusal {
+        Some((right, status)) if status.code == 403 => {
+            let words = &status.message;
+            BadInput::new(format!("the right to {right} pods in the namespace is missing; ask for it ({words})")).into()
+        }
+        _ => anyhow::Error::new(error).context("the cluster did not answer as it should; try again"),
+    }
+}
+
+/// Returns what the cluster says of a pod that does not run.
+fn why_not_running(status: Option<PodStatus>) -> String {
+    let status = status.unwrap_or_default();
+    let conditions = status.conditions.unwrap_or_default().into_iter().filter_map(|condition| condition.message);
+    let containers = status.container_statuses.unwrap_or_default().into_iter();
+    let containers = containers.filter_map(|container| {
+        let state = container.state?;
+        let ended = state.terminated.and_then(|ended| ended.message.or(ended.reason));
+        ended.or_else(|| state.waiting?.message)
     });
-    format!(
-        "pod {pod}, which reads {place}, has not started in {} s: {}; --image names another image",
-        START.as_secs(),
-        messages.filter(|messages| !messages.is_empty()).unwrap_or_else(|| "no reason is known".into())
-    )
+    let all = status.message.into_iter().chain(conditions).chain(containers);
+    let words = all.filter(|message| !message.is_empty()).collect::<Vec<_>>().join("; ");
+    if words.is_empty() { "no reason is known".into() } else { words }
 }
 
 #[cfg(test)]
 mod tests {
+    use kube::core::Status;
+    use serde_json::{Value, json};
+
     use super::*;
+
+    #[test]
+    fn a_pod_that_has_ended_is_not_waited_for_and_says_why() {
+        let container = |state: Value| {
+            let name = store_pod::CONTAINER;
+            json!([{"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state}])
+        };
+        let waits = container(json!({"waiting": {"reason": "ErrImagePull", "message": "no image"}}));
+        let ended = json!({"exitCode": 128, "reason": "StartError", "message": "exec: sleep: not found"});
+        let ended = container(json!({ "terminated": ended }));
+        let failed = container(json!({"terminated": {"exitCode": 1, "reason": "Error"}}));
+        let unready = json!([{"type": "Ready", "status": "False", "message": "unready: [read]"}]);
+        for (status, begun, why) in [
+            (json!({}), false, "no reason is known"),
+            (json!({"phase": "Pending", "containerStatuses": waits}), false, "no image"),
+            (json!({"phase": "Running"}), true, "no reason is known"),
+            (
+                json!({"phase": "Failed", "conditions": unready, "containerStatuses": ended}),
+                true,
+                "unready: [read]; exec: sleep: not found",
+            ),
+            (json!({"phase": "Failed", "containerStatuses": failed}), true, "Error"),
+            (json!({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}), true, "low on memory"),
+            (json!({"phase": "Succeeded"}), true, "no reason is known"),
+        ] {
+            let pod: Pod = serde_json::from_value(json!({ "status": status })).expect("a pod");
+            assert_eq!(has_begun(Some(&pod)), begun, "{status}");
+            assert_eq!(why_not_running(pod.status), why, "{status}");
+        }
+        assert!(!has_begun(None));
+    }
+
+    #[test]
+    fn a_right_that_is_missing_is_named() {
+        use WatchError::{InitialListFailed, NoResourceVersion, WatchStartFailed};
+        let refusal = |code| kube::Error::Api(Box::new(Status { code, message: "words".into(), ..Status::default() }));
+        for (cause, said) in [
+            (InitialListFailed(refusal(403)), "the right to list pods in the namespace is missing; ask for it (words)"),
+            (WatchStartFailed(refusal(403)), "the right to watch pods in the namespace is missing; ask for it (words)"),
+            (InitialListFailed(refusal(500)), "the cluster did not answer as it should; try again"),
+            (NoResourceVersion, "the cluster did not answer as it should; try again"),
+        ] {
+            let error = unwatched(wait::Error::ProbeFailed(cause));
+            assert_eq!(error.to_string(), said);
+            assert_eq!(error.is::<BadInput>(), said.contains("words"), "{said}");
+        }
+    }
 
     #[test]
     fn the_words_of_the_pod_are_the_error() {

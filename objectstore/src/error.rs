@@ -36,7 +36,7 @@ pub fn of_disk(error: object_store::Error) -> io::Error {
         }
         _ if has_no_bucket => "; create the bucket, or correct its name",
         _ if says(&TOO_MANY) => {
-            "; the store is full of work: a longer spec.checkpoint.intervalSeconds sends fewer requests"
+            "; the store refuses requests for now; for checkpoints a longer spec.checkpoint.intervalSeconds sends fewer of them"
         }
         _ => "",
     };
@@ -88,7 +88,7 @@ mod tests {
             (
                 object_store::Error::Generic { store: "S3", source: "503 Service Unavailable".into() },
                 ErrorKind::Other,
-                "sends fewer requests",
+                "for checkpoints a longer spec.checkpoint.intervalSeconds sends fewer of them",
             ),
             (
                 object_store::Error::NotFound { path: "a".into(), source: "<Code>NoSuchBucket</Code>".into() },

@@ -102,6 +102,20 @@ test("without the token there is no page", async () => {
   await page.close();
 });
 
+test("a page that the server refused connects again by itself", async () => {
+  const page = await browser.newPage();
+  let refusals = 1;
+  await page.route(/\/events/, (route) => (refusals-- > 0 ? route.fulfill({ status: 503 }) : route.continue()));
+  await page.clock.install();
+  await page.goto(address);
+  await page.waitForFunction(() => document.querySelector("#connection").innerText.includes("or refuses to show more"));
+  await page.clock.fastForward(10_000);
+  await page.waitForFunction(() => document.querySelector("#phase").innerText !== "");
+  assert.equal(await text(page, "#title"), "watched");
+  assert.equal(await text(page, "#connection"), "");
+  await page.close();
+});
+
 test("a job is live in the page, and the same in its file when it is over", { timeout: 900_000 }, async () => {
   const page = await open(address);
   assert.equal(new URL(page.url()).search, "", "the token is not in the address any more");

@@ -89,10 +89,15 @@ impl Curves {
         }
     }
 
+    /// Returns how many points there are.
+    pub fn points(&self) -> usize {
+        self.all.values().map(|curve| curve.points.len()).sum()
+    }
+
     /// Takes every second point from the longest curve until all together have at most `points`, or two each. The last point of
     /// a curve stays. For a program that shows many jobs.
     pub fn bound(&mut self, points: usize) {
-        while self.all.values().map(|curve| curve.points.len()).sum::<usize>() > points {
+        while self.points() > points {
             let longest = self.all.values_mut().max_by_key(|curve| curve.points.len());
             let Some(Curve { points, cuts }) = longest.filter(|curve| curve.points.len() > 2) else { return };
             let mut left = points.len();

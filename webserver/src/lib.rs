@@ -38,7 +38,7 @@ const FAREWELL: Duration = Duration::from_secs(3);
 /// Serves the page at `listener` until `stop`.
 ///
 /// # Errors
-/// If the configuration cannot be used, the records cannot be read, or the listener fails.
+/// If the configuration cannot be used, or the listener fails.
 pub async fn run(
     settings: Settings,
     config: kube::Config,
@@ -68,7 +68,7 @@ pub async fn run(
     });
     tokio::select! {
         served = serving.into_future() => served.context("the page cannot be served any more"),
-        watched = watch.run() => watched.context("the records cannot be read; --records names their folder"),
+        () = watch.run() => Ok(()),
         () = farewell(&stop) => Ok(()),
     }
 }

@@ -3,7 +3,7 @@
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 
-/// Name of the cookie.
+/// Beginning of the cookie's name.
 const COOKIE: &str = "psjobs-token";
 /// Bytes of a token that is looked at; those of service accounts have about 1,000.
 const LONGEST: usize = 16 << 10;
@@ -20,8 +20,20 @@ pub fn token(headers: &HeaderMap) -> Option<String> {
     let texts = |name| headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
     let bearer = texts(header::AUTHORIZATION).filter_map(|value| value.strip_prefix("Bearer "));
     let pairs = texts(header::COOKIE).flat_map(|cookies| cookies.split(';')).filter_map(|pair| pair.split_once('='));
-    let cookies = pairs.filter(|(name, _)| name.trim() == COOKIE).map(|(_, value)| value);
+    let cookie = cookie(headers);
+    let cookies = pairs.filter(|(name, _)| name.trim() == cookie).map(|(_, value)| value);
     bearer.chain(cookies).map(str::trim).find(|token| is_token(token)).map(str::to_owned)
+}
+
+/// Returns the name of the cookie for the address of a request. It has the port, because cookies do not: two pages that are
+/// forwarded to ports of one machine need two names.
+fn cookie(headers: &HeaderMap) -> String {
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let is_port = |port: &str| (1..=5).contains(&port.len()) && port.bytes().all(|byte| byte.is_ascii_digit());
+    match host.rsplit_once(':').map(|(_, port)| port).filter(|port| is_port(port)) {
+        Some(port) => format!("{COOKIE}-{port}"),
+        None => COOKIE.to_owned(),
+    }
 }
 
 /// Returns the token in the form that a browser sends, as `token=TOKEN` in plain text.
@@ -48,7 +60,7 @@ pub fn enter(token: &str, headers: &HeaderMap) -> Response {
     }
     let is_encrypted = headers.get("x-forwarded-proto").is_some_and(|protocol| protocol == "https");
     let secure = if is_encrypted { "; Secure" } else { "" };
-    let cookie = format!("{COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/{secure}");
+    let cookie = format!("{}={token}; HttpOnly; SameSite=Strict; Path=/{secure}", cookie(headers));
     (StatusCode::SEE_OTHER, [(header::SET_COOKIE, cookie), (header::LOCATION, "/".to_owned())]).into_response()
 }
 
@@ -102,6 +114,8 @@ mod tests {
             (&[("authorization", "Bearer a b")][..], None),
             (&[("cookie", "x=1; psjobs-token=abc; y=2")][..], Some("abc")),
             (&[("cookie", "other=abc")][..], None),
+            (&[("host", "localhost:8080"), ("cookie", "psjobs-token=a; psjobs-token-8081=b")][..], None),
+            (&[("host", "localhost:8081"), ("cookie", "psjobs-token=a; psjobs-token-8081=b")][..], Some("b")),
             (&[("cookie", "psjobs-token=abc"), ("authorization", "Bearer first")][..], Some("first")),
         ] {
             assert_eq!(token(&headers(given)).as_deref(), wanted, "{given:?}");
@@ -113,10 +127,28 @@ mod tests {
     }
 
     #[test]
+    fn the_cookie_has_the_port_of_the_address_in_its_name() {
+        for (host, wanted) in [
+            ("", "psjobs-token"),
+            ("jobs.example.com", "psjobs-token"),
+            ("localhost:8080", "psjobs-token-8080"),
+            ("[::1]:8080", "psjobs-token-8080"),
+            ("[::1]", "psjobs-token"),
+            ("localhost:", "psjobs-token"),
+            ("localhost:1=x", "psjobs-token"),
+            ("localhost:123456", "psjobs-token"),
+        ] {
+            assert_eq!(cookie(&headers(&[("host", host)])), wanted, "{host}");
+        }
+        assert_eq!(cookie(&HeaderMap::new()), "psjobs-token");
+    }
+
+    #[test]
     fn a_browser_keeps_the_token_where_no_script_and_no_other_site_reaches_it() {
         for (given, wanted) in [
             (&[][..], "psjobs-token=abc; HttpOnly; SameSite=Strict; Path=/"),
             (&[("x-forwarded-proto", "https")][..], "psjobs-token=abc; HttpOnly; SameSite=Strict; Path=/; Secure"),
+            (&[("host", "localhost:8080")][..], "psjobs-token-8080=abc; HttpOnly; SameSite=Strict; Path=/"),
         ] {
             let answer = enter("abc", &headers(given));
             assert_eq!(answer.status(), StatusCode::SEE_OTHER);

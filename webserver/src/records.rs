@@ -1,15 +1,35 @@
 //! The records of jobs that are over: one file each, `NAMESPACE/NAME_UID.json`, in a folder of a volume or a bucket.
 
-use std::collections::BTreeMap;
-use std::io;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use futures::future::join_all;
 use parking_lot::Mutex;
 use psjobs_ps::checkpoint::Folder;
 use psjobs_ps::checkpoint::disk::Files;
 use tracing::warn;
 
 use crate::record::{Entry, HEAD, MOST, Page, entry};
+
+/// Files that are read at once when the records are loaded.
+const AT_ONCE: usize = 32;
+
+/// The records that [`Records::load`] has read.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Loaded {
+    /// The names of their jobs.
+    pub keys: Vec<String>,
+    /// Files that could not be read for now.
+    pub unread: usize,
+}
+
+/// A file that may be a record, `NAMESPACE/NAME_UID.json`.
+#[derive(Debug)]
+struct File {
+    namespace: String,
+    name: String,
+}
 
 /// All records, and which of them stand for a job.
 pub struct Records {
@@ -25,6 +45,8 @@ struct Index {
     records: BTreeMap<String, BTreeMap<String, Entry>>,
     /// Uid of the job that the cluster has under a name.
     live: BTreeMap<String, String>,
+    /// Uids of the jobs whose records are there and could not be read.
+    unread: BTreeSet<String>,
 }
 
 impl Index {
@@ -41,15 +63,28 @@ impl Index {
         }
     }
 
-    /// Takes out the records of jobs that ended before a time.
+    /// Takes out the records of jobs that ended before a time. That of a job that the cluster has stays: it would be made again.
     fn take_older(&mut self, than: u64) -> Vec<Entry> {
-        let old = |_: &String, entry: &mut Entry| entry.ended < than;
         let mut taken = Vec::new();
-        for all in self.records.values_mut() {
+        for (key, all) in &mut self.records {
+            let live = self.live.get(key);
+            let old = |uid: &String, entry: &mut Entry| entry.ended < than && live != Some(uid);
             taken.extend(all.extract_if(.., old).map(|(_, entry)| entry));
         }
         self.records.retain(|_, all| !all.is_empty());
         taken
+    }
+}
+
+impl File {
+    /// Returns the uid of the job, if the name is as that of a record.
+    fn uid(&self) -> Option<&str> {
+        Some(self.name.strip_suffix(".json")?.split_once('_')?.1)
+    }
+
+    /// Says if a record belongs in this file. One that says otherwise would be read and removed elsewhere.
+    fn is_of(&self, entry: &Entry) -> bool {
+        entry.namespace == self.namespace && entry.file() == self.name
     }
 }
 
@@ -64,15 +99,51 @@ impl Records {
         self.folder.is_some()
     }
 
-    /// Reads what records there are, and returns the names of their jobs. A file that is no record is left alone.
+    /// Reads the records that are not known yet. A file that is no record is left alone, one that cannot be read is read by the
+    /// next call.
     ///
     /// # Errors
     /// If the folder cannot be read.
-    pub async fn load(&self) -> io::Result<Vec<String>> {
-        let found = self.work(load).await?.unwrap_or_default();
-        let mut index = self.index.lock();
-        found.into_iter().for_each(|entry| index.insert(entry));
-        Ok(index.records.keys().cloned().collect())
+    pub async fn load(&self) -> io::Result<Loaded> {
+        let mut files = self.work(list).await?.unwrap_or_default();
+        {
+            let index = self.index.lock();
+            let known: BTreeSet<&str> = index.records.values().flat_map(BTreeMap::keys).map(String::as_str).collect();
+            files.retain(|file| file.uid().is_none_or(|uid| !known.contains(uid)));
+        }
+        let (mut loaded, mut unread) = (Loaded::default(), BTreeSet::new());
+        for some in files.chunks(AT_ONCE) {
+            let read = join_all(some.iter().map(|file| self.head(file))).await;
+            for (file, read) in some.iter().zip(read) {
+                let File { namespace, name } = file;
+                match read {
+                    Ok(entry) if file.is_of(&entry) => {
+                        loaded.keys.push(entry.key());
+                        self.index.lock().insert(entry);
+                    }
+                    Ok(entry) => warn!("{namespace}/{name} is left alone: it says that it is of {:?}", entry.key()),
+                    // It was removed meanwhile.
+                    Err(error) if error.kind() == ErrorKind::NotFound => {}
+                    Err(error) if matches!(error.kind(), ErrorKind::InvalidData | ErrorKind::UnexpectedEof) => {
+                        warn!("{namespace}/{name} is no record that can be read: {error}");
+                    }
+                    Err(error) => {
+                        warn!("the record {namespace}/{name} cannot be read, and is tried again: {error}");
+                        loaded.unread += 1;
+                        unread.extend(file.uid().map(str::to_owned));
+                    }
+                }
+            }
+        }
+        self.index.lock().unread = unread;
+        Ok(loaded)
+    }
+
+    /// Reads the first line of a record.
+    async fn head(&self, file: &File) -> io::Result<Entry> {
+        let place = Path::new(&file.namespace).join(&file.name);
+        let read = self.work(move |folder| head(&**folder.disk(), &folder.join(place))).await?;
+        read.ok_or_else(|| ErrorKind::NotFound.into())
     }
 
     /// Returns the record that stands for a job, if one does.
@@ -80,9 +151,10 @@ impl Records {
         self.index.lock().find(key).cloned()
     }
 
-    /// Says if there is a record of this very job.
+    /// Says if there is a record of this very job, also one that could not be read.
     pub fn has(&self, key: &str, uid: &str) -> bool {
-        self.index.lock().records.get(key).is_some_and(|all| all.contains_key(uid))
+        let index = self.index.lock();
+        index.unread.contains(uid) || index.records.get(key).is_some_and(|all| all.contains_key(uid))
     }
 
     /// Records that the cluster has a job of this uid, or none, under a name.
@@ -115,8 +187,9 @@ impl Records {
         Page::parse(&text).map_err(io::Error::from)
     }
 
-    /// Removes the records of jobs that ended before a time, in milliseconds since 1970, and returns the names of the jobs. One that
-    /// cannot be removed is found again at the next start.
+    /// Removes the records of jobs that ended before a time, in milliseconds since 1970, and that the cluster does not have, and
+    /// returns the names of the jobs. One that cannot be removed is found again at the next start. Must not run beside
+    /// [`Records::load`], which would find again those that are being removed.
     pub async fn remove_older(&self, than: u64) -> Vec<String> {
         let old = self.index.lock().take_older(than);
         let names = old.iter().map(Entry::key).collect();
@@ -150,28 +223,21 @@ fn place(folder: &Folder, entry: &Entry) -> PathBuf {
     folder.join(&entry.namespace).join(entry.file())
 }
 
-fn load(folder: &Folder) -> io::Result<Vec<Entry>> {
+/// Returns the files of the folder that may be records.
+fn list(folder: &Folder) -> io::Result<Vec<File>> {
     folder.disk().create_folders(folder)?;
     let mut found = Vec::new();
     for namespace in folder.disk().names(folder)? {
         // A volume may have other folders, as `lost+found`.
         let is_namespace = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
         let Some(namespace) = namespace.to_str().filter(|name| is_namespace(name)) else { continue };
-        let files = folder.folder(namespace);
-        let names = match folder.disk().names(&files) {
-            Err(error) if error.kind() == io::ErrorKind::NotADirectory => continue,
+        let names = match folder.disk().names(&folder.join(namespace)) {
+            Err(error) if error.kind() == ErrorKind::NotADirectory => continue,
             names => names?,
         };
-        for file in names {
-            let file = files.join(file);
-            if file.extension().is_none_or(|end| end != "json") {
-                continue;
-            }
-            match head(&**folder.disk(), &file) {
-                Ok(entry) => found.push(entry),
-                Err(error) => warn!("{} is no record that can be read: {error}", file.display()),
-            }
-        }
+        let names = names.into_iter().filter_map(|name| name.into_string().ok());
+        let records = names.filter(|name| name.ends_with(".json"));
+        found.extend(records.map(|name| File { namespace: namespace.to_owned(), name }));
     }
     Ok(found)
 }
@@ -187,7 +253,7 @@ fn read(folder: &Folder, entry: &Entry) -> io::Result<String> {
     let opened = folder.disk().open(&place(folder, entry))?;
     let mut bytes = vec![0; (opened.bytes()? as usize).min(MOST)];
     opened.read_at(&mut bytes, 0)?;
-    String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    String::from_utf8(bytes).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
 }
 
 fn write(folder: &Folder, entry: &Entry, text: &str) -> io::Result<()> {
@@ -221,6 +287,11 @@ mod tests {
             assert_eq!(index.find("team/a").map(|entry| entry.uid.as_str()), wanted, "{live:?}");
         }
         assert_eq!(index.find("team/c"), None);
+        index.live = [("team/a", "2"), ("team/b", "3")].map(|(key, uid)| (key.to_owned(), uid.to_owned())).into();
+        let taken: Vec<_> = index.take_older(30).into_iter().map(|entry| entry.uid).collect();
+        assert_eq!(taken, ["1"], "the records of jobs that the cluster has stay");
+        index.insert(record("a", "1", 10));
+        index.live.clear();
         let mut taken: Vec<_> = index.take_older(20).into_iter().map(|entry| entry.uid).collect();
         taken.sort();
         assert_eq!((taken, index.records.len()), (vec!["1".to_owned(), "3".to_owned()], 1));
@@ -235,26 +306,61 @@ mod tests {
             std::fs::write(folder.path().join("team").join(name), "half").expect("written");
         }
         let kept = || Records::new(Some(folder.path().into()));
+        let loaded = async |records: &Records| records.load().await.expect("it can be read").keys;
         let first = kept();
-        assert!(first.load().await.expect("it can be read").is_empty());
+        assert!(loaded(&first).await.is_empty());
         let wanted = record("a", "1", 10);
         let subject = Subject { tails: BTreeMap::from([("ps-0".into(), "the end\n".into())]), ..Subject::default() };
         first.write(&wanted, text(&wanted, &subject)).await.expect("written");
         assert!(first.has("team/a", "1") && !first.has("team/a", "2"));
 
         let second = kept();
-        assert_eq!(second.load().await.expect("it can be read"), ["team/a"]);
+        assert_eq!(loaded(&second).await, ["team/a"]);
+        assert!(loaded(&second).await.is_empty(), "it is known");
         assert_eq!(second.find("team/a"), Some(wanted.clone()));
         assert_eq!(second.page(&wanted).await.expect("it can be read").tails, subject.tails);
         assert!(second.remove_older(10).await.is_empty());
         assert_eq!(second.remove_older(11).await, ["team/a"]);
-        assert!(kept().load().await.expect("it can be read").is_empty(), "the file is gone");
+        assert!(loaded(&kept()).await.is_empty(), "the file is gone");
+    }
+
+    #[tokio::test]
+    async fn a_record_counts_in_its_own_place_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = folder.path().join("team");
+        std::fs::create_dir(&place).expect("a folder");
+        let (own, other) = (record("a", "1", 10), Entry { namespace: "..".into(), ..record("b", "2", 10) });
+        for (file, entry) in [("a_1.json", &own), ("b_2.json", &other), ("c_1.json", &own), ("a_3.json", &own)] {
+            std::fs::write(place.join(file), text(entry, &Subject::default())).expect("written");
+        }
+        let records = Records::new(Some(folder.path().into()));
+        let wanted = Loaded { keys: vec!["team/a".into()], unread: 0 };
+        assert_eq!(records.load().await.expect("it can be read"), wanted);
+        assert_eq!(records.remove_older(11).await, ["team/a"]);
+        assert!(!place.join("a_1.json").exists() && place.join("c_1.json").exists());
+    }
+
+    #[tokio::test]
+    async fn a_record_that_cannot_be_read_is_tried_again_and_is_there_meanwhile() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = folder.path().join("team").join("a_1.json");
+        std::fs::create_dir(folder.path().join("team")).expect("a folder");
+        // A link to itself cannot be opened.
+        std::os::unix::fs::symlink("a_1.json", &place).expect("a link");
+        let records = Records::new(Some(folder.path().into()));
+        assert_eq!(records.load().await.expect("the rest can be read"), Loaded { keys: Vec::new(), unread: 1 });
+        assert!(records.has("team/a", "1") && records.find("team/a").is_none());
+        std::fs::remove_file(&place).expect("it is there");
+        std::fs::write(&place, text(&record("a", "1", 10), &Subject::default())).expect("written");
+        let wanted = Loaded { keys: vec!["team/a".into()], unread: 0 };
+        assert_eq!(records.load().await.expect("it can be read"), wanted);
+        assert!(records.find("team/a").is_some());
     }
 
     #[tokio::test]
     async fn without_a_folder_there_are_no_records() {
         let records = Records::new(None);
-        assert!(!records.are_kept() && records.load().await.expect("nothing to read").is_empty());
+        assert_eq!((records.are_kept(), records.load().await.expect("nothing to read")), (false, Loaded::default()));
         assert_eq!(records.find("team/a"), None);
     }
 }

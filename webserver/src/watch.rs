@@ -1,5 +1,6 @@
 //! Writes the jobs of the cluster and the records of those that are over to the board, and has records made.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -19,11 +20,13 @@ use tracing::{info, warn};
 
 use crate::record::{Entry, Subject, text};
 use crate::recorder::{Due, Recorder, Tails};
-use crate::records::Records;
+use crate::records::{Loaded, Records};
 use crate::tails;
 
 /// How often old records are looked for.
 const SWEEP: Duration = Duration::from_secs(3600);
+/// Time after which records that could not be read are tried again.
+const RELOAD: Duration = Duration::from_secs(30);
 
 /// The jobs, and what is under way for them.
 pub struct Watch {
@@ -41,7 +44,13 @@ struct Running {
     watch: Watch,
     recorder: Recorder,
     work: JoinSet<Done>,
+    /// The time to read the records, unless all are read.
+    load: Option<Instant>,
+    /// It is known which records there are. Until then none is written: it would replace a better one.
+    is_loaded: bool,
     swept: Option<Instant>,
+    /// Records are being read or removed: one at a time, so that none is found that is just being removed.
+    is_busy: bool,
 }
 
 /// Work that is done.
@@ -49,23 +58,25 @@ enum Done {
     Read(Id, String, Tails),
     Written(Id, String),
     Failed(Id, String, Box<(Entry, Subject)>),
+    Loaded(io::Result<Loaded>),
     /// The names of the jobs whose records are gone.
     Swept(Vec<String>),
 }
 
 impl Watch {
-    /// Watches for ever.
-    ///
-    /// # Errors
-    /// If the records cannot be read.
-    pub async fn run(self) -> std::io::Result<()> {
-        for key in self.records.load().await? {
-            show_record(&self.board, &self.records, &key);
-        }
+    /// Watches for ever. Records that cannot be read are tried again, and the jobs of the cluster are shown meanwhile.
+    pub async fn run(self) {
         let (client, scope) = (self.client.clone(), self.scope.clone());
-        let mut running = Running { watch: self, recorder: Recorder::default(), work: JoinSet::new(), swept: None };
+        let mut running = Running {
+            load: self.records.are_kept().then(Instant::now),
+            watch: self,
+            recorder: Recorder::default(),
+            work: JoinSet::new(),
+            is_loaded: false,
+            swept: None,
+            is_busy: false,
+        };
         follow(&client, &scope, |jobs| running.tick(jobs)).await;
-        Ok(())
     }
 }
 
@@ -80,6 +91,11 @@ impl Running {
         for id in jobs.changed() {
             self.show(&id, jobs);
         }
+        if !self.is_busy && self.load.is_some_and(|from| from <= Instant::now()) {
+            self.is_busy = true;
+            let records = self.watch.records.clone();
+            self.work.spawn(async move { Done::Loaded(records.load().await) });
+        }
         if !jobs.is_complete() {
             return;
         }
@@ -91,11 +107,14 @@ impl Running {
                 Done::Read(id, uid, tails)
             });
         }
+        if !self.is_loaded {
+            return;
+        }
         for due in self.recorder.due(Instant::now()) {
             self.write(due, jobs);
         }
-        if self.watch.records.are_kept() && self.swept.is_none_or(|swept| swept.elapsed() >= SWEEP) {
-            self.swept = Some(Instant::now());
+        if !self.is_busy && self.swept.is_none_or(|swept| swept.elapsed() >= SWEEP) {
+            (self.is_busy, self.swept) = (true, Some(Instant::now()));
             let (records, keep) = (self.watch.records.clone(), self.watch.keep);
             self.work.spawn(async move {
                 let than = now().saturating_sub(u64::try_from(keep.as_millis()).unwrap_or(u64::MAX));
@@ -112,15 +131,37 @@ impl Running {
                 self.recorder.written(&id, &uid);
                 self.show(&id, jobs);
             }
-            Done::Failed(id, uid, last) => self.recorder.failed(&id, &uid, *last, Instant::now()),
-            Done::Swept(keys) => {
-                for key in keys {
-                    // One that the cluster still has is shown as it is there.
-                    if let Some((namespace, name)) = key.split_once('/') {
-                        self.show(&Id { namespace: namespace.to_owned(), name: name.to_owned() }, jobs);
-                    }
-                }
+            Done::Failed(id, uid, last) => {
+                let (entry, mut subject) = *last;
+                let tails = std::mem::take(&mut subject.tails);
+                // The board has one that is still there.
+                let last = (!has(jobs, &id, &uid)).then_some((entry, subject));
+                self.recorder.failed(&id, &uid, tails, last, Instant::now());
             }
+            Done::Loaded(Ok(Loaded { keys, unread })) => {
+                self.is_busy = false;
+                self.load = (unread > 0).then(|| Instant::now() + RELOAD);
+                self.is_loaded = true;
+                let records = self.watch.records.clone();
+                self.recorder.forget(|id, uid| records.has(&id.to_string(), uid));
+                self.show_all(&keys, jobs);
+            }
+            Done::Loaded(Err(error)) => {
+                self.is_busy = false;
+                self.load = Some(Instant::now() + RELOAD);
+                warn!("the records cannot be read, and are tried again: {error}; --records names their folder");
+            }
+            Done::Swept(keys) => {
+                self.is_busy = false;
+                self.show_all(&keys, jobs);
+            }
+        }
+    }
+
+    /// Shows the jobs of these names. One that the cluster has is shown as it is there.
+    fn show_all(&mut self, keys: &[String], jobs: &mut Jobs) {
+        for (namespace, name) in keys.iter().filter_map(|key| key.split_once('/')) {
+            self.show(&Id { namespace: namespace.to_owned(), name: name.to_owned() }, jobs);
         }
     }
 
@@ -133,8 +174,9 @@ impl Running {
         if let Some(pending) = self.recorder.pending(id).map(str::to_owned)
             && uid.as_ref() != Some(&pending)
             && let Some((job, curves)) = board.job(&key)
+            && !self.recorder.deleted(id, subject(id, pending, job, curves))
         {
-            self.recorder.deleted(id, subject(id, pending, job, curves));
+            warn!("{id} was deleted and gets no record: too many others wait for theirs; the warnings before say why");
         }
         records.see(&key, uid.as_deref());
         if records.find(&key).is_some() && uid.is_some() {
@@ -145,15 +187,15 @@ impl Running {
         show_record(board, records, &key);
         let Some((job, uid)) = jobs.job(id).zip(uid) else { return };
         let status = job.status.as_ref();
-        if records.are_kept() && status.and_then(|status| status.phase).is_some_and(Phase::is_final) {
+        let is_final = status.and_then(|status| status.phase).is_some_and(Phase::is_final);
+        if records.are_kept() && is_final && !records.has(&key, &uid) {
             self.recorder.ended(id, &uid, (json!(job.spec), json!(status)), Instant::now());
         }
     }
 
     fn write(&mut self, due: Due, jobs: &Jobs) {
         let Due { id, uid, tails, object, last } = due;
-        let is_there = jobs.job(&id).is_some_and(|job| job.metadata.uid.as_deref() == Some(uid.as_str()));
-        let shown = self.watch.board.job(&id.to_string()).filter(|_| is_there);
+        let shown = self.watch.board.job(&id.to_string()).filter(|_| has(jobs, &id, &uid));
         let last = last.or_else(|| shown.map(|(job, curves)| subject(&id, uid.clone(), job, curves)));
         let Some((entry, mut subject)) = last else {
             warn!("{id} was gone before its record could be made");
@@ -173,6 +215,11 @@ impl Running {
             }
         });
     }
+}
+
+/// Says if the cluster has this very job.
+fn has(jobs: &Jobs, id: &Id, uid: &str) -> bool {
+    jobs.job(id).is_some_and(|job| job.metadata.uid.as_deref() == Some(uid))
 }
 
 /// Returns what is kept of a job as the page shows it, without its object and logs.

@@ -125,8 +125,10 @@ async fn a_job_is_shown_to_those_who_may_list_it_and_looks_the_same_after_it_was
     page.end().await;
 
     let again = Page::start(&config, folder.path()).await;
-    let listed = again.until("/events", &reader, |jobs| !jobs[&later].is_null()).await;
-    assert_eq!(listed[format!("{}/mnist", team.namespace)]["phase"], "Succeeded", "{listed}");
+    // The records are read while the jobs of the cluster are shown.
+    let recorded = format!("{}/mnist", team.namespace);
+    let listed = again.until("/events", &reader, |jobs| !jobs[&later].is_null() && !jobs[&recorded].is_null()).await;
+    assert_eq!(listed[&recorded]["phase"], "Succeeded", "{listed}");
     assert_eq!(again.first(&mnist, &reader).await, before);
     assert!(again.get(&mnist, Some(&nobody), "").await.starts_with("HTTP/1.1 403 "));
     again.end().await;

@@ -103,6 +103,8 @@ page() {
   forbid "or nowhere" 'PSJOBS_WEB_RECORDS\|PersistentVolumeClaim' $web --set web.records.size=
   expect "they are kept for a time" 'value: "7d"' $web --set web.records.keep=7d
   expect "in one namespace its role is there" 'namespace: team' $web --set watchNamespace=team
+  expect "a release of its name elsewhere has other cluster roles" 'name: team-psjobs-web-reviews' $web --namespace team
+  forbid "none of them has a name without the namespace" 'name: psjobs-web-reviews' $web --namespace team
   forbid "the page changes nothing" 'update\|patch\|delete\|deletecollection' $web
   forbid "without roles it has no rights" 'kind: ClusterRole' $web --set rbac.create=false
   refuse "a volume and a bucket are refused" 'not both' $web --set web.records.existingClaim=mine --set web.records.url=s3://b

@@ -87,7 +87,7 @@ fn volume_pod(name: &str, job: &ParameterServerJob, claim: &str, image: Option<&
     let life = store_pod::LIFE_SECONDS;
     let container = json!({
         "name": store_pod::CONTAINER, "image": image, "command": ["sleep", life.to_string()], "volumeMounts": [mount],
-        "securityContext": security,
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}}, "securityContext": security,
     });
     let owner = json!({
         "apiVersion": format!("{GROUP}/{VERSION}"), "kind": KIND, "name": name, "uid": job.metadata.uid,
@@ -129,6 +129,9 @@ mod tests {
             let (_, pod) = of(&job(checkpoint), named, running).expect("a place");
             assert_eq!(pod["spec"]["containers"][0]["image"], want, "{checkpoint}");
             assert_eq!(pod["spec"]["containers"][0]["name"], store_pod::CONTAINER, "{checkpoint}");
+            // A namespace with a quota refuses a pod without them.
+            let requests = json!({"cpu": "100m", "memory": "128Mi"});
+            assert_eq!(pod["spec"]["containers"][0]["resources"]["requests"], requests, "{checkpoint}");
         }
         let none = of(&job(&Value::Null), None, None).expect_err("it keeps none");
         assert!(none.to_string().contains("mnist keeps no checkpoints"), "{none}");

@@ -87,6 +87,8 @@ pub async fn receive(
     let mut rest = Vec::new();
     (&mut *stream).take(LONGEST_LINE).read_to_end(&mut rest).await.map_err(broke)?;
     check_end(&rest, has_checksum.then(|| sum.finalize())).map_err(Failure::Torn)?;
+    // The last piece is still on its way, and `sync_all` does not say if it failed.
+    out.flush().await.map_err(|error| here(error, &part.path))?;
     out.sync_all().await.map_err(|error| here(error, &part.path))?;
     part.keep(file).map_err(Failure::Here)?;
     Ok(size)
@@ -152,5 +154,15 @@ mod tests {
         let file = folder.path().join("missing/model");
         let Err(Failure::Here(error)) = receive(&mut &b"1\nx"[..], &file, false).await else { panic!("no folder") };
         assert!(format!("{error:#}").contains("missing/model.part: No such file"), "{error:#}");
+    }
+
+    #[tokio::test]
+    async fn a_file_whose_last_piece_has_no_room_is_not_taken_as_whole() {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::os::unix::fs::symlink("/dev/full", folder.path().join("model.part")).expect("a link");
+        let received = receive(&mut &b"1\nx"[..], &folder.path().join("model"), false).await;
+        let Err(Failure::Here(error)) = &received else { panic!("{received:?}") };
+        assert!(format!("{error:#}").contains("model.part: No space left"), "{error:#}");
+        assert_eq!(fs::read_dir(folder.path()).expect("the folder").count(), 0);
     }
 }

@@ -48,6 +48,8 @@ pub struct Jobs {
     all: BTreeMap<Id, Known>,
     /// Jobs that have to be shown again.
     changed: BTreeSet<Id>,
+    /// Jobs that are gone, and whose last state is being shown.
+    leaving: BTreeSet<Id>,
     /// The one that was shown last only because time has passed.
     turn: Id,
     lists: [List; 3],
@@ -57,6 +59,10 @@ pub struct Jobs {
 #[derive(Debug, Default)]
 struct Known {
     job: Option<ParameterServerJob>,
+    /// The job was deleted. It stays until it was shown once more: it may have ended since it was shown last.
+    is_gone: bool,
+    /// Points of its curves that a smaller share may take, as of when it was shown last.
+    points: usize,
     /// By uid.
     pods: BTreeMap<String, PodFacts>,
     /// By uid.
@@ -111,13 +117,13 @@ impl Jobs {
         let id = |job: &ParameterServerJob| Id { namespace: job.namespace().unwrap_or_default(), name: job.name_any() };
         let key = |job: &ParameterServerJob| Some((id(job), job.uid().unwrap_or_default()));
         self.see(Watch::Jobs, event, key, |known, _, job| {
-            known.job = job.map(|mut job| {
-                job.metadata.managed_fields = None;
-                if let Some(annotations) = &mut job.metadata.annotations {
-                    annotations.remove(APPLIED);
-                }
-                job
-            });
+            known.is_gone = job.is_none();
+            let Some(mut job) = job else { return };
+            job.metadata.managed_fields = None;
+            if let Some(annotations) = &mut job.metadata.annotations {
+                annotations.remove(APPLIED);
+            }
+            known.job = Some(job);
         });
     }
 
@@ -230,17 +236,32 @@ impl Jobs {
         self.lists.iter().all(|list| list.is_complete)
     }
 
-    /// Returns the jobs that have to be shown again: those that have changed, and some whose turn it is.
+    /// Returns the jobs that have to be shown again: those that have changed, and some whose turn it is. A job that was deleted is
+    /// among them twice: as it was, and as gone at the next call.
     pub fn changed(&mut self) -> BTreeSet<Id> {
-        let count = self.all.len().div_ceil(IDLE);
-        let behind = self.all.range::<Id, _>((Bound::Excluded(&self.turn), Bound::Unbounded)).take(count);
-        let behind: Vec<(Id, bool)> = behind.map(|(id, known)| (id.clone(), known.is_over())).collect();
+        for id in std::mem::take(&mut self.leaving) {
+            if let Some(known) = self.all.get_mut(&id).filter(|known| known.is_gone) {
+                (known.job, known.is_gone) = (None, false);
+                self.changed.insert(id);
+            }
+        }
+        let (share, count) = (self.share(), self.all.len().div_ceil(IDLE));
+        let behind = self.all.range_mut::<Id, _>((Bound::Excluded(&self.turn), Bound::Unbounded)).take(count);
+        let behind: Vec<(Id, bool)> = behind.map(|(id, known)| (id.clone(), known.takes_turn(share))).collect();
         self.turn = if behind.len() < count { Id::default() } else { behind.last().cloned().unwrap_or_default().0 };
-        self.changed.extend(behind.into_iter().filter(|(_, is_over)| !is_over).map(|(id, _)| id));
-        std::mem::take(&mut self.changed)
+        self.changed.extend(behind.into_iter().filter(|(_, takes_turn)| *takes_turn).map(|(id, _)| id));
+        let changed = std::mem::take(&mut self.changed);
+        let is_gone = |id: &&Id| self.all.get(*id).is_some_and(|known| known.is_gone);
+        self.leaving = changed.iter().filter(is_gone).cloned().collect();
+        changed
     }
 
-    /// Returns a job.
+    /// Returns the points that the curves of each job have room for.
+    fn share(&self) -> usize {
+        POINTS / self.all.len().max(1)
+    }
+
+    /// Returns a job; one that was deleted as long as its last state is shown.
     pub fn job(&self, id: &Id) -> Option<&ParameterServerJob> {
         self.all.get(id)?.job.as_ref()
     }
@@ -253,7 +274,7 @@ impl Jobs {
     /// Writes a job as it is `now` to the board, or removes it from there if it is gone.
     pub fn show(&mut self, id: &Id, naming: &Naming, board: &Board, now: Timestamp) {
         let (name, flags) = (naming.name(id), naming.flags(id));
-        let share = POINTS / self.all.len().max(1);
+        let share = self.share();
         let trouble = self.trouble().map(str::to_owned);
         let Some(known) = self.all.get_mut(id) else {
             board.remove(&name);
@@ -272,6 +293,7 @@ impl Jobs {
         board.change(&name, |shown, curves| {
             page::show(&seen, &mut known.history, &flags, now, shown, curves);
             curves.bound(share);
+            known.points = curves.points().min(share);
         });
     }
 
@@ -292,6 +314,20 @@ impl Known {
     /// There is no job, or its phase is the last one.
     fn is_over(&self) -> bool {
         self.job.as_ref().is_none_or(|job| text::phase(job).is_some_and(|phase| phase.is_final()))
+    }
+
+    /// Returns whether the job is shown though nothing has changed. One that is over is shown when its curves have more points than
+    /// `share`, which becomes less with each job.
+    fn takes_turn(&mut self, share: usize) -> bool {
+        if !self.is_over() {
+            return true;
+        }
+        let takes_turn = self.points > share;
+        if takes_turn {
+            // A caller that shows something else in its place shows no curves.
+            self.points = 0;
+        }
+        takes_turn
     }
 }
 
@@ -317,6 +353,10 @@ mod tests {
         (pod.metadata.namespace, pod.metadata.uid) = (Some("team".into()), Some(uid.into()));
         pod.metadata.labels.get_or_insert_default().insert(LABEL_JOB.into(), job.into());
         pod
+    }
+
+    fn phase(board: &Board, name: &str) -> Option<String> {
+        board.job(name).map(|(job, _)| job.phase)
     }
 
     fn show(jobs: &mut Jobs, board: &Board) -> Vec<String> {
@@ -372,10 +412,52 @@ mod tests {
             jobs.see_pod(again);
         }
         assert!(!jobs.is_complete(), "the events have not been listed");
-        show(&mut jobs, &board);
+        // The last state, and then that it is gone.
+        (0..2).for_each(|_| drop(show(&mut jobs, &board)));
         assert_eq!((board.names(), jobs.all.len()), (vec!["team/b".to_owned()], 1));
         assert_eq!(jobs.job(&id("b")).and_then(|job| job.metadata.uid.clone()).as_deref(), Some("3"));
         assert_eq!(jobs.pods(&id("b")).len(), 1);
+    }
+
+    #[test]
+    fn a_job_that_is_deleted_right_at_its_end_is_shown_as_it_ended() {
+        let (mut jobs, board) = (Jobs::default(), Board::default());
+        jobs.see_job(Event::Apply(named("a", "1", "Running")));
+        show(&mut jobs, &board);
+        jobs.see_job(Event::Apply(named("a", "1", "Succeeded")));
+        jobs.see_job(Event::Delete(named("a", "1", "Succeeded")));
+        show(&mut jobs, &board);
+        assert_eq!(phase(&board, "team/a").as_deref(), Some("Succeeded"));
+        assert!(jobs.job(&id("a")).is_some());
+        show(&mut jobs, &board);
+        assert_eq!((phase(&board, "team/a"), jobs.all.len()), (None, 0));
+        // One that comes back under its name is not gone.
+        jobs.see_job(Event::Apply(named("a", "2", "Failed")));
+        jobs.see_job(Event::Delete(named("a", "2", "Failed")));
+        show(&mut jobs, &board);
+        jobs.see_job(Event::Apply(named("a", "3", "Pending")));
+        (0..2).for_each(|_| drop(show(&mut jobs, &board)));
+        assert_eq!(phase(&board, "team/a").as_deref(), Some("Pending"));
+    }
+
+    #[test]
+    fn the_curves_of_jobs_that_are_over_make_room_for_those_of_others() {
+        let (mut jobs, board) = (Jobs::default(), Board::default());
+        jobs.see_job(Event::Apply(named("a", "1", "Failed")));
+        show(&mut jobs, &board);
+        board.change("team/a", |_, curves| {
+            for step in 1..=60_000 {
+                curves.push(&format!("metric-{}", step % 40), None, step, step, 1.0 / step as f64);
+            }
+        });
+        jobs.see_pod(Event::Apply(server_of("a", "p")));
+        show(&mut jobs, &board);
+        let points = || board.job("team/a").map(|(_, curves)| curves.points());
+        assert_eq!(points(), Some(60_000), "there is room");
+        (0..20).for_each(|number| jobs.see_job(Event::Apply(named(&format!("b{number}"), "u", "Failed"))));
+        let shown: Vec<String> = (0..IDLE * 3).flat_map(|_| show(&mut jobs, &board)).collect();
+        assert!(points().is_some_and(|points| points <= POINTS / 21), "{:?}", points());
+        assert_eq!(shown.iter().filter(|name| *name == "a").count(), 1, "it is shown once more");
     }
 
     #[test]

@@ -5,11 +5,14 @@
   // Rows of the table of processes; of more, those that are not well are shown.
   const PROCESSES = 200;
   const LOG_PERIOD = 2000;
+  // Time after which a connection that the browser has given up is made again.
+  const RETRY_PERIOD = 10000;
   const record = byId("record") && JSON.parse(byId("record").textContent);
   // Holds what the server has sent: the job's parts, or a line for each job.
   let shown = {};
   let name = null;
   let source = null;
+  let retry = null;
   let log = { process: null, timer: null, opener: null };
 
   const style = { Succeeded: "well", Failed: "bad", Running: "", Completing: "" };
@@ -246,6 +249,7 @@
   // Shows what the address names: `#/` all jobs, `#/NAME` one.
   function show() {
     source?.close();
+    clearTimeout(retry);
     closeLog();
     name = record ? record.job.name : decodeURIComponent(location.hash.replace(/^#\/?/, "")) || null;
     shown = {};
@@ -257,6 +261,10 @@
       apply({ ...record.job, curves: record.curves });
       return;
     }
+    connect();
+  }
+
+  function connect() {
     source = new EventSource(name === null ? "/events" : `/events/${name}`);
     // A new connection begins with everything.
     source.onopen = () => {
@@ -266,10 +274,16 @@
     };
     source.onmessage = (message) => apply(JSON.parse(message.data));
     source.onerror = () => {
-      // Another job may be served at this address later.
-      if (shown.isOver) source.close();
-      else if (source.readyState === EventSource.CLOSED) setText(byId("connection"), "The server refuses to show more; load the page again.");
-      else setText(byId("connection"), "The server does not answer; this is the last that it said.");
+      if (shown.isOver) {
+        // Another job may be served at this address later.
+        source.close();
+      } else if (source.readyState === EventSource.CLOSED) {
+        // A browser tries again by itself after a broken connection, and not after an answer other than 200.
+        setText(byId("connection"), "The server does not answer, or refuses to show more; this is the last that it said.");
+        retry = setTimeout(connect, RETRY_PERIOD);
+      } else {
+        setText(byId("connection"), "The server does not answer; this is the last that it said.");
+      }
     };
   }
 
