@@ -218,20 +218,22 @@ impl ServeArgs {
         info!(port, trainers = environment.trainers, %optimizer, consistency = ?consistency.mode, "serving");
 
         // Listened for first: a signal that came before would be deferred and never seen.
-        let mut terminate = signal(SignalKind::terminate()).map_err(Failure::work)?;
-        let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::work)?;
+        let (shutdown, asked) = (next_signal()?, next_signal()?);
         signals.defer();
-        let shutdown = async move {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        };
         let outcome = server::run(listener, config, shutdown).await;
         ending.cancel();
         drop(added.await);
-        tracked.end(&outcome).await;
-        if let Some(signal) = signals.heard() {
+        // A signal from here on ends the wait for MLflow and nothing else: the work is done, so that the result counts.
+        let heard = signals.heard();
+        tokio::select! {
+            biased;
+            () = tracked.end(&outcome) => {}
+            () = asked, if heard.is_none() => warn!(
+                "MLflow may lack the last metrics of the job, or its model, because this process was asked to end; \
+                 `psjobs-worker track` sends those that are kept"
+            ),
+        }
+        if let Some(signal) = heard {
             return Err(Failure::Signal(signal));
         }
         let classify = |error: ServerError| match error {
@@ -262,6 +264,18 @@ impl ServeArgs {
             }
         }
     }
+}
+
+/// Listens for SIGTERM and SIGINT from now on. Resolves with the first of them.
+fn next_signal() -> Result<impl Future<Output = ()> + Send + 'static, Failure> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(Failure::work)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::work)?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
 }
 
 /// Listens for other machines, unless `host`, by which this server is known, is this machine only.

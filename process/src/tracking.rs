@@ -51,7 +51,7 @@ impl Tracked {
         Ok(Self { follower: Some(follower), scratch })
     }
 
-    /// Sends the rest, in a limited time, and says how the job has ended.
+    /// Sends the rest and says how the job has ended. Takes as long as the tracking server takes values.
     pub async fn end(self, outcome: &Result<ReplicaResult, ServerError>) {
         let Self { follower, scratch } = self;
         if let Some(follower) = follower {
@@ -83,9 +83,7 @@ fn ending(outcome: &Result<ReplicaResult, ServerError>) -> Ending {
     match outcome {
         Ok(_) => Ending::Finished,
         Err(ServerError::Stopped) => Ending::Stopped,
-        Err(ServerError::Replaced { .. } | ServerError::FolderInUse { .. } | ServerError::FolderTaken { .. }) => {
-            Ending::Replaced
-        }
+        Err(ServerError::Replaced { .. } | ServerError::FolderTaken { .. }) => Ending::Replaced,
         Err(_) => Ending::Failed,
     }
 }
@@ -133,6 +131,8 @@ mod tests {
         assert_eq!(ending(&Err(ServerError::Stopped)), Ending::Stopped);
         let replaced = ServerError::Replaced { server: 0, incarnation: 1, successor: 2 };
         assert_eq!(ending(&Err(replaced)), Ending::Replaced);
+        let refused = ServerError::FolderInUse { job: "lm".into(), uid: "b".into(), folder: "/checkpoints".into() };
+        assert_eq!(ending(&Err(refused)), Ending::Failed, "nobody goes on with the run of a job that never began");
         assert_eq!(ending(&Err(ServerError::Abandoned("silent".into()))), Ending::Failed);
     }
 }

@@ -12,6 +12,9 @@ use crate::messages::Metric;
 /// The most values that MLflow takes at once.
 pub const MOST_AT_ONCE: usize = 1000;
 
+/// The most values that wait while none may be sent. Later ones stay in the files.
+const MOST_WAITING: usize = 100_000;
+
 /// Values that were read and not sent. In the run the steps of each metric increase, so that a value whose step is not above the last
 /// one's is there already, or one of the same step is.
 #[derive(Debug, Default)]
@@ -82,6 +85,14 @@ impl Backlog {
             })
         });
         metrics.take(MOST_AT_ONCE).collect()
+    }
+
+    /// Returns whether more is to be read. Where values may be sent all is read first: a source that goes back takes back values
+    /// that wait.
+    pub fn has_room(&self, durable: &Durable) -> bool {
+        let waiting: usize = self.curves.values().map(|curve| curve.waiting.len()).sum();
+        let is_ready = |curve: &Curve| curve.waiting.front().is_some_and(|value| durable.has(curve.source, value.step));
+        waiting < MOST_WAITING || self.curves.values().any(is_ready)
     }
 
     /// Records that the run has `metrics`, as [`Backlog::next`] gave them.
@@ -190,6 +201,22 @@ mod tests {
         // They were sent, and do not come back.
         backlog.take(Source::Job, point(7, &[("trainers", 3.0)]));
         assert!(next(&backlog, &Durable::All).is_empty());
+    }
+
+    #[test]
+    fn a_backlog_is_full_while_nothing_of_it_may_be_sent() {
+        let most = MOST_WAITING as u64;
+        for (label, steps, durable, wanted) in [
+            ("little waits", 1..9, Durable::Nothing, true),
+            ("much waits for a checkpoint", 1..most + 1, Durable::Nothing, false),
+            ("the checkpoint was before", 5..most + 5, Durable::UpTo(vec![4]), false),
+            ("there is a checkpoint", 1..most + 1, Durable::UpTo(vec![1]), true),
+            ("the job is over", 1..most + 1, Durable::All, true),
+        ] {
+            let mut backlog = Backlog::default();
+            losses(steps).into_iter().for_each(|entry| backlog.take(SOURCE, entry));
+            assert_eq!(backlog.has_room(&durable), wanted, "{label}");
+        }
     }
 
     #[test]

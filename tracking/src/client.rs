@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use reqwest::header::CONTENT_TYPE;
+use reqwest::header::{CONTENT_TYPE, LOCATION};
+use reqwest::redirect::Policy;
 use reqwest::{Body, Method, RequestBuilder, Url};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -34,8 +35,14 @@ impl Client {
     pub fn new(settings: Settings) -> Result<Self, TrackingError> {
         // HTTPS uses the cryptography of the servers' connections. It may be installed already.
         drop(rustls::crypto::ring::default_provider().install_default());
-        let http = reqwest::Client::builder().connect_timeout(CONNECT).build();
-        Ok(Self { http: http.map_err(|error| TrackingError::Client(words(&error)))?, settings })
+        // A request that follows a redirect may come without its body or credentials.
+        let mut http = reqwest::Client::builder().connect_timeout(CONNECT).redirect(Policy::none());
+        // Without TLS a system that lacks certificates of authorities can send requests, too.
+        if Url::parse(&settings.uri).is_ok_and(|url| url.scheme() == "http") {
+            http = http.tls_certs_only([]);
+        }
+        let http = http.build().map_err(|error| TrackingError::Client(words(&error)))?;
+        Ok(Self { http, settings })
     }
 
     /// Returns the address of the server.
@@ -151,10 +158,13 @@ impl Client {
         };
         let response = sent.send().await.map_err(away)?;
         let status = response.status();
+        let location = response.headers().get(LOCATION).filter(|_| status.is_redirection());
+        let location = location.and_then(|location| location.to_str().ok()).map(without_query);
         let text = response.text().await.map_err(away)?;
         if !status.is_success() {
             let Refusal { error_code, message } = serde_json::from_str(&text).unwrap_or_default();
-            let words = shortened(&message.unwrap_or(text));
+            let redirected = location.map(|location| format!("it redirects to {location}"));
+            let words = shortened(&redirected.or(message).unwrap_or(text));
             let (request, status) = (request.to_owned(), status.as_u16());
             return Err(TrackingError::Refused { uri: uri(), request, status, code: error_code, words });
         }
@@ -163,5 +173,36 @@ impl Client {
             request: request.to_owned(),
             problem: error.to_string(),
         })
+    }
+}
+
+/// Returns an address without what follows its path, which may be secret.
+fn without_query(address: &str) -> String {
+    address.split(['?', '#']).next().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_redirect_is_not_followed_and_the_error_says_where_to() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let uri = format!("http://{}", listener.local_addr().expect("an address"));
+        let client = Client::new(Settings::new(&uri, "digits", []).expect("an address")).expect("a client");
+        let answer = async {
+            let (mut stream, _) = listener.accept().await.expect("a request");
+            let mut request = [0; 4096];
+            assert!(stream.read(&mut request).await.expect("a request") > 0);
+            let answer = "HTTP/1.1 308 Permanent Redirect\r\nLocation: https://other/mlflow?state=secret\r\n\
+                          Content-Length: 0\r\nConnection: close\r\n\r\n";
+            stream.write_all(answer.as_bytes()).await.expect("sends");
+        };
+        let (asked, ()) = tokio::join!(client.experiment(), answer);
+        let error = asked.expect_err("it is none of MLflow").to_string();
+        assert!(error.contains("it redirects to https://other/mlflow; give the address"), "{error}");
     }
 }

@@ -77,6 +77,7 @@ fn advice(status: u16, code: Option<&str>) -> &'static str {
             "; check MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, in the environment or in \
              spec.tracking.mlflow.secret"
         }
+        (300..=399, _) => "; give the address that it redirects to, if that is one of MLflow",
         (404, None) => "; check that this is the address of an MLflow tracking server",
         _ => "",
     }
@@ -112,6 +113,7 @@ mod tests {
     #[test]
     fn a_refusal_has_mlflows_words_and_what_to_do() {
         for (status, code, said) in [
+            (308, None, "give the address that it redirects to"),
             (401, None, "MLFLOW_TRACKING_TOKEN"),
             (404, None, "the address of an MLflow tracking server"),
             (404, Some("RESOURCE_DOES_NOT_EXIST"), "with 404: no such run"),

@@ -49,24 +49,40 @@ impl Files {
         folder.map(|folder| folder.disk().clone()).unwrap_or_default()
     }
 
-    /// Gives `backlog` what was written since the last time, and returns what of it may be sent `now`. Waits for the disk.
+    /// Returns whether each look at the files is a request to an object store.
+    pub fn are_remote(folders: &Folders) -> bool {
+        let mut all = [&folders.series, &folders.checkpoints].into_iter().flatten();
+        all.any(|folder| folder.disk().grows_by_rewriting())
+    }
+
+    /// Gives `backlog` what was written since the last time, if it has room, and returns what of it may be sent `now`; `all` if
+    /// the job is over. Calls `has_read` after each record. Waits for the disk.
     ///
     /// # Errors
-    /// If a file cannot be read.
+    /// If a file cannot be read. The next call goes on behind what `backlog` was given.
     pub fn read(
         &mut self,
         reader: &mut Option<SeriesReader>,
         backlog: &mut Backlog,
+        all: bool,
         now: Instant,
+        has_read: impl Fn(),
     ) -> Result<Durable, TrackingError> {
         // First: what is read then has every point of before.
-        let newest = self.newest()?;
+        let newest = if all { Durable::All } else { self.newest()? };
         let durable = self.settling.observe(newest, now).clone();
+        if !backlog.has_room(&durable) {
+            return Ok(durable);
+        }
         if reader.is_none() {
             *reader = self.series()?.map(SeriesReader::new);
         }
         if let Some(reader) = reader {
-            reader.read(|source, entry| backlog.take(source, entry)).map_err(|error| of_disk(&error))?;
+            let take = |source, entry| {
+                backlog.take(source, entry);
+                has_read();
+            };
+            reader.read(take).map_err(|error| of_disk(&error))?;
         }
         Ok(durable)
     }

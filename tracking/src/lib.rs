@@ -3,8 +3,8 @@
 //! nothing. Training never waits for it.
 //!
 //! [`backlog`] decides what is sent next and [`durable`] up to which step, both from what is known alone. [`messages`] are the
-//! requests and answers as JSON, [`client`] sends them, [`files`] reads the disk, [`model`] streams the model, and [`follow`] is
-//! the task that does it all.
+//! requests and answers as JSON, [`client`] sends them, [`files`] reads the disk, [`model`] streams the model, [`progress`] tells
+//! whether that goes on, and [`follow`] is the task that does it all.
 
 mod backlog;
 mod client;
@@ -15,6 +15,7 @@ mod follow;
 mod messages;
 mod model;
 mod parameters;
+mod progress;
 mod settings;
 
 pub use error::TrackingError;

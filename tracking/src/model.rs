@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use psjobs_ps::checkpoint::Folder;
 use psjobs_ps::checkpoint::disk::OpenFile;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 /// Bytes that are read at once.
 const PIECE: u64 = 1 << 20;
@@ -38,20 +38,23 @@ pub fn limit(bytes: u64) -> Duration {
 pub struct FileBody {
     pieces: mpsc::Receiver<io::Result<Bytes>>,
     left: u64,
+    /// Gets a sign for each piece that is taken, until all are.
+    signs: Option<watch::Sender<()>>,
 }
 
 impl FileBody {
-    /// Begins to read a file; returns its length, too.
+    /// Begins to read a file. Returns its length, too, and what gets a sign for each piece that is taken.
     ///
     /// # Errors
     /// If it cannot be opened. Waits for the disk.
-    pub fn open(folder: &Folder, name: &str) -> io::Result<(Self, u64)> {
+    pub fn open(folder: &Folder, name: &str) -> io::Result<(Self, u64, watch::Receiver<()>)> {
         let path: &Path = &folder.join(name);
         let file = folder.disk().open(path)?;
         let bytes = file.bytes()?;
         let (sender, pieces) = mpsc::channel(WAITING);
         std::thread::Builder::new().name("psjobs-model".to_owned()).spawn(move || read(&*file, bytes, &sender))?;
-        Ok((Self { pieces, left: bytes }, bytes))
+        let (signs, seen) = watch::channel(());
+        Ok((Self { pieces, left: bytes, signs: Some(signs) }, bytes, seen))
     }
 }
 
@@ -78,6 +81,12 @@ impl http_body::Body for FileBody {
         body.pieces.poll_recv(context).map(|piece| {
             let piece = piece?;
             body.left = body.left.saturating_sub(piece.as_ref().map_or(0, |piece| piece.len() as u64));
+            if body.left == 0 {
+                // The server may take its time with the whole, which it passes on.
+                body.signs = None;
+            } else if let Some(signs) = &body.signs {
+                signs.send_replace(());
+            }
             Some(piece.map(Frame::data))
         })
     }

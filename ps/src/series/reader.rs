@@ -7,7 +7,10 @@ use super::Source;
 use super::event_file::{Record, first_record};
 use super::writer::{Entry, event_files};
 use crate::checkpoint::Folder;
-use crate::checkpoint::disk::names;
+use crate::checkpoint::disk::{OpenFile, names};
+
+/// The most bytes that are read at once. No record is as long.
+const PIECE: u64 = 8 << 20;
 
 /// The series in a folder, each read up to some place.
 #[derive(Debug)]
@@ -62,21 +65,35 @@ fn read_source(folder: &Folder, place: &mut Place, mut take: impl FnMut(Entry)) 
         if name != place.file {
             *place = Place { file: name, offset: 0 };
         }
-        let file = disk.open(&folder.join(&place.file))?;
-        let mut bytes = vec![0; file.bytes()?.saturating_sub(place.offset) as usize];
-        if bytes.is_empty() {
-            continue;
+        let path = folder.join(&place.file);
+        let mut read = || read_file(&*disk.open(&path)?, &mut place.offset, PIECE, &mut take);
+        match read() {
+            // A file that was replaced while it was read.
+            Err(_) if disk.grows_by_rewriting() => read()?,
+            outcome => outcome?,
         }
-        file.read_at(&mut bytes, place.offset)?;
+    }
+    Ok(())
+}
+
+/// Reads the whole records of a file from `offset` on, at most `piece` bytes at once, and leaves `offset` behind them.
+fn read_file(file: &dyn OpenFile, offset: &mut u64, piece: u64, take: &mut impl FnMut(Entry)) -> io::Result<()> {
+    let end = file.bytes()?;
+    while *offset < end {
+        let mut bytes = vec![0; piece.min(end - *offset) as usize];
+        file.read_at(&mut bytes, *offset)?;
         let mut rest = bytes.as_slice();
         while let Some((record, behind)) = first_record(rest) {
-            place.offset += (rest.len() - behind.len()) as u64;
+            *offset += (rest.len() - behind.len()) as u64;
             rest = behind;
             match record {
                 Record::Point(point) => take(Entry::Point(point)),
                 Record::Restart(step) => take(Entry::Rewind(step.saturating_sub(1))),
                 Record::Other => {}
             }
+        }
+        if rest.len() == bytes.len() {
+            break;
         }
     }
     Ok(())
@@ -140,5 +157,29 @@ mod tests {
             found.append(&mut read(&mut reader));
         }
         assert_eq!(found, [(Source::Job, loss(1)), (Source::Job, loss(2))]);
+    }
+
+    #[test]
+    fn a_file_is_read_in_pieces() {
+        let scratch = tempfile::tempdir().expect("a folder");
+        let losses: Vec<_> = (1..40).map(loss).collect();
+        writer(scratch.path(), 1).append(Source::Job, &losses).expect("written");
+        let folder = Folder::from(&scratch.path().join("job"));
+        let name = event_files(&folder).expect("readable").remove(0);
+        let path = folder.join(&name);
+        for (label, torn, piece, wanted) in [
+            ("all at once", 0, PIECE, 39),
+            ("pieces that end in a record", 0, 101, 39),
+            ("a last record that is torn", 3, 101, 38),
+            ("pieces that are shorter than a record", 0, 10, 0),
+        ] {
+            let bytes = fs::read(&path).expect("readable");
+            fs::write(&path, &bytes[..bytes.len() - torn]).expect("writable");
+            let (mut offset, mut found) = (0, Vec::new());
+            let file = folder.disk().open(&path).expect("readable");
+            read_file(&*file, &mut offset, piece, &mut |entry| found.push(entry)).expect(label);
+            assert_eq!(found, losses[..wanted], "{label}");
+            fs::write(&path, bytes).expect("writable");
+        }
     }
 }

@@ -15,14 +15,20 @@ const WRITTEN: &str = "CheckpointWritten";
 const MOST_CHARACTERS: usize = 900;
 
 impl Draft<'_, '_> {
-    /// Sets the condition CheckpointFailing. A report from before the job was suspended says nothing of it now.
+    /// Sets the condition CheckpointFailing. A report from before the job was suspended says nothing of it now. The condition
+    /// ends with a checkpoint that was written since it began: a new process of server 0 knows of no fault until it writes.
     pub(super) fn report_checkpoints(&mut self) {
         let facts = self.facts;
         let Some(report) = facts.observed.checkpoints.as_ref().filter(|report| report.at >= facts.start_time()) else {
             return;
         };
         let Some(failure) = &report.failure else {
-            self.clear(ConditionType::CheckpointFailing, WRITTEN);
+            let newest = facts.observed.progress.as_ref().and_then(|progress| progress.checkpoint.as_ref());
+            let written = newest.and_then(|newest| i64::try_from(newest.unix_seconds).ok());
+            let since = conditions::since(facts.prev, ConditionType::CheckpointFailing);
+            if since.zip(written).is_some_and(|(since, written)| written >= since.as_second()) {
+                self.clear(ConditionType::CheckpointFailing, WRITTEN);
+            }
             return;
         };
         let message = sentence(failure);

@@ -192,7 +192,7 @@ impl Recovery {
         *failed = Some(FailedWrite::after(failed.take(), why, unix_seconds));
     }
 
-    /// Records that a checkpoint was written, or that the newest one holds the state of the job.
+    /// Records that a checkpoint was written.
     pub(in crate::server) fn write_succeeded(&self) {
         *self.failed_write.lock() = None;
     }

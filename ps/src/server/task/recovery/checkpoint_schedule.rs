@@ -155,10 +155,11 @@ impl<'a> CheckpointSchedule<'a> {
         }
     }
 
-    /// Has every server write its part, and marks the checkpoint as complete.
-    pub(super) async fn keep(&mut self, when: When) -> Result<(), Status> {
+    /// Has every server write its part, and marks the checkpoint as complete. Returns false if nothing has happened since the
+    /// newest one, so that none was written.
+    pub(super) async fn keep(&mut self, when: When) -> Result<bool, Status> {
         let started = Instant::now();
-        self.settle().await?;
+        let has_settled = self.settle().await?;
         let (state, config) = (self.state, self.config);
         if state.store().is_err() {
             return Err(Status::failed_precondition("no trainer has joined yet"));
@@ -186,7 +187,7 @@ impl<'a> CheckpointSchedule<'a> {
         // Where it has every step of every trainer, nothing can follow, and others may have ended.
         let is_last = same && all && state.config.min_trainers.is_none();
         if is_last || (same && unchanged && (all || when == When::Soon)) {
-            return Ok(()); // Nothing has happened since.
+            return Ok(has_settled); // Nothing has happened since.
         }
         let Some((run, lineage)) = self.place.clone() else {
             return Err(Status::failed_precondition("the servers have not gone to a checkpoint yet"));
@@ -223,8 +224,9 @@ impl<'a> CheckpointSchedule<'a> {
             leader: state.config.incarnation,
         };
         let parts = (0..config.servers.len() as u32).map(|shard| self.part(shard, &request));
-        let parts = tokio::time::timeout(WRITE, try_join_all(parts)).await;
-        let parts = parts.map_err(|_| Status::deadline_exceeded("a server did not write its part in time"))?;
+        let Ok(parts) = tokio::time::timeout(WRITE, try_join_all(parts)).await else {
+            return Err(not_in_time(version.map(|version| Extent::at(state, version)), extent(state).await));
+        };
         let parts = match parts {
             Ok(parts) => parts,
             Err(status) => {
@@ -262,7 +264,7 @@ impl<'a> CheckpointSchedule<'a> {
         self.settle().await?;
         let step = id.step;
         tracing::info!(step, path = %path.display(), seconds = started.elapsed().as_secs_f64(), "wrote a checkpoint");
-        Ok(())
+        Ok(true)
     }
 
     /// Records that the servers hold the newest checkpoint and nothing that came after it, if its `extents` on all of them
@@ -343,7 +345,7 @@ impl<'a> CheckpointSchedule<'a> {
     }
 
     /// Adds trainers that have concluded since to the manifest of a complete checkpoint. Its parts stay as they are.
-    async fn add_concluded(&mut self, id: CheckpointId, kept: Kept) -> Result<(), Status> {
+    async fn add_concluded(&mut self, id: CheckpointId, kept: Kept) -> Result<bool, Status> {
         self.may_commit(self.state.recovery.epoch()).await?;
         let (folder, concluded) = (Runs::new(&self.config.folder).path(id), kept.concluded.clone());
         let commit = move || {
@@ -371,14 +373,14 @@ impl<'a> CheckpointSchedule<'a> {
     }
 
     /// Waits until the manifest that is being written is there, or is known not to be: one that comes later would be
-    /// taken for that of files which have been written since.
+    /// taken for that of files which have been written since. Returns false if none is being written.
     ///
     /// # Errors
     /// If it could not be written.
-    pub(super) async fn settle(&mut self) -> Result<(), Status> {
-        let Some(Committing { writing, .. }) = &mut self.committing else { return Ok(()) };
+    pub(super) async fn settle(&mut self) -> Result<bool, Status> {
+        let Some(Committing { writing, .. }) = &mut self.committing else { return Ok(false) };
         let written = writing.await.expect("disk work does not panic and is not cancelled");
-        let Some(Committing { id, kept, was_complete, .. }) = self.committing.take() else { return Ok(()) };
+        let Some(Committing { id, kept, was_complete, .. }) = self.committing.take() else { return Ok(false) };
         let newest = written.inspect_err(|status| {
             // The process that has taken the folder may go on from it.
             if !was_complete && status.code() != Code::Aborted {
@@ -389,7 +391,7 @@ impl<'a> CheckpointSchedule<'a> {
             self.state.recovery.set_newest(newest);
         }
         self.kept = Some(kept);
-        Ok(())
+        Ok(true)
     }
 
     /// As [`CheckpointSchedule::settle`], before the servers go back to the newest checkpoint: if a manifest is there after
@@ -481,6 +483,18 @@ fn remove_old(runs: &Runs, lineage: &[Ancestor], keep: usize, written: Checkpoin
     }
 }
 
+/// Says why not all parts came in time, if the state to keep is `wanted` and training has `reached` another one on this server. A
+/// step that trainers have not made is no fault of the disk: one of them may be away.
+fn not_in_time(wanted: Option<Extent>, reached: Option<Extent>) -> Status {
+    let is_reached =
+        |wanted: Extent| reached.is_some_and(|now| now.steps >= wanted.steps && now.layers >= wanted.layers);
+    if wanted.is_none_or(is_reached) {
+        Status::deadline_exceeded("a server did not write its part in time")
+    } else {
+        Status::unavailable("the step of the checkpoint did not come in time")
+    }
+}
+
 fn internal(error: write::WriteError) -> Status {
     Status::internal(error.to_string())
 }
@@ -490,5 +504,25 @@ fn not_committed(error: write::WriteError) -> Status {
     match error {
         write::WriteError::Exists { .. } => Status::aborted(error.to_string()),
         error => internal(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_that_does_not_come_is_no_fault_of_the_disk() {
+        let at = |steps, layers| Some(Extent { steps, layers });
+        for (label, wanted, reached, code) in [
+            ("the state as it is", None, at(7, 0), Code::DeadlineExceeded),
+            ("the step was made", at(7, 0), at(7, 0), Code::DeadlineExceeded),
+            ("later ones, too", at(7, 7), at(9, 8), Code::DeadlineExceeded),
+            ("a trainer is away", at(7, 0), at(5, 0), Code::Unavailable),
+            ("its layers did not come", at(7, 7), at(7, 5), Code::Unavailable),
+            ("blocks have no values", at(0, 0), None, Code::Unavailable),
+        ] {
+            assert_eq!(not_in_time(wanted, reached).code(), code, "{label}");
+        }
     }
 }

@@ -149,14 +149,19 @@ async fn lead(
                     }
                     () = training.cancelled() => break,
                 };
-                let Err(status) = kept else {
-                    // A trainer that has disconnected asks again.
-                    for conclusion in concluding.drain(..waiting) {
-                        let _ = conclusion.kept.send(Ok(()));
+                let status = match kept {
+                    Ok(is_written) => {
+                        // A trainer that has disconnected asks again.
+                        for conclusion in concluding.drain(..waiting) {
+                            let _ = conclusion.kept.send(Ok(()));
+                        }
+                        failing_since = None;
+                        if is_written {
+                            state.recovery.write_succeeded();
+                        }
+                        continue;
                     }
-                    failing_since = None;
-                    state.recovery.write_succeeded();
-                    continue;
+                    Err(status) => status,
                 };
                 if is_of_the_disk(status.code()) {
                     state.recovery.write_failed(status.message(), config.folder.disk().now());
@@ -200,7 +205,7 @@ async fn lead(
 }
 
 /// Decides whether a checkpoint failed because of the disk or the store: an operation on it has failed, or was not over in time.
-/// Other codes say that it came too early, that a server is away, or that another process leads.
+/// Other codes say that it came too early, that a server or the step is away, or that another process leads.
 fn is_of_the_disk(code: Code) -> bool {
     matches!(code, Code::Internal | Code::DeadlineExceeded)
 }
