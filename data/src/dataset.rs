@@ -14,12 +14,12 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use crate::csv;
-use crate::disk_cache::DiskCache;
+use crate::disk_cache::{self, DiskCache};
 use crate::error::DataError;
 use crate::fetcher::Fetcher;
-use crate::index::{Contents, Index, Piece};
+use crate::index::{Contents, Index, PIECE, Piece};
 use crate::lru::Lru;
-use crate::place::{File, Place};
+use crate::place::{self, File, Place};
 use crate::safetensors::Tensor;
 use crate::schema::{Column, Expected, Table};
 
@@ -33,7 +33,7 @@ pub const MEMORY: u64 = 256 << 20;
 pub struct Settings {
     /// Bytes of pieces on disk; `None` takes 10 GiB, or half of the free space if that is less.
     pub cache: Option<u64>,
-    /// The folder of these; `None` takes the user's cache folder.
+    /// The folder of these; `None` takes the user's cache folder, or that of temporary files if it cannot be made.
     pub cache_dir: Option<PathBuf>,
     /// Bytes of pieces in memory, and bytes that are fetched at the same time.
     pub memory: u64,
@@ -91,14 +91,32 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Returns the folder of the cache: as given, else in the user's cache folder, else in the one for temporary files.
-    #[must_use]
-    pub fn folder(&self) -> PathBuf {
+    /// Returns the folder of the cache, and the one that takes its place if it cannot be made: as given, without another one;
+    /// else in the user's cache folder, or among the temporary files.
+    fn folders(&self) -> (PathBuf, Option<PathBuf>) {
         let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let users = || set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
-        let default = || Some(users()?.join("psjobs").join("pieces"));
-        self.cache_dir.clone().or_else(default).unwrap_or_else(|| env::temp_dir().join("psjobs-pieces"))
+        let users = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
+        let temporary = env::temp_dir().join("psjobs-pieces");
+        match (&self.cache_dir, users) {
+            (Some(folder), _) => (folder.clone(), None),
+            (None, Some(users)) => (users.join("psjobs").join("pieces"), Some(temporary)),
+            (None, None) => (temporary, None),
+        }
     }
+}
+
+/// Opens the cache in a folder, or if that cannot be made in the other one.
+///
+/// # Errors
+/// If neither can be used; with the reason of the first one.
+fn open_cache(folder: PathBuf, other: Option<PathBuf>, limit: Option<u64>) -> Result<DiskCache, DataError> {
+    DiskCache::open(folder.clone(), limit).or_else(|source| {
+        let opened = other.and_then(|other| DiskCache::open(other, limit).ok());
+        if opened.is_some() {
+            tracing::warn!(folder = %folder.display(), error = %source, "this folder cannot be the cache");
+        }
+        opened.ok_or(DataError::Cache { folder, source })
+    })
 }
 
 impl DataSet {
@@ -121,17 +139,20 @@ impl DataSet {
         settings: &Settings,
         variables: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self, DataError> {
-        let place = Place::open(place, variables)?;
+        Self::open_in_pieces(Place::open(place, variables)?, expected, settings, PIECE)
+    }
+
+    /// As [`DataSet::open`], in pieces of about `piece` bytes.
+    fn open_in_pieces(place: Place, expected: &[Expected], settings: &Settings, piece: u64) -> Result<Self, DataError> {
         let in_place = !place.is_bucket() && place.list()?.first().is_some_and(is_read_in_place);
         let disk = match in_place {
             true => None,
             false => {
-                let folder = settings.folder();
-                let opened = DiskCache::open(folder.clone(), settings.cache);
-                Some(opened.map_err(|source| DataError::Cache { folder, source })?)
+                let (folder, other) = settings.folders();
+                Some(open_cache(folder, other, settings.cache)?)
             }
         };
-        let index = Index::make(&place, expected, disk.as_ref())?;
+        let index = Index::make(&place, expected, disk.as_ref(), piece)?;
         let inner = Inner::new(place, index, disk, settings.memory);
         inner.say();
         let inner = Arc::new(inner);
@@ -353,7 +374,13 @@ impl Inner {
         }
         let open = self.open.lock().get(&piece);
         let file = match open {
-            Some(file) => file,
+            Some(file) => {
+                // One that was removed is read this time, and then closed, so that the disk has its bytes back.
+                if !disk_cache::note_use(&file) {
+                    self.open.lock().remove(&piece);
+                }
+                file
+            }
             None => {
                 let opened = self.disk.as_ref().and_then(|disk| disk.get(&self.key(piece), Some(self.bytes(piece))));
                 let Some(file) = opened.map(Arc::new) else { return Ok(None) };
@@ -379,14 +406,17 @@ impl Inner {
     /// Fetches a piece and keeps it, in memory and on disk.
     fn fetch(&self, number: usize) -> Result<Bytes, DataError> {
         let bytes = self.load(&self.index.pieces[number])?;
-        if let Some(disk) = &self.disk
-            && let Err(error) = disk.put(&self.key(number), &bytes)
-        {
-            let mut failed = self.disk_failed.lock();
-            if !*failed {
-                tracing::warn!(%error, "the disk cache cannot be written, so pieces are fetched again and again");
+        match self.disk.as_ref().map(|disk| disk.put(&self.key(number), &bytes)) {
+            // Open files of pieces that were removed would keep their bytes on the disk.
+            Some(Ok(true)) => self.open.lock().retain(|file| disk_cache::is_linked(file)),
+            Some(Err(error)) => {
+                let mut failed = self.disk_failed.lock();
+                if !*failed {
+                    tracing::warn!(%error, "the disk cache cannot be written, so pieces are fetched again and again");
+                }
+                *failed = true;
             }
-            *failed = true;
+            Some(Ok(false)) | None => {}
         }
         self.memory.lock().put(number, bytes.clone(), bytes.len() as u64);
         Ok(bytes)
@@ -396,16 +426,20 @@ impl Inner {
     fn load(&self, piece: &Piece) -> Result<Bytes, DataError> {
         let (file, row) = (&self.index.files[piece.file], self.index.layout.row);
         let unfit = |problem: String| DataError::unfit(self.place.shown_file(file), problem);
-        let room = || vec![0_u8; piece.rows as usize * row];
+        let room = || {
+            let bytes = usize::try_from(piece.rows).ok().and_then(|rows| rows.checked_mul(row));
+            bytes.and_then(|bytes| place::zeros(bytes).ok()).ok_or_else(|| {
+                let rows = piece.rows;
+                unfit(format!("there is no memory for {rows} rows of {row} bytes; write row groups of fewer rows"))
+            })
+        };
         match &self.index.contents {
             Contents::Images { .. } => self.place.read(file, 0..file.bytes),
             Contents::Csv { files, targets } => {
-                let marks = &files[piece.file].marks;
-                let at = |row: u64| marks.get((row / csv::EVERY) as usize).copied();
-                let (begin, line) = at(piece.row).unwrap_or((0, 1));
-                let is_last = piece.row + piece.rows == files[piece.file].rows;
-                let end = at(piece.row + piece.rows).filter(|_| !is_last).map_or(file.bytes, |(end, _)| end);
-                let mut rows = room();
+                let marks = &files[piece.file];
+                let (begin, line) = marks.at(piece.row).unwrap_or((0, 1));
+                let end = marks.at(piece.row + piece.rows).map_or(file.bytes, |(end, _)| end);
+                let mut rows = room()?;
                 let text = self.place.read(file, begin..end)?;
                 csv::parse(&text, line, targets, row, &mut rows).map_err(unfit)?;
                 Ok(rows.into())
@@ -416,12 +450,12 @@ impl Inner {
                 for range in footer.ranges(piece.number, targets) {
                     parts.push((range.start, self.place.read(file, range)?));
                 }
-                let mut rows = room();
+                let mut rows = room()?;
                 footer.decode(file.bytes, piece.number, parts, targets, row, &mut rows).map_err(unfit)?;
                 Ok(rows.into())
             }
             Contents::Safetensors(files) => {
-                let mut rows = room();
+                let mut rows = room()?;
                 let layout = &self.index.layout;
                 for ((tensor, column), offset) in files[piece.file].iter().zip(&layout.columns).zip(&layout.offsets) {
                     let size = (column.elements() * tensor.dtype.bytes()) as u64;

@@ -3,7 +3,9 @@
 //! fetched again.
 
 use std::fs;
-use std::io;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::io::{self, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -29,6 +31,8 @@ pub struct DiskCache {
     folder: PathBuf,
     limit: u64,
     usage: Mutex<Usage>,
+    /// Tells unfinished pieces of this process from those of others. The id of a process does not: each pod counts its own.
+    token: u64,
     /// Numbers unfinished pieces of this process.
     number: AtomicU64,
 }
@@ -90,7 +94,8 @@ impl DiskCache {
             None => default_limit(&folder, found)?,
         };
         tracing::info!(folder = %folder.display(), limit, used = found, "pieces of the data are cached on disk");
-        Ok(Self { folder, limit, usage: Mutex::new(Usage { found, written: 0 }), number: AtomicU64::new(0) })
+        let (usage, token) = (Mutex::new(Usage { found, written: 0 }), RandomState::new().build_hasher().finish());
+        Ok(Self { folder, limit, usage, token, number: AtomicU64::new(0) })
     }
 
     #[must_use]
@@ -121,38 +126,42 @@ impl DiskCache {
             drop(fs::remove_file(&path));
             return None;
         }
-        let now = SystemTime::now();
-        let ago = found.modified().ok().and_then(|used| now.duration_since(used).ok());
-        if ago.is_some_and(|ago| ago > NOTED) {
-            // A file of another user keeps its time.
-            drop(file.set_modified(now));
-        }
+        note(&file, &found);
         Some(file)
     }
 
-    /// Keeps a piece; others go until there is room. One that is larger than the limit is not kept.
+    /// Keeps a piece; others go until there is room. One that is larger than the limit is not kept. Returns true if the folder
+    /// was looked through for it: then files that are open may be removed.
     ///
     /// # Errors
     /// If it cannot be written.
-    pub fn put(&self, key: &str, piece: &[u8]) -> io::Result<()> {
+    pub fn put(&self, key: &str, piece: &[u8]) -> io::Result<bool> {
         let bytes = piece.len() as u64;
         if bytes > self.limit {
-            return Ok(());
+            return Ok(false);
         }
-        self.make_room(bytes)?;
-        let number = self.number.fetch_add(1, Ordering::Relaxed);
-        let unfinished = self.folder.join(format!("{}-{number}.{UNFINISHED}", std::process::id()));
-        let written = fs::write(&unfinished, piece).and_then(|()| fs::rename(&unfinished, self.path(key)));
+        let is_looked_through = self.make_room(bytes)?;
+        let unfinished = self.unfinished();
+        let mut file = fs::File::create_new(&unfinished)?;
+        let written = file.write_all(piece).and_then(|()| fs::rename(&unfinished, self.path(key)));
         if written.is_err() {
             drop(fs::remove_file(&unfinished));
         }
-        written
+        written.map(|()| is_looked_through)
     }
 
-    /// Counts bytes that will be written, and removes pieces for them. One at a time looks through the folder.
-    fn make_room(&self, bytes: u64) -> io::Result<()> {
+    /// Returns a name for a piece that is being written, which no other process and no other piece has.
+    fn unfinished(&self) -> PathBuf {
+        let number = self.number.fetch_add(1, Ordering::Relaxed);
+        self.folder.join(format!("{:016x}-{number}.{UNFINISHED}", self.token))
+    }
+
+    /// Counts bytes that will be written, and removes pieces for them. One at a time looks through the folder; returns true if
+    /// this one did.
+    fn make_room(&self, bytes: u64) -> io::Result<bool> {
         let mut usage = self.usage.lock();
-        if usage.is_due(bytes, self.limit) {
+        let is_due = usage.is_due(bytes, self.limit);
+        if is_due {
             let all = entries(&self.folder)?;
             let mut found: u64 = all.iter().map(|entry| entry.bytes).sum();
             for entry in victims(all, bytes, self.limit) {
@@ -163,7 +172,32 @@ impl DiskCache {
             *usage = Usage { found, written: 0 };
         }
         usage.written += bytes;
-        Ok(())
+        Ok(is_due)
+    }
+}
+
+/// Returns false if an open piece was removed: its bytes stay on the disk until it is closed.
+#[must_use]
+pub fn is_linked(file: &fs::File) -> bool {
+    // One that cannot be looked at is better opened again.
+    file.metadata().is_ok_and(|found| found.nlink() > 0)
+}
+
+/// Notes that an open piece is used now, and returns the same as [`is_linked`].
+pub fn note_use(file: &fs::File) -> bool {
+    file.metadata().is_ok_and(|found| {
+        note(file, &found);
+        found.nlink() > 0
+    })
+}
+
+/// Notes that a piece is used now, if that was noted long ago.
+fn note(file: &fs::File, found: &fs::Metadata) {
+    let now = SystemTime::now();
+    let ago = found.modified().ok().and_then(|used| now.duration_since(used).ok());
+    if ago.is_some_and(|ago| ago > NOTED) {
+        // A file of another user keeps its time.
+        drop(file.set_modified(now));
     }
 }
 
@@ -252,5 +286,32 @@ mod tests {
         assert_eq!(found, [2; 40]);
         cache.put("large", &[0; 101]).expect("is left out");
         assert!(!cache.contains("large"));
+    }
+
+    #[test]
+    fn processes_that_share_a_folder_write_under_names_of_their_own() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let open = || DiskCache::open(folder.path().to_owned(), Some(100)).expect("opens");
+        let (one, other) = (open(), open());
+        // A pod counts its processes from 1, so both may have the same id and the same number.
+        let names = [one.unfinished(), one.unfinished(), other.unfinished(), other.unfinished()];
+        let distinct: std::collections::BTreeSet<_> = names.iter().collect();
+        assert_eq!(distinct.len(), names.len(), "{names:?}");
+    }
+
+    #[test]
+    fn a_piece_that_is_open_is_noted_when_it_is_used_and_known_when_it_is_removed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let cache = DiskCache::open(folder.path().to_owned(), Some(100)).expect("opens");
+        cache.put("a", &[1; 60]).expect("writes");
+        let file = cache.get("a", Some(60)).expect("it is there");
+        let long_ago = SystemTime::now() - 2 * NOTED;
+        file.set_modified(long_ago).expect("it is this process' file");
+        assert!(note_use(&file));
+        let noted = file.metadata().and_then(|found| found.modified()).expect("it has a time");
+        assert!(noted > long_ago + NOTED, "it is used now");
+        assert!(cache.put("b", &[2; 60]).expect("writes"), "the folder is looked through");
+        assert!(!is_linked(&file) && !note_use(&file), "it went for the other one");
+        assert!(is_linked(&cache.get("b", Some(60)).expect("it is there")));
     }
 }

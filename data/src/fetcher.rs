@@ -49,9 +49,12 @@ impl Queue {
     /// Takes a piece that costs so many bytes of memory: now before all others, or later behind them.
     fn ask(&mut self, piece: usize, cost: u64, now: bool) {
         if self.pending.contains(&piece) {
-            // One that waits for later may have become urgent.
-            if now && let Some(place) = self.waiting.iter().position(|(waiting, _)| *waiting == piece) {
-                self.waiting.swap(0, place);
+            // One that waits for later may have become urgent. The others keep their order.
+            if now
+                && let Some(place) = self.waiting.iter().position(|(waiting, _)| *waiting == piece)
+                && let Some(waiting) = self.waiting.remove(place)
+            {
+                self.waiting.push_front(waiting);
             }
             return;
         }
@@ -202,7 +205,7 @@ mod tests {
             queue.ask(piece, 1, now);
         }
         let begun: Vec<_> = std::iter::from_fn(|| queue.begin()).map(|(piece, _)| piece).collect();
-        assert_eq!(begun, [2, 1, 3]);
+        assert_eq!(begun, [2, 3, 1]);
         queue.ask(3, 1, true);
         assert_eq!(queue.begin(), None, "it is being fetched");
         queue.end(3, 1, Ok(()));

@@ -7,7 +7,7 @@ use std::thread;
 
 use parking_lot::Mutex;
 
-use crate::csv::{EVERY, Marks, Scan};
+use crate::csv::{Marks, Scan};
 use crate::disk_cache::DiskCache;
 use crate::error::DataError;
 use crate::parquet::{self, Footer};
@@ -17,7 +17,7 @@ use crate::schema::{Column, Expected, Fields, Kind, Layout};
 
 /// Bytes of a piece's rows, about: few enough that the first batches, which need many pieces, come soon; enough that a
 /// data set of gigabytes has no more pieces than a process may have open files.
-const PIECE: u64 = 8 << 20;
+pub const PIECE: u64 = 8 << 20;
 /// Bytes of a CSV file that the first pass reads at once.
 const PASS: u64 = 8 << 20;
 /// Files that are looked at in parallel: most of the time goes by waiting for a store.
@@ -115,15 +115,21 @@ fn format(place: &str, files: &[File]) -> Result<Format, DataError> {
 }
 
 impl Index {
-    /// Looks at all files. `cache` keeps what a pass over a CSV file has found.
+    /// Looks at all files. `cache` keeps what a pass over a CSV file has found; `piece` is the bytes of a piece, about: [`PIECE`]
+    /// but in tests.
     ///
     /// # Errors
     /// If a file cannot be read, is damaged or of another schema; the error names it.
-    pub fn make(place: &Place, expected: &[Expected], cache: Option<&DiskCache>) -> Result<Self, DataError> {
+    pub fn make(
+        place: &Place,
+        expected: &[Expected],
+        cache: Option<&DiskCache>,
+        piece: u64,
+    ) -> Result<Self, DataError> {
         let files = place.list()?;
         let (contents, layout, rows) = match format(&place.shown(), &files)? {
-            Format::Safetensors => of_safetensors(place, &files, expected)?,
-            Format::Csv => of_csv(place, &files, expected, cache)?,
+            Format::Safetensors => of_safetensors(place, &files, expected, piece)?,
+            Format::Csv => of_csv(place, &files, expected, cache, piece)?,
             Format::Parquet => of_parquet(place, &files, expected)?,
             Format::Images => of_images(place, &files)?,
         };
@@ -133,6 +139,10 @@ impl Index {
         let mut pieces = Vec::new();
         let mut first = 0;
         for (file, rows) in rows.into_iter().enumerate() {
+            if !fits(first, &rows, layout.row) {
+                let problem = "it says that it has more rows than any machine holds; write it anew";
+                return Err(DataError::unfit(place.shown_file(&files[file]), problem));
+            }
             let mut row = 0;
             for (number, rows) in rows.into_iter().enumerate() {
                 if rows > 0 {
@@ -160,21 +170,27 @@ fn locate(pieces: &[Piece], examples: u64, example: u64) -> Option<(usize, u64)>
     (example < examples).then(|| (piece, example - pieces[piece].first))
 }
 
+/// Returns true if `rows` more rows of `row` bytes, in pieces, behind `first` others can be counted in bytes, also twice.
+fn fits(first: u64, rows: &[u64], row: usize) -> bool {
+    let rows = rows.iter().try_fold(first, |sum, rows| sum.checked_add(*rows));
+    let bytes = rows.and_then(|rows| rows.checked_mul((row as u64).max(1)));
+    bytes.is_some_and(|bytes| i64::try_from(bytes).is_ok())
+}
+
 /// Cuts rows into pieces of so many rows.
 fn cut(rows: u64, each: u64) -> Vec<u64> {
     (0..rows).step_by(each as usize).map(|begin| each.min(rows - begin)).collect()
 }
 
-/// Rows of a piece whose rows have so many bytes, a multiple of `unit`.
-fn rows_of_piece(row: usize, unit: u64) -> u64 {
-    let rows = PIECE / (row as u64).max(1);
-    (rows / unit).max(1) * unit
+/// Rows of a piece of `piece` bytes whose rows have so many; all where they have none.
+fn rows_of_piece(piece: u64, row: usize) -> u64 {
+    piece.checked_div(row as u64).map_or(u64::MAX, |rows| rows.max(1))
 }
 
 /// Contents, the layout of a row, and of each file the rows of its pieces.
 type Looked = (Contents, Layout, Vec<Vec<u64>>);
 
-fn of_safetensors(place: &Place, files: &[File], expected: &[Expected]) -> Result<Looked, DataError> {
+fn of_safetensors(place: &Place, files: &[File], expected: &[Expected], piece: u64) -> Result<Looked, DataError> {
     let headers = in_parallel(files, |file| {
         let unfit = |problem: String| DataError::unfit(place.shown_file(file), problem);
         let first = place.read(file, 0..8.min(file.bytes))?;
@@ -205,7 +221,7 @@ fn of_safetensors(place: &Place, files: &[File], expected: &[Expected]) -> Resul
         rows.push(count);
     }
     let layout = Layout::new(columns.unwrap_or_default());
-    let each = rows_of_piece(layout.row, 1);
+    let each = rows_of_piece(piece, layout.row);
     Ok((Contents::Safetensors(all), layout, rows.into_iter().map(|count| cut(count, each)).collect()))
 }
 
@@ -232,8 +248,9 @@ fn of_csv(
     files: &[File],
     expected: &[Expected],
     cache: Option<&DiskCache>,
+    piece: u64,
 ) -> Result<Looked, DataError> {
-    let marks = in_parallel(files, |file| marks(place, file, cache))?;
+    let marks = in_parallel(files, |file| marks(place, file, cache, piece))?;
     let first = &marks[0];
     for (file, marks) in files.iter().zip(&marks) {
         let differs = marks.rows > 0 && (marks.fields, &marks.names) != (first.fields, &first.names);
@@ -257,8 +274,7 @@ fn of_csv(
         expected,
         found: format!("the columns {}", names.join(", ")),
     })?;
-    let each = rows_of_piece(layout.row, EVERY);
-    let rows = marks.iter().map(|marks| cut(marks.rows, each)).collect();
+    let rows = files.iter().zip(&marks).map(|(file, marks)| marks.cut(file.bytes, layout.row, piece)).collect();
     Ok((Contents::Csv { files: marks, targets }, layout, rows))
 }
 
@@ -267,15 +283,16 @@ fn named(marks: &Marks) -> String {
 }
 
 /// Passes over a CSV file, or takes what an earlier pass has found.
-fn marks(place: &Place, file: &File, cache: Option<&DiskCache>) -> Result<Marks, DataError> {
-    let key = format!("csv 1\n{}\n{}\n{}\n{}", place.shown(), file.name, file.bytes, file.tag);
+fn marks(place: &Place, file: &File, cache: Option<&DiskCache>, piece: u64) -> Result<Marks, DataError> {
+    let key = format!("csv 2\n{}\n{}\n{}\n{}", place.shown(), file.name, file.bytes, file.tag);
     let known = cache.and_then(|cache| cache.get(&key, None));
     if let Some(known) = known.and_then(|file| serde_json::from_reader(std::io::BufReader::new(file)).ok()) {
         return Ok(known);
     }
-    let mut scan = Scan::default();
+    let mut scan = Scan::new(piece);
     for begin in (0..file.bytes).step_by(PASS as usize) {
-        scan.take(&place.read(file, begin..(begin + PASS).min(file.bytes))?);
+        let read = place.read(file, begin..(begin + PASS).min(file.bytes))?;
+        scan.take(&read).map_err(|problem| DataError::unfit(place.shown_file(file), problem))?;
     }
     let found = scan.end();
     if let (Some(cache), Ok(text)) = (cache, serde_json::to_vec(&found)) {
@@ -460,12 +477,28 @@ mod tests {
 
     #[test]
     fn pieces_are_of_some_mebibytes() {
-        assert_eq!(rows_of_piece(3140, 1), PIECE / 3140);
-        assert_eq!(rows_of_piece(8, EVERY), PIECE / 8);
-        assert_eq!(rows_of_piece(1 << 30, EVERY), EVERY);
-        assert_eq!(rows_of_piece(1 << 30, 1), 1);
+        assert_eq!(rows_of_piece(PIECE, 3140), PIECE / 3140);
+        assert_eq!(rows_of_piece(PIECE, 1 << 30), 1);
         assert_eq!(cut(10, 4), [4, 4, 2]);
         assert_eq!(cut(0, 4), [0; 0]);
+        assert_eq!(cut(1 << 62, rows_of_piece(PIECE, 0)), [1_u64 << 62], "rows without numbers");
+    }
+
+    #[test]
+    fn rows_that_no_machine_holds_are_refused() {
+        let most = i64::MAX as u64;
+        for (first, rows, row, want) in [
+            (0, &[][..], 4, true),
+            (10, &[5, 5], 4, true),
+            (0, &[most / 4], 4, true),
+            (1, &[most / 4], 4, false),
+            (0, &[most / 4, 1], 4, false),
+            (0, &[most, most, most], 1, false),
+            (0, &[most], usize::MAX, false),
+            (0, &[most], 0, true),
+        ] {
+            assert_eq!(fits(first, rows, row), want, "{rows:?} of {row} bytes behind {first}");
+        }
     }
 
     proptest! {

@@ -67,6 +67,13 @@ impl<K: Clone + Eq + Hash, V: Clone> Lru<K, V> {
             self.order.remove(&gone.used);
         }
     }
+
+    /// Removes the values for which `wanted` returns false.
+    pub fn retain(&mut self, wanted: impl Fn(&V) -> bool) {
+        let gone: Vec<K> =
+            self.values.iter().filter(|(_, held)| !wanted(&held.value)).map(|(key, _)| key.clone()).collect();
+        gone.iter().for_each(|key| self.remove(key));
+    }
 }
 
 #[cfg(test)]
@@ -86,6 +93,9 @@ mod tests {
         assert_eq!(["a", "b", "c", "d"].map(|key| lru.contains(&key)), [true, false, true, true]);
         lru.put("e", "E".to_owned(), 4);
         assert!(!lru.contains(&"e") && lru.contains(&"d"), "it has no room at all, so nothing goes for it");
+        lru.retain(|value| value == "D");
+        assert_eq!(["a", "c", "d"].map(|key| lru.contains(&key)), [false, false, true]);
+        assert_eq!((lru.cost, lru.order.len()), (1, 1));
     }
 
     proptest! {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{Buf as _, Bytes};
-use parquet::basic::{ConvertedType, Type};
+use parquet::basic::{ConvertedType, LogicalType, Type};
 use parquet::column::reader::{ColumnReader, get_column_reader};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
@@ -64,8 +64,9 @@ impl Footer {
     /// If it is damaged.
     pub fn read(tail: Bytes, file: u64) -> Result<Self, String> {
         let held = Held { file, parts: vec![(file - tail.len() as u64, tail)] };
-        let read = ParquetMetaDataReader::new().parse_and_finish(&held);
-        read.map(|found| Self(Arc::new(found))).map_err(|error| format!("its footer is damaged ({error})"))
+        let read = ParquetMetaDataReader::new().parse_and_finish(&held).map_err(|error| error.to_string());
+        let found = read.and_then(|found| check(&found, file).map(|()| found));
+        found.map(|found| Self(Arc::new(found))).map_err(|why| format!("its footer is damaged ({why}); write it anew"))
     }
 
     /// The fields, in the order in which they are written.
@@ -78,7 +79,7 @@ impl Footer {
     /// The rows of each row group.
     #[must_use]
     pub fn groups(&self) -> Vec<u64> {
-        (0..self.0.num_row_groups()).map(|group| self.0.row_group(group).num_rows().max(0) as u64).collect()
+        self.0.row_groups().iter().map(|group| group.num_rows() as u64).collect()
     }
 
     /// The bytes of the fields that are wanted, in the order of the fields.
@@ -113,7 +114,7 @@ impl Footer {
             let Some((begin, kind)) = target else { continue };
             let described = schema.column(field);
             let name = described.name().to_owned();
-            let is_unsigned = described.converted_type() == ConvertedType::UINT_32;
+            let is_unsigned = is_unsigned(&described);
             let pages = SerializedPageReader::new(held.clone(), group.column(field), rows, None);
             let pages = pages.map_err(|error| format!("column {name} cannot be read ({error})"))?;
             let reader = get_column_reader(described, Box::new(pages));
@@ -127,13 +128,46 @@ impl Footer {
     }
 }
 
+/// Refuses a footer whose numbers of rows are below 0, or whose columns lie outside a file of so many bytes: all that comes
+/// later relies on them, and the crate `parquet` panics.
+fn check(found: &ParquetMetaData, file: u64) -> Result<(), String> {
+    for (number, group) in found.row_groups().iter().enumerate() {
+        let rows = group.num_rows();
+        if rows < 0 {
+            return Err(format!("row group {number} has {rows} rows"));
+        }
+        for column in group.columns() {
+            let begin = column.dictionary_page_offset().unwrap_or(column.data_page_offset());
+            let length = column.compressed_size();
+            let end = begin.checked_add(length).and_then(|end| u64::try_from(end).ok());
+            if begin < 0 || length < 0 || end.is_none_or(|end| end > file) {
+                let name = column.column_path().string();
+                let place = format!("{length} bytes from {begin} on");
+                return Err(format!("column {name} of row group {number} has {place}, the file has {file}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns true for integers without a sign.
+fn is_unsigned(described: &ColumnDescriptor) -> bool {
+    let is_logical = matches!(described.logical_type_ref(), Some(LogicalType::Integer(integer)) if !integer.is_signed);
+    is_logical || described.converted_type() == ConvertedType::UINT_32
+}
+
 fn field(described: &ColumnDescriptor) -> Field {
     let physical = described.physical_type();
     let converted = described.converted_type();
-    let found = match converted {
-        ConvertedType::NONE => physical.to_string(),
+    let logical = described.logical_type_ref();
+    let is_integer = matches!(logical, Some(LogicalType::Integer(_)));
+    let found = match (converted, logical) {
+        // Times of nanoseconds, for instance, have no converted type.
+        (ConvertedType::NONE, Some(logical)) if !is_integer => format!("{physical} ({logical:?})"),
+        (ConvertedType::NONE, _) => physical.to_string(),
         _ => format!("{physical} ({converted})"),
     };
+    let has_sign = physical != Type::INT64 || !is_unsigned(described);
     let is_plain = matches!(
         converted,
         ConvertedType::NONE
@@ -148,7 +182,8 @@ fn field(described: &ColumnDescriptor) -> Field {
     let is_typed = matches!(physical, Type::BOOLEAN | Type::INT32 | Type::INT64 | Type::FLOAT | Type::DOUBLE);
     let repeats = described.max_rep_level() > 0;
     let found = if repeats { format!("a list of {found}") } else { found };
-    Field { name: described.path().string(), found, is_number: is_plain && is_typed && !repeats }
+    let is_number = is_plain && is_typed && has_sign && (logical.is_none() || is_integer) && !repeats;
+    Field { name: described.path().string(), found, is_number }
 }
 
 /// Reads all values of a column, one in each row.
@@ -219,9 +254,11 @@ pub(crate) mod tests {
     use std::path::Path;
 
     use parquet::data_type::{DoubleType, Int64Type};
+    use parquet::file::metadata::ParquetMetaDataWriter;
     use parquet::file::properties::WriterProperties;
     use parquet::file::writer::SerializedFileWriter;
     use parquet::schema::parser::parse_message_type;
+    use parquet::schema::types::SchemaDescriptor;
 
     use super::*;
     use crate::schema::Kind;
@@ -274,6 +311,71 @@ pub(crate) mod tests {
         let last = &into[49 * 12..];
         assert_eq!(last[..4], (249.0_f32 / 4.0).to_le_bytes());
         assert_eq!(last[4..], (249_i64 * 249).to_le_bytes());
+    }
+
+    #[test]
+    fn a_footer_that_does_not_fit_its_file_is_refused() {
+        const FILE: i64 = 10_000;
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("x.parquet");
+        write(&path, &[(1.0, 2), (3.0, 4)], 2, false);
+        let bytes = Bytes::from(std::fs::read(&path).expect("reads"));
+        let footer = Footer::read(bytes, FILE as u64).expect("well formed").0;
+        let read = |rows, dictionary, begin, length| {
+            let group = footer.row_group(0).clone();
+            let mut columns = group.columns().to_vec();
+            let column = columns[1].clone().into_builder().set_dictionary_page_offset(dictionary);
+            let column = column.set_data_page_offset(begin).set_total_compressed_size(length);
+            columns[1] = column.build().expect("a column");
+            let group = group.into_builder().set_num_rows(rows).set_column_metadata(columns).build();
+            let changed = ParquetMetaData::new(footer.file_metadata().clone(), vec![group.expect("a row group")]);
+            let mut written = Vec::new();
+            ParquetMetaDataWriter::new(&mut written, &changed).finish().expect("writes");
+            Footer::read(written.into(), FILE as u64).map(|footer| footer.groups())
+        };
+        for (rows, dictionary, begin, length) in [
+            (2, None, 4, 100),
+            (0, None, 0, 0),
+            (2, None, 4, FILE - 4),
+            (2, Some(4), 50, 100),
+            (i64::MAX, None, 4, 100),
+        ] {
+            assert_eq!(read(rows, dictionary, begin, length), Ok(vec![rows as u64]), "{begin}, {length}");
+        }
+        for (rows, dictionary, begin, length) in [
+            (-1, None, 4, 100),
+            (2, None, -1, 100),
+            (2, Some(-1), 4, 100),
+            (2, None, 4, -1),
+            (2, None, 4, FILE - 3),
+            (2, None, FILE + 1, 0),
+            (2, None, 4, i64::MAX),
+            (2, None, i64::MAX, i64::MAX),
+        ] {
+            let error = read(rows, dictionary, begin, length).expect_err("it does not fit");
+            assert!(error.contains("row group 0 has") && error.contains("write it anew"), "{begin}, {length}: {error}");
+        }
+    }
+
+    #[test]
+    fn times_and_large_integers_without_a_sign_are_no_numbers() {
+        for (field, found, is_number) in [
+            ("INT64 x", "INT64", true),
+            ("INT64 x (INTEGER(64,true))", "INT64 (INT_64)", true),
+            ("INT32 x (INTEGER(32,false))", "INT32 (UINT_32)", true),
+            ("INT32 x (INTEGER(8,true))", "INT32 (INT_8)", true),
+            ("INT64 x (INTEGER(64,false))", "INT64 (UINT_64)", false),
+            ("INT64 x (TIMESTAMP(MILLIS,true))", "INT64 (TIMESTAMP_MILLIS)", false),
+            ("INT64 x (TIMESTAMP(NANOS,true))", "NANOS", false),
+            ("INT64 x (TIME(NANOS,true))", "NANOS", false),
+            ("INT32 x (DATE)", "INT32 (DATE)", false),
+            ("BYTE_ARRAY x (UTF8)", "BYTE_ARRAY (UTF8)", false),
+        ] {
+            let schema = parse_message_type(&format!("message examples {{ REQUIRED {field}; }}")).expect("a schema");
+            let described = super::field(&SchemaDescriptor::new(Arc::new(schema)).column(0));
+            assert!(described.found.contains(found), "{field}: {}", described.found);
+            assert_eq!(described.is_number, is_number, "{field}");
+        }
     }
 
     #[test]

@@ -83,10 +83,10 @@ impl Place {
     pub fn list(&self) -> Result<Vec<File>, DataError> {
         let refuse = |source| DataError::Read { file: self.shown(), source };
         let mut files = match self {
-            Self::Folder(folder) => local(folder).map_err(refuse)?,
+            Self::Folder(folder) => local(folder)?,
             Self::Bucket(objects) => objects.list().map_err(refuse)?.into_iter().map(File::of).collect(),
         };
-        files.retain(|file| file.bytes > 0 && file.name.split('/').all(|part| !part.starts_with('.')));
+        files.retain(|file| file.bytes > 0 && !file.name.split('/').any(is_foreign));
         files.retain(|file| file.name.rsplit('/').next() != Some("_SUCCESS"));
         files.sort_by(|one, other| one.name.split('/').cmp(other.name.split('/')));
         Ok(files)
@@ -105,9 +105,10 @@ impl Place {
                 })
             }
             _ => {
-                let mut bytes = vec![0; (range.end - range.start) as usize];
-                let read = self.open_file(file)?.read_exact_at(&mut bytes, range.start);
-                read.map_err(|source| DataError::Read { file: self.shown_file(file), source })?;
+                let refuse = |source| DataError::Read { file: self.shown_file(file), source };
+                let opened = self.open_file(file)?;
+                let mut bytes = zeros((range.end - range.start) as usize).map_err(refuse)?;
+                opened.read_exact_at(&mut bytes, range.start).map_err(refuse)?;
                 Ok(bytes.into())
             }
         }
@@ -149,31 +150,58 @@ impl File {
     }
 }
 
-/// Lists the files below a folder, or the one file.
-fn local(place: &Path) -> io::Result<Vec<File>> {
-    if !fs::metadata(place)?.is_dir() {
+/// Returns so many bytes, all 0.
+///
+/// # Errors
+/// If there is no memory for them.
+pub fn zeros(bytes: usize) -> io::Result<Vec<u8>> {
+    let mut room = Vec::new();
+    room.try_reserve_exact(bytes)?;
+    room.resize(bytes, 0);
+    Ok(room)
+}
+
+/// Returns true for the names of files and folders that are no part of a data set: hidden ones, and the folder of a file
+/// system's own.
+fn is_foreign(name: &str) -> bool {
+    name.starts_with('.') || name == "lost+found"
+}
+
+/// Lists the files below a folder, or the one file. It does not follow hidden entries, which may lead nowhere.
+fn local(place: &Path) -> Result<Vec<File>, DataError> {
+    let found = look(place)?;
+    if !found.is_dir() {
         let name = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        return Ok(vec![local_file(place, name)?]);
+        return Ok(vec![local_file(place, name, &found)]);
     }
     let (mut files, mut folders) = (Vec::new(), vec![(place.to_owned(), String::new())]);
     while let Some((folder, prefix)) = folders.pop() {
-        for entry in fs::read_dir(folder)? {
-            let path = entry?.path();
-            let name = format!("{prefix}{}", path.file_name().unwrap_or_default().to_string_lossy());
-            // A link counts as what it leads to.
-            if fs::metadata(&path)?.is_dir() {
+        let refuse = |source| DataError::Read { file: folder.display().to_string(), source };
+        for entry in fs::read_dir(&folder).map_err(refuse)? {
+            let entry = entry.map_err(refuse)?;
+            let own = entry.file_name().to_string_lossy().into_owned();
+            if is_foreign(&own) {
+                continue;
+            }
+            let (path, name) = (entry.path(), format!("{prefix}{own}"));
+            let found = look(&path)?;
+            if found.is_dir() {
                 folders.push((path, format!("{name}/")));
             } else {
-                files.push(local_file(&path, name)?);
+                files.push(local_file(&path, name, &found));
             }
         }
     }
     Ok(files)
 }
 
-fn local_file(path: &Path, name: String) -> io::Result<File> {
-    let found = fs::metadata(path)?;
-    Ok(File { name, bytes: found.len(), tag: tag(&found), source: Source::Path(path.to_owned()) })
+/// Looks at a file or folder. A link counts as what it leads to.
+fn look(path: &Path) -> Result<fs::Metadata, DataError> {
+    fs::metadata(path).map_err(|source| DataError::Read { file: path.display().to_string(), source })
+}
+
+fn local_file(path: &Path, name: String, found: &fs::Metadata) -> File {
+    File { name, bytes: found.len(), tag: tag(found), source: Source::Path(path.to_owned()) }
 }
 
 fn tag(found: &fs::Metadata) -> String {
@@ -188,17 +216,34 @@ mod tests {
     #[test]
     fn files_are_listed_by_name_without_hidden_ones() {
         let folder = tempfile::tempdir().expect("a folder");
-        for name in ["b/2.png", "b/10.png", "a-x/1.png", "a/1.png", ".git/x.png", "_SUCCESS"] {
+        for name in ["b/2.png", "b/10.png", "a-x/1.png", "a/1.png", ".git/x.png", "lost+found/1.png", "_SUCCESS"] {
             let path = folder.path().join(name);
             fs::create_dir_all(path.parent().expect("a folder")).expect("creates");
             fs::write(path, "x").expect("writes");
         }
         fs::write(folder.path().join("empty.csv"), "").expect("writes");
+        std::os::unix::fs::symlink("nowhere", folder.path().join(".link")).expect("links");
         let place = Place::open(&format!("file://{}", folder.path().display()), []).expect("a place");
         let names: Vec<_> = place.list().expect("lists").into_iter().map(|file| file.name).collect();
         assert_eq!(names, ["a/1.png", "a-x/1.png", "b/10.png", "b/2.png"]);
         let one = Place::open(&folder.path().join("a/1.png").display().to_string(), []).expect("a place");
         assert_eq!(one.list().expect("lists")[0].name, "1.png");
+    }
+
+    #[test]
+    fn a_link_that_leads_nowhere_is_named() {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::create_dir(folder.path().join("a")).expect("creates");
+        std::os::unix::fs::symlink("nowhere", folder.path().join("a/link.csv")).expect("links");
+        let place = Place::open(&folder.path().display().to_string(), []).expect("a place");
+        let error = place.list().expect_err("it leads nowhere");
+        assert!(error.is_input() && error.to_string().ends_with("a/link.csv"), "{error}");
+    }
+
+    #[test]
+    fn bytes_that_no_memory_holds_are_an_error() {
+        assert_eq!(zeros(3).expect("some bytes"), [0; 3]);
+        assert_eq!(zeros(usize::MAX).expect_err("too many").kind(), io::ErrorKind::OutOfMemory);
     }
 
     #[test]

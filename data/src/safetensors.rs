@@ -172,7 +172,7 @@ impl Dtype {
             let number = self.number(from);
             number.and_then(|number| kind.put(number, into)).ok_or_else(|| match number {
                 Some(Number::Int(value)) => value.to_string(),
-                Some(Number::Float(value)) => value.to_string(),
+                Some(Number::Float(value)) => format!("{value:?}"),
                 None => "a number that is cut off".to_owned(),
             })?;
         }
@@ -218,5 +218,7 @@ mod tests {
         assert_eq!(into, [3_i64.to_le_bytes(), (-1_i64).to_le_bytes()].concat());
         let error = Dtype::F32.convert(&0.5_f32.to_le_bytes(), Kind::U8, &mut [0]).expect_err("not whole");
         assert_eq!(error, "0.5");
+        let error = Dtype::F64.convert(&1e300_f64.to_le_bytes(), Kind::F32, &mut [0; 4]).expect_err("too large");
+        assert_eq!(error, "1e300");
     }
 }

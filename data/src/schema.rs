@@ -94,6 +94,10 @@ impl Kind {
                     Number::Int(value) => value as f32,
                     Number::Float(value) => value as f32,
                 };
+                // A float that is too large has become infinite.
+                if !value.is_finite() {
+                    return None;
+                }
                 into.copy_from_slice(&value.to_le_bytes());
             }
             Self::I64 => into.copy_from_slice(&number.whole()?.to_le_bytes()),
@@ -120,7 +124,7 @@ impl fmt::Display for Kind {
         f.write_str(match self {
             Self::U8 => "u8 (a whole number from 0 to 255)",
             Self::I64 => "i64 (a whole number)",
-            Self::F32 => "f32 (a number)",
+            Self::F32 => "f32 (a finite number)",
         })
     }
 }
@@ -206,6 +210,10 @@ mod tests {
             (Kind::I64, Number::Float(f64::NAN), None),
             (Kind::I64, Number::Float(1e300), None),
             (Kind::F32, Number::Int(7), Some(7.0_f32.to_le_bytes().to_vec())),
+            (Kind::F32, Number::Float(0.1), Some(0.1_f32.to_le_bytes().to_vec())),
+            (Kind::F32, Number::Float(1e300), None),
+            (Kind::F32, Number::Float(f64::NAN), None),
+            (Kind::F32, Number::Float(f64::NEG_INFINITY), None),
         ] {
             let mut into = vec![0; kind.bytes()];
             let put = kind.put(number, &mut into);

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use psjobs_api::Training;
 use psjobs_api::crd::ParameterServerJobSpec;
-use psjobs_api::training::{Codec, Compression, ConsistencyMode, Local, Optimizer};
+use psjobs_api::training::{Codec, Compression, Consistency, ConsistencyMode, Local, Optimizer};
 use psjobs_arithmetic::optimizer;
 
 pub use self::constants::Constants;
@@ -83,9 +83,10 @@ pub struct EstimateArgs {
     /// Processes talk TLS [default: as the manifest says, which has it unless it says otherwise; else false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     tls: Option<bool>,
-    /// Share of --compute during which gradients leave already; 0 with --no-overlap
-    #[arg(long, value_name = "SHARE", default_value_t = 0.5, value_parser = fraction)]
-    overlap: f64,
+    /// Share of --compute during which gradients leave already; 0 with --no-overlap [default: 0.5, of the last micro-batch if the
+    /// manifest has some; 1 if its consistency.overlap is true]
+    #[arg(long, value_name = "SHARE", value_parser = fraction)]
+    overlap: Option<f64>,
     /// Standard deviation of the time of a gradient, over that time
     #[arg(long, value_name = "SHARE", default_value_t = 0.03, value_parser = fraction)]
     spread: f64,
@@ -115,6 +116,10 @@ enum Mode {
     Local,
 }
 
+/// Share of a gradient's time during which gradients leave already, unless a flag or the manifest says otherwise.
+const OVERLAP: f64 = 0.5;
+/// Parameters up to which servers keep previous values unless the job says otherwise.
+const EXACT_BY_DEFAULT: u64 = 1 << 24;
 /// Local steps of --mode Local without --local-steps: those of docs/local-steps.md.
 const LOCAL_STEPS: u32 = 50;
 /// Servers beyond which none are counted.
@@ -143,21 +148,8 @@ impl EstimateArgs {
 
     /// Returns the job that the flags and the manifest describe.
     fn setup(&self, spec: Option<&ParameterServerJobSpec>) -> Setup {
-        let training = spec.map(|spec| spec.training.clone()).unwrap_or_else(|| {
-            let mut training = Training::default();
-            training.consistency.mode = ConsistencyMode::Sync;
-            training
-        });
-        let mode = match self.mode {
-            None => training.consistency.mode,
-            Some(Mode::Sync | Mode::Local) => ConsistencyMode::Sync,
-            Some(Mode::Bounded) => ConsistencyMode::Bounded,
-            Some(Mode::Async) => ConsistencyMode::Async,
-        };
-        let said = training.local.as_ref().map(|&Local { steps, overlap, .. }| LocalSteps { steps, overlap });
-        let wanted = self.local_steps.or((self.mode == Some(Mode::Local) && said.is_none()).then_some(LOCAL_STEPS));
-        let overlap = said.is_some_and(|local| local.overlap);
-        let local = wanted.map(|steps| LocalSteps { steps, overlap }).or(said);
+        let training = self.training(spec);
+        let parameters = self.parameters.or(self.bytes.map(|bytes| bytes / 4)).unwrap_or_default();
         let compression = Compression {
             codec: self.codec.unwrap_or(training.compression.codec),
             density: self.density.unwrap_or(training.compression.density),
@@ -167,7 +159,7 @@ impl EstimateArgs {
         let copies = self.replication.unwrap_or(spec.map_or(1, |spec| replicas(spec.ps.replication_factor)));
         let bytes_per_second = |gbit: f64| gbit * 1e9 / 8.0;
         Setup {
-            parameters: self.parameters.or(self.bytes.map(|bytes| bytes / 4)).unwrap_or_default(),
+            parameters,
             compute: self.compute,
             examples: self.examples.unwrap_or(training.batch.base).into(),
             trainers: self.trainers.unwrap_or(spec.map_or(8, |spec| replicas(spec.trainer.replicas))),
@@ -176,18 +168,58 @@ impl EstimateArgs {
             server_link: bytes_per_second(self.server_gbit.unwrap_or(self.gbit)),
             round_trip: self.latency / 1e3,
             compression,
-            mode,
+            mode: training.consistency.mode,
             backup_trainers: training.consistency.backup_trainers,
-            local,
+            local: training.local.as_ref().map(|&Local { steps, overlap, .. }| LocalSteps { steps, overlap }),
             is_replicated: copies > 1,
             has_tls,
-            overlap: self.overlap,
+            overlap: self.overlap.unwrap_or_else(|| hidden_share(&training)),
             spread: self.spread,
             server_cores: self.server_cores,
             trainer_cores: self.trainer_cores.unwrap_or(if has_tls { 2.0 } else { 1.0 }),
             slots: slots(&training),
+            keeps_previous: keeps_previous(&training, parameters)
+                && spec.is_none_or(|spec| spec.elastic_policy.is_none()),
         }
     }
+
+    /// Returns how the job trains: as the manifest says, with mode and local steps of the flags.
+    fn training(&self, spec: Option<&ParameterServerJobSpec>) -> Training {
+        let mut training = spec.map(|spec| spec.training.clone()).unwrap_or_else(|| {
+            let mut training = Training::default();
+            training.consistency.mode = ConsistencyMode::Sync;
+            training
+        });
+        match self.mode {
+            None => {}
+            Some(Mode::Sync | Mode::Local) => training.consistency.mode = ConsistencyMode::Sync,
+            Some(Mode::Bounded) => training.consistency.mode = ConsistencyMode::Bounded,
+            Some(Mode::Async) => training.consistency.mode = ConsistencyMode::Async,
+        }
+        let without = self.mode == Some(Mode::Local) && training.local.is_none();
+        if let Some(steps) = self.local_steps.or(without.then_some(LOCAL_STEPS)) {
+            training.local.get_or_insert_with(|| Local::every(steps)).steps = steps;
+        }
+        training
+    }
+}
+
+/// Returns the share of a gradient's time during which an exchange is under way already.
+fn hidden_share(training: &Training) -> f64 {
+    let is_sync = training.consistency.mode == ConsistencyMode::Sync;
+    match training.consistency.overlaps_exchanges() && !is_sync {
+        // The exchange of the gradient before lasts as long as it must.
+        true => 1.0,
+        // Gradients leave while the last micro-batch is computed.
+        false => OVERLAP / f64::from(training.batch.micro_batches().max(1)),
+    }
+}
+
+/// Returns if the servers keep the value of each parameter from before the last update, unless trainers come and go.
+fn keeps_previous(training: &Training, parameters: u64) -> bool {
+    let Consistency { mode, backup_trainers, exact_recovery, .. } = training.consistency;
+    let has_one_result = mode == ConsistencyMode::Sync && backup_trainers == 0;
+    has_one_result && exact_recovery.unwrap_or(parameters <= EXACT_BY_DEFAULT)
 }
 
 /// Returns the slots of optimizer state that the servers keep for a parameter.

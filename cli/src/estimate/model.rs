@@ -7,8 +7,10 @@
 //! trainer's link   max(u, d) / B_trainer
 //! trainer's cores  (u + d) byte + 2 message + elements coding
 //! server's link    (max(u, d) + f) / B_server           f: what replication forwards, for one trainer
-//! server's cores   (u + d + 2 f) byte + 2 message + elements (element + coding) + share (elements update + coding)
+//! server's cores   (u + d + 2 f) byte + 2 (1 + r share) message + elements (element + coding)
+//!                  + share elements ((1 + r) update + coding)
 //!                                                       share: 1, in Sync 1 / trainers, because all make one update
+//!                                                       r: 1 with replication, else 0
 //! one block        latency = round trip + u / B + d / B + trainer's and server's cores, one each
 //! ```
 //!
@@ -57,6 +59,8 @@ pub struct Setup {
     pub trainer_cores: f64,
     /// Slots of optimizer state for each parameter.
     pub slots: f64,
+    /// The servers keep the value of each parameter from before the last update; not of a model of one block.
+    pub keeps_previous: bool,
 }
 
 /// Steps that a trainer makes for one exchange.
@@ -236,7 +240,8 @@ pub fn estimate(setup: &Setup, constants: &Constants) -> Result<Estimate, Layout
     let (limit, most) = busy.into_iter().fold((Limit::Latency, on_the_way), larger);
     let step = cycle / steps;
     let copies = if setup.is_replicated { 2.0 } else { 1.0 };
-    let kept = 4.0 * payload.blocks_of_server * payload.elements * (1.0 + setup.slots) * copies;
+    let previous = if setup.keeps_previous && payload.blocks > 1.0 { 1.0 } else { 0.0 };
+    let kept = 4.0 * payload.blocks_of_server * payload.elements * (1.0 + setup.slots + previous) * copies;
     let under_way = (payload.window * count * payload.up).min(payload.blocks_of_server * count * payload.up);
     Ok(Estimate {
         step_seconds: step,

@@ -70,6 +70,7 @@ mod tests {
             server_cores: 4.0,
             trainer_cores: 1.0,
             slots: 0.0,
+            keeps_previous: false,
         }
     }
 

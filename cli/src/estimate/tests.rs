@@ -70,3 +70,71 @@ fn a_manifest_describes_a_job_and_flags_come_first() {
     assert_eq!((setup.trainers, setup.servers, setup.is_replicated, setup.has_tls), (8, 2, false, false));
     assert_eq!((setup.mode, setup.compression.codec), (ConsistencyMode::Sync, Codec::F32));
 }
+
+/// The setup of a manifest with this `spec.training` and these flags beside the model's.
+fn setup_of(training: &serde_json::Value, line: &str) -> Setup {
+    let template = json!({"spec": {"containers": []}});
+    let spec = json!({"training": training, "ps": {"replicas": 2}, "trainer": {"replicas": 8, "template": template}});
+    let spec: ParameterServerJobSpec = serde_json::from_value(spec).expect("a spec");
+    flags(format!("--compute 0.25 {line}").trim_end()).setup(Some(&spec))
+}
+
+#[test]
+fn a_manifest_says_how_much_of_an_exchange_is_hidden() {
+    let (overlap, parts) = (json!({"consistency": {"overlap": true}}), json!({"batch": {"microBatches": 4}}));
+    for (training, flags, want) in [
+        (json!({}), "", 0.5),
+        (overlap.clone(), "", 1.0),
+        (overlap.clone(), "--mode Bounded", 1.0),
+        // In Sync no gradient is stale.
+        (overlap.clone(), "--mode Sync", 0.5),
+        (overlap, "--overlap 0", 0.0),
+        (parts.clone(), "", 0.125),
+        (parts, "--overlap 0.25", 0.25),
+        (json!({"consistency": {"overlap": true}, "batch": {"microBatches": 4}}), "", 1.0),
+    ] {
+        let found = setup_of(&training, &format!("--parameters 1M {flags}")).overlap;
+        assert_eq!(found, want, "{training} {flags}");
+    }
+}
+
+#[test]
+fn slots_are_those_of_the_mode_and_local_steps_that_flags_ask_for() {
+    let momentum = json!({"optimizer": {"type": "SGD", "momentum": 0.9}});
+    let adam = json!({"optimizer": {"type": "Adam"}});
+    let local = json!({"optimizer": {"type": "Adam"}, "local": {"steps": 8, "overlap": true}});
+    for (training, flags, slots, local) in [
+        // Each trainer has its own momentum, and in Sync the servers have one.
+        (&momentum, "", 0.0, None),
+        (&momentum, "--mode Sync", 1.0, None),
+        (&adam, "", 2.0, None),
+        // With local steps the servers have a momentum, in Sync.
+        (&adam, "--mode Local", 1.0, Some((50, false))),
+        (&adam, "--local-steps 4", 0.0, Some((4, false))),
+        (&local, "", 0.0, Some((8, true))),
+        (&local, "--mode Local", 1.0, Some((8, true))),
+        (&local, "--local-steps 4", 0.0, Some((4, true))),
+    ] {
+        let setup = setup_of(training, &format!("--parameters 1M {flags}"));
+        let found = setup.local.map(|local| (local.steps, local.overlap));
+        assert_eq!((setup.slots, found), (slots, local), "{training} {flags}");
+    }
+}
+
+#[test]
+fn previous_values_are_counted_where_the_servers_keep_them() {
+    let sync = |fields: &str| format!(r#"{{"consistency": {{"mode": "Sync"{fields}}}}}"#);
+    for (training, flags, want) in [
+        (sync(""), "--parameters 16777216", true),
+        (sync(""), "--parameters 16777217", false),
+        (sync(r#", "exactRecovery": true"#), "--parameters 7B", true),
+        (sync(r#", "exactRecovery": false"#), "--parameters 1M", false),
+        (sync(r#", "backupTrainers": 1"#), "--parameters 1M", false),
+        (sync(""), "--parameters 1M --mode Async", false),
+        ("{}".to_owned(), "--parameters 1M", false),
+        ("{}".to_owned(), "--parameters 1M --mode Sync", true),
+    ] {
+        let training: serde_json::Value = serde_json::from_str(&training).expect("JSON");
+        assert_eq!(setup_of(&training, flags).keeps_previous, want, "{training} {flags}");
+    }
+}

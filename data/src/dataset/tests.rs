@@ -39,6 +39,11 @@ fn open(folder: &Path, settings: &Settings) -> Result<DataSet, DataError> {
     DataSet::open_with(&folder.display().to_string(), &expected(), settings, [])
 }
 
+fn open_in_pieces(folder: &Path, settings: &Settings, piece: u64) -> DataSet {
+    let place = Place::open(&folder.display().to_string(), []).expect("a place");
+    DataSet::open_in_pieces(place, &expected(), settings, piece).expect("well formed")
+}
+
 fn settings(cache: &Path, bytes: u64, memory: u64) -> Settings {
     Settings { cache: Some(bytes), cache_dir: Some(cache.to_owned()), memory }
 }
@@ -65,6 +70,7 @@ proptest! {
         wanted in prop::collection::vec(any::<prop::sample::Index>(), 1..60),
         cache in prop::sample::select(vec![0_u64, 40_000, 1 << 20]),
         memory in prop::sample::select(vec![0_u64, 30_000, 1 << 20]),
+        piece in prop::sample::select(vec![500_u64, 20_000, PIECE]),
         is_csv in any::<bool>(),
     ) {
         let (folder, pieces) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
@@ -76,8 +82,9 @@ proptest! {
             if is_csv { write_csv(&file, &rows) } else { write_safetensors(&file, &rows) }
             all.extend(rows);
         }
-        let data = open(folder.path(), &settings(pieces.path(), cache, memory)).expect("well formed");
+        let data = open_in_pieces(folder.path(), &settings(pieces.path(), cache, memory), piece);
         prop_assert_eq!(data.examples(), all.len());
+        prop_assert!(!is_csv || piece > 500 || all.len() < 500 || data.inner.index.pieces.len() > shards.len());
         for wanted in wanted.chunks(20) {
             let numbers: Vec<i64> = wanted.iter().map(|index| index.index(all.len()) as i64).collect();
             data.will_read(&numbers);
@@ -86,6 +93,42 @@ proptest! {
             prop_assert_eq!(found, want);
         }
     }
+}
+
+#[test]
+fn pieces_that_are_open_take_no_more_of_the_disk_than_the_cache_may() {
+    const CACHE: u64 = 40_000;
+    let (folder, pieces) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let all: Vec<Row> = (0..10_000).map(row).collect();
+    write_csv(&folder.path().join("a.csv"), &all);
+    // A row has 16 bytes; no piece stays in memory.
+    let data = open_in_pieces(folder.path(), &settings(pieces.path(), CACHE, 0), 10_000);
+    assert!(data.inner.index.pieces.len() > 10, "many times the cache");
+    for _ in 0..2 {
+        for number in (0..10_000).step_by(100) {
+            assert_eq!(rows(&data.read(&[number]).expect("reads")), [all[number as usize]]);
+            let open = (0..data.inner.index.pieces.len()).filter_map(|piece| data.inner.open.lock().get(&piece));
+            let bytes: u64 = open.map(|file| file.metadata().expect("a file").len()).sum();
+            assert!(bytes <= CACHE, "{bytes} bytes are open");
+        }
+    }
+}
+
+#[test]
+fn another_folder_takes_the_place_of_one_that_cannot_be_made_if_none_was_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::write(folder.path().join("file"), "").expect("writes");
+    let (below, other) = (folder.path().join("file/pieces"), folder.path().join("other"));
+    open_cache(below.clone(), Some(other.clone()), Some(1)).expect("the other one");
+    assert!(other.is_dir());
+    for other in [None, Some(below.clone())] {
+        let error = open_cache(below.clone(), other, Some(1)).expect_err("it cannot be made").to_string();
+        assert!(error.contains("file/pieces cannot be used"), "{error}");
+    }
+    let named = Settings { cache_dir: Some(below.clone()), ..Settings::default() };
+    assert_eq!(named.folders(), (below, None));
+    let (folder, other) = Settings::default().folders();
+    assert_eq!(folder.ends_with("psjobs/pieces"), other.is_some(), "without a user's folder there is one alone");
 }
 
 #[test]

@@ -306,13 +306,56 @@ fn classify(error: TrainError, supervised: bool) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::io;
 
+    use clap::Parser;
+    use psjobs_api::env::PSJOB_TRAINING;
     use psjobs_api::exit_code::{PEER_AWAY, WRONG_INPUT};
     use psjobs_ps::client::ClientError;
 
     use super::*;
     use crate::train::UpdateError;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        train: TrainArgs,
+    }
+
+    /// The environment of a trainer, read from variables of which PSJOB_TRAINING is `training`.
+    fn job(training: &str) -> Environment {
+        let servers = vec!["localhost:29500".to_owned()];
+        let plain = Environment::new("job", "uid", servers, 1, Training::default());
+        let plain = Environment { role: Role::Trainer, ..plain };
+        let mut variables: BTreeMap<&str, String> = plain.to_vars().into_iter().collect();
+        variables.insert(PSJOB_TRAINING, training.to_owned());
+        Environment::from_vars(|name| variables.get(name).cloned()).expect("variables").expect("a job")
+    }
+
+    #[test]
+    fn micro_batches_and_types_of_the_job_reach_its_trainers_unless_a_flag_says_otherwise() {
+        let rows = [
+            ("{}", "", (1, false, None)),
+            (r#"{"batch":{"base":8,"microBatches":4}}"#, "", (4, false, None)),
+            (r#"{"precision":{"autocast":"BF16"}}"#, "", (1, true, None)),
+            (r#"{"precision":{"tf32":true}}"#, "", (1, false, Some(true))),
+            (r#"{"precision":{"tf32":false}}"#, "", (1, false, Some(false))),
+            ("{}", "--micro-batches=2 --autocast --tf32", (2, true, Some(true))),
+            (
+                r#"{"batch":{"microBatches":4},"precision":{"autocast":"None","tf32":false}}"#,
+                "--micro-batches=2 --autocast --tf32",
+                (2, true, Some(true)),
+            ),
+        ];
+        for (training, flags, want) in rows {
+            let line = std::iter::once("train").chain(flags.split_whitespace());
+            let (train, job) = (Flags::try_parse_from(line).expect("flags").train, job(training));
+            let plan = train.plan(Some(&job), Device::Cpu);
+            let found = (plan.micro_batches, plan.autocast, train.allows_tf32(Some(&job)));
+            assert_eq!(found, want, "{training} {flags}");
+        }
+    }
 
     #[test]
     fn only_what_a_trainer_was_given_is_bad_input_and_only_other_processes_excuse_it() {

@@ -60,9 +60,15 @@ impl From<DataError> for ReadError {
 }
 
 /// There is no place to look for data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no place for the data: neither {DATA_VARIABLE} nor HOME is set; name one with --data")]
-pub struct NoPlace;
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoPlace {
+    #[error("there is no place for the data: neither {DATA_VARIABLE} nor HOME is set; name one with --data")]
+    Unset,
+    #[error(
+        "{0} is a URL, and this workload reads a folder or file, which --data names; URLs are for mnist, mlp and torchscript"
+    )]
+    Url(String),
+}
 
 /// Returns the URL of a data set that is read a piece at a time, and not whole into memory: `s3://`, `gs://`, `az://` or
 /// `file://`.
@@ -75,15 +81,18 @@ pub fn url(given: Option<&Path>) -> Option<&str> {
 /// is in the user's cache folder, where `make mnist` and its relatives put it.
 ///
 /// # Errors
-/// If nothing is given and there is no cache folder.
+/// If nothing is given and there is no cache folder, or a URL is given.
 pub fn locate(given: Option<&Path>, name: &str) -> Result<PathBuf, NoPlace> {
+    if let Some(url) = url(given) {
+        return Err(NoPlace::Url(url.to_owned()));
+    }
     if let Some(given) = given {
         let below = given.join(name);
         return Ok(if below.exists() { below } else { given.to_owned() });
     }
     let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
-    Ok(cache.ok_or(NoPlace)?.join("psjobs").join(name))
+    Ok(cache.ok_or(NoPlace::Unset)?.join("psjobs").join(name))
 }
 
 #[cfg(test)]
@@ -96,5 +105,13 @@ mod tests {
         assert_eq!(locate(Some(root.path()), "text").as_deref(), Ok(root.path()));
         std::fs::create_dir(root.path().join("text")).expect("made");
         assert_eq!(locate(Some(root.path()), "text"), Ok(root.path().join("text")));
+    }
+
+    #[test]
+    fn a_url_is_no_folder() {
+        for url in ["s3://bucket/text", "file:///text"] {
+            let error = locate(Some(Path::new(url)), "text").expect_err(url).to_string();
+            assert!(error.starts_with(url) && error.contains("URLs are for mnist"), "{error}");
+        }
     }
 }

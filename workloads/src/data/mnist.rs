@@ -54,7 +54,7 @@ impl Set {
     /// The folder of the four files, see [`locate`].
     ///
     /// # Errors
-    /// If nothing is given and there is no cache folder.
+    /// If nothing is given and there is no cache folder, or a URL is given.
     pub fn folder(self, given: Option<&Path>) -> Result<PathBuf, NoPlace> {
         let folder = locate(given, self.name())?;
         let debian = self == Self::Fashion && given.is_none() && !folder.exists() && Path::new(DEBIAN_FASHION).exists();

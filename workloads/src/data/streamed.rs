@@ -23,6 +23,8 @@ pub struct Streamed {
     range: Range<usize>,
     /// Another shape of an example's input.
     shape: Option<Vec<i64>>,
+    /// The number of classes, if it is known: the targets of a table are below it.
+    classes: Option<i64>,
     device: Device,
 }
 
@@ -42,7 +44,7 @@ impl Streamed {
             Arc::new(order)
         });
         let range = 0..data.examples();
-        Ok(Self { data, order, range, shape: None, device })
+        Ok(Self { data, order, range, shape: None, classes: None, device })
     }
 
     /// Inputs in another shape, for example `[1, 28, 28]` each; `None` if their number does not fit.
@@ -54,6 +56,20 @@ impl Streamed {
             None => true,
         };
         fits.then(|| Self { shape: Some(shape.to_vec()), ..self })
+    }
+
+    /// Refuses targets that are not below `classes`, which are found when they are read: a table is not read whole at the start.
+    #[must_use]
+    pub fn below(self, classes: i64) -> Self {
+        Self { classes: Some(classes), ..self }
+    }
+
+    /// Checks that a test set has the same folders for classes as this training set, if both have some.
+    ///
+    /// # Errors
+    /// If it has others: each data set numbers its own.
+    pub fn same_classes(&self, test: &Self) -> Result<(), ReadError> {
+        same_classes(&self.data, &test.data)
     }
 
     /// The first examples to train on and the last `held_out` to test on.
@@ -120,7 +136,7 @@ impl Dataset for Streamed {
             None => {
                 let table = self.data.read(&numbers)?;
                 let [inputs, targets] = tensors(&table, self.data.columns());
-                (inputs, class_numbers(targets)?)
+                (inputs, class_numbers(targets, self.classes)?)
             }
         };
         let inputs = match &self.shape {
@@ -149,11 +165,20 @@ fn unfit(text: String) -> ReadError {
     ReadError { text, is_input: true }
 }
 
-/// Refuses whole numbers below 0, which are no classes.
-fn class_numbers(targets: Tensor) -> Result<Tensor, ReadError> {
+/// Refuses whole numbers that are no classes: those below 0, and those that are not below `classes`.
+fn class_numbers(targets: Tensor, classes: Option<i64>) -> Result<Tensor, ReadError> {
     let whole = targets.kind() == Kind::Int64;
     if whole && targets.numel() > 0 && targets.min().int64_value(&[]) < 0 {
         return Err(unfit("a target is below 0; write classes as whole numbers from 0, or use --loss mse".to_owned()));
+    }
+    if let Some(classes) = classes.filter(|_| whole && targets.numel() > 0) {
+        let (most, last) = (targets.max().int64_value(&[]), classes - 1);
+        if most > last {
+            return Err(unfit(format!(
+                "a target is {most}, and the model tells the classes 0 to {last} apart; give it more outputs, or correct \
+                 the target"
+            )));
+        }
     }
     // A column of its own is no class for each row.
     Ok(if whole && targets.dim() == 2 && targets.size()[1] == 1 { targets.squeeze_dim(1) } else { targets })
@@ -201,6 +226,36 @@ pub(super) fn stacked(files: &[ExampleFile]) -> Result<Tensor, DataError> {
 pub(super) fn classes(files: &[ExampleFile]) -> Tensor {
     let classes: Vec<i64> = files.iter().map(|file| file.class.into()).collect();
     Tensor::from_slice(&classes)
+}
+
+/// Checks that two data sets have the same folders for classes, if both have some.
+///
+/// # Errors
+/// If they have others; the text has both lists.
+pub(super) fn same_classes(train: &DataSet, test: &DataSet) -> Result<(), ReadError> {
+    match (train.classes(), test.classes()) {
+        (Some(train), Some(test)) if train != test => Err(unfit(other_classes(train, test))),
+        _ => Ok(()),
+    }
+}
+
+/// Says how two lists of classes differ.
+fn other_classes(train: &[String], test: &[String]) -> String {
+    /// Classes of a list that are named.
+    const NAMED: usize = 8;
+    let listed = |names: &[String]| match names.len().saturating_sub(NAMED) {
+        0 => names.join(", "),
+        more => format!("{} and {more} more", names[..NAMED].join(", ")),
+    };
+    let alone =
+        train.iter().find(|name| !test.contains(name)).or_else(|| test.iter().find(|name| !train.contains(name)));
+    format!(
+        "the training set has a folder for each of the classes {}, the test set for {}, and {} is in one of them alone; \
+         each numbers its own, so give both the same folders",
+        listed(train),
+        listed(test),
+        alone.map_or("none", String::as_str),
+    )
 }
 
 /// Returns the folder `name` below a URL.
@@ -269,6 +324,42 @@ mod tests {
         assert_eq!(streamed.class_count().expect("reads"), 3);
         assert!(streamed.clone().reshaped(&[5]).is_none());
         assert_eq!(streamed.reshaped(&[6]).expect("fits").read(&[1]).expect("reads").0.size(), [1, 6]);
+    }
+
+    #[test]
+    fn a_class_that_the_model_does_not_tell_apart_is_refused_when_it_is_read() {
+        let (streamed, _, _root) = both(true, |folder| {
+            fs::write(folder.join("a.csv"), "1,0\n2,1\n3,2\n").expect("written");
+        });
+        let _ = streamed.clone().below(3).read(&[0, 1, 2]).expect("there are three");
+        let two = streamed.below(2);
+        let _ = two.read(&[0, 1]).expect("below two");
+        let error = two.read(&[1, 2]).expect_err("the third one");
+        assert!(error.is_input && error.text.contains("a target is 2") && error.text.contains("0 to 1"), "{error}");
+    }
+
+    #[test]
+    fn training_and_test_set_have_the_same_folders_for_classes() {
+        let root = tempfile::tempdir().expect("temporary folder");
+        let open = |set: &str, classes: &[&str]| {
+            let folder = root.path().join(set);
+            for class in classes {
+                fs::create_dir_all(folder.join(class)).expect("creates");
+                // It is not read.
+                fs::write(folder.join(class).join("a.png"), "x").expect("written");
+            }
+            let url = format!("file://{}", folder.display());
+            Streamed::open(&url, true, &settings(root.path()), Device::Cpu).expect("well formed")
+        };
+        let train = open("train", &["cat", "dog", "owl"]);
+        train.same_classes(&open("same", &["owl", "dog", "cat"])).expect("the same ones");
+        let error = train.same_classes(&open("fewer", &["cat", "owl"])).expect_err("owl is 2 and 1");
+        for said in ["cat, dog, owl, the test set", "for cat, owl, and dog is in one"] {
+            assert!(error.is_input && error.text.contains(said), "{said}: {error}");
+        }
+        let names = |count: usize| (0..count).map(|number| format!("c{number:03}")).collect::<Vec<_>>();
+        let text = other_classes(&names(100), &names(101));
+        assert!(text.contains("c007 and 92 more, the test set") && text.contains("c100 is in one"), "{text}");
     }
 
     #[test]

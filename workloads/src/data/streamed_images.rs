@@ -5,7 +5,7 @@ use psjobs_worker::data::{DataError, DataSet, Dataset, Expected, Fields, Kind as
 use tch::{Device, Tensor};
 
 use super::mnist::{CLASSES, Examples, SIDE, Set};
-use super::streamed::{below, classes, stacked, tensors};
+use super::streamed::{below, classes, same_classes, stacked, tensors};
 
 /// Steps whose examples are announced before they are read.
 const AHEAD: u64 = 8;
@@ -32,10 +32,11 @@ impl StreamedImages {
     /// Looks at the training set below a URL, and reads the test set.
     ///
     /// # Errors
-    /// If a file cannot be read, is damaged or of another schema.
+    /// If a file cannot be read, is damaged or of another schema, or if both sets have folders for classes, and not the same.
     pub fn open(url: &str, set: Set, settings: &Settings, device: Device) -> Result<(Self, Examples), ReadError> {
         let open = |name| Self::open_part(below(url, name), set, settings, device);
         let (train, test) = (open("train")?, open("test")?);
+        same_classes(&train.data, &test.data)?;
         let numbers: Vec<i64> = (0..test.examples() as i64).collect();
         let read: Vec<(Tensor, Tensor)> = numbers.chunks(CHUNK).map(|part| test.raw(part)).collect::<Result<_, _>>()?;
         let (images, labels): (Vec<_>, Vec<_>) = read.into_iter().unzip();
@@ -204,6 +205,9 @@ mod tests {
         assert_eq!((images.size(), labels.int64_value(&[0])), (vec![1, 1, 28, 28], 1));
         assert!((images.double_value(&[0, 0, 0, 0]) - (1.0 - 0.1307) / 0.3081).abs() < 1e-6);
         assert_eq!(test.len(), 2);
+        fs::remove_dir_all(root.path().join("test/0")).expect("removes");
+        let error = open(root.path()).expect_err("1 would be the first class of the test set");
+        assert!(error.is_input && error.text.contains("0 is in one of them alone"), "{error}");
     }
 
     #[test]

@@ -47,6 +47,8 @@ pub struct TorchScript<D> {
     loss: Loss,
     train: D,
     test: D,
+    /// Numbers that the module gives for an example.
+    outputs: i64,
 }
 
 impl<D> fmt::Debug for TorchScript<D> {
@@ -110,13 +112,25 @@ impl<D: Dataset<Batch = (Tensor, Tensor)>> TorchScript<D> {
         test: D,
     ) -> Result<Self, TorchScriptError> {
         let bytes = fs::read(file).map_err(|source| TorchScriptError::Read { file: file.to_owned(), source })?;
-        let workload = Self { source: Source { file: file.to_owned(), bytes, device }, loss, train, test };
-        workload.check(classes)?;
+        let source = Source { file: file.to_owned(), bytes, device };
+        let mut workload = Self { source, loss, train, test, outputs: 0 };
+        workload.outputs = workload.check(classes)?;
         Ok(workload)
     }
 
-    /// On a module of its own: running it changes buffers.
-    fn check(&self, classes: i64) -> Result<(), TorchScriptError> {
+    /// Changes both sets by `change`, which takes the number of classes that the module tells apart. Does nothing where targets
+    /// are no classes.
+    #[must_use]
+    pub fn with_classes(self, change: impl Fn(D, i64) -> D) -> Self {
+        if !self.loss.classifies() {
+            return self;
+        }
+        let Self { train, test, outputs, .. } = self;
+        Self { train: change(train, outputs), test: change(test, outputs), ..self }
+    }
+
+    /// Returns the numbers that the module gives for an example. On a module of its own: running it changes buffers.
+    fn check(&self, classes: i64) -> Result<i64, TorchScriptError> {
         let mut module = self.source.load()?;
         module.set_train();
         let file = || self.source.file.clone();
@@ -155,7 +169,9 @@ impl<D: Dataset<Batch = (Tensor, Tensor)>> TorchScript<D> {
         if !fits {
             return Err(TorchScriptError::Output { file: file(), shape, found: output.size(), loss, want });
         }
-        self.loss.of(&output, &targets, Reduction::Mean).f_backward().map_err(|error| self.backward(&error))
+        let outputs = output.size().last().copied().unwrap_or(1);
+        let computed = self.loss.of(&output, &targets, Reduction::Mean).f_backward();
+        computed.map(|()| outputs).map_err(|error| self.backward(&error))
     }
 
     fn backward(&self, error: &TchError) -> TorchScriptError {

@@ -113,6 +113,7 @@ fn setup(args: &ScalingArgs, size: Size) -> Setup {
         server_cores: each,
         trainer_cores: each,
         slots: 0.0,
+        keeps_previous: false,
     }
 }
 

@@ -30,6 +30,7 @@ fn setup(trainers: u32, servers: u32) -> Setup {
         server_cores: 4.0,
         trainer_cores: 1.0,
         slots: 0.0,
+        keeps_previous: false,
     }
 }
 
@@ -169,6 +170,28 @@ fn replication_forwards_one_sum_in_sync_and_each_gradient_else() {
     };
     assert!(is_near(demands(ConsistencyMode::Sync, 8), MESSAGE + 1_048_576.0 / 8.0));
     assert!(is_near(demands(ConsistencyMode::Async, 8), 2.0 * MESSAGE));
+}
+
+#[test]
+fn a_server_holds_its_part_of_the_parameters_with_what_goes_with_each() {
+    for (slots, keeps_previous, is_replicated, values) in [
+        (0.0, false, false, 1.0),
+        (2.0, false, false, 3.0),
+        (0.0, true, false, 2.0),
+        (2.0, true, false, 4.0),
+        (2.0, true, true, 8.0),
+    ] {
+        let setup = Setup { slots, keeps_previous, is_replicated, ..setup(8, 4) };
+        let found = estimate(&setup, &free()).expect("a model").server_bytes;
+        // A block of each trainer is under way.
+        let want = values * 4.0 * PARAMETERS as f64 / 4.0 + 8.0 * MESSAGE;
+        assert!(is_near(found, want), "{slots} slots, {keeps_previous}, {is_replicated}: {found}, not {want}");
+    }
+    let one = Setup { parameters: 1000, keeps_previous: true, ..setup(1, 1) };
+    let kept = estimate(&one, &free()).expect("a model").server_bytes;
+    let without = Setup { keeps_previous: false, ..one };
+    let without = estimate(&without, &free()).expect("a model").server_bytes;
+    assert!(is_near(kept, without), "a step of one block has no middle");
 }
 
 #[test]

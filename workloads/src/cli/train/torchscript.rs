@@ -96,7 +96,9 @@ impl TorchScriptArgs {
         let (train, test) = match self.test_data.as_deref() {
             Some(other) => {
                 let other = data::url(Some(other)).context("--data is a URL, so --test-data must be one, too")?;
-                (data, open(other)?)
+                let test = open(other)?;
+                data.same_classes(&test)?;
+                (data, test)
             }
             None if data.examples() < 2 => {
                 bail!("{url} holds one example; two are the least, one to train and one to test on")
@@ -109,7 +111,8 @@ impl TorchScriptArgs {
         let classes = if self.loss.classifies() { train.class_count()?.max(test.class_count()?) } else { 0 };
         // The module is tried out on these examples, where an error of reading could not be said.
         drop(train.read(&(0..train.examples().min(4) as i64).collect::<Vec<_>>())?);
-        Ok(TorchScript::open(&self.model, source.device, self.loss, classes, train, test)?)
+        let workload = TorchScript::open(&self.model, source.device, self.loss, classes, train, test)?;
+        Ok(workload.with_classes(Streamed::below))
     }
 
     fn examples(&self, file: &Path, device: Device) -> Result<Labelled> {
