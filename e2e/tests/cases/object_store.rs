@@ -140,7 +140,7 @@ async fn fetch_model(namespace: &TestNamespace, endpoint: &str, folder: &Path, s
     ensure!(!SafeTensors::deserialize(&bytes)?.is_empty(), "the model of {} bytes has no tensors", bytes.len());
 
     let keys = [
-        "--from-literal=AWS_ACCESS_KEY_ID=nobody",
+        &format!("--from-literal=AWS_ACCESS_KEY_ID={KEY}"),
         "--from-literal=AWS_SECRET_ACCESS_KEY=nothing",
         "--from-literal=AWS_REGION=us-east-1",
         &format!("--from-literal=AWS_ENDPOINT={endpoint}"),
