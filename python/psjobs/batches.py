@@ -126,9 +126,11 @@ def _dealt(job: Job, dataset: Sized, size: int, epochs: int, loader: dict[str, A
 
     def assigned() -> Iterator[_Assignment]:
         while (unit := _next_batch(job, session, -(-total // together))) is not None:
+            # Of the whole exchange: a loader that reads ahead asks for some of its batches when the servers have gone back.
+            entry = session.entries()
             numbers = range(unit * together, min((unit + 1) * together, total))
             for number in numbers:
-                yield _Assignment(sampler.batch(number), session.entries(), ends_exchange=number == numbers[-1])
+                yield _Assignment(sampler.batch(number), entry, ends_exchange=number == numbers[-1])
 
     read = 1
     while read:
@@ -191,13 +193,21 @@ def _streamed(
     if loader.get("num_workers"):
         raise InputError("a data set without a length is read by one process: leave num_workers out, or give it a length")
     assignment = _Assignment(list(range(size)))
+    rewinds = job._rewinds
     for _ in range(epochs):
         # A process that was started again reads what the one before it had read, and leaves it out.
         part = _Part(stream, size, job.trainers, job.trainer, max(0, job._resume * accumulate - job._planned))
         for batch in _with_rows(job, DataLoader(part, batch_size=size, **loader), keys):
             job._check_stop()
             yield _count(job, assignment, batch)
+            # Only a process that is started again reads from the beginning once more.
+            if job._rewinds != rewinds:
+                job._lost_steps(job._step)
         job._planned += part.batches
+    step = job._step
+    job._settle()
+    if job._step < step:
+        job._lost_steps(job._step)
 
 
 class SharedLoader:
@@ -270,10 +280,15 @@ class EpochSampler(torch.utils.data.Sampler[int]):
         return self._sampler.steps_per_epoch * self._size
 
     def __iter__(self) -> Iterator[int]:
-        begin = self._job._planned
-        end = self._job._planned = begin + self._sampler.steps_per_epoch
-        for number in range(max(begin, self._job._resume * self._accumulate), end):
-            self._job._check_stop()
+        job = self._job
+        begin = job._planned
+        end = job._planned = begin + self._sampler.steps_per_epoch
+        if job._sampled is None:
+            job._sampled = job._rewinds
+        for number in range(max(begin, job._resume * self._accumulate), end):
+            job._check_stop()
+            job._check_sampled()
             for row in self._sampler.batch(number):
-                self._job._examples += 1
+                job._examples += 1
                 yield row
+        job._check_sampled()

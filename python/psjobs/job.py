@@ -55,10 +55,14 @@ class Job:
         self._local_steps: LocalSteps | None = None
         self._exchanges: OverlappedExchanges | None = None
         self._step = 0
+        # The step of the exchange that was begun last, without waiting for its end.
+        self._begun = 0
         self._steps_done = 0
         # Where reading begins: the first step of this process, or the one that the servers went back to.
         self._resume = 0
         self._rewinds = 0
+        # How often the servers had gone back when a sampler began, whose loader cannot go back with them; none without one.
+        self._sampled: int | None = None
         self._planned = 0
         self._examples = 0
         self._scale = 1.0
@@ -294,12 +298,13 @@ class Job:
             return
         is_done = finished
         if finished:
-            rewinds = self._rewinds
+            step = self._step
             if self._local_steps is not None:
                 self._local_steps.finish()
             self._settle()
-            if self._rewinds != rewinds and not self._environment.elastic:
+            if self._step < step and not self._environment.elastic:
                 self._lost_steps(self._step)
+            self._check_sampled()
         if finished and not self._environment.elastic:
             finished = self._keep(session)
         waiting = session.waiting()
@@ -374,6 +379,7 @@ class Job:
 
     def _begin_exchange(self, number: int, rows: Sequence[Rows], room: Sequence[Rows]) -> bool:
         """Begins an exchange, whose gradients are all there. Returns whether the rows have come."""
+        self._begun = self._step
         try:
             return self._joined().begin(number, rows, room)
         except _native.Interrupted:
@@ -390,7 +396,7 @@ class Job:
         except _native.Interrupted:
             self._stop()
         except _native.InputError as error:
-            raise _native.Error(str(error)) from None
+            raise self._refused(error, self._begun) from None
 
     def _settle(self) -> None:
         """Waits for the exchange under way, if one is."""
@@ -410,11 +416,15 @@ class Job:
         except _native.Interrupted:
             self._stop()
         except _native.InputError as error:
-            name = parameters.not_finite()
-            if name is None:
-                raise _native.Error(str(error)) from None
-            text = f"trainer {self.trainer}: the gradient of {name} is not finite at step {self._step}"
-            raise _native.Error(f"{text}; lower the learning rate, clip the gradient, or look at the data") from None
+            raise self._refused(error, self._step) from None
+
+    def _refused(self, error: _native.InputError, step: int) -> _native.Error:
+        """The error of an exchange that the servers refused, that of `step`: it names the gradient that is not finite."""
+        name = self._parameters.not_finite() if self._parameters is not None else None
+        if name is None:
+            return _native.Error(str(error))
+        text = f"trainer {self.trainer}: the gradient of {name} is not finite at step {step}"
+        return _native.Error(f"{text}; lower the learning rate, clip the gradient, or look at the data")
 
     def _go_back_to(self, exchange: int) -> None:
         """The servers went back to a checkpoint: batches are read again from there."""
@@ -458,12 +468,17 @@ class Job:
             self._lost_steps(first)
         return True
 
+    def _check_sampled(self) -> None:
+        """Ends this process if the servers went back after a sampler had begun: its loader has read on."""
+        if self._sampled is not None and self._rewinds != self._sampled:
+            self._lost_steps(self._step)
+
     def _lost_steps(self, first: int) -> NoReturn:
-        """Ends this process, because the steps from `first` on must be done again when the script is over."""
+        """Ends this process, because it cannot do the steps from `first` on again: it has read what they need."""
         self._left = True
         raise _native.PeerAway(
-            f"the servers went back to step {first} after this trainer's last one; it does those steps again when "
-            "it is started again"
+            f"the servers went back to step {first}, and this process has read on behind it; it does the steps from there on "
+            "again when it is started again"
         )
 
     def _write_result(self, waiting: float) -> None:

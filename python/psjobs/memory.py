@@ -21,6 +21,8 @@ class Memory(Protocol):
 
     values: torch.Tensor
     gradients: torch.Tensor
+    sent: torch.Tensor
+    """All gradients of the last exchange, in the shared memory."""
 
     def send(self, first: int, offer: Offer) -> None:
         """Lets the gradients of the elements from `first` on leave; those of this step are final."""
@@ -36,7 +38,7 @@ class SharedMemory:
     """The memory that is shared with the servers: nothing is copied."""
 
     def __init__(self, values: torch.Tensor, gradients: torch.Tensor) -> None:
-        self.values, self.gradients = values, gradients
+        self.values, self.gradients, self.sent = values, gradients, gradients
 
     def send(self, first: int, offer: Offer) -> None:
         """As in `Memory`: they are there."""
@@ -53,7 +55,7 @@ class CopiedMemory:
     """A copy of the memory that is shared with the servers: that may be in use by an exchange while the model computes."""
 
     def __init__(self, values: torch.Tensor, gradients: torch.Tensor) -> None:
-        self._shared_values, self._shared_gradients = values, gradients
+        self._shared_values, self.sent = values, gradients
         self.values, self.gradients = values.clone(), torch.zeros_like(gradients)
 
     def send(self, first: int, offer: Offer) -> None:
@@ -61,7 +63,7 @@ class CopiedMemory:
 
     def finish(self, offer: Offer) -> None:
         """As in `Memory`: copies them."""
-        self._shared_gradients.copy_(self.gradients)
+        self.sent.copy_(self.gradients)
 
     def take(self) -> None:
         """As in `Memory`."""
@@ -76,7 +78,7 @@ class DeviceMemory:
     """
 
     def __init__(self, values: torch.Tensor, gradients: torch.Tensor, device: torch.device) -> None:
-        self._shared_values, self._shared_gradients = values, gradients
+        self._shared_values, self.sent = values, gradients
         self.values = torch.empty_like(values, device=device)
         self.gradients = torch.zeros_like(gradients, device=device)
         if device.type == "cuda":
@@ -120,7 +122,7 @@ class DeviceMemory:
         with self._streams.stream(self._copying):
             while first < self._copied:
                 part = slice(max(first, self._copied - PIECE), self._copied)
-                self._shared_gradients[part].copy_(self.gradients[part], non_blocking=True)
+                self.sent[part].copy_(self.gradients[part], non_blocking=True)
                 end = self._streams.Event()
                 end.record(self._copying)
                 self._under_way.append((part.start, end))

@@ -160,8 +160,9 @@ class Parameters:
             parameter.discard()
 
     def not_finite(self) -> str | None:
-        """Name of the first parameter whose gradient has a NaN or an infinity."""
-        bad = (parameter.name for parameter in self.all if not bool(parameter.gradient.isfinite().all()))
+        """Name of the first parameter whose gradient has a NaN or an infinity, of those that were sent last."""
+        parts = torch.split(self.memory.sent, [parameter.tensor.numel() for parameter in self.all])
+        bad = (one.name for one, part in zip(self.all, parts, strict=True) if not bool(part.isfinite().all()))
         return next(bad, None)
 
 

@@ -86,7 +86,7 @@ from psjobs import memory
 with warnings.catch_warnings(record=True) as warned:
     warnings.simplefilter("always")
     mine = opt._parameters.memory
-    assert not memory.pin(torch.device("cuda"), mine._shared_values, mine._shared_gradients)
+    assert not memory.pin(torch.device("cuda"), mine._shared_values, mine.sent)
     assert "is not pinned" in str(warned[0].message)
 for x, y"""
     train = TRAIN.replace("MODEL", "model = net()").replace("DEVICE", "cuda").replace("for x, y", again)

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::runtime::Runtime;
@@ -22,6 +24,8 @@ pub struct Session {
     // Dropped before the runtime that its tasks run on.
     session: OverlapSession,
     runtime: Runtime,
+    /// [`SessionConfig::interrupt`].
+    interrupt: Arc<AtomicBool>,
 }
 
 impl Session {
@@ -30,9 +34,9 @@ impl Session {
     /// # Errors
     /// If a server stays away, or refuses this trainer.
     pub fn join(config: SessionConfig, initial: &[f32]) -> Result<Self, ClientError> {
-        let runtime = network(threads(config.connections))?;
+        let (runtime, interrupt) = (network(threads(config.connections))?, config.interrupt.clone());
         let session = runtime.block_on(AsyncSession::join(config, initial))?;
-        Ok(Self { session: OverlapSession::new(session, runtime.handle().clone()), runtime })
+        Ok(Self { session: OverlapSession::new(session, runtime.handle().clone()), runtime, interrupt })
     }
 
     /// The first step that the servers do not have from this trainer; above 0 after a restart. While an exchange is under
@@ -152,22 +156,28 @@ impl Session {
     /// exchange under way.
     ///
     /// # Errors
-    /// If a server does not answer; the others have received the message.
+    /// If a server does not answer; the others have received the message. [`ClientError::Panicked`] after a panic in an
+    /// exchange: no server has received it.
     pub fn leave(self, finished: bool, examples: u64, metrics: BTreeMap<String, f64>) -> Result<(), ClientError> {
-        let Self { session, runtime } = self;
+        let Self { session, runtime, .. } = self;
         runtime.block_on(async {
-            let session = session.into_session().await.expect(BEGUN);
+            let session = session.into_session().await.ok_or(ClientError::Panicked)?;
             session.leave(finished, examples, metrics).await
         })
     }
 
-    /// See [`AsyncSession::fail`]. Gives up the exchange under way.
+    /// See [`AsyncSession::fail`]. Gives up the exchange under way. After a panic in an exchange nothing can be said.
     pub fn fail(self, failure: String) {
-        let Self { session, runtime } = self;
-        session.give_up();
+        let Self { session, runtime, interrupt } = self;
+        if session.is_exchanging() {
+            session.give_up();
+            // It may be waiting for servers or other trainers.
+            interrupt.store(true, Ordering::Relaxed);
+        }
         runtime.block_on(async {
-            let session = session.into_session().await.expect(BEGUN);
-            session.fail(failure).await;
+            if let Some(session) = session.into_session().await {
+                session.fail(failure).await;
+            }
         });
     }
 

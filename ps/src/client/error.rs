@@ -95,6 +95,9 @@ pub enum ClientError {
     /// [`SessionConfig::interrupt`] was set.
     #[error("asked to stop while waiting for the servers")]
     Interrupted,
+    /// An exchange panicked, and the session is gone with it.
+    #[error("an exchange panicked, and this trainer's session is gone with it; see its log, and start it again")]
+    Panicked,
     /// No thread or runtime could be had.
     #[error("cannot start the network thread; raise the process limits of this machine")]
     Runtime(#[source] std::io::Error),
@@ -124,6 +127,7 @@ impl ClientError {
             | Self::Over { .. }
             | Self::Memory { .. }
             | Self::Interrupted
+            | Self::Panicked
             | Self::Runtime(_) => false,
         }
     }
@@ -189,6 +193,7 @@ mod tests {
             (ClientError::Address(address()), (false, false), true),
             (ClientError::Over { reason: reason() }, (false, false), false),
             (ClientError::Interrupted, (false, false), false),
+            (ClientError::Panicked, (false, false), true),
             (ClientError::Runtime(std::io::ErrorKind::WouldBlock.into()), (false, false), true),
         ];
         for (error, by_others, own) in rows {

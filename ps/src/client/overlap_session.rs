@@ -2,8 +2,10 @@
 //! what can be asked of it all the same. Trainers in Rust use it by [`Session`](super::Session), those in Python directly.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
@@ -300,7 +302,15 @@ impl OverlapSession {
     async fn wait_until_idle(&mut self) {
         let State::Exchanging(under_way) = &mut self.state else { return };
         let computed = under_way.complete.map_or(Duration::ZERO, |since| since.elapsed());
-        let (mut session, outcome) = under_way.exchange.end().await;
+        let ended = AssertUnwindSafe(under_way.exchange.end()).catch_unwind().await;
+        let (mut session, outcome) = match ended {
+            Ok(ended) => ended,
+            // It cannot be waited for again: the session is gone with its task.
+            Err(panic) => {
+                self.state = State::Gone;
+                resume_unwind(panic)
+            }
+        };
         // The exchange has counted its time since all gradients were there, in part of which the trainer has computed.
         session.did_not_wait(computed.min(session.waiting() - under_way.waiting));
         let has_gone_back = session.entries() != under_way.entries;

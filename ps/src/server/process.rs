@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use psjobs_api::ReplicaResult;
@@ -47,10 +48,14 @@ pub async fn run(
     config: ServerConfig,
     shutdown: impl Future<Output = ()>,
 ) -> Result<ReplicaResult, ServerError> {
-    if let Some(warning) = open_files::too_few(open_files::raise_limit(), config.trainers) {
+    let writes_series = config.index == 0 && (config.series.is_some() || config.checkpoint.is_some());
+    let files = open_files::of_trainers(config.trainers, writes_series);
+    if let Some(warning) = open_files::too_few(open_files::raise_limit(), files) {
         tracing::warn!("{warning}");
     }
-    let accepted = TcpListenerStream::new(listener).then(open_files::pause_without_files);
+    let failures = Arc::<AtomicU64>::default();
+    let accepted = TcpListenerStream::new(listener)
+        .then(move |accepted| open_files::pause_without_files(accepted, failures.clone()));
     let incoming = accepted.map(|stream| stream.inspect(network::prepare));
     run_on(incoming, config, shutdown).await
 }

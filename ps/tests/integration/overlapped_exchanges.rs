@@ -2,12 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use crate::support::job::*;
 use crate::support::*;
 use psjobs_api::training::ConsistencyMode;
 use psjobs_ps::batch::sharing::Work;
-use psjobs_ps::client::{Ended, Session, SessionConfig};
+use psjobs_ps::client::{AsyncSession, Ended, OverlapSession, Session, SessionConfig};
+use tokio::runtime::Runtime;
 
 /// Makes `steps`, all of the gradient 1. The exchange of the last one is under way then.
 fn overlap(session: &mut Session, steps: Range<u64>) {
@@ -39,7 +43,7 @@ async fn a_trainer_computes_while_its_exchange_waits_for_another_one() {
         overlap(&mut one, 0..1);
         // It is under way until the other trainer gives the same step, which it has yet to compute.
         assert_eq!((one.next_step(), one.entries()), (1, 1));
-        one.share_batch(1, 32, Work::default()).expect("server 0 answers meanwhile");
+        one.share_batch(1, 32, Work::default()).expect("the server lets it").expect("server 0 answers meanwhile");
         one.report(32, &BTreeMap::from([("loss".to_owned(), 0.5)]));
         assert!(memory.parameters().iter().all(|value| *value == 1.0), "no answer has come");
         overlap(&mut two, 0..1);
@@ -131,4 +135,40 @@ fn servers_that_go_back_take_the_exchange_under_way_along() {
     assert!(session.parameters().iter().all(|value| *value == want), "{STEPS} updates of 0.125");
     session.leave(true, 0, BTreeMap::new()).expect("leaves");
     servers.into_iter().for_each(|server| drop(server.outcome().expect("ends well")));
+}
+
+#[test]
+fn a_trainer_with_an_error_of_its_own_does_not_wait_for_the_others() {
+    let job = Job::plain(1, 2, ConsistencyMode::Sync);
+    let mut servers = job.start_all();
+    let (config, (failed, over)) = (job.session(0, 10), mpsc::channel());
+    let trainer = std::thread::spawn(move || {
+        let mut session = Session::join(config, &vec![1.0; elements()]).expect("joins");
+        // It is under way until the other trainer gives the same step, which never comes.
+        session.begin_exchange(0);
+        session.fail("its data is damaged".to_owned());
+        failed.send(()).expect("the test waits");
+    });
+    over.recv_timeout(Duration::from_secs(60)).expect("it does not wait for the other trainer");
+    trainer.join().expect("no panic");
+    let error = servers.remove(0).outcome().expect_err("no process starts the trainer again");
+    assert!(error.to_string().contains("trainer 0 ended with an error: its data is damaged"), "{error}");
+}
+
+/// A runtime that ends takes the task of an exchange along, and so its session, as a panic in it does.
+#[test]
+fn a_session_that_is_gone_with_its_exchange_is_not_waited_for_again() {
+    let job = Job::plain(1, 2, ConsistencyMode::Sync);
+    let servers = job.start_all();
+    let (own, other) = (Runtime::new().expect("a runtime"), Runtime::new().expect("a runtime"));
+    let session = own.block_on(AsyncSession::join(job.session(0, 10), &vec![1.0; elements()])).expect("joins");
+    let mut session = OverlapSession::new(session, own.handle().clone());
+    // It is under way until the other trainer gives the same step, which never comes.
+    session.begin_exchange(0);
+    own.shutdown_background();
+    let waited = catch_unwind(AssertUnwindSafe(|| other.block_on(session.end_exchange()).is_some()));
+    assert!(waited.is_err(), "the panic reaches who waits");
+    assert!(!session.is_exchanging() && session.idle().is_none());
+    assert!(other.block_on(session.into_session()).is_none());
+    servers.into_iter().for_each(Process::kill);
 }

@@ -100,7 +100,9 @@ impl<'a, W: Workload> BatchPrefetch<'a, W> {
     fn prepare_dealt(&mut self, updater: &mut impl Updater) -> Result<Option<Turn>, UpdateError> {
         let Some(dealt) = &mut self.dealt else { return Ok(None) };
         loop {
-            let next = if dealt.ahead.len() < AHEAD { updater.next_batch()? } else { None };
+            // Batches of an earlier entry are others' to read, however many are here: only server 0 knows what is left.
+            let is_old = updater.entries() != dealt.entries;
+            let next = if is_old || dealt.ahead.len() < AHEAD { updater.next_batch()? } else { None };
             if updater.entries() != dealt.entries {
                 (*dealt, self.loader) = deal(self.workload, self.plan, &self.sampler, updater.entries());
             }
@@ -236,4 +238,145 @@ fn load<W: Workload>(
         ahead.announce(&data, &sampler, step, span.part);
         Some(batch)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use psjobs_ps::batch::sharing::Share;
+    use tch::{Device, Tensor, nn};
+
+    use super::*;
+    use crate::train::throttle::Pace;
+    use crate::workload::Metrics;
+
+    const BATCHES: u64 = 12;
+
+    /// Gives the numbers of the examples.
+    struct Numbers;
+
+    impl Dataset for Numbers {
+        type Batch = Vec<i64>;
+
+        fn examples(&self) -> usize {
+            BATCHES as usize
+        }
+
+        fn batch(&self, examples: &[i64]) -> Vec<i64> {
+            examples.to_vec()
+        }
+    }
+
+    /// Has data and no model.
+    struct OnlyData;
+
+    impl Workload for OnlyData {
+        type Model = ();
+        type Data = Numbers;
+
+        fn training_set(&self) -> Numbers {
+            Numbers
+        }
+
+        fn model(&self, _path: &nn::Path) {}
+
+        fn loss(&self, _model: &(), _batch: Vec<i64>) -> Tensor {
+            Tensor::new()
+        }
+
+        fn evaluate(&self, _model: &()) -> Metrics {
+            Metrics::new()
+        }
+    }
+
+    /// Deals the batches of some exchanges.
+    struct Dealer {
+        exchanges: Range<u64>,
+        entries: u64,
+    }
+
+    impl Updater for Dealer {
+        fn next_step(&self) -> u64 {
+            0
+        }
+
+        fn accumulate(&mut self, _loss: &Tensor) -> Result<(), UpdateError> {
+            Ok(())
+        }
+
+        fn update(&mut self, turn: Turn, _loss: &Tensor) -> Result<u64, UpdateError> {
+            Ok(turn.step + 1)
+        }
+
+        fn settle(&mut self) -> Result<Option<u64>, UpdateError> {
+            Ok(None)
+        }
+
+        fn share(&self, _step: u64, _base: u32, _work: Work) -> Result<Option<Share>, UpdateError> {
+            Ok(None)
+        }
+
+        fn next_batch(&mut self) -> Result<Option<u64>, UpdateError> {
+            Ok(self.exchanges.next())
+        }
+
+        fn entries(&self) -> u64 {
+            self.entries
+        }
+
+        fn report(&mut self, _examples: u64, _metrics: &Metrics) {}
+
+        fn record(&mut self, _step: u64, _metrics: &Metrics) {}
+
+        fn waiting(&self) -> Duration {
+            Duration::ZERO
+        }
+
+        fn leave(self, _finished: bool, _examples: u64, _metrics: &Metrics) -> Result<(), UpdateError> {
+            Ok(())
+        }
+
+        fn fail(self, _failure: String) {}
+    }
+
+    fn plan(steps_per_exchange: u64) -> Plan {
+        Plan {
+            epochs: 1,
+            max_steps: None,
+            batch: 1,
+            micro_batches: 1,
+            autocast: false,
+            elastic: true,
+            adaptive: false,
+            steps_per_exchange,
+            seed: 1,
+            trainer: 0,
+            trainers: 2,
+            device: Device::Cpu,
+            log_every: 100,
+            evaluate_every: None,
+            pace: Pace::default(),
+            save: None,
+        }
+    }
+
+    #[test]
+    fn when_the_servers_have_gone_back_all_that_they_deal_is_read() {
+        let split = Split { examples: BATCHES as usize, batch: 1, trainers: 1, seed: 1 };
+        for steps in 1..=5 {
+            let (plan, mut sampler) = (plan(steps), split.sampler(0).expect("enough"));
+            let mut dealer = Dealer { exchanges: 0..plan.exchanges(BATCHES), entries: 1 };
+            let mut feed = BatchPrefetch::new(&OnlyData, &plan, split, sampler.clone(), 0..BATCHES);
+            let mut read = Vec::new();
+            while let Some(turn) = feed.prepare(0, &mut dealer).expect("it deals") {
+                let batch = feed.next_batch().expect("it reads");
+                assert_eq!(batch.last.batch, sampler.batch(turn.number), "batch {}", turn.number);
+                read.push(turn.number);
+                // The first exchange is undone with the batch that ends it, and dealt once more.
+                if read.len() as u64 == steps {
+                    dealer = Dealer { exchanges: 0..plan.exchanges(BATCHES), entries: 2 };
+                }
+            }
+            assert_eq!(read, (0..steps).chain(0..BATCHES).collect::<Vec<_>>(), "{steps} steps for an exchange");
+        }
+    }
 }
