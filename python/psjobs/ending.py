@@ -39,6 +39,19 @@ def watch(job: Job) -> None:
     os.register_at_fork(after_in_child=end.forget)
 
 
+def hook_input_errors() -> None:
+    """Lets an InputError that nothing catches end a process that is no trainer yet as it ends a trainer, with exit code 2."""
+    show = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, _native.InputError):
+            sys.stderr.write(f"psjobs: {error}\n")
+            raise SystemExit(WRONG_INPUT)
+        show(kind, error, trace)
+
+    sys.excepthook = hook
+
+
 def leave_with_error(job: Job, error: BaseException) -> int | None:
     """Leaves `job` because of `error`; returns the exit code, where it is not Python's own."""
     session = job._session

@@ -38,7 +38,12 @@ def join() -> Job:
 
     Raises InputError if the environment is wrong, or that of a server.
     """
-    return Job(_native.Environment.read())
+    try:
+        environment = _native.Environment.read()
+    except _native.InputError:
+        ending.hook_input_errors()
+        raise
+    return Job(environment)
 
 
 class Job:

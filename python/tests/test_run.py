@@ -77,7 +77,7 @@ def test_what_cannot_work_is_one_sentence(tmp_path: pathlib.Path) -> None:
         text = "raise ValueError('no data')"
         psjobs.run(script(tmp_path, text), spec={"failurePolicy.maxRestarts": 0}, quiet=True)
     with pytest.raises(psjobs.InputError, match="no log of trainer 7"):
-        psjobs.run(["true"], spec={"failurePolicy.maxRestarts": 0, "successPolicy.operator": "Any"}, quiet=True).logs(index=7)
+        psjobs.run(script(tmp_path, TRAIN), quiet=True).logs(index=7)
 
 
 def test_a_job_that_is_stopped_leaves_no_process(tmp_path: pathlib.Path) -> None:
