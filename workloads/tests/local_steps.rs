@@ -2,6 +2,7 @@
 //! Nesterov momentum along the mean of the trainers' differences; with overlap a trainer adds what it has changed meanwhile.
 
 mod job;
+mod small_model;
 
 use psjobs_api::training::{Consistency, ConsistencyMode, Local, Optimizer, OptimizerGroup, OptimizerKind};
 use psjobs_api::training::{Schedule, ScheduleKind};
@@ -11,8 +12,9 @@ use psjobs_worker::train::flat::Flat;
 use psjobs_worker::train::local::Local as Alone;
 use psjobs_worker::train::remote::Remote;
 use psjobs_worker::train::{Turn, Updater};
-use tch::nn::{self, Module as _, VarStore};
-use tch::{Device, Kind, Tensor};
+use tch::Device;
+
+use small_model::Model;
 
 const TRAINERS: u64 = 2;
 const TOTAL: u64 = 11;
@@ -37,37 +39,9 @@ fn training(kind: OptimizerKind, overlap: bool) -> Training {
     }
 }
 
-struct Model {
-    store: VarStore,
-    net: nn::Sequential,
-}
-
-impl Model {
-    fn new() -> Self {
-        let store = VarStore::new(Device::Cpu);
-        let root = store.root();
-        let net = nn::seq()
-            .add(nn::linear(&root / "hidden", 6, 8, nn::LinearConfig::default()))
-            .add_fn(Tensor::tanh)
-            .add(nn::linear(&root / "output", 8, 3, nn::LinearConfig::default()));
-        let mut flat = Flat::of(&store);
-        let values: Vec<f32> = (0..flat.elements()).map(|element| (element as f32).sin() / 4.0).collect();
-        flat.set(&values);
-        Self { store, net }
-    }
-
-    /// The loss of a trainer's batch of `step`, another one for each.
-    fn loss(&self, trainer: u64, step: u64) -> Tensor {
-        let first = (trainer * TOTAL + step) as i64 * 48;
-        let input = Tensor::arange_start(first, first + 48, (Kind::Float, Device::Cpu)).cos().reshape([8, 6]);
-        let target = Tensor::arange_start(first, first + 24, (Kind::Float, Device::Cpu)).sin().reshape([8, 3]);
-        (self.net.forward(&input) - target).square().mean(Kind::Float)
-    }
-}
-
 /// All trainers and the servers in one process, as the equations have them.
 fn by_the_equations(training: &Training) -> Vec<f32> {
-    let models: Vec<Model> = (0..TRAINERS).map(|_| Model::new()).collect();
+    let models: Vec<Model> = (0..TRAINERS).map(|_| Model::new(TOTAL)).collect();
     let alone = |model: &Model| {
         let alone = Alone::new(Flat::of(&model.store), &training.optimizer).expect("usable");
         alone.with_schedule((&training.schedule).into())
@@ -106,7 +80,7 @@ fn by_the_equations(training: &Training) -> Vec<f32> {
 
 /// Trains until `end`, and leaves as one that was replaced or as one that has finished.
 fn train(environment: &Environment, end: u64) -> Vec<f32> {
-    let model = Model::new();
+    let model = Model::new(TOTAL);
     let (flat, training) = (Flat::of(&model.store), &environment.training);
     let config = SessionConfig::new(environment, flat.specs(), TOTAL.div_ceil(STEPS));
     let mut remote = Remote::join(config, flat, Device::Cpu, training, TOTAL).expect("joined");

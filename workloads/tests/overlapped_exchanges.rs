@@ -2,6 +2,7 @@
 //! way, with the parameters of the exchange before that one. Servers that go back take both along.
 
 mod job;
+mod small_model;
 
 use std::future::pending;
 use std::net::TcpListener;
@@ -16,10 +17,11 @@ use psjobs_ps::server::{self, CheckpointConfig, ServerConfig, ServerError};
 use psjobs_worker::train::flat::Flat;
 use psjobs_worker::train::remote::Remote;
 use psjobs_worker::train::{Turn, Updater};
-use tch::nn::{self, Module as _, VarStore};
 use tch::{Device, Kind, Tensor};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
+
+use small_model::Model;
 
 const TRAINERS: u64 = 2;
 const STEPS: u64 = 9;
@@ -36,35 +38,9 @@ fn training() -> Training {
     }
 }
 
-struct Model {
-    store: VarStore,
-    net: nn::Sequential,
-}
-
 impl Model {
-    fn new() -> Self {
-        let store = VarStore::new(Device::Cpu);
-        let root = store.root();
-        let net = nn::seq()
-            .add(nn::linear(&root / "hidden", 6, 8, nn::LinearConfig::default()))
-            .add_fn(Tensor::tanh)
-            .add(nn::linear(&root / "output", 8, 3, nn::LinearConfig::default()));
-        let mut flat = Flat::of(&store);
-        let values: Vec<f32> = (0..flat.elements()).map(|element| (element as f32).sin() / 4.0).collect();
-        flat.set(&values);
-        Self { store, net }
-    }
-
     fn values(&self) -> Vec<f32> {
         Flat::of(&self.store).values()
-    }
-
-    /// The loss of a trainer's batch of `step`, another one for each.
-    fn loss(&self, trainer: u64, step: u64) -> Tensor {
-        let first = (trainer * STEPS + step) as i64 * 48;
-        let input = Tensor::arange_start(first, first + 48, (Kind::Float, Device::Cpu)).cos().reshape([8, 6]);
-        let target = Tensor::arange_start(first, first + 24, (Kind::Float, Device::Cpu)).sin().reshape([8, 3]);
-        (self.net.forward(&input) - target).square().mean(Kind::Float)
     }
 
     /// A loss whose gradient is 1 everywhere.
@@ -82,7 +58,7 @@ impl Model {
 
 /// All trainers and the servers in one process, as the equations have them.
 fn by_the_equations() -> Vec<f32> {
-    let model = Model::new();
+    let model = Model::new(STEPS);
     let mut flat = Flat::of(&model.store);
     let mut servers = flat.values();
     let mut taken = servers.clone();
@@ -106,7 +82,7 @@ fn by_the_equations() -> Vec<f32> {
 #[test]
 fn gradients_that_overlap_exchanges_are_those_of_the_equations() {
     let job = job::Job::start(2, TRAINERS as u32, training());
-    let models: Vec<Model> = (0..TRAINERS).map(|_| Model::new()).collect();
+    let models: Vec<Model> = (0..TRAINERS).map(|_| Model::new(STEPS)).collect();
     let joined = |(trainer, model): (u32, &Model)| model.join(&job.trainer(trainer));
     let mut trainers: Vec<Remote> = (0..).zip(&models).map(joined).collect();
     for step in 0..STEPS {
@@ -172,7 +148,7 @@ fn a_gradient_that_was_computed_before_the_servers_went_back_is_dropped() {
     let address = listener.local_addr().expect("bound");
     let first = Environment::new("test", "test", vec![address.to_string()], 1, training());
     let mut server = Server::start(listener, &first, folder.path());
-    let model = Model::new();
+    let model = Model::new(STEPS);
     let before = model.values();
     let mut remote = model.join(&Environment { role: Role::Trainer, ..first.clone() });
     let (mut step, mut rewinds) = (0, 0);

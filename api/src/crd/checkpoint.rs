@@ -95,7 +95,7 @@ impl AccessMode {
 }
 
 impl CheckpointSpec {
-    /// What the servers need to know.
+    /// Returns the part that the servers receive.
     #[must_use]
     pub fn policy(&self) -> CheckpointPolicy {
         CheckpointPolicy { interval_seconds: self.interval_seconds, keep: self.keep, resume: self.resume }

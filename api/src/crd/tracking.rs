@@ -34,7 +34,7 @@ pub struct MlflowSpec {
 }
 
 impl MlflowSpec {
-    /// What the servers need to know.
+    /// Returns the part that the servers receive.
     #[must_use]
     pub fn server(&self) -> Mlflow {
         Mlflow { uri: self.uri.clone(), experiment: self.experiment.clone() }

@@ -112,7 +112,7 @@ impl TrainersArgs {
 
     /// Cost of each of many trainers, over each of 64.
     fn crowds(&self, runs: u32) -> anyhow::Result<Vec<Line>> {
-        // Of this process each trainer takes two, for its connection and its memory, and a third while it joins.
+        // Each trainer takes two files of this process, for its connection and its memory, and a third while it joins.
         let needed = 3 * self.many;
         if open_files::too_few(open_files::raise_limit(), needed).is_some() {
             let why = format!("{} trainers take {needed} open files; `ulimit -Hn` says the most", self.many);

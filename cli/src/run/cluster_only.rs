@@ -14,7 +14,7 @@ const FIELDS: [(&str, &str); 17] = [
     ("checkpoint.existingClaim", "null"),
     // The credentials of an object store are those of this process.
     ("checkpoint.objectStore.secret", "null"),
-    // Those of a tracking server, too.
+    // So are those of a tracking server.
     ("tracking.mlflow.secret", "null"),
     ("checkpoint.volumeClaim.storageClassName", "null"),
     ("checkpoint.volumeClaim.accessMode", "\"ReadWriteOnce\""),

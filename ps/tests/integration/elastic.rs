@@ -254,7 +254,7 @@ fn an_answer_that_nobody_asked_for_ends_no_other_exchange() {
     session.next_batch().expect("answers").expect("there are batches");
     session.gradients_mut().fill(1.0);
     session.begin_exchange(0);
-    // Of eight that are assigned at a time seven are there while it is under way. The next one is asked for.
+    // While it is under way seven of the eight that are assigned at a time are there. The session asks for the next one.
     for _ in 1..9 {
         session.next_batch().expect("answers").expect("there are batches");
     }

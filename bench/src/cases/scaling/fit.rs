@@ -169,7 +169,7 @@ mod tests {
             assert!((found - want).abs() < 1e-6, "{name}: {found}, not {want}");
         }
         assert_eq!(of(&list(&want)), want);
-        // What noise makes negative is nothing.
+        // A cost that noise makes negative counts as zero.
         let none = solve(Costs { of_two: 2.0 * costs.alone, tls: 0.0, ..costs }, elements, blocks);
         assert_eq!((none.update_ns, none.tls_ns), (0.0, 0.0));
     }

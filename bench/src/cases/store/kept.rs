@@ -79,7 +79,7 @@ impl<'a> Kept<'a> {
         }
         session.leave(false, 0, Default::default())?;
         let (uploads, parts) = (self.uploads(), self.parts());
-        // What was written before, and is not on the disk yet, would slow this down.
+        // This waits for earlier writes, which would slow it down.
         rustix::fs::sync();
         server.forget_most()?;
         let (mut begun, mut there, mut most) = (None, None, 0);

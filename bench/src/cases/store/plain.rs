@@ -42,7 +42,7 @@ impl Plain {
 
     /// Returns the seconds that a put in parts takes.
     pub fn put(&self, content: &Bytes) -> anyhow::Result<f64> {
-        // What was written before, and is not on the disk yet, would slow this down.
+        // This waits for earlier writes, which would slow it down.
         rustix::fs::sync();
         let start = Instant::now();
         let put: anyhow::Result<()> = self.runtime.block_on(async {

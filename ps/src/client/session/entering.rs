@@ -15,7 +15,7 @@ impl AsyncSession {
     /// Joins all servers, which must agree on what they hold, and pulls it.
     pub(super) async fn enter(&mut self) -> Result<(), ClientError> {
         let (mut epoch, mut has_asked_again) = (0, false);
-        // What was computed with before is gone.
+        // It computed with the parameters of before.
         self.exchange.take();
         loop {
             self.links.clear();
