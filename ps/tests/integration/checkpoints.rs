@@ -193,19 +193,20 @@ fn a_server_that_hangs_on_its_way_to_a_checkpoint_is_waited_for_until_its_succes
 
 #[test]
 fn checkpoints_that_cannot_be_written_are_reported_while_training_goes_on_until_one_is_written() {
-    const STEPS: u64 = 5000;
+    const STEPS: u64 = 1200;
     let folder = tempfile::tempdir().expect("a folder");
     let job = Job::checkpointed(folder.path(), 1, 1, ConsistencyMode::Async);
     job.limit.set(1);
     let running = job.run(STEPS);
     let mut step = 1;
-    // One step after the other, so that there is always something to keep.
+    // One step after the other, for a minute at least, so that there is always something to keep.
     let mut train_until = |what: &str, condition: &dyn Fn() -> bool| {
         while !condition() {
             step += 1;
             assert!(step < STEPS, "it takes too long: {what}");
             job.limit.set(step);
             wait_for(&running.steps, step);
+            std::thread::sleep(Duration::from_millis(50));
         }
     };
     let complete = || Runs::new(folder.path()).catalog(1).complete().expect("a folder");

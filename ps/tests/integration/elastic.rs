@@ -50,7 +50,7 @@ impl Trainer {
                 return;
             }
             assert!(!has_ended && Instant::now() < deadline, "it does no more batches");
-            std::thread::yield_now();
+            std::thread::sleep(POLL);
         }
     }
 

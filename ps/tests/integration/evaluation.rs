@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::support::{Server, UID, config, elements, listen, session_config, start_on, tensors, train, training};
+use crate::support::{POLL, Server, UID, config, elements, listen, session_config, start_on, tensors, train, training};
 use psjobs_api::Environment;
 use psjobs_api::training::ConsistencyMode;
 use psjobs_ps::client::{Session, TensorSpec};
@@ -53,7 +53,7 @@ async fn the_parameters_of_all_servers_are_measured_while_a_trainer_goes_on() {
         if status.metrics.get("perplexity") == Some(&7.0) {
             break;
         }
-        tokio::task::yield_now().await;
+        tokio::time::sleep(POLL).await;
     }
     let leaving = tokio::task::spawn_blocking(move || session.leave(true, 10, BTreeMap::new()));
     leaving.await.expect("no panic").expect("both servers answer");

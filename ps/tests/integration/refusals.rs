@@ -170,7 +170,7 @@ async fn missing_trainers_are_named_and_then_given_up() {
         if status.trainers[0].state() == TrainerState::Lost {
             break status;
         }
-        tokio::task::yield_now().await;
+        tokio::time::sleep(POLL).await;
     };
     assert_eq!(status.trainers[1].state(), TrainerState::Awaited);
     assert!(status.warnings[0].contains("trainer 0 has been silent"), "{:?}", status.warnings);
@@ -200,7 +200,7 @@ async fn a_trainer_that_dies_after_its_last_step_finds_the_parameters_when_it_is
         while client.status(proto::StatusRequest {}).await.expect("lives").into_inner().trainers[0].state()
             != TrainerState::Lost
         {
-            tokio::task::yield_now().await;
+            tokio::time::sleep(POLL).await;
         }
         let mut again = session_config(0, vec![address]);
         again.incarnation = 1;

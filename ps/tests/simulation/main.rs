@@ -23,7 +23,7 @@ mod trainer;
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use disk::DiskFault;
@@ -32,7 +32,9 @@ use plan::Plan;
 use psjobs_api::training::{Consistency, ConsistencyMode};
 
 /// Seeds of an ordinary run of the tests.
-const SEEDS: u64 = 2000;
+const SEEDS: u64 = 1000;
+/// Distance of the seeds that an ordinary run takes of those of long tests.
+const STRIDE: usize = 3;
 /// Failing seeds that are printed; one is enough to begin with.
 const PRINTED: usize = 60;
 
@@ -107,7 +109,7 @@ fn no_job_loses_or_repeats_a_gradient_or_hangs() {
         drop(tracing_subscriber::fmt().with_env_filter("psjobs=debug").with_test_writer().try_init());
     }
     let struck: Mutex<BTreeMap<&str, u64>> = Mutex::default();
-    let failures = sweep(from, seeds, |seed| {
+    let failures = sweep(from..from + seeds, |seed| {
         let plan = Plan::new(seed);
         if trace {
             println!("{plan:#?}");
@@ -145,7 +147,7 @@ fn what_was_found_before_stays_mended() {
         ("asked to stop while the last ones finish", free, soon, Fault::Stop { server: 0, away }),
     ];
     for (label, mode, checkpoint, fault) in rows {
-        let failures = sweep(0, 80, |seed| {
+        let failures = sweep(0..80, |seed| {
             let consistency = Consistency { mode, ..Consistency::default() };
             let faults = vec![(Duration::from_millis(5 * seed), fault.clone())];
             job::run(&Plan { consistency, checkpoint, faults, ..Plan::fair(seed) }, false).verdict
@@ -226,7 +228,7 @@ fn a_server_that_lives_on_after_it_was_replaced_holds_no_trainer_back() {
     let lasts = Duration::from_millis(300);
     for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
         for servers in [1, 2] {
-            let failures = sweep(0, 20, |seed| {
+            let failures = sweep(0..20, |seed| {
                 let consistency = Consistency { mode, ..Consistency::default() };
                 let number = seed as u32 % servers;
                 let replaced = Fault::Machine { number, what: MachineFault::Replaced, lasts };
@@ -258,7 +260,7 @@ fn a_machine_with_a_server_and_a_trainer_is_lost_and_the_others_go_on() {
     ];
     for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
         for (label, faults) in &rows {
-            let failures = sweep(0, 12, |seed| {
+            let failures = sweep(0..12, |seed| {
                 let consistency = Consistency { mode, ..Consistency::default() };
                 let at = Duration::from_millis(30 + 180 * seed);
                 let faults = faults.iter().map(|fault| (at, fault.clone())).collect();
@@ -283,7 +285,7 @@ fn jobs_with_several_connections_lose_one_and_go_on() {
     ];
     for mode in [ConsistencyMode::Sync, ConsistencyMode::Async] {
         for (label, elastic, faults) in &rows {
-            let failures = sweep(0, 6, |seed| {
+            let failures = sweep(0..6, |seed| {
                 let consistency = Consistency { mode, ..Consistency::default() };
                 let at = |nth: usize| Duration::from_millis(12 * seed + 30 * nth as u64);
                 let faults = faults.iter().enumerate().map(|(nth, fault)| (at(nth), fault.clone())).collect();
@@ -312,7 +314,7 @@ fn elastic_jobs_go_on_with_those_who_are_there() {
     ];
     for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
         for (label, checkpoint, faults) in &rows {
-            let failures = sweep(0, 20, |seed| {
+            let failures = sweep(0..20, |seed| {
                 let consistency = Consistency { mode, ..Consistency::default() };
                 let faults = faults.iter().map(|fault| (Duration::from_millis(20 * seed), fault.clone())).collect();
                 let plan = Plan { consistency, checkpoint: *checkpoint, faults, ..Plan::fair(seed).made_elastic(1) };
@@ -342,7 +344,7 @@ fn exchanges_that_overlap_lose_and_repeat_nothing() {
     ];
     for mode in [ConsistencyMode::Bounded, ConsistencyMode::Async] {
         for (label, checkpoint, faults) in &rows {
-            let failures = sweep(0, 30, |seed| {
+            let failures = sweep(sample(30), |seed| {
                 let consistency = Consistency { mode, staleness: 1, ..Consistency::default() };
                 let faults = faults.iter().map(|fault| (Duration::from_millis(20 * seed), fault.clone())).collect();
                 let plan = Plan { consistency, checkpoint: *checkpoint, faults, overlap: true, ..Plan::fair(seed) };
@@ -379,7 +381,7 @@ fn rows_count_every_push_once_whatever_dies() {
     ];
     for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
         for (label, checkpoint, faults) in &rows {
-            let failures = sweep(0, 16, |seed| {
+            let failures = sweep(sample(16), |seed| {
                 let consistency = Consistency { mode, staleness: 1, ..Consistency::default() };
                 let faults = faults.iter().map(|fault| (Duration::from_millis(25 * seed), fault.clone())).collect();
                 let plan = Plan { consistency, checkpoint: *checkpoint, faults, ..Plan::fair(seed) };
@@ -427,7 +429,7 @@ fn jobs_go_on_when_their_disk_is_whole_again() {
     for mode in [ConsistencyMode::Sync, ConsistencyMode::Async] {
         for fault in DISK_FAULTS {
             for (label, server, faults) in &rows {
-                let failures = sweep(0, 4, |seed| {
+                let failures = sweep(sample(4), |seed| {
                     let consistency = Consistency { mode, ..Consistency::default() };
                     let at = |nth: usize| Duration::from_millis(90 * seed + 150 * nth as u64);
                     let disk = Fault::Disk { server: *server, fault, lasts };
@@ -448,7 +450,7 @@ fn jobs_go_on_when_their_disk_is_whole_again() {
 fn a_machine_that_dies_in_any_file_operation_costs_no_checkpoint_that_is_complete() {
     let away = Duration::from_millis(300);
     for (label, servers) in [("server 0", vec![0]), ("the other server", vec![1]), ("both", vec![0, 1])] {
-        let failures = sweep(0, 80, |seed| {
+        let failures = sweep(0..80, |seed| {
             let crash = |server| Fault::Crash { server, after: seed as u32, away };
             let faults = servers.iter().map(|server| (Duration::from_millis(200), crash(*server))).collect();
             let (checkpoint, tables, beside) = (Some(Duration::from_millis(40)), seed % 3 == 2, seed % 6 == 1);
@@ -465,7 +467,7 @@ fn a_machine_that_dies_in_any_file_operation_costs_no_checkpoint_that_is_complet
 #[test]
 fn a_job_whose_disk_is_never_mended_does_not_succeed() {
     for fault in DISK_FAULTS.into_iter().filter(|fault| !matches!(fault, DiskFault::Read | DiskFault::Slow(_))) {
-        let failures = sweep(0, 8, |seed| {
+        let failures = sweep(sample(8), |seed| {
             let mode = if seed % 2 == 0 { ConsistencyMode::Sync } else { ConsistencyMode::Async };
             let consistency = Consistency { mode, ..Consistency::default() };
             let disk = Fault::Disk { server: None, fault, lasts: FOR_GOOD };
@@ -480,7 +482,7 @@ fn a_job_whose_disk_is_never_mended_does_not_succeed() {
 /// The wall clock is shown and never compared: a run in which it jumps is the same as one in which it does not.
 #[test]
 fn a_clock_that_jumps_changes_nothing() {
-    let failures = sweep(0, 60, |seed| {
+    let failures = sweep(0..60, |seed| {
         let run = |hours| {
             let mut plan = Plan::new(seed);
             plan.faults.retain(|(_, fault)| !matches!(fault, Fault::Jump { .. }));
@@ -497,7 +499,7 @@ fn a_clock_that_jumps_changes_nothing() {
 
 #[test]
 fn a_seed_gives_the_same_run_each_time() {
-    let failures = sweep(0, 120, |seed| {
+    let failures = sweep(0..120, |seed| {
         let plan = Plan::new(seed);
         let (one, two) = (job::run(&plan, false), job::run(&plan, false));
         if one.digest == two.digest { Ok(()) } else { Err(format!("{:?} and {:?}", one.verdict, two.verdict)) }
@@ -505,25 +507,30 @@ fn a_seed_gives_the_same_run_each_time() {
     assert!(failures.is_empty(), "seeds whose second run differed from the first: {failures:#?}");
 }
 
+/// Every [`STRIDE`]th of the first `seeds` seeds; all of them with `PSJOBS_SIMULATE_ALL`, each night.
+fn sample(seeds: u64) -> impl Iterator<Item = u64> {
+    (0..seeds).step_by(if variable("ALL").is_some() { 1 } else { STRIDE })
+}
+
 /// Runs seeds on all cores; those that failed, in order.
-fn sweep(from: u64, seeds: u64, run: impl Fn(u64) -> Result<(), String> + Sync) -> Vec<(u64, String)> {
-    let (next, failures) = (AtomicU64::new(from), Mutex::new(Vec::new()));
+fn sweep(seeds: impl IntoIterator<Item = u64>, run: impl Fn(u64) -> Result<(), String> + Sync) -> Vec<(u64, String)> {
+    let seeds: Vec<_> = seeds.into_iter().collect();
+    let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let (begun, printed) = (Instant::now(), AtomicU64::new(0));
     let work = || {
         loop {
-            let seed = next.fetch_add(1, Relaxed);
-            if seed >= from + seeds {
-                return;
-            }
+            let taken = next.fetch_add(1, Relaxed);
+            let Some(&seed) = seeds.get(taken) else { return };
             if let Err(what) = run(seed) {
                 println!("seed {seed} failed: {what}");
                 failures.lock().expect("no panic").push((seed, what));
             }
-            let (done, tenth) = (seed - from + 1, begun.elapsed().as_secs() / 10);
+            let (done, tenth) = (taken + 1, begun.elapsed().as_secs() / 10);
             if printed.fetch_max(tenth, Relaxed) < tenth {
                 let failed = failures.lock().expect("no panic").len();
                 println!(
-                    "{done} of {seeds} seeds in {:?}, {failed} failed",
+                    "{done} of {} seeds in {:?}, {failed} failed",
+                    seeds.len(),
                     Duration::from_secs(begun.elapsed().as_secs())
                 );
             }

@@ -7,7 +7,7 @@ use psjobs_api::training::{Consistency, ConsistencyMode};
 use crate::fault::{Fault, MachineFault};
 use crate::job;
 use crate::plan::Plan;
-use crate::{sweep, with_rows};
+use crate::{sample, sweep, with_rows};
 
 /// Jobs whose blocks two servers hold: one server at a time is lost, silently or not, or cut off from the other.
 #[test]
@@ -33,7 +33,7 @@ fn replicated_jobs_lose_no_step_with_a_server() {
     ];
     for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
         for (label, faults) in &rows {
-            let failures = sweep(0, 16, |seed| {
+            let failures = sweep(sample(16), |seed| {
                 let consistency = Consistency { mode, staleness: 1, ..Consistency::default() };
                 let plan = Plan { consistency, steps: 80, replicated: true, ..Plan::fair(seed) };
                 let at = |after: &Duration| plan.begins() + *after + Duration::from_millis(25 * seed);
@@ -53,7 +53,7 @@ fn replicated_jobs_lose_no_step_with_a_machine() {
     let struck = [0, 1].into_iter().flat_map(|number| faults.map(|what| (number, what)));
     for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
         for (number, what) in struck.clone() {
-            let failures = sweep(0, 24, |seed| {
+            let failures = sweep(sample(24), |seed| {
                 let consistency = Consistency { mode, staleness: 1, ..Consistency::default() };
                 let plan = Plan { consistency, steps: 80, replicated: true, trainers: 2, ..Plan::fair(seed) };
                 // From less than the time after which a silent server may be replaced to more than it.
@@ -86,7 +86,7 @@ fn without_one_server_trainers_wait_no_longer_than_promised() {
     ];
     for mode in [ConsistencyMode::Sync, ConsistencyMode::Async] {
         for (label, fault, limit) in &rows {
-            let failures = sweep(0, 16, |seed| {
+            let failures = sweep(sample(16), |seed| {
                 let consistency = Consistency { mode, ..Consistency::default() };
                 let (kernels, moves) = (seed % 2 == 0, seed % 4 >= 2);
                 let plan = Plan { consistency, steps: 80, replicated: true, kernels, moves, ..Plan::fair(seed) };
@@ -118,7 +118,7 @@ fn an_elected_server_that_is_lost_is_not_followed_by_one_that_lacks_its_steps() 
     ];
     for mode in [ConsistencyMode::Sync, ConsistencyMode::Async] {
         for (label, lost) in &rows {
-            let failures = sweep(0, 16, |seed| {
+            let failures = sweep(sample(16), |seed| {
                 let consistency = Consistency { mode, ..Consistency::default() };
                 let checkpoint = Some(Duration::from_millis(1000));
                 let at = |seconds: u64| Duration::from_millis(1000 * seconds + 50 * seed);
@@ -155,7 +155,7 @@ fn replicated_rows_count_every_push_once_whatever_dies() {
     ];
     for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
         for (label, faults) in &rows {
-            let failures = sweep(0, 6, |seed| {
+            let failures = sweep(sample(6), |seed| {
                 let consistency = Consistency { mode, staleness: 1, ..Consistency::default() };
                 // When the rows are held twice.
                 let at = |after: &Duration| *after + Duration::from_millis(500 + 60 * seed);

@@ -329,7 +329,7 @@ pub fn wait_for_checkpoint(folder: &Path, after: u64) -> u64 {
             return step;
         }
         assert!(Instant::now() < deadline, "no checkpoint after step {after}");
-        std::thread::yield_now();
+        std::thread::sleep(POLL);
     }
 }
 
@@ -370,7 +370,7 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !condition() {
         assert!(Instant::now() < deadline, "it takes too long: {what}");
-        std::thread::yield_now();
+        std::thread::sleep(POLL);
     }
 }
 
@@ -386,7 +386,7 @@ pub fn wait_for_two_copies(server: &str) {
                 Ok(warnings) if !warnings.iter().any(|warning| warning.contains("held once")) => return,
                 other => assert!(Instant::now() < deadline, "{other:?}"),
             }
-            tokio::task::yield_now().await;
+            tokio::time::sleep(POLL).await;
         }
     });
 }
