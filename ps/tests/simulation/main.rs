@@ -32,7 +32,7 @@ use plan::Plan;
 use psjobs_api::training::{Consistency, ConsistencyMode};
 
 /// Seeds of an ordinary run of the tests.
-const SEEDS: u64 = 1000;
+const SEEDS: u64 = 2000;
 /// Distance of the seeds that an ordinary run takes of those of long tests.
 const STRIDE: usize = 3;
 /// Failing seeds that are printed; one is enough to begin with.
