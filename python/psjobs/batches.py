@@ -275,20 +275,26 @@ class EpochSampler(torch.utils.data.Sampler[int]):
         self._size = job._environment.batch_size if batch_size is None else batch_size
         self._accumulate = accumulate
         self._sampler = _sampler(job, dataset, self._size)
+        # A script makes no step of the batches that remain, or a smaller one: then the step would not say the place.
+        self._batches = self._sampler.steps_per_epoch // accumulate * accumulate
+        if not self._batches:
+            of = f"an epoch has {self._sampler.steps_per_epoch} batches of {self._size} for each trainer"
+            raise InputError(f"{of}, too few for a step of {accumulate}; make batch_size or accumulate smaller")
 
     def __len__(self) -> int:
-        return self._sampler.steps_per_epoch * self._size
+        return self._batches * self._size
 
     def __iter__(self) -> Iterator[int]:
         job = self._job
         begin = job._planned
-        end = job._planned = begin + self._sampler.steps_per_epoch
+        end = job._planned = begin + self._batches
         if job._sampled is None:
             job._sampled = job._rewinds
-        for number in range(max(begin, job._resume * self._accumulate), end):
+        for place in range(max(begin, job._resume * self._accumulate), end):
             job._check_stop()
             job._check_sampled()
-            for row in self._sampler.batch(number):
+            epoch, nth = divmod(place, self._batches)
+            for row in self._sampler.batch(epoch * self._sampler.steps_per_epoch + nth):
                 job._examples += 1
                 yield row
         job._check_sampled()

@@ -52,6 +52,22 @@ class Trainer(transformers.Trainer):
             self.lr_scheduler = _Unchanged(optimizer or self.create_optimizer())
         return self.lr_scheduler
 
+    def _init_training_state(
+        self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, *args: Any, **kwargs: Any
+    ) -> tuple[int, int]:
+        """Begins where the job is: transformers would stop at an epoch that has no batches left."""
+        epochs, batches = super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, *args, **kwargs)
+        if self.job.alone:
+            return epochs, batches
+        self.create_optimizer()
+        accumulate = self.args.gradient_accumulation_steps
+        # In this call: an earlier one has planned its own steps.
+        done = min(max(0, self.job._resume - self.job._planned // accumulate), max_steps)
+        self.state.global_step = done
+        epochs = num_train_epochs if done == max_steps else done // num_update_steps_per_epoch
+        self.job._planned += epochs * num_update_steps_per_epoch * accumulate
+        return epochs, 0
+
     def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler[int]:
         dataset: Any = self.train_dataset if train_dataset is None else train_dataset
         accumulate = self.args.gradient_accumulation_steps

@@ -257,8 +257,9 @@ class Job:
     ) -> torch.utils.data.Sampler[int]:
         """This trainer's examples of one epoch, for a DataLoader of the script's own with the same `batch_size`.
 
-        Each iteration is the next epoch; `accumulate` batches belong to one step. Raises InputError in an elastic job, where
-        only `batches` can follow trainers that come and go, and as `batches`.
+        Each iteration is the next epoch; `accumulate` batches belong to one step, and batches of an epoch that do not fill a
+        step are left out. Raises InputError in an elastic job, where only `batches` can follow trainers that come and go, if an
+        epoch has no step, and as `batches`.
         """
         from psjobs import batches
 

@@ -1,6 +1,7 @@
 """Jobs of one server, started by hand, whose trainers are scripts of the tests."""
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -13,6 +14,8 @@ import textwrap
 from collections.abc import Callable, Iterator
 
 import pytest
+
+from warm_python import Original, WarmPython
 
 # A shell that starts a program in the background lets it ignore Ctrl-C, and so its trainers: those of the tests must not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -67,6 +70,12 @@ def free_port() -> int:
     raise AssertionError("the numbers do not end")
 
 
+@functools.cache
+def original() -> Original:
+    """What the trainers of this process's tests are copies of."""
+    return Original()
+
+
 Record = Callable[[str, object], None]
 """`record_property`, the fixture: notes a figure of the test, which the summary shows."""
 
@@ -93,7 +102,9 @@ class Job:
 
     def trainer(self, index: int, script: str, **more: str) -> "subprocess.Popen[str]":
         """Starts a trainer; the script is behind PRELUDE."""
-        return self.start(index, sys.executable, str(self.write(script)), **more)
+        process = WarmPython(original(), [str(self.write(script))], self.environment(index, more))
+        self.started.append(process)
+        return process
 
     def write(self, script: str) -> pathlib.Path:
         """Writes a script, behind PRELUDE, to a file of its own."""
@@ -103,6 +114,13 @@ class Job:
 
     def start(self, index: int, *command: str, **more: str) -> "subprocess.Popen[str]":
         """Starts a command as a trainer."""
+        pipe, env = subprocess.PIPE, self.environment(index, more)
+        process = subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True)
+        self.started.append(process)
+        return process
+
+    def environment(self, index: int, more: dict[str, str]) -> dict[str, str]:
+        """A trainer's variables."""
         variables = {
             "PSJOB_NAME": "manual",
             "PSJOB_NAMESPACE": "default",
@@ -115,10 +133,7 @@ class Job:
             "SAVE": str(self.folder / f"model-{index}.pt"),
             **more,
         }
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(command, env=environment(**variables), stdout=pipe, stderr=pipe, text=True)
-        self.started.append(process)
-        return process
+        return environment(**variables)
 
     def end(self) -> None:
         """Ends what still runs."""
