@@ -46,6 +46,31 @@ class _Ahead(Sampler[list[int]]):
             yield assignment.rows
 
 
+class _WholeSteps:
+    """An order of batches whose epochs have whole steps of `accumulate` batches: those left over are left out.
+
+    A script makes no step of them, or a smaller one; then the number of steps would not say which batch is next. A script that
+    is alone is never started again, and has them.
+    """
+
+    def __init__(self, job: Job, sampler: _native.Sampler, accumulate: int) -> None:
+        self._sampler, there = sampler, sampler.steps_per_epoch
+        self.steps_per_epoch = there if job.alone else there // accumulate * accumulate
+        if not self.steps_per_epoch:
+            text = f"an epoch has {there} batches for each trainer, too few for a step of {accumulate}"
+            raise InputError(f"{text}; make the batches or accumulate smaller")
+
+    def batch(self, number: int) -> list[int]:
+        return self._sampler.batch(self._number(number))
+
+    def part(self, number: int, offset: int, examples: int) -> list[int]:
+        return self._sampler.part(self._number(number), offset, examples)
+
+    def _number(self, place: int) -> int:
+        epoch, nth = divmod(place, self.steps_per_epoch)
+        return epoch * self._sampler.steps_per_epoch + nth
+
+
 def batches(
     job: Job,
     dataset: Sized | Iterable[Any],
@@ -54,8 +79,9 @@ def batches(
     accumulate: int,
     loader: dict[str, Any],
     keys: Keys | None,
+    whole: bool = False,
 ) -> Iterator[Any]:
-    """See `Job.batches`."""
+    """See `Job.batches`; `whole` epochs have whole steps."""
     size = job._environment.batch_size if batch_size is None else batch_size
     if size < 1 or epochs < 1 or accumulate < 1:
         raise InputError(f"batch_size {size}, epochs {epochs} and accumulate {accumulate} are numbers from 1")
@@ -67,14 +93,22 @@ def batches(
         if keys is not None:
             raise InputError("an elastic job has no sparse modules, for whose rows keys= is; leave it out")
         return _dealt(job, dataset, size, epochs, loader)
-    return _planned(job, dataset, size, epochs, accumulate, loader, keys)
+    sampler = _sampler(job, dataset, size)
+    order = _WholeSteps(job, sampler, accumulate) if whole else sampler
+    return _planned(job, dataset, order, size, epochs, accumulate, loader, keys)
 
 
 def _planned(
-    job: Job, dataset: Sized, size: int, epochs: int, accumulate: int, loader: dict[str, Any], keys: Keys | None
+    job: Job,
+    dataset: Sized,
+    sampler: _native.Sampler | _WholeSteps,
+    size: int,
+    epochs: int,
+    accumulate: int,
+    loader: dict[str, Any],
+    keys: Keys | None,
 ) -> Iterator[Any]:
     """Batches that follow from the step alone."""
-    sampler = _sampler(job, dataset, size)
     begin = job._planned
     end = job._planned = begin + epochs * sampler.steps_per_epoch
     place = max(begin, job._resume * accumulate)
@@ -95,12 +129,14 @@ def _planned(
             place = job._resume * accumulate
 
 
-def _even(sampler: _native.Sampler, place: int, end: int) -> Iterator[_Assignment]:
+def _even(sampler: _native.Sampler | _WholeSteps, place: int, end: int) -> Iterator[_Assignment]:
     for number in range(place, end):
         yield _Assignment(sampler.batch(number))
 
 
-def _shared(job: Job, sampler: _native.Sampler, size: int, place: int, end: int) -> Iterator[_Assignment]:
+def _shared(
+    job: Job, sampler: _native.Sampler | _WholeSteps, size: int, place: int, end: int
+) -> Iterator[_Assignment]:
     """Batches whose sizes follow the trainers' speed, as server 0 sets them."""
     offset, examples, until = job.trainer * size, size, place
     for number in range(place, end):
@@ -225,10 +261,11 @@ class SharedLoader:
             self._loader["prefetch_factor"] = loader.prefetch_factor
 
     def __iter__(self) -> Iterator[Any]:
-        return batches(self._job, self.dataset, self.batch_size, 1, self._accumulate, dict(self._loader), self._keys)
+        loader = dict(self._loader)
+        return batches(self._job, self.dataset, self.batch_size, 1, self._accumulate, loader, self._keys, whole=True)
 
     def __len__(self) -> int:
-        return int(_sampler(self._job, self.dataset, self.batch_size).steps_per_epoch)
+        return _WholeSteps(self._job, _sampler(self._job, self.dataset, self.batch_size), self._accumulate).steps_per_epoch
 
 
 def _sampler(job: Job, dataset: Sized, size: int) -> _native.Sampler:
@@ -274,27 +311,21 @@ class EpochSampler(torch.utils.data.Sampler[int]):
         self._job = job
         self._size = job._environment.batch_size if batch_size is None else batch_size
         self._accumulate = accumulate
-        self._sampler = _sampler(job, dataset, self._size)
-        # A script makes no step of the batches that remain, or a smaller one: then the step would not say the place.
-        self._batches = self._sampler.steps_per_epoch // accumulate * accumulate
-        if not self._batches:
-            of = f"an epoch has {self._sampler.steps_per_epoch} batches of {self._size} for each trainer"
-            raise InputError(f"{of}, too few for a step of {accumulate}; make batch_size or accumulate smaller")
+        self._sampler = _WholeSteps(job, _sampler(job, dataset, self._size), accumulate)
 
     def __len__(self) -> int:
-        return self._batches * self._size
+        return self._sampler.steps_per_epoch * self._size
 
     def __iter__(self) -> Iterator[int]:
         job = self._job
         begin = job._planned
-        end = job._planned = begin + self._batches
+        end = job._planned = begin + self._sampler.steps_per_epoch
         if job._sampled is None:
             job._sampled = job._rewinds
-        for place in range(max(begin, job._resume * self._accumulate), end):
+        for number in range(max(begin, job._resume * self._accumulate), end):
             job._check_stop()
             job._check_sampled()
-            epoch, nth = divmod(place, self._batches)
-            for row in self._sampler.batch(epoch * self._sampler.steps_per_epoch + nth):
+            for row in self._sampler.batch(number):
                 job._examples += 1
                 yield row
         job._check_sampled()

@@ -243,10 +243,10 @@ class Job:
     ) -> SharedLoader:
         """The script's own DataLoader, cut down to this trainer's share of its data set: each iteration is the next epoch.
 
-        Batch size, workers and `collate_fn` are the loader's; its sampler gives way to the job's order. `keys` is as in
-        `batches`.
+        Batch size, workers and `collate_fn` are the loader's; its sampler gives way to the job's order. `accumulate` batches
+        belong to one step, and batches of an epoch that do not fill a step are left out. `keys` is as in `batches`.
 
-        Raises InputError if the loader has a batch sampler of its own, and as `batches`.
+        Raises InputError if the loader has a batch sampler of its own, if an epoch has no step, and as `batches`.
         """
         from psjobs import batches
 

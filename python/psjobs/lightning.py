@@ -47,6 +47,9 @@ class Strategy(SingleDeviceStrategy):
             raise psjobs.InputError(f"a job has one optimizer, configure_optimizers returns {count}; return one")
         _, optimizer = self.job.attach(trainer.lightning_module, self.optimizers[0])
         self.optimizers = [optimizer]
+        # A process that was started again goes on with the steps that are left of `max_steps`.
+        steps = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
+        steps.ready = steps.completed = self.job._resume
         if not self.job.alone and self.lr_scheduler_configs:
             warnings.warn("psjobs: the module's learning-rate schedule has no effect; set spec.training.schedule", stacklevel=2)
             self.lr_scheduler_configs = []
@@ -55,7 +58,9 @@ class Strategy(SingleDeviceStrategy):
         """Shares out the data that is trained on, which is shuffled; what is validated or tested on stays whole."""
         shuffled = isinstance(getattr(dataloader, "sampler", None), torch.utils.data.RandomSampler)
         if shuffled and isinstance(dataloader, torch.utils.data.DataLoader):
-            return self.job.share(dataloader)
+            module = self.lightning_module
+            accumulate = 1 if module is None else module.trainer.accumulate_grad_batches
+            return self.job.share(dataloader, accumulate=accumulate)
         return super().process_dataloader(dataloader)
 
     def on_train_end(self) -> None:
