@@ -9,7 +9,17 @@ from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+)
 
 from psjobs import _native
 from psjobs._native import InputError
@@ -87,7 +97,7 @@ def batches(
         raise InputError(f"batch_size {size}, epochs {epochs} and accumulate {accumulate} are numbers from 1")
     if accumulate > 1 and (job._environment.elastic or job._environment.adaptive):
         raise InputError("a step has one batch in a job that is elastic or has an adaptive batch; leave accumulate out")
-    if not isinstance(dataset, Sized):
+    if not isinstance(dataset, Sized) or isinstance(dataset, IterableDataset):
         return _streamed(job, dataset, size, epochs, accumulate, loader, keys)
     if job._environment.elastic:
         if keys is not None:
@@ -252,8 +262,10 @@ class SharedLoader:
     def __init__(self, job: Job, loader: DataLoader[Any], accumulate: int, keys: Keys | None) -> None:
         if loader.batch_size is None:
             raise InputError("the loader has no batch_size, as one with a batch_sampler of its own; use batches() instead")
+        if job._environment.elastic:
+            raise InputError("in an elastic job only batches(), one call for all epochs, follows trainers that come and go; use it")
         self._job, self._accumulate, self._keys = job, accumulate, keys
-        self.dataset: Any = loader.dataset
+        self.dataset: Any = _selected(loader)
         self.batch_size = loader.batch_size
         taken = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
         self._loader = {name: getattr(loader, name) for name in taken}
@@ -265,7 +277,27 @@ class SharedLoader:
         return batches(self._job, self.dataset, self.batch_size, 1, self._accumulate, loader, self._keys, whole=True)
 
     def __len__(self) -> int:
+        if isinstance(self.dataset, IterableDataset):
+            raise TypeError("a loader of a data set without a length has none")
         return _WholeSteps(self._job, _sampler(self._job, self.dataset, self.batch_size), self._accumulate).steps_per_epoch
+
+
+def _selected(loader: DataLoader[Any]) -> Any:
+    """The examples of a loader's data set that its sampler gives.
+
+    Raises InputError for a sampler that gives some more often than others.
+    """
+    sampler: Any = loader.sampler
+    if isinstance(sampler, SubsetRandomSampler):
+        return Subset(loader.dataset, list(sampler.indices))
+    is_partial = isinstance(sampler, RandomSampler) and (
+        sampler.replacement or sampler.num_samples != len(sampler.data_source)
+    )
+    gives_all = isinstance(sampler, SequentialSampler | RandomSampler | DistributedSampler) and not is_partial
+    if gives_all or isinstance(loader.dataset, IterableDataset):
+        return loader.dataset
+    text = f"the loader has a {type(sampler).__name__}, and the job's order takes its place, which gives each example once an epoch"
+    raise InputError(f"{text}; select examples with torch.utils.data.Subset, and leave the sampler out")
 
 
 def _sampler(job: Job, dataset: Sized, size: int) -> _native.Sampler:

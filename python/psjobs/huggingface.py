@@ -73,6 +73,22 @@ class Trainer(transformers.Trainer):
         accumulate = self.args.gradient_accumulation_steps
         return self.job.sampler(dataset, self._train_batch_size, accumulate=accumulate)
 
+    def get_train_dataloader(self) -> Any:
+        """Warns of data that trainers cannot share out."""
+        if not self.job.alone and isinstance(self.train_dataset, torch.utils.data.IterableDataset):
+            text = "the training data have no length, so every trainer reads all of them, and again from the start when restarted"
+            warnings.warn(f"psjobs: {text}; give them a length, or split them by job.trainer", stacklevel=2)
+        return super().get_train_dataloader()
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """As transformers' own, in trainer 0: the model is the same in all."""
+        if self.job.trainer == 0:
+            super().save_model(*args, **kwargs)
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        if self.job.trainer == 0:
+            super()._save_checkpoint(*args, **kwargs)
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Reports what is logged."""
         self.job.report({name: value for name, value in logs.items() if isinstance(value, int | float)})

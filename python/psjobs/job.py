@@ -243,10 +243,12 @@ class Job:
     ) -> SharedLoader:
         """The script's own DataLoader, cut down to this trainer's share of its data set: each iteration is the next epoch.
 
-        Batch size, workers and `collate_fn` are the loader's; its sampler gives way to the job's order. `accumulate` batches
+        Batch size, workers and `collate_fn` are the loader's; the job's order takes the place of its sampler, and is over the
+        same examples. `accumulate` batches
         belong to one step, and batches of an epoch that do not fill a step are left out. `keys` is as in `batches`.
 
-        Raises InputError if the loader has a batch sampler of its own, if an epoch has no step, and as `batches`.
+        Raises InputError if the loader has a batch sampler of its own or gives some examples more often than others, if an
+        epoch has no step, in an elastic job, and as `batches`.
         """
         from psjobs import batches
 

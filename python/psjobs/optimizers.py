@@ -35,7 +35,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         missing_is_error: bool,
         groups: list[dict[str, Any]],
     ) -> None:
-        super().__init__(groups, {})
+        super().__init__(groups, _momentum(json.loads(job._environment.optimizer)))
         self._shown = [group["lr"] for group in self.param_groups]
         self._job, self._parameters, self._overlap = job, parameters, overlap
         self._learning_rate, self._missing_is_error = learning_rate, missing_is_error
@@ -58,6 +58,7 @@ class ServerOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._check_rates()
+        self._parameters.check_frozen()
         self._check_missing()
         self._overlap.end_step()
         if self._job._exchanges is not None:
@@ -78,6 +79,18 @@ class ServerOptimizer(torch.optim.Optimizer):
         self._overlap.discard()
         self._parameters.discard()
         self._job._discard_rows()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises InputError once the model is attached: the servers have the parameters of then."""
+        if hasattr(self, "_shown"):
+            text = "a job trains the parameters that required a gradient when the model was attached, and takes no others"
+            raise InputError(f"{text}; attach the model with all that is to be trained")
+        super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads nothing, and warns of it: the state is the servers'."""
+        text = "the optimizer's state is with the servers, so what the script loads is ignored"
+        warnings.warn(f"psjobs: {text}; checkpoints of the job (spec.checkpoint) have it", stacklevel=2)
 
     def _show_rates(self) -> None:
         rate = self._learning_rate(self._job.step)
@@ -116,15 +129,30 @@ class ServerOptimizer(torch.optim.Optimizer):
             warnings.warn(f"psjobs: {text}, so it counts as zero; freeze what the loss does not depend on", stacklevel=3)
 
 
+def _momentum(rule: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the job's rule that schedules of torch look for, as OneCycleLR."""
+    match rule["type"]:
+        case "SGD" | "RMSprop":
+            return {"momentum": rule["momentum"]}
+        case "Adam" | "AdamW":
+            return {"betas": (rule["beta1"], rule["beta2"])}
+    return {}
+
+
 def rule_of(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
     """`spec.training.optimizer` of torch's own optimizer; none for what servers do not have. What its parameter groups
     differ in is that of its defaults."""
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return None
     group = dict(optimizer.defaults)
     for name in group:
         values = [group.get("initial_lr", group.get(name)) if name == "lr" else group.get(name) for group in optimizer.param_groups]
         if all(value == values[0] for value in values):
             group[name] = values[0]
-    rule: dict[str, Any] = {"type": type(optimizer).__name__, "learningRate": float(group.get("lr", 0.0))}
+    kind = type(optimizer).__name__
+    if kind == "Adam" and group.get("decoupled_weight_decay"):
+        kind = "AdamW"
+    rule: dict[str, Any] = {"type": kind, "learningRate": float(group.get("lr", 0.0))}
     match rule["type"]:
         case "SGD" if not group["dampening"]:
             rule |= {"momentum": group["momentum"], "nesterov": group["nesterov"]}
@@ -143,7 +171,12 @@ def rule_of(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
 
 
 def compare(optimizer: torch.optim.Optimizer, environment: Environment) -> None:
-    """Warns where the script's own optimizer is not the job's, which counts, and says how to make it so."""
+    """Warns where the script's own optimizer is not the job's, which counts, and says how to make it so.
+
+    Raises InputError for one that maximizes.
+    """
+    if any(group.get("maximize") for group in optimizer.param_groups):
+        raise InputError("servers minimize, and the optimizer was made with maximize=True; leave it out, and negate the loss")
     job: dict[str, Any] = json.loads(environment.optimizer)
     own = rule_of(optimizer)
     if own is None:

@@ -78,17 +78,18 @@ class Overlap:
         Raises InputError if one was changed that has left.
         """
         version = self._gradients._version
-        last_moved = self._parameters.collect()
-        if self.has_left and (version != self._version or last_moved > self._next):
+        moved = self._parameters.collect()
+        if self.has_left and (version != self._version or (moved and moved[-1] > self._next)):
             raise _too_late("the script has changed a gradient")
         if self._steps < WATCHED_STEPS and self._is_possible:
-            self._learn()
+            # Clipping writes also where it leaves the values as they are.
+            self._learn(version != self._version or any(self._counts[place] for place in moved))
         self._steps += 1
 
-    def _learn(self) -> None:
+    def _learn(self, is_written: bool) -> None:
         """Compares a step that was watched with the one before, and its gradients with those that backward() left."""
         is_alike = self._steps == 0 or self._expected == self._counts
-        self._is_possible = is_alike and torch.equal(self._seen, self._gradients)
+        self._is_possible = is_alike and not is_written and torch.equal(self._seen, self._gradients)
         self._expected = list(self._counts)
         self._seen.zero_()
         if not self._is_possible or self._steps + 1 == WATCHED_STEPS:
@@ -113,6 +114,7 @@ class Overlap:
                 return
             if is_watched:
                 self._seen[part] = self._gradients[part]
+                self._version = self._gradients._version
             else:
                 self._advance(index)
 

@@ -69,6 +69,8 @@ class Parameters:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.named = _trainable(model)
+        # Not trained; the servers lack them.
+        self._frozen = [(name, tensor) for name, tensor in model.named_parameters() if not tensor.requires_grad]
         self._recurrent = [module for module in model.modules() if isinstance(module, torch.nn.RNNBase)]
         self.all: list[Parameter] = []
         self.memory: Memory = SharedMemory(torch.empty(0), torch.empty(0))
@@ -120,13 +122,16 @@ class Parameters:
             module.flatten_parameters()
         self.take()
 
-    def collect(self) -> int:
-        """Puts the gradients into `memory`. Returns the place of the last one that was not there yet, or -1."""
-        last = -1
-        for place, parameter in enumerate(self.all):
-            if parameter.collect():
-                last = place
-        return last
+    def collect(self) -> list[int]:
+        """Puts the gradients into `memory`. Returns the places of those that were not there yet, ascending."""
+        return [place for place, parameter in enumerate(self.all) if parameter.collect()]
+
+    def check_frozen(self) -> None:
+        """Raises InputError if a parameter requires a gradient that did not when the model was attached."""
+        for name, tensor in self._frozen:
+            if tensor.requires_grad:
+                text = f"parameter {name} requires a gradient now, and did not when the model was attached, so no server trains it"
+                raise InputError(f"{text}; attach the model when all that is to be trained requires a gradient")
 
     def take(self) -> None:
         """Takes the values that the servers have sent."""

@@ -38,8 +38,8 @@ class SparseModule(nn.Module):
         self.max_rows, self.idle_steps = max_rows, idle_steps
         self._table = -1
         self._puller: Puller | None = None
-        # Keys and rows of the forward passes since the last step.
-        self._read: list[tuple[torch.Tensor, torch.Tensor]] = []
+        # Keys and rows that backward() has reached since the last step, by the identity of the rows.
+        self._reached: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         # Keys, ascending, and rows that came with the last step.
         self._fetched: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -58,7 +58,7 @@ class SparseModule(nn.Module):
         if self._puller is None:
             raise InputError("the model of this module is not attached yet, so it has no rows; call job.attach(model) first")
         unique, places = torch.unique(keys.detach().cpu().long(), return_inverse=True)
-        is_trained = torch.is_grad_enabled() and self.training
+        is_trained = torch.is_grad_enabled()
         rows = self._take_fetched(unique) if is_trained else None
         if rows is None:
             rows = torch.zeros(len(unique), self.embedding_dim)
@@ -67,8 +67,19 @@ class SparseModule(nn.Module):
         rows = rows.to(keys.device)
         if is_trained:
             rows.requires_grad_()
-            self._read.append((unique, rows))
+            reached = self._reached
+
+            def reach(rows: torch.Tensor) -> None:
+                reached[id(rows)] = unique, rows
+
+            rows.register_post_accumulate_grad_hook(reach)  # type: ignore[no-untyped-call]
         return rows, places.to(keys.device)
+
+    def forget(self) -> None:
+        """Forgets the gradients of rows. A forward pass whose backward() comes later is not affected."""
+        for _, rows in self._reached.values():
+            rows.grad = None
+        self._reached.clear()
 
     def _take_fetched(self, unique: torch.Tensor) -> torch.Tensor | None:
         """A copy of the rows of these keys, if all of them came with the last step."""
@@ -168,12 +179,11 @@ class SparseModules:
             self._modules[table]._fetched = keys, values
 
     def gradients(self, scale: float = 1.0) -> list[Rows]:
-        """The gradients of the rows that were read since the last step, times `scale`; they are forgotten here."""
+        """The gradients of rows that backward() has computed since the last step, times `scale`; they are forgotten here."""
         given: list[Rows] = []
         for module in self._modules:
-            read = [(keys, rows.grad) for keys, rows in module._read]
-            module._read = []
-            parts = [(keys, gradient) for keys, gradient in read if gradient is not None]
+            parts = [(keys, rows.grad) for keys, rows in module._reached.values() if rows.grad is not None]
+            module.forget()
             if parts:
                 keys = torch.cat([keys for keys, _ in parts])
                 values = torch.cat([gradient.detach().to("cpu", torch.float32) for _, gradient in parts]) * scale
@@ -181,6 +191,6 @@ class SparseModules:
         return given
 
     def discard(self) -> None:
-        """Forgets the rows that were read since the last step."""
+        """Forgets the gradients of rows since the last step."""
         for module in self._modules:
-            module._read = []
+            module.forget()

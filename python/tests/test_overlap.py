@@ -63,6 +63,7 @@ def script(
 
 
 CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 0.1)"
+HIGH_CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 1e9)"
 OLD_CLIP = "for p in model.parameters(): p.grad.data.clamp_(-1e-4, 1e-4)"
 # Twelve steps, of which two are watched.
 ALL = ["0"] * 2 + ["1"] * 10
@@ -80,6 +81,8 @@ CASES = [
     ("clipped behind the back of autograd", 1, OLD_CLIP, NEVER, "float32"),
     ("of copied ones, two that add up", 2, "pass", TWICE, "bfloat16"),
     ("of copied ones, clipped", 1, CLIP, NEVER, "bfloat16"),
+    ("clipped by a limit that is not reached", 1, HIGH_CLIP, NEVER, "float32"),
+    ("of copied ones, by a limit that is not reached", 1, HIGH_CLIP, NEVER, "bfloat16"),
 ]
 
 

@@ -193,6 +193,7 @@ def test_servers_that_go_back_take_the_exchange_under_way_along(tmp_path: pathli
 def test_trainers_of_an_elastic_job_make_each_batch_once(jobs: Jobs) -> None:
     job = jobs.start(*FLAGS, "--min-trainers", "1", trainers=2, **TRAINING)
     script = counted(4, before='print("read", *(x[:, None] == rows).all(2).nonzero()[:, 1].tolist())')
+    script = script.replace("for x, y in job.batches(", "meet()\nfor x, y in job.batches(")
     said = succeed(*(job.trainer(index, script, PSJOB_MIN_TRAINERS="1") for index in range(2)))
     assert job.server.wait(DEADLINE) == 0 and "done steps=48" in job.log.read_text()
     lines = [line for text in said for line in text.splitlines() if line.startswith("read")]

@@ -137,9 +137,19 @@ assert torch.allclose(bags, plain.items(keys - 2**40, offsets, weights), atol=1e
 )
 
 
-def test_sparse_modules_train_as_torchs_own(jobs: Jobs) -> None:
+@pytest.mark.parametrize(
+    ("step", "other"),
+    [
+        ("", ""),
+        ("loss(model(user, item), y).backward()", "value = loss(model(user, item), y); opt.zero_grad(); value.backward()"),
+        ("loss(model(user, item), y).backward()", "\n    for _ in range(2): (loss(model(user, item), y) / 2).backward()"),
+        ("model.train()", "model.eval()"),
+    ],
+    ids=["a step", "zero_grad before backward", "two that add up", "in eval mode"],
+)
+def test_sparse_modules_train_as_torchs_own(jobs: Jobs, step: str, other: str) -> None:
     job = jobs.start("--learning-rate", "0.1", optimizer=SGD)
-    succeed(job.trainer(0, AS_TORCH))
+    succeed(job.trainer(0, AS_TORCH.replace(step, other) if step else AS_TORCH))
 
 
 @pytest.mark.parametrize(

@@ -465,3 +465,63 @@ def test_what_the_scripts_optimizer_lacks_stays_and_its_schedule_is_warned_of(jo
     _, said = trainer.communicate(timeout=DEADLINE)
     assert trainer.returncode == 2, said
     assert "the optimizer has 1 parameters that the model does not have, of shapes [5]" in said, said
+
+
+REFUSED = """
+job = psjobs.join()
+raw = net()
+own = torch.optim.SGD(raw.parameters(), lr=0.1, MAXIMIZE)
+FREEZE
+model, opt = job.attach(raw, own)
+loader = torch.utils.data.DataLoader(data, 8, SAMPLER)
+for epoch in range(2):
+    for x, y in job.share(loader):
+        loss(model(x), y).backward()
+        CHANGE
+        opt.step()
+"""
+ADD = "if job.step == 2: opt.add_param_group({'params': [nn.Parameter(torch.ones(2))], 'lr': 0.1})"
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "words"),
+    [
+        ("MAXIMIZE", "maximize=True", "servers minimize"),
+        ("CHANGE", "raw[0].bias.requires_grad_(True)", "parameter 0.bias requires a gradient now"),
+        ("CHANGE", ADD, "takes no others"),
+        ("SAMPLER", "sampler=torch.utils.data.WeightedRandomSampler(torch.ones(96), 96)", "the loader has a WeightedRandomSampler"),
+    ],
+    ids=["maximize", "unfrozen", "added", "weighted"],
+)
+def test_a_script_that_a_job_cannot_follow_is_refused_in_one_sentence(jobs: Jobs, place: str, text: str, words: str) -> None:
+    job = jobs.start("--learning-rate", "0.1", optimizer=SGD)
+    script = REFUSED.replace(place, text).replace("MAXIMIZE", "").replace("SAMPLER", "shuffle=True").replace("CHANGE", "pass")
+    script = script.replace("FREEZE", "raw[0].bias.requires_grad_(False)" if "requires_grad" in text else "pass")
+    trainer = job.trainer(0, script)
+    _, said = trainer.communicate(timeout=DEADLINE)
+    assert trainer.returncode == 2, said
+    assert words in said, said
+
+
+SELECTED = """
+job = psjobs.join()
+model, opt = job.attach(net())
+indices, read = TensorDataset(torch.arange(96)), []
+loader = torch.utils.data.DataLoader(indices, 8, sampler=torch.utils.data.SubsetRandomSampler(range(48)))
+for (numbers,) in job.share(loader):
+    read += numbers.tolist()
+    loss(model(rows[numbers]), data[numbers][1]).backward()
+    opt.step()
+assert sorted(read) == list(range(48)), read
+opt.load_state_dict(torch.optim.SGD(model.parameters(), 0.1, 0.9).state_dict())
+torch.optim.lr_scheduler.OneCycleLR(opt, 0.1, total_steps=12)
+for x, y in job.batches(data, 8):
+    loss(model(x), y).backward()
+    opt.step()
+"""
+
+
+def test_a_loader_that_selects_examples_is_shared_out_and_a_loaded_state_is_warned_of(jobs: Jobs) -> None:
+    job = jobs.start("--learning-rate", "0.1", optimizer=SGD)
+    (said,) = succeed(job.trainer(0, SELECTED))
+    assert said.count("what the script loads is ignored") == 1, said
