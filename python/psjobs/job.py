@@ -244,8 +244,8 @@ class Job:
         """The script's own DataLoader, cut down to this trainer's share of its data set: each iteration is the next epoch.
 
         Batch size, workers and `collate_fn` are the loader's; the job's order takes the place of its sampler, and is over the
-        same examples. `accumulate` batches
-        belong to one step, and batches of an epoch that do not fill a step are left out. `keys` is as in `batches`.
+        same examples. `accumulate` batches belong to one step, and batches of an epoch that do not fill a step are left out.
+        `keys` is as in `batches`.
 
         Raises InputError if the loader has a batch sampler of its own or gives some examples more often than others, if an
         epoch has no step, in an elastic job, and as `batches`.

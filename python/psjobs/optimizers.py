@@ -88,9 +88,11 @@ class ServerOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads nothing, and warns of it: the state is the servers'."""
-        text = "the optimizer's state is with the servers, so what the script loads is ignored"
-        warnings.warn(f"psjobs: {text}; checkpoints of the job (spec.checkpoint) have it", stacklevel=2)
+        """Loads nothing, as the state is the servers', and warns if there is a state. accelerate loads what `state_dict`
+        gives, which has none."""
+        if state_dict.get("state"):
+            text = "the optimizer's state is with the servers, so what the script loads is ignored"
+            warnings.warn(f"psjobs: {text}; checkpoints of the job (spec.checkpoint) have it", stacklevel=2)
 
     def _show_rates(self) -> None:
         rate = self._learning_rate(self._job.step)

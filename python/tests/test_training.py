@@ -513,7 +513,12 @@ for (numbers,) in job.share(loader):
     loss(model(rows[numbers]), data[numbers][1]).backward()
     opt.step()
 assert sorted(read) == list(range(48)), read
-opt.load_state_dict(torch.optim.SGD(model.parameters(), 0.1, 0.9).state_dict())
+weight = torch.ones(1, requires_grad=True)
+own = torch.optim.SGD([weight], 0.1, 0.9)
+weight.sum().backward()
+own.step()
+opt.load_state_dict(opt.state_dict())
+opt.load_state_dict(own.state_dict())
 torch.optim.lr_scheduler.OneCycleLR(opt, 0.1, total_steps=12)
 for x, y in job.batches(data, 8):
     loss(model(x), y).backward()
