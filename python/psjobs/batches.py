@@ -262,8 +262,7 @@ class SharedLoader:
     def __init__(self, job: Job, loader: DataLoader[Any], accumulate: int, keys: Keys | None) -> None:
         if loader.batch_size is None:
             raise InputError("the loader has no batch_size, as one with a batch_sampler of its own; use batches() instead")
-        if job._environment.elastic:
-            raise InputError("in an elastic job only batches(), one call for all epochs, follows trainers that come and go; use it")
+        _refuse_elastic(job)
         self._job, self._accumulate, self._keys = job, accumulate, keys
         self.dataset: Any = _selected(loader)
         self.batch_size = loader.batch_size
@@ -280,6 +279,12 @@ class SharedLoader:
         if isinstance(self.dataset, IterableDataset):
             raise TypeError("a loader of a data set without a length has none")
         return _WholeSteps(self._job, _sampler(self._job, self.dataset, self.batch_size), self._accumulate).steps_per_epoch
+
+
+def _refuse_elastic(job: Job) -> None:
+    """Raises InputError in an elastic job, for what has an epoch in each iteration."""
+    if job._environment.elastic:
+        raise InputError("in an elastic job only batches(), one call for all epochs, follows trainers that come and go; use it instead")
 
 
 def _selected(loader: DataLoader[Any]) -> Any:
@@ -338,8 +343,7 @@ class EpochSampler(torch.utils.data.Sampler[int]):
     """See `Job.sampler`."""
 
     def __init__(self, job: Job, dataset: Sized, batch_size: int | None, accumulate: int) -> None:
-        if job._environment.elastic:
-            raise InputError("in an elastic job only batches() follows trainers that come and go; use it instead")
+        _refuse_elastic(job)
         self._job = job
         self._size = job._environment.batch_size if batch_size is None else batch_size
         self._accumulate = accumulate
