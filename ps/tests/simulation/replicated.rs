@@ -7,7 +7,8 @@ use psjobs_api::training::{Consistency, ConsistencyMode};
 use crate::fault::{Fault, MachineFault};
 use crate::job;
 use crate::plan::Plan;
-use crate::{sample, sweep, with_rows};
+use crate::sweep::{sample, sweep};
+use crate::with_rows;
 
 /// Jobs whose blocks two servers hold: one server at a time is lost, silently or not, or cut off from the other.
 #[test]
