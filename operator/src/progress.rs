@@ -100,10 +100,11 @@ impl Poller {
         }
     }
 
-    /// Returns the address of server 0, if its pod has one.
+    /// Returns the address of server 0, if its pod has one and it has not ended.
     fn server(&self, job: &ParameterServerJob) -> Option<SocketAddr> {
         let pod = ObjectRef::new(&names::pod(&job.name_any(), Role::Server, 0)).within(&job.namespace()?);
-        let ip: IpAddr = self.children.pods.get(&pod)?.observed.ip.as_ref()?.parse().ok()?;
+        let pod = self.children.pods.get(&pod)?;
+        let ip: IpAddr = pod.observed.ip.as_ref().filter(|_| !pod.observed.ended())?.parse().ok()?;
         Some(SocketAddr::new(ip, METRICS_PORT))
     }
 
@@ -132,7 +133,7 @@ impl Poller {
 
 fn is_running(job: &ParameterServerJob) -> bool {
     let phase = job.status.as_ref().and_then(|status| status.phase);
-    matches!(phase, Some(Phase::Running | Phase::Restarting | Phase::Stalled))
+    matches!(phase, Some(Phase::Running | Phase::Restarting | Phase::Stalled | Phase::Completing))
 }
 
 /// Requests the status from the metrics port and not by gRPC: that port needs no certificate, so that the operator need

@@ -226,13 +226,7 @@ async fn try_all_writes(
     results.push(("a status".into(), reconciled.map(drop)));
     let deleted = delete_pods(writer, &namespace, std::slice::from_ref(pod)).await;
     results.push(("a deletion".into(), deleted));
-    let trainer = NewPod {
-        replica: Replica::trainer(0),
-        incarnation: 0,
-        failures: 0,
-        failures_in_a_row: 0,
-        finished_trainers: Vec::new(),
-    };
+    let trainer = NewPod::first(Replica::trainer(0));
     let rows = [
         ("certificates", true, Child::Service),
         ("a service", false, Child::Service),

@@ -73,7 +73,7 @@ fn is_same(field: &str) -> String {
 
 /// A training job: parameter servers, and trainers that push gradients to them and pull
 /// parameters back. `spec.trainer.template` is the one field that must be written.
-#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "psjobs.dev",
     version = "v1alpha1",
@@ -281,6 +281,18 @@ pub struct TrainerSpec {
     #[x_kube(validation = Rule::new("has(self.spec) && size(self.spec.containers) >= 1")
         .message("spec.trainer.template.spec.containers needs a container; write for example [{name: trainer, image: psjobs-worker:0.1.0, args: [train, mnist]}]"))]
     pub template: PodTemplateSpec,
+}
+
+impl Default for TrainerSpec {
+    fn default() -> Self {
+        Self {
+            replicas: one(),
+            gpus: 0,
+            gpu_resource_name: default_gpu_resource(),
+            restart_policy: RestartPolicy::default(),
+            template: PodTemplateSpec::default(),
+        }
+    }
 }
 
 impl Default for ServerSpec {

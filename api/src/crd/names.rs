@@ -18,6 +18,8 @@ pub const ANNOTATION_INCARNATION: &str = "psjobs.dev/incarnation";
 pub const ANNOTATION_FAILURES: &str = "psjobs.dev/failures";
 /// Annotation with the number of earlier pods of this replica that ended before their time, in a row.
 pub const ANNOTATION_FAILURES_IN_A_ROW: &str = "psjobs.dev/failures-in-a-row";
+/// Annotation with the incarnation of the newest earlier pod of this replica whose program failed, if one did.
+pub const ANNOTATION_FAILED_INCARNATION: &str = "psjobs.dev/failed-incarnation";
 /// Value of `app.kubernetes.io/managed-by`.
 pub const MANAGED_BY: &str = "psjobs";
 

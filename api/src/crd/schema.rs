@@ -21,7 +21,7 @@ pub fn definition() -> CustomResourceDefinition {
 
 /// Drops the descriptions inside pod templates (`kubectl explain pod.spec` has them) and the
 /// number formats that Kubernetes does not know; joins the lines of a comment, because `kubectl
-/// explain` breaks them anew.
+/// explain` breaks them anew. Limits ports that may be names: a greater number could be stored and not be read.
 fn tidy(value: &mut Value, in_template: bool) {
     match value {
         Value::Object(object) => {
@@ -34,6 +34,9 @@ fn tidy(value: &mut Value, in_template: bool) {
             }
             for (key, child) in object.iter_mut() {
                 match child {
+                    Value::Object(schema) if key == "port" && schema.contains_key("x-kubernetes-int-or-string") => {
+                        schema.insert("maximum".into(), u16::MAX.into());
+                    }
                     Value::Object(schema) if key == "template" => {
                         join_lines(schema);
                         // The template's own description stays, only what is below it goes.

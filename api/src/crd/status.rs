@@ -195,6 +195,9 @@ pub struct ReplicaGroup {
     /// Ends before their time in a row; the next pod waits accordingly.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub failures_in_a_row: i32,
+    /// Incarnation of their newest pod whose program failed, if one did; pods that Kubernetes took away are not meant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed_incarnation: Option<i32>,
     /// Their work is done; they are not started again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub succeeded: bool,

@@ -56,6 +56,7 @@ pub fn pod(replica: Replica) -> ObservedPod {
         incarnation: 0,
         failures: 0,
         failures_in_a_row: 0,
+        failed_incarnation: None,
         phase: PodPhase::Pending,
         ready: false,
         alive: true,
@@ -83,8 +84,13 @@ impl ObservedPod {
 
     /// Returns the pod as one that ended well and left a result, of a server that saw the first pods of two trainers leave.
     pub fn concluded(self, second: i64) -> Self {
-        let result = r#"{"steps": 900, "examples": 14400, "seconds": 95.1, "left": {"0": "0-1"}}"#;
-        let result = ReplicaResult::parse(result);
+        self.concluded_with(second, r#"{"0": "0-1"}"#)
+    }
+
+    /// Returns the pod as one that ended well and left a result, of a server that saw these incarnations of trainers leave.
+    pub fn concluded_with(self, second: i64, left: &str) -> Self {
+        let result = format!(r#"{{"steps": 900, "examples": 14400, "seconds": 95.1, "left": {left}}}"#);
+        let result = ReplicaResult::parse(&result);
         Self { phase: PodPhase::Succeeded { at: at(second), result }, ready: false, alive: false, ..self }
     }
 

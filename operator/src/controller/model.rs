@@ -88,11 +88,24 @@ pub struct NewPod {
     pub incarnation: u32,
     pub failures: u32,
     pub failures_in_a_row: u32,
+    pub failed_incarnation: Option<u32>,
     /// The trainers that a server does not wait for, because they have finished.
     pub finished_trainers: Vec<u32>,
 }
 
 impl NewPod {
+    /// Returns the first pod of a replica.
+    pub const fn first(replica: Replica) -> Self {
+        Self {
+            replica,
+            incarnation: 0,
+            failures: 0,
+            failures_in_a_row: 0,
+            failed_incarnation: None,
+            finished_trainers: Vec::new(),
+        }
+    }
+
     /// Returns the name of the pod of a job.
     pub fn name(&self, job: &str) -> String {
         names::pod(job, self.replica.role, self.replica.index)

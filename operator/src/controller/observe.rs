@@ -20,6 +20,8 @@ pub struct ObservedPod {
     pub failures: u32,
     /// From its annotations: how many of them ended before their time, in a row.
     pub failures_in_a_row: u32,
+    /// From its annotations: the incarnation of the newest of them whose program failed, if one did.
+    pub failed_incarnation: Option<u32>,
     pub phase: PodPhase,
     /// All readiness probes pass.
     pub ready: bool,
@@ -113,14 +115,15 @@ impl ObservedPod {
 pub fn observe(pod: &Pod) -> Option<(Replica, ObservedPod)> {
     let role = Role::parse(pod.labels().get(names::LABEL_ROLE)?)?;
     let index = pod.labels().get(names::LABEL_INDEX)?.parse().ok()?;
-    let number = |annotation| pod.annotations().get(annotation).and_then(|n| n.parse().ok()).unwrap_or(0);
+    let number = |annotation| pod.annotations().get(annotation).and_then(|n| n.parse().ok());
     let status = pod.status.clone().unwrap_or_default();
     let observed = ObservedPod {
         name: pod.name_any(),
         uid: pod.uid().unwrap_or_default(),
-        incarnation: number(names::ANNOTATION_INCARNATION),
-        failures: number(names::ANNOTATION_FAILURES),
-        failures_in_a_row: number(names::ANNOTATION_FAILURES_IN_A_ROW),
+        incarnation: number(names::ANNOTATION_INCARNATION).unwrap_or(0),
+        failures: number(names::ANNOTATION_FAILURES).unwrap_or(0),
+        failures_in_a_row: number(names::ANNOTATION_FAILURES_IN_A_ROW).unwrap_or(0),
+        failed_incarnation: number(names::ANNOTATION_FAILED_INCARNATION),
         phase: pod_phase(pod, &status),
         ready: condition(&status, "Ready").is_some_and(|(value, ..)| value == "True"),
         alive: is_alive(pod, &status),

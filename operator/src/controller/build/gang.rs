@@ -190,13 +190,7 @@ mod tests {
 
     #[test]
     fn pods_say_which_group_they_belong_to_in_their_schedulers_way() {
-        let new = |who| NewPod {
-            replica: replica(who),
-            incarnation: 4,
-            failures: 0,
-            failures_in_a_row: 0,
-            finished_trainers: Vec::new(),
-        };
+        let new = |who| NewPod { incarnation: 4, ..NewPod::first(replica(who)) };
         let rows = [
             ("Volcano", Some("volcano"), Some("scheduling.k8s.io/group-name"), None),
             ("Coscheduling", Some("scheduler-plugins-scheduler"), None, Some("scheduling.x-k8s.io/pod-group")),
@@ -227,13 +221,7 @@ mod tests {
         let mut object = job("schedulingPolicy: {backend: Volcano, queue: gold}");
         object.spec.trainer.template.spec.as_mut().expect("a spec").scheduler_name = Some("mine".into());
         let job = validate(object.into()).expect("valid");
-        let new = NewPod {
-            replica: replica("trainer-0"),
-            incarnation: 0,
-            failures: 0,
-            failures_in_a_row: 0,
-            finished_trainers: Vec::new(),
-        };
+        let new = NewPod::first(replica("trainer-0"));
         let pod = pod(&job, &new, "image");
         let labels = pod.metadata.labels.expect("labels");
         assert!(labels.keys().all(|key| !key.starts_with("kueue")), "{labels:?}");

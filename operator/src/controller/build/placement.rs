@@ -51,13 +51,7 @@ mod tests {
     use crate::controller::model::NewPod;
 
     fn affinity(spec: &str, who: &str) -> Option<Affinity> {
-        let new = NewPod {
-            replica: replica(who),
-            incarnation: 0,
-            failures: 0,
-            failures_in_a_row: 0,
-            finished_trainers: Vec::new(),
-        };
+        let new = NewPod::first(replica(who));
         pod(&valid_job(spec), &new, "worker").spec.expect("a spec").affinity
     }
 

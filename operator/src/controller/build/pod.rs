@@ -21,7 +21,7 @@ const TERMINATION_LOG: &str = "/dev/termination-log";
 /// Builds the pod of a replica: the user's template, the job's environment in its first container, and defaults for
 /// fields that the template does not set.
 pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
-    let NewPod { replica, incarnation, failures, failures_in_a_row, .. } = *new;
+    let NewPod { replica, incarnation, failures, failures_in_a_row, failed_incarnation, .. } = *new;
     let spec = &job.object.spec;
     let template = match (replica.role, &spec.ps.template) {
         (Role::Trainer, _) => spec.trainer.template.clone(),
@@ -76,6 +76,11 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     annotations.insert(names::ANNOTATION_INCARNATION.into(), incarnation.to_string());
     annotations.insert(names::ANNOTATION_FAILURES.into(), failures.to_string());
     annotations.insert(names::ANNOTATION_FAILURES_IN_A_ROW.into(), failures_in_a_row.to_string());
+    // Replaces an annotation of the template.
+    annotations.remove(names::ANNOTATION_FAILED_INCARNATION);
+    if let Some(failed) = failed_incarnation {
+        annotations.insert(names::ANNOTATION_FAILED_INCARNATION.into(), failed.to_string());
+    }
     Pod {
         metadata: ObjectMeta { labels: Some(labels), annotations: Some(annotations), ..metadata(job, name) },
         spec: Some(pod_spec),

@@ -18,6 +18,7 @@ fn build(spec: &str, who: &str) -> Pod {
             incarnation: 2,
             failures: 1,
             failures_in_a_row: 3,
+            failed_incarnation: Some(1),
             finished_trainers: Vec::new(),
         },
         IMAGE,
@@ -26,7 +27,7 @@ fn build(spec: &str, who: &str) -> Pod {
 
 /// The first pod of a replica.
 fn first(who: &str) -> NewPod {
-    NewPod { replica: replica(who), incarnation: 0, failures: 0, failures_in_a_row: 0, finished_trainers: Vec::new() }
+    NewPod::first(replica(who))
 }
 
 fn main_container(pod: &Pod) -> Container {
@@ -99,7 +100,7 @@ fn pods_of_an_elastic_job_stay_as_they_are_when_it_is_scaled() {
 fn what_is_built_is_what_is_observed() {
     let (who, pod) = crate::controller::observe::observe(&build("", "trainer-1")).expect("labels are right");
     assert_eq!(who, replica("trainer-1"));
-    assert_eq!((pod.incarnation, pod.failures, pod.failures_in_a_row), (2, 1, 3));
+    assert_eq!((pod.incarnation, pod.failures, pod.failures_in_a_row, pod.failed_incarnation), (2, 1, 3, Some(1)));
 }
 
 #[test]
@@ -254,7 +255,7 @@ fn servers_get_the_checkpoint_folder_and_trainers_do_not() {
     assert_eq!(wanted.resources.and_then(|r| r.requests).expect("a size")["storage"].0, "1Gi");
     for (role, there) in [(Role::Server, true), (Role::Trainer, false)] {
         let replica = Replica { role, index: 0 };
-        let new = NewPod { replica, incarnation: 0, failures: 0, failures_in_a_row: 0, finished_trainers: Vec::new() };
+        let new = NewPod::first(replica);
         let spec = pod(&job, &new, "worker").spec.expect("a spec");
         let main = &spec.containers[0];
         let mounted = main.volume_mounts.iter().flatten().find(|mount| mount.mount_path == "/checkpoints");
@@ -279,8 +280,7 @@ fn servers_get_the_folder_and_the_credentials_of_an_object_store_and_trainers_do
         assert!(super::claim(&job).is_none());
         for role in [Role::Server, Role::Trainer] {
             let replica = Replica { role, index: 0 };
-            let new =
-                NewPod { replica, incarnation: 0, failures: 0, failures_in_a_row: 0, finished_trainers: Vec::new() };
+            let new = NewPod::first(replica);
             let spec = pod(&job, &new, "worker").spec.expect("a spec");
             let main = &spec.containers[0];
             let variable = main.env.iter().flatten().find(|var| var.name == "PSJOB_CHECKPOINT_DIR");
@@ -305,8 +305,7 @@ fn servers_get_the_tracking_server_and_its_credentials_and_trainers_do_not() {
         let job = valid_job(&format!("{store}\ntracking: {{mlflow: {spec}}}"));
         for role in [Role::Server, Role::Trainer] {
             let replica = Replica { role, index: 0 };
-            let new =
-                NewPod { replica, incarnation: 0, failures: 0, failures_in_a_row: 0, finished_trainers: Vec::new() };
+            let new = NewPod::first(replica);
             let spec = pod(&job, &new, "worker").spec.expect("a spec");
             let main = &spec.containers[0];
             let is_server = role == Role::Server;

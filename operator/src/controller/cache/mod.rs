@@ -7,4 +7,5 @@ mod metadata;
 mod nodes;
 pub mod observed_state;
 pub mod pods;
+mod readable_jobs;
 pub mod watch;

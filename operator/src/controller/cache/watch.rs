@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use futures::TryStreamExt as _;
 use futures::channel::mpsc;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
-use kube::core::PartialObjectMeta;
+use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::controller::{self, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::utils::WatchStreamExt as _;
@@ -18,6 +18,7 @@ use super::metadata::remove_unread_metadata;
 use super::nodes::{self, Nodes};
 use super::observed_state::ChildCaches;
 use super::pods::{self, CachedPod};
+use super::readable_jobs::readable;
 use crate::controller::shard::Shard;
 
 /// Reconciles under way at once. Most of them wait for a permit to write, and a job whose status waits must not keep the
@@ -58,8 +59,9 @@ impl Watches {
             })
             .touched_objects();
         let jobs_of_shard = watcher::Config::default().labels(&of_shard);
-        let job_watch = watcher(api::<ParameterServerJob>(client, namespace), jobs_of_shard)
+        let job_watch = watcher(api::<DeserializeGuard<ParameterServerJob>>(client, namespace), jobs_of_shard)
             .default_backoff()
+            .try_filter_map(async |event| Ok(readable(event)))
             .modify(remove_unread_metadata)
             .reflect(job_writer)
             .applied_objects();

@@ -45,6 +45,14 @@ impl Facts<'_> {
         Some(End::new(missed.reason(), message))
     }
 
+    /// Returns the end of the job if it was active for too long.
+    pub(super) fn active_for_too_long(&self, wake: &mut Wake) -> Option<End> {
+        let deadline = self.job.policy.deadlines.active?;
+        let is_over = wake.is_over(after(self.start_time(), deadline), self.now);
+        let missed = Missed::Active(deadline);
+        is_over.then(|| End::new(missed.reason(), format!("the job {}", missed.what())))
+    }
+
     fn why_not_running(&self) -> String {
         match self.waiting_reason() {
             Some((replica, waiting_reason)) => format!("{replica} cannot start: {}", waiting_reason.message),
@@ -52,8 +60,8 @@ impl Facts<'_> {
         }
     }
 
-    /// Returns whether the job has run since it became active. Its condition was set to False then, and later
-    /// only becomes False again by having been True.
+    /// Returns whether the job has run since it became active. Its condition is False since then, and only becomes False
+    /// again by having been True.
     fn ran_since(&self, start: Timestamp) -> bool {
         let running = conditions::find(self.prev, ConditionType::Running);
         running.is_some_and(|running| running.status == "True" || running.last_transition_time.0 > start)

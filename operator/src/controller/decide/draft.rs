@@ -71,8 +71,11 @@ impl<'f, 'a> Draft<'f, 'a> {
         }
     }
 
+    /// Sets a condition. One that the status does not have yet, and that does not hold, has not held since the job began.
     pub fn set(&mut self, type_: ConditionType, update: ConditionUpdate) {
-        conditions::set(&mut self.out.status, type_, update, self.facts.now);
+        let is_known = update.holds || conditions::find(&self.out.status, type_).is_some();
+        let at = if is_known { self.facts.now } else { self.facts.start_time() };
+        conditions::set(&mut self.out.status, type_, update, at);
     }
 
     /// Sets a condition to False, if the status has it.

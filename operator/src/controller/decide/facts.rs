@@ -100,8 +100,7 @@ impl<'a> Facts<'a> {
     pub fn has_left(&self, trainer: Replica) -> bool {
         self.training_is_over()
             && self.pod(trainer).is_none_or(|pod| {
-                // A failure that was seen is counted in the pod that follows.
-                let follows_unseen_end = pod.failures_in_a_row == 0 && self.comes_after_the_end(trainer, pod);
+                let follows_unseen_end = self.follows_unseen_end(trainer, pod);
                 match &pod.phase {
                     PodPhase::Succeeded { .. } => true,
                     PodPhase::Failed(failure) => failure.disruption || follows_unseen_end,
@@ -113,10 +112,20 @@ impl<'a> Facts<'a> {
             })
     }
 
+    /// Returns the incarnation that a trainer had when it left the servers well, if it did and they have ended.
+    fn left_as(&self, trainer: Replica) -> Option<u32> {
+        self.server_results().filter_map(|result| result.left_as(trainer.index)).max()
+    }
+
     /// Returns whether a trainer's pod never joined the servers, because an earlier pod of it had left well and they ended.
     pub fn comes_after_the_end(&self, trainer: Replica, pod: &ObservedPod) -> bool {
-        let left_as = self.server_results().filter_map(|result| result.left_as(trainer.index)).max();
-        left_as.is_some_and(|left_as| left_as < pod.incarnation)
+        self.left_as(trainer).is_some_and(|left_as| left_as < pod.incarnation)
+    }
+
+    /// Returns whether a trainer's pod follows one that had left well and was not seen to fail afterwards.
+    fn follows_unseen_end(&self, trainer: Replica, pod: &ObservedPod) -> bool {
+        let follows = |left_as| pod.failed_incarnation.is_none_or(|failed| failed < left_as);
+        self.comes_after_the_end(trainer, pod) && self.left_as(trainer).is_some_and(follows)
     }
 
     /// Returns whether the job needs no other pod of a replica if it loses this one: training is over. Server 0 may have

@@ -198,7 +198,11 @@ fn restart_cost(job: &ValidJob, role: Role, pod: &ObservedPod, failure: &Failure
     let Response { action, counts, .. } = respond(job, Some(role), failure);
     let in_a_row = job.policy.failures_in_a_row(pod.failures_in_a_row, failure.ran());
     // A restart of the whole job counts once, and when it is done.
-    RestartCost { counts: counts && action != Action::RestartJob, in_a_row: Some(in_a_row) }
+    RestartCost {
+        counts: counts && action != Action::RestartJob,
+        in_a_row: Some(in_a_row),
+        is_own: !failure.disruption,
+    }
 }
 
 /// The last `bytes` of a text, from the start of a line where there is one.

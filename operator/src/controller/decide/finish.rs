@@ -63,6 +63,13 @@ impl Facts<'_> {
             })
     }
 
+    /// Returns whether the job is suspended while server 0 still has the model to write. Other jobs whose trainers are done
+    /// end in a moment by themselves.
+    pub(super) fn is_suspended_before_the_model(&self) -> bool {
+        let server = self.pod(Replica::server(0));
+        self.job.suspended && self.awaits_the_model() && server.is_some_and(|pod| !pod.ended())
+    }
+
     /// Returns whether the trainers made a step, as far as the status, server 0 and the trainers' results say.
     fn has_trained(&self) -> bool {
         let known = self.prev.progress.as_ref().is_some_and(|known| known.step > 0);
@@ -109,6 +116,10 @@ impl Draft<'_, '_> {
         let writer = facts.pod(Replica::server(0)).filter(|pod| !pod.ended() && facts.awaits_the_model());
         if servers_ended || (deadline <= facts.now && writer.is_none()) {
             return self.succeed(servers_ended);
+        }
+        // Nothing else limits how long server 0 may take for the model.
+        if let Some(end) = writer.and_then(|_| facts.active_for_too_long(&mut self.wake)) {
+            return self.fail(&end);
         }
         // Only server 0 still runs then, and has the model to write.
         if deadline <= facts.now && !facts.has_trained() {

@@ -40,7 +40,7 @@ pub fn decide(job: &ValidJob, prev: &ParameterServerJobStatus, observed: &Observ
     let facts = Facts::new(job, prev, observed, now);
     if prev.phase.is_some_and(Phase::is_final) {
         draft(&facts, Draft::clean_up)
-    } else if facts.trainers_are_done() && !facts.lacks_the_model() {
+    } else if facts.trainers_are_done() && !facts.lacks_the_model() && !facts.is_suspended_before_the_model() {
         draft(&facts.with_ends(), Draft::complete)
     } else if job.suspended {
         draft(&facts.with_ends(), Draft::suspend)

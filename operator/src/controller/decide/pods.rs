@@ -36,6 +36,7 @@ impl Draft<'_, '_> {
                         incarnation: facts.history.next_incarnation(replica),
                         failures: record.failures,
                         failures_in_a_row: record.failures_in_a_row,
+                        failed_incarnation: record.failed_incarnation,
                         finished_trainers: facts.finished_for(replica.role),
                     }));
                 }

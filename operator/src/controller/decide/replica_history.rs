@@ -29,6 +29,8 @@ pub struct Record {
     pub failures: u32,
     /// Failures and disruptions in a row, since one of its pods last ran for spec.failurePolicy.backoff.resetAfterSeconds.
     pub failures_in_a_row: u32,
+    /// Incarnation of its newest pod whose program failed, if one did.
+    pub failed_incarnation: Option<u32>,
     pub succeeded: bool,
     /// Incarnation from which its pods count. Above `incarnation`: the replica is to begin anew.
     pub since: u32,
@@ -43,6 +45,8 @@ pub struct RestartCost {
     pub counts: bool,
     /// If it failed: the new number of failures and disruptions in a row, this one included.
     pub in_a_row: Option<u32>,
+    /// The program itself failed: Kubernetes did not take the pod away.
+    pub is_own: bool,
 }
 
 /// A record for every replica whose pod has existed since the job was last resumed.
@@ -68,6 +72,7 @@ impl ReplicaHistory {
                     incarnation: group.incarnation.unsigned_abs(),
                     failures: group.failures.unsigned_abs(),
                     failures_in_a_row: group.failures_in_a_row.unsigned_abs(),
+                    failed_incarnation: group.failed_incarnation.map(i32::unsigned_abs),
                     succeeded: group.succeeded,
                     since: group.since.unsigned_abs(),
                     lost: group.lost,
@@ -88,6 +93,8 @@ impl ReplicaHistory {
                 record.failures_in_a_row = restart_cost.in_a_row.unwrap_or(so_far).min(HIGHEST);
             }
             record.incarnation = record.incarnation.max(incarnation);
+            let failed = if restart_cost.is_own { Some(incarnation) } else { pod.failed_incarnation };
+            record.failed_incarnation = record.failed_incarnation.max(failed.map(|failed| failed.min(incarnation)));
             record.failures = record.failures.max(pod.failures.saturating_add(restart_cost.counts.into()).min(HIGHEST));
             record.succeeded |= replica.role == Role::Trainer && matches!(pod.phase, PodPhase::Succeeded { .. });
         }
@@ -224,6 +231,7 @@ impl ReplicaHistory {
             incarnation: record.incarnation.cast_signed(),
             failures: record.failures.cast_signed(),
             failures_in_a_row: record.failures_in_a_row.cast_signed(),
+            failed_incarnation: record.failed_incarnation.map(u32::cast_signed),
             succeeded: record.succeeded,
             since: record.since.cast_signed(),
             lost: record.lost,
@@ -252,7 +260,7 @@ mod tests {
         let trainer = Replica::trainer(0);
         for written in [HIGHEST - 1, HIGHEST, HIGHEST + 1, u32::MAX] {
             let pod = |incarnation| crate::controller::fixtures::pod(trainer).born(incarnation, written, written);
-            let cost = RestartCost { counts: true, in_a_row: None };
+            let cost = RestartCost { counts: true, in_a_row: None, is_own: true };
             let mut history = ReplicaHistory::default();
             let mut real = 0;
             for _ in 0..3 {
@@ -293,11 +301,13 @@ mod tests {
     }
 
     fn record() -> impl Strategy<Value = Record> {
-        (0_u32..4, 0_u32..3, 0_u32..3, any::<bool>(), 0_u32..3, any::<bool>()).prop_map(
-            |(incarnation, failures, failures_in_a_row, succeeded, since, lost)| Record {
+        let failed = prop::option::of(0_u32..3);
+        (0_u32..4, 0_u32..3, 0_u32..3, failed, any::<bool>(), 0_u32..3, any::<bool>()).prop_map(
+            |(incarnation, failures, failures_in_a_row, failed_incarnation, succeeded, since, lost)| Record {
                 incarnation,
                 failures,
                 failures_in_a_row,
+                failed_incarnation,
                 succeeded,
                 since,
                 lost,

@@ -6,7 +6,6 @@ use std::time::Instant;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::{Api, ResourceExt as _};
-use psjobs_api::Role;
 use tracing::Instrument as _;
 
 use super::create::{Creation, Outcome, create};
@@ -32,7 +31,7 @@ pub async fn create_children(
     worker_image: &str,
     observed: &mut ObservedState,
 ) -> Result<usize, ReconcileError> {
-    if starts_job(job, children)
+    if starts_job(job, children, observed)
         && let Some(refusal) = Box::pin(create_prerequisites(writer, states, job, observed)).await?
     {
         observed.refused.push(refusal);
@@ -58,13 +57,10 @@ pub async fn create_children(
     Ok(children.len() - observed.refused.len())
 }
 
-/// Returns whether all pods of the job start now: the first time, or again after a suspension or a restart.
-fn starts_job(job: &ValidJob, children: &[Child]) -> bool {
-    let is_first = |child: &Child| match child {
-        Child::Service => true,
-        Child::Pod(new) => new.replica.role == Role::Server && new.incarnation == job.first_incarnation(),
-    };
-    children.iter().any(is_first)
+/// Returns whether the job starts now, the first time, or again after a suspension or a restart: no pod of this start exists.
+fn starts_job(job: &ValidJob, children: &[Child], observed: &ObservedState) -> bool {
+    let started = observed.pods.values().any(|pod| pod.incarnation >= job.first_incarnation());
+    children.contains(&Child::Service) || !started && !children.is_empty()
 }
 
 async fn create_service(
@@ -92,6 +88,32 @@ fn add_to(observed: &mut ObservedState, service: Option<Outcome<Service>>, pods:
         match pod {
             Ok(pod) => observed.pods.extend(observe(&pod)),
             Err(refusal) => observed.refused.push(refusal),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::fixtures::{pod, replica, valid_job};
+    use crate::controller::model::NewPod;
+
+    #[test]
+    fn the_first_pods_of_a_start_need_the_objects_that_all_pods_need() {
+        let job = valid_job("");
+        let child = |who| Child::Pod(NewPod::first(replica(who)));
+        // The pods that exist, what is created, and whether the job starts.
+        let rows = [
+            (vec![], vec![Child::Service, child("ps-0"), child("trainer-0")], true),
+            (vec![], vec![child("trainer-0")], true),
+            (vec!["trainer-0"], vec![child("ps-0")], false),
+            (vec!["trainer-0"], vec![Child::Service], true),
+            (vec![], vec![], false),
+        ];
+        for (exist, children, starts) in rows {
+            let pods = exist.iter().map(|who| (replica(who), pod(replica(who)))).collect();
+            let observed = ObservedState { pods, ..ObservedState::default() };
+            assert_eq!(starts_job(&job, &children, &observed), starts, "{exist:?}, {children:?}");
         }
     }
 }

@@ -89,11 +89,11 @@ impl Cluster {
                     cache.refused.push(Refusal { child, message: message.clone() });
                 }
                 (Child::Pod(new), None) => {
-                    let NewPod { replica, incarnation, failures, failures_in_a_row, finished_trainers } = new.clone();
-                    self.finished_trainers.insert(replica, finished_trainers);
+                    let NewPod { replica, incarnation, failures, failures_in_a_row, failed_incarnation, .. } = *new;
+                    self.finished_trainers.insert(replica, new.finished_trainers.clone());
                     self.history.push((replica, incarnation));
                     let pod = pod(replica).born(incarnation, failures, failures_in_a_row);
-                    self.observed.pods.insert(replica, pod);
+                    self.observed.pods.insert(replica, ObservedPod { failed_incarnation, ..pod });
                 }
             }
             if let Child::Pod(NewPod { replica, .. }) = child {

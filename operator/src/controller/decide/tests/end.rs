@@ -19,6 +19,55 @@ fn the_last_trainer_ends_the_job_after_the_servers_ended() {
 }
 
 #[test]
+fn a_job_whose_server_0_still_writes_the_model_can_be_suspended_and_keeps_its_deadline() {
+    let completing = || {
+        let checkpoint = "checkpoint: {volumeClaim: {size: 1Gi}}";
+        let mut cluster = running(&format!("{checkpoint}\nrunPolicy: {{activeDeadlineSeconds: 100}}"));
+        cluster.succeed("trainer-0");
+        cluster.succeed("trainer-1");
+        cluster.pass(90);
+        cluster.reconcile();
+        assert_eq!(cluster.phase(), Phase::Completing);
+        cluster
+    };
+    let mut late = completing();
+    late.pass(10);
+    late.reconcile();
+    assert_eq!((late.phase(), late.status.reason.as_deref()), (Phase::Failed, Some("DeadlineExceeded")));
+
+    let mut suspended = completing();
+    suspended.suspend(true);
+    suspended.settle();
+    assert_eq!((suspended.phase(), suspended.pods().len()), (Phase::Suspended, 0));
+    suspended.suspend(false);
+    suspended.reconcile();
+    assert_eq!(suspended.pods(), ["ps-0", "trainer-0", "trainer-1"], "they find their checkpoint");
+
+    let mut ended = completing();
+    ended.suspend(true);
+    ended.succeed("ps-0");
+    ended.reconcile();
+    assert_eq!(ended.phase(), Phase::Succeeded, "nothing is left to do");
+}
+
+#[test]
+fn a_job_whose_trainers_end_well_without_a_step_fails_when_its_servers_have_no_model_to_write() {
+    // The step that server 0 reports, and the seconds since then.
+    let rows = [(0, 10, Phase::Failed), (0, 40, Phase::Completing), (1, 10, Phase::Completing)];
+    for (step, age, want) in rows {
+        let mut cluster = running("checkpoint: {volumeClaim: {size: 1Gi}}\nrunPolicy: {serverDrainSeconds: 60}");
+        cluster.succeed("trainer-0");
+        cluster.succeed("trainer-1");
+        cluster.reconcile();
+        cluster.observed.progress = Some(ProgressReport { step, at: Some(at(60 - age)), ..ProgressReport::default() });
+        cluster.pass(60);
+        cluster.reconcile();
+        assert_eq!(cluster.phase(), want, "step {step}, {age} s ago");
+        assert_eq!(cluster.status.reason.as_deref() == Some("NeverTrained"), want == Phase::Failed);
+    }
+}
+
+#[test]
 fn servers_that_do_not_end_are_stopped_after_the_drain() {
     let mut cluster = running("runPolicy: {serverDrainSeconds: 20}");
     cluster.succeed("trainer-0");

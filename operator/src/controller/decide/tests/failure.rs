@@ -69,6 +69,39 @@ fn a_trainer_that_was_replaced_before_its_servers_end_was_seen_has_ended_well() 
 }
 
 #[test]
+fn a_trainer_replaced_before_is_finished_when_its_pod_vanishes_after_it_left() {
+    // What its first pod ended by, and whether the decision's status was written before the second one vanished.
+    let rows = [("disruption", true), ("disruption", false), ("failure", true), ("failure", false)];
+    for (first_end, status_was_written) in rows {
+        let label = format!("{first_end}, status was written: {status_was_written}");
+        let mut cluster = running("");
+        cluster.succeed("trainer-0");
+        let second = cluster.now.duration_since(at(0)).as_secs();
+        cluster.edit("trainer-1", |pod| match first_end {
+            "disruption" => pod.disrupted(second),
+            _ => pod.failed(second, 1),
+        });
+        cluster.settle();
+        cluster.run_all();
+        cluster.reconcile();
+        cluster.vanish("trainer-1");
+        if status_was_written {
+            cluster.reconcile();
+        } else {
+            cluster.reconcile_in_vain();
+        }
+        assert_eq!(cluster.incarnation("trainer-1"), 2, "{label}");
+        cluster.run_all();
+        cluster.edit("ps-0", |pod| pod.concluded_with(second, r#"{"0": "0", "1": "1"}"#));
+        cluster.settle();
+        cluster.pass(120);
+        cluster.settle();
+        assert_eq!(cluster.phase(), Phase::Succeeded, "{label}");
+        assert_eq!(cluster.incarnation("ps-0"), 0, "{label}");
+    }
+}
+
+#[test]
 fn a_trainer_that_failed_after_it_had_left_and_runs_again_gets_its_server_back() {
     let mut cluster = running("");
     cluster.succeed("trainer-0");

@@ -170,6 +170,21 @@ fn a_job_that_does_not_start_in_time_fails_with_what_it_waited_for() {
 }
 
 #[test]
+fn the_start_is_limited_also_if_the_first_status_came_after_the_creation() {
+    let mut job = job("runPolicy: {startupDeadlineSeconds: 40}");
+    job.metadata.creation_timestamp = Some(Time(at(0)));
+    let mut cluster = Cluster::of(validate(job.into()).expect("valid"));
+    cluster.pass(1);
+    cluster.reconcile();
+    cluster.pass(38);
+    cluster.reconcile();
+    assert_eq!((cluster.phase(), cluster.requeue), (Phase::Pending, Some(SignedDuration::from_secs(1))));
+    cluster.pass(1);
+    cluster.reconcile();
+    assert_eq!((cluster.phase(), cluster.status.reason.as_deref()), (Phase::Failed, Some("StartupDeadlineExceeded")));
+}
+
+#[test]
 fn long_pending_pods_free_what_the_others_hold_and_try_again() {
     let mut cluster = Cluster::new("schedulingPolicy: {scheduleTimeoutSeconds: 30}");
     cluster.reconcile();
