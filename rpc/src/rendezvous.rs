@@ -14,6 +14,8 @@ use crate::objects::{Endpoint, Peer, Registry};
 
 const PUBLISH: &str = "psjobs/publish";
 const LOCATE: &str = "psjobs/locate";
+/// How long an address is dialled before the server is asked again.
+const LOOK_AGAIN: Duration = Duration::from_secs(3);
 
 #[derive(Default)]
 struct Published {
@@ -74,14 +76,23 @@ impl Endpoint {
         server.clone().timeout(timeout).rpc_sync(LOCATE, name)
     }
 
-    /// Connects to the trainer `name`, which publishes its address at `server`, waiting up to `timeout`.
+    /// Connects to the trainer `name`, which publishes its address at `server`, waiting up to `timeout`. Where nobody
+    /// answers, the address is looked up again: a process that takes the trainer's place listens elsewhere.
     ///
     /// # Errors
     /// If it does not publish an address in time, or does not answer there.
     pub fn connect_published(&self, server: &Peer, name: &str, timeout: Duration) -> Result<Peer, RemoteError> {
         let end = Instant::now() + timeout;
-        let address = self.locate(server, name, timeout)?;
-        self.connect(name, &address, end.saturating_duration_since(Instant::now()))
+        loop {
+            let address = self.locate(server, name, end.saturating_duration_since(Instant::now()))?;
+            let (began, left) = (Instant::now(), end.saturating_duration_since(Instant::now()));
+            let limit = left.min(LOOK_AGAIN);
+            match self.connect(name, &address, limit) {
+                // An error that came earlier is a refusal, which does not pass.
+                Err(_) if limit < left && began.elapsed() >= limit => {}
+                connected => return connected,
+            }
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use psjobs_api::Training;
-use psjobs_api::training::{Consistency, ConsistencyMode, Local as LocalTraining, Optimizer, OptimizerKind};
+use psjobs_api::training::{Consistency, ConsistencyMode, Local as LocalTraining, NonFinite, Optimizer, OptimizerKind};
 use psjobs_ps::batch::sharing::{Share, Work};
 use psjobs_ps::client::SessionConfig;
 use psjobs_worker::train::flat::Flat;
@@ -88,6 +88,7 @@ fn plan(micro_batches: usize) -> Plan {
         elastic: false,
         adaptive: false,
         steps_per_exchange: 1,
+        non_finite: NonFinite::Refuse,
         seed: 1,
         trainer: 0,
         trainers: 1,

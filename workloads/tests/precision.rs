@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use psjobs_api::training::Optimizer;
+use psjobs_api::training::{NonFinite, Optimizer};
 use psjobs_worker::data::Dataset as _;
 use psjobs_worker::train::flat::Flat;
 use psjobs_worker::train::local::Local;
@@ -113,6 +113,7 @@ fn the_training_loop_computes_under_autocast_where_the_job_says_so() {
             elastic: false,
             adaptive: false,
             steps_per_exchange: 1,
+            non_finite: NonFinite::Refuse,
             seed: 1,
             trainer: 0,
             trainers: 1,

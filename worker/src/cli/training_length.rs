@@ -51,6 +51,7 @@ impl TrainingLengthArgs {
             batch: self.batch_size.unwrap_or(training.batch.base) as usize,
             micro_batches: training.batch.micro_batches() as usize,
             autocast: training.precision().autocast == Autocast::BF16,
+            non_finite: training.non_finite,
             seed: training.seed,
             trainer: environment.map_or(0, |environment| environment.index as usize),
             trainers: environment.map_or(1, |environment| environment.trainers as usize),

@@ -242,6 +242,7 @@ fn load<W: Workload>(
 
 #[cfg(test)]
 mod tests {
+    use psjobs_api::training::NonFinite;
     use psjobs_ps::batch::sharing::Share;
     use tch::{Device, Tensor, nn};
 
@@ -348,6 +349,7 @@ mod tests {
             elastic: true,
             adaptive: false,
             steps_per_exchange,
+            non_finite: NonFinite::Refuse,
             seed: 1,
             trainer: 0,
             trainers: 2,

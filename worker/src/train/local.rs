@@ -4,7 +4,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use psjobs_api::training::{self, OptimizerKind};
+use psjobs_api::training::{self, NonFinite, OptimizerKind};
 use psjobs_arithmetic::optimizer::{Optimizer, State};
 use psjobs_arithmetic::parameter_group::Stretch;
 use psjobs_ps::batch::sharing::{Share, Work};
@@ -24,19 +24,21 @@ pub struct Local {
     optimizer: Rule,
     rate: f64,
     schedule: Schedule,
+    /// A step whose gradient holds NaN or infinity is left out.
+    skips: bool,
     /// The parameters have the gradients of micro-batches of the next step; only of libtorch's rule.
     has_gradients: bool,
 }
 
 enum Rule {
-    Libtorch(COptimizer),
+    Libtorch(Flat, COptimizer),
     Servers { flat: Flat, optimizer: Optimizer, state: State, stretches: Vec<Stretch>, sum: GradientSum },
 }
 
 impl fmt::Debug for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Libtorch(_) => "Libtorch",
+            Self::Libtorch(..) => "Libtorch",
             Self::Servers { .. } => "Servers",
         })
     }
@@ -57,8 +59,10 @@ impl Local {
             let state = optimizer.state(flat.elements());
             Rule::Servers { flat, optimizer, state, stretches, sum: GradientSum::default() }
         };
-        let of_rule =
-            |optimizer| Self { optimizer, rate: learning_rate, schedule: Schedule::CONSTANT, has_gradients: false };
+        let of_rule = |optimizer| {
+            let (rate, schedule) = (learning_rate, Schedule::CONSTANT);
+            Self { optimizer, rate, schedule, skips: false, has_gradients: false }
+        };
         if !arguments.groups.is_empty() {
             return Ok(of_rule(servers(flat)));
         }
@@ -74,7 +78,7 @@ impl Local {
         for parameter in flat.parameters() {
             optimizer.add_parameters(&parameter.tensor, 0)?;
         }
-        Ok(of_rule(Rule::Libtorch(optimizer)))
+        Ok(of_rule(Rule::Libtorch(flat, optimizer)))
     }
 
     /// As before, with another learning rate over time.
@@ -83,13 +87,19 @@ impl Local {
         Self { schedule, ..self }
     }
 
+    /// As before, but with `Skip` it leaves out a step whose gradient holds NaN or infinity.
+    #[must_use]
+    pub fn with_non_finite(self, rule: NonFinite) -> Self {
+        Self { skips: rule == NonFinite::Skip, ..self }
+    }
+
     /// Computes the gradient of `loss`, that of a micro-batch, which is added to that of the next step.
     ///
     /// # Errors
     /// If libtorch cannot compute it.
     pub fn add_gradient(&mut self, loss: &Tensor) -> Result<(), TchError> {
         match &mut self.optimizer {
-            Rule::Libtorch(optimizer) => {
+            Rule::Libtorch(_, optimizer) => {
                 if !std::mem::replace(&mut self.has_gradients, true) {
                     optimizer.zero_grad()?;
                 }
@@ -104,9 +114,9 @@ impl Local {
     /// # Errors
     /// If libtorch cannot compute the gradient.
     pub fn step(&mut self, step: u64, loss: &Tensor) -> Result<(), TchError> {
-        let factor = self.schedule.factor(step);
+        let (factor, skips) = (self.schedule.factor(step), self.skips);
         match &mut self.optimizer {
-            Rule::Libtorch(optimizer) => {
+            Rule::Libtorch(flat, optimizer) => {
                 if self.schedule != Schedule::CONSTANT {
                     optimizer.set_learning_rate(self.rate * factor)?;
                 }
@@ -114,14 +124,30 @@ impl Local {
                     optimizer.zero_grad()?;
                 }
                 loss.f_backward()?;
+                if skips && !are_finite(flat.parameters().iter().map(|parameter| parameter.tensor.grad()))? {
+                    return Ok(());
+                }
                 optimizer.step()
             }
             Rule::Servers { flat, optimizer, state, stretches, sum } => {
                 let gradients = sum.end(flat.gradients(loss)?)?;
+                if skips && !are_finite(gradients.iter().map(Tensor::shallow_clone))? {
+                    return Ok(());
+                }
                 apply(flat, optimizer, (state, factor), stretches, gradients)
             }
         }
     }
+}
+
+/// Returns whether no gradient holds NaN or infinity.
+fn are_finite(gradients: impl Iterator<Item = Tensor>) -> Result<bool, TchError> {
+    for gradient in gradients.filter(Tensor::defined) {
+        if gradient.f_isfinite()?.f_all()?.f_int64_value(&[])? == 0 {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// One step of a servers' rule on the model's own tensors.

@@ -49,7 +49,7 @@ impl LocalSteps {
         total: u64,
         session: &Session,
     ) -> Result<Self, TchError> {
-        let optimizer = Local::new(flat.shallow_clone(), &training.optimizer)?;
+        let optimizer = Local::new(flat.shallow_clone(), &training.optimizer)?.with_non_finite(training.non_finite);
         let optimizer = optimizer.with_schedule(Schedule::from(&training.schedule));
         let exchanges = Exchanges { steps: training.steps_per_exchange(), total, made: 0 };
         let mut local = Self { flat, optimizer, exchanges, overlap: settings.overlap, base: Vec::new(), sent: None };

@@ -29,6 +29,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use psjobs_api::ReplicaResult;
+use psjobs_api::training::NonFinite;
 use psjobs_ps::client::ClientError;
 use tch::{Device, Kind, TchError, Tensor, nn};
 
@@ -217,6 +218,7 @@ impl<W: Workload> Steps<'_, W> {
         let mut progress = Progress::new(total, plan.log_every, Instant::now());
         let mut evaluated = Instant::now();
         let mut step = first;
+        let mut warned = false;
         loop {
             if stop() {
                 return Ok(Ended::Stopped(progress.examples(), progress.metrics()));
@@ -254,7 +256,13 @@ impl<W: Workload> Steps<'_, W> {
             // that is not finite; that it is not finite says more.
             let loss = losses.mean();
             if !loss.is_finite() {
-                return Err(TrainError::Diverged { step, loss });
+                if plan.non_finite == NonFinite::Refuse {
+                    return Err(TrainError::Diverged { step, loss });
+                }
+                if !std::mem::replace(&mut warned, true) {
+                    let rule = plan.non_finite;
+                    tracing::warn!(step, loss, ?rule, "the loss is not finite; training goes on, as nonFinite says");
+                }
             }
             let next = updated.map_err(|source| TrainError::Update { step, source })?;
             let busy = || began.elapsed().saturating_sub(updater.waiting() - waited);
@@ -283,6 +291,8 @@ impl<W: Workload> Steps<'_, W> {
             let metrics = tch::no_grad(|| workload.evaluate(model));
             updater.record(progress.done(), &metrics);
             result.metrics.extend(metrics);
+            // JSON has neither NaN nor infinity.
+            result.metrics.retain(|_, value| value.is_finite());
         }
         Ok(Ended::Finished(result))
     }

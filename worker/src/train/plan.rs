@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
+use psjobs_api::training::NonFinite;
 use tch::Device;
 
 use super::throttle::Pace;
@@ -28,6 +29,8 @@ pub struct Plan {
     pub adaptive: bool,
     /// Steps that a trainer makes for one exchange with the servers; more than 1 in a job with local steps.
     pub steps_per_exchange: u64,
+    /// A step whose loss is NaN or infinite ends the trainer, or training goes on.
+    pub non_finite: NonFinite,
     /// Seed of initial parameters, order of the data and dropout.
     pub seed: u64,
     /// This trainer's index, and how many there are.

@@ -43,6 +43,8 @@ struct Window {
     since: Instant,
     steps: u64,
     examples: u64,
+    /// Steps whose loss is finite, and its sum over them.
+    losses: u64,
     loss: f64,
     waiting_before: Duration,
 }
@@ -62,17 +64,21 @@ pub struct Done {
 
 impl Window {
     fn new(since: Instant, waiting_before: Duration) -> Self {
-        Self { since, steps: 0, examples: 0, loss: 0.0, waiting_before }
+        Self { since, steps: 0, examples: 0, losses: 0, loss: 0.0, waiting_before }
     }
 
     fn add(&mut self, done: Done) {
         self.steps += 1;
         self.examples += done.examples as u64;
-        self.loss += done.loss;
+        if done.loss.is_finite() {
+            self.losses += 1;
+            self.loss += done.loss;
+        }
     }
 
-    fn mean_loss(&self) -> f64 {
-        self.loss / self.steps as f64
+    /// Returns the mean of the losses that are finite, if one is.
+    fn mean_loss(&self) -> Option<f64> {
+        (self.losses > 0).then(|| self.loss / self.losses as f64)
     }
 
     /// Returns the steps and examples per second until `now`, and the part of the time that was spent waiting.
@@ -115,13 +121,14 @@ impl Progress {
         self.point.add(done);
         if self.window.steps >= self.log_every || next == self.total {
             self.log(next, waiting, now);
-            self.loss = Some(self.window.mean_loss());
+            self.loss = self.window.mean_loss().or(self.loss);
             self.window = Window::new(now, waiting);
         }
         if self.point.steps >= self.log_every.min(POINT_EVERY) || next == self.total {
             let [_, examples, waited] = self.point.speed(waiting, now);
-            let point = [("loss", self.point.mean_loss()), ("examples_per_second", examples), ("waiting", waited)];
-            self.full = Some(point.map(|(name, value)| (name.to_owned(), value)).into());
+            let speed = [("examples_per_second", examples), ("waiting", waited)];
+            let point = speed.into_iter().chain(self.point.mean_loss().map(|loss| ("loss", loss)));
+            self.full = Some(point.map(|(name, value)| (name.to_owned(), value)).collect());
             self.point = Window::new(now, waiting);
         }
         // The last step at once: an evaluation may follow, which is no time of training.
@@ -142,7 +149,7 @@ impl Progress {
         info!(
             step = done,
             total_steps = self.total,
-            loss = rounded(self.window.mean_loss(), 4),
+            loss = rounded(self.window.mean_loss().unwrap_or(f64::NAN), 4),
             steps_per_second = rounded(steps, 1),
             examples_per_second = rounded(examples, 0),
             waiting = rounded(waited, 3),
@@ -178,8 +185,7 @@ impl Progress {
     /// The training loss, once there is one, and what the last evaluation gave.
     #[must_use]
     pub fn metrics(&self) -> Metrics {
-        let so_far = (self.window.steps > 0).then(|| self.window.mean_loss());
-        let loss = self.loss.or(so_far).map(|loss| ("loss".to_owned(), loss));
+        let loss = self.loss.or_else(|| self.window.mean_loss()).map(|loss| ("loss".to_owned(), loss));
         self.evaluation.clone().into_iter().chain(loss).collect()
     }
 
@@ -233,6 +239,20 @@ mod tests {
         let window = [("loss", 3.0), ("examples_per_second", 16.0), ("waiting", 0.25)];
         assert_eq!(progress.take_point(), Some(window.map(|(name, value)| (name.to_owned(), value)).into()));
         assert_eq!(progress.take_point(), None);
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_is_in_no_mean() {
+        let start = Instant::now();
+        let mut progress = Progress::new(100, 2, start);
+        for (next, loss, want) in [(1, f64::NAN, None), (2, 4.0, Some(4.0)), (3, f64::INFINITY, Some(4.0))] {
+            progress.step(done(next, 32, loss), start);
+            assert_eq!(progress.metrics().get("loss").copied(), want, "after {loss}");
+        }
+        progress.step(done(4, 32, f64::NAN), start);
+        assert_eq!(progress.metrics()["loss"], 4.0, "the window before");
+        assert_eq!(progress.take_point().expect("it is due").get("loss"), None);
+        assert_eq!((progress.result(Duration::ZERO).steps, progress.examples()), (4, 128));
     }
 
     #[test]

@@ -74,6 +74,8 @@ pub enum TorchScriptError {
     Output { file: PathBuf, shape: Vec<i64>, found: Vec<i64>, loss: &'static str, want: String },
     #[error("{} cannot be trained: {reason}", file.display())]
     Backward { file: PathBuf, reason: String },
+    #[error("the test set does not fit the module: {0}")]
+    TestSet(Box<TorchScriptError>),
 }
 
 /// The bytes of a module, so that every model that is made of them is the same.
@@ -98,8 +100,8 @@ fn reason(error: &TchError) -> String {
 }
 
 impl<D: Dataset<Batch = (Tensor, Tensor)>> TorchScript<D> {
-    /// Reads the module, and runs it forward and backward on a few examples of `train`. Where targets are
-    /// classes, they are below `classes`.
+    /// Reads the module, runs it forward and backward on a few examples of `train`, and evaluates a few of `test`. Where
+    /// targets are classes, they are below `classes`.
     ///
     /// # Errors
     /// If the module cannot be loaded, or does not fit the data or the loss.
@@ -142,8 +144,19 @@ impl<D: Dataset<Batch = (Tensor, Tensor)>> TorchScript<D> {
         if let Some((name, tensor)) = trainable().find(|(_, tensor)| tensor.kind() != Kind::Float) {
             return Err(TorchScriptError::Kind { file: file(), name: name.clone(), kind: tensor.kind() });
         }
-        let examples: Vec<i64> = (0..self.train.examples().min(4) as i64).collect();
-        let (inputs, targets) = self.train.batch(&examples);
+        let (output, targets) = self.try_out(&module, &self.train, classes)?;
+        let outputs = output.size().last().copied().unwrap_or(1);
+        self.loss.of(&output, &targets, Reduction::Mean).f_backward().map_err(|error| self.backward(&error))?;
+        module.set_eval();
+        let evaluated = tch::no_grad(|| self.try_out(&module, &self.test, classes));
+        evaluated.map(|_| outputs).map_err(|error| TorchScriptError::TestSet(Box::new(error)))
+    }
+
+    /// Returns what the module gives for a few examples of `data`, and their targets, which it fits.
+    fn try_out(&self, module: &CModule, data: &D, classes: i64) -> Result<(Tensor, Tensor), TorchScriptError> {
+        let file = || self.source.file.clone();
+        let examples: Vec<i64> = (0..data.examples().min(4) as i64).collect();
+        let (inputs, targets) = data.batch(&examples);
         let shape = inputs.size();
         let output = module.forward_ts(&[inputs]).map_err(|error| TorchScriptError::Forward {
             file: file(),
@@ -169,9 +182,7 @@ impl<D: Dataset<Batch = (Tensor, Tensor)>> TorchScript<D> {
         if !fits {
             return Err(TorchScriptError::Output { file: file(), shape, found: output.size(), loss, want });
         }
-        let outputs = output.size().last().copied().unwrap_or(1);
-        let computed = self.loss.of(&output, &targets, Reduction::Mean).f_backward();
-        computed.map(|()| outputs).map_err(|error| self.backward(&error))
+        Ok((output, targets))
     }
 
     fn backward(&self, error: &TchError) -> TorchScriptError {

@@ -373,6 +373,7 @@ fn modules_and_data_that_do_not_fit_are_one_sentence() {
         format!("--data {}", file.display())
     };
     let good = file("good.csv", "1,2,0\n3,4,1\n5,6,1\n");
+    let wide = file("wide.csv", "1,2,3,0\n").replace("--data", "--test-data");
     let text = file("short.txt", "in the beginning");
     let rows = [
         ("digits.pt", "nll --dataset mnist --batch-size 40000 --world-size 3 --rank 1".to_owned(), "80000"),
@@ -392,6 +393,7 @@ fn modules_and_data_that_do_not_fit_are_one_sentence() {
             "a/1.csv, line 2",
         ),
         ("line.pt", format!("mse {good} --input-shape 5"), "--input-shape [5] does not fit"),
+        ("line.pt", format!("mse {good} {wide}"), "the test set does not fit the module: "),
         ("line.pt", format!("mse {}", file("bad.csv", "a,b\n1,2\n1,x\n")), "bad.csv, line 3: column 2 is \"x\""),
         ("line.pt", format!("nll {}", file("half.csv", "1,2,0.5\n1,2,1\n")), "a target is no class"),
         ("line.pt", format!("mse {}", file("one.csv", "1,2,3\n")), "holds one example"),

@@ -1,6 +1,6 @@
 //! `train lm`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use psjobs_api::ReplicaResult;
@@ -83,14 +83,29 @@ impl ModelArgs {
             self.vocabulary.as_deref().map_or(Ok(()), |file| built.save(file))?;
             return Ok(built);
         };
-        fitting(Vocabulary::open(file)?, want, file)
+        let vocabulary = Vocabulary::open(file)?;
+        let found = vocabulary.size();
+        // A vocabulary of another size would make another model than the flags say. A text may have fewer words.
+        if found != want && found != Vocabulary::build(text, want).size() {
+            return Err(TextError::OtherSize { file: file.to_owned(), found, want });
+        }
+        Ok(vocabulary)
     }
 }
 
-/// A vocabulary of another size would make another model than the flags say.
-fn fitting(vocabulary: Vocabulary, want: usize, file: &Path) -> Result<Vocabulary, TextError> {
-    match vocabulary.size() {
-        found if found == want => Ok(vocabulary),
-        found => Err(TextError::OtherSize { file: file.to_owned(), found, want }),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_vocabulary_of_a_text_with_few_words_is_read_again() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let vocabulary = Some(folder.path().join("words.txt"));
+        let args = ModelArgs { words: 10_000, vocabulary, window: 20, held_out: 100, embedding: 8, hidden: 8 };
+        let text = "in the beginning was the word";
+        let written = args.vocabulary(text).expect("it is written");
+        assert_eq!(args.vocabulary(text).expect("it is read"), written);
+        let error = args.vocabulary(&format!("{text} , and more")).expect_err("the model would be larger").to_string();
+        assert!(error.contains("has 6 words, the model 10000; give --words 6"), "{error}");
     }
 }

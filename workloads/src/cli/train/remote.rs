@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 use clap::Args;
 use psjobs_api::env::PSJOB_ROLE;
-use psjobs_api::training::Precision;
+use psjobs_api::training::{NonFinite, Precision, ScheduleKind};
 use psjobs_api::{Environment, ReplicaResult, Role, Training};
 use tracing::info;
 
@@ -39,8 +39,17 @@ pub struct RemoteArgs {
 }
 
 impl RemoteArgs {
-    /// This trainer's job, with the flags' values over the job's, and its signals; libtorch is ready after it.
+    /// This trainer's job, with the flags' values over the job's, and its signals; libtorch is ready after it. For a
+    /// workload whose optimizer has one learning rate.
     pub fn begin(&self) -> Result<(Environment, Signals), Failure> {
+        self.begin_unless(|training| unfit(training).or_else(|| without_effect(training)))
+    }
+
+    /// As [`RemoteArgs::begin`]; `unfit` says why the workload cannot train as the job says.
+    fn begin_unless(
+        &self,
+        unfit: impl FnOnce(&Training) -> Option<&'static str>,
+    ) -> Result<(Environment, Signals), Failure> {
         libtorch::wait_passively();
         let signals = Signals::listen().map_err(Failure::work)?;
         let mut environment = self.place.resolve(Role::Trainer, variable).map_err(Failure::input)?;
@@ -60,10 +69,11 @@ impl RemoteArgs {
         Ok((environment, signals))
     }
 
-    /// As [`RemoteArgs::begin`] if not `alone`; else no job, and the flags' values over the defaults.
+    /// As [`RemoteArgs::begin`] if not `alone`, for a workload that follows schedule and groups; else no job, and the
+    /// flags' values over the defaults.
     pub fn begin_or_alone(&self, alone: bool) -> Result<(Option<Environment>, Training, Signals), Failure> {
         if !alone {
-            let (environment, signals) = self.begin()?;
+            let (environment, signals) = self.begin_unless(unfit)?;
             let training = environment.training.clone();
             return Ok((Some(environment), training, signals));
         }
@@ -126,6 +136,29 @@ fn unfit(training: &Training) -> Option<&'static str> {
     None
 }
 
+/// Returns why trainers whose optimizer has one learning rate cannot train as the job says, and what to remove.
+fn without_effect(training: &Training) -> Option<&'static str> {
+    if training.schedule.kind != ScheduleKind::Constant || training.schedule.warmup_steps > 0 {
+        return Some(
+            "this workload's optimizer has the same learning rate in every step; remove spec.training.schedule, and \
+             write that rate in spec.training.optimizer.learningRate",
+        );
+    }
+    if !training.optimizer.groups.is_empty() {
+        return Some(
+            "this workload's optimizer has the same learning rate for all parameters; remove \
+             spec.training.optimizer.groups",
+        );
+    }
+    if training.non_finite != NonFinite::Refuse {
+        return Some(
+            "this workload's gradients are not pushed to the servers, which therefore leave none out; remove \
+             spec.training.nonFinite",
+        );
+    }
+    None
+}
+
 /// How a trainer of the job in `environment` ends: with a result, because a signal asked for it, or badly.
 pub fn finish(
     outcome: Result<Option<ReplicaResult>, ModulesError>,
@@ -156,7 +189,7 @@ fn classify(error: ModulesError, supervised: bool) -> Failure {
 #[cfg(test)]
 mod tests {
     use psjobs_api::exit_code::{PEER_AWAY, WRONG_INPUT};
-    use psjobs_api::training::{Autocast, Batch, Consistency, Local};
+    use psjobs_api::training::{Autocast, Batch, Consistency, Local, Optimizer, OptimizerGroup, Schedule};
     use psjobs_ps::client::ClientError;
     use psjobs_rpc::RemoteError;
 
@@ -179,11 +212,33 @@ mod tests {
             (Training { consistency: overlap, ..default() }, Some("consistency.overlap")),
             (default(), None),
         ] {
-            let why = unfit(&training);
-            let named = field.map(|field| format!("remove spec.training.{field}"));
-            let is_right = why.zip(named).map_or(why.is_none() == field.is_none(), |(why, named)| why.contains(&named));
-            assert!(is_right, "{field:?}: {why:?}");
+            assert_refusal(&training, unfit(&training), field);
         }
+    }
+
+    #[test]
+    fn fields_that_an_optimizer_with_one_rate_does_not_follow_are_refused_by_name() {
+        let default = Training::default;
+        let schedule = |schedule| Training { schedule, ..default() };
+        let group = OptimizerGroup { parameters: "*.bias".into(), learning_rate_factor: 0.5, weight_decay: None };
+        let groups = Optimizer { groups: vec![group], ..Optimizer::default() };
+        for (training, field) in [
+            (schedule(Schedule { kind: ScheduleKind::Step, ..Schedule::default() }), Some("schedule")),
+            (schedule(Schedule { warmup_steps: 10, ..Schedule::default() }), Some("schedule")),
+            (Training { optimizer: groups, ..default() }, Some("optimizer.groups")),
+            (Training { non_finite: NonFinite::Skip, ..default() }, Some("nonFinite")),
+            (default(), None),
+        ] {
+            assert_eq!(unfit(&training), None, "other workloads follow {field:?}");
+            assert_refusal(&training, without_effect(&training), field);
+        }
+    }
+
+    /// Checks that `why` names the field to remove, if there is one.
+    fn assert_refusal(training: &Training, why: Option<&str>, field: Option<&str>) {
+        let named = field.map(|field| format!("remove spec.training.{field}"));
+        let is_right = why.zip(named).map_or(why.is_none() == field.is_none(), |(why, named)| why.contains(&named));
+        assert!(is_right, "{field:?}: {why:?} of {training:?}");
     }
 
     #[test]

@@ -110,7 +110,9 @@ impl TorchScriptArgs {
         };
         let classes = if self.loss.classifies() { train.class_count()?.max(test.class_count()?) } else { 0 };
         // The module is tried out on these examples, where an error of reading could not be said.
-        drop(train.read(&(0..train.examples().min(4) as i64).collect::<Vec<_>>())?);
+        for set in [&train, &test] {
+            drop(set.read(&(0..set.examples().min(4) as i64).collect::<Vec<_>>())?);
+        }
         let workload = TorchScript::open(&self.model, source.device, self.loss, classes, train, test)?;
         Ok(workload.with_classes(Streamed::below))
     }
