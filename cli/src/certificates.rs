@@ -46,7 +46,9 @@ impl CertificatesArgs {
         }
         write(&folder)?;
         let [servers, trainers] = ROLES.map(|role| folder.join(role.as_str()).display().to_string());
-        println!("wrote ca.crt, tls.crt and tls.key for servers to {servers}, for trainers to {trainers}");
+        // A reader that has gone away wants no report.
+        let report = format!("wrote ca.crt, tls.crt and tls.key for servers to {servers}, for trainers to {trainers}");
+        writeln!(std::io::stdout(), "{report}").ok();
         Ok(0)
     }
 }

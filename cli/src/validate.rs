@@ -72,6 +72,14 @@ impl ValidateArgs {
 /// # Errors
 /// [`BadInput`] with every problem, or if the file holds several jobs.
 pub fn only_job(file: &Path, settings: &[Setting]) -> anyhow::Result<ParameterServerJob> {
+    Ok(job_and_others(file, settings)?.0)
+}
+
+/// Returns the one valid job of a file, with fields set that flags name, and the kinds of the file's other documents.
+///
+/// # Errors
+/// As [`only_job`].
+pub fn job_and_others(file: &Path, settings: &[Setting]) -> anyhow::Result<(ParameterServerJob, Vec<String>)> {
     let text = read(file)?;
     if settings.is_empty() {
         return only_one(manifest::check(&text), file);
@@ -79,7 +87,7 @@ pub fn only_job(file: &Path, settings: &[Setting]) -> anyhow::Result<ParameterSe
     let (documents, problem) = manifest::documents(&text);
     match problem {
         Some(problem) => Err(BadInput::new(line(file, &problem)).into()),
-        None => job_of(documents, settings, file),
+        None => only_one(with_settings(documents, settings), file),
     }
 }
 
@@ -88,6 +96,11 @@ pub fn only_job(file: &Path, settings: &[Setting]) -> anyhow::Result<ParameterSe
 /// # Errors
 /// As [`only_job`].
 pub fn job_of(documents: Vec<Value>, settings: &[Setting], what: &Path) -> anyhow::Result<ParameterServerJob> {
+    Ok(only_one(with_settings(documents, settings), what)?.0)
+}
+
+/// Checks documents with `settings` applied to the jobs among them.
+fn with_settings(documents: Vec<Value>, settings: &[Setting]) -> Result<Manifest, Vec<Problem>> {
     let set = documents.into_iter().map(|mut document| {
         if document["kind"] == crd::KIND {
             settings.iter().for_each(|setting| setting.apply(&mut document));
@@ -97,16 +110,16 @@ pub fn job_of(documents: Vec<Value>, settings: &[Setting], what: &Path) -> anyho
     // JSON is YAML. Its lines are not those of a file, so problems name fields only.
     let checked = manifest::check(&set.collect::<Vec<_>>().join("\n---\n"));
     let without_line = |problem| Problem { line: None, ..problem };
-    only_one(checked.map_err(|problems| problems.into_iter().map(without_line).collect()), what)
+    checked.map_err(|problems| problems.into_iter().map(without_line).collect())
 }
 
-fn only_one(checked: Result<Manifest, Vec<Problem>>, file: &Path) -> anyhow::Result<ParameterServerJob> {
-    let mut manifest = checked.map_err(|problems| {
+fn only_one(found: Result<Manifest, Vec<Problem>>, file: &Path) -> anyhow::Result<(ParameterServerJob, Vec<String>)> {
+    let mut manifest = found.map_err(|problems| {
         let lines: Vec<_> = problems.iter().map(|problem| line(file, problem)).collect();
         BadInput::new(lines.join("\n"))
     })?;
     match (manifest.jobs.pop(), manifest.jobs.as_slice()) {
-        (Some(job), []) => Ok(job),
+        (Some(job), []) => Ok((job, manifest.skipped)),
         (_, others) => {
             let message =
                 format!("{} holds {} jobs; put each into a file of its own", file.display(), others.len() + 1);

@@ -5,110 +5,14 @@ mod process;
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
-use std::os::unix::process::ExitStatusExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use process::Running;
-use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use process::job::{Job, Report, wait_until_gone};
+use rustix::process::{Signal, kill_process};
 use serde_json::Value;
-use tempfile::TempDir;
-
-const DEADLINE: Duration = Duration::from_secs(30);
-
-/// A server that lives until it is asked to end, and a trainer that does what the test says.
-struct Job {
-    folder: TempDir,
-}
-
-/// The output of a run.
-struct Report {
-    code: Option<i32>,
-    stdout: String,
-    stderr: String,
-}
-
-impl Job {
-    /// Both scripts find the folder of the test in `$DIR`.
-    fn new(server: &str, trainer: &str, spec: &str) -> Self {
-        let folder = tempfile::tempdir().expect("temporary folder");
-        let container = |name: &str, script: &str| {
-            // In a manifest $$ stands for one $.
-            let script = serde_json::to_string(&script.replace("$$", "$$$$")).expect("text");
-            let dir = folder.path().display();
-            format!(
-                "template: {{spec: {{terminationGracePeriodSeconds: 2, containers: [{{name: {name}, \
-                 command: [sh, -c, {script}], env: [{{name: DIR, value: '{dir}'}}]}}]}}}}"
-            )
-        };
-        let text = format!(
-            "apiVersion: psjobs.dev/v1alpha1\nkind: ParameterServerJob\nmetadata: {{name: job}}\nspec:\n  {spec}\n  \
-             ps: {{{}}}\n  trainer: {{replicas: 2, {}}}\n",
-            container("server", server),
-            container("trainer", trainer)
-        );
-        fs::write(folder.path().join("job.yaml"), text).expect("written");
-        Self { folder }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_psjobs"));
-        command.arg("run").arg(self.path("job.yaml")).args(args);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.env("TMPDIR", self.folder.path());
-        command
-    }
-
-    fn run(&self, args: &[&str]) -> Report {
-        Report::of(Running::start(&mut self.command(args)))
-    }
-
-    /// The process id that a script wrote with `echo $$ > $DIR/name`.
-    fn pid(&self, name: &str) -> Pid {
-        let number = || fs::read_to_string(self.path(name)).ok()?.trim().parse().ok();
-        Pid::from_raw(wait_for(name, number)).expect("a process id")
-    }
-}
-
-impl Report {
-    fn of(child: Running) -> Self {
-        let output = child.output(DEADLINE);
-        Self {
-            code: output.status.code().or(output.status.signal()),
-            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-        }
-    }
-}
-
-/// Asks until there is an answer. The period is how often, not how long it takes.
-fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let began = Instant::now();
-    loop {
-        if let Some(answer) = ask() {
-            return answer;
-        }
-        assert!(began.elapsed() < DEADLINE, "waited in vain for {what}");
-        thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// A process whose parent does not wait for it stays as a zombie, which runs no more.
-fn is_gone(pid: Pid) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
-    let state = stat.rsplit_once(") ").map(|(_, rest)| rest.chars().next());
-    test_kill_process(pid).is_err() || state == Some(Some('Z'))
-}
-
-fn wait_until_gone(pid: Pid, who: &str) {
-    wait_for(&format!("the end of {who}"), || is_gone(pid).then_some(()));
-}
 
 /// Ends well once both trainers have written their files, as a real server does.
 const SERVER: &str = "until [ -e $DIR/done-0 ] && [ -e $DIR/done-1 ]; do sleep 0.02; done";
@@ -509,4 +413,62 @@ fn a_reader_that_goes_away_does_not_stop_the_run() {
     let mut command = job.command(&["--verbose"]);
     let status = command.stdout(File::create("/dev/full").expect("there")).status().expect("runs");
     assert_eq!(status.code(), Some(0));
+}
+
+#[test]
+fn variables_of_a_job_that_the_caller_has_do_not_reach_the_processes() {
+    let trainer = "env > $DIR/env-$PSJOB_INDEX; touch $DIR/done-$PSJOB_INDEX";
+    let job = Job::new(SERVER, trainer, "");
+    let mut command = job.command(&[]);
+    command.env("PSJOB_FINISHED_TRAINERS", "0").env("PSJOB_TLS_DIR", "/no/such/folder").env("PSJOB_ROLE", "ps");
+    command.env("PSJOB_DATA", "/their/data");
+    let report = Report::of(Running::start(&mut command));
+    assert_eq!(report.code, Some(0), "{}", report.stderr);
+    let variables = fs::read_to_string(job.path("env-0")).expect("written");
+    let has = |entry: &str| variables.lines().any(|line| line.starts_with(entry));
+    assert!(!has("PSJOB_FINISHED_TRAINERS=") && !has("PSJOB_TLS_DIR="), "{variables}");
+    assert!(has("PSJOB_ROLE=trainer") && has("PSJOB_DATA=/their/data"), "{variables}");
+}
+
+#[test]
+fn a_hang_up_that_is_ignored_at_the_start_does_not_end_the_run() {
+    let trainer = "until [ -e $DIR/go ]; do sleep 0.02; done; touch $DIR/done-$PSJOB_INDEX";
+    let job = Job::new(&format!("echo $$ > $DIR/ps-0; {SERVER}"), trainer, "");
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' HUP; exec \"$0\" run \"$1\"", env!("CARGO_BIN_EXE_psjobs")]);
+    command.arg(job.path("job.yaml")).env("TMPDIR", job.path(""));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = Running::start(&mut command);
+    job.pid("ps-0");
+    kill_process(child.pid(), Signal::HUP).expect("sent");
+    fs::write(job.path("go"), "").expect("written");
+    let report = Report::of(child);
+    assert_eq!(report.code, Some(0), "{}", report.stderr);
+}
+
+/// Starts a process in a session of its own, which waits for ever.
+const APART: &str = "setsid sh -c 'echo $$ > $DIR/apart-$PSJOB_INDEX; exec sleep 1000' & \
+                     until [ -s $DIR/apart-$PSJOB_INDEX ]; do sleep 0.02; done";
+
+#[test]
+fn a_process_with_a_group_of_its_own_ends_with_its_trainer() {
+    let job = Job::new(SERVER, &format!("{APART}; touch $DIR/done-$PSJOB_INDEX"), "");
+    let report = job.run(&[]);
+    assert_eq!(report.code, Some(0), "{}", report.stderr);
+    for name in ["apart-0", "apart-1"] {
+        wait_until_gone(job.pid(name), name);
+    }
+}
+
+#[test]
+fn a_process_with_a_group_of_its_own_does_not_survive_psjobs() {
+    let job = Job::new(STUCK, &format!("{APART}; {STUCK}"), "");
+    let mut child = Running::start(&mut job.command(&[]));
+    let names = ["apart-0", "apart-1", "trainer-0", "trainer-1"];
+    let pids = names.map(|name| job.pid(name));
+    child.child().kill().expect("killed");
+    child.child().wait().expect("gone");
+    for (pid, name) in pids.into_iter().zip(names) {
+        wait_until_gone(pid, name);
+    }
 }

@@ -6,6 +6,7 @@ use psjobs_api::crd::ParameterServerJob;
 use serde_json::{Value, json};
 
 use crate::connection::ConnectionArgs;
+use crate::text;
 
 /// Stop a job's pods and keep the job; a job with checkpoints writes one first
 #[derive(Debug, Args)]
@@ -44,11 +45,11 @@ pub struct CancelArgs {
 impl SuspendArgs {
     pub async fn run(self, connection: &ConnectionArgs) -> anyhow::Result<u8> {
         change(connection, &self.name, json!({"suspend": true})).await?;
-        println!(
+        text::print(format_args!(
             "{} is suspended: its pods end; `kubectl psjob resume {0}{}` starts them again",
             self.name,
             connection.as_flags()
-        );
+        ));
         Ok(0)
     }
 }
@@ -61,11 +62,11 @@ impl ResumeArgs {
         } else {
             "the beginning, as it keeps no checkpoints"
         };
-        println!(
+        text::print(format_args!(
             "{} is resumed, from {from}; `kubectl psjob watch {0}{}` shows its progress",
             self.name,
             connection.as_flags()
-        );
+        ));
         Ok(0)
     }
 }
@@ -73,12 +74,12 @@ impl ResumeArgs {
 impl ScaleArgs {
     pub async fn run(self, connection: &ConnectionArgs) -> anyhow::Result<u8> {
         change(connection, &self.name, json!({"trainer": {"replicas": self.trainers}})).await?;
-        println!(
+        text::print(format_args!(
             "{} has {} trainers from now on; `kubectl psjob watch {0}{}` shows its progress",
             self.name,
             self.trainers,
             connection.as_flags()
-        );
+        ));
         Ok(0)
     }
 }
@@ -88,7 +89,7 @@ impl CancelArgs {
         let cluster = connection.open().await?;
         let deleted = cluster.jobs().delete(&self.name, &DeleteParams::background()).await;
         deleted.map_err(|error| cluster.explain(error, &self.name))?;
-        println!("{} is deleted", self.name);
+        text::print(format_args!("{} is deleted", self.name));
         Ok(0)
     }
 }

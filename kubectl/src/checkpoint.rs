@@ -91,12 +91,12 @@ impl ListArgs {
         match self.output {
             Some(Output::Json) => {
                 let all: Vec<_> = found.iter().map(object).collect();
-                println!("{}", serde_json::to_string_pretty(&all)?);
+                text::print(serde_json::to_string_pretty(&all)?);
             }
             None if found.is_empty() => eprintln!("{} has no complete checkpoint in {folder} of {place}", self.name),
             None => {
                 let rows: Vec<_> = found.iter().map(|checkpoint| row(checkpoint, now)).collect();
-                println!("{}", text::table(&["RUN", "STEP", "JOB", "SERVERS", "SIZE", "AGE"], &rows));
+                text::print(text::table(&["RUN", "STEP", "JOB", "SERVERS", "SIZE", "AGE"], &rows));
             }
         }
         Ok(0)
@@ -117,11 +117,11 @@ impl GetArgs {
         };
         let (run, step, bytes) = with_reader(connection, &cluster, &job, self.source.image(), fetch).await?;
         let output = output.display();
-        println!(
+        text::print(format_args!(
             "{output} has the checkpoint of step {step} (run {run}), {}; `psjobs run MANIFEST --checkpoint-dir {output}` \
              goes on from it",
             text::size(bytes)
-        );
+        ));
         Ok(0)
     }
 

@@ -11,6 +11,7 @@ use kube::api::ListParams;
 
 use crate::command_line::Cli;
 use crate::connection::ConnectionArgs;
+use crate::text;
 
 /// How long the cluster may take to list jobs.
 const LIMIT: Duration = Duration::from_secs(3);
@@ -40,9 +41,9 @@ pub fn print(words: &[String]) {
         Offer::Free => (Vec::new(), NO_FILES),
     };
     for (word, meaning) in lines.iter().filter(|(word, _)| word.starts_with(typed)) {
-        println!("{word}{}{meaning}", if meaning.is_empty() { "" } else { "\t" });
+        text::print(format_args!("{word}{}{meaning}", if meaning.is_empty() { "" } else { "\t" }));
     }
-    println!(":{directive}");
+    text::print(format_args!(":{directive}"));
 }
 
 /// Returns the kind of word that the last of `words` can be.

@@ -1,11 +1,13 @@
 //! The connection to the cluster, by kubectl's own files and flags.
 
-use std::ffi::OsString;
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::Args;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Api, Client, Config};
 use psjobs::BadInput;
 use psjobs_api::crd::ParameterServerJob;
@@ -62,7 +64,10 @@ impl ConnectionArgs {
         let read = async {
             let kubeconfig = match &self.kubeconfig {
                 Some(file) => Kubeconfig::read_from(file)?,
-                None => Kubeconfig::read()?,
+                None => match env::var_os("KUBECONFIG").map(|list| read_listed(&list)).transpose()?.flatten() {
+                    Some(kubeconfig) => kubeconfig,
+                    None => Kubeconfig::read()?,
+                },
             };
             Config::from_custom_kubeconfig(kubeconfig, &options).await
         };
@@ -101,6 +106,25 @@ impl ConnectionArgs {
     }
 }
 
+/// Merges the files of a value of `KUBECONFIG`; `None` if it lists none. As with kubectl, files that are missing are
+/// left out, unless all are.
+fn read_listed(list: &OsStr) -> Result<Option<Kubeconfig>, KubeconfigError> {
+    let (mut merged, mut missing): (Option<Kubeconfig>, _) = (None, None);
+    for file in env::split_paths(list).filter(|file| !file.as_os_str().is_empty()) {
+        match Kubeconfig::read_from(&file) {
+            Ok(next) => merged = Some(merged.unwrap_or_default().merge(next)?),
+            Err(KubeconfigError::ReadConfig(cause, file)) if cause.kind() == ErrorKind::NotFound => {
+                missing = Some(KubeconfigError::ReadConfig(cause, file));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    match (merged, missing) {
+        (None, Some(error)) => Err(error),
+        (merged, _) => Ok(merged),
+    }
+}
+
 impl Cluster {
     pub fn jobs(&self) -> Api<ParameterServerJob> {
         Api::namespaced(self.client.clone(), &self.namespace)
@@ -133,5 +157,26 @@ impl Cluster {
             error => anyhow::Error::new(error)
                 .context("the cluster did not answer as it should; try again, or look with `kubectl cluster-info`"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_kubeconfig_that_is_missing_is_left_out() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (missing, there) = (folder.path().join("missing"), folder.path().join("there"));
+        let more = folder.path().join("more");
+        std::fs::write(&there, "apiVersion: v1\nkind: Config\ncurrent-context: first\n").expect("written");
+        std::fs::write(&more, "apiVersion: v1\nkind: Config\ncurrent-context: second\n").expect("written");
+        let read = |files: &[&PathBuf]| read_listed(&env::join_paths(files).expect("no separator in them"));
+        let context = |files: &[&PathBuf]| read(files).expect("a file is there").expect("a file").current_context;
+        assert_eq!(context(&[&missing, &there, &more]).as_deref(), Some("first"));
+        assert_eq!(context(&[&more, &missing, &there]).as_deref(), Some("second"));
+        let error = read(&[&missing]).expect_err("all are missing").to_string();
+        assert!(error.contains("missing"), "{error}");
+        assert!(read_listed(OsStr::new("")).expect("no file").is_none(), "the default one is meant");
     }
 }

@@ -1,7 +1,5 @@
 //! `kubectl psjob list`: all jobs, each in a row.
 
-use std::io::Write as _;
-
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 use kube::Api;
@@ -49,7 +47,7 @@ impl ListArgs {
             jobs.retain(|job| !text::phase(job).is_some_and(Phase::is_final));
         }
         jobs.sort_by_cached_key(|job| (job.metadata.namespace.clone(), job.metadata.name.clone()));
-        let text = match self.output {
+        let output = match self.output {
             Some(Output::Json) => serde_json::to_string_pretty(&list(&jobs))?,
             Some(Output::Yaml) => serde_yaml::to_string(&list(&jobs))?.trim_end().to_owned(),
             Some(Output::Name) => jobs.iter().map(name).collect::<Vec<_>>().join("\n"),
@@ -61,8 +59,7 @@ impl ListArgs {
             }
             None => table(&jobs, self.all_namespaces, Timestamp::now()),
         };
-        // A reader that has gone away wants no list.
-        writeln!(std::io::stdout(), "{text}").ok();
+        text::print(output);
         Ok(0)
     }
 }

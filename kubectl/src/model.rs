@@ -8,6 +8,7 @@ use psjobs::BadInput;
 use crate::connection::ConnectionArgs;
 use crate::reader::{Reader, with_reader};
 use crate::source::SourceArgs;
+use crate::text;
 
 /// Fetch the trained model of a job as a safetensors file
 ///
@@ -51,7 +52,7 @@ impl ModelArgs {
         };
         let copy = async |reader: &Reader<'_>| reader.copy(&path, &file).await;
         let size = with_reader(connection, &cluster, &job, self.source.image(), copy).await?;
-        println!("{} has the model of {}, {size} bytes", file.display(), self.name);
+        text::print(format_args!("{} has the model of {}, {size} bytes", file.display(), self.name));
         Ok(0)
     }
 }

@@ -5,19 +5,19 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use kube::api::PostParams;
 use psjobs::setting::Setting;
-use psjobs::validate;
+use psjobs::{BadInput, validate};
 use psjobs_api::crd::{GROUP, KIND, ParameterServerJob, VERSION};
 use serde_json::{Value, json};
 
 use crate::connection::{Cluster, ConnectionArgs};
-use crate::watch;
+use crate::{text, watch};
 
 /// Create the job of a manifest
 ///
 /// The manifest is checked first, as `psjobs validate` does. Exit code with --watch: 0 the job succeeded, 1 it failed.
 #[derive(Debug, Args)]
 pub struct SubmitArgs {
-    /// The manifest, with one job; - reads standard input
+    /// The manifest, with one job and nothing else; - reads standard input
     file: PathBuf,
     #[command(flatten)]
     new: NewArgs,
@@ -51,7 +51,16 @@ struct NewArgs {
 
 impl SubmitArgs {
     pub async fn run(self, connection: &ConnectionArgs) -> anyhow::Result<u8> {
-        let mut job = validate::only_job(&self.file, &self.new.settings)?;
+        let (mut job, others) = validate::job_and_others(&self.file, &self.new.settings)?;
+        if !others.is_empty() {
+            return Err(BadInput::new(format!(
+                "{} holds more than a job, and submit creates nothing else: {}; put that into a file of its own, for \
+                 `kubectl apply`",
+                self.file.display(),
+                others.join(", ")
+            ))
+            .into());
+        }
         // The check has put a name into a manifest that leaves its end to the API server.
         if job.metadata.generate_name.is_some() {
             job.metadata.name = None;
@@ -102,17 +111,37 @@ async fn create(
     let created = cluster.jobs().create(&PostParams::default(), &job).await;
     let created = created.map_err(|error| cluster.explain(error, &name))?;
     let name = created.metadata.name.unwrap_or(name);
-    println!("{name} is created in namespace {}", cluster.namespace);
+    text::print(format_args!("{name} is created in namespace {}", cluster.namespace));
     if watch {
         return watch::until_its_end(&cluster, &name, &flags).await;
     }
-    println!("`kubectl psjob watch {name}{flags}` shows its progress");
+    text::print(format_args!("`kubectl psjob watch {name}{flags}` shows its progress"));
     Ok(0)
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
+    use crate::command_line::Cli;
+
+    #[test]
+    fn documents_beside_the_job_are_named_and_nothing_is_created() {
+        let job = "apiVersion: psjobs.dev/v1alpha1\nkind: ParameterServerJob\nmetadata: {name: mnist}\n\
+                   spec: {trainer: {template: {spec: {containers: [{name: trainer, image: i}]}}}}\n";
+        let other = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings}\n";
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("job.yaml");
+        std::fs::write(&file, format!("{other}---\n{job}")).expect("written");
+        let file = file.display().to_string();
+        for flags in [&["--set", "trainer.replicas=3"][..], &[]] {
+            let words = ["kubectl-psjob", "submit", file.as_str(), "--kubeconfig", "/no/such/file"];
+            let cli = Cli::try_parse_from(words.iter().chain(flags).copied()).expect("words of the command line");
+            let error = cli.run().expect_err("it is refused");
+            assert!(error.is::<BadInput>() && error.to_string().contains("ConfigMap"), "{error}");
+        }
+    }
 
     #[test]
     fn a_clone_has_the_labels_and_the_spec_and_starts_at_once() {

@@ -1,5 +1,7 @@
 //! Numbers and times as kubectl shows them, and tables of them.
 
+use std::io::Write as _;
+
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use psjobs_api::crd::{ParameterServerJob, ParameterServerJobStatus, Phase, Progress};
@@ -87,6 +89,11 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     };
     let header: Vec<String> = header.iter().map(|&name| name.to_owned()).collect();
     std::iter::once(&header).chain(rows).map(|row| line(row)).collect::<Vec<_>>().join("\n")
+}
+
+/// Prints a line. Returns whether anybody reads on: a reader that has gone away wants no line.
+pub fn print(line: impl std::fmt::Display) -> bool {
+    writeln!(std::io::stdout(), "{line}").is_ok()
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ use tokio::time::MissedTickBehavior;
 
 use self::board::Board;
 use crate::connection::{Cluster, ConnectionArgs};
+use crate::text;
 
 /// Pause between two pictures while nothing happens: ages and times go on.
 const REDRAW: Duration = Duration::from_secs(1);
@@ -52,7 +53,7 @@ impl TopArgs {
         let outcome = show(&cluster, &self.name, &mut board, &mut terminal).await;
         ratatui::restore();
         outcome?;
-        println!("{}", board.last_words());
+        text::print(board.last_words());
         Ok(0)
     }
 }

@@ -31,7 +31,8 @@ impl WatchArgs {
     }
 }
 
-/// Prints a line each time that the job has changed, and at its end why it ended; returns the exit code.
+/// Prints a line each time that the job has changed, and at its end why it ended; returns the exit code. It ends early
+/// where nobody reads the lines any more.
 pub async fn until_its_end(cluster: &Cluster, name: &str, flags: &Flags) -> anyhow::Result<u8> {
     let only = Config::default().fields(&format!("metadata.name={name}"));
     let mut events = pin!(watcher(cluster.jobs(), only).default_backoff());
@@ -50,12 +51,14 @@ pub async fn until_its_end(cluster: &Cluster, name: &str, flags: &Flags) -> anyh
                 (found, away) = (true, false);
                 let line = line(&job);
                 if line != shown {
-                    println!("{line}");
+                    if !text::print(&line) {
+                        return Ok(0);
+                    }
                     shown = line;
                 }
                 let phase = text::phase(&job);
                 if phase.is_some_and(Phase::is_final) {
-                    println!("{}", explain(&job, Timestamp::now()).as_text(flags));
+                    text::print(explain(&job, Timestamp::now()).as_text(flags));
                     return Ok(u8::from(phase == Some(Phase::Failed)));
                 }
             }

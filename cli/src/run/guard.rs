@@ -1,8 +1,8 @@
 //! Sees to it that no process of a job outlives `psjobs`, even if `psjobs` is killed with SIGKILL and
 //! can do nothing any more. A second process, the guard, holds the reading end of a pipe whose writing
 //! end only `psjobs` has. It receives each process group that is started or gone; when the pipe closes
-//! without a farewell, it kills the groups that are left. A process that had just been started when `psjobs` was
-//! killed is found by an entry of its environment, which the guard receives before the start.
+//! without a farewell, it kills the groups that are left. A process that has left its group, or had just been started
+//! when `psjobs` was killed, is found by an entry of its environment, which the guard receives before the start.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -14,6 +14,7 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 
+use psjobs_api::env::PSJOB_RESULT_FILE;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 /// The argument with which a program starts itself as the guard.
@@ -54,6 +55,8 @@ impl Guard {
         };
         let mut process = command
             .arg(COMMAND)
+            // Where psjobs itself runs in a job, this one must outlive it.
+            .env_remove(PSJOB_RESULT_FILE)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -100,24 +103,28 @@ impl Drop for Guard {
 pub fn main() -> u8 {
     // Out of the way of `killall psjobs`, which would take the guard with what it guards.
     rustix::thread::set_name(c"job-guard").ok();
-    let LeftOver { groups, expected } = left_over(io::stdin().lock());
+    let LeftOver { groups, entries, starting } = left_over(io::stdin().lock());
+    if groups.is_empty() && !starting {
+        return 0;
+    }
     for group in groups.into_iter().filter_map(Pid::from_raw) {
         kill_process_group(group, Signal::KILL).ok();
     }
-    if let Some(entry) = expected {
-        kill_those_with(entry.as_bytes());
+    let is_ours = |found: &[u8]| entries.iter().any(|entry| entry.as_bytes() == found);
+    kill_those_with(is_ours);
+    if starting {
         thread::sleep(STARTING);
-        kill_those_with(entry.as_bytes());
+        kill_those_with(is_ours);
     }
     0
 }
 
-/// Kills the processes that have `entry` in their environment, where the system shows it.
-fn kill_those_with(entry: &[u8]) {
+/// Kills the processes that have such an entry in their environment, where the system shows it.
+pub(super) fn kill_those_with(is_ours: impl Fn(&[u8]) -> bool) {
     for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let id = process.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
         let (Some(id), Ok(environment)) = (id, fs::read(process.path().join("environ"))) else { continue };
-        if environment.split(|byte| *byte == 0).any(|found| found == entry) {
+        if environment.split(|byte| *byte == 0).any(&is_ours) {
             kill_process(id, Signal::KILL).ok();
         }
     }
@@ -128,8 +135,10 @@ fn kill_those_with(entry: &[u8]) {
 struct LeftOver {
     /// Groups that were started and did not go.
     groups: BTreeSet<i32>,
-    /// An entry in the environment of a process that was about to be started, and whose group is not known.
-    expected: Option<String>,
+    /// Entries in the environments of all processes that were started.
+    entries: BTreeSet<String>,
+    /// A process was about to be started, and its group is not known.
+    starting: bool,
 }
 
 /// Reads `+12`, `-12` and `=NAME=VALUE` lines to the end.
@@ -137,12 +146,13 @@ fn left_over(lines: impl BufRead) -> LeftOver {
     let mut left = LeftOver::default();
     for line in lines.lines().map_while(Result::ok) {
         if let Some(entry) = line.strip_prefix('=') {
-            left.expected = Some(entry.to_owned());
+            left.entries.insert(entry.to_owned());
+            left.starting = true;
         }
         let Some(group) = line.get(1..).and_then(|number| number.parse().ok()) else { continue };
         if line.starts_with('+') {
             left.groups.insert(group);
-            left.expected = None;
+            left.starting = false;
         } else {
             left.groups.remove(&group);
         }
@@ -157,12 +167,13 @@ mod tests {
     #[test]
     fn groups_that_did_not_go_are_left_over() {
         let rows = [
-            ("+10\n+11\n-10\n+12\nnonsense\n\n+13\n-13\n", &[11, 12][..], None),
-            ("=FILE=/a\n+10\n=FILE=/b\n", &[10], Some("FILE=/b")),
-            ("=FILE=/a\n+10\n-10\n", &[], None),
+            ("+10\n+11\n-10\n+12\nnonsense\n\n+13\n-13\n", &[11, 12][..], &[][..], false),
+            ("=FILE=/a\n+10\n=FILE=/b\n", &[10], &["FILE=/a", "FILE=/b"][..], true),
+            ("=FILE=/a\n+10\n-10\n", &[], &["FILE=/a"][..], false),
         ];
-        for (lines, groups, expected) in rows {
-            let want = LeftOver { groups: groups.iter().copied().collect(), expected: expected.map(str::to_owned) };
+        for (lines, groups, entries, starting) in rows {
+            let entries = entries.iter().map(ToString::to_string).collect();
+            let want = LeftOver { groups: groups.iter().copied().collect(), entries, starting };
             assert_eq!(left_over(lines.as_bytes()), want, "{lines}");
         }
     }

@@ -73,10 +73,17 @@ pub fn find(program: &str) -> Option<PathBuf> {
 /// Returns the GPUs that the user makes visible, else all that the driver shows.
 pub fn gpus() -> Vec<String> {
     if let Ok(visible) = env::var("CUDA_VISIBLE_DEVICES") {
-        return visible.split(',').map(str::trim).filter(|gpu| !gpu.is_empty()).map(str::to_owned).collect();
+        return named(&visible);
     }
     let count = fs::read_dir("/proc/driver/nvidia/gpus").map_or(0, Iterator::count);
     (0..count).map(|gpu| gpu.to_string()).collect()
+}
+
+/// Returns the GPUs in a value of `CUDA_VISIBLE_DEVICES`. As CUDA has it, the list ends at a number that no GPU has,
+/// such as -1.
+fn named(visible: &str) -> Vec<String> {
+    let names = visible.split(',').map(str::trim).filter(|name| !name.is_empty());
+    names.take_while(|name| !name.starts_with('-')).map(str::to_owned).collect()
 }
 
 /// Returns addresses with `ports` that are free now. All ports are held until the last is found, so that no two are equal.
@@ -113,6 +120,20 @@ mod tests {
         let taken = listener.local_addr().expect("it listens");
         let error = free_addresses(taken.port()..taken.port() + 1, 1).expect_err("it is taken");
         assert!(error.to_string().ends_with("only 0 are free"), "{error}");
+    }
+
+    #[test]
+    fn a_number_that_no_gpu_has_hides_the_gpus_behind_it() {
+        for (visible, want) in [
+            ("0, 2", &["0", "2"][..]),
+            ("1,-1,0", &["1"]),
+            ("GPU-1a,GPU-2b", &["GPU-1a", "GPU-2b"]),
+            ("-1", &[]),
+            (" ", &[]),
+            ("", &[]),
+        ] {
+            assert_eq!(named(visible), want, "{visible:?}");
+        }
     }
 
     fn port(address: &str) -> u16 {

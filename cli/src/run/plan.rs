@@ -8,7 +8,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Container, PodTemplateSpec};
 pub use psjobs_api::Replica;
 use psjobs_api::crd::{MlflowSpec, ParameterServerJob};
-use psjobs_api::env::{Checkpoint, Mlflow};
+use psjobs_api::env::{Checkpoint, Mlflow, PSJOB_RESULT_FILE};
 use psjobs_api::{Environment, Role, Training};
 use psjobs_policy::JobPolicy;
 
@@ -16,8 +16,8 @@ use super::cluster_only;
 use super::expand::expand;
 use super::lifecycle::Rules;
 
-/// Names the folder of a data set to `psjobs-worker`.
-const DATA_VARIABLE: &str = "PSJOB_DATA";
+/// Names the folder of a data set to `psjobs-worker`. A user may set it for `psjobs run`, too.
+pub(super) const DATA_VARIABLE: &str = "PSJOB_DATA";
 const THREADS_VARIABLE: &str = "OMP_NUM_THREADS";
 /// Sets what idle threads of libtorch do. Read before `main`: a worker without it starts itself once more.
 const WAITING_VARIABLE: &str = "OMP_WAIT_POLICY";
@@ -60,6 +60,13 @@ pub struct Launch {
     /// Variables beside the inherited ones.
     pub env: BTreeMap<String, String>,
     pub result_file: PathBuf,
+}
+
+impl Launch {
+    /// The entry `NAME=VALUE` of its environment that only it has, and the processes that it starts.
+    pub fn entry(&self) -> String {
+        format!("{PSJOB_RESULT_FILE}={}", text(&self.result_file))
+    }
 }
 
 /// A job, ready to be started here.
@@ -224,7 +231,7 @@ impl Plan {
             supervised: true,
             local_rank,
             gpus: gpus.as_deref().filter(|_| replica.role == Role::Trainer).map_or(0, count),
-            result_file: Some(result_file.display().to_string()),
+            result_file: Some(text(&result_file)),
             checkpoint: self.checkpoint.clone().filter(|_| replica.role == Role::Server),
             metrics_folder: self.series_folder().as_deref().map(text).filter(|_| replica.role == Role::Server),
             mlflow: self.mlflow.clone().filter(|_| replica.role == Role::Server),

@@ -5,7 +5,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use psjobs_api::Role;
-use psjobs_api::env::PSJOB_RESULT_FILE;
 use psjobs_ps::proto::StatusReply;
 use rustix::process::{Pid, Signal};
 use tokio::sync::watch;
@@ -142,9 +141,8 @@ impl<'a> Supervisor<'a> {
     /// Starts a process. What follows at once if that does not work comes back.
     fn start(&mut self, replica: Replica, incarnation: u32) -> Vec<Action> {
         let launch = self.plan.launch(replica, incarnation, self.lifecycle.finished_trainers());
-        let file = &launch.result_file;
         // If the guard is gone, the log says so when the process has started.
-        self.guard.expect(&format!("{}={}", PSJOB_RESULT_FILE, file.display())).ok();
+        self.guard.expect(&launch.entry()).ok();
         match Process::start(&launch, &log_file(self.logs, replica), self.view.watcher(replica)) {
             Ok(process) => {
                 self.running.insert(replica, process.group);

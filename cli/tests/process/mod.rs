@@ -2,6 +2,8 @@
 // Each test target uses its part of this.
 #![allow(dead_code)]
 
+pub mod job;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};

@@ -130,7 +130,7 @@ impl Reader {
             container: self.container.clone(),
             follow: self.wanted.follow,
             since_seconds: self.wanted.since_seconds.filter(|_| begins),
-            since_time: self.position.newest,
+            since_time: self.position.second(),
             tail_lines: self.wanted.tail_lines.filter(|_| begins).map(i64::from),
             timestamps: true,
             ..LogParams::default()
@@ -206,38 +206,44 @@ pub fn state(pod: &Pod) -> State {
 #[derive(Default)]
 struct Position {
     newest: Option<Timestamp>,
-    /// Lines with the newest time.
-    at_newest: usize,
-    /// Lines with the newest time that come again; `None` if the log is not being read again.
+    /// Lines from the first one with the newest time on, without late ones of an earlier second.
+    shown: usize,
+    /// How many of these still come again; `None` if all that follows is new.
     again: Option<usize>,
 }
 
 impl Position {
     /// The log is read again, from the second of the newest line on.
     fn resume(&mut self) {
-        self.again = self.newest.map(|_| self.at_newest);
+        self.again = self.newest.map(|_| self.shown);
+    }
+
+    /// Returns the beginning of the newest line's second: a request names a second, and rounds up to the next.
+    fn second(&self) -> Option<Timestamp> {
+        Timestamp::from_second(self.newest?.as_second()).ok()
     }
 
     /// Returns whether a line of this time is new.
     fn accepts(&mut self, time: Timestamp) -> bool {
         let Some(newest) = self.newest else {
-            (self.newest, self.at_newest) = (Some(time), 1);
+            (self.newest, self.shown) = (Some(time), 1);
             return true;
         };
-        if let Some(again) = &mut self.again {
-            if time < newest {
-                return false;
-            }
-            if time == newest && *again > 0 {
-                *again -= 1;
-                return false;
-            }
-            self.again = None;
-        }
         if time > newest {
-            (self.newest, self.at_newest) = (Some(time), 1);
-        } else if time == newest {
-            self.at_newest += 1;
+            (self.newest, self.shown, self.again) = (Some(time), 1, None);
+            return true;
+        }
+        match self.again {
+            // In front of the first line with the newest time.
+            Some(again) if again == self.shown && time < newest => return false,
+            Some(again) => {
+                self.again = Some(again - 1).filter(|again| *again > 0);
+                return false;
+            }
+            None => {}
+        }
+        if self.second().is_some_and(|second| time >= second) {
+            self.shown += 1;
         }
         true
     }
@@ -259,6 +265,29 @@ mod tests {
         assert_eq!(second, [false, false, false, false, false, true, true, true]);
         position.resume();
         assert!(!position.accepts(at(8)) && position.accepts(at(8)));
+    }
+
+    #[test]
+    fn a_late_line_comes_neither_twice_nor_never() {
+        let at = |nanosecond| Timestamp::from_nanosecond(nanosecond).expect("in range");
+        let mut position = Position::default();
+        assert!([7, 6].iter().all(|time| position.accepts(at(*time))));
+        position.resume();
+        let found: Vec<bool> = [7, 6, 6, 5, 8].map(|time| position.accepts(at(time))).to_vec();
+        assert_eq!(found, [false, false, true, true, true]);
+    }
+
+    #[test]
+    fn a_log_is_read_again_from_the_beginning_of_the_second_of_its_last_line() {
+        let mut position = Position::default();
+        assert_eq!(position.second(), None);
+        position.accepts("2026-01-01T00:00:05.7Z".parse().expect("a time"));
+        let since_time = position.second();
+        assert_eq!(since_time, "2026-01-01T00:00:05Z".parse().ok());
+        let parameters = LogParams { since_time, ..LogParams::default() };
+        let request = kube::core::Request::new("/pods").logs("mnist", &parameters).expect("a request");
+        let asked = request.uri().to_string();
+        assert!(asked.ends_with("sinceTime=2026-01-01T00%3A00%3A05Z"), "{asked}");
     }
 
     #[test]

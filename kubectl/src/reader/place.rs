@@ -1,13 +1,17 @@
 //! Where a job keeps its checkpoints, and the pod that can read there.
 
 use anyhow::Context as _;
+use k8s_openapi::api::core::v1::{PodSecurityContext, PodSpec, SeccompProfile};
 use psjobs::BadInput;
+use psjobs_api::Role;
 use psjobs_api::checkpoint::is_object_store;
-use psjobs_api::crd::{GROUP, KIND, ParameterServerJob, VERSION, store_pod};
+use psjobs_api::crd::{GROUP, KIND, ParameterServerJob, VERSION, names, store_pod};
 use serde_json::{Value, json};
 
 /// Where the pod has the volume.
 const MOUNT: &str = "/checkpoints";
+/// User and group of servers whose template names none.
+const NON_ROOT: i64 = 65_532;
 /// Prints the size of the file `$1`, and the file.
 const PRINT_FILE: &str = r#"stat -c %s "$1" && exec cat "$1""#;
 /// Prints the records of runs and the manifests of the folder `$1`, each in a line behind its time and path. Prints nothing
@@ -73,16 +77,21 @@ pub fn of(job: &ParameterServerJob, image: Option<&str>, running: Option<String>
     Ok((Place::Volume, volume_pod(name, job, &claim, image)?))
 }
 
-/// Returns a pod of the trainers' image with the volume of the job's checkpoints.
+/// Returns a pod of the trainers' image with the volume of the job's checkpoints. It runs as the user of the servers,
+/// which have written the files, on nodes where they may run: beside them if it can, as no other may have the volume.
 fn volume_pod(name: &str, job: &ParameterServerJob, claim: &str, image: Option<&str>) -> anyhow::Result<Value> {
     let template = job.spec.trainer.template.spec.as_ref().context("the template has a spec")?;
     let of_trainer = template.containers.first().and_then(|container| container.image.as_deref());
     let image = image.or(of_trainer).context("the trainer has an image")?;
     let mount = json!({"name": "checkpoints", "mountPath": MOUNT, "readOnly": true});
     // The strictest of Kubernetes' pod security standards asks for these.
-    let security = json!({
-        "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": true,
-        "seccompProfile": {"type": "RuntimeDefault"},
+    let security = json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}});
+    let servers = job.spec.ps.template.as_ref().and_then(|template| template.spec.as_ref());
+    let labels = json!({(names::LABEL_JOB): name, (names::LABEL_ROLE): Role::Server.as_str()});
+    let near = json!({"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}});
+    let affinity = json!({
+        "nodeAffinity": servers.and_then(|pod| pod.affinity.as_ref()?.node_affinity.as_ref()),
+        "podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": near}]},
     });
     let life = store_pod::LIFE_SECONDS;
     let container = json!({
@@ -98,9 +107,30 @@ fn volume_pod(name: &str, job: &ParameterServerJob, claim: &str, image: Option<&
         "spec": {
             "restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "activeDeadlineSeconds": life,
             "imagePullSecrets": template.image_pull_secrets, "containers": [container],
+            "securityContext": as_servers(servers), "affinity": affinity,
+            "nodeSelector": servers.and_then(|pod| pod.node_selector.as_ref()),
+            "tolerations": servers.and_then(|pod| pod.tolerations.as_ref()),
             "volumes": [{"name": "checkpoints", "persistentVolumeClaim": {"claimName": claim}}],
         },
     }))
+}
+
+/// Returns the user and the groups of the job's servers, by their template and the operator's defaults.
+fn as_servers(servers: Option<&PodSpec>) -> PodSecurityContext {
+    let of_pod = servers.and_then(|pod| pod.security_context.clone()).unwrap_or_default();
+    let of_container = servers.and_then(|pod| pod.containers.first()?.security_context.clone()).unwrap_or_default();
+    let user = of_container.run_as_user.or(of_pod.run_as_user).unwrap_or(NON_ROOT);
+    PodSecurityContext {
+        run_as_user: Some(user),
+        run_as_group: Some(of_container.run_as_group.or(of_pod.run_as_group).unwrap_or(NON_ROOT)),
+        run_as_non_root: Some(user != 0),
+        fs_group: Some(of_pod.fs_group.unwrap_or(NON_ROOT)),
+        fs_group_change_policy: of_pod.fs_group_change_policy.or_else(|| Some("OnRootMismatch".into())),
+        supplemental_groups: of_pod.supplemental_groups,
+        se_linux_options: of_container.se_linux_options.or(of_pod.se_linux_options),
+        seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".into(), ..SeccompProfile::default() }),
+        ..PodSecurityContext::default()
+    }
 }
 
 #[cfg(test)]
@@ -135,6 +165,41 @@ mod tests {
         }
         let none = of(&job(&Value::Null), None, None).expect_err("it keeps none");
         assert!(none.to_string().contains("mnist keeps no checkpoints"), "{none}");
+    }
+
+    #[test]
+    fn a_volume_is_read_as_the_servers_write_it_and_where_they_may_run() {
+        let volume = json!({"existingClaim": "shared"});
+        let spec = |job: &ParameterServerJob| -> PodSpec {
+            let (_, pod) = of(job, None, None).expect("a place");
+            serde_json::from_value(pod["spec"].clone()).expect("a pod's spec")
+        };
+        let ids = |spec: &PodSpec| {
+            let context = spec.security_context.as_ref().expect("a context");
+            (context.run_as_user, context.run_as_group, context.fs_group, context.run_as_non_root)
+        };
+        let plain = spec(&job(&volume));
+        assert_eq!(ids(&plain), (Some(NON_ROOT), Some(NON_ROOT), Some(NON_ROOT), Some(true)));
+        assert!(plain.node_selector.is_none() && plain.tolerations.is_none());
+        let near = plain.affinity.and_then(|affinity| affinity.pod_affinity).expect("near the servers");
+        assert_eq!(near.preferred_during_scheduling_ignored_during_execution.expect("one term").len(), 1);
+        assert!(near.required_during_scheduling_ignored_during_execution.is_none(), "they may be gone");
+
+        let mut of_template = job(&volume);
+        let terms = json!([{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]);
+        let nodes = json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}});
+        of_template.spec.ps.template = serde_json::from_value(json!({"spec": {
+            "nodeSelector": {"disk": "fast"}, "tolerations": [{"key": "training", "operator": "Exists"}],
+            "affinity": {"nodeAffinity": nodes}, "securityContext": {"runAsUser": 1, "runAsGroup": 2, "fsGroup": 3},
+            "containers": [{"name": "server", "securityContext": {"runAsUser": 1000}}],
+        }}))
+        .expect("a template");
+        let found = spec(&of_template);
+        assert_eq!(ids(&found), (Some(1000), Some(2), Some(3), Some(true)));
+        let servers = of_template.spec.ps.template.and_then(|template| template.spec).expect("a spec");
+        assert_eq!((found.node_selector, found.tolerations), (servers.node_selector, servers.tolerations));
+        let nodes = |affinity: Option<k8s_openapi::api::core::v1::Affinity>| affinity.and_then(|all| all.node_affinity);
+        assert_eq!(nodes(found.affinity), nodes(servers.affinity));
     }
 
     #[test]
