@@ -10,7 +10,7 @@ import traceback
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from psjobs import _native
+from psjobs import _native, exit_code
 
 if TYPE_CHECKING:
     from psjobs.job import Job
@@ -34,7 +34,7 @@ def watch(job: Job) -> None:
     end = _End(job)
     atexit.register(end.at_exit)
     end.hook_exceptions()
-    end.hook_exit()
+    exit_code.hook()
     end.hook_signals()
     os.register_at_fork(after_in_child=end.forget)
 
@@ -90,7 +90,6 @@ class _End:
 
     def __init__(self, job: Job) -> None:
         self._job: Job | None = job
-        self._code: object = None
         self._is_interrupted = False
 
     def forget(self) -> None:
@@ -123,16 +122,6 @@ class _End:
             sys.stderr.write(f"psjobs: the servers do not hear why this trainer ends: {unheard}\n")
             return None
 
-    def hook_exit(self) -> None:
-        """Remembers the code that a script exits with: Python does not say it at the end."""
-        leave = sys.exit
-
-        def hook(code: object = None, /) -> NoReturn:
-            self._code = code
-            leave(code)  # type: ignore[arg-type]
-
-        sys.exit = hook
-
     def hook_signals(self) -> None:
         """SIGTERM asks the trainer to end after its step, unless the script listens to it."""
         try:
@@ -155,8 +144,10 @@ class _End:
         job = self._job
         if job is None or job._session is None or job._left:
             return
-        if self._code:
-            self._leave_with_error(job, SystemExit(self._code))
+        code = exit_code.noted()
+        # After a second SIGTERM the code is the package's own.
+        if not exit_code.is_success(code) and not (job.should_stop and code == TERMINATED):
+            self._leave_with_error(job, SystemExit(code))
             return
         try:
             job.leave(finished=not job.should_stop)

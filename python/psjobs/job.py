@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar
 
-from psjobs import _native, ending
+from psjobs import _native, ending, exit_code
 
 if TYPE_CHECKING:
     import torch
@@ -158,8 +158,10 @@ class Job:
                 self._local_tables = _native.LocalTables(self._environment, self._sparse.tables)
                 self._sparse.read_from(self._local_tables)
             if optimizer is not None:
-                return model, optimizers.counted(optimizer, self)
-            return model, optimizers.alone(self._parameters, self._environment, self)
+                own = optimizers.counted(optimizer, self)
+            else:
+                own = optimizers.alone(self._parameters, self._environment, self)
+            return model, self._sparse.list_in(own)
         if self._sparse and (self._environment.elastic or self._environment.backup_trainers):
             text = "sparse modules need trainers that all make every step; take elasticPolicy or backupTrainers from the job"
             raise _native.InputError(text)
@@ -189,7 +191,7 @@ class Job:
         if is_local:
             own = optimizer or optimizers.alone(self._parameters, self._environment, self, is_counted=False)
             self._local_steps = LocalSteps(self, self._parameters, self._session, own)
-            return model, own
+            return model, self._sparse.list_in(own)
         session = self._session
         if is_overlapped:
             self._exchanges = OverlappedExchanges(self, self._parameters, session)
@@ -201,7 +203,8 @@ class Job:
         rate = self._environment.learning_rate
         weight_decay = json.loads(self._environment.optimizer)["weightDecay"]
         shown = parameter_groups.settings(named, groups, rate(self._step), weight_decay)
-        return model, optimizers.ServerOptimizer(self, self._parameters, overlapping, rate, is_error, shown)
+        own = optimizers.ServerOptimizer(self, self._parameters, overlapping, rate, is_error, shown)
+        return model, self._sparse.list_in(own)
 
     def batches(
         self,
@@ -330,7 +333,7 @@ class Job:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or (isinstance(error, SystemExit) and not error.code):
+        if exit_code.is_end(error):
             self.leave(finished=not self.should_stop)
         else:
             ending.leave_with_error(self, error)

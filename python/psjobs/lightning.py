@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as lightning
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler, SubsetRandomSampler
 
 import psjobs
 
@@ -55,12 +56,17 @@ class Strategy(SingleDeviceStrategy):
             self.lr_scheduler_configs = []
 
     def process_dataloader(self, dataloader: object) -> object:
-        """Shares out the data that is trained on, which is shuffled; what is validated or tested on stays whole."""
-        shuffled = isinstance(getattr(dataloader, "sampler", None), torch.utils.data.RandomSampler)
-        if shuffled and isinstance(dataloader, torch.utils.data.DataLoader):
-            module = self.lightning_module
-            accumulate = 1 if module is None else module.trainer.accumulate_grad_batches
-            return self.job.share(dataloader, accumulate=accumulate)
+        """Shares out the data that is trained on, in the job's order; what is validated or tested on stays whole."""
+        module = self.lightning_module
+        if self.job.alone or module is None or not module.trainer.training:
+            return super().process_dataloader(dataloader)
+        if isinstance(dataloader, DataLoader) and dataloader.batch_size is not None:
+            known = (SequentialSampler, RandomSampler, SubsetRandomSampler, DistributedSampler)
+            if isinstance(dataloader.sampler, known):
+                return self.job.share(dataloader, accumulate=module.trainer.accumulate_grad_batches)
+        text = "the job cannot share out this training data, so every trainer reads all of it"
+        advice = "give the strategy a DataLoader without a sampler of its own, or split the data by strategy.job.trainer"
+        warnings.warn(f"psjobs: {text}; {advice}", stacklevel=2)
         return super().process_dataloader(dataloader)
 
     def on_train_end(self) -> None:

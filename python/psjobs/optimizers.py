@@ -59,6 +59,7 @@ class ServerOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._check_rates()
         self._parameters.check_frozen()
+        self._parameters.check_memory()
         self._check_missing()
         self._overlap.end_step()
         if self._job._exchanges is not None:

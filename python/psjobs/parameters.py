@@ -75,6 +75,8 @@ class Parameters:
         self.all: list[Parameter] = []
         self.memory: Memory = SharedMemory(torch.empty(0), torch.empty(0))
         """Where the model computes."""
+        # The halves of the shared memory, and where they lie.
+        self._shared: list[tuple[torch.Tensor, int]] = []
 
     def shapes(self) -> list[tuple[str, list[int]]]:
         """Name and shape of each."""
@@ -105,6 +107,7 @@ class Parameters:
         copied, because exchanges overlap, they move to a copy of it."""
         values, gradients = (torch.frombuffer(half, dtype=torch.float32) for half in session.memory())
         gradients.zero_()
+        self._shared = [(half, half.data_ptr()) for half in (values, gradients)]
         self.memory = SharedMemory(values, gradients)
         if is_shared:
             self.memory = memory_for(values, gradients, [tensor for _, tensor in self.named], is_copied)
@@ -132,6 +135,17 @@ class Parameters:
             if tensor.requires_grad:
                 text = f"parameter {name} requires a gradient now, and did not when the model was attached, so no server trains it"
                 raise InputError(f"{text}; attach the model when all that is to be trained requires a gradient")
+
+    def check_memory(self) -> None:
+        """Raises InputError if the tensors that the model and the servers share have been moved to other memory. One parameter
+        that was given memory of its own is copied instead."""
+        if all(half.data_ptr() == address for half, address in self._shared):
+            return
+        name = next((parameter.name for parameter in self.all if parameter.is_view), self.all[0].name)
+        raise InputError(
+            f"parameter {name} and those behind it no longer lie in the memory that the servers share; do not call "
+            "share_memory() or give the model to another process after attach"
+        )
 
     def take(self) -> None:
         """Takes the values that the servers have sent."""

@@ -42,6 +42,7 @@ class SparseModule(nn.Module):
         self._reached: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         # Keys, ascending, and rows that came with the last step.
         self._fetched: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._listed: _ListedRows | None = None
 
     def extra_repr(self) -> str:
         """The arguments, as modules show them."""
@@ -70,6 +71,8 @@ class SparseModule(nn.Module):
             reached = self._reached
 
             def reach(rows: torch.Tensor) -> None:
+                if self._listed is not None and id(rows) not in reached:
+                    self._listed.add(rows)
                 reached[id(rows)] = unique, rows
 
             rows.register_post_accumulate_grad_hook(reach)  # type: ignore[no-untyped-call]
@@ -135,6 +138,39 @@ class EmbeddingBag(SparseModule):
         )
 
 
+class _ListedRows:
+    """Lists rows whose gradients backward() has computed among an optimizer's parameters until its step: a GradScaler divides
+    their gradients by its scale, and leaves the step out if one is not finite."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._listed: list[torch.Tensor] = optimizer.param_groups[0]["params"]
+        self._parameters = len(self._listed)
+        self._is_in_step = False
+        optimizer.register_step_pre_hook(self._begin_step)
+        optimizer.register_step_post_hook(self._end_step)
+
+    def add(self, rows: torch.Tensor) -> None:
+        """Lists these; within a step it is the optimizer that looks, which does not train them."""
+        if not self._is_in_step:
+            self._listed.append(rows)
+
+    def clear(self) -> None:
+        """Lists no rows."""
+        self._is_in_step = False
+        del self._listed[self._parameters :]
+
+    def _begin_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        has_rows = len(self._listed) > self._parameters
+        self.clear()
+        if has_rows and getattr(optimizer, "grad_scale", None) is not None:
+            text = "the GradScaler leaves gradients to a fused optimizer, which does not have those of the sparse modules' rows"
+            raise InputError(f"{text}; make the optimizer with fused=False")
+        self._is_in_step = True
+
+    def _end_step(self, *_: object) -> None:
+        self._is_in_step = False
+
+
 class SparseModules:
     """All sparse modules of a model."""
 
@@ -143,6 +179,7 @@ class SparseModules:
         self._modules = list(found)
         # By table: the keys that the next step will read.
         self._next: list[tuple[int, torch.Tensor]] = []
+        self._listed: _ListedRows | None = None
         self.tables: list[TableArguments] = [
             (name or "rows", module.embedding_dim, module.bound, module.max_rows, module.idle_steps)
             for module, name in found.items()
@@ -155,6 +192,14 @@ class SparseModules:
         """Lets the modules read from their tables, which are in the order of `tables`."""
         for table, module in enumerate(self._modules):
             module._table, module._puller = table, puller
+
+    def list_in(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Lets a GradScaler find the gradients of rows at this optimizer, which the script steps; returns it."""
+        if self._modules:
+            self._listed = _ListedRows(optimizer)
+        for module in self._modules:
+            module._listed = self._listed
+        return optimizer
 
     def will_read(self, keys: Mapping[SparseModule, torch.Tensor]) -> None:
         """Has the rows of these keys come with the next step, for the one after it.
@@ -180,6 +225,7 @@ class SparseModules:
 
     def gradients(self, scale: float = 1.0) -> list[Rows]:
         """The gradients of rows that backward() has computed since the last step, times `scale`; they are forgotten here."""
+        self._unlist()
         given: list[Rows] = []
         for module in self._modules:
             parts = [(keys, rows.grad) for keys, rows in module._reached.values() if rows.grad is not None]
@@ -192,5 +238,10 @@ class SparseModules:
 
     def discard(self) -> None:
         """Forgets the gradients of rows since the last step."""
+        self._unlist()
         for module in self._modules:
             module.forget()
+
+    def _unlist(self) -> None:
+        if self._listed is not None:
+            self._listed.clear()

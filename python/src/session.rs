@@ -22,10 +22,10 @@ use tokio::runtime::{Builder, Runtime};
 use super::environment::Environment;
 use super::errors::{Error, InputError, exception};
 use super::memory::Memory;
-use super::waiting::{Interrupt, attentive};
+use super::waiting::{Interrupt, attentive, check_handler};
 
 /// A trainer's session. Its methods wait without the interpreter's lock. They raise [`Error`] after `leave` and `fail`,
-/// and in a process that was forked from the trainer's.
+/// in a handler of a signal that such a wait runs, and in a process that was forked from the trainer's.
 #[pyclass(frozen, module = "psjobs._native")]
 pub struct Session {
     live: Mutex<Option<Live>>,
@@ -64,6 +64,7 @@ impl Session {
         initial: PyBuffer<f32>,
         interrupt: &Interrupt,
     ) -> PyResult<Self> {
+        check_handler()?;
         let job = environment.job.as_ref().ok_or_else(|| Error::new_err("this trainer is alone"))?;
         let tensors = tensors.into_iter().map(|(name, shape, learning_rate_factor, weight_decay)| {
             let group = ParameterGroup { learning_rate_factor, weight_decay };
@@ -98,7 +99,7 @@ impl Session {
 
     /// Opens the sparse tables, beside the parameters.
     fn open_tables(&self, py: Python<'_>, tables: Vec<TableArguments>) -> PyResult<()> {
-        self.check_process()?;
+        self.check_caller()?;
         let specs = tables.into_iter().map(table_spec).collect();
         py.detach(|| {
             let mut live = self.live();
@@ -113,7 +114,7 @@ impl Session {
     /// so that the step under way does not count.
     #[allow(clippy::needless_pass_by_value, reason = "as Python passes it")]
     fn pull(&self, py: Python<'_>, table: usize, keys: PyBuffer<i64>, rows: PyBuffer<f32>) -> PyResult<bool> {
-        self.check_process()?;
+        self.check_caller()?;
         let keys = unsigned(keys.to_vec(py)?);
         let pulled = py.detach(|| {
             let mut live = self.live();
@@ -178,7 +179,7 @@ impl Session {
     /// checkpoint or on without this trainer, so that what it has computed meanwhile does not count. None if no exchange was
     /// begun. With `settles` the next gradient is computed with the parameters that have come; else it was computed meanwhile.
     fn end(&self, py: Python<'_>, settles: bool) -> PyResult<Option<(u64, bool)>> {
-        self.check_process()?;
+        self.check_caller()?;
         py.detach(|| self.live().as_mut().ok_or_else(left)?.end(settles, &self.interrupt))
     }
 
@@ -231,7 +232,7 @@ impl Session {
     /// Makes the last step done this trainer's last one, and waits until the servers keep it. Returns the next step: an
     /// earlier one if they went back to a checkpoint.
     fn finish(&self, py: Python<'_>) -> PyResult<u64> {
-        self.check_process()?;
+        self.check_caller()?;
         py.detach(|| {
             let mut live = self.live();
             let Live { session, tables, runtime, .. } = live.as_mut().ok_or_else(left)?;
@@ -265,13 +266,13 @@ impl Session {
 impl Session {
     /// Returns what `read` says of the session while no step is under way.
     fn with<T: Send>(&self, py: Python<'_>, read: impl FnOnce(&mut AsyncSession) -> T + Send) -> PyResult<T> {
-        self.check_process()?;
+        self.check_caller()?;
         py.detach(|| Ok(read(idle(&mut self.live().as_mut().ok_or_else(left)?.session)?)))
     }
 
     /// Returns what `work` says, also while an exchange is under way.
     fn of_live<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut Live) -> T + Send) -> PyResult<T> {
-        self.check_process()?;
+        self.check_caller()?;
         py.detach(|| {
             let mut live = self.live();
             let live = live.as_mut().ok_or_else(left)?;
@@ -286,7 +287,7 @@ impl Session {
         py: Python<'_>,
         work: impl AsyncFnOnce(&mut OverlapSession) -> Result<T, ClientError> + Send,
     ) -> PyResult<T> {
-        self.check_process()?;
+        self.check_caller()?;
         py.detach(|| {
             let mut live = self.live();
             let Live { session, runtime, .. } = live.as_mut().ok_or_else(left)?;
@@ -306,7 +307,7 @@ impl Session {
         wanted: Vec<(usize, PyBuffer<i64>, PyBuffer<f32>)>,
         work: impl FnOnce(&mut Live, Rows<'_>) -> PyResult<(T, Fetched)> + Send,
     ) -> PyResult<(T, bool)> {
-        self.check_process()?;
+        self.check_caller()?;
         let rows = copied(py, rows)?;
         let mut room = Vec::with_capacity(wanted.len());
         let keys = wanted.into_iter().map(|(table, keys, values)| {
@@ -334,7 +335,7 @@ impl Session {
         py: Python<'_>,
         work: impl AsyncFnOnce(AsyncSession) -> Result<(), ClientError> + Send,
     ) -> PyResult<()> {
-        self.check_process()?;
+        self.check_caller()?;
         py.detach(|| {
             let Live { session, runtime, .. } = self.live().take().ok_or_else(left)?;
             if session.is_exchanging() {
@@ -353,8 +354,10 @@ impl Session {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A process that was forked has the connections of the one that joined, and none of its threads.
-    fn check_process(&self) -> PyResult<()> {
+    /// Refuses a handler of a signal that a wait runs, and a process that was forked: it has the connections of the one
+    /// that joined, and none of its threads.
+    fn check_caller(&self) -> PyResult<()> {
+        check_handler()?;
         if process::id() == self.process {
             return Ok(());
         }

@@ -1,5 +1,6 @@
 //! Waiting without the interpreter's lock, in a way that signals end.
 
+use std::cell::Cell;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,12 +10,27 @@ use psjobs_ps::client::ClientError;
 use pyo3::prelude::*;
 use tokio::time::{Instant, timeout};
 
-use super::errors::exception;
+use super::errors::{Error, exception};
 
 /// How soon Ctrl-C is answered.
 const LOOK: Duration = Duration::from_millis(50);
 /// How long a wait that was interrupted may take to end by itself.
 const LAST: Duration = Duration::from_secs(6);
+
+thread_local! {
+    /// True while a wait on this thread runs handlers of signals.
+    static RUNS_HANDLERS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Raises an error in a handler of a signal that a wait runs: the session is in use until the wait returns.
+pub fn check_handler() -> PyResult<()> {
+    if !RUNS_HANDLERS.get() {
+        return Ok(());
+    }
+    let text = "a handler of a signal has called psjobs while this trainer waits for servers; let the handler set a \
+                variable or raise an exception, and call psjobs when the step is done";
+    Err(Error::new_err(text))
+}
 
 /// Asks a trainer that waits for servers to give up, from a handler of a signal for instance.
 #[pyclass(frozen, module = "psjobs._native")]
@@ -49,7 +65,10 @@ pub async fn attentive<T>(
         if let Ok(done) = timeout(LOOK, work.as_mut()).await {
             return done.map_err(|error| exception(&error));
         }
-        if let Err(error) = Python::attach(|py| py.check_signals()) {
+        RUNS_HANDLERS.set(true);
+        let handled = Python::attach(|py| py.check_signals());
+        RUNS_HANDLERS.set(false);
+        if let Err(error) = handled {
             interrupt.store(true, Ordering::Relaxed);
             return Err(error);
         }

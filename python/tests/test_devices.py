@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import DEADLINE, PRELUDE, Jobs, environment, succeed
 from test_overlap import APART, PLACES, require
-from test_training import SGD, flags
+from test_training import SGD, flags, same
 
 MODELS = {
     "one of many kinds": """
@@ -92,6 +92,17 @@ for x, y"""
     train = TRAIN.replace("MODEL", "model = net()").replace("DEVICE", "cuda").replace("for x, y", again)
     job = jobs.start(*flags(SGD), optimizer=SGD)
     succeed(job.trainer(0, train))
+
+
+def test_parameters_that_are_given_memory_of_their_own_after_attach_train_on(jobs: Jobs) -> None:
+    train = TRAIN.replace("MODEL", "model = net()").replace("DEVICE", "cpu")
+    moved = """    opt.step()
+    for p in model.parameters():
+        p.data = p.data.clone()
+"""
+    whole, own = (jobs.start(*flags(SGD), optimizer=SGD) for _ in range(2))
+    succeed(whole.trainer(0, train), own.trainer(0, train.replace("    opt.step()\n", moved)))
+    assert same(whole.folder / "model-0.pt", own.folder / "model-0.pt")
 
 
 def test_a_trainer_with_a_gpu_says_that_its_model_is_on_the_cpu(jobs: Jobs) -> None:

@@ -64,11 +64,39 @@ def test_an_exception_of_the_script_reaches_the_server_with_its_text(jobs: Jobs)
     assert "AssertionError: the fourth batch is bad (" in log and "assert number < 3" in log, log
 
 
-def test_a_script_that_exits_with_a_code_has_not_finished(jobs: Jobs) -> None:
+@pytest.mark.parametrize(
+    ("end", "code", "words"),
+    [
+        ("sys.exit(4)", 4, "exit code 4"),
+        ("sys.exit('no data')", 1, "exit code no data"),
+    ],
+    ids=["a code", "a text"],
+)
+def test_a_script_that_exits_with_a_code_has_not_finished(jobs: Jobs, end: str, code: int, words: str) -> None:
     job = jobs.start()
-    trainer = job.trainer(0, script("if number == 2: sys.exit(4)"))
-    assert trainer.wait(DEADLINE) == 4
-    assert job.server.wait(DEADLINE) == 1 and "exit code 4" in job.log.read_text()
+    trainer = job.trainer(0, script(f"if number == 2: {end}"))
+    assert trainer.wait(DEADLINE) == code
+    assert job.server.wait(DEADLINE) == 1 and words in job.log.read_text()
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["raise SystemExit", "sys.exit(0)", "try: sys.exit(4)\nexcept SystemExit as error: assert error.code == 4"],
+    ids=["no code", "code 0", "caught"],
+)
+def test_a_script_that_exits_without_a_code_has_finished(jobs: Jobs, end: str) -> None:
+    job = jobs.start()
+    (said,) = succeed(job.trainer(0, script("pass") + end + "\n"))
+    assert "Traceback" not in said
+    assert job.server.wait(DEADLINE) == 0
+
+
+def test_a_thread_that_exits_says_nothing_and_ends_only_itself(jobs: Jobs) -> None:
+    job = jobs.start()
+    thread = "import threading\nthread = threading.Thread(target=lambda: sys.exit(4))\nthread.start()\nthread.join()\n"
+    (said,) = succeed(job.trainer(0, script("pass") + thread))
+    assert "Traceback" not in said
+    assert job.server.wait(DEADLINE) == 0
 
 
 def test_a_gradient_that_is_not_finite_is_named(jobs: Jobs) -> None:
@@ -122,6 +150,31 @@ def test_ctrl_c_is_answered_while_the_trainer_waits_for_others(jobs: Jobs, recor
     assert word == "answered"
     record_property("Ctrl-C", f"answered after {(float(answered) - began) * 1e3:.0f} ms")
     assert "left" in job.log.read_text()
+
+
+HANDLER = """
+import signal
+def handle(*_):
+    try:
+        job.report({})
+        print("early", flush=True)
+    except psjobs.Error:
+        job.leave()
+signal.signal(signal.SIGUSR1, handle)
+"""
+
+
+def test_a_handler_of_a_signal_that_calls_psjobs_within_a_wait_gets_an_error(jobs: Jobs) -> None:
+    job = jobs.start("--consistency", "sync", trainers=2)
+    alone = job.trainer(0, HANDLER + WATCHED + script("pass"))
+    assert alone.stdout is not None and alone.stdout.readline() == "waits\n"
+    # The first signals may come before the session waits.
+    alone.send_signal(signal.SIGUSR1)
+    while alone.stdout.readline() == "early\n":
+        alone.send_signal(signal.SIGUSR1)
+    _, said = alone.communicate(timeout=DEADLINE)
+    assert alone.returncode == 1, said
+    assert "a handler of a signal has called psjobs while this trainer waits for servers" in said, said
 
 
 def test_sigterm_lets_the_trainer_leave_for_its_replacement(jobs: Jobs) -> None:

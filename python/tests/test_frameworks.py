@@ -74,6 +74,10 @@ end(strategy.job, trainer.global_step)
 """
 
 
+FLAGS = ("--consistency", "sync", "--optimizer", "sgd", "--learning-rate", "0.01", "--momentum", "0")
+TRAINING = {"consistency": {"mode": "Sync"}, "optimizer": SGD, "batch": {"base": 4}}
+
+
 def result(said: str) -> dict[str, object]:
     (line,) = (line for line in said.splitlines() if line.startswith("RESULT "))
     found: dict[str, object] = json.loads(line.removeprefix("RESULT "))
@@ -90,18 +94,34 @@ def test_a_trainer_that_is_started_again_makes_the_steps_that_are_left(
     jobs: Jobs, tmp_path: pathlib.Path, script: str, accumulate: int, limit: int, steps: int, dies: tuple[int, ...]
 ) -> None:
     more = {"OUTPUT": str(tmp_path / "output"), "ACCUMULATE": str(accumulate), "STEPS": str(limit)}
-    training = {"consistency": {"mode": "Sync"}, "optimizer": SGD, "batch": {"base": 4}}
-    flags = ("--consistency", "sync", "--optimizer", "sgd", "--learning-rate", "0.01", "--momentum", "0")
-    (whole,) = succeed(jobs.start(*flags, **training).trainer(0, EXAMPLES + script, **more))
+    (whole,) = succeed(jobs.start(*FLAGS, **TRAINING).trainer(0, EXAMPLES + script, **more))
     whole_result = result(whole)
     assert (whole_result["step"], whole_result["global_step"]) == (steps, steps)
     read = whole_result["read"]
     assert isinstance(read, list) and len(read) == steps * accumulate * 4
 
-    job = jobs.start(*flags, **training)
+    job = jobs.start(*FLAGS, **TRAINING)
     for incarnation, step in enumerate(dies):
         killed = job.trainer(0, EXAMPLES + script, DIES=str(step), PSJOB_INCARNATION=str(incarnation), **more)
         assert killed.wait(DEADLINE) == 9
     (rest,) = succeed(job.trainer(0, EXAMPLES + script, PSJOB_INCARNATION=str(len(dies)), **more))
     assert result(rest) == {"step": steps, "global_step": steps, "read": read[dies[-1] * accumulate * 4 :]}
     assert job.server.wait(DEADLINE) == 0 and f"done steps={steps}" in job.log.read_text()
+
+
+def test_lightning_shares_out_training_data_that_is_not_shuffled_and_validates_on_all(
+    jobs: Jobs, tmp_path: pathlib.Path
+) -> None:
+    script = LIGHTNING.replace("DataLoader(examples, 4, shuffle=True)", "DataLoader(examples, 4), LOADER")
+    script = script.replace("LOADER", "torch.utils.data.DataLoader(examples, 4)")
+    validate = """    def validation_step(self, batch):
+        validated.extend(batch["labels"].tolist())
+    def configure_optimizers"""
+    script = script.replace("    def configure_optimizers", validate)
+    script = "validated = []\n" + script + "assert sorted(set(validated)) == [float(i) for i in range(40)], validated\n"
+    job = jobs.start(*FLAGS, trainers=2, **TRAINING)
+    more = {"OUTPUT": str(tmp_path), "ACCUMULATE": "1", "STEPS": "-1"}
+    said = [result(text) for text in succeed(*(job.trainer(index, EXAMPLES + script, **more) for index in range(2)))]
+    assert [(one["step"], one["global_step"]) for one in said] == [(15, 15)] * 2
+    read = [example for one in said for example in one["read"]]  # type: ignore[attr-defined]
+    assert sorted(read) == sorted([float(i) for i in range(40)] * 3)

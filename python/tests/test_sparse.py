@@ -4,11 +4,14 @@ import json
 import pathlib
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
+import psjobs
 import pytest
 import torch
 from conftest import DEADLINE, PRELUDE, Jobs, environment, succeed
+from psjobs.sparse import SparseModules
 from test_faults import train
 from test_training import ADAM, SGD, flags, same
 
@@ -150,6 +153,49 @@ assert torch.allclose(bags, plain.items(keys - 2**40, offsets, weights), atol=1e
 def test_sparse_modules_train_as_torchs_own(jobs: Jobs, step: str, other: str) -> None:
     job = jobs.start("--learning-rate", "0.1", optimizer=SGD)
     succeed(job.trainer(0, AS_TORCH.replace(step, other) if step else AS_TORCH))
+
+
+def test_a_grad_scaler_unscales_the_gradients_of_rows(jobs: Jobs) -> None:
+    job = jobs.start("--learning-rate", "0.1", optimizer=SGD)
+    script = AS_TORCH.replace("job = psjobs.join()", "scaler = torch.amp.GradScaler('cpu')\njob = psjobs.join()")
+    script = script.replace("loss(model(user, item), y).backward()", "scaler.scale(loss(model(user, item), y)).backward()")
+    succeed(job.trainer(0, script.replace("    opt.step()", "    scaler.step(opt); scaler.update()")))
+
+
+def test_a_grad_scaler_leaves_out_a_step_of_rows_whose_gradient_is_not_finite() -> None:
+    rows, top = psjobs.Embedding(4), torch.nn.Linear(4, 1)
+    model = torch.nn.ModuleList([rows, top])
+    modules = SparseModules(model)
+    modules.read_from(SimpleNamespace(pull=lambda *_: True))
+    optimizer = modules.list_in(torch.optim.SGD(model.parameters(), 0.1))
+    steps: list[list[float]] = []
+
+    def note(*_: object) -> None:
+        ((_, _, values),) = modules.gradients()
+        steps.append(list(values))
+
+    optimizer.register_step_post_hook(note)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for factor in (1.0, float("inf"), 2.0):
+        optimizer.zero_grad()
+        loss = (rows(torch.tensor([7])) * factor).sum() + top(torch.ones(1, 4)).sum()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert steps == [[1.0] * 4, [2.0] * 4]
+    assert len(optimizer.param_groups[0]["params"]) == 2, "rows are no parameters of the optimizer after its step"
+
+
+def test_a_fused_optimizer_refuses_scaled_gradients_of_rows() -> None:
+    rows, top = psjobs.Embedding(4), torch.nn.Linear(4, 1)
+    model = torch.nn.ModuleList([rows, top])
+    modules = SparseModules(model)
+    modules.read_from(SimpleNamespace(pull=lambda *_: True))
+    optimizer = modules.list_in(torch.optim.Adam(model.parameters(), fused=True))
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(top(rows(torch.tensor([7]))).sum()).backward()
+    with pytest.raises(psjobs.InputError, match="fused=False"):
+        scaler.step(optimizer)
 
 
 @pytest.mark.parametrize(

@@ -489,9 +489,10 @@ ADD = "if job.step == 2: opt.add_param_group({'params': [nn.Parameter(torch.ones
         ("MAXIMIZE", "maximize=True", "servers minimize"),
         ("CHANGE", "raw[0].bias.requires_grad_(True)", "parameter 0.bias requires a gradient now"),
         ("CHANGE", ADD, "takes no others"),
+        ("CHANGE", "if job.step == 2: raw.share_memory()", "parameter 0.weight and those behind it no longer lie"),
         ("SAMPLER", "sampler=torch.utils.data.WeightedRandomSampler(torch.ones(96), 96)", "the loader has a WeightedRandomSampler"),
     ],
-    ids=["maximize", "unfrozen", "added", "weighted"],
+    ids=["maximize", "unfrozen", "added", "moved", "weighted"],
 )
 def test_a_script_that_a_job_cannot_follow_is_refused_in_one_sentence(jobs: Jobs, place: str, text: str, words: str) -> None:
     job = jobs.start("--learning-rate", "0.1", optimizer=SGD)
