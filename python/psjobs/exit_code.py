@@ -61,6 +61,6 @@ def is_success(code: object) -> bool:
     return code is None or (isinstance(code, int) and code == 0)
 
 
-def is_end(error: BaseException | None) -> bool:
-    """True if a script that ends so has done its work."""
-    return error is None or (isinstance(error, SystemExit) and is_success(error.code))
+def is_end(error: BaseException) -> bool:
+    """True if a script that this ends has done its work."""
+    return isinstance(error, SystemExit) and is_success(error.code)

@@ -333,7 +333,7 @@ class Job:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if exit_code.is_end(error):
+        if error is None or exit_code.is_end(error):
             self.leave(finished=not self.should_stop)
         else:
             ending.leave_with_error(self, error)
