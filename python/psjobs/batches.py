@@ -344,6 +344,9 @@ class EpochSampler(torch.utils.data.Sampler[int]):
 
     def __init__(self, job: Job, dataset: Sized, batch_size: int | None, accumulate: int) -> None:
         _refuse_elastic(job)
+        if job._environment.adaptive:
+            text = "a sampler gives batches of one size, and spec.training.batch.adaptive deals out others"
+            raise InputError(f"{text}; read by job.batches or job.share, or leave adaptive out")
         self._job = job
         self._size = job._environment.batch_size if batch_size is None else batch_size
         self._accumulate = accumulate

@@ -135,9 +135,6 @@ def job_manifest(
             "template": {"spec": {"containers": [container], "volumes": [volume]}},
         },
     }
-    if servers == 1 and not any(field == "checkpoint" or field.startswith("checkpoint.") for field in spec):
-        # The model is exported with checkpoints. Several servers need a volume that is written from several nodes.
-        whole["checkpoint"] = {"volumeClaim": {"size": "1Gi"}}
     for field, value in spec.items():
         *path, last = field.split(".")
         inner = whole
@@ -148,6 +145,9 @@ def job_manifest(
         if field == "trainer" or field.startswith("trainer.template"):
             raise InputError("spec.trainer.template is made of image, env, resources and the script; apply a manifest of your own")
         inner[last] = value
+    if "checkpoint" not in whole and dict(whole["ps"]).get("replicas", 1) == 1:
+        # The model is exported with checkpoints. Several servers need a volume that is written from several nodes.
+        whole["checkpoint"] = {"volumeClaim": {"size": "1Gi"}}
     return {"apiVersion": "psjobs.dev/v1alpha1", "kind": "ParameterServerJob", "metadata": {"name": name}, "spec": whole}
 
 

@@ -63,3 +63,13 @@ def test_a_job_that_is_gone_is_not_waited_for(tmp_path: pathlib.Path, monkeypatc
     with pytest.raises(psjobs.Error, match="not found"):
         ClusterRun("mnist", "team").wait(quiet=True)
     assert (tmp_path / "calls").read_text().strip() == "2"
+
+
+@pytest.mark.parametrize(
+    ("servers", "spec", "has_volume"),
+    [(1, {}, True), (2, {}, False), (1, {"ps.replicas": 4}, False), (4, {"ps.replicas": 1}, True), (1, {"checkpoint": None}, False)],
+    ids=["one server", "two", "four by the spec", "one by the spec", "none wanted"],
+)
+def test_one_server_alone_has_a_volume_by_default(servers: int, spec: dict[str, object], has_volume: bool) -> None:
+    manifest = cluster_run.job_manifest("mnist", "train.py", [], 2, servers, 0, "image", {}, spec, {}, None)
+    assert (manifest["spec"].get("checkpoint") is not None) == has_volume

@@ -360,6 +360,14 @@ def test_fields_of_workloads_in_rust_are_refused(jobs: Jobs, training: dict[str,
     assert trainer.returncode == 2 and advice in said, said
 
 
+def test_a_sampler_is_refused_with_an_adaptive_batch(jobs: Jobs) -> None:
+    job = jobs.start("--adaptive-batch")
+    job.training = {"batch": {"adaptive": True}}
+    trainer = job.trainer(0, "job = psjobs.join()\njob.sampler(range(64))\n")
+    _, said = trainer.communicate(timeout=DEADLINE)
+    assert trainer.returncode == 2 and "read by job.batches or job.share" in said, said
+
+
 def test_with_an_adaptive_batch_a_slow_trainer_reads_less_and_no_example_is_left_out(jobs: Jobs) -> None:
     job = jobs.start("--consistency", "sync", "--adaptive-batch", "--batch-size", "8", trainers=2)
     job.training = {"batch": {"base": 8, "adaptive": True}}

@@ -255,9 +255,12 @@ fn runs(status: &ParameterServerJobStatus, phase: Phase, now: Timestamp, said: &
             }
         }
         _ => {
-            let running = find(status, ConditionType::Running).map(|running| &running.last_transition_time);
+            let condition = find(status, ConditionType::Running);
+            let running = condition.map(|running| &running.last_transition_time);
             let since = running.map(|since| format!(" since {}", text::age(Some(since), now))).unwrap_or_default();
-            said.sentences.push(format!("All of its pods run{since}, and no step is reported yet."));
+            let lacks_pods = condition.is_some_and(|running| running.message.contains("cannot start"));
+            let pods = if lacks_pods { "As many of its pods as it needs" } else { "All of its pods" };
+            said.sentences.push(format!("{pods} run{since}, and no step is reported yet."));
             if running.is_some_and(|running| now.duration_since(running.0).as_secs() >= SILENT) {
                 said.sentences.push("A process that waits for another one says so in its log, every 30 s.".into());
                 said.next.push((format!("kubectl psjob logs {name} --since 2m"), "which process waits for which"));

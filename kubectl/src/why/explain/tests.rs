@@ -285,7 +285,14 @@ fn causes_are_named_with_what_to_do() {
         ),
         (
             json!({"phase": "Running", "reason": "Running", "conditions": [condition("Running", "True", "Running", "all run")]}),
-            &["run since 5m, and no step", "says so in its log"],
+            &["All of its pods run since 5m, and no step", "says so in its log"],
+            "kubectl psjob logs mnist --since 2m",
+            false,
+        ),
+        (
+            json!({"phase": "Running", "reason": "Running", "conditions": [condition("Running", "True", "Running",
+                "all servers and 1 of 2 trainers run; trainer 1 cannot start: 2 Insufficient cpu")]}),
+            &["As many of its pods as it needs run since 5m", "trainer 1 cannot start: 2 Insufficient cpu"],
             "kubectl psjob logs mnist --since 2m",
             false,
         ),
