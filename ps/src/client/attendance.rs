@@ -12,7 +12,7 @@ use tonic::{Code, Status};
 
 use super::config::SessionConfig;
 use super::connecting::{connect_lazily, is_refused, join, reason};
-use super::error::{ClientError, is_retryable};
+use super::error::{ClientError, is_replaced, is_retryable};
 use super::recorder::Recorder;
 use crate::proto;
 use crate::proto::coordination_client::CoordinationClient;
@@ -159,18 +159,20 @@ impl Attendance {
             let goodbye = Goodbye { config, client, channel, request, may_know: concluded && server == 0 };
             async move { (server, goodbye.say().await) }
         });
-        let mut outcome = Ok(());
+        let (mut outcome, mut replaced) = (Ok(()), Ok(()));
         for (server, unheard) in futures::future::join_all(leaving).await {
-            let Some((reason, seconds)) = unheard else { continue };
+            let Some(Unheard { reason, seconds, is_replaced }) = unheard else { continue };
             let address = config.servers[server as usize].clone();
-            if config.replication_factor > 1 {
+            if is_replaced {
+                replaced = Err(ClientError::Conflict { address, reason });
+            } else if config.replication_factor > 1 {
                 // The servers that are left notify it when it comes back.
                 tracing::warn!(%address, reason, "server {server} does not hear that this trainer leaves");
             } else {
                 outcome = Err(ClientError::Unreachable { address, seconds, reason });
             }
         }
-        outcome
+        replaced.and(outcome)
     }
 }
 
@@ -267,9 +269,17 @@ struct Goodbye<'a> {
     may_know: bool,
 }
 
+/// The outcome of the last try where a server did not hear it.
+struct Unheard {
+    reason: String,
+    seconds: u64,
+    /// The work is done, but another process has this trainer's place: servers wait for that one's end.
+    is_replaced: bool,
+}
+
 impl Goodbye<'_> {
-    /// Says it until it is heard. Else what the last try said, and after how many seconds.
-    async fn say(mut self) -> Option<(String, u64)> {
+    /// Says it until it is heard.
+    async fn say(mut self) -> Option<Unheard> {
         let config = self.config;
         // A server that does not hear that the work is done waits for this trainer: one that is away for a moment
         // receives the message when it is back.
@@ -281,6 +291,9 @@ impl Goodbye<'_> {
         loop {
             let (reason, again, reached) = match tokio::time::timeout(answer, self.attempt()).await {
                 Ok(Ok(())) => return None,
+                Ok(Err(status)) if self.request.finished && is_replaced(&status) => {
+                    return Some(Unheard { reason: reason(&status), seconds: 0, is_replaced: true });
+                }
                 Ok(Err(status)) => (reason(&status), is_retryable(&status), !is_refused(&status)),
                 Err(_) => ("no answer".to_owned(), true, true),
             };
@@ -288,7 +301,8 @@ impl Goodbye<'_> {
             // One that has heard of the last trainer's end ends too, whether its answer arrives or not.
             let has_ended = self.request.finished && self.may_know && !reached;
             if !again || config.interrupted() || !retries.pause().await {
-                return (!has_ended).then(|| (reason, begun.elapsed().as_secs()));
+                let seconds = begun.elapsed().as_secs();
+                return (!has_ended).then_some(Unheard { reason, seconds, is_replaced: false });
             }
         }
     }

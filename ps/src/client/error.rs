@@ -8,6 +8,9 @@ use crate::layout::LayoutError;
 /// refusal of a trainer that was replaced.
 const OTHER_JOB: &str = "this server belongs to another job than ";
 
+/// Words of a server to a process whose place another one has taken.
+const REPLACED: &str = "was replaced by incarnation ";
+
 /// Why a trainer cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -166,6 +169,11 @@ pub(crate) fn is_of_another_job(status: &Status) -> bool {
     status.code() == tonic::Code::FailedPrecondition && status.message().starts_with(OTHER_JOB)
 }
 
+/// Returns whether a server has let another process in for this trainer.
+pub(crate) fn is_replaced(status: &Status) -> bool {
+    status.code() == tonic::Code::FailedPrecondition && status.message().contains(REPLACED)
+}
+
 /// Returns whether another attempt may succeed.
 pub(crate) fn is_retryable(status: &Status) -> bool {
     !matches!(
@@ -214,5 +222,7 @@ mod tests {
         for (status, want) in rows {
             assert_eq!(is_of_another_job(&status), want, "{status}");
         }
+        let replaced = Status::failed_precondition("trainer 0 incarnation 0 was replaced by incarnation 1");
+        assert!(is_replaced(&replaced) && !is_replaced(&Status::failed_precondition(other)));
     }
 }

@@ -303,6 +303,8 @@ impl AsyncSession {
         let step = if config.elastic { 0 } else { next_step };
         attendance.report(Report { step, examples, metrics, waiting, dealt: assigned.reported() });
         match attendance.leave(&config, finished, concluded).await {
+            // Servers wait for the process that has this trainer's place, so this one has not finished the trainer's work.
+            Err(error @ ClientError::Conflict { .. }) => Err(error),
             Err(error) if finished && concluded && !initial.is_empty() => {
                 tracing::warn!(%error, "a server does not hear that this trainer leaves; it will see so in the checkpoint");
                 Ok(())

@@ -175,6 +175,14 @@ fn seeds_that_failed_before_stay_mended() {
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
+/// A trainer's old process ends well after its successor has joined, which is ended for that: the servers waited for it.
+#[test]
+fn a_replaced_trainer_has_not_finished() {
+    for seed in [702_956, 704_678] {
+        assert_eq!(job::run(&Plan::new(seed), false).verdict, Ok(()), "seed {seed}");
+    }
+}
+
 /// The machine of a server is lost before a trainer has filled its blocks: the other server, which has had nothing to copy,
 /// ends and is started again.
 #[test]
