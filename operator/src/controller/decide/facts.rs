@@ -124,8 +124,8 @@ impl<'a> Facts<'a> {
 
     /// Returns whether a trainer's pod follows one that had left well and was not seen to fail afterwards.
     fn follows_unseen_end(&self, trainer: Replica, pod: &ObservedPod) -> bool {
-        let follows = |left_as| pod.failed_incarnation.is_none_or(|failed| failed < left_as);
-        self.comes_after_the_end(trainer, pod) && self.left_as(trainer).is_some_and(follows)
+        let is_unseen = |left_as| pod.failed_incarnation.is_none_or(|failed| failed < left_as);
+        self.left_as(trainer).is_some_and(|left_as| left_as < pod.incarnation && is_unseen(left_as))
     }
 
     /// Returns whether the job needs no other pod of a replica if it loses this one: training is over. Server 0 may have

@@ -70,7 +70,7 @@ fn a_trainer_that_was_replaced_before_its_servers_end_was_seen_has_ended_well() 
 
 #[test]
 fn a_trainer_replaced_before_is_finished_when_its_pod_vanishes_after_it_left() {
-    // What its first pod ended by, and whether the decision's status was written before the second one vanished.
+    // The end of its first pod, and whether a decision's status was written after the second one had vanished.
     let rows = [("disruption", true), ("disruption", false), ("failure", true), ("failure", false)];
     for (first_end, status_was_written) in rows {
         let label = format!("{first_end}, status was written: {status_was_written}");
