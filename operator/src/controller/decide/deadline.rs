@@ -29,9 +29,19 @@ pub(super) enum Backoff {
 impl Facts<'_> {
     /// Returns the end of the job if it was active, or waited for its start, for too long.
     pub(super) fn missed_deadline(&self, wake: &mut Wake) -> Option<End> {
+        self.missed(self.ran_since(self.start_time()), wake)
+    }
+
+    /// Returns the end of the job if it was active for too long.
+    pub(super) fn active_for_too_long(&self, wake: &mut Wake) -> Option<End> {
+        self.missed(true, wake)
+    }
+
+    /// Returns the end of a job that has missed a deadline; that of the start holds for one that has not run.
+    fn missed(&self, has_run: bool, wake: &mut Wake) -> Option<End> {
         let start = self.start_time();
         let active = self.now.duration_since(start).try_into().unwrap_or_default();
-        let missed = match self.job.policy.deadlines.check(active, self.ran_since(start)) {
+        let missed = match self.job.policy.deadlines.check(active, has_run) {
             Err(missed) => missed,
             Ok(next) => {
                 next.map(|next| after(start, next)).into_iter().for_each(|at| wake.at(at));
@@ -43,14 +53,6 @@ impl Facts<'_> {
             Missed::Startup(_) => format!("the job {}: {}", missed.what(), self.why_not_running()),
         };
         Some(End::new(missed.reason(), message))
-    }
-
-    /// Returns the end of the job if it was active for too long.
-    pub(super) fn active_for_too_long(&self, wake: &mut Wake) -> Option<End> {
-        let deadline = self.job.policy.deadlines.active?;
-        let is_over = wake.is_over(after(self.start_time(), deadline), self.now);
-        let missed = Missed::Active(deadline);
-        is_over.then(|| End::new(missed.reason(), format!("the job {}", missed.what())))
     }
 
     fn why_not_running(&self) -> String {

@@ -73,8 +73,8 @@ impl<'f, 'a> Draft<'f, 'a> {
 
     /// Sets a condition. One that the status does not have yet, and that does not hold, has not held since the job began.
     pub fn set(&mut self, type_: ConditionType, update: ConditionUpdate) {
-        let is_known = update.holds || conditions::find(&self.out.status, type_).is_some();
-        let at = if is_known { self.facts.now } else { self.facts.start_time() };
+        let is_old = !update.holds && conditions::find(&self.out.status, type_).is_none();
+        let at = if is_old { self.facts.start_time() } else { self.facts.now };
         conditions::set(&mut self.out.status, type_, update, at);
     }
 
