@@ -11,6 +11,7 @@ use psjobs_api::crd::{MlflowSpec, ParameterServerJob};
 use psjobs_api::env::{Checkpoint, Mlflow, PSJOB_RESULT_FILE};
 use psjobs_api::{Environment, Role, Training};
 use psjobs_policy::JobPolicy;
+use psjobs_policy::deadlines::LAST_CHECKPOINT_SECONDS;
 
 use super::cluster_only;
 use super::expand::expand;
@@ -23,7 +24,7 @@ const THREADS_VARIABLE: &str = "OMP_NUM_THREADS";
 const WAITING_VARIABLE: &str = "OMP_WAIT_POLICY";
 const GPUS_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// Time to end after SIGTERM where the template sets none.
+/// Time to end after SIGTERM where the template sets none, but for servers that keep checkpoints.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// The resources that a job gets from the machine that runs it.
@@ -127,8 +128,10 @@ impl Plan {
         }
         let gpus = spec.trainer.gpus.unsigned_abs();
         let of_server = gpu_limit(spec.ps.template.as_ref(), &spec.trainer.gpu_resource_name);
-        let server = Program::new("ps", spec.ps.template.as_ref(), of_server, &machine)?;
-        let trainer = Program::new("trainer", Some(&spec.trainer.template), gpus, &machine)?;
+        let keeping = Duration::from_secs(LAST_CHECKPOINT_SECONDS.into());
+        let server_grace = if spec.checkpoint.is_some() { keeping } else { GRACE };
+        let server = Program::new("ps", spec.ps.template.as_ref(), of_server, server_grace, &machine)?;
+        let trainer = Program::new("trainer", Some(&spec.trainer.template), gpus, GRACE, &machine)?;
         let trainers = spec.trainer.replicas.unsigned_abs();
         let elastic = spec.elastic_policy.as_ref();
         let notes = note_on_gpus(gpus, trainers, machine.gpus.len() as u32).into_iter().collect();
@@ -182,9 +185,13 @@ impl Plan {
         self.machine.servers.get(server.index as usize).map(String::as_str)
     }
 
-    /// How long the processes may take to end when they are asked to.
-    pub fn grace(&self) -> Duration {
-        self.server.grace.max(self.trainer.grace)
+    /// How long a process may take to end when it is asked to.
+    pub fn grace(&self, replica: Replica) -> Duration {
+        self.program(replica).grace
+    }
+
+    fn program(&self, replica: Replica) -> &Program {
+        if replica.role == Role::Server { &self.server } else { &self.trainer }
     }
 
     /// Where the servers keep the job's state, if they do.
@@ -211,7 +218,7 @@ impl Plan {
 
     /// Returns how to start a member for the `incarnation`th time, when `finished` trainers have ended well.
     pub fn launch(&self, replica: Replica, incarnation: u32, finished: Vec<u32>) -> Launch {
-        let program = if replica.role == Role::Server { &self.server } else { &self.trainer };
+        let program = self.program(replica);
         let gpus = self.gpus_of(replica, program);
         // A process that sees only its own GPUs is, as in a pod, the first one there.
         let local_rank = if gpus.as_deref().is_some_and(|gpus| !gpus.is_empty()) { 0 } else { self.rank(replica) };
@@ -285,6 +292,7 @@ impl Program {
         role: &'static str,
         template: Option<&PodTemplateSpec>,
         gpus: u32,
+        grace: Duration,
         machine: &Machine,
     ) -> Result<Self, PlanError> {
         let pod = template.and_then(|template| template.spec.as_ref());
@@ -308,7 +316,7 @@ impl Program {
             gpus,
             grace: pod
                 .and_then(|pod| pod.termination_grace_period_seconds)
-                .map_or(GRACE, |seconds| Duration::from_secs(seconds.unsigned_abs())),
+                .map_or(grace, |seconds| Duration::from_secs(seconds.unsigned_abs())),
         })
     }
 }

@@ -179,7 +179,7 @@ impl<'a> Supervisor<'a> {
     fn ask_to_end(&mut self, replica: Replica) {
         if let Some(&group) = self.running.get(&replica) {
             process::signal(group, Signal::TERM);
-            self.kill_at.insert(replica, Instant::now() + self.plan.grace());
+            self.kill_at.insert(replica, Instant::now() + self.plan.grace(replica));
         }
     }
 
@@ -200,16 +200,20 @@ impl<'a> Supervisor<'a> {
         self.view.ended(replica, exit);
     }
 
-    /// Asks what still runs to end, and makes it end when its time is over or a signal comes; one that may be the same Ctrl-C as the
-    /// one that has `interrupted` the job is left out.
+    /// Asks what still runs to end, and makes each process end when its time is over, or all when a signal comes; one that may
+    /// be the same Ctrl-C as the one that has `interrupted` the job is left out.
     async fn stop(&mut self, signals: &mut Signals, interrupted: bool) {
         self.signal_all(Signal::TERM);
+        let (plan, asked) = (self.plan, Instant::now());
+        for replica in self.running.keys() {
+            self.kill_at.entry(*replica).or_insert_with(|| asked + plan.grace(*replica));
+        }
         let again_from = tokio::time::Instant::now() + ONE_CTRL_C;
         let mut may_be_the_same = interrupted;
-        let deadline = tokio::time::Instant::now() + self.plan.grace();
-        while !self.running.is_empty() {
+        // Processes that were killed are no longer in it.
+        while let Some(next) = self.kill_at.values().copied().min() {
             let ended = tokio::select! {
-                ended = timeout_at(deadline, self.ended.join_next()) => ended,
+                ended = timeout_at(next.into(), self.ended.join_next()) => ended,
                 _ = signals.next() => if may_be_the_same { continue } else { break },
                 () = sleep_until(again_from), if may_be_the_same => {
                     may_be_the_same = false;
@@ -220,7 +224,8 @@ impl<'a> Supervisor<'a> {
             match ended {
                 Ok(Some(Ok((replica, exit, _)))) => self.gone(replica, exit),
                 Ok(Some(Err(_))) => {}
-                Ok(None) | Err(_) => break,
+                Ok(None) => break,
+                Err(_) => self.kill_overdue(),
             }
         }
         self.signal_all(Signal::KILL);

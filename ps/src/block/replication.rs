@@ -73,6 +73,18 @@ impl Block {
         primary.send(Ok(frame::message(&proto::FollowRequest { message: Some(message) })));
     }
 
+    /// Sends all of the block to the backup, as the update that made its version.
+    pub(super) fn send_whole(&mut self) {
+        if let Some(mut log) = self.log.take() {
+            match self.version {
+                // A backup without values is sent the whole when it follows.
+                0 => log.send(self.contents()),
+                version => log.update(version, self.contents()),
+            }
+            self.log = Some(log);
+        }
+    }
+
     /// Returns the frame that makes a backup equal to this block.
     pub(super) fn contents(&self) -> Bytes {
         let bytes = |values: &Vec<f32>| Bytes::copy_from_slice(bytemuck::cast_slice(values));

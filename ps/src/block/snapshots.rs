@@ -43,15 +43,8 @@ impl Block {
         self.snapshots = waiting;
         self.find_due_snapshots();
         // A state that is stored again at one version is the same.
-        if before < Some(self.version)
-            && let Some(mut log) = self.log.take()
-        {
-            match self.version {
-                // A backup without values is sent the whole when it follows.
-                0 => log.send(self.contents()),
-                version => log.update(version, self.contents()),
-            }
-            self.log = Some(log);
+        if before < Some(self.version) {
+            self.send_whole();
         }
         self.answer_all(vec![Waiting::Kept(reply)]);
     }

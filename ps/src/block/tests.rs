@@ -14,7 +14,7 @@ use crate::layout::{Layout, TensorSpec};
 use crate::owner_tasks::OwnerTasks;
 use crate::parameter_group::stretches;
 use crate::proto;
-use crate::replication_log::ReplicaRole;
+use crate::replication_log::{FrameSender, ReplicaRole};
 use crate::training_rules::TrainingRules;
 use crate::wire::StreamAbort;
 
@@ -28,7 +28,8 @@ struct Blocks {
 }
 
 impl Blocks {
-    async fn new(exact_recovery: Option<bool>) -> Self {
+    /// The blocks without values, in this role.
+    fn empty(exact_recovery: Option<bool>, role: ReplicaRole) -> Store {
         let training = Training {
             consistency: Consistency { mode: ConsistencyMode::Sync, exact_recovery, ..Consistency::default() },
             optimizer: Optimizer { learning_rate: 0.5, ..Optimizer::default() },
@@ -37,17 +38,21 @@ impl Blocks {
         };
         let tensors = [TensorSpec::new("weight", vec![ELEMENTS])];
         let layout = Layout::new(&tensors, 2).expect("a layout");
-        let store = Store::start(Start {
+        Store::start(Start {
             layout,
             stretches: &stretches(&tensors),
-            shards: BTreeMap::from([(0, ReplicaRole::Alone), (1, ReplicaRole::Alone)]),
+            shards: BTreeMap::from([(0, role), (1, role)]),
             trainers: 1,
             elastic: false,
             epoch: 0,
             rules: &Arc::new(TrainingRules::new(&training, 1, &[])),
             metrics: &Arc::default(),
             tasks: &OwnerTasks::new(TaskTracker::new()),
-        });
+        })
+    }
+
+    async fn new(exact_recovery: Option<bool>) -> Self {
+        let store = Self::empty(exact_recovery, ReplicaRole::Alone);
         for block in 0..2 {
             let values = bytes(1.0, store.layout().range(block).len());
             assert!(store.initialize(block, 1, values).await.expect("it has no values yet"));
@@ -56,11 +61,16 @@ impl Blocks {
         Self { store, peer: Peer::new(0, 0, sender, None, StreamAbort::default()), answers }
     }
 
-    /// Gives `step` to one block, all elements alike, and waits for the answer.
-    async fn give(&mut self, block: u32, step: u64, gradient: f32) {
+    /// Gives `step` to one block, all elements alike.
+    async fn send(&self, block: u32, step: u64, gradient: f32) {
         let payload = bytes(gradient, self.store.layout().range(block).len());
         let frame = proto::GradientBlock { step, version: step, block, codec: 1, payload };
         self.store.gradient(&self.peer, frame).await.expect("it is taken");
+    }
+
+    /// As [`Blocks::send`], and waits for the answer.
+    async fn give(&mut self, block: u32, step: u64, gradient: f32) {
+        self.send(block, step, gradient).await;
         self.answers.recv().await.expect("an answer").expect("no refusal");
     }
 
@@ -105,7 +115,31 @@ async fn a_step_that_changed_nothing_has_no_values_before_it() {
     let mut blocks = Blocks::new(None).await;
     blocks.give(0, 0, 1.0).await;
     blocks.give(0, 1, f32::NAN).await;
-    assert_eq!(blocks.read(0, Some(1)).await, (1, 0.5), "a gradient that was left out");
+    assert_eq!(blocks.read(0, Some(1)).await, (2, 0.5), "a gradient that was left out");
+}
+
+#[tokio::test]
+async fn a_round_that_changed_nothing_is_a_version_for_checkpoints_and_the_backup() {
+    let mut blocks = Blocks::new(None).await;
+    let (primary, mut sent) = FrameSender::new(1);
+    let (acknowledgements, _acknowledged) = FrameSender::new(1);
+    let backup = Blocks::empty(None, ReplicaRole::Backup);
+    blocks.give(1, 0, f32::NAN).await;
+    assert!(blocks.store.attach(1, None, &primary).await.expect("it answers"), "it is sent a copy");
+    blocks.send(1, 1, f32::NAN).await;
+    for _ in 0..2 {
+        let frame = sent.recv().await.expect("a frame").expect("no refusal");
+        let replica = proto::Replica::decode(&frame[5..]).expect("a message");
+        backup.follow(replica, &acknowledgements).await.expect("it is taken");
+    }
+    assert_eq!(backup.held(1).await, [proto::BlockVersion { block: 1, version: 2 }]);
+    for step in 0..2 {
+        blocks.give(0, step, 1.0).await;
+    }
+    for (store, block) in [(&blocks.store, 0), (&blocks.store, 1), (&backup, 1)] {
+        let state = store.snapshot(block, Some(2)).await.expect("it is at this version");
+        assert_eq!((state.version, state.next_steps), (2, vec![2]), "block {block}");
+    }
 }
 
 #[tokio::test]

@@ -107,6 +107,10 @@ impl Block {
                 let next = |trainer| proto::NextStep { trainer, step: rule.next_step(trainer) };
                 contributors.into_iter().map(next).collect()
             });
+        } else {
+            // The round counts although it changed no value: the versions of all blocks are those of the steps.
+            self.version += 1;
+            self.send_whole();
         }
         self.answer(waiting);
         self.answer_joined();

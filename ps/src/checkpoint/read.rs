@@ -125,10 +125,10 @@ impl Checkpoint {
         &self.manifest
     }
 
-    /// Trainers of which every step is in it.
+    /// Returns those of a job's `trainers` of which every step is in it. The job may have had more when it was written.
     #[must_use]
-    pub fn concluded(&self) -> &Concluded {
-        &self.manifest.concluded
+    pub fn concluded(&self, trainers: u32) -> Concluded {
+        self.manifest.concluded.range(..trainers).map(|(trainer, steps)| (*trainer, *steps)).collect()
     }
 
     /// Returns, for an elastic job, the batches whose gradients are in it.

@@ -129,6 +129,18 @@ fn what_was_written_is_read_whatever_the_number_of_servers() {
 }
 
 #[test]
+fn trainers_that_a_job_has_no_longer_do_not_count_as_concluded() {
+    let folder = folder();
+    write_checkpoint(folder.path(), 12, 1, 0);
+    let open = || Checkpoint::open(folder.path()).expect("opens");
+    let concluded = Concluded::from([(0, 7), (2, 8), (3, 8)]);
+    let manifest = Manifest { concluded: concluded.clone(), ..open().manifest().clone() };
+    write::amend(folder.path(), &manifest).expect("amends");
+    assert_eq!(open().concluded(4), concluded);
+    assert_eq!(open().concluded(2), Concluded::from([(0, 7)]), "two of two have not concluded");
+}
+
+#[test]
 fn elements_of_several_blocks_are_as_far_as_the_furthest() {
     let folder = folder();
     let description = description(10, 0, 1, 0);

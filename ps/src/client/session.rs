@@ -177,9 +177,9 @@ impl AsyncSession {
     pub async fn finish(&mut self) -> Result<u64, ClientError> {
         let total = std::mem::replace(&mut self.config.total_steps, self.next_step);
         if let Settled::Rewound = self.conclude().await? {
-            self.enter_anew().await?;
-            // The caller says again which step is its last.
+            // The caller says again which step is its last: tables beside this session may lack that step.
             self.config.total_steps = total;
+            self.enter_anew().await?;
         }
         Ok(self.next_step)
     }

@@ -40,6 +40,8 @@ pub struct Rule {
     elastic: bool,
     /// The next step that is expected of each trainer that ever gave one.
     next: BTreeMap<u32, u64>,
+    /// The next step that is expected of each other trainer.
+    first: u64,
     /// Trainers that are waited for, and the first round that waits for them.
     members: BTreeMap<u32, u64>,
     /// Trainers that gave to the open round.
@@ -62,6 +64,7 @@ impl Rule {
             consistency,
             elastic: false,
             next: BTreeMap::new(),
+            first: 0,
             members: (0..trainers).map(|trainer| (trainer, 0)).collect(),
             given: BTreeSet::new(),
             round: 0,
@@ -121,14 +124,14 @@ impl Rule {
     /// Takes the gradient of `trainer` for `step`; `stale` says that it was computed from values older
     /// than the block's, which matters where rounds close without everybody.
     pub fn offer(&mut self, trainer: u32, step: u64, stale: bool) -> Verdict {
-        let repeat = self.next.get(&trainer).is_some_and(|next| step < *next);
-        if repeat {
+        let before = self.next_step(trainer);
+        if step < before {
             return if self.given.contains(&trainer) { Verdict::Join } else { Verdict::Answer };
         }
         if self.counts_rounds() && step < self.round {
             return Verdict::Late;
         }
-        let before = self.next.insert(trainer, step.saturating_add(1)).unwrap_or(0);
+        self.next.insert(trainer, step.saturating_add(1));
         if self.members.contains_key(&trainer) {
             self.no_longer_at(before);
         }
@@ -203,9 +206,8 @@ impl Rule {
 
     /// On a backup: the primary has everything of `trainer` before `step`.
     pub fn advance(&mut self, trainer: u32, step: u64) {
-        let next = self.next.entry(trainer).or_insert(0);
-        let before = *next;
-        *next = step.max(before);
+        let before = self.next_step(trainer);
+        self.next.insert(trainer, step.max(before));
         if step > before && self.members.contains_key(&trainer) {
             self.no_longer_at(before);
         }
@@ -219,7 +221,7 @@ impl Rule {
     /// The first step that this block does not have from `trainer`.
     #[must_use]
     pub fn next_step(&self, trainer: u32) -> u64 {
-        self.next.get(&trainer).copied().unwrap_or(0)
+        self.next.get(&trainer).copied().unwrap_or(self.first)
     }
 
     /// The first step of `trainer` whose gradient the block's values do not contain: what it gave to
@@ -229,11 +231,21 @@ impl Rule {
         self.next_step(trainer) - u64::from(self.given.contains(&trainer))
     }
 
+    /// Steps that the block's values contain of every member: those who have finished hold nothing back. Without members the
+    /// steps of the furthest trainer, so that it never goes back.
+    #[must_use]
+    pub fn settled_by_members(&self) -> u64 {
+        let least = self.members.keys().map(|member| self.settled(*member)).min();
+        least.or_else(|| self.next.keys().map(|trainer| self.settled(*trainer)).max()).unwrap_or(0)
+    }
+
     /// Goes back, or on, to where each trainer's next step is the one in `steps`; the open round is
-    /// forgotten, and in an elastic job who takes part.
+    /// forgotten, and in an elastic job who takes part. In another job trainers that are not in `steps`, because it had
+    /// fewer when they were recorded, begin with the step of the slowest: rounds go on with all of them.
     pub fn restore(&mut self, steps: &[u64]) {
         self.given.clear();
         self.next = (0..).zip(steps.iter().copied()).collect();
+        self.first = steps.iter().copied().min().filter(|_| !self.elastic).unwrap_or(0);
         if self.elastic {
             self.members.clear();
         }

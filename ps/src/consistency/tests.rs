@@ -59,6 +59,32 @@ fn a_trainer_that_is_behind_in_a_round_catches_up_without_the_others() {
     assert_eq!(rule.close_round(), Some([0, 1, 2].into()));
 }
 
+/// A job goes on from its checkpoint with more trainers, another one with fewer.
+#[test]
+fn trainers_that_no_checkpoint_knows_begin_with_the_step_of_the_slowest() {
+    for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
+        let mut rule = rule(mode, 4);
+        rule.restore(&[1000, 1000]);
+        assert_eq!(rule.entry(3), 1000, "{mode:?}");
+        for step in 1000..1003 {
+            let want = if mode == ConsistencyMode::Sync { Verdict::Hold } else { Verdict::Apply };
+            for trainer in 0..4 {
+                assert_eq!(rule.offer(trainer, step, false), want, "{mode:?}, trainer {trainer}, step {step}");
+            }
+            assert_eq!(rule.close_round().is_some(), mode == ConsistencyMode::Sync, "{mode:?}, step {step}");
+            assert!(rule.may_go_on(step), "{mode:?}, step {step}");
+        }
+        rule.restore(&[9, 7]);
+        assert_eq!((rule.settled(0), rule.settled(2)), (9, 7), "{mode:?}");
+        rule.restore(&[]);
+        assert_eq!(rule.settled(2), 0, "{mode:?}");
+    }
+    let mut rule = rule(ConsistencyMode::Sync, 2);
+    rule.restore(&[8, 8, 7, 7]);
+    assert_eq!([0, 1].map(|trainer| rule.offer(trainer, 8, false)), [Verdict::Hold; 2]);
+    assert_eq!(rule.close_round(), Some([0, 1].into()));
+}
+
 #[test]
 fn a_finished_trainer_is_not_waited_for() {
     let mut rule = rule(ConsistencyMode::Sync, 2);

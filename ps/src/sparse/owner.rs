@@ -16,8 +16,9 @@ use super::shard::{Clock, Holding, Plan, Shard, ShardState};
 use crate::proto;
 use crate::replication_log::{FrameSender, ReplicaRole, ReplicationLog};
 
-/// Version of a shard that was replaced by that of a checkpoint, or by nothing, with all others of its epoch. Holders of
-/// different epochs do not follow each other. Version 0 is that of a holder that never had rows.
+/// Version of a shard that was replaced by that of a checkpoint, with all others of its epoch. Holders of different epochs do
+/// not follow each other. Version 0 is that of a holder that has had no rows in its epoch: its tables may have become known
+/// only after the other holder's were replaced by nothing.
 const REPLACED: u64 = 1;
 /// How often unused rows are looked for while no command arrives.
 const LOOK: Duration = Duration::from_secs(1);
@@ -33,9 +34,10 @@ pub enum Command {
     NextStep(u32, oneshot::Sender<u64>),
     /// A trainer has finished: no round waits for it.
     Finish(u32),
-    /// Steps that the rows contain of every trainer.
+    /// Steps that the rows contain of every trainer that has not finished.
     Progress(oneshot::Sender<u64>),
-    /// Everything, when the rows contain so many steps of every trainer, or now; `None` if they contain more.
+    /// Everything, when the rows contain so many steps of every trainer that has not finished, or now; `None` if they
+    /// contain more.
     Snapshot(Option<u64>, oneshot::Sender<Option<ShardState>>),
     /// Another shard, in an epoch of its own.
     Replace(Box<Owned>, u64, oneshot::Sender<()>),
@@ -169,7 +171,7 @@ impl Owner {
             Command::NextStep(trainer, reply) => vec![Waiting::NextStep(reply, shard.next_step(trainer))],
             Command::Finish(trainer) => pushes(shard.finish(trainer)),
             Command::Progress(reply) => {
-                let _ = reply.send(shard.settled_by_all());
+                let _ = reply.send(shard.settled_by_members());
                 Vec::new()
             }
             Command::Snapshot(Some(at), reply) => {
@@ -183,8 +185,9 @@ impl Owner {
             Command::Replace(other, epoch, reply) => {
                 // The trainers that wait for the shard before see their replies dropped. Both holders of the shard count
                 // anew from here, so that they find each other equal.
-                (self.shard, self.epoch, self.version) = (*other, epoch, REPLACED);
-                self.log = (self.role == ReplicaRole::Primary).then(|| ReplicationLog::new(REPLACED));
+                let version = if other.is_blank() { 0 } else { REPLACED };
+                (self.shard, self.epoch, self.version) = (*other, epoch, version);
+                self.log = (self.role == ReplicaRole::Primary).then(|| ReplicationLog::new(version));
                 self.attaches += 1;
                 self.pieces.clear();
                 self.incoming = None;
@@ -342,7 +345,7 @@ impl Owner {
         if self.snapshots.is_empty() {
             return;
         }
-        let now = self.shard.settled_by_all();
+        let now = self.shard.settled_by_members();
         for (at, reply) in self.snapshots.extract_if(.., |(at, _)| *at <= now) {
             let _ = reply.send((at == now).then(|| self.shard.state()));
         }

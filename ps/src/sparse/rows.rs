@@ -67,6 +67,11 @@ impl Snapshot {
             Row { key, used, updates, numbers }
         })
     }
+
+    /// Bytes that they take at most, without those of their map.
+    pub fn bytes(&self) -> u64 {
+        (self.heads.len() * (size_of::<Head>() + self.stride * size_of::<f32>())) as u64
+    }
 }
 
 impl Rows {

@@ -79,6 +79,13 @@ pub struct ShardState {
     pub clock: Clock,
 }
 
+impl ShardState {
+    /// Bytes that the rows take at most.
+    pub fn bytes(&self) -> u64 {
+        self.tables.iter().map(Snapshot::bytes).sum()
+    }
+}
+
 /// How far a shard is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Clock {
@@ -180,9 +187,15 @@ impl<W> Shard<W> {
         (0..self.trainers).map(|trainer| self.aggregation.rule.settled(trainer)).collect()
     }
 
-    /// Steps that the rows contain of every trainer.
-    pub fn settled_by_all(&self) -> u64 {
-        self.settled().into_iter().min().unwrap_or(0)
+    /// Steps that the rows contain of every trainer that has not finished.
+    pub fn settled_by_members(&self) -> u64 {
+        self.aggregation.rule.settled_by_members()
+    }
+
+    /// Returns whether it is as it was made: it has no rows, has had no request and contains no step.
+    pub fn is_blank(&self) -> bool {
+        let no_rows = self.tables.iter().all(|table| table.rows.len() == 0);
+        no_rows && self.requests == 0 && self.settled().iter().all(|step| *step == 0)
     }
 
     /// Everything as it is, without the round that is open.
@@ -199,8 +212,10 @@ impl<W> Shard<W> {
     /// Goes on from where a shard was, or several of which this one has rows: the furthest decides, so that nothing is
     /// applied twice.
     pub fn resume<'a>(&mut self, clocks: impl IntoIterator<Item = &'a Clock>) {
-        let mut steps = vec![0; self.trainers as usize];
+        // The job may have had fewer trainers, or more.
+        let mut steps: Vec<u64> = Vec::new();
         for Clock { next_steps, requests } in clocks {
+            steps.resize(next_steps.len().max(steps.len()), 0);
             steps.iter_mut().zip(next_steps).for_each(|(step, other)| *step = (*step).max(*other));
             self.requests = self.requests.max(*requests);
         }

@@ -239,7 +239,7 @@ impl Tables {
         Ok(try_join_all(steps).await?.into_iter().min().unwrap_or(0))
     }
 
-    /// Steps that all rows contain of every trainer.
+    /// Steps that all rows contain of every trainer that has not finished.
     ///
     /// # Errors
     /// If the server is ending.
@@ -436,13 +436,29 @@ mod tests {
     use psjobs_api::Training;
 
     use super::*;
+    use crate::sparse::shard::Clock;
 
-    #[tokio::test]
-    async fn tables_that_become_a_backup_make_their_checkpoint_wait_no_longer() {
+    fn start(role: ReplicaRole) -> Tables {
         let rules = Arc::new(TrainingRules::new(&Training::default(), 1, &[]));
         let place = Place { server: 0, servers: 1, trainers: 1, seed: 0, shards: 2 };
         let specs = vec![TableSpec::new("user", 2, 0.5)];
-        let tables = Tables::start(specs, place, ReplicaRole::Alone, &rules, &OwnerTasks::new(TaskTracker::new()));
+        Tables::start(specs, place, role, &rules, &OwnerTasks::new(TaskTracker::new()))
+    }
+
+    #[tokio::test]
+    async fn a_backup_whose_rows_were_cleared_is_equal_to_a_primary_that_begins_and_to_no_later_one() {
+        let backup = start(ReplicaRole::Backup);
+        backup.replace(backup.blank(), 1).await;
+        assert_eq!(backup.begin_follow().await, start(ReplicaRole::Primary).begin_follow().await);
+        let mut refill = backup.blank();
+        refill.resume(&[vec![Clock { next_steps: vec![3], requests: 7 }; 2]]);
+        backup.replace(refill, 2).await;
+        assert_eq!(backup.begin_follow().await, Ok(vec![1, 1]), "a primary that begins has version 0");
+    }
+
+    #[tokio::test]
+    async fn tables_that_become_a_backup_make_their_checkpoint_wait_no_longer() {
+        let tables = start(ReplicaRole::Alone);
         assert_eq!(tables.snapshot(Some(0)).await.map(|states| states.len()), Some(2));
         let waiting = tables.snapshot(Some(7));
         // The part of a step to come is asked for before the role changes.

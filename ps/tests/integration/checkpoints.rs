@@ -84,6 +84,27 @@ fn a_stopped_job_goes_on_with_another_number_of_servers() {
 }
 
 #[test]
+fn a_stopped_job_goes_on_with_another_number_of_trainers() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut at = 0;
+    for (trainers, until) in [(2, 7), (4, 15), (2, 20)] {
+        let job = Job::checkpointed(folder.path(), 2, trainers, ConsistencyMode::Sync);
+        let running = job.start_all();
+        let (sender, steps) = mpsc::channel();
+        let working: Vec<_> = (0..trainers).map(|index| job.trainer(index, until, sender.clone())).collect();
+        let ends: Vec<_> = working.into_iter().map(|trainer| trainer.join().expect("no panic")).collect();
+        assert!(ends.iter().all(|end| *end == ends[0]), "{trainers} trainers end with different parameters");
+        running.into_iter().for_each(|server| drop(server.outcome().expect("ends well")));
+        drop(sender);
+        let mut done: Vec<u64> = steps.iter().collect();
+        done.sort_unstable();
+        let want: Vec<u64> = (at + 1..=until).flat_map(|step| vec![step; trainers as usize]).collect();
+        assert_eq!(done, want, "{trainers} trainers do each step that is left once");
+        at = until;
+    }
+}
+
+#[test]
 fn a_server_that_is_asked_to_stop_keeps_what_it_has() {
     let folder = tempfile::tempdir().expect("a folder");
     let job = Job::checkpointed(folder.path(), 2, 1, ConsistencyMode::Async);

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use psjobs_api::ReplicaResult;
 use psjobs_api::training::{StalenessPolicy, Training};
-use psjobs_ps::checkpoint::{Disk as Storage, Folder};
+use psjobs_ps::checkpoint::{Disk as Storage, Folder, Runs};
 use psjobs_ps::network::Network as Reached;
 use psjobs_ps::server::{self, CheckpointConfig, ServerConfig, ServerError, Timeouts};
 use tokio::sync::mpsc;
@@ -48,6 +48,8 @@ pub struct Outcome {
     pub verdict: Result<(), String>,
     /// Names of the faults that happened.
     pub faults: BTreeSet<&'static str>,
+    /// The steps of the complete checkpoints that are left of the first run.
+    pub checkpoints: BTreeSet<u64>,
     /// The longest time that a trainer waited for an answer to its gradients.
     pub longest_wait: Duration,
 }
@@ -75,10 +77,13 @@ pub fn run(plan: &Plan, echo: bool) -> Outcome {
     let mut supervisor = Supervisor::new(job.clone(), disk, deaths);
     let verdict = LocalSet::new().block_on(&runtime, supervisor.run());
     let faults = std::mem::take(&mut supervisor.struck);
+    let mount = Mount { disk: supervisor.disk.clone(), host: Host::Server(0, u32::MAX) };
+    let folder = Folder::new(Storage::Other(Arc::new(mount)), FOLDER);
+    let checkpoints = Runs::new(&folder).catalog(1).complete().unwrap_or_default();
     drop(supervisor);
     drop(runtime);
     let digest = network.wires().trace.digest();
-    Outcome { digest, verdict, faults, longest_wait: job.longest_wait.get() }
+    Outcome { digest, verdict, faults, checkpoints, longest_wait: job.longest_wait.get() }
 }
 
 /// `host:port` of all servers.

@@ -149,6 +149,19 @@ fn servers_are_waited_for_where_a_probe_would_be() {
 }
 
 #[test]
+fn servers_have_time_to_write_the_last_checkpoint() {
+    let checkpoint = "checkpoint: {volumeClaim: {size: 1Gi}}, ";
+    let ten = Duration::from_secs(10);
+    for (label, spec, server) in [
+        ("no checkpoints", TWO.to_owned(), ten),
+        ("checkpoints", TWO.replacen('{', &format!("{{{checkpoint}"), 1), Duration::from_secs(300)),
+    ] {
+        let plan = plan(&spec, machine());
+        assert_eq!((plan.grace(SERVER), plan.grace(TRAINER)), (server, ten), "{label}");
+    }
+}
+
+#[test]
 fn checkpoints_go_to_the_jobs_own_folder() {
     let spec = TWO.replacen('{', "{checkpoint: {volumeClaim: {size: 1Gi}, keep: 7}, ", 1);
     let plan = plan(&spec, machine());

@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt as _;
 use psjobs_api::crd::{MlflowSpec, ParameterServerJobSpec, names};
 use psjobs_api::{DEFAULT_PORT, Environment, METRICS_PORT, Role};
+use psjobs_policy::deadlines::LAST_CHECKPOINT_SECONDS;
 
 use super::metadata::{job_labels, metadata};
 use super::{certificates, checkpoint, credentials, defaults, gang, placement, scheduling};
@@ -42,6 +43,7 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     }
     if let Some(checkpoint) = spec.checkpoint.as_ref().filter(|_| replica.role == Role::Server) {
         checkpoint::mount(job, checkpoint, &mut pod_spec);
+        pod_spec.termination_grace_period_seconds.get_or_insert(LAST_CHECKPOINT_SECONDS.into());
     }
     let tracking_secret = mlflow(spec, replica.role).and_then(|mlflow| mlflow.secret.as_deref());
     if let (Some(secret), Some(main)) = (tracking_secret, pod_spec.containers.first_mut()) {

@@ -271,6 +271,21 @@ fn servers_get_the_checkpoint_folder_and_trainers_do_not() {
 }
 
 #[test]
+fn servers_have_time_to_write_the_last_checkpoint_unless_their_template_says_otherwise() {
+    let template = "ps: {template: {spec: {terminationGracePeriodSeconds: 7, containers: [{name: s, image: i}]}}}";
+    for (checkpoint, ps, who, want) in [
+        ("checkpoint: {volumeClaim: {size: 1Gi}}", "", "ps-0", Some(300)),
+        ("checkpoint: {objectStore: {url: 's3://bucket'}}", "", "ps-0", Some(300)),
+        ("checkpoint: {volumeClaim: {size: 1Gi}}", template, "ps-0", Some(7)),
+        ("checkpoint: {volumeClaim: {size: 1Gi}}", "", "trainer-0", None),
+        ("", "", "ps-0", None),
+    ] {
+        let spec = build(&format!("{checkpoint}\n{ps}"), who).spec.expect("a spec");
+        assert_eq!(spec.termination_grace_period_seconds, want, "{who}, {checkpoint} {ps}");
+    }
+}
+
+#[test]
 fn servers_get_the_folder_and_the_credentials_of_an_object_store_and_trainers_do_not() {
     for (spec, folder, secret) in [
         ("{url: 's3://bucket/jobs/', secret: keys}", "s3://bucket/jobs/mnist", Some("keys")),

@@ -128,7 +128,7 @@ impl AsyncSession {
             let furthest = self.exchange.furthest();
             if furthest == step {
                 self.next_step = step;
-                self.assigned.begin();
+                self.assigned.begin(self.epoch());
                 return Ok(Settled::Done);
             }
             margin = (2 * margin).clamp(1, FURTHEST);

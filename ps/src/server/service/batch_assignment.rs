@@ -68,9 +68,8 @@ fn ask(
             id.index, request.batches
         ))
     })?;
-    if state.config.checkpoint.is_none() {
-        assigner.catch_up(request.seen.min(request.batches));
-    }
+    // The process of server 0 before may have assigned them, and this one took over its blocks from the other holder.
+    assigner.catch_up(request.seen.min(request.batches));
     let process = (id.incarnation, request.entry);
     let request = AssignmentRequest { trainer: id.index, process, assigned: request.assigned, done: request.done };
     Ok(assigner.ask(request, present, enough))

@@ -121,7 +121,8 @@ impl proto::coordination_server::Coordination for Coordination {
             let mut members = self.0.members();
             members.hear(&id, now())?;
             self.0.check_epoch(request.epoch)?;
-            members.conclude(id.index);
+            // Without checkpoints no server goes back.
+            members.conclude(id.index, self.0.config.checkpoint.is_none());
         }
         if self.0.config.checkpoint.is_some() && self.0.config.index == 0 {
             self.0.recovery.wait_until_durable(request.epoch).await?;

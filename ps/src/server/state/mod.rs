@@ -187,12 +187,15 @@ impl ServerState {
         if self.config.checkpoint.is_some() && (epoch == 0 || self.recovery.awaits_restore()) {
             return Err(Status::unavailable("the servers are looking for the newest checkpoint"));
         }
+        if self.recovery.is_held() {
+            return Err(Status::unavailable("server 0 ends, and its successor is waited for"));
+        }
         Ok(epoch)
     }
 
-    /// Refuses a message from before the servers restored a checkpoint: it belongs to a state that was discarded.
+    /// Refuses a message from before the servers restored a checkpoint, or are about to: it belongs to a state that is discarded.
     pub fn check_epoch(&self, epoch: u64) -> Result<(), Status> {
-        if epoch == self.recovery.epoch() {
+        if epoch == self.recovery.epoch() && !self.recovery.is_held() {
             return Ok(());
         }
         Err(Status::aborted("the servers went to a checkpoint since this trainer joined; join again"))
@@ -453,6 +456,12 @@ impl ServerState {
         for end in open {
             end.abort(Status::unavailable("another server may lead these blocks now; join again"));
         }
+    }
+
+    /// Takes no more gradients until this server is restored.
+    pub fn hold_training(&self) {
+        self.recovery.hold();
+        self.close_streams();
     }
 
     /// Aborts all streams.

@@ -68,6 +68,8 @@ pub struct Recovery {
     pub(in crate::server) instance: u64,
     /// The epoch of the last restore; 0 before the first and during one.
     epoch: AtomicU64,
+    /// Set when this server takes no more gradients before the next restore.
+    is_held: AtomicBool,
     /// Set until this server has all its state: from a checkpoint, or from the servers that hold the other copies.
     awaits_restore: AtomicBool,
     /// The greatest epoch that server 0 has asked for.
@@ -89,6 +91,8 @@ pub struct Recovery {
     pub(in crate::server) ended: Notify,
     /// Held while a part is written to disk.
     pub(in crate::server) writing: Arc<tokio::sync::Mutex<()>>,
+    /// Read-locked while server 0 waits for a part that is being written here.
+    pub(in crate::server) awaited: tokio::sync::RwLock<()>,
     newest: Mutex<Option<LastCheckpoint>>,
     /// The model that server 0 exports at the end.
     pub(in crate::server) model: OnceLock<PathBuf>,
@@ -109,6 +113,7 @@ impl Recovery {
         Self {
             instance: rand::random(),
             epoch: AtomicU64::new(0),
+            is_held: AtomicBool::new(false),
             awaits_restore: AtomicBool::new(true),
             asked: AtomicU64::new(0),
             run: AtomicU32::new(0),
@@ -119,6 +124,7 @@ impl Recovery {
             last_written: watch::Sender::new(false),
             ended: Notify::new(),
             writing: Arc::default(),
+            awaited: tokio::sync::RwLock::default(),
             newest: Mutex::default(),
             model: OnceLock::new(),
             newcomers,
@@ -249,6 +255,17 @@ impl Recovery {
 
     pub(in crate::server) fn set_epoch(&self, epoch: u64) {
         self.epoch.store(epoch, Ordering::Release);
+        self.is_held.store(false, Ordering::Release);
+    }
+
+    /// Records that this server takes no more gradients before the next restore.
+    pub(in crate::server) fn hold(&self) {
+        self.is_held.store(true, Ordering::Release);
+    }
+
+    /// Returns whether this server takes no more gradients before the next restore.
+    pub(in crate::server) fn is_held(&self) -> bool {
+        self.is_held.load(Ordering::Acquire)
     }
 
     /// Waits until a checkpoint contains the last step of a trainer that joined in `epoch`. On server 0 only.

@@ -37,8 +37,7 @@ pub async fn run(state: Arc<ServerState>, stop: CancellationToken) {
     let Some(pieces) = state.series.as_ref().and_then(|series| series.pieces()) else { return };
     let Some(folder) = stop.run_until_cancelled(folder(&state)).await else { return };
     let writer = Arc::new(Mutex::new(SeriesWriter::new(folder.clone(), state.recovery.instance)));
-    let mut task = Task { state, folder, writer, unkept: BTreeMap::new(), measured: None, warned: None };
-    task.run(pieces, stop).await;
+    Task::new(state, folder, writer).run(pieces, stop).await;
 }
 
 /// Returns the folder of the series; with checkpoints when the run is known.
@@ -62,6 +61,8 @@ struct Task {
     /// The points that are written and not durable yet, by trainer, as [`Piece::until`].
     unkept: BTreeMap<u32, (u64, u64)>,
     measured: Option<Measured>,
+    /// The epoch in which the job's series goes on. Points above the step that it began with were discarded.
+    epoch: Option<u64>,
     /// When the log said last that the series cannot be written.
     warned: Option<Instant>,
 }
@@ -77,6 +78,10 @@ struct Measured {
 }
 
 impl Task {
+    fn new(state: Arc<ServerState>, folder: Folder, writer: Arc<Mutex<SeriesWriter>>) -> Self {
+        Self { state, folder, writer, unkept: BTreeMap::new(), measured: None, epoch: None, warned: None }
+    }
+
     async fn run(&mut self, mut pieces: mpsc::Receiver<Piece>, stop: CancellationToken) {
         let mut ticks = tokio::time::interval_at(Instant::now() + INTERVAL, INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -145,10 +150,13 @@ impl Task {
         }
     }
 
-    /// Returns what this server knows of the whole job, if training has moved since the last time.
+    /// Returns what this server knows of the whole job, if training has moved since the last time. Discards the points of
+    /// steps that are made again.
     fn measure(&mut self) -> Option<Piece> {
         let state = &self.state;
-        // Until then it knows of no step, or of some trainers' alone.
+        let keeps_state = state.config.checkpoint.is_some();
+        // Until then, and on the way to a checkpoint, it knows of no step, or of some trainers' alone.
+        let epoch = if keeps_state { state.recovery.whole_epoch()? } else { 0 };
         if !state.has_state() {
             return None;
         }
@@ -162,8 +170,22 @@ impl Task {
         };
         let (evaluation, evaluated) = state.members().evaluation();
         let before = self.measured.replace(Measured { step, staleness, evaluated });
-        if before.map_or(step == 0, |before| before.step == step) {
+        // Without checkpoints a process that was started anew hears of each trainer's steps with its next one. Points at
+        // earlier steps are there already.
+        let knows_steps = keeps_state || (step > 0 && status.trainers.iter().all(|trainer| trainer.step > 0));
+        let begins = knows_steps && self.epoch != Some(epoch);
+        if begins {
+            self.epoch = Some(epoch);
+        } else if before.map_or(step == 0, |before| before.step == step) {
             return None;
+        }
+        let mut entries = Vec::new();
+        if begins {
+            entries.push(Entry::Rewind(step.saturating_sub(1)));
+        }
+        let piece = |entries| Some(Piece { source: Source::Job, entries, until: (0, 0) });
+        if step == 0 {
+            return piece(entries);
         }
         let active = |trainer: &&proto::TrainerStatus| trainer.state == i32::from(proto::TrainerState::Active);
         let trainers = status.trainers.iter().filter(active).count();
@@ -186,10 +208,96 @@ impl Task {
         if before.is_none_or(|before| before.evaluated != evaluated) {
             values.extend(evaluation.into_iter().map(|(name, value)| (name, value as f32)));
         }
-        let point = Entry::Point(Point { step, unix_seconds: unix_seconds(), values });
-        // The servers went back to a checkpoint, or a process before this one was further.
-        let goes_back = before.is_none_or(|before| before.step > step);
-        let entries = goes_back.then_some(Entry::Rewind(step.saturating_sub(1))).into_iter().chain([point]).collect();
-        Some(Piece { source: Source::Job, entries, until: (0, 0) })
+        entries.push(Entry::Point(Point { step, unix_seconds: unix_seconds(), values }));
+        piece(entries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use psjobs_api::Environment;
+
+    use super::*;
+    use crate::checkpoint::Concluded;
+    use crate::clock::now;
+    use crate::server::config::{CheckpointConfig, ServerConfig};
+
+    const NOTHING: [(&str, u64); 0] = [];
+
+    /// The task of a job of two trainers that have joined.
+    fn task(folder: &Folder, keeps_state: bool) -> Task {
+        let servers = vec!["ps-0:29500".to_owned()];
+        let environment = Environment::new("mnist", "job-1", servers.clone(), 2, Training::default());
+        let checkpoint = CheckpointConfig {
+            job: "mnist".into(),
+            incarnation: 0,
+            folder: folder.clone(),
+            interval: Duration::from_secs(60),
+            keep: 1,
+            resume: true,
+            servers,
+        };
+        let state = ServerState::new(ServerConfig {
+            shared_memory: false,
+            checkpoint: keeps_state.then_some(checkpoint),
+            series: Some(folder.clone()),
+            ..ServerConfig::new(&environment)
+        });
+        for index in 0..2 {
+            let id = proto::TrainerId { job_uid: "job-1".into(), index, incarnation: 0 };
+            state.members().join(&id, Vec::new(), 1000, now()).expect("joins");
+        }
+        let writer = Arc::new(Mutex::new(SeriesWriter::new(folder.clone(), 1)));
+        Task::new(state, folder.clone(), writer)
+    }
+
+    /// Returns the steps that it goes back to, and those of points.
+    fn measured(task: &mut Task) -> Vec<(&'static str, u64)> {
+        let entries = task.measure().map(|piece| piece.entries).unwrap_or_default();
+        let described = entries.into_iter().map(|entry| match entry {
+            Entry::Rewind(step) => ("back to", step),
+            Entry::Point(point) => ("at", point.step),
+        });
+        described.collect()
+    }
+
+    #[tokio::test]
+    async fn without_checkpoints_the_series_begins_anew_when_the_steps_of_all_trainers_are_known() {
+        let scratch = tempfile::tempdir().expect("a folder");
+        let mut task = task(&Folder::from(scratch.path()), false);
+        assert_eq!(measured(&mut task), NOTHING);
+        task.state.members().gave(0, 499, now());
+        assert_eq!(measured(&mut task), [("at", 250)], "the writer has later points, and leaves it out");
+        assert_eq!(measured(&mut task), NOTHING);
+        task.state.members().gave(1, 499, now());
+        assert_eq!(measured(&mut task), [("back to", 499), ("at", 500)]);
+        task.state.members().gave(1, 501, now());
+        assert_eq!(measured(&mut task), [("at", 501)]);
+    }
+
+    #[tokio::test]
+    async fn with_checkpoints_the_series_goes_back_with_the_servers() {
+        let scratch = tempfile::tempdir().expect("a folder");
+        let mut task = task(&Folder::from(scratch.path()), true);
+        let state = task.state.clone();
+        let restore = |epoch, steps: &[u64]| {
+            state.recovery.set_epoch(0);
+            state.members().rewind(steps, &Concluded::new(), now());
+            state.recovery.set_epoch(epoch);
+            state.recovery.set_whole();
+        };
+        state.members().gave(0, 7, now());
+        assert_eq!(measured(&mut task), NOTHING, "it has not gone to a checkpoint");
+        restore(3, &[]);
+        assert_eq!(measured(&mut task), [("back to", 0)], "it begins from nothing");
+        assert_eq!(measured(&mut task), NOTHING);
+        (0..2).for_each(|trainer| state.members().gave(trainer, 5, now()));
+        assert_eq!(measured(&mut task), [("at", 6)]);
+        state.recovery.set_epoch(0);
+        assert_eq!(measured(&mut task), NOTHING, "on the way");
+        restore(4, &[6, 6]);
+        assert_eq!(measured(&mut task), [("back to", 5), ("at", 6)], "the point at this step is written again");
+        restore(5, &[2, 2]);
+        assert_eq!(measured(&mut task), [("back to", 1), ("at", 2)]);
     }
 }

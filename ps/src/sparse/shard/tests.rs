@@ -161,6 +161,36 @@ fn a_round_does_not_wait_for_a_trainer_that_has_finished() {
 }
 
 #[test]
+fn a_trainer_that_has_finished_holds_back_no_step_of_the_others() {
+    let mut shard = shard(&training(OptimizerKind::Sgd, ConsistencyMode::Sync), 2, spec());
+    shard.push(0, 0, gradients(&[]), 10);
+    shard.push(1, 0, gradients(&[]), 20);
+    assert_eq!(shard.settled_by_members(), 1);
+    shard.finish(1);
+    for step in 1..4 {
+        assert_eq!(shard.push(0, step, gradients(&[]), 11), [11]);
+        assert_eq!(shard.settled_by_members(), step + 1);
+    }
+    shard.finish(0);
+    assert_eq!(shard.settled_by_members(), 4, "it goes back for no trainer");
+}
+
+#[test]
+fn a_shard_goes_on_with_another_number_of_trainers() {
+    let clock = |next_steps: &[u64]| Clock { next_steps: next_steps.to_vec(), requests: 1 };
+    for (label, trainers, clocks, want) in [
+        ("as many", 2, vec![clock(&[9, 8])], vec![9, 8]),
+        ("more", 4, vec![clock(&[9, 8]), clock(&[7, 9])], vec![9, 9, 9, 9]),
+        ("fewer", 1, vec![clock(&[9, 8])], vec![9]),
+        ("a new job", 2, vec![], vec![0, 0]),
+    ] {
+        let mut shard = shard(&training(OptimizerKind::Sgd, ConsistencyMode::Sync), trainers, spec());
+        shard.resume(&clocks);
+        assert_eq!(shard.settled(), want, "{label}");
+    }
+}
+
+#[test]
 fn bounded_holds_a_trainer_that_is_too_far_ahead() {
     let mut training = training(OptimizerKind::Sgd, ConsistencyMode::Bounded);
     training.consistency.staleness = 1;

@@ -187,8 +187,11 @@ impl Supervisor {
         let runs = Runs::new(Folder::new(Storage::Other(Arc::new(mount)), FOLDER));
         let Some(run) = runs.newest().map_err(|error| error.to_string())? else { return Ok(()) };
         let of_server = |fault: &Fault| matches!(fault, Fault::Kill { .. } | Fault::Stop { .. });
-        let is_replaced =
-            |fault: &Fault| matches!(fault, Fault::Machine { number: 0, what: MachineFault::Replaced, .. });
+        let is_replaced = |fault: &Fault| match fault {
+            Fault::Machine { number, what, .. } => *number == 0 && matches!(what, MachineFault::Replaced),
+            Fault::ZombieServer { server, .. } => *server == 0,
+            _ => false,
+        };
         let lives_on = plan.faults.iter().any(|(_, fault)| is_replaced(fault));
         let has_lost_none = plan.faults.iter().all(|(_, fault)| of_server(fault));
         for (index, incarnation) in (0..).zip(&self.incarnations) {
@@ -202,7 +205,7 @@ impl Supervisor {
                 }
             }
             let steps: Vec<u64> = points.iter().map(|point| point.step / per_exchange).collect();
-            // A server 0 that was replaced and hears everybody may write a point late, before it finds that out.
+            // A server 0 that was replaced may write points late, before it finds that out.
             if !lives_on && !steps.is_sorted_by(|before, after| before < after) {
                 return Err(format!("the series of trainer {index} repeats steps: {steps:?}"));
             }

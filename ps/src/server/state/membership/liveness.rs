@@ -4,23 +4,34 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::report::{awaited, lost};
-use super::{LivenessEvent, Member, Membership, Presence};
+use super::{LastStep, LivenessEvent, Member, Membership, Presence};
 use crate::checkpoint::Concluded;
 
 /// Interval between two checks for silent trainers.
 pub const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Membership {
-    /// Records that a trainer has sent its last step.
-    pub fn conclude(&mut self, trainer: u32) {
-        self.members[trainer as usize].concluded = true;
+    /// Records that a trainer has sent its last step, and whether nothing can take that back any more.
+    pub fn conclude(&mut self, trainer: u32, is_durable: bool) {
+        let last_step = if is_durable { LastStep::Durable } else { LastStep::Given };
+        let member = &mut self.members[trainer as usize];
+        member.last_step = member.last_step.max(last_step);
+    }
+
+    /// Records that a checkpoint has the last step of the trainers in `concluded`.
+    pub fn kept(&mut self, concluded: &Concluded) {
+        for (index, member) in (0..).zip(&mut self.members) {
+            if member.last_step == LastStep::Given && concluded.contains_key(&index) {
+                member.last_step = LastStep::Durable;
+            }
+        }
     }
 
     /// Returns the trainers that have sent their last step, with the number of their steps. In an elastic job these are all trainers as soon
     /// as one has and none is active, because no batch is left then.
     #[must_use]
     pub fn concluded(&self) -> Concluded {
-        let over = |member: &Member| member.concluded || member.presence == Presence::Finished;
+        let over = |member: &Member| member.last_step >= LastStep::Given || member.presence == Presence::Finished;
         let is_all = self.least.is_some()
             && self.members.iter().any(over)
             && self.members.iter().all(|member| over(member) || member.presence != Presence::Active);
@@ -71,11 +82,12 @@ impl Membership {
         self.finish_each(|member| member.ended)
     }
 
-    /// Marks trainers as finished that sent their last step and then timed out: their Leave was lost, or received by an
-    /// earlier process of this server. Returns their indices.
+    /// Marks trainers as finished whose last step is durable and that then timed out: their Leave was lost, or received by an
+    /// earlier process of this server. Returns their indices. One whose last step is not durable may have to give it again.
     pub fn presume_finished(&mut self, now: Instant) -> Vec<u32> {
         let silence = self.timeouts.silence;
-        self.finish_each(|member| member.concluded && now.saturating_duration_since(member.heard) >= silence)
+        let is_silent = |member: &Member| now.saturating_duration_since(member.heard) >= silence;
+        self.finish_each(|member| member.last_step == LastStep::Durable && is_silent(member))
     }
 
     fn finish_each(&mut self, has_finished: impl Fn(&Member) -> bool) -> Vec<u32> {

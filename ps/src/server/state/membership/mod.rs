@@ -41,6 +41,17 @@ enum Presence {
     Finished,
 }
 
+/// How far the last step of a trainer has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum LastStep {
+    /// It was not sent.
+    Ahead,
+    /// The servers have it.
+    Given,
+    /// A lost server no longer costs any step of the trainer.
+    Durable,
+}
+
 #[derive(Clone, Debug)]
 struct Member {
     presence: Presence,
@@ -48,8 +59,7 @@ struct Member {
     missed: bool,
     /// It had finished before this server started, and no other process of it will come.
     ended: bool,
-    /// It has sent its last step, and a lost server no longer costs any of its steps.
-    concluded: bool,
+    last_step: LastStep,
     /// The error with which its last process ended.
     failure: Option<String>,
     incarnation: Option<u32>,
@@ -129,7 +139,7 @@ impl Membership {
             presence: Presence::Awaited,
             missed: false,
             ended: false,
-            concluded: false,
+            last_step: LastStep::Ahead,
             failure: None,
             incarnation: None,
             heard: now,
@@ -191,11 +201,12 @@ impl Membership {
         {
             return Err(Refusal::NotEvaluated { trainer: id.index, difference });
         }
+        let goes_on_without_it = self.goes_on_without(id.index);
         let member = &mut self.members[id.index as usize];
         if let Some(current) = member.incarnation.filter(|current| *current > id.incarnation) {
             return Err(Refusal::Replaced { trainer: id.index, found: id.incarnation, current });
         }
-        if self.closed && member.incarnation != Some(id.incarnation) {
+        if self.closed && (member.incarnation != Some(id.incarnation) || goes_on_without_it) {
             return Err(Refusal::Over { trainer: id.index });
         }
         if member.incarnation != Some(id.incarnation) {
@@ -210,8 +221,10 @@ impl Membership {
         member.failure = None;
         member.heard = now;
         member.total_steps = total_steps;
-        // The job was started again, to do more.
-        member.concluded &= self.least.is_some() || total_steps <= member.steps;
+        if self.least.is_none() && total_steps > member.steps {
+            // The job was started again, to do more.
+            member.last_step = LastStep::Ahead;
+        }
         self.last_active = now;
         self.tensors = tensors;
         Ok(())
@@ -236,6 +249,12 @@ impl Membership {
     /// Refuses new trainers, because the job is done: this server is about to end.
     pub fn close(&mut self) {
         self.closed = true;
+    }
+
+    /// Returns whether an elastic job goes on, or ends, without a trainer that has taken part.
+    fn goes_on_without(&self, trainer: u32) -> bool {
+        let presence = self.members[trainer as usize].presence;
+        self.least.is_some() && matches!(presence, Presence::Lost | Presence::Left)
     }
 
     /// Returns the model's tensors; none before the first trainer has joined.
@@ -285,17 +304,18 @@ impl Membership {
         }
     }
 
-    /// Sets the next step of each trainer to that in `steps`, and marks those in `concluded` as having sent their last
-    /// step.
+    /// Sets the next step of each trainer to that in `steps`, of those that are not in it as [`Rule::restore`] does, and marks
+    /// those in `concluded` as having sent their last step.
+    ///
+    /// [`Rule::restore`]: crate::consistency::Rule::restore
     pub fn rewind(&mut self, steps: &[u64], concluded: &Concluded, now: Instant) {
-        for (member, step) in self.members.iter_mut().zip(steps) {
-            member.steps = *step;
-        }
-        for (index, member) in (0..).zip(&mut self.members) {
+        let first = steps.iter().copied().min().filter(|_| self.least.is_none()).unwrap_or(0);
+        let steps = steps.iter().copied().chain(std::iter::repeat(first));
+        for ((index, member), step) in (0..).zip(&mut self.members).zip(steps) {
             let all_steps = concluded.get(&index);
-            member.concluded = all_steps.is_some();
+            member.last_step = if all_steps.is_some() { LastStep::Durable } else { LastStep::Ahead };
             // With backup trainers the state may have come about without its last gradients.
-            member.steps = all_steps.copied().unwrap_or(0).max(member.steps);
+            member.steps = all_steps.copied().unwrap_or(0).max(step);
             // In an elastic job the first finished trainer may end the job, so the others need time to reconnect.
             member.heard = if self.least.is_some() { now } else { member.heard };
         }
@@ -320,15 +340,11 @@ impl Membership {
     /// # Errors
     /// If it is not, or no longer, a member.
     pub fn hear(&mut self, id: &proto::TrainerId, now: Instant) -> Result<(), Refusal> {
-        self.place(id)?;
-        let member = &mut self.members[id.index as usize];
-        match member.incarnation {
-            Some(current) if current == id.incarnation => {}
-            Some(current) if current > id.incarnation => {
-                return Err(Refusal::Replaced { trainer: id.index, found: id.incarnation, current });
-            }
-            _ => return Err(Refusal::NotJoined { trainer: id.index, incarnation: id.incarnation }),
+        self.recognize(id)?;
+        if self.closed && self.goes_on_without(id.index) {
+            return Err(Refusal::Over { trainer: id.index });
         }
+        let member = &mut self.members[id.index as usize];
         member.heard = now;
         if member.presence == Presence::Lost {
             member.presence = Presence::Active;
@@ -339,13 +355,27 @@ impl Membership {
         Ok(())
     }
 
+    /// Checks that a message comes from the newest process of a member.
+    fn recognize(&self, id: &proto::TrainerId) -> Result<(), Refusal> {
+        self.place(id)?;
+        match self.members[id.index as usize].incarnation {
+            Some(current) if current == id.incarnation => Ok(()),
+            Some(current) if current > id.incarnation => {
+                Err(Refusal::Replaced { trainer: id.index, found: id.incarnation, current })
+            }
+            _ => Err(Refusal::NotJoined { trainer: id.index, incarnation: id.incarnation }),
+        }
+    }
+
     /// Records that a member sent its gradient of `step`.
     pub fn gave(&mut self, trainer: u32, step: u64, now: Instant) {
         let Some(member) = self.members.get_mut(trainer as usize) else { return };
         let next = step.saturating_add(1);
         member.given += u64::from(next > member.steps);
-        // An elastic job may be started again, with more steps.
-        member.concluded &= self.least.is_none() || next <= member.steps;
+        if self.least.is_some() && next > member.steps {
+            // An elastic job may be started again, with more steps.
+            member.last_step = LastStep::Ahead;
+        }
         member.steps = next.max(member.steps);
         self.training = Some((self.training.map_or(now, |(first, _)| first), now));
     }
@@ -390,7 +420,7 @@ impl Membership {
     /// # Errors
     /// As [`Membership::hear`].
     pub fn leave(&mut self, request: &proto::LeaveRequest, id: &proto::TrainerId, now: Instant) -> Result<(), Refusal> {
-        self.hear(id, now)?;
+        self.recognize(id)?;
         // Another server may have reported its end before, without its last metrics.
         let member = &mut self.members[id.index as usize];
         member.examples.1 = request.examples;
@@ -400,7 +430,7 @@ impl Membership {
             self.gave(id.index, request.step - 1, now);
         }
         let member = &mut self.members[id.index as usize];
-        member.rate = 0.0;
+        (member.rate, member.heard, self.last_active) = (0.0, now, now);
         member.presence = if request.finished { Presence::Finished } else { Presence::Left };
         let failed = !request.finished && !request.failure.is_empty();
         member.failure = failed.then(|| request.failure.chars().take(LONGEST_FAILURE).collect());

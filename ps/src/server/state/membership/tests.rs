@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::{Membership, Timeouts};
+use super::{Membership, Refusal, Timeouts};
 use crate::checkpoint::Concluded;
 use crate::proto;
 
@@ -178,6 +178,40 @@ fn a_trainer_that_had_finished_before_the_server_started_is_not_awaited() {
 }
 
 #[test]
+fn a_trainer_counts_as_finished_only_when_its_last_step_is_durable() {
+    let start = Instant::now();
+    let (later, steps) = (start + Duration::from_secs(31), Concluded::from([(0, 10)]));
+    let mut members = Membership::new("job".into(), 2, None, Timeouts::default(), start);
+    for trainer in 0..2 {
+        members.join(&id(trainer, 0), Vec::new(), 10, start).expect("joins");
+        members.gave(trainer, 9, start);
+        members.conclude(trainer, false);
+    }
+    assert_eq!(members.concluded(), Concluded::from([(0, 10), (1, 10)]), "the next checkpoint has it");
+    assert!(members.presume_finished(later).is_empty(), "no checkpoint has it");
+    members.kept(&steps);
+    // It did not hear of that, and asks again.
+    members.conclude(0, false);
+    assert_eq!(members.presume_finished(later), [0]);
+    members.rewind(&[10, 7], &steps, later);
+    assert!(members.presume_finished(later).is_empty(), "trainer 1 has to give it again");
+    members.kept(&Concluded::from([(1, 10)]));
+    assert!(members.presume_finished(later).is_empty(), "that was before");
+    members.rewind(&[10, 10], &Concluded::from([(0, 10), (1, 10)]), later);
+    assert_eq!(members.presume_finished(later), [1]);
+}
+
+#[test]
+fn trainers_that_a_checkpoint_does_not_know_count_as_its_slowest() {
+    let start = Instant::now();
+    let mut members = Membership::new("job".into(), 4, None, Timeouts::default(), start);
+    members.rewind(&[9, 7], &Concluded::new(), start);
+    assert_eq!(members.status(start).step, 9 + 7 + 7 + 7);
+    members.rewind(&[], &Concluded::new(), start);
+    assert_eq!(members.status(start).step, 0, "it begins anew");
+}
+
+#[test]
 fn steps_that_another_server_counted_before_this_one_started_count() {
     let start = Instant::now();
     let entry = |step| proto::RosterEntry { trainer: Some(id(0, 0)), step, ..Default::default() };
@@ -273,7 +307,7 @@ fn an_elastic_job_ends_when_one_has_finished_and_no_trainer_is_at_work() {
     let mut members = elastic(1, start);
     (0..3).for_each(|index| members.join(&id(index, 0), Vec::new(), 100, start).expect("joins"));
     members.leave(&leave(0, false), &id(0, 0), start).expect("leaves");
-    members.conclude(1);
+    members.conclude(1, true);
     assert_eq!(members.concluded().into_keys().collect::<Vec<_>>(), [1], "trainer 2 is at work");
     members.leave(&leave(1, true), &id(1, 0), start).expect("leaves");
     assert!(!members.done(), "trainer 2 is at work");
@@ -284,6 +318,14 @@ fn an_elastic_job_ends_when_one_has_finished_and_no_trainer_is_at_work() {
     members.close();
     let error = members.join(&id(3, 0), Vec::new(), 100, later).expect_err("too late").to_string();
     assert!(error.contains("nothing is left for trainer 3"), "{error}");
+    for lost in [id(0, 0), id(2, 0)] {
+        let over = Refusal::Over { trainer: lost.index };
+        assert_eq!(members.hear(&lost, later), Err(over.clone()), "the last checkpoint is without it");
+        assert_eq!(members.join(&lost, Vec::new(), 100, later), Err(over));
+        members.leave(&leave(lost.index, false), &lost, later).expect("it may say that it ends");
+    }
+    assert!(members.done());
+    members.join(&id(1, 0), Vec::new(), 100, later).expect("it has given its last step, and waits for the end");
 
     let mut members = elastic(1, start);
     members.join(&id(0, 0), Vec::new(), 100, start).expect("joins");

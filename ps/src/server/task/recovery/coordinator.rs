@@ -190,6 +190,7 @@ async fn lead(
     concluding.retain(|conclusion| conclusion.epoch == state.recovery.epoch());
     // Where training was stopped the trainers join the successors again, which go on from an earlier checkpoint.
     if kept != Ok(true) && !state.members().done() {
+        coordinator.schedule.release().await;
         return Ok(());
     }
     for conclusion in concluding {
@@ -199,9 +200,7 @@ async fn lead(
     if let Err(why) = kept {
         return Err(ServerError::NotKept { what: "the last checkpoint", why });
     }
-    let exported = coordinator.finish(training).await;
-    coordinator.schedule.release().await;
-    exported
+    coordinator.finish(training).await
 }
 
 /// Decides whether a checkpoint failed because of the disk or the store: an operation on it has failed, or was not over in time.
@@ -329,7 +328,8 @@ impl Coordinator<'_> {
         Ok(())
     }
 
-    /// Writes the model of a job that is done, although not all servers have gone to its last checkpoint.
+    /// Writes the model of a job that is done, although not all servers have gone to its last checkpoint, and lets the others
+    /// end.
     async fn finish(&mut self, training: &CancellationToken) -> Result<(), ServerError> {
         if self.schedule.kept.is_none() && self.state.members().done() {
             let found = tokio::select! {
@@ -345,13 +345,15 @@ impl Coordinator<'_> {
         if !self.schedule.is_whole() {
             self.schedule.settle_for_newest().await;
         }
-        self.schedule.export().await
+        let exported = self.schedule.export().await;
+        self.schedule.release().await;
+        exported
     }
 
     async fn find(&self) -> Result<Destination, ServerError> {
         let own = self.schedule.place.as_ref().map(|(run, _)| *run);
-        let (runs, job) = (self.runs.clone(), self.job.clone());
-        insist(self.state, &self.config.folder, move || destination::find(&runs, &job, own)).await
+        let (runs, job, trainers) = (self.runs.clone(), self.job.clone(), self.state.config.trainers);
+        insist(self.state, &self.config.folder, move || destination::find(&runs, &job, own, trainers)).await
     }
 }
 

@@ -17,8 +17,14 @@ pub(super) struct Destination {
     pub concluded: Concluded,
 }
 
-/// Finds where the job goes on, in its run `own` if that is known. Begins a run if there is none.
-pub(super) fn find(runs: &Runs, job: &JobIdentity, own: Option<u32>) -> Result<Destination, FolderError> {
+/// Finds where the job, which has so many `trainers`, goes on, in its run `own` if that is known. Begins a run if there is
+/// none.
+pub(super) fn find(
+    runs: &Runs,
+    job: &JobIdentity,
+    own: Option<u32>,
+    trainers: u32,
+) -> Result<Destination, FolderError> {
     let mut records = runs.list()?;
     let choice = own.map_or_else(|| choose(&records, job), RunChoice::GoOn);
     let (found, run) = match choice {
@@ -52,7 +58,7 @@ pub(super) fn find(runs: &Runs, job: &JobIdentity, own: Option<u32>) -> Result<D
     };
     let concluded = |checkpoint: Checkpoint| {
         let own = checkpoint.description().job == job.uid;
-        if own { checkpoint.concluded().clone() } else { Concluded::new() }
+        if own { checkpoint.concluded(trainers) } else { Concluded::new() }
     };
     let (checkpoint, concluded) = found.map(|(id, checkpoint)| (id, concluded(checkpoint))).unzip();
     Ok(Destination { record, lineage, checkpoint, concluded: concluded.unwrap_or_default() })
@@ -132,7 +138,7 @@ mod tests {
             if has_had_one {
                 runs.note_kept(CheckpointId { run, step: 5 }).expect("writes");
             }
-            match find(&runs, &job(uid), None) {
+            match find(&runs, &job(uid), None, 1) {
                 Ok(found) => assert!(!is_refused && found.checkpoint.is_none(), "{label}: {found:?}"),
                 Err(FolderError::Refuse(why)) => assert!(is_refused && why.contains("run-00001"), "{label}: {why}"),
                 Err(FolderError::Wait(why)) => panic!("{label}: {why}"),

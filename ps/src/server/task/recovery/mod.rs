@@ -12,6 +12,7 @@ mod destination;
 mod extent;
 mod folder;
 mod folder_lock;
+mod part_limits;
 mod restore_calls;
 pub mod server_checkpoint;
 mod training_end;
@@ -58,7 +59,6 @@ pub async fn run(state: &Arc<ServerState>, training: CancellationToken) -> Resul
     if state.config.index == 0 {
         return coordinate(state, config, given, training).await;
     }
-    let mut last_written = state.recovery.last_written.subscribe();
     let training_ends = async {
         tokio::select! {
             biased;
@@ -79,10 +79,25 @@ pub async fn run(state: &Arc<ServerState>, training: CancellationToken) -> Resul
             return Ok(());
         }
     }
-    if tokio::time::timeout(LAST, last_written.wait_for(|written| *written)).await.is_err() {
-        tracing::warn!("server 0 did not ask for the last checkpoint in time; the one before stays the newest");
+    if !hears_of_the_last(state).await {
+        tracing::warn!("server 0 did not say in time that it has the last checkpoint; the one before may stay");
     }
     Ok(())
+}
+
+/// Waits until server 0 says that it writes no more checkpoints; false if it does not say so in time. While it waits for a
+/// part that is being written here, this server waits, too.
+async fn hears_of_the_last(state: &ServerState) -> bool {
+    let mut last_written = state.recovery.last_written.subscribe();
+    let heard = last_written.wait_for(|written| *written);
+    tokio::pin!(heard);
+    while tokio::time::timeout(LAST, &mut heard).await.is_err() {
+        let writes_nothing = state.recovery.awaited.try_write().is_ok();
+        if writes_nothing {
+            return false;
+        }
+    }
+    true
 }
 
 /// Asks server 0, until it succeeds, to restore this server to the state of the others.
@@ -121,5 +136,39 @@ async fn wait_for_job_end(state: &ServerState, config: &CheckpointConfig) {
         {
             return state.members().rewind(&steps, &trainers, now());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use psjobs_api::{Environment, Training};
+
+    use super::*;
+    use crate::server::config::ServerConfig;
+
+    fn state() -> Arc<ServerState> {
+        let environment = Environment::new("mnist", "job-1", vec!["ps-0:29500".into()], 1, Training::default());
+        ServerState::new(ServerConfig { shared_memory: false, ..ServerConfig::new(&environment) })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_does_not_end_while_it_writes_its_part_of_the_last_checkpoint() {
+        let state = state();
+        let server_0 = async {
+            let part = state.recovery.awaited.read().await;
+            tokio::time::sleep(3 * LAST + LOOK).await;
+            drop(part);
+            tokio::time::sleep(LOOK).await;
+            state.recovery.last_written.send_replace(true);
+        };
+        let (has_heard, ()) = tokio::join!(hears_of_the_last(&state), server_0);
+        assert!(has_heard);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_writes_nothing_waits_no_longer_for_server_0() {
+        let began = Instant::now();
+        assert!(!hears_of_the_last(&state()).await);
+        assert!((LAST..LAST + LOOK).contains(&began.elapsed()), "{:?}", began.elapsed());
     }
 }

@@ -2,12 +2,14 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::{join, join_all};
 use psjobs_api::training::ConsistencyMode;
 use tonic::Status;
 
 use super::extent::extent;
+use super::part_limits::{in_time, time_to_write, with_layers};
 use crate::checkpoint::format::{FORMAT, LOCAL_STEPS, MANIFEST, PartEntry};
 use crate::checkpoint::read::Damage;
 use crate::checkpoint::rows::{self, RowsDescription};
@@ -101,6 +103,19 @@ pub enum RecoveryError {
         /// Its folder.
         folder: PathBuf,
     },
+    /// The part was not written in time.
+    #[error(
+        "its part was not written within {} s; see that the checkpoint folder answers and takes 10 MB in a second, or use \
+         more servers (spec.ps.replicas)",
+        limit.as_secs()
+    )]
+    Slow {
+        /// The time that it had.
+        limit: Duration,
+    },
+    /// The step was made, and the layers that trainers train themselves did not come.
+    #[error("the layers of step {0} did not come in time; see that trainer 0 is there")]
+    NoLayers(u64),
     /// A block is past the version asked for.
     #[error("this server is past version {0}")]
     Past(u64),
@@ -122,6 +137,8 @@ impl From<RecoveryError> for Status {
             RecoveryError::Mismatch { .. } => Self::invalid_argument(text),
             RecoveryError::Unusable { .. } => Self::data_loss(text),
             RecoveryError::Write(_) => Self::internal(text),
+            RecoveryError::Slow { .. } => Self::deadline_exceeded(text),
+            RecoveryError::NoLayers(_) => Self::unavailable(text),
         }
     }
 }
@@ -165,6 +182,7 @@ pub fn check_leader(state: &ServerState, asked: u32) -> Result<(), RecoveryError
 
 /// Writes the part of `shard`, which this server leads, of the checkpoint that `request` names: the blocks at its version, or as
 /// they are. A server that becomes a backup of the shard meanwhile writes nothing: the new leader is asked for the part.
+/// Waits for the version as long as the caller does, and for the disk as long as the bytes of the part may take.
 pub async fn write(
     state: &ServerState,
     shard: u32,
@@ -174,23 +192,32 @@ pub async fn write(
     let id = CheckpointId { run, step };
     let config = state.config.checkpoint.as_ref().expect("only called where checkpoints are kept");
     let store = state.store().map_err(|_| RecoveryError::Empty)?;
+    if request.hold {
+        state.hold_training();
+    }
     // All blocks are asked at once, so that each is copied as soon as it is there.
     let states = join_all(store.shard(shard).map(|block| store.snapshot(block, version)));
     let tables = state.tables(shard);
-    let (states, rows) = match &tables {
-        None => (states.await, None),
-        Some(tables) => {
-            let at = version.filter(|_| !state.servers_train_layers());
-            let _layers = at.map(|at| tables.request_layers(at));
-            if state.config.training.consistency.mode == ConsistencyMode::Sync {
-                // All at one step.
-                let (states, rows) = join(states, tables.snapshot(version)).await;
-                (states, Some(rows))
-            } else {
-                // As they are when the blocks have come: trainers are a step or two apart, and rows with them.
-                (states.await, Some(tables.snapshot(None).await))
+    let copies = async {
+        match &tables {
+            None => (states.await, None),
+            Some(tables) => {
+                let at = version.filter(|_| !state.servers_train_layers());
+                let _layers = at.map(|at| tables.request_layers(at));
+                if state.config.training.consistency.mode == ConsistencyMode::Sync {
+                    // All at one step.
+                    let (states, rows) = join(states, tables.snapshot(version)).await;
+                    (states, Some(rows))
+                } else {
+                    // As they are when the blocks have come: trainers are a step or two apart, and rows with them.
+                    (states.await, Some(tables.snapshot(None).await))
+                }
             }
         }
+    };
+    let (states, rows) = match version.filter(|_| state.tables_beside_own_layers().is_some()) {
+        Some(version) => with_layers(state, version, copies).await?,
+        None => copies.await,
     };
     let past = || version.map_or(RecoveryError::Empty, RecoveryError::Past);
     let states: Vec<BlockState> = states.into_iter().collect::<Option<_>>().ok_or_else(past)?;
@@ -199,8 +226,10 @@ pub async fn write(
     let description = Description { previous, ..describe(state, shard, id.step, store.layout()) };
     let of_rows = tables.map(|tables| describe_rows(state, &description, tables.specs()));
     let folder = Runs::new(&config.folder).path(id);
+    let limit = time_to_write(&states, rows.as_deref().unwrap_or_default());
+    let _awaited = state.recovery.awaited.read().await;
     // A leader that has given up on a part may ask for it again while it is still being written.
-    let writing = state.recovery.writing.clone().lock_owned().await;
+    let writing = in_time(limit, state.recovery.writing.clone().lock_owned()).await?;
     check_epoch(state, epoch)?;
     // The part of a later process of server 0 may be there already.
     check_leader(state, leader)?;
@@ -213,7 +242,7 @@ pub async fn write(
         let rows = rows.zip(of_rows).map(|(rows, of_rows)| rows::write(&folder, of_rows, &rows)).transpose()?;
         Ok(Written { part: write_part(&folder, &description, &states)?, rows })
     });
-    written.await
+    in_time(limit, written).await?
 }
 
 fn write_part(folder: &Folder, description: &Description, states: &[BlockState]) -> Result<PartEntry, WriteError> {
@@ -297,8 +326,9 @@ pub async fn restore(state: &ServerState, epoch: u64, target: &Target) -> Result
     rewind(state, epoch, Some((id, checkpoint)), &target.concluded).await
 }
 
-/// Checks that server 0 has recorded `asked` as an epoch of `run`: a request of anybody else, who cannot write to the folder,
-/// neither discards this server's state nor makes it refuse the epochs that follow.
+/// Checks that server 0 has recorded `asked` as the newest epoch of `run`. A request of anybody else, who cannot write to the
+/// folder, or of a process of server 0 that was replaced and does not know it, neither discards this server's state nor makes it
+/// refuse the epochs that follow.
 async fn check_recorded(
     state: &ServerState,
     config: &CheckpointConfig,
@@ -307,7 +337,11 @@ async fn check_recorded(
 ) -> Result<(), RecoveryError> {
     let runs = Runs::new(&config.folder);
     let why = match config.folder.disk().work(move || runs.record(run)).await {
-        Ok(Some(record)) if record.epoch >= asked => return Ok(()),
+        Ok(Some(record)) if record.epoch == asked => return Ok(()),
+        // A process of server 0 that was replaced since asks.
+        Ok(Some(record)) if record.epoch > asked => {
+            return Err(RecoveryError::Epoch { server: state.config.index, own: record.epoch, asked });
+        }
         Ok(Some(record)) => format!("the epoch of run {run} on record is {}", record.epoch),
         Ok(None) => format!("run {run} has no record"),
         Err(error) => error.to_string(),
@@ -320,14 +354,15 @@ async fn check_recorded(
 pub async fn whole(state: &ServerState, config: &CheckpointConfig) -> Option<(Vec<u64>, Concluded)> {
     let (uid, job, resume) = (state.config.job_uid.clone(), config.job.clone(), config.resume);
     let job = JobIdentity { uid, job, incarnation: config.incarnation, resume, given: false };
-    let (server, trainers) = (state.config.index, state.config.trainers as usize);
+    let (server, trainers) = (state.config.index, state.config.trainers);
     let (runs, known) = (Runs::new(&config.folder), state.recovery.run());
     let found = config.folder.disk().work(move || {
         let catalog = runs.catalog(known.or_else(|| presumed(&runs.list().ok()?, &job, server))?);
         let checkpoint = Checkpoint::open(catalog.path(*catalog.complete().ok()?.last()?)).ok()?;
-        let whole = checkpoint.description().job == job.uid && checkpoint.concluded().len() == trainers;
+        let concluded = checkpoint.concluded(trainers);
+        let whole = checkpoint.description().job == job.uid && concluded.len() == trainers as usize;
         let steps = whole.then(|| checkpoint.read(0..1).ok())??.next_steps;
-        Some((steps, checkpoint.concluded().clone()))
+        Some((steps, concluded))
     });
     found.await
 }
