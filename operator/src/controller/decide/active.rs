@@ -141,8 +141,10 @@ impl Draft<'_, '_> {
 }
 
 fn resumes_from(facts: &Facts<'_>) -> &'static str {
-    match &facts.job.object.spec.checkpoint {
-        Some(checkpoint) if checkpoint.resume => "The job is started again, from its last checkpoint if it has any",
-        _ => "The job is started again, from the beginning",
+    // `resume` is about the checkpoints of other runs.
+    if facts.job.object.spec.checkpoint.is_some() {
+        "The job is started again, from its last checkpoint if it has any"
+    } else {
+        "The job is started again, from the beginning"
     }
 }

@@ -24,7 +24,7 @@ impl Facts<'_> {
     /// when one of them must, because it could not connect to the others.
     pub(super) fn renews_certificates(&self, wake: &mut Wake) -> Option<Timestamp> {
         let end = self.certificates_expire()?;
-        let resumes = self.job.object.spec.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.resume);
+        let resumes = self.job.object.spec.checkpoint.is_some();
         let due = if resumes { after(end, -AHEAD) } else { end };
         (wake.is_over(due, self.now) && (resumes || self.some_pod_is_missing())).then_some(end)
     }
