@@ -8,8 +8,8 @@ use psjobs_api::crd::RunPolicy;
 /// own end, which the server waited for, is a moment away.
 pub const EARLY_SERVER_END: Duration = Duration::from_secs(30);
 
-/// Seconds from SIGTERM until a server of a job with checkpoints is killed, unless its template says otherwise: it writes the
-/// last state, for two minutes and somewhat longer, maybe after a part that it has begun before.
+/// Seconds from SIGTERM until a server of a job with checkpoints is killed, unless its template says otherwise. It writes the
+/// last state, for which it has two minutes and a second for each 10 MB, maybe after a part that it has begun before.
 pub const LAST_CHECKPOINT_SECONDS: u32 = 300;
 
 /// Reason of the failure of a server that ended well while trainers still ran.

@@ -24,7 +24,7 @@ const THREADS_VARIABLE: &str = "OMP_NUM_THREADS";
 const WAITING_VARIABLE: &str = "OMP_WAIT_POLICY";
 const GPUS_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// Time to end after SIGTERM where the template sets none, but for servers that keep checkpoints.
+/// Time to end after SIGTERM where the template sets none. Servers that keep checkpoints have [`LAST_CHECKPOINT_SECONDS`].
 const GRACE: Duration = Duration::from_secs(10);
 
 /// The resources that a job gets from the machine that runs it.

@@ -22,6 +22,8 @@ pub struct AssignmentRequest {
     pub assigned: u64,
     /// How many of the assigned batches, in order, the servers have acknowledged.
     pub done: u64,
+    /// One more than the highest batch that was assigned to this process.
+    pub seen: u64,
 }
 
 /// The answer to a request.
@@ -83,20 +85,16 @@ impl BatchAssigner {
         if known == total { Ok(()) } else { Err(known) }
     }
 
-    /// Skips the batches before `next`, which a trainer has seen from an assigner that was lost.
-    pub fn catch_up(&mut self, next: u64) {
-        self.next = self.next.max(next);
-    }
-
     /// Assigns batches to a trainer. `present` trainers are there, which may be too few (`enough`).
     pub fn ask(&mut self, question: AssignmentRequest, present: usize, enough: bool) -> Assignment {
-        let AssignmentRequest { trainer, process, assigned, done } = question;
+        let AssignmentRequest { trainer, process, assigned, done, seen } = question;
         if self.held.get(&trainer).is_some_and(|held| held.process != process) {
             self.give_back(trainer);
         }
-        // A trainer that is not known here had its batches from a server that was lost, or was itself taken for lost.
-        let held =
-            self.held.entry(trainer).or_insert_with(|| AssignedBatches { process, assigned, open: VecDeque::new() });
+        if !self.held.contains_key(&trainer) {
+            self.meet(trainer, process, assigned, seen.saturating_sub(assigned.saturating_sub(done))..seen);
+        }
+        let held = self.held.get_mut(&trainer).expect("it was met");
         held.settle(done);
         if held.assigned > assigned
             && let Some(last) = held.open.back()
@@ -116,6 +114,18 @@ impl BatchAssigner {
         held.assigned += batches.end - batches.start;
         held.open.push_back(batches.clone());
         Assignment::Batches(batches)
+    }
+
+    /// Records the trainer's process and the batches that it has yet to do. Where it has any, an assigner that was lost has
+    /// assigned them, and none before the last of them is assigned here for the first time.
+    fn meet(&mut self, trainer: u32, process: (u32, u64), assigned: u64, open: Range<u64>) {
+        self.next = self.next.max(open.end);
+        for back in std::mem::take(&mut self.back) {
+            let parts = [back.start..back.end.min(open.start), back.start.max(open.end)..back.end];
+            self.back.extend(parts.into_iter().filter(|part| !part.is_empty()));
+        }
+        let open = [open].into_iter().filter(|open| !open.is_empty()).collect();
+        self.held.insert(trainer, AssignedBatches { process, assigned, open });
     }
 
     /// Records, outside a request, how many of its assigned batches a trainer has done.
@@ -207,8 +217,9 @@ mod tests {
 
     use super::*;
 
+    /// The question of a trainer that this assigner knows.
     fn question(trainer: u32, assigned: u64, done: u64) -> AssignmentRequest {
-        AssignmentRequest { trainer, process: (0, 1), assigned, done }
+        AssignmentRequest { trainer, process: (0, 1), assigned, done, seen: 0 }
     }
 
     fn assigner(total: u64) -> BatchAssigner {
@@ -269,11 +280,27 @@ mod tests {
         let json = serde_json::to_string(&position).expect("a position is JSON");
         assert_eq!(serde_json::from_str::<Position>(&json).expect("read back"), position);
 
+        // A trainer was assigned 16 batches by the first one and has 4 of them left; another one has those from 16 on.
         let mut second = assigner(100);
-        second.catch_up(16);
-        assert_eq!(second.ask(question(0, 16, 12), 1, true), Assignment::Batches(16..24));
-        assert_eq!(second.ask(question(0, 24, 20), 1, true), Assignment::Batches(24..32));
-        assert_eq!(second.done(), 20, "the rest of the first assigner's is not known here");
+        let known = AssignmentRequest { seen: 16, ..question(0, 16, 12) };
+        assert_eq!(second.ask(known, 2, true), Assignment::Batches(16..24));
+        assert_eq!(second.position(), Position { next: 24, open: vec![12..16, 16..24] });
+        let ahead = AssignmentRequest { seen: 40, ..question(1, 8, 5) };
+        assert_eq!(second.ask(ahead, 2, true), Assignment::Batches(40..48));
+        assert_eq!(second.position(), Position { next: 48, open: vec![12..16, 16..24, 37..40, 40..48] });
+        assert_eq!(second.ask(question(0, 24, 20), 2, true), Assignment::Batches(48..56));
+        second.give_back(1);
+        assert_eq!(second.position().open, [20..24, 37..40, 40..48, 48..56], "others get what it has left");
+    }
+
+    #[test]
+    fn batches_of_a_checkpoint_that_a_trainer_says_it_holds_are_assigned_to_no_other() {
+        let mut assigner = assigner(100);
+        assigner.restore(Position { next: 24, open: vec![0..8, 8..16] });
+        let known = AssignmentRequest { seen: 16, ..question(0, 8, 5) };
+        assert_eq!(assigner.ask(known, 2, true), Assignment::Batches(0..8));
+        assert_eq!(assigner.position(), Position { next: 24, open: vec![0..8, 8..13, 13..16] });
+        assert_eq!(assigner.ask(question(1, 0, 0), 2, true), Assignment::Batches(8..13));
     }
 
     #[derive(Clone, Debug)]
@@ -321,7 +348,7 @@ mod tests {
                         let reader = &mut readers[trainer as usize];
                         let Reader { process, assigned, done, .. } = *reader;
                         reported[trainer as usize] = done;
-                        let deal = assigner.ask(AssignmentRequest { trainer, process, assigned, done }, 2, true);
+                        let deal = assigner.ask(AssignmentRequest { trainer, process, assigned, done, seen: 0 }, 2, true);
                         if let (Assignment::Batches(batches), false) = (deal, lost) {
                             prop_assert!(!batches.is_empty() && batches.end <= total);
                             reader.assigned += batches.end - batches.start;

@@ -117,18 +117,25 @@ impl Attendance {
     }
 
     /// Leaves every server with what was reported last: `finished` says that the work is done, false that a
-    /// replacement will come. Server 0 knows that already of a trainer that has `concluded`.
+    /// replacement will come. Server 0 knows that already of a trainer that has `concluded`, and the others find it in the
+    /// checkpoint if its last step is `kept` in one.
     ///
     /// # Errors
     /// If a server does not answer; the others have received the message.
-    pub async fn leave(self, config: &SessionConfig, finished: bool, concluded: bool) -> Result<(), ClientError> {
-        self.say(config, finished, concluded, String::new()).await
+    pub async fn leave(
+        self,
+        config: &SessionConfig,
+        finished: bool,
+        concluded: bool,
+        kept: bool,
+    ) -> Result<(), ClientError> {
+        self.say(config, finished, (concluded, kept), String::new()).await
     }
 
     /// Reports to every server that this trainer ends with an error of its own, and which. One that does not answer soon hears
     /// nothing: it will miss the heartbeats.
     pub async fn fail(self, config: &SessionConfig, failure: String) {
-        if let Err(error) = self.say(config, false, false, failure).await {
+        if let Err(error) = self.say(config, false, (false, false), failure).await {
             tracing::debug!(%error, "not every server has heard why this trainer ends");
         }
     }
@@ -137,7 +144,7 @@ impl Attendance {
         self,
         config: &SessionConfig,
         finished: bool,
-        concluded: bool,
+        (concluded, kept): (bool, bool),
         failure: String,
     ) -> Result<(), ClientError> {
         let report = read(&self.report);
@@ -156,7 +163,14 @@ impl Attendance {
             let trainer = Some(config.id());
             let failure = failure.clone();
             let request = proto::LeaveRequest { trainer, finished, examples, metrics, step, entry, done, failure };
-            let goodbye = Goodbye { config, client, channel, request, may_know: concluded && server == 0 };
+            let goodbye = Goodbye {
+                config,
+                client,
+                channel,
+                request,
+                may_know: concluded && server == 0,
+                may_miss: kept && server > 0,
+            };
             async move { (server, goodbye.say().await) }
         });
         let (mut outcome, mut replaced) = (Ok(()), Ok(()));
@@ -267,6 +281,8 @@ struct Goodbye<'a> {
     request: proto::LeaveRequest,
     /// The server may have heard already, and have ended since.
     may_know: bool,
+    /// The server learns of it from the checkpoint. One that was lost when the last trainer left server 0 never comes back.
+    may_miss: bool,
 }
 
 /// The outcome of the last try where a server did not hear it.
@@ -286,7 +302,11 @@ impl Goodbye<'_> {
         let waits = self.request.finished && config.replication_factor == 1;
         let hurries = !self.request.failure.is_empty() || !self.request.finished && config.interrupted();
         let answer = if hurries { STOP } else { LEAVE };
-        let limit = if waits { config.connect_timeout } else { answer };
+        let limit = match (waits, self.may_miss) {
+            (false, _) => answer,
+            (true, false) => config.connect_timeout,
+            (true, true) => config.connect_timeout.min(SessionConfig::waiting_time(false)),
+        };
         let (begun, mut retries) = (Instant::now(), Retries::new(Schedule::every(PAUSE).within(limit)));
         loop {
             let (reason, again, reached) = match tokio::time::timeout(answer, self.attempt()).await {

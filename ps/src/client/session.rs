@@ -302,10 +302,11 @@ impl AsyncSession {
         let Self { config, attendance, waiting, concluded, initial, assigned, next_step, .. } = self;
         let step = if config.elastic { 0 } else { next_step };
         attendance.report(Report { step, examples, metrics, waiting, dealt: assigned.reported() });
-        match attendance.leave(&config, finished, concluded).await {
+        let kept = concluded && !initial.is_empty();
+        match attendance.leave(&config, finished, concluded, kept).await {
             // Servers wait for the process that has this trainer's place, so this one has not finished the trainer's work.
             Err(error @ ClientError::Conflict { .. }) => Err(error),
-            Err(error) if finished && concluded && !initial.is_empty() => {
+            Err(error) if finished && kept => {
                 tracing::warn!(%error, "a server does not hear that this trainer leaves; it will see so in the checkpoint");
                 Ok(())
             }

@@ -25,10 +25,10 @@ fn the_last_checkpoint_is_of_one_step_while_trainers_are_at_work() {
     assert_eq!(job::run(&Plan::new(743_080), false).verdict, Ok(()));
 }
 
-/// The rows of the last step are lost with their server, and the parameters are not: no checkpoint counts as the trainer's last
+/// The rows of the last step are lost with their server, and the parameters are not. No checkpoint counts as the trainer's last
 /// before it has given the rows again.
 #[test]
-fn a_trainer_has_not_finished_while_rows_of_its_last_step_lack() {
+fn a_trainer_has_not_finished_while_rows_of_its_last_step_are_missing() {
     assert_eq!(job::run(&Plan::new(721_970), false).verdict, Ok(()));
 }
 
@@ -51,4 +51,11 @@ fn rows_that_were_cleared_are_not_those_after_the_first_push() {
 #[test]
 fn a_trainer_that_comes_back_when_an_elastic_job_is_over_does_not_take_part() {
     assert_eq!(job::run(&Plan::new(803_273), false).verdict, Ok(()));
+}
+
+/// A job that is started by hand loses a server for good after the last step: its trainers of tables wait as long as a server may
+/// be away, and no longer.
+#[test]
+fn trainers_of_tables_do_not_wait_for_ever_until_their_last_step_is_kept() {
+    assert_eq!(job::run(&Plan::new(821_467), false).verdict, Ok(()));
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use super::assigned_batches::AssignedBatches;
 use super::{AsyncSession, Settled};
@@ -86,6 +86,10 @@ impl AsyncSession {
             }
             let status = match self.ask().await {
                 Ok(reply) => return Ok(reply),
+                // Another server may lead the blocks of server 0, and let this trainer in.
+                Err(status) if status.code() == Code::OutOfRange => {
+                    return Err(ClientError::Over { reason: status.message().to_owned() });
+                }
                 Err(status) => status,
             };
             if let Settled::Rewound = self.reopen(0, 0, &status).await? {

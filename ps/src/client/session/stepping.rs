@@ -116,11 +116,9 @@ impl AsyncSession {
 
     /// Waits until the last step outlives every server: this trainer will not be there to send it again.
     pub(super) async fn conclude(&mut self) -> Result<Settled, ClientError> {
-        let (begun, limit) = (Instant::now(), self.config.connect_timeout);
-        let mut retries = Retries::new(schedule(&self.config, 0).within(limit));
-        let mut last = None;
+        // The answer itself has no deadline: it comes with the next checkpoint, whose parts may take minutes.
+        let mut retries = Retries::new(schedule(&self.config, 0).failing_for(self.config.connect_timeout));
         loop {
-            let left = limit.saturating_sub(begun.elapsed());
             let Link { host, epoch, .. } = self.links[0];
             let concluding = async {
                 // If the other holder of its blocks leads them, server 0 still writes the checkpoints, where there are any.
@@ -130,14 +128,10 @@ impl AsyncSession {
                     wait_until_durable(&self.config, epoch).await
                 }
             };
-            let status = match tokio::time::timeout(left, concluding).await {
-                Ok(Ok(())) => break,
-                Ok(Err(Failure::Final(error))) => return Err(error),
-                Ok(Err(Failure::Status(status))) => last.insert(status).clone(),
-                // The last reason says more than that the time is over.
-                Err(_) => {
-                    last.take().unwrap_or_else(|| Status::deadline_exceeded("not all servers could keep the last step"))
-                }
+            let status = match concluding.await {
+                Ok(()) => break,
+                Err(Failure::Final(error)) => return Err(error),
+                Err(Failure::Status(status)) => status,
             };
             if self.config.interrupted() {
                 return Err(ClientError::Interrupted);
@@ -145,8 +139,8 @@ impl AsyncSession {
             if !retries.pause().await {
                 return Err(unreachable(&self.config, 0, status.message()));
             }
-            // Server 0 is away; the stream to the leader is well.
-            if host != 0 && status.code() != Code::Aborted && is_retryable(&status) {
+            // Server 0 is away; the stream to the leader is well. One that says that the job goes on without this trainer is not.
+            if host != 0 && !matches!(status.code(), Code::Aborted | Code::OutOfRange) && is_retryable(&status) {
                 continue;
             }
             if let Settled::Rewound = self.reopen(0, 0, &status).await? {

@@ -68,9 +68,11 @@ fn ask(
             id.index, request.batches
         ))
     })?;
-    // The process of server 0 before may have assigned them, and this one took over its blocks from the other holder.
-    assigner.catch_up(request.seen.min(request.batches));
-    let process = (id.incarnation, request.entry);
-    let request = AssignmentRequest { trainer: id.index, process, assigned: request.assigned, done: request.done };
-    Ok(assigner.ask(request, present, enough))
+    // A process that takes over from the other holder of its blocks looks for the newest checkpoint, which has the batches.
+    if state.config.checkpoint.is_some() && state.recovery.run().is_none() {
+        return Ok(Assignment::Wait);
+    }
+    let &proto::AssignBatchesRequest { entry, assigned, done, seen, batches, .. } = request;
+    let (process, seen) = ((id.incarnation, entry), seen.min(batches));
+    Ok(assigner.ask(AssignmentRequest { trainer: id.index, process, assigned, done, seen }, present, enough))
 }

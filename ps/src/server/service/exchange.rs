@@ -177,6 +177,8 @@ async fn read_gradients(
     let shard = state.shard(open.shard)?;
     let memory = state.memory(open.shared_memory_token, store.layout().elements())?;
     state.open_stream(&id, shard, kind, (arrival, abort));
+    // Streams that were open when the servers went to a checkpoint were closed; this one may have been opened just after.
+    state.check_epoch(open.epoch)?;
     let peer = Peer::new(id.index, open.epoch, answers.clone(), memory, abort.clone());
     loop {
         let message = tokio::select! {

@@ -107,8 +107,9 @@ async fn serve(state: &ServerState, mut reader: Reader, backup: &FrameSender) ->
     let (shard, end) = (follower.shard, replication.serve(&follower)?);
     let served = tokio::select! {
         biased;
-        served = give(state, replication, (shard, held), &mut reader, backup) => served,
+        // First, so that no acknowledgement of before the servers went to a checkpoint counts after that.
         () = end.cancelled() => Err(Status::aborted("the primary has ended this stream; follow again")),
+        served = give(state, replication, (shard, held), &mut reader, backup) => served,
         status = backup.abort().aborted() => Err(status),
     };
     replication.close_stream(shard, &end);

@@ -193,7 +193,8 @@ impl ServerState {
         Ok(epoch)
     }
 
-    /// Refuses a message from before the servers restored a checkpoint, or are about to: it belongs to a state that is discarded.
+    /// Refuses a message from before the servers restored a checkpoint: it belongs to a state that was discarded. A server that
+    /// takes no more gradients refuses all messages, as its state is discarded soon.
     pub fn check_epoch(&self, epoch: u64) -> Result<(), Status> {
         if epoch == self.recovery.epoch() && !self.recovery.is_held() {
             return Ok(());
@@ -458,9 +459,9 @@ impl ServerState {
         }
     }
 
-    /// Takes no more gradients until this server is restored.
-    pub fn hold_training(&self) {
-        self.recovery.hold();
+    /// Takes no more gradients in `epoch`, until this server is restored.
+    pub fn hold_training(&self, epoch: u64) {
+        self.recovery.hold(epoch);
         self.close_streams();
     }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use psjobs_api::{CheckpointResult, ReplicaResult};
@@ -13,6 +13,9 @@ use tonic::Status;
 use super::failed_write::FailedWrite;
 use crate::checkpoint::format::MANIFEST;
 use crate::checkpoint::{CheckpointId, Folder};
+
+/// Interval at which the wait for a checkpoint looks whether the servers have gone to another one.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// The newest checkpoint of this job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,10 +71,12 @@ pub struct Recovery {
     pub(in crate::server) instance: u64,
     /// The epoch of the last restore; 0 before the first and during one.
     epoch: AtomicU64,
-    /// Set when this server takes no more gradients before the next restore.
-    is_held: AtomicBool,
+    /// The epoch in which this server takes no more gradients; 0 if there is none.
+    held: AtomicU64,
     /// Set until this server has all its state: from a checkpoint, or from the servers that hold the other copies.
     awaits_restore: AtomicBool,
+    /// Set if this process was given its state by the servers that hold the other copies.
+    has_taken_over: AtomicBool,
     /// The greatest epoch that server 0 has asked for.
     asked: AtomicU64,
     /// The run of the job; 0 before it is known.
@@ -113,8 +118,9 @@ impl Recovery {
         Self {
             instance: rand::random(),
             epoch: AtomicU64::new(0),
-            is_held: AtomicBool::new(false),
+            held: AtomicU64::new(0),
             awaits_restore: AtomicBool::new(true),
+            has_taken_over: AtomicBool::new(false),
             asked: AtomicU64::new(0),
             run: AtomicU32::new(0),
             leader: AtomicU32::new(0),
@@ -204,8 +210,11 @@ impl Recovery {
     }
 
     /// Takes over the epoch of a server that sends this one its blocks. Returns whether this server is in that epoch: one
-    /// that was sent blocks of another epoch before cannot be given all its state.
+    /// that was sent blocks of another epoch before, or is being restored, cannot be given all its state.
     pub fn adopt_epoch(&self, epoch: u64) -> bool {
+        if self.asked.load(Ordering::Acquire) > epoch {
+            return false;
+        }
         // One that has an epoch of its own was not given its blocks.
         let adopted = self.epoch.compare_exchange(0, epoch, Ordering::AcqRel, Ordering::Acquire);
         adopted.is_ok() || adopted == Err(epoch)
@@ -253,19 +262,30 @@ impl Recovery {
         self.awaits_restore.store(false, Ordering::Release);
     }
 
+    /// Records that this server was given its state by the servers that hold the other copies.
+    pub(in crate::server) fn set_taken_over(&self) {
+        self.has_taken_over.store(true, Ordering::Release);
+        self.set_whole();
+    }
+
+    /// Returns whether this process was given its state by the servers that hold the other copies.
+    pub(in crate::server) fn has_taken_over(&self) -> bool {
+        self.has_taken_over.load(Ordering::Acquire)
+    }
+
     pub(in crate::server) fn set_epoch(&self, epoch: u64) {
         self.epoch.store(epoch, Ordering::Release);
-        self.is_held.store(false, Ordering::Release);
     }
 
-    /// Records that this server takes no more gradients before the next restore.
-    pub(in crate::server) fn hold(&self) {
-        self.is_held.store(true, Ordering::Release);
+    /// Records that this server takes no more gradients in `epoch`: it is going to be restored.
+    pub(in crate::server) fn hold(&self, epoch: u64) {
+        self.held.store(epoch, Ordering::Release);
     }
 
-    /// Returns whether this server takes no more gradients before the next restore.
+    /// Returns whether this server takes no more gradients before it is restored.
     pub(in crate::server) fn is_held(&self) -> bool {
-        self.is_held.load(Ordering::Acquire)
+        let held = self.held.load(Ordering::Acquire);
+        held > 0 && held == self.epoch()
     }
 
     /// Waits until a checkpoint contains the last step of a trainer that joined in `epoch`. On server 0 only.
@@ -274,10 +294,21 @@ impl Recovery {
     /// If the servers restored an earlier checkpoint first, or the step cannot be kept.
     pub async fn wait_until_durable(&self, epoch: u64) -> Result<(), Status> {
         let back = || Status::aborted("the servers went to a checkpoint before one had the last step; join again");
-        let (kept, answer) = oneshot::channel();
-        self.concluding.send(DurabilityRequest { epoch, kept }).await.map_err(|_| back())?;
-        answer.await.map_err(|_| back())?.map_err(|NotKept { why, given_up }| {
-            if given_up { Status::failed_precondition(why) } else { Status::internal(why) }
-        })
+        let asked = async {
+            let (kept, answer) = oneshot::channel();
+            self.concluding.send(DurabilityRequest { epoch, kept }).await.map_err(|_| back())?;
+            answer.await.map_err(|_| back())?.map_err(|NotKept { why, given_up }| {
+                if given_up { Status::failed_precondition(why) } else { Status::internal(why) }
+            })
+        };
+        tokio::pin!(asked);
+        loop {
+            match tokio::time::timeout(LOOK, &mut asked).await {
+                Ok(answer) => return answer,
+                // The coordinator does not answer while it restores, for as long as a server is away.
+                Err(_) if self.epoch() != epoch => return Err(back()),
+                Err(_) => {}
+            }
+        }
     }
 }

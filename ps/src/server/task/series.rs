@@ -61,7 +61,7 @@ struct Task {
     /// The points that are written and not durable yet, by trainer, as [`Piece::until`].
     unkept: BTreeMap<u32, (u64, u64)>,
     measured: Option<Measured>,
-    /// The epoch in which the job's series goes on. Points above the step that it began with were discarded.
+    /// The epoch of the newest point. In a new one the points above its first step are discarded.
     epoch: Option<u64>,
     /// When the log said last that the series cannot be written.
     warned: Option<Instant>,
@@ -162,8 +162,14 @@ impl Task {
         }
         let status = coordination::status(state);
         let elastic = state.config.min_trainers.is_some();
+        // A process that was started anew does not know the steps of trainers that had finished before.
+        let is_unknown = |trainer: &&proto::TrainerStatus| {
+            trainer.step == 0 && trainer.state == i32::from(proto::TrainerState::Finished)
+        };
+        let unknown = status.trainers.iter().filter(is_unknown).count() as u64;
         // The status has the sum over all trainers; that of an elastic job counts batches.
-        let step = if elastic { status.step } else { status.step / u64::from(state.config.trainers.max(1)) };
+        let known = u64::from(state.config.trainers).saturating_sub(unknown).max(1);
+        let step = if elastic { status.step } else { status.step / known };
         let staleness = {
             let histogram = state.metrics.blocks.staleness();
             (histogram.total(), histogram.sum())
@@ -172,7 +178,12 @@ impl Task {
         let before = self.measured.replace(Measured { step, staleness, evaluated });
         // Without checkpoints a process that was started anew hears of each trainer's steps with its next one. Points at
         // earlier steps are there already.
-        let knows_steps = keeps_state || (step > 0 && status.trainers.iter().all(|trainer| trainer.step > 0));
+        let has_said = |trainer: &proto::TrainerStatus| trainer.step > 0 || is_unknown(&trainer);
+        let knows_steps = keeps_state || (step > 0 && status.trainers.iter().all(has_said));
+        // A process that took over its blocks goes on with the series of the one before.
+        if self.epoch.is_none() && state.recovery.has_taken_over() {
+            self.epoch = Some(epoch);
+        }
         let begins = knows_steps && self.epoch != Some(epoch);
         if begins {
             self.epoch = Some(epoch);

@@ -21,7 +21,7 @@ impl Membership {
     /// Records that a checkpoint has the last step of the trainers in `concluded`.
     pub fn kept(&mut self, concluded: &Concluded) {
         for (index, member) in (0..).zip(&mut self.members) {
-            if member.last_step == LastStep::Given && concluded.contains_key(&index) {
+            if member.last_step == LastStep::Given && concluded.get(&index) == Some(&member.steps) {
                 member.last_step = LastStep::Durable;
             }
         }

@@ -304,8 +304,8 @@ impl Membership {
         }
     }
 
-    /// Sets the next step of each trainer to that in `steps`, of those that are not in it as [`Rule::restore`] does, and marks
-    /// those in `concluded` as having sent their last step.
+    /// Sets the next step of each trainer to that in `steps`; those that are not in it begin as in [`Rule::restore`]. Marks the
+    /// trainers in `concluded` as having sent their last step.
     ///
     /// [`Rule::restore`]: crate::consistency::Rule::restore
     pub fn rewind(&mut self, steps: &[u64], concluded: &Concluded, now: Instant) {

@@ -19,7 +19,7 @@ use super::folder_lock::FolderLock;
 use super::restore_calls::{Answer, RestoreCalls, epoch_of, next_epoch};
 use super::training_end::training_ended;
 use crate::checkpoint::runs::JobIdentity;
-use crate::checkpoint::{CheckpointId, Runs};
+use crate::checkpoint::{Checkpoint, CheckpointId, Runs};
 use crate::proto;
 use crate::retry::{Retries, Schedule};
 use crate::server::config::CheckpointConfig;
@@ -317,6 +317,14 @@ impl Coordinator<'_> {
     /// Continues where the previous process stopped.
     async fn take_over(&mut self) -> Result<(), ServerError> {
         let Destination { record, lineage, checkpoint, .. } = self.find().await?;
+        if let (Some(id), Some(batch_assignments)) = (checkpoint, &self.state.batch_assignments) {
+            let folder = self.runs.path(id);
+            let opened = self.config.folder.disk().work(move || Checkpoint::open(&folder)).await;
+            // What was assigned since, trainers say when they ask.
+            if let Ok(checkpoint) = opened {
+                batch_assignments.assigner().restore(checkpoint.dealt().clone());
+            }
+        }
         self.state.recovery.set_run(record.run);
         // The process before may have said that it writes no more. A server that is away has not ended by that.
         let others = self.config.servers.iter().skip(1).map(|address| epoch_of(self.state, address));

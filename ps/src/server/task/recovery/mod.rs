@@ -9,6 +9,7 @@ pub(super) mod client;
 mod confirmed_commit;
 mod coordinator;
 mod destination;
+mod error;
 mod extent;
 mod folder;
 mod folder_lock;
@@ -54,7 +55,7 @@ pub async fn run(state: &Arc<ServerState>, training: CancellationToken) -> Resul
         None => false,
     };
     if given {
-        state.recovery.set_whole();
+        state.recovery.set_taken_over();
     }
     if state.config.index == 0 {
         return coordinate(state, config, given, training).await;
@@ -85,19 +86,24 @@ pub async fn run(state: &Arc<ServerState>, training: CancellationToken) -> Resul
     Ok(())
 }
 
-/// Waits until server 0 says that it writes no more checkpoints; false if it does not say so in time. While it waits for a
-/// part that is being written here, this server waits, too.
+/// Waits until server 0 says that it writes no more checkpoints; false if it does not say so in time. While server 0 waits for a
+/// part that is being written here, this server waits, too, for one part.
 async fn hears_of_the_last(state: &ServerState) -> bool {
     let mut last_written = state.recovery.last_written.subscribe();
     let heard = last_written.wait_for(|written| *written);
     tokio::pin!(heard);
-    while tokio::time::timeout(LAST, &mut heard).await.is_err() {
-        let writes_nothing = state.recovery.awaited.try_write().is_ok();
-        if writes_nothing {
-            return false;
-        }
+    if tokio::time::timeout(LAST, &mut heard).await.is_ok() {
+        return true;
     }
-    true
+    if state.recovery.awaited.try_write().is_ok() {
+        return false;
+    }
+    tokio::select! {
+        biased;
+        _ = &mut heard => return true,
+        _ = state.recovery.awaited.write() => {}
+    }
+    tokio::time::timeout(LAST, &mut heard).await.is_ok()
 }
 
 /// Asks server 0, until it succeeds, to restore this server to the state of the others.

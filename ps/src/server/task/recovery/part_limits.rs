@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use super::error::RecoveryError;
 use super::extent::extent;
-use super::server_checkpoint::RecoveryError;
 use crate::checkpoint::BlockState;
 use crate::server::state::ServerState;
 use crate::sparse::ShardState;
@@ -25,13 +25,14 @@ pub(super) async fn with_layers<T>(
     version: u64,
     copies: impl Future<Output = T>,
 ) -> Result<T, RecoveryError> {
-    let mut is_made = false;
+    let is_made = async || extent(state).await.is_some_and(|now| now.steps >= version);
     tokio::pin!(copies);
+    let mut was_made = is_made().await;
     loop {
         match tokio::time::timeout(LAYERS, &mut copies).await {
             Ok(copies) => return Ok(copies),
-            Err(_) if is_made => return Err(RecoveryError::NoLayers(version)),
-            Err(_) => is_made = extent(state).await.is_some_and(|now| now.steps >= version),
+            Err(_) if was_made => return Err(RecoveryError::NoLayers(version)),
+            Err(_) => was_made = is_made().await,
         }
     }
 }

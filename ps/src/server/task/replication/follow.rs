@@ -23,8 +23,9 @@ pub async fn follow(state: &ServerState, replication: &Replication, shard: u32) 
     let end = replication.open_stream(shard);
     let followed = tokio::select! {
         biased;
-        followed = take(state, replication, shard) => followed,
+        // First, so that nothing of before the servers went to a checkpoint is taken after that.
         () = end.cancelled() => Ok(()),
+        followed = take(state, replication, shard) => followed,
     };
     replication.close_stream(shard, &end);
     followed
