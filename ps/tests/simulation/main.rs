@@ -480,7 +480,7 @@ fn a_job_whose_disk_is_never_mended_does_not_succeed() {
             let consistency = Consistency { mode, ..Consistency::default() };
             let disk = Fault::Disk { server: None, fault, lasts: FOR_GOOD };
             let faults = vec![(Duration::from_millis(30 * seed), disk)];
-            // What cannot be written is tried until the servers give up, after many minutes.
+            // Servers try what cannot be written until they give up, after many minutes.
             let checkpoint = Some(Duration::from_secs(2));
             job::run(&Plan { consistency, checkpoint, faults, doomed: true, ..Plan::fair(seed) }, false).verdict
         });

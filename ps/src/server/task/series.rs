@@ -85,20 +85,24 @@ impl Task {
     async fn run(&mut self, mut pieces: mpsc::Receiver<Piece>, stop: CancellationToken) {
         let mut ticks = tokio::time::interval_at(Instant::now() + INTERVAL, INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut batch = Vec::new();
+        let (mut batch, mut unwritten) = (Vec::new(), Vec::new());
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
                 _ = ticks.tick() => {
                     let measured = self.measure();
-                    self.insist(measured.into_iter().collect(), &stop).await;
+                    unwritten = self.insist(measured.into_iter().collect(), &stop).await;
                     self.flush().await;
                 }
-                _ = pieces.recv_many(&mut batch, AT_ONCE) => self.insist(std::mem::take(&mut batch), &stop).await,
+                _ = pieces.recv_many(&mut batch, AT_ONCE) => {
+                    unwritten = self.insist(std::mem::take(&mut batch), &stop).await;
+                }
             }
         }
         pieces.close();
+        // First those of which a part may be in a file already, so that they take the same place there.
+        batch = unwritten;
         pieces.recv_many(&mut batch, usize::MAX).await;
         batch.extend(self.measure());
         match self.write(&Arc::new(batch)).await {
@@ -107,8 +111,9 @@ impl Task {
         }
     }
 
-    /// Writes `pieces`, again and again until it succeeds; those that come meanwhile wait.
-    async fn insist(&mut self, pieces: Vec<Piece>, stop: &CancellationToken) {
+    /// Writes `pieces`, again and again until it succeeds; those that come meanwhile wait. Returns those that are not written when
+    /// `stop` ends that.
+    async fn insist(&mut self, pieces: Vec<Piece>, stop: &CancellationToken) -> Vec<Piece> {
         let pieces = Arc::new(pieces);
         while let Err(error) = self.write(&pieces).await {
             if self.warned.is_none_or(|warned| warned.elapsed() >= QUIET) {
@@ -117,9 +122,11 @@ impl Task {
                 tracing::warn!(%error, "cannot write the series of metrics to {folder}; trying again, training goes on");
             }
             if stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await.is_none() {
-                return;
+                // A disk that hangs holds them.
+                return Arc::try_unwrap(pieces).unwrap_or_default();
             }
         }
+        Vec::new()
     }
 
     async fn write(&mut self, pieces: &Arc<Vec<Piece>>) -> io::Result<()> {

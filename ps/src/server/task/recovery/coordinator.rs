@@ -320,7 +320,7 @@ impl Coordinator<'_> {
         if let (Some(id), Some(batch_assignments)) = (checkpoint, &self.state.batch_assignments) {
             let folder = self.runs.path(id);
             let opened = self.config.folder.disk().work(move || Checkpoint::open(&folder)).await;
-            // What was assigned since, trainers say when they ask.
+            // Trainers say what was assigned since when they ask.
             if let Ok(checkpoint) = opened {
                 batch_assignments.assigner().restore(checkpoint.dealt().clone());
             }
