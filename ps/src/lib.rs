@@ -11,7 +11,6 @@ pub mod checkpoint;
 pub mod client;
 pub mod clock;
 pub mod consistency;
-mod election_term;
 mod gradient;
 pub mod layout;
 pub mod network;

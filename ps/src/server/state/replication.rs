@@ -60,8 +60,6 @@ pub(in crate::server) struct Shard {
     pub(in crate::server) stream: Option<CancellationToken>,
     /// The process that holds the other copy, and the highest incarnation of that server.
     pub(in crate::server) peer: Option<Process>,
-    /// How often the other server was replaced before the process that was heard last.
-    peer_replacements: u32,
     /// On a backup: the primary has started anew, and holds nothing.
     pub(in crate::server) peer_restarted: bool,
     /// The last time that the other holder was heard.
@@ -80,7 +78,6 @@ impl Shard {
             whole: false,
             stream: None,
             peer: None,
-            peer_replacements: 0,
             peer_restarted: false,
             heard: Instant::now(),
             diverged: false,
@@ -259,9 +256,6 @@ impl Replication {
                 Transition::To(role) => {
                     // The updates that no backup has acknowledged are in no other copy.
                     here.diverged |= here.role.is_whole() && matches!(role, Role::Backup { .. });
-                    if here.role == Role::Starting && matches!(role, Role::Primary { .. }) {
-                        here.election.begin(u64::from(self.process.incarnation) + u64::from(here.peer_replacements));
-                    }
                     here.take(role);
                 }
                 Transition::Stand if !here.election.is_candidate() => here.election.stand(),
@@ -363,7 +357,6 @@ impl Replication {
         let mut shards = self.lock();
         let Some(here) = shards.get_mut(&other.shard) else { return Evidence::Unknown };
         here.heard = Instant::now();
-        here.peer_replacements = other.incarnation;
         here.election.hear(other);
         let leads = other.role() == proto::ShardRole::Primary && !other.candidate;
         if leads && here.election.terms_beyond(other) { Evidence::LeadsLater } else { Evidence::Is(other.role()) }

@@ -65,7 +65,7 @@ impl Supervisor {
             }
             // Both servers of its blocks are gone. It is started again, and all go back to a checkpoint, or a trainer fills
             // the servers as in the beginning, when no gradient has been counted.
-            Err(ServerError::Lost { .. }) if plan.checkpoint.is_some() || plan.forgets || !self.job.has_trained() => {
+            Err(ServerError::Lost { .. }) if plan.checkpoint.is_some() || !self.job.has_trained() => {
                 self.later(Duration::from_millis(1), Action::StartServer(index as u32));
             }
             // It is started again, and tries again.
