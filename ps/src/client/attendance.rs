@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -117,25 +118,18 @@ impl Attendance {
     }
 
     /// Leaves every server with what was reported last: `finished` says that the work is done, false that a
-    /// replacement will come. Server 0 knows that already of a trainer that has `concluded`, and the others find it in the
-    /// checkpoint if its last step is `kept` in one.
+    /// replacement will come. Server 0 knows that already of a trainer that has `concluded`.
     ///
     /// # Errors
     /// If a server does not answer; the others have received the message.
-    pub async fn leave(
-        self,
-        config: &SessionConfig,
-        finished: bool,
-        concluded: bool,
-        kept: bool,
-    ) -> Result<(), ClientError> {
-        self.say(config, finished, (concluded, kept), String::new()).await
+    pub async fn leave(self, config: &SessionConfig, finished: bool, concluded: bool) -> Result<(), ClientError> {
+        self.say(config, finished, concluded, String::new()).await
     }
 
     /// Reports to every server that this trainer ends with an error of its own, and which. One that does not answer soon hears
     /// nothing: it will miss the heartbeats.
     pub async fn fail(self, config: &SessionConfig, failure: String) {
-        if let Err(error) = self.say(config, false, (false, false), failure).await {
+        if let Err(error) = self.say(config, false, false, failure).await {
             tracing::debug!(%error, "not every server has heard why this trainer ends");
         }
     }
@@ -144,7 +138,7 @@ impl Attendance {
         self,
         config: &SessionConfig,
         finished: bool,
-        (concluded, kept): (bool, bool),
+        concluded: bool,
         failure: String,
     ) -> Result<(), ClientError> {
         let report = read(&self.report);
@@ -157,6 +151,7 @@ impl Attendance {
                 tracing::debug!("server 0 does not have the last points of metrics");
             }
         }
+        let server_0 = Server0::default();
         let leaving = self.servers.into_iter().map(|(server, Attended { client, channel, heartbeats, .. })| {
             heartbeats.abort();
             let Report { step, examples, metrics, waiting: _, dealt: (entry, done) } = report.clone();
@@ -168,8 +163,9 @@ impl Attendance {
                 client,
                 channel,
                 request,
+                server,
                 may_know: concluded && server == 0,
-                may_miss: kept && server > 0,
+                server_0: &server_0,
             };
             async move { (server, goodbye.say().await) }
         });
@@ -279,10 +275,37 @@ struct Goodbye<'a> {
     client: CoordinationClient<Channel>,
     channel: Channel,
     request: proto::LeaveRequest,
+    server: u32,
     /// The server may have heard already, and have ended since.
     may_know: bool,
-    /// The server learns of it from the checkpoint. One that was lost when the last trainer left server 0 never comes back.
-    may_miss: bool,
+    server_0: &'a Server0,
+}
+
+/// What a trainer that leaves knows of server 0, which ends when all trainers have left it and what they did is kept. A server
+/// that is lost then is never started again, so that no trainer may wait for it.
+#[derive(Default)]
+struct Server0 {
+    /// It has heard that this trainer leaves.
+    has_heard: AtomicBool,
+    /// Since when it has not answered.
+    away_since: Mutex<Option<Instant>>,
+}
+
+impl Server0 {
+    /// Asks whether it is there; returns whether it has heard that this trainer leaves, and has ended, as far as a trainer can know:
+    /// for as long as a person has to start a server again, nothing answers at its address.
+    async fn has_ended(&self, config: &SessionConfig) -> bool {
+        if !self.has_heard.load(Ordering::Relaxed) {
+            return false;
+        }
+        let there = tokio::time::timeout(LEAVE, config.network.probe(&config.servers[0])).await;
+        let mut since = self.away_since.lock();
+        if matches!(there, Ok(Ok(()))) {
+            *since = None;
+            return false;
+        }
+        since.get_or_insert_with(Instant::now).elapsed() >= SessionConfig::waiting_time(false)
+    }
 }
 
 /// The outcome of the last try where a server did not hear it.
@@ -294,19 +317,24 @@ struct Unheard {
 }
 
 impl Goodbye<'_> {
-    /// Says it until it is heard.
-    async fn say(mut self) -> Option<Unheard> {
+    /// Says it until it is heard, or need not be.
+    async fn say(self) -> Option<Unheard> {
+        let (server, server_0) = (self.server, self.server_0);
+        let unheard = self.insist().await;
+        if server == 0 {
+            server_0.has_heard.store(unheard.is_none(), Ordering::Relaxed);
+        }
+        unheard
+    }
+
+    async fn insist(mut self) -> Option<Unheard> {
         let config = self.config;
         // A server that does not hear that the work is done waits for this trainer: one that is away for a moment
         // receives the message when it is back.
         let waits = self.request.finished && config.replication_factor == 1;
         let hurries = !self.request.failure.is_empty() || !self.request.finished && config.interrupted();
         let answer = if hurries { STOP } else { LEAVE };
-        let limit = match (waits, self.may_miss) {
-            (false, _) => answer,
-            (true, false) => config.connect_timeout,
-            (true, true) => config.connect_timeout.min(SessionConfig::waiting_time(false)),
-        };
+        let limit = if waits { config.connect_timeout } else { answer };
         let (begun, mut retries) = (Instant::now(), Retries::new(Schedule::every(PAUSE).within(limit)));
         loop {
             let (reason, again, reached) = match tokio::time::timeout(answer, self.attempt()).await {
@@ -320,6 +348,11 @@ impl Goodbye<'_> {
             self.may_know |= reached;
             // One that has heard of the last trainer's end ends too, whether its answer arrives or not.
             let has_ended = self.request.finished && self.may_know && !reached;
+            if waits && self.server > 0 && self.server_0.has_ended(config).await {
+                let (server, address) = (self.server, &config.servers[self.server as usize]);
+                tracing::warn!(%address, reason, "server {server} was lost when server 0 ended; this trainer ends without it");
+                return None;
+            }
             if !again || config.interrupted() || !retries.pause().await {
                 let seconds = begun.elapsed().as_secs();
                 return (!has_ended).then_some(Unheard { reason, seconds, is_replaced: false });

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::election_term::is_of_lost_copies;
 use crate::proto::ShardHolder;
 
 /// A trainer's vote on one candidacy.
@@ -51,7 +52,7 @@ impl Ballots {
     pub fn consider(&mut self, server: u32, candidate: &ShardHolder) -> Answer {
         let ballot = self.ballots.entry(candidate.shard).or_default();
         let followed = ballot.followed.term;
-        if followed > 0 && !candidate.terms.contains(&followed) {
+        if followed > 0 && !candidate.terms.contains(&followed) && !is_of_lost_copies(followed, newest(candidate)) {
             return Answer::Refuse { outdated: true };
         }
         let binds = |vote: Vote| {
@@ -101,7 +102,7 @@ impl Vote {
     /// updates of that term, or it has heard that the candidacy ended.
     fn is_void_by(&self, other: &ShardHolder) -> bool {
         let withdrawn = other.withdrawn_instance == self.instance && other.withdrawn_term >= self.term;
-        withdrawn || other.terms.contains(&self.term)
+        withdrawn || other.terms.contains(&self.term) || is_of_lost_copies(self.term, newest(other))
     }
 
     /// Returns whether the server that got the vote says that it is a candidate in that term no more, and was not
@@ -115,6 +116,11 @@ impl Vote {
     }
 }
 
+/// Returns the term of the newest leader whose updates a holder's copy contains, 0 if none was elected.
+fn newest(holder: &ShardHolder) -> u64 {
+    holder.terms.last().copied().unwrap_or(0)
+}
+
 /// Returns whether a trainer that `other`, the last words of the other holder, does not call away votes for `candidate`:
 /// a holder that answers and leads stays the leader.
 #[must_use]
@@ -126,6 +132,7 @@ pub fn is_wanted(candidate: &ShardHolder, other: Option<&ShardHolder>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::election_term;
     use crate::proto::ShardRole;
 
     const INSTANCES: [u64; 3] = [70, 71, 72];
@@ -193,6 +200,17 @@ mod tests {
         ballots.follow(0, Leader { term: 0, epoch: 1 });
         ballots.answered(0, Leader { term: 6, epoch: 0 });
         assert_eq!(ballots.followed(0), Leader { term: 0, epoch: 1 }, "both have gone back to a checkpoint");
+    }
+
+    #[test]
+    fn what_was_given_before_both_holders_were_lost_binds_no_trainer() {
+        let anew = election_term::first(2);
+        let mut ballots = Ballots::default();
+        ballots.follow(0, Leader { term: 3, epoch: 0 });
+        assert_eq!(ballots.consider(1, &candidate(1, 5, &[3])), Answer::Grant);
+        assert_eq!(ballots.consider(0, &candidate(0, anew + 2, &[anew])), Answer::Grant, "the shard was filled anew");
+        ballots.follow(0, Leader { term: anew, epoch: 0 });
+        assert_eq!(ballots.consider(1, &candidate(1, 5, &[3])), Answer::Refuse { outdated: true }, "one of before");
     }
 
     #[test]

@@ -83,7 +83,7 @@ impl AsyncMember {
     /// If a server does not answer; the others have received the message.
     pub async fn leave(self, finished: bool) -> Result<(), ClientError> {
         let Self { config, attendance } = self;
-        attendance.leave(&config, finished, false, false).await
+        attendance.leave(&config, finished, false).await
     }
 
     /// Leaves every server with an error of this trainer's own, see [`AsyncSession::fail`](super::AsyncSession::fail).

@@ -303,7 +303,7 @@ impl AsyncSession {
         let step = if config.elastic { 0 } else { next_step };
         attendance.report(Report { step, examples, metrics, waiting, dealt: assigned.reported() });
         let kept = concluded && !initial.is_empty();
-        match attendance.leave(&config, finished, concluded, kept).await {
+        match attendance.leave(&config, finished, concluded).await {
             // Servers wait for the process that has this trainer's place, so this one has not finished the trainer's work.
             Err(error @ ClientError::Conflict { .. }) => Err(error),
             Err(error) if finished && kept => {

@@ -32,6 +32,16 @@ fn faults_that_seeds_found_stay_mended() {
         (803_273, "a trainer came back while an elastic job wrote its model, which then was not written"),
         (821_467, "trainers of tables waited for ever for a checkpoint, as a server was lost for good"),
         (1_001_054, "a full disk took a part of the points of metrics, and other points were written into their place"),
+        (
+            1_008_533,
+            "a server led a shard that it had none of, its follower took over from it, and no trainer could join to elect \
+             the leader of the other shard",
+        ),
+        (
+            1_014_572,
+            "a server waited for an election before it asked for a checkpoint, and its voters for the checkpoint",
+        ),
+        (1_013_842, "a server that had none of a shard counted as its later leader"),
     ];
     for (seed, what) in rows {
         assert_eq!(job::run(&Plan::new(seed), false).verdict, Ok(()), "seed {seed}: {what}");

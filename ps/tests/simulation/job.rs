@@ -50,6 +50,8 @@ pub struct Outcome {
     pub faults: BTreeSet<&'static str>,
     /// The steps of the complete checkpoints that are left of the first run.
     pub checkpoints: BTreeSet<u64>,
+    /// A server was lost when training was over, and not started again.
+    pub missed: bool,
     /// The longest time that a trainer waited for an answer to its gradients.
     pub longest_wait: Duration,
 }
@@ -76,14 +78,14 @@ pub fn run(plan: &Plan, echo: bool) -> Outcome {
     let job = Rc::new(Job { plan, model, network: network.clone(), complete, sent, restarted, longest_wait });
     let mut supervisor = Supervisor::new(job.clone(), disk, deaths);
     let verdict = LocalSet::new().block_on(&runtime, supervisor.run());
-    let faults = std::mem::take(&mut supervisor.struck);
+    let (faults, missed) = (std::mem::take(&mut supervisor.struck), supervisor.missed);
     let mount = Mount { disk: supervisor.disk.clone(), host: Host::Server(0, u32::MAX) };
     let folder = Folder::new(Storage::Other(Arc::new(mount)), FOLDER);
     let checkpoints = Runs::new(&folder).catalog(1).complete().unwrap_or_default();
     drop(supervisor);
     drop(runtime);
     let digest = network.wires().trace.digest();
-    Outcome { digest, verdict, faults, checkpoints, longest_wait: job.longest_wait.get() }
+    Outcome { missed, digest, verdict, faults, checkpoints, longest_wait: job.longest_wait.get() }
 }
 
 /// `host:port` of all servers.
@@ -142,6 +144,10 @@ struct Supervisor {
     incarnations: Vec<u32>,
     /// By server: processes so far.
     server_starts: Vec<u32>,
+    /// By trainer that has left well, as a server says that has ended with a result: its incarnation then.
+    left_as: BTreeMap<u32, u32>,
+    /// A server was not started again, see [`Supervisor::is_not_missed`].
+    missed: bool,
     /// Servers and trainers that need not run any more.
     servers_over: Vec<bool>,
     trainers_over: Vec<bool>,
@@ -168,6 +174,8 @@ impl Supervisor {
             planned: 0,
             incarnations: vec![0; trainers],
             server_starts: vec![0; servers],
+            left_as: BTreeMap::new(),
+            missed: false,
             servers_over: vec![false; servers],
             trainers_over: vec![false; trainers],
             finished: BTreeSet::new(),
@@ -230,6 +238,9 @@ impl Supervisor {
     }
 
     fn start_server(&mut self, index: u32) {
+        if !self.servers_over[index as usize] && self.is_not_missed(index) {
+            (self.servers_over[index as usize], self.missed) = (true, true);
+        }
         if self.servers_over[index as usize] {
             return;
         }
@@ -244,6 +255,24 @@ impl Supervisor {
         self.server_starts[index as usize] += 1;
         let abort = self.processes.spawn_local(async move { (host, Ended::Server(serving.await)) });
         self.running.insert(host, Process { abort, stop, leave: Arc::default() });
+    }
+
+    /// Returns whether the operator starts no other process of this server: another one has said that training is over, and no
+    /// trainer has anything to do but to leave.
+    fn is_not_missed(&self, server: u32) -> bool {
+        let plan = &self.job.plan;
+        let leaves = |trainer: u32| {
+            let newest = self.incarnations[trainer as usize];
+            let is_running = self.running.contains_key(&Host::Trainer(trainer, newest));
+            self.trainers_over[trainer as usize] || is_running && !self.comes_after_the_end(trainer)
+        };
+        let may_be_missed = !plan.supervised || plan.least.is_some() || server == 0 && plan.checkpoint.is_some();
+        !may_be_missed && !self.left_as.is_empty() && (0..plan.trainers).all(leaves)
+    }
+
+    /// Returns whether the newest process of a trainer has nobody to train with, because the one before it has left well.
+    fn comes_after_the_end(&self, trainer: u32) -> bool {
+        self.left_as.get(&trainer).is_some_and(|left_as| *left_as < self.incarnations[trainer as usize])
     }
 
     fn server_config(&self, index: u32, life: u32) -> ServerConfig {

@@ -12,6 +12,7 @@ mod elastic;
 mod end;
 mod fault;
 mod job;
+mod leaving;
 mod model;
 mod network;
 mod overlapped;

@@ -169,3 +169,24 @@ fn replicated_rows_count_every_push_once_whatever_dies() {
         }
     }
 }
+
+/// Jobs without checkpoints whose blocks two servers hold: trainers have elected a leader before, and then both servers are lost.
+/// The trainers fill their successors, which need none of what that leader gave.
+#[test]
+fn replicated_jobs_go_on_when_both_servers_are_lost_after_an_election() {
+    let away = Duration::from_millis(300);
+    let kill = |server| Fault::Kill { server, away, silent: false };
+    for mode in [ConsistencyMode::Sync, ConsistencyMode::Bounded, ConsistencyMode::Async] {
+        let failures = sweep(sample(24), |seed| {
+            let consistency = Consistency { mode, staleness: 1, ..Consistency::default() };
+            let (steps, compute) = (80, 500);
+            let plan = Plan { consistency, steps, compute, servers: 2, replicated: true, ..Plan::fair(seed) };
+            let first = plan.begins() + Duration::from_millis(25 * seed);
+            // The server that was lost first has all blocks again.
+            let second = first + Duration::from_secs(3);
+            let faults = vec![(first, kill(seed as u32 % 2)), (second, kill(0)), (second, kill(1))];
+            job::run(&Plan { faults, forgets: true, supervised: true, ..plan }, false).verdict
+        });
+        assert!(failures.is_empty(), "{mode:?}: {failures:#?}");
+    }
+}

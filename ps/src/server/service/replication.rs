@@ -98,7 +98,7 @@ async fn serve(state: &ServerState, mut reader: Reader, backup: &FrameSender) ->
     let Some(proto::FollowRequest { message: Some(Message::Held(held)) }) = reader.message().await? else {
         return Err(Status::invalid_argument("the second message of Follow must be Held"));
     };
-    if state.recovery.is_restoring() {
+    if state.is_to_be_restored() {
         // A process that holds nothing learns that it is given nothing.
         send_model(state, replication, backup, Vec::new());
         return Err(Status::unavailable("this server is on its way to a checkpoint; follow again"));

@@ -10,6 +10,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::election_term::{self, is_of_lost_copies};
 use crate::proto;
 
 /// One process of a trainer: its index and incarnation.
@@ -118,6 +119,12 @@ impl Election {
         self.terms.last().copied().unwrap_or(0)
     }
 
+    /// Begins with blocks that trainers fill, because both holders were lost, or the job has just begun: the two servers were
+    /// replaced so often in all.
+    pub fn begin(&mut self, replacements: u64) {
+        self.terms = Some(election_term::first(replacements)).filter(|term| *term > 0).into_iter().collect();
+    }
+
     /// Makes this process a candidate in a term that no candidate had.
     pub fn stand(&mut self) {
         let next = self.term.max(self.newest_term()) + 1;
@@ -127,7 +134,7 @@ impl Election {
 
     /// Records that a trainer was given parameters by the leader of `term`, 0 if that one was not elected.
     pub fn hear_of_leader(&mut self, term: u64) {
-        self.outdated |= term > 0 && !self.terms.contains(&term);
+        self.outdated |= term > 0 && self.lacks(term);
     }
 
     /// Records that this copy goes back to a checkpoint, with all others: what trainers were given before counts no more.
@@ -228,7 +235,12 @@ impl Election {
     /// Returns whether the other holder's copy contains the updates of a later leader than the copy here.
     #[must_use]
     pub fn terms_beyond(&self, other: &proto::ShardHolder) -> bool {
-        other.terms.last().is_some_and(|newest| !self.terms.contains(newest))
+        other.terms.last().is_some_and(|newest| self.lacks(*newest))
+    }
+
+    /// Returns whether the copy here lacks updates of the leader of `term`, which another copy may contain.
+    fn lacks(&self, term: u64) -> bool {
+        !self.terms.contains(&term) && !is_of_lost_copies(term, self.newest_term())
     }
 
     /// Describes this state to others. The caller adds the process.

@@ -413,7 +413,15 @@ impl ServerState {
         if self.config.checkpoint.is_some() {
             return !self.recovery.awaits_restore();
         }
-        self.replication.as_ref().is_none_or(|replication| replication.is_given().is_some())
+        self.replication.as_ref().is_none_or(Replication::has_settled)
+    }
+
+    /// Returns whether a checkpoint is going to take the place of what this server holds: it is on its way there, or has
+    /// started, and some of its state is in no other process.
+    pub fn is_to_be_restored(&self) -> bool {
+        let is_given = || self.replication.as_ref().and_then(Replication::is_given);
+        let awaits = || self.config.checkpoint.is_some() && self.recovery.awaits_restore();
+        self.recovery.is_restoring() || awaits() && is_given() == Some(false)
     }
 
     /// Ends the job if every trainer has left well and this server decides that. No trainer can join from then on: it would

@@ -24,6 +24,8 @@ pub struct Replication {
     pub(in crate::server) index: u32,
     pub(in crate::server) servers: Vec<String>,
     pub(in crate::server) network: Network,
+    /// Servers that have lost all go back to a checkpoint, in an epoch of its own; else trainers fill them anew.
+    has_checkpoints: bool,
     shards: Mutex<BTreeMap<u32, Shard>>,
     /// Notified at every change of a shard.
     changed: Notify,
@@ -60,6 +62,8 @@ pub(in crate::server) struct Shard {
     pub(in crate::server) stream: Option<CancellationToken>,
     /// The process that holds the other copy, and the highest incarnation of that server.
     pub(in crate::server) peer: Option<Process>,
+    /// How often the other server was replaced before the process that was heard last.
+    peer_replacements: u32,
     /// On a backup: the primary has started anew, and holds nothing.
     pub(in crate::server) peer_restarted: bool,
     /// The last time that the other holder was heard.
@@ -78,6 +82,7 @@ impl Shard {
             whole: false,
             stream: None,
             peer: None,
+            peer_replacements: 0,
             peer_restarted: false,
             heard: Instant::now(),
             diverged: false,
@@ -106,6 +111,7 @@ impl Replication {
             index: config.index,
             servers: config.replicas.clone(),
             network: config.network.clone(),
+            has_checkpoints: config.checkpoint.is_some(),
             shards: Mutex::new([config.index, before].map(|shard| (shard, Shard::new(shard == config.index))).into()),
             changed: Notify::new(),
         })
@@ -173,7 +179,7 @@ impl Replication {
         proto::ShardHolder { instance, incarnation, ..described }
     }
 
-    /// Waits until the role in every shard is known; returns whether other servers hold all state of this one.
+    /// Waits until it is known whether other servers hold all state of this one; returns that.
     pub async fn settled(&self) -> bool {
         loop {
             let changed = self.changed.notified();
@@ -184,11 +190,18 @@ impl Replication {
         }
     }
 
-    /// Returns whether other servers hold all state of this one, `None` until the role in every shard is known.
+    /// Returns whether other servers hold all state of this one. They do not as soon as one shard is in no other process:
+    /// the trainers may elect the leader of another shard only when all have gone to a checkpoint. `None` until it is known.
     #[must_use]
     pub fn is_given(&self) -> Option<bool> {
-        let known: Option<Vec<bool>> = self.lock().values().map(Shard::restores).collect();
-        Some(known?.into_iter().all(|there| there))
+        let known: Vec<_> = self.lock().values().map(Shard::restores).collect();
+        if known.contains(&Some(false)) { Some(false) } else { known.iter().all(Option::is_some).then_some(true) }
+    }
+
+    /// Returns whether the role in every shard is known.
+    #[must_use]
+    pub fn has_settled(&self) -> bool {
+        self.lock().values().all(|shard| shard.restores().is_some())
     }
 
     /// Describes the shards that only one server holds. While the model is not known, there is nothing to hold.
@@ -256,6 +269,10 @@ impl Replication {
                 Transition::To(role) => {
                     // The updates that no backup has acknowledged are in no other copy.
                     here.diverged |= here.role.is_whole() && matches!(role, Role::Backup { .. });
+                    let is_filled_anew = here.role == Role::Starting && matches!(role, Role::Primary { .. });
+                    if is_filled_anew && !self.has_checkpoints {
+                        here.election.begin(u64::from(self.process.incarnation) + u64::from(here.peer_replacements));
+                    }
                     here.take(role);
                 }
                 Transition::Stand if !here.election.is_candidate() => here.election.stand(),
@@ -357,6 +374,7 @@ impl Replication {
         let mut shards = self.lock();
         let Some(here) = shards.get_mut(&other.shard) else { return Evidence::Unknown };
         here.heard = Instant::now();
+        here.peer_replacements = other.incarnation;
         here.election.hear(other);
         let leads = other.role() == proto::ShardRole::Primary && !other.candidate;
         if leads && here.election.terms_beyond(other) { Evidence::LeadsLater } else { Evidence::Is(other.role()) }

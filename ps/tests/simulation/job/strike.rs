@@ -48,7 +48,11 @@ impl Supervisor {
             }
             Action::StartTrainer { index, incarnation } => self.start_trainer(index, incarnation),
             Action::StopTrainers => {
-                for trainer in 0..self.job.plan.trainers {
+                // One that has not been replaced leaves the other servers yet, or misses them.
+                let trainers = 0..self.job.plan.trainers;
+                let idle =
+                    trainers.filter(|trainer| self.job.plan.least.is_some() || self.comes_after_the_end(*trainer));
+                for trainer in idle.collect::<Vec<_>>() {
                     self.kill(self.newest(trainer), false);
                     self.trainers_over[trainer as usize] = true;
                 }

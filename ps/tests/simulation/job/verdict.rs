@@ -51,6 +51,9 @@ impl Supervisor {
                     return Err("server 0 says that all is well, and could write nothing".to_owned());
                 }
                 self.servers_over[index] = true;
+                for trainer in 0..plan.trainers {
+                    self.left_as.extend(result.left_as(trainer).map(|incarnation| (trainer, incarnation)));
+                }
                 // All trainers have left, so whoever replaced it has no work.
                 self.kill(newest, false);
                 // Training is over. The operator then ends successors of trainers, which wait without limit.
@@ -65,7 +68,7 @@ impl Supervisor {
             }
             // Both servers of its blocks are gone. It is started again, and all go back to a checkpoint, or a trainer fills
             // the servers as in the beginning, when no gradient has been counted.
-            Err(ServerError::Lost { .. }) if plan.checkpoint.is_some() || !self.job.has_trained() => {
+            Err(ServerError::Lost { .. }) if plan.checkpoint.is_some() || plan.forgets || !self.job.has_trained() => {
                 self.later(Duration::from_millis(1), Action::StartServer(index as u32));
             }
             // It is started again, and tries again.

@@ -131,3 +131,31 @@ fn a_holder_that_leads_elsewhere_has_not_withdrawn() {
     here.completed(there.complete(BTreeSet::new()));
     assert!(!here.terms_beyond(&elected));
 }
+
+#[test]
+fn leaders_of_before_both_holders_were_lost_count_no_more() {
+    let term = |replacements, elections| election_term::first(replacements) + elections;
+    // How often the servers were replaced before the copy was filled, whether its leader was elected since, and a term that a
+    // trainer names.
+    for (replacements, elected, heard, is_outdated) in [
+        (0, false, 0, false),
+        (0, false, 3, true),
+        (2, false, 3, false),
+        (2, false, term(1, 7), false),
+        (2, false, term(2, 0), false),
+        (2, false, term(2, 1), true),
+        (2, true, term(2, 1), false),
+        (2, true, term(2, 2), true),
+        (2, true, term(3, 0), true),
+    ] {
+        let mut election = Election::new(true);
+        election.begin(replacements);
+        if elected {
+            election.stand();
+            election.win();
+            assert_eq!(election.newest_term(), term(2, 1), "the first of a server at home");
+        }
+        election.hear_of_leader(heard);
+        assert_eq!(election.is_outdated(), is_outdated, "{replacements} {elected} {heard:#x}");
+    }
+}

@@ -19,6 +19,7 @@ fn about_to_lead() -> Replication {
         index: 0,
         servers: vec!["a:1".into(), "b:1".into()],
         network: Network::default(),
+        has_checkpoints: false,
         shards: Mutex::new([(0, Shard::new(true)), (1, Shard::new(false))].into()),
         changed: Notify::new(),
     };

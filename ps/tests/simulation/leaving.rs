@@ -1,0 +1,34 @@
+//! The end of a job, in which servers are lost.
+
+use std::time::Duration;
+
+use crate::fault::Fault;
+use crate::job;
+use crate::network::Weather;
+use crate::plan::Plan;
+
+/// Server 0 ends when all trainers have left it, and server 1, lost in that moment, is never started again: the trainers end
+/// without it.
+#[test]
+fn a_server_that_is_lost_while_trainers_leave_holds_none_of_them_up() {
+    let kinds = [
+        ("layers", None, false),
+        ("tables", None, true),
+        ("layers, with checkpoints", Some(Duration::from_secs(1)), false),
+        ("tables, with checkpoints", Some(Duration::from_secs(1)), true),
+    ];
+    for (kind, checkpoint, tables) in kinds {
+        let fair = Plan::fair(7);
+        let weather = Weather { delay: 100, ..fair.weather };
+        let undisturbed = Plan { trainers: 2, steps: 2, supervised: true, checkpoint, tables, weather, ..fair };
+        let mut without_it = 0;
+        for at in (0..150).map(|tick| Duration::from_millis(20 * tick)) {
+            let kill = Fault::Kill { server: 1, away: Duration::from_secs(1), silent: false };
+            let plan = Plan { faults: vec![(at, kill)], forgets: checkpoint.is_none(), ..undisturbed.clone() };
+            let outcome = job::run(&plan, false);
+            assert_eq!(outcome.verdict, Ok(()), "{kind}: server 1 is lost after {at:?}");
+            without_it += u32::from(outcome.missed);
+        }
+        assert!(without_it > 0, "{kind}: server 1 was always started again");
+    }
+}
