@@ -73,20 +73,23 @@ pub enum RunChoice {
     Begin,
 }
 
-/// Chooses the run of a job. A job goes on with its newest run. Jobs started by hand share one id: of those, the first
-/// process of server 0 begins a new run if it is not to resume.
+/// Chooses the run of a job; `kept` are the runs that have had a checkpoint. A job goes on with its newest run. Jobs started
+/// by hand share one id: of those, the first process of server 0 begins a new run if it is not to resume. Another job has one
+/// run; a process of server 0 that was replaced while it looked for that run may have begun a second one, without a checkpoint.
 #[must_use]
-pub fn choose(runs: &[RunRecord], job: &JobIdentity) -> RunChoice {
-    let newest = runs.iter().filter(|run| run.uid == job.uid).map(|run| run.run).max();
-    let anew = job.uid == BY_HAND && !job.resume && job.incarnation == 0 && !job.given;
-    newest.filter(|_| !anew).map_or(RunChoice::Begin, RunChoice::GoOn)
+pub fn choose(runs: &[RunRecord], kept: &BTreeSet<u32>, job: &JobIdentity) -> RunChoice {
+    let own = || runs.iter().filter(|run| run.uid == job.uid).map(|run| run.run);
+    let by_hand = job.uid == BY_HAND;
+    let with_checkpoint = own().filter(|run| !by_hand && kept.contains(run)).max();
+    let anew = by_hand && !job.resume && job.incarnation == 0 && !job.given;
+    with_checkpoint.or_else(|| own().max()).filter(|_| !anew).map_or(RunChoice::Begin, RunChoice::GoOn)
 }
 
 /// Returns the run that a server takes for that of its job before server 0 has sent it the run. Jobs started by hand share
 /// one id, so that their newest run may be that of a job before: only server 0, which chooses the run, takes it.
 #[must_use]
-pub fn presumed(runs: &[RunRecord], job: &JobIdentity, server: u32) -> Option<u32> {
-    match choose(runs, job) {
+pub fn presumed(runs: &[RunRecord], kept: &BTreeSet<u32>, job: &JobIdentity, server: u32) -> Option<u32> {
+    match choose(runs, kept, job) {
         RunChoice::GoOn(run) if server == 0 || job.uid != BY_HAND => Some(run),
         _ => None,
     }
@@ -305,6 +308,15 @@ impl Runs {
     pub fn has_kept(&self, run: u32) -> Result<bool, RunsError> {
         let file = self.catalog(run).folder().join(KEPT);
         self.folder.disk().exists(&file).map_err(|source| RunsError::Read { file, source })
+    }
+
+    /// Returns those of `runs` that have had a complete checkpoint.
+    ///
+    /// # Errors
+    /// If the folder of a run cannot be read.
+    pub fn kept(&self, runs: &[RunRecord]) -> Result<BTreeSet<u32>, RunsError> {
+        let kept = runs.iter().map(|record| Ok(self.has_kept(record.run)?.then_some(record.run)));
+        kept.filter_map(Result::transpose).collect()
     }
 
     /// Removes what a lineage does not need any more after the checkpoint `written`: complete checkpoints beyond the

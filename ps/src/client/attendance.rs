@@ -285,17 +285,17 @@ struct Goodbye<'a> {
 /// that is lost then is never started again, so that no trainer may wait for it.
 #[derive(Default)]
 struct Server0 {
-    /// It has heard that this trainer leaves.
-    has_heard: AtomicBool,
+    /// It may have heard that this trainer leaves.
+    may_know: AtomicBool,
     /// Since when it has not answered.
     away_since: Mutex<Option<Instant>>,
 }
 
 impl Server0 {
-    /// Asks whether it is there; returns whether it has heard that this trainer leaves, and has ended, as far as a trainer can know:
-    /// for as long as a person has to start a server again, nothing answers at its address.
+    /// Asks whether it is there; returns whether it may have heard that this trainer leaves, and has ended, as far as a trainer
+    /// can know: for as long as a person has to start a server again, nothing answers at its address.
     async fn has_ended(&self, config: &SessionConfig) -> bool {
-        if !self.has_heard.load(Ordering::Relaxed) {
+        if !self.may_know.load(Ordering::Relaxed) {
             return false;
         }
         let there = tokio::time::timeout(LEAVE, config.network.probe(&config.servers[0])).await;
@@ -318,16 +318,7 @@ struct Unheard {
 
 impl Goodbye<'_> {
     /// Says it until it is heard, or need not be.
-    async fn say(self) -> Option<Unheard> {
-        let (server, server_0) = (self.server, self.server_0);
-        let unheard = self.insist().await;
-        if server == 0 {
-            server_0.has_heard.store(unheard.is_none(), Ordering::Relaxed);
-        }
-        unheard
-    }
-
-    async fn insist(mut self) -> Option<Unheard> {
+    async fn say(mut self) -> Option<Unheard> {
         let config = self.config;
         // A server that does not hear that the work is done waits for this trainer: one that is away for a moment
         // receives the message when it is back.
@@ -337,7 +328,10 @@ impl Goodbye<'_> {
         let limit = if waits { config.connect_timeout } else { answer };
         let (begun, mut retries) = (Instant::now(), Retries::new(Schedule::every(PAUSE).within(limit)));
         loop {
-            let (reason, again, reached) = match tokio::time::timeout(answer, self.attempt()).await {
+            let attempt = tokio::time::timeout(answer, self.attempt()).await;
+            let may_know = self.may_know || !matches!(&attempt, Ok(Err(status)) if is_refused(status));
+            self.server_0.may_know.fetch_or(self.server == 0 && may_know, Ordering::Relaxed);
+            let (reason, again, reached) = match attempt {
                 Ok(Ok(())) => return None,
                 Ok(Err(status)) if self.request.finished && is_replaced(&status) => {
                     return Some(Unheard { reason: reason(&status), seconds: 0, is_replaced: true });
@@ -348,9 +342,9 @@ impl Goodbye<'_> {
             self.may_know |= reached;
             // One that has heard of the last trainer's end ends too, whether its answer arrives or not.
             let has_ended = self.request.finished && self.may_know && !reached;
-            if waits && self.server > 0 && self.server_0.has_ended(config).await {
-                let (server, address) = (self.server, &config.servers[self.server as usize]);
-                tracing::warn!(%address, reason, "server {server} was lost when server 0 ended; this trainer ends without it");
+            if waits && self.server_0.has_ended(config).await {
+                let address = &config.servers[self.server as usize];
+                tracing::warn!(%address, reason, "the servers have ended, as far as this trainer knows; it ends, too");
                 return None;
             }
             if !again || config.interrupted() || !retries.pause().await {

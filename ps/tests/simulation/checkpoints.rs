@@ -41,6 +41,11 @@ fn faults_that_seeds_found_stay_mended() {
             1_014_572,
             "a server waited for an election before it asked for a checkpoint, and its voters for the checkpoint",
         ),
+        (
+            1_000_479,
+            "a trainer did not hear that server 0 had heard of its end, and asked for ever after that one had ended",
+        ),
+        (1_001_051, "a server that had heard of the trainers, and not of their layers, refused their tables"),
         (1_013_842, "a server that had none of a shard counted as its later leader"),
     ];
     for (seed, what) in rows {

@@ -40,9 +40,24 @@ fn a_job_goes_on_with_its_own_run_and_a_new_one_by_hand_begins_one() {
         ("by hand, started again", BY_HAND, false, 1, false, go_on(2)),
         ("by hand, from the other copy", BY_HAND, false, 0, true, go_on(2)),
     ] {
-        assert_eq!(choose(&runs, &job(uid, resume, incarnation, given)), want, "{label}");
+        assert_eq!(choose(&runs, &BTreeSet::new(), &job(uid, resume, incarnation, given)), want, "{label}");
     }
-    assert_eq!(choose(&[], &job(BY_HAND, true, 3, false)), RunChoice::Begin);
+    assert_eq!(choose(&[], &BTreeSet::new(), &job(BY_HAND, true, 3, false)), RunChoice::Begin);
+}
+
+#[test]
+fn a_run_that_a_replaced_process_of_server_0_began_beside_the_jobs_own_is_passed_over() {
+    for (label, uid, kept, want) in [
+        ("the second has no checkpoint", "a", &[1][..], 1),
+        ("neither has one", "a", &[], 2),
+        ("both have", "a", &[1, 2], 2),
+        ("the second alone has", "a", &[2], 2),
+        ("a job by hand that began anew", BY_HAND, &[1], 2),
+    ] {
+        let runs = [record(1, uid, None), record(2, uid, None)];
+        let kept = kept.iter().copied().collect();
+        assert_eq!(choose(&runs, &kept, &job(uid, true, 1, false)), RunChoice::GoOn(want), "{label}");
+    }
 }
 
 #[test]
@@ -59,7 +74,7 @@ fn a_server_that_has_not_received_its_run_takes_none_of_a_job_by_hand_for_its_ow
         ("server 0 by hand, started again", BY_HAND, false, 1, 0, Some(2)),
         ("server 0 by hand, to resume", BY_HAND, true, 0, 0, Some(2)),
     ] {
-        assert_eq!(presumed(&runs, &job(uid, resume, incarnation, false), server), want, "{label}");
+        assert_eq!(presumed(&runs, &BTreeSet::new(), &job(uid, resume, incarnation, false), server), want, "{label}");
     }
 }
 

@@ -99,8 +99,9 @@ async fn serve(state: &ServerState, mut reader: Reader, backup: &FrameSender) ->
         return Err(Status::invalid_argument("the second message of Follow must be Held"));
     };
     if state.is_to_be_restored() {
-        // A process that holds nothing learns that it is given nothing.
-        send_model(state, replication, backup, Vec::new());
+        // A process that holds nothing learns that it is given nothing. It does not know the trainers: who joins it describes
+        // the model.
+        send(backup, &model(state, replication, Vec::new(), Vec::new()));
         return Err(Status::unavailable("this server is on its way to a checkpoint; follow again"));
     }
     let follower = holder(open.holder)?;
@@ -193,14 +194,27 @@ async fn give(
 /// Sends a backup the model, without tensors if it is not given any blocks, and the members.
 fn send_model(state: &ServerState, replication: &Replication, backup: &FrameSender, tensors: Vec<proto::TensorSpec>) {
     let (_, roster) = state.members().model_and_roster();
+    send(backup, &model(state, replication, tensors, roster));
+}
+
+fn model(
+    state: &ServerState,
+    replication: &Replication,
+    tensors: Vec<proto::TensorSpec>,
+    roster: Vec<proto::RosterEntry>,
+) -> proto::Replica {
     let (epoch, Process { instance, incarnation }) = (state.recovery.epoch(), replication.process);
     let model = Some(proto::Model { tensors, roster, epoch, instance, incarnation });
-    backup.send(Ok(frame::message(&proto::Replica { model, ..proto::Replica::default() })));
+    proto::Replica { model, ..proto::Replica::default() }
+}
+
+fn send(backup: &FrameSender, replica: &proto::Replica) {
+    backup.send(Ok(frame::message(replica)));
 }
 
 impl Feed<'_> {
     fn send(&self, replica: &proto::Replica) {
-        self.backup.send(Ok(frame::message(replica)));
+        send(self.backup, replica);
     }
 
     /// Sends the model and the tables when they have become known, and lets the backup follow the parts of the rows.

@@ -264,6 +264,7 @@ impl Coordinator<'_> {
             insist(self.state, &self.config.folder, move || Ok(runs.put(&record)?)).await?;
             // A process that takes the folder later finds this epoch, and gives a greater one.
             self.lock.holder().confirm().await?;
+            heard = epoch;
             self.schedule.place = Some((run, lineage));
             // Where all have concluded, the others may be done and gone: the model can be written without them.
             self.schedule.kept = checkpoint.map(|_| Kept { extent: None, concluded: concluded.clone() });

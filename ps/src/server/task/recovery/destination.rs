@@ -26,7 +26,10 @@ pub(super) fn find(
     trainers: u32,
 ) -> Result<Destination, FolderError> {
     let mut records = runs.list()?;
-    let choice = own.map_or_else(|| choose(&records, job), RunChoice::GoOn);
+    let choice = match own {
+        Some(run) => RunChoice::GoOn(run),
+        None => choose(&records, &runs.kept(&records)?, job),
+    };
     let (found, run) = match choice {
         RunChoice::GoOn(run) => {
             let lineage = lineage(&records, run);

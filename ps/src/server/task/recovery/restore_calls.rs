@@ -11,8 +11,8 @@ use tonic::{Code, Status};
 use super::client::{client, never_sent, retry_until_ok};
 use super::extent::Extent;
 use super::server_checkpoint;
-use crate::checkpoint::Folder;
 use crate::checkpoint::format::MANIFEST;
+use crate::checkpoint::{Folder, Runs};
 use crate::proto;
 use crate::server::state::ServerState;
 
@@ -99,6 +99,12 @@ impl<'a> RestoreCalls<'a> {
                         if self.has_vanished().await {
                             return Ok(Err(Status::not_found("the checkpoint was removed meanwhile")));
                         }
+                        if self.is_set_back().await {
+                            tracing::info!(
+                                "the record of the run is of an earlier epoch; all go to the checkpoint again"
+                            );
+                            return Ok(Ok(Answer::Doubtful));
+                        }
                         if self.state.recovery.trouble().as_deref() != Some(status.message()) {
                             tracing::warn!(reason = status.message(), "waiting for {name}");
                             self.state.recovery.set_trouble(Some(status.message().to_owned()));
@@ -120,6 +126,15 @@ impl<'a> RestoreCalls<'a> {
         }
         let mut client = client(&self.state.config.network, &self.servers[server as usize])?;
         Ok(client.restore(self.request.clone()).await?.into_inner())
+    }
+
+    /// Returns whether an earlier epoch than that of the request is on record: a process of server 0 that was replaced has written
+    /// it late, so that no server restores in this epoch.
+    async fn is_set_back(&self) -> bool {
+        let Some(config) = &self.state.config.checkpoint else { return false };
+        let (runs, run) = (Runs::new(&config.folder), self.request.run);
+        let recorded = config.folder.disk().work(move || runs.record(run)).await;
+        matches!(recorded, Ok(Some(record)) if record.epoch < self.request.epoch)
     }
 
     /// Returns whether the manifest of the checkpoint is gone. One that cannot be looked for now may be there.

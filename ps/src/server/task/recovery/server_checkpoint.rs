@@ -238,7 +238,11 @@ pub async fn whole(state: &ServerState, config: &CheckpointConfig) -> Option<(Ve
     let (server, trainers) = (state.config.index, state.config.trainers);
     let (runs, known) = (Runs::new(&config.folder), state.recovery.run());
     let found = config.folder.disk().work(move || {
-        let catalog = runs.catalog(known.or_else(|| presumed(&runs.list().ok()?, &job, server))?);
+        let chosen = || {
+            let records = runs.list().ok()?;
+            presumed(&records, &runs.kept(&records).ok()?, &job, server)
+        };
+        let catalog = runs.catalog(known.or_else(chosen)?);
         let checkpoint = Checkpoint::open(catalog.path(*catalog.complete().ok()?.last()?)).ok()?;
         let concluded = checkpoint.concluded(trainers);
         let whole = checkpoint.description().job == job.uid && concluded.len() == trainers as usize;
