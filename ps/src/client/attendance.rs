@@ -281,8 +281,8 @@ struct Goodbye<'a> {
     server_0: &'a Server0,
 }
 
-/// What a trainer that leaves knows of server 0, which ends when all trainers have left it and what they did is kept. A server
-/// that is lost then is never started again, so that no trainer may wait for it.
+/// The knowledge about server 0 of a trainer that leaves. Server 0 ends when all trainers have left it and what they did is kept;
+/// a server that is lost then is never started again, so that no trainer may wait for it.
 #[derive(Default)]
 struct Server0 {
     /// It may have heard that this trainer leaves.
