@@ -58,7 +58,7 @@ impl Schedule {
     }
 
     /// Gives up when the next attempt would begin `limit` after the first failure or later, for operations whose
-    /// answer may take any time. An attempt that lasts so long reached somebody: failures before it count no more.
+    /// answer may take any time.
     #[must_use]
     pub const fn failing_for(mut self, limit: Duration) -> Self {
         self.limit = Some(Limit::SinceFailure(limit));
@@ -74,24 +74,18 @@ pub struct Attempts {
     /// The next pause, before jitter.
     pause: Duration,
     first_failure: Option<Duration>,
-    /// When the current attempt begins.
-    begins: Duration,
 }
 
 impl Attempts {
     /// Begins with no failure.
     #[must_use]
     pub const fn new(schedule: Schedule) -> Self {
-        Self { schedule, failures: 0, pause: schedule.first, first_failure: None, begins: Duration::ZERO }
+        Self { schedule, failures: 0, pause: schedule.first, first_failure: None }
     }
 
     /// Records a failure at `elapsed` after the start; returns the pause before the next attempt, `None` if the limit
     /// allows no further attempt.
     pub fn failed(&mut self, elapsed: Duration) -> Option<Duration> {
-        let lasted = elapsed.saturating_sub(self.begins);
-        if matches!(self.schedule.limit, Some(Limit::SinceFailure(limit)) if lasted >= limit) {
-            (self.pause, self.first_failure) = (self.schedule.first, None);
-        }
         let (pause, first) = (self.pause, *self.first_failure.get_or_insert(elapsed));
         let next = elapsed.saturating_add(pause);
         let over = match self.schedule.limit {
@@ -105,9 +99,7 @@ impl Attempts {
         let share = self.schedule.jitter.map_or(1.0, |key| share(mix(key, self.failures)));
         self.failures = self.failures.saturating_add(1);
         self.pause = pause.saturating_mul(2).min(self.schedule.longest);
-        let pause = pause.mul_f64(share);
-        self.begins = elapsed.saturating_add(pause);
-        Some(pause)
+        Some(pause.mul_f64(share))
     }
 }
 
@@ -225,7 +217,6 @@ mod tests {
             (growing.within(MS(1000)), [700, 899, 850], [Some(MS(50)), Some(MS(100)), None]),
             (growing.within(MS(1000)), [949, 950, 951], [Some(MS(50)), None, None]),
             (growing.failing_for(MS(1000)), [5000, 5899, 5850], [Some(MS(50)), Some(MS(100)), None]),
-            (growing.failing_for(MS(1000)), [100, 2000, 2850], [Some(MS(50)), Some(MS(50)), Some(MS(100))]),
             (Schedule::every(Duration::ZERO).within(MS(10)), [9, 10, 11], [Some(MS(0)), None, None]),
             (growing.within(Duration::MAX), [0, 1, 2], [Some(MS(50)), Some(MS(100)), Some(MS(150))]),
         ] {

@@ -11,6 +11,7 @@ mod state;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use psjobs_api::exit_code::PEER_AWAY;
 use psjobs_api::{Replica, ReplicaResult, Role};
 use psjobs_policy::JobPolicy;
 use psjobs_policy::deadlines::EARLY_SERVER_END;
@@ -78,6 +79,8 @@ pub struct Lifecycle {
     recreation: Recreation,
     /// The trainers are done, and the servers are about to end.
     is_draining: bool,
+    /// By trainer that has left well, as a server says that has ended with a result: its incarnation then.
+    left_as: BTreeMap<u32, u32>,
     /// When the servers' time to end is over; none once it is and server 0 still has the model to write.
     drained_by: Option<Duration>,
     /// Since when all replicas run.
@@ -99,6 +102,7 @@ impl Lifecycle {
             counted: 0,
             recreation: Recreation::default(),
             is_draining: false,
+            left_as: BTreeMap::new(),
             drained_by: None,
             running_since: None,
             has_run: false,
@@ -163,6 +167,10 @@ impl Lifecycle {
                 self.set(replica, State::Stopped);
                 self.start_all_if_stopped(now)
             }
+            (_, _, false, Role::Trainer) if self.found_no_server_after_it_left(replica, &exit) => {
+                self.set(replica, State::Done);
+                self.complete_if_successful(now)
+            }
             (_, _, false, _) => self.failed(Failure { replica, exit, tail }, now),
             (_, _, true, Role::Server) => {
                 self.set(replica, State::FailsAt(now + EARLY_SERVER_END));
@@ -182,6 +190,9 @@ impl Lifecycle {
     /// trainers, so there its end says less.
     pub fn concluded(&mut self, server: Replica, result: &ReplicaResult, now: Duration) -> Vec<Action> {
         let actions = self.exited(server, Exit::Code(0), Vec::new(), now);
+        let trainers = self.trainers().map(|(trainer, _)| trainer.index).collect::<Vec<_>>();
+        let left = trainers.into_iter().filter_map(|trainer| Some((trainer, result.left_as(trainer)?)));
+        self.left_as.extend(left);
         let waits = self.members.get(&server).is_some_and(|member| matches!(member.state, State::FailsAt(_)));
         if waits && self.rules.policy.elastic.is_none() {
             let begins_again = |(trainer, member): (Replica, &Member)| match member.state {
@@ -193,6 +204,14 @@ impl Lifecycle {
             self.set(server, if is_needed { State::StartsAt(now) } else { State::Done });
         }
         actions
+    }
+
+    /// Returns whether a trainer ended because it found no server any more, after these had counted it as finished.
+    fn found_no_server_after_it_left(&self, trainer: Replica, exit: &Exit) -> bool {
+        let left_as = self.left_as.get(&trainer.index);
+        let incarnation = self.members.get(&trainer).map(|member| &member.incarnation);
+        let is_fixed = self.rules.policy.elastic.is_none();
+        is_fixed && *exit == Exit::Code(PEER_AWAY) && left_as.is_some() && left_as == incarnation
     }
 
     /// Notes that time passed.

@@ -263,8 +263,11 @@ impl Runs {
         let (uid, job) = (job.uid.clone(), job.job.clone());
         let record = RunRecord { format: FORMAT, run, uid, job, resumed_from, epoch };
         self.put(&record).inspect_err(|_| {
-            // Without a record the folder is nothing.
-            drop(disk.remove_folder(self.catalog(run).folder()));
+            // Without a record the folder is nothing. One that has it may be another process's run by now.
+            let folder = self.catalog(run).folder().clone();
+            if disk.exists(&folder.join(RUN)).is_ok_and(|is_there| !is_there) {
+                drop(disk.remove_folder(&folder));
+            }
         })?;
         Ok(record)
     }
@@ -310,12 +313,19 @@ impl Runs {
         self.folder.disk().exists(&file).map_err(|source| RunsError::Read { file, source })
     }
 
-    /// Returns those of `runs` that have had a complete checkpoint.
+    /// Returns those of `runs` that have had a complete checkpoint. One that is there counts although the file that says so was
+    /// not written.
     ///
     /// # Errors
     /// If the folder of a run cannot be read.
     pub fn kept(&self, runs: &[RunRecord]) -> Result<BTreeSet<u32>, RunsError> {
-        let kept = runs.iter().map(|record| Ok(self.has_kept(record.run)?.then_some(record.run)));
+        let has_one = |run| {
+            let alone = [Ancestor { run, until: None }];
+            Ok::<_, RunsError>(
+                self.has_kept(run)? || !self.complete(&alone)?.is_empty() || !self.damaged(&alone)?.is_empty(),
+            )
+        };
+        let kept = runs.iter().map(|record| Ok(has_one(record.run)?.then_some(record.run)));
         kept.filter_map(Result::transpose).collect()
     }
 

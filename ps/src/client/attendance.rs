@@ -12,7 +12,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::config::SessionConfig;
-use super::connecting::{connect_lazily, is_refused, join, reason};
+use super::connecting::{connect_lazily, is_refused, join, reason, was_never_sent};
 use super::error::{ClientError, is_replaced, is_retryable};
 use super::recorder::Recorder;
 use crate::proto;
@@ -151,22 +151,15 @@ impl Attendance {
                 tracing::debug!("server 0 does not have the last points of metrics");
             }
         }
-        let server_0 = Server0::default();
+        let heard = AtomicBool::new(false);
         let leaving = self.servers.into_iter().map(|(server, Attended { client, channel, heartbeats, .. })| {
             heartbeats.abort();
             let Report { step, examples, metrics, waiting: _, dealt: (entry, done) } = report.clone();
             let trainer = Some(config.id());
             let failure = failure.clone();
             let request = proto::LeaveRequest { trainer, finished, examples, metrics, step, entry, done, failure };
-            let goodbye = Goodbye {
-                config,
-                client,
-                channel,
-                request,
-                server,
-                may_know: concluded && server == 0,
-                server_0: &server_0,
-            };
+            let goodbye =
+                Goodbye { config, client, channel, request, may_know: concluded && server == 0, heard: &heard };
             async move { (server, goodbye.say().await) }
         });
         let (mut outcome, mut replaced) = (Ok(()), Ok(()));
@@ -175,7 +168,7 @@ impl Attendance {
             let address = config.servers[server as usize].clone();
             if is_replaced {
                 replaced = Err(ClientError::Conflict { address, reason });
-            } else if config.replication_factor > 1 {
+            } else if config.replication_factor > 1 && (!finished || heard.load(Ordering::Relaxed)) {
                 // The servers that are left notify it when it comes back.
                 tracing::warn!(%address, reason, "server {server} does not hear that this trainer leaves");
             } else {
@@ -275,37 +268,10 @@ struct Goodbye<'a> {
     client: CoordinationClient<Channel>,
     channel: Channel,
     request: proto::LeaveRequest,
-    server: u32,
     /// The server may have heard already, and have ended since.
     may_know: bool,
-    server_0: &'a Server0,
-}
-
-/// The knowledge about server 0 of a trainer that leaves. Server 0 ends when all trainers have left it and what they did is kept;
-/// a server that is lost then is never started again, so that no trainer may wait for it.
-#[derive(Default)]
-struct Server0 {
-    /// It may have heard that this trainer leaves.
-    may_know: AtomicBool,
-    /// Since when it has not answered.
-    away_since: Mutex<Option<Instant>>,
-}
-
-impl Server0 {
-    /// Asks whether it is there; returns whether it may have heard that this trainer leaves, and has ended, as far as a trainer
-    /// can know: for as long as a person has to start a server again, nothing answers at its address.
-    async fn has_ended(&self, config: &SessionConfig) -> bool {
-        if !self.may_know.load(Ordering::Relaxed) {
-            return false;
-        }
-        let there = tokio::time::timeout(LEAVE, config.network.probe(&config.servers[0])).await;
-        let mut since = self.away_since.lock();
-        if matches!(there, Ok(Ok(()))) {
-            *since = None;
-            return false;
-        }
-        since.get_or_insert_with(Instant::now).elapsed() >= SessionConfig::waiting_time(false)
-    }
+    /// Some server has heard.
+    heard: &'a AtomicBool,
 }
 
 /// The outcome of the last try where a server did not hear it.
@@ -317,37 +283,38 @@ struct Unheard {
 }
 
 impl Goodbye<'_> {
-    /// Says it until it is heard, or need not be.
+    /// Says it until it is heard.
     async fn say(mut self) -> Option<Unheard> {
         let config = self.config;
         // A server that does not hear that the work is done waits for this trainer: one that is away for a moment
-        // receives the message when it is back.
-        let waits = self.request.finished && config.replication_factor == 1;
-        let hurries = !self.request.failure.is_empty() || !self.request.finished && config.interrupted();
+        // receives the message when it is back. One that holds the other copies passes it on.
+        let finished = self.request.finished;
+        let waits = || {
+            let is_passed_on = config.replication_factor > 1 && self.heard.load(Ordering::Relaxed);
+            finished && !is_passed_on && !config.interrupted()
+        };
+        let hurries = !self.request.failure.is_empty() || !finished && config.interrupted();
         let answer = if hurries { STOP } else { LEAVE };
-        let limit = if waits { config.connect_timeout } else { answer };
+        let limit = if finished { config.waiting_time_at_end() } else { answer };
         let (begun, mut retries) = (Instant::now(), Retries::new(Schedule::every(PAUSE).within(limit)));
         loop {
-            let attempt = tokio::time::timeout(answer, self.attempt()).await;
-            let may_know = self.may_know || !matches!(&attempt, Ok(Err(status)) if is_refused(status));
-            self.server_0.may_know.fetch_or(self.server == 0 && may_know, Ordering::Relaxed);
-            let (reason, again, reached) = match attempt {
-                Ok(Ok(())) => return None,
-                Ok(Err(status)) if self.request.finished && is_replaced(&status) => {
+            let (reason, again, reached) = match tokio::time::timeout(answer, self.attempt()).await {
+                Ok(Ok(())) => {
+                    self.heard.store(true, Ordering::Relaxed);
+                    return None;
+                }
+                Ok(Err(status)) if finished && is_replaced(&status) => {
                     return Some(Unheard { reason: reason(&status), seconds: 0, is_replaced: true });
                 }
-                Ok(Err(status)) => (reason(&status), is_retryable(&status), !is_refused(&status)),
+                Ok(Err(status)) => (reason(&status), is_retryable(&status), !was_never_sent(&status)),
                 Err(_) => ("no answer".to_owned(), true, true),
             };
             self.may_know |= reached;
             // One that has heard of the last trainer's end ends too, whether its answer arrives or not.
-            let has_ended = self.request.finished && self.may_know && !reached;
-            if waits && self.server_0.has_ended(config).await {
-                let address = &config.servers[self.server as usize];
-                tracing::warn!(%address, reason, "the servers have ended, as far as this trainer knows; it ends, too");
-                return None;
-            }
-            if !again || config.interrupted() || !retries.pause().await {
+            let has_ended = finished && self.may_know && !reached;
+            let at_least = if config.interrupted() { STOP } else { answer };
+            let goes_on = again && (waits() || begun.elapsed() < at_least);
+            if !goes_on || !retries.pause().await {
                 let seconds = begun.elapsed().as_secs();
                 return (!has_ended).then_some(Unheard { reason, seconds, is_replaced: false });
             }

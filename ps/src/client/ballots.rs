@@ -78,7 +78,12 @@ impl Ballots {
     /// Records that `leader` lets this trainer in for `shard`. Servers refuse to lead what lacks updates that a trainer was
     /// given in the same epoch, by what [`Ballots::followed`] reports to them.
     pub fn follow(&mut self, shard: u32, leader: Leader) {
-        self.ballots.entry(shard).or_default().followed = leader;
+        let followed = &mut self.ballots.entry(shard).or_default().followed;
+        // The answer of an earlier one may come late.
+        let order = |leader: &Leader| (leader.epoch, leader.term);
+        if order(&leader) >= order(followed) {
+            *followed = leader;
+        }
     }
 
     /// Records that `leader`, which has let this trainer in for `shard`, answers a call of it: it may have been elected

@@ -100,6 +100,13 @@ impl SessionConfig {
         if supervised { WITHOUT_LIMIT } else { Duration::from_secs(120) }
     }
 
+    /// How long a trainer waits for a server once it has given its last step. The servers may have missed it and counted it as
+    /// finished, and have ended: a trainer that somebody starts again then ends as one without a server, and whoever starts it
+    /// knows whether it is still needed.
+    pub(crate) fn waiting_time_at_end(&self) -> Duration {
+        if self.supervised { self.connect_timeout.min(Self::waiting_time(false)) } else { self.connect_timeout }
+    }
+
     /// The servers that may lead the blocks of server `shard`.
     pub(crate) fn holders(&self, shard: u32) -> Vec<u32> {
         holders(shard, self.servers.len() as u32, self.replication_factor)

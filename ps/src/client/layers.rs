@@ -134,7 +134,7 @@ impl Shared {
             let request =
                 StoreLayersRequest { trainer: Some(self.config.id()), epoch: self.epoch, contents: Some(contents) };
             let shard = layout.owner(block) as usize;
-            let kept = self.insist(shard, move |mut client| {
+            let kept = self.insist(shard, self.config.connect_timeout, move |mut client| {
                 let request = request.clone();
                 async move { client.store_layers(request).await }
             });
@@ -147,7 +147,7 @@ impl Shared {
         let layout = self.layout()?;
         let blocks = (0..layout.blocks()).map(|block| {
             let request = GetLayersRequest { trainer: Some(self.config.id()), block, epoch: self.epoch };
-            self.insist(layout.owner(block) as usize, move |mut client| {
+            self.insist(layout.owner(block) as usize, self.config.connect_timeout, move |mut client| {
                 let request = request.clone();
                 async move { client.get_layers(request).await }
             })
@@ -194,7 +194,7 @@ impl Shared {
         };
         let log = |reason: &String, _| tracing::debug!(reason, "the last step is not kept yet");
         // The answer itself has no deadline: it comes with the next checkpoint.
-        let schedule = schedule(&self.config, 0).failing_for(self.config.connect_timeout);
+        let schedule = schedule(&self.config, 0).failing_for(self.config.waiting_time_at_end());
         let concluded = retry(schedule, until(|| self.config.interrupted()), attempt, log).await;
         concluded.map_err(|why| stopped(&self.config, 0, why))
     }

@@ -38,6 +38,8 @@ const LAST_STEP: Duration = Duration::from_secs(5);
 /// move while the session lives.
 pub struct AsyncSession {
     config: SessionConfig,
+    /// How long this trainer waits for a server before its last step.
+    connect_timeout: Duration,
     layout: Layout,
     links: Vec<Link>,
     memory: Mapping,
@@ -90,6 +92,7 @@ impl AsyncSession {
         let (sender, events) = mpsc::unbounded_channel();
         let buffers = Buffers::default();
         let mut session = Self {
+            connect_timeout: config.connect_timeout,
             links: Vec::new(),
             memory,
             initial: initial.to_vec(),

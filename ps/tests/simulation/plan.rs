@@ -392,6 +392,16 @@ impl Plan {
         }
     }
 
+    /// Returns whether two processes of a trainer may run at a time.
+    pub fn may_run_twice(&self, index: u32) -> bool {
+        let runs_twice = |fault: &Fault| match fault {
+            Fault::Zombie { trainer, .. } => *trainer == index,
+            Fault::Machine { .. } => true,
+            _ => false,
+        };
+        self.faults.iter().any(|(_, fault)| runs_twice(fault))
+    }
+
     /// Some time in the life of the job, as long as it may last undisturbed.
     fn moment(&self, chance: &mut ChaCha8Rng) -> Duration {
         let life = 100 + self.steps * (self.compute + 2 * self.weather.delay);

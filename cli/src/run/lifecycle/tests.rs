@@ -303,6 +303,19 @@ fn trainers_go_on_without_a_server_that_saw_them_leave_and_start_it_again_if_one
 }
 
 #[test]
+fn a_trainer_that_finds_no_server_any_more_is_done_if_these_counted_it_as_finished() {
+    let mut job = job(rules(""));
+    job.ends(T0, 0, 5);
+    job.concluded(PS, &all_left(), at(6));
+    assert_eq!(job.ends(T1, PEER_AWAY, 126), [Action::End(Outcome::Succeeded)]);
+
+    let mut job = super::tests::job(rules(""));
+    job.ends(T0, 0, 5);
+    assert!(job.ends(T1, PEER_AWAY, 126).iter().all(|action| !matches!(action, Action::End(_))));
+    assert_eq!(job.tick(at(127)), [Action::Start { replica: T1, incarnation: 1 }], "the server is away");
+}
+
+#[test]
 fn a_server_that_is_probed_lets_the_trainers_start_when_it_listens() {
     let mut job = Lifecycle::new(Rules { servers_are_probed: true, ..rules("") }, [PS, T0, T1]);
     assert_eq!(job.start(at(0)), [Action::Start { replica: PS, incarnation: 0 }]);

@@ -4,6 +4,7 @@
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use psjobs_api::crd::ParameterServerJobStatus;
+use psjobs_api::exit_code::PEER_AWAY;
 use psjobs_api::{ReplicaResult, Role};
 use psjobs_policy::Response;
 
@@ -96,14 +97,21 @@ impl<'a> Facts<'a> {
     }
 
     /// Returns whether a trainer has left well, although its pod's end was not seen and will not be: the pod is gone,
-    /// or is taken away, or its node does not answer, or it had been replaced before the servers' end was seen.
+    /// or is taken away, or its node does not answer, or it had been replaced before the servers' end was seen. So has one that
+    /// ended because it found no server any more. One that was seen to fail after it had left has its work to do again.
     pub fn has_left(&self, trainer: Replica) -> bool {
+        let failed = self.before.get(trainer).and_then(|record| record.failed_incarnation);
         self.training_is_over()
+            && failed.is_none_or(|failed| self.left_as(trainer).is_some_and(|left_as| failed < left_as))
             && self.pod(trainer).is_none_or(|pod| {
                 let follows_unseen_end = self.follows_unseen_end(trainer, pod);
                 match &pod.phase {
                     PodPhase::Succeeded { .. } => true,
-                    PodPhase::Failed(failure) => failure.disruption || follows_unseen_end,
+                    PodPhase::Failed(failure) => {
+                        let found_no_server = failure.exit_code == Some(PEER_AWAY);
+                        let had_left = self.left_as(trainer) == Some(pod.incarnation);
+                        failure.disruption || found_no_server && had_left || follows_unseen_end
+                    }
                     PodPhase::Running => {
                         pod.deletion_deadline.is_some() || pod.node_lost.is_some() || follows_unseen_end
                     }

@@ -15,8 +15,9 @@ impl AsyncSession {
     /// Joins all servers, which must agree on what they hold, and pulls it.
     pub(super) async fn enter(&mut self) -> Result<(), ClientError> {
         let (mut epoch, mut has_asked_again) = (0, false);
-        // It computed with the parameters of before.
+        // It computed with the parameters of before, and may have steps to make again.
         self.exchange.take();
+        self.config.connect_timeout = self.connect_timeout;
         loop {
             self.links.clear();
             for server in 0..self.config.servers.len() as u32 {

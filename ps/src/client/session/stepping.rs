@@ -20,6 +20,7 @@ impl AsyncSession {
     /// Exchanges `purpose` of `step` with all blocks: sends what the windows let through, takes answers until every block
     /// has answered, and opens broken streams again.
     pub(super) async fn settle(&mut self, purpose: Purpose, step: u64) -> Result<Settled, ClientError> {
+        self.limit_waits(step);
         self.exchange.begin(purpose, step);
         self.send_all();
         while !self.exchange.is_settled() {
@@ -31,6 +32,15 @@ impl AsyncSession {
         Ok(Settled::Done)
     }
 
+    /// Sets how long servers are waited for from `step` on, see [`SessionConfig::waiting_time_at_end`].
+    fn limit_waits(&mut self, step: u64) {
+        let is_last = !self.config.elastic && step.saturating_add(1) >= self.config.total_steps;
+        self.config.connect_timeout = self.connect_timeout;
+        if is_last {
+            self.config.connect_timeout = self.config.waiting_time_at_end();
+        }
+    }
+
     /// Exchanges the gradients of `step` while they are being computed: sends those that are `ready`. Returns also when
     /// the last one was, from which on the trainer waits.
     pub(super) async fn settle_gradually(
@@ -38,6 +48,7 @@ impl AsyncSession {
         step: u64,
         ready: &mut watch::Receiver<Ready>,
     ) -> Result<(Settled, Instant), ClientError> {
+        self.limit_waits(step);
         self.exchange.begin(Purpose::Step, step);
         let mut complete = None;
         loop {
@@ -116,6 +127,7 @@ impl AsyncSession {
 
     /// Waits until the last step outlives every server: this trainer will not be there to send it again.
     pub(super) async fn conclude(&mut self) -> Result<Settled, ClientError> {
+        self.config.connect_timeout = self.config.waiting_time_at_end();
         // The answer itself has no deadline: it comes with the next checkpoint, whose parts may take minutes.
         let mut retries = Retries::new(schedule(&self.config, 0).failing_for(self.config.connect_timeout));
         loop {

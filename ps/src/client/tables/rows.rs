@@ -50,7 +50,7 @@ impl Shared {
             let (trainer, shard) = (Some(self.config.id()), Some(server as u32));
             let request = PullRowsRequest { trainer, wanted, epoch: self.epoch, shard };
             let reply = self
-                .insist(server, |mut client| {
+                .insist(server, self.config.connect_timeout, |mut client| {
                     let request = request.clone();
                     async move { client.pull_rows(request).await }
                 })
@@ -112,7 +112,7 @@ impl Shared {
                 return Err(self.refused(server, format!("{reason}; read fewer examples in a step")));
             }
             let reply = self
-                .insist(server, |mut client| {
+                .insist(server, self.waiting_time(request.step), |mut client| {
                     let request = request.clone();
                     async move { client.push_rows(request).await }
                 })
@@ -127,11 +127,18 @@ impl Shared {
         Ok(())
     }
 
-    /// Repeats a call until the server answers, for as long as a server may be away. The answer itself has no deadline,
+    /// Returns how long a server is waited for that does not take the rows of `step`.
+    fn waiting_time(&self, step: u64) -> Duration {
+        let is_last = step.saturating_add(1) >= self.config.total_steps;
+        if is_last { self.config.waiting_time_at_end() } else { self.config.connect_timeout }
+    }
+
+    /// Repeats a call until the server answers, or has failed to for `limit`. The answer itself has no deadline,
     /// because it may have to wait for other trainers; a server that is gone is found by its connection.
     pub async fn insist<T, F: Future<Output = Result<Response<T>, Status>>>(
         &self,
         server: usize,
+        limit: Duration,
         call: impl Fn(SparseTablesClient<Channel>) -> F,
     ) -> Result<T, ClientError> {
         let replicated = self.config.replication_factor > 1;
@@ -164,7 +171,7 @@ impl Shared {
                 due = elapsed + LOG_INTERVAL;
             }
         };
-        let schedule = schedule(&self.config, server as u32).failing_for(self.config.connect_timeout);
+        let schedule = schedule(&self.config, server as u32).failing_for(limit);
         let answer = retry(schedule, until(|| self.config.interrupted()), attempt, log).await;
         answer.map_err(|why| stopped(&self.config, server as u32, why))
     }

@@ -347,11 +347,18 @@ impl Replication {
             let changed = self.changed.notified();
             let candidate = self.lock().get(&shard).map(|here| (here.election.clone(), here.peer_restarted));
             if candidate.is_some_and(|(election, restarted)| election.is_elected(restarted, &gone)) {
+                let mut wins = false;
                 self.change(shard, |here| {
-                    here.election.win();
-                    here.take(role);
+                    // The other holder may have come back since.
+                    wins = here.election.is_candidate() && !here.election.is_outdated() && here.stream.is_none();
+                    if wins {
+                        here.election.win();
+                        here.take(role);
+                    }
                 });
-                return role;
+                if wins {
+                    return role;
+                }
             }
             changed.await;
         }
@@ -501,6 +508,12 @@ impl Shard {
         }
         self.whole = false;
         self.peer = peer.or(self.peer);
+    }
+
+    /// Forgets that the shard had a leader: there is nothing of it to lose.
+    pub(in crate::server) fn begin_anew(&mut self) {
+        self.role = Role::Starting;
+        self.election.restore();
     }
 
     /// Takes a role that the blocks have yet to receive.

@@ -116,8 +116,14 @@ impl Supervisor {
                 Ok(())
             }
             // Also where servers have ended, because a process before this one did all the work.
-            Err(Failure::Reported(why)) if self.may_give_up() && why.contains("did not answer") => {
+            Err(Failure::Reported(why)) if self.may_give_up(index) && why.contains("did not answer") => {
                 self.trainers_over[index as usize] = true;
+                Ok(())
+            }
+            // The operator starts it again: the servers have not counted it as finished.
+            Err(Failure::Reported(why)) if self.job.plan.supervised && why.contains("did not answer") => {
+                let next = Action::StartTrainer { index, incarnation: incarnation + 1 };
+                self.later(Duration::from_millis(1), next);
                 Ok(())
             }
             Err(Failure::Reported(why)) => Err(format!("trainer {index} gave up: {why}")),
@@ -126,8 +132,10 @@ impl Supervisor {
 
     /// A server ends when it hears of the last trainer's end, or takes a silent one that gave all its steps for
     /// finished: who is cut off then, and its successor, have no server to talk to. What they gave is in the model.
-    fn may_give_up(&self) -> bool {
-        self.job.plan.doomed || self.servers_over.iter().any(|over| *over)
+    fn may_give_up(&self, trainer: u32) -> bool {
+        let plan = &self.job.plan;
+        let is_known = !plan.supervised || plan.least.is_some() || self.left_as.contains_key(&trainer);
+        plan.doomed || is_known && self.servers_over.iter().any(|over| *over)
     }
 
     /// Returns whether a successor is about to start.

@@ -1,5 +1,7 @@
 //! Tests of pods that fail or are lost, and of when the job gives up.
 
+use psjobs_api::exit_code::PEER_AWAY;
+
 use super::*;
 use crate::controller::observe::{Failure, WaitingReason};
 
@@ -119,17 +121,43 @@ fn a_trainer_that_failed_after_it_had_left_and_runs_again_gets_its_server_back()
 
 #[test]
 fn a_trainer_that_fails_after_server_0_saw_it_leave_gets_its_server_back_and_that_does_not_count() {
-    let mut cluster = running("");
-    cluster.succeed("trainer-0");
-    cluster.edit("ps-0", |pod| pod.concluded(0));
-    cluster.pass(300);
-    cluster.fail("trainer-1", 1);
-    cluster.settle();
-    cluster.run_all();
-    cluster.reconcile();
-    assert_eq!(cluster.phase(), Phase::Running);
-    assert_eq!((cluster.incarnation("ps-0"), cluster.incarnation("trainer-1")), (1, 1));
-    assert_eq!((cluster.status.restarts, cluster.status.restarts_counted), (2, 1));
+    // Long after the end of the servers, and so soon that they may yet be ending.
+    for (before, after) in [(300, 0), (5, 30)] {
+        let mut cluster = running("");
+        cluster.succeed("trainer-0");
+        cluster.edit("ps-0", |pod| pod.concluded(0));
+        cluster.pass(before);
+        cluster.fail("trainer-1", 1);
+        cluster.settle();
+        cluster.run_all();
+        cluster.pass(after);
+        cluster.settle();
+        cluster.run_all();
+        cluster.reconcile();
+        assert_eq!(cluster.phase(), Phase::Running, "after {before} s");
+        assert_eq!((cluster.incarnation("ps-0"), cluster.incarnation("trainer-1")), (1, 1), "after {before} s");
+        assert_eq!((cluster.status.restarts, cluster.status.restarts_counted), (2, 1), "after {before} s");
+    }
+}
+
+#[test]
+fn a_trainer_that_finds_no_server_any_more_is_done_if_these_counted_it_as_finished() {
+    for (label, concluded, want) in [
+        ("the servers have ended", true, (Phase::Succeeded, 0, 0)),
+        ("they are away", false, (Phase::Restarting, 1, 0)),
+    ] {
+        let mut cluster = running("ps: {replicas: 2}");
+        cluster.succeed("trainer-0");
+        if concluded {
+            cluster.edit("ps-0", |pod| pod.concluded(0));
+        }
+        cluster.vanish("ps-1");
+        cluster.pass(120);
+        cluster.fail("trainer-1", PEER_AWAY);
+        cluster.settle();
+        let counted = cluster.status.restarts_counted;
+        assert_eq!((cluster.phase(), cluster.incarnation("trainer-1"), counted), want, "{label}");
+    }
 }
 
 #[test]

@@ -321,12 +321,13 @@ impl Membership {
         }
     }
 
-    /// Returns the number of active trainers, and whether an elastic job has enough active and finished ones to continue.
+    /// Returns the number of active trainers, and whether an elastic job has enough active and finished ones to continue. When
+    /// one has finished, because all batches were assigned, no others come: those that are there do what is given back.
     #[must_use]
     pub fn present(&self) -> (usize, bool) {
         let count = |presence| self.members.iter().filter(|member| member.presence == presence).count();
         let active = count(Presence::Active);
-        (active, active + count(Presence::Finished) >= self.least.unwrap_or(0) as usize)
+        (active, count(Presence::Finished) > 0 || active >= self.least.unwrap_or(0) as usize)
     }
 
     /// Returns whether any trainer is active.

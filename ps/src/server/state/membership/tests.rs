@@ -301,6 +301,18 @@ fn an_elastic_job_needs_some_of_its_trainers() {
 }
 
 #[test]
+fn an_elastic_job_goes_on_with_those_that_are_left_when_one_has_finished() {
+    let start = Instant::now();
+    let mut members = elastic(3, start);
+    (0..3).for_each(|index| members.join(&id(index, 0), Vec::new(), 100, start).expect("joins"));
+    for (index, finished, want) in [(2, false, (2, false)), (0, true, (1, true))] {
+        let leave = proto::LeaveRequest { trainer: Some(id(index, 0)), finished, ..Default::default() };
+        members.leave(&leave, &id(index, 0), start).expect("leaves");
+        assert_eq!(members.present(), want, "without trainer {index}");
+    }
+}
+
+#[test]
 fn an_elastic_job_ends_when_one_has_finished_and_no_trainer_is_at_work() {
     let start = Instant::now();
     let leave = |index, finished| proto::LeaveRequest { trainer: Some(id(index, 0)), finished, ..Default::default() };

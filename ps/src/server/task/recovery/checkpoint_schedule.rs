@@ -210,8 +210,9 @@ impl<'a> CheckpointSchedule<'a> {
             }
             id.step = id.step.max(newest.step + 1);
         }
+        // A process that was replaced lets no server write into a checkpoint of its successor, and takes none back.
+        self.lock.check().await.map_err(confirmed_commit::taken)?;
         self.withdraw().await?;
-        // A process that was replaced lets no server write into a checkpoint of its successor.
         self.lock.check().await.map_err(confirmed_commit::taken)?;
         let epoch = state.recovery.epoch();
         let request = proto::SnapshotRequest {

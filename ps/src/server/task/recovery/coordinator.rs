@@ -254,7 +254,7 @@ impl Coordinator<'_> {
             self.lock.check().await?;
             self.schedule.settle_before_restore().await;
             let Destination { mut record, lineage, checkpoint, concluded } = self.find().await?;
-            let epoch = next_epoch(record.epoch, heard).ok_or_else(|| {
+            let epoch = next_epoch(record.epoch, heard, self.job.incarnation).ok_or_else(|| {
                 let text = "a server has an epoch that no job reaches; start all servers of the job again";
                 ServerError::Checkpoint(text.to_owned())
             })?;

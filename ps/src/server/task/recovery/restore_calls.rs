@@ -47,8 +47,10 @@ impl Answer {
 
 /// Returns the epoch after the one `recorded` on disk and those `heard` of from servers, if there is one. No clock is
 /// asked: a machine whose clock is behind would give an epoch that is over.
-pub(super) fn next_epoch(recorded: u64, heard: u64) -> Option<u64> {
-    recorded.max(heard).checked_add(1)
+/// The upper half is at least the `incarnation` of this process of server 0: an epoch that a process before it records late is
+/// smaller than all that this one gives.
+pub(super) fn next_epoch(recorded: u64, heard: u64, incarnation: u32) -> Option<u64> {
+    recorded.max(heard).max(u64::from(incarnation) << 32).checked_add(1)
 }
 
 /// One request to all servers.
@@ -162,15 +164,20 @@ mod tests {
 
     #[test]
     fn an_epoch_is_greater_than_all_that_were_recorded_or_heard_of() {
-        for (recorded, heard, want) in [
-            (0, 0, Some(1)),
-            (7, 0, Some(8)),
+        for (recorded, heard, incarnation, want) in [
+            (0, 0, 0, Some(1)),
+            (7, 0, 0, Some(8)),
+            (7, 0, 2, Some((2 << 32) + 1)),
+            ((2 << 32) + 1, 0, 2, Some((2 << 32) + 2)),
+            (6, (2 << 32) + 1, 3, Some((3 << 32) + 1)),
+            ((5 << 32) + 9, 0, 3, Some((5 << 32) + 10)),
             // A server kept on running while the folder was exchanged, or gave epochs by its clock.
-            (7, 1_764_000_000_000_000, Some(1_764_000_000_000_001)),
-            (u64::MAX - 1, 3, Some(u64::MAX)),
-            (3, u64::MAX, None),
+            (7, 1_764_000_000_000_000, 0, Some(1_764_000_000_000_001)),
+            (u64::MAX - 1, 3, 4, Some(u64::MAX)),
+            (3, u64::MAX, 4, None),
         ] {
-            assert_eq!(next_epoch(recorded, heard), want, "{recorded} recorded, {heard} heard of");
+            let next = next_epoch(recorded, heard, incarnation);
+            assert_eq!(next, want, "{recorded} recorded, {heard} heard of, incarnation {incarnation}");
         }
     }
 }

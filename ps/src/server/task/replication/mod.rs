@@ -16,7 +16,7 @@ use crate::proto::replication_client::ReplicationClient;
 use crate::server::error::ServerError;
 use crate::server::state::ServerState;
 use crate::server::state::replica_role::{Evidence, Role, Transition};
-use crate::server::state::replication::{Replication, replica_role};
+use crate::server::state::replication::{Replication, Shard, replica_role};
 
 /// Pause between two probes of a server whose role has not settled.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -100,7 +100,7 @@ async fn keep(state: &Arc<ServerState>, replication: &Replication, shard: u32) -
                 Transition::Withdraw => candidacy = None,
                 // Before the first trainer has joined there are no blocks to lose.
                 Transition::Lost if state.store().is_err() && state.tables(shard).is_none() => {
-                    replication.change(shard, |here| here.role = Role::Starting);
+                    replication.change(shard, Shard::begin_anew);
                 }
                 Transition::Lost => return ServerError::Lost { shard, other: replication.other(shard) },
             },
