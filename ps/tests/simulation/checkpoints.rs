@@ -46,6 +46,13 @@ fn faults_that_seeds_found_stay_mended() {
             "a trainer did not hear that server 0 had heard of its end, and asked for ever after that one had ended",
         ),
         (1_001_051, "a server that had heard of the trainers, and not of their layers, refused their tables"),
+        (2_008_467, "trainers of tables were cut off after their last step, and waited for servers that had ended"),
+        (2_008_522, "a trainer did not hear the answer to its last step, and waited for servers that had ended"),
+        (
+            2_011_034,
+            "a trainer was cut off after its last step, and a server waited for it when the other one had ended",
+        ),
+        (3_003_309, "the last message of a trainer that was asked to stop got lost, and was not repeated"),
         (1_013_842, "a server that had none of a shard counted as its later leader"),
     ];
     for (seed, what) in rows {
