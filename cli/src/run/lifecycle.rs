@@ -160,6 +160,9 @@ impl Lifecycle {
         if self.over {
             return Vec::new();
         }
+        if let Some(member) = self.members.get_mut(&replica) {
+            member.found_no_server = exit == Exit::Code(PEER_AWAY);
+        }
         let stopping = self.members.get(&replica).is_some_and(|member| member.state == State::Stopping);
         let actions = match (self.is_draining(), stopping, exit.is_good(), replica.role) {
             (true, ..) => self.ended_while_draining(Failure { replica, exit, tail }, stopping, now),
@@ -193,14 +196,20 @@ impl Lifecycle {
         let trainers = self.trainers().map(|(trainer, _)| trainer.index).collect::<Vec<_>>();
         let left = trainers.into_iter().filter_map(|trainer| Some((trainer, result.left_as(trainer)?)));
         self.left_as.extend(left);
+        let found_no_server = |(trainer, member): (Replica, &Member)| {
+            let is_due = matches!(member.state, State::StartsAt(_)) && member.found_no_server;
+            (is_due && result.left_as(trainer.index) == Some(member.incarnation)).then_some(trainer)
+        };
+        let done: Vec<_> = self.trainers().filter_map(found_no_server).collect();
         let waits = self.members.get(&server).is_some_and(|member| matches!(member.state, State::FailsAt(_)));
         if waits && self.rules.policy.elastic.is_none() {
             let begins_again = |(trainer, member): (Replica, &Member)| match member.state {
-                State::StartsAt(_) => true,
+                State::StartsAt(_) => !done.contains(&trainer),
                 State::Running => result.left_as(trainer.index).is_some_and(|left_as| left_as < member.incarnation),
                 _ => false,
             };
             let is_needed = self.trainers().any(begins_again);
+            done.into_iter().for_each(|trainer| self.set(trainer, State::Done));
             self.set(server, if is_needed { State::StartsAt(now) } else { State::Done });
         }
         actions

@@ -118,18 +118,25 @@ impl Attendance {
     }
 
     /// Leaves every server with what was reported last: `finished` says that the work is done, false that a
-    /// replacement will come. Server 0 knows that already of a trainer that has `concluded`.
+    /// replacement will come. Server 0 knows that already of a trainer that has `concluded`. The servers are in `epoch`, 0
+    /// where they keep no checkpoints.
     ///
     /// # Errors
     /// If a server does not answer; the others have received the message.
-    pub async fn leave(self, config: &SessionConfig, finished: bool, concluded: bool) -> Result<(), ClientError> {
-        self.say(config, finished, concluded, String::new()).await
+    pub async fn leave(
+        self,
+        config: &SessionConfig,
+        finished: bool,
+        concluded: bool,
+        epoch: u64,
+    ) -> Result<(), ClientError> {
+        self.say(config, finished, (concluded, epoch), String::new()).await
     }
 
     /// Reports to every server that this trainer ends with an error of its own, and which. One that does not answer soon hears
     /// nothing: it will miss the heartbeats.
     pub async fn fail(self, config: &SessionConfig, failure: String) {
-        if let Err(error) = self.say(config, false, false, failure).await {
+        if let Err(error) = self.say(config, false, (false, 0), failure).await {
             tracing::debug!(%error, "not every server has heard why this trainer ends");
         }
     }
@@ -138,7 +145,7 @@ impl Attendance {
         self,
         config: &SessionConfig,
         finished: bool,
-        concluded: bool,
+        (concluded, epoch): (bool, u64),
         failure: String,
     ) -> Result<(), ClientError> {
         let report = read(&self.report);
@@ -151,15 +158,15 @@ impl Attendance {
                 tracing::debug!("server 0 does not have the last points of metrics");
             }
         }
-        let heard = AtomicBool::new(false);
+        let job_end = JobEnd { may_know: AtomicBool::new(concluded && epoch > 0), ..JobEnd::default() };
         let leaving = self.servers.into_iter().map(|(server, Attended { client, channel, heartbeats, .. })| {
             heartbeats.abort();
             let Report { step, examples, metrics, waiting: _, dealt: (entry, done) } = report.clone();
             let trainer = Some(config.id());
             let failure = failure.clone();
             let request = proto::LeaveRequest { trainer, finished, examples, metrics, step, entry, done, failure };
-            let goodbye =
-                Goodbye { config, client, channel, request, may_know: concluded && server == 0, heard: &heard };
+            let may_know = concluded && server == 0;
+            let goodbye = Goodbye { config, client, channel, request, server, epoch, may_know, job_end: &job_end };
             async move { (server, goodbye.say().await) }
         });
         let (mut outcome, mut replaced) = (Ok(()), Ok(()));
@@ -168,7 +175,7 @@ impl Attendance {
             let address = config.servers[server as usize].clone();
             if is_replaced {
                 replaced = Err(ClientError::Conflict { address, reason });
-            } else if config.replication_factor > 1 && (!finished || heard.load(Ordering::Relaxed)) {
+            } else if config.replication_factor > 1 && (!finished || job_end.heard.load(Ordering::Relaxed)) {
                 // The servers that are left notify it when it comes back.
                 tracing::warn!(%address, reason, "server {server} does not hear that this trainer leaves");
             } else {
@@ -268,10 +275,40 @@ struct Goodbye<'a> {
     client: CoordinationClient<Channel>,
     channel: Channel,
     request: proto::LeaveRequest,
+    server: u32,
+    epoch: u64,
     /// The server may have heard already, and have ended since.
     may_know: bool,
-    /// Some server has heard.
-    heard: &'a AtomicBool,
+    job_end: &'a JobEnd,
+}
+
+/// The knowledge of a trainer that leaves about the end of the job. Server 0 ends when all trainers have left it and what they did
+/// is kept; a server that is lost then is never started again, so that no trainer may wait for it.
+#[derive(Default)]
+struct JobEnd {
+    /// Some server has heard that this trainer leaves.
+    heard: AtomicBool,
+    /// Server 0 may have.
+    may_know: AtomicBool,
+    /// Since when server 0 has not answered.
+    away_since: Mutex<Option<Instant>>,
+}
+
+impl JobEnd {
+    /// Returns whether server 0 may have heard that this trainer leaves, and has ended, as far as a trainer can know: for as long
+    /// as a person has to start a server again, nothing answers at its address.
+    async fn is_there(&self, config: &SessionConfig) -> bool {
+        if !self.may_know.load(Ordering::Relaxed) {
+            return false;
+        }
+        let answer = tokio::time::timeout(LEAVE, config.network.probe(&config.servers[0])).await;
+        let mut since = self.away_since.lock();
+        if matches!(answer, Ok(Ok(()))) {
+            *since = None;
+            return false;
+        }
+        since.get_or_insert_with(Instant::now).elapsed() >= SessionConfig::waiting_time(false)
+    }
 }
 
 /// The outcome of the last try where a server did not hear it.
@@ -290,17 +327,19 @@ impl Goodbye<'_> {
         // receives the message when it is back. One that holds the other copies passes it on.
         let finished = self.request.finished;
         let waits = || {
-            let is_passed_on = config.replication_factor > 1 && self.heard.load(Ordering::Relaxed);
+            let is_passed_on = config.replication_factor > 1 && self.job_end.heard.load(Ordering::Relaxed);
             finished && !is_passed_on && !config.interrupted()
         };
+        let may_end = config.supervised && finished;
         let hurries = !self.request.failure.is_empty() || !finished && config.interrupted();
         let answer = if hurries { STOP } else { LEAVE };
-        let limit = if finished { config.waiting_time_at_end() } else { answer };
+        let limit = if finished { config.waiting_time_at_end(self.epoch) } else { answer };
         let (begun, mut retries) = (Instant::now(), Retries::new(Schedule::every(PAUSE).within(limit)));
         loop {
             let (reason, again, reached) = match tokio::time::timeout(answer, self.attempt()).await {
                 Ok(Ok(())) => {
-                    self.heard.store(true, Ordering::Relaxed);
+                    self.job_end.heard.store(true, Ordering::Relaxed);
+                    self.job_end.may_know.fetch_or(self.server == 0, Ordering::Relaxed);
                     return None;
                 }
                 Ok(Err(status)) if finished && is_replaced(&status) => {
@@ -310,12 +349,15 @@ impl Goodbye<'_> {
                 Err(_) => ("no answer".to_owned(), true, true),
             };
             self.may_know |= reached;
+            self.job_end.may_know.fetch_or(self.server == 0 && reached, Ordering::Relaxed);
             // One that has heard of the last trainer's end ends too, whether its answer arrives or not.
             let has_ended = finished && self.may_know && !reached;
             let at_least = if config.interrupted() { STOP } else { answer };
             let goes_on = again && (waits() || begun.elapsed() < at_least);
-            if !goes_on || !retries.pause().await {
+            let is_over = may_end && self.job_end.is_there(config).await;
+            if is_over || !goes_on || !retries.pause().await {
                 let seconds = begun.elapsed().as_secs();
+                self.job_end.heard.fetch_or(has_ended, Ordering::Relaxed);
                 return (!has_ended).then_some(Unheard { reason, seconds, is_replaced: false });
             }
         }

@@ -100,11 +100,13 @@ impl SessionConfig {
         if supervised { WITHOUT_LIMIT } else { Duration::from_secs(120) }
     }
 
-    /// How long a trainer waits for a server once it has given its last step. The servers may have missed it and counted it as
-    /// finished, and have ended: a trainer that somebody starts again then ends as one without a server, and whoever starts it
-    /// knows whether it is still needed.
-    pub(crate) fn waiting_time_at_end(&self) -> Duration {
-        if self.supervised { self.connect_timeout.min(Self::waiting_time(false)) } else { self.connect_timeout }
+    /// How long a trainer waits for a server in `epoch` once a checkpoint may have its last step. The servers may have missed it
+    /// and counted it as finished, and have ended: a trainer that somebody starts again then ends as one without a server, and
+    /// whoever starts it knows whether it is still needed. Without checkpoints, epoch 0, servers wait for each trainer's last
+    /// message, and one that is started anew gets its parameters from trainers, which therefore wait for it.
+    pub(crate) fn waiting_time_at_end(&self, epoch: u64) -> Duration {
+        let may_be_done = self.supervised && epoch > 0;
+        if may_be_done { self.connect_timeout.min(Self::waiting_time(false)) } else { self.connect_timeout }
     }
 
     /// The servers that may lead the blocks of server `shard`.

@@ -193,6 +193,11 @@ pub(super) async fn wait_until_durable(config: &SessionConfig, epoch: u64) -> Re
     }
 }
 
+/// Returns whether this is the answer of a server 0 that is there, but has no checkpoint with the step yet.
+pub(super) fn is_not_kept(status: &Status) -> bool {
+    status.code() == Code::Internal
+}
+
 /// Checks that the server that answered is the one that was meant, by what it says of itself.
 pub(super) fn in_place(config: &SessionConfig, want: u32, (found, servers): (u32, u32)) -> Result<(), Failure> {
     let ours = config.servers.len() as u32;

@@ -8,12 +8,12 @@ use bytes::Bytes;
 use futures::future::try_join_all;
 use tonic::Code;
 
-use super::connecting::{self, schedule, stopped, until, wait_until_durable};
+use super::connecting::{Failure, is_not_kept, schedule, unreachable, until, wait_until_durable};
 use super::error::{ClientError, is_retryable};
 use super::tables::{AsyncTables, Shared};
 use crate::layout::Layout;
 use crate::proto::{self, GetLayersRequest, StoreLayersRequest};
-use crate::retry::{Failure, retry};
+use crate::retry::Retries;
 
 /// How long a trainer that must stop tries to give its layers.
 const AT_STOP: Duration = Duration::from_secs(5);
@@ -134,7 +134,7 @@ impl Shared {
             let request =
                 StoreLayersRequest { trainer: Some(self.config.id()), epoch: self.epoch, contents: Some(contents) };
             let shard = layout.owner(block) as usize;
-            let kept = self.insist(shard, self.config.connect_timeout, move |mut client| {
+            let kept = self.insist(shard, move |mut client| {
                 let request = request.clone();
                 async move { client.store_layers(request).await }
             });
@@ -147,7 +147,7 @@ impl Shared {
         let layout = self.layout()?;
         let blocks = (0..layout.blocks()).map(|block| {
             let request = GetLayersRequest { trainer: Some(self.config.id()), block, epoch: self.epoch };
-            self.insist(layout.owner(block) as usize, self.config.connect_timeout, move |mut client| {
+            self.insist(layout.owner(block) as usize, move |mut client| {
                 let request = request.clone();
                 async move { client.get_layers(request).await }
             })
@@ -177,26 +177,37 @@ impl Shared {
 
     async fn conclude(&self) -> Result<(), ClientError> {
         let address = &self.config.servers[0];
-        let attempt = || {
-            let asked = wait_until_durable(&self.config, self.epoch);
-            async move {
-                asked.await.map_err(|failure| match failure {
-                    connecting::Failure::Final(error) => Failure::Permanent(error),
-                    connecting::Failure::Status(status) if status.code() == Code::Aborted => {
-                        Failure::Permanent(ClientError::TablesLost { address: address.clone() })
-                    }
-                    connecting::Failure::Status(status) if !is_retryable(&status) => {
-                        Failure::Permanent(ClientError::refused(address, &status))
-                    }
-                    connecting::Failure::Status(status) => Failure::Transient(status.message().to_owned()),
-                })
-            }
-        };
-        let log = |reason: &String, _| tracing::debug!(reason, "the last step is not kept yet");
         // The answer itself has no deadline: it comes with the next checkpoint.
-        let schedule = schedule(&self.config, 0).failing_for(self.config.waiting_time_at_end());
-        let concluded = retry(schedule, until(|| self.config.interrupted()), attempt, log).await;
-        concluded.map_err(|why| stopped(&self.config, 0, why))
+        let schedule = schedule(&self.config, 0).failing_for(self.config.waiting_time_at_end(self.epoch));
+        let mut retries = Retries::new(schedule);
+        loop {
+            let asked = tokio::select! {
+                biased;
+                asked = wait_until_durable(&self.config, self.epoch) => asked,
+                () = until(|| self.config.interrupted()) => return Err(ClientError::Interrupted),
+            };
+            let status = match asked {
+                Ok(()) => break,
+                Err(Failure::Final(error)) => return Err(error),
+                Err(Failure::Status(status)) => status,
+            };
+            if status.code() == Code::Aborted {
+                return Err(ClientError::TablesLost { address: address.clone() });
+            }
+            if !is_retryable(&status) {
+                return Err(ClientError::refused(address, &status));
+            }
+            tracing::debug!(reason = status.message(), "the last step is not kept yet");
+            // Server 0 is there, and will keep the step when it can: who starts the trainer again cannot help.
+            if self.config.supervised && is_not_kept(&status) {
+                retries = Retries::new(schedule);
+            }
+            if !retries.pause().await {
+                return Err(unreachable(&self.config, 0, status.message()));
+            }
+        }
+        self.concluded.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     fn layout(&self) -> Result<Layout, ClientError> {

@@ -21,6 +21,8 @@ const ANSWER: Duration = Duration::from_secs(2);
 pub struct AsyncMember {
     config: SessionConfig,
     attendance: Attendance,
+    /// The epoch of the servers when it joined; 0 where they keep no checkpoints.
+    epoch: u64,
 }
 
 impl AsyncMember {
@@ -31,22 +33,26 @@ impl AsyncMember {
     /// # Errors
     /// If a server stays away, or refuses this trainer.
     pub async fn join(config: SessionConfig) -> Result<Self, ClientError> {
-        let mut attendance = Attendance::default();
+        let (mut attendance, mut epoch) = (Attendance::default(), 0);
         let config = &config;
         for shard in 0..config.servers.len() as u32 {
-            let (server, channel) = persist_any(
-                config,
-                shard,
-                |_| false,
-                |server| async move { enter(config, server, None).await.map(|(channel, _)| (server, channel)) },
-            )
-            .await?;
+            let (server, channel, reply) =
+                persist_any(
+                    config,
+                    shard,
+                    |_| false,
+                    |server| async move {
+                        enter(config, server, None).await.map(|(channel, reply)| (server, channel, reply))
+                    },
+                )
+                .await?;
+            epoch = reply.epoch.max(epoch);
             attendance.attend(config, server, channel);
         }
         // Servers that are away are joined when they are back.
         (0..config.servers.len() as u32).for_each(|server| attendance.attend_lazily(config, server));
         let config = config.clone();
-        Ok(Self { config, attendance })
+        Ok(Self { config, attendance, epoch })
     }
 
     /// Returns the configuration, for this trainer's [`AsyncTables`](super::AsyncTables).
@@ -82,13 +88,13 @@ impl AsyncMember {
     /// # Errors
     /// If a server does not answer; the others have received the message.
     pub async fn leave(self, finished: bool) -> Result<(), ClientError> {
-        let Self { config, attendance } = self;
-        attendance.leave(&config, finished, false).await
+        let Self { config, attendance, epoch } = self;
+        attendance.leave(&config, finished, false, epoch).await
     }
 
     /// Leaves every server with an error of this trainer's own, see [`AsyncSession::fail`](super::AsyncSession::fail).
     pub async fn fail(self, failure: String) {
-        let Self { config, attendance } = self;
+        let Self { config, attendance, .. } = self;
         attendance.fail(&config, failure).await;
     }
 }

@@ -38,7 +38,7 @@ const LAST_STEP: Duration = Duration::from_secs(5);
 /// move while the session lives.
 pub struct AsyncSession {
     config: SessionConfig,
-    /// How long this trainer waits for a server before its last step.
+    /// How long this trainer waits for a server while it has steps to do.
     connect_timeout: Duration,
     layout: Layout,
     links: Vec<Link>,
@@ -169,7 +169,7 @@ impl AsyncSession {
     /// Returns the configuration, for tables beside this session, which no longer knows its last step: that ends with theirs.
     pub(super) fn config_without_end(&mut self) -> SessionConfig {
         self.config.total_steps = SessionConfig::UNKNOWN_STEPS;
-        self.config.clone()
+        SessionConfig { connect_timeout: self.connect_timeout, ..self.config.clone() }
     }
 
     /// Makes the step before the next one this trainer's last, and waits until losing servers can no longer cost any of
@@ -302,11 +302,12 @@ impl AsyncSession {
     /// # Errors
     /// If a server does not answer; the others have received the message.
     pub async fn leave(self, finished: bool, examples: u64, metrics: BTreeMap<String, f64>) -> Result<(), ClientError> {
-        let Self { config, attendance, waiting, concluded, initial, assigned, next_step, .. } = self;
+        let Self { config, attendance, waiting, concluded, initial, assigned, next_step, links, .. } = self;
         let step = if config.elastic { 0 } else { next_step };
         attendance.report(Report { step, examples, metrics, waiting, dealt: assigned.reported() });
         let kept = concluded && !initial.is_empty();
-        match attendance.leave(&config, finished, concluded).await {
+        let epoch = links.first().map_or(0, |link| link.epoch);
+        match attendance.leave(&config, finished, concluded, epoch).await {
             // Servers wait for the process that has this trainer's place, so this one has not finished the trainer's work.
             Err(error @ ClientError::Conflict { .. }) => Err(error),
             Err(error) if finished && kept => {

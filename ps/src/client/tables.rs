@@ -5,7 +5,8 @@ mod blocking;
 mod rows;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tonic::transport::Channel;
@@ -42,6 +43,10 @@ pub struct AsyncTables {
 /// All tables, as they were opened.
 pub(super) struct Shared {
     pub config: SessionConfig,
+    /// How long servers are waited for while this trainer has steps to do.
+    connect_timeout: Duration,
+    /// A checkpoint has this trainer's last step.
+    pub concluded: AtomicBool,
     specs: Vec<TableSpec>,
     /// The servers train the dense parameters, not the trainers.
     servers_train_layers: bool,
@@ -101,8 +106,9 @@ impl AsyncTables {
     /// # Errors
     /// As [`AsyncTables::open`].
     pub async fn reopen(&mut self) -> Result<(), ClientError> {
-        let Shared { config, specs, servers_train_layers, .. } = &*self.shared;
-        let (shared, next_step) = open_all(config.clone(), specs.clone(), *servers_train_layers).await?;
+        let Shared { config, connect_timeout, specs, servers_train_layers, .. } = &*self.shared;
+        let config = SessionConfig { connect_timeout: *connect_timeout, ..config.clone() };
+        let (shared, next_step) = open_all(config, specs.clone(), *servers_train_layers).await?;
         (self.shared, self.next_step) = (Arc::new(shared), next_step);
         Ok(())
     }
@@ -154,10 +160,11 @@ fn owned(wanted: &[(usize, &[u64])]) -> Vec<(usize, Vec<u64>)> {
 
 /// Opens them at every server, all in one epoch.
 async fn open_all(
-    config: SessionConfig,
+    mut config: SessionConfig,
     specs: Vec<TableSpec>,
     servers_train_layers: bool,
 ) -> Result<(Shared, u64), ClientError> {
+    let connect_timeout = config.connect_timeout;
     let (mut epoch, mut leaders, mut steps) = (0, Vec::new(), Vec::new());
     while leaders.len() < config.servers.len() {
         let server = leaders.len() as u32;
@@ -177,11 +184,18 @@ async fn open_all(
             steps.push(reply.next_step);
         }
         epoch = reply.epoch;
+        config.connect_timeout = connect_timeout;
+        if reply.next_step >= config.total_steps {
+            config.connect_timeout = config.waiting_time_at_end(epoch);
+        }
     }
     let routes = leaders.into_iter().map(Route::new).collect();
     let next_step = FirstStep::of(&steps, epoch).step;
     let layers_wanted = AtomicU64::new(0);
-    Ok((Shared { config, specs, servers_train_layers, epoch, routes, layers_wanted }, next_step))
+    let concluded = AtomicBool::new(false);
+    let shared =
+        Shared { config, connect_timeout, concluded, specs, servers_train_layers, epoch, routes, layers_wanted };
+    Ok((shared, next_step))
 }
 
 fn request(config: &SessionConfig, specs: &[TableSpec], servers_train_layers: bool, shard: u32) -> OpenTablesRequest {

@@ -50,6 +50,8 @@ pub struct Outcome {
     pub faults: BTreeSet<&'static str>,
     /// The steps of the complete checkpoints that are left of the first run.
     pub checkpoints: BTreeSet<u64>,
+    /// The trainers' processes beyond the first.
+    pub restarts: u32,
     /// A server was lost when training was over, and not started again.
     pub missed: bool,
     /// The longest time that a trainer waited for an answer to its gradients.
@@ -78,6 +80,7 @@ pub fn run(plan: &Plan, echo: bool) -> Outcome {
     let job = Rc::new(Job { plan, model, network: network.clone(), complete, sent, restarted, longest_wait });
     let mut supervisor = Supervisor::new(job.clone(), disk, deaths);
     let verdict = LocalSet::new().block_on(&runtime, supervisor.run());
+    let restarts = supervisor.incarnations.iter().sum();
     let (faults, missed) = (std::mem::take(&mut supervisor.struck), supervisor.missed);
     let mount = Mount { disk: supervisor.disk.clone(), host: Host::Server(0, u32::MAX) };
     let folder = Folder::new(Storage::Other(Arc::new(mount)), FOLDER);
@@ -85,7 +88,7 @@ pub fn run(plan: &Plan, echo: bool) -> Outcome {
     drop(supervisor);
     drop(runtime);
     let digest = network.wires().trace.digest();
-    Outcome { missed, digest, verdict, faults, checkpoints, longest_wait: job.longest_wait.get() }
+    Outcome { restarts, missed, digest, verdict, faults, checkpoints, longest_wait: job.longest_wait.get() }
 }
 
 /// `host:port` of all servers.

@@ -32,3 +32,16 @@ fn a_server_that_is_lost_while_trainers_leave_holds_none_of_them_up() {
         assert!(without_it > 0, "{kind}: server 1 was always started again");
     }
 }
+
+/// Without checkpoints the trainers have the only copy of what a lost server held: they wait for its successor and fill it, however
+/// near the end they are.
+#[test]
+fn trainers_without_checkpoints_wait_for_a_server_that_is_lost_at_the_end() {
+    let fair = Plan::fair(7);
+    let undisturbed = Plan { trainers: 2, steps: 2, supervised: true, forgets: true, ..fair };
+    for at in (100..260).step_by(8).map(Duration::from_millis) {
+        let kill = Fault::Kill { server: 1, away: Duration::from_secs(300), silent: false };
+        let outcome = job::run(&Plan { faults: vec![(at, kill)], ..undisturbed.clone() }, false);
+        assert_eq!((outcome.verdict, outcome.restarts), (Ok(()), 0), "server 1 is lost after {at:?}");
+    }
+}

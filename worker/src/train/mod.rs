@@ -185,11 +185,14 @@ pub fn train<W: Workload, U: Updater>(
             Ok(Outcome::Stopped)
         }
         Ended::Finished(result) => {
-            updater.leave(true, result.examples, &result.metrics).map_err(TrainError::Leave)?;
-            if let Some(file) = plan.save.as_ref().filter(|_| plan.trainer == 0) {
+            let left = updater.leave(true, result.examples, &result.metrics);
+            // A server that does not hear of the end takes nothing back. Another process with this trainer's place saves its own.
+            let is_replaced = matches!(left, Err(UpdateError::Servers(ClientError::Conflict { .. })));
+            if let Some(file) = plan.save.as_ref().filter(|_| plan.trainer == 0 && !is_replaced) {
                 let saved = workload.save(&model, &store, file);
                 saved.map_err(|source| TrainError::Save { file: file.clone(), source })?;
             }
+            left.map_err(TrainError::Leave)?;
             Ok(Outcome::Finished(result))
         }
     }

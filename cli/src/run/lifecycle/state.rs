@@ -27,6 +27,8 @@ pub struct Member {
     pub was_started: bool,
     /// A server that trainers can reach.
     pub is_ready: bool,
+    /// Its last process ended because another one was away.
+    pub found_no_server: bool,
 }
 
 /// The state of a replica.

@@ -313,6 +313,12 @@ fn a_trainer_that_finds_no_server_any_more_is_done_if_these_counted_it_as_finish
     job.ends(T0, 0, 5);
     assert!(job.ends(T1, PEER_AWAY, 126).iter().all(|action| !matches!(action, Action::End(_))));
     assert_eq!(job.tick(at(127)), [Action::Start { replica: T1, incarnation: 1 }], "the server is away");
+
+    let mut job = super::tests::job(rules(""));
+    job.ends(T0, 0, 5);
+    job.ends(T1, PEER_AWAY, 126);
+    job.concluded(PS, &all_left(), at(126));
+    assert_eq!(job.tick(at(127)), [Action::End(Outcome::Succeeded)], "the server's end was seen later");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use psjobs_api::Role;
 use psjobs_api::crd::{ConditionType, LastFailure};
+use psjobs_api::exit_code::PEER_AWAY;
 use psjobs_policy::deadlines::{EARLY_SERVER_END, ENDED_EARLY};
 use psjobs_policy::{Action, Response};
 
@@ -68,7 +69,7 @@ impl<'a> Facts<'a> {
     /// once more, through no fault of its own, if one of them failed at what it did afterwards.
     fn early_end(&self, at: Timestamp, has_result: bool) -> Option<Failure> {
         let starts_again = |(trainer, pod): (_, &ObservedPod)| match pod.phase {
-            PodPhase::Failed(_) | PodPhase::Pending => true,
+            PodPhase::Failed(_) | PodPhase::Pending => !self.has_left(trainer),
             PodPhase::Running => self.comes_after_the_end(trainer, pod),
             PodPhase::Succeeded { .. } => false,
         };
@@ -201,7 +202,7 @@ fn restart_cost(job: &ValidJob, role: Role, pod: &ObservedPod, failure: &Failure
     RestartCost {
         counts: counts && action != Action::RestartJob,
         in_a_row: Some(in_a_row),
-        is_own: !failure.disruption,
+        is_own: !failure.disruption && failure.exit_code != Some(PEER_AWAY),
     }
 }
 

@@ -15,13 +15,15 @@ impl AsyncSession {
     /// Joins all servers, which must agree on what they hold, and pulls it.
     pub(super) async fn enter(&mut self) -> Result<(), ClientError> {
         let (mut epoch, mut has_asked_again) = (0, false);
-        // It computed with the parameters of before, and may have steps to make again.
+        // It computed with the parameters of before.
         self.exchange.take();
-        self.config.connect_timeout = self.connect_timeout;
         loop {
             self.links.clear();
             for server in 0..self.config.servers.len() as u32 {
                 let link = self.open(server, epoch, None).await?;
+                if link.next_step != u64::MAX && link.next_step >= self.config.total_steps && !self.config.elastic {
+                    self.config.connect_timeout = self.config.waiting_time_at_end(link.epoch);
+                }
                 self.links.push(link);
             }
             let newest = self.links.iter().map(|link| link.epoch).max().unwrap_or(0);
@@ -49,6 +51,9 @@ impl AsyncSession {
                 continue;
             }
             self.next_step = first.step;
+            if first.step < self.config.total_steps {
+                self.config.connect_timeout = self.connect_timeout;
+            }
             if let Settled::Rewound = self.pull().await? {
                 continue;
             }

@@ -7,7 +7,7 @@ use tonic::{Code, Status};
 
 use super::{AsyncSession, INTERRUPTIBLE, LAST_STEP, Settled};
 use crate::client::coder::Coder;
-use crate::client::connecting::{Failure, schedule, unreachable, wait_until_durable};
+use crate::client::connecting::{Failure, is_not_kept, schedule, unreachable, wait_until_durable};
 use crate::client::error::{ClientError, is_retryable};
 use crate::client::exchange::{Outgoing, Purpose, Ready};
 use crate::client::lane::Event;
@@ -20,7 +20,6 @@ impl AsyncSession {
     /// Exchanges `purpose` of `step` with all blocks: sends what the windows let through, takes answers until every block
     /// has answered, and opens broken streams again.
     pub(super) async fn settle(&mut self, purpose: Purpose, step: u64) -> Result<Settled, ClientError> {
-        self.limit_waits(step);
         self.exchange.begin(purpose, step);
         self.send_all();
         while !self.exchange.is_settled() {
@@ -32,15 +31,6 @@ impl AsyncSession {
         Ok(Settled::Done)
     }
 
-    /// Sets how long servers are waited for from `step` on, see [`SessionConfig::waiting_time_at_end`].
-    fn limit_waits(&mut self, step: u64) {
-        let is_last = !self.config.elastic && step.saturating_add(1) >= self.config.total_steps;
-        self.config.connect_timeout = self.connect_timeout;
-        if is_last {
-            self.config.connect_timeout = self.config.waiting_time_at_end();
-        }
-    }
-
     /// Exchanges the gradients of `step` while they are being computed: sends those that are `ready`. Returns also when
     /// the last one was, from which on the trainer waits.
     pub(super) async fn settle_gradually(
@@ -48,7 +38,6 @@ impl AsyncSession {
         step: u64,
         ready: &mut watch::Receiver<Ready>,
     ) -> Result<(Settled, Instant), ClientError> {
-        self.limit_waits(step);
         self.exchange.begin(Purpose::Step, step);
         let mut complete = None;
         loop {
@@ -127,9 +116,10 @@ impl AsyncSession {
 
     /// Waits until the last step outlives every server: this trainer will not be there to send it again.
     pub(super) async fn conclude(&mut self) -> Result<Settled, ClientError> {
-        self.config.connect_timeout = self.config.waiting_time_at_end();
+        self.config.connect_timeout = self.config.waiting_time_at_end(self.links[0].epoch);
         // The answer itself has no deadline: it comes with the next checkpoint, whose parts may take minutes.
-        let mut retries = Retries::new(schedule(&self.config, 0).failing_for(self.config.connect_timeout));
+        let schedule = schedule(&self.config, 0).failing_for(self.config.connect_timeout);
+        let mut retries = Retries::new(schedule);
         loop {
             let Link { host, epoch, .. } = self.links[0];
             let concluding = async {
@@ -147,6 +137,10 @@ impl AsyncSession {
             };
             if self.config.interrupted() {
                 return Err(ClientError::Interrupted);
+            }
+            // Server 0 is there, and will keep the step when it can: who starts the trainer again cannot help.
+            if self.config.supervised && is_not_kept(&status) {
+                retries = Retries::new(schedule);
             }
             if !retries.pause().await {
                 return Err(unreachable(&self.config, 0, status.message()));

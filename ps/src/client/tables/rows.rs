@@ -1,7 +1,7 @@
 //! Keys to their servers, rows and gradients back and forth.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::future::try_join_all;
@@ -23,6 +23,8 @@ impl Shared {
     pub fn uninterrupted(&self) -> Self {
         Self {
             config: SessionConfig { interrupt: Arc::default(), ..self.config.clone() },
+            connect_timeout: self.connect_timeout,
+            concluded: AtomicBool::new(self.concluded.load(Ordering::Relaxed)),
             specs: self.specs.clone(),
             servers_train_layers: self.servers_train_layers,
             epoch: self.epoch,
@@ -50,7 +52,7 @@ impl Shared {
             let (trainer, shard) = (Some(self.config.id()), Some(server as u32));
             let request = PullRowsRequest { trainer, wanted, epoch: self.epoch, shard };
             let reply = self
-                .insist(server, self.config.connect_timeout, |mut client| {
+                .insist(server, |mut client| {
                     let request = request.clone();
                     async move { client.pull_rows(request).await }
                 })
@@ -112,7 +114,7 @@ impl Shared {
                 return Err(self.refused(server, format!("{reason}; read fewer examples in a step")));
             }
             let reply = self
-                .insist(server, self.waiting_time(request.step), |mut client| {
+                .insist(server, |mut client| {
                     let request = request.clone();
                     async move { client.push_rows(request).await }
                 })
@@ -127,18 +129,11 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns how long a server is waited for that does not take the rows of `step`.
-    fn waiting_time(&self, step: u64) -> Duration {
-        let is_last = step.saturating_add(1) >= self.config.total_steps;
-        if is_last { self.config.waiting_time_at_end() } else { self.config.connect_timeout }
-    }
-
-    /// Repeats a call until the server answers, or has failed to for `limit`. The answer itself has no deadline,
+    /// Repeats a call until the server answers, for as long as a server may be away. The answer itself has no deadline,
     /// because it may have to wait for other trainers; a server that is gone is found by its connection.
     pub async fn insist<T, F: Future<Output = Result<Response<T>, Status>>>(
         &self,
         server: usize,
-        limit: Duration,
         call: impl Fn(SparseTablesClient<Channel>) -> F,
     ) -> Result<T, ClientError> {
         let replicated = self.config.replication_factor > 1;
@@ -171,6 +166,8 @@ impl Shared {
                 due = elapsed + LOG_INTERVAL;
             }
         };
+        let concluded = self.concluded.load(Ordering::Relaxed);
+        let limit = if concluded { self.config.waiting_time_at_end(self.epoch) } else { self.config.connect_timeout };
         let schedule = schedule(&self.config, server as u32).failing_for(limit);
         let answer = retry(schedule, until(|| self.config.interrupted()), attempt, log).await;
         answer.map_err(|why| stopped(&self.config, server as u32, why))

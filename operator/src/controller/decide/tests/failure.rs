@@ -161,6 +161,20 @@ fn a_trainer_that_finds_no_server_any_more_is_done_if_these_counted_it_as_finish
 }
 
 #[test]
+fn a_trainer_that_found_no_server_just_before_these_ended_is_done() {
+    let mut cluster = running("");
+    cluster.succeed("trainer-0");
+    cluster.fail("trainer-1", PEER_AWAY);
+    cluster.settle();
+    cluster.edit("ps-0", |pod| pod.concluded(0));
+    cluster.settle();
+    assert_eq!(
+        (cluster.phase(), cluster.incarnation("ps-0"), cluster.status.restarts_counted),
+        (Phase::Succeeded, 0, 0)
+    );
+}
+
+#[test]
 fn a_server_that_starts_again_knows_the_trainers_that_have_finished() {
     let mut cluster = running("");
     assert_eq!(cluster.finished_trainers("ps-0"), [0; 0]);
