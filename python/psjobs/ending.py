@@ -15,6 +15,8 @@ from psjobs import _native, exit_code
 if TYPE_CHECKING:
     from psjobs.job import Job
 
+DONE = 0
+"""Exit code of a script whose work the others have done, as in an elastic job that went on without it."""
 WRONG_INPUT = 2
 """Exit code of a script that was given what cannot work: another start would end the same way."""
 PEER_AWAY = 75
@@ -58,11 +60,13 @@ def leave_with_error(job: Job, error: BaseException) -> int | None:
     if session is not None and not job._left:
         if isinstance(error, KeyboardInterrupt):
             job.leave(finished=False)
-        elif not isinstance(error, (_native.PeerAway, _native.Conflict, _native.Interrupted)):
+        elif not isinstance(error, (_native.PeerAway, _native.Conflict, _native.Interrupted, _native.Over)):
             job._left = True
             session.fail(_describe(error))
     if isinstance(error, _native.InputError):
         return WRONG_INPUT
+    if isinstance(error, _native.Over):
+        return DONE
     return PEER_AWAY if _is_caused_by_others(job, error) else None
 
 
@@ -107,7 +111,7 @@ class _End:
             job, self._job = self._job, None
             self._is_interrupted = isinstance(error, KeyboardInterrupt)
             code = None if job is None else self._leave_with_error(job, error)
-            if code == WRONG_INPUT or code == PEER_AWAY:
+            if code in (DONE, WRONG_INPUT, PEER_AWAY):
                 sys.stderr.write(f"psjobs: {error}\n")
                 raise SystemExit(code)
             show(kind, error, trace)
@@ -153,6 +157,8 @@ class _End:
             job.leave(finished=not job.should_stop)
         except _native.Error as error:
             sys.stderr.write(f"psjobs: {error}\n")
+            if isinstance(error, _native.Over):
+                _exit(DONE)
             _exit(PEER_AWAY if _is_caused_by_others(job, error) else 1)
         except KeyboardInterrupt:
             _exit(INTERRUPTED)

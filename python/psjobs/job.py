@@ -320,7 +320,13 @@ class Job:
             finished = self._keep(session)
         waiting = session.waiting()
         self._left = True
-        session.leave(finished, self._examples, self._metrics)
+        try:
+            session.leave(finished, self._examples, self._metrics)
+        except _native.PeerAway:
+            # The servers may have counted it as finished and ended; who starts it again knows.
+            if finished:
+                self._write_result(waiting)
+            raise
         if finished:
             self._write_result(waiting)
         elif is_done and self.should_stop:

@@ -54,6 +54,15 @@ def script(body: str) -> str:
     return TRAIN.replace("BODY", body)
 
 
+def test_a_script_that_comes_back_when_the_others_have_done_the_work_ends_well(jobs: Jobs) -> None:
+    job = jobs.start()
+    trainer = job.trainer(0, script("if number == 3: raise psjobs._native.Over('the trainers have finished')"))
+    _, said = trainer.communicate(timeout=DEADLINE)
+    assert trainer.returncode == 0, said
+    assert "psjobs: the trainers have finished" in said
+    assert "Traceback" not in said
+
+
 def test_an_exception_of_the_script_reaches_the_server_with_its_text(jobs: Jobs) -> None:
     job = jobs.start()
     trainer = job.trainer(0, script("assert number < 3, 'the fourth batch is bad'"))
