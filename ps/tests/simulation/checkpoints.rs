@@ -53,6 +53,11 @@ fn faults_that_seeds_found_stay_mended() {
             "a trainer was cut off after its last step, and a server waited for it when the other one had ended",
         ),
         (3_003_309, "the last message of a trainer that was asked to stop got lost, and was not repeated"),
+        (
+            5_002_506,
+            "a server that was cut off led the successor of one that had been elected meanwhile, and a checkpoint had its \
+             old blocks",
+        ),
         (1_013_842, "a server that had none of a shard counted as its later leader"),
     ];
     for (seed, what) in rows {

@@ -268,8 +268,7 @@ impl Feed<'_> {
             self.complete = true;
             let (voters, mut complete) = (self.state.members().voters(), None);
             self.replication.change(self.shard, |shard| {
-                shard.whole = true;
-                complete = Some(shard.election.complete(voters));
+                complete = Some(shard.complete(voters));
             });
             self.send(&proto::Replica { complete, ..proto::Replica::default() });
             tracing::info!("the blocks and rows of server {} are held twice", self.shard);

@@ -54,6 +54,8 @@ pub struct Known {
     pub home: bool,
     /// Another process may be elected.
     pub rival: bool,
+    /// The other holder is another process than that one, which may have been elected, and is gone with what it was given.
+    pub replaced: bool,
     /// A trainer was given parameters by a later leader than those of this copy.
     pub outdated: bool,
 }
@@ -76,7 +78,7 @@ pub enum Transition {
 impl Role {
     /// Returns what follows from `evidence`.
     #[must_use]
-    pub fn after(self, evidence: Evidence, Known { home, rival, outdated }: Known) -> Transition {
+    pub fn after(self, evidence: Evidence, Known { home, rival, replaced, outdated }: Known) -> Transition {
         use Evidence::{Is, LeadsLater, Refused, Silent};
         use Transition::{Lost, Stand, Stay, To, Withdraw};
         match (self, evidence) {
@@ -89,6 +91,7 @@ impl Role {
             (Self::Backup { complete: true }, Refused | Silent | Is(ShardRole::Starting)) => Stand,
             (Self::Backup { complete: false }, Is(ShardRole::Starting)) => Lost,
             (Self::Primary { alone: false }, Refused | Silent) if rival => Stand,
+            (Self::Primary { alone: false }, Is(ShardRole::Backup | ShardRole::Starting)) if rival && replaced => Stand,
             (Self::Primary { alone: false }, Refused | Silent) => To(Self::Primary { alone: true }),
             (Self::Primary { .. }, LeadsLater) => To(Self::Backup { complete: false }),
             // Of two candidates that hear each other the primary stays one.
@@ -162,11 +165,16 @@ mod tests {
         assert_eq!(Role::Starting.after(Is(starting), alone), Stay, "elsewhere");
         assert_eq!(PRIMARY.after(Refused, alone), To(ALONE), "no other process may lead");
         assert_eq!(PRIMARY.after(Silent, alone), To(ALONE), "no other process may lead");
+        for role in [starting, backup] {
+            let replaced = Known { replaced: true, ..known };
+            assert_eq!(PRIMARY.after(Is(role), replaced), Stand, "the process before may have been elected");
+            assert_eq!(ALONE.after(Is(role), replaced), Withdraw, "it was not");
+        }
     }
 
     #[test]
     fn a_short_silence_changes_nothing() {
-        let known = Known { home: true, rival: true, outdated: false };
+        let known = Known { home: true, rival: true, ..Known::default() };
         for role in [Role::Starting, WHOLE, PARTIAL, PRIMARY, ALONE] {
             assert_eq!(role.after(Evidence::Unknown, known), Transition::Stay);
         }
@@ -174,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_copy_without_what_trainers_were_given_leads_no_more() {
-        let known = Known { home: true, rival: true, outdated: true };
+        let known = Known { home: true, rival: true, outdated: true, ..Known::default() };
         for evidence in [Evidence::Unknown, Evidence::Refused, Evidence::Is(ShardRole::Starting)] {
             for role in [WHOLE, PRIMARY, ALONE] {
                 assert_eq!(role.after(evidence, known), Transition::To(PARTIAL), "{role:?} {evidence:?}");

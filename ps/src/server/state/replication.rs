@@ -1,6 +1,6 @@
 //! The state of this server's replication: its role in each shard that it holds, and the stream to the other holder.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -64,6 +64,9 @@ pub(in crate::server) struct Shard {
     pub(in crate::server) peer: Option<Process>,
     /// How often the other server was replaced before the process that was heard last.
     peer_replacements: u32,
+    /// The process that was heard last, and on a primary the one that was given everything last, so that it may be elected.
+    heard_from: u64,
+    rival: Option<u64>,
     /// On a backup: the primary has started anew, and holds nothing.
     pub(in crate::server) peer_restarted: bool,
     /// The last time that the other holder was heard.
@@ -83,6 +86,8 @@ impl Shard {
             stream: None,
             peer: None,
             peer_replacements: 0,
+            heard_from: 0,
+            rival: None,
             peer_restarted: false,
             heard: Instant::now(),
             diverged: false,
@@ -261,10 +266,11 @@ impl Replication {
             let known = Known {
                 home: shard == self.index,
                 rival: here.election.has_rival(),
+                replaced: here.rival_is_replaced_by(here.heard_from),
                 outdated: here.election.is_outdated(),
             };
             transition = here.role.after(evidence, known);
-            here.peer_restarted |= evidence == Evidence::Is(proto::ShardRole::Starting);
+            here.peer_restarted |= evidence == Evidence::Is(proto::ShardRole::Starting) || known.replaced;
             match transition {
                 Transition::To(role) => {
                     // The updates that no backup has acknowledged are in no other copy.
@@ -382,6 +388,7 @@ impl Replication {
         let Some(here) = shards.get_mut(&other.shard) else { return Evidence::Unknown };
         here.heard = Instant::now();
         here.peer_replacements = other.incarnation;
+        here.heard_from = other.instance;
         here.election.hear(other);
         let leads = other.role() == proto::ShardRole::Primary && !other.candidate;
         if leads && here.election.terms_beyond(other) { Evidence::LeadsLater } else { Evidence::Is(other.role()) }
@@ -405,6 +412,13 @@ impl Replication {
             self.check_leads(shard, here).map_err(Status::unavailable)?;
             if let Some(successor) = here.successor_of(peer) {
                 return Err(replaced(self.other(shard), peer, successor));
+            }
+            if here.rival_is_replaced_by(peer.instance) {
+                here.peer_restarted = true;
+                let text = format!(
+                    "the trainers have yet to elect this server for the blocks of server {shard}; follow again"
+                );
+                return Err(Status::unavailable(text));
             }
             here.role = Role::Primary { alone: false };
             // The backup is there, and no candidate.
@@ -508,6 +522,19 @@ impl Shard {
         }
         self.whole = false;
         self.peer = peer.or(self.peer);
+    }
+
+    /// Records on a primary that its backup holds everything, and may be elected from then on.
+    pub(in crate::server) fn complete(&mut self, voters: BTreeSet<Voter>) -> proto::Complete {
+        self.whole = true;
+        self.rival = self.peer.map(|peer| peer.instance);
+        self.election.complete(voters)
+    }
+
+    /// Returns whether the process that may be elected beside this one is not `instance`, which holds the other copy now. It may
+    /// have been elected meanwhile, so that this one leads a new process only if the trainers elect it.
+    fn rival_is_replaced_by(&self, instance: u64) -> bool {
+        self.election.has_rival() && self.rival.is_some_and(|rival| rival != instance)
     }
 
     /// Forgets that the shard had a leader: there is nothing of it to lose.
