@@ -58,6 +58,7 @@ fn faults_that_seeds_found_stay_mended() {
             "a server that was cut off led the successor of one that had been elected meanwhile, and a checkpoint had its \
              old blocks",
         ),
+        (5_005_438, "a trainer's process that had lived on joined the last server, which then waited for it for ever"),
         (1_013_842, "a server that had none of a shard counted as its later leader"),
     ];
     for (seed, what) in rows {

@@ -206,6 +206,10 @@ impl Membership {
         if let Some(current) = member.incarnation.filter(|current| *current > id.incarnation) {
             return Err(Refusal::Replaced { trainer: id.index, found: id.incarnation, current });
         }
+        // Whoever starts the processes again says that its work is done: this one has lived on, and its servers may be gone.
+        if member.ended && self.least.is_none() {
+            return Err(Refusal::Over { trainer: id.index });
+        }
         if self.closed && (member.incarnation != Some(id.incarnation) || goes_on_without_it) {
             return Err(Refusal::Over { trainer: id.index });
         }
