@@ -24,6 +24,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tonic::transport::server::{Connected, Router};
 use tonic::transport::{Channel, Endpoint, Error, Server};
+use tonic::{ConnectError, Status};
 use tower::Service;
 
 use crate::tls::{self, Credentials, TlsError};
@@ -235,6 +236,12 @@ impl Service<Uri> for Connector {
         let dialing = self.0.dial(uri.authority().map_or("", |authority| authority.as_str()));
         Box::pin(async move { dialing.await.map(TokioIo::new) })
     }
+}
+
+/// Returns whether a request was never sent because there was no connection.
+pub(crate) fn never_sent(status: &Status) -> bool {
+    let first = std::error::Error::source(status);
+    std::iter::successors(first, |error| error.source()).any(|error| error.is::<ConnectError>())
 }
 
 #[cfg(test)]

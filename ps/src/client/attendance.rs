@@ -12,9 +12,10 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::config::SessionConfig;
-use super::connecting::{connect_lazily, is_refused, join, reason, was_never_sent};
+use super::connecting::{connect_lazily, is_refused, join, reason};
 use super::error::{ClientError, is_replaced, is_retryable};
 use super::recorder::Recorder;
+use crate::network::never_sent;
 use crate::proto;
 use crate::proto::coordination_client::CoordinationClient;
 use crate::retry::{Retries, Schedule};
@@ -297,7 +298,7 @@ struct JobEnd {
 impl JobEnd {
     /// Returns whether server 0 may have heard that this trainer leaves, and has ended, as far as a trainer can know: for as long
     /// as a person has to start a server again, nothing answers at its address.
-    async fn is_there(&self, config: &SessionConfig) -> bool {
+    async fn has_come(&self, config: &SessionConfig) -> bool {
         if !self.may_know.load(Ordering::Relaxed) {
             return false;
         }
@@ -345,7 +346,7 @@ impl Goodbye<'_> {
                 Ok(Err(status)) if finished && is_replaced(&status) => {
                     return Some(Unheard { reason: reason(&status), seconds: 0, is_replaced: true });
                 }
-                Ok(Err(status)) => (reason(&status), is_retryable(&status), !was_never_sent(&status)),
+                Ok(Err(status)) => (reason(&status), is_retryable(&status), !never_sent(&status)),
                 Err(_) => ("no answer".to_owned(), true, true),
             };
             self.may_know |= reached;
@@ -354,7 +355,7 @@ impl Goodbye<'_> {
             let has_ended = finished && self.may_know && !reached;
             let at_least = if config.interrupted() { STOP } else { answer };
             let goes_on = again && (waits() || begun.elapsed() < at_least);
-            let is_over = may_end && self.job_end.is_there(config).await;
+            let is_over = may_end && self.job_end.has_come(config).await;
             if is_over || !goes_on || !retries.pause().await {
                 let seconds = begun.elapsed().as_secs();
                 self.job_end.heard.fetch_or(has_ended, Ordering::Relaxed);

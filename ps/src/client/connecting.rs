@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use prost::Message as _;
 use psjobs_api::Role;
-use tonic::ConnectError;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
@@ -248,12 +247,6 @@ pub(super) fn is_refused(status: &Status) -> bool {
         source = error.source();
     }
     false
-}
-
-/// Returns whether a request was never sent, because there was no connection.
-pub(super) fn was_never_sent(status: &Status) -> bool {
-    let first = std::error::Error::source(status);
-    std::iter::successors(first, |error| error.source()).any(|error| error.is::<ConnectError>())
 }
 
 /// Words of causes that do not say what to do, and what that is.

@@ -5,8 +5,8 @@ use std::future::pending;
 use std::time::Duration;
 
 use psjobs_api::Role;
+use tonic::Status;
 use tonic::transport::Channel;
-use tonic::{ConnectError, Status};
 
 use crate::network::Network;
 use crate::proto::recovery_client::RecoveryClient;
@@ -23,12 +23,6 @@ pub(in crate::server::task) fn client(network: &Network, address: &str) -> Resul
     let endpoint = (network.endpoint(address, Some(Role::Server)))
         .map_err(|_| Status::invalid_argument(format!("{address:?} is not the address of a server")))?;
     Ok(RecoveryClient::new(network.connect_lazy(&endpoint)))
-}
-
-/// Returns whether a request was never sent because there was no connection.
-pub(super) fn never_sent(status: &Status) -> bool {
-    let first = std::error::Error::source(status);
-    std::iter::successors(first, |error| error.source()).any(|error| error.is::<ConnectError>())
 }
 
 /// Repeats `attempt` until it succeeds.
@@ -55,6 +49,7 @@ pub(super) async fn retry_until_ok<T, F: Future<Output = Result<T, Status>>>(who
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::network::never_sent;
     use crate::proto;
 
     #[tokio::test]

@@ -8,11 +8,12 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
-use super::client::{client, never_sent, retry_until_ok};
+use super::client::{client, retry_until_ok};
 use super::extent::Extent;
 use super::server_checkpoint;
 use crate::checkpoint::format::MANIFEST;
 use crate::checkpoint::{Folder, Runs};
+use crate::network::never_sent;
 use crate::proto;
 use crate::server::state::ServerState;
 
