@@ -170,7 +170,7 @@ impl Lifecycle {
                 self.set(replica, State::Stopped);
                 self.start_all_if_stopped(now)
             }
-            (_, _, false, Role::Trainer) if self.found_no_server_after_it_left(replica, &exit) => {
+            (_, _, false, Role::Trainer) if self.found_no_server_after_it_left(replica) => {
                 self.set(replica, State::Done);
                 self.complete_if_successful(now)
             }
@@ -196,11 +196,9 @@ impl Lifecycle {
         let trainers = self.trainers().map(|(trainer, _)| trainer.index).collect::<Vec<_>>();
         let left = trainers.into_iter().filter_map(|trainer| Some((trainer, result.left_as(trainer)?)));
         self.left_as.extend(left);
-        let found_no_server = |(trainer, member): (Replica, &Member)| {
-            let is_due = matches!(member.state, State::StartsAt(_)) && member.found_no_server;
-            (is_due && result.left_as(trainer.index) == Some(member.incarnation)).then_some(trainer)
-        };
-        let done: Vec<_> = self.trainers().filter_map(found_no_server).collect();
+        let is_due = |(_, member): &(Replica, &Member)| matches!(member.state, State::StartsAt(_));
+        let due = self.trainers().filter(is_due).map(|(trainer, _)| trainer);
+        let done: Vec<_> = due.filter(|trainer| self.found_no_server_after_it_left(*trainer)).collect();
         let waits = self.members.get(&server).is_some_and(|member| matches!(member.state, State::FailsAt(_)));
         if waits && self.rules.policy.elastic.is_none() {
             let begins_again = |(trainer, member): (Replica, &Member)| match member.state {
@@ -215,12 +213,12 @@ impl Lifecycle {
         actions
     }
 
-    /// Returns whether a trainer ended because it found no server any more, after these had counted it as finished.
-    fn found_no_server_after_it_left(&self, trainer: Replica, exit: &Exit) -> bool {
+    /// Returns whether a trainer's last process ended because it found no server any more, after these had counted it as
+    /// finished.
+    fn found_no_server_after_it_left(&self, trainer: Replica) -> bool {
         let left_as = self.left_as.get(&trainer.index);
-        let incarnation = self.members.get(&trainer).map(|member| &member.incarnation);
-        let is_fixed = self.rules.policy.elastic.is_none();
-        is_fixed && *exit == Exit::Code(PEER_AWAY) && left_as.is_some() && left_as == incarnation
+        let is_last = |member: &Member| member.found_no_server && left_as == Some(&member.incarnation);
+        self.rules.policy.elastic.is_none() && self.members.get(&trainer).is_some_and(is_last)
     }
 
     /// Notes that time passed.

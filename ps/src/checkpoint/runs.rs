@@ -313,20 +313,23 @@ impl Runs {
         self.folder.disk().exists(&file).map_err(|source| RunsError::Read { file, source })
     }
 
-    /// Returns those of `runs` that have had a complete checkpoint. One that is there counts although the file that says so was
-    /// not written.
+    /// Returns those of `runs` that have had a complete checkpoint, see [`Runs::has_had_one`].
     ///
     /// # Errors
     /// If the folder of a run cannot be read.
     pub fn kept(&self, runs: &[RunRecord]) -> Result<BTreeSet<u32>, RunsError> {
-        let has_one = |run| {
-            let alone = [Ancestor { run, until: None }];
-            Ok::<_, RunsError>(
-                self.has_kept(run)? || !self.complete(&alone)?.is_empty() || !self.damaged(&alone)?.is_empty(),
-            )
-        };
-        let kept = runs.iter().map(|record| Ok(has_one(record.run)?.then_some(record.run)));
+        let kept = runs.iter().map(|record| Ok(self.has_had_one(record.run)?.then_some(record.run)));
         kept.filter_map(Result::transpose).collect()
+    }
+
+    /// Returns whether a run has had a complete checkpoint. One that is there, or was set aside as damaged, counts although the
+    /// file that says so was not written.
+    ///
+    /// # Errors
+    /// If the folder of the run cannot be read.
+    pub fn has_had_one(&self, run: u32) -> Result<bool, RunsError> {
+        let alone = [Ancestor { run, until: None }];
+        Ok(self.has_kept(run)? || !self.complete(&alone)?.is_empty() || !self.damaged(&alone)?.is_empty())
     }
 
     /// Removes what a lineage does not need any more after the checkpoint `written`: complete checkpoints beyond the

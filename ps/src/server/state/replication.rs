@@ -62,11 +62,10 @@ pub(in crate::server) struct Shard {
     pub(in crate::server) stream: Option<CancellationToken>,
     /// The process that holds the other copy, and the highest incarnation of that server.
     pub(in crate::server) peer: Option<Process>,
-    /// How often the other server was replaced before the process that was heard last.
-    peer_replacements: u32,
-    /// The process that was heard last, and on a primary the one that was given everything last, so that it may be elected.
-    heard_from: u64,
-    rival: Option<u64>,
+    /// The process of the other server that was heard last.
+    heard_from: Option<Process>,
+    /// On a primary: the process that was given everything last, so that it may be elected.
+    rival: Option<Process>,
     /// On a backup: the primary has started anew, and holds nothing.
     pub(in crate::server) peer_restarted: bool,
     /// The last time that the other holder was heard.
@@ -85,8 +84,7 @@ impl Shard {
             whole: false,
             stream: None,
             peer: None,
-            peer_replacements: 0,
-            heard_from: 0,
+            heard_from: None,
             rival: None,
             peer_restarted: false,
             heard: Instant::now(),
@@ -266,7 +264,7 @@ impl Replication {
             let known = Known {
                 home: shard == self.index,
                 rival: here.election.has_rival(),
-                replaced: here.rival_is_replaced_by(here.heard_from),
+                replaced: here.heard_from.is_some_and(|heard| here.rival_is_replaced_by(heard)),
                 outdated: here.election.is_outdated(),
             };
             transition = here.role.after(evidence, known);
@@ -277,7 +275,8 @@ impl Replication {
                     here.diverged |= here.role.is_whole() && matches!(role, Role::Backup { .. });
                     let is_filled_anew = here.role == Role::Starting && matches!(role, Role::Primary { .. });
                     if is_filled_anew && !self.has_checkpoints {
-                        here.election.begin(u64::from(self.process.incarnation) + u64::from(here.peer_replacements));
+                        let there = here.heard_from.map_or(0, |heard| heard.incarnation);
+                        here.election.begin(u64::from(self.process.incarnation) + u64::from(there));
                     }
                     here.take(role);
                 }
@@ -387,8 +386,7 @@ impl Replication {
         let mut shards = self.lock();
         let Some(here) = shards.get_mut(&other.shard) else { return Evidence::Unknown };
         here.heard = Instant::now();
-        here.peer_replacements = other.incarnation;
-        here.heard_from = other.instance;
+        here.heard_from = Some(Process::of(other));
         here.election.hear(other);
         let leads = other.role() == proto::ShardRole::Primary && !other.candidate;
         if leads && here.election.terms_beyond(other) { Evidence::LeadsLater } else { Evidence::Is(other.role()) }
@@ -413,7 +411,7 @@ impl Replication {
             if let Some(successor) = here.successor_of(peer) {
                 return Err(replaced(self.other(shard), peer, successor));
             }
-            if here.rival_is_replaced_by(peer.instance) {
+            if here.rival_is_replaced_by(peer) {
                 here.peer_restarted = true;
                 let text = format!(
                     "the trainers have yet to elect this server for the blocks of server {shard}; follow again"
@@ -527,14 +525,14 @@ impl Shard {
     /// Records on a primary that its backup holds everything, and may be elected from then on.
     pub(in crate::server) fn complete(&mut self, voters: BTreeSet<Voter>) -> proto::Complete {
         self.whole = true;
-        self.rival = self.peer.map(|peer| peer.instance);
+        self.rival = self.peer;
         self.election.complete(voters)
     }
 
-    /// Returns whether the process that may be elected beside this one is not `instance`, which holds the other copy now. It may
+    /// Returns whether the process that may be elected beside this one is not `process`, which holds the other copy now. It may
     /// have been elected meanwhile, so that this one leads a new process only if the trainers elect it.
-    fn rival_is_replaced_by(&self, instance: u64) -> bool {
-        self.election.has_rival() && self.rival.is_some_and(|rival| rival != instance)
+    fn rival_is_replaced_by(&self, process: Process) -> bool {
+        self.election.has_rival() && self.rival.is_some_and(|rival| rival.instance != process.instance)
     }
 
     /// Forgets that the shard had a leader: there is nothing of it to lose.

@@ -83,7 +83,7 @@ fn newest_of_all(runs: &Runs, records: &[RunRecord]) -> Result<Option<(Checkpoin
         if found.is_some() {
             return Ok(found);
         }
-        if runs.has_kept(*run)? || !runs.damaged(&alone)?.is_empty() {
+        if runs.has_had_one(*run)? {
             lost = lost.or(Some(*run));
         }
     }
