@@ -91,6 +91,8 @@ pub struct NewPod {
     pub failed_incarnation: Option<u32>,
     /// The trainers that a server does not wait for, because they have finished.
     pub finished_trainers: Vec<u32>,
+    /// All batches of an elastic job are assigned, and no trainer comes any more: a server waits for one alone.
+    pub closing: bool,
 }
 
 impl NewPod {
@@ -103,6 +105,7 @@ impl NewPod {
             failures_in_a_row: 0,
             failed_incarnation: None,
             finished_trainers: Vec::new(),
+            closing: false,
         }
     }
 

@@ -92,7 +92,7 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
 
 /// Adds environment, GPUs and termination message to the first container, whose end decides about the pod.
 fn inject(main: &mut Container, job: &ValidJob, new: &NewPod) {
-    let NewPod { replica, incarnation, ref finished_trainers, .. } = *new;
+    let NewPod { replica, incarnation, ref finished_trainers, closing, .. } = *new;
     let server = |index| format!("{}:{DEFAULT_PORT}", names::host(&job.name, &job.namespace, Role::Server, index));
     let result_file = main.termination_message_path.clone().unwrap_or_else(|| TERMINATION_LOG.into());
     let spec = &job.object.spec;
@@ -104,7 +104,7 @@ fn inject(main: &mut Container, job: &ValidJob, new: &NewPod) {
         index: replica.index,
         replication_factor: spec.ps.replication_factor.unsigned_abs(),
         connections: spec.ps.connections.map(i32::unsigned_abs),
-        min_trainers: job.policy.elastic.map(|elastic| elastic.min),
+        min_trainers: job.policy.elastic.map(|elastic| if closing { 1 } else { elastic.min }),
         finished_trainers: finished_trainers.clone(),
         incarnation,
         supervised: true,

@@ -20,6 +20,7 @@ fn build(spec: &str, who: &str) -> Pod {
             failures_in_a_row: 3,
             failed_incarnation: Some(1),
             finished_trainers: Vec::new(),
+            closing: false,
         },
         IMAGE,
     )
@@ -92,6 +93,8 @@ fn pods_of_an_elastic_job_stay_as_they_are_when_it_is_scaled() {
             assert_eq!(value(&two, name), want, "{who}: {name}");
         }
     }
+    let closing = pod(&elastic(2), &NewPod { closing: true, ..first("ps-0") }, IMAGE);
+    assert_eq!(value(&closing, "PSJOB_MIN_TRAINERS"), "1", "the others have ended, and do not come");
     let fixed = main_container(&build("", "trainer-1")).env.expect("an environment");
     assert!(fixed.iter().all(|var| var.name != "PSJOB_MIN_TRAINERS"));
 }

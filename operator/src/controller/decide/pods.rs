@@ -38,6 +38,7 @@ impl Draft<'_, '_> {
                         failures_in_a_row: record.failures_in_a_row,
                         failed_incarnation: record.failed_incarnation,
                         finished_trainers: facts.finished_for(replica.role),
+                        closing: facts.closing,
                     }));
                 }
                 Some(pod) if facts.is_current(replica, pod) => self.replace_pod(replica, pod),

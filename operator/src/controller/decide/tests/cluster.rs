@@ -16,8 +16,8 @@ pub struct Cluster {
     pub requeue: Option<SignedDuration>,
     /// Every pod that was ever created: replica and incarnation.
     pub history: Vec<(Replica, u32)>,
-    /// By replica: the finished trainers that its newest pod received.
-    finished_trainers: BTreeMap<Replica, Vec<u32>>,
+    /// By replica: what its newest pod was created from.
+    newest: BTreeMap<Replica, NewPod>,
 }
 
 impl Cluster {
@@ -35,7 +35,7 @@ impl Cluster {
             events: Vec::new(),
             requeue: None,
             history: Vec::new(),
-            finished_trainers: BTreeMap::new(),
+            newest: BTreeMap::new(),
         }
     }
 
@@ -90,7 +90,7 @@ impl Cluster {
                 }
                 (Child::Pod(new), None) => {
                     let NewPod { replica, incarnation, failures, failures_in_a_row, failed_incarnation, .. } = *new;
-                    self.finished_trainers.insert(replica, new.finished_trainers.clone());
+                    self.newest.insert(replica, new.clone());
                     self.history.push((replica, incarnation));
                     let pod = pod(replica).born(incarnation, failures, failures_in_a_row);
                     self.observed.pods.insert(replica, ObservedPod { failed_incarnation, ..pod });
@@ -172,7 +172,11 @@ impl Cluster {
     }
 
     pub fn finished_trainers(&self, who: &str) -> Vec<u32> {
-        self.finished_trainers[&replica(who)].clone()
+        self.newest[&replica(who)].finished_trainers.clone()
+    }
+
+    pub fn was_created_while_closing(&self, who: &str) -> bool {
+        self.newest[&replica(who)].closing
     }
 
     pub fn pods(&self) -> Vec<String> {

@@ -259,6 +259,18 @@ fn once_a_trainer_has_ended_well_no_other_joins_and_the_job_ends_with_those_that
 }
 
 #[test]
+fn a_server_that_starts_again_while_the_job_closes_does_not_wait_for_trainers_that_have_ended() {
+    let mut cluster = elastic(3, 3, "");
+    assert!(!cluster.was_created_while_closing("ps-0"));
+    cluster.succeed("trainer-1");
+    cluster.vanish("trainer-2");
+    cluster.fail("ps-0", 1);
+    cluster.settle();
+    assert_eq!(cluster.pods(), ["ps-0", "trainer-0", "trainer-1"]);
+    assert!(cluster.was_created_while_closing("ps-0"), "one trainer alone joins it");
+}
+
+#[test]
 fn a_trainer_that_never_started_is_not_waited_for_nor_one_that_comes_after_the_servers_end() {
     let mut cluster = elastic(2, 1, "");
     cluster.scale(3);
