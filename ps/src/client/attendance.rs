@@ -50,10 +50,31 @@ pub struct Report {
     pub dealt: (u64, u64),
 }
 
+/// When each server has answered a heartbeat last, or got the first over a new connection. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct LastHeard(Arc<Mutex<BTreeMap<u32, Instant>>>);
+
+impl LastHeard {
+    fn hear(&self, server: u32) {
+        self.0.lock().insert(server, Instant::now());
+    }
+
+    /// Returns whether `server` has left heartbeats unanswered for `limit`.
+    fn is_silent(&self, server: u32, limit: Duration) -> bool {
+        self.0.lock().get(&server).is_some_and(|heard| heard.elapsed() >= limit)
+    }
+
+    /// Returns a server that has left heartbeats unanswered for `limit`.
+    pub(super) fn silent(&self, limit: Duration) -> Option<u32> {
+        self.0.lock().iter().find(|(_, heard)| heard.elapsed() >= limit).map(|(server, _)| *server)
+    }
+}
+
 /// Heartbeats to every server, until it is dropped.
 #[derive(Default)]
 pub struct Attendance {
     servers: BTreeMap<u32, Attended>,
+    last_heard: LastHeard,
     report: Arc<Mutex<Report>>,
     recorder: Recorder,
 }
@@ -63,15 +84,14 @@ struct Attended {
     client: CoordinationClient<Channel>,
     channel: Channel,
     heartbeats: AbortOnDropHandle<()>,
-    /// When a heartbeat was answered last, or the first was sent.
-    answered: Arc<Mutex<Instant>>,
 }
 
 impl Attendance {
     /// Sends heartbeats to `server` over `channel` from now on, and over none it had before.
     pub fn attend(&mut self, config: &SessionConfig, server: u32, channel: Channel) {
         let client = CoordinationClient::new(channel.clone());
-        let answered = Arc::new(Mutex::new(Instant::now()));
+        self.last_heard = config.last_heard.clone();
+        self.last_heard.hear(server);
         let beating = Heartbeats {
             config: config.clone(),
             server,
@@ -79,16 +99,15 @@ impl Attendance {
             channel: channel.clone(),
             report: self.report.clone(),
             recorder: (server == 0).then(|| self.recorder.clone()),
-            answered: answered.clone(),
         };
         let heartbeats = AbortOnDropHandle::new(tokio::spawn(beating.run()));
-        self.servers.insert(server, Attended { client, channel, heartbeats, answered });
+        self.servers.insert(server, Attended { client, channel, heartbeats });
     }
 
     /// Returns whether `server` has answered no heartbeat for so long that the other holder of its blocks may lead them.
     #[must_use]
     pub fn is_silent(&self, server: u32) -> bool {
-        self.servers.get(&server).is_some_and(|attended| attended.answered.lock().elapsed() >= SILENCE)
+        self.last_heard.is_silent(server, SILENCE)
     }
 
     /// As [`Attendance::attend`], of a server that may be away, unless it is attended already.
@@ -160,7 +179,7 @@ impl Attendance {
             }
         }
         let job_end = JobEnd { may_know: AtomicBool::new(concluded && epoch > 0), ..JobEnd::default() };
-        let leaving = self.servers.into_iter().map(|(server, Attended { client, channel, heartbeats, .. })| {
+        let leaving = self.servers.into_iter().map(|(server, Attended { client, channel, heartbeats })| {
             heartbeats.abort();
             let Report { step, examples, metrics, waiting: _, dealt: (entry, done) } = report.clone();
             let trainer = Some(config.id());
@@ -196,7 +215,6 @@ struct Heartbeats {
     report: Arc<Mutex<Report>>,
     /// For server 0.
     recorder: Option<Recorder>,
-    answered: Arc<Mutex<Instant>>,
 }
 
 impl Heartbeats {
@@ -210,7 +228,7 @@ impl Heartbeats {
             match self.client.heartbeat(request).await {
                 Ok(reply) => {
                     let reply = reply.into_inner();
-                    *self.answered.lock() = Instant::now();
+                    self.config.last_heard.hear(self.server);
                     if let Some(recorder) = &self.recorder {
                         recorder.answered(&reply);
                     }
@@ -224,7 +242,7 @@ impl Heartbeats {
                     self.config.voting.lose(self.server);
                     // Its blocks have another leader, so only this call makes it know this trainer.
                     if replicated && status.code() == Code::Aborted {
-                        *self.answered.lock() = Instant::now();
+                        self.config.last_heard.hear(self.server);
                         drop(join(&self.config, None, self.channel.clone()).await);
                     }
                 }

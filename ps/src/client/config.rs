@@ -7,6 +7,7 @@ use std::time::Duration;
 use psjobs_api::Environment;
 use psjobs_api::training::Compression;
 
+use super::attendance::LastHeard;
 use super::lane::{connections, cores};
 use super::voting::Voting;
 use crate::layout::TensorSpec;
@@ -58,6 +59,8 @@ pub struct SessionConfig {
     /// The votes of this process on who leads the blocks that two servers hold, and the leaders that it has followed. Its
     /// [`Member`](super::Member) and its [`Tables`](super::Tables) share that: both are made from clones of one configuration.
     pub voting: Voting,
+    /// When servers have answered this process last, shared like `voting`.
+    pub last_heard: LastHeard,
 }
 
 impl SessionConfig {
@@ -90,6 +93,7 @@ impl SessionConfig {
             network: Network::default(),
             interrupt: Arc::default(),
             voting: Voting::default(),
+            last_heard: LastHeard::default(),
         }
     }
 

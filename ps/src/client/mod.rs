@@ -27,6 +27,7 @@ mod shares;
 mod tables;
 mod voting;
 
+pub use attendance::LastHeard;
 pub use blocking::Session;
 pub use config::SessionConfig;
 pub use error::ClientError;

@@ -59,6 +59,10 @@ fn faults_that_seeds_found_stay_mended() {
              old blocks",
         ),
         (5_005_438, "a trainer's process that had lived on joined the last server, which then waited for it for ever"),
+        (
+            5_011_535,
+            "a trainer waited at a server for another trainer, which had given up because the other server was gone for good",
+        ),
         (1_013_842, "a server that had none of a shard counted as its later leader"),
     ];
     for (seed, what) in rows {

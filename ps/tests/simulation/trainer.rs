@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use psjobs_api::training::ConsistencyMode;
-use psjobs_ps::client::{AsyncSession, ClientError, GradualStep, SessionConfig, Voting};
+use psjobs_ps::client::{AsyncSession, ClientError, GradualStep, LastHeard, SessionConfig, Voting};
 use psjobs_ps::network::Network as Reached;
 use psjobs_ps::shm::Mapping;
 use rand::{Rng as _, SeedableRng as _};
@@ -179,6 +179,7 @@ pub fn config(job: &Job, index: u32, incarnation: u32) -> SessionConfig {
         network: Reached::Other(Arc::new(dialer)),
         interrupt: Arc::default(),
         voting: Voting::default(),
+        last_heard: LastHeard::default(),
     }
 }
 

@@ -11,11 +11,11 @@ use tonic::{Code, Response, Status};
 use super::{RowGradients, Shared};
 use crate::client::ballots::Leader;
 use crate::client::config::SessionConfig;
-use crate::client::connecting::{self, TRY, schedule, stopped, until};
+use crate::client::connecting::{self, TRY, schedule, stopped, unreachable, until};
 use crate::client::error::{ClientError, is_retryable};
 use crate::proto::sparse_tables_client::SparseTablesClient;
 use crate::proto::{self, PullRowsRequest, PushRowsRequest};
-use crate::retry::{Failure, LOG_INTERVAL, retry};
+use crate::retry::{Failure, LOG_INTERVAL, Stopped, retry};
 use crate::sparse::{MAX_MESSAGE, key};
 
 impl Shared {
@@ -130,7 +130,8 @@ impl Shared {
     }
 
     /// Repeats a call until the server answers, for as long as a server may be away. The answer itself has no deadline,
-    /// because it may have to wait for other trainers; a server that is gone is found by its connection.
+    /// because it may have to wait for other trainers; a server that is gone is found by its connection, and any other one by
+    /// the heartbeats: those trainers may have given up on it, and never come.
     pub async fn insist<T, F: Future<Output = Result<Response<T>, Status>>>(
         &self,
         server: usize,
@@ -169,8 +170,15 @@ impl Shared {
         let concluded = self.concluded.load(Ordering::Relaxed);
         let limit = if concluded { self.config.waiting_time_at_end(self.epoch) } else { self.config.connect_timeout };
         let schedule = schedule(&self.config, server as u32).failing_for(limit);
-        let answer = retry(schedule, until(|| self.config.interrupted()), attempt, log).await;
-        answer.map_err(|why| stopped(&self.config, server as u32, why))
+        // Where servers replace each other, calls find the one that is left.
+        let gone = || if replicated { None } else { self.config.last_heard.silent(limit) };
+        let is_over = || self.config.interrupted() || gone().is_some();
+        retry(schedule, until(is_over), attempt, log).await.map_err(|why| match (why, gone()) {
+            (Stopped::Cancelled, Some(gone)) if !self.config.interrupted() => {
+                unreachable(&self.config, gone, "it answers no heartbeat")
+            }
+            (why, _) => stopped(&self.config, server as u32, why),
+        })
     }
 
     /// Looks for the server that leads the rows of `shard`, now that `host` does not; leaves the way as it is if none does

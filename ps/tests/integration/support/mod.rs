@@ -10,7 +10,7 @@ use psjobs_api::ReplicaResult;
 use psjobs_api::training::{
     Compression, Consistency, ConsistencyMode, Optimizer, Staleness, StalenessMomentum, StalenessPolicy, Training,
 };
-use psjobs_ps::client::{Session, SessionConfig, TensorSpec, Voting};
+use psjobs_ps::client::{LastHeard, Session, SessionConfig, TensorSpec, Voting};
 use psjobs_ps::network::Network;
 use psjobs_ps::server::{self, ServerConfig, ServerError, Timeouts};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -145,6 +145,7 @@ pub fn session_config(trainer: u32, servers: Vec<String>) -> SessionConfig {
         network: Network::default(),
         interrupt: Arc::default(),
         voting: Voting::default(),
+        last_heard: LastHeard::default(),
     }
 }
 
