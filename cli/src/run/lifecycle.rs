@@ -93,6 +93,15 @@ pub struct Lifecycle {
     over: bool,
 }
 
+/// The trainers that have ended.
+#[derive(Clone, Debug, Default)]
+pub struct TrainerEnds {
+    /// All that have ended well; none in an elastic job, where that says nothing about what is left to do.
+    pub finished: Vec<u32>,
+    /// All batches of an elastic job are assigned, and no trainer comes any more: a server waits for one alone.
+    pub closing: bool,
+}
+
 impl Lifecycle {
     pub fn new(rules: Rules, replicas: impl IntoIterator<Item = Replica>) -> Self {
         Self {
@@ -125,11 +134,11 @@ impl Lifecycle {
         self.restarts
     }
 
-    /// Returns the trainers that have ended well. In an elastic job their end says nothing about what is left to do, so
-    /// there it returns none.
-    pub fn finished_trainers(&self) -> Vec<u32> {
+    /// Returns which trainers have ended, as far as a process that starts now has to know.
+    pub fn trainer_ends(&self) -> TrainerEnds {
         let finished = self.trainers().filter(|(_, member)| member.state == State::Done);
-        finished.filter(|_| self.rules.policy.elastic.is_none()).map(|(trainer, _)| trainer.index).collect()
+        let finished = finished.filter(|_| self.rules.policy.elastic.is_none()).map(|(trainer, _)| trainer.index);
+        TrainerEnds { finished: finished.collect(), closing: self.is_closing() }
     }
 
     /// Returns true once the trainers are done.
@@ -192,7 +201,7 @@ impl Lifecycle {
     /// without it, unless one of them had failed since and begins again. The members of an elastic job are not all of its
     /// trainers, so there its end says less.
     pub fn concluded(&mut self, server: Replica, result: &ReplicaResult, now: Duration) -> Vec<Action> {
-        let actions = self.exited(server, Exit::Code(0), Vec::new(), now);
+        let mut actions = self.exited(server, Exit::Code(0), Vec::new(), now);
         let trainers = self.trainers().map(|(trainer, _)| trainer.index).collect::<Vec<_>>();
         let left = trainers.into_iter().filter_map(|trainer| Some((trainer, result.left_as(trainer)?)));
         self.left_as.extend(left);
@@ -209,6 +218,10 @@ impl Lifecycle {
             let is_needed = self.trainers().any(begins_again);
             done.into_iter().for_each(|trainer| self.set(trainer, State::Done));
             self.set(server, if is_needed { State::StartsAt(now) } else { State::Done });
+            if !self.over && !self.is_draining() {
+                // No other end may follow.
+                actions.extend(self.complete_if_successful(now));
+            }
         }
         actions
     }

@@ -15,7 +15,7 @@ use psjobs_policy::deadlines::LAST_CHECKPOINT_SECONDS;
 
 use super::cluster_only;
 use super::expand::expand;
-use super::lifecycle::Rules;
+use super::lifecycle::{Rules, TrainerEnds};
 
 /// Names the folder of a data set to `psjobs-worker`. A user may set it for `psjobs run`, too.
 pub(super) const DATA_VARIABLE: &str = "PSJOB_DATA";
@@ -216,8 +216,9 @@ impl Plan {
         self.machine.results.join(format!("{}-{}.json", replica.role, replica.index))
     }
 
-    /// Returns how to start a member for the `incarnation`th time, when `finished` trainers have ended well.
-    pub fn launch(&self, replica: Replica, incarnation: u32, finished: Vec<u32>) -> Launch {
+    /// Returns how to start a member for the `incarnation`th time, when trainers have ended as `ends` says.
+    pub fn launch(&self, replica: Replica, incarnation: u32, ends: TrainerEnds) -> Launch {
+        let TrainerEnds { finished, closing } = ends;
         let program = self.program(replica);
         let gpus = self.gpus_of(replica, program);
         // A process that sees only its own GPUs is, as in a pod, the first one there.
@@ -232,7 +233,7 @@ impl Plan {
             index: replica.index,
             replication_factor: self.replication_factor,
             connections: self.connections,
-            min_trainers: self.rules.policy.elastic.map(|elastic| elastic.min),
+            min_trainers: self.rules.policy.elastic.map(|elastic| if closing { 1 } else { elastic.min }),
             finished_trainers: if replica.role == Role::Server { finished } else { Vec::new() },
             incarnation,
             supervised: true,

@@ -140,7 +140,7 @@ impl<'a> Supervisor<'a> {
 
     /// Starts a process. What follows at once if that does not work comes back.
     fn start(&mut self, replica: Replica, incarnation: u32) -> Vec<Action> {
-        let launch = self.plan.launch(replica, incarnation, self.lifecycle.finished_trainers());
+        let launch = self.plan.launch(replica, incarnation, self.lifecycle.trainer_ends());
         // If the guard is gone, the log says so when the process has started.
         self.guard.expect(&launch.entry()).ok();
         match Process::start(&launch, &log_file(self.logs, replica), self.view.watcher(replica)) {

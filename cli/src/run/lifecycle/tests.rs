@@ -111,7 +111,7 @@ fn server_0_is_started_again_if_it_fails_before_it_has_written_the_model() {
     assert!(!job.is_draining());
     let due = job.wake_at().expect("the back-off");
     assert_eq!(job.tick(due), [Action::Start { replica: PS, incarnation: 1 }]);
-    assert!(job.is_draining() && job.finished_trainers() == [0, 1]);
+    assert!(job.is_draining() && job.trainer_ends().finished == [0, 1]);
     assert_eq!(job.ends(PS, 0, 80), [Action::End(Outcome::Succeeded)]);
 }
 
@@ -284,9 +284,9 @@ fn a_trainer_that_failed_just_before_its_servers_end_was_seen_gets_the_server_ba
 #[test]
 fn trainers_go_on_without_a_server_that_saw_them_leave_and_start_it_again_if_one_fails() {
     let mut job = job(rules("failurePolicy: {maxRestarts: 1}"));
-    assert_eq!(job.finished_trainers(), [0; 0]);
+    assert_eq!(job.trainer_ends().finished, [0; 0]);
     job.ends(T0, 0, 5);
-    assert_eq!(job.finished_trainers(), [0]);
+    assert_eq!(job.trainer_ends().finished, [0]);
     job.concluded(PS, &all_left(), at(6));
     assert_eq!(job.wake_at(), None, "trainer 1 may take its time");
     job.ends(T1, 1, 90);
@@ -317,8 +317,8 @@ fn a_trainer_that_finds_no_server_any_more_is_done_if_these_counted_it_as_finish
     let mut job = super::tests::job(rules(""));
     job.ends(T0, 0, 5);
     job.ends(T1, PEER_AWAY, 126);
-    job.concluded(PS, &all_left(), at(126));
-    assert_eq!(job.tick(at(127)), [Action::End(Outcome::Succeeded)], "the server's end was seen later");
+    let ended = job.concluded(PS, &all_left(), at(126));
+    assert_eq!(ended, [Action::End(Outcome::Succeeded)], "the server's end was seen later");
 }
 
 #[test]

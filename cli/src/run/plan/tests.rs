@@ -36,9 +36,9 @@ const TWO: &str = "{ps: {replicas: 2}, trainer: {replicas: 2, template: {spec: {
 #[test]
 fn containers_without_a_command_run_the_worker() {
     let plan = plan(TWO, machine());
-    let server = plan.launch(SERVER, 0, Vec::new());
+    let server = plan.launch(SERVER, 0, TrainerEnds::default());
     assert_eq!((server.program, server.args), ("/bin/worker".into(), vec!["serve".into()]));
-    let trainer = plan.launch(TRAINER, 2, Vec::new());
+    let trainer = plan.launch(TRAINER, 2, TrainerEnds::default());
     assert_eq!((trainer.program, trainer.args), ("/bin/worker".into(), vec!["train".into(), "mlp".into()]));
     let want = [
         ("RANK", "3"),
@@ -61,7 +61,7 @@ fn a_command_runs_as_it_is_with_references_expanded() {
          {name: SECRET, valueFrom: {secretKeyRef: {name: s, key: k}}}]}]}}}}",
         Machine { servers: vec!["127.0.0.1:1".into()], ..machine() },
     );
-    let trainer = plan.launch(Replica { role: Role::Trainer, index: 0 }, 0, Vec::new());
+    let trainer = plan.launch(Replica { role: Role::Trainer, index: 0 }, 0, TrainerEnds::default());
     assert_eq!((trainer.program, trainer.args), ("sh".into(), vec!["-c".into(), "echo 1 a0b".into()]));
     assert_eq!(trainer.env["RANK"], "1", "the contract is not the manifest's to change");
     assert!(!trainer.env.contains_key("SECRET"));
@@ -70,7 +70,7 @@ fn a_command_runs_as_it_is_with_references_expanded() {
 
 #[test]
 fn trainers_share_the_cores_unless_configured_otherwise() {
-    let threads = |plan: &Plan| plan.launch(TRAINER, 0, Vec::new()).env.get("OMP_NUM_THREADS").cloned();
+    let threads = |plan: &Plan| plan.launch(TRAINER, 0, TrainerEnds::default()).env.get("OMP_NUM_THREADS").cloned();
     assert_eq!(threads(&plan(TWO, machine())).as_deref(), Some("4"));
     assert_eq!(threads(&plan(TWO, Machine { cores: 1, ..machine() })).as_deref(), Some("1"));
     assert_eq!(threads(&plan(TWO, Machine { threads_are_set: true, ..machine() })), None);
@@ -80,7 +80,7 @@ fn trainers_share_the_cores_unless_configured_otherwise() {
 
 #[test]
 fn threads_without_work_sleep_unless_configured_otherwise() {
-    let waiting = |plan: &Plan| plan.launch(TRAINER, 0, Vec::new()).env.get("OMP_WAIT_POLICY").cloned();
+    let waiting = |plan: &Plan| plan.launch(TRAINER, 0, TrainerEnds::default()).env.get("OMP_WAIT_POLICY").cloned();
     assert_eq!(waiting(&plan(TWO, machine())).as_deref(), Some("passive"));
     assert_eq!(waiting(&plan(TWO, Machine { waiting_is_set: true, ..machine() })), None);
 }
@@ -92,7 +92,7 @@ fn gpus_are_split_over_the_trainers_and_hidden_from_the_rest() {
         plan(&spec, Machine { gpus: there.iter().map(ToString::to_string).collect(), ..machine() })
     };
     let seen = |plan: &Plan, replica| {
-        let env = plan.launch(replica, 0, Vec::new()).env;
+        let env = plan.launch(replica, 0, TrainerEnds::default()).env;
         let names = env.get("CUDA_VISIBLE_DEVICES").map_or(0, |names| names.split_terminator(',').count());
         let given = env.get("PSJOB_GPUS").map_or(0, |gpus| gpus.parse().expect("a number"));
         assert_eq!(given, if replica == TRAINER { names } else { 0 }, "a trainer knows what it was given");
@@ -165,11 +165,14 @@ fn servers_have_time_to_write_the_last_checkpoint() {
 fn checkpoints_go_to_the_jobs_own_folder() {
     let spec = TWO.replacen('{', "{checkpoint: {volumeClaim: {size: 1Gi}, keep: 7}, ", 1);
     let plan = plan(&spec, machine());
-    let server = plan.launch(SERVER, 0, Vec::new()).env;
+    let server = plan.launch(SERVER, 0, TrainerEnds::default()).env;
     assert!(!server.contains_key("PSJOB_FINISHED_TRAINERS"));
     assert_eq!(server["PSJOB_CHECKPOINT_DIR"], format!("/kept/{}", plan.name));
     assert!(server["PSJOB_CHECKPOINT"].contains(r#""keep":7"#));
-    assert!(!plan.launch(TRAINER, 0, Vec::new()).env.contains_key("PSJOB_CHECKPOINT_DIR"), "trainers keep nothing");
+    assert!(
+        !plan.launch(TRAINER, 0, TrainerEnds::default()).env.contains_key("PSJOB_CHECKPOINT_DIR"),
+        "trainers keep nothing"
+    );
 }
 
 #[test]
@@ -177,7 +180,7 @@ fn a_folder_of_the_command_line_counts_more_than_an_object_store() {
     let mut job = job(&TWO.replacen('{', "{checkpoint: {objectStore: {url: 's3://bucket/jobs'}, path: runs/7}, ", 1));
     let folder = |job: &ParameterServerJob| {
         let plan = Plan::new(job, machine()).expect("a plan");
-        plan.launch(SERVER, 0, Vec::new()).env["PSJOB_CHECKPOINT_DIR"].clone()
+        plan.launch(SERVER, 0, TrainerEnds::default()).env["PSJOB_CHECKPOINT_DIR"].clone()
     };
     assert_eq!(folder(&job), "s3://bucket/jobs/runs/7");
     crate::run::keep_elsewhere(&mut job);
@@ -196,10 +199,10 @@ fn servers_know_the_tracking_server_and_keep_what_it_gets_beyond_their_own_end()
         ("with logs", tracked.as_str(), logged, Some("http://mlflow:5000"), Some("/logs/metrics/mnist-1")),
     ] {
         let plan = plan(spec, machine);
-        let env = plan.launch(SERVER, 0, Vec::new()).env;
+        let env = plan.launch(SERVER, 0, TrainerEnds::default()).env;
         let variable = |name: &str| env.get(name).map(String::as_str);
         assert_eq!((variable("PSJOB_MLFLOW_URI"), variable("PSJOB_METRICS_DIR")), (uri, series), "{label}");
-        let trainer = plan.launch(TRAINER, 0, Vec::new()).env;
+        let trainer = plan.launch(TRAINER, 0, TrainerEnds::default()).env;
         assert!(!trainer.contains_key("PSJOB_MLFLOW_URI") && !trainer.contains_key("PSJOB_METRICS_DIR"), "{label}");
     }
 }
@@ -207,7 +210,8 @@ fn servers_know_the_tracking_server_and_keep_what_it_gets_beyond_their_own_end()
 #[test]
 fn servers_receive_the_trainers_that_have_finished() {
     let plan = plan(TWO, machine());
-    let received = |replica| plan.launch(replica, 1, vec![0]).env.get("PSJOB_FINISHED_TRAINERS").cloned();
+    let ends = || TrainerEnds { finished: vec![0], ..TrainerEnds::default() };
+    let received = |replica| plan.launch(replica, 1, ends()).env.get("PSJOB_FINISHED_TRAINERS").cloned();
     assert_eq!((received(SERVER), received(TRAINER)), (Some("0".into()), None));
 }
 
@@ -218,10 +222,17 @@ fn an_elastic_job_starts_its_replicas_and_tells_them_of_all_places() {
         let plan = plan(spec, machine());
         assert_eq!(plan.replicas().filter(|replica| replica.role == Role::Trainer).count(), 2);
         for replica in [SERVER, TRAINER] {
-            let env = plan.launch(replica, 0, Vec::new()).env;
+            let env = plan.launch(replica, 0, TrainerEnds::default()).env;
             assert_eq!(env["PSJOB_TRAINERS"], trainers);
             assert_eq!(env.get("PSJOB_MIN_TRAINERS").map(String::as_str), least);
         }
-        assert_eq!(plan.launch(TRAINER, 0, Vec::new()).env["OMP_NUM_THREADS"], "4", "the cores are for those that run");
+        let closing = TrainerEnds { closing: true, ..TrainerEnds::default() };
+        let env = plan.launch(SERVER, 1, closing).env;
+        assert_eq!(env.get("PSJOB_MIN_TRAINERS").map(String::as_str), least.map(|_| "1"), "the others have ended");
+        assert_eq!(
+            plan.launch(TRAINER, 0, TrainerEnds::default()).env["OMP_NUM_THREADS"],
+            "4",
+            "the cores are for those that run"
+        );
     }
 }
