@@ -14,6 +14,7 @@ use tonic::{Code, Status};
 use super::config::SessionConfig;
 use super::connecting::{connect_lazily, is_refused, join, reason};
 use super::error::{ClientError, is_replaced, is_retryable};
+use super::last_heard::LastHeard;
 use super::recorder::Recorder;
 use crate::network::never_sent;
 use crate::proto;
@@ -48,26 +49,6 @@ pub struct Report {
     pub waiting: Duration,
     /// In an elastic job: how often it has entered, and the batches that it has done since.
     pub dealt: (u64, u64),
-}
-
-/// When each server has answered a heartbeat last, or got the first over a new connection. Clones share it.
-#[derive(Clone, Debug, Default)]
-pub struct LastHeard(Arc<Mutex<BTreeMap<u32, Instant>>>);
-
-impl LastHeard {
-    fn hear(&self, server: u32) {
-        self.0.lock().insert(server, Instant::now());
-    }
-
-    /// Returns whether `server` has left heartbeats unanswered for `limit`.
-    fn is_silent(&self, server: u32, limit: Duration) -> bool {
-        self.0.lock().get(&server).is_some_and(|heard| heard.elapsed() >= limit)
-    }
-
-    /// Returns a server that has left heartbeats unanswered for `limit`.
-    pub(super) fn silent(&self, limit: Duration) -> Option<u32> {
-        self.0.lock().iter().find(|(_, heard)| heard.elapsed() >= limit).map(|(server, _)| *server)
-    }
 }
 
 /// Heartbeats to every server, until it is dropped.
@@ -195,8 +176,10 @@ impl Attendance {
             let address = config.servers[server as usize].clone();
             if is_replaced {
                 replaced = Err(ClientError::Conflict { address, reason });
-            } else if config.replication_factor > 1 && (!finished || job_end.heard.load(Ordering::Relaxed)) {
-                // The servers that are left notify it when it comes back.
+            } else if config.replication_factor > 1 && (!finished || job_end.heard.load(Ordering::Relaxed))
+                || config.supervised && finished && job_end.is_known.load(Ordering::Relaxed)
+            {
+                // The servers that are left notify it when it comes back, or whoever starts it names the trainers that are done.
                 tracing::warn!(%address, reason, "server {server} does not hear that this trainer leaves");
             } else {
                 outcome = Err(ClientError::Unreachable { address, seconds, reason });
@@ -240,9 +223,13 @@ impl Heartbeats {
                 Err(status) => {
                     tracing::debug!(reason = status.message(), "heartbeat failed");
                     self.config.voting.lose(self.server);
-                    // Its blocks have another leader, so only this call makes it know this trainer.
-                    if replicated && status.code() == Code::Aborted {
+                    // It was started anew, and answers.
+                    let is_new = status.code() == Code::Aborted;
+                    if is_new {
                         self.config.last_heard.hear(self.server);
+                    }
+                    // Its blocks have another leader, so only this call makes it know this trainer.
+                    if replicated && is_new {
                         drop(join(&self.config, None, self.channel.clone()).await);
                     }
                 }
@@ -307,6 +294,8 @@ struct Goodbye<'a> {
 struct JobEnd {
     /// Some server has heard that this trainer leaves.
     heard: AtomicBool,
+    /// Server 0 has, so that another process of this trainer has nothing to do: it would bring its initial values along.
+    is_known: AtomicBool,
     /// Server 0 may have.
     may_know: AtomicBool,
     /// Since when server 0 has not answered.
@@ -359,8 +348,11 @@ impl Goodbye<'_> {
                 Ok(Ok(())) => {
                     self.job_end.heard.store(true, Ordering::Relaxed);
                     self.job_end.may_know.fetch_or(self.server == 0, Ordering::Relaxed);
+                    self.job_end.is_known.fetch_or(self.server == 0, Ordering::Relaxed);
                     return None;
                 }
+                // It knows that this trainer is done.
+                Ok(Err(status)) if finished && status.code() == Code::OutOfRange => return None,
                 Ok(Err(status)) if finished && is_replaced(&status) => {
                     return Some(Unheard { reason: reason(&status), seconds: 0, is_replaced: true });
                 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use psjobs_api::Environment;
 use psjobs_api::training::Compression;
 
-use super::attendance::LastHeard;
 use super::lane::{connections, cores};
+use super::last_heard::LastHeard;
 use super::voting::Voting;
 use crate::layout::TensorSpec;
 use crate::network::Network;
@@ -107,9 +107,10 @@ impl SessionConfig {
     /// How long a trainer waits for a server in `epoch` once a checkpoint may have its last step. The servers may have missed it
     /// and counted it as finished, and have ended: a trainer that somebody starts again then ends as one without a server, and
     /// whoever starts it knows whether it is still needed. Without checkpoints, epoch 0, servers wait for each trainer's last
-    /// message, and one that is started anew gets its parameters from trainers, which therefore wait for it.
+    /// message, and one that is started anew gets its parameters from trainers, which therefore wait for it. Elastic jobs start
+    /// no trainer again when others have finished: the batches of one that gives up would be lost.
     pub(crate) fn waiting_time_at_end(&self, epoch: u64) -> Duration {
-        let may_be_done = self.supervised && epoch > 0;
+        let may_be_done = self.supervised && epoch > 0 && !self.elastic;
         if may_be_done { self.connect_timeout.min(Self::waiting_time(false)) } else { self.connect_timeout }
     }
 

@@ -27,7 +27,7 @@ const QUIET: Duration = Duration::from_secs(3);
 const ENTER: Duration = Duration::from_secs(3);
 const WINDOW: u32 = 4 * 1024 * 1024;
 /// How soon an interrupt is seen by a trainer that waits.
-const INTERRUPTIBLE: Duration = Duration::from_millis(100);
+pub(super) const INTERRUPTIBLE: Duration = Duration::from_millis(100);
 
 /// Repeats `attempt` until `config.connect_timeout`, unless the server gives an answer that it would give again; see
 /// [`Failure::may_pass`].
@@ -60,7 +60,8 @@ pub(super) async fn persist<T, A: Future<Output = Result<T, Failure>>>(
         }
     };
     let schedule = schedule(config, server).within(config.connect_timeout);
-    retry(schedule, until(|| config.interrupted()), attempt, log).await.map_err(|why| stopped(config, server, why))
+    let done = retry(schedule, until(|| config.interrupted()), attempt, log).await;
+    done.map_err(|why| stopped(config, server, config.connect_timeout, why))
 }
 
 /// As [`persist`], at each server that may lead the blocks and rows of `shard`: first at those that are not
@@ -97,18 +98,23 @@ pub(super) fn schedule(config: &SessionConfig, server: u32) -> Schedule {
     Schedule::growing(FIRST_PAUSE, LONGEST_PAUSE).spread_by(retry::key(config.trainer, server))
 }
 
-/// Returns the error of a trainer that has given up on `server`.
-pub(super) fn stopped(config: &SessionConfig, server: u32, why: Stopped<ClientError, String>) -> ClientError {
+/// Returns the error of a trainer that has given up on `server`, after `limit` if that was the reason.
+pub(super) fn stopped(
+    config: &SessionConfig,
+    server: u32,
+    limit: Duration,
+    why: Stopped<ClientError, String>,
+) -> ClientError {
     match why {
         Stopped::Permanent(error) => error,
-        Stopped::TimedOut(reason) => unreachable(config, server, &reason),
+        Stopped::TimedOut(reason) => unreachable(config, server, limit, &reason),
         Stopped::Cancelled => ClientError::Interrupted,
     }
 }
 
-/// Returns the error for a server that did not answer for as long as a server may be away.
-pub(super) fn unreachable(config: &SessionConfig, server: u32, reason: &str) -> ClientError {
-    let (address, seconds) = (config.servers[server as usize].clone(), config.connect_timeout.as_secs());
+/// Returns the error for a server that did not answer for `limit`.
+pub(super) fn unreachable(config: &SessionConfig, server: u32, limit: Duration, reason: &str) -> ClientError {
+    let (address, seconds) = (config.servers[server as usize].clone(), limit.as_secs());
     ClientError::Unreachable { address, seconds, reason: reason.to_owned() }
 }
 
@@ -140,10 +146,7 @@ pub(super) async fn enter(
         {
             joined = join(config, led, channel.clone()).await;
         }
-        let reply = joined.map_err(|status| match status.code() {
-            Code::OutOfRange => Failure::Final(ClientError::Over { reason: status.message().to_owned() }),
-            _ => Failure::Status(status),
-        })?;
+        let reply = joined.map_err(Failure::of_entry)?;
         in_place(config, server, (reply.server, reply.servers))?;
         Ok((channel, reply))
     })
@@ -213,6 +216,14 @@ pub(super) enum Failure {
 }
 
 impl Failure {
+    /// Takes the answer of a server that does not let a trainer in. One that says that the trainers have finished says so again.
+    pub(super) fn of_entry(status: Status) -> Self {
+        match status.code() {
+            Code::OutOfRange => Self::Final(ClientError::Over { reason: status.message().to_owned() }),
+            _ => Self::Status(status),
+        }
+    }
+
     /// Returns whether another attempt may succeed. Where somebody (`supervised`) starts servers again, it may also after
     /// the answer of a wrong server: that one has got the address of a server that is away, and the name leads to that
     /// server's successor soon. By hand a wrong address stays wrong.

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures::future::try_join_all;
 use tonic::Code;
 
-use super::connecting::{Failure, is_not_kept, schedule, unreachable, until, wait_until_durable};
+use super::connecting::{Failure, is_not_kept, schedule, unreachable, wait_until_durable};
 use super::error::{ClientError, is_retryable};
 use super::tables::{AsyncTables, Shared};
 use crate::layout::Layout;
@@ -178,13 +178,14 @@ impl Shared {
     async fn conclude(&self) -> Result<(), ClientError> {
         let address = &self.config.servers[0];
         // The answer itself has no deadline: it comes with the next checkpoint.
-        let schedule = schedule(&self.config, 0).failing_for(self.config.waiting_time_at_end(self.epoch));
+        let limit = self.config.waiting_time_at_end(self.epoch);
+        let schedule = schedule(&self.config, 0).failing_for(limit);
         let mut retries = Retries::new(schedule);
         loop {
             let asked = tokio::select! {
                 biased;
                 asked = wait_until_durable(&self.config, self.epoch) => asked,
-                () = until(|| self.config.interrupted()) => return Err(ClientError::Interrupted),
+                error = self.no_answer(limit) => return Err(error),
             };
             let status = match asked {
                 Ok(()) => break,
@@ -203,7 +204,7 @@ impl Shared {
                 retries = Retries::new(schedule);
             }
             if !retries.pause().await {
-                return Err(unreachable(&self.config, 0, status.message()));
+                return Err(unreachable(&self.config, 0, limit, status.message()));
             }
         }
         self.concluded.store(true, Ordering::Relaxed);

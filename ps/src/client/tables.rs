@@ -218,11 +218,12 @@ async fn open(
     let reply = match client.open_tables(request.clone()).await {
         // It was started anew since this trainer joined.
         Err(status) if status.code() == Code::Aborted => {
-            join(config, None, channel.clone()).await?;
-            client.open_tables(request).await?
+            join(config, None, channel.clone()).await.map_err(Failure::of_entry)?;
+            client.open_tables(request).await
         }
-        opened => opened?,
+        opened => opened,
     };
+    let reply = reply.map_err(Failure::of_entry)?;
     let reply = reply.into_inner();
     in_place(config, host, (reply.server, reply.servers))?;
     if reply.epoch < epoch {

@@ -63,6 +63,12 @@ fn faults_that_seeds_found_stay_mended() {
             5_011_535,
             "a trainer waited at a server for another trainer, which had given up because the other server was gone for good",
         ),
+        (
+            7_020_488,
+            "a server could not read the checkpoint at first, and went to it when others had gone on from there and it had \
+             copied their blocks",
+        ),
+        (7_030_391, "a trainer waited for a checkpoint that could not be written, because a server was gone for good"),
         (1_013_842, "a server that had none of a shard counted as its later leader"),
     ];
     for (seed, what) in rows {

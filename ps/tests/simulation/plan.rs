@@ -265,6 +265,16 @@ impl Plan {
         if self.replicated && self.checkpoint.is_none() { HELD_TWICE } else { Duration::ZERO }
     }
 
+    /// Returns whether a server's process that was replaced may live on, and answer with what it had when others led.
+    pub fn has_former_leaders(&self) -> bool {
+        let lives_on = |fault: &Fault| match fault {
+            Fault::ZombieServer { .. } => true,
+            Fault::Machine { what, .. } => !matches!(what, MachineFault::Lost),
+            _ => false,
+        };
+        self.replicated && self.faults.iter().any(|(_, fault)| lives_on(fault))
+    }
+
     /// Returns whether the parameters are compared with those of an undisturbed job after each step.
     pub fn has_states(&self) -> bool {
         let is_sync = self.consistency.mode == ConsistencyMode::Sync && self.consistency.backup_trainers == 0;

@@ -10,6 +10,7 @@ use psjobs_ps::shm::Mapping;
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 
 use super::model::Counts;
 use super::network::Host;
@@ -176,6 +177,16 @@ impl Trainer<'_> {
 
     /// Looks whether all steps of all trainers are there, which must be so unless the servers have gone back.
     async fn finds_all(&mut self) -> Result<bool, Failure> {
+        let since = Instant::now();
+        loop {
+            match self.find_all().await {
+                Err(Failure::Violation(_)) if self.witnesses.0.may_look_again(since).await => {}
+                found => return found,
+            }
+        }
+    }
+
+    async fn find_all(&mut self) -> Result<bool, Failure> {
         let plan = &self.job.plan;
         // A repeat of the last step is answered with what there is now.
         self.job.model.fill(self.index, plan.steps - 1, &self.held, self.memory.gradients_mut());

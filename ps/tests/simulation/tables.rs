@@ -11,6 +11,7 @@ use psjobs_ps::sparse::TableSpec;
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use safetensors::SafeTensors;
+use tokio::time::Instant;
 
 use super::model::{Counts, counted, moments};
 use super::network::Host;
@@ -143,8 +144,14 @@ impl Trainer<'_> {
         }
         self.job.complete.borrow_mut()[self.index as usize] = true;
         if self.job.complete.borrow().iter().all(|complete| *complete) {
-            let rows = self.rows().await?;
-            self.witness.all_there(row_counts(plan, &rows))?;
+            let since = Instant::now();
+            let rows = loop {
+                let rows = self.rows().await?;
+                match self.witness.all_there(row_counts(plan, &rows)) {
+                    Err(_) if self.witness.may_look_again(since).await => {}
+                    found => break found.map(|()| rows)?,
+                }
+            };
             let (found, want) = (all_together(&rows), (plan.steps * u64::from(plan.trainers)) as f32);
             if found != want {
                 return self.witness.violation(format!("finds {found} pushes of everybody, not {want}"))?;

@@ -22,6 +22,9 @@ use super::model::{Counts, Model, tensors};
 use super::network::{Host, Network};
 use super::plan::Plan;
 
+/// So long a server's process that was replaced may live on after the last step.
+const FORMER_LEADER: Duration = Duration::from_secs(120);
+
 /// Why a trainer ended early.
 #[derive(Debug)]
 pub enum Failure {
@@ -72,6 +75,7 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
     let counts = |parameters: &[f32]| job.model.counts(parameters);
     let mut step = session.next_step();
     witness.entered(step, counts(session.parameters()))?;
+    let mut complete_since = None;
     loop {
         while step < plan.steps {
             let pause = |part: u32| Duration::from_millis(chance.random_range(0..=plan.compute)) / part;
@@ -111,7 +115,11 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
         job.model.fill(index, plan.steps - 1, &parameters, session.gradients_mut());
         step = session.exchange(plan.steps - 1).await.map_err(fail)?;
         if step == plan.steps {
-            witness.all_there(counts(session.parameters()))?;
+            let found = witness.all_there(counts(session.parameters()));
+            if found.is_err() && witness.may_look_again(*complete_since.get_or_insert_with(Instant::now)).await {
+                continue;
+            }
+            found?;
             break;
         }
         job.complete.borrow_mut()[index as usize] = false;
@@ -256,6 +264,16 @@ impl<'a> Witness<'a> {
             return Ok(());
         }
         self.violation(format!("finds {counts:?} when all trainers have done their steps"))
+    }
+
+    /// After [`Witness::all_there`] has failed: returns whether it may be so for now, a second later. Where a former leader of
+    /// blocks lives on, a step that is given again is answered with what it had; it ends soon.
+    pub async fn may_look_again(&self, since: Instant) -> bool {
+        let may = self.job.plan.has_former_leaders() && since.elapsed() < FORMER_LEADER;
+        if may {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        may
     }
 
     fn checked(&self, counts: Result<Counts, String>) -> Result<Counts, Failure> {

@@ -96,7 +96,7 @@ impl AsyncSession {
                 self.enter_anew().await?;
             }
             if !retries.pause().await {
-                return Err(unreachable(&self.config, 0, status.message()));
+                return Err(unreachable(&self.config, 0, self.config.connect_timeout, status.message()));
             }
         }
     }

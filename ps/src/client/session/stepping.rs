@@ -143,7 +143,7 @@ impl AsyncSession {
                 retries = Retries::new(schedule);
             }
             if !retries.pause().await {
-                return Err(unreachable(&self.config, 0, status.message()));
+                return Err(unreachable(&self.config, 0, self.config.connect_timeout, status.message()));
             }
             // Server 0 is away; the stream to the leader is well. One that says that the job goes on without this trainer is not.
             if host != 0 && !matches!(status.code(), Code::Aborted | Code::OutOfRange) && is_retryable(&status) {

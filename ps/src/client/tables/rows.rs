@@ -1,22 +1,29 @@
 //! Keys to their servers, rows and gradients back and forth.
 
+use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::future::try_join_all;
+use tokio::time::Instant;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use super::{RowGradients, Shared};
 use crate::client::ballots::Leader;
 use crate::client::config::SessionConfig;
-use crate::client::connecting::{self, TRY, schedule, stopped, unreachable, until};
+use crate::client::connecting::{self, INTERRUPTIBLE, TRY, schedule, stopped, unreachable};
 use crate::client::error::{ClientError, is_retryable};
 use crate::proto::sparse_tables_client::SparseTablesClient;
 use crate::proto::{self, PullRowsRequest, PushRowsRequest};
-use crate::retry::{Failure, LOG_INTERVAL, Stopped, retry};
+use crate::retry::{Failure, LOG_INTERVAL, retry};
 use crate::sparse::{MAX_MESSAGE, key};
+
+/// No server counts as gone before, however short the wait for one is. Servers take a trainer for lost after as much time.
+const LEAST_SILENCE: Duration = Duration::from_secs(30);
+/// A process that has not looked for so long stood still: it heard no server, because it did not listen.
+const STOOD_STILL: Duration = Duration::from_secs(5);
 
 impl Shared {
     /// Returns a copy that ignores the interrupt, for the last messages of a trainer that was interrupted.
@@ -170,15 +177,37 @@ impl Shared {
         let concluded = self.concluded.load(Ordering::Relaxed);
         let limit = if concluded { self.config.waiting_time_at_end(self.epoch) } else { self.config.connect_timeout };
         let schedule = schedule(&self.config, server as u32).failing_for(limit);
-        // Where servers replace each other, calls find the one that is left.
-        let gone = || if replicated { None } else { self.config.last_heard.silent(limit) };
-        let is_over = || self.config.interrupted() || gone().is_some();
-        retry(schedule, until(is_over), attempt, log).await.map_err(|why| match (why, gone()) {
-            (Stopped::Cancelled, Some(gone)) if !self.config.interrupted() => {
-                unreachable(&self.config, gone, "it answers no heartbeat")
+        tokio::select! {
+            biased;
+            answer = retry(schedule, pending(), attempt, log) => {
+                answer.map_err(|why| stopped(&self.config, server as u32, limit, why))
             }
-            (why, _) => stopped(&self.config, server as u32, why),
-        })
+            error = self.no_answer(limit) => Err(error),
+        }
+    }
+
+    /// Waits until an answer that may take any time cannot come any more: this trainer is asked to stop, or some server has
+    /// left its heartbeats unanswered for `limit`. Where two servers hold each block, calls find the one that is left.
+    pub async fn no_answer(&self, limit: Duration) -> ClientError {
+        let replicated = self.config.replication_factor > 1;
+        let silence = limit.max(LEAST_SILENCE);
+        let (mut listens_since, mut looked) = (Instant::now(), Instant::now());
+        loop {
+            if self.config.interrupted() {
+                return ClientError::Interrupted;
+            }
+            if looked.elapsed() >= STOOD_STILL {
+                listens_since = Instant::now();
+            }
+            looked = Instant::now();
+            if !replicated
+                && listens_since.elapsed() >= silence
+                && let Some(gone) = self.config.last_heard.silent(silence)
+            {
+                return unreachable(&self.config, gone, silence, "it answers no heartbeat");
+            }
+            tokio::time::sleep(INTERRUPTIBLE).await;
+        }
     }
 
     /// Looks for the server that leads the rows of `shard`, now that `host` does not; leaves the way as it is if none does

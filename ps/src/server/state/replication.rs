@@ -66,6 +66,8 @@ pub(in crate::server) struct Shard {
     heard_from: Option<Process>,
     /// On a primary: the process that was given everything last, so that it may be elected.
     rival: Option<Process>,
+    /// On a backup: the epoch of the primary when it sent the copy here.
+    pub(in crate::server) leaders_epoch: u64,
     /// On a backup: the primary has started anew, and holds nothing.
     pub(in crate::server) peer_restarted: bool,
     /// The last time that the other holder was heard.
@@ -86,6 +88,7 @@ impl Shard {
             peer: None,
             heard_from: None,
             rival: None,
+            leaders_epoch: 0,
             peer_restarted: false,
             heard: Instant::now(),
             diverged: false,
@@ -236,6 +239,23 @@ impl Replication {
             shard.election.restore();
             shard.stream.iter().for_each(CancellationToken::cancel);
         }
+    }
+
+    /// Returns whether all that this server holds are complete copies of shards which other servers lead in `epoch`.
+    pub(in crate::server) fn holds_copies_alone(&self, epoch: u64) -> bool {
+        let is_copy = |shard: &Shard| shard.role == Role::Backup { complete: true } && shard.leaders_epoch == epoch;
+        self.lock().values().all(is_copy)
+    }
+
+    /// Records that this server goes to the checkpoint of `epoch`. Leaders of its copies that are in that epoch already may be
+    /// past the checkpoint: those copies count no more before they are made anew.
+    pub(in crate::server) fn discard_copies(&self, epoch: u64) {
+        for shard in self.lock().values_mut() {
+            if matches!(shard.role, Role::Backup { .. }) && shard.leaders_epoch >= epoch {
+                (shard.role, shard.diverged) = (Role::Backup { complete: false }, true);
+            }
+        }
+        self.changed.notify_waiters();
     }
 
     /// Returns the shards that this server holds, ascending.

@@ -124,3 +124,18 @@ async fn a_process_that_was_replaced_closes_no_stream_of_its_successor() {
     assert_eq!(replication.meet(0, process(4, 1)), None, "started again without a new number");
     assert!(new.is_cancelled());
 }
+
+#[tokio::test]
+async fn copies_of_leaders_that_went_to_a_checkpoint_before_count_no_more() {
+    let replication = about_to_lead();
+    let complete = |shard: &mut Shard| (shard.role, shard.leaders_epoch) = (Role::Backup { complete: true }, 5);
+    replication.change(1, complete);
+    assert!(!replication.holds_copies_alone(5), "it leads shard 0");
+    replication.discard_copies(6);
+    assert_eq!((replication.role(1), replication.has_diverged(1)), (Role::Backup { complete: true }, false));
+    replication.discard_copies(5);
+    assert_eq!(replication.role(0), Role::Primary { alone: false });
+    assert_eq!((replication.role(1), replication.has_diverged(1)), (Role::Backup { complete: false }, true));
+    [0, 1].into_iter().for_each(|shard| replication.change(shard, complete));
+    assert_eq!([4, 5, 6].map(|epoch| replication.holds_copies_alone(epoch)), [false, true, false]);
+}

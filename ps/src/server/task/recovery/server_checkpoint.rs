@@ -22,6 +22,7 @@ use crate::proto;
 use crate::server::config::CheckpointConfig;
 use crate::server::state::ServerState;
 use crate::server::state::recovery::LastCheckpoint;
+use crate::server::state::replication::Replication;
 use crate::sparse::TableSpec;
 
 /// The files that a server has written.
@@ -196,6 +197,12 @@ pub async fn restore(state: &ServerState, epoch: u64, target: &Target) -> Result
         return Ok(()); // The request was carried out; its answer got lost.
     }
     recovery.set_run(target.run);
+    let has_copies = |replication: &Replication| replication.holds_copies_alone(epoch);
+    if epoch == recovery.epoch() && state.replication.as_ref().is_some_and(has_copies) {
+        // The others went to the checkpoint before, and may be past it.
+        recovery.set_whole();
+        return Ok(());
+    }
     let Some(id) = target.checkpoint else {
         return rewind(state, epoch, None, &target.concluded).await;
     };
@@ -290,6 +297,9 @@ async fn rewind(
     // From here on no trainer can join, and blocks ignore gradients that are still queued.
     state.recovery.set_epoch(0);
     state.close_streams();
+    if let Some(replication) = &state.replication {
+        replication.discard_copies(epoch);
+    }
     if let Some(batch_assignments) = &state.batch_assignments {
         batch_assignments
             .assigner()

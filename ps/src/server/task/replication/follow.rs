@@ -189,6 +189,7 @@ async fn adopt(state: &ServerState, replication: &Replication, shard: u32, model
         state.end_if_done(&mut members);
     }
     replication.change(shard, |shard| {
+        shard.leaders_epoch = model.epoch;
         shard.found = Some(same_epoch && (there || shard.found == Some(true)));
         shard.peer_restarted = false;
         shard.peer = Some(Process { instance: model.instance, incarnation: model.incarnation });
