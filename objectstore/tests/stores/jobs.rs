@@ -18,8 +18,10 @@ use crate::checkpoints::{description, write_part};
 use crate::store::{self, Kind, Store, free_port};
 
 const STEPS: u32 = 1000;
-/// Times that the job is disturbed: its server by kill -9, and all of it by SIGTERM, in turn.
+/// Times that the whole job is preempted, by SIGTERM.
 const PREEMPTIONS: u32 = 20;
+/// Times that its server is killed, after every second preemption.
+const KILLS: u32 = PREEMPTIONS / 2;
 /// Milliseconds that an example takes while the job is disturbed, so that it is not over before.
 const SLOW: u32 = 4;
 /// Time for a process to say something.
@@ -55,23 +57,24 @@ fn end(mut process: Process) -> (Option<i32>, String) {
     (process.0.wait().expect("it ends").code(), log)
 }
 
-/// Trains for `STEPS` steps through so many preemptions. Returns the model, as bytes.
-fn train(checkpoints: &str, variables: &[(String, String)], preemptions: u32, model: &Path) -> Option<Vec<u8>> {
+/// Trains for `STEPS` steps, through all preemptions and kills if it is `disturbed`. Returns the model, as bytes.
+fn train(checkpoints: &str, variables: &[(String, String)], disturbed: bool, model: &Path) -> Option<Vec<u8>> {
     let port = free_port();
     let serve = format!(
         "serve --port {port} --master-port {port} --consistency sync --momentum 0.9 --checkpoint-interval 1 --checkpoint-dir {checkpoints}"
     );
-    let begin_training = |preemptions: u32| {
-        let pace = if preemptions == 0 { 0 } else { SLOW };
+    let disturbances = if disturbed { PREEMPTIONS + KILLS } else { 0 };
+    let begin_training = |still_to_come: u32| {
+        let pace = if still_to_come == 0 { 0 } else { SLOW };
         let train = format!("train mlp --device cpu --master-port {port} --max-steps {STEPS} --example-ms {pace}");
         Some(Trainer::watch(worker(&train, &[])?))
     };
-    let mut trainer = begin_training(preemptions)?;
-    for number in 0..preemptions {
+    let mut trainer = begin_training(disturbances)?;
+    for number in 0..disturbances {
         let mut server = Process(worker(&serve, variables)?.spawn().expect("starts"));
         // It has written a checkpoint, so that the job goes on with each process.
         said(&mut server.0, "wrote a checkpoint");
-        if number.is_multiple_of(2) {
+        if number % 3 == 2 {
             server.0.kill().expect("it runs");
             end(server);
             continue;
@@ -83,7 +86,7 @@ fn train(checkpoints: &str, variables: &[(String, String)], preemptions: u32, mo
         assert_eq!(code, Some(143), "{log}");
         let (code, log) = end(server);
         assert_eq!(code, Some(143), "{log}");
-        trainer = begin_training(preemptions - number - 1)?;
+        trainer = begin_training(disturbances - number - 1)?;
     }
     let (code, log) = end(Process(worker(&serve, variables)?.spawn().expect("starts")));
     assert_eq!(code, Some(0), "{log}");
@@ -134,13 +137,13 @@ fn said(process: &mut Child, words: &str) -> String {
 }
 
 #[test]
-fn a_job_with_its_state_in_a_bucket_alone_is_the_same_after_20_preemptions() {
+fn a_job_with_its_state_in_a_bucket_alone_is_the_same_after_20_preemptions_and_10_kills() {
     let Some(store) = Store::start(Kind::S3) else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().display().to_string();
-    let Some(undisturbed) = train(&path, &[], 0, &folder.path().join("model.safetensors")) else { return };
+    let Some(undisturbed) = train(&path, &[], false, &folder.path().join("model.safetensors")) else { return };
     let model = store.files("jobs/mnist/model.safetensors");
-    let disturbed = train(&store.url("jobs/mnist"), &store.variables(), PREEMPTIONS, &model);
+    let disturbed = train(&store.url("jobs/mnist"), &store.variables(), true, &model);
     assert!(disturbed.expect("a worker") == undisturbed, "the models differ");
     let metrics = store.files("jobs/mnist/run-00001/metrics/trainer-0");
     assert!(fs::read_dir(metrics).expect("the series are there").count() > 1);
