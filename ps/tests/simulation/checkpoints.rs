@@ -69,6 +69,11 @@ fn faults_that_seeds_found_stay_mended() {
              copied their blocks",
         ),
         (7_030_391, "a trainer waited for a checkpoint that could not be written, because a server was gone for good"),
+        (
+            8_025_208,
+            "server 0 was cut off on the way to a checkpoint, where some trainers had followed it, and its successor went on \
+             from before that",
+        ),
         (1_013_842, "a server that had none of a shard counted as its later leader"),
     ];
     for (seed, what) in rows {

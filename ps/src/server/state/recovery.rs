@@ -268,6 +268,11 @@ impl Recovery {
         self.set_whole();
     }
 
+    /// Records that this process goes to a checkpoint, although it was given its state.
+    pub(in crate::server) fn give_up_takeover(&self) {
+        self.has_taken_over.store(false, Ordering::Release);
+    }
+
     /// Returns whether this process was given its state by the servers that hold the other copies.
     pub(in crate::server) fn has_taken_over(&self) -> bool {
         self.has_taken_over.load(Ordering::Acquire)

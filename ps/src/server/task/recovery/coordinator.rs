@@ -94,16 +94,13 @@ async fn lead(
     let mut failing_since = None;
     let mut ticks = tokio::time::interval(config.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let ready = if given {
-        tokio::select! {
+    let has_taken_over = given
+        && tokio::select! {
             biased;
             taken = coordinator.take_over() => taken?,
             ended = training_ended(state, training) => return ended,
-        }
-        true
-    } else {
-        coordinator.recover_before(training, &mut arrivals).await?
-    };
+        };
+    let ready = has_taken_over || coordinator.recover_before(training, &mut arrivals).await?;
     if !ready {
         return coordinator.finish(training).await;
     }
@@ -315,9 +312,16 @@ impl Coordinator<'_> {
         }
     }
 
-    /// Continues where the previous process stopped.
-    async fn take_over(&mut self) -> Result<(), ServerError> {
+    /// Continues where the previous process stopped. Returns false if that one has begun to lead the servers to a checkpoint:
+    /// some servers or trainers may have gone there, and wait for the others.
+    async fn take_over(&mut self) -> Result<bool, ServerError> {
         let Destination { record, lineage, checkpoint, .. } = self.find().await?;
+        let (recorded, epoch) = (record.epoch, self.state.recovery.epoch());
+        if recorded > epoch {
+            tracing::warn!(recorded, epoch, "the servers were on their way to a checkpoint; all go to the newest one");
+            self.state.recovery.give_up_takeover();
+            return Ok(false);
+        }
         if let (Some(id), Some(batch_assignments)) = (checkpoint, &self.state.batch_assignments) {
             let folder = self.runs.path(id);
             let opened = self.config.folder.disk().work(move || Checkpoint::open(&folder)).await;
@@ -334,7 +338,7 @@ impl Coordinator<'_> {
         if let Some(id) = checkpoint {
             self.schedule.set_newest(id).await;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Writes the model of a job that is done, although not all servers have gone to its last checkpoint, and lets the others
