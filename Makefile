@@ -197,7 +197,8 @@ gpu: ## test and measure what uses this machine's GPU; without one it says so
 	@scripts/gpu.sh $(BUILT) $(ARGS)
 
 .PHONY: bench-operator
-bench-operator: ## measure the operator against an API server: its own, or PSJOBS_TEST_KUBECONFIG's
+bench-operator: ## measure the operator and psjobs-web against an API server: its own, or PSJOBS_TEST_KUBECONFIG's
+	$(CARGO) build --locked --release -p psjobs-web-server
 	$(CARGO) bench --locked -p psjobs-operator --bench operator -- $(ARGS)
 
 .PHONY: clean

@@ -1,5 +1,5 @@
-//! How fast the operator is: its release binary against a real API server, with pods played by this
-//! program. Prints one JSON object a line. `make bench-operator` runs it; the first argument that is a
+//! How fast the operator is, and the page of its jobs: release binaries against a real API server, with pods played by
+//! this program. Prints one JSON object a line. `make bench-operator` runs it; the first argument that is a
 //! case's name runs only the scenario of that case.
 
 #[path = "../../tests/support/apiserver.rs"]
@@ -7,6 +7,7 @@ mod apiserver;
 mod bare;
 mod cost;
 mod fleet;
+mod page;
 #[path = "../../tests/support/process.rs"]
 mod process;
 mod report;
@@ -21,6 +22,7 @@ use anyhow::{Context as _, Result};
 use http::Request;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Patch, PatchParams};
+use kube::config::Kubeconfig;
 use kube::runtime::wait::{await_condition, conditions};
 use kube::{Api, Client};
 
@@ -36,6 +38,8 @@ const DEFINITION: &str = include_str!("../../../crds/parameterserverjobs.psjobs.
 pub struct Site {
     pub client: Client,
     pub operator: Operator,
+    /// For other programs that connect to the API server.
+    pub kubeconfig: Kubeconfig,
 }
 
 fn main() -> Result<()> {
@@ -48,7 +52,7 @@ fn main() -> Result<()> {
         let client = server.client();
         install(&client, serde_yaml::from_str(DEFINITION)?).await?;
         let operator = Operator::start(&server.kubeconfig, &["--log=warn"], &[]);
-        let site = Site { client, operator };
+        let site = Site { client, operator, kubeconfig: server.kubeconfig.clone() };
         scenarios::all(&site, only.as_deref()).await
     })
 }

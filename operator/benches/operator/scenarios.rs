@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use crate::fleet::{Fleet, clear, namespace};
 use crate::report::{print, quantile};
 use crate::watching::{Change, Journal};
-use crate::{Site, bare, metrics, rules, statuses};
+use crate::{Site, bare, metrics, page, rules, statuses};
 
 /// Runs of jobs that begin or end at once; the others run once. Quantiles are over the jobs of a run.
 const RUNS: usize = 3;
@@ -47,6 +47,13 @@ pub async fn all(site: &Site, only: Option<&str>) -> Result<()> {
     }
     if wanted(&["burst-1000-all-pods-s", "rss-mib"]) {
         burst(site, "burst-1000-all-pods-s", 1000, 8, RUNS).await?;
+    }
+    if wanted(&page::CASES) {
+        let program = page::program()?;
+        let (fleet, _, journal) = running(site, 1000, 8, json!({})).await?;
+        drop(journal);
+        page::measure(site, &fleet, &program).await?;
+        fleet.clear().await?;
     }
     Ok(())
 }
