@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use psjobs_data::{DataError, DataSet, Expected, Fields, Kind as Number, Settings};
 
-use crate::faults::Between;
+use crate::between::Between;
 use crate::store::{self, Kind, Store};
 
 /// Numbers in an example of the large data set, so that a few hundred are some pieces.

@@ -1,21 +1,16 @@
 //! Real servers and trainers, whose checkpoints are in a bucket alone.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::process::Stdio;
 
-use psjobs_api::TrainingStatus;
 use psjobs_ps::checkpoint::Runs;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::checkpoints::{description, write_part};
 use crate::store::{self, Kind, Store, free_port};
+use crate::training::{Process, Trainer, end, said, status, worker};
 
 const STEPS: u32 = 1000;
 /// Times that the whole job is preempted, by SIGTERM.
@@ -24,38 +19,6 @@ const PREEMPTIONS: u32 = 20;
 const KILLS: u32 = PREEMPTIONS / 2;
 /// Milliseconds that an example takes while the job is disturbed, so that it is not over before.
 const SLOW: u32 = 4;
-/// Time for a process to say something.
-const DEADLINE: Duration = Duration::from_secs(120);
-
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // It has usually ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn worker(arguments: &str, variables: &[(String, String)]) -> Option<Command> {
-    let Some(program) = std::env::var_os("PSJOBS_WORKER") else {
-        assert!(std::env::var_os("PSJOBS_REQUIRE_OBJECT_STORES").is_none(), "PSJOBS_WORKER names no psjobs-worker");
-        eprintln!("not tested: PSJOBS_WORKER names no psjobs-worker; `make test` does");
-        return None;
-    };
-    let mut command = Command::new(program);
-    command.args(arguments.split_whitespace()).env("OMP_NUM_THREADS", "1").envs(variables.iter().cloned());
-    command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    Some(command)
-}
-
-fn end(mut process: Process) -> (Option<i32>, String) {
-    let mut log = String::new();
-    if let Some(mut stream) = process.0.stderr.take() {
-        stream.read_to_string(&mut log).expect("text");
-    }
-    (process.0.wait().expect("it ends").code(), log)
-}
 
 /// Trains for `STEPS` steps, through all preemptions and kills if it is `disturbed`. Returns the model, as bytes.
 fn train(checkpoints: &str, variables: &[(String, String)], disturbed: bool, model: &Path) -> Option<Vec<u8>> {
@@ -95,47 +58,6 @@ fn train(checkpoints: &str, variables: &[(String, String)], disturbed: bool, mod
     Some(fs::read(model).expect("the model was exported"))
 }
 
-/// A trainer whose log is read while it trains.
-struct Trainer {
-    process: Pid,
-    reading: Option<JoinHandle<(Option<i32>, String)>>,
-}
-
-impl Trainer {
-    fn watch(mut command: Command) -> Self {
-        let process = Process(command.spawn().expect("starts"));
-        Self { process: Pid::from_child(&process.0), reading: Some(thread::spawn(|| end(process))) }
-    }
-
-    fn end(mut self) -> (Option<i32>, String) {
-        self.reading.take().expect("it was not waited for yet").join().expect("it waits")
-    }
-}
-
-impl Drop for Trainer {
-    fn drop(&mut self) {
-        // A test that fails waits for no trainer.
-        if self.reading.as_ref().is_some_and(|reading| !reading.is_finished()) {
-            let _ = kill_process(self.process, Signal::KILL);
-        }
-    }
-}
-
-/// Reads a log until a line has `words`, and returns that. The rest of the log is read, too, so that the process can go on.
-fn said(process: &mut Child, words: &str) -> String {
-    let log = BufReader::new(process.stderr.take().expect("piped"));
-    let (sender, lines) = mpsc::channel();
-    thread::spawn(move || log.lines().map_while(Result::ok).for_each(|line| drop(sender.send(line))));
-    let (until, mut read) = (Instant::now() + DEADLINE, String::new());
-    while let Ok(line) = lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
-        if line.contains(words) {
-            return line;
-        }
-        read = read + &line + "\n";
-    }
-    panic!("it did not say {words:?} in {} s:\n{read}", DEADLINE.as_secs())
-}
-
 #[test]
 fn a_job_with_its_state_in_a_bucket_alone_is_the_same_after_20_preemptions_and_10_kills() {
     let Some(store) = Store::start(Kind::S3) else { return };
@@ -169,14 +91,7 @@ fn a_server_that_cannot_reach_its_bucket_says_why() {
     let mut server = Process(command.spawn().expect("starts"));
     let line = said(&mut server.0, "missing");
     assert!(line.contains("create the bucket"), "{line}");
-    // The operator asks here.
-    let mut stream = TcpStream::connect(("127.0.0.1", metrics)).expect("it listens");
-    write!(stream, "GET /status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("asks");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("text");
-    let body = answer.split("\r\n\r\n").nth(1).expect("a body");
-    let status: TrainingStatus = serde_json::from_str(body).expect("JSON");
-    let failed = status.failed_checkpoint.expect("it waits for the bucket");
+    let failed = status(metrics).failed_checkpoint.expect("it waits for the bucket");
     assert!(failed.message.contains("create the bucket"), "{failed:?}");
 }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use prost::Message as _;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::transport::Channel;
@@ -215,9 +216,7 @@ impl Heartbeats {
                     if let Some(recorder) = &self.recorder {
                         recorder.answered(&reply);
                     }
-                    for holder in reply.holders {
-                        self.hear(holder).await;
-                    }
+                    self.hear(reply.holders).await;
                 }
                 // One that is lost is followed by others; whether the server lives shows elsewhere.
                 Err(status) => {
@@ -228,8 +227,10 @@ impl Heartbeats {
                     if is_new {
                         self.config.last_heard.hear(self.server);
                     }
-                    // Its blocks have another leader, so only this call makes it know this trainer.
                     if replicated && is_new {
+                        let reply = proto::HeartbeatReply::decode(status.details()).unwrap_or_default();
+                        self.hear(reply.holders).await;
+                        // Its blocks have another leader, so only this call makes it know this trainer.
                         drop(join(&self.config, None, self.channel.clone()).await);
                     }
                 }
@@ -237,12 +238,14 @@ impl Heartbeats {
         }
     }
 
-    /// Passes on what the server says of its part in a shard.
-    async fn hear(&self, holder: proto::ShardHolder) {
-        let holders = self.config.holders(holder.shard);
-        if let Some(other) = holders.into_iter().find(|other| *other != self.server) {
-            let sides = (self.server, other);
-            self.config.voting.hear(self.config.id(), &self.channel, sides, holder).await;
+    /// Passes on what the server says of its part in each shard that it holds.
+    async fn hear(&self, parts: Vec<proto::ShardHolder>) {
+        for holder in parts {
+            let holders = self.config.holders(holder.shard);
+            if let Some(other) = holders.into_iter().find(|other| *other != self.server) {
+                let sides = (self.server, other);
+                self.config.voting.hear(self.config.id(), &self.channel, sides, holder).await;
+            }
         }
     }
 }

@@ -74,6 +74,11 @@ fn faults_that_seeds_found_stay_mended() {
             "server 0 was cut off on the way to a checkpoint, where some trainers had followed it, and its successor went on \
              from before that",
         ),
+        (
+            9_018_931,
+            "trainers of tables had voted for a server that was replaced, and did not hear of its successor, which they could \
+             not join before the election",
+        ),
         (1_013_842, "a server that had none of a shard counted as its later leader"),
     ];
     for (seed, what) in rows {

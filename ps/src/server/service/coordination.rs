@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use prost::Message as _;
 use tonic::{Request, Response, Status};
 
 use super::{batch_assignment, caller};
@@ -135,8 +136,14 @@ impl proto::coordination_server::Coordination for Coordination {
         request: Request<proto::HeartbeatRequest>,
     ) -> Result<Response<proto::HeartbeatReply>, Status> {
         let (request, id) = caller(&self.0, request, |message| message.trainer.take())?;
+        let holders = self.0.replication.as_ref().map(Replication::holders).unwrap_or_default();
         let (mut members, now) = (self.0.members(), now());
-        members.report(&id, request.examples, request.metrics, now)?;
+        if let Err(refusal) = members.report(&id, request.examples, request.metrics, now) {
+            // A trainer that cannot join yet must know which processes hold blocks, because it votes on them.
+            let reply = proto::HeartbeatReply { holders, ..proto::HeartbeatReply::default() };
+            let refusal = Status::from(refusal);
+            return Err(Status::with_details(refusal.code(), refusal.message(), reply.encode_to_vec().into()));
+        }
         if request.step > 0 {
             members.gave(id.index, request.step - 1, now);
         }
@@ -146,7 +153,6 @@ impl proto::coordination_server::Coordination for Coordination {
         if let Some(batch_assignments) = &self.0.batch_assignments {
             batch_assignments.hear(&id, request.entry, request.done);
         }
-        let holders = self.0.replication.as_ref().map(Replication::holders).unwrap_or_default();
         let taken = self
             .0
             .series

@@ -31,6 +31,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 const AHEAD: u64 = 2;
 /// How long the last checkpoint is attempted; the other servers wait somewhat longer.
 const LAST_TRIES: Duration = Duration::from_secs(20);
+/// How long a manifest may take to be written before the status says that it does.
+const SLOW_MANIFEST: Duration = Duration::from_secs(30);
 /// Timeout for telling the other servers that they can end.
 const RELEASE: Duration = Duration::from_secs(2);
 
@@ -211,7 +213,7 @@ impl<'a> CheckpointSchedule<'a> {
             id.step = id.step.max(newest.step + 1);
         }
         // A process that was replaced lets no server write into a checkpoint of its successor, and takes none back.
-        self.lock.check().await.map_err(confirmed_commit::taken)?;
+        self.lock.read().await.map_err(Status::internal)?.map_err(confirmed_commit::taken)?;
         self.withdraw().await?;
         self.lock.check().await.map_err(confirmed_commit::taken)?;
         let epoch = state.recovery.epoch();
@@ -385,7 +387,14 @@ impl<'a> CheckpointSchedule<'a> {
     /// If it could not be written.
     pub(super) async fn settle(&mut self) -> Result<bool, Status> {
         let Some(Committing { writing, .. }) = &mut self.committing else { return Ok(false) };
-        let written = writing.await.expect("disk work does not panic and is not cancelled");
+        let written = loop {
+            if let Ok(written) = tokio::time::timeout(SLOW_MANIFEST, &mut *writing).await {
+                break written.expect("disk work does not panic and is not cancelled");
+            }
+            let why =
+                "the manifest of the newest one is still being written; see whether the checkpoint folder answers";
+            self.state.recovery.write_failed(why, self.config.folder.disk().now());
+        };
         let Some(Committing { id, kept, was_complete, .. }) = self.committing.take() else { return Ok(false) };
         let newest = written.inspect_err(|status| {
             // The process that has taken the folder may go on from it.

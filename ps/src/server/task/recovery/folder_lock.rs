@@ -116,6 +116,14 @@ impl<'a> FolderLock<'a> {
         self.holder.read().await.unwrap_or(Ok(()))
     }
 
+    /// As [`FolderLock::check`], before a checkpoint is written: none can be completed while the lock cannot be read.
+    ///
+    /// # Errors
+    /// If it cannot be read; the inner error says that another process has taken it.
+    pub async fn read(&self) -> Result<Result<(), ServerError>, String> {
+        self.holder.read().await.map_err(|error| lock_is_unreadable(&error))
+    }
+
     /// Returns what shows whether this process has the lock, for a task of its own.
     pub fn holder(&self) -> Holder {
         self.holder.clone()
@@ -140,7 +148,11 @@ impl<'a> FolderLock<'a> {
 }
 
 fn unreadable(error: io::Error) -> FolderError {
-    FolderError::Wait(format!("cannot read the lock of the checkpoint folder: {error}"))
+    FolderError::Wait(lock_is_unreadable(&error))
+}
+
+fn lock_is_unreadable(error: &io::Error) -> String {
+    format!("cannot read the lock of the checkpoint folder: {error}")
 }
 
 impl Holder {
