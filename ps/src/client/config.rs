@@ -114,6 +114,11 @@ impl SessionConfig {
         if may_be_done { self.connect_timeout.min(Self::waiting_time(false)) } else { self.connect_timeout }
     }
 
+    /// Steps that this trainer has given when it has given all; 0 in an elastic job, where others give some of them.
+    pub(crate) fn given_steps(&self) -> u64 {
+        if self.elastic || self.total_steps == Self::UNKNOWN_STEPS { 0 } else { self.total_steps }
+    }
+
     /// The servers that may lead the blocks of server `shard`.
     pub(crate) fn holders(&self, shard: u32) -> Vec<u32> {
         holders(shard, self.servers.len() as u32, self.replication_factor)

@@ -179,10 +179,10 @@ pub(super) async fn join(
     Ok(CoordinationClient::new(channel).join(Request::new(request)).await?.into_inner())
 }
 
-/// Asks server 0, which writes the checkpoints, to answer when losing servers can no longer cost a step that this trainer
-/// has given in `epoch`.
-pub(super) async fn wait_until_durable(config: &SessionConfig, epoch: u64) -> Result<(), Failure> {
-    let request = proto::WaitUntilDurableRequest { trainer: Some(config.id()), epoch };
+/// Asks server 0, which writes the checkpoints, to answer when losing servers can no longer cost one of the `steps` that this
+/// trainer has given, the last one in `epoch`.
+pub(super) async fn wait_until_durable(config: &SessionConfig, epoch: u64, steps: u64) -> Result<(), Failure> {
+    let request = proto::WaitUntilDurableRequest { trainer: Some(config.id()), epoch, steps };
     let channel = connect(&config.network, &config.servers[0]).await?;
     let mut client = CoordinationClient::new(channel.clone());
     match client.wait_until_durable(request.clone()).await {

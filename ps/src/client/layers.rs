@@ -184,7 +184,7 @@ impl Shared {
         loop {
             let asked = tokio::select! {
                 biased;
-                asked = wait_until_durable(&self.config, self.epoch) => asked,
+                asked = wait_until_durable(&self.config, self.epoch, self.given_steps()) => asked,
                 error = self.no_answer(limit) => return Err(error),
             };
             let status = match asked {

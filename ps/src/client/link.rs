@@ -142,7 +142,8 @@ impl Link {
 
     /// Waits until losing servers can no longer cost a step of this trainer, which has given its last one.
     pub async fn conclude(&self, config: &SessionConfig) -> Result<(), Status> {
-        let request = proto::WaitUntilDurableRequest { trainer: Some(config.id()), epoch: self.epoch };
+        let (trainer, steps) = (Some(config.id()), config.given_steps());
+        let request = proto::WaitUntilDurableRequest { trainer, epoch: self.epoch, steps };
         CoordinationClient::new(self.channel()).wait_until_durable(request).await.map(drop)
     }
 

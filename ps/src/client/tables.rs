@@ -5,7 +5,7 @@ mod blocking;
 mod rows;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -64,6 +64,13 @@ pub(super) struct Route {
     leader: Mutex<(u32, Channel)>,
     /// The first step that the shard has not acknowledged.
     next_step: AtomicU64,
+}
+
+impl Shared {
+    /// Steps that all servers have acknowledged since the tables were opened, 0 if there are none.
+    pub fn given_steps(&self) -> u64 {
+        self.routes.iter().map(|route| route.next_step.load(Ordering::Relaxed)).min().unwrap_or(0)
+    }
 }
 
 impl Route {

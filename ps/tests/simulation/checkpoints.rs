@@ -79,6 +79,11 @@ fn faults_that_seeds_found_stay_mended() {
             "trainers of tables had voted for a server that was replaced, and did not hear of its successor, which they could \
              not join before the election",
         ),
+        (
+            9_054_642,
+            "server 0 had yet to copy its blocks from the server that led them when the trainers had given their last step, and \
+             took the checkpoint before for the last one",
+        ),
         (1_013_842, "a server that had none of a shard counted as its later leader"),
     ];
     for (seed, what) in rows {

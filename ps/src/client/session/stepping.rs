@@ -127,7 +127,7 @@ impl AsyncSession {
                 if host == 0 || epoch == 0 {
                     Ok(self.links[0].conclude(&self.config).await?)
                 } else {
-                    wait_until_durable(&self.config, epoch).await
+                    wait_until_durable(&self.config, epoch, self.config.given_steps()).await
                 }
             };
             let status = match concluding.await {

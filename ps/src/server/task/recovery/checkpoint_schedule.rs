@@ -185,6 +185,11 @@ impl<'a> CheckpointSchedule<'a> {
         };
         let concluded = state.members().concluded();
         let all = concluded.len() == state.config.trainers as usize;
+        if sync && state.config.min_trainers.is_none() && concluded.values().any(|steps| *steps > now.steps) {
+            let text =
+                "the server that leads the blocks of server 0 has more steps than server 0, which is yet to copy them";
+            return Err(Status::unavailable(text));
+        }
         let unchanged = self.kept.as_ref().is_some_and(|kept| kept.extent == Some(now));
         let same = self.kept.as_ref().is_some_and(|kept| kept.concluded == concluded);
         // Where it has every step of every trainer, nothing can follow, and others may have ended.
