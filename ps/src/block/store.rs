@@ -244,20 +244,28 @@ impl Store {
 
     /// Returns how far training has come in `shard`, `None` while blocks are without values.
     pub async fn progress(&self, shard: u32) -> Option<Progress> {
-        let (mut version, mut steps) = (0, Vec::new());
+        let mut version = 0;
         for block in self.shard(shard) {
-            let sender = self.owned(block).ok()?;
-            version = version.max(ask(sender, Command::Version).await.ok()??);
-            let of_block = ask(sender, Command::Steps).await.ok()?;
-            steps.resize(of_block.len(), u64::MAX);
-            steps.iter_mut().zip(of_block).for_each(|(step, of_block)| *step = of_block.min(*step));
+            version = version.max(ask(self.owned(block).ok()?, Command::Version).await.ok()??);
         }
+        let steps = self.next_steps(shard).await?;
         let step = if self.elastic {
             steps.iter().copied().max().unwrap_or(0)
         } else {
             steps.iter().sum::<u64>() / steps.len().max(1) as u64
         };
         Some(Progress { version, step })
+    }
+
+    /// Returns the first step of each trainer that not all blocks of `shard` contain.
+    pub async fn next_steps(&self, shard: u32) -> Option<Vec<u64>> {
+        let mut steps = Vec::new();
+        for block in self.shard(shard) {
+            let of_block = ask(self.owned(block).ok()?, Command::Steps).await.ok()?;
+            steps.resize(of_block.len(), u64::MAX);
+            steps.iter_mut().zip(of_block).for_each(|(step, of_block)| *step = of_block.min(*step));
+        }
+        Some(steps)
     }
 
     /// Notifies every block that a trainer has finished or left.

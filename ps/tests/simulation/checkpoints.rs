@@ -84,6 +84,7 @@ fn faults_that_seeds_found_stay_mended() {
             "server 0 had yet to copy its blocks from the server that led them when the trainers had given their last step, and \
              took the checkpoint before for the last one",
         ),
+        (9_066_783, "a server 0 that took over did not know the steps of a trainer that had left before"),
         (1_013_842, "a server that had none of a shard counted as its later leader"),
     ];
     for (seed, what) in rows {

@@ -308,6 +308,14 @@ impl Membership {
         }
     }
 
+    /// Takes over the next step of each trainer from blocks or rows that this server was given. Trainers that have left the
+    /// processes before this one are in no roster.
+    pub fn adopt_steps(&mut self, steps: &[u64]) {
+        for (member, step) in self.members.iter_mut().zip(steps) {
+            member.steps = member.steps.max(*step);
+        }
+    }
+
     /// Sets the next step of each trainer to that in `steps`; those that are not in it begin as in [`Rule::restore`]. Marks the
     /// trainers in `concluded` as having sent their last step.
     ///

@@ -17,6 +17,7 @@ use super::destination::{self, Destination};
 use super::folder::insist;
 use super::folder_lock::FolderLock;
 use super::restore_calls::{Answer, RestoreCalls, epoch_of, next_epoch};
+use super::server_checkpoint::with_rows;
 use super::training_end::training_ended;
 use crate::checkpoint::runs::JobIdentity;
 use crate::checkpoint::{Checkpoint, CheckpointId, Runs};
@@ -331,6 +332,13 @@ impl Coordinator<'_> {
             }
         }
         self.state.recovery.set_run(record.run);
+        if let Ok(store) = self.state.store()
+            && let Some(steps) = store.next_steps(self.state.config.index).await
+            && self.state.config.min_trainers.is_none()
+        {
+            let steps = with_rows(self.state, steps).await;
+            self.state.members().adopt_steps(&steps);
+        }
         // The process before may have said that it writes no more. A server that is away has not ended by that.
         let others = self.config.servers.iter().skip(1).map(|address| epoch_of(self.state, address));
         drop(tokio::time::timeout(GREETING, join_all(others)).await);

@@ -330,22 +330,23 @@ async fn rewind(
         store.restore(block, epoch, Some(contents)).await;
     }
     refill(state, &checkpoint, epoch).await.map_err(|damage| fault(state, checkpoint.folder(), &damage))?;
-    let steps = match state.own_tables() {
-        Some(tables) => {
-            let asked = (0..state.config.trainers).map(|trainer| tables.next_step(trainer));
-            let of_rows: Vec<u64> = join_all(asked).await.into_iter().map(Result::unwrap_or_default).collect();
-            // Layers that trainers train themselves may have been kept before the steps that the rows contain.
-            let both = || of_rows.iter().zip(&steps).map(|(rows, blocks)| *rows.min(blocks)).collect();
-            if state.servers_train_layers() { both() } else { of_rows }
-        }
-        None => steps,
-    };
+    let steps = with_rows(state, steps).await;
     state.members().rewind(&steps, concluded, now());
     let path = checkpoint.folder().clone();
     tracing::info!(step = id.step, epoch, path = %path.display(), "restored from a checkpoint");
     let newest = checkpoint.folder().disk().work(move || LastCheckpoint::complete(id, path)).await;
     finish(state, epoch, Some(newest));
     Ok(())
+}
+
+/// Returns the next step of each trainer, of those that blocks (`of_blocks`) and rows here contain.
+pub async fn with_rows(state: &ServerState, of_blocks: Vec<u64>) -> Vec<u64> {
+    let Some(tables) = state.own_tables() else { return of_blocks };
+    let asked = (0..state.config.trainers).map(|trainer| tables.next_step(trainer));
+    let of_rows: Vec<u64> = join_all(asked).await.into_iter().map(Result::unwrap_or_default).collect();
+    // Layers that trainers train themselves may have been kept before the steps that the rows contain.
+    let both = || of_rows.iter().zip(&of_blocks).map(|(rows, blocks)| *rows.min(blocks)).collect();
+    if state.servers_train_layers() { both() } else { of_rows }
 }
 
 /// Leaves the tables without rows.
