@@ -36,6 +36,9 @@ pub const JOB: &str = "job";
 const LIMIT: Duration = Duration::from_secs(1200);
 /// Time of the processes of a supervised job to end, as spec.runPolicy.serverDrainSeconds has it by default.
 const DRAIN: Duration = Duration::from_secs(60);
+/// Time of a trainer's process that was replaced, after others reach it again. Where somebody starts processes again, its node has
+/// ended it by then.
+const LIVES_ON: Duration = Duration::from_secs(300);
 /// From then on the weather breaks no connections.
 const STORM: Duration = Duration::from_secs(90);
 
@@ -113,6 +116,8 @@ enum Action {
         index: u32,
         incarnation: u32,
     },
+    /// The node of a trainer that was replaced is back, and ends its process.
+    EndReplaced(Host),
     ClearUp,
     /// Trainers have had their time to end after a server has said that training is over.
     StopTrainers,

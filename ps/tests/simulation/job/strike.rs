@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Action, Supervisor};
+use super::{Action, LIVES_ON, Supervisor};
 use crate::fault::{Fault, MachineFault};
 use crate::network::Host;
 
@@ -65,6 +65,11 @@ impl Supervisor {
                     self.servers_over[server as usize] = true;
                 }
             }
+            Action::EndReplaced(trainer) => {
+                if self.job.plan.supervised {
+                    self.kill(trainer, false);
+                }
+            }
             Action::ClearUp => self.job.network.wires().clear_up(),
         }
     }
@@ -120,6 +125,7 @@ impl Supervisor {
                 if self.running.contains_key(&host) {
                     self.cut_off(host, lasts);
                     self.succeed(trainer, away);
+                    self.later(lasts.max(away) + LIVES_ON, Action::EndReplaced(host));
                 }
             }
             Fault::ZombieServer { server, away, lasts } => {
@@ -192,6 +198,7 @@ impl Supervisor {
             }
             if self.running.contains_key(&trainer) {
                 self.succeed(number, lasts);
+                self.later(lasts + LIVES_ON, Action::EndReplaced(trainer));
             }
             return;
         }
