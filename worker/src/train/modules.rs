@@ -219,7 +219,9 @@ impl Participant {
         let Self { connections, member, servers } = self;
         drop((servers, connections));
         if let Some(result) = result {
-            member.report(result.steps, result.examples, &result.metrics);
+            // The result counts steps that were made again, too.
+            let steps = result.steps.min(member.config().total_steps);
+            member.report(steps, result.examples, &result.metrics);
         }
         member.leave(result.is_some()).map_err(ModulesError::Leave)
     }

@@ -18,6 +18,20 @@ impl Membership {
         member.last_step = member.last_step.max(last_step);
     }
 
+    /// Records that a trainer has given so many steps, which other servers may have acknowledged.
+    pub fn claim(&mut self, trainer: u32, steps: u64, now: Instant) {
+        if steps > 0 {
+            self.gave(trainer, steps - 1, now);
+            self.members[trainer as usize].claimed = steps;
+        }
+    }
+
+    /// Returns the most steps that a trainer has claimed since the servers last went to a checkpoint.
+    #[must_use]
+    pub fn most_claimed(&self) -> u64 {
+        self.members.iter().map(|member| member.claimed).max().unwrap_or(0)
+    }
+
     /// Records that a checkpoint has the last step of the trainers in `concluded`.
     pub fn kept(&mut self, concluded: &Concluded) {
         for (index, member) in (0..).zip(&mut self.members) {

@@ -69,6 +69,8 @@ struct Member {
     steps: u64,
     /// Steps that this server received from it; in an elastic job its first step is not 0.
     given: u64,
+    /// Steps that it has given as it says itself, since the servers last went to a checkpoint; 0 before its last one.
+    claimed: u64,
     total_steps: u64,
     /// Examples read by earlier incarnations, and by this one.
     examples: (u64, u64),
@@ -146,6 +148,7 @@ impl Membership {
             reported: None,
             steps: 0,
             given: 0,
+            claimed: 0,
             total_steps: 0,
             examples: (0, 0),
             rate: 0.0,
@@ -326,6 +329,7 @@ impl Membership {
         for ((index, member), step) in (0..).zip(&mut self.members).zip(steps) {
             let all_steps = concluded.get(&index);
             member.last_step = if all_steps.is_some() { LastStep::Durable } else { LastStep::Ahead };
+            member.claimed = 0;
             // With backup trainers the state may have come about without its last gradients.
             member.steps = all_steps.copied().unwrap_or(0).max(step);
             // In an elastic job the first finished trainer may end the job, so the others need time to reconnect.

@@ -185,9 +185,10 @@ impl<'a> CheckpointSchedule<'a> {
         };
         let concluded = state.members().concluded();
         let all = concluded.len() == state.config.trainers as usize;
-        if sync && state.config.min_trainers.is_none() && concluded.values().any(|steps| *steps > now.steps) {
+        if sync && state.members().most_claimed() > now.steps {
+            let (given, held) = (state.members().most_claimed(), now.steps);
             let text =
-                "the server that leads the blocks of server 0 has more steps than server 0, which is yet to copy them";
+                format!("trainers have given {given} steps, and server 0, which is yet to copy them, has {held}");
             return Err(Status::unavailable(text));
         }
         let unchanged = self.kept.as_ref().is_some_and(|kept| kept.extent == Some(now));
