@@ -37,6 +37,13 @@ impl Elastic {
     pub const fn may_shrink_to(self, left: u32, closing: bool) -> bool {
         closing || left >= self.min
     }
+
+    /// Returns how many trainers a server that starts waits for. The others of a job that is `closing` have ended, and none
+    /// comes in their place.
+    #[must_use]
+    pub const fn awaited(self, closing: bool) -> u32 {
+        if closing { 1 } else { self.min }
+    }
 }
 
 /// Returns true for a replica that an elastic job can do without: all but the servers and trainer 0, which evaluates

@@ -233,7 +233,7 @@ impl Plan {
             index: replica.index,
             replication_factor: self.replication_factor,
             connections: self.connections,
-            min_trainers: self.rules.policy.elastic.map(|elastic| if closing { 1 } else { elastic.min }),
+            min_trainers: self.rules.policy.elastic.map(|elastic| elastic.awaited(closing)),
             finished_trainers: if replica.role == Role::Server { finished } else { Vec::new() },
             incarnation,
             supervised: true,

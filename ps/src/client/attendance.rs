@@ -15,7 +15,6 @@ use tonic::{Code, Status};
 use super::config::SessionConfig;
 use super::connecting::{connect_lazily, is_refused, join, reason};
 use super::error::{ClientError, is_replaced, is_retryable};
-use super::last_heard::LastHeard;
 use super::recorder::Recorder;
 use crate::network::never_sent;
 use crate::proto;
@@ -26,8 +25,6 @@ use crate::retry::{Retries, Schedule};
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Interval where two servers hold each block, so that trainers hear soon of a candidate.
 const REPLICATED: Duration = Duration::from_millis(500);
-/// How long a server may leave heartbeats unanswered before its blocks are asked for at the other server that holds them.
-const SILENCE: Duration = Duration::from_secs(5);
 /// Pause between two tries to leave.
 const PAUSE: Duration = Duration::from_secs(1);
 /// How long a server may take to note that a trainer leaves, or to have room for its last points of metrics.
@@ -56,7 +53,6 @@ pub struct Report {
 #[derive(Default)]
 pub struct Attendance {
     servers: BTreeMap<u32, Attended>,
-    last_heard: LastHeard,
     report: Arc<Mutex<Report>>,
     recorder: Recorder,
 }
@@ -72,8 +68,7 @@ impl Attendance {
     /// Sends heartbeats to `server` over `channel` from now on, and over none it had before.
     pub fn attend(&mut self, config: &SessionConfig, server: u32, channel: Channel) {
         let client = CoordinationClient::new(channel.clone());
-        self.last_heard = config.last_heard.clone();
-        self.last_heard.hear(server);
+        config.last_heard.hear(server);
         let beating = Heartbeats {
             config: config.clone(),
             server,
@@ -84,12 +79,6 @@ impl Attendance {
         };
         let heartbeats = AbortOnDropHandle::new(tokio::spawn(beating.run()));
         self.servers.insert(server, Attended { client, channel, heartbeats });
-    }
-
-    /// Returns whether `server` has answered no heartbeat for so long that the other holder of its blocks may lead them.
-    #[must_use]
-    pub fn is_silent(&self, server: u32) -> bool {
-        self.last_heard.is_silent(server, SILENCE)
     }
 
     /// As [`Attendance::attend`], of a server that may be away, unless it is attended already.

@@ -7,6 +7,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+/// How long a server may leave heartbeats unanswered before its blocks are asked for at the other server that holds them.
+const SILENCE: Duration = Duration::from_secs(5);
+
 /// When each server has answered a heartbeat last, or got the first over a new connection. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct LastHeard(Arc<Mutex<BTreeMap<u32, Instant>>>);
@@ -17,9 +20,9 @@ impl LastHeard {
         self.0.lock().insert(server, Instant::now());
     }
 
-    /// Returns whether `server` has left heartbeats unanswered for `limit`.
-    pub(super) fn is_silent(&self, server: u32, limit: Duration) -> bool {
-        self.0.lock().get(&server).is_some_and(|heard| heard.elapsed() >= limit)
+    /// Returns whether `server` has answered no heartbeat for so long that the other holder of its blocks may lead them.
+    pub(super) fn is_silent(&self, server: u32) -> bool {
+        self.0.lock().get(&server).is_some_and(|heard| heard.elapsed() >= SILENCE)
     }
 
     /// Returns a server that has left heartbeats unanswered for `limit`.

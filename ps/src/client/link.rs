@@ -10,7 +10,6 @@ use tokio::sync::mpsc;
 use tonic::Status;
 use tonic::transport::Channel;
 
-use super::attendance::Attendance;
 use super::ballots::Leader;
 use super::config::SessionConfig;
 use super::connecting::{Failure, connect, enter, persist_any};
@@ -56,7 +55,6 @@ pub struct Opening<'a> {
     /// Their values where all servers have gone back to the beginning.
     pub initial: &'a [f32],
     pub buffers: &'a Buffers,
-    pub attendance: &'a Attendance,
     pub events: &'a mpsc::UnboundedSender<Event>,
 }
 
@@ -67,7 +65,7 @@ const INITIALIZE_BLOCKS: &str = "/psjobs.v1.ParameterServer/InitializeBlocks";
 impl Link {
     /// Joins a server and opens streams, trying until `config.connect_timeout`.
     pub async fn open(opening: &Opening<'_>) -> Result<Self, ClientError> {
-        let silent = |host| opening.attendance.is_silent(host);
+        let silent = |host| opening.config.last_heard.is_silent(host);
         persist_any(opening.config, opening.server, silent, |host| Self::attempt(opening, host)).await
     }
 

@@ -104,7 +104,7 @@ fn inject(main: &mut Container, job: &ValidJob, new: &NewPod) {
         index: replica.index,
         replication_factor: spec.ps.replication_factor.unsigned_abs(),
         connections: spec.ps.connections.map(i32::unsigned_abs),
-        min_trainers: job.policy.elastic.map(|elastic| if closing { 1 } else { elastic.min }),
+        min_trainers: job.policy.elastic.map(|elastic| elastic.awaited(closing)),
         finished_trainers: finished_trainers.clone(),
         incarnation,
         supervised: true,

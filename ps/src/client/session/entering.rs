@@ -78,7 +78,6 @@ impl AsyncSession {
             memory: &self.memory,
             initial: &self.initial,
             buffers: &self.buffers,
-            attendance: &self.attendance,
             events: &self.sender,
         };
         let link = Link::open(&opening).await?;

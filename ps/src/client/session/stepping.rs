@@ -197,7 +197,7 @@ impl AsyncSession {
     /// blocks may lead them. Its connection shows that later.
     fn find_silent(&self) -> Option<Event> {
         let replicated = self.config.replication_factor > 1;
-        let silent = |link: &&Link| replicated && self.attendance.is_silent(link.host);
+        let silent = |link: &&Link| replicated && self.config.last_heard.is_silent(link.host);
         let (server, _) = (0..).zip(&self.links).find(|(_, link)| silent(link))?;
         let status = Status::unavailable("it answers no heartbeats");
         Some(Event::Broken(self.exchange.any_stream(server)?, status))

@@ -185,8 +185,8 @@ impl<'a> CheckpointSchedule<'a> {
         };
         let concluded = state.members().concluded();
         let all = concluded.len() == state.config.trainers as usize;
-        if sync && state.members().most_claimed() > now.steps {
-            let (given, held) = (state.members().most_claimed(), now.steps);
+        let (given, held) = (state.members().most_claimed(), now.steps);
+        if sync && given > held {
             let text =
                 format!("trainers have given {given} steps, and server 0, which is yet to copy them, has {held}");
             return Err(Status::unavailable(text));
