@@ -178,6 +178,15 @@ fn json_of(manifest: &Manifest) -> Vec<u8> {
     json
 }
 
+/// Makes it durable that the files of `folder` have their names, after a [`commit`] that failed once its manifest was there.
+///
+/// # Errors
+/// If the folder cannot be flushed.
+pub fn flush_folder(folder: impl Into<Folder>) -> Result<(), WriteError> {
+    let folder = folder.into();
+    flush(folder.disk(), &folder)
+}
+
 /// Takes back a [`commit`] that failed: its manifest may be there although no process was notified.
 ///
 /// # Errors

@@ -85,6 +85,10 @@ fn faults_that_seeds_found_stay_mended() {
              took the checkpoint before for the last one",
         ),
         (9_066_783, "a server 0 that took over did not know the steps of a trainer that had left before"),
+        (
+            9_204_613,
+            "the only durable checkpoint was removed, because the lock could not be read after its manifest was there",
+        ),
         (1_013_842, "a server that had none of a shard counted as its later leader"),
     ];
     for (seed, what) in rows {

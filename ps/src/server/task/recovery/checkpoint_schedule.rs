@@ -1,5 +1,6 @@
 //! The checkpoints that server 0 requests from all servers, and the model at the end.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use super::folder_lock::FolderLock;
 use super::server_checkpoint;
 use crate::checkpoint::format::{FORMAT, PartEntry};
 use crate::checkpoint::runs::Ancestor;
-use crate::checkpoint::{Checkpoint, CheckpointId, Concluded, Manifest, Runs, export, write};
+use crate::checkpoint::{Checkpoint, CheckpointId, Concluded, Damage, Manifest, Runs, export, write};
 use crate::proto;
 use crate::retry::{Retries, Schedule};
 use crate::server::config::CheckpointConfig;
@@ -76,8 +77,8 @@ pub(super) struct CheckpointSchedule<'a> {
     pub place: Option<(u32, Vec<Ancestor>)>,
     /// The manifest that is being written, if its end was not waited for.
     committing: Option<Committing>,
-    /// A checkpoint whose manifest could not be written, but may be there.
-    unsure: Option<CheckpointId>,
+    /// A checkpoint whose manifest may be there although writing it failed, with the state that it holds.
+    unsure: Option<(CheckpointId, Kept)>,
     /// Steps between the current step and that of a synchronous checkpoint; grows when requests arrive too late, and
     /// shrinks again by one with each checkpoint.
     margin: u64,
@@ -160,7 +161,7 @@ impl<'a> CheckpointSchedule<'a> {
     /// newest one, so that none was written.
     pub(super) async fn keep(&mut self, when: When) -> Result<bool, Status> {
         let started = Instant::now();
-        let has_settled = self.settle().await?;
+        let has_settled = self.settle().await? || self.finish_unsure().await?;
         let (state, config) = (self.state, self.config);
         if state.store().is_err() {
             return Err(Status::failed_precondition("no trainer has joined yet"));
@@ -218,10 +219,8 @@ impl<'a> CheckpointSchedule<'a> {
             }
             id.step = id.step.max(newest.step + 1);
         }
-        // A process that was replaced lets no server write into a checkpoint of its successor, and takes none back.
-        self.lock.read().await.map_err(Status::internal)?.map_err(confirmed_commit::taken)?;
-        self.withdraw().await?;
-        self.lock.check().await.map_err(confirmed_commit::taken)?;
+        // A process that was replaced lets no server write into a checkpoint of its successor.
+        self.must_hold_lock().await?;
         let epoch = state.recovery.epoch();
         let request = proto::SnapshotRequest {
             job_uid: state.config.job_uid.clone(),
@@ -405,7 +404,7 @@ impl<'a> CheckpointSchedule<'a> {
         let newest = written.inspect_err(|status| {
             // The process that has taken the folder may go on from it.
             if !was_complete && status.code() != Code::Aborted {
-                self.unsure = Some(id);
+                self.unsure = Some((id, kept.clone()));
             }
         })?;
         if !was_complete {
@@ -433,14 +432,41 @@ impl<'a> CheckpointSchedule<'a> {
         self.lock.check().await.map_err(taken)
     }
 
-    /// Removes the manifest of a checkpoint that was never said to be complete, because writing it failed.
-    async fn withdraw(&mut self) -> Result<(), Status> {
-        if let Some(id) = self.unsure {
-            let folder = Runs::new(&self.config.folder).path(id);
-            self.config.folder.disk().work(move || write::revoke(&folder)).await.map_err(internal)?;
+    /// Looks for the manifest whose writing failed. If it is there, its checkpoint is made durable and counts as complete: it
+    /// may be the only one that a machine finds. A manifest that cannot be used is removed, because other parts may be written
+    /// into its folder. Returns whether the checkpoint is complete.
+    async fn finish_unsure(&mut self) -> Result<bool, Status> {
+        let Some((id, kept)) = self.unsure.clone() else { return Ok(false) };
+        // A process that was replaced neither completes a checkpoint of its successor nor takes it back.
+        self.must_hold_lock().await?;
+        let (runs, keep) = (Runs::new(&self.config.folder), self.config.keep);
+        let (lineage, folder) = (self.place.clone().map(|(_, lineage)| lineage).unwrap_or_default(), runs.path(id));
+        let look = {
+            let folder = folder.clone();
+            move || match Checkpoint::open(&folder) {
+                Ok(_) => Ok(true),
+                Err(Damage::Read { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(false),
+                Err(damage) if damage.is_proved() => Ok(false),
+                Err(damage) => Err(Status::internal(damage.to_string())),
+            }
+        };
+        if self.config.folder.disk().work(look).await? {
+            let commit = move || {
+                write::flush_folder(&folder).map_err(internal)?;
+                Ok(LastCheckpoint::complete(id, folder))
+            };
             self.unsure = None;
+            self.begin_commit(id, kept, false, commit, move || remove_old(&runs, &lineage, keep, id));
+            return self.settle().await;
         }
-        Ok(())
+        self.config.folder.disk().work(move || write::revoke(&folder)).await.map_err(internal)?;
+        self.unsure = None;
+        Ok(false)
+    }
+
+    /// Checks that this process has the lock of the folder, and that the lock can be read.
+    async fn must_hold_lock(&self) -> Result<(), Status> {
+        self.lock.read().await.map_err(Status::internal)?.map_err(taken)
     }
 
     /// Writes the model, from the last checkpoint, if every trainer has finished and all of it is there. Tries for as long
