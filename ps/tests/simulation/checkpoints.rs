@@ -89,6 +89,10 @@ fn faults_that_seeds_found_stay_mended() {
             9_204_613,
             "the only durable checkpoint was removed, because the lock could not be read after its manifest was there",
         ),
+        (
+            10_012_135,
+            "a server that was cut off had not heard of the leader elected since, and gave its old part to the last checkpoint",
+        ),
         (1_013_842, "a server that had none of a shard counted as its later leader"),
     ];
     for (seed, what) in rows {

@@ -199,7 +199,7 @@ impl Trainer<'_> {
 /// Checks the files of a job: the layers of the last step, and rows with every push once.
 pub fn check_exported(plan: &Plan, parameters: &[f32], file: &[u8]) -> Result<(), String> {
     if parameters != layers(plan, plan.steps) {
-        return Err(format!("the model's layers begin with {}, are not of step {}", parameters[0], plan.steps));
+        return Err(format!("the model's layers are {parameters:?}, not those of step {}", plan.steps));
     }
     check_exported_rows(plan, file)
 }

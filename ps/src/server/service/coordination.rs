@@ -122,7 +122,7 @@ impl proto::coordination_server::Coordination for Coordination {
             let mut members = self.0.members();
             members.hear(&id, now())?;
             self.0.check_epoch(request.epoch)?;
-            members.claim(id.index, request.steps, now());
+            members.claim(id.index, request.steps, request.leader_terms, now());
             // Without checkpoints no server goes back.
             members.conclude(id.index, self.0.config.checkpoint.is_none());
         }

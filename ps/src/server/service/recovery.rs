@@ -64,6 +64,9 @@ impl proto::recovery_server::Recovery for Service {
         if request.last {
             return Ok(Response::new(proto::SnapshotReply::default()));
         }
+        for term in &request.leader_terms {
+            self.0.hear_of_leader(request.shard.unwrap_or(self.0.config.index), *term, request.epoch);
+        }
         let shard = self.0.shard(request.shard)?;
         let written = server_checkpoint::write(&self.0, shard, &request).await;
         let written = written.map_err(|error| match self.0.shard(Some(shard)) {

@@ -71,6 +71,8 @@ struct Member {
     given: u64,
     /// Steps that it has given as it says itself, since the servers last went to a checkpoint; 0 before its last one.
     claimed: u64,
+    /// By shard, the term of the elected leader that has acknowledged what it claims; 0 or missing if none was elected.
+    leader_terms: Vec<u64>,
     total_steps: u64,
     /// Examples read by earlier incarnations, and by this one.
     examples: (u64, u64),
@@ -149,6 +151,7 @@ impl Membership {
             steps: 0,
             given: 0,
             claimed: 0,
+            leader_terms: Vec::new(),
             total_steps: 0,
             examples: (0, 0),
             rate: 0.0,
@@ -330,6 +333,7 @@ impl Membership {
             let all_steps = concluded.get(&index);
             member.last_step = if all_steps.is_some() { LastStep::Durable } else { LastStep::Ahead };
             member.claimed = 0;
+            member.leader_terms.clear();
             // With backup trainers the state may have come about without its last gradients.
             member.steps = all_steps.copied().unwrap_or(0).max(step);
             // In an elastic job the first finished trainer may end the job, so the others need time to reconnect.

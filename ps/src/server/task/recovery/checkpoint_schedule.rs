@@ -234,6 +234,7 @@ impl<'a> CheckpointSchedule<'a> {
             leader: state.config.incarnation,
             // Where blocks are held twice, the others go on without server 0.
             hold: when == When::Last && !state.members().done() && state.replication.is_none(),
+            leader_terms: Vec::new(),
         };
         let parts = (0..config.servers.len() as u32).map(|shard| self.part(shard, &request));
         // Each server waits for the step without a limit, and for its disk with one. The network finds a server that is gone.
@@ -324,9 +325,14 @@ impl<'a> CheckpointSchedule<'a> {
 
     /// Has the server that leads `shard` write its part.
     async fn part(&self, shard: u32, request: &proto::SnapshotRequest) -> Result<proto::SnapshotReply, Status> {
-        let mut refused = None;
-        for server in self.state.holders(shard) {
-            let request = proto::SnapshotRequest { shard: Some(shard), ..request.clone() };
+        let (mut refused, mut holders) = (None, self.state.holders(shard));
+        // Another holder may not have heard yet that it leads no more.
+        if self.state.shard(Some(shard)).is_ok() {
+            holders.sort_by_key(|server| *server != self.state.config.index);
+        }
+        for server in holders {
+            let leader_terms = self.state.members().leader_terms(shard);
+            let request = proto::SnapshotRequest { shard: Some(shard), leader_terms, ..request.clone() };
             let address = &self.config.servers[server as usize];
             let status = match client(&self.state.config.network, address)?.snapshot(request).await {
                 Ok(reply) => return Ok(reply.into_inner()),
