@@ -49,14 +49,14 @@ test: build-tests mnist fashion ## run every test that needs no cluster
 
 .PHONY: test-foreign
 test-foreign: ## drive the parameter server with a client in Python
-	export PYTHONPATH=$$(scripts/grpcio.sh); $(CARGO) test --locked --workspace --test integration -- --include-ignored foreign_client
+	export PYTHONPATH=$$(scripts/python-packages.sh grpcio); $(CARGO) test --locked --workspace --test integration -- --include-ignored foreign_client
 
 # The module of the debug build, which has the workspace's dependencies already, beside the package's sources.
 .PHONY: test-python
 test-python: build-tests mnist text ## test the Python package, with types checked; fetches torch if need be
 	scripts/python-package.sh $(TARGET)/debug/lib_native.so $(TARGET)/python
 	export PYTHONPATH=$(abspath $(TARGET))/python PSJOBS_WORKER=$(abspath $(TARGET))/debug/psjobs-worker PSJOBS=$(abspath $(TARGET))/debug/psjobs; \
-	python=$$(scripts/python.sh); PSJOBS_MLFLOW=$$(scripts/mlflow.sh "$$python"); export PSJOBS_MLFLOW; cd python; "$$python" -m mypy --cache-dir $(abspath $(TARGET))/mypy; "$$python" -P -m pytest -q -n 2 -p no:cacheprovider
+	python=$$(scripts/python.sh); PSJOBS_MLFLOW=$$(scripts/python-packages.sh mlflow "$$python"); PSJOBS_WANDB=$$(scripts/python-packages.sh wandb "$$python"); export PSJOBS_MLFLOW PSJOBS_WANDB; cd python; "$$python" -m mypy --cache-dir $(abspath $(TARGET))/mypy; "$$python" -P -m pytest -q -n 2 -p no:cacheprovider
 
 .PHONY: test-page
 test-page: build-tests ## test the web page of a job in Chromium; needs node 20 and Chromium, and says so without them
@@ -200,6 +200,10 @@ gpu: ## test and measure what uses this machine's GPU; without one it says so
 bench-operator: ## measure the operator and psjobs-web against an API server: its own, or PSJOBS_TEST_KUBECONFIG's
 	$(CARGO) build --locked --release -p psjobs-web-server
 	$(CARGO) bench --locked -p psjobs-operator --bench operator -- $(ARGS)
+
+.PHONY: bench-kubectl
+bench-kubectl: ## measure `kubectl psjob logs` of 100 pods, and how fast the program starts; ARGS=CASE one case's scenario
+	$(CARGO) bench --locked -p kubectl-psjob --bench kubectl -- $(ARGS)
 
 .PHONY: clean
 clean: ## delete what was built; the cache of libtorch and MNIST stays

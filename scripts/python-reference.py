@@ -25,6 +25,7 @@ PUBLIC = [
     ("Models as files", "safetensors", "write"),
     ("Frameworks", "huggingface", "Trainer"),
     ("Frameworks", "lightning", "Strategy"),
+    ("Frameworks", "wandb", "init"),
 ]
 ERRORS = {
     "Error": "The servers or the environment do not let the trainer go on. The base of all others; a `RuntimeError`.",
@@ -48,7 +49,7 @@ def main() -> None:
         if under != heading:
             print(f"\n## {under}")
             heading = under
-        prefix = f"psjobs.{module}." if module in ("huggingface", "lightning", "optimizers", "safetensors") else "psjobs."
+        prefix = f"psjobs.{module}." if module in ("huggingface", "lightning", "optimizers", "safetensors", "wandb") else "psjobs."
         tree = ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
         node = next(n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name == name)
         print(f"\n### {prefix}{name}\n")

@@ -19,7 +19,7 @@ use tokio::sync::RwLock;
 
 use cases::{
     broken, elastic, failure, gpu, invalid, kubectl_psjob, kubelet, mnist, nodes, object_store, operators, pytorch,
-    recovery, suspend, timing, tls, unschedulable, web, workloads,
+    recovery, suspend, timing, tls, unschedulable, watched_in_chromium, web, workloads,
 };
 
 type Test = for<'a> fn(&'a TestNamespace) -> BoxFuture<'a, Result<()>>;
@@ -75,13 +75,14 @@ const SHARED: [(&str, Needs, Test); 21] = [
 ];
 
 /// Tests that run alone: they measure or limit times, or disturb the operator, the API server or nodes.
-const ALONE: [(&str, Needs, Test); 11] = [
+const ALONE: [(&str, Needs, Test); 12] = [
     ("start_and_end_are_measured", Nothing, |ns| timing::start_and_end(ns).boxed()),
     ("a_job_deleted_in_the_foreground_ends_in_time", Nothing, |ns| mnist::is_deleted_in_the_foreground(ns).boxed()),
     ("an_upgrade_and_a_rollback_leave_a_running_job_alone", Nothing, |ns| {
         operators::upgraded_and_rolled_back(ns).boxed()
     }),
     ("the_page_shows_a_job_that_was_deleted", Nothing, |ns| web::a_job_is_shown_after_its_deletion(ns).boxed()),
+    ("a_job_in_an_object_store_is_watched_in_chromium", Kind, |ns| watched_in_chromium::job_is_watched(ns).boxed()),
     ("of_two_operators_one_takes_over_in_seconds", Kind, |ns| operators::one_takes_over(ns).boxed()),
     ("an_operator_killed_twenty_times_loses_no_job", Kind, |ns| operators::killed_twenty_times(ns).boxed()),
     ("a_job_outlives_a_restart_of_the_api_server", Kind, |ns| operators::the_api_server_restarts(ns).boxed()),

@@ -16,12 +16,11 @@ use kube::api::ListParams;
 use psjobs::BadInput;
 use psjobs_api::Role;
 use psjobs_api::crd::ParameterServerJob;
-use tokio::sync::mpsc;
 
 use crate::connection::{Cluster, ConnectionArgs};
 use filter::{Filter, Replica};
 use merge::Merge;
-use reader::{Line, Message, Reader, State, Wanted};
+use reader::{Line, Message, Outlet, Reader, State, Wanted};
 
 /// How long a line that is followed waits for an earlier one of another pod.
 const HOLD: Duration = Duration::from_millis(300);
@@ -126,14 +125,14 @@ impl LogsArgs {
             ))
             .into());
         }
-        let (sender, mut receiver) = mpsc::channel(1024);
+        let (outlet, mut receiver) = Outlet::channel(false);
         let mut merge = Merge::new(None);
         for (source, (replica, pod)) in found.iter().enumerate() {
             merge.open(source);
             out.name(source, *replica);
-            tokio::spawn(Reader::new(source, pod, pods.clone(), wanted.clone(), sender.clone()).run());
+            tokio::spawn(Reader::new(source, pod, pods.clone(), wanted.clone(), &outlet).run());
         }
-        drop(sender);
+        drop(outlet);
         while let Some(message) = receiver.recv().await {
             take(message, &mut merge);
             while let Some(line) = merge.next(Instant::now()) {

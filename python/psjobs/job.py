@@ -72,6 +72,8 @@ class Job:
         self._examples = 0
         self._scale = 1.0
         self._metrics: dict[str, float] = {}
+        # Takes what is reported, with its step, too.
+        self._log: Callable[[int, dict[str, float]], None] | None = None
         self._left = False
         self._began = self._reported = time.monotonic()
         if self.alone:
@@ -278,6 +280,8 @@ class Job:
         """
         values = {name: float(value) for name, value in metrics.items()}
         self._metrics.update(values)
+        if self._log is not None:
+            self._log(self._step, values)
         if self._session is not None and not self._left:
             self._session.report(self._examples, self._metrics)
             self._session.record(self._step, values)

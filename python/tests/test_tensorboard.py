@@ -6,8 +6,9 @@ import struct
 import threading
 
 import psjobs
-from conftest import PRELUDE, program
+from conftest import DEADLINE, PRELUDE, Jobs, program, succeed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
 STEPS = 6 * 600
 
@@ -107,3 +108,38 @@ def test_every_point_is_there_once_and_bit_equal_although_server_0_is_killed(tmp
     assert {"examples_per_second", "learning_rate", "stragglers", "trainers"} <= set(server.Tags()["scalars"])
     steps = [event.step for event in server.Scalars("learning_rate")]
     assert steps == sorted(set(steps)) and steps[-1] == STEPS
+    assert {bits(event.value) for event in server.Scalars("staleness")} == {bits(0.0)}, "no update of Sync is stale"
+
+
+def written(folder: pathlib.Path) -> dict[str, list[tuple[int, bytes]]]:
+    """The curves in the event files of a source, read without TensorBoard's reader."""
+    curves: dict[str, list[tuple[int, bytes]]] = {}
+    for file in sorted(folder.iterdir()):
+        records = file.read_bytes()
+        while records:
+            (length,) = struct.unpack_from("<Q", records)
+            event = Event.FromString(records[12 : 12 + length])
+            records = records[16 + length :]
+            if event.session_log.status == SessionLog.START:
+                curves = {name: [point for point in curve if point[0] < event.step] for name, curve in curves.items()}
+            for value in event.summary.value:
+                curves.setdefault(value.tag, []).append((event.step, bits(value.simple_value)))
+    return curves
+
+
+def test_waiting_and_staleness_have_the_bits_of_the_series(jobs: Jobs, tmp_path: pathlib.Path) -> None:
+    metrics = tmp_path / "metrics"
+    mode = {"mode": "Async"}
+    job = jobs.start("--consistency", "async", "--metrics-dir", str(metrics), trainers=2, consistency=mode)
+    train = "train mlp --device cpu --max-steps 100 --example-ms 1"
+    succeed(*(job.start(index, program("psjobs-worker"), *train.split()) for index in range(2)))
+    assert job.server.wait(DEADLINE) == 0, job.log.read_text()
+    for source, name, most in [("trainer-0", "waiting", 1.0), ("trainer-1", "waiting", 1.0), ("job", "staleness", 100.0)]:
+        reader = EventAccumulator(str(metrics / source), size_guidance={"tensors": 0, "scalars": 0})
+        reader.Reload()
+        curves = written(metrics / source)
+        assert set(curves) == set(reader.Tags()["scalars"])
+        for curve, points in curves.items():
+            assert [(event.step, bits(event.value)) for event in reader.Scalars(curve)] == points, (source, curve)
+        values = [event.value for event in reader.Scalars(name)]
+        assert values and all(0.0 <= value <= most for value in values), (source, values)

@@ -18,6 +18,9 @@ mod parameters;
 mod progress;
 mod settings;
 
+#[cfg(test)]
+mod tests;
+
 pub use error::TrackingError;
 pub use files::Folders;
 pub use follow::{Ending, Follower, follow};

@@ -5,13 +5,12 @@
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
-import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { chromium } from "playwright-core";
+import { open, violations } from "./support.mjs";
 
-const axe = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const { PSJOBS, PSJOBS_WORKER, CHROMIUM, SCREENSHOTS } = process.env;
 const MARKUP = "<img src=x onerror=window.broken=1><script>window.broken=1</script>";
 
@@ -58,29 +57,8 @@ after(async () => {
   await rm(folder, { recursive: true, force: true });
 });
 
-// Opens the page, and collects what the browser complains about.
-async function open(address, options = {}) {
-  const context = await browser.newContext({ viewport: { width: 1200, height: 900 }, ...options });
-  const page = await context.newPage();
-  page.complaints = [];
-  page.requests = [];
-  page.on("console", (message) => ["error", "warning"].includes(message.type()) && page.complaints.push(message.text()));
-  page.on("pageerror", (error) => page.complaints.push(String(error)));
-  page.on("request", (request) => page.requests.push(request.url()));
-  await page.goto(address);
-  return page;
-}
-
 async function picture(page, name) {
   if (SCREENSHOTS) await page.screenshot({ path: join(SCREENSHOTS, `${name}.png`), fullPage: true });
-}
-
-// Returns what breaks the rules of WCAG 2.1 AA and axe's own.
-async function violations(page) {
-  // Through the debugger: the page's policy allows no script but its own.
-  await page.evaluate(axe);
-  const found = await page.evaluate(() => axe.run(document));
-  return found.violations.map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.html).join(" | ")}`);
 }
 
 // The page runs this: it returns the elements that reach beyond the screen, apart from those in a part that scrolls by itself.
@@ -117,7 +95,7 @@ test("a page that the server refused connects again by itself", async () => {
 });
 
 test("a job is live in the page, and the same in its file when it is over", { timeout: 900_000 }, async () => {
-  const page = await open(address);
+  const page = await open(browser, address);
   assert.equal(new URL(page.url()).search, "", "the token is not in the address any more");
   await page.waitForFunction(() => document.querySelectorAll("#charts canvas").length >= 2, null, { timeout: 60_000 });
   assert.equal(await text(page, "#title"), "watched");
@@ -180,7 +158,7 @@ test("a job is live in the page, and the same in its file when it is over", { ti
   assert.deepEqual(complaints, []);
 
   // The file shows the same, without a server.
-  const record = await open(`file://${join(folder, "logs", "watched.html")}`);
+  const record = await open(browser, `file://${join(folder, "logs", "watched.html")}`);
   for (const part of ["#title", "#phase", "#explanation", "#facts", "#process-rows", "#events", "#manifest"]) {
     const shown = (page) => page.locator(part).textContent();
     assert.equal(await shown(record), await shown(page), part);

@@ -11,7 +11,8 @@ const LONGEST: usize = 16 << 10;
 const LONGEST_COOKIE: usize = 3_800;
 
 /// The form is sent to this server alone, and the page runs no script.
-const POLICY: &str = "default-src 'none'; img-src data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'";
+const POLICY: &str = "default-src 'none'; style-src 'self'; img-src data:; base-uri 'none'; form-action 'self'; \
+                      frame-ancestors 'none'";
 
 const ADVICE: &str = "kubectl create token SERVICE_ACCOUNT --namespace NAMESPACE";
 
@@ -83,9 +84,11 @@ fn form(why: &str) -> String {
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>psjobs</title>\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<link rel=\"icon\" href=\"data:,\">\n\
-         </head>\n<body>\n<main>\n<h1>psjobs</h1>\n<p>{why}</p>\n\
+         <link rel=\"stylesheet\" href=\"/page.css\">\n\
+         </head>\n<body>\n<header><h1>psjobs</h1></header>\n<main>\n<p id=\"why\">{why}</p>\n\
          <form method=\"post\" action=\"/login\" enctype=\"text/plain\">\n\
-         <p><label>Token <input type=\"password\" name=\"token\" autocomplete=\"off\" required autofocus></label>\n\
+         <p><label>Token <input type=\"password\" name=\"token\" autocomplete=\"off\" required autofocus \
+         aria-describedby=\"why\"></label>\n\
          <button>Show the jobs</button></p>\n</form>\n\
          <p>This makes one for an hour: <code>{ADVICE}</code></p>\n</main>\n</body>\n</html>\n"
     )

@@ -23,11 +23,12 @@ use crate::login;
 use crate::records::Records;
 
 /// Paths that need no token.
-const OPEN: [&str; 3] = ["/login", "/healthz", "/readyz"];
+const OPEN: [&str; 4] = ["/login", "/page.css", "/healthz", "/readyz"];
 /// Bytes of a form.
 const FORM: usize = 32 << 10;
 
 const FORBIDDEN: &str = "Your token does not give the right to see this, if it is there.\n";
+const NOT_A_TOKEN: &str = "This is not a token. Copy the whole of it, without blanks and quotes.";
 const NO_TOKEN: &str = "This page shows the jobs that your token gives the right to list.";
 
 /// The jobs that are served, and what answers need.
@@ -81,7 +82,7 @@ async fn enter(State(site): State<Site>, headers: HeaderMap, body: Bytes) -> Res
     if login::is_foreign(&headers) {
         return forbidden();
     }
-    let Some(token) = login::of_form(&body) else { return login::refuse(&headers, "The form has no token.") };
+    let Some(token) = login::of_form(&body) else { return login::refuse(&headers, NOT_A_TOKEN) };
     match site.access.visitor(&token).await {
         Ok(_) => login::enter(&token, &headers),
         Err(error) => refuse(&headers, &error),

@@ -1,7 +1,7 @@
 //! The page at a real API server: who sees what, and that a job looks the same before and after it was deleted. The server has the
 //! rights that the chart gives it.
 
-#[expect(dead_code, reason = "the other test program uses the rest")]
+#[expect(dead_code, reason = "the other test programs use the rest")]
 mod support;
 
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
 //! The pages of a hundred jobs at a real API server are the same before and after the jobs are deleted, also when the operator is
 //! killed while the jobs start, end and are deleted. The test plays the kubelet.
 
-#[expect(dead_code, reason = "the other test program uses the rest")]
+#[expect(dead_code, reason = "the other test programs use the rest")]
 mod support;
 
 use std::collections::BTreeSet;

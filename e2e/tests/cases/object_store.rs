@@ -6,31 +6,25 @@ use anyhow::{Context, Result, ensure};
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams};
 use psjobs_api::crd::{CheckpointSpec, ConditionType, ParameterServerJob, Phase};
-use psjobs_e2e::command::run;
 use psjobs_e2e::logs::line;
 use psjobs_e2e::manifest::{PACED, PACED_ACCURACY, from_file, main_container};
 use psjobs_e2e::namespace::TestNamespace;
-use psjobs_e2e::nodes::address;
-use psjobs_e2e::wait::{SHORT, TRAINING, until, until_none, until_ok};
+use psjobs_e2e::wait::{SHORT, TRAINING, until, until_none};
 use safetensors::SafeTensors;
 use serde_json::json;
 
+use super::store::{FOLDER, KEYS, Store};
 use super::suspend::fetch_checkpoint;
 
-const JOB: &str = "mnist-checkpoint";
-const KEY: &str = "key";
-const SECRET: &str = "secretsecret";
-/// Where the store listens, on all addresses of its node.
-const PORT: u16 = 17_070;
-const PROGRAM: &str = "/usr/local/bin/versitygw";
-const FOLDER: &str = "/var/lib/psjobs-e2e-store";
+/// Name of the job in the example.
+pub const JOB: &str = "mnist-checkpoint";
 
 /// Deletes a job with all that belongs to it: another job goes on from what it has left in the bucket. Before, a job whose
 /// bucket is not there says so.
 pub async fn job_outlives_its_deletion(namespace: &TestNamespace) -> Result<()> {
     let store = Store::start(namespace).await?;
     let test = async {
-        create_keys(namespace, &store).await?;
+        store.create_keys(namespace).await?;
         find_a_bucket(namespace, &store).await?;
         go_on(namespace, &store).await
     };
@@ -39,23 +33,11 @@ pub async fn job_outlives_its_deletion(namespace: &TestNamespace) -> Result<()> 
     ended
 }
 
-async fn create_keys(namespace: &TestNamespace, store: &Store) -> Result<()> {
-    let keys = [
-        format!("--from-literal=AWS_ACCESS_KEY_ID={KEY}"),
-        format!("--from-literal=AWS_SECRET_ACCESS_KEY={SECRET}"),
-        format!("--from-literal=AWS_ENDPOINT={}", store.endpoint),
-        "--from-literal=AWS_REGION=us-east-1".to_owned(),
-    ];
-    let create: Vec<&str> =
-        ["create", "secret", "generic", "store-keys"].into_iter().chain(keys.iter().map(String::as_str)).collect();
-    namespace.kubectl(&create).await.map(drop)
-}
-
 /// Returns a job that is kept below a URL.
-fn job(url: &str) -> Result<ParameterServerJob> {
+pub fn job(url: &str) -> Result<ParameterServerJob> {
     let mut job = from_file("examples/mnist-checkpoint.yaml")?;
     main_container(&mut job)?.args = Some(PACED.map(str::to_owned).into());
-    let checkpoint = json!({"objectStore": {"url": url, "secret": "store-keys"}, "intervalSeconds": 2});
+    let checkpoint = json!({"objectStore": {"url": url, "secret": KEYS}, "intervalSeconds": 2});
     job.spec.checkpoint = Some(serde_json::from_value::<CheckpointSpec>(checkpoint)?);
     Ok(job)
 }
@@ -80,8 +62,30 @@ fn fails(job: Option<&ParameterServerJob>, status: &str) -> bool {
     failing.any(|found| found.status == status)
 }
 
+/// Waits for a checkpoint of the job after its first step.
+pub async fn is_kept(namespace: &TestNamespace) -> Result<()> {
+    let kept = |job: Option<&ParameterServerJob>| {
+        job.and_then(|job| job.status.as_ref()?.last_checkpoint.as_ref()).is_some_and(|kept| kept.step > 0)
+    };
+    until(&namespace.jobs(), JOB, TRAINING, "a checkpoint in the job's status", kept).await.map(drop)
+}
+
+/// Checks that no pod uses a volume that outlives it, and that the namespace has none.
+pub async fn has_no_claim(namespace: &TestNamespace) -> Result<()> {
+    let claims = namespace.kubectl(&["get", "persistentvolumeclaims", "--output", "name"]).await?;
+    ensure!(claims.trim().is_empty(), "a job without a volume has {claims}");
+    let pods = namespace.pods().list(&ListParams::default()).await?.items;
+    ensure!(!pods.is_empty(), "the job has no pod");
+    for pod in pods {
+        let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+        let claims = volumes.filter(|volume| volume.persistent_volume_claim.is_some()).count();
+        ensure!(claims == 0, "{} has a volume that outlives it", pod.name_any());
+    }
+    Ok(())
+}
+
 /// Deletes the job with all that belongs to it.
-async fn delete(namespace: &TestNamespace) -> Result<()> {
+pub async fn delete(namespace: &TestNamespace) -> Result<()> {
     namespace.jobs().delete(JOB, &DeleteParams::foreground()).await?;
     until_none(&namespace.pods(), &ListParams::default(), SHORT, "the deleted job's pods to go").await?;
     until_none(&namespace.jobs(), &ListParams::default(), SHORT, "the deleted job to go").await
@@ -90,12 +94,8 @@ async fn delete(namespace: &TestNamespace) -> Result<()> {
 async fn go_on(namespace: &TestNamespace, store: &Store) -> Result<()> {
     let job = job("s3://bucket/jobs")?;
     namespace.apply(&job).await?;
-    let kept = |job: Option<&ParameterServerJob>| {
-        job.and_then(|job| job.status.as_ref()?.last_checkpoint.as_ref()).is_some_and(|kept| kept.step > 0)
-    };
-    until(&namespace.jobs(), JOB, TRAINING, "a checkpoint in the job's status", kept).await?;
-    let claims = namespace.kubectl(&["get", "persistentvolumeclaims", "--output", "name"]).await?;
-    ensure!(claims.trim().is_empty(), "a job without a volume has {claims}");
+    is_kept(namespace).await?;
+    has_no_claim(namespace).await?;
     delete(namespace).await?;
 
     namespace.apply(&job).await?;
@@ -111,7 +111,7 @@ async fn go_on(namespace: &TestNamespace, store: &Store) -> Result<()> {
     let size = size.trim().parse::<u64>()?;
     ensure!(size > 800_000, "the model of 200,000 parameters has {size} bytes");
     let fetched = tempfile::tempdir()?;
-    fetch_model(namespace, &store.endpoint, fetched.path(), size).await?;
+    fetch_model(namespace, store, fetched.path(), size).await?;
     fetch_checkpoint(namespace, JOB, 1, fetched.path()).await?;
     let left = namespace.pods().list(&ListParams::default()).await?.items;
     // A pod that was deleted may still end.
@@ -122,7 +122,7 @@ async fn go_on(namespace: &TestNamespace, store: &Store) -> Result<()> {
     until_none(&namespace.jobs(), &ListParams::default(), SHORT, "the deleted job to go").await?;
     let gone = namespace.psjob(&["checkpoint", "list", JOB]).await.err().context("the job is deleted")?;
     ensure!(format!("{gone:#}").contains("there is no job"), "{gone:#}");
-    let deleted = ["checkpoint", "list", JOB, "--url", "s3://bucket/jobs", "--secret", "store-keys"];
+    let deleted = ["checkpoint", "list", JOB, "--url", "s3://bucket/jobs", "--secret", KEYS];
     let listed = namespace.psjob(&deleted).await?;
     namespace.print(listed.trim_end());
     ensure!(listed.contains(JOB), "{listed}");
@@ -130,7 +130,7 @@ async fn go_on(namespace: &TestNamespace, store: &Store) -> Result<()> {
 }
 
 /// Fetches the model, which has `size` bytes in the bucket; then once more with a Secret that the store does not take.
-async fn fetch_model(namespace: &TestNamespace, endpoint: &str, folder: &Path, size: u64) -> Result<()> {
+async fn fetch_model(namespace: &TestNamespace, store: &Store, folder: &Path, size: u64) -> Result<()> {
     let file = folder.join("model.safetensors");
     let path = file.to_str().context("a path of text")?;
     let said = namespace.psjob(&["model", JOB, "--output", path]).await?;
@@ -139,55 +139,10 @@ async fn fetch_model(namespace: &TestNamespace, endpoint: &str, folder: &Path, s
     ensure!(bytes.len() as u64 == size, "{} bytes came of {size}", bytes.len());
     ensure!(!SafeTensors::deserialize(&bytes)?.is_empty(), "the model of {} bytes has no tensors", bytes.len());
 
-    let keys = [
-        &format!("--from-literal=AWS_ACCESS_KEY_ID={KEY}"),
-        "--from-literal=AWS_SECRET_ACCESS_KEY=nothing",
-        "--from-literal=AWS_REGION=us-east-1",
-        &format!("--from-literal=AWS_ENDPOINT={endpoint}"),
-    ];
-    let create = ["create", "secret", "generic", "other-keys"];
-    namespace.kubectl(&[&create[..], &keys[..]].concat()).await?;
+    store.create_secret(namespace, "other-keys", "nothing").await?;
     let denied = ["model", JOB, "--url", "s3://bucket/jobs", "--secret", "other-keys", "--output", path, "--force"];
     let denied = namespace.psjob(&denied).await.err().context("the keys are wrong")?;
     ensure!(format!("{denied:#}").contains("check the credentials"), "{denied:#}");
     ensure!(std::fs::read(&file)? == bytes, "a model that cannot be fetched replaces none");
     Ok(())
-}
-
-/// A store on a node, which is a container of this machine: pods reach it there wherever the tests run.
-struct Store {
-    node: String,
-    endpoint: String,
-}
-
-impl Store {
-    /// Starts it with an empty bucket.
-    async fn start(namespace: &TestNamespace) -> Result<Self> {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/object-stores.sh");
-        let programs = run(script.to_str().context("a path of text")?, &[]).await?;
-        let nodes = namespace.kubectl(&["get", "nodes", "--output", "jsonpath={.items[0].metadata.name}"]).await?;
-        let node = nodes.trim().to_owned();
-        let address = address(&node).await?;
-        let store = Self { node, endpoint: format!("http://{address}:{PORT}") };
-        run("docker", &["cp", &format!("{}/versitygw", programs.trim()), &format!("{}:{PROGRAM}", store.node)]).await?;
-        store.stop().await?;
-        store.shell(&format!("mkdir -p {FOLDER}/bucket")).await?;
-        let listen = format!("--port 0.0.0.0:{PORT} --access {KEY} --secret {SECRET} --quiet posix {FOLDER}");
-        run("docker", &["exec", "--detach", &store.node, "sh", "-c", &format!("exec {PROGRAM} {listen}")]).await?;
-        let answers = format!("bash -c 'echo > /dev/tcp/127.0.0.1/{PORT}'");
-        until_ok(SHORT, "the store to listen", || store.shell(&answers)).await?;
-        Ok(store)
-    }
-
-    /// Runs a command on the node, and returns its output.
-    async fn shell(&self, command: &str) -> Result<String> {
-        run("docker", &["exec", &self.node, "sh", "-c", command]).await
-    }
-
-    /// Ends it, if it runs, and removes its objects.
-    async fn stop(&self) -> Result<()> {
-        self.shell("pkill versitygw || true").await?;
-        until_ok(SHORT, "the store to end", || self.shell("! pgrep versitygw")).await?;
-        self.shell(&format!("rm -rf {FOLDER}")).await.map(drop)
-    }
 }

@@ -19,14 +19,19 @@ const CHART: &str = "charts/psjobs";
 const DEPLOYMENT: &str = "deployment/psjobs-web";
 
 pub async fn a_job_is_shown_after_its_deletion(namespace: &TestNamespace) -> Result<()> {
+    with_page(namespace, shown(namespace)).await
+}
+
+/// Runs a test while the chart serves the page. Its records are gone afterwards, so that another test may do the same.
+pub async fn with_page(namespace: &TestNamespace, test: impl Future<Output = Result<()>>) -> Result<()> {
     let cluster = &namespace.cluster;
     cluster.helm(&["upgrade", CHART, "--reset-then-reuse-values", "--set", "web.enabled=true"]).await?;
-    let shown = shown(namespace).await;
+    let ended = test.await;
     cluster.helm(&["upgrade", CHART, "--reset-then-reuse-values", "--set", "web.enabled=false"]).await?;
     // Records outlive the release.
-    let claim = ["--namespace", SYSTEM, "delete", "persistentvolumeclaim", "psjobs-web-records", "--wait=false"];
+    let claim = ["--namespace", SYSTEM, "delete", "persistentvolumeclaim", "psjobs-web-records", "--timeout=90s"];
     cluster.kubectl(&claim).await?;
-    shown
+    ended
 }
 
 async fn shown(namespace: &TestNamespace) -> Result<()> {
@@ -44,12 +49,7 @@ async fn shown(namespace: &TestNamespace) -> Result<()> {
         .await?;
     namespace.phase("mnist", Phase::Succeeded, TRAINING).await?;
     page.read_until("the job's end", is_over).await?;
-    let recorded = || async {
-        let said = namespace.cluster.kubectl(&["--namespace", SYSTEM, "logs", DEPLOYMENT]).await?;
-        ensure!(said.contains(&format!("{key} is over and recorded")), "no record of {key} in\n{said}");
-        Ok(())
-    };
-    until_ok(SHORT, "the record of the job", recorded).await?;
+    is_recorded(namespace, &key).await?;
     let (before, _) = read(&server, &token, &key).await?;
 
     namespace.jobs().delete("mnist", &DeleteParams::foreground()).await?;
@@ -75,6 +75,16 @@ async fn shown(namespace: &TestNamespace) -> Result<()> {
     Ok(())
 }
 
+/// Waits for the record of a job.
+pub async fn is_recorded(namespace: &TestNamespace, key: &str) -> Result<()> {
+    let recorded = || async {
+        let said = namespace.cluster.kubectl(&["--namespace", SYSTEM, "logs", DEPLOYMENT]).await?;
+        ensure!(said.contains(&format!("{key} is over and recorded")), "no record of {key} in\n{said}");
+        Ok(())
+    };
+    until_ok(SHORT, "the record of the job", recorded).await
+}
+
 /// Returns a job that is over as its page shows it, and the last lines of its first trainer.
 async fn read(server: &Forwarded, token: &str, key: &str) -> Result<(Map<String, Value>, String)> {
     let mut page = Page::open(&server.host, token, key).await?;
@@ -88,7 +98,7 @@ fn is_over(job: &Map<String, Value>) -> bool {
 }
 
 /// Returns the token of an account that may list the jobs of the namespace and read logs there.
-async fn token(namespace: &TestNamespace) -> Result<String> {
+pub async fn token(namespace: &TestNamespace) -> Result<String> {
     for create in [
         &["serviceaccount", "reader"][..],
         &["role", "jobs", "--verb=list", "--resource=parameterserverjobs.psjobs.dev"],
@@ -104,13 +114,14 @@ async fn token(namespace: &TestNamespace) -> Result<String> {
 }
 
 /// The page at a port of this machine.
-struct Forwarded {
-    host: String,
+pub struct Forwarded {
+    /// For example `127.0.0.1:40001`.
+    pub host: String,
     _kubectl: Child,
 }
 
 impl Forwarded {
-    async fn start(namespace: &TestNamespace) -> Result<Self> {
+    pub async fn start(namespace: &TestNamespace) -> Result<Self> {
         let mut kubectl = Command::new("kubectl")
             .args(["port-forward", "--namespace", SYSTEM, "--context", &namespace.cluster.context])
             .args(["service/psjobs-web", ":80"])

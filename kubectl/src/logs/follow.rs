@@ -11,11 +11,10 @@ use kube::api::ListParams;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{Config, Event, watcher};
 use psjobs_api::crd::Phase;
-use tokio::sync::mpsc;
 
 use super::filter::Filter;
 use super::merge::Merge;
-use super::reader::{Line, Message, Reader, State, Wanted, state};
+use super::reader::{Line, Outlet, Reader, State, Wanted, state};
 use super::{HOLD, Out, take};
 use crate::connection::Cluster;
 use crate::text;
@@ -24,7 +23,7 @@ use crate::text;
 struct Readers<'a> {
     filter: &'a Filter,
     pods: &'a Api<Pod>,
-    sender: mpsc::Sender<Message>,
+    outlet: Outlet,
     /// By uid, as pods have their predecessors' names.
     known: HashSet<String>,
     merge: Merge<Line>,
@@ -42,7 +41,7 @@ impl Readers<'_> {
         self.known.insert(uid);
         self.merge.open(source);
         out.name(source, replica);
-        tokio::spawn(Reader::new(source, pod, self.pods.clone(), wanted.clone(), self.sender.clone()).run());
+        tokio::spawn(Reader::new(source, pod, self.pods.clone(), wanted.clone(), &self.outlet).run());
     }
 }
 
@@ -59,8 +58,8 @@ pub async fn follow(
     let mut pod_events = pin!(watcher(pods.clone(), Config::default().labels(&selector)).default_backoff());
     let only = Config::default().fields(&format!("metadata.name={name}"));
     let mut job_events = pin!(watcher(cluster.jobs(), only).default_backoff());
-    let (sender, mut receiver) = mpsc::channel(1024);
-    let mut readers = Readers { filter, pods, sender, known: HashSet::new(), merge: Merge::new(Some(HOLD)) };
+    let (outlet, mut receiver) = Outlet::channel(true);
+    let mut readers = Readers { filter, pods, outlet, known: HashSet::new(), merge: Merge::new(Some(HOLD)) };
     // Pods that come later are read from their beginning.
     let later = Wanted { follow: true, ..Wanted::default() };
     let mut first_listing = true;

@@ -125,6 +125,33 @@ mod tests {
     }
 
     #[test]
+    fn the_lines_of_a_hundred_pods_are_complete_and_in_order() {
+        let (pods, of_each, part) = (100, 200, 20);
+        let now = Instant::now();
+        for hold in [None, Some(Duration::from_millis(300))] {
+            let mut merge = Merge::new(hold);
+            (0..pods).for_each(|pod| merge.open(pod));
+            let mut seen = Vec::new();
+            for begin in (0..of_each).step_by(part) {
+                // In an order of their own each time, so that those that come first wait for the last.
+                for place in 0..pods {
+                    let pod = (place * 37 + begin) % pods;
+                    for line in begin..begin + part {
+                        let number = line * pods + (pod + line) % pods;
+                        let time = Timestamp::from_nanosecond(number as i128).expect("in range");
+                        merge.push(pod, time, now, number);
+                    }
+                    seen.extend(std::iter::from_fn(|| merge.next(now)));
+                }
+            }
+            (0..pods).for_each(|pod| merge.close(pod));
+            seen.extend(std::iter::from_fn(|| merge.next(now)));
+            assert!(seen.iter().copied().eq(0..pods * of_each), "{} lines", seen.len());
+            assert!(merge.is_over());
+        }
+    }
+
+    #[test]
     fn a_followed_line_waits_for_silent_sources_for_a_while() {
         let now = Instant::now();
         let hold = Duration::from_millis(300);

@@ -9,10 +9,13 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::LogParams;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, mpsc};
 
-/// Lines of each pod that wait for earlier ones of others.
+/// Lines of each pod that may wait for earlier ones of others, however many the others' are.
 const WAITING_LINES: usize = 256;
+/// Bytes of further lines that wait, of all pods together, where pods are followed: lines wait for silent pods, and one
+/// pod alone may say 50,000 lines/s meanwhile.
+const WAITING_BYTES: usize = 16 << 20;
 /// Time between two tries to read a pod that should say more.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -49,6 +52,47 @@ pub enum Message {
     End(usize),
 }
 
+/// Where readers bring their lines.
+#[derive(Clone)]
+pub struct Outlet {
+    sender: mpsc::Sender<Message>,
+    shared: Arc<Semaphore>,
+}
+
+impl Outlet {
+    /// Returns it with its other end, for pods that are followed or not.
+    pub fn channel(follow: bool) -> (Self, mpsc::Receiver<Message>) {
+        let (sender, receiver) = mpsc::channel(1024);
+        let shared = Arc::new(Semaphore::new(if follow { WAITING_BYTES } else { 0 }));
+        (Self { sender, shared }, receiver)
+    }
+}
+
+/// Room for the lines of a pod that wait.
+struct Room {
+    own: Arc<Semaphore>,
+    shared: Arc<Semaphore>,
+}
+
+impl Room {
+    fn new(shared: &Arc<Semaphore>) -> Self {
+        Self { own: Arc::new(Semaphore::new(WAITING_LINES)), shared: Arc::clone(shared) }
+    }
+
+    /// Waits for room for a line of this length, which is given back with the permit.
+    async fn take(&self, length: usize) -> Result<OwnedSemaphorePermit, AcquireError> {
+        if let Ok(permit) = Arc::clone(&self.own).try_acquire_owned() {
+            return Ok(permit);
+        }
+        let bytes = u32::try_from(length + size_of::<Line>()).unwrap_or(u32::MAX);
+        tokio::select! {
+            biased;
+            permit = Arc::clone(&self.own).acquire_owned() => permit,
+            permit = Arc::clone(&self.shared).acquire_many_owned(bytes) => permit,
+        }
+    }
+}
+
 /// Reads a pod in a task of its own.
 pub struct Reader {
     source: usize,
@@ -58,7 +102,7 @@ pub struct Reader {
     pods: Api<Pod>,
     wanted: Wanted,
     sender: mpsc::Sender<Message>,
-    room: Arc<Semaphore>,
+    room: Room,
     position: Position,
 }
 
@@ -71,7 +115,7 @@ enum Look {
 }
 
 impl Reader {
-    pub fn new(source: usize, pod: &Pod, pods: Api<Pod>, wanted: Wanted, sender: mpsc::Sender<Message>) -> Self {
+    pub fn new(source: usize, pod: &Pod, pods: Api<Pod>, wanted: Wanted, outlet: &Outlet) -> Self {
         let container = pod.spec.as_ref().and_then(|spec| Some(spec.containers.first()?.name.clone()));
         Self {
             source,
@@ -80,8 +124,8 @@ impl Reader {
             container,
             pods,
             wanted,
-            sender,
-            room: Arc::new(Semaphore::new(WAITING_LINES)),
+            sender: outlet.sender.clone(),
+            room: Room::new(&outlet.shared),
             position: Position::default(),
         }
     }
@@ -169,7 +213,7 @@ impl Reader {
             if !self.position.accepts(time) {
                 continue;
             }
-            let Ok(room) = Arc::clone(&self.room).acquire_owned().await else { return Ok(false) };
+            let Ok(room) = self.room.take(text.len()).await else { return Ok(false) };
             let line = Line { source: self.source, time, text: text.to_owned(), _room: Some(room) };
             if self.sender.send(Message::Line(self.source, line)).await.is_err() {
                 return Ok(false);
@@ -251,7 +295,36 @@ impl Position {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+
     use super::*;
+
+    #[test]
+    fn a_pod_that_says_much_takes_the_shared_room_and_leaves_others_their_own() {
+        let line = 100;
+        let shared = Arc::new(Semaphore::new(3 * (line + size_of::<Line>())));
+        let (much, little) = (Room::new(&shared), Room::new(&shared));
+        let take = |room: &Room| room.take(line).now_or_never().map(|taken| taken.expect("nobody closes it"));
+        let mut taken: Vec<_> = std::iter::from_fn(|| take(&much)).collect();
+        assert_eq!(taken.len(), WAITING_LINES + 3);
+        let others: Vec<_> = std::iter::from_fn(|| take(&little)).collect();
+        assert_eq!(others.len(), WAITING_LINES);
+        taken.pop();
+        assert!(take(&little).is_some(), "the shared room was given back");
+    }
+
+    #[test]
+    fn what_is_not_followed_has_no_room_but_that_of_each_pod() {
+        let (outlet, _receiver) = Outlet::channel(false);
+        let room = Room::new(&outlet.shared);
+        let taken: Vec<_> = std::iter::from_fn(|| room.take(1).now_or_never()).collect();
+        assert_eq!(taken.len(), WAITING_LINES);
+        let (outlet, _receiver) = Outlet::channel(true);
+        let room = Room::new(&outlet.shared);
+        // As many as one pod says at 50,000 lines/s while its lines wait for a silent pod.
+        let taken: Vec<_> = std::iter::from_fn(|| room.take(120).now_or_never()).take(15_000).collect();
+        assert_eq!(taken.len(), 15_000);
+    }
 
     #[test]
     fn a_log_that_is_read_again_goes_on_behind_the_last_line() {

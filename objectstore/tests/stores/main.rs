@@ -6,6 +6,7 @@ mod checkpoints;
 mod data;
 mod faults;
 mod jobs;
+mod kills;
 mod refusals;
 mod store;
 mod training;

@@ -58,6 +58,7 @@ function keyed(parent, items, key, create, update) {
   // First of all, so that those that stay are not moved: that would take the focus from them.
   for (const child of [...parent.children]) if (!named.has(child.dataset.key)) child.remove();
   const present = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  const focused = parent.contains(document.activeElement) ? document.activeElement : null;
   let before = parent.firstElementChild;
   for (const [name, item] of named) {
     let child = present.get(name);
@@ -69,4 +70,6 @@ function keyed(parent, items, key, create, update) {
     else parent.insertBefore(child, before);
     update(child, item);
   }
+  // One that was moved to another place has lost it.
+  if (focused?.isConnected) focused.focus({ preventScroll: true });
 }

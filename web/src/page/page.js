@@ -7,12 +7,19 @@
   const LOG_PERIOD = 2000;
   // Time after which a connection that the browser has given up is made again.
   const RETRY_PERIOD = 10000;
+  // Sentences for answers with these codes.
+  const REFUSALS = {
+    401: "The server does not take your token any more. Reload the page to give a new one; until then this is the last that it said.",
+    403: "Your token does not give the right to see this, if it is there.",
+  };
   const record = byId("record") && JSON.parse(byId("record").textContent);
   // Holds what the server has sent: the job's parts, or a line for each job.
   let shown = {};
   let name = null;
   let source = null;
   let retry = null;
+  // The server has answered: a job that it does not name is not there.
+  let isKnown = false;
   let log = { process: null, timer: null, opener: null };
 
   const style = { Succeeded: "well", Failed: "bad", Running: "", Completing: "" };
@@ -157,6 +164,7 @@
     setText(byId("title"), name);
     if (!isThere) {
       document.title = name;
+      byId("phase").className = "phase";
       setText(byId("phase"), "not there");
       charts.clear();
       return;
@@ -209,7 +217,7 @@
     if (!record) {
       try {
         const answer = await fetch(`/logs/${encodeURIComponent(asked.process)}/${name}`);
-        text = (await answer.text()) || "It wrote nothing yet.";
+        text = REFUSALS[answer.status] ?? ((await answer.text()) || "It wrote nothing yet.");
       } catch {
         text = byId("log-text").textContent || "The program that serves the page has ended; the log is in its folder of logs.";
       }
@@ -253,10 +261,13 @@
     closeLog();
     name = record ? record.job.name : decodeURIComponent(location.hash.replace(/^#\/?/, "")) || null;
     shown = {};
+    isKnown = false;
     charts.clear();
     byId("jobs").hidden = name !== null;
     byId("job").hidden = true;
+    document.title = name ?? "psjobs";
     setText(byId("title"), name ?? "jobs");
+    setText(byId("phase"), "");
     if (record) {
       apply({ ...record.job, curves: record.curves });
       return;
@@ -269,6 +280,7 @@
     // A new connection begins with everything.
     source.onopen = () => {
       shown = {};
+      isKnown = true;
       charts.clear();
       setText(byId("connection"), "");
     };
@@ -279,7 +291,7 @@
         source.close();
       } else if (source.readyState === EventSource.CLOSED) {
         // A browser tries again by itself after a broken connection, and not after an answer other than 200.
-        setText(byId("connection"), "The server does not answer, or refuses to show more; this is the last that it said.");
+        explainRefusal(source);
         retry = setTimeout(connect, RETRY_PERIOD);
       } else {
         setText(byId("connection"), "The server does not answer; this is the last that it said.");
@@ -287,14 +299,30 @@
     };
   }
 
+  // Asks once more for the answer that ended a connection: a browser does not tell the page which it was.
+  async function explainRefusal(refused) {
+    const answer = await fetch(refused.url, { method: "HEAD" }).catch(() => null);
+    if (source !== refused) return;
+    const unknown = "The server does not answer, or refuses to show more; this is the last that it said.";
+    setText(byId("connection"), REFUSALS[answer?.status] ?? unknown);
+  }
+
+  // Shows another part, and takes the focus along: in the list to the job that the reader comes from.
+  function move() {
+    const left = name;
+    show();
+    const row = name === null && [...byId("job-rows").children].find((row) => row.dataset.key === left);
+    (row ? row.querySelector("a") : byId("title")).focus();
+  }
+
   byId("close-log").addEventListener("click", leaveLog);
   addEventListener("keydown", (event) => {
     if (event.key === "Escape") leaveLog();
   });
-  addEventListener("hashchange", show);
+  addEventListener("hashchange", move);
   // Times go on while nothing happens.
   setInterval(() => {
-    if (!record && !shown.isOver) draw();
+    if (isKnown && !shown.isOver) draw();
   }, 1000);
   show();
 })();

@@ -36,6 +36,10 @@ impl Page {
         page
     }
 
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     pub async fn end(self) {
         self.stop.cancel();
         let ended = tokio::time::timeout(DEADLINE, self.work).await.expect("it ends").expect("it does not panic");
