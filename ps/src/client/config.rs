@@ -61,6 +61,8 @@ pub struct SessionConfig {
     pub voting: Voting,
     /// When servers have answered this process last, shared like `voting`.
     pub last_heard: LastHeard,
+    /// Losing servers can no longer cost a step of this process, which has given its last one; shared like `voting`.
+    pub concluded: Arc<AtomicBool>,
 }
 
 impl SessionConfig {
@@ -94,6 +96,7 @@ impl SessionConfig {
             interrupt: Arc::default(),
             voting: Voting::default(),
             last_heard: LastHeard::default(),
+            concluded: Arc::default(),
         }
     }
 

@@ -207,7 +207,7 @@ impl Shared {
                 return Err(unreachable(&self.config, 0, limit, status.message()));
             }
         }
-        self.concluded.store(true, Ordering::Relaxed);
+        self.config.concluded.store(true, Ordering::Relaxed);
         Ok(())
     }
 

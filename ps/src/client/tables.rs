@@ -5,7 +5,7 @@ mod blocking;
 mod rows;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -45,8 +45,6 @@ pub(super) struct Shared {
     pub config: SessionConfig,
     /// How long servers are waited for while this trainer has steps to do.
     connect_timeout: Duration,
-    /// A checkpoint has this trainer's last step.
-    pub concluded: AtomicBool,
     specs: Vec<TableSpec>,
     /// The servers train the dense parameters, not the trainers.
     servers_train_layers: bool,
@@ -199,9 +197,7 @@ async fn open_all(
     let routes = leaders.into_iter().map(Route::new).collect();
     let next_step = FirstStep::of(&steps, epoch).step;
     let layers_wanted = AtomicU64::new(0);
-    let concluded = AtomicBool::new(false);
-    let shared =
-        Shared { config, connect_timeout, concluded, specs, servers_train_layers, epoch, routes, layers_wanted };
+    let shared = Shared { config, connect_timeout, specs, servers_train_layers, epoch, routes, layers_wanted };
     Ok((shared, next_step))
 }
 

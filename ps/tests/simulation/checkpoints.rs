@@ -93,6 +93,10 @@ fn faults_that_seeds_found_stay_mended() {
             10_012_135,
             "a server that was cut off had not heard of the leader elected since, and gave its old part to the last checkpoint",
         ),
+        (
+            11_033_360,
+            "a trainer read rows beside its parameters after its last step, from a server 0 that had counted it as gone and ended",
+        ),
         (1_013_842, "a server that had none of a shard counted as its later leader"),
     ];
     for (seed, what) in rows {

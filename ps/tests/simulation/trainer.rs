@@ -188,6 +188,7 @@ pub fn config(job: &Job, index: u32, incarnation: u32) -> SessionConfig {
         interrupt: Arc::default(),
         voting: Voting::default(),
         last_heard: LastHeard::default(),
+        concluded: Arc::default(),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Exchanges the blocks of one step: sends gradients, takes answers.
 
+use std::sync::atomic::Ordering;
+
 use psjobs_arithmetic::codec::Codec;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -154,6 +156,7 @@ impl AsyncSession {
             }
         }
         self.concluded = true;
+        self.config.concluded.store(true, Ordering::Relaxed);
         Ok(Settled::Done)
     }
 

@@ -2,7 +2,7 @@
 
 use std::future::pending;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::future::try_join_all;
@@ -31,7 +31,6 @@ impl Shared {
         Self {
             config: SessionConfig { interrupt: Arc::default(), ..self.config.clone() },
             connect_timeout: self.connect_timeout,
-            concluded: AtomicBool::new(self.concluded.load(Ordering::Relaxed)),
             specs: self.specs.clone(),
             servers_train_layers: self.servers_train_layers,
             epoch: self.epoch,
@@ -174,7 +173,7 @@ impl Shared {
                 due = elapsed + LOG_INTERVAL;
             }
         };
-        let concluded = self.concluded.load(Ordering::Relaxed);
+        let concluded = self.config.concluded.load(Ordering::Relaxed);
         let limit = if concluded { self.config.waiting_time_at_end(self.epoch) } else { self.config.connect_timeout };
         let schedule = schedule(&self.config, server as u32).failing_for(limit);
         tokio::select! {

@@ -146,6 +146,7 @@ pub fn session_config(trainer: u32, servers: Vec<String>) -> SessionConfig {
         interrupt: Arc::default(),
         voting: Voting::default(),
         last_heard: LastHeard::default(),
+        concluded: Arc::default(),
     }
 }
 
