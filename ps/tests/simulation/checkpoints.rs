@@ -97,6 +97,10 @@ fn faults_that_seeds_found_stay_mended() {
             11_033_360,
             "a trainer read rows beside its parameters after its last step, from a server 0 that had counted it as gone and ended",
         ),
+        (
+            12_011_846,
+            "a server 0 that took over before it had copied its blocks did not know the steps of a trainer that had left",
+        ),
         (1_013_842, "a server that had none of a shard counted as its later leader"),
     ];
     for (seed, what) in rows {

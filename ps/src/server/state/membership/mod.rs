@@ -314,8 +314,7 @@ impl Membership {
         }
     }
 
-    /// Takes over the next step of each trainer from blocks or rows that this server was given. Trainers that have left the
-    /// processes before this one are in no roster.
+    /// Takes over the next step of each trainer, where it is later than what is known.
     pub fn adopt_steps(&mut self, steps: &[u64]) {
         for (member, step) in self.members.iter_mut().zip(steps) {
             member.steps = member.steps.max(*step);

@@ -20,7 +20,7 @@ use super::restore_calls::{Answer, RestoreCalls, epoch_of, next_epoch};
 use super::server_checkpoint::with_rows;
 use super::training_end::training_ended;
 use crate::checkpoint::runs::JobIdentity;
-use crate::checkpoint::{Checkpoint, CheckpointId, Runs};
+use crate::checkpoint::{Checkpoint, CheckpointId, Concluded, Runs};
 use crate::proto;
 use crate::retry::{Retries, Schedule};
 use crate::server::config::CheckpointConfig;
@@ -316,7 +316,7 @@ impl Coordinator<'_> {
     /// Continues where the previous process stopped. Returns false if that one has begun to lead the servers to a checkpoint:
     /// some servers or trainers may have gone there, and wait for the others.
     async fn take_over(&mut self) -> Result<bool, ServerError> {
-        let Destination { record, lineage, checkpoint, .. } = self.find().await?;
+        let Destination { record, lineage, checkpoint, concluded } = self.find().await?;
         let (recorded, epoch) = (record.epoch, self.state.recovery.epoch());
         if recorded > epoch {
             tracing::warn!(recorded, epoch, "the servers were on their way to a checkpoint; all go to the newest one");
@@ -332,12 +332,8 @@ impl Coordinator<'_> {
             }
         }
         self.state.recovery.set_run(record.run);
-        if let Ok(store) = self.state.store()
-            && let Some(steps) = store.next_steps(self.state.config.index).await
-            && self.state.config.min_trainers.is_none()
-        {
-            let steps = with_rows(self.state, steps).await;
-            self.state.members().adopt_steps(&steps);
+        if self.state.config.min_trainers.is_none() {
+            self.adopt_steps(&concluded).await;
         }
         // The process before may have said that it writes no more. A server that is away has not ended by that.
         let others = self.config.servers.iter().skip(1).map(|address| epoch_of(self.state, address));
@@ -347,6 +343,20 @@ impl Coordinator<'_> {
             self.schedule.set_newest(id).await;
         }
         Ok(true)
+    }
+
+    /// Takes over the steps of trainers that have left the processes before this one, which are in no roster: from the newest
+    /// checkpoint, where they have `concluded`, and from the blocks and rows here, as far as these are copied by now.
+    async fn adopt_steps(&self, concluded: &Concluded) {
+        let all = |trainer| concluded.get(&trainer).copied().unwrap_or(0);
+        let of_checkpoint: Vec<u64> = (0..self.state.config.trainers).map(all).collect();
+        self.state.members().adopt_steps(&of_checkpoint);
+        if let Ok(store) = self.state.store()
+            && let Some(steps) = store.next_steps(self.state.config.index).await
+        {
+            let steps = with_rows(self.state, steps).await;
+            self.state.members().adopt_steps(&steps);
+        }
     }
 
     /// Writes the model of a job that is done, although not all servers have gone to its last checkpoint, and lets the others
