@@ -26,6 +26,8 @@ pub struct Link {
     pub next_step: u64,
     /// Counts the times that the servers went back to a checkpoint; 0 where they keep none.
     pub epoch: u64,
+    /// The leader whose updates the blocks had when this trainer joined, as in [`Leader`].
+    leader_term: u64,
     /// Payloads stay in memory that this server has mapped.
     pub shares_memory: bool,
     /// Blocks that may be on their way, where payloads travel.
@@ -104,6 +106,7 @@ impl Link {
                 shard: Some(server),
                 lane,
                 lanes: width,
+                leader_term: reply.leader_term,
             };
             let name = Name { server, lane, generation: opening.generation };
             // The whole step fits, so that the training thread never waits to hand over a block.
@@ -113,13 +116,13 @@ impl Link {
         let proto::JoinReply { next_step, epoch, trainer_momentum, leader_term, .. } = reply;
         config.voting.follow(server, Leader { term: leader_term, epoch });
         let shares_memory = token != 0;
-        Ok(Self { next_step, epoch, shares_memory, window, host, width, trainer_momentum, lanes })
+        Ok(Self { next_step, epoch, leader_term, shares_memory, window, host, width, trainer_momentum, lanes })
     }
 
     /// Takes the place of the streams that `mended` has anew.
     pub fn mend(&mut self, mended: Self) {
-        let Self { next_step, window, lanes, .. } = mended;
-        (self.next_step, self.window) = (next_step, window);
+        let Self { next_step, leader_term, window, lanes, .. } = mended;
+        (self.next_step, self.leader_term, self.window) = (next_step, leader_term, window);
         self.lanes.extend(lanes);
     }
 
@@ -157,6 +160,7 @@ impl Link {
             shard: Some(server),
             step: Some(step),
             epoch: Some(self.epoch),
+            leader_term: self.leader_term,
             ..Default::default()
         };
         let mut stream = call(self.channel(), PULL, once(frame::message(&request)), buffers).await?;

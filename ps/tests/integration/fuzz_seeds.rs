@@ -46,6 +46,7 @@ fn frames() -> Vec<(String, Vec<u8>)> {
         shard: Some(1),
         lane: 1,
         lanes: 2,
+        leader_term: 1,
     });
     let exchange = |message| frame::message(&ExchangeRequest { message: Some(message) });
     let mut seeds = Vec::new();

@@ -101,6 +101,11 @@ fn faults_that_seeds_found_stay_mended() {
             12_011_846,
             "a server 0 that took over before it had copied its blocks did not know the steps of a trainer that had left",
         ),
+        (
+            12_031_152,
+            "a trainer joined a server before it was elected and opened its stream after that, and voted for one that lacked what \
+             it was given",
+        ),
         (1_013_842, "a server that had none of a shard counted as its later leader"),
     ];
     for (seed, what) in rows {

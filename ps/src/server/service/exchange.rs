@@ -99,14 +99,17 @@ async fn send_blocks(
     if let Some(id) = id {
         state.open_stream(&id, shard, StreamKind::Pull, (arrival, abort));
     }
-    let joined_in = request.epoch;
-    let check_epoch = || joined_in.map_or(Ok(()), |epoch| state.check_epoch(epoch));
-    check_epoch()?;
+    let (joined_in, leader_term) = (request.epoch, request.leader_term);
+    let check = || match joined_in {
+        Some(epoch) => state.check_epoch(epoch).and_then(|()| state.check_leader_term(shard, leader_term)),
+        None => Ok(()),
+    };
+    check()?;
     let blocks: Vec<u32> = if request.blocks.is_empty() { store.shard(shard).collect() } else { request.blocks };
     for block in blocks {
         let values = store.read(block, reader).await?.ok_or_else(|| no_values(block))?;
-        // The servers may have gone to a checkpoint while this waited.
-        check_epoch()?;
+        // The servers may have gone to a checkpoint while this waited, or a leader was elected.
+        check()?;
         if answers.send(Ok(values)).await.is_err() {
             break; // The reader has gone away.
         }
@@ -177,8 +180,10 @@ async fn read_gradients(
     let shard = state.shard(open.shard)?;
     let memory = state.memory(open.shared_memory_token, store.layout().elements())?;
     state.open_stream(&id, shard, kind, (arrival, abort));
-    // Streams that were open when the servers went to a checkpoint were closed; this one may have been opened just after.
+    // Streams that were open when the servers went to a checkpoint, or elected a leader, were closed; this one may have been
+    // opened just after.
     state.check_epoch(open.epoch)?;
+    state.check_leader_term(shard, open.leader_term)?;
     let peer = Peer::new(id.index, open.epoch, answers.clone(), memory, abort.clone());
     loop {
         let message = tokio::select! {

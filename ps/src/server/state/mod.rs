@@ -340,6 +340,17 @@ impl ServerState {
         self.replication.as_ref().map_or(Ok(0), |replication| replication.leads(shard))
     }
 
+    /// Checks that no leader of `shard` was elected since a trainer joined it in `term`.
+    ///
+    /// # Errors
+    /// If one was, or this server leads the shard no more.
+    pub fn check_leader_term(&self, shard: u32, term: u64) -> Result<(), Status> {
+        if self.leader_term(shard)? == term {
+            return Ok(());
+        }
+        Err(Status::unavailable("a leader of these blocks was elected since this trainer joined; join again"))
+    }
+
     /// Adds to a refusal what this server is in the shard that was meant.
     pub fn with_holder(&self, shard: Option<u32>, refusal: Status) -> Status {
         let replication = self.replication.as_ref();
