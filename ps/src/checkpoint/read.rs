@@ -96,8 +96,16 @@ impl Checkpoint {
     /// The first thing that is wrong with it.
     pub fn open(folder: impl Into<Folder>) -> Result<Self, Damage> {
         let folder = folder.into();
+        let manifest = read_manifest(folder.disk(), &folder.join(MANIFEST))?;
+        Self::open_parts(folder, manifest)
+    }
+
+    /// Opens the checkpoint in `folder` that this manifest is about to complete.
+    ///
+    /// # Errors
+    /// The first thing that is wrong with it.
+    pub fn open_parts(folder: Folder, manifest: Manifest) -> Result<Self, Damage> {
         let disk = folder.disk();
-        let manifest = read_manifest(disk, &folder.join(MANIFEST))?;
         let parts = manifest.parts.iter().map(|entry| Part::open(disk, &folder.join(&entry.file), entry));
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
         let rows = manifest.rows.iter().map(|entry| RowsPart::open(disk, &folder.join(&entry.file), entry));

@@ -169,7 +169,9 @@ impl AsyncSession {
     /// Returns the configuration, for tables beside this session, which no longer knows its last step: that ends with theirs.
     pub(super) fn config_without_end(&mut self) -> SessionConfig {
         self.config.total_steps = SessionConfig::UNKNOWN_STEPS;
-        SessionConfig { connect_timeout: self.connect_timeout, ..self.config.clone() }
+        let at_end = self.config.waiting_time_at_end(self.epoch());
+        let connect_timeout = if self.concluded { at_end } else { self.connect_timeout };
+        SessionConfig { connect_timeout, ..self.config.clone() }
     }
 
     /// Makes the step before the next one this trainer's last, and waits until losing servers can no longer cost any of

@@ -111,8 +111,10 @@ impl AsyncTables {
     /// # Errors
     /// As [`AsyncTables::open`].
     pub async fn reopen(&mut self) -> Result<(), ClientError> {
-        let Shared { config, connect_timeout, specs, servers_train_layers, .. } = &*self.shared;
-        let config = SessionConfig { connect_timeout: *connect_timeout, ..config.clone() };
+        let Shared { config, connect_timeout, specs, servers_train_layers, epoch, .. } = &*self.shared;
+        let has_concluded = config.concluded.load(Ordering::Relaxed);
+        let connect_timeout = if has_concluded { config.waiting_time_at_end(*epoch) } else { *connect_timeout };
+        let config = SessionConfig { connect_timeout, ..config.clone() };
         let (shared, next_step) = open_all(config, specs.clone(), *servers_train_layers).await?;
         (self.shared, self.next_step) = (Arc::new(shared), next_step);
         Ok(())

@@ -106,6 +106,11 @@ impl Membership {
         self.finish_each(|member| member.ended)
     }
 
+    /// Marks trainers as finished whose last step is durable, because this server ends: it does not hear them leave.
+    pub fn finish_durable(&mut self) {
+        self.finish_each(|member| member.last_step == LastStep::Durable);
+    }
+
     /// Marks trainers as finished whose last step is durable and that then timed out: their Leave was lost, or received by an
     /// earlier process of this server. Returns their indices. One whose last step is not durable may have to give it again.
     pub fn presume_finished(&mut self, now: Instant) -> Vec<u32> {

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use super::client::client;
-use super::confirmed_commit::{self, taken};
+use super::confirmed_commit::{self, check_concluded, not_committed, remove_old, taken};
 use super::extent::{Extent, extent};
 use super::folder_lock::FolderLock;
 use super::server_checkpoint;
@@ -262,9 +262,18 @@ impl<'a> CheckpointSchedule<'a> {
         let manifest = Manifest { format: FORMAT, job, step: id.step, parts, rows, concluded: given_all, dealt };
         self.may_commit(epoch).await?;
         let (runs, keep, path) = (Runs::new(&config.folder), config.keep, Runs::new(&config.folder).path(id));
+        // The rounds of a job with backup trainers close without some gradients.
+        let has_all = state.replication.is_some()
+            && state.config.min_trainers.is_none()
+            && state.config.training.consistency.backup_trainers == 0;
         let commit = {
             let path = path.clone();
             move || {
+                if has_all && !manifest.concluded.is_empty() {
+                    let opened = Checkpoint::open_parts(path.clone(), manifest.clone());
+                    let checkpoint = opened.map_err(|damage| Status::internal(damage.to_string()))?;
+                    check_concluded(&checkpoint.steps_held(), &manifest.concluded)?;
+                }
                 write::commit(&path, &manifest).map_err(not_committed)?;
                 Ok(LastCheckpoint::complete(id, path))
             }
@@ -527,24 +536,6 @@ impl<'a> CheckpointSchedule<'a> {
     }
 }
 
-/// Removes what the checkpoint `written` replaces, after it is on record that the run has had one: a job that has lost the
-/// checkpoints of its run must find that it had some.
-fn remove_old(runs: &Runs, lineage: &[Ancestor], keep: usize, written: CheckpointId) {
-    if let Err(error) = runs.note_kept(written) {
-        tracing::warn!(%error, "old checkpoints stay until it is on record that there is a new one");
-    } else if let Err(error) = runs.prune(lineage, keep, written) {
-        tracing::warn!(%error, "old checkpoints could not be removed");
-    }
-}
-
 fn internal(error: write::WriteError) -> Status {
     Status::internal(error.to_string())
-}
-
-/// Says why a checkpoint was not completed. One that another process has completed is that one's, and not to be withdrawn.
-fn not_committed(error: write::WriteError) -> Status {
-    match error {
-        write::WriteError::Exists { .. } => Status::aborted(error.to_string()),
-        error => internal(error),
-    }
 }

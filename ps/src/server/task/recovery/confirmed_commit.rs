@@ -6,7 +6,8 @@ use std::time::Duration;
 use tonic::Status;
 
 use super::folder_lock::Holder;
-use crate::checkpoint::Disk;
+use crate::checkpoint::runs::Ancestor;
+use crate::checkpoint::{CheckpointId, Concluded, Disk, Runs, write};
 use crate::server::error::ServerError;
 use crate::server::state::recovery::LastCheckpoint;
 
@@ -38,6 +39,42 @@ pub(super) fn taken(error: ServerError) -> Status {
     Status::aborted(error.to_string())
 }
 
+/// Checks that a checkpoint with so many steps of each trainer has all of those that have `concluded`. It lacks some if a server
+/// that had not heard of a later leader gave its part, or went on from a copy that it had made before that one was elected.
+///
+/// # Errors
+/// The trainer whose steps are missing, with the code `DATA_LOSS`.
+pub(super) fn check_concluded(held: &[u64], concluded: &Concluded) -> Result<(), Status> {
+    let held_of = |trainer: u32| held.get(trainer as usize).copied().unwrap_or(0);
+    match concluded.iter().find(|(trainer, steps)| held_of(**trainer) < **steps) {
+        None => Ok(()),
+        Some((trainer, steps)) => {
+            let has = held_of(*trainer);
+            Err(Status::data_loss(format!(
+                "the servers have {has} of the {steps} steps of trainer {trainer}, which has concluded"
+            )))
+        }
+    }
+}
+
+/// Removes what the checkpoint `written` replaces, after it is on record that the run has had one: a job that has lost the
+/// checkpoints of its run must find that it had some.
+pub(super) fn remove_old(runs: &Runs, lineage: &[Ancestor], keep: usize, written: CheckpointId) {
+    if let Err(error) = runs.note_kept(written) {
+        tracing::warn!(%error, "old checkpoints stay until it is on record that there is a new one");
+    } else if let Err(error) = runs.prune(lineage, keep, written) {
+        tracing::warn!(%error, "old checkpoints could not be removed");
+    }
+}
+
+/// Says why a checkpoint was not completed. One that another process has completed is that one's, and not to be withdrawn.
+pub(super) fn not_committed(error: write::WriteError) -> Status {
+    match error {
+        write::WriteError::Exists { .. } => Status::aborted(error.to_string()),
+        error => Status::internal(error.to_string()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -47,11 +84,27 @@ mod tests {
     use tonic::Code;
 
     use super::*;
+    use crate::checkpoint::Folder;
     use crate::checkpoint::lock::{Lock, LockFile};
-    use crate::checkpoint::{CheckpointId, Folder};
     use crate::server::config::{CheckpointConfig, ServerConfig};
     use crate::server::state::ServerState;
     use crate::server::task::recovery::folder_lock::FolderLock;
+
+    #[test]
+    fn a_checkpoint_has_all_steps_of_the_trainers_that_have_concluded() {
+        let concluded = |steps: &[(u32, u64)]| steps.iter().copied().collect::<Concluded>();
+        for (label, held, concluded, want) in [
+            ("none has concluded", &[3, 5][..], concluded(&[]), None),
+            ("it has all", &[7, 5], concluded(&[(0, 7)]), None),
+            ("it has more, of a trainer whose steps are not all known", &[8, 5], concluded(&[(0, 7)]), None),
+            ("a part is of before", &[6, 5], concluded(&[(0, 7)]), Some("6 of the 7 steps of trainer 0")),
+            ("it is of fewer trainers", &[7], concluded(&[(0, 7), (1, 5)]), Some("0 of the 5 steps of trainer 1")),
+        ] {
+            let found = check_concluded(held, &concluded).err();
+            assert_eq!(found.as_ref().map(Status::code), want.map(|_| Code::DataLoss), "{label}");
+            assert!(found.zip(want).is_none_or(|(found, want)| found.message().contains(want)), "{label}");
+        }
+    }
 
     #[tokio::test]
     async fn a_process_that_is_replaced_while_it_commits_removes_nothing() {

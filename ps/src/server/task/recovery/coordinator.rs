@@ -161,6 +161,13 @@ async fn lead(
                     }
                     Err(status) => status,
                 };
+                if status.code() == Code::DataLoss {
+                    tracing::warn!(reason = status.message(), "all servers go back to the newest checkpoint");
+                    if !coordinator.recover_before(training, &mut arrivals).await? {
+                        return coordinator.finish(training).await;
+                    }
+                    continue;
+                }
                 if is_of_the_disk(status.code()) {
                     state.recovery.write_failed(status.message(), config.folder.disk().now());
                 }

@@ -2,7 +2,7 @@
 //! descends from are looked at; one that is proved to be damaged is set aside.
 
 use crate::checkpoint::runs::{Ancestor, JobIdentity, RunChoice, RunRecord, RunsError, choose, lineage};
-use crate::checkpoint::{Checkpoint, CheckpointId, Concluded, Runs};
+use crate::checkpoint::{Checkpoint, CheckpointId, Concluded, Runs, write};
 
 use super::folder::FolderError;
 
@@ -97,7 +97,11 @@ fn newest_of_all(runs: &Runs, records: &[RunRecord]) -> Result<Option<(Checkpoin
 fn newest_undamaged(runs: &Runs, lineage: &[Ancestor]) -> Result<Option<(CheckpointId, Checkpoint)>, FolderError> {
     for id in runs.complete(lineage)? {
         match Checkpoint::open(runs.path(id)) {
-            Ok(checkpoint) => return Ok(Some((id, checkpoint))),
+            Ok(checkpoint) => {
+                // The process that wrote it may have ended before its manifest was durable.
+                write::flush_folder(runs.path(id)).map_err(|error| FolderError::Wait(error.to_string()))?;
+                return Ok(Some((id, checkpoint)));
+            }
             Err(damage) if damage.is_proved() => set_aside(runs, id, &damage.to_string())?,
             Err(damage) => {
                 return Err(FolderError::Wait(format!(

@@ -140,7 +140,10 @@ async fn wait_for_job_end(state: &ServerState, config: &CheckpointConfig) {
         } else if quiet.elapsed() >= state.config.timeouts.silence
             && let Some((steps, trainers)) = server_checkpoint::whole(state, config).await
         {
-            return state.members().rewind(&steps, &trainers, now());
+            let mut members = state.members();
+            members.rewind(&steps, &trainers, now());
+            members.finish_durable();
+            return;
         }
     }
 }

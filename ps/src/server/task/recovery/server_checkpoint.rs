@@ -13,6 +13,7 @@ use crate::checkpoint::format::{FORMAT, LOCAL_STEPS, MANIFEST, PartEntry};
 use crate::checkpoint::read::Damage;
 use crate::checkpoint::rows::{self, RowsDescription};
 use crate::checkpoint::runs::{JobIdentity, presumed};
+use crate::checkpoint::write::flush_folder;
 use crate::checkpoint::{
     BlockState, Checkpoint, CheckpointId, Concluded, Description, Folder, PartWriter, Runs, WriteError,
 };
@@ -251,6 +252,8 @@ pub async fn whole(state: &ServerState, config: &CheckpointConfig) -> Option<(Ve
         };
         let catalog = runs.catalog(known.or_else(chosen)?);
         let checkpoint = Checkpoint::open(catalog.path(*catalog.complete().ok()?.last()?)).ok()?;
+        // The process that wrote it may have ended before its manifest was durable.
+        flush_folder(checkpoint.folder().clone()).ok()?;
         let concluded = checkpoint.concluded(trainers);
         let whole = checkpoint.description().job == job.uid && concluded.len() == trainers as usize;
         let steps = whole.then(|| checkpoint.read(0..1).ok())??.next_steps;
