@@ -108,6 +108,18 @@ def batches(
     return _planned(job, dataset, order, size, epochs, accumulate, loader, keys)
 
 
+def timed(job: Job, batches: Iterator[Any]) -> Iterator[Any]:
+    """The same batches. The job's clock gets to know when the script waits for one, and when it computes with one."""
+    job._clock.enter("data")
+    try:
+        for batch in batches:
+            job._clock.enter("compute")
+            yield batch
+            job._clock.enter("data")
+    finally:
+        job._clock.enter(None)
+
+
 def _planned(
     job: Job,
     dataset: Sized,
@@ -197,7 +209,8 @@ def _dealt(job: Job, dataset: Sized, size: int, epochs: int, loader: dict[str, A
 def _next_batch(job: Job, session: _native.Session, total: int) -> int | None:
     entries = session.entries()
     try:
-        number = session.next_batch(total)
+        with job._clock.apart():
+            number = session.next_batch(total)
     except _native.Interrupted:
         job._stop()
     if session.entries() != entries and job._local_steps is not None:
@@ -273,7 +286,8 @@ class SharedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         loader = dict(self._loader)
-        return batches(self._job, self.dataset, self.batch_size, 1, self._accumulate, loader, self._keys, whole=True)
+        epoch = batches(self._job, self.dataset, self.batch_size, 1, self._accumulate, loader, self._keys, whole=True)
+        return timed(self._job, epoch)
 
     def __len__(self) -> int:
         if isinstance(self.dataset, IterableDataset):

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar
 
 from psjobs import _native, ending, exit_code
+from psjobs.step_clock import StepClock
 
 if TYPE_CHECKING:
     import torch
@@ -76,6 +77,7 @@ class Job:
         self._log: Callable[[int, dict[str, float]], None] | None = None
         self._left = False
         self._began = self._reported = time.monotonic()
+        self._clock = StepClock()
         if self.alone:
             sys.stderr.write("psjobs: this process is no trainer of a job, so the script trains alone, without servers\n")
         else:
@@ -237,7 +239,7 @@ class Job:
         """
         from psjobs import batches
 
-        return batches.batches(self, dataset, batch_size, epochs, accumulate, loader, keys)
+        return batches.timed(self, batches.batches(self, dataset, batch_size, epochs, accumulate, loader, keys))
 
     def share(
         self,
@@ -283,7 +285,7 @@ class Job:
         if self._log is not None:
             self._log(self._step, values)
         if self._session is not None and not self._left:
-            self._session.report(self._examples, self._metrics)
+            self._session.report(self._examples, self._metrics, self._clock.spent())
             self._session.record(self._step, values)
 
     def save(self, file: str | os.PathLike[str]) -> None:
@@ -413,7 +415,8 @@ class Job:
         that what was computed meanwhile does not count. With `settles` what comes next is computed with the parameters that
         have come."""
         try:
-            return self._joined().end(settles)
+            with self._clock.apart():
+                return self._joined().end(settles)
         except _native.Interrupted:
             self._stop()
         except _native.InputError as error:
@@ -433,7 +436,8 @@ class Job:
         session = self._joined()
         try:
             parameters.memory.finish(lambda first: session.offer(number, first))
-            return session.exchange(number, rows, room)
+            with self._clock.apart():
+                return session.exchange(number, rows, room)
         except _native.Interrupted:
             self._stop()
         except _native.InputError as error:
@@ -461,9 +465,10 @@ class Job:
 
     def _count_step(self) -> None:
         self._steps_done += 1
+        self._clock.enter(None)
         if self._session is not None and (now := time.monotonic()) - self._reported >= REPORT_EVERY:
             self._reported = now
-            self._session.report(self._examples, self._metrics)
+            self._session.report(self._examples, self._metrics, self._clock.spent())
 
     def _discard_rows(self) -> None:
         if self._sparse is not None:

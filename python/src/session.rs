@@ -11,7 +11,7 @@ use futures::future::join;
 use psjobs_arithmetic::parameter_group::ParameterGroup;
 use psjobs_ps::batch::sharing::Work;
 use psjobs_ps::client::{
-    AsyncSession, ClientError, Ended, OverlapSession, RowGradients, SessionConfig, SessionTables, TensorSpec,
+    AsyncSession, ClientError, Ended, OverlapSession, RowGradients, SessionConfig, SessionTables, TensorSpec, TimeSpent,
 };
 use psjobs_ps::sparse::TableSpec;
 use pyo3::buffer::PyBuffer;
@@ -217,10 +217,20 @@ impl Session {
         Ok(share.map(|share| (share.until, share.offset, share.examples)))
     }
 
-    /// Sets what the next heartbeats report.
+    /// Sets what the next heartbeats report. `spent` are seconds: all of the trainer's, those in which it waited for its next
+    /// batch, and those in which it computed.
     #[allow(clippy::needless_pass_by_value, reason = "as Python passes it")]
-    fn report(&self, py: Python<'_>, examples: u64, metrics: BTreeMap<String, f64>) -> PyResult<()> {
-        self.of_live(py, |live| live.session.report(examples, &metrics))
+    fn report(
+        &self,
+        py: Python<'_>,
+        examples: u64,
+        metrics: BTreeMap<String, f64>,
+        spent: (f64, f64, f64),
+    ) -> PyResult<()> {
+        let seconds = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        let (total, data, compute) = (seconds(spent.0), seconds(spent.1), seconds(spent.2));
+        let spent = TimeSpent { total, data, compute, ..TimeSpent::default() };
+        self.of_live(py, |live| live.session.report(examples, &metrics, Some(spent)))
     }
 
     /// Records values of metrics when `step` steps are done, for the series that server 0 keeps.

@@ -108,7 +108,7 @@ def test_every_point_is_there_once_and_bit_equal_although_server_0_is_killed(tmp
     assert {"examples_per_second", "learning_rate", "stragglers", "trainers"} <= set(server.Tags()["scalars"])
     steps = [event.step for event in server.Scalars("learning_rate")]
     assert steps == sorted(set(steps)) and steps[-1] == STEPS
-    assert {bits(event.value) for event in server.Scalars("staleness")} == {bits(0.0)}, "no update of Sync is stale"
+    assert "staleness" not in server.Tags()["scalars"], "no update of Sync is stale"
 
 
 def written(folder: pathlib.Path) -> dict[str, list[tuple[int, bytes]]]:

@@ -108,6 +108,18 @@ test("a job is live in the page, and the same in its file when it is over", { ti
   const first = await step();
   await page.waitForFunction((first) => Number(document.querySelector("#facts").innerText.match(/step\s+([\d,]+)/)[1].replaceAll(",", "")) > first, first);
 
+  // Where the time of each trainer goes. This workload tells forward and backward apart, and waits for its server.
+  for (const trainer of ["trainer-0", "trainer-1"]) {
+    const bar = row(page, trainer).locator("svg.parts");
+    await bar.and(page.locator("[aria-label]")).waitFor();
+    const label = await bar.getAttribute("aria-label");
+    assert.match(label, /^the last 10 s: data [\d.]+ %, forward [\d.]+ %, backward [\d.]+ %, exchange [\d.]+ %(, other [\d.]+ %)?$/);
+    const widths = await bar.locator("rect").evaluateAll((parts) => parts.map((part) => Number(part.getAttribute("width"))));
+    assert.ok(widths.reduce((sum, width) => sum + width, 0) <= 1000.5, `${trainer}: ${widths}`);
+    assert.ok(widths[1] > 0 && widths[2] > 0, `${trainer}: ${widths}`);
+  }
+  assert.equal(await page.locator("#time-legend").isVisible(), true);
+
   // A log, by the keyboard alone. Text that looks like markup is text.
   await row(page, "trainer-1").getByRole("button").focus();
   await page.keyboard.press("Enter");
@@ -124,7 +136,7 @@ test("a job is live in the page, and the same in its file when it is over", { ti
   await page.waitForFunction(() => document.querySelector("#events").innerText.includes("it is started again"));
   assert.match(await text(page, "#events"), /trainer 1 was killed by signal 9/);
   await page.waitForFunction(() => /restarts\s+1/.test(document.querySelector("#facts").innerText));
-  const lane = row(page, "trainer-1").locator("svg");
+  const lane = row(page, "trainer-1").locator("svg.lane");
   assert.match(await lane.getAttribute("aria-label"), /^started 2 times, failed 1 times/);
   assert.equal(await lane.locator(".failed").count(), 1);
 

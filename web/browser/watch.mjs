@@ -38,7 +38,7 @@ async function stepAfter(number) {
 async function seeRestart(process, replica) {
   await page.waitForFunction(
     ([process, event]) => {
-      const lane = document.querySelector(`tr[data-key="${process}"] svg`)?.getAttribute("aria-label") ?? "";
+      const lane = document.querySelector(`tr[data-key="${process}"] svg.lane`)?.getAttribute("aria-label") ?? "";
       const isReplaced = /^started (\d+) times, failed [1-9]/.exec(lane)?.[1] > 1;
       return isReplaced && document.querySelector("#events").innerText.includes(event);
     },
@@ -56,7 +56,7 @@ async function look() {
   await page.waitForFunction(() => document.querySelector("#phase").innerText === "Succeeded" && document.querySelector("#charts canvas"));
   const shown = {};
   for (const part of PARTS) shown[part] = await page.locator(`#${part}`).textContent();
-  shown.lanes = await labels("#process-rows svg");
+  shown.lanes = await labels("#process-rows svg.lane");
   shown.curves = await curves();
   assert.ok(shown.curves.some((curve) => curve.startsWith("loss, now ")), `a curve of the loss among ${shown.curves}`);
   for (const replica of ["trainer 1", "server 0"]) assert.ok(shown.events.includes(`the pod of ${replica} was deleted or lost`), shown.events);

@@ -75,10 +75,23 @@ pub struct Trainer {
     pub state: String,
     pub step: u64,
     pub examples_per_second: f64,
-    /// Share of its time in which it waits for servers and other trainers, if it reports that.
-    pub waiting: Option<f64>,
+    /// Where its time goes, if it reports that.
+    pub time: Option<TimeShares>,
     /// Clearly slower than the others.
     pub is_slow: bool,
+}
+
+/// The parts of a trainer's time, 1 or less together: what is left is none of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct TimeShares {
+    /// Waits for its next batch.
+    pub data: f64,
+    pub forward: f64,
+    pub backward: f64,
+    /// Forward and backward, if they are not told apart.
+    pub compute: f64,
+    /// Waits for servers, the network and other trainers.
+    pub exchange: f64,
 }
 
 /// A server or trainer, with all processes or pods that were it.

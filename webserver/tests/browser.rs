@@ -175,8 +175,9 @@ fn ago(seconds: i64) -> String {
 
 /// Returns the path of Chromium, after everything that the script needs is there; `None` if something is missing.
 async fn browser() -> Option<String> {
-    let found = Command::new("../scripts/browser.sh").current_dir(env!("CARGO_MANIFEST_DIR")).stderr(Stdio::inherit());
-    let found = found.output().await.expect("the script starts");
+    let mut script = Command::new("../scripts/browser.sh");
+    script.current_dir(env!("CARGO_MANIFEST_DIR")).stderr(Stdio::inherit());
+    let found = script.output().await.expect("the script starts");
     assert!(found.status.success(), "the browser that the lines above name is required, and missing");
     let chromium = String::from_utf8(found.stdout).expect("a path of text").trim().to_owned();
     (!chromium.is_empty()).then_some(chromium)

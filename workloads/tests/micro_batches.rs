@@ -10,7 +10,7 @@ use std::time::Duration;
 use psjobs_api::Training;
 use psjobs_api::training::{Consistency, ConsistencyMode, Local as LocalTraining, NonFinite, Optimizer, OptimizerKind};
 use psjobs_ps::batch::sharing::{Share, Work};
-use psjobs_ps::client::SessionConfig;
+use psjobs_ps::client::{SessionConfig, TimeSpent};
 use psjobs_worker::train::flat::Flat;
 use psjobs_worker::train::local::Local;
 use psjobs_worker::train::remote::Remote;
@@ -208,8 +208,8 @@ impl Updater for Shared {
         self.0.entries()
     }
 
-    fn report(&mut self, examples: u64, metrics: &Metrics) {
-        self.0.report(examples, metrics);
+    fn report(&mut self, examples: u64, metrics: &Metrics, spent: TimeSpent) {
+        self.0.report(examples, metrics, spent);
     }
 
     fn record(&mut self, step: u64, metrics: &Metrics) {

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use psjobs_api::crd::ParameterServerJob;
 use psjobs_api::{Replica, Role};
-use psjobs_ps::proto::{JobPhase, StatusReply, TrainerState, TrainerStatus};
-use psjobs_web::job::{Checkpoint, Event, Explanation, Job, Progress, Tail, Trainer};
+use psjobs_ps::proto::{JobPhase, StatusReply, TimeSpent, TrainerState, TrainerStatus};
+use psjobs_web::job::{Checkpoint, Event, Explanation, Job, Progress, Tail, TimeShares, Trainer};
 use psjobs_web::{Board, Door, Logs, Site, now, record};
 
 use super::exit::Exit;
@@ -24,9 +24,8 @@ use super::view::words::{self, Pace};
 const TAIL: u64 = 64 << 10;
 /// Most trainers of a job whose metrics the page has one by one, beside those of all together.
 const TRAINERS: usize = 8;
-/// Time over which the share of waiting is taken, and steps below which it says nothing.
-const WINDOW: Duration = Duration::from_secs(10);
-const STEPS: f64 = 5.0;
+/// Seconds over which the shares of a trainer's time are taken.
+const WINDOW: f64 = 10.0;
 /// Time in which browsers get the last state.
 const FAREWELL: Duration = Duration::from_secs(5);
 
@@ -38,12 +37,12 @@ pub struct Page {
     processes: Vec<Replica>,
     logs: PathBuf,
     pace: Pace,
-    waiting: Waiting,
+    spent: Spent,
 }
 
-/// The steps that each trainer had made in the last seconds, from which follows how much of them it waited.
+/// The last reports of each trainer on where its time has gone.
 #[derive(Debug, Default)]
-struct Waiting(BTreeMap<u32, VecDeque<(Instant, u64)>>);
+struct Spent(BTreeMap<u32, VecDeque<TimeSpent>>);
 
 /// The logs of a run, in the folder that has them.
 struct Files {
@@ -59,7 +58,7 @@ impl Page {
             processes: plan.replicas().collect(),
             logs: logs.to_owned(),
             pace: Pace::default(),
-            waiting: Waiting::default(),
+            spent: Spent::default(),
         };
         let manifest = serde_yaml::to_string(job).unwrap_or_default();
         page.change(|job| {
@@ -109,8 +108,7 @@ impl Page {
     /// Takes what server 0 says.
     pub fn progress(&mut self, status: &StatusReply) {
         let remaining = self.pace.remaining(status, Instant::now());
-        let waiting: Vec<_> =
-            status.trainers.iter().map(|trainer| self.waiting.share(trainer, Instant::now())).collect();
+        let times: Vec<_> = status.trainers.iter().map(|trainer| self.spent.shares(trainer)).collect();
         let now = now();
         self.board.change(&self.name, |job, curves| {
             job.phase = match status.phase() {
@@ -126,8 +124,8 @@ impl Page {
                 restarts: job.progress.restarts,
             };
             let slow = |trainer: &TrainerStatus| status.stragglers.contains(&trainer.index);
-            let trainers = status.trainers.iter().zip(waiting);
-            job.trainers = trainers.map(|(status, waiting)| trainer(status, waiting, slow(status))).collect();
+            let trainers = status.trainers.iter().zip(times);
+            job.trainers = trainers.map(|(status, time)| trainer(status, time, slow(status))).collect();
             job.explanation = Explanation {
                 sentences: status.warnings.clone(),
                 needs_help: !status.warnings.is_empty(),
@@ -195,26 +193,39 @@ pub async fn farewell(server: tokio::task::JoinHandle<io::Result<()>>) {
     tokio::time::timeout(FAREWELL, server).await.ok();
 }
 
-impl Waiting {
-    /// Returns the share of the last seconds in which a trainer did not make steps at its own pace, once that is known.
-    fn share(&mut self, trainer: &TrainerStatus, now: Instant) -> Option<f64> {
+impl Spent {
+    /// Returns where the time of a trainer went in the last seconds up to its last report, once it has sent two. A trainer whose
+    /// steps are longer reports less often, and is shown by the last two.
+    fn shares(&mut self, trainer: &TrainerStatus) -> Option<TimeShares> {
         let seen = self.0.entry(trainer.index).or_default();
-        // It does steps again, or does no more.
-        if seen.back().is_some_and(|(_, step)| *step > trainer.step) || trainer.state() != TrainerState::Active {
+        let Some(now) = trainer.spent else {
+            seen.clear();
+            return None;
+        };
+        // Another process has its place.
+        if seen.back().is_some_and(|last| last.total > now.total) {
             seen.clear();
         }
-        seen.push_back((now, trainer.step));
-        while seen.front().is_some_and(|(time, _)| now - *time > WINDOW) {
+        if seen.back().is_none_or(|last| last.total < now.total) {
+            seen.push_back(now);
+        }
+        while seen.get(1).is_some_and(|next| now.total - next.total >= WINDOW) {
             seen.pop_front();
         }
-        let (time, step) = *seen.front()?;
-        let (seconds, steps) = ((now - time).as_secs_f64(), (trainer.step - step) as f64);
-        (seconds > 0.0 && trainer.steps_per_second > 0.0 && steps >= STEPS)
-            .then(|| (1.0 - steps / seconds / trainer.steps_per_second).clamp(0.0, 1.0))
+        let before = *seen.front()?;
+        let parts = |spent: TimeSpent| [spent.data, spent.forward, spent.backward, spent.compute, spent.exchange];
+        let mut seconds = parts(now);
+        for (part, before) in seconds.iter_mut().zip(parts(before)) {
+            *part = (*part - before).max(0.0);
+        }
+        // A report that was made during an exchange has all of that exchange, and the total of before its end.
+        let total = (now.total - before.total).max(seconds.iter().sum());
+        let [data, forward, backward, compute, exchange] = seconds.map(|seconds| seconds / total);
+        (seen.len() > 1).then_some(TimeShares { data, forward, backward, compute, exchange })
     }
 }
 
-fn trainer(status: &TrainerStatus, waiting: Option<f64>, is_slow: bool) -> Trainer {
+fn trainer(status: &TrainerStatus, time: Option<TimeShares>, is_slow: bool) -> Trainer {
     let state = match status.state() {
         TrainerState::Awaited | TrainerState::Unspecified => "awaited",
         TrainerState::Active => "active",
@@ -227,7 +238,7 @@ fn trainer(status: &TrainerStatus, waiting: Option<f64>, is_slow: bool) -> Train
         state: state.into(),
         step: status.step,
         examples_per_second: if status.state() == TrainerState::Active { status.examples_per_second } else { 0.0 },
-        waiting,
+        time,
         is_slow,
     }
 }
@@ -299,21 +310,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_trainer_waits_for_the_time_in_which_it_makes_fewer_steps_than_it_could() {
-        let (began, mut waiting) = (Instant::now(), Waiting::default());
-        let mut share = |second: u64, step, state: TrainerState| {
-            let trainer =
-                TrainerStatus { step, steps_per_second: 10.0, state: state.into(), ..TrainerStatus::default() };
-            waiting.share(&trainer, began + Duration::from_secs(second))
+    fn the_shares_of_a_trainers_time_are_those_of_the_last_seconds() {
+        let mut spent = Spent::default();
+        let mut shares = |said: Option<(f64, f64, f64)>| {
+            let said =
+                said.map(|(total, forward, exchange)| TimeSpent { total, forward, exchange, ..TimeSpent::default() });
+            let shares = spent.shares(&TrainerStatus { spent: said, ..TrainerStatus::default() });
+            shares.map(|shares| (shares.forward, shares.exchange))
         };
-        assert_eq!(share(0, 0, TrainerState::Active), None);
-        assert_eq!(share(1, 2, TrainerState::Active), None, "too few steps");
-        assert_eq!(share(2, 10, TrainerState::Active), Some(0.5));
-        assert_eq!(share(10, 100, TrainerState::Active), Some(0.0));
-        assert_eq!(share(20, 150, TrainerState::Active), Some(0.5), "of the last 10 s");
-        assert_eq!(share(21, 140, TrainerState::Active), None, "it went back to a checkpoint");
-        assert_eq!(share(22, 145, TrainerState::Active), Some(0.5));
-        assert_eq!(share(23, 150, TrainerState::Finished), None);
+        assert_eq!(shares(None), None, "it measures nothing yet");
+        assert_eq!(shares(Some((1.0, 0.5, 0.0))), None, "the first report");
+        assert_eq!(shares(Some((1.0, 0.5, 0.0))), None, "the same once more");
+        assert_eq!(shares(Some((2.0, 1.0, 0.25))), Some((0.5, 0.25)));
+        assert_eq!(shares(Some((5.0, 3.0, 0.25))), Some((0.625, 0.0625)));
+        assert_eq!(shares(Some((12.0, 3.0, 8.25))), Some((0.2, 0.8)), "of the last 10 s");
+        assert_eq!(shares(Some((52.0, 23.0, 28.25))), Some((0.5, 0.5)), "of the last step, which took 40 s");
+        assert_eq!(shares(Some((62.0, 28.0, 35.25))), Some((5.0 / 12.0, 7.0 / 12.0)), "they are 1 together");
+        assert_eq!(shares(Some((1.0, 0.5, 0.0))), None, "another process has its place");
+        assert_eq!(shares(Some((2.0, 1.0, 0.0))), Some((0.5, 0.0)));
+        assert_eq!(shares(None), None, "it is not there any more");
     }
 
     #[test]

@@ -16,6 +16,7 @@ use super::config::SessionConfig;
 use super::connecting::{connect_lazily, is_refused, join, reason};
 use super::error::{ClientError, is_replaced, is_retryable};
 use super::recorder::Recorder;
+use super::time_spent::TimeSpent;
 use crate::network::never_sent;
 use crate::proto;
 use crate::proto::coordination_client::CoordinationClient;
@@ -47,6 +48,8 @@ pub struct Report {
     pub waiting: Duration,
     /// In an elastic job: how often it has entered, and the batches that it has done since.
     pub dealt: (u64, u64),
+    /// Where its time has gone, if it measures that.
+    pub spent: Option<TimeSpent>,
 }
 
 /// Heartbeats to every server, until it is dropped.
@@ -152,7 +155,7 @@ impl Attendance {
         let job_end = JobEnd { may_know: AtomicBool::new(concluded && epoch > 0), ..JobEnd::default() };
         let leaving = self.servers.into_iter().map(|(server, Attended { client, channel, heartbeats })| {
             heartbeats.abort();
-            let Report { step, examples, metrics, waiting: _, dealt: (entry, done) } = report.clone();
+            let Report { step, examples, metrics, dealt: (entry, done), .. } = report.clone();
             let trainer = Some(config.id());
             let failure = failure.clone();
             let request = proto::LeaveRequest { trainer, finished, examples, metrics, step, entry, done, failure };
@@ -240,10 +243,22 @@ impl Heartbeats {
 }
 
 fn heartbeat(config: &SessionConfig, report: &Report, recorder: Option<&Recorder>) -> proto::HeartbeatRequest {
-    let Report { step, examples, metrics, waiting, dealt: (entry, done) } = report.clone();
+    let Report { step, examples, metrics, waiting, dealt: (entry, done), spent } = report.clone();
     let (trainer, waiting_seconds) = (Some(config.id()), waiting.as_secs_f64());
+    let spent = spent.map(|spent| spent.message(waiting));
     let (points, points_held) = recorder.map(Recorder::to_send).unwrap_or_default();
-    proto::HeartbeatRequest { trainer, examples, metrics, step, waiting_seconds, entry, done, points, points_held }
+    proto::HeartbeatRequest {
+        trainer,
+        examples,
+        metrics,
+        step,
+        waiting_seconds,
+        entry,
+        done,
+        points,
+        points_held,
+        spent,
+    }
 }
 
 /// Sends server 0 the points that it does not have, again where the connection breaks. Returns whether it has all of them.

@@ -15,6 +15,7 @@ use super::overlap_session::{BEGUN, Ended, OverlapSession};
 use super::recorder::Recorder;
 use super::runtime::network;
 use super::session::AsyncSession;
+use super::time_spent::TimeSpent;
 use crate::batch::sharing::{Share, Work};
 use crate::shm::Mapping;
 
@@ -136,9 +137,9 @@ impl Session {
         self.runtime.block_on(self.session.share_batch(step, base, work))
     }
 
-    /// Sets what the next heartbeats report: examples read by this process so far, and metrics.
-    pub fn report(&mut self, examples: u64, metrics: &BTreeMap<String, f64>) {
-        self.session.report(examples, metrics);
+    /// See [`AsyncSession::report`].
+    pub fn report(&mut self, examples: u64, metrics: &BTreeMap<String, f64>, spent: Option<TimeSpent>) {
+        self.session.report(examples, metrics, spent);
     }
 
     /// See [`OverlapSession::record`].

@@ -12,6 +12,7 @@ use super::connecting::{enter, persist_any};
 use super::error::ClientError;
 use super::recorder::Recorder;
 use super::runtime::network;
+use super::time_spent::TimeSpent;
 use crate::proto;
 
 /// How long server 0 may take to say who has finished.
@@ -61,9 +62,18 @@ impl AsyncMember {
         &self.config
     }
 
-    /// Sets what the next heartbeats report: steps done and examples read so far, and metrics.
-    pub fn report(&self, step: u64, examples: u64, metrics: &BTreeMap<String, f64>) {
-        self.attendance.report(Report { step, examples, metrics: metrics.clone(), ..Report::default() });
+    /// Sets what the next heartbeats report: steps done and examples read so far, metrics, and of a trainer that measures it
+    /// where its time has gone, and how much of that in waiting for servers and other trainers.
+    pub fn report(
+        &self,
+        step: u64,
+        examples: u64,
+        metrics: &BTreeMap<String, f64>,
+        spent: Option<(TimeSpent, Duration)>,
+    ) {
+        let (spent, waiting) = spent.unzip();
+        let (metrics, waiting) = (metrics.clone(), waiting.unwrap_or_default());
+        self.attendance.report(Report { step, examples, metrics, waiting, spent, ..Report::default() });
     }
 
     /// See [`AsyncSession::recorder`](super::AsyncSession::recorder).
@@ -124,8 +134,14 @@ impl Member {
     }
 
     /// See [`AsyncMember::report`].
-    pub fn report(&self, step: u64, examples: u64, metrics: &BTreeMap<String, f64>) {
-        self.member.report(step, examples, metrics);
+    pub fn report(
+        &self,
+        step: u64,
+        examples: u64,
+        metrics: &BTreeMap<String, f64>,
+        spent: Option<(TimeSpent, Duration)>,
+    ) {
+        self.member.report(step, examples, metrics, spent);
     }
 
     /// See [`AsyncMember::recorder`].

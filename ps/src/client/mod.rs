@@ -26,6 +26,7 @@ mod session;
 mod session_tables;
 mod shares;
 mod tables;
+mod time_spent;
 mod voting;
 
 pub use blocking::Session;
@@ -41,6 +42,7 @@ pub use recorder::Recorder;
 pub use session::AsyncSession;
 pub use session_tables::SessionTables;
 pub use tables::{AsyncTables, Pulling, Pushing, RowGradients, Tables};
+pub use time_spent::TimeSpent;
 pub use voting::Voting;
 
 pub use crate::layout::TensorSpec;

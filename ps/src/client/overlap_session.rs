@@ -14,6 +14,7 @@ use super::gradual_step::GradualStep;
 use super::recorder::Recorder;
 use super::session::AsyncSession;
 use super::shares::Shares;
+use super::time_spent::TimeSpent;
 use crate::batch::sharing::{Share, Work};
 
 /// A trainer's session, or the exchange that has it. A future that waits for an exchange under way may be dropped, and the
@@ -56,7 +57,7 @@ struct UnderWay {
     batches: VecDeque<u64>,
     shares: Shares,
     /// A report that came meanwhile.
-    report: Option<(u64, BTreeMap<String, f64>)>,
+    report: Option<(u64, BTreeMap<String, f64>, Option<TimeSpent>)>,
     /// Values of metrics that came meanwhile, with the steps that were done. They count if the servers do not go back.
     points: Vec<(u64, BTreeMap<String, f64>)>,
 }
@@ -261,11 +262,11 @@ impl OverlapSession {
         }
     }
 
-    /// Sets what the next heartbeats report: examples read by this process so far, and metrics.
-    pub fn report(&mut self, examples: u64, metrics: &BTreeMap<String, f64>) {
+    /// See [`AsyncSession::report`].
+    pub fn report(&mut self, examples: u64, metrics: &BTreeMap<String, f64>, spent: Option<TimeSpent>) {
         match &mut self.state {
-            State::Exchanging(under_way) => under_way.report = Some((examples, metrics.clone())),
-            State::Idle(session) => session.report(examples, metrics),
+            State::Exchanging(under_way) => under_way.report = Some((examples, metrics.clone(), spent)),
+            State::Idle(session) => session.report(examples, metrics, spent),
             State::Gone => {}
         }
     }
@@ -321,8 +322,8 @@ impl OverlapSession {
         for (step, metrics) in under_way.points.drain(..).filter(|(step, _)| Some(*step) <= last) {
             self.recorder.record(step, &metrics);
         }
-        if let Some((examples, metrics)) = under_way.report.take() {
-            session.report(examples, &metrics);
+        if let Some((examples, metrics, spent)) = under_way.report.take() {
+            session.report(examples, &metrics, spent);
         }
         self.ended = Some(outcome.map(|next| Ended { next, has_gone_back }));
         self.state = State::Idle(Box::new(session));

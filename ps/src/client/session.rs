@@ -23,6 +23,7 @@ use super::link::Link;
 use super::momentum::Momentum;
 use super::recorder::Recorder;
 use super::shares::Shares;
+use super::time_spent::TimeSpent;
 use crate::batch::sharing::{Share, Work};
 use crate::layout::Layout;
 use crate::shm::Mapping;
@@ -274,10 +275,11 @@ impl AsyncSession {
         Shares::new(self.attendance.client(0), &self.config)
     }
 
-    /// Sets what the next heartbeats report: examples read by this process so far, and metrics.
-    pub fn report(&self, examples: u64, metrics: &BTreeMap<String, f64>) {
+    /// Sets what the next heartbeats report: examples read by this process so far, metrics, and where its time has gone, if the
+    /// trainer measures that.
+    pub fn report(&self, examples: u64, metrics: &BTreeMap<String, f64>, spent: Option<TimeSpent>) {
         let (waiting, dealt) = (self.waiting, self.assigned.reported());
-        self.attendance.report(Report { step: 0, examples, metrics: metrics.clone(), waiting, dealt });
+        self.attendance.report(Report { step: 0, examples, metrics: metrics.clone(), waiting, dealt, spent });
     }
 
     /// Returns where the values of metrics are recorded over time, for the series that server 0 keeps. It takes them also
@@ -306,7 +308,7 @@ impl AsyncSession {
     pub async fn leave(self, finished: bool, examples: u64, metrics: BTreeMap<String, f64>) -> Result<(), ClientError> {
         let Self { config, attendance, waiting, concluded, initial, assigned, next_step, links, .. } = self;
         let step = if config.elastic { 0 } else { next_step };
-        attendance.report(Report { step, examples, metrics, waiting, dealt: assigned.reported() });
+        attendance.report(Report { step, examples, metrics, waiting, dealt: assigned.reported(), spent: None });
         let kept = concluded && !initial.is_empty();
         let epoch = links.first().map_or(0, |link| link.epoch);
         match attendance.leave(&config, finished, concluded, epoch).await {

@@ -20,7 +20,7 @@ async fn a_trainer_without_parameters_reports_its_progress_and_ends_the_job() {
             let config = member(trainer, addresses.clone());
             tokio::task::spawn_blocking(move || {
                 let member = Member::join(config).expect("both servers are up");
-                member.report(7, 70, &BTreeMap::from([("loss".to_owned(), f64::from(trainer))]));
+                member.report(7, 70, &BTreeMap::from([("loss".to_owned(), f64::from(trainer))]), None);
                 member.leave(true).expect("both servers answer");
             })
         })

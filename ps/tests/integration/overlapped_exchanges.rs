@@ -44,7 +44,7 @@ async fn a_trainer_computes_while_its_exchange_waits_for_another_one() {
         // It is under way until the other trainer gives the same step, which it has yet to compute.
         assert_eq!((one.next_step(), one.entries()), (1, 1));
         one.share_batch(1, 32, Work::default()).expect("the server lets it").expect("server 0 answers meanwhile");
-        one.report(32, &BTreeMap::from([("loss".to_owned(), 0.5)]));
+        one.report(32, &BTreeMap::from([("loss".to_owned(), 0.5)]), None);
         assert!(memory.parameters().iter().all(|value| *value == 1.0), "no answer has come");
         overlap(&mut two, 0..1);
         overlap(&mut one, 1..2);

@@ -214,7 +214,7 @@ async fn metrics_show_progress_trainers_and_the_blocks_that_work_most() {
     let session = tokio::task::spawn_blocking(move || {
         let session = Session::join(session_config(0, vec![address]), &vec![1.0; elements()]).expect("joins");
         let mut session = train(session, 0, 3).0;
-        session.report(24, &BTreeMap::from([("loss \"a\"".to_owned(), 0.5)]));
+        session.report(24, &BTreeMap::from([("loss \"a\"".to_owned(), 0.5)]), None);
         session
     });
     let session = session.await.expect("no panic");

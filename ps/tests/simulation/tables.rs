@@ -108,7 +108,7 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
         }
         job.complete.borrow_mut()[index as usize] = false;
     }
-    member.report(job.plan.steps, job.plan.steps, &Default::default());
+    member.report(job.plan.steps, job.plan.steps, &Default::default(), None);
     member.leave(true).await.map_err(fail)
 }
 

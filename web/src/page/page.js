@@ -5,6 +5,8 @@
   // Rows of the table of processes; of more, those that are not well are shown.
   const PROCESSES = 200;
   const LOG_PERIOD = 2000;
+  // The parts of a trainer's time, in the order of a step.
+  const PARTS = ["data", "forward", "backward", "compute", "exchange"];
   // Time after which a connection that the browser has given up is made again.
   const RETRY_PERIOD = 10000;
   // Sentences for answers with these codes.
@@ -98,12 +100,34 @@
     lane.setAttribute("aria-label", `started ${runs.length} times, failed ${failed} times${since}`);
   }
 
+  // Draws where a trainer's time went, as a bar, with the shares in words for those who point at it or do not see it.
+  function drawTime(cell, time) {
+    const bar = cell.firstElementChild;
+    bar.toggleAttribute("hidden", !time);
+    if (!time) {
+      cell.removeAttribute("title");
+      return;
+    }
+    let end = 0;
+    PARTS.forEach((part, at) => {
+      bar.children[at].setAttribute("x", (end * 1000).toFixed(1));
+      bar.children[at].setAttribute("width", (time[part] * 1000).toFixed(1));
+      end += time[part];
+    });
+    const shares = [...PARTS.map((part) => [part, time[part]]), ["other", Math.max(0, 1 - end)]];
+    const words = shares.filter(([, share]) => share > 0).map(([part, share]) => `${part} ${format.percent(share)}`);
+    cell.title = words.join(", ");
+    bar.setAttribute("aria-label", `the last 10 s: ${cell.title}`);
+  }
+
   function createProcess({ name }) {
     const lane = element("svg", { class: "lane", viewBox: "0 0 1000 16", preserveAspectRatio: "none", role: "img" });
     const button = element("button", { type: "button", "aria-label": `show the log of ${name}` }, "show");
     button.addEventListener("click", () => openLog(name));
     const cells = Array.from({ length: 8 }, () => element("td"));
     cells[1].append(lane);
+    const parts = PARTS.map((part) => element("rect", { class: part, height: "16" }));
+    cells[4].append(element("svg", { class: "parts", viewBox: "0 0 1000 16", preserveAspectRatio: "none", role: "img" }, ...parts));
     for (const cell of cells.slice(2, 5)) cell.className = "of-trainer";
     cells[6].className = "node";
     cells[7].append(button);
@@ -126,11 +150,12 @@
       drawLane(cells[1].firstElementChild, process.runs);
       setText(cells[2], trainer ? format.number(trainer.step) : "");
       setText(cells[3], trainer?.examplesPerSecond ? format.number(Math.round(trainer.examplesPerSecond)) : "");
-      setText(cells[4], trainer && trainer.waiting !== null ? format.percent(trainer.waiting) : "");
+      drawTime(cells[4], trainer?.time);
       setText(cells[5], String(process.runs.length));
       setText(cells[6], process.node ?? "");
     });
     for (const cell of document.querySelectorAll(".node")) cell.hidden = !hasNodes;
+    byId("time-legend").hidden = !trainers.some((trainer) => trainer.time);
     for (const cell of document.querySelectorAll(".of-trainer")) cell.hidden = trainers.length === 0;
   }
 

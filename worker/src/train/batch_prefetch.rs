@@ -244,6 +244,7 @@ fn load<W: Workload>(
 mod tests {
     use psjobs_api::training::NonFinite;
     use psjobs_ps::batch::sharing::Share;
+    use psjobs_ps::client::TimeSpent;
     use tch::{Device, Tensor, nn};
 
     use super::*;
@@ -324,7 +325,7 @@ mod tests {
             self.entries
         }
 
-        fn report(&mut self, _examples: u64, _metrics: &Metrics) {}
+        fn report(&mut self, _examples: u64, _metrics: &Metrics, _spent: TimeSpent) {}
 
         fn record(&mut self, _step: u64, _metrics: &Metrics) {}
 

@@ -8,6 +8,7 @@ use psjobs_api::training::{self, NonFinite, OptimizerKind};
 use psjobs_arithmetic::optimizer::{Optimizer, State};
 use psjobs_arithmetic::parameter_group::Stretch;
 use psjobs_ps::batch::sharing::{Share, Work};
+use psjobs_ps::client::TimeSpent;
 use psjobs_ps::parameter_group::{in_groups, stretches};
 use psjobs_ps::schedule::Schedule;
 use tch::{COptimizer, TchError, Tensor};
@@ -198,7 +199,7 @@ impl Updater for Local {
         0
     }
 
-    fn report(&mut self, _examples: u64, _metrics: &Metrics) {}
+    fn report(&mut self, _examples: u64, _metrics: &Metrics, _spent: TimeSpent) {}
 
     fn record(&mut self, _step: u64, _metrics: &Metrics) {}
 

@@ -21,6 +21,7 @@ pub mod progress;
 pub mod remote;
 pub mod replicated_layers;
 pub mod staged_backward;
+pub mod step_clock;
 pub mod throttle;
 mod updater;
 
@@ -42,6 +43,7 @@ use flat::Flat;
 use micro_batches::{Losses, MicroBatch, MicroBatches};
 pub use plan::{Plan, Turn};
 use progress::{Done, Progress};
+use step_clock::{Part, StepClock};
 pub use updater::{UpdateError, Updater};
 
 /// How training ended, short of an error.
@@ -219,6 +221,7 @@ impl<W: Workload> Steps<'_, W> {
         let first = updater.next_step();
         let mut feed = BatchPrefetch::new(workload, plan, split, sampler, first..total);
         let mut progress = Progress::new(total, plan.log_every, Instant::now());
+        let mut clock = StepClock::new(plan.device, Instant::now());
         let mut evaluated = Instant::now();
         let mut step = first;
         let mut warned = false;
@@ -249,15 +252,18 @@ impl<W: Workload> Steps<'_, W> {
             };
             step = turn.step;
             let (began, waited, examples) = (Instant::now(), updater.waiting(), feed.examples(step));
+            clock.begin(waited, began);
             let batch = feed.next_batch().map_err(|source| TrainError::Data { step, source })?;
+            clock.end(Part::Data, waited, Instant::now());
             tch::manual_seed(dropout_seed(plan, turn.number));
-            let (losses, updated) = self.update(turn, batch, updater);
+            let (losses, updated) = self.update(turn, batch, updater, &mut clock);
             if let Err(UpdateError::Servers(ClientError::Interrupted)) = updated {
                 continue; // The loop asks `stop` and leaves.
             }
             // Read late, so that a GPU need not be waited for twice. Servers refuse the gradient of a loss
             // that is not finite; that it is not finite says more.
             let loss = losses.mean();
+            clock.end(Part::Backward, updater.waiting(), Instant::now());
             if !loss.is_finite() {
                 if plan.non_finite == NonFinite::Refuse {
                     return Err(TrainError::Diverged { step, loss });
@@ -278,7 +284,7 @@ impl<W: Workload> Steps<'_, W> {
                 updater.record(shown, &point);
             }
             if due {
-                updater.report(progress.examples(), &progress.metrics());
+                updater.report(progress.examples(), &progress.metrics(), clock.spent(Instant::now()));
             }
             if plan.evaluation_is_due(evaluated.elapsed()) && step < total {
                 let metrics = tch::no_grad(|| workload.evaluate(model));
@@ -301,21 +307,32 @@ impl<W: Workload> Steps<'_, W> {
     }
 
     /// Updates the model by the gradient of `batch`, which is computed micro-batch by micro-batch: what one has taken of memory is
-    /// free before the next. Returns their losses, and what the updater says.
+    /// free before the next. Returns their losses, and what the updater says. For `clock` the last backward is still under way.
     fn update(
         &self,
         turn: Turn,
         batch: MicroBatches<<W::Data as Dataset>::Batch>,
         updater: &mut impl Updater,
+        clock: &mut StepClock,
     ) -> (Losses, Result<u64, UpdateError>) {
         let mut losses = Losses::default();
-        let mut loss = |MicroBatch { batch, examples }| {
+        let mut forward = |MicroBatch { batch, examples }| {
             let loss = self.loss(batch);
             losses.add(&loss, examples);
             counted(&loss, examples, self.plan.batch)
         };
-        let added = batch.before.into_iter().try_for_each(|batch| updater.accumulate(&loss(batch)));
-        let updated = added.and_then(|()| updater.update(turn, &loss(batch.last)));
+        for batch in batch.before {
+            let loss = forward(batch);
+            clock.end(Part::Forward, updater.waiting(), Instant::now());
+            let added = updater.accumulate(&loss);
+            clock.end(Part::Backward, updater.waiting(), Instant::now());
+            if let Err(error) = added {
+                return (losses, Err(error));
+            }
+        }
+        let loss = forward(batch.last);
+        clock.end(Part::Forward, updater.waiting(), Instant::now());
+        let updated = updater.update(turn, &loss);
         (losses, updated)
     }
 

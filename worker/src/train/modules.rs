@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use psjobs_api::{Environment, ReplicaResult};
-use psjobs_ps::client::{ClientError, Member, Recorder, SessionConfig, TensorSpec};
+use psjobs_ps::client::{ClientError, Member, Recorder, SessionConfig, TensorSpec, TimeSpent};
 use psjobs_ps::network::Network;
 use psjobs_ps::tls::TlsError;
 
@@ -162,9 +162,9 @@ impl Participant {
         self.member.finished()
     }
 
-    /// Reports to the servers how far this trainer is.
-    pub fn report(&self, step: u64, examples: u64, metrics: &Metrics) {
-        self.member.report(step, examples, metrics);
+    /// Reports to the servers how far this trainer is; see [`psjobs_ps::client::AsyncMember::report`].
+    pub fn report(&self, step: u64, examples: u64, metrics: &Metrics, spent: Option<(TimeSpent, Duration)>) {
+        self.member.report(step, examples, metrics, spent);
     }
 
     /// Returns where the metrics of this trainer are recorded over time.
@@ -189,7 +189,7 @@ impl Participant {
         let mut waiting = Duration::ZERO;
         for number in 0..total {
             if stop() {
-                self.report(number, progress.examples(), &progress.metrics());
+                self.report(number, progress.examples(), &progress.metrics(), None);
                 return Ok(None);
             }
             let began = Instant::now();
@@ -205,7 +205,7 @@ impl Participant {
                 self.recorder().record(number + 1, &point);
             }
             if due {
-                self.report(number + 1, progress.examples(), &progress.metrics());
+                self.report(number + 1, progress.examples(), &progress.metrics(), None);
             }
         }
         Ok(Some(progress.result(waiting)))
@@ -221,7 +221,7 @@ impl Participant {
         if let Some(result) = result {
             // The result counts steps that were made again, too.
             let steps = result.steps.min(member.config().total_steps);
-            member.report(steps, result.examples, &result.metrics);
+            member.report(steps, result.examples, &result.metrics, None);
         }
         member.leave(result.is_some()).map_err(ModulesError::Leave)
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use psjobs_api::Training;
 use psjobs_ps::batch::sharing::{Share, Work};
-use psjobs_ps::client::{ClientError, Ended, Session, SessionConfig};
+use psjobs_ps::client::{ClientError, Ended, Session, SessionConfig, TimeSpent};
 use psjobs_ps::layout::Layout;
 use tch::{Device, Tensor};
 
@@ -153,8 +153,8 @@ impl Updater for Remote {
         self.session.entries()
     }
 
-    fn report(&mut self, examples: u64, metrics: &Metrics) {
-        self.session.report(examples, metrics);
+    fn report(&mut self, examples: u64, metrics: &Metrics, spent: TimeSpent) {
+        self.session.report(examples, metrics, Some(spent));
     }
 
     fn record(&mut self, step: u64, metrics: &Metrics) {

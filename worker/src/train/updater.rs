@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use psjobs_ps::batch::sharing::{Share, Work};
-use psjobs_ps::client::ClientError;
+use psjobs_ps::client::{ClientError, TimeSpent};
 use tch::{TchError, Tensor};
 
 use super::plan::Turn;
@@ -62,8 +62,8 @@ pub trait Updater {
     /// Counts the times that an elastic job was entered: batches from before the last time are not to be read.
     fn entries(&self) -> u64;
 
-    /// Reports how far this trainer is.
-    fn report(&mut self, examples: u64, metrics: &Metrics);
+    /// Reports how far this trainer is, and where its time has gone.
+    fn report(&mut self, examples: u64, metrics: &Metrics, spent: TimeSpent);
 
     /// Records values of metrics when `step` steps are done, for the series of the job.
     fn record(&mut self, step: u64, metrics: &Metrics);

@@ -150,6 +150,7 @@ impl proto::coordination_server::Coordination for Coordination {
         }
         // An invalid number counts as no waiting time.
         members.waited(id.index, Duration::try_from_secs_f64(request.waiting_seconds).unwrap_or_default(), now);
+        members.spent(id.index, request.spent);
         drop(members);
         if let Some(batch_assignments) = &self.0.batch_assignments {
             batch_assignments.hear(&id, request.entry, request.done);

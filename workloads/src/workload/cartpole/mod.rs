@@ -78,7 +78,7 @@ fn observe(
         ready();
         let start = Instant::now();
         while !work.wait(LOOK) {
-            participant.report(work.steps(), work.steps(), &Metrics::new());
+            participant.report(work.steps(), work.steps(), &Metrics::new(), None);
             if stop() {
                 return Ok(None);
             }
@@ -114,7 +114,7 @@ fn lead(
             }
             let round = rounds.count;
             solved = rounds.run().map_err(|source| ModulesError::Step { step: round, source })? > SOLVED_ABOVE;
-            participant.report(rounds.count, 0, &rounds.metrics());
+            participant.report(rounds.count, 0, &rounds.metrics(), None);
             if rounds.count.is_multiple_of(settings.log_every) || solved {
                 rounds.log();
             }

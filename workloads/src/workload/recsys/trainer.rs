@@ -23,6 +23,7 @@ use psjobs_worker::train::modules::Participant;
 use psjobs_worker::train::progress::{Done, Progress};
 use psjobs_worker::train::replicated_layers::ReplicatedLayers;
 use psjobs_worker::train::staged_backward::Tape;
+use psjobs_worker::train::step_clock::{Part, StepClock};
 
 /// The stage whose inputs are the rows.
 const ROWS_STAGE: usize = 1;
@@ -116,6 +117,7 @@ impl<'a> Trainer<'a> {
         let sampler = split.sampler(plan.trainer)?;
         let load = |step| Loader::start(clicks.clone(), sampler.clone(), step..total);
         let mut progress = Progress::new(total, plan.log_every, Instant::now());
+        let mut clock = StepClock::of_whole_steps(Instant::now());
         let mut batches = load(self.next);
         let mut coming: Option<(ClickBatch, Coming)> = None;
         loop {
@@ -130,19 +132,23 @@ impl<'a> Trainer<'a> {
             }
             let mut read = || batches.next_batch().map_err(|source| RecsysError::Data { step, source });
             if stop() {
-                self.report(&progress);
+                self.report(&progress, clock);
                 if plan.trainer == 0 {
                     self.rows.keep_at_stop(&self.dense, self.next);
                 }
                 return Ok(None);
             }
+            clock.begin(self.waiting(), Instant::now());
             let (batch, rows) = match coming.take() {
                 Some(coming) => coming,
                 None => (read()?, None),
             };
             let following = if step + 1 < total { Some(read()?) } else { None };
             let (began, waited) = (Instant::now(), self.waiting());
-            match self.step(step, &batch, rows, following.as_ref())? {
+            clock.end(Part::Data, waited, began);
+            let outcome = self.step(step, &batch, rows, following.as_ref())?;
+            clock.end(Part::Backward, self.waiting(), Instant::now());
+            match outcome {
                 Outcome::Done(loss, rows) => {
                     self.next = step + 1;
                     self.keep(false).map_err(|source| RecsysError::Rows { step, source })?;
@@ -154,7 +160,7 @@ impl<'a> Trainer<'a> {
                         participant.recorder().record(step + 1, &point);
                     }
                     if due {
-                        self.report(&progress);
+                        self.report(&progress, clock);
                     }
                 }
                 Outcome::Interrupted => {} // The loop asks `stop`.
@@ -193,9 +199,10 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    fn report(&self, progress: &Progress) {
+    fn report(&self, progress: &Progress, clock: StepClock) {
         if let Some((_, participant)) = self.job {
-            participant.report(self.next, progress.examples(), &progress.metrics());
+            let spent = Some((clock.spent(Instant::now()), self.waiting()));
+            participant.report(self.next, progress.examples(), &progress.metrics(), spent);
         }
     }
 

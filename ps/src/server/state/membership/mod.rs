@@ -78,6 +78,8 @@ struct Member {
     examples: (u64, u64),
     rate: f64,
     pace: Pace,
+    /// Where the time of this incarnation has gone, as it last said.
+    spent: Option<proto::TimeSpent>,
     metrics: BTreeMap<String, f64>,
     /// It reports more metrics than are kept, or longer names.
     has_more_metrics: bool,
@@ -156,6 +158,7 @@ impl Membership {
             examples: (0, 0),
             rate: 0.0,
             pace: Pace::new(now),
+            spent: None,
             metrics: BTreeMap::new(),
             has_more_metrics: false,
         };
@@ -224,6 +227,7 @@ impl Membership {
             member.rate = 0.0;
             member.reported = None;
             member.pace = Pace::new(now);
+            member.spent = None;
         }
         member.incarnation = Some(id.incarnation);
         member.presence = Presence::Active;
@@ -433,6 +437,11 @@ impl Membership {
     pub fn waited(&mut self, trainer: u32, waiting: Duration, now: Instant) {
         let member = &mut self.members[trainer as usize];
         member.pace.observe(member.steps, waiting, now);
+    }
+
+    /// Records where the time of this incarnation of a member has gone, as it says.
+    pub fn spent(&mut self, trainer: u32, spent: Option<proto::TimeSpent>) {
+        self.members[trainer as usize].spent = spent;
     }
 
     /// Records that a member leaves: its work done (`finished`), expecting to be replaced, or with an error.

@@ -145,6 +145,7 @@ impl Membership {
             metrics: member.metrics.clone(),
             steps_per_second: member.own_pace().unwrap_or(0.0),
             batch: 0,
+            spent: member.spent.filter(|_| member.presence == Presence::Active),
         });
         // A trainer that finished before this server started is counted with neither its steps nor their number.
         let is_known = |member: &&Member| member.total_steps > 0 || !member.ended;

@@ -169,6 +169,26 @@ fn a_slow_trainer_is_named_although_all_go_in_step() {
 }
 
 #[test]
+fn where_the_time_of_a_trainer_goes_is_known_of_the_process_that_is_there() {
+    let start = Instant::now();
+    let mut members = Membership::new("job".into(), 1, None, Timeouts::default(), start);
+    let spent = proto::TimeSpent { total: 4.0, data: 0.5, forward: 1.0, exchange: 2.0, ..Default::default() };
+    let shown = |members: &Membership| members.status(start).trainers[0].spent;
+    members.join(&id(0, 0), Vec::new(), 10, start).expect("joins");
+    assert_eq!(shown(&members), None, "it has not said so yet");
+    members.spent(0, Some(spent));
+    assert_eq!(shown(&members), Some(spent));
+    members.join(&id(0, 0), Vec::new(), 10, start).expect("joins again");
+    assert_eq!(shown(&members), Some(spent), "the same process");
+    members.join(&id(0, 1), Vec::new(), 10, start).expect("takes its place");
+    assert_eq!(shown(&members), None, "another process begins at 0");
+    members.spent(0, Some(spent));
+    let leave = proto::LeaveRequest { trainer: Some(id(0, 1)), finished: true, ..Default::default() };
+    members.leave(&leave, &id(0, 1), start).expect("leaves");
+    assert_eq!(shown(&members), None, "it has no steps any more");
+}
+
+#[test]
 fn a_trainer_that_had_finished_before_the_server_started_is_not_awaited() {
     let start = Instant::now();
     let later = start + Duration::from_secs(61);
