@@ -1,6 +1,7 @@
 //! Kubernetes events of jobs, the lines at the end of `kubectl describe`. They are written beside the reconciles: no
 //! reconcile waits for its events, or for those of other jobs.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use futures::StreamExt as _;
@@ -81,13 +82,21 @@ async fn publish(
     }
 }
 
+/// Returns the action of an event, which differs for each note: the recorder counts events of one reason and action as one for
+/// some minutes, and keeps only the note of the first, which may name another pod.
+fn action(note: &str) -> String {
+    let mut hasher = DefaultHasher::new();
+    note.hash(&mut hasher);
+    format!("Reconcile-{:016x}", hasher.finish())
+}
+
 fn to_kubernetes(event: &Event, job: &ObjectReference) -> KubernetesEvent {
     let note = &event.note[..event.note.floor_char_boundary(NOTE_BYTES)];
     KubernetesEvent {
         type_: if event.warning { EventType::Warning } else { EventType::Normal },
         reason: event.reason.clone(),
         note: Some(note.to_owned()),
-        action: "Reconcile".into(),
+        action: action(note),
         secondary: event.pod.as_ref().map(|(name, uid)| ObjectReference {
             api_version: Some("v1".into()),
             kind: Some("Pod".into()),
@@ -96,5 +105,21 @@ fn to_kubernetes(event: &Event, job: &ObjectReference) -> KubernetesEvent {
             uid: Some(uid.clone()),
             ..ObjectReference::default()
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_of_one_reason_are_one_only_if_they_say_the_same() {
+        let action = |note: &str| {
+            let event = Event { warning: true, reason: "PodLost".into(), note: note.into(), pod: None };
+            to_kubernetes(&event, &ObjectReference::default()).action
+        };
+        assert_eq!(action("the pod of server 0 was deleted"), action("the pod of server 0 was deleted"));
+        assert_ne!(action("the pod of server 0 was deleted"), action("the pod of trainer 1 was deleted"));
+        assert!(action(&"long ".repeat(500)).len() <= 128, "Kubernetes refuses longer ones");
     }
 }
