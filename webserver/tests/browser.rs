@@ -55,7 +55,7 @@ async fn a_visitor_with_a_browser_logs_in_and_sees_the_jobs_of_their_namespace()
     let config = rights_of_chart(server, format!("the-page-of-{}", team.namespace)).await;
     let jobs = json!({"apiGroups": ["psjobs.dev"], "resources": ["parameterserverjobs"], "verbs": ["list"]});
     let reader = token(&team, "reader", &[jobs]).await;
-    let nobody = token(&team, "nobody", &[]).await;
+    let without_rights = token(&team, "without-rights", &[]).await;
     let folder = tempfile::tempdir().expect("a folder");
     let page = Page::start(&config, folder.path()).await;
 
@@ -73,7 +73,7 @@ async fn a_visitor_with_a_browser_logs_in_and_sees_the_jobs_of_their_namespace()
         .current_dir(FOLDER)
         .env("ADDRESS", format!("http://{}/", page.address()))
         .env("TOKEN", &reader)
-        .env("TOKEN_WITHOUT_RIGHTS", &nobody)
+        .env("TOKEN_WITHOUT_RIGHTS", &without_rights)
         .env("NAMESPACE", &team.namespace)
         .env("JOBS", json!(JOBS).to_string())
         .env("OTHER_JOB", format!("{}/secret", others.namespace))

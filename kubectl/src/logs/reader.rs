@@ -304,7 +304,7 @@ mod tests {
         let line = 100;
         let shared = Arc::new(Semaphore::new(3 * (line + size_of::<Line>())));
         let (much, little) = (Room::new(&shared), Room::new(&shared));
-        let take = |room: &Room| room.take(line).now_or_never().map(|taken| taken.expect("nobody closes it"));
+        let take = |room: &Room| room.take(line).now_or_never().map(|taken| taken.expect("is not closed"));
         let mut taken: Vec<_> = std::iter::from_fn(|| take(&much)).collect();
         assert_eq!(taken.len(), WAITING_LINES + 3);
         let others: Vec<_> = std::iter::from_fn(|| take(&little)).collect();
