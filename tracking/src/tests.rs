@@ -94,7 +94,7 @@ async fn answer(mut stream: TcpStream, mlflow: Arc<Mutex<Mlflow>>) {
     let Some(answer) = answer else { return };
     let answer = answer.to_string();
     let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close", answer.len());
-    // Who asked may have given up.
+    // The caller may have given up.
     stream.write_all(format!("{head}\r\n\r\n{answer}").as_bytes()).await.ok();
 }
 
