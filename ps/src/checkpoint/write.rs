@@ -178,7 +178,8 @@ fn json_of(manifest: &Manifest) -> Vec<u8> {
     json
 }
 
-/// Makes it durable that the files of `folder` have their names, after a [`commit`] that failed once its manifest was there.
+/// Makes it durable that the files of `folder` have their names. The manifest of a checkpoint that is found may be there although its
+/// [`commit`] failed, or the process ended before that was done.
 ///
 /// # Errors
 /// If the folder cannot be flushed.

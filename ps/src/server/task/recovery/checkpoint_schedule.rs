@@ -339,11 +339,11 @@ impl<'a> CheckpointSchedule<'a> {
         if self.state.shard(Some(shard)).is_ok() {
             holders.sort_by_key(|server| *server != self.state.config.index);
         }
+        let leader_terms = self.state.members().leader_terms(shard);
+        let request = proto::SnapshotRequest { shard: Some(shard), leader_terms, ..request.clone() };
         for server in holders {
-            let leader_terms = self.state.members().leader_terms(shard);
-            let request = proto::SnapshotRequest { shard: Some(shard), leader_terms, ..request.clone() };
             let address = &self.config.servers[server as usize];
-            let status = match client(&self.state.config.network, address)?.snapshot(request).await {
+            let status = match client(&self.state.config.network, address)?.snapshot(request.clone()).await {
                 Ok(reply) => return Ok(reply.into_inner()),
                 Err(status) => status,
             };
