@@ -219,8 +219,11 @@ impl Participant {
         let Self { connections, member, servers } = self;
         drop((servers, connections));
         if let Some(result) = result {
-            // The result counts steps that were made again, too.
-            let steps = result.steps.min(member.config().total_steps);
+            // The result counts steps that were made again, too. A trainer whose steps have no known end makes none again.
+            let steps = match member.config().total_steps {
+                0 => result.steps,
+                total => result.steps.min(total),
+            };
             member.report(steps, result.examples, &result.metrics, None);
         }
         member.leave(result.is_some()).map_err(ModulesError::Leave)

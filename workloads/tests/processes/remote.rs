@@ -106,7 +106,9 @@ fn balance(folder: &Path, protocol: &str) -> ReplicaResult {
     let (agent, observer) = (read(&result("trainer-1")), read(&result("trainer-2")));
     assert_eq!(agent.steps, 60, "{agent:?}");
     assert!(observer.steps >= 60 * 8, "{observer:?}");
-    assert_eq!(read(&result("server")).metrics["running_reward"], agent.metrics["running_reward"]);
+    let server = read(&result("server"));
+    assert_eq!(server.metrics["running_reward"], agent.metrics["running_reward"]);
+    assert_eq!(server.steps, agent.steps + observer.steps, "the server has the steps since the last heartbeats, too");
     agent
 }
 
