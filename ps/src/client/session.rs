@@ -56,6 +56,8 @@ pub struct AsyncSession {
     entries: u64,
     /// The servers need this trainer no more.
     concluded: bool,
+    /// This trainer has said that it makes only so many steps, where it did not know so at the start.
+    last: Option<u64>,
     /// In an elastic job.
     assigned: AssignedBatches,
     waiting: Duration,
@@ -104,6 +106,7 @@ impl AsyncSession {
             next_step: 0,
             entries: 0,
             concluded: false,
+            last: None,
             assigned: AssignedBatches::default(),
             waiting: Duration::ZERO,
             interrupted: None,
@@ -182,6 +185,7 @@ impl AsyncSession {
     /// If a server stays away, or the wait is interrupted.
     pub async fn finish(&mut self) -> Result<u64, ClientError> {
         let total = std::mem::replace(&mut self.config.total_steps, self.next_step);
+        self.last = Some(self.next_step);
         if let Settled::Rewound = self.conclude().await? {
             // The caller says again which step is its last: tables beside this session may lack that step.
             self.config.total_steps = total;

@@ -94,9 +94,14 @@ impl SeriesWriter {
 }
 
 impl Series {
-    /// Reads how far the series in `folder` has come.
+    /// Reads how far the series in `folder` has come, and makes that durable: the process that wrote it may have died before it
+    /// did, and points that are there already are not written again.
     fn open(folder: &Folder) -> io::Result<Self> {
-        let mut series = Self::default();
+        let (mut series, files) = (Self::default(), event_files(folder)?);
+        if !folder.disk().grows_by_rewriting() && !files.is_empty() {
+            files.iter().try_for_each(|name| folder.disk().open(&folder.join(name))?.flush())?;
+            flush_names(folder)?;
+        }
         for point in read_points(folder)? {
             series.last.extend(point.values.into_keys().map(|name| (name, point.step)));
         }
@@ -180,7 +185,7 @@ fn begin(folder: &Folder, process: &str, discarded: Option<u64>) -> io::Result<G
     // The clock may have gone back since.
     let time = newest.map_or(now.as_secs(), |newest| now.as_secs().max(newest + 1));
     let file = disk.create(&folder.join(format!("{PREFIX}{time:010}.{process}")))?;
-    disk.flush_folder(folder)?;
+    flush_names(folder)?;
     let mut bytes = Vec::new();
     put_beginning(&mut bytes, now.as_secs_f64());
     if let Some(step) = discarded {
@@ -189,6 +194,19 @@ fn begin(folder: &Folder, process: &str, discarded: Option<u64>) -> io::Result<G
     let mut growing = Growing { file, length: 0, dirty: false };
     growing.put(&bytes)?;
     Ok(growing)
+}
+
+/// Makes the names in the folder of a source durable, its own name, and that of the folder with all sources.
+fn flush_names(folder: &Folder) -> io::Result<()> {
+    let folders = folder.ancestors().filter(|path| !path.as_os_str().is_empty());
+    for (above, path) in folders.take(3).enumerate() {
+        match folder.disk().flush_folder(path) {
+            // The last one may be another user's, who has made the folder with all sources.
+            Err(error) if above == 2 && error.kind() == io::ErrorKind::PermissionDenied => {}
+            flushed => flushed?,
+        }
+    }
+    Ok(())
 }
 
 /// Returns the time in the name of an event file.

@@ -136,6 +136,8 @@ struct Content {
     bytes: Vec<u8>,
     /// The process that has written what is not flushed.
     unflushed: Option<Host>,
+    /// Bytes at its beginning that are flushed, and were not written since.
+    flushed: usize,
     /// Its number among those that its process has made.
     number: u64,
     written: SystemTime,
@@ -224,7 +226,7 @@ impl Volume {
             let mut content = lock(content);
             if content.unflushed == Some(host) {
                 let mut chance = self.chance(host, [1, content.number]);
-                let kept = chance.random_range(0..=content.bytes.len());
+                let kept = chance.random_range(content.flushed..=content.bytes.len());
                 if chance.random_bool(0.5) {
                     content.bytes.truncate(kept);
                 } else {

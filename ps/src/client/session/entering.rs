@@ -15,13 +15,14 @@ impl AsyncSession {
     /// Joins all servers, which must agree on what they hold, and pulls it.
     pub(super) async fn enter(&mut self) -> Result<(), ClientError> {
         let (mut epoch, mut has_asked_again) = (0, false);
+        let all_steps = self.last.unwrap_or(self.config.total_steps);
         // It computed with the parameters of before.
         self.exchange.take();
         loop {
             self.links.clear();
             for server in 0..self.config.servers.len() as u32 {
                 let link = self.open(server, epoch, None).await?;
-                if link.next_step != u64::MAX && link.next_step >= self.config.total_steps && !self.config.elastic {
+                if link.next_step != u64::MAX && link.next_step >= all_steps && !self.config.elastic {
                     self.config.connect_timeout = self.config.waiting_time_at_end(link.epoch);
                 }
                 self.links.push(link);
@@ -51,7 +52,7 @@ impl AsyncSession {
                 continue;
             }
             self.next_step = first.step;
-            if first.step < self.config.total_steps {
+            if first.step < all_steps {
                 self.config.connect_timeout = self.connect_timeout;
             }
             if let Settled::Rewound = self.pull().await? {

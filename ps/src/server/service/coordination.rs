@@ -35,7 +35,7 @@ impl proto::coordination_server::Coordination for Coordination {
         let epoch = self.0.epoch().map_err(|status| self.0.with_holder(request.shard, status))?;
         if tensors.is_empty() {
             self.0.members().join(&id, tensors, request.total_steps, now())?;
-            self.0.series.iter().for_each(|series| series.joined(id.index));
+            self.0.series.iter().for_each(|series| series.joined(id.index, id.incarnation));
             tracing::info!(trainer = id.index, incarnation = id.incarnation, "joined, without parameters of its own");
             let (server, servers) = (config.index, config.servers);
             return Ok(Response::new(proto::JoinReply { server, servers, ..Default::default() }));
@@ -59,7 +59,7 @@ impl proto::coordination_server::Coordination for Coordination {
             self.0.rules.optimizer.check(name, group).map_err(Status::invalid_argument)?;
         }
         self.0.members().join(&id, tensors.clone(), request.total_steps, now())?;
-        self.0.series.iter().for_each(|series| series.joined(id.index));
+        self.0.series.iter().for_each(|series| series.joined(id.index, id.incarnation));
         let store = self.0.store_for(layout, &tensors);
         // Without a shard the trainer only joins, so this server need not be a primary.
         let shard = match request.shard {
@@ -159,7 +159,7 @@ impl proto::coordination_server::Coordination for Coordination {
             .0
             .series
             .as_ref()
-            .map_or_else(Series::none, |series| series.take(id.index, request.points, request.points_held));
+            .map_or_else(Series::none, |series| series.take((id.index, id.incarnation), request.points, request.points_held));
         Ok(Response::new(proto::HeartbeatReply { holders, ..taken }))
     }
 

@@ -35,6 +35,8 @@ pub struct Series {
 struct Counts {
     /// Counts how often the trainer has joined this server.
     stay: u64,
+    /// The process of the trainer that has joined last.
+    incarnation: u32,
     /// Points since it joined with lower numbers than this were received.
     received: u64,
     /// Points with lower numbers than this are durable.
@@ -56,18 +58,21 @@ impl Series {
     }
 
     /// Begins a stay of a trainer, which may be another process than before: it sends all points again that it holds.
-    pub fn joined(&self, trainer: u32) {
+    pub fn joined(&self, trainer: u32, incarnation: u32) {
         let mut trainers = self.trainers.lock();
         let counts = trainers.entry(trainer).or_default();
-        *counts = Counts { stay: counts.stay + 1, ..Counts::default() };
+        *counts = Counts { stay: counts.stay + 1, incarnation, ..Counts::default() };
     }
 
-    /// Takes the points that a trainer sends, which holds those from `held` on. The answer says which ones this process has. Those
-    /// that it has no room for are sent again, as are all that it lacks of those that it would have to have: a process
-    /// before this one has answered for them.
-    pub fn take(&self, trainer: u32, points: Vec<MetricPoint>, held: u64) -> HeartbeatReply {
+    /// Takes the points that a process of a trainer sends, which holds those from `held` on. The answer says which ones this
+    /// process has. Those that it has no room for are sent again, as are all that it lacks of those that it would have to have: a
+    /// process before this one has answered for them. Takes nothing of a process that was replaced meanwhile.
+    pub fn take(&self, (trainer, incarnation): (u32, u32), points: Vec<MetricPoint>, held: u64) -> HeartbeatReply {
         let mut trainers = self.trainers.lock();
         let counts = trainers.entry(trainer).or_default();
+        if counts.incarnation != incarnation {
+            return HeartbeatReply::default();
+        }
         counts.received = counts.received.max(held);
         let follows = points.first().is_some_and(|first| first.number <= counts.received);
         let received = points.last().map_or(0, |last| last.number.saturating_add(1));
@@ -121,7 +126,7 @@ mod tests {
         let series = Series::default();
         let mut pieces = series.pieces().expect("they are taken for the first time");
         let mut taken = |trainer, sent| {
-            let HeartbeatReply { points_received, points_kept, .. } = series.take(trainer, sent, 0);
+            let HeartbeatReply { points_received, points_kept, .. } = series.take((trainer, 0), sent, 0);
             let steps = |entry| match entry {
                 Entry::Point(point) => point.step,
                 Entry::Rewind(step) => step,
@@ -129,15 +134,15 @@ mod tests {
             let entries = pieces.try_recv().map(|piece| piece.entries.into_iter().map(steps).collect::<Vec<_>>());
             (points_received, points_kept, entries.unwrap_or_default())
         };
-        series.joined(0);
+        series.joined(0, 0);
         assert_eq!(taken(0, points(0..0)), (0, 0, vec![]));
         assert_eq!(taken(0, points(0..2)), (2, 0, vec![0, 1]));
         assert_eq!(taken(0, points(0..3)), (3, 0, vec![2]));
         series.kept(0, (1, 2));
         assert_eq!(taken(0, points(0..3)), (3, 2, vec![]));
         assert_eq!(taken(1, points(0..1)), (1, 0, vec![0]));
-        // The next process counts from the beginning, and what its predecessor's are kept says nothing about its own.
-        series.joined(0);
+        // What is kept of those that it sent before it joined again says nothing about these.
+        series.joined(0, 0);
         assert_eq!(taken(0, points(0..1)), (1, 0, vec![0]));
         series.kept(0, (1, 3));
         assert_eq!(taken(0, points(1..1)), (1, 0, vec![]));
@@ -146,20 +151,29 @@ mod tests {
     #[test]
     fn points_are_taken_only_behind_those_that_are_there() {
         let series = Series::default();
-        series.joined(0);
+        series.joined(0, 0);
         // A process before this one has answered for 0 to 3, and they were not durable.
-        assert_eq!(series.take(0, points(4..6), 0).points_received, 0);
-        assert_eq!(series.take(0, points(0..6), 0).points_received, 6);
-        series.joined(0);
+        assert_eq!(series.take((0, 0), points(4..6), 0).points_received, 0);
+        assert_eq!(series.take((0, 0), points(0..6), 0).points_received, 6);
+        series.joined(0, 0);
         // These were.
-        assert_eq!(series.take(0, points(4..6), 4).points_received, 6);
+        assert_eq!(series.take((0, 0), points(4..6), 4).points_received, 6);
+    }
+
+    #[test]
+    fn a_process_of_a_trainer_that_was_replaced_says_nothing_of_the_next_ones_points() {
+        let series = Series::default();
+        series.joined(0, 0);
+        series.joined(0, 1);
+        assert_eq!(series.take((0, 0), points(50..60), 50), HeartbeatReply::default(), "it was heard late");
+        assert_eq!(series.take((0, 1), points(0..2), 0).points_received, 2);
     }
 
     #[test]
     fn points_that_find_no_room_are_not_received() {
         let series = Series::default();
         let answers: Vec<u64> =
-            (0..WAITING as u64 + 1).map(|n| series.take(0, points(n..n + 1), 0).points_received).collect();
+            (0..WAITING as u64 + 1).map(|n| series.take((0, 0), points(n..n + 1), 0).points_received).collect();
         assert_eq!(answers[WAITING - 1..], [WAITING as u64, WAITING as u64]);
     }
 }

@@ -42,7 +42,7 @@ impl Files for Mount {
         let made = volume.made.entry(self.host).or_default();
         *made += 1;
         let (bytes, number, written) = (Vec::new(), *made, volume.now());
-        let content = Arc::new(Mutex::new(Content { bytes, unflushed: Some(self.host), number, written }));
+        let content = Arc::new(Mutex::new(Content { bytes, unflushed: Some(self.host), flushed: 0, number, written }));
         volume.change(self.host, vec![(path.to_owned(), Some(Node::File(content.clone())))]);
         Ok(self.opened(content))
     }
@@ -165,6 +165,7 @@ impl OpenFile for Opened {
         content.bytes.resize(length, 0);
         content.bytes[offset..][..taken.len()].copy_from_slice(taken);
         content.unflushed = Some(self.mount.host);
+        content.flushed = content.flushed.min(offset);
         if full { Err(error(FULL)) } else { Ok(()) }
     }
 
@@ -178,7 +179,8 @@ impl OpenFile for Opened {
 
     fn flush(&self) -> io::Result<()> {
         drop(self.mount.begin(Operation::Flush)?);
-        lock(&self.content).unflushed = None;
+        let mut content = lock(&self.content);
+        (content.unflushed, content.flushed) = (None, content.bytes.len());
         Ok(())
     }
 

@@ -78,12 +78,15 @@ async fn it_answers_as_the_systems_disk_does() {
 
 #[tokio::test]
 async fn what_is_not_flushed_goes_with_its_machine_and_the_rest_stays() {
-    let mut lost = [0; 3];
+    let mut lost = [0; 4];
     for seed in 0..40 {
         let (disk, _) = Disk::new(seed);
         let mount = Mount { disk: disk.clone(), host: HOST };
         write(&mount, &at("whole"), &[7; 100], true).expect("writes");
         write(&mount, &at("contents"), &[7; 100], false).expect("writes");
+        write(&mount, &at("growing"), &[7; 100], true).expect("writes");
+        let growing = mount.open(&at("growing")).expect("it is there");
+        growing.write_at(&[7; 100], 100).expect("writes");
         mount.flush_folder(Path::new(FOLDER)).expect("flushes");
         write(&mount, &at("name"), &[7; 100], true).expect("writes");
         mount.rename(&at("whole"), &at("renamed")).expect("renames");
@@ -93,7 +96,10 @@ async fn what_is_not_flushed_goes_with_its_machine_and_the_rest_stays() {
         let (old, new) = (read(&after, &at("whole")).ok(), read(&after, &at("renamed")).ok());
         assert!(old.is_some() != new.is_some(), "it has one of its names");
         assert_eq!(old.as_ref().or(new.as_ref()), Some(&vec![7; 100]));
+        let grown = read(&after, &at("growing")).expect("its name was flushed");
+        assert_eq!(grown[..100], [7; 100], "what was flushed of a file stays when it grows");
         let losses = [
+            grown != [7; 200],
             read(&after, &at("contents")).expect("its name was flushed") != [7; 100],
             read(&after, &at("name")).is_err(),
             old.is_some(),
