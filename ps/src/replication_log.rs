@@ -2,10 +2,11 @@
 //! primary, which has the updates that the backup has not acknowledged and the answers that wait for that.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use bytes::Bytes;
-use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tonic::Status;
 
 use crate::wire::{StreamAbort, WINDOW};
@@ -21,11 +22,27 @@ pub enum ReplicaRole {
     Backup,
 }
 
+/// Frames of copies in the queue, which have places of their own: however much is copied, updates find room.
+const PIECES: usize = 16;
+
 /// Sends frames to the other server that holds a shard. Clones send over the same stream.
 #[derive(Clone)]
 pub struct FrameSender {
     queue: mpsc::Sender<Result<Bytes, Status>>,
+    pieces: Arc<Semaphore>,
     abort: StreamAbort,
+}
+
+/// A frame of a copy, which keeps its place until it has left.
+struct Piece {
+    frame: Bytes,
+    _place: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        &self.frame
+    }
 }
 
 impl FrameSender {
@@ -34,8 +51,8 @@ impl FrameSender {
     /// the stream itself.
     #[must_use]
     pub fn new(trainers: u32) -> (Self, mpsc::Receiver<Result<Bytes, Status>>) {
-        let (queue, frames) = mpsc::channel(2 * WINDOW * trainers as usize + 64);
-        (Self { queue, abort: StreamAbort::default() }, frames)
+        let (queue, frames) = mpsc::channel(2 * WINDOW * trainers as usize + 64 + PIECES);
+        (Self { queue, pieces: Arc::new(Semaphore::new(PIECES)), abort: StreamAbort::default() }, frames)
     }
 
     /// Sends a frame; returns false if the stream has ended or is full. A full stream is aborted, because the other side
@@ -49,9 +66,10 @@ impl FrameSender {
         sent.is_ok()
     }
 
-    /// Sends a frame when there is room for it; returns false if the stream has ended.
+    /// Sends a frame of a copy when those before it have left; returns false if the stream has ended.
     pub async fn send_when_free(&self, frame: Bytes) -> bool {
-        self.queue.send(Ok(frame)).await.is_ok()
+        let Ok(place) = self.pieces.clone().acquire_owned().await else { return false };
+        self.queue.send(Ok(Bytes::from_owner(Piece { frame, _place: place }))).await.is_ok()
     }
 
     /// Returns the handle that is aborted when the stream is full.
@@ -66,6 +84,8 @@ pub struct ReplicationLog<W> {
     backup: Option<FrameSender>,
     /// The version that the backup has acknowledged.
     acknowledged: u64,
+    /// No other server has any of it, and none may lead before the first whole copy is there.
+    is_first_copy: bool,
     /// Updates that the backup has not acknowledged, with the version after each.
     unacknowledged: VecDeque<(u64, Bytes)>,
     /// Trainers, with the version that must be acknowledged before they are answered.
@@ -76,7 +96,15 @@ impl<W> ReplicationLog<W> {
     /// Creates the log of an owner whose backup has `version`.
     #[must_use]
     pub fn new(version: u64) -> Self {
-        Self { backup: None, acknowledged: version, unacknowledged: VecDeque::new(), waiting: VecDeque::new() }
+        let (unacknowledged, waiting) = Default::default();
+        Self { backup: None, acknowledged: version, is_first_copy: false, unacknowledged, waiting }
+    }
+
+    /// As [`ReplicationLog::new`], of an owner that no other server holds. Trainers need not wait until it is copied: the word
+    /// that the backup holds all, and may lead, follows what was updated until then.
+    #[must_use]
+    pub fn first_copy() -> Self {
+        Self { is_first_copy: true, ..Self::new(0) }
     }
 
     /// Records an update, and sends it if a backup follows.
@@ -134,7 +162,7 @@ impl<W> ReplicationLog<W> {
     /// Returns whether the backup has not acknowledged `version` yet.
     #[must_use]
     pub fn lacks(&self, version: u64) -> bool {
-        self.acknowledged < version
+        !self.is_first_copy && self.acknowledged < version
     }
 
     /// Holds answers back until the backup has acknowledged `version`.
@@ -145,6 +173,7 @@ impl<W> ReplicationLog<W> {
     /// Records that the backup has `version`; returns the trainers that may be answered now.
     pub fn acknowledge(&mut self, version: u64) -> Vec<W> {
         self.acknowledged = self.acknowledged.max(version);
+        self.is_first_copy = false;
         self.unacknowledged.retain(|(made, _)| *made > version);
         let free = self.waiting.iter().take_while(|(needed, _)| *needed <= self.acknowledged).count();
         self.waiting.drain(..free).map(|(_, trainer)| trainer).collect()
@@ -211,6 +240,44 @@ mod tests {
             abort.clone().aborted().now_or_never().is_none()
         });
         assert!(sent.count() >= WINDOW, "there is room for what a trainer has in flight");
+    }
+
+    #[tokio::test]
+    async fn a_copy_takes_no_room_of_updates() {
+        let (sender, mut frames) = FrameSender::new(1);
+        let abort = sender.abort();
+        let copying = tokio::spawn({
+            let sender = sender.clone();
+            async move {
+                for piece in 0..1000 {
+                    assert!(sender.send_when_free(frame(piece)).await, "the stream is open");
+                }
+            }
+        });
+        tokio::task::yield_now().await;
+        let mut log = behind();
+        log.attach(sender, Some(3), Some(3), Bytes::new);
+        (4..4 + WINDOW as u64).for_each(|version| log.update(version, frame(version)));
+        assert!(abort.aborted().now_or_never().is_none(), "the other side reads, but slowly");
+        for _ in 0..1000 + WINDOW {
+            frames.recv().await.expect("one after the other").expect("a frame");
+        }
+        copying.await.expect("all were sent");
+    }
+
+    #[test]
+    fn trainers_do_not_wait_for_the_first_copy() {
+        let mut log = ReplicationLog::<u32>::first_copy();
+        log.begin_copy();
+        log.update(4, frame(4));
+        assert!(!log.lacks(4), "no other server has any of it");
+        let (sender, mut frames) = FrameSender::new(1);
+        log.attach(sender, Some(3), Some(4), Bytes::new);
+        assert_eq!(sent(&mut frames), [frame(4)]);
+        log.acknowledge(3);
+        assert!(log.lacks(4), "the backup may lead soon");
+        log.acknowledge(4);
+        assert!(!log.lacks(4));
     }
 
     #[test]

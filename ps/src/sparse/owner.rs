@@ -265,7 +265,7 @@ impl Owner {
             return None;
         }
         if self.role == ReplicaRole::Alone {
-            (self.role, self.log) = (ReplicaRole::Primary, Some(ReplicationLog::new(0)));
+            (self.role, self.log) = (ReplicaRole::Primary, Some(ReplicationLog::first_copy()));
         }
         self.attaches += 1;
         let log = self.log.as_mut()?;
