@@ -50,11 +50,10 @@ struct Vote {
 impl Ballots {
     /// Votes on `candidate`, a process of `server`.
     pub fn consider(&mut self, server: u32, candidate: &ShardHolder) -> Answer {
-        let ballot = self.ballots.entry(candidate.shard).or_default();
-        let followed = ballot.followed.term;
-        if followed > 0 && !candidate.terms.contains(&followed) && !is_of_lost_copies(followed, newest(candidate)) {
+        if self.lacks_followed(candidate) {
             return Answer::Refuse { outdated: true };
         }
+        let ballot = self.ballots.entry(candidate.shard).or_default();
         let binds = |vote: Vote| {
             if vote.server == server { vote.incarnation > candidate.incarnation } else { !vote.is_void_by(candidate) }
         };
@@ -64,6 +63,15 @@ impl Ballots {
         let ShardHolder { instance, incarnation, term, .. } = *candidate;
         ballot.vote = Some(Vote { server, instance, incarnation, term });
         Answer::Grant
+    }
+
+    /// Returns whether this trainer was given parameters by a later leader than those of the candidate's copy. One that has gone
+    /// to a checkpoint since lacks nothing. Words of a candidate that was elected may come late.
+    #[must_use]
+    pub fn lacks_followed(&self, candidate: &ShardHolder) -> bool {
+        let Leader { term, epoch } = self.followed(candidate.shard);
+        let counts = term > 0 && term != candidate.term && candidate.epoch <= epoch;
+        counts && !candidate.terms.contains(&term) && !is_of_lost_copies(term, newest(candidate))
     }
 
     /// Records what a process of `server` says of its part in a shard: a vote for it may count no more.
@@ -205,6 +213,22 @@ mod tests {
         ballots.follow(0, Leader { term: 0, epoch: 1 });
         ballots.answered(0, Leader { term: 6, epoch: 0 });
         assert_eq!(ballots.followed(0), Leader { term: 0, epoch: 1 }, "both have gone back to a checkpoint");
+    }
+
+    #[test]
+    fn what_was_given_before_the_servers_went_to_a_checkpoint_binds_no_trainer() {
+        let rows = [
+            ("of the same epoch", 3, 4, 4, Answer::Refuse { outdated: true }),
+            ("restored since", 3, 4, 5, Answer::Grant),
+            ("yet to be restored", 3, 5, 4, Answer::Refuse { outdated: true }),
+            ("yet to be restored, and no leader was elected", 0, 5, 4, Answer::Grant),
+            ("elected in that term", 4, 4, 4, Answer::Grant),
+        ];
+        for (label, term, followed, epoch, want) in rows {
+            let mut ballots = Ballots::default();
+            ballots.follow(0, Leader { term, epoch: followed });
+            assert_eq!(ballots.consider(1, &ShardHolder { epoch, ..candidate(1, 4, &[1]) }), want, "{label}");
+        }
     }
 
     #[test]

@@ -182,7 +182,7 @@ pub(super) async fn join(
 /// Asks server 0, which writes the checkpoints, to answer when losing servers can no longer cost one of the `steps` that this
 /// trainer has given, the last one in `epoch`.
 pub(super) async fn wait_until_durable(config: &SessionConfig, epoch: u64, steps: u64) -> Result<(), Failure> {
-    let request = last_step(config, epoch, steps);
+    let request = proto::WaitUntilDurableRequest { trainer: Some(config.id()), epoch, steps };
     let channel = connect(&config.network, &config.servers[0]).await?;
     let mut client = CoordinationClient::new(channel.clone());
     match client.wait_until_durable(request.clone()).await {
@@ -193,15 +193,6 @@ pub(super) async fn wait_until_durable(config: &SessionConfig, epoch: u64, steps
         }
         answered => Ok(answered.map(drop)?),
     }
-}
-
-/// Describes the `steps` that a trainer has given, the last one in `epoch`, and who has acknowledged them.
-pub(super) fn last_step(config: &SessionConfig, epoch: u64, steps: u64) -> proto::WaitUntilDurableRequest {
-    // Leaders of another epoch have acknowledged nothing since the servers went to the checkpoint of this one.
-    let term =
-        |shard| Some(config.voting.followed(shard)).filter(|leader| leader.epoch == epoch).map_or(0, |it| it.term);
-    let leader_terms = (0..config.servers.len() as u32).map(term).collect();
-    proto::WaitUntilDurableRequest { trainer: Some(config.id()), epoch, steps, leader_terms }
 }
 
 /// Returns whether this is the answer of a server 0 that is there, but has no checkpoint with the step yet.

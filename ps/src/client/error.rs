@@ -166,7 +166,8 @@ impl ClientError {
 
 /// Returns whether a server of another job has answered.
 pub(crate) fn is_of_another_job(status: &Status) -> bool {
-    status.code() == tonic::Code::FailedPrecondition && status.message().starts_with(OTHER_JOB)
+    let is_refusal = matches!(status.code(), tonic::Code::FailedPrecondition | tonic::Code::InvalidArgument);
+    is_refusal && status.message().starts_with(OTHER_JOB)
 }
 
 /// Returns whether a server has let another process in for this trainer.

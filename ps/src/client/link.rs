@@ -12,7 +12,7 @@ use tonic::transport::Channel;
 
 use super::ballots::Leader;
 use super::config::SessionConfig;
-use super::connecting::{Failure, connect, enter, last_step, persist_any};
+use super::connecting::{Failure, connect, enter, persist_any};
 use super::error::ClientError;
 use super::lane::{Event, Lane, Name};
 use crate::layout::Layout;
@@ -143,7 +143,8 @@ impl Link {
 
     /// Waits until losing servers can no longer cost a step of this trainer, which has given its last one.
     pub async fn conclude(&self, config: &SessionConfig) -> Result<(), Status> {
-        let request = last_step(config, self.epoch, config.given_steps());
+        let (trainer, steps) = (Some(config.id()), config.given_steps());
+        let request = proto::WaitUntilDurableRequest { trainer, epoch: self.epoch, steps };
         CoordinationClient::new(self.channel()).wait_until_durable(request).await.map(drop)
     }
 

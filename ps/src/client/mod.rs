@@ -32,6 +32,7 @@ mod voting;
 pub use blocking::Session;
 pub use config::SessionConfig;
 pub use error::ClientError;
+pub(crate) use error::is_of_another_job;
 pub use gradual_step::GradualStep;
 pub use last_heard::LastHeard;
 pub use layers::Layers;

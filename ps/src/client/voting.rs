@@ -33,8 +33,9 @@ struct Elections {
 }
 
 impl Voting {
-    /// Records what `server` says of its part in a shard, which `other` holds, too. `voter` votes for it over `channel` if it
-    /// is a candidate, and the other one does not answer as the leader.
+    /// Records what `server` says of its part in a shard, which `other` holds, too. `voter` votes on it over `channel` if it
+    /// is a candidate, and the other one does not answer as the leader, or the candidate may never lead with its copy: others may
+    /// not know that.
     pub(super) async fn hear(
         &self,
         voter: TrainerId,
@@ -47,7 +48,7 @@ impl Voting {
             ballots.hear(server, &holder);
             let other = holders.get(&(other, holder.shard));
             let other = other.filter(|(at, _)| at.elapsed() < FRESH).map(|(_, other)| other);
-            let is_voted_on = holder.candidate && is_wanted(&holder, other);
+            let is_voted_on = holder.candidate && (is_wanted(&holder, other) || ballots.lacks_followed(&holder));
             holders.insert((server, holder.shard), (Instant::now(), holder.clone()));
             is_voted_on
         };
@@ -74,9 +75,10 @@ impl Voting {
             Answer::Grant => (true, false),
             Answer::Refuse { outdated } => (false, outdated),
         };
-        let (trainer, shard, term) = (Some(voter), candidate.shard, candidate.term);
+        let &ShardHolder { shard, term, epoch, instance, .. } = candidate;
         tracing::debug!(server, shard, term, granted, outdated, "votes");
-        let request = proto::VoteRequest { trainer, shard, term, granted, outdated };
+        let trainer = Some(voter);
+        let request = proto::VoteRequest { trainer, shard, term, granted, outdated, epoch, instance };
         let mut client = CoordinationClient::new(channel);
         match tokio::time::timeout(ANSWER, client.vote(request)).await {
             Ok(Ok(reply)) => reply.into_inner().elected,

@@ -107,6 +107,7 @@ fn faults_that_seeds_found_stay_mended() {
              it was given",
         ),
         (1_013_842, "a server that had none of a shard counted as its later leader"),
+        (13_050_864, "points of metrics were called durable in a folder whose name was not, and went with the machine"),
     ];
     for (seed, what) in rows {
         assert_eq!(job::run(&Plan::new(seed), false).verdict, Ok(()), "seed {seed}: {what}");

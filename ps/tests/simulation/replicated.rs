@@ -67,6 +67,28 @@ fn replicated_jobs_lose_no_step_with_a_machine() {
     }
 }
 
+/// Each server is elected to lead its own shard while a firewall keeps them apart. Then one of them is lost together with the
+/// trainer that elected it: the other one's copy lacks its steps, and is not elected by trainers that do not know that.
+#[test]
+fn a_copy_that_was_left_behind_is_not_elected_when_its_leader_is_lost() {
+    let (firewall, away) = (Duration::from_secs(6), Duration::from_millis(300));
+    let checkpoint = Some(Duration::from_secs(10));
+    for mode in [ConsistencyMode::Sync, ConsistencyMode::Async] {
+        let failures = sweep(sample(16), |seed| {
+            let consistency = Consistency { mode, ..Consistency::default() };
+            let (replicated, trainers, steps, compute) = (true, 1, 60, 400);
+            let plan = Plan { consistency, replicated, trainers, steps, compute, checkpoint, ..Plan::fair(seed) };
+            let lost = plan.begins() + Duration::from_millis(2000 + 100 * seed);
+            let faults = vec![
+                (plan.begins(), Fault::Refuse { server: 1, lasts: firewall }),
+                (lost, Fault::Machine { number: 0, what: MachineFault::Lost, lasts: away }),
+            ];
+            job::run(&Plan { faults, ..plan }, false).verdict
+        });
+        assert!(failures.is_empty(), "{mode:?}: {failures:#?}");
+    }
+}
+
 /// Jobs of which one server goes and does not come back while they train, or whose servers are kept apart.
 #[test]
 fn without_one_server_trainers_wait_no_longer_than_promised() {

@@ -122,7 +122,7 @@ impl proto::coordination_server::Coordination for Coordination {
             let mut members = self.0.members();
             members.hear(&id, now())?;
             self.0.check_epoch(request.epoch)?;
-            members.claim(id.index, request.steps, request.leader_terms, now());
+            members.claim(id.index, request.steps, now());
             // Without checkpoints no server goes back.
             members.conclude(id.index, self.0.config.checkpoint.is_none());
         }
@@ -155,11 +155,9 @@ impl proto::coordination_server::Coordination for Coordination {
         if let Some(batch_assignments) = &self.0.batch_assignments {
             batch_assignments.hear(&id, request.entry, request.done);
         }
-        let taken = self
-            .0
-            .series
-            .as_ref()
-            .map_or_else(Series::none, |series| series.take((id.index, id.incarnation), request.points, request.points_held));
+        let taken = self.0.series.as_ref().map_or_else(Series::none, |series| {
+            series.take((id.index, id.incarnation), request.points, request.points_held)
+        });
         Ok(Response::new(proto::HeartbeatReply { holders, ..taken }))
     }
 

@@ -42,7 +42,9 @@ impl proto::recovery_server::Recovery for Service {
         let request = self.with_checkpoints(request, |message| &message.job_uid)?;
         server_checkpoint::check_leader(&self.0, request.leader)?;
         self.0.recovery.last_written.send_replace(false);
-        Ok(Response::new(proto::GetEpochReply { epoch: self.0.recovery.greatest_epoch() }))
+        let recovery = &self.0.recovery;
+        let whole_epoch = recovery.whole_epoch().unwrap_or(0);
+        Ok(Response::new(proto::GetEpochReply { epoch: recovery.greatest_epoch(), whole_epoch }))
     }
 
     async fn restore(&self, request: Request<proto::RestoreRequest>) -> Result<Response<proto::RestoreReply>, Status> {
@@ -63,9 +65,6 @@ impl proto::recovery_server::Recovery for Service {
         self.0.recovery.last_written.send_replace(request.last);
         if request.last {
             return Ok(Response::new(proto::SnapshotReply::default()));
-        }
-        for term in &request.leader_terms {
-            self.0.hear_of_leader(request.shard.unwrap_or(self.0.config.index), *term, request.epoch);
         }
         let shard = self.0.shard(request.shard)?;
         let written = server_checkpoint::write(&self.0, shard, &request).await;

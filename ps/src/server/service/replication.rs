@@ -140,6 +140,8 @@ struct Feed<'a> {
     copying_parts: BTreeSet<u32>,
     /// The backup holds all.
     complete: bool,
+    /// The newest confirmation that the backup was asked for.
+    confirmation: u64,
 }
 
 async fn give(
@@ -163,6 +165,7 @@ async fn give(
         copying: BTreeSet::new(),
         copying_parts: BTreeSet::new(),
         complete: false,
+        confirmation: 0,
     };
     if state.store().is_err() {
         send_model(state, replication, backup, Vec::new());
@@ -173,15 +176,17 @@ async fn give(
         let message = tokio::time::timeout(SILENCE, reader.message::<proto::FollowRequest>());
         tokio::pin!(message);
         let message = loop {
-            let (known, left) = (state.known(), state.left.notified());
+            let (known, left, asked) = (state.known(), state.left.notified(), replication.asked());
             feed.announce().await?;
             feed.advance().await?;
             feed.propose_voters();
+            feed.ask_to_confirm();
             tokio::select! {
                 biased;
                 message = &mut message => break message,
                 () = known => {}
                 () = left => {}
+                () = asked => {}
                 _ = beats.tick() => feed.send(&proto::Replica::default()),
             }
         };
@@ -288,6 +293,15 @@ impl Feed<'_> {
         }
     }
 
+    /// Lets the backup confirm that it follows, if that was asked for since the last time.
+    fn ask_to_confirm(&mut self) {
+        let confirmation = self.replication.confirmation(self.shard);
+        if confirmation > self.confirmation {
+            self.confirmation = confirmation;
+            self.send(&proto::Replica { confirmation, ..proto::Replica::default() });
+        }
+    }
+
     async fn acknowledged(&mut self, message: proto::FollowRequest) -> Result<(), Status> {
         match message.message {
             Some(Message::Acknowledgement(proto::Acknowledgement { block, version })) => {
@@ -304,6 +318,10 @@ impl Feed<'_> {
             }
             Some(Message::VotersAcknowledgement(version)) => {
                 self.replication.change_quietly(self.shard, |shard| shard.election.acknowledged(version));
+                Ok(())
+            }
+            Some(Message::Confirmed(number)) => {
+                self.replication.confirmed(self.shard, number);
                 Ok(())
             }
             Some(Message::Alive(_)) => Ok(()),

@@ -155,7 +155,8 @@ impl Election {
         if let Some(votes) = self.votes.as_mut().filter(|_| granted) {
             votes.insert(voter);
         }
-        self.outdated |= outdated && self.votes.is_some();
+        // It may have been elected by others meanwhile.
+        self.outdated |= outdated && (self.votes.is_some() || self.terms.contains(&term));
     }
 
     /// Returns whether the candidate has the votes of more than half of the voters. Once the other holder was replaced

@@ -64,7 +64,7 @@ pub struct ServerState {
     pub done: Notify,
     /// Notified when a trainer leaves.
     pub left: Notify,
-    pub recovery: Recovery,
+    pub recovery: Arc<Recovery>,
     /// Set if every block is held by two servers.
     pub replication: Option<Replication>,
     /// The socket on which trainers of this host offer their memory.
@@ -96,8 +96,8 @@ impl ServerState {
         let shared_memory = config.shared_memory.then(shm::offer).and_then(|offer| {
             offer.inspect_err(|error| tracing::warn!(%error, "no shared memory; trainers of this host use TCP")).ok()
         });
-        let (recovery, tasks) = (Recovery::new(config.servers), TaskTracker::new());
-        let replication = Replication::new(&config);
+        let (recovery, tasks) = (Arc::new(Recovery::new(config.servers)), TaskTracker::new());
+        let replication = Replication::new(&config, recovery.clone());
         let batch = &config.training.batch;
         let sharing =
             (batch.adaptive && config.index == 0).then(|| Mutex::new(Sharing::new(config.trainers, batch.into())));

@@ -93,7 +93,12 @@ impl Role {
             (Self::Primary { alone: false }, Refused | Silent) if rival => Stand,
             (Self::Primary { alone: false }, Is(ShardRole::Backup | ShardRole::Starting)) if rival && replaced => Stand,
             (Self::Primary { alone: false }, Refused | Silent) => To(Self::Primary { alone: true }),
-            (Self::Primary { .. }, LeadsLater) => To(Self::Backup { complete: false }),
+            // A copy that is being made anew is in no state to be elected.
+            (Self::Primary { .. } | Self::Backup { complete: true }, LeadsLater) => {
+                To(Self::Backup { complete: false })
+            }
+            // Both were outvoted, and the leader is gone. The trainers decide whose copy has all.
+            (Self::Backup { complete: true }, Is(ShardRole::Backup)) => Stand,
             // Of two candidates that hear each other the primary stays one.
             (Self::Backup { .. }, Is(ShardRole::Primary) | LeadsLater)
             | (Self::Primary { .. }, Is(ShardRole::Backup | ShardRole::Starting)) => Withdraw,
@@ -141,7 +146,8 @@ mod tests {
             (WHOLE, Silent, Stand),
             (WHOLE, Is(starting), Stand),
             (WHOLE, Is(primary), Withdraw),
-            (WHOLE, LeadsLater, Withdraw),
+            (WHOLE, LeadsLater, To(PARTIAL)),
+            (WHOLE, Is(backup), Stand),
             (PARTIAL, Refused, Stay),
             (PARTIAL, Silent, Stay),
             (PARTIAL, Is(starting), Lost),

@@ -1,6 +1,7 @@
 //! The state of this server's replication: its role in each shard that it holds, and the stream to the other holder.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -11,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::election::{Election, Voter};
+use super::recovery::Recovery;
 use super::replica_role::{Evidence, Known, Role, Transition};
 use crate::network::Network;
 use crate::proto;
@@ -26,9 +28,13 @@ pub struct Replication {
     pub(in crate::server) network: Network,
     /// Servers that have lost all go back to a checkpoint, in an epoch of its own; else trainers fill them anew.
     has_checkpoints: bool,
+    /// The epoch that this server is in.
+    recovery: Arc<Recovery>,
     shards: Mutex<BTreeMap<u32, Shard>>,
     /// Notified at every change of a shard.
     changed: Notify,
+    /// Notified when a backup is to confirm that it follows.
+    asked: Notify,
 }
 
 /// One process of a server.
@@ -58,6 +64,8 @@ pub(in crate::server) struct Shard {
     pub(in crate::server) found: Option<bool>,
     /// On a primary: the backup has every block.
     pub(in crate::server) whole: bool,
+    /// On a primary: the newest confirmation that was asked for, and that the backup has answered.
+    confirmations: (u64, u64),
     /// The stream from the backup, or to the primary, if there is one.
     pub(in crate::server) stream: Option<CancellationToken>,
     /// The process that holds the other copy, and the highest incarnation of that server.
@@ -84,6 +92,7 @@ impl Shard {
             changing: false,
             found: None,
             whole: false,
+            confirmations: (0, 0),
             stream: None,
             peer: None,
             heard_from: None,
@@ -107,7 +116,7 @@ const DECISION: Duration = Duration::from_secs(1);
 impl Replication {
     /// Creates the state that `config` asks for, `None` if every block is held once.
     #[must_use]
-    pub fn new(config: &ServerConfig) -> Option<Self> {
+    pub fn new(config: &ServerConfig, recovery: Arc<Recovery>) -> Option<Self> {
         if config.replicas.len() < 2 {
             return None;
         }
@@ -118,8 +127,10 @@ impl Replication {
             servers: config.replicas.clone(),
             network: config.network.clone(),
             has_checkpoints: config.checkpoint.is_some(),
+            recovery,
             shards: Mutex::new([config.index, before].map(|shard| (shard, Shard::new(shard == config.index))).into()),
             changed: Notify::new(),
+            asked: Notify::new(),
         })
     }
 
@@ -146,6 +157,52 @@ impl Replication {
             return Ok(here.election.newest_term());
         };
         Err(with_holder(&Status::unavailable(text), &self.describe(shard, here)))
+    }
+
+    /// Waits until it is certain that no other process had been elected to lead `shard` before this call: all updates that
+    /// trainers had the acknowledgement of are here. A server that was cut off may have been outvoted without having heard of it,
+    /// so its role proves nothing; that its backup follows it still does, as the answer of a majority in Raft (Ongaro and
+    /// Ousterhout 2014, section 6.4 of the thesis).
+    ///
+    /// Returns the term of the newest elected leader whose updates it has.
+    ///
+    /// # Errors
+    /// If this server does not lead the shard, or its backup does not answer soon.
+    pub(in crate::server) async fn confirm_leads(&self, shard: u32) -> Result<u64, Status> {
+        let mut number = 0;
+        self.change_quietly(shard, |here| {
+            here.confirmations.0 += 1;
+            number = here.confirmations.0;
+        });
+        self.asked.notify_waiters();
+        let confirmed = async {
+            loop {
+                let changed = self.changed.notified();
+                let term = self.leads(shard)?;
+                let here = self.lock().get(&shard).map(|here| (here.role, here.confirmations.1));
+                if here.is_some_and(|(role, answered)| role == Role::Primary { alone: true } || answered >= number) {
+                    return Ok(term);
+                }
+                changed.await;
+            }
+        };
+        let text = || format!("server {} does not confirm that this one leads the blocks", self.other(shard));
+        tokio::time::timeout(SILENCE, confirmed).await.unwrap_or_else(|_| Err(Status::unavailable(text())))
+    }
+
+    /// Resolves when a backup is to confirm that it follows, after this call.
+    pub(in crate::server) fn asked(&self) -> impl Future<Output = ()> + '_ {
+        self.asked.notified()
+    }
+
+    /// Returns the newest confirmation that was asked for of the backup of `shard`, 0 if none was.
+    pub(in crate::server) fn confirmation(&self, shard: u32) -> u64 {
+        self.lock().get(&shard).map_or(0, |here| here.confirmations.0)
+    }
+
+    /// Records that the backup of `shard` has answered confirmation `number`.
+    pub(in crate::server) fn confirmed(&self, shard: u32, number: u64) {
+        self.change(shard, |here| here.confirmations.1 = here.confirmations.1.max(number));
     }
 
     fn check_leads(&self, shard: u32, here: &Shard) -> Result<(), String> {
@@ -182,7 +239,18 @@ impl Replication {
     fn describe(&self, shard: u32, here: &Shard) -> proto::ShardHolder {
         let Process { instance, incarnation } = self.process;
         let described = here.election.describe(shard, here.role.shard_role());
-        proto::ShardHolder { instance, incarnation, ..described }
+        proto::ShardHolder { instance, incarnation, epoch: self.epoch(here), ..described }
+    }
+
+    /// Returns the epoch of the contents with which this process would lead a shard.
+    fn epoch(&self, here: &Shard) -> u64 {
+        match here.role {
+            // It is called 0 meanwhile.
+            _ if self.recovery.is_restoring() => self.recovery.greatest_epoch(),
+            // It is being given this shard, and may be given the other one by a server of another epoch.
+            Role::Backup { .. } if self.recovery.awaits_restore() => here.leaders_epoch,
+            _ => self.recovery.epoch(),
+        }
     }
 
     /// Waits until it is known whether other servers hold all state of this one; returns that.
@@ -236,7 +304,12 @@ impl Replication {
     /// Ends the streams between servers, which go to a checkpoint or end; the backups follow again.
     pub fn restart(&self) {
         for shard in self.lock().values_mut() {
-            shard.election.restore();
+            // A copy that counts no more since it was outdated has to be made anew, or the shard is lost.
+            if shard.role.is_whole() {
+                shard.election.restore();
+            }
+            // Votes of before are for a term that is over.
+            shard.election.withdraw();
             shard.stream.iter().for_each(CancellationToken::cancel);
         }
     }
@@ -291,8 +364,10 @@ impl Replication {
             here.peer_restarted |= evidence == Evidence::Is(proto::ShardRole::Starting) || known.replaced;
             match transition {
                 Transition::To(role) => {
-                    // The updates that no backup has acknowledged are in no other copy.
-                    here.diverged |= here.role.is_whole() && matches!(role, Role::Backup { .. });
+                    // The updates that no backup has acknowledged are in no other copy. A backup that hears of a later leader only
+                    // lacks some of its.
+                    let was_backup = matches!(here.role, Role::Backup { .. }) && evidence == Evidence::LeadsLater;
+                    here.diverged |= here.role.is_whole() && matches!(role, Role::Backup { .. }) && !was_backup;
                     let is_filled_anew = here.role == Role::Starting && matches!(role, Role::Primary { .. });
                     if is_filled_anew && !self.has_checkpoints {
                         let there = here.heard_from.map_or(0, |heard| heard.incarnation);
@@ -337,11 +412,20 @@ impl Replication {
     /// # Errors
     /// If this server does not hold the shard.
     pub(in crate::server) fn vote(&self, vote: &proto::VoteRequest, voter: Voter) -> Result<(), Status> {
-        let proto::VoteRequest { shard, term, granted, outdated, .. } = *vote;
+        let proto::VoteRequest { shard, term, granted, outdated, epoch, instance, .. } = *vote;
         if !self.lock().contains_key(&shard) {
             return Err(self.not_held(shard));
         }
-        self.change(shard, |here| here.election.vote(voter, term, granted, outdated));
+        if instance == self.process.instance {
+            self.change(shard, |here| {
+                let (was_outdated, is_of_now) = (here.election.is_outdated(), epoch == self.epoch(here));
+                here.election.vote(voter, term, granted, outdated && is_of_now);
+                // It may lead already, elected by others.
+                if here.election.is_outdated() && !was_outdated {
+                    here.stream.iter().for_each(CancellationToken::cancel);
+                }
+            });
+        }
         Ok(())
     }
 
@@ -409,7 +493,9 @@ impl Replication {
         here.heard_from = Some(Process::of(other));
         here.election.hear(other);
         let leads = other.role() == proto::ShardRole::Primary && !other.candidate;
-        if leads && here.election.terms_beyond(other) { Evidence::LeadsLater } else { Evidence::Is(other.role()) }
+        // One that has yet to go to the checkpoint that this server has gone to is no leader to follow.
+        let leads_now = leads && other.epoch >= self.epoch(here);
+        if leads_now && here.election.terms_beyond(other) { Evidence::LeadsLater } else { Evidence::Is(other.role()) }
     }
 
     /// Returns what it means that the other holder of `shard` does not answer.

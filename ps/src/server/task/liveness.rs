@@ -63,6 +63,8 @@ pub async fn given_up(state: &ServerState) -> ServerError {
         };
         for trainer in &finished {
             tracing::info!(trainer, "gave all its steps and is gone; it has finished");
+            // It may have been dealt more since, where the servers went back to a checkpoint after its last step.
+            state.batch_assignments.iter().for_each(|assignments| assignments.assigner().give_back(*trainer));
             state.finish(*trainer).await;
         }
         for LivenessEvent { trainer, is_lost, sentence } in news {

@@ -18,22 +18,12 @@ impl Membership {
         member.last_step = member.last_step.max(last_step);
     }
 
-    /// Records that a trainer has given so many steps, which other servers may have acknowledged: by shard, elected leaders of
-    /// these terms.
-    pub fn claim(&mut self, trainer: u32, steps: u64, leader_terms: Vec<u64>, now: Instant) {
+    /// Records that a trainer has given so many steps, which other servers may have acknowledged.
+    pub fn claim(&mut self, trainer: u32, steps: u64, now: Instant) {
         if steps > 0 {
             self.gave(trainer, steps - 1, now);
             self.members[trainer as usize].claimed = steps;
         }
-        self.members[trainer as usize].leader_terms = leader_terms;
-    }
-
-    /// Returns the terms of the elected leaders of `shard` that have acknowledged steps which trainers claim.
-    #[must_use]
-    pub fn leader_terms(&self, shard: u32) -> Vec<u64> {
-        let claimed = self.members.iter().filter_map(|member| member.leader_terms.get(shard as usize).copied());
-        let distinct: BTreeSet<u64> = claimed.filter(|term| *term > 0).collect();
-        distinct.into_iter().collect()
     }
 
     /// Returns the most steps that a trainer has claimed since the servers last went to a checkpoint.

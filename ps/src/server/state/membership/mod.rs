@@ -71,8 +71,6 @@ struct Member {
     given: u64,
     /// Steps that it has given as it says itself, since the servers last went to a checkpoint; 0 before its last one.
     claimed: u64,
-    /// By shard, the term of the elected leader that has acknowledged what it claims; 0 or missing if none was elected.
-    leader_terms: Vec<u64>,
     total_steps: u64,
     /// Examples read by earlier incarnations, and by this one.
     examples: (u64, u64),
@@ -153,7 +151,6 @@ impl Membership {
             steps: 0,
             given: 0,
             claimed: 0,
-            leader_terms: Vec::new(),
             total_steps: 0,
             examples: (0, 0),
             rate: 0.0,
@@ -325,6 +322,16 @@ impl Membership {
         }
     }
 
+    /// Takes over that a checkpoint of this epoch has all steps of the trainers in `concluded`, unless they are going to do more.
+    pub fn adopt_concluded(&mut self, concluded: &Concluded) {
+        for (index, member) in (0..).zip(&mut self.members) {
+            let all = concluded.get(&index).copied();
+            if all.is_some_and(|all| member.total_steps <= all && member.steps <= all) {
+                member.last_step = LastStep::Durable;
+            }
+        }
+    }
+
     /// Sets the next step of each trainer to that in `steps`; those that are not in it begin as in [`Rule::restore`]. Marks the
     /// trainers in `concluded` as having sent their last step.
     ///
@@ -336,7 +343,6 @@ impl Membership {
             let all_steps = concluded.get(&index);
             member.last_step = if all_steps.is_some() { LastStep::Durable } else { LastStep::Ahead };
             member.claimed = 0;
-            member.leader_terms.clear();
             // With backup trainers the state may have come about without its last gradients.
             member.steps = all_steps.copied().unwrap_or(0).max(step);
             // In an elastic job the first finished trainer may end the job, so the others need time to reconnect.

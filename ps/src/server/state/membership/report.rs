@@ -17,10 +17,13 @@ impl Membership {
         let tensors = self.tensors.iter().map(proto::TensorSpec::from);
         let mut named = BTreeSet::new();
         let roster = (0..).zip(&self.members).filter_map(|(index, member)| {
-            let trainer = proto::TrainerId { job_uid: self.job_uid.clone(), index, incarnation: member.incarnation? };
+            let finished = member.presence == Presence::Finished;
+            // One that had finished before this process started has never contacted it.
+            let incarnation = member.incarnation.or(finished.then_some(0))?;
+            let trainer = proto::TrainerId { job_uid: self.job_uid.clone(), index, incarnation };
             let entry = proto::RosterEntry {
                 trainer: Some(trainer),
-                finished: member.presence == Presence::Finished,
+                finished,
                 step: member.steps,
                 total_steps: member.total_steps,
                 examples: member.examples.0,

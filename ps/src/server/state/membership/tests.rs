@@ -51,20 +51,6 @@ fn the_total_is_that_of_the_trainers_whose_steps_are_counted() {
 }
 
 #[test]
-fn leaders_that_trainers_claim_count_until_the_servers_go_back() {
-    let start = Instant::now();
-    let mut members = Membership::new("job".into(), 3, None, Timeouts::default(), start);
-    for (trainer, terms) in [(0, vec![0, 4]), (1, vec![0, 3]), (2, vec![])] {
-        members.claim(trainer, 9, terms, start);
-    }
-    assert_eq!([0, 1, 2].map(|shard| members.leader_terms(shard)), [vec![], vec![3, 4], vec![]]);
-    members.claim(1, 9, vec![0, 4], start);
-    assert_eq!(members.leader_terms(1), [4], "what a trainer says last counts");
-    members.rewind(&[5, 5, 5], &Concluded::new(), start);
-    assert!(members.leader_terms(1).is_empty(), "in another epoch none has acknowledged anything");
-}
-
-#[test]
 fn the_rate_is_that_of_the_reports_whatever_comes_in_between() {
     let start = Instant::now();
     let at = |seconds: f64| start + Duration::from_secs_f64(seconds);

@@ -20,8 +20,10 @@ fn about_to_lead() -> Replication {
         servers: vec!["a:1".into(), "b:1".into()],
         network: Network::default(),
         has_checkpoints: false,
+        recovery: Arc::new(Recovery::new(2)),
         shards: Mutex::new([(0, Shard::new(true)), (1, Shard::new(false))].into()),
         changed: Notify::new(),
+        asked: Notify::new(),
     };
     let transition = replication.learn(0, Evidence::Is(ShardRole::Starting));
     assert_eq!(transition, Transition::To(Role::Primary { alone: false }));
@@ -64,18 +66,47 @@ async fn a_primary_goes_on_without_a_backup_that_had_everything_only_when_it_is_
     let refusal = replication.leads(0).expect_err("it is a candidate");
     let candidate = proto::ShardHolder::decode(refusal.details()).expect("it describes itself");
     assert!(candidate.candidate && candidate.instance == PROCESS.instance);
-    let vote = |trainer| {
-        let vote = proto::VoteRequest { term: candidate.term, granted: true, ..proto::VoteRequest::default() };
+    let vote_for = |trainer, instance| {
+        let vote =
+            proto::VoteRequest { term: candidate.term, granted: true, instance, ..proto::VoteRequest::default() };
         replication.vote(&vote, (trainer, 0)).expect("it holds the shard");
     };
+    let vote = |trainer| vote_for(trainer, PROCESS.instance);
     let elected = replication.elected(0, |_| true);
     tokio::pin!(elected);
     vote(0);
-    assert!(futures::FutureExt::now_or_never(&mut elected).is_none(), "one vote of two");
+    vote_for(1, PROCESS.instance + 1);
+    assert!(futures::FutureExt::now_or_never(&mut elected).is_none(), "one vote of two, and one for another process");
     vote(1);
     assert_eq!(elected.await, Role::Primary { alone: true });
     replication.settle(0);
     assert!(replication.decided(0, candidate.term).await && replication.leads(0).is_ok());
+}
+
+#[tokio::test]
+async fn a_primary_is_sure_that_it_leads_only_when_its_backup_follows() {
+    let replication = leads();
+    let _stream = replication.serve(&follower(2, 0)).expect("it leads");
+    let sure = replication.confirm_leads(0);
+    tokio::pin!(sure);
+    assert!(futures::FutureExt::now_or_never(&mut sure).is_none());
+    let asked = replication.confirmation(0);
+    replication.confirmed(0, asked - 1);
+    assert!(futures::FutureExt::now_or_never(&mut sure).is_none(), "an answer to an earlier question");
+    replication.confirmed(0, asked);
+    assert_eq!(sure.await.expect("it leads"), 0);
+    let sure = replication.confirm_leads(0);
+    replication.change(0, |here| here.election.stand());
+    assert!(sure.await.is_err(), "the trainers elect who leads");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_primary_whose_backup_is_silent_is_not_sure_that_it_leads() {
+    let replication = leads();
+    let _stream = replication.serve(&follower(2, 0)).expect("it leads");
+    assert!(replication.confirm_leads(0).await.is_err());
+    replication.change(0, |here| here.role = Role::Primary { alone: true });
+    assert!(replication.confirm_leads(0).await.is_ok(), "no other process may lead");
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ use super::confirmed_commit::{self, check_concluded, not_committed, remove_old, 
 use super::extent::{Extent, extent};
 use super::folder_lock::FolderLock;
 use super::server_checkpoint;
+use crate::batch::assigner::Position;
 use crate::checkpoint::format::{FORMAT, PartEntry};
 use crate::checkpoint::runs::Ancestor;
 use crate::checkpoint::{Checkpoint, CheckpointId, Concluded, Damage, Manifest, Runs, export, write};
@@ -32,6 +33,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 const AHEAD: u64 = 2;
 /// How long the last checkpoint is attempted; the other servers wait somewhat longer.
 const LAST_TRIES: Duration = Duration::from_secs(20);
+/// How long a server 0 that is asked to stop waits for the steps that the others make without it.
+const NEXT_STEPS: Duration = Duration::from_secs(5);
 /// How long a manifest may take to be written before the status says that it does.
 const SLOW_MANIFEST: Duration = Duration::from_secs(30);
 /// Timeout for telling the other servers that they can end.
@@ -66,6 +69,8 @@ pub(super) struct Kept {
     pub extent: Option<Extent>,
     /// The trainers that had concluded in it.
     pub concluded: Concluded,
+    /// The batches of an elastic job that were done in it; `None` if that is not known.
+    pub done: Option<u64>,
 }
 
 /// Writes the checkpoints of a job.
@@ -97,6 +102,16 @@ impl<'a> CheckpointSchedule<'a> {
     /// # Errors
     /// The reason, if the last state is in no checkpoint.
     pub(super) async fn keep_last(&mut self) -> Result<bool, String> {
+        if self.others_go_on() {
+            let before = extent(self.state).await;
+            if self.keep_a_step_to_come().await {
+                return Ok(true);
+            }
+            // Parts that are written as they are would be of different steps. The checkpoint before is of one.
+            if extent(self.state).await != before {
+                return Ok(false);
+            }
+        }
         let mut retries = Retries::new(Schedule::every(PAUSE).within(LAST_TRIES));
         while let Err(status) = self.keep(When::Last).await {
             if status.code() == Code::FailedPrecondition {
@@ -112,6 +127,29 @@ impl<'a> CheckpointSchedule<'a> {
             }
         }
         Ok(true)
+    }
+
+    /// Returns whether the trainers go on without this server, and in step: where blocks are held twice, nothing holds them.
+    fn others_go_on(&self) -> bool {
+        let members = self.state.members();
+        let are_at_work = members.active() && !members.done() && members.concluded().is_empty();
+        let sync = self.state.config.training.consistency.mode == ConsistencyMode::Sync;
+        self.state.replication.is_some() && sync && are_at_work
+    }
+
+    /// Writes a checkpoint of a step that the trainers are about to make; false if they do not make it soon.
+    async fn keep_a_step_to_come(&mut self) -> bool {
+        let mut retries = Retries::new(Schedule::every(PAUSE).within(NEXT_STEPS));
+        let trying = async {
+            while let Err(status) = self.keep(When::Soon).await {
+                tracing::debug!(reason = status.message(), "the next steps are in no checkpoint yet");
+                if !retries.pause().await {
+                    return false;
+                }
+            }
+            true
+        };
+        tokio::time::timeout(NEXT_STEPS, trying).await.unwrap_or(false)
     }
 
     /// Makes the newest checkpoint the last one of an elastic job whose last trainers were lost: it has every step of the
@@ -133,7 +171,7 @@ impl<'a> CheckpointSchedule<'a> {
         });
         let settled = settled.await.is_some();
         if settled {
-            self.kept = Some(Kept { extent: None, concluded });
+            self.kept = Some(Kept { extent: None, concluded, done: None });
         }
         settled
     }
@@ -167,8 +205,7 @@ impl<'a> CheckpointSchedule<'a> {
             return Err(Status::failed_precondition("no trainer has joined yet"));
         }
         // What is known to be done now is in what is written later.
-        let dealt =
-            state.batch_assignments.as_ref().map(|assignments| assignments.assigner().position()).unwrap_or_default();
+        let (dealt, done) = self.dealt();
         let none = || Status::failed_precondition("not all blocks have values");
         let now = extent(state).await.ok_or_else(none)?;
         let sync = state.config.training.consistency.mode == ConsistencyMode::Sync;
@@ -192,7 +229,10 @@ impl<'a> CheckpointSchedule<'a> {
                 format!("trainers have given {given} steps, and server 0, which is yet to copy them, has {held}");
             return Err(Status::unavailable(text));
         }
-        let unchanged = self.kept.as_ref().is_some_and(|kept| kept.extent == Some(now));
+        // In an elastic job the furthest trainer may have left, so that the others make steps behind it.
+        let unchanged =
+            |kept: &Kept| kept.extent == Some(now) && (state.batch_assignments.is_none() || kept.done == Some(done));
+        let unchanged = self.kept.as_ref().is_some_and(unchanged);
         let same = self.kept.as_ref().is_some_and(|kept| kept.concluded == concluded);
         // Where it has every step of every trainer, nothing can follow, and others may have ended.
         let is_last = same && all && state.config.min_trainers.is_none();
@@ -215,7 +255,7 @@ impl<'a> CheckpointSchedule<'a> {
         let only_concluded = lockstep && unchanged && when != When::Soon;
         if let Some(newest) = newest.filter(|newest| *newest == id || (only_concluded && newest.run == run)) {
             if self.may_amend(newest, tables.is_some()).await? {
-                return self.add_concluded(newest, Kept { extent: Some(now), concluded }).await;
+                return self.add_concluded(newest, Kept { extent: Some(now), concluded, done: Some(done) }).await;
             }
             id.step = id.step.max(newest.step + 1);
         }
@@ -234,7 +274,6 @@ impl<'a> CheckpointSchedule<'a> {
             leader: state.config.incarnation,
             // Where blocks are held twice, the others go on without server 0.
             hold: when == When::Last && !state.members().done() && state.replication.is_none(),
-            leader_terms: Vec::new(),
         };
         let parts = (0..config.servers.len() as u32).map(|shard| self.part(shard, &request));
         // Each server waits for the step without a limit, and for its disk with one. The network finds a server that is gone.
@@ -258,8 +297,10 @@ impl<'a> CheckpointSchedule<'a> {
         if !rows.is_empty() && rows.len() < parts.len() {
             return Err(Status::failed_precondition("not all servers have heard of the tables"));
         }
-        let (job, given_all) = (state.config.job_uid.clone(), concluded.clone());
-        let manifest = Manifest { format: FORMAT, job, step: id.step, parts, rows, concluded: given_all, dealt };
+        let extent = Some(version.map_or(now, |version| Extent::at(state, version)));
+        let kept = Kept { extent, concluded: concluded.clone(), done: Some(done) };
+        let job = state.config.job_uid.clone();
+        let manifest = Manifest { format: FORMAT, job, step: id.step, parts, rows, concluded, dealt };
         self.may_commit(epoch).await?;
         let (runs, keep, path) = (Runs::new(&config.folder), config.keep, Runs::new(&config.folder).path(id));
         // The rounds of a job with backup trainers close without some gradients.
@@ -279,7 +320,6 @@ impl<'a> CheckpointSchedule<'a> {
             }
         };
         let tidy = move || remove_old(&runs, &lineage, keep, id);
-        let kept = Kept { extent: Some(version.map_or(now, |version| Extent::at(state, version))), concluded };
         self.begin_commit(id, kept, false, commit, tidy);
         self.settle().await?;
         if soon {
@@ -293,10 +333,18 @@ impl<'a> CheckpointSchedule<'a> {
     /// Records that the servers hold the newest checkpoint and nothing that came after it, if its `extents` on all of them
     /// are one.
     pub(super) fn hold_newest(&mut self, extents: Vec<Extent>) {
-        let first = extents.first().copied();
+        let (first, (_, done)) = (extents.first().copied(), self.dealt());
         if let Some(kept) = &mut self.kept {
+            kept.done = Some(done);
             kept.extent = first.filter(|first| extents.iter().all(|extent| extent == first));
         }
+    }
+
+    /// Returns what an elastic job has assigned of its batches, and how many of them are done.
+    fn dealt(&self) -> (Position, u64) {
+        let Some(batch_assignments) = &self.state.batch_assignments else { return Default::default() };
+        let assigner = batch_assignments.assigner();
+        (assigner.position(), assigner.done())
     }
 
     /// Looks for a checkpoint that has every step of every trainer: the process of server 0 before may have written it after
@@ -309,7 +357,7 @@ impl<'a> CheckpointSchedule<'a> {
             return false;
         }
         self.find_newest(run).await;
-        self.kept = Some(Kept { extent: None, concluded });
+        self.kept = Some(Kept { extent: None, concluded, done: None });
         true
     }
 
@@ -335,12 +383,11 @@ impl<'a> CheckpointSchedule<'a> {
     /// Has the server that leads `shard` write its part.
     async fn part(&self, shard: u32, request: &proto::SnapshotRequest) -> Result<proto::SnapshotReply, Status> {
         let (mut refused, mut holders) = (None, self.state.holders(shard));
-        // Another holder may not have heard yet that it leads no more.
+        // Another holder that has not heard yet that it leads no more takes a while to find that out.
         if self.state.shard(Some(shard)).is_ok() {
             holders.sort_by_key(|server| *server != self.state.config.index);
         }
-        let leader_terms = self.state.members().leader_terms(shard);
-        let request = proto::SnapshotRequest { shard: Some(shard), leader_terms, ..request.clone() };
+        let request = proto::SnapshotRequest { shard: Some(shard), ..request.clone() };
         for server in holders {
             let address = &self.config.servers[server as usize];
             let status = match client(&self.state.config.network, address)?.snapshot(request.clone()).await {

@@ -14,9 +14,9 @@ use super::arrivals::Arrivals;
 use super::checkpoint_schedule::{CheckpointSchedule, Kept, When};
 use super::client::PAUSE;
 use super::destination::{self, Destination};
-use super::folder::insist;
+use super::folder::{FolderError, insist};
 use super::folder_lock::FolderLock;
-use super::restore_calls::{Answer, RestoreCalls, epoch_of, next_epoch};
+use super::restore_calls::{Answer, RestoreCalls, epochs_of, next_epoch};
 use super::server_checkpoint::with_rows;
 use super::training_end::training_ended;
 use crate::checkpoint::runs::JobIdentity;
@@ -219,7 +219,8 @@ fn is_of_the_disk(code: Code) -> bool {
 /// a process that holds a whole state of that epoch has asked since before then.
 fn holds_the_state(newcomer: &Newcomer, restored: Option<u64>, epoch: Option<u64>) -> bool {
     match restored {
-        _ if newcomer.given => true,
+        // It may have been given the state of a server that had yet to go to the checkpoint of the others.
+        _ if newcomer.given && epoch == Some(newcomer.epoch) => true,
         Some(instance) => instance == newcomer.instance,
         None => epoch == Some(newcomer.epoch),
     }
@@ -272,7 +273,7 @@ impl Coordinator<'_> {
             heard = epoch;
             self.schedule.place = Some((run, lineage));
             // Where all have concluded, the others may be done and gone: the model can be written without them.
-            self.schedule.kept = checkpoint.map(|_| Kept { extent: None, concluded: concluded.clone() });
+            self.schedule.kept = checkpoint.map(|_| Kept { extent: None, concluded: concluded.clone(), done: None });
             let place = |id: CheckpointId| proto::CheckpointPlace { run: id.run, step: id.step };
             let (job_uid, checkpoint_place) = (self.job.uid.clone(), checkpoint.map(place));
             let leader = self.state.config.incarnation;
@@ -332,19 +333,38 @@ impl Coordinator<'_> {
         }
         if let (Some(id), Some(batch_assignments)) = (checkpoint, &self.state.batch_assignments) {
             let folder = self.runs.path(id);
-            let opened = self.config.folder.disk().work(move || Checkpoint::open(&folder)).await;
+            let open = move || match Checkpoint::open(&folder) {
+                Ok(checkpoint) => Ok(Some(checkpoint.dealt().clone())),
+                Err(damage) if damage.is_proved() => Ok(None),
+                Err(damage) => Err(FolderError::Wait(damage.to_string())),
+            };
             // Trainers say what was assigned since when they ask.
-            if let Ok(checkpoint) = opened {
-                batch_assignments.assigner().restore(checkpoint.dealt().clone());
+            if let Some(dealt) = insist(self.state, &self.config.folder, open).await? {
+                batch_assignments.assigner().restore(dealt);
             }
+        }
+        // The process before may have said that it writes no more. A server that is away has not ended by that.
+        let state = self.state;
+        let others =
+            self.config.servers.iter().skip(1).map(|address| async move {
+                tokio::time::timeout(GREETING, epochs_of(state, address)).await.ok()?.ok()
+            });
+        let others = join_all(others).await;
+        // One whose state is not whole asks to be restored.
+        let is_other = |answer: &proto::GetEpochReply| answer.whole_epoch != 0 && answer.whole_epoch != epoch;
+        if others.iter().flatten().any(is_other) {
+            tracing::warn!(
+                epoch,
+                "a server did not go to the last checkpoint with the others; all go to the newest one"
+            );
+            self.state.recovery.give_up_takeover();
+            return Ok(false);
         }
         self.state.recovery.set_run(record.run);
         if self.state.config.min_trainers.is_none() {
             self.adopt_steps(&concluded).await;
+            self.state.members().adopt_concluded(&concluded);
         }
-        // The process before may have said that it writes no more. A server that is away has not ended by that.
-        let others = self.config.servers.iter().skip(1).map(|address| epoch_of(self.state, address));
-        drop(tokio::time::timeout(GREETING, join_all(others)).await);
         self.schedule.place = Some((record.run, lineage));
         if let Some(id) = checkpoint {
             self.schedule.set_newest(id).await;
@@ -377,7 +397,7 @@ impl Coordinator<'_> {
             };
             if let Some(id) = found.checkpoint {
                 self.schedule.set_newest(id).await;
-                self.schedule.kept = Some(Kept { extent: None, concluded: found.concluded });
+                self.schedule.kept = Some(Kept { extent: None, concluded: found.concluded, done: None });
             }
         }
         if !self.schedule.is_whole() {
@@ -406,6 +426,7 @@ mod tests {
         for (label, given, its_epoch, restored, epoch, want) in [
             ("it has just started", false, 0, Some(5), Some(3), false),
             ("the others gave it all blocks", true, 3, Some(5), Some(3), true),
+            ("another one gave it all blocks before all went to a checkpoint", true, 2, Some(5), Some(3), false),
             ("it was restored", false, 3, Some(7), Some(3), true),
             ("another process than was restored", false, 3, Some(5), Some(3), false),
             ("it has asked since before server 0 took over", false, 3, None, Some(3), true),

@@ -98,6 +98,9 @@ pub enum RecoveryError {
     /// The step was made, and the layers that trainers train themselves did not come.
     #[error("the layers of step {0} did not come in time; see that trainer 0 is there")]
     NoLayers(u64),
+    /// It is not certain that this server has all updates that were acknowledged.
+    #[error("{0}")]
+    MayNotLead(String),
     /// A block is past the version asked for.
     #[error("this server is past version {0}")]
     Past(u64),
@@ -120,7 +123,7 @@ impl From<RecoveryError> for Status {
             RecoveryError::Unusable { .. } => Self::data_loss(text),
             RecoveryError::Write(_) => Self::internal(text),
             RecoveryError::Slow { .. } => Self::deadline_exceeded(text),
-            RecoveryError::NoLayers(_) => Self::unavailable(text),
+            RecoveryError::NoLayers(_) | RecoveryError::MayNotLead(_) => Self::unavailable(text),
         }
     }
 }

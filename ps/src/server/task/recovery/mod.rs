@@ -51,6 +51,11 @@ pub async fn run(state: &Arc<ServerState>, training: CancellationToken) -> Resul
             ended = training_ended(state, &training) => return ended,
             // The others have ended after the last checkpoint, so that none says who leads: the model is left to write.
             () = wait_for_whole(state, config), if state.config.index == 0 => false,
+            () = wait_for_job_end(state, config), if state.config.index != 0 => {
+                tracing::info!("the last checkpoint has every step of every trainer, and the other servers have ended; done");
+                state.done.notify_one();
+                return Ok(());
+            }
         },
         None => false,
     };

@@ -13,6 +13,7 @@ use super::extent::Extent;
 use super::server_checkpoint;
 use crate::checkpoint::format::MANIFEST;
 use crate::checkpoint::{Folder, Runs};
+use crate::client::is_of_another_job;
 use crate::network::never_sent;
 use crate::proto;
 use crate::server::state::ServerState;
@@ -96,6 +97,8 @@ impl<'a> RestoreCalls<'a> {
                     Ok(Ok(Answer::Restored { instance, extent: extent.map(Extent::from) }))
                 }
                 Err(status) => match status.code() {
+                    // It has got the address of a server that is being replaced.
+                    Code::InvalidArgument if self.state.config.supervised && is_of_another_job(&status) => Err(status),
                     Code::DataLoss | Code::InvalidArgument | Code::PermissionDenied => Ok(Err(status)),
                     Code::Aborted => Ok(Ok(Answer::Refused { epoch: self.epoch_of(server).await? })),
                     Code::FailedPrecondition => {
@@ -149,14 +152,15 @@ impl<'a> RestoreCalls<'a> {
     }
 
     async fn epoch_of(&self, server: u32) -> Result<u64, Status> {
-        epoch_of(self.state, &self.servers[server as usize]).await
+        Ok(epochs_of(self.state, &self.servers[server as usize]).await?.epoch)
     }
 }
 
-/// Returns the greatest epoch that the server at `address` has heard of. That server learns that server 0 is at work.
-pub(super) async fn epoch_of(state: &ServerState, address: &str) -> Result<u64, Status> {
+/// Returns the epoch of the server at `address`, and the greatest one that it has heard of. That server learns that server 0 is
+/// at work.
+pub(super) async fn epochs_of(state: &ServerState, address: &str) -> Result<proto::GetEpochReply, Status> {
     let request = proto::GetEpochRequest { job_uid: state.config.job_uid.clone(), leader: state.config.incarnation };
-    Ok(client(&state.config.network, address)?.get_epoch(request).await?.into_inner().epoch)
+    Ok(client(&state.config.network, address)?.get_epoch(request).await?.into_inner())
 }
 
 #[cfg(test)]

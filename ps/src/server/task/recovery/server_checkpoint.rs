@@ -64,7 +64,8 @@ pub fn check_leader(state: &ServerState, asked: u32) -> Result<(), RecoveryError
 }
 
 /// Writes the part of `shard`, which this server leads, of the checkpoint that `request` names: the blocks at its version, or as
-/// they are. A server that becomes a backup of the shard meanwhile writes nothing: the new leader is asked for the part.
+/// they are. A server that becomes a backup of the shard meanwhile writes nothing: the new leader is asked for the part. Nor
+/// does one of which it is not certain that it has all that was acknowledged before the call.
 /// Waits for the version as long as the caller does, and for the disk as long as the bytes of the part may take.
 pub async fn write(
     state: &ServerState,
@@ -75,6 +76,9 @@ pub async fn write(
     let id = CheckpointId { run, step };
     let config = state.config.checkpoint.as_ref().expect("only called where checkpoints are kept");
     let store = state.store().map_err(|_| RecoveryError::Empty)?;
+    let may_not_lead = |status: Status| RecoveryError::MayNotLead(status.message().to_owned());
+    let led = state.replication.as_ref().map(|replication| Ok((replication, replication.leads(shard)?)));
+    let led = led.transpose().map_err(may_not_lead)?;
     if request.hold {
         state.hold_training(epoch);
     }
@@ -103,6 +107,13 @@ pub async fn write(
         None => copies.await,
     };
     let past = || version.map_or(RecoveryError::Empty, RecoveryError::Past);
+    if let Some((replication, term)) = led {
+        let led_since = replication.confirm_leads(shard).await.map_err(may_not_lead)?;
+        if led_since != term {
+            let text = format!("another server led the blocks of server {shard} meanwhile");
+            return Err(RecoveryError::MayNotLead(text));
+        }
+    }
     let states: Vec<BlockState> = states.into_iter().collect::<Option<_>>().ok_or_else(past)?;
     let rows = rows.map(|rows| rows.ok_or_else(past)).transpose()?;
     let previous = version.is_none() && store.keeps_previous();
@@ -200,19 +211,31 @@ pub async fn restore(state: &ServerState, epoch: u64, target: &Target) -> Result
     recovery.set_run(target.run);
     let has_copies = |replication: &Replication| replication.holds_copies_alone(epoch);
     if epoch == recovery.epoch() && state.replication.as_ref().is_some_and(has_copies) {
-        // The others went to the checkpoint before, and may be past it.
+        // The others went to the checkpoint before, and may be past it. What is in none of their copies is in the checkpoint.
+        if let Some(id) = target.checkpoint {
+            let checkpoint = open(state, kept, id).await?;
+            let path = checkpoint.folder().clone();
+            if let Some(batch_assignments) = &state.batch_assignments {
+                batch_assignments.assigner().restore(checkpoint.dealt().clone());
+            }
+            recovery.set_newest(checkpoint.folder().disk().work(move || LastCheckpoint::complete(id, path)).await);
+        }
         recovery.set_whole();
         return Ok(());
     }
     let Some(id) = target.checkpoint else {
         return rewind(state, epoch, None, &target.concluded).await;
     };
-    let folder = Runs::new(&kept.folder).path(id);
-    let opened = folder.clone();
-    let checkpoint = folder.disk().work(move || Checkpoint::open(&opened)).await;
-    let checkpoint = checkpoint.map_err(|damage| fault(state, &folder, &damage))?;
+    let checkpoint = open(state, kept, id).await?;
     fits(state, &checkpoint)?;
     rewind(state, epoch, Some((id, checkpoint)), &target.concluded).await
+}
+
+async fn open(state: &ServerState, config: &CheckpointConfig, id: CheckpointId) -> Result<Checkpoint, RecoveryError> {
+    let folder = Runs::new(&config.folder).path(id);
+    let opened = folder.clone();
+    let checkpoint = folder.disk().work(move || Checkpoint::open(&opened)).await;
+    checkpoint.map_err(|damage| fault(state, &folder, &damage))
 }
 
 /// Checks that server 0 has recorded `asked` as the newest epoch of `run`. A request of anybody else, who cannot write to the

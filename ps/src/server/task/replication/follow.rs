@@ -109,7 +109,10 @@ async fn apply(
     if let Some(model) = replica.model.take() {
         return adopt(state, replication, shard, model).await;
     }
-    if let Some(complete) = replica.complete {
+    if replica.confirmation > 0 {
+        let message = Some(Message::Confirmed(replica.confirmation));
+        acknowledgements.send(Ok(frame::message(&proto::FollowRequest { message })));
+    } else if let Some(complete) = replica.complete {
         tracing::info!("holds all blocks of server {shard}");
         let version = complete.voters.as_ref().map_or(0, |voters| voters.version);
         replication.complete(shard, complete);
