@@ -3,8 +3,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use parquet::data_type::{DoubleType, Int64Type};
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
 use psjobs_data::{DataError, DataSet, Expected, Fields, Kind as Number, Settings};
 
 use crate::between::Between;
@@ -38,6 +43,26 @@ fn safetensors(rows: usize, width: usize) -> Vec<u8> {
     bytes
 }
 
+/// Rows of `x`, a DOUBLE, and `y`, an INT64, in row groups of 128.
+fn parquet(rows: std::ops::Range<i64>) -> Vec<u8> {
+    let schema = parse_message_type("message examples { REQUIRED DOUBLE x; REQUIRED INT64 y; }").expect("a schema");
+    let properties = Arc::new(WriterProperties::builder().build());
+    let mut writer = SerializedFileWriter::new(Vec::new(), Arc::new(schema), properties).expect("begins");
+    let all: Vec<i64> = rows.collect();
+    for rows in all.chunks(128) {
+        let mut group = writer.next_row_group().expect("begins");
+        let mut x = group.next_column().expect("a column").expect("there are two");
+        let halves: Vec<f64> = rows.iter().map(|row| *row as f64 / 2.0).collect();
+        x.typed::<DoubleType>().write_batch(&halves, None, None).expect("writes");
+        x.close().expect("ends");
+        let mut y = group.next_column().expect("a column").expect("there are two");
+        y.typed::<Int64Type>().write_batch(rows, None, None).expect("writes");
+        y.close().expect("ends");
+        group.close().expect("ends");
+    }
+    writer.into_inner().expect("ends")
+}
+
 fn open(place: &str, variables: Vec<(String, String)>, settings: &Settings) -> Result<DataSet, DataError> {
     let column = |name: &str, kind, fields| Expected { name: name.to_owned(), kind, shape: None, fields };
     let expected = [column("inputs", Number::F32, Fields::AllButLast), column("targets", Number::I64, Fields::Last)];
@@ -51,9 +76,11 @@ fn settings(cache: &Path, bytes: u64) -> Settings {
 #[test]
 fn a_data_set_in_a_bucket_is_the_one_in_a_folder() {
     for store in store::all() {
-        for (name, parts) in
-            [("csv", [csv(0..3000), csv(3000..3007)]), ("safetensors", [safetensors(500, 7), safetensors(3, 7)])]
-        {
+        for (name, parts) in [
+            ("csv", [csv(0..3000), csv(3000..3007)]),
+            ("safetensors", [safetensors(500, 7), safetensors(3, 7)]),
+            ("parquet", [parquet(0..1000), parquet(1000..1003)]),
+        ] {
             let (folder, cache) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
             for (number, part) in parts.iter().enumerate() {
                 put(&store, &format!("{name}/part-{number}.{name}"), part);
@@ -69,6 +96,31 @@ fn a_data_set_in_a_bucket_is_the_one_in_a_folder() {
                 let want = local.read(numbers).expect("local");
                 assert_eq!(remote.read(numbers).expect("remote"), want, "{url}");
             }
+        }
+    }
+}
+
+#[test]
+fn images_in_a_bucket_are_those_of_a_folder() {
+    for store in store::all() {
+        let (folder, cache) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+        for number in 0..40_usize {
+            let (class, bytes) = (["dog", "cat"][number % 2], vec![number as u8; 3000 + 700 * number]);
+            let name = format!("{class}/{number}.png");
+            fs::create_dir_all(folder.path().join(class)).expect("creates");
+            fs::write(folder.path().join(&name), &bytes).expect("writes");
+            put(&store, &format!("images/{name}"), &bytes);
+        }
+        let settings = settings(cache.path(), 1 << 20);
+        let local = DataSet::open(&folder.path().display().to_string(), &[], &settings).expect("local");
+        let remote = DataSet::open_with(&store.url("data/images"), &[], &settings, store.variables()).expect("remote");
+        assert_eq!((remote.classes(), remote.examples()), (local.classes(), local.examples()));
+        for numbers in [[0, 39, 20], [7, 7, 1]] {
+            let said = |data: &DataSet| {
+                let files = data.read_files(&numbers).expect("reads");
+                files.into_iter().map(|file| (file.bytes, file.class)).collect::<Vec<_>>()
+            };
+            assert_eq!(said(&remote), said(&local));
         }
     }
 }
