@@ -20,8 +20,9 @@ pub struct SessionTables {
 }
 
 impl SessionTables {
-    /// Opens the tables beside a session that has joined. From here on the session does not know which step is its last:
-    /// call [`AsyncSession::finish`] when rows and parameters have all steps.
+    /// Opens the tables beside a session that has joined without knowing which step is its last
+    /// ([`SessionConfig::UNKNOWN_STEPS`](super::SessionConfig::UNKNOWN_STEPS)): the process before may have given the parameters of
+    /// that step and not its rows. Call [`AsyncSession::finish`] when rows and parameters have all steps.
     ///
     /// # Errors
     /// As [`AsyncTables::open`].

@@ -106,7 +106,7 @@ fn replicas(id: &TrainerId, tensors: &[proto::TensorSpec]) -> Vec<u8> {
     let voters = proto::Voters { version: 2, voters: vec![proto::Voter { trainer: 1, incarnation: 2 }] };
     let complete = proto::Complete { terms: vec![0, 3], voters: Some(voters.clone()) };
     let table = proto::TableSpec::from(&TableSpec::new("user", 3, 0.5));
-    let (part, table, tables) = (1, 0, proto::Tables { tables: vec![table], parts: 2 });
+    let (part, table, tables) = (1, 0, proto::Tables { tables: vec![table], parts: 2, servers_train_layers: true });
     let (keys, numbers) = (vec![3, 5], bytes(12));
     let rows = proto::RowsContents {
         part,

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures::future::join;
-use psjobs_ps::client::{AsyncSession, Ended, OverlapSession, RowGradients, SessionTables};
+use psjobs_ps::client::{AsyncSession, Ended, OverlapSession, RowGradients, SessionConfig, SessionTables};
 use psjobs_ps::shm::Mapping;
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
@@ -23,7 +23,9 @@ const IDLE: &str = "no exchange is under way";
 pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Failure> {
     let plan = &job.plan;
     let mut chance = ChaCha8Rng::seed_from_u64(plan.seed ^ (u64::from(index) << 32) ^ (u64::from(incarnation) << 40));
-    let mut session = AsyncSession::join(config(&job, index, incarnation), &job.model.initial()).await.map_err(fail)?;
+    // As in Python, the session does not know its last step: parameters may be ahead of rows.
+    let config = SessionConfig { total_steps: SessionConfig::UNKNOWN_STEPS, ..config(&job, index, incarnation) };
+    let mut session = AsyncSession::join(config, &job.model.initial()).await.map_err(fail)?;
     let tables = SessionTables::open(&mut session, specs()).await.map_err(fail)?;
     job.begins().await;
     let memory = session.map_memory().map_err(fail)?;

@@ -244,7 +244,8 @@ impl Feed<'_> {
             && let Some(tables) = self.state.tables(shard)
         {
             let (parts, specs) = (tables.parts(), tables.specs().iter().map(Into::into).collect());
-            let message = Some(proto::Tables { tables: specs, parts });
+            let servers_train_layers = self.state.servers_train_layers();
+            let message = Some(proto::Tables { tables: specs, parts, servers_train_layers });
             self.send(&proto::Replica { tables: message, ..proto::Replica::default() });
             for part in 0..parts {
                 // A backup without tables starts them without rows, which is version 0.

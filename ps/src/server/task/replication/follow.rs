@@ -150,6 +150,7 @@ fn count_steps(state: &ServerState, next_steps: &[proto::NextStep]) {
 async fn open_tables(state: &ServerState, shard: u32, opened: proto::Tables) -> Result<(), Status> {
     let specs: Vec<TableSpec> = opened.tables.into_iter().map(TableSpec::from).collect();
     TableSpec::validate(&specs).map_err(|error| Status::data_loss(error.to_string()))?;
+    state.set_servers_train_layers(opened.servers_train_layers);
     let tables = state.tables_for(shard, &specs);
     if tables.parts() != opened.parts || tables.specs() != specs {
         return Err(Status::data_loss("the primary's tables are others than those held here"));
