@@ -1,7 +1,7 @@
 //! The contract between psjobs' parts: what a job looks like to Kubernetes ([`crd`], behind the
 //! `crd` feature), the environment of every process of a job ([`env`]), what the job trains with
 //! ([`training`], [`checkpoint`]), what they show each other over TLS ([`certificates`]), what server 0 reports to the
-//! operator ([`progress`]) and what a process leaves behind when it ends ([`result`]). No I/O.
+//! operator ([`progress`]) and to the page of a job ([`trainers_report`]), and what a process leaves behind when it ends ([`result`]). No I/O.
 #![deny(missing_docs)]
 
 pub mod certificates;
@@ -15,6 +15,7 @@ pub mod progress;
 mod replica;
 pub mod result;
 mod role;
+pub mod trainers_report;
 pub mod training;
 
 pub use env::Environment;
@@ -22,9 +23,10 @@ pub use progress::{FailedCheckpoint, TrainingStatus};
 pub use replica::Replica;
 pub use result::{CheckpointResult, ReplicaResult};
 pub use role::Role;
+pub use trainers_report::{TrainerReport, TrainerState, TrainersReport};
 pub use training::Training;
 
 /// The port that server 0 listens on by default; PyTorch's default master port.
 pub const DEFAULT_PORT: u16 = 29500;
-/// The port of `/metrics`, `/status`, `/healthz` and `/readyz` in a pod.
+/// The port of `/metrics`, `/status`, `/trainers`, `/healthz` and `/readyz` in a pod.
 pub const METRICS_PORT: u16 = 9464;

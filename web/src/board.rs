@@ -1,6 +1,7 @@
 //! The jobs that the page shows, shared by those who know of them and those who show them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
@@ -14,6 +15,8 @@ use crate::job::{Job, Line};
 #[derive(Debug)]
 pub struct Board {
     jobs: Mutex<BTreeMap<String, Shown>>,
+    /// By job: how many look at it.
+    watched: Mutex<BTreeMap<String, usize>>,
     changed: watch::Sender<State>,
 }
 
@@ -43,7 +46,7 @@ pub struct Reader {
 
 impl Default for Board {
     fn default() -> Self {
-        Self { jobs: Mutex::default(), changed: watch::Sender::new(State::default()) }
+        Self { jobs: Mutex::default(), watched: Mutex::default(), changed: watch::Sender::new(State::default()) }
     }
 }
 
@@ -79,6 +82,17 @@ impl Board {
         self.jobs.lock().keys().cloned().collect()
     }
 
+    /// Notes that somebody looks at a job, until what this returns is dropped.
+    pub fn look_at(self: &Arc<Self>, job: &str) -> Watching {
+        *self.watched.lock().entry(job.to_owned()).or_default() += 1;
+        Watching { board: self.clone(), job: job.to_owned() }
+    }
+
+    /// Returns the jobs that somebody looks at.
+    pub fn watched(&self) -> Vec<String> {
+        self.watched.lock().keys().cloned().collect()
+    }
+
     /// Lets readers end when they have seen all.
     pub fn close(&self) {
         self.changed.send_modify(|state| state.is_closed = true);
@@ -87,6 +101,25 @@ impl Board {
     /// Tells when something has changed.
     pub fn watch(&self) -> watch::Receiver<State> {
         self.changed.subscribe()
+    }
+}
+
+/// A look at a job; it ends when this is dropped.
+#[derive(Debug)]
+pub struct Watching {
+    board: Arc<Board>,
+    job: String,
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        let mut watched = self.board.watched.lock();
+        if let Some(count) = watched.get_mut(&self.job) {
+            *count -= 1;
+            if *count == 0 {
+                watched.remove(&self.job);
+            }
+        }
     }
 }
 
@@ -148,6 +181,17 @@ mod tests {
             json!([9, 9, 0.1]),
             "another job of the name"
         );
+    }
+
+    #[test]
+    fn a_job_is_watched_as_long_as_somebody_looks_at_it() {
+        let board = Arc::new(Board::default());
+        let (first, second, other) = (board.look_at("a"), board.look_at("a"), board.look_at("b"));
+        assert_eq!(board.watched(), ["a", "b"]);
+        drop((first, other));
+        assert_eq!(board.watched(), ["a"]);
+        drop(second);
+        assert!(board.watched().is_empty());
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! Whoever knows of the jobs writes them to a [`Board`]; [`serve`] sends what changes to every browser that shows the page.
 //! [`record::html`] writes the page of one job to a file, which needs no server. docs/web.md describes the page for its users.
 //!
-//! [`job`] names what the page shows, [`curves`] holds the metrics within bounds, `changes` decides what a browser lacks,
+//! [`job`] names what the page shows, [`trainers`] writes what server 0 reports of trainers to it, [`curves`] holds the metrics within bounds, `changes` decides what a browser lacks,
 //! and `page/` has what a browser gets.
 
 mod assets;
@@ -17,10 +17,11 @@ pub mod job;
 pub mod record;
 mod server;
 mod token;
+pub mod trainers;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-pub use board::{Board, Reader, State};
+pub use board::{Board, Reader, State, Watching};
 pub use door::{Door, DoorError};
 pub use files::{files, protect};
 pub use server::{Logs, Site, serve};

@@ -13,6 +13,7 @@ pub mod records;
 pub mod server;
 pub mod settings;
 mod tails;
+mod trainers;
 pub mod watch;
 
 use std::sync::Arc;

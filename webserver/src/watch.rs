@@ -22,6 +22,7 @@ use crate::record::{Entry, Subject, text};
 use crate::recorder::{Due, Recorder, Tails};
 use crate::records::{Loaded, Records};
 use crate::tails;
+use crate::trainers::Asking;
 
 /// How often old records are looked for.
 const SWEEP: Duration = Duration::from_secs(3600);
@@ -43,6 +44,7 @@ pub struct Watch {
 struct Running {
     watch: Watch,
     recorder: Recorder,
+    asking: Asking,
     work: JoinSet<Done>,
     /// The time to read the records, unless all are read.
     load: Option<Instant>,
@@ -69,6 +71,7 @@ impl Watch {
         let (client, scope) = (self.client.clone(), self.scope.clone());
         let mut running = Running {
             load: self.records.are_kept().then(Instant::now),
+            asking: Asking::new(self.board.clone()),
             watch: self,
             recorder: Recorder::default(),
             work: JoinSet::new(),
@@ -91,6 +94,7 @@ impl Running {
         for id in jobs.changed() {
             self.show(&id, jobs);
         }
+        self.asking.tick(jobs, Instant::now());
         if !self.is_busy && self.load.is_some_and(|from| from <= Instant::now()) {
             self.is_busy = true;
             let records = self.watch.records.clone();

@@ -4,6 +4,12 @@
 #[expect(dead_code, reason = "the other test programs use the rest")]
 mod support;
 
+use axum::Router;
+use axum::routing::get;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Patch, PatchParams, PostParams};
+use psjobs_api::trainers_report::TimeSpent;
+use psjobs_api::{METRICS_PORT, TrainerReport, TrainerState, TrainersReport};
 use serde_json::{Value, json};
 use support::operator::{Team, api_server, eventually};
 use support::{Page, create, delete, progress, rights_of_chart, token, write_status};
@@ -93,4 +99,68 @@ async fn a_job_is_shown_to_those_who_may_list_it_and_looks_the_same_after_it_was
     assert_eq!(again.first(&mnist, &reader).await, before);
     assert!(again.get(&mnist, Some(&nobody), "").await.starts_with("HTTP/1.1 403 "));
     again.end().await;
+}
+
+/// An address of this machine that stands for that of a pod.
+const POD: &str = "127.0.0.13";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_somebody_looks_at_shows_its_trainers() {
+    let Some(server) = api_server().await else { return };
+    let team = Team::on(server, "page").await;
+    let config = rights_of_chart(server, format!("the-page-of-{}", team.namespace)).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let jobs = json!({"apiGroups": ["psjobs.dev"], "resources": ["parameterserverjobs"], "verbs": ["list"]});
+    let reader = token(&team, "reader", &[jobs]).await;
+
+    let listener = tokio::net::TcpListener::bind((POD, METRICS_PORT)).await.expect("a free port");
+    let began = std::time::Instant::now();
+    let report = move || {
+        let total = began.elapsed().as_secs_f64();
+        let spent = TimeSpent { total, forward: total / 2.0, exchange: total / 4.0, ..TimeSpent::default() };
+        let trainer = |index| TrainerReport {
+            index,
+            state: TrainerState::Active,
+            step: 40,
+            metrics: [("loss".to_owned(), f64::from(index))].into(),
+            is_slow: index == 1,
+            spent: Some(spent),
+            ..TrainerReport::default()
+        };
+        TrainersReport { step: 80, trainers: (0..2).map(trainer).collect(), staleness: vec![70, 10] }
+    };
+    let router = Router::new().route("/trainers", get(async move || serde_json::to_string(&report()).expect("JSON")));
+    let serving = tokio::spawn(axum::serve(listener, router).into_future());
+
+    create(&team, "mnist").await;
+    let labels = json!({"psjobs.dev/job-name": "mnist", "psjobs.dev/role": "ps", "psjobs.dev/index": "0"});
+    let spec = json!({"containers": [{"name": "ps", "image": "psjobs-worker:0.1.0"}]});
+    let pod = json!({"metadata": {"name": "mnist-ps-0", "labels": labels}, "spec": spec});
+    let pod: Pod = serde_json::from_value(pod).expect("a pod");
+    let pods = team.api::<Pod>();
+    eventually("the pod is accepted", async || pods.create(&PostParams::default(), &pod).await.ok()).await;
+    let running = Patch::Merge(json!({"status": {"phase": "Running", "podIP": POD}}));
+    pods.patch_status("mnist-ps-0", &PatchParams::default(), &running).await.expect("a pod status");
+    write_status(&team, "mnist", json!({"phase": "Running", "reason": "Running", "progress": progress(10, 0.5)})).await;
+
+    let page = Page::start(&config, folder.path()).await;
+    let mnist = format!("/events/{}/mnist", team.namespace);
+    let looking = page.look_at(&mnist, &reader).await;
+    let job = page.until(&mnist, &reader, |job| !job["trainers"][1]["time"].is_null()).await;
+    let trainer = &job["trainers"][1];
+    assert_eq!(
+        (&trainer["name"], &trainer["state"], &trainer["isSlow"]),
+        (&json!("trainer-1"), &json!("active"), &json!(true))
+    );
+    assert!((trainer["time"]["forward"].as_f64().expect("a share") - 0.5).abs() < 0.01, "{trainer}");
+    assert_eq!(job["staleness"], json!([70, 10]));
+    let curves = job["curves"]["curves"].as_array().expect("curves");
+    let own = curves.iter().find(|curve| curve["trainer"] == "trainer-1").expect("a curve of the trainer");
+    assert_eq!((&own["metric"], &own["points"][0], &own["points"][2]), (&json!("loss"), &json!(80), &json!(1.0)));
+
+    // A server that does not answer is soon shown no more.
+    serving.abort();
+    page.until(&mnist, &reader, |job| job["trainers"] == json!([])).await;
+    drop(looking);
+    page.end().await;
 }

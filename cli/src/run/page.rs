@@ -1,6 +1,6 @@
 //! The web page of a run: what the view shows, as a browser sees it, and as a file when the job is over.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use psjobs_api::crd::ParameterServerJob;
-use psjobs_api::{Replica, Role};
-use psjobs_ps::proto::{JobPhase, StatusReply, TimeSpent, TrainerState, TrainerStatus};
-use psjobs_web::job::{Checkpoint, Event, Explanation, Job, Progress, Tail, TimeShares, Trainer};
+use psjobs_api::{Replica, TrainersReport};
+use psjobs_ps::proto::{JobPhase, StatusReply};
+use psjobs_web::job::{Checkpoint, Event, Explanation, Job, Progress, Tail};
+use psjobs_web::trainers::Trainers;
 use psjobs_web::{Board, Door, Logs, Site, now, record};
 
 use super::exit::Exit;
@@ -22,10 +23,6 @@ use super::view::words::{self, Pace};
 
 /// Bytes at the end of a log that the page shows.
 const TAIL: u64 = 64 << 10;
-/// Most trainers of a job whose metrics the page has one by one, beside those of all together.
-const TRAINERS: usize = 8;
-/// Seconds over which the shares of a trainer's time are taken.
-const WINDOW: f64 = 10.0;
 /// Time in which browsers get the last state.
 const FAREWELL: Duration = Duration::from_secs(5);
 
@@ -37,12 +34,8 @@ pub struct Page {
     processes: Vec<Replica>,
     logs: PathBuf,
     pace: Pace,
-    spent: Spent,
+    trainers: Trainers,
 }
-
-/// The last reports of each trainer on where its time has gone.
-#[derive(Debug, Default)]
-struct Spent(BTreeMap<u32, VecDeque<TimeSpent>>);
 
 /// The logs of a run, in the folder that has them.
 struct Files {
@@ -58,7 +51,7 @@ impl Page {
             processes: plan.replicas().collect(),
             logs: logs.to_owned(),
             pace: Pace::default(),
-            spent: Spent::default(),
+            trainers: Trainers::default(),
         };
         let manifest = serde_yaml::to_string(job).unwrap_or_default();
         page.change(|job| {
@@ -108,7 +101,6 @@ impl Page {
     /// Takes what server 0 says.
     pub fn progress(&mut self, status: &StatusReply) {
         let remaining = self.pace.remaining(status, Instant::now());
-        let times: Vec<_> = status.trainers.iter().map(|trainer| self.spent.shares(trainer)).collect();
         let now = now();
         self.board.change(&self.name, |job, curves| {
             job.phase = match status.phase() {
@@ -123,15 +115,12 @@ impl Page {
                 remaining_seconds: remaining.map(|seconds| seconds.round() as u64),
                 restarts: job.progress.restarts,
             };
-            let slow = |trainer: &TrainerStatus| status.stragglers.contains(&trainer.index);
-            let trainers = status.trainers.iter().zip(times);
-            job.trainers = trainers.map(|(status, time)| trainer(status, time, slow(status))).collect();
+            self.trainers.show(&TrainersReport::from(status), job, curves, now);
             job.explanation = Explanation {
                 sentences: status.warnings.clone(),
                 needs_help: !status.warnings.is_empty(),
                 ..Explanation::default()
             };
-            job.staleness.clone_from(&status.staleness);
             job.checkpoint = status.checkpoint.as_ref().map(|checkpoint| Checkpoint {
                 step: checkpoint.step,
                 path: checkpoint.path.clone(),
@@ -146,15 +135,6 @@ impl Page {
             }
             if status.examples_per_second > 0.0 {
                 curves.push("examples/s", None, status.step, now, status.examples_per_second);
-            }
-            if (2..=TRAINERS).contains(&status.trainers.len()) {
-                // The axis has the steps of all trainers together.
-                for trainer in &status.trainers {
-                    let name = process_of(trainer);
-                    for (metric, value) in &trainer.metrics {
-                        curves.push(metric, Some(&name), status.step, now, *value);
-                    }
-                }
             }
         });
     }
@@ -191,60 +171,6 @@ impl Page {
 /// Waits until browsers have the last state, but not for one that does not read.
 pub async fn farewell(server: tokio::task::JoinHandle<io::Result<()>>) {
     tokio::time::timeout(FAREWELL, server).await.ok();
-}
-
-impl Spent {
-    /// Returns where the time of a trainer went in the last seconds up to its last report, once it has sent two. A trainer whose
-    /// steps are longer reports less often, and is shown by the last two.
-    fn shares(&mut self, trainer: &TrainerStatus) -> Option<TimeShares> {
-        let seen = self.0.entry(trainer.index).or_default();
-        let Some(now) = trainer.spent else {
-            seen.clear();
-            return None;
-        };
-        // Another process has its place.
-        if seen.back().is_some_and(|last| last.total > now.total) {
-            seen.clear();
-        }
-        if seen.back().is_none_or(|last| last.total < now.total) {
-            seen.push_back(now);
-        }
-        while seen.get(1).is_some_and(|next| now.total - next.total >= WINDOW) {
-            seen.pop_front();
-        }
-        let before = *seen.front()?;
-        let parts = |spent: TimeSpent| [spent.data, spent.forward, spent.backward, spent.compute, spent.exchange];
-        let mut seconds = parts(now);
-        for (part, before) in seconds.iter_mut().zip(parts(before)) {
-            *part = (*part - before).max(0.0);
-        }
-        // A report that was made during an exchange has all of that exchange, and the total of before its end.
-        let total = (now.total - before.total).max(seconds.iter().sum());
-        let [data, forward, backward, compute, exchange] = seconds.map(|seconds| seconds / total);
-        (seen.len() > 1).then_some(TimeShares { data, forward, backward, compute, exchange })
-    }
-}
-
-fn trainer(status: &TrainerStatus, time: Option<TimeShares>, is_slow: bool) -> Trainer {
-    let state = match status.state() {
-        TrainerState::Awaited | TrainerState::Unspecified => "awaited",
-        TrainerState::Active => "active",
-        TrainerState::Lost => "silent",
-        TrainerState::Left => "left",
-        TrainerState::Finished => "finished",
-    };
-    Trainer {
-        name: process_of(status),
-        state: state.into(),
-        step: status.step,
-        examples_per_second: if status.state() == TrainerState::Active { status.examples_per_second } else { 0.0 },
-        time,
-        is_slow,
-    }
-}
-
-fn process_of(trainer: &TrainerStatus) -> String {
-    name_of(Replica { role: Role::Trainer, index: trainer.index })
 }
 
 /// The name of a process, as of its log and of its pod: `trainer-0`.
@@ -308,28 +234,6 @@ fn read_tail(file: &Path) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_shares_of_a_trainers_time_are_those_of_the_last_seconds() {
-        let mut spent = Spent::default();
-        let mut shares = |said: Option<(f64, f64, f64)>| {
-            let said =
-                said.map(|(total, forward, exchange)| TimeSpent { total, forward, exchange, ..TimeSpent::default() });
-            let shares = spent.shares(&TrainerStatus { spent: said, ..TrainerStatus::default() });
-            shares.map(|shares| (shares.forward, shares.exchange))
-        };
-        assert_eq!(shares(None), None, "it measures nothing yet");
-        assert_eq!(shares(Some((1.0, 0.5, 0.0))), None, "the first report");
-        assert_eq!(shares(Some((1.0, 0.5, 0.0))), None, "the same once more");
-        assert_eq!(shares(Some((2.0, 1.0, 0.25))), Some((0.5, 0.25)));
-        assert_eq!(shares(Some((5.0, 3.0, 0.25))), Some((0.625, 0.0625)));
-        assert_eq!(shares(Some((12.0, 3.0, 8.25))), Some((0.2, 0.8)), "of the last 10 s");
-        assert_eq!(shares(Some((52.0, 23.0, 28.25))), Some((0.5, 0.5)), "of the last step, which took 40 s");
-        assert_eq!(shares(Some((62.0, 28.0, 35.25))), Some((5.0 / 12.0, 7.0 / 12.0)), "they are 1 together");
-        assert_eq!(shares(Some((1.0, 0.5, 0.0))), None, "another process has its place");
-        assert_eq!(shares(Some((2.0, 1.0, 0.0))), Some((0.5, 0.0)));
-        assert_eq!(shares(None), None, "it is not there any more");
-    }
 
     #[test]
     fn a_log_is_shown_from_a_whole_line_on() {

@@ -1,5 +1,7 @@
 //! The part of a pod and of an event that the page needs. It is small, so that the page has room for thousands of pods.
 
+use std::net::IpAddr;
+
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event as KubernetesEvent, Pod};
 use kube::ResourceExt as _;
@@ -20,6 +22,8 @@ pub struct PodFacts {
     /// Milliseconds since 1970.
     pub created: u64,
     pub node: Option<String>,
+    /// Its address, while it may run.
+    pub ip: Option<IpAddr>,
     /// A word or two for people.
     pub state: String,
     pub is_well: bool,
@@ -50,6 +54,7 @@ impl PodFacts {
             container: pod.spec.as_ref().and_then(|spec| Some(spec.containers.first()?.name.clone())),
             created: created.map(|created| milliseconds(created.0)).unwrap_or_default(),
             node: Some(node).filter(|node| !node.is_empty()),
+            ip: ip(pod),
             state,
             is_well,
             run: run(pod),
@@ -80,6 +85,12 @@ fn text(event: &KubernetesEvent) -> String {
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     let (reason, message) = (text(&event.reason), text(&event.message));
     if message.starts_with(&reason) { message } else { format!("{reason}: {message}") }
+}
+
+fn ip(pod: &Pod) -> Option<IpAddr> {
+    let status = pod.status.as_ref()?;
+    let has_ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+    status.pod_ip.as_ref().filter(|_| !has_ended)?.parse().ok()
 }
 
 fn run(pod: &Pod) -> Option<Run> {

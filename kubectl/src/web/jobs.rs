@@ -2,12 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::IpAddr;
 use std::ops::Bound;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event as KubernetesEvent, Pod};
 use kube::ResourceExt as _;
 use kube::runtime::watcher::Event;
+use psjobs_api::Role;
 use psjobs_api::crd::ParameterServerJob;
 use psjobs_api::crd::names::LABEL_JOB;
 use psjobs_web::Board;
@@ -269,6 +271,13 @@ impl Jobs {
     /// Returns the pods of a job.
     pub fn pods(&self, id: &Id) -> Vec<PodFacts> {
         self.all.get(id).map(|known| known.pods.values().cloned().collect()).unwrap_or_default()
+    }
+
+    /// Returns the address of server 0 of a job, if its pod has one.
+    pub fn server(&self, id: &Id) -> Option<IpAddr> {
+        let servers = self.all.get(id)?.pods.values().filter(|pod| (pod.role, pod.index) == (Role::Server, 0));
+        // A successor and its predecessor may both be there.
+        servers.max_by_key(|pod| pod.created)?.ip
     }
 
     /// Writes a job as it is `now` to the board, or removes it from there if it is gone.

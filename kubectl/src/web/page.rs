@@ -142,7 +142,8 @@ pub fn show(seen: &Seen, history: &mut History, flags: &Flags, now: Timestamp, s
         ended: time(status.and_then(|status| status.completion_time.as_ref())),
         explanation,
         progress: progress(job),
-        trainers: Vec::new(),
+        // Server 0 says these, whoever asks it.
+        trainers: if is_over || history.is_new { Vec::new() } else { std::mem::take(&mut shown.trainers) },
         processes: processes(pods, history, slow, is_over),
         events: page_events(job, events),
         checkpoint: status.and_then(|status| status.last_checkpoint.as_ref()).map(|checkpoint| Checkpoint {
@@ -150,7 +151,7 @@ pub fn show(seen: &Seen, history: &mut History, flags: &Flags, now: Timestamp, s
             path: checkpoint.path.clone(),
             time: time(checkpoint.time.as_ref()).unwrap_or_default(),
         }),
-        staleness: Vec::new(),
+        staleness: if history.is_new { Vec::new() } else { std::mem::take(&mut shown.staleness) },
         manifest,
     };
     let Some(progress) = status.and_then(|status| status.progress.as_ref()).filter(|progress| progress.step > 0) else {

@@ -11,6 +11,7 @@ mod process;
 mod service;
 mod state;
 mod task;
+mod trainers_report;
 
 pub use config::{CheckpointConfig, Evaluation, Measurement, ServerConfig, Timeouts, inelastic};
 pub use error::ServerError;

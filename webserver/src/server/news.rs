@@ -9,7 +9,7 @@ use axum::http::HeaderMap;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse as _, Response};
 use futures::stream;
-use psjobs_web::{Reader, State as Changes};
+use psjobs_web::{Reader, State as Changes, Watching};
 use serde_json::{Map, Value};
 use tokio::sync::watch;
 use tracing::warn;
@@ -31,6 +31,8 @@ struct News {
     /// Uid of the job whose record has been sent.
     recorded: Option<String>,
     is_first: bool,
+    /// Server 0 is asked for its trainers as long as somebody looks.
+    _watching: Option<Watching>,
 }
 
 pub async fn list(State(site): State<Site>, Extension(visitor): Extension<Visitor>) -> Response {
@@ -54,7 +56,8 @@ pub async fn job(
 impl News {
     fn new(site: Site, visitor: Visitor, job: Option<String>) -> Self {
         let (changed, reader) = (site.board.watch(), Reader::new(job.clone()));
-        Self { site, visitor, changed, job, reader, recorded: None, is_first: true }
+        let watching = job.as_ref().map(|job| site.board.look_at(job));
+        Self { site, visitor, changed, job, reader, recorded: None, is_first: true, _watching: watching }
     }
 
     fn into_response(self) -> Response {

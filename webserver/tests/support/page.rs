@@ -58,6 +58,11 @@ impl Page {
         self.send(format!("GET {path} HTTP/1.1\r\n{fixed}{bearer}{headers}\r\n")).await
     }
 
+    /// Looks at a job until what this returns is dropped.
+    pub async fn look_at(&self, path: &str, token: &str) -> BufReader<TcpStream> {
+        self.open(path, Some(token), "").await
+    }
+
     /// Returns the whole answer.
     pub async fn get(&self, path: &str, token: Option<&str>, headers: &str) -> String {
         read_all(self.open(path, token, headers).await).await

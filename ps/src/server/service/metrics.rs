@@ -1,5 +1,5 @@
-//! Serves `/metrics` for Prometheus, `/status` for the operator and the probes over HTTP. Clients need no certificate,
-//! so nothing here is secret.
+//! Serves `/metrics` for Prometheus, `/status` for the operator, `/trainers` for the page of a job and the probes over HTTP.
+//! Clients need no certificate, so nothing here is secret.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -12,7 +12,8 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
-use psjobs_api::{CheckpointResult, FailedCheckpoint, TrainingStatus};
+use psjobs_api::{CheckpointResult, FailedCheckpoint, TrainersReport, TrainingStatus};
+use serde::Serialize;
 use tokio::net::TcpListener;
 
 use super::coordination;
@@ -24,8 +25,9 @@ use crate::staleness::Histogram;
 
 /// Number of blocks in the metrics: the busiest ones, because a large model has thousands.
 const BUSIEST_BLOCKS: usize = 10;
+const NO_STATE: &str = "this server does not have the state of the job yet\n";
 
-/// Serves `/metrics`, `/status`, `/healthz` and `/readyz` until `shutdown`.
+/// Serves `/metrics`, `/status`, `/trainers`, `/healthz` and `/readyz` until `shutdown`.
 pub async fn serve(
     listener: TcpListener,
     state: Arc<ServerState>,
@@ -34,6 +36,7 @@ pub async fn serve(
     let router = Router::new()
         .route("/metrics", get(|State(state): State<Arc<ServerState>>| async move { render(&state) }))
         .route("/status", get(|State(state): State<Arc<ServerState>>| async move { progress(&state) }))
+        .route("/trainers", get(|State(state): State<Arc<ServerState>>| async move { trainers(&state) }))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(|| async { "ok\n" }))
         .with_state(state);
@@ -48,7 +51,7 @@ fn progress(state: &ServerState) -> Response {
     if !state.has_state() {
         const UNAVAILABLE: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
         if failed_checkpoint.is_none() {
-            return (UNAVAILABLE, "this server does not have the state of the job yet\n").into_response();
+            return (UNAVAILABLE, NO_STATE).into_response();
         }
         let status = TrainingStatus { failed_checkpoint, ..TrainingStatus::default() };
         return json(UNAVAILABLE, &status);
@@ -72,8 +75,16 @@ fn progress(state: &ServerState) -> Response {
     json(StatusCode::OK, &status)
 }
 
-fn json(code: StatusCode, status: &TrainingStatus) -> Response {
-    let text = serde_json::to_string(status).expect("names and finite numbers serialize");
+/// What is known of the trainers, as JSON for the page; nothing while the state of the job is not known, as [`progress`].
+fn trainers(state: &ServerState) -> Response {
+    if !state.has_state() {
+        return (StatusCode::SERVICE_UNAVAILABLE, NO_STATE).into_response();
+    }
+    json(StatusCode::OK, &TrainersReport::from(&coordination::status(state)))
+}
+
+fn json(code: StatusCode, answer: &impl Serialize) -> Response {
+    let text = serde_json::to_string(answer).expect("names and finite numbers serialize");
     (code, [(header::CONTENT_TYPE, "application/json")], text).into_response()
 }
 
@@ -242,7 +253,10 @@ mod tests {
         let replicated = Environment { replication_factor: 2, ..plain.clone() };
         for (environment, want) in [(plain, StatusCode::OK), (replicated, StatusCode::SERVICE_UNAVAILABLE)] {
             let config = ServerConfig { shared_memory: false, ..ServerConfig::new(&environment) };
-            assert_eq!(progress(&ServerState::new(config)).status(), want, "{}", environment.replication_factor);
+            let state = ServerState::new(config);
+            for answer in [progress(&state), trainers(&state)] {
+                assert_eq!(answer.status(), want, "{}", environment.replication_factor);
+            }
         }
     }
     /// The answer at `/status`.
