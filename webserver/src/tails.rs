@@ -98,6 +98,7 @@ mod tests {
             container,
             created,
             node,
+            ip: None,
             state,
             is_well,
             run,

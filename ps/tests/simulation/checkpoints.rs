@@ -107,7 +107,12 @@ fn faults_that_seeds_found_stay_mended() {
              it was given",
         ),
         (1_013_842, "a server that had none of a shard counted as its later leader"),
+        (
+            13_039_032,
+            "trainers refused every holder of a shard after all had gone to a checkpoint, for what they had had before",
+        ),
         (13_050_864, "points of metrics were called durable in a folder whose name was not, and went with the machine"),
+        (15_037_310, "a server that had copied tables took the layers for those that trainers train themselves"),
     ];
     for (seed, what) in rows {
         assert_eq!(job::run(&Plan::new(seed), false).verdict, Ok(()), "seed {seed}: {what}");

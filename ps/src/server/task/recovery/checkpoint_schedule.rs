@@ -149,7 +149,9 @@ impl<'a> CheckpointSchedule<'a> {
             }
             true
         };
-        tokio::time::timeout(NEXT_STEPS, trying).await.unwrap_or(false)
+        let is_kept = tokio::time::timeout(NEXT_STEPS, trying).await.unwrap_or(false);
+        // The manifest may be on its way.
+        is_kept || matches!(self.settle().await, Ok(true))
     }
 
     /// Makes the newest checkpoint the last one of an elastic job whose last trainers were lost: it has every step of the
