@@ -81,6 +81,11 @@ try {
   await row(JOB).getByRole("link").click();
   await page.waitForFunction(() => document.querySelector("#charts canvas")?.getAttribute("aria-label")?.startsWith("loss, now "));
   assert.equal(await text("#title"), JOB);
+  // Server 0 is asked for these while somebody looks: the step of the trainer, and where its time goes.
+  await page.waitForFunction(() => {
+    const [step, , time] = document.querySelectorAll('tr[data-key="trainer-1"] td.of-trainer');
+    return /^[\d,]+$/.test(step?.innerText) && time.title.includes("forward");
+  });
   say("a loss", { step: await stepAfter(0) });
   await seeRestart("trainer-1", "trainer 1");
   await seeRestart("ps-0", "server 0");
