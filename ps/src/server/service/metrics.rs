@@ -75,7 +75,7 @@ fn progress(state: &ServerState) -> Response {
     json(StatusCode::OK, &status)
 }
 
-/// What is known of the trainers, as JSON for the page; nothing while the state of the job is not known, as [`progress`].
+/// The trainers, as JSON for the page; nothing while the state of the job is not known, as [`progress`].
 fn trainers(state: &ServerState) -> Response {
     if !state.has_state() {
         return (StatusCode::SERVICE_UNAVAILABLE, NO_STATE).into_response();
