@@ -78,9 +78,11 @@ fn a_copy_that_was_left_behind_is_not_elected_when_its_leader_is_lost() {
             let consistency = Consistency { mode, ..Consistency::default() };
             let (replicated, trainers, steps, compute) = (true, 1, 60, 400);
             let plan = Plan { consistency, replicated, trainers, steps, compute, checkpoint, ..Plan::fair(seed) };
-            let lost = plan.begins() + Duration::from_millis(2000 + 100 * seed);
+            // When the copies are whole, and the trainer has made some steps; later it makes some that one server alone has.
+            let apart = plan.begins() + Duration::from_millis(1500);
+            let lost = apart + Duration::from_millis(2000 + 100 * seed);
             let faults = vec![
-                (plan.begins(), Fault::Refuse { server: 1, lasts: firewall }),
+                (apart, Fault::Refuse { server: 1, lasts: firewall }),
                 (lost, Fault::Machine { number: 0, what: MachineFault::Lost, lasts: away }),
             ];
             job::run(&Plan { faults, ..plan }, false).verdict
