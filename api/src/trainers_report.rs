@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// What server 0 knows of the trainers.
+/// The trainers as server 0 knows them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TrainersReport {
@@ -23,7 +23,7 @@ pub struct TrainersReport {
 pub struct TrainerReport {
     /// Its index.
     pub index: u32,
-    /// Whether it is there.
+    /// Its presence.
     pub state: TrainerState,
     /// Steps that it has done.
     pub step: u64,
@@ -38,7 +38,7 @@ pub struct TrainerReport {
     pub spent: Option<TimeSpent>,
 }
 
-/// Whether a trainer is there.
+/// The presence of a trainer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TrainerState {

@@ -141,7 +141,7 @@ mod tests {
         series.kept(0, (1, 2));
         assert_eq!(taken(0, points(0..3)), (3, 2, vec![]));
         assert_eq!(taken(1, points(0..1)), (1, 0, vec![0]));
-        // What is kept of those that it sent before it joined again says nothing about these.
+        // The counts of those that it sent before it joined again say nothing about these.
         series.joined(0, 0);
         assert_eq!(taken(0, points(0..1)), (1, 0, vec![0]));
         series.kept(0, (1, 3));
