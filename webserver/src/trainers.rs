@@ -58,14 +58,12 @@ impl Asking {
     /// Shows the answers that have come, and asks the servers that are due `now`.
     pub fn tick(&mut self, jobs: &Jobs, now: Instant) {
         while let Some(Ok((key, uid, answer))) = self.questions.try_join_next() {
-            self.take(&key, &uid, answer, now);
+            self.take(jobs, &key, &uid, answer, now);
         }
         let watched = self.board.watched();
         self.jobs.retain(|key, _| watched.contains(key));
         for key in watched {
-            let Some((namespace, name)) = key.split_once('/') else { continue };
-            let id = Id { namespace: namespace.to_owned(), name: name.to_owned() };
-            let uid = jobs.job(&id).and_then(|job| job.metadata.uid.clone()).unwrap_or_default();
+            let Some((id, uid)) = find(jobs, &key) else { continue };
             let asked = self.jobs.entry(key.clone()).or_default();
             if asked.uid != uid {
                 *asked = Asked { uid, ..Asked::default() };
@@ -87,11 +85,12 @@ impl Asking {
         }
     }
 
-    fn take(&mut self, key: &str, uid: &str, answer: Result<TrainersReport, String>, at: Instant) {
+    fn take(&mut self, jobs: &Jobs, key: &str, uid: &str, answer: Result<TrainersReport, String>, at: Instant) {
         let Some(asked) = self.jobs.get_mut(key) else { return };
         asked.is_asked = false;
         match answer {
-            Ok(_) if asked.uid != uid => {}
+            // It was deleted meanwhile: the board would have it again.
+            Ok(_) if find(jobs, key).is_none_or(|(_, found)| found != uid) => {}
             Ok(report) => {
                 asked.answered = Some(at);
                 let trainers = &mut asked.trainers;
@@ -104,6 +103,14 @@ impl Asking {
             Err(error) => debug!("server 0 of {key} says nothing of its trainers: {error}"),
         }
     }
+}
+
+/// Returns the job that the cluster has under the name that the page shows, and its uid.
+fn find(jobs: &Jobs, key: &str) -> Option<(Id, String)> {
+    let (namespace, name) = key.split_once('/')?;
+    let id = Id { namespace: namespace.to_owned(), name: name.to_owned() };
+    let uid = jobs.job(&id)?.metadata.uid.clone()?;
+    Some((id, uid))
 }
 
 async fn ask(client: &Client<HttpConnector, Body>, server: IpAddr) -> Result<TrainersReport, String> {
